@@ -96,7 +96,8 @@ fn benchmark(transport: &Arc<dyn Transport>) -> Result<(), TransportError> {
         let bytes = (kibibytes << 10).max(4);
         let mut values = vec![0.0f32; bytes / 4];
         group.all_reduce_f32(&mut values)?;
-        // Several in a row: a single one may find its peer's data there already and seem to take no time.
+        // Several in a row: a single one may find its peer's data there already and seem to take no
+        // time.
         let batch = ((1 << 20) / bytes).clamp(1, 200);
         let mut times = Vec::new();
         for _ in 0..((400 << 20) / bytes).clamp(4, 100) {

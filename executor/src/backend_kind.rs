@@ -26,8 +26,8 @@ impl BackendKind {
         }
     }
 
-    /// Returns whether `world_size` ranks on one machine communicate by NCCL: each rank has a GPU of
-    /// its own, and the library is installed.
+    /// Returns whether `world_size` ranks on one machine communicate by NCCL: each rank has a GPU
+    /// of its own, and the library is installed.
     pub fn is_direct(self, world_size: usize) -> bool {
         matches!(self, BackendKind::Cuda { gpus } if world_size > 1 && world_size <= gpus) && Library::Nccl.is_present()
     }

@@ -52,10 +52,12 @@ pub enum ExecutorError {
         hint: String,
     },
     /// A rank's process ended early.
-    #[error("rank {rank} {cause}")]
+    #[error("rank {rank}{} {cause}", on_host(host))]
     RankDied {
         /// The rank.
         rank: usize,
+        /// The name of its node, if the run has several nodes.
+        host: Option<String>,
         /// The cause, worded so that it continues "rank 3 ...".
         cause: String,
     },
@@ -110,4 +112,8 @@ impl ExecutorError {
                 | ExecutorError::Transport(TransportError::PeerLost { .. } | TransportError::Aborted)
         )
     }
+}
+
+fn on_host(host: &Option<String>) -> String {
+    host.as_ref().map_or_else(String::new, |host| format!(" on host `{host}`"))
 }

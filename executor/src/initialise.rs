@@ -174,7 +174,7 @@ fn copy_shard(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foretell_models::{GraphOptions, Model};
+    use foretell_models::{GraphOptions, Mlp, Model};
     use foretell_program::{BufferRole, Layout, Offload, Plan, Rank, compile};
     use foretell_units::DataType;
 
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn half_precision_parameters_are_their_rounded_fp32_master_copies() {
-        let model = Model::Mlp { widths: vec![12, 8, 6] };
+        let model = Model::Mlp(Mlp { widths: vec![12, 8, 6] });
         let started = |precision: DataType, offload: Offload| {
             let plan = Plan { precision, ..Plan::new(Layout { tensor: 2, offload, ..Layout::default() }, 4) };
             let compiled = compile(&model, "mlp", &plan).expect("the plan compiles");

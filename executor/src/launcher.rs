@@ -25,7 +25,7 @@ use serde::Serialize;
 use slots::{Slots, listen_at, start_in};
 use std::fs::File;
 use std::net::TcpListener;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,11 @@ pub(crate) struct Ranks {
     children: Vec<Child>,
     /// How each of the `children` ended; `None` while it runs.
     exits: Vec<Option<ExitStatus>>,
+    /// The names of the ranks' nodes, indexed by rank. Empty while an external launcher's ranks
+    /// join.
+    hosts: Vec<String>,
+    /// The folder of the logs of the `children`, if they have logs.
+    logs: Option<PathBuf>,
     /// How long ranks may take to join.
     join_timeout: Duration,
     /// The file from which externally started ranks read the run's secret. Dropping it deletes it.
@@ -68,7 +73,7 @@ impl Ranks {
     /// Starts all ranks on this machine, in the options' slots.
     fn start_all(world_size: usize, job: &Job, options: &LaunchOptions) -> Result<Self, ExecutorError> {
         let key = RunKey::generate()?;
-        let slots = Slots::new(options);
+        let slots = Slots::new(&options.slots);
         let nodes = slots.ranks_by_node(world_size);
         // Ranks reach the launcher through their own node's loopback interface, so that control
         // messages load none of a lab's links.
@@ -78,8 +83,16 @@ impl Ranks {
             TransportKind::SharedMemory => segments(&nodes)?,
             TransportKind::Tcp => Vec::new(),
         };
-        let mut ranks =
-            Self { server, segments, children: Vec::new(), exits: Vec::new(), join_timeout: START_TIME, _key_file: None };
+        let mut ranks = Self {
+            server,
+            segments,
+            children: Vec::new(),
+            exits: Vec::new(),
+            hosts: (0..world_size).map(|rank| slots.of(rank).host.clone()).collect(),
+            logs: options.logs.clone(),
+            join_timeout: START_TIME,
+            _key_file: None,
+        };
         let uses_nccl = options.backend.is_direct(world_size);
         for rank in 0..world_size {
             let slot = slots.of(rank);
@@ -111,8 +124,9 @@ impl Ranks {
                 // The only one of NCCL's algorithms that has every kind of collective.
                 command.env("NCCL_ALGO", "Ring");
             }
-            // Between hosts of a lab a message takes long compared with a wake-up. Spinning would take
-            // time from the rank's own kernels, from ranks that share its core, or from its quota.
+            // Between hosts of a lab a message takes long compared with a wake-up. Spinning would
+            // take time from the rank's own kernels, from ranks that share its core, or from its
+            // quota.
             if slots.is_lab {
                 command.env(SPIN_VARIABLE, "0");
             }
@@ -121,7 +135,7 @@ impl Ranks {
                 segment.pass_to(&mut command);
             }
             start_in(slot, &mut command)?;
-            ranks.spawn(command, rank, options.logs.as_deref())?;
+            ranks.spawn(command, rank)?;
         }
         Ok(ranks)
     }
@@ -144,20 +158,22 @@ impl Ranks {
             segments: Vec::new(),
             children: Vec::new(),
             exits: Vec::new(),
+            hosts: Vec::new(),
+            logs: options.logs.clone(),
             join_timeout: world.join_timeout,
             _key_file: key_file,
         };
         let mut command = world.rank_command(&options.program, first, options.backend);
         key.pass_to(&mut command);
-        ranks.spawn(command, world.rank, options.logs.as_deref())?;
+        ranks.spawn(command, world.rank)?;
         Ok(ranks)
     }
 
     /// Starts a rank's process, its standard error going to its log.
-    fn spawn(&mut self, mut command: Command, rank: usize, logs: Option<&Path>) -> Result<(), ExecutorError> {
+    fn spawn(&mut self, mut command: Command, rank: usize) -> Result<(), ExecutorError> {
         command.stdout(Stdio::null());
-        if let Some(folder) = logs {
-            command.stderr(log_file(folder, rank)?);
+        if let Some(folder) = &self.logs {
+            command.stderr(create_log(folder, rank)?);
         }
         let child = command.spawn().map_err(|error| ExecutorError::system(format!("start rank {rank}"), error))?;
         self.children.push(child);
@@ -175,12 +191,16 @@ impl Ranks {
         let started = Instant::now();
         loop {
             match self.server.wait_for_ranks(JOIN_POLL_INTERVAL) {
-                Ok(_) => return Ok(()),
+                Ok(table) => {
+                    if self.hosts.is_empty() {
+                        self.hosts = table.ranks.into_iter().map(|announcement| announcement.machine).collect();
+                    }
+                    return Ok(());
+                }
                 Err(TransportError::MissingRanks { ranks, waited }) => {
                     self.poll_children();
                     if let Some((rank, status)) = self.first_exit(|_| true) {
-                        let cause = format!("{} before it had joined", describe_exit(status));
-                        return Err(ExecutorError::RankDied { rank, cause });
+                        return Err(self.died(rank, format!("{} before it had joined", describe_exit(status))));
                     }
                     if started.elapsed() > self.join_timeout {
                         return Err(TransportError::MissingRanks { ranks, waited: waited.max(started.elapsed()) }.into());
@@ -207,8 +227,8 @@ impl Ranks {
     /// Returns the next report of any rank.
     ///
     /// # Errors
-    /// The cause of the run's failure, once any rank fails or is lost. The other ranks have then been
-    /// told to stop.
+    /// The cause of the run's failure, once any rank fails or is lost. The other ranks have then
+    /// been told to stop.
     pub(crate) fn next(&mut self) -> Result<(usize, Report), ExecutorError> {
         loop {
             match self.server.next_event(POLL_INTERVAL) {
@@ -241,7 +261,7 @@ impl Ranks {
             }
             if started.elapsed() > START_TIME {
                 let rank = self.exits.iter().position(Option::is_none).unwrap_or(0);
-                return Err(ExecutorError::RankDied { rank, cause: "did not end when its work was done".into() });
+                return Err(self.died(rank, "did not end when its work was done".into()));
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -277,8 +297,8 @@ impl Drop for Ranks {
     }
 }
 
-/// Creates one segment for the ranks of each node. A rank that is alone on its node needs none, unless
-/// it is the whole run.
+/// Creates one segment for the ranks of each node. A rank that is alone on its node needs none,
+/// unless it is the whole run.
 fn segments(nodes: &[Vec<usize>]) -> Result<Vec<Segment>, ExecutorError> {
     let shares_memory = |ranks: &&Vec<usize>| nodes.len() == 1 || ranks.len() > 1;
     let create = |ranks: &Vec<usize>| Ok(Segment::create(&SegmentShape::new(ranks.clone(), STREAM_COUNT))?);
@@ -290,8 +310,13 @@ fn is_ring(job: &Job) -> bool {
     matches!(job, Job::Train(job) if job.plan.layout.collective == CollectiveAlgorithm::Ring)
 }
 
-fn log_file(folder: &Path, rank: usize) -> Result<File, ExecutorError> {
-    let path = folder.join(format!("{rank}.log"));
+/// The log of a rank.
+fn log_path(folder: &Path, rank: usize) -> PathBuf {
+    folder.join(format!("{rank}.log"))
+}
+
+fn create_log(folder: &Path, rank: usize) -> Result<File, ExecutorError> {
+    let path = log_path(folder, rank);
     std::fs::create_dir_all(folder)
         .and_then(|()| File::create(&path))
         .map_err(|error| ExecutorError::system(format!("write `{}`", path.display()), error))

@@ -15,11 +15,11 @@
 //! ```
 //! use foretell_executor::data::{DataSource, Dataset};
 //! use foretell_executor::{BackendKind, Length, TrainingJob, supported};
-//! use foretell_models::Model;
+//! use foretell_models::{Mlp, Model};
 //! use foretell_program::{Layout, Plan};
 //!
 //! let job = TrainingJob {
-//!     model: Model::Mlp { widths: vec![64, 32, 10] },
+//!     model: Model::Mlp(Mlp { widths: vec![64, 32, 10] }),
 //!     name: "digits".into(),
 //!     plan: Plan::new(Layout { data: 2, ..Layout::default() }, 64),
 //!     data: DataSource::Digits,

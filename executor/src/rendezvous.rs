@@ -1,13 +1,13 @@
 //! Runs whose processes an external launcher started: torchrun, `mpirun` or Slurm's `srun`.
 //!
-//! Such a launcher starts one process per rank and tells each, in environment variables, its rank and
-//! the number of ranks. Rank 0 becomes Foretell's launcher and starts a process for itself; every
-//! other process becomes its rank and joins rank 0.
+//! Such a launcher starts one process per rank and tells each, in environment variables, its rank
+//! and the number of ranks. Rank 0 becomes Foretell's launcher and starts a process for itself;
+//! every other process becomes its rank and joins rank 0.
 //!
 //! All of them hold the run's secret, from `FORETELL_RUN_KEY` or from a file that rank 0 writes,
-//! readable by its own user alone, into a folder that all ranks share. A process without the secret is
-//! not let in, and a rank that does not join in time is named. The environment is only read, and every
-//! number in it is checked.
+//! readable by its own user alone, into a folder that all ranks share. A process without the secret
+//! is not let in, and a rank that does not join in time is named. The environment is only read, and
+//! every number in it is checked.
 
 mod starter;
 
@@ -62,8 +62,8 @@ impl World {
     /// with others.
     ///
     /// # Errors
-    /// [`ExecutorError::Unsupported`] if a variable has no valid value, or if the environment does not
-    /// say on which host rank 0 is.
+    /// [`ExecutorError::Unsupported`] if a variable has no valid value, or if the environment does
+    /// not say on which host rank 0 is.
     pub fn from_environment() -> Result<Option<Self>, ExecutorError> {
         Self::from_variables(&|name| std::env::var(name).ok())
     }
@@ -125,8 +125,8 @@ impl World {
         found.sort_by_key(|address| !address.is_ipv4());
         let no_address = || unknown(std::io::ErrorKind::AddrNotAvailable.into());
         let mut address = *found.first().ok_or_else(no_address)?;
-        // Many machines resolve their own name to the loopback address. Ranks on other machines need
-        // the address of a real interface.
+        // Many machines resolve their own name to the loopback address. Ranks on other machines
+        // need the address of a real interface.
         if address.ip().is_loopback()
             && self.nodes.is_none_or(|nodes| nodes > 1)
             && let Some(outside) = outside_address()
@@ -136,18 +136,19 @@ impl World {
         Ok(address)
     }
 
-    /// The address on which rank 0 listens, and the one at which its own rank process connects to it.
+    /// The address on which rank 0 listens, and the one at which its own rank process connects to
+    /// it.
     ///
-    /// Rank 0 listens on every interface, since other ranks may reach it by another address. The run's
-    /// secret keeps strangers out.
+    /// Rank 0 listens on every interface, since other ranks may reach it by another address. The
+    /// run's secret keeps strangers out.
     pub(crate) fn listening(&self) -> Result<(SocketAddr, SocketAddr), ExecutorError> {
         let first = self.first_rank_address()?;
         let address = if first.ip().is_loopback() { first.ip() } else { unspecified(&first) };
         Ok((SocketAddr::new(address, self.port), first))
     }
 
-    /// Creates the run's secret on rank 0 and writes it to the file where the other ranks look for it.
-    /// A secret in the environment is taken as it is: then there is no file.
+    /// Creates the run's secret on rank 0 and writes it to the file where the other ranks look for
+    /// it. A secret in the environment is taken as it is: then there is no file.
     pub(crate) fn create_key(&self) -> Result<(RunKey, Option<KeyFile>), ExecutorError> {
         if RunKey::is_in_environment() {
             return Ok((RunKey::from_environment()?, None));
@@ -236,7 +237,7 @@ mod tests {
     ];
 
     #[test]
-    fn each_launchers_environment_is_understood() {
+    fn the_environment_of_each_external_launcher_is_read() {
         let torchrun = world(&TORCHRUN).unwrap().unwrap();
         assert_eq!((torchrun.starter, torchrun.rank, torchrun.size, torchrun.local_rank), (Starter::Torchrun, 3, 8, 1));
         assert_eq!((torchrun.nodes, torchrun.host.as_str(), torchrun.port), (Some(4), "node-7", 29501));
@@ -254,7 +255,7 @@ mod tests {
         assert_eq!((own.starter, own.rank, own.size, own.local_rank), (Starter::Slurm, 5, 6, 2));
         assert_eq!((own.nodes, own.host.as_str(), own.local_size()), (Some(2), "gpu003", 3));
         assert!(PORTS.contains(&own.port));
-        // All ranks of a run meet at one place, and those of another elsewhere.
+        // All ranks of a run have the same address and key file. Another run has others.
         let first = world(&[&[("SLURM_PROCID", "0")], &slurm[1..]].concat()).unwrap().unwrap();
         assert_eq!((&first.key_file, first.port, &first.host), (&own.key_file, own.port, &own.host));
         let with_home = |job| world(&[&[("HOME", "/h"), ("SLURM_JOB_ID", job)], &slurm[..]].concat()).unwrap().unwrap();
@@ -265,7 +266,7 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
         ];
-        // Slurm's are those of the daemon that mpirun had srun start.
+        // Then Slurm's variables are those of the daemon that mpirun started with srun.
         let within_slurm = world(&[&mpi[..], &slurm[..]].concat()).unwrap().unwrap();
         assert_eq!((within_slurm.starter, within_slurm.rank, within_slurm.host.as_str()), (Starter::OpenMpi, 1, "127.0.0.1"));
         let pmi = [("PMI_RANK", "5"), ("PMI_SIZE", "6")];
@@ -275,15 +276,15 @@ mod tests {
     }
 
     #[test]
-    fn who_is_alone_is_no_rank() {
+    fn a_process_that_was_started_alone_is_no_rank() {
         assert_eq!(world(&[]).unwrap(), None);
         assert_eq!(world(&[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "a")]).unwrap(), None);
-        // A batch script, which runs once however many tasks its job may have.
+        // A batch script runs once, whatever the number of its job's tasks.
         assert_eq!(world(&[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_JOB_NODELIST", "a")]).unwrap(), None);
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_by_its_name() {
+    fn a_variable_without_a_valid_value_is_refused_by_name() {
         let long = "9".repeat((1 << 16) + 1);
         for (name, value) in [
             ("RANK", "8"),

@@ -49,10 +49,10 @@ impl Samples {
         let floats = || unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<f32>(), elements) };
         // SAFETY: the caller's promise.
         let integers = || unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<i32>(), elements) };
-        if let SampleShape::Pair { source, target, .. } = self.dataset.wanted() {
+        if let SampleShape::Pair { source, target, .. } = self.dataset.shape() {
             return self.load_pairs(input, indices, [source, target], integers());
         }
-        let has_tokens = self.dataset.wanted().tokens().is_some();
+        let has_tokens = self.dataset.shape().tokens().is_some();
         match input {
             InputKind::Images | InputKind::Features => self.dataset.fill_images(self.split, indices, floats())?,
             // The data set makes tokens and labels together; the half that is not asked for is

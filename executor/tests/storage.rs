@@ -2,15 +2,15 @@
 //! every precision.
 
 use foretell_executor::backend::{operand_bytes, operand_types};
-use foretell_models::{DropoutRate, Kernel, Model, Stem};
+use foretell_models::{DropoutRate, Gpt, Kernel, Mlp, Model, Resnet, Stem};
 use foretell_program::{Layout, Operation, Optimizer, Plan, compile};
 use foretell_units::DataType;
 
 fn models() -> Vec<Model> {
     vec![
-        Model::Mlp { widths: vec![64, 32, 10] },
-        Model::Resnet { depth: 18, stem: Stem::Small, image: 16, channels: 1, classes: 10, width: 4 },
-        Model::Gpt {
+        Model::Mlp(Mlp { widths: vec![64, 32, 10] }),
+        Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 16, channels: 1, classes: 10, width: 4 }),
+        Model::Gpt(Gpt {
             layers: 2,
             hidden: 16,
             heads: 4,
@@ -20,7 +20,7 @@ fn models() -> Vec<Model> {
             tied_embeddings: true,
             dropout: DropoutRate::TENTH,
             attention_dropout: DropoutRate::NONE,
-        },
+        }),
     ]
 }
 

@@ -1,6 +1,7 @@
-//! Compares Foretell's predictions with ASTRA-sim's model, on the same all-reduces and the same small
-//! training steps. The model follows ASTRA-sim's sources (`docs/how-to/compare-with-astra-sim.md`);
-//! ASTRA-sim itself does not run. With a folder, the example also writes the traces and configuration files for it.
+//! Compares Foretell's predictions with ASTRA-sim's model, on the same all-reduces and the same
+//! small training steps. The model follows ASTRA-sim's sources
+//! (`docs/how-to/compare-with-astra-sim.md`); ASTRA-sim itself does not run. With a folder, the
+//! example also writes the traces and configuration files for it.
 //!
 //! `cargo run --release -p foretell-export --example astra_sim_model [FOLDER]`
 #![allow(clippy::unwrap_used)]
@@ -30,8 +31,8 @@ struct Network {
     endpoint: f64,
     /// Rate of a device's memory in bytes per nanosecond.
     memory: f64,
-    /// Whether the switch receives a whole message before it forwards it. The congestion-aware network
-    /// does (with one chunk), the unaware one does not.
+    /// True if the switch receives a whole message before it forwards it. The congestion-aware
+    /// network does (with one chunk), the unaware one does not.
     stores: bool,
 }
 
@@ -45,7 +46,8 @@ impl Network {
     /// Returns the nanoseconds of a collective, given its code and size as in a trace.
     fn collective(&self, code: u64, members: usize, size: f64) -> f64 {
         let (count, steps) = (members as f64, members as f64 - 1.0);
-        // A reduction reads two operands and writes one (`PacketBundle.cc`) before the next message.
+        // A reduction reads two operands and writes one (`PacketBundle.cc`) before the next
+        // message.
         let reduction = steps * 3.0 * (size / count) / self.memory;
         match code {
             0 => 2.0 * steps * self.message(size / count) + reduction,
@@ -157,8 +159,8 @@ fn write(
     }
 }
 
-/// Returns the slot that a node occupies while it runs: kernel, host operation or communication. A rank
-/// has one of each. Receives occupy none.
+/// Returns the slot that a node occupies while it runs: kernel, host operation or communication. A
+/// rank has one of each. Receives occupy none.
 fn slot(node: &Node) -> Option<usize> {
     match node.node_type {
         COMPUTE => Some(node.number("is_cpu_op") as usize),

@@ -1,13 +1,13 @@
 //! The configuration files with which ASTRA-sim 2 runs exported traces on a topology.
 //!
-//! ASTRA-sim's analytical network is a product of dimensions. A rank's number gives its coordinate in
-//! each dimension, and the first dimension varies fastest. The dimensions here are the devices of a
-//! node, the nodes under a leaf switch, and the leaf switches.
+//! ASTRA-sim's analytical network is a product of dimensions. A rank's number gives its coordinate
+//! in each dimension, and the first dimension varies fastest. The dimensions here are the devices
+//! of a node, the nodes under a leaf switch, and the leaf switches.
 //!
 //! `bandwidth` is that of one device on a link of the dimension, in units of 2^30 bytes per second
-//! (`common/NetworkFunction.cc` of `astra-network-analytical`, commit 0f6d65e). `latency` is that of
-//! one hop in nanoseconds; a `Switch` is two hops, a `FullyConnected` dimension one. Won et al. 2023,
-//! <https://arxiv.org/abs/2303.14006>.
+//! (`common/NetworkFunction.cc` of `astra-network-analytical`, commit 0f6d65e). `latency` is that
+//! of one hop in nanoseconds; a `Switch` is two hops, a `FullyConnected` dimension one. Won et al.
+//! 2023, <https://arxiv.org/abs/2303.14006>.
 
 use crate::error::ExportError;
 use foretell_topologies::{DeviceId, Fabric, LinkClass, NodeLinkKind, Topology};
@@ -46,7 +46,8 @@ struct Dimension {
 
 impl AstraSim {
     /// Makes the files for the first `ranks` devices of a topology, with one rank per device.
-    /// `efficiency` returns the share of a link's rate that communication reaches, by class of link.
+    /// `efficiency` returns the share of a link's rate that communication reaches, by class of
+    /// link.
     ///
     /// # Errors
     /// [`ExportError::Irregular`] if the devices do not form a product of dimensions.

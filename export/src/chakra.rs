@@ -1,24 +1,25 @@
 //! MLCommons Chakra execution traces: one file of nodes for each rank.
 //!
 //! The schema is `schema/protobuf/et_def.proto` of `mlcommons/chakra` (commit 6dc63e1). How readers
-//! interpret it follows `Workload.cc` and `HardwareResource.cc` of ASTRA-sim 2. Chakra: Sridharan et
-//! al. 2023, <https://arxiv.org/abs/2305.14516>.
+//! interpret it follows `Workload.cc` and `HardwareResource.cc` of ASTRA-sim 2. Chakra: Sridharan
+//! et al. 2023, <https://arxiv.org/abs/2305.14516>.
 //!
 //! A file holds a `GlobalMetadata` and then every `Node`, each preceded by its length. Where the
 //! schema leaves a choice:
 //!
-//! - **Dependencies** are all in `data_deps`. The one on the previous instruction of the stream is in
-//!   `ctrl_deps` as well. Some feeders follow only one of the two lists. Both point backwards.
-//! - **Order of communication.** ASTRA-sim lets a rank have one collective or send in flight, and takes
-//!   any that is ready. Two ranks that start the collectives of two groups in different orders would
-//!   deadlock. So a rank's collectives and sends depend on each other in the order of the Program's
-//!   list.
+//! - **Dependencies** are all in `data_deps`. The one on the previous instruction of the stream is
+//!   in `ctrl_deps` as well. Some feeders follow only one of the two lists. Both point backwards.
+//! - **Order of communication.** ASTRA-sim lets a rank have one collective or send in flight, and
+//!   takes any that is ready. Two ranks that start the collectives of two groups in different
+//!   orders would deadlock. So a rank's collectives and sends depend on each other in the order of
+//!   the Program's list.
 //! - **Time** is in whole microseconds. Kernels are rounded so that their sum stays right to a
-//!   microsecond. The attribute `foretold_nanoseconds` has the exact duration, predicted or measured.
-//! - **The size of an all-gather** is the contribution of one member, which ASTRA-sim multiplies. The
-//!   size of any other collective is the whole tensor.
-//! - **A shift** (each member sends to the next) becomes a send and a receive; the schema has no type
-//!   for it.
+//!   microsecond. The attribute `foretold_nanoseconds` has the exact duration, predicted or
+//!   measured.
+//! - **The size of an all-gather** is the contribution of one member, which ASTRA-sim multiplies.
+//!   The size of any other collective is the whole tensor.
+//! - **A shift** (each member sends to the next) becomes a send and a receive; the schema has no
+//!   type for it.
 //! - **Loading samples** is host computation (`is_cpu_op`).
 
 mod node;

@@ -15,8 +15,8 @@ pub enum ExportError {
         /// Number of instructions in its list.
         instructions: usize,
     },
-    /// A rank sends to itself or to a rank that does not exist, or uses a group or peer that its list
-    /// does not have.
+    /// A rank sends to itself or to a rank that does not exist, or uses a group or peer that its
+    /// list does not have.
     #[error("rank {rank}, instruction {instruction}: {reason}")]
     Malformed {
         /// The rank.
@@ -26,8 +26,8 @@ pub enum ExportError {
         /// What is wrong with it.
         reason: &'static str,
     },
-    /// The ranks' devices do not form a product of dimensions. ASTRA-sim's analytical network supports
-    /// only those.
+    /// The ranks' devices do not form a product of dimensions. ASTRA-sim's analytical network
+    /// supports only those.
     #[error("the topology `{topology}` cannot be an ASTRA-sim network of {ranks} ranks: {reason}")]
     Irregular {
         /// Name of the topology.

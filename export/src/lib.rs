@@ -10,20 +10,22 @@
 //!
 //! ```
 //! use foretell_export::Chakra;
-//! use foretell_program::{Layout, Origin, Plan, RankTimeline, Span, Timeline, compile};
+//! use foretell_models::Model;
+//! use foretell_program::{
+//!     InstructionId, Layout, Origin, Plan, Rank, RankTimeline, Span, Timeline, compile,
+//! };
 //! use foretell_units::Picoseconds;
 //! let plan = Plan::new(Layout { data: 2, micro_batch: 16, ..Layout::default() }, 32);
-//! let program = compile(&foretell_models::Model::named("mlp")?, "mlp", &plan)?.training;
+//! let program = compile(&Model::named("mlp")?, "mlp", &plan)?.training;
 //! // Any timeline of the Program will do. In this one everything takes no time.
-//! let spans = |list: &foretell_program::StageProgram| {
-//!     let ids = (0..list.instructions.len() as u32).map(foretell_program::InstructionId);
-//!     ids.map(|instruction| Span { instruction, start: Picoseconds::ZERO, end: Picoseconds::ZERO }).collect()
-//! };
-//! let rank = || RankTimeline { spans: spans(&program.lists[0]), end: Picoseconds::ZERO }.into();
+//! let instructions = program.lists[0].instructions.len() as u32;
+//! let span = |instruction| Span { instruction, start: Picoseconds::ZERO, end: Picoseconds::ZERO };
+//! let spans: Vec<Span> = (0..instructions).map(InstructionId).map(span).collect();
+//! let rank = || RankTimeline { spans: spans.clone(), end: Picoseconds::ZERO }.into();
 //! let timeline = Timeline { origin: Origin::Predicted, ranks: vec![rank(), rank()] };
 //!
 //! let chakra = Chakra::new(&program, &timeline)?;
-//! assert!(chakra.trace(foretell_program::Rank(0))?.len() > 1000);
+//! assert!(chakra.trace(Rank(0))?.len() > 1000);
 //! assert_eq!(chakra.communicators(), r#"{"1":[0,1]}"#);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

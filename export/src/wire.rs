@@ -1,6 +1,6 @@
-//! Writes the part of Protocol Buffers' wire format that traces need: varints, doubles, texts, packed
-//! lists, nested messages, and files of messages that are each preceded by their length. It knows no
-//! schema. <https://protobuf.dev/programming-guides/encoding>
+//! Writes the part of Protocol Buffers' wire format that traces need: varints, doubles, texts,
+//! packed lists, nested messages, and files of messages that are each preceded by their length. It
+//! knows no schema. <https://protobuf.dev/programming-guides/encoding>
 
 /// A message under construction, field by field.
 #[derive(Debug, Default)]

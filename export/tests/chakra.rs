@@ -1,5 +1,5 @@
-//! Reads written traces back with another implementation of the wire format (prost), and runs them with
-//! a feeder that follows ASTRA-sim's rules.
+//! Reads written traces back with another implementation of the wire format (prost), and runs them
+//! with a feeder that follows ASTRA-sim's rules.
 
 mod schema;
 
@@ -41,7 +41,8 @@ fn layouts() -> Vec<Layout> {
         Layout { context: 2, context_method: ContextMethod::Ring, tensor: 2, pipeline: 2, ..basic.clone() },
         // `tensor` shards the samples of all operators.
         Layout { tensor: 2, micro_batch: 2, operators: [("*", Share::Batch)].into_iter().collect(), ..basic.clone() },
-        // Stages with different meshes, and ranks with unequal shares: peers are listed rank by rank.
+        // Stages with different meshes, and ranks with unequal shares: peers are listed rank by
+        // rank.
         Layout {
             stages: Some(vec![
                 StageLayout { data: 2, ..StageLayout::default() },
@@ -54,7 +55,7 @@ fn layouts() -> Vec<Layout> {
     ]
 }
 
-/// Instructions run one after the other. Instruction `n` takes `n` modulo 3, plus 0.4 microseconds.
+/// Instructions run one after the other. Instruction `n` takes (`n` modulo 3) + 0.4 microseconds.
 fn timeline(program: &Program) -> Timeline {
     let rank = |rank| {
         let mut now = Picoseconds::ZERO;
@@ -168,13 +169,13 @@ fn kernels_rounded_to_microseconds_keep_their_sum() {
     assert!((rounded as f64 - exact).abs() <= 0.5 + 1e-6, "{rounded} for {exact}");
 }
 
-/// Runs traces by ASTRA-sim's rules for order (`HardwareResource.cc`, `Workload.cc`). Returns whether
-/// all nodes complete.
+/// Runs traces by ASTRA-sim's rules for order (`HardwareResource.cc`, `Workload.cc`). Returns
+/// whether all nodes complete.
 ///
 /// Of the nodes whose dependencies are done, the one with the lowest id comes first. A rank has one
-/// kernel, one host operation, and one collective or send at a time. A collective ends when all members
-/// have entered it. A send ends by itself, and a receive when its message was sent. Durations do not
-/// matter, but the rank `slow` computes only when no other rank can go on.
+/// kernel, one host operation, and one collective or send at a time. A collective ends when all
+/// members have entered it. A send ends by itself, and a receive when its message was sent.
+/// Durations do not matter, but the rank `slow` computes only when no other rank can go on.
 fn completes(traces: &[Vec<Node>], communicators: &BTreeMap<usize, Vec<usize>>, slow: usize) -> bool {
     let mut done: Vec<Vec<bool>> = traces.iter().map(|trace| vec![false; trace.len() + 1]).collect();
     let mut pending: Vec<Vec<&Node>> = traces.iter().map(|trace| trace.iter().collect()).collect();

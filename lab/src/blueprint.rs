@@ -1,55 +1,42 @@
-//! What is to be made of a topology: its hosts, and the commands that make them. Touches nothing.
+//! The blueprint of a lab: the hosts of a topology, and the commands that make them. It runs
+//! nothing.
 
+use crate::command::Command;
 use crate::error::LabError;
-use foretell_topologies::{Architecture, Fabric, FatTree, LeafSwitches, NodeId, NodeLinkKind, Routing, Topology};
+use crate::names::{node_namespace, switches_namespace};
+use foretell_topologies::{Architecture, DeviceId, Fabric, FatTree, LeafSwitches, NodeId, NodeLinkKind, Routing, Topology};
 use foretell_units::BytesPerSecond;
 use serde::{Deserialize, Serialize};
-use std::fmt;
 use std::net::Ipv4Addr;
 
-/// What the names of all namespaces and control groups of labs begin with.
-pub const PREFIX: &str = "foretell-lab_";
+/// The most nodes of a lab. The addresses would allow more, but one machine hardly does.
+const MAX_NODES: usize = 250;
 
-/// The most nodes of a lab: more would fit its addresses, but hardly a machine.
-const MOST_NODES: usize = 250;
+/// What a shaper may send at once, in seconds of its rate. Short, because such a burst is faster
+/// than the link.
+const BURST_SECONDS: f64 = 15e-6;
+/// The smallest burst in bytes: a shaper cannot send less than one full Ethernet frame.
+const MIN_BURST_BYTES: f64 = 2000.0;
 
-/// What a shaper may send at once, in seconds of its rate; and never less than a full Ethernet frame, which is the least that it can
-/// send. Small, because what is sent at once is faster than the rate.
-const BURST: f64 = 15e-6;
-const SMALLEST_BURST: f64 = 2000.0;
-
-/// The most bytes that TCP hands to an interface as one piece, which the kernel's shaper lets pass as a whole. With the usual 64 KiB a
-/// lone message of that size crossed a link of 1 Gbit/s in 20 us instead of 0.5 ms; smaller pieces cost the processor more.
+/// The most bytes that TCP passes to an interface in one piece. The kernel's shaper lets such a
+/// piece pass as a whole. With the usual 64 KiB a single message of that size crossed a link of 1
+/// Gbit/s in 20 us instead of 0.5 ms. Smaller pieces cost more CPU time.
 const PIECE_BYTES: usize = 6000;
 
-/// The most bytes that a socket may have on the way. Smaller than all queues together, so that no packet is ever dropped and
-/// TCP has no reason to slow down; larger than what any of the links holds in a round trip.
+/// The most bytes that a socket may have in flight. Less than all queues hold, so that no packet is
+/// dropped and TCP never slows down; more than any of the links carries in a round trip.
 const SOCKET_BYTES: usize = 1 << 20;
 
-/// How many packets wait at a shaper at most: more than all sockets of a run can have on the way.
+/// The packets that a shaper's queue holds: more than all sockets of a run can have in flight.
 const QUEUE_PACKETS: usize = 20_000;
-
-/// One program to run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Command {
-    /// `ip` or `tc`.
-    pub program: &'static str,
-    /// Its arguments.
-    pub arguments: Vec<String>,
-}
-
-impl fmt::Display for Command {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{} {}", self.program, self.arguments.join(" "))
-    }
-}
 
 /// A device of a host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LabDevice {
     /// Its number in the topology.
     pub number: usize,
-    /// The name of its control group within the lab's, and the share of a core that the group has; none where the file asks for none.
+    /// The name of its control group within the lab's, and its share of a core, from 0 to 1. `None`
+    /// if the file has no `cpu_quota`.
     pub quota: Option<(String, f64)>,
 }
 
@@ -66,41 +53,29 @@ pub struct Host {
     pub devices: Vec<LabDevice>,
 }
 
-/// What is to be made.
+/// What has to be made for a lab.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Blueprint {
     /// The hosts, in the order of the topology's nodes.
     pub hosts: Vec<Host>,
-    /// What makes the namespaces, links and switches, in order. The first makes the namespace of the switches, and fails if there is one.
+    /// The commands that make the namespaces, links and switches, in order. The first one makes the
+    /// namespace of the switches, and fails if it exists.
     pub commands: Vec<Command>,
 }
 
-/// The namespace that holds the switches of a lab.
-pub(crate) fn switches(id: &str) -> String {
-    format!("{PREFIX}{id}_switches")
-}
-
-/// What may be part of the name of a namespace and is not the mark between parts.
-pub(crate) fn identifier(name: &str) -> String {
-    name.chars().map(|letter| if letter.is_ascii_alphanumeric() || "-.~".contains(letter) { letter } else { '-' }).collect()
-}
-
 impl Blueprint {
-    /// The lab of a topology, whose parts are named after `id`.
+    /// The blueprint of a topology. `id` is part of the name of everything in the lab.
     ///
     /// # Errors
-    /// [`LabError::Unsupported`] where the topology describes something that cannot be made of one machine's cores.
+    /// [`LabError::Unsupported`] if the topology describes something that cannot be made on one
+    /// machine.
     pub fn new(topology: &Topology, id: &str) -> Result<Self, LabError> {
         check(topology)?;
-        let mut commands = Commands { list: Vec::new(), switches: switches(id) };
+        let mut commands = Commands { list: Vec::new(), switches: switches_namespace(id) };
         let mut hosts = Vec::new();
         commands.switches();
         let leaves = topology.leaves();
-        if leaves.is_empty() {
-            commands.bridge("switch");
-        } else {
-            commands.bridge("spine");
-        }
+        commands.bridge(if leaves.is_empty() { "switch" } else { "spine" });
         for (number, leaf) in leaves.iter().enumerate() {
             let bridge = format!("leaf{number}");
             let (up, down) = (format!("up{number}"), format!("down{number}"));
@@ -113,7 +88,7 @@ impl Blueprint {
         }
         for node in 0..topology.node_count() {
             let name = topology.node_name(NodeId(node));
-            let namespace = format!("{PREFIX}{id}_node-{}", identifier(&name));
+            let namespace = node_namespace(id, &name);
             let [high, low] = (node as u16 + 1).to_be_bytes();
             let address = Ipv4Addr::new(10, 77, high, low);
             commands.namespace(&namespace);
@@ -128,7 +103,7 @@ impl Blueprint {
                 commands.shape(None, &port, nics.total_bandwidth());
             }
             let devices = topology.devices_of(NodeId(node)).map(|number| {
-                let quota = topology.device_kind(foretell_topologies::DeviceId(number)).cpu_quota;
+                let quota = topology.device_kind(DeviceId(number)).cpu_quota;
                 LabDevice { number, quota: quota.map(|share| (format!("device-{number}"), share)) }
             });
             hosts.push(Host { name, namespace, address, devices: devices.collect() });
@@ -137,49 +112,45 @@ impl Blueprint {
     }
 }
 
-/// Refuses what a lab cannot be made of.
+/// Refuses a topology that cannot be made into a lab.
 fn check(topology: &Topology) -> Result<(), LabError> {
     let refused =
         |what: String, hint: &str| Err(LabError::Unsupported { topology: topology.name().into(), what, hint: hint.into() });
     if !topology.is_lab() {
-        let hint = "write `lab: true` into the file if its hosts are to be made of this machine";
+        let hint = "write `lab: true` into the file if its hosts are to be made on this machine";
         return refused("it does not describe a lab".into(), hint);
     }
-    if topology.node_count() > MOST_NODES {
-        return refused(format!("it has {} nodes", topology.node_count()), "a lab has 250 nodes at most");
+    if topology.node_count() > MAX_NODES {
+        return refused(format!("it has {} nodes", topology.node_count()), "a lab has at most 250 nodes");
     }
     for group in topology.node_groups() {
         let name = &group.name;
         let kind = &topology.device_kinds()[group.kind];
         if kind.architecture != Architecture::Cpu {
-            return refused(
-                format!("node `{name}` has devices that are no cores"),
-                "use devices of `architecture: cpu`, such as `cpu-core`",
-            );
+            let hint = "use devices of `architecture: cpu`, such as `cpu-core`";
+            return refused(format!("node `{name}` has devices that are not CPU cores"), hint);
         }
         if kind.cores.is_some_and(|cores| cores != 1) {
             return refused(format!("a device of node `{name}` has several cores"), "use devices of one core each");
         }
         if group.nics.is_some_and(|nics| nics.count != 1) {
-            return refused(
-                format!("node `{name}` has several network interfaces"),
-                "write `nics: {count: 1, ...}` with their summed rate",
-            );
+            let hint = "write `nics: {count: 1, ...}` with their summed rate";
+            return refused(format!("node `{name}` has several network interfaces"), hint);
         }
         if group.link.is_some_and(|link| link.kind != NodeLinkKind::SharedMemory) {
             let hint = "cores of one node share memory: write `link: shared-memory-10GB/s`";
-            return refused(format!("the devices of node `{name}` are joined otherwise than by memory"), hint);
+            return refused(format!("the devices of node `{name}` do not communicate through memory"), hint);
         }
     }
     let network = topology.network();
-    let is_made = match &network.fabric {
+    let is_supported = match &network.fabric {
         Fabric::None | Fabric::Switch => true,
         Fabric::FatTree(FatTree { leaf_switches, pods, .. }) => {
             *leaf_switches == LeafSwitches::OfNodes && pods.is_none() && network.routing == Routing::Spread
         }
         Fabric::Torus(_) | Fabric::Dragonfly(_) => false,
     };
-    if !is_made {
+    if !is_supported {
         let hint = "describe a `switch`, or a `fat-tree` of two levels with `routing: spread`";
         return refused(format!("a `{}` like this cannot be made of bridges", network.fabric.name()), hint);
     }
@@ -187,6 +158,7 @@ fn check(topology: &Topology) -> Result<(), LabError> {
     Ok(())
 }
 
+/// A list of commands under construction.
 struct Commands {
     list: Vec<Command>,
     /// The namespace of the switches.
@@ -194,19 +166,19 @@ struct Commands {
 }
 
 impl Commands {
-    fn add(&mut self, program: &'static str, namespace: Option<&str>, words: &str) {
-        let namespace = namespace.map_or_else(Vec::new, |namespace| vec!["-n".to_owned(), namespace.to_owned()]);
-        let arguments = namespace.into_iter().chain(words.split_whitespace().map(str::to_owned)).collect();
-        self.list.push(Command { program, arguments });
+    /// Appends a command. Without a namespace it runs in this machine's own.
+    fn add(&mut self, program: &'static str, namespace: Option<&str>, arguments: &str) {
+        let namespace = namespace.map_or_else(String::new, |namespace| format!("-n {namespace} "));
+        self.list.push(Command::new(program, &(namespace + arguments)));
     }
 
-    fn ip(&mut self, namespace: Option<&str>, words: &str) {
-        self.add("ip", namespace, words);
+    fn ip(&mut self, namespace: Option<&str>, arguments: &str) {
+        self.add("ip", namespace, arguments);
     }
 
-    fn in_switches(&mut self, words: &str) {
+    fn ip_in_switches(&mut self, arguments: &str) {
         let switches = self.switches.clone();
-        self.ip(Some(&switches), words);
+        self.ip(Some(&switches), arguments);
     }
 
     fn switches(&mut self) {
@@ -214,7 +186,8 @@ impl Commands {
         self.ip(None, &format!("netns add {switches}"));
     }
 
-    /// A node's namespace. Its TCP is the same on every machine: no congestion control that measures and probes, since nothing is dropped.
+    /// Makes a node's namespace. TCP uses Reno in all of them, whatever the machine's default: no
+    /// packet is dropped, so congestion control that measures and probes would only disturb.
     fn namespace(&mut self, name: &str) {
         self.ip(None, &format!("netns add {name}"));
         self.ip(Some(name), "link set lo up");
@@ -224,36 +197,40 @@ impl Commands {
             format!("net.ipv4.tcp_wmem=4096 131072 {SOCKET_BYTES}"),
         ];
         for setting in settings {
-            let mut arguments: Vec<String> = ["netns", "exec", name, "sysctl", "-q", "-w"].map(str::to_owned).into();
-            arguments.push(setting);
-            self.list.push(Command { program: "ip", arguments });
+            let mut command = Command::new("ip", &format!("netns exec {name} sysctl -q -w"));
+            // One argument, though it contains spaces.
+            command.arguments.push(setting);
+            self.list.push(command);
         }
     }
 
     fn bridge(&mut self, name: &str) {
-        // A bridge of our own needs no spanning tree, and so forwards at once.
-        self.in_switches(&format!("link add {name} type bridge forward_delay 0 mcast_snooping 0"));
-        self.in_switches(&format!("link set {name} up"));
+        // The switches form a tree, so a bridge may forward at once, without a spanning tree's
+        // delay.
+        self.ip_in_switches(&format!("link add {name} type bridge forward_delay 0 mcast_snooping 0"));
+        self.ip_in_switches(&format!("link set {name} up"));
     }
 
-    /// A veth pair from the switches' namespace to another, or within it.
+    /// Makes a veth pair from the switches' namespace to another one, or within it.
     fn pair(&mut self, near: &str, far: &str, namespace: Option<&str>) {
-        let there = namespace.map_or_else(String::new, |namespace| format!(" netns {namespace}"));
-        self.in_switches(&format!("link add {near} type veth peer name {far}{there}"));
+        let far_namespace = namespace.map_or_else(String::new, |namespace| format!(" netns {namespace}"));
+        self.ip_in_switches(&format!("link add {near} type veth peer name {far}{far_namespace}"));
     }
 
     fn attach(&mut self, end: &str, bridge: &str) {
-        self.in_switches(&format!("link set {end} master {bridge} up"));
+        self.ip_in_switches(&format!("link set {end} master {bridge} up"));
     }
 
-    /// Bounds what leaves an interface. Each link has one at either end, so each direction has its own.
+    /// Limits the rate at which an interface sends; without a namespace, one of the switches. A
+    /// link needs one shaper at each end, one per direction.
     fn shape(&mut self, namespace: Option<&str>, interface: &str, rate: BytesPerSecond) {
         let namespace = namespace.map_or_else(|| self.switches.clone(), str::to_owned);
-        let burst = (rate.value() * BURST).max(SMALLEST_BURST).round();
+        let burst = (rate.value() * BURST_SECONDS).max(MIN_BURST_BYTES).round();
         let bits = (rate.value() * 8.0).round();
-        let mut tc = |words: String| self.add("tc", Some(&namespace), &words);
+        let mut tc = |arguments: String| self.add("tc", Some(&namespace), &arguments);
         tc(format!("qdisc add dev {interface} root handle 1: htb default 1"));
-        // The quantum is of no consequence with one class; said, because the kernel warns of the one that it would choose.
+        // With one class the quantum has no effect. Without it the kernel logs a warning about its
+        // own choice.
         let class = format!("rate {bits}bit ceil {bits}bit burst {burst}b cburst {burst}b quantum 60000");
         tc(format!("class add dev {interface} parent 1: classid 1:1 htb {class}"));
         tc(format!("qdisc add dev {interface} parent 1:1 pfifo limit {QUEUE_PACKETS}"));
@@ -274,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn two_hosts_are_two_namespaces_at_a_switch_shaped_in_both_directions() {
+    fn two_hosts_are_namespaces_on_a_switch_with_links_shaped_both_ways() {
         let list = commands(&library("lab-2x1g"));
         let expected = [
             "ip netns add foretell-lab_t_switches",
@@ -289,14 +266,14 @@ mod tests {
         ];
         let mut rest = list.iter();
         for line in expected {
-            assert!(rest.any(|one| one == line), "{line}\nis not among, or not in order in\n{}", list.join("\n"));
+            assert!(rest.any(|one| one == line), "{line}\nis missing, or out of order, in\n{}", list.join("\n"));
         }
         assert_eq!(list[0], expected[0]);
         assert_eq!(list.iter().filter(|line| line.contains("class add")).count(), 4);
     }
 
     #[test]
-    fn a_racks_uplink_has_the_rate_that_the_simulators_link_has() {
+    fn an_uplink_has_the_same_rate_as_in_the_topology() {
         let topology = library("lab-4x1g-200m");
         let uplink = topology.links().iter().find(|link| link.name == "leaf-1/up").expect("a tree").bandwidth;
         assert_eq!(uplink, BytesPerSecond::new(25e6));
@@ -311,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_device_has_a_quota_and_a_whole_one_has_none() {
+    fn only_a_device_with_a_cpu_quota_has_a_control_group() {
         let blueprint = Blueprint::new(&library("lab-hetero"), "t").expect("a lab");
         assert_eq!(blueprint.hosts[0].devices, [LabDevice { number: 0, quota: None }]);
         assert_eq!(blueprint.hosts[1].devices, [LabDevice { number: 1, quota: Some(("device-1".into(), 0.5)) }]);
@@ -319,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn no_name_is_too_long_for_an_interface() {
+    fn interface_names_have_at_most_15_characters() {
         let many = library("lab-4x1g-200m").with_nodes(250).expect("many");
         for line in commands(&many) {
             let names = line.split_whitespace().skip_while(|word| *word != "dev" && *word != "name").skip(1).take(1);
@@ -328,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_made_is_refused_with_the_mend() {
+    fn an_unsupported_topology_is_refused_with_a_hint() {
         let refused = |text: &str| {
             let topology = Topology::from_yaml(text, "lab.yaml").expect("sound");
             Blueprint::new(&topology, "t").expect_err("cannot be made").to_string()
@@ -336,7 +313,7 @@ mod tests {
         let node = "nodes: [{name: n, count: 2, devices: {kind: KIND, count: 1}, nics: {count: NICS, bandwidth: 1Gbit/s}}]\n";
         let lab = |kind: &str, nics: &str| format!("name: x\nlab: true\n{}", node.replace("KIND", kind).replace("NICS", nics));
         assert!(refused(&lab("cpu-core", "2")).contains("several network interfaces"));
-        assert!(refused(&lab("a100-sxm-40g", "1")).contains("no cores"));
+        assert!(refused(&lab("a100-sxm-40g", "1")).contains("not CPU cores"));
         assert!(refused(&lab("cpu-core", "1").replace("lab: true\n", "")).contains("`lab: true`"));
         let tree = lab("cpu-core", "1") + "network: {kind: fat-tree, nodes_per_leaf: 1, uplinks: 2}\n";
         assert!(refused(&tree).contains("a `fat-tree` like this"), "a bridge has one uplink");

@@ -1,50 +1,50 @@
-//! Why a lab cannot be made or used, in words for the person who asked for it.
+//! Why a lab cannot be made or used.
 
 use foretell_executor::ExecutorError;
 use foretell_topologies::TopologyError;
 use thiserror::Error;
 
-/// What is wrong with a lab.
+/// An error of a lab.
 #[derive(Debug, Error)]
 pub enum LabError {
-    /// The topology describes what cannot be made here.
-    #[error("`{topology}` cannot be made here: {what}; hint: {hint}")]
+    /// The topology describes something that cannot be made into a lab.
+    #[error("`{topology}` cannot be made into a lab: {what}; hint: {hint}")]
     Unsupported {
         /// The topology's name.
         topology: String,
-        /// What of it.
+        /// What cannot be made.
         what: String,
-        /// The mend.
+        /// What to do about it.
         hint: String,
     },
-    /// The routes of the topology cannot be found.
+    /// The topology has no routes.
     #[error(transparent)]
     Topology(#[from] TopologyError),
     /// This machine or this user cannot make labs.
-    #[error("a lab cannot be made here: {0}; hint: `foretell doctor` says what is missing")]
-    NotHere(String),
-    /// There is one already.
-    #[error("the lab `{name}` is up {how}; hint: take it down with `foretell lab down --topology {name}`")]
+    #[error("a lab cannot be made on this machine: {0}; hint: `foretell doctor` says what is missing")]
+    NotPossible(String),
+    /// There is a lab of that name already.
+    #[error("the lab `{name}` is up {state}; hint: take it down with `foretell lab down --topology {name}`")]
     IsUp {
-        /// Its name.
+        /// The lab's name.
         name: String,
-        /// In what state.
-        how: &'static str,
+        /// Its state, as the end of a sentence.
+        state: &'static str,
     },
-    /// There is none.
+    /// There is no lab of that name.
     #[error("the lab `{name}` is not up; hint: `foretell lab up --topology {name}`")]
     IsDown {
-        /// Its name.
+        /// The lab's name.
         name: String,
     },
-    /// A node that the lab does not have.
+    /// The lab has no node of that name.
     #[error("the lab `{name}` has no node `{node}`; hint: it has {known}")]
     NoSuchNode {
-        /// The lab.
+        /// The lab's name.
         name: String,
-        /// The node asked for.
+        /// The node that was asked for.
         node: String,
-        /// Those that there are.
+        /// The nodes that there are.
         known: String,
     },
     /// A command failed.
@@ -52,23 +52,25 @@ pub enum LabError {
     Command {
         /// The command line.
         command: String,
-        /// Its words.
+        /// Its first line on standard error, or its exit status.
         reason: String,
     },
     /// Something could not be removed.
-    #[error("the lab `{name}` could not be taken down wholly: {left} is left; hint: see what uses it with `ip netns pids`")]
+    #[error(
+        "the lab `{name}` could not be taken down completely: {reason}; hint: `ip netns pids NAME` lists the processes in a namespace"
+    )]
     NotRemoved {
-        /// The lab.
+        /// The lab's name.
         name: String,
-        /// What is left.
-        left: String,
+        /// What is left, or the error.
+        reason: String,
     },
     /// The operating system refused something.
     #[error("could not {doing}: {source}")]
     System {
-        /// What was tried.
+        /// What was attempted.
         doing: String,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The state file could not be written.

@@ -1,7 +1,8 @@
-//! The keeper: a process that takes a lab down when the one that makes or uses it has ended.
+//! The keeper: a process that takes a lab down when the process that makes or uses it ends.
 //!
-//! The two are joined by a pipe, which the system closes when a process ends, however it ends; so no signal needs handling, and
-//! also a process that was killed leaves no lab behind. The keeper is in a process group of its own, out of the reach of a terminal's ^C.
+//! A pipe joins the two. The kernel closes it when a process ends, for whatever reason, so no
+//! signal has to be handled, and even a process that was killed leaves no lab behind. The keeper is
+//! in a process group of its own, so ^C in the terminal does not reach it.
 
 use crate::error::LabError;
 use crate::teardown::remove;
@@ -11,22 +12,24 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-/// The lab is this process's: take it down if it ends.
+/// Tells the keeper that the lab is this process's: take it down when the process ends.
 const OWN: u8 = b'o';
-/// The lab is to stay.
-const LEAVE: u8 = b'l';
+/// Tells the keeper that the lab is to stay.
+const RELEASE: u8 = b'l';
 
-/// How long what a killed process had begun may go on: a command that makes a namespace.
-const SETTLE: Duration = Duration::from_millis(300);
+/// The longest that a command may go on after the process that started it was killed. Such a
+/// command can still make a namespace.
+const SETTLE_TIME: Duration = Duration::from_millis(300);
 
-/// The side of the process that has a keeper.
+/// A running keeper, as its owner sees it.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     child: Child,
 }
 
 impl Keeper {
-    /// Starts a keeper for the lab `id`: `program` again, with the arguments `keeper ID`, upon which it calls [`keep`].
+    /// Starts a keeper for the lab `id`. It runs `program` with the arguments `keeper ID`, which
+    /// must call [`keep`].
     pub(crate) fn start(program: &Path, id: &str) -> Result<Self, LabError> {
         let child = Command::new(program)
             .args(["keeper", id])
@@ -38,23 +41,24 @@ impl Keeper {
         Ok(Self { child })
     }
 
-    /// From now on the lab is taken down when this process ends.
+    /// From now on the keeper takes the lab down when this process ends.
     pub(crate) fn own(&mut self) -> Result<(), LabError> {
         self.tell(OWN)
     }
 
-    /// Lets the lab stay, and the keeper go.
-    pub(crate) fn leave(mut self) -> Result<(), LabError> {
-        self.tell(LEAVE)?;
+    /// Ends the keeper and leaves the lab up.
+    pub(crate) fn release(mut self) -> Result<(), LabError> {
+        self.tell(RELEASE)?;
         self.end().map(drop)
     }
 
-    fn tell(&mut self, word: u8) -> Result<(), LabError> {
-        let written = self.child.stdin.as_mut().map(|pipe| pipe.write_all(&[word]));
+    fn tell(&mut self, message: u8) -> Result<(), LabError> {
+        let written = self.child.stdin.as_mut().map(|pipe| pipe.write_all(&[message]));
         written.unwrap_or(Ok(())).map_err(|error| LabError::system("reach the process that keeps the lab", error))
     }
 
-    /// Has the keeper do what is left to do; whether it did it.
+    /// Ends the keeper, which takes down a lab that this process owns. Returns whether it
+    /// succeeded.
     pub(crate) fn end(&mut self) -> Result<bool, LabError> {
         drop(self.child.stdin.take());
         let status = self.child.wait().map_err(|error| LabError::system("wait for the process that keeps the lab", error))?;
@@ -62,20 +66,21 @@ impl Keeper {
     }
 }
 
-/// Keeps the lab `id` until standard input ends: what the keeper's process does.
+/// The work of the keeper's process: waits until standard input ends, then takes the lab `id` down
+/// if its maker owned it to the end.
 ///
 /// # Errors
-/// [`LabError::NotRemoved`] where something could not be removed.
+/// [`LabError::NotRemoved`] if something could not be removed.
 pub fn keep(id: &str) -> Result<(), LabError> {
     let mut last = None;
-    let mut word = [0];
-    while matches!(std::io::stdin().read(&mut word), Ok(1)) {
-        last = Some(word[0]);
+    let mut message = [0];
+    while matches!(std::io::stdin().read(&mut message), Ok(1)) {
+        last = Some(message[0]);
     }
     if last != Some(OWN) {
         return Ok(());
     }
     remove(id)?;
-    std::thread::sleep(SETTLE);
+    std::thread::sleep(SETTLE_TIME);
     remove(id)
 }

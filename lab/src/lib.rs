@@ -1,12 +1,15 @@
-//! The lab: the hosts that a topology file describes, made on this machine so that a plan can really be executed on them.
+//! The lab: hosts that a topology file describes, made on this machine, so that a plan can be
+//! executed on them.
 //!
-//! The nouns: a [`Blueprint`] is what is to be made of a topology, down to the commands, and is a pure function of it; a [`Lab`] is one
-//! that is up. Each node is a network namespace, each switch a bridge (all in one more namespace), each link a veth pair whose two
-//! ends are shaped to the file's rate, and each device with a `cpu_quota` a control group. So everything has a name that begins with
-//! [`PREFIX`], nothing is changed in the machine's own network, and taking down is deleting what has that name.
+//! A [`Blueprint`] lists what has to be made for a topology, down to the commands. It is a pure
+//! function of the topology. A [`Lab`] is one that is up. Each node is a network namespace. Each
+//! switch is a bridge, all of them in one more namespace. Each link is a veth pair whose ends are
+//! shaped to the file's rate. Each device with a `cpu_quota` is a control group. Every part has a
+//! name that begins with [`PREFIX`], and nothing changes in the machine's own network. So taking a
+//! lab down means deleting what has its name.
 //!
-//! A helper process, the keeper, takes a lab down when the process that makes or uses it ends before its time, however it ends:
-//! see [`keep`].
+//! A helper process, the keeper, takes a lab down when the process that makes or uses it ends
+//! early, for whatever reason: see [`keep`].
 //!
 //! ```
 //! use foretell_lab::Blueprint;
@@ -18,19 +21,24 @@
 //! ```
 
 mod blueprint;
+mod command;
 mod control_group;
 mod error;
 mod inventory;
 mod keeper;
 mod lab;
 mod machine;
+mod names;
+mod namespaces;
 mod state;
 mod teardown;
 
-pub use blueprint::{Blueprint, Command, Host, LabDevice, PREFIX};
+pub use blueprint::{Blueprint, Host, LabDevice};
+pub use command::Command;
 pub use error::LabError;
 pub use inventory::labs;
 pub use keeper::keep;
 pub use lab::{Lab, enter};
 pub use machine::{missing, missing_for_quotas};
+pub use names::PREFIX;
 pub use teardown::take_down;

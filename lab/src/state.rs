@@ -1,4 +1,4 @@
-//! The state files: which labs are up, and what each is made of. Written whole, and only when the lab is.
+//! The state files: one for each lab that was brought up, written once the lab is complete.
 
 use crate::blueprint::Host;
 use crate::error::LabError;
@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where the state files lie: gone after a restart of the machine, as the labs are.
+/// The folder of the state files. Like the labs, they do not survive a restart of the machine.
 const FOLDER: &str = "/run/foretell/labs";
 
-/// What is known of a lab that is up.
+/// The description of a lab that is up.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct State {
     /// The topology that it was made of.
@@ -30,19 +30,18 @@ impl State {
         Ok(write_whole(&path(id), &text)?)
     }
 
-    /// Of a lab that is up; a file that cannot be read is that of none.
+    /// Reads the state of a lab; `None` if there is no file or it cannot be read.
     pub(crate) fn read(id: &str) -> Option<Self> {
         serde_json::from_slice(&fs::read(path(id)).ok()?).ok()
     }
 }
 
-/// Forgets a lab.
+/// Deletes the state of a lab, if it has one.
 pub(crate) fn forget(id: &str) {
-    // It may never have been written.
     let _ = fs::remove_file(path(id));
 }
 
-/// The labs that have a state file.
+/// The ids of the labs that have a state file.
 pub(crate) fn known() -> Vec<String> {
     let files = fs::read_dir(FOLDER).into_iter().flatten().flatten();
     files.filter_map(|file| Some(file.file_name().to_str()?.strip_suffix(".json")?.to_owned())).collect()

@@ -2,19 +2,19 @@
 //!
 //! Everything of a lab has a name that begins with its id, so no record of its parts is needed.
 
-use crate::blueprint::{PREFIX, identifier};
 use crate::control_group::Hierarchy;
 use crate::error::LabError;
 use crate::inventory::{abandoned_ids, all_ids};
-use crate::machine;
+use crate::names::{identifier, namespace_prefix};
+use crate::namespaces::{delete_namespace, kill, namespaces, processes_in};
 use crate::state;
 use std::time::{Duration, Instant};
 
 /// How long the processes in a lab may take to end.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Takes down the labs of a topology's name: the one that was brought up, and those of processes that
-/// have ended. Returns whether there was any.
+/// Takes down the labs of a topology's name: the one that was brought up, and those of processes
+/// that have ended. Returns whether there was any.
 ///
 /// # Errors
 /// [`LabError::NotRemoved`] if something could not be removed.
@@ -29,32 +29,32 @@ pub fn take_down(name: &str) -> Result<bool, LabError> {
 /// Removes everything of a lab that exists, and kills the processes in it.
 pub(crate) fn remove(id: &str) -> Result<(), LabError> {
     let hierarchy = Hierarchy::find();
-    let prefix = format!("{PREFIX}{id}_");
+    let prefix = namespace_prefix(id);
     state::forget(id);
     let started = Instant::now();
     loop {
-        let namespaces: Vec<String> = machine::namespaces().into_iter().filter(|name| name.starts_with(&prefix)).collect();
+        let own_namespaces: Vec<String> = namespaces().into_iter().filter(|name| name.starts_with(&prefix)).collect();
         let find_processes = || {
-            let mut processes: Vec<i32> = namespaces.iter().flat_map(|name| machine::processes_in(name)).collect();
+            let mut processes: Vec<i32> = own_namespaces.iter().flat_map(|name| processes_in(name)).collect();
             processes.extend(hierarchy.as_ref().map_or_else(Vec::new, |hierarchy| hierarchy.processes(id)));
             processes.retain(|process| *process as u32 != std::process::id());
             processes
         };
         let processes = find_processes();
-        processes.iter().copied().for_each(machine::kill);
+        processes.iter().copied().for_each(kill);
         let mut failure = None;
         // A namespace that is deleted while a process is in it would live on without a name.
         if processes.is_empty() || find_processes().is_empty() {
-            failure = namespaces.iter().find_map(|name| machine::delete_namespace(name).err());
+            failure = own_namespaces.iter().find_map(|name| delete_namespace(name).err());
             let groups_are_gone = hierarchy.as_ref().is_none_or(|hierarchy| hierarchy.remove(id));
             if failure.is_none() && groups_are_gone {
                 return Ok(());
             }
         }
         if started.elapsed() > TIMEOUT {
-            let left =
-                failure.map_or_else(|| format!("{} and the processes in it", namespaces.join(", ")), |error| error.to_string());
-            return Err(LabError::NotRemoved { name: id.into(), left });
+            let is_left = || format!("{} and the processes in it are left", own_namespaces.join(", "));
+            let reason = failure.map_or_else(is_left, |error| error.to_string());
+            return Err(LabError::NotRemoved { name: id.into(), reason });
         }
         std::thread::sleep(Duration::from_millis(10));
     }

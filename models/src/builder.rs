@@ -18,9 +18,27 @@ pub(crate) use mixture::MixtureShape;
 use crate::dropout::{DropoutRate, DropoutSite};
 use crate::graph::{
     Block, Dimension, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind,
-    Parameter, Pass, Role, Storage, Tensor, TensorId,
+    Parameter, Pass, Role, Tensor, TensorId,
 };
-use crate::specification::GraphOptions;
+use crate::storage::Storage;
+
+/// For what, and for how many samples, a graph is built.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GraphOptions {
+    /// Samples in the batch.
+    pub batch: usize,
+    /// Groups of samples that share batch-norm statistics; they divide the batch.
+    pub normalization_groups: usize,
+    /// Whether batch norm uses running statistics instead of the batch's.
+    pub inference: bool,
+    /// Ranks that share out the vocabulary, from the embedding to the loss, where it divides by them; 1 for nobody.
+    pub vocabulary_parts: usize,
+}
+
+impl GraphOptions {
+    /// One sample on one rank, with batch statistics.
+    pub const ONE: GraphOptions = GraphOptions { batch: 1, normalization_groups: 1, inference: false, vocabulary_parts: 1 };
+}
 
 /// A dimension of a name and an extent.
 pub(crate) fn dimension(name: &'static str, extent: usize) -> Dimension {

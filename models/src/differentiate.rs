@@ -4,9 +4,8 @@
 //! the loops of its forward operator and so follows whatever sharding that one was given. Gradients of parameters, like
 //! the other sums over the batch, are accumulated: whoever writes one adds to it, and the compiler decides who is first.
 
-use crate::graph::{
-    Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Storage, Tensor, TensorId,
-};
+use crate::graph::{Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Tensor, TensorId};
+use crate::storage::Storage;
 use std::collections::BTreeMap;
 
 /// `graph` followed by its gradients, for a mean of the loss over `normalizer` predictions.

@@ -5,13 +5,15 @@
 //! leaves partial sums in an output that it does not appear in. The graph knows no devices and no plans.
 
 mod kind;
+mod loops;
 mod lowering;
 mod operator;
 mod tensor;
 
 pub use kind::OperatorKind;
-pub use operator::{BATCH, EXPERTS, Extent, Loop, LoopId, Operand, Operator, OperatorId, Pass, SEQUENCE, Slots};
-pub use tensor::{Dimension, Initialisation, InputKind, Parameter, PublicTensor, Role, Storage, Tensor, TensorId};
+pub use loops::{BATCH, EXPERTS, Extent, Loop, LoopId, SEQUENCE, Slots};
+pub use operator::{Operand, Operator, OperatorId, Pass};
+pub use tensor::{Dimension, Initialisation, InputKind, Parameter, PublicTensor, Role, Tensor, TensorId};
 
 use foretell_units::Flops;
 

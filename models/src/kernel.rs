@@ -6,18 +6,20 @@
 //! `Fp32` statistics (mean, reciprocal standard deviation, log-sum-exp) stay in single precision in every precision.
 
 mod control;
-mod cost;
-mod identity;
+mod derived;
+mod members;
 mod sizes;
-mod traffic;
+mod spec;
+mod table;
 
 pub use control::Control;
 pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, WeightLayout, Window};
-pub use traffic::Traffic;
+pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
 use crate::attention::{Attention, Rope};
 use crate::dropout::Dropout;
 use serde::{Deserialize, Serialize};
+use table::{activations, attention, images, loss, mixtures, movement, norms, products, recurrence, sequences, training};
 
 /// One computation on one rank, with all its sizes. "Reads" and "writes" name the operands in the order in which an
 /// instruction lists them. Kernels that write gradients of parameters can also *accumulate* (add to what is there); the
@@ -641,4 +643,131 @@ pub enum Kernel {
         /// As in [`Kernel::TakeColumns`].
         part: usize,
     },
+}
+
+impl Kernel {
+    /// The kernel's description: name, operands in order, arithmetic.
+    pub fn spec(&self) -> KernelSpec {
+        self.describe()
+    }
+
+    #[inline(always)]
+    fn describe(&self) -> KernelSpec {
+        match *self {
+            Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {
+                products::matmul([rows, columns, contracted], weight, bias, activation)
+            }
+            Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu } => {
+                products::matmul_input_gradient([rows, columns, contracted], weight, gelu)
+            }
+            Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias } => {
+                products::matmul_weight_gradient([rows, columns, contracted], weight, bias)
+            }
+            Kernel::Quantise { rows, columns, straight, transposed, .. } => {
+                products::quantise(rows, columns, straight, transposed)
+            }
+            Kernel::EightBitMatmul { rows, columns, contracted, bias, activation } => {
+                products::eight_bit_matmul([rows, columns, contracted], bias, activation)
+            }
+            Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu } => {
+                products::eight_bit_matmul_input_gradient([rows, columns, contracted], gelu)
+            }
+            Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, weight } => {
+                products::eight_bit_matmul_weight_gradient([rows, columns, contracted], weight)
+            }
+            Kernel::BiasAdd { rows, columns } => products::bias_add(rows, columns),
+            Kernel::BiasGradient { rows, columns } => products::bias_gradient(rows, columns),
+            Kernel::Relu { elements } => activations::relu(elements),
+            Kernel::ReluGradient { elements } => activations::relu_gradient(elements),
+            Kernel::Gelu { elements } => activations::gelu(elements),
+            Kernel::GeluGradient { elements } => activations::gelu_gradient(elements),
+            Kernel::GeluExact { elements } => activations::gelu_exact(elements),
+            Kernel::GeluExactGradient { elements } => activations::gelu_exact_gradient(elements),
+            Kernel::SiluMultiply { elements } => activations::silu_multiply(elements),
+            Kernel::SiluMultiplyGradient { elements } => activations::silu_multiply_gradient(elements),
+            Kernel::Add { elements } => activations::add(elements),
+            Kernel::Convolution(window) => images::convolution(&window),
+            Kernel::ConvolutionInputGradient(window) => images::convolution_input_gradient(&window),
+            Kernel::ConvolutionWeightGradient(window) => images::convolution_weight_gradient(&window),
+            Kernel::BatchNorm { groups, positions, channels } => images::batch_norm(groups, positions, channels),
+            Kernel::BatchNormInputGradient { groups, positions, channels } => {
+                images::batch_norm_input_gradient(groups, positions, channels)
+            }
+            Kernel::BatchNormWeightGradient { groups, channels } => images::batch_norm_weight_gradient(groups, channels),
+            Kernel::BatchNormInference { positions, channels } => images::batch_norm_inference(positions, channels),
+            Kernel::RunningStatistics { channels, .. } => images::running_statistics(channels),
+            Kernel::MaxPool(window) => images::max_pool(&window),
+            Kernel::MaxPoolGradient(window) => images::max_pool_gradient(&window),
+            Kernel::GlobalAveragePool { batch, positions, channels } => images::global_average_pool(batch, positions, channels),
+            Kernel::GlobalAveragePoolGradient { batch, positions, channels } => {
+                images::global_average_pool_gradient(batch, positions, channels)
+            }
+            Kernel::LayerNorm { rows, features, .. } => norms::layer_norm(rows, features),
+            Kernel::LayerNormInputGradient { rows, features } => norms::layer_norm_input_gradient(rows, features),
+            Kernel::LayerNormWeightGradient { rows, features } => norms::layer_norm_weight_gradient(rows, features),
+            Kernel::RmsNorm { rows, features, .. } => norms::rms_norm(rows, features),
+            Kernel::RmsNormInputGradient { rows, features } => norms::rms_norm_input_gradient(rows, features),
+            Kernel::RmsNormWeightGradient { rows, features } => norms::rms_norm_weight_gradient(rows, features),
+            Kernel::Rope(sizes) => attention::rope("rope", ["x", "y"], &sizes),
+            Kernel::RopeGradient(sizes) => attention::rope("rope_gradient", ["dy", "dx"], &sizes),
+            Kernel::Dropout(sizes) => activations::dropout(&sizes),
+            Kernel::Prepend { batch, positions, features } => sequences::prepend(batch, positions, features),
+            Kernel::PrependInputGradient { batch, positions, features } => {
+                sequences::prepend_input_gradient(batch, positions, features)
+            }
+            Kernel::PrependWeightGradient { batch, positions, features } => {
+                sequences::prepend_weight_gradient(batch, positions, features)
+            }
+            Kernel::First { batch, positions, features } => sequences::first(batch, positions, features),
+            Kernel::FirstGradient { batch, positions, features } => sequences::first_gradient(batch, positions, features),
+            Kernel::Embedding { tokens, vocabulary, hidden, parts } => sequences::embedding([tokens, vocabulary, hidden, parts]),
+            Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts } => {
+                sequences::embedding_weight_gradient([tokens, vocabulary, hidden, parts])
+            }
+            Kernel::Attention(sizes) => attention::attention(&sizes),
+            Kernel::AttentionGradient(sizes) => attention::attention_gradient(&sizes),
+            Kernel::Split { rows, parts, columns } => sequences::split(rows, parts, columns),
+            Kernel::Join { rows, parts, columns } => sequences::join(rows, parts, columns),
+            Kernel::CrossEntropy { rows, classes } => loss::cross_entropy(rows, classes),
+            Kernel::LogitStatistics { rows, classes, parts } => loss::logit_statistics(rows, classes, parts),
+            Kernel::CrossEntropyOfStatistics { rows, parts } => loss::cross_entropy_of_statistics(rows, parts),
+            Kernel::CrossEntropyGradient { rows, classes, parts, scaled, .. } => {
+                loss::cross_entropy_gradient(rows, classes, parts, scaled)
+            }
+            Kernel::Route { tokens, experts, top } => mixtures::route(tokens, experts, top),
+            Kernel::RouteGradient { tokens, experts, top } => mixtures::route_gradient(tokens, experts, top),
+            Kernel::Dispatch(mixture) => mixtures::dispatch(&mixture),
+            Kernel::DispatchGradient(mixture) => mixtures::dispatch_gradient(&mixture),
+            Kernel::Combine(mixture) => mixtures::combine(&mixture),
+            Kernel::CombineInputGradient(mixture) => mixtures::combine_input_gradient(&mixture),
+            Kernel::CombineGateGradient(mixture) => mixtures::combine_gate_gradient(&mixture),
+            Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+                products::expert_matmul([experts, rows, columns, contracted])
+            }
+            Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
+                products::expert_matmul_input_gradient([experts, rows, columns, contracted])
+            }
+            Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+                products::expert_matmul_weight_gradient([experts, rows, columns, contracted])
+            }
+            Kernel::Lstm(sizes) => recurrence::lstm(&sizes),
+            Kernel::LstmGradient { sizes, outputs, last } => recurrence::lstm_gradient(&sizes, outputs, last),
+            Kernel::LstmWeightGradient(sizes) => recurrence::lstm_weight_gradient(&sizes),
+            Kernel::Scale { elements, .. } => activations::scale(elements),
+            Kernel::Multiply { elements } => activations::multiply(elements),
+            Kernel::Sgd { elements, controlled, momentum, nesterov } => training::sgd(elements, controlled, momentum, nesterov),
+            Kernel::AdamW { elements, controlled } => training::adamw(elements, controlled),
+            Kernel::UpdateControl { .. } => training::update_control(),
+            Kernel::Sum { elements } => training::sum("sum", elements),
+            Kernel::Accumulate { elements } => training::accumulate(elements),
+            Kernel::Narrow { elements } => training::narrow(elements),
+            Kernel::Zero { elements } => training::zero(elements),
+            Kernel::SumOfSquares { elements } => training::sum("sum_of_squares", elements),
+            Kernel::Slice { outer, parts, inner } => movement::slice(outer, parts, inner),
+            Kernel::Interleave { outer, parts, inner } => movement::interleave("interleave", outer, parts, inner),
+            Kernel::Deinterleave { outer, parts, inner } => movement::interleave("deinterleave", outer, parts, inner),
+            Kernel::TakeColumns { rows, columns, part, .. } => movement::take_columns(rows, columns, part),
+            Kernel::PutColumns { rows, columns, part, .. } => movement::put_columns(rows, columns, part),
+        }
+    }
 }

@@ -22,17 +22,30 @@ mod attention;
 mod builder;
 mod differentiate;
 mod dropout;
+mod error;
+mod families;
 mod graph;
 mod kernel;
-mod specification;
-mod zoo;
+mod model;
+mod optimizer;
+mod sample;
+mod storage;
 
 pub use attention::{Attention, KeyStep, RelativePositions, Rope};
+pub use builder::GraphOptions;
 pub use differentiate::differentiate;
 pub use dropout::{AttentionDropout, AttentionPlace, Dropout, DropoutRate, DropoutSite};
+pub use error::ModelError;
+pub use families::{Bert, CapacityFactor, Gpt, Llama, LstmSeq2seq, Mlp, Moe, Resnet, Stem, T5, Vgg, Vit};
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
-    OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Storage, Tensor, TensorId,
+    OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Tensor, TensorId,
 };
-pub use kernel::{Activation, Control, EightBits, Epsilon, Kernel, Mixture, Recurrence, Traffic, WeightLayout, Window};
-pub use specification::{CapacityFactor, GraphOptions, Model, ModelError, SampleShape, Stem};
+pub use kernel::{
+    Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture, Recurrence,
+    Traffic, WeightLayout, Window,
+};
+pub use model::Model;
+pub use optimizer::Optimizer;
+pub use sample::SampleShape;
+pub use storage::Storage;

@@ -1,6 +1,6 @@
 //! The zoo against what is published of its models: parameters, arithmetic, names and shapes.
 
-use foretell_models::{DropoutRate, Graph, GraphOptions, Model, OperatorKind, Role, differentiate};
+use foretell_models::{DropoutRate, Gpt, Graph, GraphOptions, Mlp, Model, OperatorKind, Resnet, Role, differentiate};
 
 const ONE: GraphOptions = GraphOptions::ONE;
 
@@ -147,30 +147,38 @@ fn parameters_have_their_public_names_and_shapes() {
 
 #[test]
 fn sizes_beyond_any_machine_are_refused_with_the_mend() {
-    let gpt = |layers, hidden, sequence, vocab| Model::Gpt {
-        layers,
-        hidden,
-        heads: 1,
-        ffn: None,
-        vocab,
-        sequence,
-        tied_embeddings: true,
-        dropout: DropoutRate::NONE,
-        attention_dropout: DropoutRate::NONE,
+    let gpt = |layers, hidden, sequence, vocab| {
+        Model::Gpt(Gpt {
+            layers,
+            hidden,
+            heads: 1,
+            ffn: None,
+            vocab,
+            sequence,
+            tied_embeddings: true,
+            dropout: DropoutRate::NONE,
+            attention_dropout: DropoutRate::NONE,
+        })
     };
-    let resnet =
-        Model::Resnet { depth: 50, stem: Default::default(), image: 8192, channels: 1 << 24, classes: 10, width: 1 << 24 };
+    let resnet = Model::Resnet(Resnet {
+        depth: 50,
+        stem: Default::default(),
+        image: 8192,
+        channels: 1 << 24,
+        classes: 10,
+        width: 1 << 24,
+    });
     let many = 1 << 32;
     let cases = [
         (gpt(10_001, 16, 8, 32), 1, "`layers` is 10001"),
-        (Model::Mlp { widths: vec![2; 10_002] }, 1, "`widths` has 10002 entries"),
+        (Model::Mlp(Mlp { widths: vec![2; 10_002] }), 1, "`widths` has 10002 entries"),
         (gpt(1, 1 << 24, 8, 1 << 24), 1, "`transformer.h.0.attn.c_attn.weight`"),
         (gpt(1, 16, 1 << 24, 32), many, "more than 2^48 elements"),
-        (Model::Mlp { widths: vec![1 << 24, 2] }, many, "`features` (batch 4294967296, features 16777216)"),
+        (Model::Mlp(Mlp { widths: vec![1 << 24, 2] }), many, "`features` (batch 4294967296, features 16777216)"),
         (resnet, many, "more than 2^48 elements"),
-        (Model::Mlp { widths: vec![4, 2] }, many + 1, "a batch of 4294967297 samples"),
-        (Model::Mlp { widths: vec![4, 2] }, usize::MAX, "a batch of"),
-        (Model::Mlp { widths: vec![4, 2] }, 0, "a batch of 0 samples"),
+        (Model::Mlp(Mlp { widths: vec![4, 2] }), many + 1, "a batch of 4294967297 samples"),
+        (Model::Mlp(Mlp { widths: vec![4, 2] }), usize::MAX, "a batch of"),
+        (Model::Mlp(Mlp { widths: vec![4, 2] }), 0, "a batch of 0 samples"),
     ];
     for (model, batch, expected) in cases {
         let error = model.graph("m", &GraphOptions { batch, ..ONE }).expect_err(expected).to_string();

@@ -1,7 +1,7 @@
 //! What holds for every search: its bounds are never above the simulator's answer, it finds what trying everything finds, on any number
 //! of threads.
 
-use foretell_models::{DropoutRate, Model, Stem};
+use foretell_models::{DropoutRate, Gpt, Mlp, Model, Resnet, Stem};
 use foretell_planner::{Planned, PlannerError, Request, deadline, layouts, least, plan};
 use foretell_program::{
     Axis, CollectiveAlgorithm, KernelSample, Layout, MachineIdentity, Offload, Optimizer, Overlap, Plan, Profile, Rank,
@@ -25,7 +25,7 @@ static MIXED: LazyLock<Topology> = LazyLock::new(|| {
 });
 
 fn gpt(layers: usize, hidden: usize, vocab: usize, tied_embeddings: bool) -> Model {
-    Model::Gpt {
+    Model::Gpt(Gpt {
         layers,
         hidden,
         heads: 4,
@@ -35,14 +35,14 @@ fn gpt(layers: usize, hidden: usize, vocab: usize, tied_embeddings: bool) -> Mod
         tied_embeddings,
         dropout: DropoutRate::NONE,
         attention_dropout: DropoutRate::NONE,
-    }
+    })
 }
 
 fn models() -> impl Strategy<Value = Model> {
     prop_oneof![
         proptest::collection::vec(prop_oneof![Just(16usize), Just(64), Just(2048)], 3..6)
-            .prop_map(|widths| Model::Mlp { widths }),
-        Just(Model::Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 }),
+            .prop_map(|widths| Model::Mlp(Mlp { widths })),
+        Just(Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 })),
         (1usize..9, prop_oneof![Just(16usize), Just(256)], prop_oneof![Just(64usize), Just(8192)], any::<bool>())
             .prop_map(|(layers, hidden, vocab, tied_embeddings)| { gpt(layers, hidden, vocab, tied_embeddings) }),
     ]
@@ -212,7 +212,7 @@ proptest! {
 #[test]
 fn bounds_are_near_what_is_simulated() {
     let none = DropoutRate::NONE;
-    let model = Model::Gpt {
+    let model = Model::Gpt(Gpt {
         layers: 32,
         hidden: 4096,
         heads: 32,
@@ -222,7 +222,7 @@ fn bounds_are_near_what_is_simulated() {
         tied_embeddings: true,
         dropout: none,
         attention_dropout: none,
-    };
+    });
     let topology = DGX.clone().with_nodes(8).expect("there may be as many");
     let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
     let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 32) };
@@ -254,7 +254,7 @@ fn bounds_are_near_what_is_simulated() {
 #[test]
 fn bounds_count_what_goes_to_the_hosts() {
     let none = DropoutRate::NONE;
-    let model = Model::Gpt {
+    let model = Model::Gpt(Gpt {
         layers: 32,
         hidden: 256,
         heads: 8,
@@ -264,7 +264,7 @@ fn bounds_count_what_goes_to_the_hosts() {
         tied_embeddings: false,
         dropout: none,
         attention_dropout: none,
-    };
+    });
     let costs = CostModel::new(None, &DGX).with_stack(&DGX, "foretell", DataType::Bf16).expect("the library knows it");
     let shares = |layout: &Layout, micro_batches: usize| {
         let plan =
@@ -292,7 +292,7 @@ fn bounds_count_what_goes_to_the_hosts() {
 #[test]
 fn bounds_count_the_part_of_a_sequence_that_has_the_most() {
     let none = DropoutRate::NONE;
-    let model = Model::Gpt {
+    let model = Model::Gpt(Gpt {
         layers: 8,
         hidden: 256,
         heads: 8,
@@ -302,7 +302,7 @@ fn bounds_count_the_part_of_a_sequence_that_has_the_most() {
         tied_embeddings: false,
         dropout: none,
         attention_dropout: none,
-    };
+    });
     let costs = CostModel::new(None, &DGX).with_stack(&DGX, "foretell", DataType::Bf16).expect("the library knows it");
     for context in [2, 4] {
         let layout = Layout { context, micro_batch: 1, ..Layout::default() };
@@ -322,7 +322,7 @@ fn bounds_count_the_part_of_a_sequence_that_has_the_most() {
 #[test]
 fn bounds_count_what_waits_for_the_link_to_the_host() {
     let none = DropoutRate::NONE;
-    let model = Model::Gpt {
+    let model = Model::Gpt(Gpt {
         layers: 32,
         hidden: 2048,
         heads: 16,
@@ -332,7 +332,7 @@ fn bounds_count_what_waits_for_the_link_to_the_host() {
         tied_embeddings: false,
         dropout: none,
         attention_dropout: none,
-    };
+    });
     let gpipe =
         Layout { pipeline: 4, micro_batch: 2, offload: Offload::Activations, schedule: Schedule::Gpipe, ..Layout::default() };
     let interleaved = Layout { schedule: Schedule::Interleaved, virtual_stages: 8, ..gpipe.clone() };
@@ -527,7 +527,7 @@ fn on_unequal_devices_too_the_search_finds_what_trying_everything_finds() {
                 network: {{kind: switch, latency: 5us}}\n"
         );
         let topology = Topology::from_yaml(&text, "two.yaml").expect("it is sound");
-        let model = Model::Mlp { widths: vec![1024; 9] };
+        let model = Model::Mlp(Mlp { widths: vec![1024; 9] });
         let costs = CostModel::new(None, &topology);
         let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 16384) };
         let request = Request { tolerance: 0.0, ..Request::new(&model, "model", &topology, &costs, &base) };
@@ -565,7 +565,7 @@ fn stages_have_meshes_of_their_own_where_these_are_the_best() {
                 network: {kind: switch, latency: 5us}\n";
     let topology = Topology::from_yaml(text, "six.yaml").expect("it is sound");
     let none = DropoutRate::NONE;
-    let model = Model::Gpt {
+    let model = Model::Gpt(Gpt {
         layers: 6,
         hidden: 1024,
         heads: 16,
@@ -575,7 +575,7 @@ fn stages_have_meshes_of_their_own_where_these_are_the_best() {
         tied_embeddings: false,
         dropout: none,
         attention_dropout: none,
-    };
+    });
     let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Fp16).expect("the library knows it");
     let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 16) };
     let fixed = "recompute=none,virtual_stages=1,context=1".parse().expect("well formed");
@@ -602,7 +602,7 @@ fn buckets_are_chosen_counted_and_fixed() {
     let costs = CostModel::new(None, &DGX).with_stack(&DGX, "foretell", DataType::Bf16).expect("the library knows it");
     let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 64) };
     let best = |width: usize, fixed: &str| {
-        let model = Model::Mlp { widths: vec![width; 5] };
+        let model = Model::Mlp(Mlp { widths: vec![width; 5] });
         let fixed = fixed.parse().expect("well formed");
         let request = Request { tolerance: 0.0, fixed, ..Request::new(&model, "model", &DGX, &costs, &base) };
         plan(&request).expect("something fits")
@@ -659,7 +659,7 @@ fn no_more_lies_on_the_hosts_than_must() {
 
 #[test]
 fn what_fits_only_with_the_state_on_the_hosts_is_offloaded_and_what_fits_without_is_not() {
-    let model = Model::Mlp { widths: vec![4096; 9] };
+    let model = Model::Mlp(Mlp { widths: vec![4096; 9] });
     let search = |limit: &str, host: &str, fixed: &str| {
         let host = if host.is_empty() { String::new() } else { format!(", host_memory: {host}") };
         let text = format!(
@@ -701,7 +701,7 @@ fn all_reduces_go_the_way_that_is_asked_for_and_else_the_fastest() {
     let known = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("the library knows it");
     // 8 KiB, and 24 MiB.
     for widths in [vec![32, 32, 32], vec![1024; 7]] {
-        let model = Model::Mlp { widths };
+        let model = Model::Mlp(Mlp { widths });
         let mut chosen = Vec::new();
         for costs in [&CostModel::new(None, &topology), &known] {
             let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 256) };
@@ -717,8 +717,11 @@ fn all_reduces_go_the_way_that_is_asked_for_and_else_the_fastest() {
             assert!(ring.0 != tree.0 && open.0 == ring.0.min(tree.0), "{open:?} {ring:?} {tree:?}");
             chosen.push(if ring.0 < tree.0 { CollectiveAlgorithm::Ring } else { CollectiveAlgorithm::Tree });
         }
-        let expected =
-            if model == (Model::Mlp { widths: vec![32; 3] }) { CollectiveAlgorithm::Tree } else { CollectiveAlgorithm::Ring };
+        let expected = if model == (Model::Mlp(Mlp { widths: vec![32; 3] })) {
+            CollectiveAlgorithm::Tree
+        } else {
+            CollectiveAlgorithm::Ring
+        };
         assert!(chosen.contains(&expected), "{chosen:?} of {model:?}");
     }
 }
@@ -743,7 +746,7 @@ fn of_several_number_formats_the_fastest_is_taken() {
 fn resnet18(top: usize) -> impl Fn() -> Planned + Send + Sync {
     move || {
         let costs = CostModel::new(None, &DGX);
-        let model = Model::Resnet { depth: 18, stem: Stem::Small, image: 32, channels: 3, classes: 10, width: 16 };
+        let model = Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 32, channels: 3, classes: 10, width: 16 });
         let base = Plan::new(Layout::default(), 64);
         plan(&Request { top, devices: 4, ..Request::new(&model, "model", &DGX, &costs, &base) }).expect("something fits")
     }
@@ -785,7 +788,7 @@ fn threads_that_wait_for_each_other_do_not_do_so_for_ever() {
 #[test]
 fn the_memory_that_was_foretold_is_the_compilers() {
     let best = &resnet18(1)().candidates[0];
-    let model = Model::Resnet { depth: 18, stem: Stem::Small, image: 32, channels: 3, classes: 10, width: 16 };
+    let model = Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 32, channels: 3, classes: 10, width: 16 });
     let compiled = compile(&model, "model", &best.plan).expect("it was compiled before");
     assert_eq!(best.prediction.peak_memory_bytes, compiled.arenas());
     let kernels = |stage: &StageProgram| stage.instructions.len();

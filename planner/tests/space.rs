@@ -1,7 +1,7 @@
 //! What the space has, and what of it the answers are: blocks of which some are computed again, devices that have nothing to do, and what is fixed that
 //! no layout can have.
 
-use foretell_models::{DropoutRate, Model};
+use foretell_models::{DropoutRate, Gpt, Model};
 use foretell_planner::{Fixed, Planned, PlannerError, Request, layouts, plan};
 use foretell_program::{Axis, ContextMethod, Layout, Optimizer, Plan, Recompute, Schedule, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
@@ -13,7 +13,17 @@ static DGX: LazyLock<Topology> = LazyLock::new(|| Topology::library("dgx-a100-80
 
 fn gpt(layers: usize, hidden: usize, sequence: usize) -> Model {
     let (attention_dropout, dropout) = (DropoutRate::NONE, DropoutRate::NONE);
-    Model::Gpt { layers, hidden, heads: 4, ffn: None, vocab: 512, sequence, tied_embeddings: false, dropout, attention_dropout }
+    Model::Gpt(Gpt {
+        layers,
+        hidden,
+        heads: 4,
+        ffn: None,
+        vocab: 512,
+        sequence,
+        tied_embeddings: false,
+        dropout,
+        attention_dropout,
+    })
 }
 
 fn fixed(text: &str) -> Fixed {
@@ -75,7 +85,7 @@ fn of_more_stages_than_there_are_nothing_is_said() {
     let layout =
         Layout { pipeline: 3, micro_batch: 1, recompute: Recompute::FullLayersOfStages(vec![1, 0]), ..Layout::default() };
     let said = compile(&model, "model", &Plan { layout, ..base }).expect_err("two numbers of three stages").to_string();
-    assert!(said.contains("numbers of layers for 2 stages, and there are 3"), "{said}");
+    assert!(said.contains("2 numbers of layers for 3 stages"), "{said}");
 }
 
 #[test]

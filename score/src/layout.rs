@@ -2,12 +2,12 @@
 
 use crate::refusal::Refusal;
 use crate::row::Row;
-use foretell_models::Model;
+use foretell_models::{Bert, Gpt, Llama, Model, Moe};
 use foretell_program::{Layout, Recompute, Schedule};
 use foretell_simulator::gpu::StackProfile;
 
-/// Returns the layout of a row's run on `devices` devices. Adds a sentence to `assumptions` for each
-/// choice that the row does not state.
+/// Returns the layout of a row's run on `devices` devices. Adds a sentence to `assumptions` for
+/// each choice that the row does not state.
 ///
 /// # Errors
 /// [`Refusal`] if sizes contradict each other or the batch is not stated.
@@ -73,14 +73,15 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
     })
 }
 
-/// Whether the row states its recomputation.
+/// Returns whether the row states its recomputation.
 pub(crate) fn states_recompute(row: &Row) -> bool {
     ["full", "selective", "none"].iter().any(|word| row.recompute.to_lowercase().starts_with(word))
 }
 
 /// Returns the layout's `expert` and `expert_tensor`.
 ///
-/// Megatron's expert-parallel size divides `dp`, or `dp` x `tp` if each expert is whole on its rank.
+/// Megatron's expert-parallel size divides `dp`, or `dp` x `tp` if each expert is whole on its
+/// rank.
 fn expert_sizes(
     row: &Row,
     stack: &StackProfile,
@@ -124,9 +125,10 @@ fn expert_sizes(
 pub(crate) fn cuts(row: &Row, layout: &Layout, model: &Model) -> Option<Vec<usize>> {
     let chunks = layout.pipeline * layout.virtual_stages;
     let layers = match *model {
-        Model::Gpt { layers, .. } | Model::Llama { layers, .. } | Model::Moe { layers, .. } | Model::Bert { layers, .. } => {
-            layers
-        }
+        Model::Gpt(Gpt { layers, .. })
+        | Model::Llama(Llama { layers, .. })
+        | Model::Moe(Moe { layers, .. })
+        | Model::Bert(Bert { layers, .. }) => layers,
         _ => return None,
     };
     if chunks < 2 {
@@ -147,9 +149,10 @@ pub(crate) fn cuts(row: &Row, layout: &Layout, model: &Model) -> Option<Vec<usiz
 /// Returns the blocks of each stage that a row's notes state, with the embedding and the head
 /// counted as blocks.
 ///
-/// Notes state cuts as `layers per stage [7, 9, 9, 9]`, or as `stage boundaries [0, 7, 14, 20, 30]`.
-/// The boundaries count modules of DeepSpeed's Megatron, which has six besides the layers: a cast,
-/// the embedding and a transposition before them, a transposition, the norm and the head after.
+/// Notes state cuts in one of two forms: `layers per stage [7, 9, 9, 9]`, where the embedding and
+/// the head count, or `stage boundaries [0, 7, 14, 20, 30]`. Boundaries count the modules of
+/// DeepSpeed's Megatron, which has six besides the layers: a cast, the embedding and a
+/// transposition before them, and a transposition, the norm and the head after them.
 pub(crate) fn stated_cuts(notes: &str, layers: usize) -> Option<Vec<usize>> {
     let numbers = |label: &str| -> Option<Vec<usize>> {
         let rest = notes.split_once(label)?.1.split_once('[')?.1.split_once(']')?.0;

@@ -1,11 +1,12 @@
 //! Compares predictions with training runs that others have measured and published.
 //!
-//! The nouns: a [`Row`] is one measured run in the columns of `tests/published/INDEX.md`. A [`Run`] is
-//! the row as a simulation input: a model, a plan, a cluster and a software stack. A [`ScoredRow`]
-//! has the prediction beside the measurement. A [`Summary`] has the error statistics of many rows.
+//! The nouns: a [`Row`] is one measured run in the columns of `tests/published/INDEX.md`. A [`Run`]
+//! is the row as a simulation input: a model, a plan, a cluster and a software stack. A
+//! [`ScoredRow`] has the prediction beside the measurement. A [`Summary`] has the error statistics
+//! of many rows.
 //!
 //! The flow: [`read_rows`] → [`Run::of`] → [`CompiledRun::new`] → [`CompiledRun::predict`], which
-//! simulates one representative rank a stage. [`score`] does this for a whole table. A row that
+//! simulates one representative rank per stage. [`score`] does this for a whole table. A row that
 //! cannot be predicted is refused with a reason.
 //!
 //! This crate fits nothing: durations come from the simulator's profiles of devices, links and
@@ -15,9 +16,10 @@
 //! ```
 //! use foretell_score::{Split, read_rows, score};
 //! use foretell_simulator::gpu::Profiles;
-//! let text = "row_id,table,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,pp,mbs,gbs,precision,framework,step_s\n\
-//!             a-1,mine,GPT-L24h1024,24,1024,16,50257,1024,A100-SXM4-80GB,8,8,1,1,4,32,fp16,Megatron-DeepSpeed (1F1B),0.2\n\
-//!             a-2,mine,GPT-L24h1024,24,1024,16,50257,1024,abacus,8,8,1,1,4,32,fp16,Megatron-DeepSpeed (1F1B),0.2\n";
+//! let text = "\
+//!     row_id,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,mbs,gbs,precision,framework\n\
+//!     a-1,GPT,24,1024,16,50257,1024,A100-SXM4-80GB,8,8,4,32,fp16,Megatron-DeepSpeed\n\
+//!     a-2,GPT,24,1024,16,50257,1024,abacus,8,8,4,32,fp16,Megatron-DeepSpeed\n";
 //! let rows = read_rows(text)?;
 //! let scores = score(&rows, &Split::library()?, Profiles::library()?);
 //! assert!(scores.rows[0].predicted_step_seconds.is_some());

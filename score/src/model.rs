@@ -1,9 +1,9 @@
-//! The model of a row's run: the sizes that the row states, and what the model's name tells about an
-//! architecture where the table has no column for it.
+//! The model of a row's run: the sizes that the row states, and what the model's name tells about
+//! an architecture where the table has no column for it.
 
 use crate::refusal::Refusal;
 use crate::row::Row;
-use foretell_models::{GraphOptions, Model, Stem};
+use foretell_models::{Bert, Gpt, GraphOptions, Llama, Model, Moe, Resnet, Stem};
 use foretell_program::Layout;
 use foretell_simulator::gpu::StackProfile;
 
@@ -23,8 +23,8 @@ struct Architecture {
 }
 
 /// Architectures by a word of the model's name, from the published configurations. The first match
-/// wins. DeepSeek's heads have 192 features of queries and keys and 128 of values. The table has the
-/// mean, 160, which gives the same FLOPs.
+/// wins. DeepSeek's heads have 192 features of queries and keys and 128 of values. The mean, 160,
+/// gives the same FLOPs.
 const ARCHITECTURES: [(&str, Architecture); 13] = {
     const PLAIN: Architecture =
         Architecture { head_dimension: None, query_rank: None, key_value_rank: None, shared_ffn: None, dense_layers: 0 };
@@ -67,14 +67,15 @@ struct Sizes {
     architecture: Architecture,
 }
 
-/// Returns the model of a row's run. Adds a sentence to `assumptions` for each size that is assumed.
+/// Returns the model of a row's run. Adds a sentence to `assumptions` for each size that is
+/// assumed.
 ///
 /// # Errors
 /// [`Refusal`] if the row does not state a required size, or no family covers the model.
 pub(crate) fn model(row: &Row, stack: &StackProfile, layout: &Layout, assumptions: &mut Vec<String>) -> Result<Model, Refusal> {
     let name = row.model.to_lowercase();
     if name.contains("resnet-50") || name.contains("resnet50") {
-        return Ok(Model::Resnet { depth: 50, stem: Stem::Imagenet, image: 224, channels: 3, classes: 1000, width: 64 });
+        return Ok(Model::Resnet(Resnet { depth: 50, stem: Stem::Imagenet, image: 224, channels: 3, classes: 1000, width: 64 }));
     }
     if UNSUPPORTED.iter().any(|word| name.contains(word)) {
         return Err(Refusal(format!("no model family covers `{}`", row.model)));
@@ -141,7 +142,7 @@ fn bert(sizes: &Sizes, stack: &StackProfile) -> Model {
         // Frameworks pad to a multiple of eight, which tensor cores require.
         sequence = 8 * (sequence as f64 * stack.defaults.sequence_share / 8.0).round() as usize;
     }
-    Model::Bert {
+    Model::Bert(Bert {
         layers: sizes.layers,
         hidden: sizes.hidden,
         heads: sizes.heads,
@@ -150,7 +151,7 @@ fn bert(sizes: &Sizes, stack: &StackProfile) -> Model {
         sequence,
         dropout: Default::default(),
         attention_dropout: Default::default(),
-    }
+    })
 }
 
 fn mixture(
@@ -164,7 +165,7 @@ fn mixture(
     if key_value_rank.is_some() {
         assumptions.push("latent attention is simulated with heads of equal widths".into());
     }
-    Ok(Model::Moe {
+    Ok(Model::Moe(Moe {
         layers: sizes.layers,
         hidden: sizes.hidden,
         heads: sizes.heads,
@@ -185,11 +186,11 @@ fn mixture(
         capacity_factor: 1.0f64.try_into().map_err(Refusal)?,
         rope_theta: 10_000,
         tied_embeddings: false,
-    })
+    }))
 }
 
 fn llama(sizes: &Sizes, is_gated: bool, layout: &Layout) -> Model {
-    Model::Llama {
+    Model::Llama(Llama {
         layers: sizes.layers,
         hidden: sizes.hidden,
         heads: sizes.heads,
@@ -200,11 +201,11 @@ fn llama(sizes: &Sizes, is_gated: bool, layout: &Layout) -> Model {
         sequence: sizes.sequence,
         tied_embeddings: false,
         rope_theta: 10_000,
-    }
+    })
 }
 
 fn gpt(sizes: &Sizes) -> Model {
-    Model::Gpt {
+    Model::Gpt(Gpt {
         layers: sizes.layers,
         hidden: sizes.hidden,
         heads: sizes.heads,
@@ -214,7 +215,7 @@ fn gpt(sizes: &Sizes) -> Model {
         tied_embeddings: true,
         dropout: Default::default(),
         attention_dropout: Default::default(),
-    }
+    })
 }
 
 /// Returns the width at which a gated feed-forward network (three matrices) has as many weights as
@@ -231,7 +232,8 @@ const COUNT_TOLERANCE: f64 = 0.02;
 fn tied_as_counted(model: Model, stated: Option<f64>) -> Model {
     let Some(stated) = stated else { return model };
     let mut other = model.clone();
-    let (Model::Gpt { tied_embeddings, vocab, hidden, .. } | Model::Llama { tied_embeddings, vocab, hidden, .. }) = &mut other
+    let (Model::Gpt(Gpt { tied_embeddings, vocab, hidden, .. }) | Model::Llama(Llama { tied_embeddings, vocab, hidden, .. })) =
+        &mut other
     else {
         return model;
     };
@@ -251,7 +253,7 @@ mod tests {
 
     /// 1.34 billion parameters with the head tied to a vocabulary of 131,072, 1.61 billion without.
     fn llama_1b() -> Model {
-        Model::Llama {
+        Model::Llama(Llama {
             layers: 16,
             hidden: 2048,
             heads: 32,
@@ -262,12 +264,12 @@ mod tests {
             sequence: 64,
             tied_embeddings: false,
             rope_theta: 10_000,
-        }
+        })
     }
 
     #[test]
     fn the_stated_parameter_count_decides_whether_the_head_is_tied() {
-        let is_tied = |stated| matches!(tied_as_counted(llama_1b(), stated), Model::Llama { tied_embeddings: true, .. });
+        let is_tied = |stated| matches!(tied_as_counted(llama_1b(), stated), Model::Llama(Llama { tied_embeddings: true, .. }));
         assert!(is_tied(Some(1.34e9)));
         assert!(!is_tied(Some(1.61e9)) && !is_tied(None));
         // A count that matches neither choice says nothing.
@@ -276,7 +278,7 @@ mod tests {
 
     #[test]
     fn a_head_smaller_than_the_tolerance_leaves_the_usual_choice() {
-        let large = Model::Gpt {
+        let large = Model::Gpt(Gpt {
             layers: 96,
             hidden: 12288,
             heads: 96,
@@ -286,7 +288,7 @@ mod tests {
             tied_embeddings: true,
             dropout: Default::default(),
             attention_dropout: Default::default(),
-        };
+        });
         assert_eq!(tied_as_counted(large.clone(), Some(175e9)), large);
     }
 }

@@ -131,7 +131,7 @@ pub(crate) fn nearest_stack(row: &Row) -> &'static str {
     }
 }
 
-/// Whether the run trains only adapters (LoRA).
+/// Returns whether the run trains only adapters (LoRA).
 pub(crate) fn trains_adapters(row: &Row) -> bool {
     [&row.model, &row.notes, &row.framework].iter().any(|text| text.to_lowercase().contains("lora"))
 }
@@ -142,7 +142,8 @@ pub(crate) fn configure(row: &Row, stack: &mut StackProfile) {
         stack.defaults.overlap.tensor = true;
     }
     if fp8_scaling(row) == Fp8Scaling::Row {
-        // A row's scale needs the whole row, so torchao's recipes gather parameters in sixteen bits.
+        // A row's scale needs the whole row, so torchao's recipes gather parameters in sixteen
+        // bits.
         stack.communication.narrow_gather = false;
     }
 }
@@ -153,12 +154,13 @@ pub(crate) fn fp8_scaling(row: &Row) -> Fp8Scaling {
     if is_by_row { Fp8Scaling::Row } else { Fp8Scaling::Tensor }
 }
 
-/// Whether the loss is computed operator by operator. torchtitan compiles it as well since 2025.
+/// Returns whether the loss is computed operator by operator. Compiled runs of torchtitan compile
+/// the loss as well since 2025.
 pub(crate) fn has_eager_loss(row: &Row) -> bool {
     !row.notes.contains("compile") || is_of_2024(row)
 }
 
-/// Whether the row's `source_id` names a month of 2024, as `torchtitan_2412` does.
+/// Returns whether the row's `source_id` names a month of 2024, as `torchtitan_2412` does.
 fn is_of_2024(row: &Row) -> bool {
     let month =
         row.cells.get("source_id").and_then(|name| name.split('_').find(|word| word.len() == 4 && word.starts_with("24")));
@@ -172,7 +174,7 @@ fn release(text: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
 }
 
-/// Returns the profile of a row's software stack.
+/// Returns the name of the profile of a row's software stack, or `None` if it has none.
 ///
 /// MLPerf submissions list everything in their container image, so the model decides there.
 pub(crate) fn stack(row: &Row) -> Option<&'static str> {
@@ -216,13 +218,13 @@ fn is_hopper(row: &Row) -> bool {
     node_kinds(row).first().is_some_and(|(_, device)| ["h100", "h200", "h800", "h20"].iter().any(|kind| device.starts_with(kind)))
 }
 
-/// Whether the row says that matrix products and attention come from Transformer Engine.
+/// Returns whether the row says that matrix products and attention come from Transformer Engine.
 fn uses_transformer_engine(row: &Row) -> bool {
     row.stated_precision.to_lowercase().contains("transformer engine")
 }
 
-/// Returns the profile of the link between devices of a node, if the row names another than the
-/// device's usual one.
+/// Returns the name of the profile of the link between devices of a node, if the row names another
+/// than the device's usual one.
 pub(crate) fn link(row: &Row) -> Option<&'static str> {
     let text = row.intra_link.to_lowercase();
     let is_pcie = text.contains("pcie") && !text.contains("nvl") && !row.gpu.contains(" + ");
@@ -238,8 +240,8 @@ pub(crate) fn link(row: &Row) -> Option<&'static str> {
     None
 }
 
-/// Returns the profile of the network between nodes, if the row names one other than InfiniBand.
-/// EFA's second version came with H100.
+/// Returns the name of the profile of the network between nodes, if the row names one other than
+/// InfiniBand. EFA's second version came with H100.
 pub(crate) fn network(row: &Row) -> Option<&'static str> {
     let is_efa = [&row.notes, &row.intra_link, &row.gpu].iter().any(|text| text.contains("EFA"));
     let is_first = ["a100", "v100", "t4"].iter().any(|device| row.gpu.to_lowercase().contains(device));

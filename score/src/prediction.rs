@@ -1,9 +1,9 @@
-//! Predicts a run's step time and memory with one representative rank a stage.
+//! Predicts a run's step time and memory with one representative rank per stage.
 //!
 //! A step may have thousands of micro-batches. Once the pipeline is full, a schedule's times repeat
-//! with each further micro-batch, because durations are equal in all of them. So a step is simulated
-//! with few micro-batches and again with some more, and the difference is extrapolated. The test
-//! `many_micro_batches_take_what_few_predict` compares that with the whole step.
+//! with each further micro-batch, because durations are equal in all of them. So a step is
+//! simulated with few micro-batches, then with more, and the difference is extrapolated.
+//! The test `many_micro_batches_take_what_few_predict` compares that with the whole step.
 
 use crate::memory_figure::allocated;
 use crate::refusal::Refusal;
@@ -40,8 +40,8 @@ pub struct CompiledRun {
     pub memory: Vec<StageMemory>,
 }
 
-/// Factor by which predicted memory must exceed a device's memory to count as not fitting: memory is
-/// not predicted more precisely than that.
+/// Factor by which predicted memory must exceed a device's memory to count as not fitting: memory
+/// is not predicted more precisely than that.
 const MEMORY_TOLERANCE: f64 = 1.15;
 
 impl CompiledRun {
@@ -54,7 +54,7 @@ impl CompiledRun {
         let first = &run.plan.layout.recompute;
         let capacity = Bytes::new((run.cluster.gpu.memory.value() * MEMORY_TOLERANCE) as u64);
         let mut compiled = Self::with_recompute(run, first)?;
-        if run.recompute_is_stated {
+        if run.recompute_is_settled {
             return Ok(compiled);
         }
         let more: &[Recompute] = match first {
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn unstated_recomputation_is_chosen_to_fit_the_memory() {
         let mut run = run("8,8,1,1,1,1", 16);
-        run.recompute_is_stated = false;
+        run.recompute_is_settled = false;
         let unlimited = predict(&run).expect("runs");
         run.cluster.gpu.memory = Bytes::new((allocated(&unlimited.memory).value() * 0.7) as u64);
         let limited = predict(&run).expect("runs");
@@ -190,7 +190,7 @@ mod tests {
             limited.memory.total() < unlimited.memory.total() && limited.step > unlimited.step,
             "{limited:?} beside {unlimited:?}"
         );
-        run.recompute_is_stated = true;
+        run.recompute_is_settled = true;
         assert_eq!(predict(&run).expect("runs").step, unlimited.step);
     }
 

@@ -5,8 +5,8 @@ use crate::model::model;
 use crate::names;
 use crate::refusal::Refusal;
 use crate::row::Row;
-use foretell_models::Model;
-use foretell_program::{Layout, Optimizer, Plan, Program, Rank, Stack};
+use foretell_models::{Model, Moe};
+use foretell_program::{Layout, Plan, Program, Rank, Stack};
 use foretell_simulator::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackProfile, TrainedParameters, Workload};
 use foretell_units::{BytesPerSecond, DataType};
 
@@ -25,9 +25,9 @@ pub struct Run {
     pub stack: StackProfile,
     /// Name of the stack's profile.
     pub stack_name: String,
-    /// Whether recomputation is settled: the row states it, or the stack does not adapt it to the
+    /// True if recomputation is settled: the row states it, or the stack does not adapt it to the
     /// device's memory, or the model is not a language model.
-    pub recompute_is_stated: bool,
+    pub recompute_is_settled: bool,
     /// Number format of matrix products.
     pub format: ProductFormat,
     /// Properties of the run that costs depend on besides kernel sizes.
@@ -55,8 +55,8 @@ impl Run {
         let format = format(row, &stack, &mut assumptions);
         let layout = layout(row, &stack, devices, &mut assumptions)?;
         let model = model(row, &stack, &layout, &mut assumptions)?;
-        let is_language_model = matches!(model, Model::Gpt { .. } | Model::Llama { .. } | Model::Moe { .. });
-        let recompute_is_stated = states_recompute(row) || !is_language_model || !stack.defaults.recompute_to_fit;
+        let is_language_model = matches!(model, Model::Gpt(_) | Model::Llama(_) | Model::Moe(_));
+        let recompute_is_settled = states_recompute(row) || !is_language_model || !stack.defaults.recompute_to_fit;
         let workload = workload(row, &layout, &model);
         let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
@@ -73,7 +73,7 @@ impl Run {
             other_clusters,
             stack,
             stack_name: stack_name.into(),
-            recompute_is_stated,
+            recompute_is_settled,
             format,
             workload,
             assumptions,
@@ -94,8 +94,8 @@ impl Run {
         if is_estimated { UNFITTED_DEVICE } else { 1.0 }
     }
 
-    /// Returns which of [`Run::clusters`] a stage runs on. If its ranks lie on several kinds, that is
-    /// the kind with the slowest matrix products, since the others wait for it.
+    /// Returns which of [`Run::clusters`] a stage runs on. If its ranks lie on several kinds, that
+    /// is the kind with the slowest matrix products, since the others wait for it.
     pub fn cluster_of_stage(&self, program: &Program, stage: usize) -> usize {
         if self.other_clusters.is_empty() {
             return 0;
@@ -125,7 +125,7 @@ impl Run {
     /// Returns a key that is equal for runs that compile to the same Programs.
     pub fn program_key(&self) -> String {
         // Recomputation that is not settled depends on the device's memory.
-        let memory = (!self.recompute_is_stated).then_some((self.cluster.gpu.memory, self.format));
+        let memory = (!self.recompute_is_settled).then_some((self.cluster.gpu.memory, self.format));
         format!("{:?} {:?} {memory:?}", self.model, self.plan)
     }
 }
@@ -151,8 +151,8 @@ fn stack(row: &Row, profiles: &Profiles, assumptions: &mut Vec<String>) -> Resul
     Ok((name, stack))
 }
 
-/// Returns the cluster of the first kind of node, and those of the other kinds, each with the number
-/// of its first node. A kind is a number of nodes and a device.
+/// Returns the cluster of the first kind of node, and those of the other kinds, each with the
+/// number of its first node. A kind is a number of nodes and a device.
 fn clusters(
     row: &Row,
     (first_nodes, first_device): (usize, &str),
@@ -199,7 +199,7 @@ fn format(row: &Row, stack: &StackProfile, assumptions: &mut Vec<String>) -> Pro
 
 fn workload(row: &Row, layout: &Layout, model: &Model) -> Workload {
     Workload {
-        experts_per_token: if let Model::Moe { top_k, .. } = *model { top_k } else { 1 },
+        experts_per_token: if let Model::Moe(Moe { top_k, .. }) = *model { top_k } else { 1 },
         trained: if names::trains_adapters(row) { TrainedParameters::Adapters } else { TrainedParameters::All },
         tensor: layout.tensor,
         fp8_scaling: names::fp8_scaling(row),
@@ -226,12 +226,12 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
         ProductFormat::Fp16 => DataType::Fp16,
         _ => DataType::Bf16,
     };
-    let optimizer = if matches!(model, Model::Resnet { .. }) { Optimizer::Sgd } else { Optimizer::AdamW };
-    Ok(Plan { precision, optimizer, ..Plan::new(layout, global_batch) })
+    Ok(Plan { precision, optimizer: model.usual_optimizer(), ..Plan::new(layout, global_batch) })
 }
 
-/// Returns the kinds of nodes in the order in which ranks fill them: the row's order, unless the row
-/// states stages of which the first has fewer blocks than the last. Then the slowest kind is first.
+/// Returns the kinds of nodes in the order in which ranks fill them: the row's order, unless the
+/// row states stages of which the first has fewer blocks than the last. Then the slowest kind is
+/// first.
 fn in_rank_order(mut kinds: Vec<(usize, &'static str)>, row: &Row, profiles: &Profiles) -> Vec<(usize, &'static str)> {
     let blocks = row.count("layers").and_then(|layers| stated_cuts(&row.notes, layers)).unwrap_or_default();
     if let ([first, .., last], true) = (blocks.as_slice(), kinds.len() > 1)

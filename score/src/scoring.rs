@@ -38,7 +38,7 @@ pub struct ScoredRow {
     pub predicted_memory_bytes: Option<f64>,
     /// Name of the software stack's profile.
     pub stack: Option<String>,
-    /// Whether the prediction rests on fitted profiles and no assumptions.
+    /// True if the prediction rests on fitted profiles and no assumptions.
     pub calibrated: bool,
     /// What was assumed, one sentence each.
     #[serde(rename = "stand_ins")]
@@ -69,7 +69,8 @@ pub struct Scores {
 /// Predicts every row. The result does not depend on the number of threads.
 pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
     let runs: Vec<Result<Run, Refusal>> = rows.par_iter().map(|row| Run::of(row, profiles)).collect();
-    // Rows with the same Programs are compiled together. The Programs are dropped with the last row.
+    // Rows with the same Programs are compiled together. The Programs are dropped with the last
+    // row.
     let mut by_program: BTreeMap<String, Vec<usize>> = BTreeMap::new();
     for (index, run) in runs.iter().enumerate() {
         if let Ok(run) = run {

@@ -17,7 +17,7 @@ pub(crate) struct Pair<'a> {
     pub(crate) measured: f64,
     /// Predicted step time in seconds.
     pub(crate) predicted: f64,
-    /// Whether the measurement lies inside the 80 % interval.
+    /// True if the measurement lies inside the 80 % interval.
     pub(crate) is_inside: bool,
     /// Predicted and measured memory in bytes, if both are known.
     pub(crate) memory: Option<[f64; 2]>,

@@ -1,7 +1,7 @@
 //! Software stacks on GPUs of the library.
 #![allow(clippy::unwrap_used)]
 
-use foretell_models::Model;
+use foretell_models::{Mlp, Model};
 use foretell_program::{Footprint, Layout, Offload, Optimizer, Overlap, Plan, Program, Schedule, Stack, compile_training};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::{
@@ -111,7 +111,7 @@ fn communication_beside_kernels_is_hidden_and_what_blocks_is_not() {
 #[test]
 fn a_step_of_tiny_kernels_takes_what_the_host_takes_to_launch_them() {
     let topology = Topology::library("dgx-h100").unwrap();
-    let model = Model::Mlp { widths: vec![8; 65] };
+    let model = Model::Mlp(Mlp { widths: vec![8; 65] });
     let program = program(&model, Layout::default(), 1, Overlap::default());
     let costs = costs(&topology, "ddp");
     let launches: f64 = program.lists[0]
@@ -190,7 +190,7 @@ proptest! {
         );
         let topology = Topology::from_yaml(&text, "some.yaml").unwrap();
         let costs = costs(&topology, stack);
-        let model = Model::Mlp { widths: vec![768; 7] };
+        let model = Model::Mlp(Mlp { widths: vec![768; 7] });
         let layout = Layout { data, tensor, pipeline, zero, micro_batch: 3, ..Layout::default() };
         let [tensor, context, expert, gradients, parameters, pipeline] = beside;
         let program = program(&model, layout, micro_batches, Overlap { tensor, context, expert, gradients, parameters, pipeline });

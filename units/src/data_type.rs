@@ -44,6 +44,11 @@ impl DataType {
         }
     }
 
+    /// Whether an optimizer updates a master copy in single precision of parameters in this format (Micikevicius et al. 2018).
+    pub const fn has_master_copies(self) -> bool {
+        self.size().count() < DataType::Fp32.size().count()
+    }
+
     /// The name used in plan and topology files.
     pub const fn name(self) -> &'static str {
         match self {

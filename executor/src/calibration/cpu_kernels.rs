@@ -215,11 +215,11 @@ impl PreparedStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foretell_models::{CapacityFactor, DropoutRate, Model, Stem};
+    use foretell_models::{CapacityFactor, DropoutRate, Gpt, Mlp, Model, Moe, Resnet, Stem};
     use foretell_program::{Layout, Operation, Plan};
 
     fn models() -> [Model; 4] {
-        let gpt = Model::Gpt {
+        let gpt = Model::Gpt(Gpt {
             layers: 1,
             hidden: 16,
             heads: 4,
@@ -229,8 +229,8 @@ mod tests {
             tied_embeddings: true,
             dropout: DropoutRate::TENTH,
             attention_dropout: DropoutRate::NONE,
-        };
-        let moe = Model::Moe {
+        });
+        let moe = Model::Moe(Moe {
             layers: 1,
             hidden: 16,
             heads: 4,
@@ -250,9 +250,9 @@ mod tests {
             capacity_factor: CapacityFactor::default(),
             rope_theta: 10_000,
             tied_embeddings: false,
-        };
-        let resnet = Model::Resnet { depth: 18, stem: Stem::Imagenet, image: 32, channels: 3, classes: 4, width: 4 };
-        [Model::Mlp { widths: vec![64, 8, 8, 10] }, resnet, gpt, moe]
+        });
+        let resnet = Model::Resnet(Resnet { depth: 18, stem: Stem::Imagenet, image: 32, channels: 3, classes: 4, width: 4 });
+        [Model::Mlp(Mlp { widths: vec![64, 8, 8, 10] }), resnet, gpt, moe]
     }
 
     /// Runs the part of one rank's list that is needed to time one kernel. The memory holds numbers

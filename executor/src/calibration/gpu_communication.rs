@@ -356,7 +356,7 @@ mod tests {
 
     #[test]
     fn groups_are_timed_on_their_ranks_and_beside_the_largest_kernel() {
-        let devices: Vec<Arc<TestDevice>> = (0..RANKS).filter_map(|_| TestDevice::direct()).collect();
+        let devices: Vec<Arc<TestDevice>> = (0..RANKS).filter_map(|_| TestDevice::with_collectives()).collect();
         if devices.len() < RANKS {
             return;
         }

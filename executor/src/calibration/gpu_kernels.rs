@@ -7,13 +7,13 @@ use super::statistics::Durations;
 use super::{LEARNING_RATE, MAX_DURATIONS, MIN_DURATIONS, kernel_error};
 use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::{CudaTimer, DeviceAddress, Driver};
-use crate::backend::{Hyperparameters, KernelCall, Operand, operand_bytes, operand_types};
+use crate::backend::{Hyperparameters, KernelCall, Operand, operand_bytes};
 use crate::clock;
 use crate::error::ExecutorError;
 use crate::fp8::nearest;
 use crate::half::Half;
 use crate::job::CalibrationJob;
-use foretell_models::{EightBits, Kernel};
+use foretell_models::{EightBits, Kernel, KernelOperand};
 use foretell_units::{Bytes, DataType, Seconds};
 use std::sync::Arc;
 
@@ -134,38 +134,30 @@ impl GpuKernelTimer {
     /// its reuse distance before a place is used again. An operand without a reuse distance gets as
     /// many as fit the footprint.
     fn operand_sets(&mut self, kernel: &Kernel, reuse_distances: &[Bytes]) -> Result<OperandSets, ExecutorError> {
-        let bytes = operand_bytes(kernel, self.precision);
-        let types = operand_types(kernel, self.precision);
+        let spec = kernel.spec();
         let bytes_per_set = set_bytes(kernel, self.precision).max(1);
         let max_sets = (self.footprint / bytes_per_set).clamp(1, MAX_SETS);
         let mut offset = 0;
-        let mut places = |index: usize, size: &Bytes, data_type: DataType, limit: Option<usize>| {
-            let count =
-                reuse_distances.get(index).map_or(max_sets, |distance| (distance.count() / bytes_per_set).clamp(1, max_sets));
+        let mut places = |index: usize, described: &KernelOperand| {
+            let (size, data_type) = (described.bytes(self.precision), described.data_type(self.precision));
+            let limit = Some(described.index_limit).filter(|&limit| limit > 0);
+            let sets_apart = |distance: &Bytes| (distance.count() / bytes_per_set).clamp(1, max_sets);
+            let count = reuse_distances.get(index).map_or(max_sets, sets_apart);
             let mut place = || {
                 let start = offset;
                 offset += size.count().next_multiple_of(ALIGNMENT);
-                let pointer = self.arena.at(Bytes::new(start), *size).unwrap_or(std::ptr::null_mut());
+                let pointer = self.arena.at(Bytes::new(start), size).unwrap_or(std::ptr::null_mut());
                 let operand = Operand { pointer, bytes: size.count() as usize };
                 fill_on_device(&self.timer, &operand, data_type, limit)?;
                 Ok(operand)
             };
             (0..count).map(|_| place()).collect::<Result<Vec<Operand>, ExecutorError>>()
         };
-        let reads: Vec<Vec<Operand>> = bytes
-            .reads
-            .iter()
-            .zip(&types.reads)
-            .enumerate()
-            .map(|(index, (size, &data_type))| places(index, size, data_type, integer_limit(kernel, index)))
-            .collect::<Result<_, _>>()?;
-        let mut writes: Vec<Vec<Operand>> = bytes
-            .writes
-            .iter()
-            .zip(&types.writes)
-            .enumerate()
-            .map(|(index, (size, &data_type))| places(reads.len() + index, size, data_type, None))
-            .collect::<Result<_, _>>()?;
+        let reads: Vec<Vec<Operand>> =
+            spec.reads().enumerate().map(|(index, read)| places(index, read)).collect::<Result<_, _>>()?;
+        let writes = spec.writes(self.precision).enumerate();
+        let mut writes: Vec<Vec<Operand>> =
+            writes.map(|(index, write)| places(reads.len() + index, write)).collect::<Result<_, _>>()?;
         if let (Some(index), Some(write)) = (foretell_program::in_place_input(kernel), writes.first_mut()) {
             write.clone_from(&reads[index]);
         }
@@ -181,31 +173,6 @@ impl GpuKernelTimer {
 fn set_bytes(kernel: &Kernel, precision: DataType) -> u64 {
     let bytes = operand_bytes(kernel, precision);
     bytes.reads.iter().chain(&bytes.writes).map(|size| size.count().next_multiple_of(ALIGNMENT)).sum()
-}
-
-/// The exclusive upper bound of the integers in a kernel's read; `None` if the read holds no
-/// integers.
-fn integer_limit(kernel: &Kernel, read: usize) -> Option<usize> {
-    match (kernel, read) {
-        (Kernel::Embedding { vocabulary, parts, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, parts, .. }, 1) => {
-            Some(vocabulary * parts)
-        }
-        (Kernel::LogitStatistics { classes, parts, .. } | Kernel::CrossEntropyGradient { classes, parts, .. }, 1) => {
-            Some(classes * parts)
-        }
-        (Kernel::CrossEntropy { classes, .. }, 1) => Some(*classes),
-        (Kernel::MaxPoolGradient(window), 1) => Some(window.input_elements()),
-        (Kernel::RouteGradient { experts, .. }, 2) => Some(*experts),
-        (Kernel::Dispatch(sizes) | Kernel::DispatchGradient(sizes), 1) => Some(sizes.experts),
-        (Kernel::DispatchGradient(sizes), 2) => Some(sizes.capacity),
-        (Kernel::Combine(sizes) | Kernel::CombineInputGradient(sizes) | Kernel::CombineGateGradient(sizes), 2) => {
-            Some(sizes.experts)
-        }
-        (Kernel::Combine(sizes) | Kernel::CombineInputGradient(sizes) | Kernel::CombineGateGradient(sizes), 3) => {
-            Some(sizes.capacity)
-        }
-        _ => None,
-    }
 }
 
 /// Fills an operand in GPU memory with the pattern of [`fill`], repeated.

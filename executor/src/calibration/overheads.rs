@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn launches_are_timed_in_steps_that_are_not_one_graph() {
-        for make in [TestDevice::new as fn() -> Option<Arc<TestDevice>>, TestDevice::direct] {
+        for make in [TestDevice::new as fn() -> Option<Arc<TestDevice>>, TestDevice::with_collectives] {
             let Some(device) = make() else { return };
             let (member, _server) = single_rank(Some(Arc::clone(&device)));
             assert!(time_launch(&member).expect("it is timed") > Seconds::ZERO);

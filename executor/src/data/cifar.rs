@@ -1,7 +1,8 @@
-//! The binary files of CIFAR-10 and CIFAR-100: records of a label (or two) and 32x32 pixels, channel after channel.
+//! The binary files of CIFAR-10 and CIFAR-100: records of one or two label bytes and 32x32 pixels,
+//! one channel after the other.
 //!
-//! Format: <https://www.cs.toronto.edu/~kriz/cifar.html>, "Binary version". It must not know of splits or of what a model
-//! wants. Pixels are turned to channels last here, once.
+//! Format: <https://www.cs.toronto.edu/~kriz/cifar.html>, "Binary version". Reading puts the
+//! channels last. This module knows neither splits nor models.
 
 use super::error::DataError;
 use super::images::LabelledImages;
@@ -10,12 +11,12 @@ const SIDE: usize = 32;
 const CHANNELS: usize = 3;
 const PLANE: usize = SIDE * SIDE;
 
-/// Which of the two data sets.
+/// One of the two data sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Variant {
-    /// One label byte in front of the pixels.
+    /// Records with one label byte.
     Cifar10,
-    /// A coarse label byte, then a fine one, which is used.
+    /// Records with a coarse and a fine label byte. The fine one is used.
     Cifar100,
 }
 
@@ -42,28 +43,30 @@ impl Variant {
     }
 }
 
-/// No images yet, of the shape that all CIFAR images have.
+/// An empty set of images of CIFAR's shape.
 pub(crate) fn empty() -> LabelledImages {
     LabelledImages { channels: CHANNELS, height: SIDE, width: SIDE, pixels: Vec::new(), labels: Vec::new() }
 }
 
 /// Appends the images of one file.
 pub(crate) fn append(images: &mut LabelledImages, variant: Variant, name: &str, bytes: &[u8]) -> Result<(), DataError> {
-    let record = variant.label_bytes() + CHANNELS * PLANE;
+    let record_bytes = variant.label_bytes() + CHANNELS * PLANE;
     let malformed = |problem: String| DataError::malformed(name, problem, "fetch the \"binary version\" of the data set again");
-    if bytes.is_empty() || !bytes.len().is_multiple_of(record) {
+    if bytes.is_empty() || !bytes.len().is_multiple_of(record_bytes) {
         return Err(malformed(format!(
-            "is no {} file or is cut short: {} bytes are not a whole number of {record}-byte records",
+            "is not a {} file, or is cut short: {} bytes are not a whole number of {record_bytes}-byte records",
             variant.name(),
             bytes.len()
         )));
     }
-    for (number, record) in bytes.chunks_exact(record).enumerate() {
+    for (number, record) in bytes.chunks_exact(record_bytes).enumerate() {
         let (labels, planes) = record.split_at_checked(variant.label_bytes()).unwrap_or_default();
         let label = labels.last().copied().unwrap_or_default();
         if label >= variant.classes() {
             let (name, classes) = (variant.name(), variant.classes());
-            return Err(malformed(format!("is no {name} file: image {number} has the label {label} of {classes} classes")));
+            return Err(malformed(format!(
+                "is not a {name} file: image {number} has the label {label}, but there are {classes} classes"
+            )));
         }
         images.labels.push(label);
         let (red, others) = planes.split_at_checked(PLANE).unwrap_or_default();
@@ -79,7 +82,8 @@ pub(crate) fn append(images: &mut LabelledImages, variant: Variant, name: &str, 
 pub(crate) mod tests {
     use super::*;
 
-    /// A record whose channels are filled with 10, 20 and 30, but for a first red pixel of 11.
+    /// A record whose channels are filled with 10, 20 and 30, except that the first red pixel is
+    /// 11.
     pub(crate) fn record(labels: &[u8]) -> Vec<u8> {
         let mut bytes = labels.to_vec();
         [10, 20, 30].iter().for_each(|&value| bytes.extend([value; PLANE]));
@@ -101,14 +105,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn truncated_files_and_labels_of_no_class_are_refused() {
+    fn truncated_files_and_labels_out_of_range_are_refused() {
         let whole = record(&[3]);
         for length in [0, 1, 3072] {
             let message = append(&mut empty(), Variant::Cifar10, "a", &whole[..length]).unwrap_err().to_string();
-            assert!(message.contains("`a` is no CIFAR-10 file or is cut short"), "{message}");
+            assert!(message.contains("`a` is not a CIFAR-10 file, or is cut short"), "{message}");
         }
         let message = append(&mut empty(), Variant::Cifar10, "a", &record(&[10])).unwrap_err().to_string();
-        assert!(message.contains("image 0 has the label 10 of 10 classes"), "{message}");
+        assert!(message.contains("image 0 has the label 10, but there are 10 classes"), "{message}");
         assert!(append(&mut empty(), Variant::Cifar100, "a", &record(&[0, 100])).is_err());
     }
 }

@@ -1,12 +1,12 @@
-//! What can be wrong with data, said once and with its mend.
+//! What can be wrong with data. Every message names the data or the file, says what is wrong, and
+//! ends in a hint.
 //!
-//! Every message names the data or the file, says what is wrong with it, and ends in a hint. It knows nothing of formats: the
-//! readers fill in the problem.
+//! This module knows no formats: the readers describe the problem.
 
 use std::path::{Path, PathBuf};
 use thiserror::Error;
 
-/// Why data could not be opened, or why a batch could not be made from it.
+/// Why data could not be opened, or a batch could not be made from it.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum DataError {
     /// There is nothing at the path.
@@ -15,15 +15,15 @@ pub enum DataError {
         /// The path that was asked for.
         path: PathBuf,
     },
-    /// The operating system refused to read it.
+    /// The file cannot be read.
     #[error("cannot read `{}`: {reason}; hint: check that it is a regular file that you may read", .path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// What the operating system said.
+        /// The operating system's reason, or ours.
         reason: String,
     },
-    /// The content is not what its format demands.
+    /// The content is not valid in its format.
     #[error("`{name}` {problem}; hint: {hint}")]
     Malformed {
         /// The file, folder or shipped data.
@@ -33,7 +33,7 @@ pub enum DataError {
         /// What to do about it.
         hint: String,
     },
-    /// The data is sound but this model cannot be trained on it.
+    /// The data is valid, but this model cannot be trained on it.
     #[error("the data `{name}` does not fit the model: {problem}; hint: {hint}")]
     Unsuitable {
         /// The file, folder or shipped data.
@@ -43,22 +43,22 @@ pub enum DataError {
         /// What to do about it.
         hint: String,
     },
-    /// The global batch is zero, or larger than the training split (or, in evaluation, than any sensible batch).
+    /// The global batch is zero, or larger than the split allows.
     #[error(
         "a global batch of {global_batch} cannot be drawn from {samples} samples; hint: use a global batch from 1 to {samples}, or larger data such as `synthetic`"
     )]
     GlobalBatch {
         /// The global batch that was asked for.
         global_batch: usize,
-        /// The samples that there are.
+        /// The number of samples.
         samples: usize,
     },
     /// A step or an evaluation batch beyond the end of its epoch.
-    #[error("batch {batch} was asked for but the epoch has {batches}; hint: batches count from 0 and start anew each epoch")]
+    #[error("batch {batch} was asked for but the epoch has {batches}; hint: batches count from 0 in each epoch")]
     BatchOutOfRange {
         /// The batch that was asked for.
         batch: usize,
-        /// The batches that there are.
+        /// The number of batches.
         batches: usize,
     },
     /// A sample beyond the end of its split.
@@ -66,10 +66,10 @@ pub enum DataError {
     SampleOutOfRange {
         /// The sample that was asked for.
         index: usize,
-        /// The samples that there are.
+        /// The number of samples.
         samples: usize,
     },
-    /// A buffer that is not exactly as long as the samples that go into it.
+    /// A buffer that is not exactly as long as the samples.
     #[error("a buffer of {given} elements was given where {samples} samples need {needed}; hint: size it from `sample_size`")]
     BufferSize {
         /// Elements of the buffer.
@@ -90,17 +90,17 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// The content of `name` is not what its format demands.
+    /// The content of `name` is not valid in its format.
     pub(crate) fn malformed(name: &str, problem: impl Into<String>, hint: impl Into<String>) -> Self {
         DataError::Malformed { name: name.to_owned(), problem: problem.into(), hint: hint.into() }
     }
 
-    /// The data `name` is sound, but not for this model.
+    /// The data `name` is valid, but not for this model.
     pub(crate) fn unsuitable(name: &str, problem: impl Into<String>, hint: impl Into<String>) -> Self {
         DataError::Unsuitable { name: name.to_owned(), problem: problem.into(), hint: hint.into() }
     }
 
-    /// What the operating system said about `path`.
+    /// The operating system's error for `path`.
     pub(crate) fn io(path: &Path, error: &std::io::Error) -> Self {
         match error.kind() {
             std::io::ErrorKind::NotFound => DataError::NotFound { path: path.to_path_buf() },

@@ -1,6 +1,5 @@
-//! Files and folders: bounded reading, and which format a path holds.
-//!
-//! It must not know what the bytes mean; that is for the readers of each format.
+//! Files and folders: bounded reading, and finding out which format a path holds. The readers of
+//! each format know what the bytes mean.
 
 use super::error::DataError;
 use super::images::LabelledImages;
@@ -10,36 +9,36 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// The largest file that is read: it is held in memory, and its samples are counted in 32 bits.
+/// The largest file that is read. Files are kept in memory, and samples are numbered with 32 bits.
 pub(crate) const MAX_FILE: u64 = u32::MAX as u64;
 
-/// What a path turned out to hold.
+/// The data at a path.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum FileContents {
     /// A training and an evaluation split of images.
     Images { training: LabelledImages, evaluation: LabelledImages },
     /// A stream of tokens.
     Tokens { bytes: Vec<u8>, width: TokenWidth },
 }
 
-/// Reads whatever data is at `path`.
-pub(crate) fn open_path(path: &Path) -> Result<Found, DataError> {
+/// Reads the data at `path`.
+pub(crate) fn open_path(path: &Path) -> Result<FileContents, DataError> {
     let metadata = std::fs::metadata(path).map_err(|error| DataError::io(path, &error))?;
     if metadata.is_dir() {
         return open_folder(path);
     }
     match path.extension().and_then(|extension| extension.to_str()) {
-        Some("txt") => Ok(Found::Tokens { bytes: read_file(path)?, width: TokenWidth::Byte }),
-        Some("bin") => Ok(Found::Tokens { bytes: read_file(path)?, width: TokenWidth::TwoBytes }),
+        Some("txt") => Ok(FileContents::Tokens { bytes: read_file(path)?, width: TokenWidth::Byte }),
+        Some("bin") => Ok(FileContents::Tokens { bytes: read_file(path)?, width: TokenWidth::TwoBytes }),
         _ => Err(DataError::malformed(
             &path.display().to_string(),
             "is neither a folder nor a `.txt` or `.bin` file",
-            "for images name the folder; name text `.txt`, and a file of little-endian 16-bit tokens `.bin`",
+            "for images give the folder; for tokens, a `.txt` file of text or a `.bin` file of little-endian 16-bit tokens",
         )),
     }
 }
 
-/// The files of MNIST, which is found under two spellings.
+/// The files of MNIST. Each has one of two names.
 const MNIST: [[&str; 2]; 4] = [
     ["train-images-idx3-ubyte", "train-images.idx3-ubyte"],
     ["train-labels-idx1-ubyte", "train-labels.idx1-ubyte"],
@@ -50,34 +49,33 @@ const MNIST: [[&str; 2]; 4] = [
 /// The training files of CIFAR-10.
 const CIFAR_10: [&str; 5] = ["data_batch_1.bin", "data_batch_2.bin", "data_batch_3.bin", "data_batch_4.bin", "data_batch_5.bin"];
 
-fn open_folder(folder: &Path) -> Result<Found, DataError> {
+fn open_folder(folder: &Path) -> Result<FileContents, DataError> {
     let has = |name: &str| folder.join(name).is_file();
     let [training_images, training_labels, evaluation_images, evaluation_labels] = MNIST;
     if training_images.iter().chain(&evaluation_images).any(|name| has(name)) {
         let training = read_idx(folder, &training_images, &training_labels)?;
         let evaluation = read_idx(folder, &evaluation_images, &evaluation_labels)?;
-        return Ok(Found::Images { training, evaluation });
+        return Ok(FileContents::Images { training, evaluation });
     }
     let batches: Vec<&str> = CIFAR_10.into_iter().filter(|name| has(name)).collect();
     if !batches.is_empty() || has("test_batch.bin") {
         let batches = if batches.is_empty() { &CIFAR_10 } else { &*batches };
         let training = read_cifar(folder, cifar::Variant::Cifar10, batches)?;
         let evaluation = read_cifar(folder, cifar::Variant::Cifar10, &["test_batch.bin"])?;
-        return Ok(Found::Images { training, evaluation });
+        return Ok(FileContents::Images { training, evaluation });
     }
     if has("train.bin") && has("test.bin") {
         let training = read_cifar(folder, cifar::Variant::Cifar100, &["train.bin"])?;
         let evaluation = read_cifar(folder, cifar::Variant::Cifar100, &["test.bin"])?;
-        return Ok(Found::Images { training, evaluation });
+        return Ok(FileContents::Images { training, evaluation });
     }
-    let packed = has("train-images-idx3-ubyte.gz");
-    let hint = match packed {
+    let hint = match has("train-images-idx3-ubyte.gz") {
         true => "unpack its files with `gunzip`",
         false => {
-            "name the very folder that has `train-images-idx3-ubyte` (MNIST), `data_batch_1.bin` (CIFAR-10), or `train.bin` and `test.bin` (CIFAR-100); for tokens name the `.txt` or `.bin` file"
+            "give the folder that directly contains `train-images-idx3-ubyte` (MNIST), `data_batch_1.bin` (CIFAR-10), or `train.bin` and `test.bin` (CIFAR-100); for tokens give the `.txt` or `.bin` file"
         }
     };
-    Err(DataError::malformed(&folder.display().to_string(), "holds no data of a known format", hint))
+    Err(DataError::malformed(&folder.display().to_string(), "contains no data of a known format", hint))
 }
 
 fn read_idx(folder: &Path, images: &[&str], labels: &[&str]) -> Result<LabelledImages, DataError> {
@@ -96,25 +94,25 @@ fn read_cifar(folder: &Path, variant: cifar::Variant, names: &[&str]) -> Result<
     Ok(all)
 }
 
-/// The first of the spellings that is there.
-fn find(folder: &Path, spellings: &[&str]) -> Result<PathBuf, DataError> {
-    let found = spellings.iter().map(|name| folder.join(name)).find(|path| path.is_file());
+/// The first of these files that exists.
+fn find(folder: &Path, names: &[&str]) -> Result<PathBuf, DataError> {
+    let found = names.iter().map(|name| folder.join(name)).find(|path| path.is_file());
     found.ok_or_else(|| {
-        let missing = spellings.first().copied().unwrap_or_default();
+        let missing = names.first().copied().unwrap_or_default();
         let problem = format!("lacks the file `{missing}`");
-        DataError::malformed(&folder.display().to_string(), problem, "put all files of the data set there, unpacked")
+        DataError::malformed(&folder.display().to_string(), problem, "put all files of the data set into the folder, unpacked")
     })
 }
 
-/// The whole of a regular file of a bounded size.
+/// Reads a regular file of at most [`MAX_FILE`] bytes.
 fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
-    // Asked before opening: opening a named pipe would wait for ever.
+    // Checked before opening: opening a named pipe would block.
     let metadata = std::fs::metadata(path).map_err(|error| DataError::io(path, &error))?;
     if !metadata.is_file() {
         return Err(DataError::Unreadable { path: path.to_path_buf(), reason: "not a regular file".to_owned() });
     }
     let too_large = |size: u64| {
-        let problem = format!("has {size} bytes, more than the {MAX_FILE} that are read into memory");
+        let problem = format!("has {size} bytes, more than the {MAX_FILE} that can be read into memory");
         DataError::malformed(&path.display().to_string(), problem, "split it and train on a part")
     };
     if metadata.len() > MAX_FILE {
@@ -122,10 +120,10 @@ fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
     }
     let mut bytes = Vec::new();
     let unreadable = |error: std::io::Error| DataError::io(path, &error);
-    let out_of_memory = || DataError::Unreadable { path: path.to_path_buf(), reason: "not enough memory for it".to_owned() };
+    let out_of_memory = || DataError::Unreadable { path: path.to_path_buf(), reason: "not enough memory".to_owned() };
     bytes.try_reserve_exact(metadata.len() as usize).map_err(|_| out_of_memory())?;
     let file = File::open(path).map_err(unreadable)?;
-    // The file may grow while it is read.
+    // The file may have grown since its size was checked.
     let read = file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if read as u64 > MAX_FILE { Err(too_large(read as u64)) } else { Ok(bytes) }
 }

@@ -1,15 +1,15 @@
-//! The IDX format of MNIST: a magic number, the sizes of the dimensions, then the bytes.
+//! The IDX format of MNIST: a magic number, the size of each dimension, then the elements.
 //!
-//! Format: <http://yann.lecun.com/exdb/mnist/>, "THE IDX FILE FORMAT". It must not know of splits or of what a model wants. A
-//! size is believed only after the length of the file has confirmed it.
+//! Format: <http://yann.lecun.com/exdb/mnist/>, "THE IDX FILE FORMAT". Sizes are checked against
+//! the length of the file before they are used. This module knows neither splits nor models.
 
 use super::error::DataError;
 use super::images::LabelledImages;
 
-/// The third byte of the magic number for unsigned bytes, the only element type here.
+/// The third byte of the magic number, for elements that are unsigned bytes. No other type is read.
 const UNSIGNED_BYTE: u8 = 0x08;
 
-/// Gray images and their labels, from the contents of two files.
+/// Reads grey images and their labels from the contents of two files.
 pub(crate) fn labelled_images(
     images_name: &str,
     images: &[u8],
@@ -29,7 +29,7 @@ pub(crate) fn labelled_images(
     Ok(LabelledImages { channels: 1, height, width, pixels: pixels.to_vec(), labels: labels.to_vec() })
 }
 
-/// The dimensions and the elements of a file that must have exactly `DIMENSIONS` dimensions.
+/// Reads the sizes and the elements of a file with exactly `DIMENSIONS` dimensions.
 fn parse<'bytes, const DIMENSIONS: usize>(
     name: &str,
     bytes: &'bytes [u8],
@@ -38,11 +38,11 @@ fn parse<'bytes, const DIMENSIONS: usize>(
         |problem: String| DataError::malformed(name, problem, "fetch the file again, and unpack it if it is still packed");
     let cut_short = || malformed(format!("is cut short: {} bytes do not hold an IDX header", bytes.len()));
     let (magic, mut rest) = bytes.split_first_chunk::<4>().ok_or_else(cut_short)?;
-    let wanted = [0, 0, UNSIGNED_BYTE, DIMENSIONS as u8];
-    if *magic != wanted {
-        let (found, wanted) = (u32::from_be_bytes(*magic), u32::from_be_bytes(wanted));
+    let expected = [0, 0, UNSIGNED_BYTE, DIMENSIONS as u8];
+    if *magic != expected {
+        let (found, expected) = (u32::from_be_bytes(*magic), u32::from_be_bytes(expected));
         return Err(malformed(format!(
-            "is not an IDX file of bytes in {DIMENSIONS} dimensions: its magic number is {found:#010x}, not {wanted:#010x}"
+            "is not an IDX file of bytes in {DIMENSIONS} dimensions: its magic number is {found:#010x}, not {expected:#010x}"
         )));
     }
     let mut dimensions = [0_usize; DIMENSIONS];
@@ -77,14 +77,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_sound_pair_of_files_is_read() {
+    fn a_valid_pair_of_files_is_read() {
         let images = labelled_images("i", &file(&[2, 1, 3], &[1, 2, 3, 4, 5, 6]), "l", &file(&[2], &[7, 8])).unwrap();
         assert_eq!((images.channels, images.height, images.width), (1, 1, 3));
         assert_eq!((images.pixels, images.labels), (vec![1, 2, 3, 4, 5, 6], vec![7, 8]));
     }
 
     #[test]
-    fn every_truncation_is_one_clear_error() {
+    fn every_truncation_is_refused_with_the_files_name() {
         let images = file(&[2, 1, 3], &[1, 2, 3, 4, 5, 6]);
         let labels = file(&[2], &[7, 8]);
         for length in 0..images.len() {

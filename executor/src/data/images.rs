@@ -1,18 +1,18 @@
-//! Images held in memory, and how they are fitted to what a model wants.
+//! Images in memory, and how they are fitted to a model's input.
 //!
-//! Pixels are stored as the bytes they were, channels last, and become normalised numbers only when a batch is filled. This
-//! must not know of files, of batches, or of who asks.
+//! Pixels are stored as bytes, channels last. They are normalised when a batch is filled. This
+//! module knows neither files nor batches.
 
 use super::error::DataError;
 use super::{SampleShape, Split};
 
-/// One split as a reader hands it over: at least one image, and a label for each.
+/// Images with a label each: one split, as a reader returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LabelledImages {
     pub channels: usize,
     pub height: usize,
     pub width: usize,
-    /// `[image, height, width, channels]`.
+    /// Bytes, `[image, height, width, channels]`.
     pub pixels: Vec<u8>,
     pub labels: Vec<u8>,
 }
@@ -27,10 +27,12 @@ impl LabelledImages {
         Some((self.pixels.chunks_exact(self.image_size()).nth(index)?, *self.labels.get(index)?))
     }
 
-    /// Parts into training and evaluation: the first, sixth, eleventh ... image of each class is for evaluation.
+    /// Splits into training and evaluation images: the first, sixth, eleventh ... image of each
+    /// class is for evaluation.
     ///
-    /// By class, since handwritten digits come in counting order: every fifth of all would nearly be "the zeros and fives".
-    pub(crate) fn every_fifth_apart(self) -> (LabelledImages, LabelledImages) {
+    /// Images are counted by class, because the shipped digits are in counting order: every fifth
+    /// of all images would mostly be a zero or a five.
+    pub(crate) fn split_off_every_fifth(self) -> (LabelledImages, LabelledImages) {
         let empty = LabelledImages { pixels: Vec::new(), labels: Vec::new(), ..self };
         let (mut training, mut evaluation) = (empty.clone(), empty);
         let mut seen = [0_usize; 256];
@@ -47,19 +49,22 @@ impl LabelledImages {
     }
 }
 
-/// How an image of the data becomes an input of the model: magnified by a whole number, then centred in black.
+/// How an image becomes an input of the model: magnified by a whole number, then centred on black.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Fit {
+    /// The shape of the model's input.
     channels: usize,
     height: usize,
     width: usize,
+    /// The magnification.
     scale: usize,
+    /// Black rows above the image and black columns left of it.
     top: usize,
     left: usize,
 }
 
 impl Fit {
-    /// Into an image of the wanted size.
+    /// Fits the data into images of this size.
     fn image(name: &str, data: &LabelledImages, channels: usize, height: usize, width: usize) -> Result<Fit, DataError> {
         if channels != data.channels && data.channels != 1 {
             let problem = format!("its images have {} channels, the model wants {channels}", data.channels);
@@ -75,9 +80,10 @@ impl Fit {
         Ok(Fit { channels, height, width, scale, top, left })
     }
 
-    /// Into a flat vector: the image itself, or the largest magnification with that many pixels or a square around it.
+    /// Fits the data into feature vectors of this length: a magnified image that has exactly so
+    /// many values, or else a square with so many.
     fn features(name: &str, data: &LabelledImages, features: usize) -> Result<Fit, DataError> {
-        // Gray images may also stand in for colour ones.
+        // A grey image can fill three channels.
         let channel_choices = if data.channels == 1 { &[1, 3][..] } else { &[data.channels][..] };
         let divisible = channel_choices.iter().copied().filter(|&channels| features.is_multiple_of(channels));
         for channels in divisible {
@@ -93,7 +99,7 @@ impl Fit {
         }
         let (channels, height, width) = (data.channels, data.height, data.width);
         let problem = format!("its images of {height}x{width} with {channels} channels cannot fill {features} features");
-        // A file may hold one image as wide as the file is long.
+        // Saturating: a file may hold a single image that is as wide as the file is long.
         let (own, side) = (channels * height * width, height.max(width).saturating_mul(2));
         let square = side.saturating_mul(side).saturating_mul(channels);
         let hint = format!("give the model {own} features, or those of a larger square such as {square} ({side}x{side})");
@@ -101,13 +107,13 @@ impl Fit {
     }
 }
 
-/// Both splits, and what is needed to hand out samples as the model wants them.
+/// Both splits of a data set, fitted to a model.
 #[derive(Debug)]
 pub(crate) struct ImageData {
     training: LabelledImages,
     evaluation: LabelledImages,
     fit: Fit,
-    /// For each channel of the data, the normalised number of each byte.
+    /// Normalised values, by channel of the data and byte.
     normalised: Vec<[f32; 256]>,
 }
 
@@ -152,7 +158,7 @@ impl ImageData {
         }
     }
 
-    /// Fills one sample, `[height, width, channels]` of the model, from the pixels of one image.
+    /// Fills `out`, `[height, width, channels]` of the model's input, from the pixels of one image.
     pub(crate) fn fill(&self, pixels: &[u8], out: &mut [f32]) {
         let Fit { channels, width, scale, top, left, .. } = self.fit;
         let (data_channels, data_width) = (self.training.channels, self.training.width);
@@ -162,7 +168,7 @@ impl ImageData {
             for (x, values) in row.chunks_exact_mut(channels).enumerate() {
                 let source = x.checked_sub(left).map(|x| x / scale);
                 let source = source.and_then(|x| source_row.chunks_exact(data_channels).nth(x)).unwrap_or(&[0]);
-                // The cycles repeat a gray channel; with as many channels as the model's they do nothing.
+                // The cycles repeat a grey channel for every channel of the model.
                 let normalised = source.iter().cycle().zip(self.normalised.iter().cycle());
                 for (value, (&byte, table)) in values.iter_mut().zip(normalised) {
                     *value = table.get(usize::from(byte)).copied().unwrap_or_default();
@@ -171,7 +177,7 @@ impl ImageData {
         }
     }
 
-    /// The size of the data's images and of the model's, for people.
+    /// A phrase with the size of the images, and of the model's input if it differs.
     pub(crate) fn description(&self) -> String {
         let (data, fit) = (&self.training, &self.fit);
         let own = format!("{}x{}x{}", data.height, data.width, data.channels);
@@ -180,9 +186,10 @@ impl ImageData {
     }
 }
 
-/// For one channel, each byte less the mean and divided by the standard deviation of the training split.
+/// The normalised values of all bytes of one channel: less the channel's mean over the training
+/// split, and divided by its standard deviation.
 ///
-/// The sums are whole numbers, so that the result does not depend on the order of summation.
+/// The sums are integers, so the result does not depend on the order of summation.
 fn normalisation(images: &LabelledImages, channel: usize) -> [f32; 256] {
     let (mut count, mut sum, mut squares) = (0_u64, 0_u64, 0_u64);
     for &byte in images.pixels.iter().skip(channel).step_by(images.channels) {
@@ -193,7 +200,7 @@ fn normalisation(images: &LabelledImages, channel: usize) -> [f32; 256] {
     let count = count.max(1) as f64;
     let mean = sum as f64 / count;
     let variance = squares as f64 / count - mean * mean;
-    // Bytes of equal value have no spread to divide by.
+    // If all bytes are equal there is no deviation to divide by.
     let deviation = if variance > 1e-9 { variance.sqrt() } else { 1.0 };
     std::array::from_fn(|byte| ((byte as f64 - mean) / deviation) as f32)
 }
@@ -215,10 +222,10 @@ mod tests {
     }
 
     #[test]
-    fn images_are_magnified_centred_in_black_and_repeated_over_channels() {
+    fn images_are_magnified_centred_on_black_and_repeated_over_channels() {
         // Mean 1, deviation 1: the bytes 0 and 2 become -1 and 1.
-        let gray = images(1, 1, 2, &[0, 2], &[1]);
-        let data = ImageData::new("d", gray.clone(), gray, &image(3, 3, 4)).unwrap();
+        let grey = images(1, 1, 2, &[0, 2], &[1]);
+        let data = ImageData::new("d", grey.clone(), grey, &image(3, 3, 4)).unwrap();
         let mut out = vec![9.0; 36];
         data.fill(&[2, 2], &mut out);
         let rows: Vec<&[f32]> = out.chunks(12).collect();
@@ -265,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_fit_is_refused_with_its_mend() {
+    fn images_that_do_not_fit_are_refused_with_a_hint() {
         let refused = |data: LabelledImages, wanted| {
             let evaluation = data.clone();
             ImageData::new("d", data, evaluation, &wanted).unwrap_err().to_string()
@@ -279,10 +286,10 @@ mod tests {
     }
 
     #[test]
-    fn every_fifth_image_of_each_class_is_set_apart() {
+    fn every_fifth_image_of_each_class_is_for_evaluation() {
         let labels = [0, 1, 0, 1, 0, 0, 0, 0, 1];
         let pixels = [0, 1, 2, 3, 4, 5, 6, 7, 8];
-        let (training, evaluation) = images(1, 1, 1, &pixels, &labels).every_fifth_apart();
+        let (training, evaluation) = images(1, 1, 1, &pixels, &labels).split_off_every_fifth();
         assert_eq!((evaluation.pixels, evaluation.labels), (vec![0, 1, 7], vec![0, 1, 0]));
         assert_eq!(training.pixels, [2, 3, 4, 5, 6, 8]);
         assert_eq!(training.get(5), Some(([8].as_slice(), 1)));

@@ -1,17 +1,20 @@
-//! Masked language modelling (Devlin et al. 2019): of each sample a fixed number of tokens is hidden and to be found.
+//! Masked language modelling (Devlin et al. 2019): in each sample a fixed number of tokens is
+//! masked, and the model predicts them.
 //!
-//! Which they are depends on the seed, the split and the sample alone, so that they are the same in every epoch, as BERT's were.
+//! The choice depends on the seed, the split and the sample alone, so it is the same in every
+//! epoch, as in BERT's own training.
 
 use super::order::{Purpose, below, stream};
 use super::{IGNORED_LABEL, Split};
 
-/// The place of `[MASK]` in BERT's vocabularies.
+/// The token `[MASK]` in BERT's vocabularies.
 const BERT_MASK: usize = 103;
-/// A vocabulary smaller than this is none of BERT's: there the last token stands for the mask.
-const SMALLEST_WORD_PIECES: usize = 1000;
+/// A smaller vocabulary is not BERT's. Then the last token is the mask.
+const MIN_BERT_VOCABULARY: usize = 1000;
 
-/// Hides `predictions` of the tokens: eight of ten behind the mask, one of ten behind a random token, one of ten not at all. Their
-/// labels are what they were; no other position has one.
+/// Chooses `predictions` of the tokens. Each is replaced by the mask with probability 0.8, by a
+/// random token with probability 0.1, and left as it is otherwise. Its label is the original token.
+/// All other labels are [`IGNORED_LABEL`].
 pub(crate) fn mask(
     seed: u64,
     split: Split,
@@ -26,18 +29,19 @@ pub(crate) fn mask(
         Split::Evaluation => Purpose::EvaluationMask,
     };
     let mut random = stream(seed, purpose, index as u64);
-    let hidden = if vocabulary < SMALLEST_WORD_PIECES { vocabulary.saturating_sub(1) } else { BERT_MASK };
+    let mask_token = if vocabulary < MIN_BERT_VOCABULARY { vocabulary.saturating_sub(1) } else { BERT_MASK };
     labels.fill(IGNORED_LABEL);
-    let mut left: Vec<usize> = (0..tokens.len()).collect();
-    for chosen in 0..predictions.min(left.len()) {
-        let other = chosen + below(&mut random, (left.len() - chosen) as u64) as usize;
-        left.swap(chosen, other);
-        let position = left[chosen];
+    // The first steps of a Fisher-Yates shuffle choose the positions.
+    let mut positions: Vec<usize> = (0..tokens.len()).collect();
+    for chosen in 0..predictions.min(positions.len()) {
+        let other = chosen + below(&mut random, (positions.len() - chosen) as u64) as usize;
+        positions.swap(chosen, other);
+        let position = positions[chosen];
         labels[position] = tokens[position];
         match below(&mut random, 10) {
             0 => tokens[position] = below(&mut random, vocabulary as u64) as i32,
             1 => {}
-            _ => tokens[position] = hidden as i32,
+            _ => tokens[position] = mask_token as i32,
         }
     }
 }
@@ -54,22 +58,22 @@ mod tests {
     }
 
     #[test]
-    fn labels_are_what_the_masked_tokens_were() {
-        let mut behind_the_mask = 0;
+    fn labels_are_the_original_tokens_at_the_masked_positions() {
+        let mut masks = 0;
         for index in 0..200 {
             let (tokens, labels) = masked(1, index);
             let positions: Vec<usize> = (0..40).filter(|&position| labels[position] != IGNORED_LABEL).collect();
-            assert_eq!(positions.len(), 6, "each a position of its own");
+            assert_eq!(positions.len(), 6, "all different");
             assert!(positions.iter().all(|&position| labels[position] == position as i32 % 7));
-            behind_the_mask += positions.iter().filter(|&&position| tokens[position] == 49).count();
+            masks += positions.iter().filter(|&&position| tokens[position] == 49).count();
             let others = (0..40).filter(|position| !positions.contains(position));
             assert!(others.into_iter().all(|position| tokens[position] == position as i32 % 7));
         }
-        assert!((900..1020).contains(&behind_the_mask), "about eight of ten: {behind_the_mask} of 1200");
+        assert!((900..1020).contains(&masks), "about eight of ten: {masks} of 1200");
     }
 
     #[test]
-    fn the_mask_is_the_samples_own_and_stays() {
+    fn the_masked_positions_depend_on_the_seed_and_the_sample_alone() {
         assert_eq!(masked(1, 3), masked(1, 3));
         assert_ne!(masked(1, 3), masked(1, 4));
         assert_ne!(masked(1, 3), masked(2, 3));

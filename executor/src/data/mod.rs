@@ -1,14 +1,15 @@
-//! The data of a training run: samples by global index, as the model wants them.
+//! The data of a training run: samples by global index, in the shape of the model's input.
 //!
-//! The nouns: a [`DataSource`] is what people name; a [`SampleShape`] is what the model wants; a [`Dataset`] joins the two. Its
-//! batches are lists of global indices ([`EpochOrder`], [`Dataset::evaluation_indices`]), and any rank fills its own part of a
-//! batch in place. The same seed gives the same bytes on any number of ranks, so this must not know of ranks, layouts, devices
+//! A [`DataSource`] is the name of some data, a [`SampleShape`] the shape of a model's input, and a
+//! [`Dataset`] joins the two. Its batches are lists of global indices ([`EpochOrder`],
+//! [`Dataset::evaluation_indices`]). Any rank can fill its own part of a batch in place. The same
+//! seed gives the same bytes on any number of ranks: this module knows no ranks, layouts, devices
 //! or Programs.
 //!
 //! ```
 //! use foretell_executor::data::{DataSource, Dataset, SampleShape, Split};
-//! let wanted = SampleShape::Image { channels: 1, height: 8, width: 8, classes: 10 };
-//! let digits = Dataset::open(&DataSource::Digits, &wanted, 42)?;
+//! let shape = SampleShape::Image { channels: 1, height: 8, width: 8, classes: 10 };
+//! let digits = Dataset::open(&DataSource::Digits, &shape, 42)?;
 //! let batch = digits.epoch_order(0).batch(3, 64)?;
 //! let second_of_two_ranks = &batch[32..];
 //! let mut images = vec![0.0; 32 * digits.sample_size()];
@@ -38,35 +39,36 @@ pub use source::{DataSource, EmptyDataName};
 
 pub use foretell_models::SampleShape;
 
-use files::Found;
+use files::FileContents;
 use images::ImageData;
 use serde::{Deserialize, Serialize};
 use synthetic::Synthetic;
 use tokens::{TokenData, TokenWidth};
 
-/// The index of a row that stands for no sample: it is filled with zeros and its labels are [`IGNORED_LABEL`].
+/// The index of a row without a sample. It is filled with zeros, and its labels are
+/// [`IGNORED_LABEL`].
 pub const PADDING: usize = usize::MAX;
-/// The label that takes no part in loss or accuracy.
+/// The label that loss and accuracy ignore.
 pub const IGNORED_LABEL: i32 = -1;
 
-/// The most numbers in one sample (a gigabyte of them): beyond it a shape is a slip of the pen.
+/// The most elements of one sample, a gigabyte in single precision. A larger shape is a mistake.
 const MAX_SAMPLE: usize = 1 << 28;
 
-/// Which part of the data.
+/// A part of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// What the model learns from.
+    /// The samples that the model is trained on.
     Training,
-    /// What it is judged by, and never learns from.
+    /// The samples that the model is evaluated on and never trained on.
     Evaluation,
 }
 
-/// Data that has been read, checked, and fitted to a model.
+/// Data that was read, checked and fitted to a model.
 #[derive(Debug)]
 pub struct Dataset {
     name: String,
-    wanted: SampleShape,
+    shape: SampleShape,
     seed: u64,
     contents: Contents,
 }
@@ -79,32 +81,35 @@ enum Contents {
 }
 
 impl Dataset {
-    /// Opens data for a model. The seed sets the order of the samples, and what synthetic data is; never the splits.
+    /// Opens data for a model. The order of the samples and the values of synthetic data depend on
+    /// the seed; the splits do not.
     ///
     /// # Errors
-    /// When the data cannot be read, is not what its format demands, or does not fit the model.
-    pub fn open(source: &DataSource, wanted: &SampleShape, seed: u64) -> Result<Dataset, DataError> {
+    /// If the data cannot be read, is not valid in its format, or does not fit the model.
+    pub fn open(source: &DataSource, shape: &SampleShape, seed: u64) -> Result<Dataset, DataError> {
         let name = source.to_string();
-        check_shape(&name, wanted)?;
+        check_shape(&name, shape)?;
         let contents = match source {
-            DataSource::Synthetic => Contents::Synthetic(Synthetic::new(*wanted, seed)),
+            DataSource::Synthetic => Contents::Synthetic(Synthetic::new(*shape, seed)),
             DataSource::Digits => {
-                let (training, evaluation) = shipped_digits()?.every_fifth_apart();
-                Contents::Images(ImageData::new(&name, training, evaluation, wanted)?)
+                let (training, evaluation) = shipped_digits()?.split_off_every_fifth();
+                Contents::Images(ImageData::new(&name, training, evaluation, shape)?)
             }
             DataSource::Text => {
                 let text = concat!(include_str!("../../../LICENSE-MIT"), "\n", include_str!("../../../LICENSE-APACHE"));
-                Contents::Tokens(TokenData::new(&name, text.as_bytes().to_vec(), TokenWidth::Byte, wanted)?)
+                Contents::Tokens(TokenData::new(&name, text.as_bytes().to_vec(), TokenWidth::Byte, shape)?)
             }
             DataSource::Path(path) => match files::open_path(path)? {
-                Found::Images { training, evaluation } => Contents::Images(ImageData::new(&name, training, evaluation, wanted)?),
-                Found::Tokens { bytes, width } => Contents::Tokens(TokenData::new(&name, bytes, width, wanted)?),
+                FileContents::Images { training, evaluation } => {
+                    Contents::Images(ImageData::new(&name, training, evaluation, shape)?)
+                }
+                FileContents::Tokens { bytes, width } => Contents::Tokens(TokenData::new(&name, bytes, width, shape)?),
             },
         };
-        Ok(Dataset { name, wanted: *wanted, seed, contents })
+        Ok(Dataset { name, shape: *shape, seed, contents })
     }
 
-    /// Samples of a split; at least one.
+    /// The number of samples of a split: at least one.
     pub fn len(&self, split: Split) -> usize {
         match &self.contents {
             Contents::Images(images) => images.split(split).labels.len(),
@@ -113,9 +118,9 @@ impl Dataset {
         }
     }
 
-    /// Numbers (or tokens) of one sample; of a pair those of the sequence that is given.
+    /// The number of elements or tokens of one sample; for a pair, of its source sequence.
     pub fn sample_size(&self) -> usize {
-        match self.wanted {
+        match self.shape {
             SampleShape::Image { channels, height, width, .. } => channels * height * width,
             SampleShape::Features { width, .. } => width,
             SampleShape::Tokens { sequence, .. } | SampleShape::MaskedTokens { sequence, .. } => sequence,
@@ -123,19 +128,19 @@ impl Dataset {
         }
     }
 
-    /// The shape that the data was opened for.
-    pub fn wanted(&self) -> SampleShape {
-        self.wanted
+    /// The shape of the samples.
+    pub fn shape(&self) -> SampleShape {
+        self.shape
     }
 
-    /// A line for people: the name, the samples, and how they were fitted to the model.
+    /// A line of text: the name, the number of samples, and how they were fitted to the model.
     pub fn description(&self) -> String {
-        let kind = match (&self.contents, self.wanted) {
+        let kind = match (&self.contents, self.shape) {
             (Contents::Images(images), _) => images.description(),
             (_, SampleShape::Image { channels, height, width, .. }) => format!("images of {height}x{width}x{channels}"),
             (_, SampleShape::Features { width, .. }) => format!("{width} features"),
             (_, SampleShape::Tokens { sequence, .. }) => format!("windows of {sequence} tokens"),
-            (_, SampleShape::Pair { source, target, .. }) => format!("{source} tokens to make {target} from"),
+            (_, SampleShape::Pair { source, target, .. }) => format!("pairs of {source} source and {target} target tokens"),
             (_, SampleShape::MaskedTokens { sequence, predictions, .. }) => {
                 format!("windows of {sequence} tokens, {predictions} of them masked")
             }
@@ -144,36 +149,41 @@ impl Dataset {
         format!("{}: {training} training and {evaluation} evaluation samples, {kind}", self.name)
     }
 
-    /// Steps of one epoch of training; the last incomplete batch is dropped.
+    /// The number of steps of one epoch of training. A last incomplete batch is dropped.
     ///
     /// # Errors
-    /// When the global batch is zero or larger than the training split.
+    /// If the global batch is zero or larger than the training split.
     pub fn steps_per_epoch(&self, global_batch: usize) -> Result<usize, DataError> {
         order::steps_per_epoch(self.len(Split::Training), global_batch)
     }
 
-    /// The order of one epoch's training samples. Keep it for the epoch: making it takes time in the number of samples.
+    /// The order of one epoch's training samples. Keep it for the epoch: computing it takes time
+    /// proportional to the number of samples.
     pub fn epoch_order(&self, epoch: u64) -> EpochOrder {
         EpochOrder::shuffled(self.len(Split::Training), self.seed, epoch)
     }
 
-    /// Batches that evaluation takes, the last one perhaps padded; none for a global batch of zero.
+    /// The number of batches of an evaluation. The last one may be padded. 0 for a global batch of
+    /// zero.
     pub fn evaluation_batches(&self, global_batch: usize) -> usize {
         if global_batch == 0 { 0 } else { self.len(Split::Evaluation).div_ceil(global_batch) }
     }
 
-    /// The evaluation samples of one batch; over all batches each exactly once, the last filled up with [`PADDING`].
+    /// The evaluation samples of one batch. Over all batches each sample comes exactly once. The
+    /// last batch is filled up with [`PADDING`].
     ///
     /// # Errors
-    /// When there is no such batch.
+    /// If there is no such batch.
     pub fn evaluation_indices(&self, batch: usize, global_batch: usize) -> Result<Vec<usize>, DataError> {
         order::evaluation_batch(self.len(Split::Evaluation), batch, global_batch)
     }
 
-    /// Fills images, `[sample, height, width, channels]`, or features, `[sample, width]`, normalised over the training split.
+    /// Fills `out` with images, `[sample, height, width, channels]`, or features, `[sample,
+    /// width]`. They are normalised over the training split.
     ///
     /// # Errors
-    /// When the data holds tokens, an index is beyond the split, or the buffer is not exactly as long as the samples.
+    /// If the data holds tokens, an index is beyond the split, or the buffer is not exactly as long
+    /// as the samples.
     pub fn fill_images(&self, split: Split, indices: &[usize], out: &mut [f32]) -> Result<(), DataError> {
         self.check_classified("images")?;
         self.check_request(split, indices, self.sample_size(), out.len())?;
@@ -188,10 +198,11 @@ impl Dataset {
         Ok(())
     }
 
-    /// Fills the class of each sample, [`IGNORED_LABEL`] for padding.
+    /// Fills `out` with the class of each sample, [`IGNORED_LABEL`] for padding.
     ///
     /// # Errors
-    /// When the data holds tokens, an index is beyond the split, or the buffer is not exactly as long as the samples.
+    /// If the data holds tokens, an index is beyond the split, or the buffer is not exactly as long
+    /// as the samples.
     pub fn fill_labels(&self, split: Split, indices: &[usize], out: &mut [i32]) -> Result<(), DataError> {
         self.check_classified("class labels")?;
         self.check_request(split, indices, 1, out.len())?;
@@ -206,14 +217,16 @@ impl Dataset {
         Ok(())
     }
 
-    /// Fills tokens and labels, both `[sample, sequence]`; the labels are the tokens shifted by one, or where tokens are masked what those
-    /// were and [`IGNORED_LABEL`] elsewhere, and for padding.
+    /// Fills tokens and labels, both `[sample, sequence]`. The labels are the tokens shifted by
+    /// one. If tokens are masked, the labels are the original tokens at the masked positions and
+    /// [`IGNORED_LABEL`] elsewhere. The labels of padding are [`IGNORED_LABEL`].
     ///
     /// # Errors
-    /// When the data holds images, an index is beyond the split, or a buffer is not exactly as long as the samples.
+    /// If the data holds images, an index is beyond the split, or a buffer is not exactly as long
+    /// as the samples.
     pub fn fill_tokens(&self, split: Split, indices: &[usize], tokens: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
         let sequence = self.sample_size();
-        if self.wanted.tokens().is_none() {
+        if self.shape.tokens().is_none() {
             return Err(DataError::WrongKind { asked: "tokens", opened_for: "images or features" });
         }
         self.check_request(split, indices, sequence, tokens.len())?;
@@ -228,7 +241,7 @@ impl Dataset {
                     labels.fill(IGNORED_LABEL);
                 }
             }
-            if let SampleShape::MaskedTokens { vocabulary, predictions, .. } = self.wanted
+            if let SampleShape::MaskedTokens { vocabulary, predictions, .. } = self.shape
                 && index != PADDING
             {
                 masking::mask(self.seed, split, index, vocabulary, predictions, tokens, labels);
@@ -237,11 +250,13 @@ impl Dataset {
         Ok(())
     }
 
-    /// Fills the sequences that are given, `[sample, source]`, and of those to be made the tokens before each of theirs and the tokens
-    /// themselves, both `[sample, target]`; labels of padding are [`IGNORED_LABEL`].
+    /// Fills pairs of sequences: the source, `[sample, source]`; the target as labels, `[sample,
+    /// target]`; and the target shifted by one as the decoder's input, `tokens`, `[sample,
+    /// target]`. The labels of padding are [`IGNORED_LABEL`].
     ///
     /// # Errors
-    /// When the data holds no pairs, an index is beyond the split, or a buffer is not exactly as long as the samples.
+    /// If the data holds no pairs, an index is beyond the split, or a buffer is not exactly as long
+    /// as the samples.
     pub fn fill_pairs(
         &self,
         split: Split,
@@ -250,7 +265,7 @@ impl Dataset {
         tokens: &mut [i32],
         labels: &mut [i32],
     ) -> Result<(), DataError> {
-        let SampleShape::Pair { source, target, .. } = self.wanted else {
+        let SampleShape::Pair { source, target, .. } = self.shape else {
             return Err(DataError::WrongKind { asked: "pairs of sequences", opened_for: "something else" });
         };
         self.check_request(split, indices, source, sources.len())?;
@@ -271,7 +286,7 @@ impl Dataset {
     }
 
     fn check_classified(&self, asked: &'static str) -> Result<(), DataError> {
-        match self.wanted {
+        match self.shape {
             SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => {
                 Err(DataError::WrongKind { asked, opened_for: "tokens" })
             }
@@ -280,7 +295,7 @@ impl Dataset {
         }
     }
 
-    /// What must hold before anything is written.
+    /// Checks a request before anything is written.
     fn check_request(&self, split: Split, indices: &[usize], per_sample: usize, given: usize) -> Result<(), DataError> {
         let samples = self.len(split);
         if let Some(&index) = indices.iter().find(|&&index| index >= samples && index != PADDING) {
@@ -294,33 +309,34 @@ impl Dataset {
     }
 }
 
-/// The shipped digits, through the reader that also reads MNIST.
+/// The shipped digits, which are in MNIST's format.
 fn shipped_digits() -> Result<images::LabelledImages, DataError> {
     let images = include_bytes!("../../data/digits-images.idx3-ubyte");
     let labels = include_bytes!("../../data/digits-labels.idx1-ubyte");
     idx::labelled_images("the images of `digits`", images, "the labels of `digits`", labels)
 }
 
-/// Refuses shapes with nothing in them, and those whose sizes no buffer could have.
-fn check_shape(name: &str, wanted: &SampleShape) -> Result<(), DataError> {
-    let (sizes, kinds) = match *wanted {
+/// Refuses shapes with a size of zero, and those larger than any buffer.
+fn check_shape(name: &str, shape: &SampleShape) -> Result<(), DataError> {
+    let (sizes, kinds) = match *shape {
         SampleShape::Image { channels, height, width, classes } => ([channels, height, width], classes),
         SampleShape::Features { width, classes } => ([width, 1, 1], classes),
         SampleShape::Tokens { sequence, vocabulary } => ([sequence, 1, 1], vocabulary),
+        // `sizes` holds a zero, which is refused, if any of the four is zero.
         SampleShape::Pair { source, target, source_vocabulary, target_vocabulary } => {
-            let shortest = source.min(target).min(source_vocabulary).min(target_vocabulary);
-            ([source.max(target), shortest.min(1), 1], source_vocabulary.max(target_vocabulary))
+            let smallest = source.min(target).min(source_vocabulary).min(target_vocabulary);
+            ([source.max(target), smallest.min(1), 1], source_vocabulary.max(target_vocabulary))
         }
         SampleShape::MaskedTokens { sequence, vocabulary, predictions } => {
             ([sequence, usize::from((1..=sequence).contains(&predictions)), 1], vocabulary)
         }
     };
     let size = sizes.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
-    let sound = size.is_some_and(|size| (1..=MAX_SAMPLE).contains(&size)) && (1..=i32::MAX as usize).contains(&kinds);
-    if sound {
+    let is_valid = size.is_some_and(|size| (1..=MAX_SAMPLE).contains(&size)) && (1..=i32::MAX as usize).contains(&kinds);
+    if is_valid {
         return Ok(());
     }
-    let problem = format!("no sample is like {wanted:?}");
-    let hint = format!("every size is at least 1, and a sample has at most {MAX_SAMPLE} numbers");
+    let problem = format!("the sizes of {shape:?} are out of range");
+    let hint = format!("every size is at least 1, and a sample has at most {MAX_SAMPLE} elements");
     Err(DataError::unsuitable(name, problem, hint))
 }

@@ -1,13 +1,15 @@
-//! Which samples are in which batch: a seeded permutation for each epoch, and the source of all the seeded numbers here.
+//! The samples of each batch: a seeded permutation for each epoch. Also the seeded random numbers
+//! of all of `data`.
 //!
-//! A batch is a list of *global* indices. It depends on the seed, the epoch, the step and the global batch alone, so every rank
-//! of every layout sees the same list and takes its own part of it. It must not know what a sample is.
+//! A batch is a list of global indices. It depends on the seed, the epoch, the step and the global
+//! batch alone, so every rank of every layout sees the same list and takes its own part. This
+//! module does not know what a sample is.
 
 use super::{DataError, PADDING};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// What a stream of seeded numbers is for; streams of different purposes are independent.
+/// The purpose of a stream of seeded numbers. Streams of different purposes are independent.
 #[derive(Clone, Copy)]
 #[repr(u64)]
 pub(crate) enum Purpose {
@@ -30,10 +32,11 @@ pub(crate) fn stream(seed: u64, purpose: Purpose, item: u64) -> ChaCha8Rng {
     ChaCha8Rng::from_seed(key)
 }
 
-/// A number below `bound`, each equally likely; 0 where `bound` is 0.
+/// A uniformly distributed number below `bound`; 0 if `bound` is 0.
 ///
-/// Written here (multiply, and reject the biased part: D. Lemire, "Fast Random Integer Generation in an Interval", 2019) and
-/// not taken from `rand`, whose sequence may change with its version: recorded runs must stay repeatable.
+/// The method is multiplication with rejection of the biased part (D. Lemire, "Fast Random Integer
+/// Generation in an Interval", 2019). It is not taken from `rand`, whose sequences may change
+/// between versions: recorded runs must stay repeatable.
 pub(crate) fn below(random: &mut ChaCha8Rng, bound: u64) -> u64 {
     if bound == 0 {
         return 0;
@@ -50,12 +53,13 @@ pub(crate) fn below(random: &mut ChaCha8Rng, bound: u64) -> u64 {
 /// The order of the training samples in one epoch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EpochOrder {
-    // An index fits, for no file is larger than `files::MAX_FILE`; half the memory of `usize`.
+    // 32 bits are enough, because no file is larger than `files::MAX_FILE`. They take half the
+    // memory.
     permutation: Vec<u32>,
 }
 
 impl EpochOrder {
-    /// A Fisher-Yates shuffle of `samples` indices, seeded by the seed and the epoch.
+    /// A Fisher-Yates shuffle of `samples` indices that depends on the seed and the epoch.
     pub(crate) fn shuffled(samples: usize, seed: u64, epoch: u64) -> Self {
         let samples = u32::try_from(samples).unwrap_or(u32::MAX);
         let mut random = stream(seed, Purpose::Order, epoch);
@@ -67,10 +71,10 @@ impl EpochOrder {
         EpochOrder { permutation }
     }
 
-    /// The global indices of the samples of one step; an incomplete last batch is dropped.
+    /// The global indices of one step's samples. A last incomplete batch is dropped.
     ///
     /// # Errors
-    /// When no such batch can be drawn, or the step is beyond the epoch.
+    /// If the global batch is zero or too large, or the step is beyond the epoch.
     pub fn batch(&self, step: usize, global_batch: usize) -> Result<Vec<usize>, DataError> {
         let batches = steps_per_epoch(self.permutation.len(), global_batch)?;
         let indices = self.permutation.chunks_exact(global_batch).nth(step);
@@ -79,7 +83,7 @@ impl EpochOrder {
     }
 }
 
-/// Complete batches in an epoch of `samples`; at least one, or an error.
+/// The number of complete batches in an epoch of `samples`: at least one, or an error.
 pub(crate) fn steps_per_epoch(samples: usize, global_batch: usize) -> Result<usize, DataError> {
     match samples.checked_div(global_batch) {
         None | Some(0) => Err(DataError::GlobalBatch { global_batch, samples }),
@@ -87,10 +91,11 @@ pub(crate) fn steps_per_epoch(samples: usize, global_batch: usize) -> Result<usi
     }
 }
 
-/// The largest batch that evaluation pads to: beyond it a global batch is a slip of the pen.
+/// The largest batch that an evaluation pads to. A larger global batch is a mistake.
 const MAX_EVALUATION_BATCH: usize = 1 << 24;
 
-/// One batch of the evaluation split in its own order, the last one filled up with [`PADDING`].
+/// One batch of the evaluation split, in the split's own order. The last one is filled up with
+/// [`PADDING`].
 pub(crate) fn evaluation_batch(samples: usize, batch: usize, global_batch: usize) -> Result<Vec<usize>, DataError> {
     if !(1..=MAX_EVALUATION_BATCH).contains(&global_batch) {
         return Err(DataError::GlobalBatch { global_batch, samples });
@@ -109,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_epoch_visits_every_sample_at_most_once_and_drops_the_incomplete_batch() {
+    fn an_epoch_visits_each_sample_at_most_once_in_complete_batches() {
         let order = EpochOrder::shuffled(103, 7, 0);
         let mut seen: Vec<usize> = (0..10).flat_map(|step| order.batch(step, 10).unwrap()).collect();
         seen.sort_unstable();
@@ -120,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_depends_on_seed_and_epoch_and_on_nothing_else() {
+    fn the_order_depends_on_the_seed_and_the_epoch_alone() {
         let order = EpochOrder::shuffled(50, 7, 3);
         assert_eq!(order, EpochOrder::shuffled(50, 7, 3));
         assert_ne!(order, EpochOrder::shuffled(50, 7, 4));
@@ -131,13 +136,13 @@ mod tests {
     }
 
     #[test]
-    fn the_order_never_changes_between_versions() {
+    fn the_order_is_the_same_in_every_version() {
         assert_eq!(EpochOrder::shuffled(8, 1, 0).permutation, RECORDED_ORDER);
     }
     const RECORDED_ORDER: [u32; 8] = [4, 6, 0, 3, 7, 2, 5, 1];
 
     #[test]
-    fn a_batch_that_cannot_be_drawn_is_refused() {
+    fn a_global_batch_of_zero_or_beyond_the_split_is_refused() {
         let order = EpochOrder::shuffled(5, 0, 0);
         assert_eq!(order.batch(0, 6), Err(DataError::GlobalBatch { global_batch: 6, samples: 5 }));
         assert_eq!(order.batch(0, 0), Err(DataError::GlobalBatch { global_batch: 0, samples: 5 }));
@@ -145,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn evaluation_visits_every_sample_exactly_once_and_pads_the_last_batch() {
+    fn evaluation_visits_each_sample_once_and_pads_the_last_batch() {
         let batches: Vec<Vec<usize>> = (0..3).map(|batch| evaluation_batch(10, batch, 4).unwrap()).collect();
         assert_eq!(batches, [vec![0, 1, 2, 3], vec![4, 5, 6, 7], vec![8, 9, PADDING, PADDING]]);
         assert!(evaluation_batch(10, 3, 4).is_err());
@@ -154,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_below_a_bound_are_below_it_and_reach_every_value() {
+    fn bounded_numbers_reach_every_value_below_the_bound() {
         let mut random = stream(0, Purpose::Order, 0);
         let mut seen = [0; 5];
         for _ in 0..5000 {

@@ -1,6 +1,5 @@
-//! Where data comes from, as people name it on the command line.
-//!
-//! It must not know file formats: it only tells a shipped name from a path.
+//! The names of data on the command line: shipped data, or a path. This module knows no file
+//! formats.
 
 use super::{Dataset, SampleShape};
 use serde::{Deserialize, Serialize};
@@ -9,35 +8,36 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Where the data of a run comes from.
+/// The source of a run's data.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DataSource {
     /// The shipped 8x8 handwritten digits.
     Digits,
-    /// The shipped licence texts, a token per byte.
+    /// The shipped licence texts, one token per byte.
     Text,
-    /// Seeded random data of any shape, from which something can be learnt.
+    /// Seeded random data of any shape, from which a model can learn something.
     Synthetic,
     /// A folder of IDX (MNIST) or CIFAR files, a `.txt` file, or a `.bin` file of 16-bit tokens.
     Path(PathBuf),
 }
 
-/// The text names no data at all.
+/// The name is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("the name of the data is empty; hint: write `digits`, `text`, `synthetic`, or the path of a file or folder")]
 pub struct EmptyDataName;
 
 impl DataSource {
-    /// The shipped data that fits a model: digits for images and features, text for tokens, synthetic where those do not fit.
-    pub fn default_for(wanted: &SampleShape) -> Self {
-        let shipped = match wanted {
+    /// The default data for a model: digits for images and features, text for tokens, and synthetic
+    /// data where those do not fit.
+    pub fn default_for(shape: &SampleShape) -> Self {
+        let shipped = match shape {
             SampleShape::Image { .. } | SampleShape::Features { .. } => DataSource::Digits,
             SampleShape::Tokens { .. } | SampleShape::MaskedTokens { .. } => DataSource::Text,
             SampleShape::Pair { .. } => DataSource::Synthetic,
         };
-        // Opening is the only test that cannot disagree with opening; the shipped data is small.
-        if Dataset::open(&shipped, wanted, 0).is_ok() { shipped } else { DataSource::Synthetic }
+        // Opening it is the only reliable test, and cheap, because the shipped data is small.
+        if Dataset::open(&shipped, shape, 0).is_ok() { shipped } else { DataSource::Synthetic }
     }
 }
 
@@ -71,7 +71,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_and_paths_are_told_apart() {
+    fn names_and_paths_are_distinguished() {
         assert_eq!("digits".parse(), Ok(DataSource::Digits));
         assert_eq!("text".parse(), Ok(DataSource::Text));
         assert_eq!("synthetic".parse(), Ok(DataSource::Synthetic));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_shipped_data_where_it_fits_and_synthetic_elsewhere() {
+    fn the_default_is_shipped_data_if_it_fits_and_else_synthetic() {
         let image = |side, classes| SampleShape::Image { channels: 3, height: side, width: side, classes };
         let default = DataSource::default_for;
         assert_eq!(default(&image(32, 10)), DataSource::Digits);

@@ -1,25 +1,28 @@
-//! Data made up from a seed, for any shape, from which something can be learnt.
+//! Synthetic data of any shape, from which a model can learn something.
 //!
-//! An image or feature vector is a pattern of its class under noise; tokens are a walk through a small Markov chain. A sample is
-//! a function of the seed, the split and its index alone, and is made when asked for: nothing is stored that grows with the
-//! classes or the images. This must not know of batches.
+//! An image or feature vector is a pattern of its class plus noise. Tokens are a walk through a
+//! small Markov chain. A sample depends on the seed, the split and its index alone, and is computed
+//! on request. So memory does not grow with the number of classes or samples. This module knows no
+//! batches.
 
 use super::order::{Purpose, below, stream};
 use super::{SampleShape, Split};
 use rand_chacha::rand_core::Rng;
 
-/// Training samples in an epoch: enough for the global batches of large layouts.
+/// Training samples in an epoch: enough for the global batch of a large layout.
 const TRAINING_SAMPLES: usize = 65_536;
-/// Evaluation samples: few, since large models are evaluated on CPUs too.
+/// Evaluation samples. Few, because large models are evaluated on CPUs too.
 const EVALUATION_SAMPLES: usize = 1_024;
-/// A pattern is this many cells across (a feature vector, the square of it), each blown up: fine noise averages out, also under strided convolutions.
+/// Cells per side of an image's pattern; a feature vector's pattern has the square of it. Each cell
+/// covers several pixels, so that the noise averages out, even under strided convolutions.
 const CELLS: usize = 8;
-/// The parts of pattern and noise in a value: 0.6^2 + 0.8^2 = 1 keeps the variance one.
+/// The weights of pattern and noise in a value. 0.6² + 0.8² = 1, so the variance is one.
 const PATTERN: f32 = 0.6;
 const NOISE: f32 = 0.8;
-/// States of the Markov chain: few, so that the loss falls soon also with a large vocabulary.
+/// States of the Markov chain. Few, so that the loss falls early even with a large vocabulary.
 const STATES: usize = 64;
-/// The states that may follow a state, with probabilities 1/2, 1/4, 1/8 and 1/8: an entropy of 1.75 bits.
+/// Possible successors of a state. Their probabilities are 1/2, 1/4, 1/8 and 1/8: an entropy of
+/// 1.75 bits.
 const SUCCESSORS: usize = 4;
 
 /// Seeded random data of a given shape.
@@ -27,11 +30,12 @@ const SUCCESSORS: usize = 4;
 pub(crate) struct Synthetic {
     seed: u64,
     shape: SampleShape,
+    /// The successors of each state of the Markov chain; empty unless samples are tokens.
     successors: Vec<[u32; SUCCESSORS]>,
 }
 
 impl Synthetic {
-    /// Data of a shape that has been checked to be neither empty nor absurd.
+    /// Data of a shape whose sizes have been checked.
     pub(crate) fn new(shape: SampleShape, seed: u64) -> Self {
         let states = shape.tokens().map_or(0, |(_, vocabulary)| vocabulary.min(STATES));
         let mut random = stream(seed, Purpose::MarkovChain, 0);
@@ -40,7 +44,7 @@ impl Synthetic {
         Synthetic { seed, shape, successors }
     }
 
-    /// Samples of a split.
+    /// The number of samples of a split.
     pub(crate) fn len(&self, split: Split) -> usize {
         match split {
             Split::Training => TRAINING_SAMPLES,
@@ -59,7 +63,7 @@ impl Synthetic {
 
     /// Fills one image or feature vector.
     pub(crate) fn fill(&self, split: Split, index: usize, out: &mut [f32]) {
-        // Features are an image of one row.
+        // Features are an image with one row.
         let (channels, height, width) = match self.shape {
             SampleShape::Image { channels, height, width, .. } => (channels, height, width),
             SampleShape::Features { width, .. } => (1, 1, width),
@@ -83,7 +87,7 @@ impl Synthetic {
         }
     }
 
-    /// Fills the inputs and the labels of one walk through the chain.
+    /// Fills the inputs and the labels of one sample: a walk through the Markov chain.
     pub(crate) fn fill_tokens(&self, split: Split, index: usize, inputs: &mut [i32], labels: &mut [i32]) {
         let mut random = self.sample_stream(split, index);
         let mut state = below(&mut random, self.successors.len() as u64) as u32;
@@ -96,15 +100,16 @@ impl Synthetic {
         }
     }
 
-    /// Fills a random sequence, and it reversed: as labels, and shifted by one behind a zero as the tokens before them. What is too long
-    /// for the one starts again in the other, and tokens beyond the other's vocabulary wrap around.
+    /// Fills a pair whose target is the source reversed: a random `source`, the target as `labels`,
+    /// and a zero followed by the target as `tokens`. A target longer than the source repeats it.
+    /// Tokens beyond the target's vocabulary wrap around.
     pub(crate) fn fill_pair(&self, split: Split, index: usize, source: &mut [i32], tokens: &mut [i32], labels: &mut [i32]) {
         let SampleShape::Pair { source_vocabulary, target_vocabulary, .. } = self.shape else { return };
         let mut random = self.sample_stream(split, index);
         source.iter_mut().for_each(|token| *token = below(&mut random, source_vocabulary.min(STATES) as u64) as i32);
         labels.iter_mut().zip(source.iter().rev().cycle()).for_each(|(label, &token)| *label = token % target_vocabulary as i32);
-        let before = std::iter::once(&0).chain(labels.iter());
-        tokens.iter_mut().zip(before).for_each(|(token, &label)| *token = label);
+        let shifted = std::iter::once(&0).chain(labels.iter());
+        tokens.iter_mut().zip(shifted).for_each(|(token, &label)| *token = label);
     }
 
     fn sample_stream(&self, split: Split, index: usize) -> rand_chacha::ChaCha8Rng {
@@ -116,10 +121,11 @@ impl Synthetic {
     }
 }
 
-/// A uniform number of mean zero and variance one, from 32 random bits.
+/// A uniformly distributed number of mean zero and variance one, from 32 random bits.
 fn unit_variance(bits: u32) -> f32 {
-    const HALF_WIDTH: f32 = 1.732_050_8; // The square root of 3: a uniform spread of that half width has variance one.
-    // The upper 24 bits are exact in a single-precision number.
+    /// The square root of 3: the uniform distribution from its negative to it has variance one.
+    const HALF_WIDTH: f32 = 1.732_050_8;
+    // A single-precision number holds the upper 24 bits exactly.
     ((bits >> 8) as f32 / 8_388_608.0 - 1.0) * HALF_WIDTH
 }
 
@@ -138,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_depends_on_seed_split_and_index_alone() {
+    fn a_sample_depends_on_the_seed_the_split_and_the_index_alone() {
         let data = Synthetic::new(image(16), 5);
         let first = sample(&data, Split::Training, 9, 768);
         assert_eq!(first, sample(&Synthetic::new(image(16), 5), Split::Training, 9, 768));
@@ -157,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn the_nearest_class_mean_of_training_samples_tells_the_evaluation_samples() {
+    fn class_means_of_training_samples_classify_evaluation_samples() {
         for (shape, size) in [(image(16), 768), (image(5), 75), (SampleShape::Features { width: 100, classes: 4 }, 100)] {
             let data = Synthetic::new(shape, 1);
             let mut means = vec![vec![0.0; size]; 4];
@@ -189,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn every_token_is_followed_by_one_of_four() {
+    fn every_token_has_at_most_four_successors() {
         let data = Synthetic::new(SampleShape::Tokens { sequence: 256, vocabulary: 50_257 }, 3);
         let mut followers = std::collections::BTreeMap::<i32, std::collections::BTreeMap<i32, u32>>::new();
         let (mut inputs, mut labels) = ([0; 256], [0; 256]);

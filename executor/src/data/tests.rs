@@ -1,4 +1,4 @@
-//! The data as a whole: shipped, from files, made up; and what a hostile file or a careless caller meets.
+//! Data sets of every source, and the errors for invalid files and requests.
 
 use super::*;
 use std::path::Path;
@@ -7,12 +7,12 @@ fn image(channels: usize, side: usize, classes: usize) -> SampleShape {
     SampleShape::Image { channels, height: side, width: side, classes }
 }
 
-fn open_path(path: &Path, wanted: &SampleShape) -> Result<Dataset, DataError> {
-    Dataset::open(&DataSource::Path(path.to_path_buf()), wanted, 0)
+fn open_path(path: &Path, shape: &SampleShape) -> Result<Dataset, DataError> {
+    Dataset::open(&DataSource::Path(path.to_path_buf()), shape, 0)
 }
 
-fn refused(path: &Path, wanted: &SampleShape) -> String {
-    open_path(path, wanted).unwrap_err().to_string()
+fn refused(path: &Path, shape: &SampleShape) -> String {
+    open_path(path, shape).unwrap_err().to_string()
 }
 
 fn images_of(data: &Dataset, split: Split, indices: &[usize]) -> Vec<f32> {
@@ -28,7 +28,7 @@ fn labels_of(data: &Dataset, split: Split, indices: &[usize]) -> Vec<i32> {
 }
 
 #[test]
-fn the_shipped_digits_are_whole_normalised_and_fairly_parted() {
+fn the_shipped_digits_are_complete_normalised_and_split_by_class() {
     let data = Dataset::open(&DataSource::Digits, &image(1, 8, 10), 1).unwrap();
     assert_eq!((data.len(Split::Training), data.len(Split::Evaluation)), (1433, 364));
     assert_eq!(data.steps_per_epoch(64), Ok(22));
@@ -46,7 +46,7 @@ fn the_shipped_digits_are_whole_normalised_and_fairly_parted() {
 }
 
 #[test]
-fn the_digits_can_be_told_apart_by_their_class_means() {
+fn class_means_classify_the_digits() {
     let data = Dataset::open(&DataSource::Digits, &SampleShape::Features { width: 64, classes: 10 }, 1).unwrap();
     let mut means = vec![([0.0_f32; 64], 0.0_f32); 10];
     for index in 0..1433 {
@@ -67,7 +67,7 @@ fn the_digits_can_be_told_apart_by_their_class_means() {
 }
 
 #[test]
-fn any_layout_sees_the_same_bytes() {
+fn any_number_of_ranks_sees_the_same_bytes() {
     let sources = [DataSource::Digits, DataSource::Synthetic];
     for source in sources {
         let whole = Dataset::open(&source, &image(3, 28, 10), 5).unwrap();
@@ -89,7 +89,7 @@ fn any_layout_sees_the_same_bytes() {
 }
 
 #[test]
-fn evaluation_takes_every_sample_once_and_ignores_padding() {
+fn evaluation_visits_every_sample_once_and_ignores_padding() {
     let data = Dataset::open(&DataSource::Digits, &image(1, 8, 10), 1).unwrap();
     assert_eq!((data.evaluation_batches(100), data.evaluation_batches(0)), (4, 0));
     let labels: Vec<i32> =
@@ -100,7 +100,7 @@ fn evaluation_takes_every_sample_once_and_ignores_padding() {
 }
 
 #[test]
-fn the_shipped_text_reads_as_text() {
+fn tokens_of_the_shipped_text_spell_it() {
     let data = Dataset::open(&DataSource::Text, &SampleShape::Tokens { sequence: 64, vocabulary: 256 }, 1).unwrap();
     let (mut tokens, mut labels) = (vec![0; 128], vec![0; 128]);
     data.fill_tokens(Split::Training, &[0, PADDING], &mut tokens, &mut labels).unwrap();
@@ -131,7 +131,7 @@ fn a_folder_of_mnist_files_is_read() {
     std::fs::write(&path, [0, 0, 8, 3, 0, 0]).unwrap();
     let message = refused(folder.path(), &image(1, 2, 3));
     assert!(message.starts_with(&format!("`{}` is cut short", path.display())), "{message}");
-    assert!(refused(&path, &image(1, 2, 3)).contains("hint: for images name the folder"));
+    assert!(refused(&path, &image(1, 2, 3)).contains("hint: for images give the folder"));
 }
 
 #[test]
@@ -157,12 +157,12 @@ fn folders_of_cifar_files_are_read() {
 #[test]
 fn token_files_are_read_by_their_ending() {
     let folder = tempfile::tempdir().unwrap();
-    let wanted = SampleShape::Tokens { sequence: 2, vocabulary: 300 };
+    let shape = SampleShape::Tokens { sequence: 2, vocabulary: 300 };
     let (text, words) = (folder.path().join("a.txt"), folder.path().join("a.bin"));
     std::fs::write(&text, "abcdefgh").unwrap();
     std::fs::write(&words, (290_u16..298).flat_map(u16::to_le_bytes).collect::<Vec<u8>>()).unwrap();
     for (path, expected) in [(text, [97, 98, 99]), (words, [290, 291, 292])] {
-        let data = open_path(&path, &wanted).unwrap();
+        let data = open_path(&path, &shape).unwrap();
         let (mut tokens, mut labels) = ([0; 2], [0; 2]);
         data.fill_tokens(Split::Training, &[0], &mut tokens, &mut labels).unwrap();
         assert_eq!((tokens, labels), ([expected[0], expected[1]], [expected[1], expected[2]]));
@@ -170,29 +170,29 @@ fn token_files_are_read_by_their_ending() {
 }
 
 #[test]
-fn paths_that_hold_no_data_are_refused_with_their_mend() {
+fn paths_without_data_are_refused_with_a_hint() {
     let folder = tempfile::tempdir().unwrap();
-    let wanted = image(1, 8, 10);
-    assert!(refused(folder.path(), &wanted).contains("holds no data of a known format; hint: name the very folder"));
+    let shape = image(1, 8, 10);
+    assert!(refused(folder.path(), &shape).contains("contains no data of a known format; hint: give the folder"));
     std::fs::write(folder.path().join("train-images-idx3-ubyte.gz"), [0x1f, 0x8b]).unwrap();
-    assert!(refused(folder.path(), &wanted).contains("hint: unpack its files with `gunzip`"));
-    let message = refused(Path::new("digts"), &wanted);
+    assert!(refused(folder.path(), &shape).contains("hint: unpack its files with `gunzip`"));
+    let message = refused(Path::new("digts"), &shape);
     assert_eq!(
         message,
         "there is no file or folder `digts`; hint: the data is `digits`, `text`, `synthetic`, or the path of a file or folder"
     );
     std::os::unix::fs::symlink("/dev/zero", folder.path().join("endless.txt")).unwrap();
-    assert!(refused(&folder.path().join("endless.txt"), &wanted).contains("not a regular file"));
+    assert!(refused(&folder.path().join("endless.txt"), &shape).contains("not a regular file"));
     let large = std::fs::File::create(folder.path().join("large.bin")).unwrap();
     large.set_len(1 << 40).unwrap();
-    assert!(refused(&folder.path().join("large.bin"), &wanted).contains("has 1099511627776 bytes, more than"));
+    assert!(refused(&folder.path().join("large.bin"), &shape).contains("has 1099511627776 bytes, more than"));
     std::fs::write(folder.path().join("empty.txt"), "").unwrap();
     let tokens = SampleShape::Tokens { sequence: 2, vocabulary: 300 };
     assert!(refused(&folder.path().join("empty.txt"), &tokens).contains("hint: use a longer text"));
 }
 
 #[test]
-fn absurd_shapes_are_refused_for_every_source() {
+fn shapes_out_of_range_are_refused_for_every_source() {
     let shapes = [
         image(0, 8, 10),
         image(1, 8, 0),
@@ -213,7 +213,7 @@ fn absurd_shapes_are_refused_for_every_source() {
 }
 
 #[test]
-fn careless_requests_are_refused_before_anything_is_written() {
+fn invalid_requests_are_refused_before_anything_is_written() {
     let digits = Dataset::open(&DataSource::Digits, &image(1, 8, 10), 1).unwrap();
     let mut out = vec![5.0; 64];
     assert!(matches!(digits.fill_images(Split::Training, &[1433], &mut out), Err(DataError::SampleOutOfRange { .. })));

@@ -1,22 +1,24 @@
-//! A stream of tokens held in memory, and the windows that samples are made of.
+//! A stream of tokens in memory, and the windows that are its samples.
 //!
-//! The last tenth of the stream is for evaluation. A sample is a window of the sequence length and one token more: the labels
-//! are the inputs shifted by one. This must not know of files or batches.
+//! The last tenth of the stream is for evaluation. A sample is a window of the sequence length plus
+//! one token: the labels are the inputs shifted by one. This module knows neither files nor
+//! batches.
 
 use super::error::DataError;
 use super::{SampleShape, Split};
 
-/// As many training windows as a short text is made to yield at least, if need be by letting them overlap.
+/// The least number of training windows of a short text, whose windows overlap if necessary.
 ///
-/// Chosen so that the shipped text gives epochs of some hundred steps at common batch sizes, instead of two or three.
-const WINDOWS_OF_A_SHORT_TEXT: usize = 4096;
+/// With it the shipped text has epochs of some hundred steps at common batch sizes, instead of two
+/// or three.
+const MIN_TRAINING_WINDOWS: usize = 4096;
 
-/// How a token is stored.
+/// The encoding of a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TokenWidth {
-    /// A byte is a token.
+    /// One byte.
     Byte,
-    /// Two bytes, the lower one first, are a token.
+    /// Two bytes, little-endian.
     TwoBytes,
 }
 
@@ -29,32 +31,37 @@ impl TokenWidth {
     }
 }
 
-/// The tokens, and how they are cut into windows.
+/// A stream of tokens that is cut into windows.
 #[derive(Debug)]
 pub(crate) struct TokenData {
     bytes: Vec<u8>,
     width: TokenWidth,
     sequence: usize,
-    /// Tokens of the training split, which come first.
+    /// The number of tokens of the training split, which comes first.
     training: usize,
-    /// Tokens from the start of one training window to that of the next; evaluation windows do not overlap.
+    /// Tokens from the start of one training window to the start of the next. Evaluation windows do
+    /// not overlap.
     stride: usize,
 }
 
 impl TokenData {
     /// Fits a stream of tokens to a model.
-    pub(crate) fn new(name: &str, bytes: Vec<u8>, width: TokenWidth, wanted: &SampleShape) -> Result<Self, DataError> {
-        if matches!(wanted, SampleShape::Pair { .. }) {
+    pub(crate) fn new(name: &str, bytes: Vec<u8>, width: TokenWidth, shape: &SampleShape) -> Result<Self, DataError> {
+        if matches!(shape, SampleShape::Pair { .. }) {
             let problem = "it holds one stream of tokens, the model wants pairs of sequences";
             return Err(DataError::unsuitable(name, problem, "use `synthetic` data"));
         }
-        let Some((sequence, vocabulary)) = wanted.tokens() else {
+        let Some((sequence, vocabulary)) = shape.tokens() else {
             let problem = "it holds tokens, the model wants images or features";
             return Err(DataError::unsuitable(name, problem, "use `digits`, `synthetic`, or the folder of a data set of images"));
         };
         if !bytes.len().is_multiple_of(width.bytes()) {
             let problem = format!("has {} bytes, which are not whole 16-bit tokens", bytes.len());
-            return Err(DataError::malformed(name, problem, "write it as little-endian 16-bit numbers, or name text `.txt`"));
+            return Err(DataError::malformed(
+                name,
+                problem,
+                "write it as little-endian 16-bit numbers, or name the file `.txt` if it is text",
+            ));
         }
         let mut data = TokenData { bytes, width, sequence, training: 0, stride: sequence };
         let highest = data.tokens(0).max().unwrap_or_default();
@@ -76,11 +83,11 @@ impl TokenData {
             };
             return Err(DataError::unsuitable(name, problem, hint));
         }
-        data.stride = ((data.training - sequence) / WINDOWS_OF_A_SHORT_TEXT).clamp(1, sequence);
+        data.stride = ((data.training - sequence) / MIN_TRAINING_WINDOWS).clamp(1, sequence);
         Ok(data)
     }
 
-    /// Windows of a split.
+    /// The number of windows of a split.
     pub(crate) fn len(&self, split: Split) -> usize {
         let (tokens, stride) = match split {
             Split::Training => (self.training, self.stride),
@@ -114,7 +121,7 @@ impl TokenData {
 mod tests {
     use super::*;
 
-    fn wanted(sequence: usize, vocabulary: usize) -> SampleShape {
+    fn shape(sequence: usize, vocabulary: usize) -> SampleShape {
         SampleShape::Tokens { sequence, vocabulary }
     }
 
@@ -122,13 +129,13 @@ mod tests {
         (0..count).flat_map(u16::to_le_bytes).collect()
     }
 
-    fn refused(bytes: &[u8], width: TokenWidth, wanted: SampleShape) -> String {
-        TokenData::new("d", bytes.to_vec(), width, &wanted).unwrap_err().to_string()
+    fn refused(bytes: &[u8], width: TokenWidth, shape: SampleShape) -> String {
+        TokenData::new("d", bytes.to_vec(), width, &shape).unwrap_err().to_string()
     }
 
     #[test]
-    fn labels_are_the_inputs_shifted_by_one_and_evaluation_comes_last() {
-        let data = TokenData::new("d", counting(1000), TokenWidth::TwoBytes, &wanted(4, 1000)).unwrap();
+    fn labels_are_shifted_inputs_and_the_evaluation_split_comes_last() {
+        let data = TokenData::new("d", counting(1000), TokenWidth::TwoBytes, &shape(4, 1000)).unwrap();
         let (mut inputs, mut labels) = ([0; 4], [0; 4]);
         data.fill(Split::Training, 3, &mut inputs, &mut labels);
         assert_eq!((inputs, labels), ([3, 4, 5, 6], [4, 5, 6, 7]));
@@ -143,29 +150,29 @@ mod tests {
     }
 
     #[test]
-    fn long_texts_are_cut_without_overlap() {
-        let data = TokenData::new("d", vec![7; 100_000], TokenWidth::Byte, &wanted(4, 8)).unwrap();
+    fn windows_of_long_texts_do_not_overlap() {
+        let data = TokenData::new("d", vec![7; 100_000], TokenWidth::Byte, &shape(4, 8)).unwrap();
         assert_eq!((data.stride, data.len(Split::Training), data.len(Split::Evaluation)), (4, 22_499, 2_499));
-        let data = TokenData::new("d", vec![7; 100_000], TokenWidth::Byte, &wanted(512, 8)).unwrap();
+        let data = TokenData::new("d", vec![7; 100_000], TokenWidth::Byte, &shape(512, 8)).unwrap();
         assert_eq!((data.stride, data.len(Split::Training)), (21, 4262));
     }
 
     #[test]
-    fn two_windows_are_the_least() {
-        let data = TokenData::new("d", vec![0; 10], TokenWidth::Byte, &wanted(4, 1)).unwrap();
+    fn a_stream_has_at_least_two_windows() {
+        let data = TokenData::new("d", vec![0; 10], TokenWidth::Byte, &shape(4, 1)).unwrap();
         assert_eq!((data.len(Split::Training), data.len(Split::Evaluation)), (1, 1));
-        assert!(refused(&[0; 9], TokenWidth::Byte, wanted(4, 1)).contains("hint: give the model a sequence of at most 3"));
-        assert!(refused(&[], TokenWidth::Byte, wanted(4, 1)).contains("hint: use a longer text"));
-        assert!(refused(&[0; 9], TokenWidth::Byte, wanted(usize::MAX, 1)).contains("do not yield two windows"));
+        assert!(refused(&[0; 9], TokenWidth::Byte, shape(4, 1)).contains("hint: give the model a sequence of at most 3"));
+        assert!(refused(&[], TokenWidth::Byte, shape(4, 1)).contains("hint: use a longer text"));
+        assert!(refused(&[0; 9], TokenWidth::Byte, shape(usize::MAX, 1)).contains("do not yield two windows"));
     }
 
     #[test]
-    fn unfitting_tokens_are_refused_with_their_mend() {
+    fn tokens_that_do_not_fit_are_refused_with_a_hint() {
         assert!(
-            refused(&[0, 200], TokenWidth::Byte, wanted(1, 200)).contains("hint: give the model a vocabulary of at least 201")
+            refused(&[0, 200], TokenWidth::Byte, shape(1, 200)).contains("hint: give the model a vocabulary of at least 201")
         );
-        assert!(refused(&[0, 255], TokenWidth::TwoBytes, wanted(1, 9)).contains("vocabulary of at least 65281"));
-        assert!(refused(&[0; 3], TokenWidth::TwoBytes, wanted(1, 9)).contains("has 3 bytes, which are not whole 16-bit tokens"));
+        assert!(refused(&[0, 255], TokenWidth::TwoBytes, shape(1, 9)).contains("vocabulary of at least 65281"));
+        assert!(refused(&[0; 3], TokenWidth::TwoBytes, shape(1, 9)).contains("has 3 bytes, which are not whole 16-bit tokens"));
         let features = SampleShape::Features { width: 4, classes: 2 };
         assert!(refused(&[0; 30], TokenWidth::Byte, features).contains("hint: use `digits`"));
     }

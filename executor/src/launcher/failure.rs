@@ -1,10 +1,10 @@
 //! Finding out why a run failed.
 //!
-//! One rank's death makes the others fail soon after, and the launcher may hear of those first. So it
-//! collects what the ranks report and how their processes end for a short time, then names the most
-//! likely cause.
+//! One rank's death makes the others fail soon after, and the launcher may hear of those first. So
+//! it collects what the ranks report and how their processes end for a short time, then names the
+//! most likely cause.
 
-use super::{POLL_INTERVAL, Ranks};
+use super::{POLL_INTERVAL, Ranks, log_path};
 use crate::error::ExecutorError;
 use crate::job::{Order, Report};
 use crate::transport::Event;
@@ -19,14 +19,16 @@ impl Ranks {
     /// Stops the run and returns the cause of its failure.
     ///
     /// `rank` is the rank on which the failure was noticed and `message` its own report, if it sent
-    /// one; `is_consequence` says that the report blames another rank. The cause is, in this order: a
-    /// rank that a signal killed, one that failed by itself, one that ended in failure, or `rank`.
+    /// one; `is_consequence` says that the report blames another rank. The cause is, in this order:
+    /// a rank that a signal killed, one that failed by itself, one that ended in failure, or
+    /// `rank`.
     pub(super) fn diagnose(&mut self, rank: usize, message: Option<String>, is_consequence: bool) -> ExecutorError {
         let mut reports: Vec<(usize, String, bool)> = message.map(|text| (rank, text, is_consequence)).into_iter().collect();
         let started = Instant::now();
         let mut is_aborted = false;
         while started.elapsed() < GRACE && self.exits.iter().any(Option::is_none) {
-            // Ranks that fail by themselves report first; then the waiting ones are told to give up.
+            // Ranks that fail by themselves report first; then the waiting ones are told to give
+            // up.
             if !is_aborted && started.elapsed() > GRACE / 4 {
                 is_aborted = true;
                 self.abort();
@@ -38,15 +40,31 @@ impl Ranks {
             }
             self.poll_children();
         }
-        let exit =
-            |is_wanted: fn(&ExitStatus) -> bool| self.first_exit(is_wanted).map(|(rank, status)| (rank, describe_exit(status)));
-        let own_failure = || {
-            let report = reports.iter().find(|(.., is_consequence)| !is_consequence);
-            report.map(|(rank, text, _)| (*rank, format!("failed: {text}")))
+        if let Some((rank, status)) = self.first_exit(|status| status.signal().is_some()) {
+            return self.died(rank, describe_exit(status));
+        }
+        if let Some((rank, text, _)) = reports.into_iter().find(|(.., is_consequence)| !is_consequence) {
+            return ExecutorError::RankDied { rank, host: self.host_of(rank), cause: format!("failed: {text}") };
+        }
+        if let Some((rank, status)) = self.first_exit(|status| !status.success()) {
+            return self.died(rank, describe_exit(status));
+        }
+        self.died(rank, "does not answer any more".into())
+    }
+
+    /// The error for a rank that ended, or stopped answering, without a report of its own.
+    pub(super) fn died(&self, rank: usize, cause: String) -> ExecutorError {
+        let log = match &self.logs {
+            Some(folder) if rank < self.children.len() => format!("`{}`", log_path(folder, rank).display()),
+            _ => format!("the output of rank {rank}"),
         };
-        let cause = exit(|status| status.signal().is_some()).or_else(own_failure).or_else(|| exit(|status| !status.success()));
-        let (rank, cause) = cause.unwrap_or_else(|| (rank, "does not answer any more".into()));
-        ExecutorError::RankDied { rank, cause }
+        ExecutorError::RankDied { rank, host: self.host_of(rank), cause: format!("{cause}; hint: see {log}") }
+    }
+
+    /// The name of a rank's node; `None` if all ranks are on one node.
+    fn host_of(&self, rank: usize) -> Option<String> {
+        let has_several = self.hosts.iter().any(|host| Some(host) != self.hosts.first());
+        self.hosts.get(rank).filter(|_| has_several).cloned()
     }
 
     /// Makes every wait for another rank fail.
@@ -70,7 +88,7 @@ pub(super) fn describe_exit(status: ExitStatus) -> String {
 
 fn signal_name(signal: i32) -> &'static str {
     match signal {
-        libc::SIGKILL => " (SIGKILL; the system kills so when memory runs out)",
+        libc::SIGKILL => " (SIGKILL; the kernel sends it when memory runs out)",
         libc::SIGTERM => " (SIGTERM)",
         libc::SIGINT => " (SIGINT)",
         libc::SIGSEGV => " (SIGSEGV)",

@@ -1,6 +1,6 @@
 //! How a run's ranks are to be started.
 
-use super::Slot;
+use super::slots::Slot;
 use crate::backend_kind::BackendKind;
 use crate::rendezvous::World;
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ pub struct LaunchOptions {
     pub transport: TransportKind,
     /// The folder for the ranks' logs, one file per rank. `None` leaves them on standard error.
     pub logs: Option<PathBuf>,
-    /// The slots that ranks take in turn. Empty to use this machine's cores.
+    /// The slots of a lab, which ranks take in turn. Empty to use the cores of this machine.
     pub slots: Vec<Slot>,
     /// The backend that runs the kernels.
     pub backend: BackendKind,

@@ -1,6 +1,5 @@
 //! Slots: the cores of this machine, or the hosts of a lab, that ranks are started on.
 
-use super::LaunchOptions;
 use crate::error::ExecutorError;
 use crate::machine;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -17,14 +16,16 @@ use std::process::Command;
 pub struct Slot {
     /// The number of the node. Ranks on one node share memory.
     pub node: usize,
+    /// The name of the node, for messages.
+    pub host: String,
     /// The file of the node's network namespace; `None` for this machine's own.
     pub namespace: Option<PathBuf>,
     /// The address at which ranks of other nodes reach it.
     pub address: IpAddr,
     /// The core that ranks in this slot are pinned to; `None` leaves the choice to the kernel.
     pub core: Option<usize>,
-    /// The file that a process id is written to in order to move the process into the slot's control
-    /// group; `None` without a group.
+    /// The file that a process id is written to in order to move the process into the slot's
+    /// control group; `None` without a group.
     pub control_group: Option<PathBuf>,
     /// The share of a core's time that the control group has, from 0 to 1; 1 without a group.
     pub speed: f64,
@@ -34,7 +35,7 @@ impl Slot {
     /// A slot on this machine, outside any lab.
     fn on_this_machine(core: Option<usize>) -> Self {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        Self { node: 0, namespace: None, address, core, control_group: None, speed: 1.0 }
+        Self { node: 0, host: machine::host_name(), namespace: None, address, core, control_group: None, speed: 1.0 }
     }
 }
 
@@ -47,10 +48,10 @@ pub(super) struct Slots {
 }
 
 impl Slots {
-    /// The slots that the options name, or this machine's cores.
-    pub(super) fn new(options: &LaunchOptions) -> Self {
-        let is_lab = !options.slots.is_empty();
-        let mut slots = options.slots.clone();
+    /// These slots of a lab, or without any the cores of this machine.
+    pub(super) fn new(lab: &[Slot]) -> Self {
+        let is_lab = !lab.is_empty();
+        let mut slots = lab.to_vec();
         if !is_lab {
             slots = machine::cpus_for_ranks().into_iter().map(|core| Slot::on_this_machine(Some(core))).collect();
         }

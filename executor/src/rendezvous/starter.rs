@@ -1,4 +1,5 @@
-//! What torchrun, `mpirun` and `srun` tell the processes that they start, read from the environment.
+//! What torchrun, `mpirun` and `srun` tell the processes that they start, read from the
+//! environment.
 
 use crate::error::ExecutorError;
 use std::fmt;
@@ -11,7 +12,8 @@ const MAX_VARIABLE_BYTES: usize = 1 << 16;
 /// The launcher that started the processes of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Starter {
-    /// PyTorch's torchrun, or any launcher that sets `RANK`, `WORLD_SIZE` and `MASTER_ADDR` as it does.
+    /// PyTorch's torchrun, or any launcher that sets `RANK`, `WORLD_SIZE` and `MASTER_ADDR` as it
+    /// does.
     Torchrun,
     /// Open MPI's mpirun.
     OpenMpi,
@@ -32,7 +34,8 @@ impl fmt::Display for Starter {
     }
 }
 
-/// The environment variables of a process, checked as they are read. An empty variable counts as unset.
+/// The environment variables of a process, checked as they are read. An empty variable counts as
+/// unset.
 pub(super) struct Variables<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
@@ -107,9 +110,9 @@ struct VariableNames<'a> {
 impl StartedRank {
     /// Reads the variables of the launcher that started this process; `None` if none did.
     ///
-    /// An MPI launcher inside a Slurm job leaves Slurm's variables of its own steps in place, so its
-    /// variables win where the two disagree. `srun` may set those of an MPI library as well; then they
-    /// agree.
+    /// An MPI launcher inside a Slurm job leaves Slurm's variables of its own steps in place, so
+    /// its variables win where the two disagree. `srun` may set those of an MPI library as well;
+    /// then they agree.
     pub(super) fn find(variables: &Variables<'_>) -> Result<Option<Self>, ExecutorError> {
         if let Some(own) = Self::torchrun(variables)? {
             return Ok(Some(own));
@@ -157,8 +160,8 @@ impl StartedRank {
     }
 
     fn slurm(variables: &Variables<'_>) -> Result<Option<Self>, ExecutorError> {
-        // A batch script and an allocation's shell have some of Slurm's variables without being ranks.
-        // Only `srun` sets a step.
+        // A batch script and an allocation's shell have some of Slurm's variables without being
+        // ranks. Only `srun` sets a step.
         let Some(step) = variables.first_text(&["SLURM_STEP_ID", "SLURM_STEPID"])? else { return Ok(None) };
         let has_step_size = variables.text("SLURM_STEP_NUM_TASKS")?.is_some();
         let names = VariableNames {
@@ -174,7 +177,8 @@ impl StartedRank {
         Ok(Some(Self { nodes, host: list.as_deref().map(first_host), run_id: format!("{job}.{step}"), ..own }))
     }
 
-    /// Reads the variables with these names. Returns `None` unless both the rank and the size are set.
+    /// Reads the variables with these names. Returns `None` unless both the rank and the size are
+    /// set.
     fn read(variables: &Variables<'_>, starter: Starter, names: &VariableNames<'_>) -> Result<Option<Self>, ExecutorError> {
         let (rank, size) = (variables.number(names.rank, MAX_RANKS)?, variables.number(names.size, MAX_RANKS)?);
         let (Some(rank), Some(size)) = (rank, size) else { return Ok(None) };

@@ -7,14 +7,15 @@ use super::TransportError;
 const NOT_ABORTED: u32 = 0;
 const ABORTED_BY_LAUNCHER: u32 = u32::MAX;
 
-/// Whether, and because of which rank, a run was aborted. It is a single word, so it may lie in memory
-/// that several processes share; zero bytes are a flag that is not set.
+/// Whether, and because of which rank, a run was aborted. It is a single word, so it may lie in
+/// memory that several processes share; zero bytes are a flag that is not set.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(super) struct AbortFlag(AtomicU32);
 
 impl AbortFlag {
-    /// Sets the flag, naming the rank that is lost if there is one. Only the first call has an effect.
+    /// Sets the flag, naming the rank that is lost if there is one. Only the first call has an
+    /// effect.
     pub(super) fn set(&self, lost: Option<usize>) {
         // The word of a lost rank is its number plus one.
         let word = lost.and_then(|rank| u32::try_from(rank).ok()).map_or(ABORTED_BY_LAUNCHER, |rank| rank.saturating_add(1));

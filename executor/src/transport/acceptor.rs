@@ -1,5 +1,5 @@
-//! Connections between processes of a run: a listening socket that lets in only those that hold the run's
-//! secret, and the connecting side.
+//! Connections between processes of a run: a listening socket that lets in only those that hold the
+//! run's secret, and the connecting side.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -14,8 +14,8 @@ use super::TransportError;
 use super::handshake::{self, HandshakeError, Hello, Verdict};
 use super::key::RunKey;
 
-/// The most handshakes at once; further connections wait in the kernel's queue. Each handshake ends after
-/// [`handshake::HANDSHAKE_TIME`], so strangers can delay a rank but not shut it out.
+/// The most handshakes at once; further connections wait in the kernel's queue. Each handshake ends
+/// after [`handshake::HANDSHAKE_TIME`], so strangers can delay a rank but not shut it out.
 const MAX_HANDSHAKES: usize = 64;
 
 /// The longest single attempt to connect. After it `give_up` is asked again.
@@ -23,8 +23,8 @@ const MAX_ATTEMPT: Duration = Duration::from_secs(5);
 
 /// The owner of the connections that an [`Acceptor`] accepts.
 pub(super) trait ConnectionOwner: Send + Sync + 'static {
-    /// Decides about a connection from a process that has proved itself. After [`Verdict::Welcome`],
-    /// [`accept`](Self::accept) follows unless the connection breaks first.
+    /// Decides about a connection from a process that has proved itself. After
+    /// [`Verdict::Welcome`], [`accept`](Self::accept) follows unless the connection breaks first.
     fn admit(&self, hello: &Hello) -> Verdict;
     /// Takes over a connection that was admitted.
     fn accept(self: Arc<Self>, hello: Hello, stream: TcpStream);
@@ -67,8 +67,8 @@ fn accept_all<O: ConnectionOwner>(listener: &TcpListener, is_stopping: &AtomicBo
         let mut stream = match listener.accept() {
             Ok((stream, _)) => stream,
             Err(_) => {
-                // Out of file descriptors, a connection that has gone, or the end: none of them may end this
-                // thread or keep it spinning.
+                // Out of file descriptors, a connection that has gone, or the end: none of them may
+                // end this thread or keep it spinning.
                 if !is_stopping.load(Ordering::Acquire) {
                     std::thread::sleep(Duration::from_millis(10));
                 }
@@ -92,7 +92,8 @@ fn accept_all<O: ConnectionOwner>(listener: &TcpListener, is_stopping: &AtomicBo
 /// Connects to `address` for the purpose that `hello` states, retrying for `timeout`.
 ///
 /// # Errors
-/// The error of `give_up`, as soon as it returns one; that of a refusal; or that of the last attempt.
+/// The error of `give_up`, as soon as it returns one; that of a refusal; or that of the last
+/// attempt.
 pub(super) fn connect(
     address: SocketAddr,
     key: &RunKey,
@@ -130,8 +131,8 @@ fn attempt(address: SocketAddr, key: &RunKey, hello: Hello, timeout: Duration) -
     Ok(stream)
 }
 
-/// Sets the options of every connection of a run: small messages go out at once, and a peer whose machine
-/// has vanished is noticed within half a minute.
+/// Sets the options of every connection of a run: small messages go out at once, and a peer whose
+/// machine has vanished is noticed within half a minute.
 fn configure(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     sockopt::set_socket_keepalive(stream, true)?;

@@ -1,16 +1,16 @@
 //! Channels, and making progress on several of them at once.
 //!
-//! A channel is a pair of independent halves, so that a thread can send to a peer while it receives from
-//! the same one. [`transfer`] moves any number of messages at once. So all ranks of a ring can send and
-//! receive at the same time without deadlock.
+//! A channel is a pair of independent halves, so that a thread can send to a peer while it receives
+//! from the same one. [`transfer`] moves any number of messages at once. So all ranks of a ring can
+//! send and receive at the same time without deadlock.
 
 use super::TransportError;
 use super::endpoint::{Endpoint, ReceiveHalf, SendHalf};
 use super::message::{Incoming, Outgoing};
 use super::waiting::wait_for_any;
 
-/// A two-way channel to one peer on one stream. Messages arrive whole and in order, each with the length
-/// that both sides expect.
+/// A two-way channel to one peer on one stream. Messages arrive whole and in order, each with the
+/// length that both sides expect.
 pub struct Channel {
     /// The half that sends to the peer.
     pub sender: Box<dyn SendHalf>,
@@ -25,8 +25,8 @@ impl std::fmt::Debug for Channel {
 }
 
 impl Channel {
-    /// Sends `bytes` as one message. Returns once the transport has all of it, perhaps before the peer has
-    /// received it.
+    /// Sends `bytes` as one message. Returns once the transport has all of it, perhaps before the
+    /// peer has received it.
     pub fn send(&mut self, bytes: &[u8]) -> Result<(), TransportError> {
         transfer(&mut [PendingSend { half: &mut *self.sender, message: Outgoing::new(bytes) }], &mut [])
     }
@@ -63,8 +63,8 @@ pub fn send_receive(
     transfer(&mut [PendingSend { half: sender, message: outgoing }], &mut [PendingReceive { half: receiver, message: incoming }])
 }
 
-/// Sends and receives all these messages at once, each as fast as its peer allows. Returns when all are
-/// done.
+/// Sends and receives all these messages at once, each as fast as its peer allows. Returns when all
+/// are done.
 pub fn transfer(sends: &mut [PendingSend<'_, '_>], receives: &mut [PendingReceive<'_, '_>]) -> Result<(), TransportError> {
     loop {
         match advance(sends, receives)? {

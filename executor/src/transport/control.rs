@@ -1,9 +1,10 @@
 //! The control connections between the launcher and every rank, from the start of a run to its end.
 //!
-//! The launcher holds a [`ControlServer`]. Each rank joins it through a [`ControlClient`], announces where
-//! other ranks can reach it, and receives everyone's announcements once the last rank has joined. The
-//! connections stay open: ranks send reports, the launcher sends orders, and a connection that ends tells
-//! the launcher which rank is gone. This module does not know what the messages mean.
+//! The launcher holds a [`ControlServer`]. Each rank joins it through a [`ControlClient`],
+//! announces where other ranks can reach it, and receives everyone's announcements once the last
+//! rank has joined. The connections stay open: ranks send reports, the launcher sends orders, and a
+//! connection that ends tells the launcher which rank is gone. This module does not know what the
+//! messages mean.
 
 mod client;
 pub(super) mod frame;
@@ -24,8 +25,8 @@ const STALL_TIME: Duration = Duration::from_secs(30);
 /// What a rank tells the others when it joins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcement {
-    /// Where it accepts connections of other ranks; `None` if it does not. An unspecified IP address
-    /// (`0.0.0.0`) stands for the one from which the rank has connected to the launcher.
+    /// Where it accepts connections of other ranks; `None` if it does not. An unspecified IP
+    /// address (`0.0.0.0`) stands for the one from which the rank has connected to the launcher.
     pub address: Option<SocketAddr>,
     /// The name of its machine. Ranks on one machine can share memory.
     pub machine: String,

@@ -13,8 +13,8 @@ use super::{StreamNumber, TransportError};
 /// How a thread waits for its peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitPolicy {
-    /// How long to spin, yielding the core, before blocking. Spinning also ends where it would take time
-    /// from other work: see [`spin_only_while`](super::spin_only_while).
+    /// How long to spin, yielding the core, before blocking. Spinning also ends where it would take
+    /// time from other work: see [`spin_only_while`](super::spin_only_while).
     pub spin: Duration,
     /// How long to wait without any progress before giving up with an error that names the peer.
     pub timeout: Duration,
@@ -22,8 +22,8 @@ pub struct WaitPolicy {
 
 impl Default for WaitPolicy {
     fn default() -> Self {
-        // A blocked process takes some 20-50 us to wake on a virtual machine whose core fell asleep. Five
-        // minutes outlast slow checkpoints and evaluations on another rank.
+        // A blocked process takes some 20-50 us to wake on a virtual machine whose core fell
+        // asleep. Five minutes outlast slow checkpoints and evaluations on another rank.
         WaitPolicy { spin: Duration::from_millis(1), timeout: Duration::from_secs(300) }
     }
 }

@@ -1,5 +1,5 @@
-//! The transport's errors. Each is one sentence that names the rank, with a hint where the user can do
-//! something.
+//! The transport's errors. Each is one sentence that names the rank, with a hint where the user can
+//! do something.
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,12 +1,12 @@
 //! Collectives among a set of ranks, over any mix of channels.
 //!
-//! Large reductions run on a ring (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms
-//! for clusters of workstations"; also used by Horovod and NCCL). They are cut into blocks, so that one
-//! step's output is still in the cache for the next step. Small all-reduces send every input to every
-//! member, which takes one step instead of 2(n-1).
+//! Large reductions run on a ring (Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce
+//! algorithms for clusters of workstations"; also used by Horovod and NCCL). They are cut into
+//! blocks, so that one step's output is still in the cache for the next step. Small all-reduces
+//! send every input to every member, which takes one step instead of 2(n-1).
 //!
-//! The order of summation depends only on the number of members, the length and an element's index. So
-//! every rank gets the same bits, in every run.
+//! The order of summation depends only on the number of members, the length and an element's index.
+//! So every rank gets the same bits, in every run.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -17,15 +17,15 @@ use super::neighbours::{Channels, Neighbours, halves, ring_neighbours, split_ran
 use super::reduce::{self, ElementType, bytes_of, bytes_of_mut};
 use super::{StreamNumber, Transport, TransportError};
 
-/// The longest all-reduce that sends its whole input to every member, in bytes. Measured with two ranks
-/// on two cores.
+/// The longest all-reduce that sends its whole input to every member, in bytes. Measured with two
+/// ranks on two cores.
 const DIRECT_BYTES: usize = 8 << 10;
-/// The most bytes of one member's chunk that a ring step moves. The chunk and both directions of the
-/// step then stay in a second-level cache.
+/// The most bytes of one member's chunk that a ring step moves. The chunk and both directions of
+/// the step then stay in a second-level cache.
 const STEP_BYTES: usize = 128 << 10;
 
-/// The range of part `index` when `length` elements are divided into `parts` as evenly as possible. The
-/// first parts are one element longer.
+/// The range of part `index` when `length` elements are divided into `parts` as evenly as possible.
+/// The first parts are one element longer.
 pub fn chunk_range(length: usize, parts: usize, index: usize) -> Range<usize> {
     let size = length / parts;
     let excess = length % parts;
@@ -60,8 +60,8 @@ impl std::fmt::Debug for Group {
 }
 
 impl Group {
-    /// Creates the group of these ranks. All of them must give the same order. No other group may use
-    /// `stream`.
+    /// Creates the group of these ranks. All of them must give the same order. No other group may
+    /// use `stream`.
     pub fn new(transport: Arc<dyn Transport>, members: &[usize], stream: StreamNumber) -> Result<Self, TransportError> {
         let rank = transport.rank();
         if let Some((_, &twice)) = members.iter().enumerate().find(|(index, member)| members[..*index].contains(member)) {
@@ -95,8 +95,8 @@ impl Group {
         self.all_reduce(ElementType::Fp32, bytes_of_mut(values))
     }
 
-    /// Sums `values` element by element over all members, in place. Elements of sixteen bits are rounded
-    /// once for each member that is added.
+    /// Sums `values` element by element over all members, in place. Elements of sixteen bits are
+    /// rounded once for each member that is added.
     pub fn all_reduce(&mut self, element: ElementType, values: &mut [u8]) -> Result<(), TransportError> {
         self.check_length("all-reduce", values.len().next_multiple_of(element.width()), values.len())?;
         if self.size() == 1 || values.is_empty() {
@@ -153,8 +153,8 @@ impl Group {
         let chunk = |number: usize| chunk_bytes(length, element.width(), size, number % size);
         let (sender, receiver) = ring_neighbours(&mut self.channels, position, size)?;
         let mut neighbours = Neighbours::new(sender, receiver);
-        // Reduce-scatter: in step s, member p sends chunk p-s and adds what it receives to chunk p-s-1. In
-        // the end its chunk p+1 is complete.
+        // Reduce-scatter: in step s, member p sends chunk p-s and adds what it receives to chunk
+        // p-s-1. In the end its chunk p+1 is complete.
         for step in 0..size - 1 {
             let newest = position + size - step;
             let (outgoing, incoming) = split_ranges(values, chunk(newest), chunk(newest - 1));
@@ -175,8 +175,8 @@ impl Group {
     }
 
     /// Sums `input` element by element over all members. Member i gets part i of the sums
-    /// ([`chunk_range`]) in `output`. Elements of sixteen bits are rounded once for each member that is
-    /// added.
+    /// ([`chunk_range`]) in `output`. Elements of sixteen bits are rounded once for each member
+    /// that is added.
     pub fn reduce_scatter(&mut self, element: ElementType, input: &[u8], output: &mut [u8]) -> Result<(), TransportError> {
         const NAME: &str = "reduce-scatter";
         let (size, position, width) = (self.size(), self.position, element.width());
@@ -233,7 +233,8 @@ impl Group {
         self.all_gather_parts(bytes_of(input), part, bytes_of_mut(output))
     }
 
-    /// A ring all-gather: member i's input fills `part(i)` of `output`. The parts must cover `output`.
+    /// A ring all-gather: member i's input fills `part(i)` of `output`. The parts must cover
+    /// `output`.
     fn all_gather_parts(
         &mut self,
         input: &[u8],
@@ -255,8 +256,8 @@ impl Group {
         Ok(())
     }
 
-    /// Copies the bytes of the member at position `root` to all members. They travel along the ring in
-    /// pieces.
+    /// Copies the bytes of the member at position `root` to all members. They travel along the ring
+    /// in pieces.
     pub fn broadcast(&mut self, root: usize, bytes: &mut [u8]) -> Result<(), TransportError> {
         let size = self.size();
         if root >= size {
@@ -288,8 +289,8 @@ impl Group {
 
     /// Returns once every member has called it.
     pub fn barrier(&mut self) -> Result<(), TransportError> {
-        // Dissemination barrier (Hensgen, Finkel and Manber 1988): after round k each member has heard,
-        // directly or through others, from 2^k members.
+        // Dissemination barrier (Hensgen, Finkel and Manber 1988): after round k each member has
+        // heard, directly or through others, from 2^k members.
         let (size, position) = (self.size(), self.position);
         let mut distance = 1;
         while distance < size {
@@ -321,7 +322,8 @@ impl Group {
         Ok(())
     }
 
-    /// Sends `input` to the next member of the ring and receives the previous member's into `output`.
+    /// Sends `input` to the next member of the ring and receives the previous member's into
+    /// `output`.
     pub fn shift(&mut self, input: &[u8], output: &mut [u8]) -> Result<(), TransportError> {
         self.check_length("shift", input.len(), output.len())?;
         if self.size() == 1 {

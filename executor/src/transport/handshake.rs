@@ -1,5 +1,5 @@
-//! The handshake by which two processes prove to each other that they belong to one run. Nothing else is
-//! read from a socket before it.
+//! The handshake by which two processes prove to each other that they belong to one run. Nothing
+//! else is read from a socket before it.
 //!
 //! It is a challenge and response with HMAC-SHA256 over messages of fixed size:
 //!
@@ -8,8 +8,8 @@
 //! 3. The connecting side answers with a tag over the same.
 //! 4. The accepting side answers with a verdict of one byte.
 //!
-//! The secret never travels. The bytes that follow are neither encrypted nor signed: the handshake keeps
-//! strangers out, but does not protect a run from an attacker who controls the network.
+//! The secret never travels. The bytes that follow are neither encrypted nor signed: the handshake
+//! keeps strangers out, but does not protect a run from an attacker who controls the network.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -27,8 +27,8 @@ const HELLO_BYTES: usize = MAGIC.len() + 2 + 4 + 4 + RUN_BYTES + NONCE_BYTES;
 /// The number of the launcher in a hello.
 const LAUNCHER: u32 = u32::MAX;
 
-// The role is part of the tag, so that one side's tag cannot be replayed as the other's. Both have the
-// same length.
+// The role is part of the tag, so that one side's tag cannot be replayed as the other's. Both have
+// the same length.
 const ACCEPTOR: &[u8] = b"foretell acceptor.";
 const CONNECTOR: &[u8] = b"foretell connector";
 
@@ -94,8 +94,8 @@ pub(super) fn initiate(stream: &mut TcpStream, address: SocketAddr, key: &RunKey
     }
 }
 
-/// The accepting side of a handshake. Returns the hello of a process of the run that `decide` welcomes;
-/// `None` for any other. `decide` is called only after the process has proved itself.
+/// The accepting side of a handshake. Returns the hello of a process of the run that `decide`
+/// welcomes; `None` for any other. `decide` is called only after the process has proved itself.
 pub(super) fn respond(stream: &mut TcpStream, key: &RunKey, decide: impl Fn(&Hello) -> Verdict) -> io::Result<Option<Hello>> {
     let mut stream = HandshakeStream::new(stream);
     let hello_bytes: [u8; HELLO_BYTES] = stream.read()?;
@@ -145,8 +145,8 @@ fn decode(bytes: &[u8; HELLO_BYTES], key: &RunKey) -> Option<Hello> {
     (*magic == MAGIC && *run == key.run).then_some(hello)
 }
 
-/// A socket whose reads and writes must all be done within [`HANDSHAKE_TIME`], however slowly the other
-/// side sends.
+/// A socket whose reads and writes must all be done within [`HANDSHAKE_TIME`], however slowly the
+/// other side sends.
 struct HandshakeStream<'a> {
     stream: &'a mut TcpStream,
     deadline: Instant,

@@ -8,8 +8,8 @@ use sha2::Sha256;
 
 use super::TransportError;
 
-/// The variable in which child processes find the key. A process's environment can be read only by its
-/// own user; a command line can be read by all users.
+/// The variable in which child processes find the key. A process's environment can be read only by
+/// its own user; a command line can be read by all users.
 const ENVIRONMENT_VARIABLE: &str = "FORETELL_RUN_KEY";
 
 pub(super) const RUN_BYTES: usize = 16;
@@ -37,7 +37,8 @@ impl RunKey {
         Ok(RunKey { run: random_bytes()?, secret: random_bytes()? })
     }
 
-    /// The key as 96 hexadecimal digits. Pass them only over trusted channels, and never on a command line.
+    /// The key as 96 hexadecimal digits. Pass them only over trusted channels, and never on a
+    /// command line.
     pub fn to_text(&self) -> String {
         format!("{}{}", to_hexadecimal(&self.run), to_hexadecimal(&self.secret))
     }
@@ -70,8 +71,8 @@ impl RunKey {
         Self::from_text(&text)
     }
 
-    /// Computes the tag by which a process in this role proves that it holds the secret and has seen all
-    /// of `transcript`.
+    /// Computes the tag by which a process in this role proves that it holds the secret and has
+    /// seen all of `transcript`.
     pub(super) fn prove(&self, role: &[u8], transcript: &[&[u8]]) -> [u8; TAG_BYTES] {
         self.keyed(role, transcript).finalize().into_bytes().into()
     }
@@ -83,16 +84,16 @@ impl RunKey {
 
     fn keyed(&self, role: &[u8], transcript: &[&[u8]]) -> Hmac<Sha256> {
         let mut keyed = <Hmac<Sha256> as KeyInit>::new(&padded(&self.secret).into());
-        // All roles have one length, and so has each part of a transcript. Otherwise a byte could move from
-        // one part to the next without changing the tag.
+        // All roles have one length, and so has each part of a transcript. Otherwise a byte could
+        // move from one part to the next without changing the tag.
         keyed.update(role);
         transcript.iter().for_each(|part| keyed.update(part));
         keyed
     }
 }
 
-/// The secret, padded with zeros to the hash's block. HMAC would do the same; here the type shows that
-/// the length is valid.
+/// The secret, padded with zeros to the hash's block. HMAC would do the same; here the type shows
+/// that the length is valid.
 fn padded(secret: &[u8; SECRET_BYTES]) -> [u8; 64] {
     let mut block = [0; 64];
     block[..SECRET_BYTES].copy_from_slice(secret);

@@ -1,5 +1,5 @@
-//! The run's key in a file that one user's ranks can read and other users cannot. Ranks that an external
-//! launcher started get the key this way.
+//! The run's key in a file that one user's ranks can read and other users cannot. Ranks that an
+//! external launcher started get the key this way.
 
 use super::{RunKey, TransportError};
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};
@@ -18,14 +18,14 @@ const KEY_DIGITS: u64 = 96;
 pub struct KeyFile(PathBuf);
 
 impl KeyFile {
-    /// Writes the key to `path`, with mode 600, in one step: a reader sees the whole key, or what an
-    /// earlier run left. Missing folders are created with mode 700.
+    /// Writes the key to `path`, with mode 600, in one step: a reader sees the whole key, or what
+    /// an earlier run left. Missing folders are created with mode 700.
     pub fn write(path: &Path, key: &RunKey) -> Result<Self, TransportError> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         let write = || -> std::io::Result<()> {
             DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-            // A new file under a random name: it follows no link and overwrites nothing. It is deleted unless
-            // it reaches its final name.
+            // A new file under a random name: it follows no link and overwrites nothing. It is
+            // deleted unless it reaches its final name.
             let private = Permissions::from_mode(0o600);
             let mut file = tempfile::Builder::new().prefix(".foretell-").permissions(private).tempfile_in(folder)?;
             file.write_all(key.to_text().as_bytes())?;
@@ -50,8 +50,8 @@ impl KeyFile {
     /// Reads the key; `None` while there is no file.
     ///
     /// # Errors
-    /// [`TransportError::Credentials`] if another user could have written or read the file, or if it does
-    /// not hold a key.
+    /// [`TransportError::Credentials`] if another user could have written or read the file, or if
+    /// it does not hold a key.
     pub fn read(path: &Path) -> Result<Option<RunKey>, TransportError> {
         let failed = |error| TransportError::system(format!("read the run's secret in `{}`", path.display()), error);
         let file = match OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {

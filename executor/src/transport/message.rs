@@ -1,9 +1,9 @@
 //! One message while it is sent or received: an 8-byte length header, then the payload.
 //!
-//! Both sides know a message's length from the Program, so the header only checks that they agree. A
-//! channel is a plain byte pipe. It asks an [`Outgoing`] for the bytes to send next, and passes an
-//! [`Incoming`] pieces of any size as they arrive. An incoming payload is copied, or reduced straight
-//! from the channel's own memory.
+//! Both sides know a message's length from the Program, so the header only checks that they agree.
+//! A channel is a plain byte pipe. It asks an [`Outgoing`] for the bytes to send next, and passes
+//! an [`Incoming`] pieces of any size as they arrive. An incoming payload is copied, or reduced
+//! straight from the channel's own memory.
 
 use super::reduce::{self, ElementType};
 
@@ -102,7 +102,8 @@ impl<'a> Incoming<'a> {
         }
     }
 
-    /// Bytes still to come, header included. A channel never takes more than these for this message.
+    /// Bytes still to come, header included. A channel never takes more than these for this
+    /// message.
     pub fn remaining(&self) -> usize {
         HEADER_BYTES + self.payload_length() - self.received
     }
@@ -136,8 +137,8 @@ impl<'a> Incoming<'a> {
         Ok(())
     }
 
-    /// The memory for the message's next bytes, so that a channel can read straight into it: the rest of
-    /// the header, and the rest of the payload. `None` if they must go through
+    /// The memory for the message's next bytes, so that a channel can read straight into it: the
+    /// rest of the header, and the rest of the payload. `None` if they must go through
     /// [`accept`](Self::accept).
     pub fn vacant(&mut self) -> Option<[&mut [u8]; 2]> {
         match &mut self.sink {

@@ -1,15 +1,18 @@
-//! How the ranks of a run exchange bytes: channels, collectives, and control connections to the launcher.
+//! How the ranks of a run exchange bytes: channels, collectives, and control connections to the
+//! launcher.
 //!
-//! - A [`Transport`] opens one [`Channel`] to each peer on each numbered stream. [`SharedMemory`] connects
-//!   the ranks of one machine, [`Tcp`] those of several, and [`Mixed`] chooses between the two for each
-//!   peer.
+//! - A [`Transport`] opens one [`Channel`] to each peer on each numbered stream. [`SharedMemory`]
+//!   connects the ranks of one machine, [`Tcp`] those of several, and [`Mixed`] chooses between the
+//!   two for each peer.
 //! - A [`Group`] runs collectives, such as a ring all-reduce, over these channels.
-//! - A [`ControlServer`] and its [`ControlClient`]s bring the ranks together at the start, and carry reports
-//!   and orders until the end.
+//! - A [`ControlServer`] and its [`ControlClient`]s bring the ranks together at the start, and
+//!   carry reports and orders until the end.
 //!
 //! ```
 //! use std::sync::Arc;
-//! use foretell_executor::transport::{Group, Segment, SegmentShape, SharedMemory, StreamNumber, TransportError, WaitPolicy};
+//! use foretell_executor::transport::{
+//!     Group, Segment, SegmentShape, SharedMemory, StreamNumber, TransportError, WaitPolicy,
+//! };
 //!
 //! // Two ranks as threads. In a run each is a process that inherits the segment.
 //! let segment = Segment::create(&SegmentShape::new(vec![0, 1], 1))?;
@@ -28,7 +31,8 @@
 //! # Ok::<(), TransportError>(())
 //! ```
 //!
-//! Nothing here knows layouts, Programs or kernels: only ranks, streams, bytes, and sums of numbers.
+//! Nothing here knows layouts, Programs or kernels: only ranks, streams, bytes, and sums of
+//! numbers.
 
 mod abort_flag;
 mod acceptor;
@@ -68,8 +72,8 @@ pub use waiting::spin_only_while;
 
 use std::fmt;
 
-/// The number of a first-in, first-out order of messages between ranks: the traffic of one process group,
-/// or of one direction of point-to-point messages.
+/// The number of a first-in, first-out order of messages between ranks: the traffic of one process
+/// group, or of one direction of point-to-point messages.
 ///
 /// Threads of a rank that use different streams never see each other's messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -89,15 +93,16 @@ pub trait Transport: Send + Sync {
     /// The number of ranks of the run.
     fn world_size(&self) -> usize;
 
-    /// Opens the channel to `peer` on `stream`. Each side opens it once. The call may block until the peer's
-    /// process can be reached.
+    /// Opens the channel to `peer` on `stream`. Each side opens it once. The call may block until
+    /// the peer's process can be reached.
     fn open(&self, peer: usize, stream: StreamNumber) -> Result<Channel, TransportError>;
 
-    /// Wakes this process's threads that block on a stream, so that they check again whether they may spin
-    /// ([`spin_only_while`]). It is only a hint: a thread that it does not reach wakes when its bytes arrive.
+    /// Wakes this process's threads that block on a stream, so that they check again whether they
+    /// may spin ([`spin_only_while`]). It is only a hint: a thread that it does not reach wakes
+    /// when its bytes arrive.
     fn nudge(&self, stream: StreamNumber);
 
-    /// Makes all waits of this process fail soon, with [`TransportError::PeerLost`] for `lost`, or without it
-    /// with [`TransportError::Aborted`]. Only the first call has an effect.
+    /// Makes all waits of this process fail soon, with [`TransportError::PeerLost`] for `lost`, or
+    /// without it with [`TransportError::Aborted`]. Only the first call has an effect.
     fn abort(&self, lost: Option<usize>);
 }

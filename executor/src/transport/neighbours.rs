@@ -1,4 +1,5 @@
-//! The steps that collectives consist of: one send and one receive, each with a member of the group.
+//! The steps that collectives consist of: one send and one receive, each with a member of the
+//! group.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -51,8 +52,8 @@ pub(super) fn ring_neighbours(
     halves(channels, (position + 1) % size, (position + size - 1) % size)
 }
 
-/// The sending half to member `to` and the receiving half from member `from`, which may be the same.
-/// Both must be connected.
+/// The sending half to member `to` and the receiving half from member `from`, which may be the
+/// same. Both must be connected.
 pub(super) fn halves(
     channels: &mut Channels,
     to: usize,

@@ -109,8 +109,8 @@ fn add_halves(half: Half, into: &mut [u8], own: Option<&[u8]>, received: &[u8]) 
 
 /// The bytes of `values` as they lie in memory.
 pub(super) fn bytes_of(values: &[f32]) -> &[u8] {
-    // SAFETY: every byte of an `f32` is initialised, a byte needs no alignment, and the length is that
-    // of the slice in bytes.
+    // SAFETY: every byte of an `f32` is initialised, a byte needs no alignment, and the length is
+    // that of the slice in bytes.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) }
 }
 

@@ -1,7 +1,8 @@
-//! The transport between machines: one authenticated TCP connection for each pair of ranks and stream.
+//! The transport between machines: one authenticated TCP connection for each pair of ranks and
+//! stream.
 //!
-//! Of two ranks the lower connects and the higher accepts. A background thread accepts, so that the ranks
-//! may open their channels in any order without deadlock.
+//! Of two ranks the lower connects and the higher accepts. A background thread accepts, so that the
+//! ranks may open their channels in any order without deadlock.
 
 mod connection;
 
@@ -72,7 +73,8 @@ struct ConnectionTable {
 }
 
 impl Tcp {
-    /// The transport of `rank`. The other ranks reach it through `listener`; rank i is at `peers[i]`.
+    /// The transport of `rank`. The other ranks reach it through `listener`; rank i is at
+    /// `peers[i]`.
     pub fn new(
         rank: usize,
         listener: TcpListener,
@@ -131,14 +133,14 @@ impl Transport for Tcp {
         Ok(connection::channel(connection))
     }
 
-    /// Does nothing: bytes on a socket wake the thread that blocks on it, and the wake-up is short compared
-    /// with a message's way through a network.
+    /// Does nothing: bytes on a socket wake the thread that blocks on it, and the wake-up is short
+    /// compared with a message's way through a network.
     fn nudge(&self, _stream: StreamNumber) {}
 
     fn abort(&self, lost: Option<usize>) {
         self.shared.abort.set(lost);
-        // A thread that waits to read wakes up, finds its connection closed, and checks the flag. Writing
-        // stays open, so that the peer does not take the abort for the end of this process.
+        // A thread that waits to read wakes up, finds its connection closed, and checks the flag.
+        // Writing stays open, so that the peer does not take the abort for the end of this process.
         for connection in self.shared.table().connections.iter().filter_map(Weak::upgrade) {
             let _ = connection.socket.shutdown(Shutdown::Read);
         }

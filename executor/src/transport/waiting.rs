@@ -21,15 +21,16 @@ thread_local! {
     static MAY_SPIN: RefCell<Option<Box<dyn Fn() -> bool>>> = const { RefCell::new(None) };
 }
 
-/// From now on the calling thread's waits spin only while `idle` returns `true`. Without this call they
-/// always may.
+/// From now on the calling thread's waits spin only while `idle` returns `true`. Without this call
+/// they always may.
 ///
-/// `idle` must say that the thread's core has nothing else to do. The kernel's scheduler gives a spinning
-/// thread a fair share of the core, even if it yields, and so takes time from a thread that computes. The
-/// steps of a `small-bert` pipeline on two cores took 19.5 ms with spinning and 17.8 ms without.
+/// `idle` must say that the thread's core has nothing else to do. The kernel's scheduler gives a
+/// spinning thread a fair share of the core, even if it yields, and so takes time from a thread
+/// that computes. The steps of a `small-bert` pipeline on two cores took 19.5 ms with spinning and
+/// 17.8 ms without.
 ///
-/// When a core becomes idle, call [`Transport::nudge`](super::Transport::nudge) to wake the threads that
-/// have blocked already.
+/// When a core becomes idle, call [`Transport::nudge`](super::Transport::nudge) to wake the threads
+/// that have blocked already.
 pub fn spin_only_while(idle: impl Fn() -> bool + 'static) {
     MAY_SPIN.with(|may| *may.borrow_mut() = Some(Box::new(idle)));
 }

@@ -199,8 +199,8 @@ impl<'a> RankNodes<'a> {
         peer.ok_or_else(|| self.malformed("its peer is not in the list"))
     }
 
-    /// Returns the tag of the next message from one rank to another. Both ends count, so the n-th send
-    /// meets the n-th receive.
+    /// Returns the tag of the next message from one rank to another. Both ends count, so the n-th
+    /// send meets the n-th receive.
     fn next_message_tag(&mut self, sender: Rank, receiver: Rank) -> u32 {
         let count = self.messages.entry((sender, receiver)).or_default();
         *count += 1;

@@ -3,7 +3,8 @@
 use super::{GraphBuilder, operand, shared, walk};
 use crate::attention::RelativePositions;
 use crate::dropout::DropoutRate;
-use crate::graph::{Extent, Loop, LoopId, OperatorKind, Storage, TensorId};
+use crate::graph::{Extent, Loop, LoopId, OperatorKind, TensorId};
+use crate::storage::Storage;
 
 /// What [`GraphBuilder::attention`] needs to know besides its inputs.
 #[derive(Clone, Copy)]

@@ -2,7 +2,8 @@
 
 use super::{GraphBuilder, operand, shared, walk};
 use crate::dropout::DropoutRate;
-use crate::graph::{Extent, Loop, OperatorKind, Storage, TensorId};
+use crate::graph::{Extent, Loop, OperatorKind, TensorId};
+use crate::storage::Storage;
 
 impl GraphBuilder {
     fn elementwise(&mut self, name: &str, kind: OperatorKind, inputs: &[TensorId]) -> TensorId {

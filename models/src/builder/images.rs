@@ -1,8 +1,9 @@
 //! Images, channels last: convolutions, poolings, batch normalisation.
 
 use super::{GraphBuilder, dimension, operand, shared};
-use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Role, Storage, TensorId};
+use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Role, TensorId};
 use crate::kernel::Window;
+use crate::storage::Storage;
 
 /// What [`GraphBuilder::batch_norm`] needs to know besides its input.
 #[derive(Clone, Copy, PartialEq, Eq)]

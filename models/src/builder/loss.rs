@@ -1,7 +1,8 @@
 //! The loss, and the same where ranks share out the classes.
 
 use super::{GraphBuilder, VOCABULARY, dimension, operand, shared, walk};
-use crate::graph::{Extent, Loop, LoopId, OperatorKind, Role, Storage, TensorId};
+use crate::graph::{Extent, Loop, LoopId, OperatorKind, Role, TensorId};
+use crate::storage::Storage;
 
 impl GraphBuilder {
     /// [`GraphBuilder::cross_entropy`] where ranks share out the classes: each makes statistics of its part, which are then put together.

@@ -6,9 +6,10 @@
 
 use super::{GraphBuilder, dimension, operand, shared, walk};
 use crate::graph::{
-    BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Parameter, Role, SEQUENCE, Slots, Storage, TensorId,
+    BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Parameter, Role, SEQUENCE, Slots, TensorId,
 };
 use crate::kernel::WeightLayout;
+use crate::storage::Storage;
 
 /// A mixture's sizes.
 #[derive(Clone, Copy)]

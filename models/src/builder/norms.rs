@@ -1,8 +1,9 @@
 //! Norms over the last dimension.
 
 use super::{GraphBuilder, dimension, operand, shared, walk};
-use crate::graph::{Extent, Initialisation, Loop, LoopId, OperatorKind, Storage, TensorId};
+use crate::graph::{Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
 use crate::kernel::Epsilon;
+use crate::storage::Storage;
 
 impl GraphBuilder {
     /// Layer normalisation over the last dimension.

@@ -1,8 +1,9 @@
 //! Products with a weight, and what is looked up in one.
 
 use super::{GraphBuilder, operand, shared, walk};
-use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Storage, TensorId};
+use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
 use crate::kernel::{Activation, WeightLayout};
+use crate::storage::Storage;
 
 impl GraphBuilder {
     /// `y = x · w`: the last `contracted` dimensions of x are those that w sums over.

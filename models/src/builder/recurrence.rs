@@ -1,8 +1,9 @@
 //! Recurrent layers: the inputs' product for all positions at once, then the recurrence.
 
 use super::{GraphBuilder, dimension, operand, shared};
-use crate::graph::{Extent, Initialisation, Loop, LoopId, OperatorKind, Storage, TensorId};
+use crate::graph::{Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
 use crate::kernel::WeightLayout;
+use crate::storage::Storage;
 
 impl GraphBuilder {
     /// Layer `layer` of a PyTorch `LSTM` called `module`, over x `[batch, sequence, features]` and from a state `[batch, 2, hidden]` if one

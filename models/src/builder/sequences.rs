@@ -1,7 +1,8 @@
 //! What is done to whole positions of a sequence: one put before them, the first taken, packed projections taken apart.
 
 use super::{GraphBuilder, dimension, operand, shared, walk};
-use crate::graph::{Dimension, Extent, Loop, LoopId, OperatorKind, Storage, TensorId};
+use crate::graph::{Dimension, Extent, Loop, LoopId, OperatorKind, TensorId};
+use crate::storage::Storage;
 
 impl GraphBuilder {
     /// The pixels of x `[batch, height, width, channels]` as a sequence, after a learned row: `[batch, 1 + pixels, channels]`.

@@ -1,6 +1,6 @@
 //! What operators compute, apart from their sizes.
 
-use super::{Extent, Slots};
+use super::loops::{Extent, Slots};
 use crate::attention::RelativePositions;
 use crate::dropout::DropoutSite;
 use crate::kernel::{Activation, EightBits, Epsilon, WeightLayout, Window};

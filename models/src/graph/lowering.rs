@@ -1,6 +1,8 @@
 //! From an operator whose loops have sizes to the kernel that a rank runs.
 
-use super::{Extent, Loop, Operator, OperatorKind, Slots};
+use super::kind::OperatorKind;
+use super::loops::{Extent, Loop, Slots};
+use super::operator::Operator;
 use crate::attention::{Attention, Rope};
 use crate::dropout::{AttentionDropout, Dropout, DropoutSite};
 use crate::kernel::{Kernel, Mixture, Recurrence, Window};

@@ -1,6 +1,6 @@
 //! Tensors: a name, a shape, what they are for and how their numbers are stored. They do not know who makes or reads them.
 
-use foretell_units::DataType;
+use crate::storage::Storage;
 
 /// A tensor's place in [`Graph::tensors`](super::Graph::tensors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -13,31 +13,6 @@ pub struct Dimension {
     pub name: &'static str,
     /// Its size over all ranks.
     pub extent: usize,
-}
-
-/// How the elements of a tensor are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Storage {
-    /// In the precision of the run.
-    Precision,
-    /// In single precision whatever the run's: statistics, losses, gradients of parameters.
-    Single,
-    /// In eight bits whatever the run's: operands of products that [`crate::Kernel::Quantise`] made.
-    Eight,
-    /// As 32-bit integers.
-    Integer,
-}
-
-impl Storage {
-    /// The number format in a run of `precision`.
-    pub fn data_type(self, precision: DataType) -> DataType {
-        match self {
-            Storage::Precision => precision,
-            Storage::Single => DataType::Fp32,
-            Storage::Eight => DataType::Fp8,
-            Storage::Integer => DataType::Int32,
-        }
-    }
 }
 
 /// What the training data supplies.

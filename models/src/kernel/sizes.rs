@@ -124,14 +124,19 @@ pub struct Window {
 }
 
 impl Window {
-    /// Rows of the output image.
+    /// Rows of the output image. 0 for a window that is larger than the padded image or has no stride.
     pub fn out_height(&self) -> usize {
-        (self.height + 2 * self.padding - self.size) / self.stride + 1
+        self.out_extent(self.height)
     }
 
-    /// Columns of the output image.
+    /// Columns of the output image. 0 for a window that is larger than the padded image or has no stride.
     pub fn out_width(&self) -> usize {
-        (self.width + 2 * self.padding - self.size) / self.stride + 1
+        self.out_extent(self.width)
+    }
+
+    fn out_extent(&self, extent: usize) -> usize {
+        let steps = (extent + 2 * self.padding).checked_sub(self.size).and_then(|free| free.checked_div(self.stride));
+        steps.map_or(0, |steps| steps + 1)
     }
 
     /// Elements of the input.

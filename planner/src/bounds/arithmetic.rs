@@ -58,7 +58,7 @@ fn is_product(kernel: &Kernel) -> bool {
 mod tests {
     use crate::bounds::Bounds;
     use crate::space::{Family, Request};
-    use foretell_models::{DropoutRate, Model};
+    use foretell_models::{DropoutRate, Gpt, Model};
     use foretell_program::{Layout, Plan};
     use foretell_simulator::CostModel;
     use foretell_topologies::Topology;
@@ -67,7 +67,7 @@ mod tests {
     #[test]
     fn large_products_take_most_of_the_bound_and_never_more() {
         let none = DropoutRate::NONE;
-        let model = Model::Gpt {
+        let model = Model::Gpt(Gpt {
             layers: 8,
             hidden: 8192,
             heads: 64,
@@ -77,7 +77,7 @@ mod tests {
             tied_embeddings: false,
             dropout: none,
             attention_dropout: none,
-        };
+        });
         let topology = Topology::library("dgx-h100").expect("it is in the library");
         for precision in [DataType::Bf16, DataType::Fp32, DataType::Fp8] {
             let costs =

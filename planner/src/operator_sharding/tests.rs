@@ -3,31 +3,33 @@
 
 use super::patterns::patterns;
 use super::traffic::{Traffic, Uses, Work};
-use foretell_models::{DropoutRate, Kernel, Model, OperatorId, Pass, Stem};
+use foretell_models::{DropoutRate, Kernel, Mlp, Model, OperatorId, Pass, Resnet, Stem, Vgg};
 use foretell_program::{Axis, Choices, Collective, Layout, Operation, OperatorShares, Plan, Share, compile_training};
 use foretell_units::DataType;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 fn models() -> impl Strategy<Value = Model> {
-    let resnet = |depth| Model::Resnet { depth, stem: Stem::Small, image: 8, channels: 1, classes: 12, width: 4 };
-    let vgg = |stem, image, batch_norm| Model::Vgg {
-        depth: 11,
-        batch_norm,
-        stem,
-        image,
-        channels: 3,
-        classes: 12,
-        width: 4,
-        hidden: 16,
-        dropout: if stem == Stem::Small { DropoutRate::NONE } else { DropoutRate::TENTH },
+    let resnet = |depth| Model::Resnet(Resnet { depth, stem: Stem::Small, image: 8, channels: 1, classes: 12, width: 4 });
+    let vgg = |stem, image, batch_norm| {
+        Model::Vgg(Vgg {
+            depth: 11,
+            batch_norm,
+            stem,
+            image,
+            channels: 3,
+            classes: 12,
+            width: 4,
+            hidden: 16,
+            dropout: if stem == Stem::Small { DropoutRate::NONE } else { DropoutRate::TENTH },
+        })
     };
     prop_oneof![
         Just(resnet(18)),
         Just(resnet(50)),
         any::<bool>().prop_map(move |norm| vgg(Stem::Small, 32, norm)),
         any::<bool>().prop_map(move |norm| vgg(Stem::Imagenet, 224, norm)),
-        Just(Model::Mlp { widths: vec![8, 16, 8, 12, 4] }),
+        Just(Model::Mlp(Mlp { widths: vec![8, 16, 8, 12, 4] })),
     ]
 }
 

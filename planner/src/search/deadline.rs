@@ -32,7 +32,7 @@ pub(super) fn deadline_of(bounds: &Bounds<'_>, layout: &Layout, program: &Progra
         let (order, left) = (&time_left.timetable.orders[list.stage], &time_left.after_passes[list.stage]);
         after_last_kernels(list, order, left, outside_of_passes)
     };
-    Some(Deadline { step: step.into(), rest: program.lists.iter().map(of_list).collect() })
+    Some(Deadline { step: step.into(), remaining: program.lists.iter().map(of_list).collect() })
 }
 
 /// Returns, for the last kernel of each pass of a list, the least time from there to the end of the

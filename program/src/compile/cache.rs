@@ -97,8 +97,8 @@ impl<'a> LoweringCache<'a> {
         lowering.clone()
     }
 
-    /// Drops the oldest entries until the limit holds, but never the last one. Lowerings that are in
-    /// use elsewhere live on.
+    /// Drops the oldest entries until the limit holds, but never the last one. Lowerings that are
+    /// in use elsewhere live on.
     fn drop_oldest(&self) {
         let operators =
             |entry: &Entry| entry.get().and_then(|made| made.as_ref().ok()).map_or(0, |made| made.graph.operators.len());

@@ -21,9 +21,11 @@ pub(super) enum Purpose {
     Evaluation,
 }
 
-/// The graph of one micro-batch, sharded over a stage's mesh and fused, before it is cut into stages.
+/// The graph of one micro-batch, sharded over a stage's mesh and fused, before it is cut into
+/// stages.
 pub(super) struct Lowering {
-    /// The mesh that the whole model is sharded over, with the same number of samples on every rank.
+    /// The mesh that the whole model is sharded over, with the same number of samples on every
+    /// rank.
     pub(super) mesh: StageMesh,
     pub(super) graph: Graph,
     pub(super) sharding: Sharding,
@@ -148,7 +150,8 @@ fn graph(
         vocabulary_parts,
     };
     let forward = model.graph(name, &options)?;
-    // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24 predictions.
+    // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24
+    // predictions.
     let normalizer = plan.global_batch * forward.predictions_per_sample;
     Ok(if inference { forward } else { differentiate(&forward, normalizer) })
 }

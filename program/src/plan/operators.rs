@@ -1,32 +1,33 @@
-//! What a plan says of single operators: how `tensor` shares them out, by name.
+//! Choices of a plan for single operators, by name: the loop that `tensor` shards.
 //!
-//! The rule of [`crate::strategy`] is made for stacks of products. Where a graph is something else, convolutions that had better share out samples
-//! before products that had better share out features (Krizhevsky 2014), a plan says so here; operators that it leaves out follow their
-//! inputs.
+//! The rule of [`crate::strategy`] is made for stacks of matrix products. Other graphs may want
+//! something else, for example convolutions sharded over samples before products sharded over
+//! features (Krizhevsky 2014). Operators that a plan does not name follow their inputs.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What of an operator `tensor` shares out.
+/// The part of an operator that `tensor` shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Share {
-    /// Nothing: every rank does all of it.
+    /// Nothing: every rank runs the whole operator.
     Whole,
     /// Samples, as `data` does.
     Batch,
-    /// What is made: the output channels or features of a product, the channels or features of anything else.
+    /// The output channels or features.
     Outputs,
-    /// What a product sums over: its input channels or features. Every rank makes a summand of the whole output.
+    /// The input channels or features of a product, which it sums over. Every rank computes a
+    /// partial sum of the whole output.
     Inputs,
 }
 
 impl Share {
-    /// All of them.
+    /// Every choice.
     pub const ALL: [Share; 4] = [Share::Whole, Share::Batch, Share::Outputs, Share::Inputs];
 
-    /// The name used in plan files.
+    /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
             Share::Whole => "whole",
@@ -43,17 +44,19 @@ impl fmt::Display for Share {
     }
 }
 
-/// Patterns of names of operators or blocks, each with what `tensor` shares out of them. A `*` stands for any characters.
+/// Patterns for names of operators or blocks, each with the part that `tensor` shards. A `*`
+/// matches any characters.
 ///
-/// Of several patterns that an operator's name, or that of its block, matches, its own name in full counts, else its block's name in full, else the
-/// longest pattern; of those the first by the alphabet.
+/// If several patterns match an operator's name or that of its block, the operator's full name
+/// wins, then the block's full name, then the longest pattern. Among equally long patterns the
+/// alphabetically first wins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct OperatorShares(BTreeMap<String, Share>);
 
-/// What a plan says of one operator.
+/// The choice of a plan for one operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct OperatorChoice<'a> {
     pub(crate) pattern: &'a str,
     pub(crate) share: Share,
     /// Whether the pattern is the operator's own name.
@@ -61,7 +64,7 @@ pub(crate) struct Asked<'a> {
 }
 
 impl OperatorShares {
-    /// Whether nothing is said of any operator.
+    /// Whether the plan makes no choice for any operator.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -71,21 +74,21 @@ impl OperatorShares {
         self.0.iter().map(|(pattern, &share)| (pattern.as_str(), share))
     }
 
-    /// What counts for an operator of a name in a block of a name.
-    pub(crate) fn of(&self, operator: &str, block: &str) -> Option<Asked<'_>> {
+    /// The choice for the operator called `operator` in the block called `block`.
+    pub(crate) fn of(&self, operator: &str, block: &str) -> Option<OperatorChoice<'_>> {
         if let Some((pattern, &share)) = self.0.get_key_value(operator) {
-            return Some(Asked { pattern, share, by_name: true });
+            return Some(OperatorChoice { pattern, share, by_name: true });
         }
         if let Some((pattern, &share)) = self.0.get_key_value(block) {
-            return Some(Asked { pattern, share, by_name: false });
+            return Some(OperatorChoice { pattern, share, by_name: false });
         }
         let matching = self.iter().filter(|(pattern, _)| matches(pattern, operator) || matches(pattern, block));
-        // Of equals `max_by_key` takes the last.
+        // `max_by_key` returns the last of equal keys.
         let (pattern, share) = matching.collect::<Vec<_>>().into_iter().rev().max_by_key(|(pattern, _)| pattern.len())?;
-        Some(Asked { pattern, share, by_name: false })
+        Some(OperatorChoice { pattern, share, by_name: false })
     }
 
-    /// The patterns that match an operator or its block, whichever counts.
+    /// All patterns that match an operator or its block.
     pub(crate) fn matching<'a>(&'a self, operator: &'a str, block: &'a str) -> impl Iterator<Item = &'a str> {
         self.0.keys().map(String::as_str).filter(move |pattern| matches(pattern, operator) || matches(pattern, block))
     }
@@ -97,7 +100,7 @@ impl<Name: Into<String>> FromIterator<(Name, Share)> for OperatorShares {
     }
 }
 
-/// Whether a name is what a pattern with `*` for any characters says.
+/// Whether a pattern, in which `*` stands for any characters, matches a name.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
@@ -114,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stands_for_any_characters() {
+    fn a_star_matches_any_characters() {
         for (pattern, name) in
             [("fc", "fc"), ("*", ""), ("layer4.*", "layer4.0.conv1"), ("*.conv*", "a.conv1"), ("a*b*a", "abba"), ("a*a", "aa")]
         {
@@ -128,12 +131,12 @@ mod tests {
     }
 
     #[test]
-    fn the_own_name_counts_before_the_longest_pattern() {
+    fn full_names_win_over_patterns_and_longer_patterns_over_shorter() {
         let shares: OperatorShares =
             [("layer1.*", Share::Batch), ("layer1.0.conv*", Share::Inputs), ("layer1.0", Share::Whole), ("fc", Share::Outputs)]
                 .into_iter()
                 .collect();
-        let of = |operator, block| shares.of(operator, block).map(|asked| asked.share);
+        let of = |operator, block| shares.of(operator, block).map(|choice| choice.share);
         assert_eq!(of("layer1.0.conv1", "layer1.0"), Some(Share::Whole));
         assert_eq!(of("layer1.0.conv1", "layer1"), Some(Share::Inputs));
         assert_eq!(of("layer1.0.bn1", "layer1.0"), Some(Share::Whole));
@@ -143,8 +146,8 @@ mod tests {
     }
 
     #[test]
-    fn a_tie_goes_to_the_first_by_the_alphabet() {
+    fn of_equally_long_patterns_the_alphabetically_first_wins() {
         let shares: OperatorShares = [("*b", Share::Batch), ("a*", Share::Inputs)].into_iter().collect();
-        assert_eq!(shares.of("ab", "").map(|asked| asked.pattern), Some("*b"));
+        assert_eq!(shares.of("ab", "").map(|choice| choice.pattern), Some("*b"));
     }
 }

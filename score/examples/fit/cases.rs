@@ -51,7 +51,8 @@ impl Case {
     }
 }
 
-/// Returns the measured rows of [`Subset::Fit`] that can be simulated, limited by [`MOST_OF_GROUP`].
+/// Returns the measured rows of [`Subset::Fit`] that can be simulated, limited by
+/// [`MOST_OF_GROUP`].
 pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Error>> {
     let split = Split::library()?;
     let runs: Vec<(Row, Run)> = published()?

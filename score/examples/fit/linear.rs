@@ -1,5 +1,5 @@
-//! The linearised fit: logarithms of predictions move by their slopes, so refits without some of the
-//! rows take no simulation. Also the normal equations that every fit solves.
+//! The linearised fit: logarithms of predictions move by their slopes, so refits without some of
+//! the rows take no simulation. Also the normal equations that every fit solves.
 
 use crate::parameters::Parameter;
 use rayon::prelude::*;
@@ -17,8 +17,8 @@ const ITERATIONS: usize = 40;
 
 type Matrix = Vec<Vec<f64>>;
 
-/// For each parameter, the rows that it moves, with the slope of each: the change of the logarithm of
-/// the prediction per change of the logarithm of the value.
+/// For each parameter, the rows that it moves, with the slope of each: the change of the logarithm
+/// of the prediction per change of the logarithm of the value.
 pub type Jacobian = Vec<Vec<(usize, f64)>>;
 
 /// Returns the Cholesky factor of the matrix of the normal equations with the priors.
@@ -84,8 +84,8 @@ pub fn robust_weights(residuals: &[f64], weights: &[f64]) -> Vec<f64> {
     residuals.iter().zip(weights).map(weight).collect()
 }
 
-/// Returns the fold of each name. Equal names share a fold; distinct names, in alphabetical order, are
-/// dealt to `count` folds in turn.
+/// Returns the fold of each name. Equal names share a fold; distinct names, in alphabetical order,
+/// are dealt to `count` folds in turn.
 pub fn folds(names: &[String], count: usize) -> Vec<usize> {
     let distinct: BTreeSet<&str> = names.iter().map(String::as_str).collect();
     let folds: BTreeMap<&str, usize> = distinct.into_iter().enumerate().map(|(index, name)| (name, index % count)).collect();
@@ -107,8 +107,8 @@ pub struct Linear<'a> {
 impl Linear<'_> {
     /// Returns the residual of each row when its fold is held out.
     ///
-    /// Each refit computes the robust weights afresh. The weights of the whole fit know the residuals
-    /// of the held-out rows, and with them errors come out a tenth too small.
+    /// Each refit computes the robust weights afresh. The weights of the whole fit know the
+    /// residuals of the held-out rows, and with them errors come out a tenth too small.
     pub fn held_out(&self, folds: &[usize]) -> Result<Vec<f64>, Box<dyn std::error::Error>> {
         // Residuals at the prior.
         let mut unfitted = self.residuals.to_vec();

@@ -1,20 +1,21 @@
 //! Fits the values in `simulator/src/gpu/profiles/fitted.yaml` on the rows that
 //! `tests/published/split.yaml` declares for fitting, and on no others.
 //!
-//! Every value has a prior: what the other profile files say, with a spread by kind of value. The fit
-//! finds the most probable values of devices, network and stacks together, by the Gauss-Newton method
-//! on logarithms. Residuals count with a pseudo-Huber loss, so outliers do not dominate. A stack with
-//! few rows stays near its prior. Intervals come from residuals of rows that were held out group by
-//! group, which the linearised fit gives without further simulations.
+//! Every value has a prior: what the other profile files say, with a spread by kind of value. The
+//! fit finds the most probable values of devices, network and stacks together, by the Gauss-Newton
+//! method on logarithms. Residuals count with a pseudo-Huber loss, so outliers do not dominate. A
+//! stack with few rows stays near its prior. Intervals come from residuals of rows that were held
+//! out group by group, which the linearised fit gives without further simulations.
 //!
 //! Usage: `cargo run --release -p foretell-score --example fit -- COMMAND`. The commands are:
 //!
-//! - `fit FILE` fits everything and writes FILE. It also writes FILE.json, the linearised fit of step
-//!   times, for `benches/hyperparameters.py`.
+//! - `fit FILE` fits everything and writes FILE. It also writes FILE.json, the linearised fit of
+//!   step times, for `benches/hyperparameters.py`.
 //! - `memory` fits memory alone and prints its residuals.
-//! - `only FILE SOURCE...` fits on these sources alone, prints the residuals and writes the linearised
-//!   fit to FILE.
-//! - `declared FILE [SOURCE...]` scores the declared rows (of these sources), and writes them to FILE.
+//! - `only FILE SOURCE...` fits on these sources alone, prints the residuals and writes the
+//!   linearised fit to FILE.
+//! - `declared FILE [SOURCE...]` scores the declared rows (of these sources), and writes them to
+//!   FILE.
 //! - `scores FILE` scores all rows and writes them to FILE.
 //! - `without SOURCE,SOURCE...` fits without these sources and scores their declared rows, once for
 //!   each list.

@@ -1,8 +1,9 @@
 //! The fitted values, their priors, and the factors that related values share.
 //!
-//! The prior is hierarchical. All stacks of a family deviate from their priors by a common factor, and
-//! so do a stack and its variants within the family, and all devices of a generation. Such a factor
-//! is a parameter of its own. A value's offset is the sum of its own and those of its factors.
+//! The prior is hierarchical. All stacks of a family deviate from their priors by a common factor,
+//! and so do a stack and its variants within the family, and all devices of a generation. Such a
+//! factor is a parameter of its own. A value's offset is the sum of its own and those of its
+//! factors.
 
 use crate::cases::{Case, Quantity};
 use foretell_models::Model;
@@ -61,7 +62,7 @@ impl Parameter {
         Self { owner, name, prior: 1.0, maximum: f64::INFINITY, spread, factor: None }
     }
 
-    /// Whether the prediction of a run may depend on the parameter.
+    /// Returns whether the prediction of a run may depend on the parameter.
     pub fn affects(&self, run: &Run) -> bool {
         let owns = match &self.owner {
             Owner::Device(name) => run.clusters().any(|cluster| cluster.device == *name),
@@ -72,16 +73,16 @@ impl Parameter {
             Owner::Generation(name) => run.clusters().any(|cluster| cluster.gpu.generation == *name),
         };
         let is_fused = matches!(run.stack.attention, AttentionKind::Fused { .. });
-        let is_moe = matches!(run.model, Model::Moe { .. });
+        let is_moe = matches!(run.model, Model::Moe(_));
         owns && match (&self.owner, self.name.split_once(':')) {
             (Owner::Stack(_), Some(("product", device))) => run.cluster.device == device,
             (Owner::Family(_) | Owner::Branch(_), Some(("attention", kind))) => {
-                !matches!(run.model, Model::Resnet { .. }) && is_fused == (kind == "fused")
+                !matches!(run.model, Model::Resnet(_)) && is_fused == (kind == "fused")
             }
             (Owner::Generation(_), None) => self.name == "product" || is_fused,
             (_, Some(("format" | "product", format))) => run.format.name() == format,
             (_, Some((_, "routing"))) => is_moe,
-            (_, Some((_, "norm"))) => matches!(run.model, Model::Resnet { .. }),
+            (_, Some((_, "norm"))) => matches!(run.model, Model::Resnet(_)),
             (_, Some(_)) => true,
             (Owner::Device(_), None) => is_fused,
             (_, None) => match self.name.as_str() {
@@ -89,7 +90,7 @@ impl Parameter {
                 "cast_bytes" => run.format.is_cast(),
                 "scaled_by_row" => run.workload.fp8_scaling == Fp8Scaling::Row,
                 "communication" | "compute_slowdown" | "gradient_bytes" => run.devices() > 1,
-                "attention" => !matches!(run.model, Model::Resnet { .. }),
+                "attention" => !matches!(run.model, Model::Resnet(_)),
                 _ => true,
             },
         }
@@ -104,7 +105,7 @@ impl Parameter {
         }
     }
 
-    /// Whether the parameter is a shared factor.
+    /// Returns whether the parameter is a shared factor.
     pub fn is_factor(&self) -> bool {
         matches!(self.owner, Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_))
     }
@@ -192,11 +193,11 @@ fn time_values(cases: &[&Case], add: &mut dyn FnMut(&str, f64)) {
     add("host_launch", 0.50);
     add("step_overhead", 0.70);
     add("backward_launch", 0.30);
-    if any(&|run| !matches!(run.model, Model::Resnet { .. })) {
+    if any(&|run| !matches!(run.model, Model::Resnet(_))) {
         let is_unfused = any(&|run| matches!(run.stack.attention, AttentionKind::Unfused { .. }));
         add("attention", if is_unfused { 0.4 } else { 0.25 });
     }
-    if any(&|run| matches!(run.model, Model::Resnet { .. })) {
+    if any(&|run| matches!(run.model, Model::Resnet(_))) {
         add("traffic:norm", 0.3);
     }
     if any(&|run| run.devices() > 1) {
@@ -214,7 +215,7 @@ fn time_values(cases: &[&Case], add: &mut dyn FnMut(&str, f64)) {
     if any(&|run| run.workload.fp8_scaling == Fp8Scaling::Row) {
         add("scaled_by_row", 0.35);
     }
-    if any(&|run| matches!(run.model, Model::Moe { .. })) {
+    if any(&|run| matches!(run.model, Model::Moe(_))) {
         add("expert_product", 0.2);
         add("exchange", 0.4);
         add("traffic:routing", 0.5);

@@ -34,10 +34,10 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> St
     }
     add_unfitted(&mut stacks, &mut devices, &factors, profiles);
     let mut text = String::from(
-        "# Written by `cargo run --release -p foretell-score --example fit -- fit FILE`, from the rows that\n\
-         # tests/published/split.yaml declares for fitting. Each value replaces the prior in devices.yaml,\n\
-         # links.yaml or stacks.yaml. `spread` is the 10th and 90th percentile of measured over predicted\n\
-         # when rows of the same group are held out.\nstacks:\n",
+        "# Written by `cargo run --release -p foretell-score --example fit -- fit FILE`, from the\n\
+         # rows that tests/published/split.yaml declares for fitting. Each value replaces the prior\n\
+         # in devices.yaml, links.yaml or stacks.yaml. `spread` is the 10th and 90th percentile of\n\
+         # measured over predicted when rows of the same group are held out.\nstacks:\n",
     );
     let line = |values: &Values| {
         let values: Vec<String> = values.iter().map(|(name, value)| format!("'{name}': {}", significant(*value))).collect();
@@ -121,8 +121,8 @@ fn factor_names(factors: &BTreeMap<(Owner, String), f64>) -> BTreeSet<String> {
     names.map(|name| if name.starts_with("attention") { "attention".to_string() } else { name.to_string() }).collect()
 }
 
-/// Returns the 10th and 90th percentile of measured over predicted when the whole source is held out,
-/// with equal weights of the sources.
+/// Returns the 10th and 90th percentile of measured over predicted when the whole source is held
+/// out, with equal weights of the sources.
 fn unseen(cases: &[Case], time: &Fit) -> [f64; 2] {
     let mut ratios = by_equal_sources(cases, &time.without_source);
     ratios.sort_by(|one, two| one.0.total_cmp(&two.0));
@@ -178,7 +178,8 @@ pub fn json(cases: &[Case], fit: &Fit) -> String {
     serde_json::json!({"parameters": parameters, "rows": rows, "slopes": slopes}).to_string()
 }
 
-/// Returns the four relative errors of a case: fitted, row held out, group held out, source held out.
+/// Returns the four relative errors of a case: fitted, row held out, group held out, source held
+/// out.
 fn errors(fit: &Fit, index: usize, residual: f64) -> [f64; 4] {
     let held_out = |residuals: &BTreeMap<usize, f64>| residuals.get(&index).copied().unwrap_or(residual);
     [residual, held_out(&fit.without_row), held_out(&fit.without_group), held_out(&fit.without_source)]
@@ -257,7 +258,8 @@ fn print_row(case: &Case, errors: [f64; 4]) {
     );
 }
 
-/// Prints the memory values, and the memory errors of each row and source in the order of [`errors`].
+/// Prints the memory values, and the memory errors of each row and source in the order of
+/// [`errors`].
 pub fn print_memory(cases: &[Case], memory: &Fit) {
     let mut sources: BTreeMap<&str, Vec<[f64; 4]>> = BTreeMap::new();
     for (index, residual) in &memory.residuals {

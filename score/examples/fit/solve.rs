@@ -15,8 +15,8 @@ pub struct Fit {
     pub values: Vec<f64>,
     /// Residual of each measured case.
     pub residuals: BTreeMap<usize, f64>,
-    /// Residual of each case when its fold of rows is held out: the error to expect of other rows of
-    /// the same sources.
+    /// Residual of each case when its fold of rows is held out: the error to expect of other rows
+    /// of the same sources.
     pub without_row: BTreeMap<usize, f64>,
     /// Residual of each case when its fold of groups is held out.
     pub without_group: BTreeMap<usize, f64>,
@@ -28,8 +28,8 @@ pub struct Fit {
     pub jacobian: Jacobian,
 }
 
-/// A group's weight is its number of rows to this power: rows of a group carry less information than
-/// as many rows of different groups.
+/// A group's weight is its number of rows to this power: rows of a group carry less information
+/// than as many rows of different groups.
 const GROUP_POWER: f64 = 0.5;
 /// The same for a source. The score is a mean over sources.
 const SOURCE_POWER: f64 = 0.9;
@@ -39,7 +39,7 @@ const ITERATIONS: usize = 5;
 const FOLDS: usize = 20;
 /// Difference of logarithms with which slopes are found.
 const DIFFERENCE: f64 = 0.05;
-/// Slopes below this are not computed again.
+/// Slopes below this are kept rather than recomputed.
 const NEGLIGIBLE: f64 = 0.015;
 /// Largest change of an offset in one step.
 const LARGEST_STEP: f64 = 0.7;
@@ -167,8 +167,8 @@ impl<'a> Problem<'a> {
         (parameter.prior * total_offset(&self.parameters, offsets, index).exp()).min(parameter.maximum)
     }
 
-    /// Moves the state along a Gauss-Newton step, shortened until the loss falls. Returns whether to go
-    /// on, and the share of the step that was taken or tried last.
+    /// Moves the state along a Gauss-Newton step, shortened until the loss falls. Returns whether
+    /// to go on, and the share of the step that was taken or tried last.
     fn step(&self, state: &mut State, step: &[f64]) -> (bool, f64) {
         let mut share = 1.0;
         while share >= 0.05 {
@@ -195,8 +195,9 @@ impl<'a> Problem<'a> {
         (false, share)
     }
 
-    /// Returns for each kind the parameters that move its prediction, with the slope of each. `before`
-    /// has earlier slopes, of which negligible ones are reused. Parameters of one effect share a slope.
+    /// Returns for each kind the parameters that move its prediction, with the slope of each.
+    /// `before` has earlier slopes, of which negligible ones are reused. Parameters of one effect
+    /// share a slope.
     fn slopes(&self, state: &State, before: &[Vec<(usize, f64)>]) -> Vec<Vec<(usize, f64)>> {
         let of_kind = |(kind, run): (usize, &Run)| {
             let known: BTreeMap<usize, f64> = before.get(kind).into_iter().flatten().copied().collect();
@@ -207,7 +208,8 @@ impl<'a> Problem<'a> {
                     continue;
                 }
                 let of_effect = by_effect.get(parameter.effect()).copied();
-                // Shared factors follow the values that share them. Without such a value they move nothing.
+                // Shared factors follow the values that share them. Without such a value they move
+                // nothing.
                 let slope = if parameter.is_factor() { Some(of_effect.unwrap_or(0.0)) } else { of_effect };
                 let negligible = || known.get(&index).copied().filter(|slope| slope.abs() < NEGLIGIBLE);
                 let slope = slope.or_else(negligible).unwrap_or_else(|| {

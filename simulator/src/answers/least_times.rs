@@ -6,7 +6,7 @@ use crate::cost::{CollectiveCall, CostModel, Quantile};
 use crate::engine::ResolvedCosts;
 use crate::equivalence::one_rank_per_stage;
 use crate::error::SimulationError;
-use crate::lowering::{Action, Draft, JobOffset, Lowered, LoweredList, Oversubscription, SimulatedRank, Threads, Work};
+use crate::lowering::{Action, Draft, JobOffset, ListTimes, Lowered, LoweredList, Oversubscription, SimulatedRank, Threads};
 use crate::network::Collectives;
 use foretell_program::{CollectiveRole, Program, Rank};
 use foretell_topologies::Topology;
@@ -116,13 +116,14 @@ fn durations(program: &Program, lowered: &Lowered<'_>, bucket: Bytes) -> Vec<Lea
 
 /// Of the ranks of each list on each kind of device those that have the most to do: where parts of a sequence are uneven the others wait for them.
 fn those_with_most<'a>(lowered: &'a Lowered<'_>) -> impl Iterator<Item = &'a SimulatedRank> {
-    let total = |list: &LoweredList, work: &Work| -> Picoseconds {
+    let total = |list: &LoweredList, work: &ListTimes| -> Picoseconds {
         (0..list.actions.len() as u32).map(|instruction| work.duration(list, instruction, Quantile::Median)).sum()
     };
-    let totals =
-        |(list, work): (&LoweredList, &Vec<Work>)| -> Vec<Picoseconds> { work.iter().map(|work| total(list, work)).collect() };
-    let totals: Vec<Vec<Picoseconds>> = lowered.lists.iter().zip(&lowered.work).map(totals).collect();
-    let total = move |rank: &SimulatedRank| totals[rank.list][rank.work];
+    let totals = |(list, work): (&LoweredList, &Vec<ListTimes>)| -> Vec<Picoseconds> {
+        work.iter().map(|work| total(list, work)).collect()
+    };
+    let totals: Vec<Vec<Picoseconds>> = lowered.lists.iter().zip(&lowered.times).map(totals).collect();
+    let total = move |rank: &SimulatedRank| totals[rank.list][rank.times];
     let mut most: BTreeMap<(usize, usize), Picoseconds> = BTreeMap::new();
     for rank in &lowered.ranks {
         let known = most.entry((rank.list, rank.kind)).or_default();
@@ -137,7 +138,7 @@ fn is_bucketed(call: &CollectiveCall) -> bool {
 
 fn of_rank(lowered: &Lowered<'_>, prices: &ResolvedCosts<'_>, rank: &SimulatedRank, full: f64) -> LeastTimes {
     let list = &lowered.lists[rank.list];
-    let work = &lowered.work[rank.list][rank.work];
+    let work = &lowered.times[rank.list][rank.times];
     let parameters = lowered.costs.parameters(rank.kind);
     let quota = lowered.quota(rank);
     let at_best = |time: Picoseconds| quota.map_or(time, |speed| Picoseconds((time.0 as f64 * speed).floor() as u64));
@@ -147,7 +148,7 @@ fn of_rank(lowered: &Lowered<'_>, prices: &ResolvedCosts<'_>, rank: &SimulatedRa
     };
     let of_group = |group: u32, nth: u32| {
         let party = rank.groups[group as usize];
-        (party, lowered.groups[party as usize].collectives.which(nth as usize))
+        (party, lowered.groups[party as usize].collectives.index(nth as usize))
     };
     let processor = |action: &Action| match *action {
         Action::Collective { group, nth } => {
@@ -166,7 +167,7 @@ fn of_rank(lowered: &Lowered<'_>, prices: &ResolvedCosts<'_>, rank: &SimulatedRa
         Action::Send { peer, nth } => {
             let channel = rank.sends[peer as usize];
             let party = channel + lowered.groups.len() as u32;
-            price(party, lowered.channels[channel as usize].bytes.which(nth as usize))
+            price(party, lowered.channels[channel as usize].bytes.index(nth as usize))
         }
         Action::Receive { .. } => Picoseconds::ZERO,
     };

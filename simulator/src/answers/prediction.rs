@@ -1,12 +1,12 @@
 //! The answer in the form that the command line prints: `simulate --json` of the contract.
 
-use super::memory::{device_needs, host_memory};
+use super::memory::{MemoryUse, device_memory_by_stage, memory_use};
 use super::simulation::{Options, Simulation, lower, run, run_from};
 use crate::cost::{CostModel, Interval, Quantile};
 use crate::engine::{Breakdown, QuotaPeriods, Recording, Runnable, Scenario};
 use crate::equivalence::Folding;
 use crate::error::SimulationError;
-use crate::lowering::{Oversubscription, SimulatedRank};
+use crate::lowering::Oversubscription;
 use crate::si;
 use foretell_program::{Footprint, Program};
 use foretell_topologies::{DeviceKind, Topology};
@@ -69,6 +69,14 @@ pub struct Prediction {
 }
 
 impl Prediction {
+    /// The same with the memory that a run needs. A prediction of a training Program alone has its
+    /// own; call this for a run that also evaluates.
+    #[must_use]
+    pub fn with_memory(self, memory: MemoryUse) -> Self {
+        let fits = memory.fits();
+        Self { peak_memory_bytes: memory.peak_by_stage, fits, ..self }
+    }
+
     /// The same where each step waits so much longer for its samples than it takes by itself.
     #[must_use]
     pub fn waiting_for_input(mut self, wait: Seconds) -> Self {
@@ -150,16 +158,11 @@ pub fn predict_with(
     };
     let world = program.mesh.world_size() as f64;
     // The sum of all ranks' peaks, so that devices of several kinds count each at its own.
-    let all = runnable.lowered.of_rank.iter().map(|&place| &runnable.lowered.ranks[place as usize]);
+    let all = runnable.lowered.representative_of.iter().map(|&place| &runnable.lowered.ranks[place as usize]);
     let peak: FlopsPerSecond = all.filter_map(|rank| peak_of(topology.device_kind(rank.device), program.format)).sum();
     // An empty Program takes no time, and then there is no rate.
     let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
     let utilisation = |flops: f64| if peak.value() > 0.0 { per_second(flops) / peak.value() } else { 0.0 };
-    let fits_device = |rank: &SimulatedRank| {
-        let kind = topology.device_kind(rank.device);
-        device_needs(program.list_of(rank.rank), kind.architecture) <= kind.memory
-    };
-    let fits = runnable.lowered.ranks.iter().all(fits_device) && host_memory(program, topology).fits;
     let prediction = Prediction {
         step_seconds: step,
         step_seconds_p05: interval.p05,
@@ -171,10 +174,10 @@ pub fn predict_with(
         model_flops_per_device_per_second: FlopsPerSecond::new(per_second(program.model_flops.value()) / world),
         mfu: utilisation(program.model_flops.value()),
         hfu: utilisation(program.hardware_flops.value()),
-        peak_memory_bytes: program.arenas(),
+        peak_memory_bytes: Vec::new(),
         host_memory_bytes: program.host_arenas(),
-        memory_by_component: Footprint::of_stages(program),
-        fits,
+        memory_by_component: device_memory_by_stage(program, topology, costs),
+        fits: true,
         breakdown_seconds: median.breakdown,
         calibrated: median.calibrated,
         uncalibrated: median.uncalibrated.clone(),
@@ -182,7 +185,7 @@ pub fn predict_with(
         simulated_ranks: median.simulated_ranks,
         wall_seconds: Seconds::ZERO,
     };
-    Ok((prediction, median))
+    Ok((prediction.with_memory(memory_use(program, None, topology, costs)), median))
 }
 
 /// The step time that [`predict_with`] foretells, without what it says beside it.

@@ -176,7 +176,7 @@ pub(crate) fn run_each(
 fn of_last_rank(runnable: &Runnable<'_>, run: &RunOutcome, ranks: Range<usize>) -> Breakdown {
     let timelines = run.timeline.ranks.iter().enumerate().take(ranks.end).skip(ranks.start);
     let last = timelines.max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)));
-    last.map_or_else(Breakdown::default, |(index, _)| run.breakdowns[runnable.lowered.of_rank[index] as usize])
+    last.map_or_else(Breakdown::default, |(index, _)| run.breakdowns[runnable.lowered.representative_of[index] as usize])
 }
 
 /// Everything that was answered by a data sheet, sorted.

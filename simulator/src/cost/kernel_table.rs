@@ -7,7 +7,7 @@
 
 use super::estimate::{Estimate, Source};
 use super::roofline;
-use foretell_models::{Activation, Attention, Kernel, KeyStep, Mixture, WeightLayout, Window};
+use foretell_models::{Kernel, KernelSpec};
 use foretell_program::KernelSample;
 use foretell_topologies::DeviceKind;
 use foretell_units::{DataType, Seconds};
@@ -67,9 +67,10 @@ impl KernelTable {
                 continue;
             }
             let over_median = |quantile: Seconds| (quantile / estimate.median).max(f64::MIN_POSITIVE).ln();
-            table.alike.entry((kernel.name(), precision)).or_default().push(Reference {
-                features: features(&kernel, accumulate),
-                work: work(&kernel),
+            let spec = kernel.spec();
+            table.alike.entry((spec.name, precision)).or_default().push(Reference {
+                features: features(&spec, accumulate),
+                work: work(&spec),
                 ratio: (estimate.median / expected).ln(),
                 low: over_median(estimate.p10).min(0.0),
                 high: over_median(estimate.p90).max(0.0),
@@ -84,8 +85,9 @@ impl KernelTable {
         if let Some(estimate) = self.exact.get(&(kernel, accumulate, precision)) {
             return Some(*estimate);
         }
-        let references = self.alike.get(&(kernel.name(), precision))?;
-        let here = features(&kernel, accumulate);
+        let spec = kernel.spec();
+        let references = self.alike.get(&(spec.name, precision))?;
+        let here = features(&spec, accumulate);
         let nearest = nearest(references, &here);
         let total: f64 = nearest.iter().flatten().map(|(distance, _)| weight(*distance)).sum();
         let mean = |value: &dyn Fn(&Reference) -> f64| {
@@ -102,7 +104,7 @@ impl KernelTable {
         // Beyond the samples the line is not believed.
         let sizes = || nearest.iter().flatten().map(|(_, reference)| reference.work);
         let (least, most) = (sizes().fold(f64::INFINITY, f64::min), sizes().fold(f64::NEG_INFINITY, f64::max));
-        let ratio = line(work(&kernel).max(least).min(most));
+        let ratio = line(work(&spec).max(least).min(most));
         // Neighbours that disagree make a worse guess than neighbours that agree.
         let disagreement = mean(&|reference| (reference.ratio - line(reference.work)).powi(2)).sqrt() * NINETIETH;
         let low = mean(&|reference| reference.low);
@@ -137,8 +139,8 @@ fn nearest<'a>(references: &'a [Reference], here: &Features) -> [Option<(f64, &'
     nearest
 }
 
-fn work(kernel: &Kernel) -> f64 {
-    kernel.flops().value().max(1.0).ln()
+fn work(spec: &KernelSpec) -> f64 {
+    spec.flops().value().max(1.0).ln()
 }
 
 /// The say of a sample at a distance: steep, so that between two samples the line is nearly the one through them. That of a twin
@@ -155,133 +157,8 @@ impl Features {
     }
 }
 
-/// A kernel's coordinates.
-fn features(kernel: &Kernel, accumulate: bool) -> Features {
-    let at_all = |extents: &[usize], flags: [bool; 4]| {
-        let mut sizes = [0.0; 7];
-        for (size, &extent) in sizes.iter_mut().zip(extents) {
-            *size = (extent.max(1) as f64).log2();
-        }
-        Features { sizes, flags: [accumulate, flags[0], flags[1], flags[2], flags[3]] }
-    };
-    let at = |extents: &[usize], [one, two, three]: [bool; 3]| at_all(extents, [one, two, three, false]);
-    let plain = |extents: &[usize]| at(extents, [false; 3]);
-    let product = |rows, columns, contracted, weight, fused: [bool; 3]| {
-        at_all(&[rows, columns, contracted], [weight == WeightLayout::InOut, fused[0], fused[1], fused[2]])
-    };
-    match *kernel {
-        // A GELU that keeps what it is applied to lies where one lies that does not: both are held against rooflines of their own, of which the one counts
-        // what it writes more.
-        Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {
-            product(rows, columns, contracted, weight, [bias, activation == Activation::Relu, activation.is_gelu()])
-        }
-        Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu: fused }
-        | Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: fused } => {
-            product(rows, columns, contracted, weight, [fused, false, false])
-        }
-        Kernel::Quantise { rows, columns, straight, transposed, .. } => at(&[rows, columns], [straight, transposed, false]),
-        Kernel::EightBitMatmul { rows, columns, contracted, bias, activation } => {
-            at(&[rows, columns, contracted], [bias, activation == Activation::Relu, activation.is_gelu()])
-        }
-        Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu } => {
-            at(&[rows, columns, contracted], [gelu, false, false])
-        }
-        Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, weight } => {
-            product(rows, columns, contracted, weight, [false; 3])
-        }
-        Kernel::BiasAdd { rows, columns } | Kernel::BiasGradient { rows, columns } => plain(&[rows, columns]),
-        Kernel::Relu { elements }
-        | Kernel::ReluGradient { elements }
-        | Kernel::Gelu { elements }
-        | Kernel::GeluGradient { elements }
-        | Kernel::GeluExact { elements }
-        | Kernel::GeluExactGradient { elements }
-        | Kernel::SiluMultiply { elements }
-        | Kernel::SiluMultiplyGradient { elements }
-        | Kernel::Add { elements }
-        | Kernel::Scale { elements, .. }
-        | Kernel::Multiply { elements }
-        | Kernel::AdamW { elements, .. }
-        | Kernel::SumOfSquares { elements }
-        | Kernel::Sum { elements }
-        | Kernel::Accumulate { elements }
-        | Kernel::Narrow { elements }
-        | Kernel::Zero { elements } => plain(&[elements]),
-        Kernel::UpdateControl { .. } => plain(&[]),
-        Kernel::Sgd { elements, momentum, nesterov, .. } => at(&[elements], [momentum, nesterov, false]),
-        Kernel::Convolution(window)
-        | Kernel::ConvolutionInputGradient(window)
-        | Kernel::ConvolutionWeightGradient(window)
-        | Kernel::MaxPool(window)
-        | Kernel::MaxPoolGradient(window) => {
-            let Window { batch, height, width, in_channels, out_channels, size, stride, padding: _ } = window;
-            plain(&[batch, height, width, in_channels, out_channels, size, stride])
-        }
-        Kernel::BatchNorm { groups, positions, channels } | Kernel::BatchNormInputGradient { groups, positions, channels } => {
-            plain(&[groups, positions, channels])
-        }
-        Kernel::BatchNormWeightGradient { groups, channels } => plain(&[groups, channels]),
-        Kernel::BatchNormInference { positions, channels } => plain(&[positions, channels]),
-        Kernel::RunningStatistics { channels, .. } => plain(&[channels]),
-        Kernel::GlobalAveragePool { batch, positions, channels }
-        | Kernel::GlobalAveragePoolGradient { batch, positions, channels } => plain(&[batch, positions, channels]),
-        Kernel::LayerNorm { rows, features, .. }
-        | Kernel::RmsNorm { rows, features, .. }
-        | Kernel::RmsNormInputGradient { rows, features }
-        | Kernel::RmsNormWeightGradient { rows, features }
-        | Kernel::LayerNormInputGradient { rows, features }
-        | Kernel::LayerNormWeightGradient { rows, features } => plain(&[rows, features]),
-        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => {
-            plain(&[sizes.batch, sizes.positions, sizes.heads, sizes.head_dimension])
-        }
-        Kernel::Dropout(sizes) => plain(&[sizes.samples, sizes.positions, sizes.features]),
-        Kernel::Prepend { batch, positions, features }
-        | Kernel::PrependInputGradient { batch, positions, features }
-        | Kernel::PrependWeightGradient { batch, positions, features }
-        | Kernel::First { batch, positions, features }
-        | Kernel::FirstGradient { batch, positions, features } => plain(&[batch, positions, features]),
-        Kernel::Embedding { tokens, vocabulary, hidden, parts }
-        | Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts } => plain(&[tokens, vocabulary, hidden, parts]),
-        Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
-            let Attention { batch, queries, keys, key_heads, group, head_dimension, causal, packed, .. } = sizes;
-            // The pairs that are seen are to those that there are as the work of a causal part is to that of a whole.
-            let unseen = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;
-            let merges = sizes.ring.is_some_and(KeyStep::merges);
-            at_all(
-                &[batch, queries, keys, key_heads, group, head_dimension, unseen],
-                [causal, packed, sizes.relative.is_some() || merges, sizes.dropout.is_some()],
-            )
-        }
-        Kernel::Split { rows, parts, columns } | Kernel::Join { rows, parts, columns } => plain(&[rows, parts, columns]),
-        Kernel::Route { tokens, experts, top } | Kernel::RouteGradient { tokens, experts, top } => plain(&[tokens, experts, top]),
-        Kernel::Dispatch(mixture)
-        | Kernel::DispatchGradient(mixture)
-        | Kernel::Combine(mixture)
-        | Kernel::CombineInputGradient(mixture)
-        | Kernel::CombineGateGradient(mixture) => {
-            let Mixture { tokens, experts, capacity, top, hidden } = mixture;
-            plain(&[tokens, experts, capacity, top, hidden])
-        }
-        Kernel::Lstm(sizes) | Kernel::LstmWeightGradient(sizes) => {
-            at(&[sizes.batch, sizes.sequence, sizes.hidden], [sizes.initial, false, false])
-        }
-        Kernel::LstmGradient { sizes, outputs, last } => {
-            at(&[sizes.batch, sizes.sequence, sizes.hidden], [sizes.initial, outputs, last])
-        }
-        Kernel::ExpertMatmul { experts, rows, columns, contracted }
-        | Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted }
-        | Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
-            plain(&[experts, rows, columns, contracted])
-        }
-        Kernel::CrossEntropy { rows, classes }
-        | Kernel::LogitStatistics { rows, classes, .. }
-        | Kernel::CrossEntropyGradient { rows, classes, .. } => plain(&[rows, classes]),
-        Kernel::CrossEntropyOfStatistics { rows, parts } => plain(&[rows, parts]),
-        Kernel::Slice { outer, parts, inner }
-        | Kernel::Interleave { outer, parts, inner }
-        | Kernel::Deinterleave { outer, parts, inner } => plain(&[outer, parts, inner]),
-        Kernel::TakeColumns { rows, columns, part, .. } | Kernel::PutColumns { rows, columns, part, .. } => {
-            plain(&[rows, columns, part])
-        }
-    }
+/// The coordinates of a kernel.
+fn features(spec: &KernelSpec, accumulate: bool) -> Features {
+    let [one, two, three, four] = spec.flags;
+    Features { sizes: spec.sizes.map(|size| (size.max(1) as f64).log2()), flags: [accumulate, one, two, three, four] }
 }

@@ -19,8 +19,8 @@ pub struct Parameters {
     pub instruction_overhead: Estimate,
     /// From finishing an instruction until one that waits for it on another stream begins. It delays only who has to wait for it.
     pub stream_handoff: Estimate,
-    /// What the host takes to launch a kernel of a step that is not launched as one, where a calibration says so ([`Profile::launch`]); what a software
-    /// stack's launches take is in [`KernelCost::launch`].
+    /// What the host takes to launch a kernel of a step that is not launched as one, where a calibration says so ([`Profile::launch`](foretell_program::Profile::launch)); what a software
+    /// stack's launches take is in [`KernelCost::launch`](crate::KernelCost::launch).
     pub launch: Seconds,
     /// After a rank's last instruction.
     pub step_overhead: Estimate,

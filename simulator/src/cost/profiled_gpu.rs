@@ -1,5 +1,5 @@
-//! A profiled GPU under a software stack as a part of the cost model: the costs of [`crate::gpu`] in the
-//! model's own types.
+//! A profiled GPU under a software stack as a part of the cost model: the costs of [`crate::gpu`]
+//! in the model's own types.
 
 use super::communication::{CollectiveCall, CommunicationCost};
 use super::estimate::{Estimate, KernelCost, Source};
@@ -27,8 +27,8 @@ impl ProfiledGpu {
         Self { cluster, stack, format, workload }
     }
 
-    /// Returns the cluster of a topology's kind of device, with the topology's own figures. `None` if the
-    /// device has no profile.
+    /// Returns the cluster of a topology's kind of device, with the topology's own figures. `None`
+    /// if the device has no profile.
     pub(crate) fn cluster(profiles: &Profiles, topology: &Topology, kind: usize) -> Option<Cluster> {
         let device = &topology.device_kinds()[kind];
         let names = [Some(&device.name), device.base.as_ref()];
@@ -68,7 +68,8 @@ impl ProfiledGpu {
         *node_rate = *node_rate * scale.links.inter_node_bandwidth;
     }
 
-    /// Returns a cluster's device as a topology has it, without the figures that profiled costs replace.
+    /// Returns a cluster's device as a topology has it, without the figures that profiled costs
+    /// replace.
     pub(crate) fn device_kind(cluster: &Cluster) -> DeviceKind {
         DeviceKind {
             name: cluster.device.clone(),
@@ -108,9 +109,14 @@ impl ProfiledGpu {
         self.costs().communication_launch()
     }
 
+    /// Returns whether the memory of a device is exactly the Program's arena.
+    pub(crate) fn holds_arena(&self) -> bool {
+        self.stack.memory.is_arena
+    }
+
     /// Returns the memory of a device that runs a list of a Program.
     pub(crate) fn memory(&self, list: &StageProgram, precision: DataType) -> Footprint {
-        if self.stack.memory.is_arena {
+        if self.holds_arena() {
             return Footprint::of(list);
         }
         StageMemory::of(list, precision).footprint(&self.stack, self.format, &self.workload)
@@ -142,8 +148,8 @@ impl ProfiledGpu {
         }
     }
 
-    /// Returns the efficiency of links, at which the collectives of one layout exactly fill a node's
-    /// network. NCCL's rule already has them share it equally.
+    /// Returns the efficiency of links, at which the collectives of one layout exactly fill a
+    /// node's network. NCCL's rule already has them share it equally.
     pub(crate) fn link_efficiency(&self) -> LinkEfficiency {
         let faster = 1.0 / self.stack.communication.communication;
         LinkEfficiency { device: faster, host_memory: faster, nic: self.cluster.network.efficiency * faster, switch: faster }
@@ -154,8 +160,8 @@ impl ProfiledGpu {
         NodeSpread::of_devices(devices.iter().map(|device| device.0), &self.cluster)
     }
 
-    /// Returns the cost of a collective without contention. `bytes` is the whole tensor in the Program, and
-    /// each flow carries `flow_share` of it.
+    /// Returns the cost of a collective without contention. `bytes` is the whole tensor in the
+    /// Program, and each flow carries `flow_share` of it.
     pub(crate) fn collective(
         &self,
         spread: &NodeSpread,

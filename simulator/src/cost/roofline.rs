@@ -3,7 +3,7 @@
 
 use super::estimate::Estimate;
 use super::parameters::{HostWaits, Parameters};
-use foretell_models::Kernel;
+use foretell_models::{Kernel, KernelFamily};
 use foretell_topologies::{Architecture, DeviceKind};
 use foretell_units::{Bytes, DataType, Flops, Seconds};
 
@@ -68,12 +68,11 @@ pub(crate) fn launch(architecture: Architecture) -> Seconds {
 /// A kernel's duration by the data sheet of the device.
 pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Seconds {
     let efficiency = efficiency(kind.architecture);
-    let (share, format) = match kernel {
-        Kernel::Attention(_) | Kernel::AttentionGradient(_) => (efficiency.attention, precision),
-        Kernel::Convolution(_) | Kernel::ConvolutionInputGradient(_) | Kernel::ConvolutionWeightGradient(_) => {
-            (efficiency.convolution, precision)
-        }
-        kernel if kernel.is_matrix_product() => (efficiency.product, kernel.format(precision)),
+    let spec = kernel.spec();
+    let (share, format) = match spec.family {
+        KernelFamily::Attention => (efficiency.attention, precision),
+        KernelFamily::Convolution => (efficiency.convolution, precision),
+        KernelFamily::Product => (efficiency.product, spec.format(precision)),
         _ => (efficiency.elementwise, DataType::Fp32),
     };
     let peak = kind.peak_rate(format).or_else(|| kind.peak_rate(DataType::Fp32)).or_else(|| kind.peak.values().copied().next());
@@ -81,16 +80,17 @@ pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType
     let products = match kernel {
         Kernel::Lstm(sizes) | Kernel::LstmGradient { sizes, .. } => sizes.sequence,
         // A step of a ring that sees no keys makes no product.
-        kernel => usize::from(kernel.is_matrix_product() && kernel.flops() > Flops::ZERO),
+        _ => usize::from(spec.is_matrix_product() && spec.flops() > Flops::ZERO),
     };
     let ramp = efficiency.ramp * products as f64;
     let single = kind.peak_rate(DataType::Fp32).or(peak);
-    let fused = single.map_or(Seconds::ZERO, |peak| kernel.fused_flops() / (peak * efficiency.elementwise));
-    let arithmetic = peak.map_or(Seconds::ZERO, |peak| (kernel.flops() / (peak * share)) + ramp) + fused;
-    let mut bytes = kernel.bytes(precision);
+    let fused = single.map_or(Seconds::ZERO, |peak| spec.fused_flops() / (peak * efficiency.elementwise));
+    let arithmetic = peak.map_or(Seconds::ZERO, |peak| (spec.flops() / (peak * share)) + ramp) + fused;
+    let traffic = spec.traffic();
+    let mut bytes = traffic.bytes(precision);
     if accumulate {
         // What is added to is read as well; gradients of parameters are single precision.
-        bytes += Bytes::new(4 * kernel.traffic().single as u64);
+        bytes += Bytes::new(4 * traffic.single as u64);
     }
     arithmetic.max(bytes / (kind.memory_bandwidth * efficiency.memory)) + efficiency.launch
 }

@@ -4,28 +4,29 @@ use crate::si;
 use foretell_units::Seconds;
 use serde::{Deserialize, Serialize};
 
-/// What the last rank to finish spends a step on. Every instant counts once, so the parts sum to the step.
+/// How the last rank to finish spends a step. Every instant counts once, so the parts add up to the
+/// step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Breakdown {
-    /// Kernels of the forward and backward pass, whatever else goes on beside them.
+    /// Kernels of the forward and backward pass, whatever else runs beside them.
     #[serde(with = "si")]
     pub compute: Seconds,
-    /// No kernel, but data on the move from or to this rank.
+    /// No kernel, but communication or copies of this rank.
     #[serde(with = "si")]
     pub exposed_communication: Seconds,
-    /// Nothing: waiting for other ranks, and what it costs to hand over between streams and steps.
+    /// Idle: waiting for other ranks, handoffs between streams, and the overhead of the step.
     #[serde(with = "si")]
     pub bubble: Seconds,
     /// No kernel and no communication, but samples being read.
     #[serde(with = "si")]
     pub data: Seconds,
-    /// Kernels that update the parameters.
+    /// Kernels that update the parameters, whatever else runs beside them.
     #[serde(with = "si")]
     pub optimizer: Seconds,
 }
 
 impl Breakdown {
-    /// The sum of the parts: the step.
+    /// The step: the sum of the parts.
     pub fn total(&self) -> Seconds {
         self.compute + self.exposed_communication + self.bubble + self.data + self.optimizer
     }

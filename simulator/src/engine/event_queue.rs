@@ -1,30 +1,34 @@
-//! The event queue: what happens next, and when. It knows nothing of what it simulates.
+//! The event queue: which event comes next, and when. It knows nothing about what is simulated.
 //!
-//! Events at the same instant come out in the order in which they were put in, so that a simulation is the same every time.
+//! Events of one instant come out in the order in which they were scheduled, so every run of a
+//! simulation is the same.
 //!
-//! Nothing is ever put in before what came out last. So events need not be in order, only sorted by the highest bit in which their time differs
-//! from that: a radix heap (Ahuja, Mehlhorn, Orlin and Tarjan 1990). Those of this instant are a list that is read from the front, which is all
-//! there is to do where ranks that do alike do so at the same instants; the others move to a lower list now and then, all of a list at once and
-//! one after the other in memory. Nothing is allocated once the lists have been as long as they get.
+//! No event is scheduled before the last one that came out. So the events need no total order: a
+//! radix heap (Ahuja, Mehlhorn, Orlin and Tarjan 1990) keeps them in one list for each highest bit
+//! in which their time differs from the current base. Events of the current instant are a list that
+//! is read from the front, which is all the work there is when equivalent ranks act at the same
+//! instants. Other events move to a lower list now and then, a whole list at once and sequentially
+//! in memory. Nothing is allocated once the lists have reached their largest size.
 
 use foretell_units::Picoseconds;
 
-/// Events yet to come, and the time of the last that came.
+/// Pending events, and the time of the last event that came out.
 #[derive(Debug)]
 pub struct EventQueue<Event> {
-    /// Of this instant, those from `next` on.
+    /// Events at time `base`. Those from index `next` on are pending.
     current: Vec<Event>,
     next: usize,
-    /// Those whose time differs from `base` first in this bit.
+    /// Indexed by the highest bit in which an event's time differs from `base`.
     lists: [Vec<Entry<Event>>; BITS],
-    /// The earliest time of each list.
+    /// The earliest time of each list; the maximum if the list is empty.
     earliest: [Picoseconds; BITS],
-    /// Which lists have any, bit by bit.
+    /// A bit for each list that has events.
     filled: u64,
     now: Picoseconds,
-    /// The instant by which events are sorted: that of the last that came, or a later one before which there are none.
+    /// The time by which events are sorted: `now`, or a later time before which no event is
+    /// pending.
     base: Picoseconds,
-    /// Room for a list while it is sorted.
+    /// The list that is being redistributed; kept to reuse its allocation.
     moving: Vec<Entry<Event>>,
     handled: u64,
 }
@@ -35,11 +39,17 @@ struct Entry<Event> {
     event: Event,
 }
 
-/// Of a time.
+impl<Event: Copy> Default for EventQueue<Event> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Bits of a time.
 const BITS: usize = u64::BITS as usize;
 
 impl<Event: Copy> EventQueue<Event> {
-    /// An empty queue at the start of time.
+    /// An empty queue at time zero.
     pub fn new() -> Self {
         Self {
             current: Vec::new(),
@@ -54,17 +64,17 @@ impl<Event: Copy> EventQueue<Event> {
         }
     }
 
-    /// The time of the last event that was taken out.
+    /// The time of the last event that came out.
     pub fn now(&self) -> Picoseconds {
         self.now
     }
 
-    /// How many events have been taken out.
+    /// Number of events that have come out.
     pub fn handled(&self) -> u64 {
         self.handled
     }
 
-    /// Puts an event in. One that would lie in the past happens now.
+    /// Schedules an event. A time in the past counts as now.
     pub fn schedule(&mut self, time: Picoseconds, event: Event) {
         let time = time.max(self.now);
         match time.0 ^ self.base.0 {
@@ -78,25 +88,26 @@ impl<Event: Copy> EventQueue<Event> {
         }
     }
 
-    /// When the next event is due.
+    /// The time of the next event.
     pub fn next_time(&self) -> Option<Picoseconds> {
         if self.next < self.current.len() {
             return Some(self.base);
         }
-        // Those in lower lists are earlier.
+        // Events in lower lists are earlier.
         self.earliest.get(self.filled.trailing_zeros() as usize).copied()
     }
 
-    /// Takes the next event out and moves the time to it.
-    pub fn next(&mut self) -> Option<Event> {
-        self.next_showing(|_| ())
+    /// Takes the next event out and advances the time to it.
+    pub fn pop(&mut self) -> Option<Event> {
+        self.pop_with_preview(|_| ())
     }
 
-    /// The same. Now and then `soon` is shown some that come soon after, in no order.
-    pub fn next_showing(&mut self, soon: impl FnMut(Event)) -> Option<Event> {
+    /// The same as [`Self::pop`], and calls `preview` with some of the events that follow soon, in
+    /// no particular order, so that the caller can prefetch what they need.
+    pub fn pop_with_preview(&mut self, preview: impl FnMut(Event)) -> Option<Event> {
         if self.next == self.current.len() {
-            self.show_next_list(soon);
-            self.sort_next_list()?;
+            self.preview_next_list(preview);
+            self.redistribute_next_list()?;
         }
         let event = *self.current.get(self.next)?;
         self.next += 1;
@@ -105,17 +116,17 @@ impl<Event: Copy> EventQueue<Event> {
         Some(event)
     }
 
-    /// Shows the earliest list, if it is one of which all come soon.
-    fn show_next_list(&self, soon: impl FnMut(Event)) {
-        // Enough for memory to answer many at once, few enough to stay in the nearest cache until they come.
-        const SHOWN: std::ops::RangeInclusive<usize> = 2..=24;
+    /// Previews the earliest list, if it is short enough for all of its events to come soon.
+    fn preview_next_list(&self, preview: impl FnMut(Event)) {
+        // Enough to overlap many memory accesses, few enough to stay in the nearest cache.
+        const PREVIEWED: std::ops::RangeInclusive<usize> = 2..=24;
         let list = self.lists.get(self.filled.trailing_zeros() as usize);
-        let list = list.filter(|list| SHOWN.contains(&list.len()));
-        list.into_iter().flatten().map(|entry| entry.event).for_each(soon);
+        let list = list.filter(|list| PREVIEWED.contains(&list.len()));
+        list.into_iter().flatten().map(|entry| entry.event).for_each(preview);
     }
 
-    /// Sorts the earliest list by its earliest time, whose events come next.
-    fn sort_next_list(&mut self) -> Option<()> {
+    /// Makes the earliest pending time the base, and sorts the list that it was in by it.
+    fn redistribute_next_list(&mut self) -> Option<()> {
         self.current.clear();
         self.next = 0;
         let bit = self.filled.trailing_zeros() as usize;
@@ -124,7 +135,7 @@ impl<Event: Copy> EventQueue<Event> {
         std::mem::swap(&mut self.moving, &mut self.lists[bit]);
         for index in 0..self.moving.len() {
             let Entry { time, event } = self.moving[index];
-            // In the order of the list, so that those of one instant stay as they came.
+            // In the order of the list, so that events of one instant keep their order.
             self.schedule(time, event);
         }
         self.moving.clear();
@@ -146,24 +157,25 @@ mod tests {
         for (time, event) in [(5, 'c'), (3, 'a'), (5, 'd'), (3, 'b')] {
             queue.schedule(Picoseconds(time), event);
         }
-        let order: String = std::iter::from_fn(|| queue.next()).collect();
+        let order: String = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, "abcd");
         assert_eq!((queue.now(), queue.handled()), (Picoseconds(5), 4));
     }
 
     #[test]
-    fn the_past_is_now() {
+    fn an_event_in_the_past_happens_now() {
         let mut queue = EventQueue::new();
         queue.schedule(Picoseconds(7), 'a');
-        queue.next();
+        queue.pop();
         queue.schedule(Picoseconds(2), 'b');
         assert_eq!(queue.next_time(), Some(Picoseconds(7)));
     }
 
     proptest! {
-        /// Against a plain heap of single events: what is put in while others are taken out, at few instants and at many.
+        /// Compares with a plain heap of single events while events are scheduled and taken out,
+        /// at few instants and at many.
         #[test]
-        fn it_agrees_with_a_heap_of_single_events(
+        fn the_queue_agrees_with_a_heap_of_single_events(
             steps in proptest::collection::vec((any::<bool>(), prop_oneof![0u64..12, 0u64..1 << 40]), 1..300),
         ) {
             let mut queue = EventQueue::new();
@@ -173,7 +185,7 @@ mod tests {
                 if takes {
                     let expected: Option<Reverse<(u64, usize)>> = heap.pop();
                     now = expected.map_or(now, |Reverse((time, _))| time);
-                    prop_assert_eq!(queue.next(), expected.map(|Reverse((_, event))| event));
+                    prop_assert_eq!(queue.pop(), expected.map(|Reverse((_, event))| event));
                     prop_assert_eq!(queue.now(), Picoseconds(now));
                 } else {
                     queue.schedule(Picoseconds(now + delay), number);

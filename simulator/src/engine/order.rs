@@ -1,21 +1,24 @@
-//! The order of a list's instructions: stream by stream, and across streams.
+//! The order of a list's instructions: stream by stream, and the dependencies between streams.
 
 use crate::lowering::LoweredList;
 use foretell_program::StageProgram;
 
-/// What of a list is in each stream, and who waits for whom across streams.
+/// The order of a list's instructions.
 pub(crate) struct Order {
-    /// The instructions stream by stream, and where those of each begin; one more than there are streams.
+    /// The instructions stream by stream.
     pub(super) by_stream: Vec<u32>,
+    /// Where each stream begins in `by_stream`; one entry more than there are streams.
     pub(super) streams: Vec<u32>,
-    /// An instruction's place among these.
-    pub(crate) place: Vec<u32>,
-    /// Of each instruction in turn those of other streams that it waits for, and where they begin; one more than there are instructions.
-    pub(super) before: Vec<u32>,
-    before_offsets: Vec<u32>,
-    /// Of each instruction in turn those of other streams that wait for it, and where they begin.
-    after: Vec<u32>,
-    after_offsets: Vec<u32>,
+    /// For each instruction, its position in `by_stream`.
+    pub(crate) position: Vec<u32>,
+    /// For each instruction in turn, the instructions of other streams that it depends on.
+    pub(super) dependencies: Vec<u32>,
+    /// Where those of each instruction begin; one entry more than there are instructions.
+    dependency_offsets: Vec<u32>,
+    /// For each instruction in turn, the instructions of other streams that depend on it.
+    dependents: Vec<u32>,
+    /// Where those of each instruction begin; one entry more than there are instructions.
+    dependent_offsets: Vec<u32>,
 }
 
 impl Order {
@@ -30,44 +33,44 @@ impl Order {
         let mut order = Self {
             by_stream: vec![0; count],
             streams,
-            place: Vec::with_capacity(count),
-            before: Vec::with_capacity(count),
-            before_offsets: Vec::with_capacity(count + 1),
-            after: Vec::new(),
-            after_offsets: vec![0; count + 1],
+            position: Vec::with_capacity(count),
+            dependencies: Vec::with_capacity(count),
+            dependency_offsets: Vec::with_capacity(count + 1),
+            dependents: Vec::new(),
+            dependent_offsets: vec![0; count + 1],
         };
-        order.before_offsets.push(0);
+        order.dependency_offsets.push(0);
         for (index, instruction) in (0..).zip(&list.instructions) {
             let own_stream = lowered.streams[index as usize];
-            let place = &mut next[own_stream as usize];
-            order.by_stream[*place as usize] = index;
-            order.place.push(*place);
-            *place += 1;
-            let first = order.before.len();
-            for before in instruction.after.iter().map(|one| one.0) {
-                let is_elsewhere = lowered.streams[before as usize] != own_stream;
-                if is_elsewhere && !order.before[first..].contains(&before) {
-                    order.before.push(before);
-                    order.after_offsets[before as usize + 1] += 1;
+            let position = &mut next[own_stream as usize];
+            order.by_stream[*position as usize] = index;
+            order.position.push(*position);
+            *position += 1;
+            let first = order.dependencies.len();
+            for dependency in instruction.after.iter().map(|one| one.0) {
+                let is_elsewhere = lowered.streams[dependency as usize] != own_stream;
+                if is_elsewhere && !order.dependencies[first..].contains(&dependency) {
+                    order.dependencies.push(dependency);
+                    order.dependent_offsets[dependency as usize + 1] += 1;
                 }
             }
-            order.before_offsets.push(order.before.len() as u32);
+            order.dependency_offsets.push(order.dependencies.len() as u32);
         }
-        order.turn_around();
+        order.find_dependents();
         order
     }
 
-    /// From whom each waits for to who waits for each.
-    fn turn_around(&mut self) {
-        for index in 1..self.after_offsets.len() {
-            self.after_offsets[index] += self.after_offsets[index - 1];
+    /// Inverts the dependencies. `dependent_offsets` has the counts, shifted by one.
+    fn find_dependents(&mut self) {
+        for index in 1..self.dependent_offsets.len() {
+            self.dependent_offsets[index] += self.dependent_offsets[index - 1];
         }
-        let mut next = self.after_offsets.clone();
-        self.after = vec![0; self.before.len()];
-        for (instruction, range) in (0..).zip(self.before_offsets.windows(2)) {
-            for &before in &self.before[range[0] as usize..range[1] as usize] {
-                let next = &mut next[before as usize];
-                self.after[*next as usize] = instruction;
+        let mut next = self.dependent_offsets.clone();
+        self.dependents = vec![0; self.dependencies.len()];
+        for (instruction, range) in (0..).zip(self.dependency_offsets.windows(2)) {
+            for &dependency in &self.dependencies[range[0] as usize..range[1] as usize] {
+                let next = &mut next[dependency as usize];
+                self.dependents[*next as usize] = instruction;
                 *next += 1;
             }
         }
@@ -79,38 +82,42 @@ impl Order {
 
     /// Whether an instruction is the last of its stream.
     pub(crate) fn is_last(&self, instruction: u32, stream: u16) -> bool {
-        self.place[instruction as usize] + 1 == self.streams[stream as usize + 1]
+        self.position[instruction as usize] + 1 == self.streams[stream as usize + 1]
     }
 
-    pub(crate) fn waits(&self, instruction: u32) -> &[u32] {
-        let offsets = &self.before_offsets[instruction as usize..instruction as usize + 2];
-        &self.before[offsets[0] as usize..offsets[1] as usize]
+    /// The instructions of other streams that an instruction depends on, each once.
+    pub(crate) fn dependencies(&self, instruction: u32) -> &[u32] {
+        let offsets = &self.dependency_offsets[instruction as usize..instruction as usize + 2];
+        &self.dependencies[offsets[0] as usize..offsets[1] as usize]
     }
 
-    pub(crate) fn consumers(&self, instruction: u32) -> &[u32] {
-        let offsets = &self.after_offsets[instruction as usize..instruction as usize + 2];
-        &self.after[offsets[0] as usize..offsets[1] as usize]
+    /// The instructions of other streams that depend on an instruction, in the order of the list.
+    pub(crate) fn dependents(&self, instruction: u32) -> &[u32] {
+        let offsets = &self.dependent_offsets[instruction as usize..instruction as usize + 2];
+        &self.dependents[offsets[0] as usize..offsets[1] as usize]
     }
 }
 
-/// What begins when an instruction ends, of all that waits for it or comes after it in its stream.
+/// What begins when an instruction ends, among its dependents and the next of its stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Successor {
-    /// That is not certain.
+    /// It depends on durations.
     Unknown,
-    /// This, and nothing else before it has ended.
+    /// This instruction begins, and no other of them before it has ended.
     One(u32),
-    /// Two, and when both have ended a third, and nothing else before.
+    /// Two branches begin and then their join, and no other of them before the join has ended.
     Fork(InstructionFork),
 }
 
-/// Two things that begin at the end of one, and what begins when both have ended.
+/// Two branches that begin when one instruction ends, and the instruction that begins when both
+/// have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InstructionFork {
-    /// The first and the last of each of the two, with none from one to the other that waits or is waited for.
+    /// The first and the last instruction of each branch. A branch lies in one stream, and no
+    /// dependency leads into it after its first instruction or out of it before its last.
     pub(crate) branches: [(u32, u32); 2],
     pub(crate) join: u32,
 }
 
-/// Of a block whose end nobody asks for.
+/// Marks an instruction or block whose end time is not kept.
 pub(crate) const NO_SLOT: u32 = u32::MAX;

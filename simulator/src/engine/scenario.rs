@@ -4,56 +4,59 @@ use crate::cost::Quantile;
 use foretell_units::Picoseconds;
 use std::sync::Arc;
 
-/// What a run assumes.
+/// The assumptions of one run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scenario {
     pub(crate) quantile: Quantile,
     pub(crate) recording: Recording,
-    /// How much slower than its costs each rank's device is, by rank of the Program; empty where none is.
+    /// For each rank of the Program, the factor by which its device is slower than its costs. Empty
+    /// if every factor is 1.
     pub(crate) paces: Vec<f64>,
-    /// Until when it goes on.
+    /// When the run may stop; `None` to run to the end.
     pub(crate) deadline: Option<Arc<Deadline>>,
-    /// Whether ranks are taken ahead of the event queue. The answer is the same.
     pub(crate) fast_path: FastPath,
-    /// Where devices that have a share of a processor stand when the step begins.
+    /// Where devices with a quota are in their periods when the step begins.
     pub(crate) periods: QuotaPeriods,
 }
 
-/// Whether what follows of itself is worked out at once, or event by event.
+/// Whether ranks may run ahead of the event queue. The answer is the same.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum FastPath {
     #[default]
     On,
-    /// The oracle of tests.
+    /// The oracle of the fast path's test.
     #[cfg(test)]
     Off,
 }
 
-/// What is kept of a simulation beside when each rank ends.
+/// Which times of a simulation are kept, beside the end of each rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Recording {
-    /// When each instruction of each rank that is simulated began and ended.
+    /// The start and end of each instruction of each simulated rank.
     #[default]
     Spans,
-    /// No more: memory is then that of what goes on at one time.
+    /// No others: memory does not grow with the number of instructions.
     Ends,
 }
 
-/// When a simulation may stop, with [`SimulationError::PastDeadline`]: as soon as it is certain that the step ends later than this.
+/// When a simulation may stop early, with
+/// [`SimulationError::PastDeadline`](crate::SimulationError::PastDeadline): as soon as the step is
+/// certain to end after [`Self::step`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Deadline {
-    /// A step that ends later need not be simulated to its end.
+    /// The latest end of a step that is worth simulating to its end.
     pub step: Picoseconds,
-    /// Of each list of the Program some instructions, ascending, and how long the step goes on at least after each has ended, what a step takes
-    /// beside its instructions included.
-    pub rest: Vec<Vec<(u32, Picoseconds)>>,
+    /// For each list of the Program, some of its instructions in ascending order, each with the
+    /// least time from its end to the end of the step, overheads of the step included.
+    pub remaining: Vec<Vec<(u32, Picoseconds)>>,
 }
 
-/// Where devices stand in their periods when a step begins, or when it has ended.
+/// Where devices with a quota are in their periods, at the start or end of a step.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct QuotaPeriods {
-    /// How long ago the period began.
-    pub(super) into: Picoseconds,
-    /// What each device has left of its budget, in picoseconds at its share's pace; nothing where all have all of it.
-    pub(super) left: Vec<f64>,
+    /// Time since the current period began.
+    pub(super) elapsed: Picoseconds,
+    /// For each device with a quota, what is left of its budget, in picoseconds of work at its
+    /// long-run pace. Empty if all budgets are full.
+    pub(super) budgets: Vec<f64>,
 }

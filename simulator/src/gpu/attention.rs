@@ -14,12 +14,12 @@ const QUERY_TILE: usize = 128;
 /// `bf16_op_efficiency.csv` with 4 to 128 heads.
 const HALF_WAVES: f64 = 1.2;
 
-/// Exponent with which the efficiency of fused attention falls with the width of heads below 128: at
-/// half the width it is 15 % lower (Dao 2023, figures 4 to 6).
+/// Exponent with which the efficiency of fused attention falls with the width of heads below 128:
+/// at half the width it is 15 % lower (Dao 2023, figures 4 to 6).
 const NARROW_HEADS: f64 = 0.23;
 
-/// Kernels per pass that compute the softmax in place of one fused kernel, less that one: cast, scale,
-/// mask, softmax and cast (`forward_torch_softmax` in Megatron's fused_softmax.py).
+/// Kernels per pass that compute the softmax in place of one fused kernel, less that one: cast,
+/// scale, mask, softmax and cast (`forward_torch_softmax` in Megatron's fused_softmax.py).
 const SOFTMAX_OPERATORS: f64 = 4.0;
 
 /// Bytes per score that these kernels read and write in addition to the fused kernel: 2 + 4, 4 + 4,

@@ -1,6 +1,6 @@
 //! Kinds of work that frameworks launch or fuse differently.
 
-use foretell_models::Kernel;
+use foretell_models::{Kernel, KernelFamily};
 use serde::{Deserialize, Serialize};
 
 /// Kind of work of an instruction.
@@ -45,80 +45,31 @@ pub enum Category {
 impl Category {
     /// Returns the category of a kernel.
     pub(super) fn of(kernel: &Kernel) -> Self {
-        match kernel {
-            Kernel::Matmul { .. }
-            | Kernel::MatmulInputGradient { .. }
-            | Kernel::MatmulWeightGradient { .. }
-            | Kernel::EightBitMatmul { .. }
-            | Kernel::EightBitMatmulInputGradient { .. }
-            | Kernel::EightBitMatmulWeightGradient { .. }
-            | Kernel::ExpertMatmul { .. }
-            | Kernel::ExpertMatmulInputGradient { .. }
-            | Kernel::ExpertMatmulWeightGradient { .. }
-            | Kernel::Convolution(_)
-            | Kernel::ConvolutionInputGradient(_)
-            | Kernel::ConvolutionWeightGradient(_)
-            | Kernel::Lstm(_)
-            | Kernel::LstmGradient { .. } => Category::Product,
-            Kernel::Attention(_) | Kernel::AttentionGradient(_) => Category::Attention,
-            Kernel::BiasAdd { .. } => Category::Bias,
-            Kernel::BiasGradient { .. } => Category::BiasGradient,
-            Kernel::Relu { .. }
-            | Kernel::ReluGradient { .. }
-            | Kernel::Gelu { .. }
-            | Kernel::GeluGradient { .. }
-            | Kernel::GeluExact { .. }
-            | Kernel::GeluExactGradient { .. }
-            | Kernel::SiluMultiply { .. }
-            | Kernel::SiluMultiplyGradient { .. }
-            | Kernel::Multiply { .. } => Category::Activation,
-            Kernel::Add { .. } | Kernel::Dropout(_) => Category::Residual,
-            Kernel::LayerNorm { .. }
-            | Kernel::LayerNormInputGradient { .. }
-            | Kernel::LayerNormWeightGradient { .. }
-            | Kernel::RmsNorm { .. }
-            | Kernel::RmsNormInputGradient { .. }
-            | Kernel::RmsNormWeightGradient { .. }
-            | Kernel::BatchNorm { .. }
-            | Kernel::BatchNormInputGradient { .. }
-            | Kernel::BatchNormWeightGradient { .. }
-            | Kernel::BatchNormInference { .. }
-            | Kernel::RunningStatistics { .. } => Category::Norm,
-            Kernel::Rope(_) | Kernel::RopeGradient(_) => Category::Rope,
-            Kernel::Split { .. }
-            | Kernel::Join { .. }
-            | Kernel::Slice { .. }
-            | Kernel::Interleave { .. }
-            | Kernel::Deinterleave { .. }
-            | Kernel::Prepend { .. }
-            | Kernel::PrependInputGradient { .. }
-            | Kernel::PrependWeightGradient { .. }
-            | Kernel::First { .. }
-            | Kernel::FirstGradient { .. } => Category::Rearrange,
-            Kernel::Embedding { .. } | Kernel::EmbeddingWeightGradient { .. } => Category::Embedding,
-            Kernel::CrossEntropy { .. }
-            | Kernel::LogitStatistics { .. }
-            | Kernel::CrossEntropyOfStatistics { .. }
-            | Kernel::CrossEntropyGradient { .. } => Category::Loss,
-            Kernel::Route { .. }
-            | Kernel::RouteGradient { .. }
-            | Kernel::Dispatch(_)
-            | Kernel::DispatchGradient(_)
-            | Kernel::Combine(_)
-            | Kernel::CombineInputGradient(_)
-            | Kernel::CombineGateGradient(_) => Category::Routing,
-            Kernel::Sgd { .. } | Kernel::AdamW { .. } => Category::Optimizer,
-            Kernel::SumOfSquares { .. }
-            | Kernel::Sum { .. }
-            | Kernel::Zero { .. }
-            | Kernel::Narrow { .. }
-            | Kernel::Accumulate { .. }
-            | Kernel::UpdateControl { .. } => Category::Bucket,
-            _ => Category::Other,
+        // The time of an LSTM's weight gradient is modelled from its traffic, like other work.
+        if let Kernel::LstmWeightGradient(_) = kernel {
+            return Category::Other;
+        }
+        match kernel.family() {
+            KernelFamily::Product | KernelFamily::Convolution => Category::Product,
+            KernelFamily::Attention => Category::Attention,
+            KernelFamily::Bias => Category::Bias,
+            KernelFamily::BiasGradient => Category::BiasGradient,
+            KernelFamily::Activation => Category::Activation,
+            KernelFamily::Residual => Category::Residual,
+            KernelFamily::Norm => Category::Norm,
+            KernelFamily::Rope => Category::Rope,
+            KernelFamily::Rearrangement => Category::Rearrange,
+            KernelFamily::Embedding => Category::Embedding,
+            KernelFamily::Loss => Category::Loss,
+            KernelFamily::Routing => Category::Routing,
+            KernelFamily::Optimizer => Category::Optimizer,
+            KernelFamily::Bucket => Category::Bucket,
+            KernelFamily::Other => Category::Other,
         }
     }
 
-    /// Whether a kernel only serves to update parameters: weight gradients, work on buckets, the optimizer.
+    /// Returns whether a kernel only serves to update parameters: weight gradients, work on
+    /// buckets, the optimizer.
     pub(super) fn updates_parameters(self, kernel: &Kernel) -> bool {
         matches!(self, Category::Optimizer | Category::Bucket | Category::BiasGradient)
             || matches!(

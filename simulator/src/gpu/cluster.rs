@@ -15,7 +15,8 @@ pub struct Cluster {
     pub link: LinkProfile,
     /// Network between nodes.
     pub network: NetworkProfile,
-    /// Number of devices that the link joins. A node in this sense is a rack where the link spans one.
+    /// Number of devices that the link joins. A node in this sense is a rack where the link spans
+    /// one.
     pub devices_per_node: usize,
     /// Rate of a node to others by the data sheet, one way.
     pub node_rate: BytesPerSecond,

@@ -32,8 +32,8 @@ impl GpuCosts<'_> {
         product_time(product, format, &self.cluster.gpu, share)
     }
 
-    /// Returns the time in which the memory moves some bytes. The last-level cache may still hold those
-    /// that the previous kernel wrote last.
+    /// Returns the time in which the memory moves some bytes. The last-level cache may still hold
+    /// those that the previous kernel wrote last.
     pub(super) fn moving_time(&self, bytes: f64) -> Seconds {
         let gpu = &self.cluster.gpu;
         let cached = bytes.min(gpu.cache.value());
@@ -41,8 +41,8 @@ impl GpuCosts<'_> {
         Seconds::new(weight / (gpu.memory_bandwidth.value() * gpu.memory_efficiency))
     }
 
-    /// Returns the time to cast elements of operands to a narrow format. Activations and their gradients
-    /// are cast, and transposed for the weight gradient, once per product.
+    /// Returns the time to cast elements of operands to a narrow format. Activations and their
+    /// gradients are cast, and transposed for the weight gradient, once per product.
     pub(super) fn cast_time(&self, elements: usize) -> Seconds {
         if self.format.is_cast() { self.moving_time(elements as f64 * self.stack.products.cast_bytes) } else { Seconds::ZERO }
     }

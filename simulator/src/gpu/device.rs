@@ -38,8 +38,9 @@ pub struct GpuProfile {
     /// Tiling of products in single precision, if it differs from that on tensor cores.
     #[serde(default)]
     single: Option<Tiling>,
-    /// Shares of the half-precision peak that fused attention reaches, forward and backward, with long
-    /// sequences and heads of 128 features.
+    /// Shares of the peak that fused attention reaches, forward and backward, with long sequences
+    /// and heads of 128 features. The peak is that of products, or of bf16 if products are
+    /// narrower.
     pub attention: [f64; 2],
     /// Device time of the smallest kernel, from the end of the previous kernel.
     pub launch: Seconds,
@@ -49,8 +50,8 @@ pub struct GpuProfile {
     pub network_rate: BytesPerSecond,
     /// Source of the figures.
     pub source: String,
-    /// Whether the efficiencies are taken from a related device, because no kernels and too few runs
-    /// were measured on this one.
+    /// True if the efficiencies are taken from a related device, because no kernels and too few
+    /// runs were measured on this one.
     #[serde(default)]
     pub estimated: bool,
 }
@@ -75,7 +76,8 @@ impl GpuProfile {
         if format == ProductFormat::Fp32 { self.single.unwrap_or(on_tensor_cores) } else { on_tensor_cores }
     }
 
-    /// Returns the dense peak of products in a format, or in the nearest wider one that the device has.
+    /// Returns the dense peak of products in a format, or in the nearest wider one that the device
+    /// has.
     pub fn peak(&self, format: ProductFormat) -> FlopsPerSecond {
         widened(&self.peak, format).unwrap_or(FlopsPerSecond::new(1.0))
     }

@@ -38,7 +38,7 @@ impl ProductFormat {
         }
     }
 
-    /// Returns the bytes of an operand's element, with its share of the scales.
+    /// Returns the bytes of an element of an operand. In NVFP4 they include a share of the scales.
     pub const fn bytes(self) -> f64 {
         match self {
             ProductFormat::Fp32 | ProductFormat::Tf32 => 4.0,
@@ -59,7 +59,7 @@ impl ProductFormat {
         }
     }
 
-    /// Whether operands are narrower than activations, so that a kernel must cast them.
+    /// Returns whether operands are narrower than activations, so that a kernel must cast them.
     pub const fn is_cast(self) -> bool {
         matches!(self, ProductFormat::Fp8 | ProductFormat::Mxfp8 | ProductFormat::Nvfp4)
     }

@@ -10,14 +10,15 @@ use foretell_models::{Kernel, Window};
 use foretell_program::Phase;
 use foretell_units::{DataType, Seconds};
 
-/// Number that the columns and the contracted dimension of an eight-bit product must be a multiple of
-/// (cuBLASLt: sixteen bytes).
+/// Number that the columns and the contracted dimension of an eight-bit product must be a multiple
+/// of (cuBLASLt: sixteen bytes).
 const EIGHT_BIT_GRANULE: usize = 16;
 
-/// Rate of sixteen-bit products whose weight has an odd dimension, over that of others. Rows then begin
-/// at addresses from which tensor cores cannot load two elements at a time. GPT's unpadded vocabulary
-/// of 50,257 takes 4.7 ms per sequence and 1,024 features on vTrain's A100s
-/// (`benches/vtrain_slopes.py`). That is 68 of 312 TFLOP/s, where products of layers reach about 213.
+/// Rate of sixteen-bit products whose weight has an odd dimension, over that of others. Rows then
+/// begin at addresses from which tensor cores cannot load two elements at a time. GPT's unpadded
+/// vocabulary of 50,257 takes 4.7 ms per sequence and 1,024 features on vTrain's A100s
+/// (`benches/vtrain_slopes.py`). That is 68 of 312 TFLOP/s, where products of layers reach about
+/// 213.
 const UNEVEN: f64 = 0.32;
 
 /// Time of an instruction's kernels.
@@ -44,8 +45,8 @@ impl DeviceWork {
 }
 
 impl GpuCosts<'_> {
-    /// Returns the time of an instruction's kernels. Zero if the stack fuses them into others, or does
-    /// not run them because their parameters are not trained.
+    /// Returns the time of an instruction's kernels. Zero if the stack fuses them into others, or
+    /// does not run them because their parameters are not trained.
     pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> KernelTime {
         let DeviceWork { time, kernels, category } = self.device_work(kernel, accumulate, precision);
         let is_skipped = self.workload.trained == TrainedParameters::Adapters && category.updates_parameters(kernel);
@@ -75,8 +76,8 @@ impl GpuCosts<'_> {
             Kernel::MatmulInputGradient { rows, columns, contracted, gelu, .. } => {
                 self.matmul([rows, contracted, columns], with_epilogue(gelu), rows * columns, [columns, contracted])
             }
-            // The bias gradient is summed from an operand as the product reads it (cuBLASLt's `BGRAD`), at
-            // no additional cost.
+            // The bias gradient is summed from an operand as the product reads it (cuBLASLt's
+            // `BGRAD`), at no additional cost.
             Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => {
                 self.matmul([columns, contracted, rows], gradient, 0, [columns, contracted])
             }
@@ -126,8 +127,9 @@ impl GpuCosts<'_> {
         }
     }
 
-    /// Returns the work of a product of the given rows, columns and contracted dimension. `cast` is the
-    /// number of elements that are cast to a narrow format, and `weight` has the weight's dimensions.
+    /// Returns the work of a product of the given rows, columns and contracted dimension. `cast` is
+    /// the number of elements that are cast to a narrow format, and `weight` has the weight's
+    /// dimensions.
     fn matmul(&self, [rows, columns, contracted]: [usize; 3], output_bytes: f64, cast: usize, weight: [usize; 2]) -> DeviceWork {
         let operand_bytes = self.format.bytes();
         let product = Product { batch: 1, rows, columns, contracted, operand_bytes, output_bytes };
@@ -152,8 +154,9 @@ impl GpuCosts<'_> {
     }
 
     /// Returns the work of a product whose operands a kernel of the Program has quantised. If the
-    /// libraries do not support its sizes in eight bits, both operands are first converted to sixteen.
-    /// That happens to a rank's shard of a layer, or to the rows that a weight gradient sums over.
+    /// libraries do not support its sizes in eight bits, both operands are first converted to
+    /// sixteen. That happens to a rank's shard of a layer, or to the rows that a weight gradient
+    /// sums over.
     fn eight_bit_matmul(&self, [rows, columns, contracted]: [usize; 3], output_bytes: f64) -> DeviceWork {
         let is_supported = columns.is_multiple_of(EIGHT_BIT_GRANULE) && contracted.is_multiple_of(EIGHT_BIT_GRANULE);
         let format = if is_supported { ProductFormat::Fp8 } else { ProductFormat::Bf16 };
@@ -192,9 +195,10 @@ impl GpuCosts<'_> {
         // Kernels over whole buckets stream in every stack.
         let is_streaming = matches!(category, Category::Optimizer | Category::Bucket);
         let slowdown = if is_streaming { 1.0 } else { self.stack.memory_bound.elementwise };
-        let mut bytes = kernel.bytes(precision).value();
+        let traffic = kernel.traffic();
+        let mut bytes = traffic.bytes(precision).value();
         if accumulate {
-            bytes += 4.0 * kernel.traffic().single as f64;
+            bytes += 4.0 * traffic.single as f64;
         }
         DeviceWork { time: self.moving_time(bytes * share) * slowdown, kernels: 1.0, category }
     }

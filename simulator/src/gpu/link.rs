@@ -12,11 +12,11 @@ fn one() -> f64 {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkProfile {
-    /// Bus bandwidth (as nccl-tests define it) of long ring collectives, by number of members. A number
-    /// without an entry has that of the next smaller entry.
+    /// Bus bandwidth (as nccl-tests define it) of long ring collectives, by number of members. A
+    /// number without an entry has that of the next smaller entry.
     pub ring: BTreeMap<usize, BytesPerSecond>,
-    /// Bus bandwidth of an all-reduce in the switch (NVLS) among all devices of a node. `None` if the
-    /// switch cannot reduce.
+    /// Bus bandwidth of an all-reduce in the switch (NVLS) among all devices of a node. `None` if
+    /// the switch cannot reduce.
     #[serde(default)]
     pub in_switch: Option<BytesPerSecond>,
     /// Rate from one device to one other.

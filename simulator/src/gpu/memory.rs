@@ -1,9 +1,10 @@
 //! Memory of a device under a framework, from the compiler's buffers.
 //!
-//! A framework keeps other copies than our executor: a gradient in single precision beside the narrow
-//! one, logits in single precision, scores of attention that is not fused. Its allocator holds more
-//! than is in use, and there is a context besides. [`StageMemory`] has the counts that depend on the
-//! instruction list alone. The stack's [`MemoryRules`](super::MemoryRules) turn them into bytes.
+//! A framework keeps other copies than our executor: a gradient in single precision beside the
+//! narrow one, logits in single precision, scores of attention that is not fused. Its allocator
+//! holds more than is in use, and there is a context besides. [`StageMemory`] has the counts that
+//! depend on the instruction list alone. The stack's [`MemoryRules`](super::MemoryRules) turn them
+//! into bytes.
 
 use super::format::ProductFormat;
 use super::stack::{AttentionKind, StackProfile};
@@ -29,14 +30,15 @@ pub struct StageMemory {
     /// Transient bytes at three peaks: while no buffer of logits is alive, while one is, and while
     /// several are.
     peaks: [TransientBytes; 3],
-    /// The same peaks if gathered inputs of sequence-parallel products are kept for the backward pass
-    /// rather than gathered again.
+    /// The same peaks if gathered inputs of sequence-parallel products are kept for the backward
+    /// pass rather than gathered again.
     peaks_with_gathered: [TransientBytes; 3],
-    /// Largest number of attention scores that are kept at a time, by stacks without fused attention.
+    /// Largest number of attention scores that are kept at a time, by stacks without fused
+    /// attention.
     scores: f64,
     /// Logits of a micro-batch.
     logits: f64,
-    /// Whether the vocabulary is sharded, so that a rank has a part of each token's logits.
+    /// True if the vocabulary is sharded, so that a rank has a part of each token's logits.
     shards_logits: bool,
     precision: DataType,
 }
@@ -106,8 +108,8 @@ impl StageMemory {
         };
         let score = if matches!(stack.attention, AttentionKind::Unfused { .. }) { rules.score } else { 0.0 };
         let scores = self.scores * score * self.precision.size().value() / 2.0;
-        // Adam's two moments take 8 bytes in single precision. More bytes are the master copy, and fewer
-        // mean narrow moments.
+        // Adam's two moments take 8 bytes in single precision. More bytes are the master copy, and
+        // fewer mean narrow moments.
         let copy = if is_narrow { (rules.optimizer - 8.0).max(0.0) } else { 0.0 };
         let moment = if is_narrow { rules.optimizer.min(8.0) / 2.0 } else { 4.0 };
         let bytes = |bytes: f64| Bytes::new(bytes.max(0.0).round() as u64);
@@ -138,7 +140,7 @@ impl StageMemory {
     }
 }
 
-/// Whether parameters in a number format have a master copy in single precision.
+/// Returns whether parameters in a number format have a master copy in single precision.
 fn is_narrow(precision: DataType) -> bool {
     precision.size().count() < 4
 }
@@ -153,8 +155,8 @@ fn moments(list: &StageProgram) -> f64 {
     list.instructions.iter().rev().find_map(of_kernel).unwrap_or(0.0)
 }
 
-/// Returns the bytes of parameters that are gathered once and kept for the step. `None` if parameters
-/// are gathered several times (FSDP), so that several buffers have the same name.
+/// Returns the bytes of parameters that are gathered once and kept for the step. `None` if
+/// parameters are gathered several times (FSDP), so that several buffers have the same name.
 fn gathered_once(list: &StageProgram) -> Option<f64> {
     let is_gathered = |buffer: &&Buffer| buffer.role == BufferRole::Parameter && !buffer.persistent && buffer.parent.is_none();
     let gathered = || list.buffers.iter().filter(is_gathered);
@@ -162,15 +164,16 @@ fn gathered_once(list: &StageProgram) -> Option<f64> {
     gathered().all(|buffer| names.insert(&*buffer.name)).then(|| gathered().map(|buffer| buffer.bytes.value()).sum())
 }
 
-/// Returns the three peaks of transient bytes, see [`StageMemory::peaks`]. Buffers with as many elements
-/// as `logits` are logits.
+/// Returns the three peaks of transient bytes, see [`StageMemory::peaks`]. Buffers with as many
+/// elements as `logits` are logits.
 ///
-/// Frameworks write results to new memory. So a buffer counts in full even where our memory plan lets a
-/// kernel write over one of its operands. Buffers in `extended` live until the instruction given there.
+/// Frameworks write results to new memory. So a buffer counts in full even where our memory plan
+/// lets a kernel write over one of its operands. Buffers in `extended` live until the instruction
+/// given there.
 fn peaks(list: &StageProgram, logits: f64, extended: &BTreeMap<BufferId, u32>) -> [TransientBytes; 3] {
     let is_logits = |buffer: &Buffer| logits > 0.0 && buffer.shape.iter().product::<usize>() as f64 == logits;
-    // Instruction, whether a buffer ends there, its bytes, whether it has logits. Sorted so that at an
-    // instruction buffers begin before others end.
+    // Instruction, whether a buffer ends there, its bytes, whether it has logits. Sorted so that at
+    // an instruction buffers begin before others end.
     let mut changes: Vec<(u32, bool, f64, bool)> = Vec::new();
     for (index, buffer) in list.buffers.iter().enumerate() {
         if let (Some((first, last)), false, None) = (buffer.lifetime, buffer.persistent, buffer.parent) {
@@ -200,8 +203,8 @@ fn peaks(list: &StageProgram, logits: f64, extended: &BTreeMap<BufferId, u32>) -
     peaks
 }
 
-/// Returns the inputs of sequence-parallel products that are gathered again in the backward pass, each
-/// with the instruction that does it.
+/// Returns the inputs of sequence-parallel products that are gathered again in the backward pass,
+/// each with the instruction that does it.
 fn gathered_again(list: &StageProgram) -> BTreeMap<BufferId, u32> {
     let mut gathered: BTreeMap<BufferId, BufferId> = BTreeMap::new();
     let mut gathered_again = BTreeMap::new();
@@ -233,8 +236,8 @@ fn logits(instruction: &Instruction) -> f64 {
     }
 }
 
-/// Returns the largest number of scores alive at a time, from an attention to its gradient. If attention
-/// is recomputed, the recomputed scores count and the first ones do not.
+/// Returns the largest number of scores alive at a time, from an attention to its gradient. If
+/// attention is recomputed, the recomputed scores count and the first ones do not.
 fn kept_scores(list: &StageProgram) -> f64 {
     let mut kept: BTreeMap<(u32, Option<u32>), f64> = BTreeMap::new();
     // Backwards from the end: the last attention before each gradient keeps its scores.
@@ -274,7 +277,7 @@ mod tests {
     use foretell_program::{Layout, Plan, compile_training};
 
     fn memory(layout: Layout) -> (StageMemory, f64) {
-        let model = foretell_models::Model::Gpt {
+        let model = foretell_models::Model::Gpt(foretell_models::Gpt {
             layers: 4,
             hidden: 256,
             heads: 4,
@@ -284,7 +287,7 @@ mod tests {
             dropout: Default::default(),
             attention_dropout: Default::default(),
             tied_embeddings: true,
-        };
+        });
         let batch = layout.samples_at_once();
         let plan = Plan { precision: DataType::Bf16, ..Plan::new(layout, batch) };
         let program = compile_training(&model, "model", &plan).expect("compiles");
@@ -339,7 +342,8 @@ mod tests {
         let layout = Layout { tensor: 4, sequence_parallel: true, micro_batch: 4, ..Layout::default() };
         let (memory, _) = memory(layout);
         let most = |peaks: &[TransientBytes; 3]| peaks.iter().map(|peak| peak.others).fold(0.0, f64::max);
-        // Two inputs in each of four layers, attention's and the feed-forward network's, and the head's.
+        // Two inputs in each of four layers, attention's and the feed-forward network's, and the
+        // head's.
         let gathered = 9.0 * (4 * 128 * 256 * 2) as f64;
         let more = most(&memory.peaks_with_gathered) - most(&memory.peaks);
         assert!(more > 0.8 * gathered && more <= gathered, "{more} of {gathered}");

@@ -1,16 +1,17 @@
 //! Costs on GPUs that nobody here has timed, from profiles of devices, links and software stacks.
 //!
 //! The nouns: a [`GpuProfile`] is a device's data sheet with the share of it that kernels reach. A
-//! [`LinkProfile`] and a [`NetworkProfile`] join devices and nodes, and a [`Cluster`] has all three. A
-//! [`StackProfile`] is a framework's behaviour: fusions, host costs, number formats, memory. A
-//! [`Workload`] has the few properties of a run that costs depend on besides kernel sizes.
+//! [`LinkProfile`] and a [`NetworkProfile`] join devices and nodes, and a [`Cluster`] has all
+//! three. A [`StackProfile`] is a framework's behaviour: fusions, host costs, number formats,
+//! memory. A [`Workload`] has the few properties of a run that costs depend on besides kernel
+//! sizes.
 //!
-//! The flow: [`Profiles::library`] reads the YAML files in `profiles/`, in which every value has its
-//! source. [`GpuCosts`] gives the time of kernels and collectives. [`NodeSpread`] chooses the algorithm
-//! of a collective by NCCL's own rule. [`StageMemory`] gives the memory of a device.
+//! The flow: [`Profiles::library`] reads the YAML files in `profiles/`, in which every value has
+//! its source. [`GpuCosts`] gives the time of kernels and collectives. [`NodeSpread`] chooses the
+//! algorithm of a collective by NCCL's own rule. [`StageMemory`] gives the memory of a device.
 //!
-//! Nothing here knows a model, a layout or a framework's name. Two runs differ only by their Programs
-//! and profiles.
+//! Nothing here knows a model, a layout or a framework's name. Two runs differ only by their
+//! Programs and profiles.
 
 mod attention;
 mod category;

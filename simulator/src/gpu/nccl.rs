@@ -1,11 +1,12 @@
 //! Time of collectives by NCCL's own choice of algorithm and protocol.
 //!
-//! For every algorithm and protocol that a group can use, a latency and a bandwidth give a time. The
-//! fastest one counts, as in `ncclTopoTuneModel` of NCCL's `graph/tuning.cc`. The latency constants are
-//! those of that file (`baseLat`, `hwLat`), and the bandwidths are measured ones of the links.
+//! For every algorithm and protocol that a group can use, a latency and a bandwidth give a time.
+//! The fastest one counts, as in `ncclTopoTuneModel` of NCCL's `graph/tuning.cc`. The latency
+//! constants are those of that file (`baseLat`, `hwLat`), and the bandwidths are measured ones of
+//! the links.
 //!
-//! A group is described by its number of members and their distribution over nodes. Groups of one layout
-//! that communicate at the same time share a node's network equally.
+//! A group is described by its number of members and their distribution over nodes. Groups of one
+//! layout that communicate at the same time share a node's network equally.
 
 use super::cluster::Cluster;
 use foretell_program::{Collective, CollectiveAlgorithm, Group, Mesh, Rank};
@@ -68,14 +69,14 @@ const HOP_TREE: [f64; 3] = [0.6, 1.25, 4.0];
 const NETWORK_RING: [f64; 3] = [2.7, 4.0, 14.0];
 /// `hwLat` of a tree over the network.
 const NETWORK_TREE: [f64; 3] = [5.0, 8.5, 14.0];
-/// Latency of NVLS, in microseconds. NCCL's `hwLat` is 25, but all-reduces of 2 to 64 MiB on eight H100
-/// (`collectives_measured.csv`) match 75.
+/// Latency of NVLS, in microseconds. NCCL's `hwLat` is 25, but all-reduces of 2 to 64 MiB on eight
+/// H100 (`collectives_measured.csv`) match 75.
 const IN_SWITCH: f64 = 75.0;
 /// `baseLat` of a group of sends and receives, in microseconds.
 const MESSAGE: f64 = 8.4;
 
-/// Distribution of a group's members over nodes. The times of its collectives depend on nothing else of
-/// the group.
+/// Distribution of a group's members over nodes. The times of its collectives depend on nothing
+/// else of the group.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct NodeSpread {
     /// Number of ranks in the group.
@@ -109,8 +110,8 @@ impl NodeSpread {
         entry.map_or(1e9, |(_, rate)| rate.value())
     }
 
-    /// Returns the rate at which the members on one node send to other nodes, in bytes per second. The
-    /// groups of the node's other devices send at the same time.
+    /// Returns the rate at which the members on one node send to other nodes, in bytes per second.
+    /// The groups of the node's other devices send at the same time.
     fn rate_between_nodes(&self, cluster: &Cluster) -> f64 {
         let share = self.most_on_node as f64 / cluster.devices_per_node as f64;
         cluster.node_rate.value() * cluster.network.efficiency * share
@@ -164,9 +165,9 @@ impl NodeSpread {
         self.choose(kind, bytes, CollectiveAlgorithm::Automatic, cluster).0
     }
 
-    /// Returns the time of an all-to-all in which each token goes to `copies` experts. A token crosses
-    /// once to each node, and once to each device, that has several of its experts (DeepEP, HybridEP).
-    /// With `copies` 1 every copy travels. Tokens are assumed to choose experts evenly.
+    /// Returns the time of an all-to-all in which each token goes to `copies` experts. A token
+    /// crosses once to each node, and once to each device, that has several of its experts (DeepEP,
+    /// HybridEP). With `copies` 1 every copy travels. Tokens are assumed to choose experts evenly.
     pub fn expert_all_to_all(&self, bytes: f64, copies: usize, cluster: &Cluster) -> Seconds {
         if self.members < 2 {
             return Seconds::ZERO;
@@ -217,16 +218,16 @@ impl NodeSpread {
         // A chain up and down inside each node. NCCL counts 92 % of a ring's bandwidth for it.
         let mut seconds = 2.0 * (members - 1.0) / members * bytes / (0.92 * self.ring_rate_within_node(cluster));
         if self.nodes > 1 {
-            // Each of the two trees carries half of the bytes. A node is a leaf of one and an inner node
-            // of the other.
+            // Each of the two trees carries half of the bytes. A node is a leaf of one and an inner
+            // node of the other.
             let crossed = 2.0 * (nodes - 1.0) / nodes * bytes;
             seconds = seconds.max(crossed / self.rate_between_nodes(cluster) / 0.92);
         }
         latency * 1e-6 + seconds / protocol.bandwidth()
     }
 
-    /// Returns the seconds of an all-reduce in the switches, with a tree between nodes. `None` if the
-    /// group does not fill a node or the switch cannot reduce.
+    /// Returns the seconds of an all-reduce in the switches, with a tree between nodes. `None` if
+    /// the group does not fill a node or the switch cannot reduce.
     fn in_switch(&self, bytes: f64, cluster: &Cluster) -> Option<f64> {
         let rate = cluster.link.in_switch?.value();
         if self.most_on_node < cluster.devices_per_node.min(8) || self.most_on_node < 4 {
@@ -242,8 +243,8 @@ impl NodeSpread {
         Some(latency * 1e-6 + seconds)
     }
 
-    /// Returns the seconds in which every member sends a part to every other. The bytes to members on the
-    /// same node, and on other nodes, are scaled by the two shares.
+    /// Returns the seconds in which every member sends a part to every other. The bytes to members
+    /// on the same node, and on other nodes, are scaled by the two shares.
     fn all_to_all(&self, bytes: f64, [near_share, far_share]: [f64; 2], cluster: &Cluster) -> f64 {
         let (members, on_node) = (self.members as f64, self.most_on_node as f64);
         let near = (on_node - 1.0) / members * bytes * near_share / cluster.link.all_to_all.value();
@@ -268,8 +269,8 @@ impl NodeSpread {
         }
     }
 
-    /// Returns the rate of a ring inside the nodes of a group that spans several. A single member per node
-    /// uses no link there.
+    /// Returns the rate of a ring inside the nodes of a group that spans several. A single member
+    /// per node uses no link there.
     fn ring_rate_within_node(&self, cluster: &Cluster) -> f64 {
         if self.most_on_node < 2 { f64::INFINITY } else { self.rate_within_node(cluster) }
     }
@@ -287,8 +288,8 @@ mod tests {
         profiles.cluster(device, None, 8, 64, Some(rate)).expect("is in the library")
     }
 
-    /// Checks a predicted all-reduce against measured microseconds. `collectives_measured.csv` has the
-    /// sources.
+    /// Checks a predicted all-reduce against measured microseconds. `collectives_measured.csv` has
+    /// the sources.
     fn check(device: &str, gigabits: f64, group: (usize, usize), bytes: f64, measured: f64, tolerance: f64) {
         let spread = NodeSpread { members: group.0, nodes: group.1, most_on_node: group.0 / group.1 };
         let predicted = spread.time(Collective::AllReduce, bytes, &cluster(device, gigabits)).value() * 1e6;

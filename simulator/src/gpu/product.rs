@@ -1,18 +1,22 @@
 //! Time of matrix products on a GPU, whose multiprocessors compute tiles of the output in waves.
 //!
-//! `time = waves x (2 tile_rows tile_columns (contracted + ramp)) / (rate of one multiprocessor x
-//! efficiency)`, and at least the time in which the memory moves the operands and the output. The best
-//! of all tile shapes counts, as the libraries' heuristics find it. Smaller tiles reuse less of what
-//! they load, and so are less efficient. An incomplete last wave costs as much as a full one, except
-//! for what stream-K and split-K kernels recover (`quantisation`). Fitted on `bf16_op_efficiency.csv`
-//! (SimuMax) with a mean error of 3.0 % over 183 shapes on A100.
+//! ```text
+//! time = waves x 2 x tile_rows x tile_columns x (contracted + ramp)
+//!        / (rate of one multiprocessor x efficiency)
+//! ```
 //!
-//! Products in single precision do not run on tensor cores. Arithmetic takes sixteen times as long per
-//! byte of a tile there, so small tiles are as efficient as large ones, and a tile's fixed cost counts
-//! for less. Fitted on `neusight_gemm_fp32.csv` of six devices: the mean error is 9 % over 6,200 plain
-//! products and 21 % over 9,000 batched ones. With the values of tensor cores it was 11 % and 39 %.
-//! Batched products with a contracted dimension of 64 to 128, as attention scores have, came out half
-//! again too long.
+//! The time is at least that in which the memory moves the operands and the output. The best of all
+//! tile shapes counts, since the libraries' heuristics find it. Smaller tiles reuse less of what
+//! they load, and so are less efficient. An incomplete last wave costs as much as a full one,
+//! except for what stream-K and split-K kernels recover (`quantisation`). Fitted on
+//! `bf16_op_efficiency.csv` (SimuMax) with a mean error of 3.0 % over 183 shapes on A100.
+//!
+//! Products in single precision do not run on tensor cores. Arithmetic takes sixteen times as long
+//! per byte of a tile there, so small tiles are as efficient as large ones, and a tile's fixed cost
+//! counts for less. Fitted on `neusight_gemm_fp32.csv` of six devices. The mean error is 9 % over
+//! 6,200 plain products, and 21 % over 9,000 batched ones. The values for tensor cores gave 11 %
+//! and 39 %, because batched products with a contracted dimension of 64 to 128, as attention scores
+//! have, came out half again too long.
 
 use super::device::GpuProfile;
 use super::format::ProductFormat;
@@ -38,17 +42,18 @@ pub(super) struct Product {
 /// Tile shapes of the libraries' kernels, largest first.
 const TILES: [(usize, usize); 8] = [(256, 128), (128, 256), (128, 128), (256, 64), (64, 256), (128, 64), (64, 128), (64, 64)];
 
-/// Number that the bytes of an operand's row must be a multiple of for tensor cores (NVIDIA, "Matrix
-/// Multiplication Background User's Guide": eight sixteen-bit elements).
+/// Number that the bytes of an operand's row must be a multiple of for tensor cores (NVIDIA,
+/// "Matrix Multiplication Background User's Guide": eight sixteen-bit elements).
 const ALIGNMENT: f64 = 16.0;
 
-/// Share of the peak in single precision that unaligned batched products reach. BLOOM's layouts with
-/// heads of 108 and 150 features took a fifth longer than those with 112, 128 and 144, although heads
-/// are a fortieth of the arithmetic.
+/// Share of the peak in single precision that unaligned batched products reach. BLOOM's layouts
+/// with heads of 108 and 150 features took a fifth longer than those with 112, 128 and 144,
+/// although heads are a fortieth of the arithmetic.
 const UNALIGNED: f64 = 0.7;
 
-/// Whether the libraries' kernels can use tensor cores. For a single product they copy operands into
-/// aligned rows. The products of a batch, such as those of heads, directly follow each other.
+/// Returns whether the libraries' kernels can use tensor cores. For a single product they copy
+/// operands into aligned rows. The products of a batch, such as those of heads, directly follow
+/// each other.
 fn is_aligned(product: &Product) -> bool {
     let is_whole = |elements: usize| (elements as f64 * product.operand_bytes) % ALIGNMENT == 0.0;
     product.batch == 1 || (is_whole(product.columns) && is_whole(product.contracted))
@@ -107,8 +112,8 @@ mod tests {
 
     #[test]
     fn an_incomplete_second_wave_costs_part_of_a_wave() {
-        // With 108 multiprocessors and tiles of 128 x 256, 9 x 12 tiles are one wave. Another row of
-        // tiles begins a second.
+        // With 108 multiprocessors and tiles of 128 x 256, 9 x 12 tiles are one wave. Another row
+        // of tiles begins a second.
         let (full, over) = (time(1152, 3072, 4096), time(1280, 3072, 4096));
         let work = 1280.0 / 1152.0;
         assert!(over / full > work * 1.1, "{over} beside {full}");
@@ -130,8 +135,8 @@ mod tests {
 
     #[test]
     fn scores_in_single_precision_match_the_measurements() {
-        // In `neusight_gemm_fp32.csv`, batched products with a small contracted dimension reach most of
-        // the peak in single precision.
+        // In `neusight_gemm_fp32.csv`, batched products with a small contracted dimension reach
+        // most of the peak in single precision.
         let profiles = Profiles::library().expect("the library is sound");
         let gpu = profiles.gpu("a100-pcie-80g").expect("is in the library");
         let share = |contracted, format, operand_bytes| {

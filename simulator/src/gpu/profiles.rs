@@ -68,8 +68,8 @@ pub struct Profiles {
     network: NetworkProfile,
     networks: BTreeMap<String, NetworkVariant>,
     stacks: BTreeMap<String, StackProfile>,
-    /// 10th and 90th percentile of a measurement over its prediction, under a stack that nothing was
-    /// fitted on.
+    /// 10th and 90th percentile of a measurement over its prediction, under a stack that nothing
+    /// was fitted on.
     pub unseen: [f64; 2],
 }
 
@@ -84,8 +84,8 @@ impl Profiles {
         LIBRARY.as_ref().map_err(Clone::clone)
     }
 
-    /// Reads the texts of the profile files. The first three have priors, and `fitted` has the values
-    /// that replace them.
+    /// Reads the texts of the profile files. The first three have priors, and `fitted` has the
+    /// values that replace them.
     ///
     /// # Errors
     /// [`ProfileError::Unreadable`], with the place in the file.
@@ -173,7 +173,7 @@ impl Profiles {
         find(&self.stacks, "stack", known)
     }
 
-    /// Whether a name is that of a stack's profile, not an alias.
+    /// Returns whether a name is that of a stack's profile, not an alias.
     pub fn is_stack(&self, name: &str) -> bool {
         self.stacks.contains_key(name)
     }

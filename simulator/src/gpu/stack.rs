@@ -18,13 +18,15 @@ fn yes() -> bool {
     true
 }
 
-/// Profile of a software stack. In `profiles/stacks.yaml` the keys of the flattened parts stand side by
-/// side.
+/// Profile of a software stack. In `profiles/stacks.yaml` the keys of the flattened parts stand
+/// side by side.
 #[derive(Clone, Debug, Deserialize)]
 pub struct StackProfile {
-    /// Group of stacks of similar design. A fit assumes that they deviate similarly from their priors.
+    /// Group of stacks of similar design. A fit assumes that they deviate similarly from their
+    /// priors.
     pub family: String,
-    /// Name of the stack of the same software, run differently. The two deviate even more similarly.
+    /// Name of the stack of the same software, run differently. The two deviate even more
+    /// similarly.
     #[serde(default)]
     pub variant_of: Option<String>,
     /// Settings of a run that does not state them.
@@ -44,19 +46,19 @@ pub struct StackProfile {
     /// Costs of collectives and messages.
     #[serde(flatten)]
     pub communication: CommunicationCosts,
-    /// Whether context parallelism gives each rank equal work on a causal sequence: one part from the
-    /// beginning and one from the end (Megatron Core, torchtitan). Our own executor's parts are
+    /// True if context parallelism gives each rank equal work on a causal sequence: one part from
+    /// the beginning and one from the end (Megatron Core, torchtitan). Our own executor's parts are
     /// contiguous, so its last rank has the most work.
     #[serde(default = "yes")]
     pub balances_parts: bool,
     /// Differences between the stack's memory and the Program's.
     pub memory: MemoryRules,
-    /// 10th and 90th percentile of a measurement over its prediction, from the rows that the stack was
-    /// fitted on.
+    /// 10th and 90th percentile of a measurement over its prediction, from the rows that the stack
+    /// was fitted on.
     pub spread: [f64; 2],
     /// Source of the figures.
     pub source: String,
-    /// Whether the stack was fitted on too few measured runs.
+    /// True if the stack was fitted on too few measured runs.
     #[serde(default)]
     pub estimated: bool,
     /// Keys that no field has. Serde cannot refuse them in a struct with flattened parts.
@@ -83,7 +85,8 @@ impl StackProfile {
         self.products.format.get(&format).copied().unwrap_or(1.0)
     }
 
-    /// Returns the share of the Program's bytes that kernels of a category move. 0 if they are fused away.
+    /// Returns the share of the Program's bytes that kernels of a category move. 0 if they are
+    /// fused away.
     pub fn traffic_share(&self, category: Category) -> f64 {
         self.memory_bound.traffic.get(&category).copied().unwrap_or(1.0)
     }

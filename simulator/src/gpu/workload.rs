@@ -11,7 +11,7 @@ pub struct Workload {
     pub tensor: usize,
     /// Scaling of operands in fp8.
     pub fp8_scaling: Fp8Scaling,
-    /// Whether the loss is computed operator by operator, under a stack that can compile it.
+    /// True if the loss is computed operator by operator, under a stack that can compile it.
     pub has_eager_loss: bool,
 }
 

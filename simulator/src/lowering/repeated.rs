@@ -2,43 +2,46 @@
 
 use std::sync::Arc;
 
-/// A sequence in which few things are said many times. Whoever has the same shares it.
+/// A sequence of few distinct values. Cloning it is cheap.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Repeated<T> {
+    /// The distinct values, in the order of first use.
     distinct: Arc<[T]>,
-    /// Of each the place among those.
-    which: Arc<[u32]>,
+    /// For each value of the sequence, its index in `distinct`.
+    indices: Arc<[u32]>,
 }
 
 impl<T: Copy + PartialEq> Repeated<T> {
-    pub(crate) fn new(things: impl IntoIterator<Item = T>) -> Self {
+    pub(crate) fn new(values: impl IntoIterator<Item = T>) -> Self {
         let mut distinct: Vec<T> = Vec::new();
-        let which = things.into_iter().map(|thing| {
-            let known = distinct.iter().position(|one| *one == thing);
+        let indices = values.into_iter().map(|value| {
+            let known = distinct.iter().position(|one| *one == value);
             known.unwrap_or_else(|| {
-                distinct.push(thing);
+                distinct.push(value);
                 distinct.len() - 1
             }) as u32
         });
-        let which = which.collect();
-        Self { distinct: distinct.into(), which }
+        let indices = indices.collect();
+        Self { distinct: distinct.into(), indices }
     }
 
+    /// The length of the sequence.
     pub(crate) fn len(&self) -> usize {
-        self.which.len()
+        self.indices.len()
     }
 
-    /// Its different things, in the order of first use.
+    /// The distinct values, in the order of first use.
     pub(crate) fn distinct(&self) -> &[T] {
         &self.distinct
     }
 
-    /// Which of them the `nth` is.
-    pub(crate) fn which(&self, nth: usize) -> u32 {
-        self.which[nth]
+    /// The index of the `nth` value among the distinct ones.
+    pub(crate) fn index(&self, nth: usize) -> u32 {
+        self.indices[nth]
     }
 
+    /// The `nth` value.
     pub(crate) fn get(&self, nth: usize) -> T {
-        self.distinct[self.which[nth] as usize]
+        self.distinct[self.indices[nth] as usize]
     }
 }

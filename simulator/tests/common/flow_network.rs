@@ -118,8 +118,8 @@ impl<'a> FlowNetwork<'a> {
         Ok(id)
     }
 
-    /// Goes on until a flow ends, and says which and when; `None` when there is none left. Of those that end at one instant the one whose
-    /// place among the live flows is the lowest comes first.
+    /// Goes on until a flow ends, and says which and when; `None` when there is none left. Of those
+    /// that end at one instant the one whose place among the live flows is the lowest comes first.
     pub fn next_end(&mut self) -> Option<(FlowId, Picoseconds)> {
         loop {
             let next = || [self.arrivals.next_time(), self.ends.first().map(|(time, _)| time)].into_iter().flatten().min();
@@ -134,7 +134,7 @@ impl<'a> FlowNetwork<'a> {
                     return Some((self.live[activity as usize].id, end));
                 }
                 _ => {
-                    let place = self.arrivals.next()?;
+                    let place = self.arrivals.pop()?;
                     self.now = self.arrivals.now();
                     self.begin(place);
                 }

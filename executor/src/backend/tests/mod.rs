@@ -54,7 +54,7 @@ const PARAMETERS: Hyperparameters = Hyperparameters {
 fn assert_close(kernel: &Kernel, what: &str, computed: &[Tensor], expected: &[Tensor]) {
     // A GPU's exponentials, tangents and error functions are two to four units in the last place off (CUDA C++ Programming Guide, Mathematical
     // Functions), which shows where a tensor is one number.
-    let tolerance = if GpuBackend::is_wanted() { 1.6e-5 } else { 4e-6 };
+    let tolerance = if GpuBackend::is_requested() { 1.6e-5 } else { 4e-6 };
     for (index, (computed, expected)) in computed.iter().zip(expected).enumerate() {
         assert_eq!(computed.len(), expected.len());
         // Errors grow with what was summed: they are measured against the tensor's largest value, not the element's.
@@ -74,19 +74,19 @@ fn cpu_backends() -> Vec<Box<dyn Backend>> {
 /// The CUDA backend: on a GPU if one is asked for (`tests/gpu.sh` does), or on a device that runs its kernels' text on the processor, where that
 /// can be; with these of the library's products.
 fn cuda_backend(makes: ProductSupport) -> Vec<Box<dyn Backend>> {
-    if let Some(backend) = GpuBackend::wanted(makes) {
+    if let Some(backend) = GpuBackend::with_products(makes) {
         return vec![Box::new(backend)];
     }
-    let backend = TestDevice::that_makes(makes).map(|device| CudaBackend::new(device).unwrap());
+    let backend = TestDevice::with_products(makes).map(|device| CudaBackend::new(device).unwrap());
     backend.into_iter().map(|backend| Box::new(backend) as Box<dyn Backend>).collect()
 }
 
 /// The same with the library's products and without its convolutions, which are then products over windows.
 fn cuda_backend_without_convolutions() -> Vec<Box<dyn Backend>> {
-    if let Some(backend) = GpuBackend::wanted_without_convolutions() {
+    if let Some(backend) = GpuBackend::without_convolutions() {
         return vec![Box::new(backend)];
     }
-    let device = TestDevice::with(ConvolutionSupport::Refused);
+    let device = TestDevice::with_convolutions(ConvolutionSupport::None);
     device.into_iter().map(|device| Box::new(CudaBackend::new(device).unwrap()) as Box<dyn Backend>).collect()
 }
 
@@ -97,7 +97,7 @@ fn is_convolution(kernel: &Kernel) -> bool {
 
 /// All backends that can be had.
 fn all_backends() -> Vec<Box<dyn Backend>> {
-    cpu_backends().into_iter().chain(cuda_backend(ProductSupport::Products)).collect()
+    cpu_backends().into_iter().chain(cuda_backend(ProductSupport::Full)).collect()
 }
 
 /// Products that the processor makes soon enough by the CUDA backend's own kernel.
@@ -126,17 +126,17 @@ fn every_kernel_computes_what_the_reference_does() {
 
 #[test]
 fn every_cuda_kernel_computes_what_the_reference_does() {
-    conforms(cuda_backend(ProductSupport::Products), |_| true);
+    conforms(cuda_backend(ProductSupport::Full), |_| true);
 }
 
 #[test]
 fn cuda_products_without_the_library_are_those_of_the_reference() {
-    conforms(cuda_backend(ProductSupport::Nothing), is_small_product);
+    conforms(cuda_backend(ProductSupport::None), is_small_product);
 }
 
 #[test]
 fn what_cuda_products_do_beside_themselves_without_the_library_is_what_the_reference_does() {
-    conforms(cuda_backend(ProductSupport::PlainProducts), |kernel| {
+    conforms(cuda_backend(ProductSupport::PlainOnly), |kernel| {
         matches!(
             kernel,
             Kernel::Matmul { .. }
@@ -226,7 +226,7 @@ fn refusal(kernel: &Kernel, reads: &[usize], writes: &[usize], integer: i32) -> 
     };
     // SAFETY: the call is refused before its overlapping operands are written.
     let error = unsafe { CpuBackend::new().run(&call) }.unwrap_err();
-    for mut backend in cuda_backend(ProductSupport::Products) {
+    for mut backend in cuda_backend(ProductSupport::Full) {
         // SAFETY: as above; what an index has no place for is left out.
         assert_eq!(unsafe { backend.run(&call) }.unwrap_err(), error);
     }

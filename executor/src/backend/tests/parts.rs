@@ -12,7 +12,7 @@ fn operand(values: &mut [f32]) -> Operand {
 /// Runs a kernel on vectors; integers are given as the bits of floats.
 fn run(kernel: Kernel, reads: &mut [Vec<f32>], writes: &mut [Vec<f32>], group_index: usize, hyperparameters: &Hyperparameters) {
     let mut others: Vec<_> =
-        super::cuda_backend(super::ProductSupport::Products).into_iter().map(|backend| (backend, writes.to_vec())).collect();
+        super::cuda_backend(super::ProductSupport::Full).into_iter().map(|backend| (backend, writes.to_vec())).collect();
     for (backend, writes) in &mut others {
         run_on(backend.as_mut(), kernel, reads, writes, group_index, hyperparameters);
     }

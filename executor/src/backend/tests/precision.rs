@@ -25,7 +25,7 @@ pub(super) fn assert_close(kernel: &Kernel, half: Half, what: &str, computed: &[
     let types = operand_types(kernel, if half == Half::Bf16 { DataType::Bf16 } else { DataType::Fp16 });
     // A GPU's tensor cores cut off what of a sum is below its last place, each time to the same side (Fasi, Higham, Mikaitis and Pranesh 2021,
     // Numerical behavior of NVIDIA tensor cores): of a sum of 3,000 products, made by sixteen or by eight, up to 400 times half of it.
-    let sums = if super::GpuBackend::is_wanted() { 3e-5 } else { 6e-6 };
+    let sums = if super::GpuBackend::is_requested() { 3e-5 } else { 6e-6 };
     for (index, (computed, expected)) in computed.iter().zip(expected).enumerate() {
         assert_eq!(computed.len(), expected.len());
         let scale = expected.iter().fold(1e-3_f64, |largest, value| largest.max(value.abs()));
@@ -65,12 +65,12 @@ fn every_kernel_computes_what_the_reference_does_in_sixteen_bits() {
 
 #[test]
 fn every_cuda_kernel_computes_what_the_reference_does_in_sixteen_bits() {
-    conforms(super::cuda_backend(super::ProductSupport::Products), |_| true);
+    conforms(super::cuda_backend(super::ProductSupport::Full), |_| true);
 }
 
 #[test]
 fn cuda_products_without_the_library_are_those_of_the_reference_in_sixteen_bits() {
-    conforms(super::cuda_backend(super::ProductSupport::Nothing), super::is_small_product);
+    conforms(super::cuda_backend(super::ProductSupport::None), super::is_small_product);
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn cuda_convolutions_without_the_library_are_those_of_the_reference_in_sixteen_b
 #[test]
 fn cuda_convolutions_of_a_models_sizes_are_those_of_the_reference_in_sixteen_bits() {
     // On a GPU alone: of small ones cuDNN makes the weight's gradient without tensor cores, of these with them (9.19's heuristics for an H200).
-    if !super::GpuBackend::is_wanted() {
+    if !super::GpuBackend::is_requested() {
         return;
     }
     let mut random = ChaCha8Rng::seed_from_u64(9);
@@ -93,9 +93,8 @@ fn cuda_convolutions_of_a_models_sizes_are_those_of_the_reference_in_sixteen_bit
             {
                 let (reads, before) = operands_in(&kernel, precision, &mut random);
                 let expected = expected(&kernel, &reads, &before, true, 0);
-                for mut backend in super::cuda_backend(super::ProductSupport::Products)
-                    .into_iter()
-                    .chain(super::cuda_backend_without_convolutions())
+                for mut backend in
+                    super::cuda_backend(super::ProductSupport::Full).into_iter().chain(super::cuda_backend_without_convolutions())
                 {
                     let mut run = || run_in(backend.as_mut(), precision, &kernel, &reads, &before, true, false, 0);
                     let computed = run();

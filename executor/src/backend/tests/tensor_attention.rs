@@ -38,7 +38,7 @@ fn attention_on_tensor_cores_is_that_of_the_reference() {
             let (reads, before) = operands_in(&kernel, precision, &mut random);
             let member = last_member(&kernel);
             let expected = reference::run(&kernel, &reads, &before, false, &super::PARAMETERS, member);
-            for backend in &mut cuda_backend(ProductSupport::Products) {
+            for backend in &mut cuda_backend(ProductSupport::Full) {
                 let mut run = || run_in(backend.as_mut(), precision, &kernel, &reads, &before, false, false, member);
                 let computed = run();
                 assert_close(&kernel, half, "on tensor cores", &computed, &expected);

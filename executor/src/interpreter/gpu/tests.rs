@@ -229,14 +229,14 @@ fn gpu_ranks_that_communicate_through_the_host_train_as_one_rank() {
 
 #[test]
 fn gpu_ranks_that_communicate_directly_train_as_one_rank() {
-    if TestDevice::direct().is_some() {
-        assert_layouts_train_as_one_rank(TestDevice::direct);
+    if TestDevice::with_collectives().is_some() {
+        assert_layouts_train_as_one_rank(TestDevice::with_collectives);
     }
 }
 
 #[test]
 fn a_failing_kernel_on_one_rank_ends_all_ranks() {
-    let makers: [fn() -> Option<Arc<TestDevice>>; 2] = [TestDevice::new, TestDevice::direct];
+    let makers: [fn() -> Option<Arc<TestDevice>>; 2] = [TestDevice::new, TestDevice::with_collectives];
     if TestDevice::new().is_none() {
         return;
     }
@@ -246,7 +246,7 @@ fn a_failing_kernel_on_one_rank_ends_all_ranks() {
             std::thread::spawn(move || {
                 let made = AtomicU64::new(0);
                 let device = || match made.fetch_add(1, Ordering::SeqCst) == failing {
-                    true => make()?.failing(fault),
+                    true => make()?.with_fault(fault),
                     false => make(),
                 };
                 let plan = Plan { optimizer: Optimizer::AdamW, ..Plan::new(Layout { data: 2, ..Layout::default() }, 4) };

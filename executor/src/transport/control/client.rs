@@ -33,8 +33,8 @@ impl fmt::Debug for ControlClient {
 }
 
 impl ControlClient {
-    /// Joins the run as `rank` at the launcher's address `server`, and waits for all other ranks. Returns
-    /// the connection and everyone's announcements.
+    /// Joins the run as `rank` at the launcher's address `server`, and waits for all other ranks.
+    /// Returns the connection and everyone's announcements.
     pub fn join(
         server: SocketAddr,
         key: &RunKey,
@@ -46,9 +46,9 @@ impl ControlClient {
         Self::join_with(server, &find_key, rank, announcement, timeout).map(|(client, table, _)| (client, table))
     }
 
-    /// As [`join`](Self::join), with a key that may not be there yet, or that an earlier run may have left:
-    /// `find_key` is called again until the launcher accepts its key or `timeout` has passed. Returns that
-    /// key too.
+    /// As [`join`](Self::join), with a key that may not be there yet, or that an earlier run may
+    /// have left: `find_key` is called again until the launcher accepts its key or `timeout` has
+    /// passed. Returns that key too.
     pub fn join_with(
         server: SocketAddr,
         find_key: &dyn Fn() -> Result<Option<RunKey>, TransportError>,

@@ -7,7 +7,8 @@ use serde::de::DeserializeOwned;
 
 use super::super::{Peer, TransportError};
 
-/// The longest control message. A rank's report of a long run, with all its spans, is well below it.
+/// The longest control message. A rank's report of a long run, with all its spans, is well below
+/// it.
 pub const MAX_FRAME_BYTES: u32 = 256 << 20;
 
 /// A control message as it arrived, not yet parsed.

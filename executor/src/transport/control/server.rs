@@ -46,7 +46,8 @@ struct ServerState {
     ranks: Mutex<Vec<RankConnection>>,
     /// Signalled whenever the state of a rank changes.
     changed: Condvar,
-    /// Set, under the lock of `ranks`, when the server is dropped. From then on no connection is accepted.
+    /// Set, under the lock of `ranks`, when the server is dropped. From then on no connection is
+    /// accepted.
     is_closed: AtomicBool,
 }
 
@@ -77,8 +78,8 @@ impl ControlServer {
         Ok(Self::listen(vec![listener], key, world_size)?.0)
     }
 
-    /// As [`bind`](Self::bind), with sockets that listen already, one per node. Returns their addresses
-    /// too.
+    /// As [`bind`](Self::bind), with sockets that listen already, one per node. Returns their
+    /// addresses too.
     pub fn listen(
         listeners: Vec<TcpListener>,
         key: &RunKey,
@@ -110,8 +111,8 @@ impl ControlServer {
     /// Waits until all ranks have joined, then sends the table of announcements to all of them.
     ///
     /// # Errors
-    /// [`TransportError::MissingRanks`] after `timeout`, or [`TransportError::PeerLost`] for a rank that
-    /// joined and left.
+    /// [`TransportError::MissingRanks`] after `timeout`, or [`TransportError::PeerLost`] for a rank
+    /// that joined and left.
     pub fn wait_for_ranks(&self, timeout: Duration) -> Result<PeerTable, TransportError> {
         let started = Instant::now();
         let mut ranks = self.shared.ranks();

@@ -1,7 +1,8 @@
 //! How a segment is laid out: the offsets of its parts, which all processes compute alike.
 //!
-//! In this order: a page with the header and one entry per rank, one doorbell per rank and stream, one
-//! control block per ring, and the rings' bytes. Ranks are numbered by their index in the segment.
+//! In this order: a page with the header and one entry per rank, one doorbell per rank and stream,
+//! one control block per ring, and the rings' bytes. Ranks are numbered by their index in the
+//! segment.
 
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
@@ -9,7 +10,8 @@ use super::super::abort_flag::AbortFlag;
 use super::super::doorbell::Doorbell;
 
 pub(super) const PAGE: usize = 4096;
-/// More ranks than a machine has. It bounds the tables and, with the next constant, the whole segment.
+/// More ranks than a machine has. It bounds the tables and, with the next constant, the whole
+/// segment.
 const MAX_RANKS: usize = 1024;
 const MAX_RING_BYTES: usize = 1 << 30;
 
@@ -61,7 +63,8 @@ pub(super) struct SegmentLayout {
 }
 
 impl SegmentLayout {
-    /// Computes the layout; `None` if a size is zero, too large, or not a power of two where it has to be.
+    /// Computes the layout; `None` if a size is zero, too large, or not a power of two where it has
+    /// to be.
     pub(super) fn new(ranks: usize, streams: usize, ring_bytes: usize) -> Option<Self> {
         let is_valid = (1..=MAX_RANKS).contains(&ranks)
             && (1..=usize::from(u16::MAX) + 1).contains(&streams)

@@ -1,8 +1,9 @@
-//! The locks by which ranks show that they live: one locked byte per rank, which the kernel unlocks when
-//! the rank's process ends, however it ends.
+//! The locks by which ranks show that they live: one locked byte per rank, which the kernel unlocks
+//! when the rank's process ends, however it ends.
 //!
-//! They are locks of open file descriptions (`F_OFD_SETLK`). Unlike a process id, such a lock cannot pass
-//! to an unrelated process. Unlike ordinary record locks, they tell two ranks of one process apart.
+//! They are locks of open file descriptions (`F_OFD_SETLK`). Unlike a process id, such a lock
+//! cannot pass to an unrelated process. Unlike ordinary record locks, they tell two ranks of one
+//! process apart.
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
@@ -45,6 +46,7 @@ pub(super) fn is_locked(descriptor: BorrowedFd<'_>, index: usize) -> bool {
     let mut lock = byte_lock(index);
     // SAFETY: as in `lock`.
     let result = unsafe { libc::fcntl(descriptor.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
-    // If the call fails, assume that the rank lives. A rank that does not is still found by the time-out.
+    // If the call fails, assume that the rank lives. A rank that does not is still found by the
+    // time-out.
     result != 0 || libc::c_int::from(lock.l_type) != libc::F_UNLCK
 }

@@ -1,4 +1,5 @@
-//! A segment mapped into this process. All `unsafe` code that turns offsets into references is here.
+//! A segment mapped into this process. All `unsafe` code that turns offsets into references is
+//! here.
 
 use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
@@ -17,8 +18,8 @@ pub(super) struct Mapping {
     length: usize,
 }
 
-// SAFETY: the memory is accessed only through atomics, and through regions of rings that belong to one
-// side at a time.
+// SAFETY: the memory is accessed only through atomics, and through regions of rings that belong to
+// one side at a time.
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
@@ -58,8 +59,8 @@ impl Mapping {
     /// No other process has the segment yet. The mapping has the layout's length.
     pub(super) unsafe fn initialise(&self, magic: u64, layout: &SegmentLayout, ranks: &[usize]) {
         let header = self.pointer.as_ptr().cast::<Header>();
-        // SAFETY: the mapping is at least one page, zeroed and aligned to a page, and by the caller's promise
-        // nothing else accesses it.
+        // SAFETY: the mapping is at least one page, zeroed and aligned to a page, and by the
+        // caller's promise nothing else accesses it.
         unsafe {
             (*header).magic = magic;
             (*header).ranks = layout.ranks as u64;
@@ -73,8 +74,8 @@ impl Mapping {
     }
 
     pub(super) fn header(&self) -> &Header {
-        // SAFETY: a mapping has at least one page. The plain fields do not change once other processes see
-        // them.
+        // SAFETY: a mapping has at least one page. The plain fields do not change once other
+        // processes see them.
         unsafe { &*self.pointer.as_ptr().cast::<Header>() }
     }
 
@@ -84,7 +85,8 @@ impl Mapping {
 
     /// The run's number of the rank at `index`, which must be one of the layout.
     pub(super) fn rank(&self, index: usize) -> usize {
-        // SAFETY: the entry is inside the mapping, and the field does not change once other processes see it.
+        // SAFETY: the entry is inside the mapping, and the field does not change once other
+        // processes see it.
         unsafe { (*self.rank_entry(index)).rank as usize }
     }
 
@@ -96,7 +98,8 @@ impl Mapping {
 
     /// The doorbell of the rank at `index` for a stream.
     pub(super) fn doorbell(&self, layout: &SegmentLayout, index: usize, stream: usize) -> &Doorbell {
-        // SAFETY: the offset is inside the mapping, and aligned because the base and all sizes are multiples of
+        // SAFETY: the offset is inside the mapping, and aligned because the base and all sizes are
+        // multiples of
         // 128. A doorbell consists of atomics, for which zero bytes are valid.
         unsafe { &*self.at(layout.doorbell(index, stream)).cast::<Doorbell>() }
     }

@@ -1,9 +1,10 @@
 //! The transport between ranks of one machine: byte rings in a shared memory segment.
 //!
-//! The launcher creates a [`Segment`]. It is an anonymous file that child processes inherit, so nothing
-//! stays behind after a crash. Every rank attaches to it. There is one ring, with one producer and one
-//! consumer, for each source, destination and stream; and one doorbell to sleep on for each rank and
-//! stream. A rank holds a lock on the segment, which shows the others that it lives.
+//! The launcher creates a [`Segment`]. It is an anonymous file that child processes inherit, so
+//! nothing stays behind after a crash. Every rank attaches to it. There is one ring, with one
+//! producer and one consumer, for each source, destination and stream; and one doorbell to sleep on
+//! for each rank and stream. A rank holds a lock on the segment, which shows the others that it
+//! lives.
 
 mod layout;
 mod liveness;
@@ -39,8 +40,8 @@ impl fmt::Debug for SharedMemory {
 }
 
 impl SharedMemory {
-    /// Attaches to `segment` as `rank`. The segment must have been created for this rank, and no other
-    /// process may have attached as it.
+    /// Attaches to `segment` as `rank`. The segment must have been created for this rank, and no
+    /// other process may have attached as it.
     pub fn attach(segment: &Segment, rank: usize, world_size: usize, wait_policy: WaitPolicy) -> Result<Self, TransportError> {
         let attachment = Arc::new(Attachment::new(segment, rank)?);
         Ok(SharedMemory { attachment, world_size, wait_policy, opened: Mutex::default() })

@@ -10,8 +10,8 @@ use super::layout::RingControl;
 use super::mapping::RawRing;
 use super::segment::Attachment;
 
-/// The most bytes that are moved before the other side is told, so that it reads them while they are still
-/// in the cache.
+/// The most bytes that are moved before the other side is told, so that it reads them while they
+/// are still in the cache.
 const PIECE: u64 = 64 << 10;
 
 /// The state that both ends have.
@@ -24,14 +24,14 @@ struct RingEnd {
     wait_policy: WaitPolicy,
 }
 
-// SAFETY: the pointers lead into a mapping that `attachment` keeps alive and that any thread may use. An
-// end has one owner.
+// SAFETY: the pointers lead into a mapping that `attachment` keeps alive and that any thread may
+// use. An end has one owner.
 unsafe impl Send for RingEnd {}
 
 impl RingEnd {
     fn control(&self) -> &RingControl {
-        // SAFETY: `attachment` keeps the mapping alive, the segment computed the address, and the fields are
-        // atomics.
+        // SAFETY: `attachment` keeps the mapping alive, the segment computed the address, and the
+        // fields are atomics.
         unsafe { &*self.ring.control }
     }
 
@@ -43,7 +43,8 @@ impl RingEnd {
         self.ring.capacity as u64
     }
 
-    /// The start and length of the longest contiguous range from `position` on, of at most `count` bytes.
+    /// The start and length of the longest contiguous range from `position` on, of at most `count`
+    /// bytes.
     fn contiguous(&self, position: u64, count: u64) -> (usize, usize) {
         let start = (position & (self.capacity() - 1)) as usize;
         (start, (count as usize).min(self.ring.capacity - start))
@@ -103,8 +104,9 @@ impl SendHalf for RingSender {
                 let (start, length) = self.end.contiguous(position, end - position);
                 let length = length.min(part.len());
                 let (piece, later) = part.split_at(length);
-                // SAFETY: the `count` bytes from `written` on are free, so the consumer does not touch them until
-                // `written` moves; `start + length` is within the ring; `piece` is this process's own memory.
+                // SAFETY: the `count` bytes from `written` on are free, so the consumer does not
+                // touch them until `written` moves; `start + length` is within the ring; `piece` is
+                // this process's own memory.
                 unsafe { std::ptr::copy_nonoverlapping(piece.as_ptr(), self.end.ring.data.add(start), length) };
                 position += length as u64;
                 part = later;
@@ -153,8 +155,8 @@ impl ReceiveHalf for RingReceiver {
         let mut position = self.read;
         while position < end {
             let (start, length) = self.end.contiguous(position, end - position);
-            // SAFETY: the bytes between `read` and `written` are the consumer's until `read` moves past them; the
-            // range is within the ring; the slice is gone before `read` is stored.
+            // SAFETY: the bytes between `read` and `written` are the consumer's until `read` moves
+            // past them; the range is within the ring; the slice is gone before `read` is stored.
             let bytes = unsafe { std::slice::from_raw_parts(self.end.ring.data.add(start), length) };
             message.accept(bytes).map_err(|wrong| TransportError::LengthMismatch {
                 rank: self.end.peer(),

@@ -1,5 +1,5 @@
-//! The shared memory segment of a machine's ranks: how it is created, inherited, attached to and aborted.
-//! It knows nothing of messages.
+//! The shared memory segment of a machine's ranks: how it is created, inherited, attached to and
+//! aborted. It knows nothing of messages.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
@@ -33,8 +33,9 @@ pub struct SegmentShape {
 }
 
 impl SegmentShape {
-    /// The fastest ring size on the development machine (`executor/benches/transport.rs`): large enough to
-    /// keep both sides busy, small enough for both directions to stay in a core's second-level cache.
+    /// The fastest ring size on the development machine (`executor/benches/transport.rs`): large
+    /// enough to keep both sides busy, small enough for both directions to stay in a core's
+    /// second-level cache.
     pub const DEFAULT_RING_BYTES: usize = 256 << 10;
 
     /// A shape with rings of the default size.
@@ -69,7 +70,8 @@ impl Segment {
         let descriptor =
             memfd_create("foretell", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(|error| system("create", error))?;
         ftruncate(&descriptor, layout.length as u64).map_err(|error| system("size", error))?;
-        // Without the seals a process could shorten the file, and the others would die of a bus error.
+        // Without the seals a process could shorten the file, and the others would die of a bus
+        // error.
         fcntl_add_seals(&descriptor, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)
             .map_err(|error| system("seal", error))?;
         let mapping = Arc::new(Mapping::new(descriptor.as_fd(), layout.length)?);
@@ -78,13 +80,14 @@ impl Segment {
         Ok(Segment { descriptor, mapping, layout, ranks: ranks.clone() })
     }
 
-    /// Makes the process that `command` will start inherit the segment, and tells it in its environment.
+    /// Makes the process that `command` will start inherit the segment, and tells it in its
+    /// environment.
     pub fn pass_to(&self, command: &mut Command) {
         let descriptor = self.descriptor.as_raw_fd();
         command.env(ENVIRONMENT_VARIABLE, descriptor.to_string());
-        // SAFETY: between fork and exec the closure makes one system call, allocates nothing and takes no lock.
-        // The descriptor is open in the child because it was open in the parent. The flag is cleared in this
-        // child only, so no other child inherits the descriptor.
+        // SAFETY: between fork and exec the closure makes one system call, allocates nothing and
+        // takes no lock. The descriptor is open in the child because it was open in the parent. The
+        // flag is cleared in this child only, so no other child inherits the descriptor.
         unsafe {
             command.pre_exec(move || {
                 let descriptor = BorrowedFd::borrow_raw(descriptor);
@@ -103,7 +106,8 @@ impl Segment {
         let file = open_description(number)?;
         // SAFETY: the descriptor was open a line above, and is borrowed for one call only.
         let inherited = unsafe { BorrowedFd::borrow_raw(number) };
-        // Child processes of this rank do not need it. If the call fails, they have one descriptor too many.
+        // Child processes of this rank do not need it. If the call fails, they have one descriptor
+        // too many.
         let _ = fcntl_setfd(inherited, FdFlags::CLOEXEC);
         Self::from_descriptor(file.into()).map(Some)
     }
@@ -138,8 +142,8 @@ impl Segment {
         self.layout.streams
     }
 
-    /// Makes all present and future waits of the ranks fail: with the loss of `lost`, or without one as
-    /// aborted. Only the first call has an effect.
+    /// Makes all present and future waits of the ranks fail: with the loss of `lost`, or without
+    /// one as aborted. Only the first call has an effect.
     pub fn abort(&self, lost: Option<usize>) {
         self.mapping.header().abort.0.set(lost);
         for index in 0..self.layout.ranks {

@@ -17,8 +17,8 @@ use super::super::message::{Incoming, Outgoing};
 use super::super::{StreamNumber, TransportError};
 use super::TcpState;
 
-/// The most bytes of a reduction that are read from the socket at once, through a buffer that stays in the
-/// cache.
+/// The most bytes of a reduction that are read from the socket at once, through a buffer that stays
+/// in the cache.
 const RECEIVE_BYTES: usize = 256 << 10;
 
 /// A connection to one peer for one stream.

@@ -1,4 +1,4 @@
-//! Every collective against a naive oracle, over every transport.
+//! Every collective compared with a naive implementation, over every transport.
 
 use super::*;
 use crate::half::Half;
@@ -53,22 +53,22 @@ fn all_reduce_gives_the_same_bits_everywhere_and_every_time() {
     }
 }
 
-/// The bytes of numbers of sixteen bits.
+/// Values rounded to sixteen bits, as bytes.
 fn half_bytes(half: Half, values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|&value| half.nearest(value).to_le_bytes()).collect()
 }
 
-fn of_half_bytes(half: Half, bytes: &[u8]) -> Vec<f32> {
+fn from_half_bytes(half: Half, bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<2>().0.iter().map(|&bits| half.to_single(u16::from_le_bytes(bits))).collect()
 }
 
-/// Numbers that fp16 does not take for infinite.
+/// Numbers so small that their sums do not overflow in fp16.
 fn small_numbers(rank: usize, length: usize) -> Vec<f32> {
     uneven_numbers(rank, length).into_iter().map(|x| 1e-3 * x).collect()
 }
 
 #[test]
-fn numbers_of_sixteen_bits_are_summed_in_single_precision_and_rounded_once_a_member() {
+fn half_precision_sums_are_rounded_once_per_member_that_is_added() {
     for half in [Half::Bf16, Half::Fp16] {
         for kind in ALL_KINDS {
             for size in 1..=4 {
@@ -85,26 +85,27 @@ fn numbers_of_sixteen_bits_are_summed_in_single_precision_and_rounded_once_a_mem
                     })
                 });
                 for (index, length) in LENGTHS.into_iter().enumerate() {
-                    let rounded = |rank, length| of_half_bytes(half, &half_bytes(half, &small_numbers(rank, length)));
+                    let rounded = |rank, length| from_half_bytes(half, &half_bytes(half, &small_numbers(rank, length)));
                     let exact = naive_sum(rounded, size, length);
                     let magnitude =
                         naive_sum(|rank, length| small_numbers(rank, length).iter().map(|x| x.abs()).collect(), size, length);
-                    // Half of the last place for each member that adds, of partial sums that are at most the sum of magnitudes.
-                    let place = if half == Half::Bf16 { 2.0_f32.powi(-8) } else { 2.0_f32.powi(-11) };
+                    // For each member that is added, half a unit in the last place of a partial
+                    // sum, which is at most the sum of magnitudes.
+                    let rounding = if half == Half::Bf16 { 2.0_f32.powi(-8) } else { 2.0_f32.powi(-11) };
                     let close = |sums: &[f32], first: usize| {
                         sums.iter().enumerate().all(|(at, sum)| {
-                            let allowed = 1.1 * place * (size - 1) as f32 * magnitude[first + at] + 1e-7;
+                            let allowed = 1.1 * rounding * (size - 1) as f32 * magnitude[first + at] + 1e-7;
                             (sum - exact[first + at]).abs() <= allowed
                         })
                     };
                     for (rank, result) in results.iter().enumerate() {
                         let (whole, part) = &result[index];
                         assert!(*whole == results[0][index].0, "{half:?} {kind:?}: ranks differ, {size} ranks, {length} numbers");
-                        assert!(close(&of_half_bytes(half, whole), 0), "{half:?} {kind:?}: {size} ranks, {length} numbers");
-                        let place = chunk_range(length, size, rank);
-                        let part = of_half_bytes(half, part);
-                        assert_eq!(part.len(), place.len());
-                        assert!(close(&part, place.start), "{half:?} {kind:?}: a part of {size} ranks, {length} numbers");
+                        assert!(close(&from_half_bytes(half, whole), 0), "{half:?} {kind:?}: {size} ranks, {length} numbers");
+                        let range = chunk_range(length, size, rank);
+                        let part = from_half_bytes(half, part);
+                        assert_eq!(part.len(), range.len());
+                        assert!(close(&part, range.start), "{half:?} {kind:?}: a part of {size} ranks, {length} numbers");
                     }
                 }
             }
@@ -152,7 +153,7 @@ fn all_gather_collects_the_bytes_of_all_members() {
 }
 
 #[test]
-fn broadcast_spreads_the_roots_bytes_from_every_root() {
+fn broadcast_copies_the_roots_bytes_to_all() {
     for kind in ALL_KINDS {
         for size in 1..=4 {
             on_every_rank(&world(kind, size), |transport| {
@@ -171,7 +172,7 @@ fn broadcast_spreads_the_roots_bytes_from_every_root() {
 }
 
 #[test]
-fn all_to_all_transposes() {
+fn all_to_all_transposes_the_pieces() {
     for kind in ALL_KINDS {
         for size in 1..=4 {
             on_every_rank(&world(kind, size), |transport| {
@@ -190,7 +191,7 @@ fn all_to_all_transposes() {
 }
 
 #[test]
-fn a_shift_passes_everything_to_the_next() {
+fn a_shift_passes_all_bytes_to_the_next_member() {
     for kind in ALL_KINDS {
         for size in 1..=4 {
             on_every_rank(&world(kind, size), |transport| {
@@ -231,7 +232,7 @@ fn nobody_passes_a_barrier_before_the_last_has_come() {
 }
 
 #[test]
-fn groups_of_some_ranks_in_any_order_work_beside_each_other() {
+fn groups_of_some_ranks_in_any_order_work_at_the_same_time() {
     for kind in ALL_KINDS {
         on_every_rank(&world(kind, 4), |transport| {
             let rank = transport.rank();
@@ -286,7 +287,7 @@ fn messages_between_two_ranks_arrive_whole_and_in_order() {
                     assert!(bytes == some_bytes(length, length));
                 }
             }
-            // After an odd number of bytes, elements are reduced at addresses that are no multiples of four.
+            // An odd number of bytes came before, so elements lie at odd addresses in the ring.
             let mut values = whole_numbers(rank, 50_001);
             group.all_reduce_f32(&mut values).unwrap();
             assert!(values == naive_sum(whole_numbers, 2, 50_001));
@@ -295,7 +296,7 @@ fn messages_between_two_ranks_arrive_whole_and_in_order() {
 }
 
 #[test]
-fn chunks_cover_everything_once_and_differ_by_one_at_most() {
+fn chunks_cover_each_element_once_and_differ_by_at_most_one() {
     for length in 0..40 {
         for parts in 1..7 {
             let chunks: Vec<_> = (0..parts).map(|index| chunk_range(length, parts, index)).collect();
@@ -306,7 +307,7 @@ fn chunks_cover_everything_once_and_differ_by_one_at_most() {
 }
 
 #[test]
-fn wrong_sizes_and_strangers_are_refused_with_a_sentence() {
+fn wrong_sizes_and_ranks_outside_the_group_are_refused() {
     let transports = world(Kind::SharedMemory, 1);
     let error = Group::new(Arc::clone(&transports[0]), &[1, 2], StreamNumber(0)).unwrap_err();
     assert_eq!(error.to_string(), "rank 0 must be exactly once among the members of the group on stream 0");

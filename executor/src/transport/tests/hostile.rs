@@ -1,4 +1,4 @@
-//! Strangers, and members that lie.
+//! Connections from strangers, which must not disturb a run.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -20,16 +20,16 @@ fn a_wrong_secret_is_refused_by_both_sides() {
     assert!(error.to_string().contains("does not hold the run's secret"), "{error}");
     let error = ControlClient::join(server.address(), &other, 0, &announcement(1), Duration::from_millis(300)).unwrap_err();
     assert!(error.to_string().starts_with("cannot connect to the launcher at 127.0.0.1"), "{error}");
-    // The right one is still let in.
+    // The right key is still accepted.
     join_alone(&server, &key);
 }
 
 #[test]
-fn a_client_that_skips_its_proof_is_not_let_in() {
+fn a_recorded_hello_without_the_secret_is_not_let_in() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 1).unwrap();
     let mut stream = TcpStream::connect(server.address()).unwrap();
-    // A perfect hello, as a listener on the network could have seen it, then a made-up proof.
+    // A valid hello, as an eavesdropper could have recorded it, then an invalid tag.
     let mut hello = Vec::from(*b"FTL1");
     hello.extend([0, 0]);
     hello.extend(0u32.to_le_bytes());
@@ -39,14 +39,14 @@ fn a_client_that_skips_its_proof_is_not_let_in() {
     stream.write_all(&hello).unwrap();
     let mut challenge = [0; 64];
     stream.read_exact(&mut challenge).unwrap();
-    // Its own proof, played back, is not ours.
+    // The acceptor's own tag, replayed, is not the connector's.
     stream.write_all(&challenge[32..]).unwrap();
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
     join_alone(&server, &key);
 }
 
 #[test]
-fn garbage_and_silence_on_the_port_do_not_disturb_the_rendezvous() {
+fn garbage_and_silence_on_the_port_do_not_disturb_joining_ranks() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 2).unwrap();
     let mut strangers: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
@@ -69,7 +69,7 @@ fn garbage_and_silence_on_the_port_do_not_disturb_the_rendezvous() {
 }
 
 #[test]
-fn more_silent_strangers_than_may_wait_only_delay_a_member() {
+fn more_silent_connections_than_handshakes_only_delay_a_rank() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 1).unwrap();
     let strangers: Vec<TcpStream> = (0..80).map(|_| TcpStream::connect(server.address()).unwrap()).collect();

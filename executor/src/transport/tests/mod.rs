@@ -1,4 +1,4 @@
-//! Tests of the transports, with ranks as threads here and as real processes in `processes`.
+//! Tests of the transports. Ranks are threads, except in `processes`.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod collectives;
@@ -13,13 +13,14 @@ use std::time::Duration;
 
 use super::*;
 
-/// The two real transports, and their mixture.
+/// A transport, or a mixture of two.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     SharedMemory,
+    /// Shared memory whose rings are one page.
     SmallRings,
     Tcp,
-    /// Ranks 0 and 1 on one "machine", the rest on another.
+    /// Ranks 0 and 1 as if on one machine, the others as if on another.
     Mixed,
 }
 
@@ -29,7 +30,7 @@ fn wait_policy(timeout: Duration) -> WaitPolicy {
     WaitPolicy { timeout, ..WaitPolicy::default() }
 }
 
-/// The transports of all ranks of a run, to be used by threads of this process.
+/// The transports of all ranks of a run, for threads of this process.
 fn world(kind: Kind, size: usize) -> Vec<Arc<dyn Transport>> {
     world_with(kind, size, Duration::from_secs(20))
 }
@@ -72,7 +73,7 @@ fn tcp_world(size: usize, timeout: Duration) -> Vec<Tcp> {
     listeners.into_iter().enumerate().map(start).collect()
 }
 
-/// Runs `work` once a rank, each on a thread of its own, and returns what they return, by rank.
+/// Runs `work` once per rank, each on a thread of its own. Returns the results by rank.
 fn on_every_rank<R: Send>(transports: &[Arc<dyn Transport>], work: impl Fn(Arc<dyn Transport>) -> R + Sync) -> Vec<R> {
     let work = &work;
     std::thread::scope(|scope| {
@@ -81,12 +82,13 @@ fn on_every_rank<R: Send>(transports: &[Arc<dyn Transport>], work: impl Fn(Arc<d
     })
 }
 
-/// Numbers that differ by rank and place; whole and small, so that sums are exact in any order.
+/// Numbers that differ by rank and index. They are small integers, so their sums are exact in any
+/// order.
 fn whole_numbers(rank: usize, length: usize) -> Vec<f32> {
     (0..length).map(|index| ((index * 7 + rank * 131) % 1009) as f32 - 500.0).collect()
 }
 
-/// Numbers whose sums depend on the order.
+/// Numbers whose sums depend on the order of summation.
 fn uneven_numbers(rank: usize, length: usize) -> Vec<f32> {
     (0..length).map(|index| ((index * 31 + rank * 17) as f32 * 0.37).sin() * 10f32.powi((index % 13) as i32 - 6)).collect()
 }

@@ -1,4 +1,4 @@
-//! Ranks as real processes: this test binary starts itself again, once a rank.
+//! Ranks as processes: this test binary starts itself again, once per rank.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -12,8 +12,8 @@ const WORLD_SIZE: &str = "FORETELL_TEST_WORLD_SIZE";
 const SERVER: &str = "FORETELL_TEST_SERVER";
 const LONG: Duration = Duration::from_secs(30);
 
-/// Starts the ranks of a run that do `role`.
-pub(super) fn start(role: &str, world_size: usize, prepare: impl Fn(&mut Command)) -> Vec<Child> {
+/// Starts the ranks of a run in this role.
+fn start(role: &str, world_size: usize, prepare: impl Fn(&mut Command)) -> Vec<Child> {
     let test = concat!(module_path!(), "::child").split_once("::").unwrap().1;
     (0..world_size)
         .map(|rank| {
@@ -27,7 +27,7 @@ pub(super) fn start(role: &str, world_size: usize, prepare: impl Fn(&mut Command
         .collect()
 }
 
-/// Not a test: what a rank does when it was started by one.
+/// Not a test, but the code of a rank that a test has started.
 #[test]
 fn child() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -43,7 +43,8 @@ fn child() {
         "victim over tcp" => {
             let (transport, client) = tcp(rank, world_size);
             wait_for_a_victim(transport, world_size);
-            // Survivors stay until they are told: the launcher must not hear of their end first.
+            // Survivors stay until they are told to leave: the launcher must hear of the victim
+            // first.
             client.receive::<String>(Some(LONG)).unwrap();
         }
         other => panic!("no role `{other}`"),
@@ -78,7 +79,7 @@ fn sum_all(transport: Arc<dyn Transport>, world_size: usize) {
     }
 }
 
-/// The last rank is killed while it sleeps; the others wait for it and must learn of its death soon.
+/// The last rank is killed. The others wait for its message and must soon learn that it is gone.
 fn wait_for_a_victim(transport: Arc<dyn Transport>, world_size: usize) {
     let victim = world_size - 1;
     let rank = transport.rank();
@@ -90,7 +91,7 @@ fn wait_for_a_victim(transport: Arc<dyn Transport>, world_size: usize) {
         std::thread::sleep(LONG);
     }
     let started = Instant::now();
-    // Each over its own channel, so that nobody hears it from a survivor that left first.
+    // Each over its own channel, so that no rank blames a survivor that left first.
     let error = group.receive(victim, &mut [0; 8]).unwrap_err();
     assert!(matches!(error, TransportError::PeerLost { rank } if rank == victim), "{error}");
     assert!(started.elapsed() < Duration::from_secs(2));
@@ -101,7 +102,7 @@ fn with_segment(role: &str, world_size: usize) -> Vec<Child> {
     start(role, world_size, |command| segment.pass_to(command))
 }
 
-pub(super) fn with_server(role: &str, world_size: usize) -> (Vec<Child>, ControlServer) {
+fn with_server(role: &str, world_size: usize) -> (Vec<Child>, ControlServer) {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, world_size).unwrap();
     let children = start(role, world_size, |command| {
@@ -118,10 +119,10 @@ fn assert_all_succeed(children: Vec<Child>) {
     }
 }
 
-/// All but the last, which was killed.
+/// All ranks but the last, which was killed.
 fn assert_survivors_succeed(mut children: Vec<Child>) {
     let mut victim = children.pop().unwrap();
-    // Not reaped before the others are done: they must not depend on the launcher's noticing.
+    // The victim is reaped last: the others must not depend on the launcher to notice its end.
     assert_all_succeed(children);
     assert!(!victim.wait().unwrap().success());
 }
@@ -132,7 +133,7 @@ fn processes_sum_through_inherited_shared_memory() {
 }
 
 #[test]
-fn processes_meet_at_the_rendezvous_and_sum_over_tcp() {
+fn processes_join_the_launcher_and_sum_over_tcp() {
     (1..=4).for_each(|size| assert_all_succeed(with_server("tcp", size).0));
 }
 
@@ -151,14 +152,15 @@ fn a_killed_process_is_noticed_over_tcp_and_by_the_launcher() {
 }
 
 #[test]
-fn nothing_stays_behind() {
-    // In a process of its own, where no other test opens anything: see `leaves_nothing`.
+fn no_file_descriptor_or_thread_stays_behind() {
+    // In a process of its own, where no other test opens files: see `leaves_nothing`.
     let test = concat!(module_path!(), "::leaves_nothing").split_once("::").unwrap().1;
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args([test, "--exact", "--test-threads=1"]).env(ROLE, "none");
     assert!(command.stdout(Stdio::null()).status().unwrap().success());
 }
 
+/// Does nothing unless the test above has started it.
 #[test]
 fn leaves_nothing() {
     if std::env::var_os(ROLE).is_none() {
@@ -180,7 +182,7 @@ fn leaves_nothing() {
     assert_all_succeed(children);
     drop(server);
     assert_eq!(list("/dev/shm"), files);
-    // Handshake threads may still be ending.
+    // Handshake threads may take a moment to end.
     let started = Instant::now();
     while count() > before && started.elapsed() < Duration::from_secs(5) {
         std::thread::sleep(Duration::from_millis(10));

@@ -1,4 +1,4 @@
-//! The control connection: joining, talking, leaving.
+//! The control connection: joining, messages in both directions, leaving.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -28,7 +28,7 @@ pub(super) fn join_alone(server: &ControlServer, key: &RunKey) -> ControlClient 
 }
 
 #[test]
-fn all_ranks_get_the_table_and_talk_both_ways() {
+fn all_ranks_get_the_table_and_exchange_messages() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 3).unwrap();
     std::thread::scope(|scope| {
@@ -124,7 +124,7 @@ fn a_rank_joins_once_and_only_within_the_world() {
 }
 
 #[test]
-fn a_key_survives_as_text_and_does_not_show_its_secret() {
+fn a_key_survives_as_text_and_hides_its_secret_in_debug_output() {
     let key = RunKey::generate().unwrap();
     assert_eq!(RunKey::from_text(&key.to_text()).unwrap(), key);
     assert_ne!(RunKey::generate().unwrap(), key);

@@ -1,4 +1,4 @@
-//! Waiting in vain: aborts, time-outs, lost peers, disagreement about sizes.
+//! Waits that fail: aborts, time-outs, lost peers, disagreement about sizes.
 
 use std::time::Instant;
 
@@ -25,7 +25,7 @@ fn a_time_out_names_the_peer_and_the_stream() {
 }
 
 #[test]
-fn a_full_ring_times_out_naming_who_does_not_receive() {
+fn a_full_ring_times_out_and_names_the_rank_that_does_not_receive() {
     let transports = world_with(Kind::SmallRings, 2, Duration::from_millis(150));
     let mut channel = transports[0].open(1, StreamNumber(0)).unwrap();
     let error = channel.send(&[0; 10_000]).unwrap_err();
@@ -33,11 +33,11 @@ fn a_full_ring_times_out_naming_who_does_not_receive() {
 }
 
 #[test]
-fn abort_wakes_every_waiter_at_once() {
+fn abort_ends_every_wait_at_once() {
     for kind in ALL_KINDS {
         let transports = world(kind, 3);
         let started = Instant::now();
-        let all_know = std::sync::Barrier::new(3);
+        let all_aborted = std::sync::Barrier::new(3);
         std::thread::scope(|scope| {
             for transport in &transports {
                 scope.spawn(|| {
@@ -49,8 +49,8 @@ fn abort_wakes_every_waiter_at_once() {
                     } else {
                         silent.receive(0, &mut [0; 4]).unwrap_err()
                     };
-                    // Nobody leaves, which would be a loss to the others too, before all know.
-                    all_know.wait();
+                    // A rank that leaves early would be a lost peer to the others.
+                    all_aborted.wait();
                     assert!(matches!(error, TransportError::PeerLost { rank: 7 }), "{error}");
                 });
             }
@@ -66,7 +66,7 @@ fn abort_wakes_every_waiter_at_once() {
 }
 
 #[test]
-fn an_abort_without_a_name_is_the_launchers() {
+fn the_first_abort_counts_and_without_a_rank_blames_the_launcher() {
     let segment = Segment::create(&SegmentShape::new(vec![0, 1], 1)).unwrap();
     let transport = SharedMemory::attach(&segment, 0, 2, WaitPolicy::default()).unwrap();
     segment.abort(None);
@@ -76,7 +76,7 @@ fn an_abort_without_a_name_is_the_launchers() {
 }
 
 #[test]
-fn a_peer_that_leaves_is_lost_after_its_last_bytes_were_read() {
+fn a_peer_that_leaves_is_lost_after_its_last_bytes_are_read() {
     for kind in [Kind::SharedMemory, Kind::Tcp] {
         let mut transports = world(kind, 2);
         let leaving = transports.pop().unwrap();
@@ -99,13 +99,13 @@ fn a_peer_that_leaves_is_lost_after_its_last_bytes_were_read() {
 }
 
 #[test]
-fn disagreement_about_a_length_is_an_error_and_nothing_is_overrun() {
+fn a_message_of_another_length_is_an_error_without_overrun() {
     for kind in [Kind::SharedMemory, Kind::SmallRings, Kind::Tcp] {
         on_every_rank(&world_with(kind, 2, Duration::from_millis(500)), |transport| {
             let mut channel = transport.open(1 - transport.rank(), StreamNumber(0)).unwrap();
             if transport.rank() == 0 {
                 channel.send(&[1; 100]).unwrap();
-                // Stay until the other has looked: its error must not be that we left.
+                // Stay until the peer has failed. Otherwise its error might be that this rank left.
                 let _ = channel.receive(&mut [0]);
             } else {
                 let error = channel.receive(&mut [0; 60]).unwrap_err();
@@ -124,7 +124,7 @@ fn a_channel_opens_once_and_only_to_others() {
             assert!(matches!(transport.open(peer, StreamNumber(0)), Err(TransportError::AlreadyOpen { .. })));
             assert!(matches!(transport.open(rank, StreamNumber(0)), Err(TransportError::NoSuchPeer { .. })));
             assert!(matches!(transport.open(9, StreamNumber(0)), Err(TransportError::NoSuchPeer { rank: 9, .. })));
-            // Neither leaves before the other has looked.
+            // Neither rank leaves before the other has checked.
             channel.send(&[]).unwrap();
             channel.receive(&mut []).unwrap();
         });
@@ -134,7 +134,7 @@ fn a_channel_opens_once_and_only_to_others() {
 }
 
 #[test]
-fn a_segment_takes_each_rank_once_and_sensible_shapes_only() {
+fn a_segment_accepts_each_rank_once_and_only_valid_shapes() {
     let segment = Segment::create(&SegmentShape::new(vec![4, 7], 2)).unwrap();
     let first = SharedMemory::attach(&segment, 7, 8, WaitPolicy::default()).unwrap();
     assert!(SharedMemory::attach(&segment, 7, 8, WaitPolicy::default()).is_err());
@@ -149,14 +149,15 @@ fn a_segment_takes_each_rank_once_and_sensible_shapes_only() {
 }
 
 #[test]
-fn who_may_not_spin_sleeps_until_he_may_or_has_his_message() {
+fn a_thread_that_may_not_spin_sleeps_until_nudged() {
     use crate::clock::thread_cpu_time;
     use std::sync::atomic::{AtomicBool, Ordering};
     const SPIN: Duration = Duration::from_millis(200);
     let patience = WaitPolicy { spin: SPIN, timeout: Duration::from_secs(20) };
     let stream = StreamNumber(1);
-    // What waiting 100 ms for a message takes of the processor, when the thread may spin from the middle on and when it never may.
-    let busy = |is_nudged: bool| {
+    // CPU time of a thread that waits 100 ms for a message. It may never spin, or only from the
+    // middle on.
+    let cpu_time = |is_nudged: bool| {
         let segment = Segment::create(&SegmentShape::new(all(2), 4)).unwrap();
         let transports = [0, 1].map(|rank| SharedMemory::attach(&segment, rank, 2, patience).unwrap());
         let may_spin = Arc::new(AtomicBool::new(false));
@@ -180,8 +181,9 @@ fn who_may_not_spin_sleeps_until_he_may_or_has_his_message() {
             waiting.join().unwrap()
         })
     };
-    let asleep = busy(false);
+    let asleep = cpu_time(false);
     assert!(asleep < Duration::from_millis(5), "it spun for {asleep:?}");
-    // On a busy machine who spins may get little of the processor: mostly he does.
-    assert!((0..30).any(|_| busy(true) > asleep * 2), "it sleeps on, and took {asleep:?} asleep");
+    // On a busy machine a spinning thread may get little CPU time, so one success in 30 attempts is
+    // enough.
+    assert!((0..30).any(|_| cpu_time(true) > asleep * 2), "it never spins; asleep it took {asleep:?}");
 }

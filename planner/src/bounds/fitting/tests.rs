@@ -5,7 +5,7 @@ use super::stages::{StageCost, least_cuts};
 use crate::bounds::{Bound, Bounds};
 use crate::search::plan;
 use crate::space::Request;
-use foretell_models::{DropoutRate, Model};
+use foretell_models::{DropoutRate, Gpt, Model};
 use foretell_program::{Layout, Plan, Rank, Recompute, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::{DeviceId, Topology};
@@ -69,7 +69,7 @@ fn two_kinds(slow: &str, fast: &str, nic: &str) -> Topology {
 #[test]
 fn fitted_stages_are_as_fast_as_the_best_and_not_below_their_bound() {
     let (attention_dropout, dropout) = (DropoutRate::NONE, DropoutRate::NONE);
-    let model = Model::Gpt {
+    let model = Model::Gpt(Gpt {
         layers: 6,
         hidden: 256,
         heads: 4,
@@ -79,7 +79,7 @@ fn fitted_stages_are_as_fast_as_the_best_and_not_below_their_bound() {
         tied_embeddings: false,
         dropout,
         attention_dropout,
-    };
+    });
     let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 64) };
     let mut partly_recomputed = 0;
     for (slow, fast, nic) in [

@@ -1,23 +1,25 @@
-//! Micro-batches that repeat another. A stage does for one micro-batch what it does for the next, in
-//! other buffers. So one micro-batch is emitted, and the instructions and buffers that it left are copied
-//! for the others.
+//! Micro-batches that repeat another. A stage does for one micro-batch what it does for the next,
+//! in other buffers. So one micro-batch is emitted, and the instructions and buffers that it left
+//! are copied for the others.
 //!
-//! Some micro-batches are unique. The first of a pass through a chunk writes to sums that later ones add
-//! to, the last completes gradients that are then reduced, and before the first of a pass sharded
-//! parameters are gathered. All other micro-batches with the same passes in the same order repeat the
-//! first of them, their template.
+//! Some micro-batches are unique. The first of a pass through a chunk writes to sums that later
+//! ones add to, the last completes gradients that are then reduced, and before the first of a pass
+//! sharded parameters are gathered. All other micro-batches with the same passes in the same order
+//! repeat the first of them, their template.
 //!
-//! A segment is what is emitted at once: a pass, or the receipt of one message. A micro-batch's passes come
-//! in a fixed order and its messages anywhere between them, so a buffer is identified by the segment that
-//! added it and its number within the segment. Instructions mean nothing here, except for those that
-//! depend on the index of a sample.
+//! A segment is what is emitted at once: a pass, or the receipt of one message. A micro-batch's
+//! passes come in a fixed order and its messages anywhere between them, so a buffer is identified
+//! by the segment that added it and its number within the segment. Instructions mean nothing here,
+//! except for those that depend on the index of a sample.
+
+mod itinerary;
 
 use crate::compile::messages::Receive;
 use crate::compile::state::ParameterGathers;
 use crate::program::{Buffer, BufferId, Few, Instruction, Operation, StageProgram};
-use crate::schedule::{StagePass, Task};
+use crate::schedule::Task;
 use foretell_models::TensorId;
-use std::collections::BTreeSet;
+use itinerary::{Itinerary, itineraries, unique_micro_batches};
 use std::sync::Arc;
 
 /// The micro-batches of a list that repeat others.
@@ -38,7 +40,8 @@ enum Repetition {
     /// It repeats a template.
     Copy {
         template: usize,
-        /// The id of the first buffer of each of its segments, counted from 1; the entry of [`OUTSIDE`] is 0.
+        /// The id of the first buffer of each of its segments, counted from 1; the entry of
+        /// [`OUTSIDE`] is 0.
         first_buffers: Vec<u32>,
         /// The number of its passes so far.
         passes: usize,
@@ -114,8 +117,8 @@ struct RecordedInstruction {
     counts_samples: bool,
 }
 
-/// A buffer as a template refers to it: number `number`, from 0, of those that segment `segment`, from 1,
-/// added. With segment [`OUTSIDE`] it is the buffer with id `number`.
+/// A buffer as a template refers to it: number `number`, from 0, of those that segment `segment`,
+/// from 1, added. With segment [`OUTSIDE`] it is the buffer with id `number`.
 #[derive(Clone, Copy)]
 struct BufferReference {
     segment: u32,
@@ -135,31 +138,6 @@ pub(super) struct ListEnd {
 impl ListEnd {
     pub(super) fn of(program: &StageProgram) -> Self {
         Self { instructions: program.instructions.len(), buffers: program.buffers.len() }
-    }
-}
-
-/// The segments of a micro-batch, and when each of them comes in the list.
-#[derive(Default)]
-struct Itinerary {
-    /// The chunk and pass of each pass in order, and whether the backward pass of the same chunk follows
-    /// at once.
-    passes: Vec<(usize, StagePass, bool)>,
-    /// The tensor and sending stage of each message, ascending.
-    messages: Vec<(TensorId, usize)>,
-    /// The positions of the passes among all segments of the list.
-    pass_positions: Vec<usize>,
-    /// The positions of the messages among all segments of the list.
-    message_positions: Vec<usize>,
-}
-
-impl Itinerary {
-    /// Whether `earlier` has the same segments, each of them earlier.
-    fn repeats(&self, earlier: &Self) -> bool {
-        let all_later = |own: &[usize], others: &[usize]| own.iter().zip(others).all(|(own, other)| own > other);
-        self.passes == earlier.passes
-            && self.messages == earlier.messages
-            && all_later(&self.pass_positions, &earlier.pass_positions)
-            && all_later(&self.message_positions, &earlier.message_positions)
     }
 }
 
@@ -257,8 +235,8 @@ impl Repeats {
             let instruction = Instruction { reads: Few::new(), writes: Few::new(), ..instruction.clone() };
             recorded.instructions.push(RecordedInstruction { instruction, reads, writes, counts_samples });
         }
-        // Reserve space for all copies that are known to come: lists are long, and growing them step by step
-        // would copy as much as the copies themselves.
+        // Reserve space for all copies that are known to come: lists are long, and growing them
+        // step by step would copy as much as the copies themselves.
         left.instructions += *copies * recorded.instructions.len();
         left.buffers += *copies * recorded.buffers.len();
         program.instructions.reserve(left.instructions);
@@ -305,7 +283,8 @@ impl Repeats {
     }
 }
 
-/// The ids of some operands. Most instructions have at most four, which need no heap and no iterator.
+/// The ids of some operands. Most instructions have at most four, which need no heap and no
+/// iterator.
 fn buffer_ids(operands: &[BufferReference], buffer: impl Fn(&BufferReference) -> BufferId) -> Few<BufferId> {
     let mut ids = [BufferId(0); 4];
     if operands.len() > ids.len() {
@@ -313,53 +292,6 @@ fn buffer_ids(operands: &[BufferReference], buffer: impl Fn(&BufferReference) ->
     }
     ids.iter_mut().zip(operands).for_each(|(id, reference)| *id = buffer(reference));
     Few::from_buf_and_len(ids, operands.len())
-}
-
-/// The itinerary of each micro-batch.
-fn itineraries(tasks: &[Task], receives: &[Vec<Receive>]) -> Vec<Itinerary> {
-    let count = tasks.iter().map(|task| task.micro_batch + 1).max().unwrap_or(0);
-    let mut itineraries: Vec<Itinerary> = (0..count).map(|_| Itinerary::default()).collect();
-    let mut messages: Vec<Vec<(TensorId, usize, usize)>> = vec![Vec::new(); count];
-    let mut position = 0;
-    for (index, task) in tasks.iter().enumerate() {
-        for receive in receives.get(index).into_iter().flatten() {
-            position += 1;
-            if let Some(messages) = messages.get_mut(receive.micro_batch) {
-                messages.push((receive.tensor, receive.from, position));
-            }
-        }
-        position += 1;
-        let itinerary = &mut itineraries[task.micro_batch];
-        let returns = tasks.get(index + 1).is_some_and(|next| task.returns_with(next));
-        itinerary.passes.push((task.chunk, task.pass, returns));
-        itinerary.pass_positions.push(position);
-    }
-    for (itinerary, mut messages) in itineraries.iter_mut().zip(messages) {
-        messages.sort_unstable();
-        itinerary.messages = messages.iter().map(|&(tensor, from, _)| (tensor, from)).collect();
-        itinerary.message_positions = messages.iter().map(|&(.., position)| position).collect();
-    }
-    itineraries
-}
-
-/// The micro-batches for which a stage does something that it does for no other.
-fn unique_micro_batches(tasks: &[Task], gathers: ParameterGathers) -> BTreeSet<usize> {
-    let mut unique = BTreeSet::new();
-    let mut seen = BTreeSet::new();
-    for (index, task) in tasks.iter().enumerate() {
-        if seen.insert((task.chunk, task.pass)) {
-            unique.insert(task.micro_batch);
-            // The first parameters that a pass reads are gathered during the task before it.
-            let before = index.checked_sub(1).filter(|_| gathers == ParameterGathers::Once);
-            unique.extend(before.map(|before| tasks[before].micro_batch));
-        }
-    }
-    for task in tasks.iter().rev() {
-        if seen.remove(&(task.chunk, task.pass)) {
-            unique.insert(task.micro_batch);
-        }
-    }
-    unique
 }
 
 /// The same operation for another first sample; `None` if it does not depend on samples.
@@ -382,7 +314,8 @@ mod tests {
     use crate::program::Program;
     use foretell_models::Model;
 
-    /// The Programs of a plan, with repeated micro-batches copied and with every micro-batch emitted.
+    /// The Programs of a plan, with repeated micro-batches copied and with every micro-batch
+    /// emitted.
     fn both(model: &str, rest: &str) -> [Vec<Program>; 2] {
         let model: Model = serde_json::from_str(model).expect("a model");
         let plan: Plan = serde_json::from_str(&format!("{{\"optimizer\": \"adam\", {rest}}}")).expect("a plan");

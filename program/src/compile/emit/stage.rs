@@ -75,8 +75,8 @@ impl<'a> Stage<'a> {
         micro_batch * self.plan.layout.samples_at_once()
     }
 
-    /// The axes for which an operator's kernel must know the rank's index: its work depends on which part
-    /// of a loop the rank has.
+    /// The axes for which an operator's kernel must know the rank's index: its work depends on
+    /// which part of a loop the rank has.
     pub(super) fn positional_axes(&self, id: OperatorId) -> Vec<Axis> {
         let operator = self.operator(id);
         let strategy = self.lowering.sharding.strategy(id);

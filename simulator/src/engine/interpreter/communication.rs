@@ -1,5 +1,5 @@
-//! The part of the interpreter that deals with collectives and messages: who has arrived, when data begin to flow, what the flow
-//! takes of links and processors, and who may go on when it ends.
+//! Runs collectives and messages: waits for their members, lets their data flow over links and
+//! processors, and ends the blocks of all members.
 
 use super::Interpreter;
 use super::event::{Communication, Event, Task};
@@ -9,123 +9,127 @@ use crate::engine::resolved_costs::{Communicator, ResolvedCost, communicator, gr
 use crate::lowering::{Lowered, ProcessGroup, backlog};
 use foretell_units::Picoseconds;
 
-/// How far a message is: bits of its state.
+/// The state of a message, as bits.
 mod flag {
-    pub(super) const SENDER_IS_THERE: u32 = 1;
-    pub(super) const RECEIVER_IS_THERE: u32 = 2;
+    pub(super) const SENDER_IS_READY: u32 = 1;
+    pub(super) const RECEIVER_IS_READY: u32 = 2;
     pub(super) const HAS_BEGUN: u32 = 4;
-    pub(super) const IS_DONE: u32 = 8;
-    /// Its sender put it into the buffer before anyone asked for it.
-    pub(super) const IS_AHEAD: u32 = 16;
+    pub(super) const HAS_ENDED: u32 = 8;
+    /// It was sent into the buffer before the receiver was ready.
+    pub(super) const IS_BUFFERED: u32 = 16;
 }
 
-/// The messages of a channel that are in the buffer, and the one that waits for room.
+/// The buffer of a channel.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Buffered {
-    pub(super) bytes: u64,
-    pub(super) blocked: Option<u32>,
+pub(super) struct Buffer {
+    /// Bytes of the messages in it.
+    bytes: u64,
+    /// The message that does not fit yet.
+    blocked: Option<u32>,
 }
 
-/// Who has reached which collective.
+/// The members that have reached each collective.
 #[derive(Debug)]
 pub(super) struct Arrivals {
-    /// One a group: its members come to one collective after the other; or one a collective, where they may go on at once.
-    arrivals: Vec<CollectiveArrivals>,
-    is_one_a_group: bool,
+    /// One entry for each group if its members reach one collective after the other, or else one
+    /// for each collective.
+    entries: Vec<CollectiveArrivals>,
+    is_one_per_group: bool,
 }
 
-/// The members that have reached a collective, and the time of the last.
+/// The members that have reached one collective.
 #[derive(Clone, Copy, Debug, Default)]
 struct CollectiveArrivals {
     latest: Picoseconds,
-    arrived: u32,
+    count: u32,
 }
 
 impl Arrivals {
     pub(super) fn new(lowered: &Lowered<'_>) -> Self {
-        let is_one_a_group = !lowered.communication_overlaps();
+        let is_one_per_group = !lowered.communication_overlaps();
         let collectives = lowered.groups.iter().map(|group| group.collectives.len()).sum();
-        let count = if is_one_a_group { lowered.groups.len() } else { collectives };
-        Self { arrivals: vec![CollectiveArrivals::default(); count], is_one_a_group }
+        let count = if is_one_per_group { lowered.groups.len() } else { collectives };
+        Self { entries: vec![CollectiveArrivals::default(); count], is_one_per_group }
     }
 
-    /// A member arrives. Returns the time of the last when all have.
-    fn arrive(&mut self, group: &ProcessGroup, exchange: Communication, time: Picoseconds) -> Option<Picoseconds> {
-        let place = if self.is_one_a_group { exchange.communicator } else { group.first_communication + exchange.nth };
-        let arrivals_here = &mut self.arrivals[place as usize];
-        arrivals_here.arrived += 1;
-        arrivals_here.latest = arrivals_here.latest.max(time);
-        (arrivals_here.arrived as usize == group.members.len()).then(|| std::mem::take(arrivals_here).latest)
+    /// Adds a member's arrival. Returns the time of the latest arrival once all members have come.
+    fn add(&mut self, group: &ProcessGroup, collective: Communication, time: Picoseconds) -> Option<Picoseconds> {
+        let index = if self.is_one_per_group { collective.communicator } else { group.first_communication + collective.nth };
+        let entry = &mut self.entries[index as usize];
+        entry.count += 1;
+        entry.latest = entry.latest.max(time);
+        (entry.count as usize == group.members.len()).then(|| std::mem::take(entry).latest)
     }
 }
 
 impl<'a> Interpreter<'a> {
-    /// A member reaches a collective now or at a time that is certain. Returns false where it has to come again then.
-    pub(super) fn reach(&mut self, task: Task, number: u32, nth: u32, time: Picoseconds) -> bool {
-        let communicator = self.communicator(task.rank, number);
+    /// A member reaches the `nth` collective of the group that its list calls `number`, now or at a
+    /// later time. Returns `false`, and changes nothing, if it can only be reached at its time.
+    pub(super) fn reach_collective(&mut self, task: Task, number: u32, nth: u32, time: Picoseconds) -> bool {
+        let communicator = self.communicator_of(task.rank, number);
         let group = &self.lowered.groups[communicator as usize];
         let now = self.queue.now();
-        let which = group.collectives.which(nth as usize);
-        if group.is_stepped(which as usize) {
+        let distinct = group.collectives.index(nth as usize);
+        if group.is_stepped(distinct as usize) {
             if time > now {
                 return false;
             }
-            self.enter(task, number, which);
+            self.enter(task, number, distinct);
             return true;
         }
         if self.try_run_ahead(task, time) {
             return true;
         }
-        let exchange = Communication { communicator, nth };
-        let Some(time) = self.arrivals.arrive(group, exchange, time) else { return true };
+        let collective = Communication { communicator, nth };
+        let Some(time) = self.arrivals.add(group, collective, time) else { return true };
         group.members.iter().for_each(|&(member, _)| self.catch_up(member));
-        let expects_none = |&(member, _): &(u32, u32)| self.ranks[member as usize].meter.expects_no_exchange(now);
+        let expects_none = |&(member, _): &(u32, u32)| self.ranks[member as usize].meter.expects_no_collective(now);
         if time <= now {
-            self.all_are_there(exchange);
+            self.all_have_arrived(collective);
         } else if group.members.iter().all(expects_none) {
             for &(member, _) in &group.members {
-                self.ranks[member as usize].meter.exchange_begins(time, now);
+                self.ranks[member as usize].meter.collective_begins(time, now);
             }
-            self.begin(exchange, time);
+            self.begin_communication(collective, time);
         } else {
-            self.queue.schedule(time, Event::MembersArrived(exchange));
+            self.queue.schedule(time, Event::MembersArrived(collective));
         }
         true
     }
 
-    /// The last member of a collective has come just now.
-    pub(super) fn all_are_there(&mut self, exchange: Communication) {
-        let Communicator::Group(group) = communicator(self.lowered, exchange.communicator) else { return };
+    /// Begins a collective that all members have reached.
+    pub(super) fn all_have_arrived(&mut self, collective: Communication) {
+        let Communicator::Group(group) = communicator(self.lowered, collective.communicator) else { return };
         let now = self.queue.now();
         for &(member, _) in &group.members {
             self.catch_up(member);
             self.ranks[member as usize].meter.begin(TimeCategory::Communication, now);
         }
-        self.begin(exchange, now);
+        self.begin_communication(collective, now);
     }
 
-    /// A sender has reached a message.
+    /// A sender reaches a message.
     pub(super) fn send(&mut self, message: Communication) {
-        if let Some(state) = self.state(message) {
-            *state |= flag::SENDER_IS_THERE;
+        if let Some(flags) = self.flags_of(message) {
+            *flags |= flag::SENDER_IS_READY;
             self.try_message(message);
         }
     }
 
-    /// A receiver has.
+    /// A receiver reaches a message.
     pub(super) fn receive(&mut self, message: Communication, task: Task) {
-        let Communicator::Channel(channel, of) = communicator(self.lowered, message.communicator) else { return };
-        let Some(state) = self.state(message) else { return };
-        *state |= flag::RECEIVER_IS_THERE;
-        let state = *state;
-        if state & flag::IS_AHEAD == 0 {
+        let Communicator::Channel(number, channel) = communicator(self.lowered, message.communicator) else { return };
+        let Some(flags) = self.flags_of(message) else { return };
+        *flags |= flag::RECEIVER_IS_READY;
+        let flags = *flags;
+        if flags & flag::IS_BUFFERED == 0 {
             self.try_message(message);
             return;
         }
-        let buffered = &mut self.buffered[channel as usize];
-        buffered.bytes -= of.bytes.get(message.nth as usize);
-        let blocked = buffered.blocked.take();
-        if state & flag::IS_DONE != 0 {
+        let buffer = &mut self.buffers[number as usize];
+        buffer.bytes -= channel.bytes.get(message.nth as usize);
+        let blocked = buffer.blocked.take();
+        if flags & flag::HAS_ENDED != 0 {
             self.finish(task);
         } else {
             self.ranks[task.rank as usize].meter.begin(TimeCategory::Communication, self.queue.now());
@@ -135,207 +139,210 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    /// Begins a message if both are there, or if the sender is and the buffer has room.
+    /// Begins a message if both ends are ready, or if the sender is and the message fits the
+    /// buffer.
     fn try_message(&mut self, message: Communication) {
-        let Communicator::Channel(channel, of) = communicator(self.lowered, message.communicator) else { return };
-        let buffer = self.lowered.costs.buffered.count();
-        let index = (of.first_communication - self.first_message + message.nth) as usize;
-        let state = &mut self.messages[index];
-        if *state & flag::HAS_BEGUN != 0 || *state & flag::SENDER_IS_THERE == 0 {
+        let Communicator::Channel(number, channel) = communicator(self.lowered, message.communicator) else { return };
+        let capacity = self.lowered.costs.buffered.count();
+        let index = (channel.first_communication - self.first_message + message.nth) as usize;
+        let flags = &mut self.message_flags[index];
+        if *flags & flag::HAS_BEGUN != 0 || *flags & flag::SENDER_IS_READY == 0 {
             return;
         }
-        if *state & flag::RECEIVER_IS_THERE == 0 {
-            let bytes = of.bytes.get(message.nth as usize);
-            let buffered = &mut self.buffered[channel as usize];
-            if buffered.bytes + bytes > buffer {
-                buffered.blocked = Some(message.nth);
+        if *flags & flag::RECEIVER_IS_READY == 0 {
+            let bytes = channel.bytes.get(message.nth as usize);
+            let buffer = &mut self.buffers[number as usize];
+            if buffer.bytes + bytes > capacity {
+                buffer.blocked = Some(message.nth);
                 return;
             }
-            buffered.bytes += bytes;
-            *state |= flag::IS_AHEAD;
+            buffer.bytes += bytes;
+            *flags |= flag::IS_BUFFERED;
         }
-        *state |= flag::HAS_BEGUN;
+        *flags |= flag::HAS_BEGUN;
         let now = self.queue.now();
-        self.catch_up(of.sender);
-        self.catch_up(of.receiver);
-        self.ranks[of.sender as usize].meter.begin(TimeCategory::Communication, now);
-        if self.messages[index] & flag::RECEIVER_IS_THERE != 0 {
-            self.ranks[of.receiver as usize].meter.begin(TimeCategory::Communication, now);
+        self.catch_up(channel.sender);
+        self.catch_up(channel.receiver);
+        self.ranks[channel.sender as usize].meter.begin(TimeCategory::Communication, now);
+        if self.message_flags[index] & flag::RECEIVER_IS_READY != 0 {
+            self.ranks[channel.receiver as usize].meter.begin(TimeCategory::Communication, now);
         }
-        self.begin(message, now);
+        self.begin_communication(message, now);
     }
 
-    fn begin(&mut self, exchange: Communication, time: Picoseconds) {
-        let price = self.price(exchange);
-        let flows = time + price.latency;
-        if price.shares_nothing {
-            self.queue.schedule(flows + price.flow, Event::CommunicationEnds(exchange));
-        } else if !(price.loads().is_empty() && self.take_processors(exchange, flows + price.flow)) {
-            self.queue.schedule(flows, Event::LatencyEnds(exchange));
+    fn begin_communication(&mut self, communication: Communication, time: Picoseconds) {
+        let cost = self.cost_of(communication);
+        let flow_start = time + cost.latency;
+        if cost.is_uncontended {
+            self.queue.schedule(flow_start + cost.flow, Event::CommunicationEnds(communication));
+        } else if !(cost.loads().is_empty() && self.take_processors(communication, flow_start + cost.flow)) {
+            self.queue.schedule(flow_start, Event::LatencyEnds(communication));
         }
     }
 
-    /// Has an exchange that loads no link have its members' processors to itself until it ends, if they are idle: it goes on at its own pace then,
-    /// and nothing has to be solved. Whoever comes onto one of them puts an end to that ([`Self::give_up_processors`]).
-    fn take_processors(&mut self, exchange: Communication, end: Picoseconds) -> bool {
-        if !self.looks_ahead {
+    /// Gives a communication that loads no link the exclusive use of its members' processors, if
+    /// they are idle. It then runs at its own rate and the solver is not needed, until something
+    /// else comes onto one of them ([`Self::share_processors`]).
+    fn take_processors(&mut self, communication: Communication, end: Picoseconds) -> bool {
+        if !self.can_start_in_advance {
             return false;
         }
-        let mut wanted = self.wanted_processors(exchange);
-        if wanted.any(|(rank, resource)| !self.is_idle(resource) || self.ranks[rank as usize].interruption > Picoseconds::ZERO) {
+        let mut needed = self.processors_of(communication);
+        if needed.any(|(rank, resource)| !self.is_idle(resource) || self.ranks[rank as usize].interruption > Picoseconds::ZERO) {
             return false;
         }
-        self.hold_processors(exchange, end);
+        self.hold_processors(communication, end);
         true
     }
 
-    /// Has it have them, which are idle.
-    pub(super) fn hold_processors(&mut self, exchange: Communication, end: Picoseconds) {
-        for (_, resource) in self.wanted_processors(exchange) {
+    /// Gives a communication the exclusive use of its members' processors, which are idle.
+    pub(super) fn hold_processors(&mut self, communication: Communication, end: Picoseconds) {
+        for (_, resource) in self.processors_of(communication) {
             self.processors[(resource - self.first_processor) as usize].exclusive =
-                Some(Exclusive { owner: ExclusiveOwner::Communication(exchange), end });
+                Some(Exclusive { owner: ExclusiveOwner::Communication(communication), end });
         }
-        self.queue.schedule(
-            end,
-            Event::ExclusiveCommunicationEnds {
-                communication: exchange,
-                generation: self.exclusive_generations[exchange.communicator as usize],
-            },
-        );
+        let generation = self.exclusive_generations[communication.communicator as usize];
+        self.queue.schedule(end, Event::ExclusiveCommunicationEnds { communication, generation });
     }
 
-    /// An exchange that has its members' processors to itself leaves them.
-    pub(super) fn leave_processors(&mut self, exchange: Communication) {
-        self.exclusive_generations[exchange.communicator as usize] += 1;
-        for (_, resource) in self.wanted_processors(exchange) {
+    /// Ends the exclusive use of its members' processors by a communication.
+    pub(super) fn release_processors(&mut self, communication: Communication) {
+        self.exclusive_generations[communication.communicator as usize] += 1;
+        for (_, resource) in self.processors_of(communication) {
             self.processors[(resource - self.first_processor) as usize].exclusive = None;
         }
     }
 
-    /// The same before its end, as someone else comes: it goes on as a fluid activity, or has to come again if its data do not flow yet.
-    pub(super) fn give_up_processors(&mut self, exchange: Communication, end: Picoseconds) {
-        self.leave_processors(exchange);
-        let flow = self.price(exchange).flow;
+    /// The same before its end, because something else comes onto a processor. The communication
+    /// becomes a fluid activity, at once or when its data begin to flow.
+    pub(super) fn share_processors(&mut self, communication: Communication, end: Picoseconds) {
+        self.release_processors(communication);
+        let flow = self.cost_of(communication).flow;
         let left = end.saturating_sub(self.queue.now());
         if left > flow {
-            self.queue.schedule(end.saturating_sub(flow), Event::LatencyEnds(exchange));
+            self.queue.schedule(end.saturating_sub(flow), Event::LatencyEnds(communication));
         } else {
-            self.flow_on(exchange, left.0 as f64);
+            self.add_flow(communication, left.0 as f64);
         }
     }
 
-    /// The ranks that an exchange takes a part of the processor of, and these processors.
-    fn wanted_processors(&self, exchange: Communication) -> impl Iterator<Item = (u32, u32)> + Clone + use<'a> {
-        let (lowered, prices, price) = (self.lowered, self.costs, self.price(exchange));
-        let shares = members(lowered, exchange).map(move |rank| (rank, prices.processor_share(lowered, price, rank)));
+    /// The members whose processor a communication uses, each with that processor.
+    fn processors_of(&self, communication: Communication) -> impl Iterator<Item = (u32, u32)> + Clone + use<'a> {
+        let (lowered, costs, cost) = (self.lowered, self.costs, self.cost_of(communication));
+        let shares = members(lowered, communication).map(move |rank| (rank, costs.processor_share(lowered, cost, rank)));
         shares.filter(|&(_, (_, share))| share > 0.0).map(|(rank, (resource, _))| (rank, resource))
     }
 
-    /// Data begin to flow: the exchange takes its part of links and processors.
-    pub(super) fn flow(&mut self, exchange: Communication) {
-        let flow = self.price(exchange).flow;
+    /// Begins the flow of a communication's data.
+    pub(super) fn begin_flow(&mut self, communication: Communication) {
+        let flow = self.cost_of(communication).flow;
         if flow == Picoseconds::ZERO {
-            self.finish_communication(exchange);
+            self.finish_communication(communication);
         } else {
-            self.flow_on(exchange, flow.0 as f64);
+            self.add_flow(communication, flow.0 as f64);
         }
     }
 
-    /// The same of an exchange that has so many picoseconds left of its flow.
-    pub(super) fn flow_on(&mut self, exchange: Communication, left: f64) {
-        let (lowered, prices, price) = (self.lowered, self.costs, self.price(exchange));
-        let links = price.loads().iter().map(move |&(link, load)| {
-            // What was measured faster than the link is stated must still be possible.
-            (link as u32, (load * price.pace).min(lowered.capacities[link]))
+    /// Makes the flow of a communication a fluid activity on its links and processors, of which
+    /// `left` picoseconds alone are left.
+    pub(super) fn add_flow(&mut self, communication: Communication, left: f64) {
+        let (lowered, costs, cost) = (self.lowered, self.costs, self.cost_of(communication));
+        let links = cost.loads().iter().map(move |&(link, load)| {
+            // A sample may be faster than the link's stated rate; that rate must remain possible.
+            (link as u32, (load * cost.bytes_per_second).min(lowered.capacities[link]))
         });
-        let members = members(lowered, exchange);
+        let members = members(lowered, communication);
         let first = members.clone().next();
-        let processors = members.map(move |rank| prices.processor_share(lowered, price, rank));
+        let processors = members.map(move |rank| costs.processor_share(lowered, cost, rank));
         let mut largest_share: f64 = 0.0;
         for (resource, share) in processors.clone() {
             if share > 0.0 {
                 largest_share = largest_share.max(share);
-                self.join(resource);
+                self.end_exclusive_use(resource);
             }
         }
         let growth = growth(lowered, first.map(|rank| lowered.ranks[rank as usize].kind), largest_share);
-        self.add_fluid(FluidOwner::Communication(exchange), left, links.chain(processors), growth);
+        self.add_fluid(FluidOwner::Communication(communication), left, links.chain(processors), growth);
     }
 
-    /// Keeps the network's links busy for what an exchange that has ended took of them beyond their rates. A shaper or a port lets the first of
-    /// a message pass at once, so a short message that is alone arrives sooner than the rate has it; the next one pays for that.
-    fn add_backlogs(&mut self, exchange: Communication) {
-        let price = self.price(exchange);
+    /// Keeps links of a network busy with the backlog of a communication that has ended. A shaper
+    /// or a port lets the start of a message pass at once, so a short message alone arrives earlier
+    /// than the link's rate allows, and the next message waits for the difference.
+    fn add_backlogs(&mut self, communication: Communication) {
+        let cost = self.cost_of(communication);
         let lowered = self.lowered;
-        for &(link, load) in price.loads() {
+        for &(link, load) in cost.loads() {
             let capacity = lowered.capacities[link];
             if lowered.has_queue[link]
-                && let Some(owed) = backlog(load, price.bytes, capacity, price.flow_seconds)
+                && let Some(backlog) = backlog(load, cost.bytes, capacity, cost.flow_seconds)
             {
-                self.add_fluid(FluidOwner::Nothing, Picoseconds::from(owed).0 as f64, [(link as u32, capacity)], 1.0);
+                self.add_fluid(FluidOwner::Nothing, Picoseconds::from(backlog).0 as f64, [(link as u32, capacity)], 1.0);
             }
         }
     }
 
-    pub(super) fn finish_communication(&mut self, exchange: Communication) {
+    /// Ends a communication, and the blocks of all members that wait in it.
+    pub(super) fn finish_communication(&mut self, communication: Communication) {
         let now = self.queue.now();
-        self.add_backlogs(exchange);
-        match communicator(self.lowered, exchange.communicator) {
+        self.add_backlogs(communication);
+        match communicator(self.lowered, communication.communicator) {
             Communicator::Group(group) => {
-                // Those of the largest groups would be gone again before it is their turn.
-                self.fetch(group.members.iter().take(16).map(|&(member, _)| member));
+                // More would be evicted from the cache before their turn.
+                self.prefetch(group.members.iter().take(16).map(|&(member, _)| member));
                 for &(member, number) in &group.members {
                     self.catch_up(member);
                     self.ranks[member as usize].meter.end(TimeCategory::Communication, now);
                     self.interrupt(member);
-                    let block = self.ranks[member as usize].block_list.collectives[number as usize][exchange.nth as usize];
+                    let block_list = self.ranks[member as usize].block_list;
+                    let block = block_list.collectives[number as usize][communication.nth as usize];
                     self.finish(Task { rank: member, block });
                 }
             }
             Communicator::Channel(_, channel) => {
-                let state = &mut self.messages[(channel.first_communication - self.first_message + exchange.nth) as usize];
-                *state |= flag::IS_DONE;
-                let receiver_is_there = *state & flag::RECEIVER_IS_THERE != 0;
+                let index = channel.first_communication - self.first_message + communication.nth;
+                let flags = &mut self.message_flags[index as usize];
+                *flags |= flag::HAS_ENDED;
+                let receiver_is_ready = *flags & flag::RECEIVER_IS_READY != 0;
                 self.catch_up(channel.sender);
                 self.catch_up(channel.receiver);
                 self.interrupt(channel.receiver);
                 self.ranks[channel.sender as usize].meter.end(TimeCategory::Communication, now);
                 let block_list = self.ranks[channel.sender as usize].block_list;
-                let block = block_list.sends[channel.send_peer as usize][exchange.nth as usize];
+                let block = block_list.sends[channel.send_peer as usize][communication.nth as usize];
                 self.finish(Task { rank: channel.sender, block });
-                if receiver_is_there {
+                if receiver_is_ready {
                     self.ranks[channel.receiver as usize].meter.end(TimeCategory::Communication, now);
                     let block_list = self.ranks[channel.receiver as usize].block_list;
-                    let block = block_list.receives[channel.receive_peer as usize][exchange.nth as usize];
+                    let block = block_list.receives[channel.receive_peer as usize][communication.nth as usize];
                     self.finish(Task { rank: channel.receiver, block });
                 }
             }
         }
     }
 
-    pub(super) fn price(&self, exchange: Communication) -> &'a ResolvedCost<'a> {
-        let which = match communicator(self.lowered, exchange.communicator) {
-            Communicator::Group(group) => group.collectives.which(exchange.nth as usize),
-            Communicator::Channel(_, channel) => channel.bytes.which(exchange.nth as usize),
+    pub(super) fn cost_of(&self, communication: Communication) -> &'a ResolvedCost<'a> {
+        let distinct = match communicator(self.lowered, communication.communicator) {
+            Communicator::Group(group) => group.collectives.index(communication.nth as usize),
+            Communicator::Channel(_, channel) => channel.bytes.index(communication.nth as usize),
         };
-        self.costs.of(exchange.communicator, which)
+        self.costs.of(communication.communicator, distinct)
     }
 
-    /// The flags of a message.
-    fn state(&mut self, message: Communication) -> Option<&mut u32> {
+    /// The flags of a message; `None` for a collective.
+    fn flags_of(&mut self, message: Communication) -> Option<&mut u32> {
         match communicator(self.lowered, message.communicator) {
             Communicator::Channel(_, channel) => {
                 let index = channel.first_communication - self.first_message + message.nth;
-                self.messages.get_mut(index as usize)
+                self.message_flags.get_mut(index as usize)
             }
             Communicator::Group(_) => None,
         }
     }
 }
 
-/// Those who take part in an exchange.
-fn members<'a>(lowered: &'a Lowered<'_>, exchange: Communication) -> impl Iterator<Item = u32> + Clone + use<'a> {
-    let (members, ends): (&[(u32, u32)], [Option<u32>; 2]) = match communicator(lowered, exchange.communicator) {
+/// The simulated ranks that take part in a communication.
+fn members<'a>(lowered: &'a Lowered<'_>, communication: Communication) -> impl Iterator<Item = u32> + Clone + use<'a> {
+    let (members, ends): (&[(u32, u32)], [Option<u32>; 2]) = match communicator(lowered, communication.communicator) {
         Communicator::Group(group) => (&group.members, [None; 2]),
         Communicator::Channel(_, channel) => (&[], [Some(channel.sender), Some(channel.receiver)]),
     };

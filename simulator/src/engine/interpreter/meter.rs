@@ -1,22 +1,24 @@
-//! What a rank spends a step on: every instant of it, counted once, as it goes by.
+//! Accounts for the time of a rank: every instant counts once, in the category that comes first.
 
 use crate::engine::Breakdown;
 use crate::engine::blocks::TimeCategory;
 use foretell_units::Picoseconds;
 
-/// What goes on on one rank, and what its time so far went to.
+/// The activities of one rank, and the time spent so far by category.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Meter {
-    /// Until when time is accounted for.
+    /// Time up to here is accounted for.
     since: Picoseconds,
-    /// How many things of each use go on, in the order of [`TimeCategory`].
+    /// Number of activities under way, by [`TimeCategory`].
     active: [u32; 4],
+    /// Time spent, by [`TimeCategory`].
     spent: [Picoseconds; 4],
     idle: Picoseconds,
-    /// When a kernel and an exchange will begin of which that is known already, or never.
-    kernel: Picoseconds,
-    kernel_category: TimeCategory,
-    exchange: Picoseconds,
+    /// When the next kernel will begin that started in advance, or never; and its category.
+    next_kernel: Picoseconds,
+    next_kernel_category: TimeCategory,
+    /// When the next collective will begin that started in advance, or never.
+    next_collective: Picoseconds,
 }
 
 const NEVER: Picoseconds = Picoseconds::MAX;
@@ -28,51 +30,51 @@ impl Default for Meter {
             active: [0; 4],
             spent: [Picoseconds::ZERO; 4],
             idle: Picoseconds::ZERO,
-            kernel: NEVER,
-            kernel_category: TimeCategory::Compute,
-            exchange: NEVER,
+            next_kernel: NEVER,
+            next_kernel_category: TimeCategory::Compute,
+            next_collective: NEVER,
         }
     }
 }
 
 impl Meter {
-    /// Something begins.
+    /// An activity begins.
     pub(super) fn begin(&mut self, category: TimeCategory, now: Picoseconds) {
         self.settle(now);
         self.active[category as usize] += 1;
     }
 
-    /// A kernel will begin. There is one at a time of which that is known.
+    /// A kernel will begin at a later time. Only one kernel can be announced at a time.
     pub(super) fn kernel_begins(&mut self, category: TimeCategory, time: Picoseconds) {
-        (self.kernel, self.kernel_category) = (time, category);
+        (self.next_kernel, self.next_kernel_category) = (time, category);
     }
 
-    /// It will not.
+    /// The announced kernel will not begin.
     pub(super) fn cancel_kernel(&mut self) {
-        self.kernel = NEVER;
+        self.next_kernel = NEVER;
     }
 
-    /// Whether nothing is known yet of an exchange that will begin.
-    pub(super) fn expects_no_exchange(&self, now: Picoseconds) -> bool {
-        self.exchange == NEVER || self.exchange <= now
+    /// Whether no collective is announced.
+    pub(super) fn expects_no_collective(&self, now: Picoseconds) -> bool {
+        self.next_collective == NEVER || self.next_collective <= now
     }
 
-    /// An exchange will begin.
-    pub(super) fn exchange_begins(&mut self, time: Picoseconds, now: Picoseconds) {
+    /// A collective will begin at a later time. Only one can be announced at a time.
+    pub(super) fn collective_begins(&mut self, time: Picoseconds, now: Picoseconds) {
         self.settle(now);
-        self.exchange = time;
+        self.next_collective = time;
     }
 
-    /// Something that began ends.
+    /// An activity ends.
     pub(super) fn end(&mut self, category: TimeCategory, now: Picoseconds) {
         self.settle(now);
         self.active[category as usize] -= 1;
     }
 
-    /// Something began and ended, and nothing else did meanwhile.
+    /// An activity has begun and ended, and no other has begun or ended meanwhile.
     pub(super) fn pass(&mut self, category: TimeCategory, start: Picoseconds, end: Picoseconds) {
         self.settle(start);
-        if self.kernel.min(self.exchange) > end && self.active == [0; 4] {
+        if self.next_kernel.min(self.next_collective) > end && self.active == [0; 4] {
             self.spent[category as usize] += end.saturating_sub(self.since);
             self.since = self.since.max(end);
         } else {
@@ -82,12 +84,12 @@ impl Meter {
         }
     }
 
-    /// Reads a word from its beginning and one from its end.
-    pub(super) fn fetch(&self) -> u64 {
-        self.since.0 ^ self.exchange.0
+    /// Reads a word at each end of the struct: see [`Memory::prefetch`](super::state::Memory).
+    pub(super) fn prefetch(&self) -> u64 {
+        self.since.0 ^ self.next_collective.0
     }
 
-    /// What the step went to, if it ends then.
+    /// How the step was spent, if it ends at this time.
     pub(super) fn breakdown(mut self, end: Picoseconds) -> Breakdown {
         self.settle(end);
         let of = |category: TimeCategory| self.spent[category as usize].into();
@@ -100,16 +102,16 @@ impl Meter {
         }
     }
 
-    /// Accounts for the time until now, and for what began in it.
+    /// Accounts for the time until now, and for announced activities that have begun.
     fn settle(&mut self, now: Picoseconds) {
-        while self.kernel.min(self.exchange) <= now {
-            if self.kernel <= self.exchange {
-                self.account(self.kernel);
-                self.kernel = NEVER;
-                self.active[self.kernel_category as usize] += 1;
+        while self.next_kernel.min(self.next_collective) <= now {
+            if self.next_kernel <= self.next_collective {
+                self.account(self.next_kernel);
+                self.next_kernel = NEVER;
+                self.active[self.next_kernel_category as usize] += 1;
             } else {
-                self.account(self.exchange);
-                self.exchange = NEVER;
+                self.account(self.next_collective);
+                self.next_collective = NEVER;
                 self.active[TimeCategory::Communication as usize] += 1;
             }
         }
@@ -134,7 +136,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_instant_counts_once_as_the_first_of_what_goes_on() {
+    fn every_instant_counts_once_in_the_first_active_category() {
         let mut meter = Meter::default();
         meter.begin(TimeCategory::Communication, Picoseconds(10));
         meter.begin(TimeCategory::Compute, Picoseconds(20));
@@ -148,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_counts_as_what_begins_and_ends() {
+    fn passing_an_activity_equals_beginning_and_ending_it() {
         for (before, kernel) in
             [(None, None), (Some(TimeCategory::Communication), None), (Some(TimeCategory::Optimizer), None), (None, Some(25))]
         {
@@ -165,11 +167,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_to_begin_counts_from_when_it_does() {
+    fn announced_activities_count_from_their_start() {
         let mut meter = Meter::default();
         meter.kernel_begins(TimeCategory::Compute, Picoseconds(30));
-        meter.exchange_begins(Picoseconds(20), Picoseconds(10));
-        assert!(!meter.expects_no_exchange(Picoseconds(10)) && meter.expects_no_exchange(Picoseconds(20)));
+        meter.collective_begins(Picoseconds(20), Picoseconds(10));
+        assert!(!meter.expects_no_collective(Picoseconds(10)) && meter.expects_no_collective(Picoseconds(20)));
         meter.end(TimeCategory::Compute, Picoseconds(50));
         meter.kernel_begins(TimeCategory::Compute, Picoseconds(55));
         meter.cancel_kernel();

@@ -1,15 +1,20 @@
-//! The interpreter: runs a lowered Program, every rank with its streams, and finds when each instruction begins and ends.
+//! The interpreter: runs the blocks of every simulated rank and finds when each begins and ends.
 //!
-//! An instruction begins when the one before it in its stream has finished and those that it waits for have, the latter a
-//! handoff earlier where they stand in another stream; a handoff therefore delays only who has to wait for it. What it does then
-//! takes its cost alone; what shares a processor or a link with others is a fluid activity, whose rate max-min fairness decides.
+//! A block begins when the previous one of its stream has ended, and every block of another stream
+//! that it depends on has ended at least a handoff earlier. So a handoff delays only what has to
+//! wait for it. The block then takes its uncontended duration, unless it shares a processor or a
+//! link: then it is a fluid activity, whose rate max-min fairness decides.
 //!
-//! Rates are relative: 1 is the pace of being alone. A kernel needs its whole processor for that, an exchange a part of each
-//! member's processor and its load on the links. A kernel that has its processor to itself goes past the solver.
+//! Rates are relative: at rate 1 an activity takes its uncontended duration. A kernel needs its
+//! whole processor for that. A communication needs a share of each member's processor, and its load
+//! on the links. A kernel that has its processor to itself bypasses the solver.
 //!
-//! What a rank remembers is where its streams are and when what others may still wait for ended: its size is that of the code's slots, not of the
-//! list. Spans are kept for whoever asks for them. Nothing is allocated while it runs, once its queues are as long as they get.
-//! It must not know schedules, layouts or what kernels are.
+//! A rank's state is how far each of its streams is, and the end times that others may still need.
+//! Its size follows from the slots of the block list, not from the number of instructions. Spans
+//! are kept only if asked for. Nothing is allocated during a run once its queues have reached their
+//! largest size.
+//!
+//! The interpreter knows no schedules, layouts or kernels.
 
 mod communication;
 mod deadline;
@@ -24,12 +29,13 @@ mod ring_steps;
 mod state;
 mod streams;
 
-use super::block_work::{BlockWork, block_work};
-use super::{EventQueue, Recording, ResolvedCosts, RunOutcome, Runnable, Scenario, scenario::FastPath};
+use super::block_times::{BlockTimes, block_times};
+use super::scenario::FastPath;
+use super::{EventQueue, Recording, ResolvedCosts, RunOutcome, Runnable, Scenario};
 use crate::error::SimulationError;
 use crate::lowering::Lowered;
 use crate::network::FairShare;
-use communication::{Arrivals, Buffered};
+use communication::{Arrivals, Buffer};
 use deadline::RemainingTimes;
 use event::{Event, Task};
 use fast_path::RunAheadState;
@@ -44,18 +50,19 @@ use state::{Memory, Progress, RankState};
 /// Runs a Program once.
 pub(crate) fn interpret(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<RunOutcome, SimulationError> {
     let costs = ResolvedCosts::new(&runnable.lowered, scenario.quantile);
-    let work = block_work(&runnable.lowered, &runnable.block_lists, scenario.quantile);
-    let mut interpreter = Interpreter::new(runnable, scenario, &costs, &work);
+    let times = block_times(&runnable.lowered, &runnable.block_lists, scenario.quantile);
+    let mut interpreter = Interpreter::new(runnable, scenario, &costs, &times);
     interpreter.start_all();
-    while interpreter.past_deadline.is_none() && interpreter.advance() {}
-    match interpreter.past_deadline {
+    while interpreter.least_step.is_none() && interpreter.advance() {}
+    match interpreter.least_step {
         Some(at_least) => Err(SimulationError::PastDeadline { at_least }),
         None => interpreter.into_outcome(),
     }
 }
 
-/// From so many ranks on what is known of them, some 6 KB each, lies beyond the nearest caches.
-const FAR_APART: usize = 512;
+/// From this number of ranks on, their state (some 6 KB each) exceeds the nearest caches, and
+/// prefetching pays.
+const PREFETCH_RANKS: usize = 512;
 
 struct Interpreter<'a> {
     lowered: &'a Lowered<'a>,
@@ -63,33 +70,44 @@ struct Interpreter<'a> {
     costs: &'a ResolvedCosts<'a>,
     queue: EventQueue<Event>,
     ranks: Vec<RankState<'a>>,
+    /// For each rank and stream, how far the stream is.
     progress: Vec<Progress>,
+    /// For each rank and slot, an end time.
     ends: Vec<Picoseconds>,
+    /// `None` if no spans are kept.
     recorder: Option<Recorder>,
-    /// Blocks that begin now.
+    /// Blocks that begin at this instant, the next one last.
     ready: Vec<Task>,
-    share: FairShare,
+    /// Rates of fluid activities on links and processors.
+    fair_share: FairShare,
+    /// The fluid activities, by their number in `fair_share`.
     fluids: Vec<Fluid>,
     quotas: Quotas,
     processors: Vec<Processor>,
+    /// The resource that is the first processor; links come before it.
     first_processor: u32,
-    /// Of each group and channel, how often an exchange has ceased to have its members' processors to itself.
+    /// For each communicator, how often an exclusive use of its members' processors has ended;
+    /// drops the event of the planned end.
     exclusive_generations: Vec<u32>,
     run_ahead: RunAheadState,
-    /// By rank, the numbers of its groups and channels: see [`Communication::communicator`].
+    /// For each rank, its communicators: see [`RankState::first_communicator`].
     communicators: Vec<u32>,
     arrivals: Arrivals,
-    /// How far each message is, and the number of the first.
-    messages: Vec<u32>,
+    /// For each message of each channel, its flags.
+    message_flags: Vec<u32>,
+    /// The number of the first message among all communication.
     first_message: u32,
-    buffered: Vec<Buffered>,
+    /// For each channel, its buffer.
+    buffers: Vec<Buffer>,
     rings: Rings,
-    /// Whether no two ranks share a processor, and no two exchanges of a group can go on at once.
-    looks_ahead: bool,
+    /// Whether blocks may start in advance: no two ranks share a processor, and no two collectives
+    /// of one group can run at once.
+    can_start_in_advance: bool,
+    /// Instructions that have not ended.
     unfinished: usize,
     deadline: Option<RemainingTimes>,
-    /// What the step takes at least, once that is later than it is worth simulating.
-    past_deadline: Option<Picoseconds>,
+    /// The least duration of the step, once it is known to end after the deadline.
+    least_step: Option<Picoseconds>,
 }
 
 impl<'a> Interpreter<'a> {
@@ -97,7 +115,7 @@ impl<'a> Interpreter<'a> {
         runnable: &'a Runnable<'a>,
         scenario: &'a Scenario,
         costs: &'a ResolvedCosts<'a>,
-        work: &'a [Vec<Vec<BlockWork>>],
+        times: &'a [Vec<Vec<BlockTimes>>],
     ) -> Self {
         let lowered = &runnable.lowered;
         let (mut streams, mut slots) = (0, 0);
@@ -110,19 +128,19 @@ impl<'a> Interpreter<'a> {
             let handoff = parameters.stream_handoff.at(scenario.quantile) * quota.unwrap_or(1.0);
             ranks.push(RankState {
                 block_list,
-                work: &work[rank.list][rank.work],
+                times: &times[rank.list][rank.times],
                 pace: scenario.paces.get(rank.rank.0).copied().unwrap_or(1.0),
                 handoff: handoff.into(),
-                fastest: quota.map_or(1.0, |speed| 1.0 / speed),
+                max_rate: quota.map_or(1.0, |speed| 1.0 / speed),
                 interruption: parameters.interruption.into(),
                 processor: rank.processor,
                 first_stream: streams,
                 first_slot: slots,
                 first_communicator: communicators.len() as u32,
                 end: Picoseconds::ZERO,
-                has_launches: !lowered.work[rank.list][rank.work].launched.is_empty(),
+                has_launches: !lowered.times[rank.list][rank.times].launched.is_empty(),
                 meter: Meter::default(),
-                behind: Picoseconds::ZERO,
+                host_delay: Picoseconds::ZERO,
             });
             let channels = rank.sends.iter().chain(&rank.receives).map(|&channel| channel + lowered.groups.len() as u32);
             communicators.extend(rank.groups.iter().copied().chain(channels));
@@ -130,13 +148,13 @@ impl<'a> Interpreter<'a> {
             slots += block_list.slots;
         }
         let first_processor = lowered.first_processor() as u32;
-        let mut share = FairShare::new(lowered.capacities.iter().copied());
-        let quotas = Quotas::new(lowered, &scenario.periods, &mut share);
+        let mut fair_share = FairShare::new(lowered.capacities.iter().copied());
+        let quotas = Quotas::new(lowered, &scenario.periods, &mut fair_share);
         let mut processors = vec![Processor::default(); lowered.processors];
         quotas.resources().for_each(|resource| processors[(resource - first_processor) as usize].has_quota = true);
-        let looks_ahead = !lowered.shares_processors() && !lowered.communication_overlaps();
+        let can_start_in_advance = !lowered.shares_processors() && !lowered.communication_overlaps();
+        let may_run_ahead = can_start_in_advance && lowered.hops.is_empty() && scenario.fast_path == FastPath::On;
         let first_message = lowered.channels.first().map_or(lowered.communications, |channel| channel.first_communication);
-        let records = scenario.recording == Recording::Spans;
         let mut progress = Vec::with_capacity(streams as usize);
         for rank in &ranks {
             progress.extend(rank.block_list.streams[..rank.block_list.stream_count()].iter().map(|&first| Progress::at(first)));
@@ -148,117 +166,115 @@ impl<'a> Interpreter<'a> {
             queue: EventQueue::new(),
             progress,
             ends: vec![Picoseconds::ZERO; slots as usize],
-            recorder: records.then(|| Recorder::new(lowered)),
+            recorder: (scenario.recording == Recording::Spans).then(|| Recorder::new(lowered)),
             ready: Vec::new(),
-            share,
+            fair_share,
             fluids: Vec::new(),
             quotas,
             processors,
             first_processor,
             exclusive_generations: vec![0; lowered.groups.len() + lowered.channels.len()],
-            run_ahead: RunAheadState::new(
-                lowered.ranks.len(),
-                looks_ahead && lowered.hops.is_empty() && scenario.fast_path == FastPath::On,
-            ),
+            run_ahead: RunAheadState::new(lowered.ranks.len(), may_run_ahead),
             communicators,
             arrivals: Arrivals::new(lowered),
-            messages: vec![0; (lowered.communications - first_message) as usize],
+            message_flags: vec![0; (lowered.communications - first_message) as usize],
             first_message,
-            buffered: vec![Buffered::default(); lowered.channels.len()],
-            rings: Rings::new(lowered, |rank| costs.is_roomy(lowered, rank)),
-            looks_ahead,
+            buffers: vec![Buffer::default(); lowered.channels.len()],
+            rings: Rings::new(lowered, |rank| costs.never_saturates(lowered, rank)),
+            can_start_in_advance,
             unfinished: lowered.ranks.iter().map(|rank| lowered.lists[rank.list].actions.len()).sum(),
             deadline: scenario.deadline.as_deref().map(|deadline| RemainingTimes::new(deadline, &runnable.block_lists)),
-            past_deadline: None,
+            least_step: None,
             ranks,
         }
     }
 
-    /// Starts what waits for nothing.
+    /// Starts every block that has no predecessors.
     fn start_all(&mut self) {
         let may_run_ahead = self.run_ahead.forbid();
         for rank in 0..self.ranks.len() as u32 {
             for stream in 0..self.ranks[rank as usize].block_list.stream_count() as u16 {
-                self.look_at(rank, stream);
+                self.try_stream(rank, stream);
             }
         }
-        self.run_ahead.allow(may_run_ahead);
-        // The stack gives the last first; the first rank is to be first.
+        self.run_ahead.restore(may_run_ahead);
+        // The last of `ready` starts first, and that is to be the first rank.
         self.ready.reverse();
         self.start_ready();
     }
 
-    /// Handles the next event; false when there is none.
+    /// Handles the next event; returns `false` if there is none.
     fn advance(&mut self) -> bool {
-        // Rates are found when all that happens at an instant has happened: one kernel replacing another changes nothing.
-        if self.share.is_stale() && self.queue.next_time().is_none_or(|time| time > self.queue.now()) {
+        // Rates are solved once all events of an instant are handled: if one kernel replaces
+        // another, nothing changes.
+        if self.fair_share.is_stale() && self.queue.next_time().is_none_or(|time| time > self.queue.now()) {
             self.update_rates();
         }
         let Some(event) = self.next_event() else { return false };
         match event {
             Event::Start(task) => self.start(task),
             Event::TimerEnds(task) => self.finish(task),
-            Event::MembersArrived(exchange) => self.all_are_there(exchange),
-            Event::LatencyEnds(exchange) => self.flow(exchange),
-            Event::CommunicationEnds(exchange) => self.finish_communication(exchange),
-            Event::Entered(member) => self.entered(member),
+            Event::MembersArrived(collective) => self.all_have_arrived(collective),
+            Event::LatencyEnds(communication) => self.begin_flow(communication),
+            Event::CommunicationEnds(communication) => self.finish_communication(communication),
+            Event::MemberEntered(member) => self.member_entered(member),
             Event::HopFlows(hop) => self.hop_flows(hop),
-            Event::Hopped(hop) => self.hopped(hop),
+            Event::HopArrived(hop) => self.hop_arrived(hop),
             Event::ExclusiveEnds { task, generation } => {
-                let processor = self.processor_of(task.rank);
+                let processor = self.processor_index(task.rank);
                 let state = &mut self.processors[processor];
                 if state.generation == generation {
                     state.exclusive = None;
                     state.generation += 1;
-                    self.mark_exclusive(task, self.queue.now(), self.queue.now());
+                    self.record_exclusive_progress(task, self.queue.now(), self.queue.now());
                     self.finish(task);
                 }
             }
             Event::ExclusiveCommunicationEnds { communication, generation } => {
                 if self.exclusive_generations[communication.communicator as usize] == generation {
-                    self.leave_processors(communication);
+                    self.release_processors(communication);
                     self.finish_communication(communication);
                 }
             }
             Event::RunAheadEnds { rank, generation } => self.finish_run_ahead(rank, generation),
             Event::QuotaIsUsedUp { number, generation } => self.stop_device(number, generation),
             Event::PeriodBegins(number) => self.start_device(number),
-            Event::Fluid { activity, generation } => self.finish_fluid(activity, generation),
+            Event::FluidEnds { activity, generation } => self.finish_fluid(activity, generation),
         }
         self.start_ready();
         true
     }
 
-    /// The next event. Those that come soon are looked up beforehand: of many ranks that are far apart in memory the time to fetch them is most of what
-    /// an event takes, and they can be fetched all at once.
+    /// The next event. With many ranks, most of an event's time is spent on fetching the rank's
+    /// state from memory. So the ranks of events that follow soon are prefetched, several at once.
     fn next_event(&mut self) -> Option<Event> {
-        if self.ranks.len() < FAR_APART {
-            return self.queue.next();
+        if self.ranks.len() < PREFETCH_RANKS {
+            return self.queue.pop();
         }
         let Self { queue, ranks, progress, ends, communicators, processors, .. } = self;
         let memory = Memory { ranks, progress, ends, communicators, processors };
         let mut fetched = 0;
-        let event = queue.next_showing(|event| {
+        let event = queue.pop_with_preview(|event| {
             if let Event::ExclusiveEnds { task, .. } | Event::Start(task) = event {
-                fetched ^= memory.fetch(task.rank);
+                fetched ^= memory.prefetch(task.rank);
             }
         });
         std::hint::black_box(fetched);
         event
     }
 
-    /// Fetches ranks that are about to go on.
-    fn fetch(&self, ranks: impl Iterator<Item = u32>) {
-        if self.ranks.len() < FAR_APART {
+    /// Prefetches the state of ranks that will be needed soon.
+    fn prefetch(&self, ranks: impl Iterator<Item = u32>) {
+        if self.ranks.len() < PREFETCH_RANKS {
             return;
         }
         let Self { ranks: states, progress, ends, communicators, processors, .. } = self;
         let memory = Memory { ranks: states, progress, ends, communicators, processors };
-        std::hint::black_box(ranks.fold(0, |fetched, rank| fetched ^ memory.fetch(rank)));
+        std::hint::black_box(ranks.fold(0, |fetched, rank| fetched ^ memory.prefetch(rank)));
     }
 }
 
-/// A duration on a device that is so much slower than its costs.
+/// A duration on a device that is slower than its costs by the factor `pace`.
 fn at_pace(duration: Picoseconds, pace: f64) -> Picoseconds {
     if pace == 1.0 { duration } else { Picoseconds((duration.0 as f64 * pace).round() as u64) }
 }

@@ -1,4 +1,4 @@
-//! What is left of a run when no event is: the answer, or who waits for whom.
+//! The outcome of a run once no event is left: the answer, or which ranks wait for each other.
 
 use super::Interpreter;
 use crate::engine::RunOutcome;
@@ -13,12 +13,11 @@ impl Interpreter<'_> {
             return Err(self.deadlock());
         }
         let quantile = self.scenario.quantile;
-        let mut ranks = self.recorder.map_or_else(Vec::new, |recorder| recorder.spans);
-        ranks.resize_with(self.ranks.len(), Vec::new);
+        let mut spans_by_rank = self.recorder.map_or_else(Vec::new, |recorder| recorder.spans);
+        spans_by_rank.resize_with(self.ranks.len(), Vec::new);
         let mut breakdowns = Vec::with_capacity(self.ranks.len());
         let mut timelines = Vec::with_capacity(self.ranks.len());
-        // Ranks that were simulated as one have one timeline.
-        for ((spans, rank), state) in ranks.into_iter().zip(&self.lowered.ranks).zip(&self.ranks) {
+        for ((spans, rank), state) in spans_by_rank.into_iter().zip(&self.lowered.ranks).zip(&self.ranks) {
             let parameters = self.lowered.costs.parameters(rank.kind);
             let micro_batches = f64::from(self.lowered.lists[rank.list].micro_batches);
             let overhead = parameters.step_overhead.at(quantile) + parameters.micro_batch_overhead * micro_batches;
@@ -27,20 +26,21 @@ impl Interpreter<'_> {
             timelines.push(Arc::new(RankTimeline { spans, end }));
         }
         let last = timelines.iter().map(|rank| rank.end).max().unwrap_or(Picoseconds::ZERO);
-        let of_rank = self.lowered.of_rank.iter().map(|&place| Arc::clone(&timelines[place as usize]));
+        // Equivalent ranks share the timeline of their representative.
+        let by_rank = self.lowered.representative_of.iter().map(|&index| Arc::clone(&timelines[index as usize]));
         Ok(RunOutcome {
-            timeline: Timeline { origin: Origin::Predicted, ranks: of_rank.collect() },
+            timeline: Timeline { origin: Origin::Predicted, ranks: by_rank.collect() },
             breakdowns,
-            events: self.queue.handled() + self.run_ahead.passed,
+            events: self.queue.handled() + self.run_ahead.blocks_without_event,
             #[cfg(test)]
             queue_events: self.queue.handled(),
-            periods: self.quotas.at(last),
+            periods: self.quotas.periods_at(last),
             uncalibrated: self.costs.uncalibrated.iter().cloned().collect(),
         })
     }
 
     fn deadlock(&self) -> SimulationError {
-        // Enough to see the circle, few enough to read.
+        // Enough to see the cycle, few enough to read.
         const SHOWN: usize = 8;
         let total: usize = self.lowered.ranks.iter().map(|rank| self.lowered.lists[rank.list].actions.len()).sum();
         let mut waiting = Vec::new();
@@ -57,7 +57,8 @@ impl Interpreter<'_> {
                 instructions.sort_unstable();
                 instructions
             };
-            // Those that started and did not end are what the rank hangs in; where there are none, it waits for itself.
+            // Blocks that began and did not end are where the rank hangs. If there are none, its
+            // own instructions wait for each other.
             let mut hanging = next(true);
             if hanging.is_empty() {
                 hanging = next(false).into_iter().take(1).collect();

@@ -1,15 +1,15 @@
-//! The part of the interpreter that deals with processors, and with what shares them or links.
+//! Runs blocks on processors, alone or as fluid activities that share processors and links.
 
 use super::event::{Communication, Event, Task};
 use super::{Interpreter, at_pace};
 use crate::network::ActivityId;
 use foretell_units::Picoseconds;
 
-/// Something whose rate depends on others.
+/// An activity whose rate depends on what it shares resources with.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fluid {
     pub(super) owner: FluidOwner,
-    /// Picoseconds of work that were left at `since`.
+    /// ListTimes left at `since`, in picoseconds alone.
     pub(super) left: f64,
     pub(super) since: Picoseconds,
     pub(super) generation: u32,
@@ -21,11 +21,11 @@ pub(super) enum FluidOwner {
     Communication(Communication),
     /// The message of a hop.
     Hop(u32),
-    /// What nobody waits for: a link's queue that still holds what has arrived, a stream that interrupts a kernel.
+    /// Nothing waits for its end: the backlog of a link, or the interruption of a kernel.
     Nothing,
 }
 
-/// What has a processor to itself, perhaps only from some time to come.
+/// The exclusive use of a processor, from now or from a later time.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Exclusive {
     pub(super) owner: ExclusiveOwner,
@@ -35,34 +35,37 @@ pub(super) struct Exclusive {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum ExclusiveOwner {
     Task(Task),
-    /// An exchange that loads no link, and has all of its members' processors so.
+    /// A communication that loads no link. It has the processors of all its members.
     Communication(Communication),
-    /// The blocks through which this rank was taken ahead.
+    /// The blocks through which this rank runs ahead.
     RunAhead(u32),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Processor {
     pub(super) exclusive: Option<Exclusive>,
+    /// Changes when an exclusive use ends; drops the event of its planned end.
     pub(super) generation: u32,
-    /// Whether its device has a share of its time. What runs there is always a fluid activity.
+    /// Whether its device has a quota. Everything on it is then a fluid activity.
     pub(super) has_quota: bool,
 }
 
-/// How much of a processor reading gets beside a kernel, as a share of the kernel's: next to nothing, and not nothing, so that it ends.
-const READING: f64 = 0.01;
+/// Processor use of loads and copies beside a kernel, as a share of the kernel's: next to nothing,
+/// but not zero, so that they end.
+const SHARE_BESIDE_KERNEL: f64 = 0.01;
 
 impl Interpreter<'_> {
+    /// Starts a kernel block.
     pub(super) fn compute(&mut self, task: Task) {
         if self.try_run_ahead(task, self.queue.now()) {
             return;
         }
-        let (now, work) = (self.queue.now(), self.work(task));
+        let (now, work) = (self.queue.now(), self.duration(task));
         let category = self.block(task).category;
         self.ranks[task.rank as usize].meter.begin(category, now);
-        let processor = self.processor_of(task.rank);
+        let processor = self.processor_index(task.rank);
         let resource = self.ranks[task.rank as usize].processor;
-        self.join(resource);
+        self.end_exclusive_use(resource);
         if self.is_idle(resource) {
             let end = now + work;
             let state = &mut self.processors[processor];
@@ -73,17 +76,18 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Lets a block that has its processor to itself from now on begin at a time to come.
-    pub(super) fn compute_later(&mut self, task: Task, start: Picoseconds) -> bool {
+    /// Reserves an idle processor for a kernel block that begins at a later time. Returns `false`
+    /// if the processor is in use.
+    pub(super) fn compute_in_advance(&mut self, task: Task, start: Picoseconds) -> bool {
         if self.try_run_ahead(task, start) {
             return true;
         }
-        let processor = self.processor_of(task.rank);
+        let processor = self.processor_index(task.rank);
         let resource = self.ranks[task.rank as usize].processor;
         if !self.is_idle(resource) {
             return false;
         }
-        let (end, category) = (start + self.work(task), self.block(task).category);
+        let (end, category) = (start + self.duration(task), self.block(task).category);
         let state = &mut self.processors[processor];
         state.exclusive = Some(Exclusive { owner: ExclusiveOwner::Task(task), end });
         self.queue.schedule(end, Event::ExclusiveEnds { task, generation: state.generation });
@@ -91,60 +95,61 @@ impl Interpreter<'_> {
         true
     }
 
-    /// Reading and copying take a share of the processor, and no link. They leave the processor to kernels, as the executor's streams do, and go
-    /// on when these wait.
-    pub(super) fn beside_kernels(&mut self, task: Task, share: f64) {
-        let (now, work) = (self.queue.now(), self.work(task));
+    /// Starts a load or a copy, which takes a share of the processor and no link. It leaves the
+    /// processor to kernels, as the executor's streams do, and proceeds when they wait.
+    pub(super) fn run_beside_kernels(&mut self, task: Task, share: f64) {
+        let (now, work) = (self.queue.now(), self.duration(task));
         let category = self.block(task).category;
         self.ranks[task.rank as usize].meter.begin(category, now);
         if share > 0.0 {
             let resource = self.ranks[task.rank as usize].processor;
-            self.join(resource);
-            self.add_fluid(FluidOwner::Task(task), work.0 as f64, [(resource, share)], READING / share);
+            self.end_exclusive_use(resource);
+            self.add_fluid(FluidOwner::Task(task), work.0 as f64, [(resource, share)], SHARE_BESIDE_KERNEL / share);
         } else {
             self.queue.schedule(now + work, Event::TimerEnds(task));
         }
     }
 
-    /// Someone else comes onto a processor: what had it to itself becomes a fluid activity, or has to come again if it has not begun.
-    pub(super) fn join(&mut self, resource: u32) {
+    /// Ends the exclusive use of a processor, if there is one, because something else needs it. The
+    /// owner becomes a fluid activity, or is planned again if it has not begun.
+    pub(super) fn end_exclusive_use(&mut self, resource: u32) {
         let now = self.queue.now();
         let state = &mut self.processors[(resource - self.first_processor) as usize];
         let Some(Exclusive { owner, end }) = state.exclusive else { return };
         let task = match owner {
             ExclusiveOwner::Task(task) => task,
-            ExclusiveOwner::Communication(exchange) => return self.give_up_processors(exchange, end),
+            ExclusiveOwner::Communication(communication) => return self.share_processors(communication, end),
             ExclusiveOwner::RunAhead(rank) => {
                 self.catch_up(rank);
-                return self.join(resource);
+                return self.end_exclusive_use(resource);
             }
         };
         state.exclusive = None;
         state.generation += 1;
         let left = end.saturating_sub(now);
-        if left > self.work(task) {
+        if left > self.duration(task) {
             // It has not begun yet.
             self.ranks[task.rank as usize].meter.cancel_kernel();
-            self.queue.schedule(end.saturating_sub(self.work(task)), Event::Start(task));
+            self.queue.schedule(end.saturating_sub(self.duration(task)), Event::Start(task));
             return;
         }
-        self.mark_exclusive(task, end, now);
+        self.record_exclusive_progress(task, end, now);
         self.add_fluid(FluidOwner::Task(task), left.0 as f64, [(resource, 1.0)], 1.0);
     }
 
-    /// Whether nothing runs on a processor, nor will for all that is known, and what comes runs there until it is done.
+    /// Whether a processor is neither used nor reserved, and has no quota.
     pub(super) fn is_idle(&self, resource: u32) -> bool {
         let processor = &self.processors[(resource - self.first_processor) as usize];
-        processor.exclusive.is_none() && !processor.has_quota && self.share.users(resource) == 0
+        processor.exclusive.is_none() && !processor.has_quota && self.fair_share.users(resource) == 0
     }
 
-    /// Takes some of a rank's processor from what runs there, if anything does. Who is idle loses nothing: that a stream's thread has to
-    /// be gone over to is in its handoff.
+    /// Takes the time of an interruption from what runs on a rank's processor, if anything does. An
+    /// idle processor loses nothing: the wake-up of a stream's thread is part of the handoff.
     pub(super) fn interrupt(&mut self, rank: u32) {
         let work = self.ranks[rank as usize].interruption;
         if work > Picoseconds::ZERO && self.is_busy(rank) {
             let resource = self.ranks[rank as usize].processor;
-            self.join(resource);
+            self.end_exclusive_use(resource);
             self.add_fluid(FluidOwner::Nothing, work.0 as f64, [(resource, 1.0)], 1.0);
         }
     }
@@ -152,15 +157,16 @@ impl Interpreter<'_> {
     /// Whether something runs on a rank's processor.
     fn is_busy(&self, rank: u32) -> bool {
         let resource = self.ranks[rank as usize].processor;
-        self.processors[(resource - self.first_processor) as usize].exclusive.is_some() || self.share.users(resource) > 0
+        self.processors[(resource - self.first_processor) as usize].exclusive.is_some() || self.fair_share.users(resource) > 0
     }
 
-    /// Begins what takes so many picoseconds when nothing hinders it.
+    /// Adds a fluid activity of `work` picoseconds alone. `demands` are resources and the use of
+    /// each at rate 1.
     pub(super) fn add_fluid(&mut self, owner: FluidOwner, work: f64, demands: impl IntoIterator<Item = (u32, f64)>, growth: f64) {
         let now = self.queue.now();
-        // What a device does goes as fast as that does while it runs.
-        let bound = if let FluidOwner::Task(task) = owner { self.ranks[task.rank as usize].fastest } else { 1.0 };
-        let activity = self.share.add(demands, bound, growth);
+        // A device with a quota runs faster than its long-run pace while it runs.
+        let bound = if let FluidOwner::Task(task) = owner { self.ranks[task.rank as usize].max_rate } else { 1.0 };
+        let activity = self.fair_share.add(demands, bound, growth);
         let index = activity as usize;
         let generation = self.fluids.get(index).map_or(0, |fluid| fluid.generation);
         let fluid = Fluid { owner, left: work, since: now, generation };
@@ -169,82 +175,86 @@ impl Interpreter<'_> {
         } else {
             self.fluids.push(fluid);
         }
-        if self.share.rate(activity) > 0.0 {
-            // It uses nothing that anyone shares, and will not be heard of again.
-            self.queue.schedule(now + Picoseconds((work / bound).ceil() as u64), Event::Fluid { activity, generation });
+        if self.fair_share.rate(activity) > 0.0 {
+            // It uses no shared resource, so its rate is known and never changes.
+            self.queue.schedule(now + Picoseconds((work / bound).ceil() as u64), Event::FluidEnds { activity, generation });
         }
     }
 
-    /// Finds the rates after what changed at this instant, and foretells anew who ends when.
+    /// Solves for the rates after the changes of this instant, and schedules the new ends.
     pub(super) fn update_rates(&mut self) {
         let now = self.queue.now();
-        let mut share = std::mem::take(&mut self.share);
-        share.solve(|activity, before, rate| {
+        let mut fair_share = std::mem::take(&mut self.fair_share);
+        fair_share.solve(|activity, before, rate| {
             let fluid = self.fluids[activity as usize];
-            self.mark_fluid(&fluid, before, now);
+            self.record_fluid_progress(&fluid, before, now);
             let fluid = &mut self.fluids[activity as usize];
             fluid.left = (fluid.left - before * now.saturating_sub(fluid.since).0 as f64).max(0.0);
             fluid.since = now;
             fluid.generation += 1;
             if rate > 0.0 {
                 let end = now + Picoseconds((fluid.left / rate).ceil() as u64);
-                self.queue.schedule(end, Event::Fluid { activity, generation: fluid.generation });
+                self.queue.schedule(end, Event::FluidEnds { activity, generation: fluid.generation });
             }
         });
-        self.share = share;
+        self.fair_share = fair_share;
         self.update_quotas();
     }
 
+    /// Handles the end of a fluid activity.
     pub(super) fn finish_fluid(&mut self, activity: ActivityId, generation: u32) {
         let fluid = self.fluids[activity as usize];
         if fluid.generation != generation {
             return;
         }
         self.fluids[activity as usize].generation += 1;
-        self.mark_fluid(&fluid, self.share.rate(activity), self.queue.now());
-        self.share.remove(activity);
+        self.record_fluid_progress(&fluid, self.fair_share.rate(activity), self.queue.now());
+        self.fair_share.remove(activity);
         match fluid.owner {
             FluidOwner::Task(task) => self.finish(task),
-            FluidOwner::Communication(exchange) => self.finish_communication(exchange),
-            FluidOwner::Hop(hop) => self.hopped(hop),
+            FluidOwner::Communication(communication) => self.finish_communication(communication),
+            FluidOwner::Hop(hop) => self.hop_arrived(hop),
             FluidOwner::Nothing => {}
         }
     }
 
-    /// Notes which kernels of a block have ended by a time, that had the processor to itself and would end then.
-    pub(super) fn mark_exclusive(&mut self, task: Task, end: Picoseconds, now: Picoseconds) {
-        let work = self.work(task);
-        self.mark(task, work.0 as f64 - end.saturating_sub(now).0 as f64, |done| {
+    /// Records which kernels of a block have ended by `now`. The block has had its processor to
+    /// itself and would end at `end`.
+    pub(super) fn record_exclusive_progress(&mut self, task: Task, end: Picoseconds, now: Picoseconds) {
+        let work = self.duration(task);
+        self.record_progress(task, work.0 as f64 - end.saturating_sub(now).0 as f64, |done| {
             Picoseconds((end.0 + done.round() as u64).saturating_sub(work.0))
         });
     }
 
-    /// The same of one that went on at a rate since its rate was last found.
-    pub(super) fn mark_fluid(&mut self, fluid: &Fluid, rate: f64, now: Picoseconds) {
+    /// The same for a block that is a fluid activity and has had this rate since `fluid.since`.
+    pub(super) fn record_fluid_progress(&mut self, fluid: &Fluid, rate: f64, now: Picoseconds) {
         if let FluidOwner::Task(task) = fluid.owner
             && rate > 0.0
         {
-            let before = self.work(task).0 as f64 - fluid.left;
+            let before = self.duration(task).0 as f64 - fluid.left;
             let done = before + rate * now.saturating_sub(fluid.since).0 as f64;
             let since = fluid.since;
-            self.mark(task, done, |done| {
+            self.record_progress(task, done, |done| {
                 let time = since + Picoseconds(((done - before).max(0.0) / rate).round() as u64);
                 time.min(now)
             });
         }
     }
 
-    fn mark(&mut self, task: Task, done: f64, time_of: impl Fn(f64) -> Picoseconds) {
+    /// Records the kernels of a block that end within its first `done` picoseconds of work.
+    /// `time_of` maps an amount of work to the time at which it was done.
+    fn record_progress(&mut self, task: Task, done: f64, time_of: impl Fn(f64) -> Picoseconds) {
         let Some(recorder) = &mut self.recorder else { return };
         let state = &self.ranks[task.rank as usize];
         let instructions = state.block_list.instructions(&state.block_list.blocks[task.block as usize]);
         if instructions.len() < 2 {
             return;
         }
-        let (list, work) = self.lowered.work(task.rank as usize);
+        let (list, times) = self.lowered.list_and_times(task.rank as usize);
         let quantile = self.scenario.quantile;
         let ends = instructions.iter().scan(Picoseconds::ZERO, |sum, &one| {
-            *sum += work.duration(list, one, quantile);
+            *sum += times.duration(list, one, quantile);
             Some(at_pace(*sum, state.pace).0 as f64)
         });
         recorder.progress(task.rank, instructions, ends, done, time_of);

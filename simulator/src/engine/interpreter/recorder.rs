@@ -1,13 +1,14 @@
-//! The spans of a run, for whoever asks for them.
+//! Records the span of each instruction of a run.
 
 use crate::engine::blocks::{Block, BlockList};
 use crate::lowering::Lowered;
 use foretell_program::{InstructionId, Span};
 use foretell_units::Picoseconds;
 
-/// Every instruction's span, by the place of the simulated rank.
+/// The spans of all instructions.
 #[derive(Debug)]
 pub(super) struct Recorder {
+    /// By simulated rank, then by instruction. An end that is not known yet is the maximum.
     pub(super) spans: Vec<Vec<Span>>,
 }
 
@@ -19,21 +20,22 @@ impl Recorder {
         Self { spans: lowered.ranks.iter().map(|rank| spans(rank.list)).collect() }
     }
 
-    /// A block begins.
+    /// Records the start of a block.
     pub(super) fn begin(&mut self, rank: u32, block_list: &BlockList, block: &Block, now: Picoseconds) {
         if let Some(&first) = block_list.instructions(block).first() {
             self.spans[rank as usize][first as usize].start = now;
         }
     }
 
-    /// A block ends.
+    /// Records the end of a block.
     pub(super) fn end(&mut self, rank: u32, block_list: &BlockList, block: &Block, now: Picoseconds) {
         if let Some(&last) = block_list.instructions(block).last() {
             self.spans[rank as usize][last as usize].end = now;
         }
     }
 
-    /// Part of a block's work was done; at what time a part of it was, `time_of` says. `ends` has the work at each instruction's end.
+    /// Records the instructions of a block that end within its first `done` picoseconds of work.
+    /// `ends` has the work up to the end of each, and `time_of` maps work to time.
     pub(super) fn progress(
         &mut self,
         rank: u32,

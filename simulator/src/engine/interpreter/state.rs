@@ -1,39 +1,44 @@
-//! What is known of a rank while it runs.
+//! The state of one rank during a run.
 
 use super::meter::Meter;
 use super::processors::Processor;
-use crate::engine::block_work::BlockWork;
+use crate::engine::block_times::BlockTimes;
 use crate::engine::blocks::BlockList;
 use foretell_units::Picoseconds;
 
-/// A rank while it runs.
+/// A rank during a run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RankState<'a> {
     pub(super) block_list: &'a BlockList,
-    /// What each of its blocks takes, and of its host.
-    pub(super) work: &'a [BlockWork],
-    /// How much slower than its costs its device is.
+    /// The durations of its blocks.
+    pub(super) times: &'a [BlockTimes],
+    /// The factor by which its device is slower than its costs.
     pub(super) pace: f64,
+    /// Time from the end of an instruction until a dependent in another stream may begin.
     pub(super) handoff: Picoseconds,
-    /// How many times as fast as its costs its device goes while it runs: not 1 where it has a share of a processor's time.
-    pub(super) fastest: f64,
+    /// The rate at which its device runs alone, over the rate of its costs: above 1 if the device
+    /// has a quota, since costs are those of the long run.
+    pub(super) max_rate: f64,
     pub(super) interruption: Picoseconds,
+    /// The resource that is its processor.
     pub(super) processor: u32,
-    /// Where its streams begin in [`Interpreter::progress`], and its slots in [`Interpreter::ends`].
+    /// Where its streams begin in [`Interpreter::progress`](super::Interpreter).
     pub(super) first_stream: u32,
+    /// Where its slots begin in `Interpreter::ends`.
     pub(super) first_slot: u32,
-    /// Where its groups, and after them those whom it sends to and those from whom it receives, begin in [`Interpreter::communicators`].
+    /// Where its communicators begin in `Interpreter::communicators`: its groups, then the channels
+    /// on which it sends, then those on which it receives.
     pub(super) first_communicator: u32,
-    /// When its last block so far ended.
+    /// When its latest block ended.
     pub(super) end: Picoseconds,
-    /// Whether its host takes time to launch anything.
+    /// Whether launches take its host any time.
     pub(super) has_launches: bool,
     pub(super) meter: Meter,
-    /// How far its host is behind that, for what held it up.
-    pub(super) behind: Picoseconds,
+    /// How far its host is behind [`BlockTimes::launched`], because it had to wait.
+    pub(super) host_delay: Picoseconds,
 }
 
-/// Where what is known of ranks lies.
+/// Where the state of ranks is in memory.
 pub(super) struct Memory<'a> {
     pub(super) ranks: &'a [RankState<'a>],
     pub(super) progress: &'a [Progress],
@@ -43,16 +48,17 @@ pub(super) struct Memory<'a> {
 }
 
 impl Memory<'_> {
-    /// Reads a word of each place, so that they are at hand. What they are does not matter.
-    pub(super) fn fetch(&self, rank: u32) -> u64 {
+    /// Prefetches a rank's state by reading a word of each part. The returned value only keeps the
+    /// reads from being optimised away.
+    pub(super) fn prefetch(&self, rank: u32) -> u64 {
         let Some(state) = self.ranks.get(rank as usize) else { return 0 };
         let word = |one: Option<&Picoseconds>| one.map_or(0, |time| time.0);
         let progress = self.progress.get(state.first_stream as usize).map_or(0, |progress| u64::from(progress.0));
         let communicator = self.communicators.get(state.first_communicator as usize).copied().map_or(0, u64::from);
         let processor = self.processors.get(rank as usize).map_or(0, |processor| u64::from(processor.generation));
         state.end.0
-            ^ state.meter.fetch()
-            ^ state.behind.0
+            ^ state.meter.prefetch()
+            ^ state.host_delay.0
             ^ progress
             ^ communicator
             ^ processor
@@ -60,7 +66,7 @@ impl Memory<'_> {
     }
 }
 
-/// How far a stream is: the block that is next, and whether that has begun or will at a time that is known.
+/// How far a stream is: its next block, and whether that has begun or has a planned start.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Progress(u32);
 

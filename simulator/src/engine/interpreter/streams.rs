@@ -1,4 +1,4 @@
-//! Starts and ends blocks, stream by stream.
+//! Starts and ends blocks, in the order of each stream.
 
 use super::event::{Communication, Event, Task};
 use super::state::Progress;
@@ -9,23 +9,23 @@ use crate::engine::order::NO_SLOT;
 use crate::lowering::Action;
 use foretell_units::Picoseconds;
 
+/// The blocks that may begin when another has ended.
+enum Following {
+    Nothing,
+    /// This block, at this time.
+    One(u32, Picoseconds),
+    Several,
+}
+
 impl<'a> Interpreter<'a> {
+    /// Starts every block that begins at this instant.
     pub(super) fn start_ready(&mut self) {
         while let Some(task) = self.ready.pop() {
             self.start(task);
         }
     }
 
-    pub(super) fn block(&self, task: Task) -> &'a Block {
-        &self.ranks[task.rank as usize].block_list.blocks[task.block as usize]
-    }
-
-    /// What a block takes of a rank's device at its pace.
-    pub(super) fn work(&self, task: Task) -> Picoseconds {
-        let rank = &self.ranks[task.rank as usize];
-        at_pace(rank.work[task.block as usize].duration, rank.pace)
-    }
-
+    /// Starts a block.
     pub(super) fn start(&mut self, task: Task) {
         self.catch_up(task.rank);
         let now = self.queue.now();
@@ -37,39 +37,30 @@ impl<'a> Interpreter<'a> {
             Action::Compute => self.compute(task),
             Action::Load => {
                 let share = self.parameters(task.rank).communication_share;
-                self.beside_kernels(task, share);
+                self.run_beside_kernels(task, share);
             }
             Action::Copy => {
                 let share = self.parameters(task.rank).copy_share;
-                self.beside_kernels(task, share);
+                self.run_beside_kernels(task, share);
             }
             Action::Collective { group, nth } => {
                 self.interrupt(task.rank);
-                self.reach(task, group, nth, now);
+                self.reach_collective(task, group, nth, now);
             }
             Action::Send { peer, nth } => {
                 self.interrupt(task.rank);
                 let groups = self.ranks[task.rank as usize].block_list.collectives.len() as u32;
-                self.send(Communication { communicator: self.communicator(task.rank, groups + peer), nth });
+                self.send(Communication { communicator: self.communicator_of(task.rank, groups + peer), nth });
             }
             Action::Receive { peer, nth } => {
                 let block_list = self.ranks[task.rank as usize].block_list;
                 let first = (block_list.collectives.len() + block_list.sends.len()) as u32;
-                self.receive(Communication { communicator: self.communicator(task.rank, first + peer), nth }, task);
+                self.receive(Communication { communicator: self.communicator_of(task.rank, first + peer), nth }, task);
             }
         }
     }
 
-    pub(super) fn parameters(&self, rank: u32) -> &'a Parameters {
-        self.lowered.costs.parameters(self.lowered.ranks[rank as usize].kind)
-    }
-
-    /// The `number`-th group or channel of a rank.
-    pub(super) fn communicator(&self, rank: u32, number: u32) -> u32 {
-        self.communicators[(self.ranks[rank as usize].first_communicator + number) as usize]
-    }
-
-    /// Notes a block's end, and sees who waited for it.
+    /// Ends a block at this instant, and starts or plans the blocks that waited for it.
     pub(super) fn finish(&mut self, task: Task) {
         self.catch_up(task.rank);
         let now = self.queue.now();
@@ -77,12 +68,12 @@ impl<'a> Interpreter<'a> {
         let rank = &mut self.ranks[task.rank as usize];
         rank.end = now;
         let (block_list, first_stream, first_slot) = (rank.block_list, rank.first_stream as usize, rank.first_slot as usize);
-        let work = &rank.work[task.block as usize];
-        if work.host_waits {
-            // The host launches what follows from now on.
-            rank.behind = rank.behind.max(now.saturating_sub(work.launched));
+        let times = &rank.times[task.block as usize];
+        if times.host_waits {
+            // The host launches later blocks from now on.
+            rank.host_delay = rank.host_delay.max(now.saturating_sub(times.launched));
         }
-        self.unfinished -= block.places().len();
+        self.unfinished -= block.range().len();
         if let Some(recorder) = &mut self.recorder {
             recorder.end(task.rank, block_list, block, now);
         }
@@ -95,27 +86,27 @@ impl<'a> Interpreter<'a> {
         }
         self.check_deadline(task, now);
         match self.following(task.rank, block, now) {
-            Following::Nobody => {}
-            Following::One(next, start) => self.begin_at(Task { rank: task.rank, block: next }, start),
+            Following::Nothing => {}
+            Following::One(next, start) => self.plan_at(Task { rank: task.rank, block: next }, start),
             Following::Several => {
-                // Those of which one begins must not see what would come of another.
+                // None of them may run ahead before the others have begun.
                 let may_run_ahead = self.run_ahead.forbid();
-                for stream in block_list.streams_of(woken(block)).chain([block.stream]) {
-                    self.look_at(task.rank, stream);
+                for stream in block_list.streams_of(dependent_streams(block)).chain([block.stream]) {
+                    self.try_stream(task.rank, stream);
                 }
-                self.run_ahead.allow(may_run_ahead);
+                self.run_ahead.restore(may_run_ahead);
             }
         }
     }
 
-    /// What may begin when a block has ended.
+    /// The blocks that may begin when a block has ended.
     fn following(&self, rank: u32, block: &Block, now: Picoseconds) -> Following {
         let block_list = self.ranks[rank as usize].block_list;
-        let mut following = Following::Nobody;
-        for stream in block_list.streams_of(woken(block)).chain([block.stream]) {
-            if let Some((next, start)) = self.next_of(rank, stream, now) {
+        let mut following = Following::Nothing;
+        for stream in block_list.streams_of(dependent_streams(block)).chain([block.stream]) {
+            if let Some((next, start)) = self.next_block(rank, stream, now) {
                 match following {
-                    Following::Nobody => following = Following::One(next, start),
+                    Following::Nothing => following = Following::One(next, start),
                     Following::One(other, _) if other == next => {}
                     Following::One(..) | Following::Several => return Following::Several,
                 }
@@ -124,26 +115,15 @@ impl<'a> Interpreter<'a> {
         following
     }
 
-    /// Starts a stream's next block if nothing is in its way.
-    pub(super) fn look_at(&mut self, rank: u32, stream: u16) {
-        if let Some((next, start)) = self.next_of(rank, stream, self.queue.now()) {
-            self.begin_at(Task { rank, block: next }, start);
+    /// Plans the start of a stream's next block if all of its predecessors have ended.
+    pub(super) fn try_stream(&mut self, rank: u32, stream: u16) {
+        if let Some((next, start)) = self.next_block(rank, stream, self.queue.now()) {
+            self.plan_at(Task { rank, block: next }, start);
         }
     }
 
-    /// Has a block begin now or later.
-    pub(super) fn begin_at(&mut self, task: Task, start: Picoseconds) {
-        let stream = self.block(task).stream as usize;
-        self.progress[self.ranks[task.rank as usize].first_stream as usize + stream] = Progress::at(task.block).busy();
-        if start == self.queue.now() {
-            self.ready.push(task);
-        } else if !self.start_later(task, start) {
-            self.queue.schedule(start, Event::Start(task));
-        }
-    }
-
-    /// A stream's next block, and when it begins, if nothing is in its way.
-    pub(super) fn next_of(&self, rank: u32, stream: u16, now: Picoseconds) -> Option<(u32, Picoseconds)> {
+    /// A stream's next block and its start, if all of its predecessors have ended.
+    fn next_block(&self, rank: u32, stream: u16, now: Picoseconds) -> Option<(u32, Picoseconds)> {
         let state = &self.ranks[rank as usize];
         let first = state.first_stream as usize;
         let progress = self.progress[first + stream as usize];
@@ -153,30 +133,42 @@ impl<'a> Interpreter<'a> {
         }
         let block = &state.block_list.blocks[next as usize];
         let mut start = now;
-        for wait in state.block_list.waits(block) {
-            if self.progress[first + wait.stream as usize].block() <= wait.block {
+        for dependency in state.block_list.dependencies(block) {
+            if self.progress[first + dependency.stream as usize].block() <= dependency.block {
                 return None;
             }
-            start = start.max(self.ends[(state.first_slot + wait.slot) as usize] + state.handoff);
+            start = start.max(self.ends[(state.first_slot + dependency.slot) as usize] + state.handoff);
         }
         if state.has_launches {
-            start = start.max(state.work[next as usize].launched + state.behind);
+            start = start.max(state.times[next as usize].launched + state.host_delay);
         }
         Some((next, start))
     }
 
-    /// Starts a block at a time to come, if what it does then is certain now: a kernel on an idle processor, which whoever comes onto that before
-    /// puts off again; a member's arrival at a collective. That saves an event.
-    pub(super) fn start_later(&mut self, task: Task, start: Picoseconds) -> bool {
+    /// Starts a block now or at a later time.
+    fn plan_at(&mut self, task: Task, start: Picoseconds) {
+        let stream = self.block(task).stream as usize;
+        self.progress[self.ranks[task.rank as usize].first_stream as usize + stream] = Progress::at(task.block).busy();
+        if start == self.queue.now() {
+            self.ready.push(task);
+        } else if !self.start_in_advance(task, start) {
+            self.queue.schedule(start, Event::Start(task));
+        }
+    }
+
+    /// Starts a block at a later time without an event of its own, if that is possible: a kernel on
+    /// an idle processor, or a member's arrival at a collective. If something else comes onto the
+    /// processor before `start`, the kernel is planned again.
+    fn start_in_advance(&mut self, task: Task, start: Picoseconds) -> bool {
         let block = self.block(task);
         let rank = &self.ranks[task.rank as usize];
-        if !self.looks_ahead || rank.interruption > Picoseconds::ZERO {
+        if !self.can_start_in_advance || rank.interruption > Picoseconds::ZERO {
             return false;
         }
         let block_list = rank.block_list;
         let is_started = match block.action {
-            Action::Compute => self.compute_later(task, start),
-            Action::Collective { group, nth } => self.reach(task, group, nth, start),
+            Action::Compute => self.compute_in_advance(task, start),
+            Action::Collective { group, nth } => self.reach_collective(task, group, nth, start),
             _ => false,
         };
         if let Some(recorder) = self.recorder.as_mut().filter(|_| is_started) {
@@ -185,20 +177,33 @@ impl<'a> Interpreter<'a> {
         is_started
     }
 
-    pub(super) fn processor_of(&self, rank: u32) -> usize {
+    pub(super) fn block(&self, task: Task) -> &'a Block {
+        &self.ranks[task.rank as usize].block_list.blocks[task.block as usize]
+    }
+
+    /// The duration of a block alone, at the pace of its rank.
+    pub(super) fn duration(&self, task: Task) -> Picoseconds {
+        let rank = &self.ranks[task.rank as usize];
+        at_pace(rank.times[task.block as usize].duration, rank.pace)
+    }
+
+    pub(super) fn parameters(&self, rank: u32) -> &'a Parameters {
+        self.lowered.costs.parameters(self.lowered.ranks[rank as usize].kind)
+    }
+
+    /// The communicator that a rank numbers so: its groups come first, then the channels on which
+    /// it sends, then those on which it receives.
+    pub(super) fn communicator_of(&self, rank: u32, number: u32) -> u32 {
+        self.communicators[(self.ranks[rank as usize].first_communicator + number) as usize]
+    }
+
+    /// Where a rank's processor is in [`Interpreter::processors`].
+    pub(super) fn processor_index(&self, rank: u32) -> usize {
         (self.ranks[rank as usize].processor - self.first_processor) as usize
     }
 }
 
-/// What may begin when a block has ended.
-enum Following {
-    Nobody,
-    /// This block, at this time.
-    One(u32, Picoseconds),
-    Several,
-}
-
-/// The streams in which someone waits for a block, bit by bit.
-fn woken(block: &Block) -> u64 {
-    if block.slot == NO_SLOT { 0 } else { block.wakes }
+/// A bit for each stream with a dependent of a block.
+fn dependent_streams(block: &Block) -> u64 {
+    if block.slot == NO_SLOT { 0 } else { block.dependent_streams }
 }

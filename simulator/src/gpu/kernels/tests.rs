@@ -37,8 +37,8 @@ fn fused_kernels_take_no_time() {
 
 #[test]
 fn products_launched_expert_by_expert_match_the_measurements() {
-    // In `bf16_op_efficiency.csv`, 160 experts of 154 rows, 3072 x 5120, take 11.3 us each on a B200. A
-    // single kernel for all would take 6 us each.
+    // In `bf16_op_efficiency.csv`, 160 experts of 154 rows, 3072 x 5120, take 11.3 us each on a
+    // B200. A single kernel for all would take 6 us each.
     let profiles = Profiles::library().expect("the library is sound");
     let mut cluster = profiles.cluster("b200-sxm-180g", None, 8, 8, None).expect("known");
     assert!(cluster.gpu.set_value("product:bf16", 0.51));

@@ -36,8 +36,8 @@ pub struct ProductCosts {
     /// Further factor on the efficiency of the products of experts.
     #[serde(default = "one")]
     pub expert_product: f64,
-    /// Kernels that the host launches per expert: 1 if each expert's product is a kernel of its own, 0
-    /// if one kernel computes all.
+    /// Kernels that the host launches per expert: 1 if each expert's product is a kernel of its
+    /// own, 0 if one kernel computes all.
     #[serde(default)]
     pub expert_launches: f64,
     /// Bytes moved to cast an element of an operand to a narrow format.
@@ -56,16 +56,17 @@ pub enum AttentionKind {
     },
     /// Separate products, softmax and dropout.
     Unfused {
-        /// Bytes moved per score in the forward pass: by the products, scale, mask, softmax and dropout.
+        /// Bytes moved per score in the forward pass: by the products, scale, mask, softmax and
+        /// dropout.
         forward_bytes: f64,
         /// Bytes moved per score in the backward pass.
         backward_bytes: f64,
-        /// Factor on these bytes in single precision. 2, or less if the softmax of half-precision runs
-        /// is in single precision as well (autocast).
+        /// Factor on these bytes in single precision. 2, or less if the softmax of half-precision
+        /// runs is in single precision as well (autocast).
         #[serde(default = "two")]
         single: f64,
-        /// Scale, mask and softmax are one kernel if the product of a rank's sequences and heads is a
-        /// multiple of this. Otherwise PyTorch's operators compute them one by one.
+        /// Scale, mask and softmax are one kernel if the product of a rank's sequences and heads is
+        /// a multiple of this. Otherwise PyTorch's operators compute them one by one.
         #[serde(default = "always")]
         fused_by: usize,
     },
@@ -74,8 +75,8 @@ pub enum AttentionKind {
 /// Costs of kernels that are bound by memory.
 #[derive(Clone, Debug, Deserialize)]
 pub struct MemoryBoundCosts {
-    /// Bytes that kernels of a category move over the Program's. 1 without an entry, 0 if the kernels
-    /// are fused away.
+    /// Bytes that kernels of a category move over the Program's. 1 without an entry, 0 if the
+    /// kernels are fused away.
     #[serde(default)]
     pub traffic: BTreeMap<Category, f64>,
     /// Time of the kernels over the time at which their bytes would stream.
@@ -91,14 +92,15 @@ pub struct HostCosts {
     pub launches: BTreeMap<Category, f64>,
     /// Host time of a kernel launch.
     pub host_launch: Seconds,
-    /// Factor on it in the backward pass. Less than 1 if autograd launches kernels from compiled code.
+    /// Factor on it in the backward pass. Less than 1 if autograd launches kernels from compiled
+    /// code.
     #[serde(default = "one")]
     pub backward_launch: f64,
-    /// Whether the host waits for the device between the passes of a micro-batch, as Megatron's timers
-    /// made it do.
+    /// True if the host waits for the device between the passes of a micro-batch, as Megatron's
+    /// timers made it do.
     #[serde(default)]
     pub waits_between_passes: bool,
-    /// Whether the host waits for messages between stages before it launches more.
+    /// True if the host waits for messages between stages before it launches more.
     #[serde(default)]
     pub waits_for_messages: bool,
     /// Host time between two micro-batches of a stage: schedule, timers, loss.
@@ -111,18 +113,19 @@ pub struct HostCosts {
 /// Costs of collectives and messages.
 #[derive(Clone, Debug, Deserialize)]
 pub struct CommunicationCosts {
-    /// Time of collectives and messages over that of NCCL's rule: other traffic, skew between ranks.
+    /// Time of collectives and messages over that of NCCL's rule: other traffic, skew between
+    /// ranks.
     #[serde(default = "one")]
     pub communication: f64,
     /// Further factor on the time of the all-to-alls of experts.
     #[serde(default = "one", rename = "exchange")]
     pub expert_all_to_all: f64,
-    /// Whether a token that goes to several experts of one node crosses the network once (DeepEP,
+    /// True if a token that goes to several experts of one node crosses the network once (DeepEP,
     /// HybridEP).
     #[serde(default)]
     pub once_per_node: bool,
-    /// Time that a collective over `tensor` without overlap waits for the slowest rank, for each doubling
-    /// of the number of ranks.
+    /// Time that a collective over `tensor` waits for the slowest rank, for each doubling of the
+    /// number of ranks.
     #[serde(default)]
     pub tensor_wait: Seconds,
     /// Slowdown of kernels beside communication: 0.1 means 10 % longer.
@@ -131,19 +134,20 @@ pub struct CommunicationCosts {
     pub communication_slowdown: f64,
     /// Bytes per element of a gradient on the network.
     pub gradient_bytes: f64,
-    /// Whether parameters are gathered in the narrow format of products, if that is narrow.
+    /// True if parameters are gathered in the narrow format of products, if that is narrow.
     #[serde(default)]
     pub narrow_gather: bool,
-    /// Whether sequence-parallel products gather their input in the narrow format of products, if that
-    /// is narrow.
+    /// True if sequence-parallel products gather their input in the narrow format of products, if
+    /// that is narrow.
     #[serde(default)]
     pub narrow_operands: bool,
     /// Bytes of a message between stages over the Program's: 2 if activations travel in single
     /// precision.
     #[serde(default = "one")]
     pub message_scale: f64,
-    /// Additional time of a message between stages if the ranks of `tensor` each send a part of it, which
-    /// the receivers put together. DeepSpeed's host waits for the sizes of such partitioned tensors.
+    /// Additional time of a message between stages if the ranks of `tensor` each send a part of it,
+    /// which the receivers put together. DeepSpeed's host waits for the sizes of such partitioned
+    /// tensors.
     #[serde(default)]
     pub partitioned_message: Seconds,
 }

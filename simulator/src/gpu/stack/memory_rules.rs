@@ -18,7 +18,8 @@ pub struct MemoryRules {
     pub optimizer: f64,
     /// Bytes of activations over the Program's.
     pub activations: f64,
-    /// Bytes kept per attention score by attention that is not fused: softmax, dropout mask and result.
+    /// Bytes kept per attention score by attention that is not fused: softmax, dropout mask and
+    /// result.
     #[serde(default)]
     pub score: f64,
     /// Bytes kept per logit in addition to the Program's: copies and gradients in single precision.
@@ -31,7 +32,7 @@ pub struct MemoryRules {
     /// Further bytes per logit if the loss is not compiled and the vocabulary is sharded.
     #[serde(default)]
     pub eager_loss_of_parts: f64,
-    /// Whether the gathered input of a sequence-parallel product is kept for the weight gradient,
+    /// True if the gathered input of a sequence-parallel product is kept for the weight gradient,
     /// rather than gathered again.
     #[serde(default)]
     pub keeps_gathered: bool,
@@ -42,10 +43,11 @@ pub struct MemoryRules {
     pub context: Bytes,
     /// Bytes that the allocator holds unused, as a share of the allocated ones.
     pub fragmentation: f64,
-    /// Whether a printed peak without further description counts what the allocator holds, used or not.
+    /// True if a printed peak without further description counts what the allocator holds, used or
+    /// not.
     #[serde(default)]
     pub prints_reserved: bool,
-    /// Whether the memory is exactly the Program's arena, as in our own executor.
+    /// True if the memory is exactly the Program's arena, as in our own executor.
     #[serde(default)]
     pub is_arena: bool,
 }

@@ -30,8 +30,8 @@ fn unpadded() -> usize {
 pub struct RunDefaults {
     /// Communication that runs beside kernels.
     pub overlap: Overlap,
-    /// Bytes of parameters or gradients that are communicated together. A block with fewer bytes is one
-    /// bucket.
+    /// Bytes of parameters or gradients that are communicated together. A block with fewer bytes is
+    /// one bucket.
     pub bucket: Bytes,
     /// Number format of matrix products.
     #[serde(default = "bf16")]
@@ -39,27 +39,28 @@ pub struct RunDefaults {
     /// Recomputation of rows that do not state one.
     #[serde(default)]
     pub recompute: Recompute,
-    /// Whether `recompute` overrides the rows: the times of these runs contradict what the rows state.
+    /// True if `recompute` overrides the rows: the times of these runs contradict what the rows
+    /// state.
     #[serde(default)]
     pub recomputes_as_known: bool,
     /// Recomputation of rows that state `selective`, a word that each framework uses differently.
     #[serde(default = "attention_only")]
     pub selective: Recompute,
-    /// Whether rows that state no recomputation use more than `recompute`, if the run would otherwise
-    /// not fit into the device's memory.
+    /// True if rows that state no recomputation use more than `recompute`, if the run would
+    /// otherwise not fit into the device's memory.
     #[serde(default)]
     pub recompute_to_fit: bool,
-    /// Whether runs with tensor parallelism use Megatron's sequence parallelism.
+    /// True if runs with tensor parallelism use Megatron's sequence parallelism.
     #[serde(default)]
     pub sequence_parallel: bool,
-    /// Whether runs with tensor parallelism keep each expert whole on one rank.
+    /// True if runs with tensor parallelism keep each expert whole on one rank.
     #[serde(default)]
     pub whole_experts: bool,
     /// The vocabulary is padded to a multiple of this times the tensor-parallel size.
     #[serde(default = "unpadded")]
     pub vocabulary_multiple: usize,
-    /// Share of BERT's longest sequences (512 tokens) that is computed. Less than 1 if padding is left
-    /// out, entirely or by batching sequences of similar lengths.
+    /// Share of BERT's longest sequences (512 tokens) that is computed. Less than 1 if padding is
+    /// left out, entirely or by batching sequences of similar lengths.
     #[serde(default = "one")]
     pub sequence_share: f64,
 }

@@ -13,7 +13,7 @@ mod dot;
 mod elementwise;
 mod optimizers;
 
-use foretell_models::{Attention, Kernel, Storage};
+use foretell_models::{Attention, Kernel, KernelSpec, MOST_OPERANDS, Storage};
 use foretell_units::DataType;
 
 use super::CpuBackend;
@@ -21,7 +21,7 @@ use super::dropout;
 use super::memory::{Scratch, halves, halves_mut};
 use super::micro_kernel::MicroKernel;
 use super::movement;
-use crate::backend::operands::{self, MOST_OPERANDS, Side};
+use crate::backend::operands;
 use crate::backend::{Backend as _, BackendError, KernelCall, Operand};
 use crate::half::Half;
 
@@ -83,9 +83,7 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
                 dropout::drop_some_of_halves(call, sizes, half, &mut backend.half.scratch);
                 Ok(())
             }
-            ref kernel if operands::only_moves(kernel) && operands::moved_width(call) == Some(4) => {
-                backend.run(&KernelCall { precision: DataType::Fp32, ..*call })
-            }
+            _ if operands::moved_width(call) == Some(4) => backend.run(&KernelCall { precision: DataType::Fp32, ..*call }),
             _ => match moved(call) {
                 Some(result) => result,
                 None => widened(backend, call, half),
@@ -224,27 +222,28 @@ impl Widened {
 ///
 /// As [`run`].
 unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
-    let sides = operands::sides(call.kernel, call.precision);
+    let spec = call.kernel.spec();
     let mut kernel = *call.kernel;
     // No rows are one block of nothing.
     let rows = rows_mut(&mut kernel).map_or(0, |rows| *rows);
     let is_streamed = rows > 0;
     let rows = rows.max(1);
-    let one_row = operands::sides(&with_rows(kernel, 0, 1), call.precision);
-    let two_rows = operands::sides(&with_rows(kernel, 0, 2), call.precision);
+    let one_row = with_rows(kernel, 0, 1).spec();
+    let two_rows = with_rows(kernel, 0, 2).spec();
     let none = Operand { pointer: std::ptr::null_mut(), bytes: 0 };
     let empty = Widened { operand: none, is_half: false, row: 0, elements: 0, place: 0 };
     let mut all = [empty; 2 * MOST_OPERANDS];
     let reads = call.reads.len();
     let operands = reads + call.writes.len();
+    let described = |spec: &KernelSpec, index: usize| spec.reads().chain(spec.writes(call.precision)).nth(index).copied();
     for (index, operand) in call.reads.iter().chain(call.writes).enumerate() {
-        let (side, index_there) = if index < reads { (0, index) } else { (1, index - reads) };
-        let elements = |sides: &[Side; 2]| sides[side].elements[index_there];
+        let (elements, storage) = described(&spec, index).map_or((0, Storage::Single), |one| (one.elements, one.storage));
+        let elements_of = |spec: &KernelSpec| described(spec, index).map_or(0, |one| one.elements);
         all[index] = Widened {
             operand: *operand,
-            is_half: sides[side].storages[index_there] == Storage::Precision,
-            row: if is_streamed { elements(&two_rows) - elements(&one_row) } else { 0 },
-            elements: elements(&sides),
+            is_half: storage == Storage::Precision,
+            row: if is_streamed { elements_of(&two_rows) - elements_of(&one_row) } else { 0 },
+            elements,
             place: 0,
         };
     }

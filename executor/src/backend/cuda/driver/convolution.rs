@@ -32,7 +32,8 @@ pub(crate) struct Convolution {
     pub(crate) output: DeviceAddress,
 }
 
-/// No cuDNN engine asks for more alignment than this, in bytes: it is the widest access of a thread.
+/// No cuDNN engine asks for more alignment than this, in bytes: it is the widest access of a
+/// thread.
 const MAX_ALIGNMENT: u64 = 16;
 
 /// Everything that the choice of an engine depends on.

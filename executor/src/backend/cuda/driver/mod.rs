@@ -1,8 +1,8 @@
 //! The seam to the GPU: memory, streams, events, graphs, kernel launches, and the libraries'
 //! products, convolutions and collectives. It knows neither kernels nor Programs.
 //!
-//! [`Driver`] has two implementations: NVIDIA's driver and libraries ([`super::nvidia`]), and a test
-//! device that records calls and runs kernels on the CPU.
+//! [`Driver`] has two implementations: NVIDIA's driver and libraries ([`super::nvidia`]), and a
+//! test device that records calls and runs kernels on the CPU.
 
 mod arguments;
 mod collectives;
@@ -147,14 +147,15 @@ pub(crate) trait Driver: Debug + Send + Sync {
     /// Queues a kernel.
     ///
     /// # Safety
-    /// The kernel's operands are memory of this device, as long as the kernel documents, and nothing
-    /// else uses them until it is done.
+    /// The kernel's operands are memory of this device, as long as the kernel documents, and
+    /// nothing else uses them until it is done.
     unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), CudaError>;
 
     /// Queues a matrix product.
     ///
     /// # Errors
-    /// [`CudaError::ProductNotSupported`] if the library has no algorithm for it; nothing is queued.
+    /// [`CudaError::ProductNotSupported`] if the library has no algorithm for it; nothing is
+    /// queued.
     ///
     /// # Safety
     /// As for [`Driver::launch`].
@@ -165,14 +166,15 @@ pub(crate) trait Driver: Debug + Send + Sync {
     /// must not happen during capture.
     ///
     /// # Errors
-    /// [`CudaError::ConvolutionNotSupported`] or [`CudaError::MissingLibrary`] if the library cannot
-    /// compute it.
+    /// [`CudaError::ConvolutionNotSupported`] or [`CudaError::MissingLibrary`] if the library
+    /// cannot compute it.
     fn plan_convolution(&self, convolution: &Convolution) -> Result<usize, CudaError>;
 
     /// Queues a convolution that was planned.
     ///
     /// # Errors
-    /// [`CudaError::ConvolutionNotSupported`] if its engine cannot run after all; nothing is queued.
+    /// [`CudaError::ConvolutionNotSupported`] if its engine cannot run after all; nothing is
+    /// queued.
     ///
     /// # Safety
     /// As for [`Driver::launch`], for the workspace too, which is aligned to 256 bytes.
@@ -208,8 +210,8 @@ pub(crate) trait Driver: Debug + Send + Sync {
     /// Queues captured work.
     ///
     /// # Safety
-    /// The memory that the captured work uses is still allocated, and nothing else uses it until the
-    /// work is done.
+    /// The memory that the captured work uses is still allocated, and nothing else uses it until
+    /// the work is done.
     unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<(), CudaError>;
 
     /// Destroys a graph that is not launched any more.

@@ -68,7 +68,8 @@ pub(crate) enum BiasGradient {
     OfRight(DeviceAddress),
 }
 
-/// Formats and scales of a product whose operands are fp8. Index 0 is the left operand, 1 the right.
+/// Formats and scales of a product whose operands are fp8. Index 0 is the left operand, 1 the
+/// right.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Fp8Scales {
     pub(crate) formats: [EightBits; 2],

@@ -1,7 +1,11 @@
-// Runs the text of CUDA kernels on the processor, for tests where there is no GPU: the threads of a block are fibers that take turns at
-// barriers and shuffles, warps run as far ahead of each other as barriers let them, blocks run one after the other. What it shows is that
-// kernels and launches compute what they should; not that they are fast, and not races between blocks. Shared memory is filled with what is no number before each block. x86-64 alone.
-// Compiled by executor/src/backend/cuda/tests/emulator.rs, once for each PRECISION.
+// Runs the kernels' sources on the CPU, for tests without a GPU.
+//
+// The threads of a block are fibers that switch at barriers and shuffles. A warp runs as far ahead
+// of the others as barriers allow. Blocks run one after the other. Shared memory holds NaNs before
+// each block. The emulator checks results and launches; it cannot measure speed, and it does not
+// find races between blocks. It needs x86-64.
+//
+// executor/src/backend/cuda/tests/emulator.rs compiles it, once for each PRECISION.
 
 #include <cmath>
 #include <cstdint>
@@ -10,7 +14,7 @@
 #include <cstring>
 
 #define FORETELL_EMULATED
-// One of the C library's functions has this name.
+// The C library has a function `index`.
 #define index foretell_index
 #define __device__
 #define __forceinline__ inline
@@ -47,15 +51,15 @@ static inline unsigned short emulated_single_to_half(float x) {
     return bits;
 }
 static inline int __popc(unsigned x) { return __builtin_popcount(x); }
-static inline int atomicCAS(int *place, int compare, int value) {
-    int old = *place;
+static inline int atomicCAS(int *address, int compare, int value) {
+    int old = *address;
     if (old == compare) {
-        *place = value;
+        *address = value;
     }
     return old;
 }
 
-// ---- fibers ------------------------------------------------------------------------------------------------------------------------
+// ---- fibers ----
 
 extern "C" void foretell_switch(void **save, void *load);
 asm(".text\n.type foretell_switch,@function\nforetell_switch:\n"
@@ -71,17 +75,17 @@ struct Fiber {
     unsigned long long generation, warp_syncs;
     unsigned mask;
 };
-static const int MOST_THREADS = 1024, STACK = 64 * 1024, SHARED = 227 * 1024;
-static Fiber fibers[MOST_THREADS];
+static const int MAX_THREADS = 1024, STACK = 64 * 1024, MAX_SHARED = 227 * 1024;
+static Fiber fibers[MAX_THREADS];
 static char *stacks;
-alignas(16) static char shared_memory[SHARED];
+alignas(16) static char shared_memory[MAX_SHARED];
 static void *scheduler;
 static int current, threads, alive, arrived;
 static unsigned long long block_generation;
-static bool or_now, or_result;
-static unsigned long long exchanged[2][MOST_THREADS];
-static void (*kernel_now)(const void *);
-static const void *arguments_now;
+static bool or_pending, or_result;
+static unsigned long long shuffled[2][MAX_THREADS];
+static void (*current_kernel)(const void *);
+static const void *current_arguments;
 
 static float *dynamic_shared() { return (float *)shared_memory; }
 
@@ -91,8 +95,8 @@ static void release_block() {
     if (alive > 0 && arrived == alive) {
         arrived = 0;
         block_generation++;
-        or_result = or_now;
-        or_now = false;
+        or_result = or_pending;
+        or_pending = false;
     }
 }
 static void __syncthreads() {
@@ -104,7 +108,7 @@ static void __syncthreads() {
     yield();
 }
 static bool __syncthreads_or(bool value) {
-    or_now |= value;
+    or_pending |= value;
     __syncthreads();
     const bool result = or_result;
     __syncthreads();
@@ -117,62 +121,65 @@ static void __syncwarp(unsigned mask) {
     fiber.waits = WARP;
     yield();
 }
-// Two places in turn, so that who is ahead does not write over what others still read.
+// Two buffers alternate, so that a thread that runs ahead does not overwrite values that are still
+// to be read.
 template <typename T> static T __shfl_xor_sync(unsigned mask, T value, int apart) {
     static_assert(sizeof(T) <= 8, "one word");
     const int turn = fibers[current].warp_syncs % 2;
-    memcpy(&exchanged[turn][current], &value, sizeof(T));
+    memcpy(&shuffled[turn][current], &value, sizeof(T));
     __syncwarp(mask);
     T other;
-    memcpy(&other, &exchanged[turn][current ^ apart], sizeof(T));
+    memcpy(&other, &shuffled[turn][current ^ apart], sizeof(T));
     return other;
 }
 static unsigned __ballot_sync(unsigned mask, bool value) {
     const int turn = fibers[current].warp_syncs % 2;
-    exchanged[turn][current] = value;
+    shuffled[turn][current] = value;
     __syncwarp(mask);
     unsigned ballot = 0;
     for (int lane = 0; lane < 32 && current / 32 * 32 + lane < threads; lane++) {
-        ballot |= exchanged[turn][current / 32 * 32 + lane] != 0 ? 1u << lane : 0u;
+        ballot |= shuffled[turn][current / 32 * 32 + lane] != 0 ? 1u << lane : 0u;
     }
     return ballot;
 }
 
-// ---- tensor cores and asynchronous copies ------------------------------------------------------------------------------------------
+// ---- tensor cores and asynchronous copies ----
 
 #if PRECISION != 0
-// What a thread has asked to be copied and not waited for: as late as the hardware may, so that who reads too early finds no numbers.
+// Copies that a thread has started and not waited for. They happen only when it waits, as late as
+// the hardware may do them; until then the target holds NaNs.
 struct Copy {
     void *to;
     const void *from;
-    bool is_there;
+    bool has_data;
 };
-static const int MOST_COPIES = 256;
-static Copy copies[MOST_THREADS][MOST_COPIES];
-static int copy_counts[MOST_THREADS];
-static int shared_now;
-static bool is_misused;
+static const int MAX_COPIES = 256;
+static Copy copies[MAX_THREADS][MAX_COPIES];
+static int copy_counts[MAX_THREADS];
+// Bytes of dynamic shared memory of the current launch.
+static int dynamic_bytes;
+static bool has_bad_address;
 
-// Sixteen bytes of the block's shared memory, where instructions ask for that.
-static bool is_shared_line(const void *pointer) {
-    const uintptr_t place = (uintptr_t)pointer, start = (uintptr_t)shared_memory;
-    const bool is_line = place % 16 == 0 && place >= start && place + 16 <= start + shared_now;
-    is_misused |= !is_line;
-    return is_line;
+// Checks that an address is 16 aligned bytes of the block's dynamic shared memory.
+static bool check_shared_16(const void *pointer) {
+    const uintptr_t address = (uintptr_t)pointer, start = (uintptr_t)shared_memory;
+    const bool is_valid = address % 16 == 0 && address >= start && address + 16 <= start + dynamic_bytes;
+    has_bad_address |= !is_valid;
+    return is_valid;
 }
-static void copy_later(void *to, const void *from, bool is_there) {
+static void copy_async(void *to, const void *from, bool has_data) {
     int &count = copy_counts[current];
-    is_misused |= count == MOST_COPIES || (uintptr_t)from % 16 != 0;
-    if (!is_shared_line(to) || is_misused) {
+    has_bad_address |= count == MAX_COPIES || (uintptr_t)from % 16 != 0;
+    if (!check_shared_16(to) || has_bad_address) {
         return;
     }
     memset(to, 0xFF, 16);
-    copies[current][count++] = Copy{to, from, is_there};
+    copies[current][count++] = Copy{to, from, has_data};
 }
 static void wait_for_copies() {
     for (int i = 0; i < copy_counts[current]; i++) {
         const Copy &copy = copies[current][i];
-        if (copy.is_there) {
+        if (copy.has_data) {
             memcpy(copy.to, copy.from, 16);
         } else {
             memset(copy.to, 0, 16);
@@ -181,32 +188,33 @@ static void wait_for_copies() {
     copy_counts[current] = 0;
 }
 
-// What each thread of a warp brings to an instruction of the whole warp; two places in turn, as in shuffles.
-union Brought {
+// The operands of each thread of a warp in an instruction of the whole warp. Two buffers alternate,
+// as in shuffles.
+union WarpOperand {
     const void *row;
-    // The numbers of four words of the left factor and of two of the right one.
+    // The numbers of four words of the left operand and of two of the right one.
     float numbers[12];
 };
-static Brought brought[2][MOST_THREADS];
-static const Brought *bring(const Brought &own) {
+static WarpOperand warp_operands[2][MAX_THREADS];
+static const WarpOperand *gather(const WarpOperand &own) {
     const int turn = fibers[current].warp_syncs % 2;
-    brought[turn][current] = own;
+    warp_operands[turn][current] = own;
     __syncwarp(0xFFFFFFFFu);
-    return brought[turn] + current / 32 * 32;
+    return warp_operands[turn] + current / 32 * 32;
 }
 static float widened(unsigned short bits) {
     return PRECISION == 1 ? __uint_as_float((unsigned)bits << 16) : emulated_half_to_single(bits);
 }
 
 static void load(unsigned (&to)[4], const void *row, bool transposed) {
-    is_shared_line(row);
-    const Brought *all = bring(Brought{row});
+    check_shared_16(row);
+    const WarpOperand *all = gather(WarpOperand{row});
     const int lane = current % 32;
     for (int matrix = 0; matrix < 4; matrix++) {
         unsigned short two[2];
         for (int i = 0; i < 2; i++) {
             const int r = transposed ? lane % 4 * 2 + i : lane / 4, c = transposed ? lane / 4 : lane % 4 * 2 + i;
-            two[i] = is_misused ? 0x7FFF : ((const unsigned short *)all[matrix * 8 + r].row)[c];
+            two[i] = has_bad_address ? 0x7FFF : ((const unsigned short *)all[matrix * 8 + r].row)[c];
         }
         to[matrix] = two[0] | (unsigned)two[1] << 16;
     }
@@ -214,15 +222,16 @@ static void load(unsigned (&to)[4], const void *row, bool transposed) {
 static void load_matrices(unsigned (&to)[4], const void *row) { load(to, row, false); }
 static void load_transposed(unsigned (&to)[4], const void *row) { load(to, row, true); }
 
-// Of the left factor word 0 has row lane / 4 and columns lane % 4 * 2 and the next, word 1 the row eight further, words 2 and 3 the columns
-// eight further; of the right one word 0 has rows lane % 4 * 2 and the next, word 1 those eight further, of column lane / 4.
+// Left operand: word 0 has row lane / 4, columns lane % 4 * 2 and the next; word 1 the row + 8;
+// words 2 and 3 the columns + 8. Right operand: word 0 has rows lane % 4 * 2 and the next of column
+// lane / 4; word 1 the rows + 8.
 static void multiply_add(float (&sum)[4], const unsigned (&left)[4], unsigned right, unsigned right_after) {
-    Brought own;
+    WarpOperand own;
     const unsigned words[6] = {left[0], left[1], left[2], left[3], right, right_after};
     for (int i = 0; i < 12; i++) {
         own.numbers[i] = widened((unsigned short)(words[i / 2] >> i % 2 * 16));
     }
-    const Brought *all = bring(own);
+    const WarpOperand *all = gather(own);
     const int lane = current % 32;
     for (int place = 0; place < 4; place++) {
         const int row = lane / 4 + place / 2 * 8, column = lane % 4 * 2 + place % 2;
@@ -246,8 +255,8 @@ static unsigned pack(float low, float high) { return narrowed(low) | narrowed(hi
 static float power_of_two(float x) { return exp2f(x); }
 #endif
 
-// How often all lanes of a warp have met: who waits for no more than that need not look at each of them.
-static unsigned long long met[MOST_THREADS / 32];
+// For each warp, the number of syncs that all lanes have reached. It saves a look at each lane.
+static unsigned long long met[MAX_THREADS / 32];
 
 static bool may_run(const Fiber &fiber, int thread) {
     if (fiber.waits == BLOCK) {
@@ -267,23 +276,25 @@ static bool may_run(const Fiber &fiber, int thread) {
     return true;
 }
 
-static void live() {
-    kernel_now(arguments_now);
+// The body of a fiber.
+static void run_fiber() {
+    current_kernel(current_arguments);
     fibers[current].is_done = true;
     alive--;
     release_block();
     yield();
 }
 
+// Runs one block; returns false if its threads wait for each other forever.
 static bool run_block() {
     alive = threads;
     arrived = 0;
-    or_now = false;
+    or_pending = false;
     memset(met, 0, sizeof(met));
     for (int thread = 0; thread < threads; thread++) {
         void **top = (void **)(stacks + (size_t)(thread + 1) * STACK);
         top[-1] = nullptr;
-        top[-2] = (void *)live;
+        top[-2] = (void *)run_fiber;
         for (int i = 3; i <= 8; i++) {
             top[-i] = nullptr;
         }
@@ -292,21 +303,21 @@ static bool run_block() {
         copy_counts[thread] = 0;
 #endif
     }
-    // A warp runs as far as it can before the next one does, from the first on or from the last: what a barrier's absence would let it see
-    // too early, or write too early, then shows.
+    // Each warp runs as far as it can before the next one, in ascending or descending order. A
+    // missing barrier then lets a warp read or write too early, which changes the result.
     const int warps = threads / 32;
     const bool is_backward = (blockIdx.x + blockIdx.y + blockIdx.z) % 2 != 0;
     while (alive > 0) {
         bool has_run = false;
         for (int turn = 0; turn < warps; turn++) {
             const int first = (is_backward ? warps - 1 - turn : turn) * 32;
-            for (bool goes_on = true; goes_on;) {
-                goes_on = false;
+            for (bool progresses = true; progresses;) {
+                progresses = false;
                 for (int thread = first; thread < first + 32; thread++) {
                     if (fibers[thread].is_done || !may_run(fibers[thread], thread)) {
                         continue;
                     }
-                    has_run = goes_on = true;
+                    has_run = progresses = true;
                     fibers[thread].waits = NOTHING;
                     current = thread;
                     threadIdx = dim3{(unsigned)thread, 0, 0};
@@ -341,27 +352,27 @@ static bool run_block() {
 #include "rope.cu"
 #include "sums.cu"
 
-static void *function_now;
-static void call_now(const void *arguments) { ((void (*)(const Arguments))function_now)(*(const Arguments *)arguments); }
+static void *current_function;
+static void call_current(const void *arguments) { ((void (*)(const Arguments))current_function)(*(const Arguments *)arguments); }
 
-// Runs a kernel; 0, or 1 where its threads wait for each other forever, or 2 where it is launched as no GPU could, or 3
-// where an instruction is given an address that it cannot take.
+// Runs a launch. Returns 0, or 1 if threads wait for each other forever, 2 if no GPU takes such a
+// launch, or 3 if an instruction got an invalid address.
 extern "C" int foretell_emulate(void *function, const unsigned *grid, unsigned block, unsigned shared, const Arguments *arguments) {
-    if (block == 0 || block > MOST_THREADS || block % 32 != 0 || shared > SHARED || grid[1] > 65535 || grid[2] > 65535 ||
+    if (block == 0 || block > MAX_THREADS || block % 32 != 0 || shared > MAX_SHARED || grid[1] > 65535 || grid[2] > 65535 ||
         grid[0] == 0 || grid[1] == 0 || grid[2] == 0) {
         return 2;
     }
     if (!stacks) {
-        stacks = (char *)aligned_alloc(64, (size_t)MOST_THREADS * STACK);
+        stacks = (char *)aligned_alloc(64, (size_t)MAX_THREADS * STACK);
     }
     threads = (int)block;
 #if PRECISION != 0
-    shared_now = (int)shared;
-    is_misused = false;
+    dynamic_bytes = (int)shared;
+    has_bad_address = false;
 #endif
-    function_now = function;
-    kernel_now = call_now;
-    arguments_now = arguments;
+    current_function = function;
+    current_kernel = call_current;
+    current_arguments = arguments;
     gridDim = dim3{grid[0], grid[1], grid[2]};
     blockDim = dim3{block, 1, 1};
     for (unsigned z = 0; z < grid[2]; z++) {
@@ -373,7 +384,7 @@ extern "C" int foretell_emulate(void *function, const unsigned *grid, unsigned b
                     return 1;
                 }
 #if PRECISION != 0
-                if (is_misused) {
+                if (has_bad_address) {
                     return 3;
                 }
 #endif

@@ -1,8 +1,10 @@
-// Softmax attention and its gradient without scores in memory (Dao et al. 2022): a block has 32 queries (or keys) of a head and goes over
-// tiles of 32 keys (or queries). Eight threads share a row. Plain arithmetic in single precision: correct everywhere, and not what tensor
-// cores could do. `attention.cuh` says what the sizes are.
+// Softmax attention and its gradient without scores in memory (Dao et al. 2022, FlashAttention).
+//
+// A block owns 32 queries (or keys) of a head and loops over tiles of 32 keys (or queries). Eight
+// threads share a row. Arithmetic is in single precision: these kernels work on every device, and
+// are far slower than tensor cores. `attention.cuh` lists the sizes.
 
-// A tile of 32 rows to shared memory in single precision; rows from `count` on are zeros.
+// Loads a tile of 32 rows to shared memory, in single precision. Rows from `count` on are zeros.
 template <typename T>
 __device__ __forceinline__ void load_tile(float *tile, const T *from, index stride, index count, int features) {
     for (int i = threadIdx.x; i < 32 * features; i += blockDim.x) {
@@ -11,6 +13,7 @@ __device__ __forceinline__ void load_tile(float *tile, const T *from, index stri
     }
 }
 
+// The dot product of two rows of shared memory.
 __device__ __forceinline__ float dot_rows(const float *a, const float *b, int features) {
     float sum = 0.0f;
 #pragma unroll 4
@@ -20,30 +23,32 @@ __device__ __forceinline__ float dot_rows(const float *a, const float *b, int fe
     return sum;
 }
 
+// Sum and maximum over the eight threads that share a row.
 __device__ __forceinline__ float eight_sum(float x) {
     x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
     x += __shfl_xor_sync(0xFFFFFFFFu, x, 2);
     return x + __shfl_xor_sync(0xFFFFFFFFu, x, 4);
 }
-__device__ __forceinline__ float eight_largest(float x) {
+__device__ __forceinline__ float eight_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
     x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
     return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 4));
 }
 
-// Reads q, k, v (, table, buckets); writes out, log-sum-exp. The grid: tiles of queries by heads of sequences.
+// Reads q, k, v (, table, buckets); writes out, log-sum-exp. Grid: tiles of queries, heads of
+// sequences.
 template <int FEATURES> __device__ __forceinline__ void attend(const Arguments &arguments) {
     const Sizes sizes = sizes_of(arguments);
-    const int features = (int)sizes.features, wide = features + 1, row = threadIdx.x / 8, lane = threadIdx.x % 8;
+    const int features = (int)sizes.features, pitch = features + 1, row = threadIdx.x / 8, lane = threadIdx.x % 8;
     const index heads = sizes.key_heads * sizes.group, image = blockIdx.y / heads, head = blockIdx.y % heads;
     const index first = (index)blockIdx.x * 32, count = smaller(32, sizes.queries - first), i = first + row;
-    float *queries = dynamic_shared(), *tile = queries + 32 * wide, *probabilities = tile + 32 * wide;
+    float *queries = dynamic_shared(), *tile = queries + 32 * pitch, *probabilities = tile + 32 * pitch;
     const number *q = read<number>(arguments, 0) + (image * sizes.queries + first) * sizes.query_stride + head * features;
-    const index of_keys = image * sizes.keys * sizes.key_stride + head / sizes.group * features;
-    const number *k = read<number>(arguments, 1) + of_keys, *v = read<number>(arguments, 2) + of_keys;
+    const index key_offset = image * sizes.keys * sizes.key_stride + head / sizes.group * features;
+    const number *k = read<number>(arguments, 1) + key_offset, *v = read<number>(arguments, 2) + key_offset;
     const index end = sizes.is_causal ? smaller(sizes.keys, sizes.offset + first + count) : sizes.keys;
     const long_word key = sizes.drops ? query_key(arguments, sizes, image, head, i) : 0;
-    float out[FEATURES], largest = -INFINITY, sum = 0.0f;
+    float out[FEATURES], row_max = -INFINITY, sum = 0.0f;
 #pragma unroll
     for (int f = 0; f < FEATURES; f++) {
         out[f] = 0.0f;
@@ -53,27 +58,27 @@ template <int FEATURES> __device__ __forceinline__ void attend(const Arguments &
         __syncthreads();
         load_tile(tile, k + start * sizes.key_stride, sizes.key_stride, smaller(32, sizes.keys - start), features);
         __syncthreads();
-        float scores[4], most = -INFINITY;
+        float scores[4], new_max = -INFINITY;
         for (int c = 0; c < 4; c++) {
             const index j = start + lane + 8 * c;
             const bool is_seen = row < count && j < sizes.keys && (!sizes.is_causal || j <= sizes.offset + i);
             scores[c] = -INFINITY;
             if (is_seen) {
-                scores[c] = arguments.numbers[0] * dot_rows(queries + row * wide, tile + (lane + 8 * c) * wide, features) +
+                scores[c] = arguments.numbers[0] * dot_rows(queries + row * pitch, tile + (lane + 8 * c) * pitch, features) +
                             bias_of(arguments, sizes, 3, head, i, j);
             }
-            most = fmaxf(most, scores[c]);
+            new_max = fmaxf(new_max, scores[c]);
         }
-        most = fmaxf(largest, eight_largest(most));
-        const float factor = largest == -INFINITY ? 0.0f : expf(largest - most);
+        new_max = fmaxf(row_max, eight_max(new_max));
+        const float factor = row_max == -INFINITY ? 0.0f : expf(row_max - new_max);
         float part = 0.0f;
         for (int c = 0; c < 4; c++) {
-            const float p = scores[c] == -INFINITY ? 0.0f : expf(scores[c] - most);
+            const float p = scores[c] == -INFINITY ? 0.0f : expf(scores[c] - new_max);
             part += p;
-            probabilities[row * 33 + lane + 8 * c] = p * kept_share(arguments, sizes, key, start + lane + 8 * c);
+            probabilities[row * 33 + lane + 8 * c] = p * dropout_factor(arguments, sizes, key, start + lane + 8 * c);
         }
         sum = sum * factor + eight_sum(part);
-        largest = most;
+        row_max = new_max;
         __syncthreads();
         load_tile(tile, v + start * sizes.key_stride, sizes.key_stride, smaller(32, sizes.keys - start), features);
         __syncthreads();
@@ -84,7 +89,7 @@ template <int FEATURES> __device__ __forceinline__ void attend(const Arguments &
                 float value = out[f] * factor;
 #pragma unroll 4
                 for (int j = 0; j < 32; j++) {
-                    value += probabilities[row * 33 + j] * tile[j * wide + feature];
+                    value += probabilities[row * 33 + j] * tile[j * pitch + feature];
                 }
                 out[f] = value;
             }
@@ -95,13 +100,13 @@ template <int FEATURES> __device__ __forceinline__ void attend(const Arguments &
     }
     float *log_sums = written<float>(arguments, 1) + (image * heads + head) * sizes.queries + i;
     const index at = ((image * sizes.queries + i) * heads + head) * features;
-    float log_sum = largest + logf(sum), share = 1.0f / sum, earlier = 0.0f;
+    float log_sum = row_max + logf(sum), share = 1.0f / sum, old_weight = 0.0f;
     if (sizes.merges) {
-        const float before = *log_sums, most = fmaxf(before, log_sum);
-        const float both = most + logf(expf(before - most) + expf(log_sum - most));
-        share *= expf(log_sum - both);
-        earlier = expf(before - both);
-        log_sum = both;
+        const float old_log_sum = *log_sums, larger = fmaxf(old_log_sum, log_sum);
+        const float merged_log_sum = larger + logf(expf(old_log_sum - larger) + expf(log_sum - larger));
+        share *= expf(log_sum - merged_log_sum);
+        old_weight = expf(old_log_sum - merged_log_sum);
+        log_sum = merged_log_sum;
     }
     __syncwarp(0xFFu << (threadIdx.x % 32 / 8 * 8));
     if (lane == 0) {
@@ -115,7 +120,7 @@ template <int FEATURES> __device__ __forceinline__ void attend(const Arguments &
         }
         if (sizes.is_single) {
             float *single = written<float>(arguments, 0) + at + feature;
-            *single = sizes.merges ? earlier * *single + share * out[f] : share * out[f];
+            *single = sizes.merges ? old_weight * *single + share * out[f] : share * out[f];
         } else {
             narrow(written<number>(arguments, 0)[at + feature], share * out[f]);
         }
@@ -125,15 +130,16 @@ KERNEL(attention_64) { attend<8>(arguments); }
 KERNEL(attention_128) { attend<16>(arguments); }
 KERNEL(attention_256) { attend<32>(arguments); }
 
-// ---- the gradient ------------------------------------------------------------------------------------------------------------------
-// Reads dout, q, k, v, out, log-sum-exp (, table, buckets); writes dq, dk, dv. scratch: of each query and head the product of out and
-// dout, then the parts of the table's gradient. In a ring all of out, dq, dk, dv are in single precision where `is_single`.
+// ---- gradient ----
+// Reads dout, q, k, v, out, log-sum-exp (, table, buckets); writes dq, dk, dv.
+// scratch: the dot product of out and dout for each head and query, then the partial gradients of
+// the table If `is_single`, out, dq, dk and dv are in single precision.
 
-// A warp a query and head: the product of its output with the output's gradient.
+// The dot product of out and dout: one warp for each query and head.
 KERNEL(attention_dots) {
     const Sizes sizes = sizes_of(arguments);
     const index heads = sizes.key_heads * sizes.group, rows = sizes.batch * sizes.queries * heads;
-    for (index row = this_thread() / 32; row < rows; row += all_threads() / 32) {
+    for (index row = thread_index() / 32; row < rows; row += thread_count() / 32) {
         float sum = 0.0f;
         for (index f = threadIdx.x % 32; f < sizes.features; f += 32) {
             const index at = row * sizes.features + f;
@@ -147,27 +153,29 @@ KERNEL(attention_dots) {
     }
 }
 
+// The gradient of queries, and the table's partial gradients. Grid: tiles of queries, heads of
+// sequences.
 template <int FEATURES> __device__ __forceinline__ void query_gradient(const Arguments &arguments) {
     const Sizes sizes = sizes_of(arguments);
-    const int features = (int)sizes.features, wide = features + 1, row = threadIdx.x / 8, lane = threadIdx.x % 8;
+    const int features = (int)sizes.features, pitch = features + 1, row = threadIdx.x / 8, lane = threadIdx.x % 8;
     const index heads = sizes.key_heads * sizes.group, image = blockIdx.y / heads, head = blockIdx.y % heads;
     const index first = (index)blockIdx.x * 32, count = smaller(32, sizes.queries - first), i = first + row;
-    float *queries = dynamic_shared(), *slopes = queries + 32 * wide, *tile = slopes + 32 * wide, *scores = tile + 32 * wide;
-    const index output = ((image * sizes.queries + first) * heads + head) * features;
-    const index of_queries = (image * sizes.queries + first) * sizes.query_stride + head * features;
-    const index of_keys = image * sizes.keys * sizes.key_stride + head / sizes.group * features;
-    const number *k = read<number>(arguments, 2) + of_keys, *v = read<number>(arguments, 3) + of_keys;
+    float *queries = dynamic_shared(), *douts = queries + 32 * pitch, *tile = douts + 32 * pitch, *scores = tile + 32 * pitch;
+    const index output_offset = ((image * sizes.queries + first) * heads + head) * features;
+    const index query_offset = (image * sizes.queries + first) * sizes.query_stride + head * features;
+    const index key_offset = image * sizes.keys * sizes.key_stride + head / sizes.group * features;
+    const number *k = read<number>(arguments, 2) + key_offset, *v = read<number>(arguments, 3) + key_offset;
     const index end = sizes.is_causal ? smaller(sizes.keys, sizes.offset + first + count) : sizes.keys;
-    const index of_row = (image * heads + head) * sizes.queries + (row < count ? i : first);
-    const float log_sum = read<float>(arguments, 5)[of_row], product = ((const float *)arguments.scratch)[of_row];
+    const index row_index = (image * heads + head) * sizes.queries + (row < count ? i : first);
+    const float log_sum = read<float>(arguments, 5)[row_index], product = ((const float *)arguments.scratch)[row_index];
     const long_word key = sizes.drops ? query_key(arguments, sizes, image, head, i) : 0;
-    float dq[FEATURES], of_bucket = 0.0f;
+    float dq[FEATURES], bucket_gradient = 0.0f;
 #pragma unroll
     for (int f = 0; f < FEATURES; f++) {
         dq[f] = 0.0f;
     }
-    load_tile(queries, read<number>(arguments, 1) + of_queries, sizes.query_stride, count, features);
-    load_tile(slopes, read<number>(arguments, 0) + output, heads * features, count, features);
+    load_tile(queries, read<number>(arguments, 1) + query_offset, sizes.query_stride, count, features);
+    load_tile(douts, read<number>(arguments, 0) + output_offset, heads * features, count, features);
     for (index start = 0; start < end; start += 32) {
         const index rows = smaller(32, sizes.keys - start);
         float p[4];
@@ -178,7 +186,7 @@ template <int FEATURES> __device__ __forceinline__ void query_gradient(const Arg
             const index j = start + lane + 8 * c;
             p[c] = 0.0f;
             if (row < count && j < sizes.keys && (!sizes.is_causal || j <= sizes.offset + i)) {
-                p[c] = expf(arguments.numbers[0] * dot_rows(queries + row * wide, tile + (lane + 8 * c) * wide, features) +
+                p[c] = expf(arguments.numbers[0] * dot_rows(queries + row * pitch, tile + (lane + 8 * c) * pitch, features) +
                             bias_of(arguments, sizes, 6, head, i, j) - log_sum);
             }
         }
@@ -186,9 +194,9 @@ template <int FEATURES> __device__ __forceinline__ void query_gradient(const Arg
         load_tile(tile, v + start * sizes.key_stride, sizes.key_stride, rows, features);
         __syncthreads();
         for (int c = 0; c < 4; c++) {
-            const float share = kept_share(arguments, sizes, key, start + lane + 8 * c);
-            const float slope = dot_rows(slopes + row * wide, tile + (lane + 8 * c) * wide, features);
-            scores[row * 33 + lane + 8 * c] = p[c] * (share * slope - product);
+            const float share = dropout_factor(arguments, sizes, key, start + lane + 8 * c);
+            const float dp = dot_rows(douts + row * pitch, tile + (lane + 8 * c) * pitch, features);
+            scores[row * 33 + lane + 8 * c] = p[c] * (share * dp - product);
         }
         __syncthreads();
         load_tile(tile, k + start * sizes.key_stride, sizes.key_stride, rows, features);
@@ -200,7 +208,7 @@ template <int FEATURES> __device__ __forceinline__ void query_gradient(const Arg
                 float value = 0.0f;
 #pragma unroll 4
                 for (int j = 0; j < 32; j++) {
-                    value += scores[row * 33 + j] * tile[j * wide + feature];
+                    value += scores[row * 33 + j] * tile[j * pitch + feature];
                 }
                 dq[f] += arguments.numbers[0] * value;
             }
@@ -210,7 +218,7 @@ template <int FEATURES> __device__ __forceinline__ void query_gradient(const Arg
             for (index a = 0; a < count; a++) {
                 for (index b = 0; b < rows; b++) {
                     if (buckets[start + b + sizes.queries - 1 - first - a] == (int)threadIdx.x) {
-                        of_bucket += scores[a * 33 + b];
+                        bucket_gradient += scores[a * 33 + b];
                     }
                 }
             }
@@ -220,43 +228,43 @@ template <int FEATURES> __device__ __forceinline__ void query_gradient(const Arg
     for (int f = 0; f < FEATURES; f++) {
         const int feature = lane + 8 * f;
         if (row < count && feature < features) {
-            put_gradient(arguments, sizes, 0, of_queries + row * sizes.query_stride + feature, dq[f], sizes.merges);
+            store_gradient(arguments, sizes, 0, query_offset + row * sizes.query_stride + feature, dq[f], sizes.merges);
         }
     }
     if ((index)threadIdx.x < sizes.buckets) {
         float *parts = (float *)arguments.scratch + sizes.batch * heads * sizes.queries;
         const index part = image * gridDim.x + blockIdx.x;
-        parts[(part * sizes.buckets + threadIdx.x) * heads + head] = of_bucket;
+        parts[(part * sizes.buckets + threadIdx.x) * heads + head] = bucket_gradient;
     }
 }
 KERNEL(attention_query_gradient_64) { query_gradient<8>(arguments); }
 KERNEL(attention_query_gradient_128) { query_gradient<16>(arguments); }
 KERNEL(attention_query_gradient_256) { query_gradient<32>(arguments); }
 
-// The grid: tiles of keys by key heads of sequences.
+// The gradients of keys and values. Grid: tiles of keys, key heads of sequences.
 template <int FEATURES> __device__ __forceinline__ void key_gradient(const Arguments &arguments) {
     const Sizes sizes = sizes_of(arguments);
-    const int features = (int)sizes.features, wide = features + 1, row = threadIdx.x / 8, lane = threadIdx.x % 8;
+    const int features = (int)sizes.features, pitch = features + 1, row = threadIdx.x / 8, lane = threadIdx.x % 8;
     const index heads = sizes.key_heads * sizes.group, image = blockIdx.y / sizes.key_heads, key_head = blockIdx.y % sizes.key_heads;
     const index first = (index)blockIdx.x * 32, count = smaller(32, sizes.keys - first), j = first + row;
-    float *keys = dynamic_shared(), *values = keys + 32 * wide, *tile = values + 32 * wide;
-    float *probabilities = tile + 32 * wide, *scores = probabilities + 32 * 33;
-    const index of_keys = (image * sizes.keys + first) * sizes.key_stride + key_head * features;
+    float *keys = dynamic_shared(), *values = keys + 32 * pitch, *tile = values + 32 * pitch;
+    float *probabilities = tile + 32 * pitch, *scores = probabilities + 32 * 33;
+    const index key_offset = (image * sizes.keys + first) * sizes.key_stride + key_head * features;
     float dk[FEATURES], dv[FEATURES];
 #pragma unroll
     for (int f = 0; f < FEATURES; f++) {
         dk[f] = dv[f] = 0.0f;
     }
-    load_tile(keys, read<number>(arguments, 2) + of_keys, sizes.key_stride, count, features);
-    load_tile(values, read<number>(arguments, 3) + of_keys, sizes.key_stride, count, features);
-    // Queries before the first key of the tile see none of it.
+    load_tile(keys, read<number>(arguments, 2) + key_offset, sizes.key_stride, count, features);
+    load_tile(values, read<number>(arguments, 3) + key_offset, sizes.key_stride, count, features);
+    // Queries before the tile's first key do not see the tile.
     const index begin = sizes.is_causal && first > sizes.offset ? (first - sizes.offset) / 32 * 32 : 0;
     for (index head = key_head * sizes.group; head < (key_head + 1) * sizes.group; head++) {
         for (index start = begin; start < sizes.queries; start += 32) {
             const index rows = smaller(32, sizes.queries - start);
             const number *q = read<number>(arguments, 1) + (image * sizes.queries + start) * sizes.query_stride + head * features;
             const number *dout = read<number>(arguments, 0) + ((image * sizes.queries + start) * heads + head) * features;
-            const index of_rows = (image * heads + head) * sizes.queries + start;
+            const index row_offset = (image * heads + head) * sizes.queries + start;
             float p[4];
             __syncthreads();
             load_tile(tile, q, sizes.query_stride, rows, features);
@@ -266,8 +274,8 @@ template <int FEATURES> __device__ __forceinline__ void key_gradient(const Argum
                 const index i = start + column;
                 p[c] = 0.0f;
                 if (row < count && column < rows && (!sizes.is_causal || j <= sizes.offset + i)) {
-                    p[c] = expf(arguments.numbers[0] * dot_rows(keys + row * wide, tile + column * wide, features) +
-                                bias_of(arguments, sizes, 6, head, i, j) - read<float>(arguments, 5)[of_rows + column]);
+                    p[c] = expf(arguments.numbers[0] * dot_rows(keys + row * pitch, tile + column * pitch, features) +
+                                bias_of(arguments, sizes, 6, head, i, j) - read<float>(arguments, 5)[row_offset + column]);
                 }
             }
             __syncthreads();
@@ -277,13 +285,13 @@ template <int FEATURES> __device__ __forceinline__ void key_gradient(const Argum
                 const int column = lane + 8 * c;
                 float share = 1.0f, product = 0.0f;
                 if (column < rows) {
-                    product = ((const float *)arguments.scratch)[of_rows + column];
+                    product = ((const float *)arguments.scratch)[row_offset + column];
                     const long_word key = sizes.drops ? query_key(arguments, sizes, image, head, start + column) : 0;
-                    share = kept_share(arguments, sizes, key, j);
+                    share = dropout_factor(arguments, sizes, key, j);
                 }
-                const float slope = dot_rows(values + row * wide, tile + column * wide, features);
+                const float dp = dot_rows(values + row * pitch, tile + column * pitch, features);
                 probabilities[row * 33 + column] = p[c] * share;
-                scores[row * 33 + column] = p[c] * (share * slope - product);
+                scores[row * 33 + column] = p[c] * (share * dp - product);
             }
             __syncthreads();
 #pragma unroll
@@ -293,7 +301,7 @@ template <int FEATURES> __device__ __forceinline__ void key_gradient(const Argum
                     float value = 0.0f;
 #pragma unroll 4
                     for (int i = 0; i < 32; i++) {
-                        value += probabilities[row * 33 + i] * tile[i * wide + feature];
+                        value += probabilities[row * 33 + i] * tile[i * pitch + feature];
                     }
                     dv[f] += value;
                 }
@@ -308,7 +316,7 @@ template <int FEATURES> __device__ __forceinline__ void key_gradient(const Argum
                     float value = 0.0f;
 #pragma unroll 4
                     for (int i = 0; i < 32; i++) {
-                        value += scores[row * 33 + i] * tile[i * wide + feature];
+                        value += scores[row * 33 + i] * tile[i * pitch + feature];
                     }
                     dk[f] += arguments.numbers[0] * value;
                 }
@@ -319,9 +327,9 @@ template <int FEATURES> __device__ __forceinline__ void key_gradient(const Argum
     for (int f = 0; f < FEATURES; f++) {
         const int feature = lane + 8 * f;
         if (row < count && feature < features) {
-            const index at = of_keys + row * sizes.key_stride + feature;
-            put_gradient(arguments, sizes, 1, at, dk[f], false);
-            put_gradient(arguments, sizes, 2, at, dv[f], false);
+            const index at = key_offset + row * sizes.key_stride + feature;
+            store_gradient(arguments, sizes, 1, at, dk[f], false);
+            store_gradient(arguments, sizes, 2, at, dv[f], false);
         }
     }
 }
@@ -329,15 +337,15 @@ KERNEL(attention_key_gradient_64) { key_gradient<8>(arguments); }
 KERNEL(attention_key_gradient_128) { key_gradient<16>(arguments); }
 KERNEL(attention_key_gradient_256) { key_gradient<32>(arguments); }
 
-// The table's gradient from the parts of all tiles of queries. Writes dtable in single precision or the run's. sizes: parts, elements of
-// the table; scratch: the parts
+// The bias table's gradient, from the partial gradients of all tiles of queries. Writes dtable, or
+// adds to it. sizes: parts, elements of the table; scratch: the partial gradients
 KERNEL(attention_table_gradient) {
     const float *parts = (const float *)arguments.scratch;
-    for (index i = this_thread(); i < arguments.sizes[1]; i += all_threads()) {
+    for (index i = thread_index(); i < arguments.sizes[1]; i += thread_count()) {
         double sum = 0.0;
         for (index part = 0; part < arguments.sizes[0]; part++) {
             sum += parts[part * arguments.sizes[1] + i];
         }
-        put(arguments, written<float>(arguments, 0) + i, (float)sum);
+        store(arguments, written<float>(arguments, 0) + i, (float)sum);
     }
 }

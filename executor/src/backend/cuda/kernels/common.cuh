@@ -1,8 +1,12 @@
-// What all kernels share: the format of numbers, the one structure of arguments, sums over a block, and the report of an index that is out
-// of range. Compiled before each file, once for each precision: PRECISION is 0 for fp32, 1 for bf16, 2 for fp16. No header of CUDA is
-// needed, so NVRTC alone compiles it; foretell's emulator compiles the same text for the processor (FORETELL_EMULATED).
+// Shared by all kernels: number formats, the one structure of arguments, sums over a block, and the
+// report of an index that is out of range.
 //
-// Every sum is made in single precision or better, in an order that follows from the sizes alone: no atomic addition anywhere.
+// This text precedes each source file. It is compiled once for each precision: PRECISION is 0 for
+// fp32, 1 for bf16, 2 for fp16. It includes no CUDA header, so NVRTC alone suffices. Foretell's
+// emulator compiles the same text for the CPU (FORETELL_EMULATED).
+//
+// Every sum is in single precision or better. Its order depends on the sizes alone: no kernel adds
+// atomically.
 
 typedef long long index;
 typedef unsigned int word;
@@ -14,7 +18,7 @@ typedef unsigned long long long_word;
 
 #ifndef FORETELL_EMULATED
 #define KERNEL(name) extern "C" __global__ void __launch_bounds__(256) name(const __grid_constant__ Arguments arguments)
-// Of four warps, each of whose threads has as many registers as there are.
+// Blocks of four warps, whose threads may use all registers.
 #define TENSOR_KERNEL(name) extern "C" __global__ void __launch_bounds__(128) name(const __grid_constant__ Arguments arguments)
 __device__ __forceinline__ float *dynamic_shared() {
     extern __shared__ float4 foretell_shared[];
@@ -22,7 +26,7 @@ __device__ __forceinline__ float *dynamic_shared() {
 }
 #endif
 
-// ---- numbers -----------------------------------------------------------------------------------------------------------------------
+// ---- number formats ----
 
 struct bf16 {
     unsigned short bits;
@@ -45,7 +49,7 @@ __device__ __forceinline__ float widen(fp16 x) {
 
 __device__ __forceinline__ void narrow(float &y, float x) { y = x; }
 __device__ __forceinline__ void narrow(bf16 &y, float x) {
-    // To the nearest, of two equally near the even one; what is no number stays so.
+    // Rounds to nearest, ties to even. A NaN stays one.
     word bits = __float_as_uint(x);
     y.bits = x != x ? (unsigned short)(bits >> 16 | 0x40) : (unsigned short)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
 }
@@ -57,6 +61,7 @@ __device__ __forceinline__ void narrow(fp16 &y, float x) {
 #endif
 }
 
+// The run's precision.
 #if PRECISION == 0
 typedef float number;
 #elif PRECISION == 1
@@ -65,10 +70,11 @@ typedef bf16 number;
 typedef fp16 number;
 #endif
 
-// ---- arguments ---------------------------------------------------------------------------------------------------------------------
+// ---- arguments ----
 
-// What changes from step to step; it lies at a fixed place of the device's memory, so that a captured graph reads today's.
-struct Step {
+// Values that change from step to step. They stay at one address, so that a captured graph reads
+// the current ones.
+struct StepParameters {
     double learning_rate;
     double momentum;
     double weight_decay;
@@ -82,36 +88,38 @@ struct Step {
     long_word seed;
 };
 
-// The first index that was found out of range, if one was: `kernel` is not zero then.
-struct Fault {
+// An index that a kernel found out of range.
+struct IndexFault {
+    // The kernel's number; 0 if every index was in range.
     int kernel;
     int value;
     index position;
     index limit;
 };
 
+// The one argument of every kernel. Each kernel documents its operands, sizes and numbers.
 struct Arguments {
     const void *reads[8];
     void *writes[8];
     index sizes[24];
     float numbers[8];
-    const Step *step;
-    Fault *fault;
+    const StepParameters *step;
+    IndexFault *fault;
     void *scratch;
-    // Whether to add to what there is.
+    // Not 0 to add to what is written instead of overwriting it.
     index accumulate;
-    // What the host knows the kernel by.
+    // Number that identifies the kernel in an IndexFault, from 1.
     index kernel;
 };
 
-template <typename T> __device__ __forceinline__ const T *read(const Arguments &arguments, int place) {
-    return (const T *)arguments.reads[place];
+template <typename T> __device__ __forceinline__ const T *read(const Arguments &arguments, int operand) {
+    return (const T *)arguments.reads[operand];
 }
-template <typename T> __device__ __forceinline__ T *written(const Arguments &arguments, int place) {
-    return (T *)arguments.writes[place];
+template <typename T> __device__ __forceinline__ T *written(const Arguments &arguments, int operand) {
+    return (T *)arguments.writes[operand];
 }
 
-// Whether an index is below a limit; says so to the host where it is not.
+// Returns whether an index is in [0, limit); reports it to the host if not.
 __device__ __forceinline__ bool is_within(const Arguments &arguments, int value, index limit, index position) {
     if (value >= 0 && value < limit) {
         return true;
@@ -124,23 +132,25 @@ __device__ __forceinline__ bool is_within(const Arguments &arguments, int value,
     return false;
 }
 
-// ---- threads -----------------------------------------------------------------------------------------------------------------------
+// ---- threads ----
 
-__device__ __forceinline__ index this_thread() { return (index)blockIdx.x * blockDim.x + threadIdx.x; }
-__device__ __forceinline__ index all_threads() { return (index)gridDim.x * blockDim.x; }
+// The thread's index in the grid's first dimension, and the number of threads there. Kernels loop
+// over elements with these as start and stride.
+__device__ __forceinline__ index thread_index() { return (index)blockIdx.x * blockDim.x + threadIdx.x; }
+__device__ __forceinline__ index thread_count() { return (index)gridDim.x * blockDim.x; }
 
 __device__ __forceinline__ float warp_sum(float x) {
-    for (int apart = 16; apart > 0; apart /= 2) {
-        x += __shfl_xor_sync(0xFFFFFFFFu, x, apart);
+    for (int distance = 16; distance > 0; distance /= 2) {
+        x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
     }
     return x;
 }
 
-// The sum over all threads of a block of at most 1024, known to each of them.
+// The sum over all threads of a block, at most 1024; every thread gets it.
 template <typename T> __device__ T block_sum(T x) {
     __shared__ T sums[32];
-    for (int apart = 16; apart > 0; apart /= 2) {
-        x += __shfl_xor_sync(0xFFFFFFFFu, x, apart);
+    for (int distance = 16; distance > 0; distance /= 2) {
+        x += __shfl_xor_sync(0xFFFFFFFFu, x, distance);
     }
     __syncthreads();
     if (threadIdx.x % 32 == 0) {
@@ -154,102 +164,104 @@ template <typename T> __device__ T block_sum(T x) {
     return sum;
 }
 
-// Adds to what there is where the call says so.
-__device__ __forceinline__ void put(const Arguments &arguments, float *place, float value) {
-    *place = arguments.accumulate ? *place + value : value;
+// Stores a value, or adds it if the call accumulates.
+__device__ __forceinline__ void store(const Arguments &arguments, float *target, float value) {
+    *target = arguments.accumulate ? *target + value : value;
 }
 
-// ---- element by element ------------------------------------------------------------------------------------------------------------
+// ---- elementwise ----
 
-// As many numbers as one access to memory moves.
+// The numbers that one memory access moves.
 struct alignas(16) Pack {
     number numbers[16 / sizeof(number)];
 };
 
-// y[i] = f(i, reads of i), for `READS` tensors of the run's precision; y may be one of them.
+// y[i] = f(i, x[i]) for `READS` tensors x in the run's precision. y may be one of them.
 template <int READS, typename F> __device__ __forceinline__ void map_elements(const Arguments &arguments, index elements, F f) {
     const index width = 16 / sizeof(number);
     number *y = written<number>(arguments, 0);
-    long_word together = (long_word)y;
-    for (int place = 0; place < READS; place++) {
-        together |= (long_word)arguments.reads[place];
+    long_word addresses = (long_word)y;
+    for (int operand = 0; operand < READS; operand++) {
+        addresses |= (long_word)arguments.reads[operand];
     }
-    const index packs = together % 16 == 0 ? elements / width : 0;
-    for (index pack = this_thread(); pack < packs; pack += all_threads()) {
+    const index packs = addresses % 16 == 0 ? elements / width : 0;
+    for (index pack = thread_index(); pack < packs; pack += thread_count()) {
         Pack given[READS], result;
-        for (int place = 0; place < READS; place++) {
-            given[place] = read<Pack>(arguments, place)[pack];
+        for (int operand = 0; operand < READS; operand++) {
+            given[operand] = read<Pack>(arguments, operand)[pack];
         }
 #pragma unroll
         for (int i = 0; i < (int)width; i++) {
             float x[READS];
-            for (int place = 0; place < READS; place++) {
-                x[place] = widen(given[place].numbers[i]);
+            for (int operand = 0; operand < READS; operand++) {
+                x[operand] = widen(given[operand].numbers[i]);
             }
             narrow(result.numbers[i], f(pack * width + i, x));
         }
         ((Pack *)y)[pack] = result;
     }
-    for (index i = packs * width + this_thread(); i < elements; i += all_threads()) {
+    for (index i = packs * width + thread_index(); i < elements; i += thread_count()) {
         float x[READS];
-        for (int place = 0; place < READS; place++) {
-            x[place] = widen(read<number>(arguments, place)[i]);
+        for (int operand = 0; operand < READS; operand++) {
+            x[operand] = widen(read<number>(arguments, operand)[i]);
         }
         narrow(y[i], f(i, x));
     }
 }
 
-// The same where what is done to an element follows from its column too, and from the group of so many elements (whole rows) that it is in:
-// `load(group, column, constants)` says how, `f(constants, reads)` does it. A thread keeps the constants of its columns for as long as it
-// stays in them, which it does where all threads together go on by whole rows: no division and no look-up an element.
+// y[i] = f(constants, x[i]), where the constants depend on the element's column and group. A group
+// is `group` consecutive elements, which are whole rows. `load(group, column, constants)` fetches
+// them. A thread reloads them only when its columns or its group change, which is never if the
+// stride of all threads is a multiple of a row.
 template <int READS, int CONSTANTS, typename L, typename F>
 __device__ __forceinline__ void map_columns(const Arguments &arguments, index elements, index columns, index group, L load, F f) {
     const int width = 16 / sizeof(number);
     number *y = written<number>(arguments, 0);
-    long_word together = (long_word)y | (long_word)(columns * sizeof(number));
-    for (int place = 0; place < READS; place++) {
-        together |= (long_word)arguments.reads[place];
+    long_word addresses = (long_word)y | (long_word)(columns * sizeof(number));
+    for (int operand = 0; operand < READS; operand++) {
+        addresses |= (long_word)arguments.reads[operand];
     }
-    const index packs = together % 16 == 0 ? elements / width : 0;
+    const index packs = addresses % 16 == 0 ? elements / width : 0;
     float constants[width][CONSTANTS];
-    index known_group = -1, known_column = -1;
-    for (index pack = this_thread(); pack < packs; pack += all_threads()) {
+    index loaded_group = -1, loaded_column = -1;
+    for (index pack = thread_index(); pack < packs; pack += thread_count()) {
         Pack given[READS], result;
-        for (int place = 0; place < READS; place++) {
-            given[place] = read<Pack>(arguments, place)[pack];
+        for (int operand = 0; operand < READS; operand++) {
+            given[operand] = read<Pack>(arguments, operand)[pack];
         }
         const index own_group = pack * width / group, column = pack * width % columns;
-        if (own_group != known_group || column != known_column) {
+        if (own_group != loaded_group || column != loaded_column) {
 #pragma unroll
             for (int i = 0; i < width; i++) {
                 load(own_group, column + i, constants[i]);
             }
-            known_group = own_group;
-            known_column = column;
+            loaded_group = own_group;
+            loaded_column = column;
         }
 #pragma unroll
         for (int i = 0; i < width; i++) {
             float x[READS];
-            for (int place = 0; place < READS; place++) {
-                x[place] = widen(given[place].numbers[i]);
+            for (int operand = 0; operand < READS; operand++) {
+                x[operand] = widen(given[operand].numbers[i]);
             }
             narrow(result.numbers[i], f(constants[i], x));
         }
         ((Pack *)y)[pack] = result;
     }
-    for (index i = packs * width + this_thread(); i < elements; i += all_threads()) {
+    for (index i = packs * width + thread_index(); i < elements; i += thread_count()) {
         float x[READS];
-        for (int place = 0; place < READS; place++) {
-            x[place] = widen(read<number>(arguments, place)[i]);
+        for (int operand = 0; operand < READS; operand++) {
+            x[operand] = widen(read<number>(arguments, operand)[i]);
         }
         load(i / group, i % columns, constants[0]);
         narrow(y[i], f(constants[0], x));
     }
 }
 
-// ---- dropout -----------------------------------------------------------------------------------------------------------------------
+// ---- dropout ----
 
-// The hash of foretell's CPU backend (backend/cpu/dropout.rs): whether an element is kept follows from its place in the whole batch.
+// The hash of the CPU backend (backend/cpu/dropout.rs). Whether an element is kept depends on its
+// position in the whole batch, so every layout drops the same elements.
 __device__ __forceinline__ long_word split_mix(long_word state) {
     state += 0x9E3779B97F4A7C15ull;
     state = (state ^ (state >> 30)) * 0xBF58476D1CE4E5B9ull;
@@ -261,23 +273,24 @@ __device__ __forceinline__ word finalise(word x) {
     x = (x ^ (x >> 15)) * 0x846CA68Bu;
     return x ^ (x >> 16);
 }
-__device__ __forceinline__ bool is_kept(word place, long_word key, word threshold) {
-    return finalise(finalise(place + (word)key) ^ (word)(key >> 32)) >= threshold;
+__device__ __forceinline__ bool is_kept(word position, long_word key, word threshold) {
+    return finalise(finalise(position + (word)key) ^ (word)(key >> 32)) >= threshold;
 }
-// Of the seed, the step and the site.
-__device__ __forceinline__ long_word site_key(const Step *step, index site) {
+// The key of a dropout site in this step.
+__device__ __forceinline__ long_word site_key(const StepParameters *step, index site) {
     return split_mix(split_mix(split_mix(step->seed) ^ step->step) ^ (long_word)site);
 }
 
-// GELU by the tangent: tanh(u) = 1 - 2 / (1 + e^2u), which keeps its digits on both sides.
-__device__ __forceinline__ float gelu_tangent(float x) {
+// ---- GELU by its tanh approximation ----
+
+__device__ __forceinline__ float gelu_tanh(float x) {
     const float u = 0.7978845608028654f * (x + 0.044715f * x * x * x);
     return tanhf(u);
 }
 
-__device__ __forceinline__ float gelu_of(float x) { return 0.5f * x * (1.0f + gelu_tangent(x)); }
+__device__ __forceinline__ float tanh_gelu(float x) { return 0.5f * x * (1.0f + gelu_tanh(x)); }
 
-__device__ __forceinline__ float gelu_slope(float x) {
-    const float tangent = gelu_tangent(x), slope = 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
-    return 0.5f * (1.0f + tangent + x * (1.0f - tangent * tangent) * slope);
+__device__ __forceinline__ float tanh_gelu_derivative(float x) {
+    const float tanh_u = gelu_tanh(x), du_dx = 0.7978845608028654f * (1.0f + 3.0f * 0.044715f * x * x);
+    return 0.5f * (1.0f + tanh_u + x * (1.0f - tanh_u * tanh_u) * du_dx);
 }

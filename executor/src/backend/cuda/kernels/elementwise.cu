@@ -1,4 +1,4 @@
-// What is done to each element apart from the others. sizes: elements, then what the kernel says.
+// Elementwise kernels. sizes: elements, then what the kernel documents
 
 __device__ __forceinline__ float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
@@ -25,11 +25,11 @@ KERNEL(scale) {
 }
 
 KERNEL(gelu) {
-    map_elements<1>(arguments, arguments.sizes[0], [](index, const float *x) { return gelu_of(x[0]); });
+    map_elements<1>(arguments, arguments.sizes[0], [](index, const float *x) { return tanh_gelu(x[0]); });
 }
 
 KERNEL(gelu_gradient) {
-    map_elements<2>(arguments, arguments.sizes[0], [](index, const float *x) { return x[0] * gelu_slope(x[1]); });
+    map_elements<2>(arguments, arguments.sizes[0], [](index, const float *x) { return x[0] * tanh_gelu_derivative(x[1]); });
 }
 
 __device__ __forceinline__ float normal(float x) { return 0.5f * erfcf(-0.7071067811865476f * x); }
@@ -53,11 +53,11 @@ KERNEL(silu_multiply) {
 KERNEL(silu_multiply_gradient) {
     const number *dy = read<number>(arguments, 0), *gate = read<number>(arguments, 1), *x = read<number>(arguments, 2);
     number *dgate = written<number>(arguments, 0), *dx = written<number>(arguments, 1);
-    for (index i = this_thread(); i < arguments.sizes[0]; i += all_threads()) {
-        const float slope = widen(dy[i]), at = widen(gate[i]), open = sigmoid(at);
+    for (index i = thread_index(); i < arguments.sizes[0]; i += thread_count()) {
+        const float gradient = widen(dy[i]), at = widen(gate[i]), open = sigmoid(at);
         const float other = widen(x[i]);
-        narrow(dgate[i], slope * other * open * (1.0f + at * (1.0f - open)));
-        narrow(dx[i], slope * at * open);
+        narrow(dgate[i], gradient * other * open * (1.0f + at * (1.0f - open)));
+        narrow(dx[i], gradient * at * open);
     }
 }
 
@@ -68,29 +68,30 @@ KERNEL(bias_add) {
     map_columns<1, 1>(
         arguments, arguments.sizes[0], columns, arguments.sizes[0],
         [=](index, index column, float *constants) { constants[0] = widen(bias[column]); },
-        [](const float *of, const float *x) { return x[0] + of[0]; });
+        [](const float *constants, const float *x) { return x[0] + constants[0]; });
 }
 
-// sizes: elements, elements of a sample here, index of the first of them in its sample, number of the first sample, site, threshold
-// numbers: what is kept is multiplied by this
+// sizes: elements, elements of a sample on this rank, position of the first of these in its sample,
+// index of this rank's first sample, site, threshold
+// numbers: factor on what is kept
 KERNEL(dropout) {
     const index row = arguments.sizes[1], first = arguments.sizes[2], sample = arguments.sizes[3];
     const word threshold = (word)arguments.sizes[5];
     const float scale = arguments.numbers[0];
     const long_word key = site_key(arguments.step, arguments.sizes[4]);
     map_elements<1>(arguments, arguments.sizes[0], [=](index i, const float *x) {
-        const long_word place = (long_word)(first + i % row);
-        const long_word own = split_mix(split_mix(key ^ (long_word)(sample + i / row)) ^ (place >> 32));
-        return is_kept((word)place, own, threshold) ? x[0] * scale : 0.0f;
+        const long_word position = (long_word)(first + i % row);
+        const long_word own = split_mix(split_mix(key ^ (long_word)(sample + i / row)) ^ (position >> 32));
+        return is_kept((word)position, own, threshold) ? x[0] * scale : 0.0f;
     });
 }
 
-// ---- single precision whatever the run's -------------------------------------------------------------------------------------------
+// ---- single precision in every run ----
 
 KERNEL(accumulate) {
     const float *x = read<float>(arguments, 0);
     float *y = written<float>(arguments, 0);
-    for (index i = this_thread(); i < arguments.sizes[0]; i += all_threads()) {
+    for (index i = thread_index(); i < arguments.sizes[0]; i += thread_count()) {
         y[i] += x[i];
     }
 }
@@ -98,7 +99,7 @@ KERNEL(accumulate) {
 KERNEL(narrow_elements) {
     const float *x = read<float>(arguments, 0);
     number *y = written<number>(arguments, 0);
-    for (index i = this_thread(); i < arguments.sizes[0]; i += all_threads()) {
+    for (index i = thread_index(); i < arguments.sizes[0]; i += thread_count()) {
         narrow(y[i], x[i]);
     }
 }

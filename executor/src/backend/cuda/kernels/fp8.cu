@@ -1,12 +1,15 @@
-// Matrices of eight bits: made from a matrix of the run's precision, scaled by a power of two that the largest magnitude in it decides on, as
-// they lie, transposed or both; and made numbers of the run's precision again, where a device has no products of them.
+// Quantisation to fp8 and back. A matrix is scaled by the largest power of two with which its
+// largest magnitude fits the format. It is written as it is stored, transposed, or both. Decoding
+// serves devices without fp8 products.
+//
+// Formats: 0 is E4M3, 1 is E5M2. A code is the byte of an fp8 number.
 
-// What a format is: 0 is E4M3, 1 is E5M2.
-struct Form {
+struct Fp8Format {
+    // Fraction bits, exponent bias, code and exponent of the largest number.
     int fraction, bias, largest, largest_exponent;
 };
-__device__ __forceinline__ Form form(index format) {
-    Form form;
+__device__ __forceinline__ Fp8Format fp8_format(index format) {
+    Fp8Format form;
     form.fraction = format == 0 ? 3 : 2;
     form.bias = format == 0 ? 7 : 15;
     form.largest = format == 0 ? 0x7E : 0x7B;
@@ -14,11 +17,11 @@ __device__ __forceinline__ Form form(index format) {
     return form;
 }
 
-// The code of the nearest number, of two equally near the even one; what is too large becomes the largest.
-__device__ __forceinline__ word nearest_code(float x, Form form) {
+// Returns the code of the nearest number, ties to even. Larger magnitudes saturate.
+__device__ __forceinline__ word nearest_code(float x, Fp8Format form) {
     const word bits = __float_as_uint(x), sign = bits >> 24 & 0x80, magnitude = bits & 0x7FFFFFFF;
     const int shift = 23 - form.fraction;
-    // A number whose last place is as large as the format's smallest: a sum with it is rounded to that place.
+    // A float whose last place is the format's smallest number: adding it rounds to that place.
     const word ruler = (word)(127 + 24 - form.bias - form.fraction) << 23;
     const word subnormal = __float_as_uint(__uint_as_float(magnitude) + __uint_as_float(ruler)) - ruler;
     const word rebased = magnitude - ((word)(127 - form.bias) << 23);
@@ -28,7 +31,7 @@ __device__ __forceinline__ word nearest_code(float x, Form form) {
     return magnitude > 0x7F800000 ? 0x7F : sign | code;
 }
 
-// Two codes, the second in the upper byte: in one instruction where there is one (Ada and Hopper).
+// Returns two codes, the second in the upper byte. Ada and later have an instruction for it.
 __device__ __forceinline__ word nearest_codes(float first, float second, index format) {
 #if !defined(FORETELL_EMULATED) && __CUDA_ARCH__ >= 890
     unsigned short codes;
@@ -39,14 +42,14 @@ __device__ __forceinline__ word nearest_codes(float first, float second, index f
     }
     return codes;
 #else
-    return nearest_code(first, form(format)) | nearest_code(second, form(format)) << 8;
+    return nearest_code(first, fp8_format(format)) | nearest_code(second, fp8_format(format)) << 8;
 #endif
 }
 
-// The number that a code stands for.
-__device__ __forceinline__ float number_of_code(word code, index format) {
+// Returns the number of a code.
+__device__ __forceinline__ float decode(word code, index format) {
     if (format == 1) {
-        // The upper half of a number of half precision.
+        // E5M2 is the upper half of fp16.
         const fp16 wider = {(unsigned short)(code << 8)};
         return widen(wider);
     }
@@ -56,7 +59,7 @@ __device__ __forceinline__ float number_of_code(word code, index format) {
     return __uint_as_float((code & 0x80) << 24 | (code & 0x7F) << 20) * __uint_as_float((127u + 120) << 23);
 }
 
-// The largest over all threads of a block, known to each of them.
+// The maximum over all threads of a block; every thread gets it.
 __device__ word block_largest(word x) {
     __shared__ word parts[8];
     for (int apart = 16; apart > 0; apart /= 2) {
@@ -74,13 +77,13 @@ __device__ word block_largest(word x) {
     return largest;
 }
 
-// The bits of the largest magnitude that each block met, to scratch memory. sizes: elements
+// The bits of each block's largest magnitude, to scratch memory. sizes: elements
 KERNEL(largest_magnitudes) {
     const number *x = read<number>(arguments, 0);
     const index width = 16 / sizeof(number), elements = arguments.sizes[0];
     const index packs = (long_word)x % 16 == 0 ? elements / width : 0;
     word largest = 0;
-    for (index pack = this_thread(); pack < packs; pack += all_threads()) {
+    for (index pack = thread_index(); pack < packs; pack += thread_count()) {
         const Pack given = ((const Pack *)x)[pack];
 #pragma unroll
         for (int i = 0; i < (int)width; i++) {
@@ -88,7 +91,7 @@ KERNEL(largest_magnitudes) {
             largest = largest < magnitude ? magnitude : largest;
         }
     }
-    for (index i = packs * width + this_thread(); i < elements; i += all_threads()) {
+    for (index i = packs * width + thread_index(); i < elements; i += thread_count()) {
         const word magnitude = __float_as_uint(widen(x[i])) & 0x7FFFFFFF;
         largest = largest < magnitude ? magnitude : largest;
     }
@@ -98,14 +101,15 @@ KERNEL(largest_magnitudes) {
     }
 }
 
-// Writes the factor and, as they are asked for, the matrix as it lies and transposed; a block a tile of 64 rows and 64 columns.
-// sizes: rows, columns, parts of the largest magnitude, format, whether straight, whether transposed
+// Writes the reciprocal of the scale (, the matrix as stored) (, the transposed matrix). One block
+// for each tile of 64 rows and 64 columns.
+// sizes: rows, columns, magnitudes in scratch memory, format, whether straight, whether transposed
 KERNEL(quantise) {
     const int TILE = 64, WIDTH = 16 / sizeof(number);
     struct alignas(WIDTH) Codes {
         word words[WIDTH / 4];
     };
-    struct alignas(16) Line {
+    struct alignas(16) Column16 {
         word words[4];
     };
     const number *__restrict__ x = read<number>(arguments, 0);
@@ -119,20 +123,20 @@ KERNEL(quantise) {
         largest = largest < part ? part : largest;
     }
     largest = block_largest(largest);
-    const int field = (int)(largest >> 23);
-    int exponent = form(format).largest_exponent - (field - 127) - ((largest & 0x7FFFFF) > 0x600000);
+    const int exponent_bits = (int)(largest >> 23);
+    int exponent = fp8_format(format).largest_exponent - (exponent_bits - 127) - ((largest & 0x7FFFFF) > 0x600000);
     exponent = exponent < -126 ? -126 : exponent > 126 ? 126 : exponent;
-    exponent = largest == 0 || field >= 255 ? 0 : exponent;
+    exponent = largest == 0 || exponent_bits >= 255 ? 0 : exponent;
     const float scale = __uint_as_float((word)(exponent + 127) << 23);
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        // What is not finite would be hidden by formats of eight bits: then the factor is no number.
-        *written<float>(arguments, 0) = __uint_as_float(field >= 255 ? 0x7FC00000 : (word)(127 - exponent) << 23);
+        // Saturation would hide an infinity or NaN, so it turns the scale into NaN.
+        *written<float>(arguments, 0) = __uint_as_float(exponent_bits >= 255 ? 0x7FC00000 : (word)(127 - exponent) << 23);
     }
 
-    // Four bytes more a row, so that threads that read down columns are at different banks.
+    // Rows have 4 bytes of padding, so that threads reading down a column use different banks.
     __shared__ word tile[TILE][(TILE + 4) / 4];
-    const index across = (columns + TILE - 1) / TILE;
-    const index first_row = (index)blockIdx.x / across * TILE, first_column = (index)blockIdx.x % across * TILE;
+    const index column_tiles = (columns + TILE - 1) / TILE;
+    const index first_row = (index)blockIdx.x / column_tiles * TILE, first_column = (index)blockIdx.x % column_tiles * TILE;
     const bool is_packed = columns % WIDTH == 0 && (long_word)x % 16 == 0 && (long_word)straight % WIDTH == 0;
     for (int i = threadIdx.x; i < TILE * TILE / WIDTH; i += blockDim.x) {
         const int row = i / (TILE / WIDTH), column = i % (TILE / WIDTH) * WIDTH;
@@ -180,34 +184,35 @@ KERNEL(quantise) {
         if (first_column + column >= columns) {
             continue;
         }
-        Line line = {{0, 0, 0, 0}};
+        Column16 codes16 = {{0, 0, 0, 0}};
 #pragma unroll
         for (int k = 0; k < 16; k++) {
-            line.words[k / 4] |= (tile[row + k][column / 4] >> column % 4 * 8 & 0xFF) << k % 4 * 8;
+            codes16.words[k / 4] |= (tile[row + k][column / 4] >> column % 4 * 8 & 0xFF) << k % 4 * 8;
         }
         unsigned char *to = transposed + (first_column + column) * rows + first_row + row;
         if (rows % 16 == 0 && (long_word)transposed % 16 == 0 && first_row + row < rows) {
-            *(Line *)to = line;
+            *(Column16 *)to = codes16;
         } else {
 #pragma unroll
             for (int k = 0; k < 16; k++) {
                 if (first_row + row + k < rows) {
-                    to[k] = (unsigned char)(line.words[k / 4] >> k % 4 * 8);
+                    to[k] = (unsigned char)(codes16.words[k / 4] >> k % 4 * 8);
                 }
             }
         }
     }
 }
 
-// Reads codes and their factor; writes numbers of the run's precision. sizes: rows, columns, numbers from a row to the next, format; a block a row
+// Reads codes, scale; writes numbers in the run's precision. One block for each row.
+// sizes: rows, columns, pitch of what is written, format
 KERNEL(decode_fp8) {
     const unsigned char *codes = read<unsigned char>(arguments, 0);
-    const float factor = *read<float>(arguments, 1);
+    const float scale = *read<float>(arguments, 1);
     const index columns = arguments.sizes[1];
     for (index row = blockIdx.x; row < arguments.sizes[0]; row += gridDim.x) {
         number *to = written<number>(arguments, 0) + row * arguments.sizes[2];
         for (index i = threadIdx.x; i < columns; i += blockDim.x) {
-            narrow(to[i], number_of_code(codes[row * columns + i], arguments.sizes[3]) * factor);
+            narrow(to[i], decode(codes[row * columns + i], arguments.sizes[3]) * scale);
         }
     }
 }

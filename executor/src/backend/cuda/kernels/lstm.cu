@@ -1,25 +1,28 @@
-// A layer of LSTM: one launch a position, a warp for each number of the state. What goes from position to position is kept in scratch
-// memory in single precision, whatever the run's.
+// LSTM layers. Forward is one launch for each position, with one warp for each element of the
+// state; the gradient is two launches for each position. The state between positions stays in
+// scratch memory, in single precision.
 
-__device__ __forceinline__ float opened(float x) { return 1.0f / (1.0f + expf(-x)); }
+__device__ __forceinline__ float lstm_sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 
-// Reads projected, w (, state); writes y, gates, cells. sizes: batch, sequence, hidden, position, whether a state is given
-// scratch: two states of outputs [batch, hidden], then the cells [batch, hidden]; that of an even position is the first
+// One position forward. Reads projected, w (, state); writes y, gates, cells, and after the last
+// position the last state.
+// sizes: batch, sequence, hidden, position, whether an initial state is given
+// scratch: outputs of even positions [batch, hidden], of odd positions, then cells [batch, hidden]
 KERNEL(lstm_position) {
     const index batch = arguments.sizes[0], sequence = arguments.sizes[1], hidden = arguments.sizes[2], position = arguments.sizes[3];
     const number *projected = read<number>(arguments, 0), *w = read<number>(arguments, 1);
-    float *states = (float *)arguments.scratch, *carried = states + 2 * batch * hidden;
-    const float *before = states + (position + 1) % 2 * batch * hidden;
-    float *after = states + position % 2 * batch * hidden;
+    float *states = (float *)arguments.scratch, *carried_cells = states + 2 * batch * hidden;
+    const float *previous_outputs = states + (position + 1) % 2 * batch * hidden;
+    float *outputs = states + position % 2 * batch * hidden;
     const bool is_first = position == 0, is_given = arguments.sizes[4] != 0;
     const int lane = threadIdx.x % 32;
-    for (index i = this_thread() / 32; i < batch * hidden; i += all_threads() / 32) {
+    for (index i = thread_index() / 32; i < batch * hidden; i += thread_count() / 32) {
         const index image = i / hidden, unit = i % hidden, row = image * sequence + position;
         const number *given = read<number>(arguments, 2) + 2 * image * hidden;
         float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
         if (!is_first || is_given) {
             for (index k = lane; k < hidden; k += 32) {
-                const float h = is_first ? widen(given[k]) : before[image * hidden + k];
+                const float h = is_first ? widen(given[k]) : previous_outputs[image * hidden + k];
                 for (int gate = 0; gate < 4; gate++) {
                     sums[gate] += widen(w[(gate * hidden + unit) * hidden + k]) * h;
                 }
@@ -29,8 +32,8 @@ KERNEL(lstm_position) {
             sums[gate] = warp_sum(sums[gate]) + widen(projected[(row * 4 + gate) * hidden + unit]);
         }
         if (lane == 0) {
-            const float in = opened(sums[0]), forget = opened(sums[1]), candidate = tanhf(sums[2]), out = opened(sums[3]);
-            const float previous = is_first ? (is_given ? widen(given[hidden + unit]) : 0.0f) : carried[i];
+            const float in = lstm_sigmoid(sums[0]), forget = lstm_sigmoid(sums[1]), candidate = tanhf(sums[2]), out = lstm_sigmoid(sums[3]);
+            const float previous = is_first ? (is_given ? widen(given[hidden + unit]) : 0.0f) : carried_cells[i];
             const float cell = forget * previous + in * candidate, y = out * tanhf(cell);
             number *gates = written<number>(arguments, 1) + row * 4 * hidden + unit;
             narrow(gates[0], in);
@@ -39,8 +42,8 @@ KERNEL(lstm_position) {
             narrow(gates[3 * hidden], out);
             narrow(written<number>(arguments, 2)[row * hidden + unit], cell);
             narrow(written<number>(arguments, 0)[row * hidden + unit], y);
-            carried[i] = cell;
-            after[i] = y;
+            carried_cells[i] = cell;
+            outputs[i] = y;
             if (position + 1 == sequence) {
                 narrow(written<number>(arguments, 3)[2 * image * hidden + unit], y);
                 narrow(written<number>(arguments, 3)[(2 * image + 1) * hidden + unit], cell);
@@ -49,32 +52,35 @@ KERNEL(lstm_position) {
     }
 }
 
-// Back through one position: what its gates' gradients are. Reads (dy,) (dlast,) w, gates, cells (, state), at the places that sizes say;
-// writes dprojected, and dstate at the first position. sizes: batch, sequence, hidden, position, places of dy, dlast, gates, cells, state
-// (below zero: none). scratch: gradients of the output and of the cell [batch, hidden], then of the gates [batch, 4, hidden]
+// The gradients of one position's gates. Reads (dy,) (dlast,) w, gates, cells (, state); writes
+// dprojected.
+// sizes: batch, sequence, hidden, position, then which reads dy, dlast, gates, cells and state are
+// (-1 if the call has no such read)
+// scratch: gradients of the output and the cell [batch, hidden], and of the gates [batch, 4,
+// hidden]
 KERNEL(lstm_position_gradient) {
     const index batch = arguments.sizes[0], sequence = arguments.sizes[1], hidden = arguments.sizes[2], position = arguments.sizes[3];
     float *douts = (float *)arguments.scratch, *dcells = douts + batch * hidden, *dgates = dcells + batch * hidden;
-    const index *places = arguments.sizes + 4;
+    const index *operands = arguments.sizes + 4;
     const bool is_last = position + 1 == sequence;
-    for (index i = this_thread(); i < batch * hidden; i += all_threads()) {
+    for (index i = thread_index(); i < batch * hidden; i += thread_count()) {
         const index image = i / hidden, unit = i % hidden, row = image * sequence + position;
         float dout = is_last ? 0.0f : douts[i], dcell = is_last ? 0.0f : dcells[i];
-        if (is_last && places[1] >= 0) {
-            const number *dlast = read<number>(arguments, (int)places[1]) + 2 * image * hidden;
+        if (is_last && operands[1] >= 0) {
+            const number *dlast = read<number>(arguments, (int)operands[1]) + 2 * image * hidden;
             dout = widen(dlast[unit]);
             dcell = widen(dlast[hidden + unit]);
         }
-        if (places[0] >= 0) {
-            dout += widen(read<number>(arguments, (int)places[0])[row * hidden + unit]);
+        if (operands[0] >= 0) {
+            dout += widen(read<number>(arguments, (int)operands[0])[row * hidden + unit]);
         }
-        const number *gates = read<number>(arguments, (int)places[2]) + row * 4 * hidden + unit;
-        const number *cells = read<number>(arguments, (int)places[3]);
+        const number *gates = read<number>(arguments, (int)operands[2]) + row * 4 * hidden + unit;
+        const number *cells = read<number>(arguments, (int)operands[3]);
         float previous = 0.0f;
         if (position > 0) {
             previous = widen(cells[(row - 1) * hidden + unit]);
-        } else if (places[4] >= 0) {
-            previous = widen(read<number>(arguments, (int)places[4])[(2 * image + 1) * hidden + unit]);
+        } else if (operands[4] >= 0) {
+            previous = widen(read<number>(arguments, (int)operands[4])[(2 * image + 1) * hidden + unit]);
         }
         const float in = widen(gates[0]), forget = widen(gates[hidden]);
         const float candidate = widen(gates[2 * hidden]), out = widen(gates[3 * hidden]);
@@ -90,14 +96,15 @@ KERNEL(lstm_position_gradient) {
     }
 }
 
-// The gradient of the output before a position, from what the kernel above left. sizes: batch, sequence, hidden, position, the place of w,
+// The gradient of the previous position's output, from the gates' gradients in scratch memory.
+// Writes dstate at the first position. sizes: batch, sequence, hidden, position, which read w is,
 // whether dstate is written
 KERNEL(lstm_output_gradient) {
     const index batch = arguments.sizes[0], hidden = arguments.sizes[2], position = arguments.sizes[3];
     float *douts = (float *)arguments.scratch, *dcells = douts + batch * hidden;
     const float *dgates = dcells + batch * hidden;
     const number *w = read<number>(arguments, (int)arguments.sizes[4]);
-    for (index i = this_thread(); i < batch * hidden; i += all_threads()) {
+    for (index i = thread_index(); i < batch * hidden; i += thread_count()) {
         const index image = i / hidden, unit = i % hidden;
         float sum = 0.0f;
         for (index gate = 0; gate < 4 * hidden; gate++) {
@@ -111,18 +118,19 @@ KERNEL(lstm_output_gradient) {
     }
 }
 
-// The outputs before each position, to scratch: reads (dprojected,) y (, state). sizes: batch, sequence, hidden, whether a state is given
+// The output before each position, to scratch memory. Reads (dprojected,) y (, state).
+// sizes: batch, sequence, hidden, whether an initial state is given
 KERNEL(lstm_previous_outputs) {
     const index batch = arguments.sizes[0], sequence = arguments.sizes[1], hidden = arguments.sizes[2];
-    number *before = (number *)arguments.scratch;
-    for (index i = this_thread(); i < batch * sequence * hidden; i += all_threads()) {
+    number *previous_outputs = (number *)arguments.scratch;
+    for (index i = thread_index(); i < batch * sequence * hidden; i += thread_count()) {
         const index unit = i % hidden, position = i / hidden % sequence, image = i / hidden / sequence;
         if (position > 0) {
-            before[i] = read<number>(arguments, 1)[i - hidden];
+            previous_outputs[i] = read<number>(arguments, 1)[i - hidden];
         } else if (arguments.sizes[3] != 0) {
-            before[i] = read<number>(arguments, 2)[2 * image * hidden + unit];
+            previous_outputs[i] = read<number>(arguments, 2)[2 * image * hidden + unit];
         } else {
-            narrow(before[i], 0.0f);
+            narrow(previous_outputs[i], 0.0f);
         }
     }
 }

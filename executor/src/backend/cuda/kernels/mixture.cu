@@ -1,36 +1,37 @@
-// The way of tokens to the slots of their experts and back.
+// Routing of tokens to the slots of their experts, and back.
 
-// Reads logits; writes gates, choices. sizes: tokens, experts, top
+// Chooses each token's `top` experts. Reads logits; writes gates, choices. sizes: tokens, experts,
+// top
 KERNEL(route) {
     const index tokens = arguments.sizes[0], experts = arguments.sizes[1], top = arguments.sizes[2];
-    for (index token = this_thread(); token < tokens; token += all_threads()) {
+    for (index token = thread_index(); token < tokens; token += thread_count()) {
         const number *logits = read<number>(arguments, 0) + token * experts;
         number *gates = written<number>(arguments, 0) + token * top;
         int *choices = written<int>(arguments, 1) + token * top;
         float highest = 0.0f, sum = 0.0f;
-        for (index place = 0; place < top; place++) {
+        for (index rank = 0; rank < top; rank++) {
             index best = -1;
-            float most = 0.0f;
+            float largest = 0.0f;
             for (index expert = 0; expert < experts; expert++) {
                 const float logit = widen(logits[expert]);
-                if (best >= 0 && !(logit > most)) {
+                if (best >= 0 && !(logit > largest)) {
                     continue;
                 }
                 bool is_taken = false;
-                for (index before = 0; before < place; before++) {
+                for (index before = 0; before < rank; before++) {
                     is_taken |= choices[before] == (int)expert;
                 }
                 if (!is_taken) {
                     best = expert;
-                    most = logit;
+                    largest = logit;
                 }
             }
-            choices[place] = best < 0 ? 0 : (int)best;
-            highest = place == 0 ? most : highest;
-            sum += expf(most - highest);
+            choices[rank] = best < 0 ? 0 : (int)best;
+            highest = rank == 0 ? largest : highest;
+            sum += expf(largest - highest);
         }
-        for (index place = 0; place < top; place++) {
-            narrow(gates[place], expf(widen(logits[choices[place]]) - highest) / sum);
+        for (index rank = 0; rank < top; rank++) {
+            narrow(gates[rank], expf(widen(logits[choices[rank]]) - highest) / sum);
         }
     }
 }
@@ -38,51 +39,52 @@ KERNEL(route) {
 // Reads dgates, gates, choices; writes dlogits. sizes: tokens, experts, top
 KERNEL(route_gradient) {
     const index tokens = arguments.sizes[0], experts = arguments.sizes[1], top = arguments.sizes[2];
-    for (index token = this_thread(); token < tokens; token += all_threads()) {
+    for (index token = thread_index(); token < tokens; token += thread_count()) {
         const number *dgates = read<number>(arguments, 0) + token * top, *gates = read<number>(arguments, 1) + token * top;
         const int *choices = read<int>(arguments, 2) + token * top;
         number *dlogits = written<number>(arguments, 0) + token * experts;
         float mean = 0.0f;
-        for (index place = 0; place < top; place++) {
-            mean += widen(dgates[place]) * widen(gates[place]);
+        for (index rank = 0; rank < top; rank++) {
+            mean += widen(dgates[rank]) * widen(gates[rank]);
         }
         for (index expert = 0; expert < experts; expert++) {
             narrow(dlogits[expert], 0.0f);
         }
-        for (index place = 0; place < top; place++) {
-            if (is_within(arguments, choices[place], experts, token * top + place)) {
-                narrow(dlogits[choices[place]], widen(gates[place]) * (widen(dgates[place]) - mean));
+        for (index rank = 0; rank < top; rank++) {
+            if (is_within(arguments, choices[rank], experts, token * top + rank)) {
+                narrow(dlogits[choices[rank]], widen(gates[rank]) * (widen(dgates[rank]) - mean));
             }
         }
     }
 }
 
-// The slot of each choice, in the order of the choices: a block an expert. Reads (x,) choices; writes (dispatched,) places; scratch: how
-// many an expert dropped. sizes: choices, experts, capacity
+// Assigns each choice the next slot of its expert, in the order of the choices; -1 if the expert is
+// full. One block for each expert. Reads (x,) choices; writes (dispatched,) slots.
+// sizes: choices, experts, capacity; scratch: choices that each expert dropped
 KERNEL(dispatch_slots) {
     const int *choices = read<int>(arguments, 1);
-    int *places = written<int>(arguments, 1);
+    int *slots = written<int>(arguments, 1);
     const index count = arguments.sizes[0], capacity = arguments.sizes[2];
-    __shared__ index of_warps[32];
+    __shared__ index warp_counts[32];
     const int expert = (int)blockIdx.x, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     index filled = 0;
     for (index chunk = 0; chunk < count; chunk += blockDim.x) {
         const index i = chunk + threadIdx.x;
-        // The first expert's block looks after those that are none.
+        // The first expert's block reports choices that are out of range.
         const bool is_choice = i < count && (expert != 0 || is_within(arguments, choices[i], arguments.sizes[1], i));
         const bool is_own = is_choice && choices[i] == expert;
-        const word same = __ballot_sync(0xFFFFFFFFu, is_own);
+        const word own_lanes = __ballot_sync(0xFFFFFFFFu, is_own);
         if (lane == 0) {
-            of_warps[warp] = __popc(same);
+            warp_counts[warp] = __popc(own_lanes);
         }
         __syncthreads();
-        index place = filled + __popc(same & ((1u << lane) - 1u));
+        index slot = filled + __popc(own_lanes & ((1u << lane) - 1u));
         for (int other = 0; other < (int)(blockDim.x / 32); other++) {
-            place += other < warp ? of_warps[other] : 0;
-            filled += of_warps[other];
+            slot += other < warp ? warp_counts[other] : 0;
+            filled += warp_counts[other];
         }
         if (is_own) {
-            places[i] = place < capacity ? (int)place : -1;
+            slots[i] = slot < capacity ? (int)slot : -1;
         }
         __syncthreads();
     }
@@ -91,7 +93,7 @@ KERNEL(dispatch_slots) {
     }
 }
 
-// sizes: experts; one block
+// Sums the dropped choices: writes the third operand. sizes: experts; one block
 KERNEL(dispatch_dropped) {
     double sum = 0.0;
     for (index i = threadIdx.x; i < arguments.sizes[0]; i += blockDim.x) {
@@ -99,21 +101,23 @@ KERNEL(dispatch_dropped) {
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) {
-        put(arguments, written<float>(arguments, 2), (float)sum);
+        store(arguments, written<float>(arguments, 2), (float)sum);
     }
 }
 
-// The slot of a choice, or none (below zero). `where`: the read of the choices; the places follow it.
-__device__ __forceinline__ index slot(const Arguments &arguments, int where, index choice, index experts, index capacity) {
-    const int expert = read<int>(arguments, where)[choice], place = read<int>(arguments, where + 1)[choice];
-    if (place == -1 || !is_within(arguments, expert, experts, choice) || !is_within(arguments, place, capacity, choice)) {
+// The row of a choice among all experts' slots, or -1 if it was dropped. `operand` is the read of
+// the choices; the slots are the next read.
+__device__ __forceinline__ index slot_row(const Arguments &arguments, int operand, index choice, index experts, index capacity) {
+    const int expert = read<int>(arguments, operand)[choice], slot = read<int>(arguments, operand + 1)[choice];
+    if (slot == -1 || !is_within(arguments, expert, experts, choice) || !is_within(arguments, slot, capacity, choice)) {
         return -1;
     }
-    return (index)expert * capacity + place;
+    return (index)expert * capacity + slot;
 }
 
-// Reads x, choices; writes dispatched, which the host has cleared; its places are the second write. sizes: choices, experts, capacity,
-// top, hidden; a block a choice
+// Copies each token to the slots of its choices. Reads x, choices, and the slots, which are the
+// second write; writes dispatched, which the host has cleared. One block for each choice.
+// sizes: choices, experts, capacity, top, hidden
 KERNEL(dispatch_rows) {
     const index top = arguments.sizes[3], hidden = arguments.sizes[4];
     for (index choice = blockIdx.x; choice < arguments.sizes[0]; choice += gridDim.x) {
@@ -121,17 +125,18 @@ KERNEL(dispatch_rows) {
         if (expert < 0 || expert >= arguments.sizes[1]) {
             continue;
         }
-        const int place = written<int>(arguments, 1)[choice];
+        const int slot = written<int>(arguments, 1)[choice];
         const number *from = read<number>(arguments, 0) + choice / top * hidden;
-        number *to = written<number>(arguments, 0) + ((index)expert * arguments.sizes[2] + place) * hidden;
-        for (index i = threadIdx.x; place >= 0 && i < hidden; i += blockDim.x) {
+        number *to = written<number>(arguments, 0) + ((index)expert * arguments.sizes[2] + slot) * hidden;
+        for (index i = threadIdx.x; slot >= 0 && i < hidden; i += blockDim.x) {
             to[i] = from[i];
         }
     }
 }
 
-// Reads rows (, gates), choices, places; writes for each token the sum of its slots' rows. sizes: tokens, experts, capacity, top, hidden,
-// whether there are gates; a block a token
+// Sums the rows of each token's slots, weighted by gates if there are any. Reads rows (, gates),
+// choices, slots; writes one row for each token. One block for each token.
+// sizes: tokens, experts, capacity, top, hidden, whether there are gates
 KERNEL(gather_slots) {
     const index top = arguments.sizes[3], hidden = arguments.sizes[4];
     const bool has_gates = arguments.sizes[5] != 0;
@@ -140,7 +145,7 @@ KERNEL(gather_slots) {
         for (index i = threadIdx.x; i < hidden; i += blockDim.x) {
             float sum = 0.0f;
             for (index choice = token * top; choice < (token + 1) * top; choice++) {
-                const index from = slot(arguments, has_gates ? 2 : 1, choice, arguments.sizes[1], arguments.sizes[2]);
+                const index from = slot_row(arguments, has_gates ? 2 : 1, choice, arguments.sizes[1], arguments.sizes[2]);
                 if (from >= 0) {
                     sum += (has_gates ? widen(gates[choice]) : 1.0f) * widen(rows[from * hidden + i]);
                 }
@@ -150,11 +155,13 @@ KERNEL(gather_slots) {
     }
 }
 
-// Reads dy, gates, choices, places; writes drows, which the host has cleared. sizes: choices, experts, capacity, top, hidden
+// Reads dy, gates, choices, slots; writes drows, which the host has cleared. One block for each
+// choice.
+// sizes: choices, experts, capacity, top, hidden
 KERNEL(combine_input_gradient) {
     const index hidden = arguments.sizes[4];
     for (index choice = blockIdx.x; choice < arguments.sizes[0]; choice += gridDim.x) {
-        const index to = slot(arguments, 2, choice, arguments.sizes[1], arguments.sizes[2]);
+        const index to = slot_row(arguments, 2, choice, arguments.sizes[1], arguments.sizes[2]);
         const number *dy = read<number>(arguments, 0) + choice / arguments.sizes[3] * hidden;
         const float gate = widen(read<number>(arguments, 1)[choice]);
         for (index i = threadIdx.x; to >= 0 && i < hidden; i += blockDim.x) {
@@ -163,11 +170,12 @@ KERNEL(combine_input_gradient) {
     }
 }
 
-// Reads dy, rows, choices, places; writes dgates. sizes as above; a block a choice
+// Reads dy, rows, choices, slots; writes dgates. One block for each choice.
+// sizes: as for combine_input_gradient
 KERNEL(combine_gate_gradient) {
     const index hidden = arguments.sizes[4];
     for (index choice = blockIdx.x; choice < arguments.sizes[0]; choice += gridDim.x) {
-        const index from = slot(arguments, 2, choice, arguments.sizes[1], arguments.sizes[2]);
+        const index from = slot_row(arguments, 2, choice, arguments.sizes[1], arguments.sizes[2]);
         const number *dy = read<number>(arguments, 0) + choice / arguments.sizes[3] * hidden;
         float sum = 0.0f;
         for (index i = threadIdx.x; from >= 0 && i < hidden; i += blockDim.x) {

@@ -58,7 +58,8 @@ impl KernelSource {
         self.text.lines().filter_map(name)
     }
 
-    /// Returns `true` if the file compiles only in 16-bit precisions, as kernels on tensor cores do.
+    /// Returns `true` if the file compiles only in 16-bit precisions, as kernels on tensor cores
+    /// do.
     #[cfg(test)]
     pub(crate) fn needs_half(&self) -> bool {
         self.text.contains("TENSOR_KERNEL(")

@@ -1,36 +1,38 @@
-// The optimizers' steps, and what decides about them. In mixed precision the master copy is the last write: it is what is updated, and the
-// parameter is the nearest to it.
+// The optimizers' updates, and the control of loss scale and clipping. In mixed precision the last
+// write is the master copy: it is updated, and the parameter is rounded from it.
 
-// The numbers of a control (foretell_models::Control).
+// The entries of a control tensor (foretell_models::Control).
 enum { LOSS_SCALE, GRADIENT_FACTOR, IS_SKIPPED, UPDATES, STREAK, SQUARED_GRADIENT_NORM, SKIPPED_STEPS };
 
-// What an optimizer is told.
-struct Told {
+// The values that an update needs from the step's parameters and the control.
+struct UpdateInputs {
     bool is_skipped;
     float gradient_scale;
     double step;
 };
-__device__ __forceinline__ Told told(const Arguments &arguments, bool is_controlled) {
-    Told told = {false, (float)arguments.step->gradient_scale, (double)arguments.step->step};
+__device__ __forceinline__ UpdateInputs update_inputs(const Arguments &arguments, bool is_controlled) {
+    UpdateInputs inputs = {false, (float)arguments.step->gradient_scale, (double)arguments.step->step};
     if (is_controlled) {
         const float *control = read<float>(arguments, 1);
-        told.is_skipped = control[IS_SKIPPED] != 0.0f;
-        told.gradient_scale *= control[GRADIENT_FACTOR];
-        told.step = control[UPDATES];
+        inputs.is_skipped = control[IS_SKIPPED] != 0.0f;
+        inputs.gradient_scale *= control[GRADIENT_FACTOR];
+        inputs.step = control[UPDATES];
     }
-    return told;
+    return inputs;
 }
 
-// sizes: elements, whether controlled, whether momentum, whether Nesterov, the place of the master copy (0: the parameter itself)
+// Reads gradients (, control); writes parameters (, velocities) (, masters). sizes: elements,
+// whether there is a control, whether there is momentum, whether it is Nesterov's, which write the
+// masters are (0 for the parameters themselves)
 KERNEL(sgd) {
     const index elements = arguments.sizes[0];
-    const bool has_momentum = arguments.sizes[2] != 0, looks_ahead = arguments.sizes[3] != 0, is_mixed = arguments.sizes[4] != 0;
-    const Told now = told(arguments, arguments.sizes[1] != 0);
+    const bool has_momentum = arguments.sizes[2] != 0, is_nesterov = arguments.sizes[3] != 0, is_mixed = arguments.sizes[4] != 0;
+    const UpdateInputs now = update_inputs(arguments, arguments.sizes[1] != 0);
     const float rate = (float)arguments.step->learning_rate, decay = (float)arguments.step->weight_decay;
     const float momentum = (float)arguments.step->momentum;
     const float *gradients = read<float>(arguments, 0);
     float *masters = written<float>(arguments, (int)arguments.sizes[4]), *velocities = written<float>(arguments, 1);
-    for (index i = this_thread(); i < elements; i += all_threads()) {
+    for (index i = thread_index(); i < elements; i += thread_count()) {
         float parameter = masters[i];
         if (!now.is_skipped) {
             const float gradient = decay * parameter + now.gradient_scale * gradients[i];
@@ -38,7 +40,7 @@ KERNEL(sgd) {
             if (has_momentum) {
                 const float velocity = momentum * velocities[i] + gradient;
                 velocities[i] = velocity;
-                step = looks_ahead ? momentum * velocity + gradient : velocity;
+                step = is_nesterov ? momentum * velocity + gradient : velocity;
             }
             parameter -= rate * step;
             masters[i] = parameter;
@@ -49,15 +51,17 @@ KERNEL(sgd) {
     }
 }
 
-// sizes: elements, whether controlled, the place of the master copy (0: the parameter itself)
+// Reads gradients (, control); writes parameters, first moments, second moments (, masters).
+// sizes: elements, whether there is a control, which write the masters are (0 for the parameters
+// themselves)
 KERNEL(adamw) {
     __shared__ float shared_rate, shared_root_scale;
     const index elements = arguments.sizes[0];
     const bool is_mixed = arguments.sizes[2] != 0;
-    const Step *step = arguments.step;
-    const Told now = told(arguments, arguments.sizes[1] != 0);
+    const StepParameters *step = arguments.step;
+    const UpdateInputs now = update_inputs(arguments, arguments.sizes[1] != 0);
     if (threadIdx.x == 0) {
-        // In double precision: 1 - 0.999^step has lost four digits in single precision when the step is small.
+        // Double precision: at small steps 1 - 0.999^step loses four digits in single precision.
         const double count = now.step < 1.0 ? 1.0 : now.step;
         shared_rate = (float)(step->learning_rate / (1.0 - pow(step->beta1, count)));
         shared_root_scale = (float)(1.0 / sqrt(1.0 - pow(step->beta2, count)));
@@ -70,7 +74,7 @@ KERNEL(adamw) {
     const float *gradients = read<float>(arguments, 0);
     float *masters = written<float>(arguments, (int)arguments.sizes[2]);
     float *firsts = written<float>(arguments, 1), *seconds = written<float>(arguments, 2);
-    for (index i = this_thread(); i < elements; i += all_threads()) {
+    for (index i = thread_index(); i < elements; i += thread_count()) {
         float parameter = masters[i];
         if (!now.is_skipped) {
             const float gradient = now.gradient_scale * gradients[i];
@@ -87,7 +91,8 @@ KERNEL(adamw) {
     }
 }
 
-// Reads the sum of squares; writes the control. sizes: whether it clips, whether it scales; one thread
+// Reads the gradients' sum of squares; updates the control. sizes: whether to clip, whether the
+// loss is scaled; one thread
 KERNEL(update_control) {
     if (threadIdx.x != 0) {
         return;
@@ -95,12 +100,12 @@ KERNEL(update_control) {
     const bool clips = arguments.sizes[0] != 0, scales = arguments.sizes[1] != 0;
     const float norm = read<float>(arguments, 0)[0];
     float *control = written<float>(arguments, 0);
-    const float used = control[LOSS_SCALE];
-    const float squared = norm / used / used;
+    const float loss_scale = control[LOSS_SCALE];
+    const float squared = norm / loss_scale / loss_scale;
     const bool overflowed = scales && !isfinite(norm);
     control[SQUARED_GRADIENT_NORM] = squared;
     control[IS_SKIPPED] = overflowed ? 1.0f : 0.0f;
-    float factor = 1.0f / used;
+    float factor = 1.0f / loss_scale;
     if (clips) {
         factor *= fminf((float)arguments.step->clip_norm / (sqrtf(squared) + 1e-6f), 1.0f);
     }
@@ -108,13 +113,13 @@ KERNEL(update_control) {
     if (overflowed) {
         control[SKIPPED_STEPS] += 1.0f;
         control[STREAK] = 0.0f;
-        control[LOSS_SCALE] = fmaxf(used * 0.5f, 1.17549435e-38f);
+        control[LOSS_SCALE] = fmaxf(loss_scale * 0.5f, 1.17549435e-38f);
         return;
     }
     control[UPDATES] += 1.0f;
     control[STREAK] += 1.0f;
     if (scales && control[STREAK] >= (float)arguments.step->growth_interval) {
         control[STREAK] = 0.0f;
-        control[LOSS_SCALE] = fminf(used * 2.0f, fmaxf(16777216.0f, used));
+        control[LOSS_SCALE] = fminf(loss_scale * 2.0f, fmaxf(16777216.0f, loss_scale));
     }
 }

@@ -1,11 +1,13 @@
-// Sums: of all elements, and of columns. Parts are summed by blocks into scratch memory, and the parts in their order by a second kernel.
+// Sums of all elements, and of columns. Blocks leave partial sums in scratch memory; a second
+// kernel adds them in order.
 
-// sizes: elements, whether squared; scratch: a double for each block
+// Partial sums of all elements, or of their squares. sizes: elements, whether to square; scratch:
+// one double for each block
 KERNEL(sum_parts) {
     const float *x = read<float>(arguments, 0);
     const bool squared = arguments.sizes[1] != 0;
     double sum = 0.0;
-    for (index i = this_thread(); i < arguments.sizes[0]; i += all_threads()) {
+    for (index i = thread_index(); i < arguments.sizes[0]; i += thread_count()) {
         const double value = x[i];
         sum += squared ? value * value : value;
     }
@@ -15,7 +17,7 @@ KERNEL(sum_parts) {
     }
 }
 
-// sizes: parts; one block
+// Adds the partial sums. sizes: partial sums; one block
 KERNEL(sum_of_parts) {
     double sum = 0.0;
     for (index i = threadIdx.x; i < arguments.sizes[0]; i += blockDim.x) {
@@ -23,13 +25,14 @@ KERNEL(sum_of_parts) {
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) {
-        put(arguments, written<float>(arguments, 0), (float)sum);
+        store(arguments, written<float>(arguments, 0), (float)sum);
     }
 }
 
-// The sums of `SUMS` functions of a column's elements over the rows of a chunk, to scratch `[chunk][sum][column]`. `load(column, constants)` says
-// what goes with a column, `f(row, constants, reads, sums)` adds what an element has. A block has 64 columns, by as many a thread as one access
-// moves where rows are aligned, else by one; the grid is columns by chunks.
+// `SUMS` sums of functions of a column's elements, over the rows of a chunk, to scratch memory
+// [chunk][sum][column]. `load(column, constants)` fetches a column's constants, and `f(row,
+// constants, x, sums)` adds an element to the sums. A block has 64 columns, `WIDTH` for each
+// thread. Grid: columns, chunks.
 template <int WIDTH, int SUMS, int READS, int CONSTANTS, typename L, typename F>
 __device__ __forceinline__ void sum_columns_by(const Arguments &arguments, const number *const (&from)[READS], index stride, index rows,
                                                index columns, index rows_of_chunk, L load, F f) {
@@ -55,14 +58,14 @@ __device__ __forceinline__ void sum_columns_by(const Arguments &arguments, const
 #pragma unroll 4
         for (index row = first + row_lane; row < end; row += ROWS) {
             Several given[READS];
-            for (int place = 0; place < READS; place++) {
-                given[place] = *(const Several *)(from[place] + row * stride + column);
+            for (int operand = 0; operand < READS; operand++) {
+                given[operand] = *(const Several *)(from[operand] + row * stride + column);
             }
 #pragma unroll
             for (int i = 0; i < WIDTH; i++) {
                 float x[READS];
-                for (int place = 0; place < READS; place++) {
-                    x[place] = widen(given[place].numbers[i]);
+                for (int operand = 0; operand < READS; operand++) {
+                    x[operand] = widen(given[operand].numbers[i]);
                 }
                 f(row, constants[i], x, own[i]);
             }
@@ -84,22 +87,26 @@ __device__ __forceinline__ void sum_columns_by(const Arguments &arguments, const
         ((float *)arguments.scratch)[((index)blockIdx.y * SUMS + own_sum) * columns + (index)blockIdx.x * 64 + own_column] = total;
     }
 }
+
+// The same with as many columns for each thread as one memory access moves, if rows are aligned;
+// else one.
 template <int SUMS, int READS, int CONSTANTS, typename L, typename F>
 __device__ __forceinline__ void sum_columns(const Arguments &arguments, const number *const (&from)[READS], index stride, index rows,
                                             index columns, index rows_of_chunk, L load, F f) {
     const int width = 16 / sizeof(number);
-    long_word together = (long_word)((stride | columns) * sizeof(number));
-    for (int place = 0; place < READS; place++) {
-        together |= (long_word)from[place];
+    long_word addresses = (long_word)((stride | columns) * sizeof(number));
+    for (int operand = 0; operand < READS; operand++) {
+        addresses |= (long_word)from[operand];
     }
-    if (together % 16 == 0) {
+    if (addresses % 16 == 0) {
         sum_columns_by<width, SUMS, READS, CONSTANTS>(arguments, from, stride, rows, columns, rows_of_chunk, load, f);
     } else {
         sum_columns_by<1, SUMS, READS, CONSTANTS>(arguments, from, stride, rows, columns, rows_of_chunk, load, f);
     }
 }
 
-// sizes: rows, columns, rows of a chunk, elements from a row to the next
+// Sums of chunks of each column. sizes: rows, columns, rows of a chunk, elements from one row to
+// the next
 KERNEL(column_parts) {
     const number *const from[] = {read<number>(arguments, 0)};
     sum_columns<1, 1, 1>(
@@ -107,7 +114,7 @@ KERNEL(column_parts) {
         [](index, const float *, const float *x, float *sums) { sums[0] += x[0]; });
 }
 
-// Reads dy, x, saved [rows, 2]; sums of dy x̂ and of dy. sizes: rows, features, rows of a chunk
+// Sums of dy · x̂ and of dy. Reads dy, x, saved [rows, 2]. sizes: rows, features, rows of a chunk
 KERNEL(layer_norm_weight_parts) {
     const number *const from[] = {read<number>(arguments, 0), read<number>(arguments, 1)};
     const float *saved = read<float>(arguments, 2);
@@ -120,7 +127,7 @@ KERNEL(layer_norm_weight_parts) {
         });
 }
 
-// Reads dy, x, saved [rows]. sizes: rows, features, rows of a chunk
+// Sums of dy · x̂. Reads dy, x, saved [rows]. sizes: rows, features, rows of a chunk
 KERNEL(rms_norm_weight_parts) {
     const number *const from[] = {read<number>(arguments, 0), read<number>(arguments, 1)};
     const float *saved = read<float>(arguments, 2);
@@ -130,15 +137,16 @@ KERNEL(rms_norm_weight_parts) {
         [=](index row, const float *, const float *x, float *sums) { sums[0] += x[0] * (x[1] * saved[row]); });
 }
 
-// The sum of parts[chunk * apart + i] over chunks, of 32 neighbouring i by the eight warps of a block together; known to all that have the i.
-__device__ __forceinline__ double chunk_sum(const float *parts, index chunks, index apart, index i, bool is_there) {
+// The sum of parts[chunk * stride + i] over chunks. The eight warps of a block share 32
+// neighbouring i; every thread gets its i's sum.
+__device__ __forceinline__ double chunk_sum(const float *parts, index chunks, index stride, index i, bool is_valid) {
     __shared__ double sums[8][32];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     double own = 0.0;
-    if (is_there) {
+    if (is_valid) {
 #pragma unroll 4
         for (index chunk = warp; chunk < chunks; chunk += 8) {
-            own += parts[chunk * apart + i];
+            own += parts[chunk * stride + i];
         }
     }
     __syncthreads();
@@ -151,22 +159,23 @@ __device__ __forceinline__ double chunk_sum(const float *parts, index chunks, in
     return total;
 }
 
-// Sums what the kernels above left; each sum to a write. sizes: chunks, columns, sums; a block for 32 of them
+// Adds the chunks' sums, each sum to its own write. One block for 32 columns.
+// sizes: chunks, columns, sums
 KERNEL(column_sums) {
     const index chunks = arguments.sizes[0], columns = arguments.sizes[1], all = arguments.sizes[2] * columns;
     for (index first = (index)blockIdx.x * 32; first < all; first += (index)gridDim.x * 32) {
         const index i = first + threadIdx.x % 32;
         const double total = chunk_sum((const float *)arguments.scratch, chunks, all, i, i < all);
         if (threadIdx.x < 32 && i < all) {
-            put(arguments, written<float>(arguments, (int)(i / columns)) + i % columns, (float)total);
+            store(arguments, written<float>(arguments, (int)(i / columns)) + i % columns, (float)total);
         }
     }
 }
 
-// ---- batch normalisation's sums, of groups of rows ---------------------------------------------------------------------------------
+// ---- sums for batch norm, over groups of rows ----
 
-// Of sums of a column of a group: the grid's third dimension is groups; scratch [group][chunk][2][channel].
-// sizes: positions, channels, rows of a chunk, chunks
+// Two sums for each column of each group. The grid's third dimension is groups; scratch memory is
+// [group][chunk][2][channel]. sizes: positions, channels, rows of a chunk, chunks
 template <int READS, int CONSTANTS, typename L, typename F>
 __device__ __forceinline__ void sum_groups(const Arguments &arguments, const number *const (&from)[READS], L load, F f) {
     const index positions = arguments.sizes[0], channels = arguments.sizes[1], chunks = arguments.sizes[3];
@@ -175,20 +184,21 @@ __device__ __forceinline__ void sum_groups(const Arguments &arguments, const num
     sum_columns<2, READS, CONSTANTS>(of_group, from, channels, positions, channels, arguments.sizes[2], load, f);
 }
 
-// Sums of a column's elements, and of their squares, each less the first of the group: so that digits far from zero are kept.
+// Sums of a column's elements and of their squares, relative to the group's first element: this
+// avoids cancellation if the mean is far from zero.
 KERNEL(batch_norm_parts) {
     const number *x = read<number>(arguments, 0) + (index)blockIdx.z * arguments.sizes[0] * arguments.sizes[1];
     const number *const from[] = {x};
     sum_groups<1, 1>(
         arguments, from, [=](index column, float *constants) { constants[0] = widen(x[column]); },
         [](index, const float *constants, const float *given, float *sums) {
-            const float apart = given[0] - constants[0];
-            sums[0] += apart;
-            sums[1] += apart * apart;
+            const float deviation = given[0] - constants[0];
+            sums[0] += deviation;
+            sums[1] += deviation * deviation;
         });
 }
 
-// Reads dy, x, scale, saved.
+// Sums of dy and of dy · x̂. Reads dy, x, scale, saved.
 KERNEL(batch_norm_gradient_parts) {
     const index positions = arguments.sizes[0], channels = arguments.sizes[1], group = blockIdx.z;
     const number *const from[] = {read<number>(arguments, 0) + group * positions * channels,
@@ -204,8 +214,10 @@ KERNEL(batch_norm_gradient_parts) {
     });
 }
 
-// Writes y (not here), saved, and statistics where there is a third write. sizes: positions, channels, groups, chunks, whether statistics;
-// a block for 32 channels
+// Mean and reciprocal deviation of each group, from the chunks' sums. Reads x; writes saved (second
+// write) and, if there is a third write, the statistics summed over groups. One block for 32
+// channels.
+// sizes: positions, channels, groups, chunks, whether there are statistics
 KERNEL(batch_norm_statistics) {
     const number *x = read<number>(arguments, 0);
     float *saved = written<float>(arguments, 1);
@@ -214,31 +226,33 @@ KERNEL(batch_norm_statistics) {
     const double count = (double)positions;
     for (index first = (index)blockIdx.x * 32; first < channels; first += (index)gridDim.x * 32) {
         const index channel = first + threadIdx.x % 32;
-        const bool is_there = channel < channels, is_first = is_there && threadIdx.x < 32;
+        const bool is_valid = channel < channels, is_first = is_valid && threadIdx.x < 32;
         double means = 0.0, variances = 0.0;
         for (index group = 0; group < groups; group++) {
             const float *parts = (const float *)arguments.scratch + group * chunks * 2 * channels;
-            const double sum = chunk_sum(parts, chunks, 2 * channels, channel, is_there);
-            const double squares = chunk_sum(parts + channels, chunks, 2 * channels, channel, is_there);
-            const double apart = sum / count;
-            double spread = squares - sum * apart;
-            spread = spread > 0.0 ? spread : 0.0;
+            const double sum = chunk_sum(parts, chunks, 2 * channels, channel, is_valid);
+            const double squares = chunk_sum(parts + channels, chunks, 2 * channels, channel, is_valid);
+            const double deviation = sum / count;
+            double squared_deviations = squares - sum * deviation;
+            squared_deviations = squared_deviations > 0.0 ? squared_deviations : 0.0;
             if (is_first) {
-                const double mean = widen(x[group * positions * channels + channel]) + apart;
+                const double mean = widen(x[group * positions * channels + channel]) + deviation;
                 saved[group * 2 * channels + channel] = (float)mean;
-                saved[(group * 2 + 1) * channels + channel] = (float)(1.0 / sqrt(spread / count + 1e-5));
+                saved[(group * 2 + 1) * channels + channel] = (float)(1.0 / sqrt(squared_deviations / count + 1e-5));
                 means += (float)mean;
-                variances += spread / (count - 1.0);
+                variances += squared_deviations / (count - 1.0);
             }
         }
         if (is_first && arguments.sizes[4] != 0) {
-            put(arguments, written<float>(arguments, 2) + channel, (float)means);
-            put(arguments, written<float>(arguments, 2) + channels + channel, (float)variances);
+            store(arguments, written<float>(arguments, 2) + channel, (float)means);
+            store(arguments, written<float>(arguments, 2) + channels + channel, (float)variances);
         }
     }
 }
 
-// Writes sums [groups, 2, channels]. sizes: channels, groups, chunks; the grid: 32 channels a block, groups
+// Adds the chunks' sums: writes sums [groups, 2, channels] (second write). Grid: 32 sums each,
+// groups.
+// sizes: channels, groups, chunks
 KERNEL(batch_norm_gradient_sums) {
     const index channels = arguments.sizes[0], chunks = arguments.sizes[2], group = blockIdx.y;
     const float *parts = (const float *)arguments.scratch + group * chunks * 2 * channels;

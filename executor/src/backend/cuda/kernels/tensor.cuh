@@ -1,9 +1,10 @@
-// A warp's products on tensor cores, and copies to shared memory that nobody waits for at once: thin names for instructions of sm_80 and
-// later. foretell's emulator has each of them for the processor, a warp's fragments laid out as NVIDIA's PTX ISA has them (9.7.14,
-// mma.m16n8k16, ldmatrix; 9.7.9, cp.async). Sixteen-bit precisions alone.
+// A warp's products on tensor cores, and asynchronous copies to shared memory: wrappers of sm_80
+// instructions, for 16-bit precisions only. Foretell's emulator implements each for the CPU.
 //
-// A fragment of 16 rows by 16 columns is four words of each thread, two numbers a word: of thread `lane`, rows lane / 4 and eight further,
-// columns lane % 4 * 2 and eight further. Sums of 16 rows by 8 columns are four floats: two columns of the one row, two of the other.
+// Fragments are laid out as in NVIDIA's PTX ISA (9.7.14, mma.m16n8k16 and ldmatrix; 9.7.9,
+// cp.async). A fragment of 16 rows by 16 columns is four words of each thread, two numbers a word:
+// thread `lane` has rows lane / 4 and lane / 4 + 8, and columns lane % 4 * 2 and lane % 4 * 2 + 8,
+// each with the next. Sums of 16 rows by 8 columns are four floats: two columns of either row.
 
 #ifndef FORETELL_EMULATED
 
@@ -24,14 +25,15 @@ __device__ __forceinline__ word shared_address(const void *pointer) {
     return (word)address;
 }
 
-// Four matrices of 8 rows by 16 bytes: lanes 0 to 7 say where the rows of the first are, lanes 8 to 15 those of the second, and so on.
+// Loads four matrices of 8 rows by 16 bytes. Lanes 0 to 7 pass the addresses of the first matrix's
+// rows, lanes 8 to 15 those of the second, and so on.
 __device__ __forceinline__ void load_matrices(word (&to)[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
                  : "r"(shared_address(row))
                  : "memory");
 }
-// The same, each transposed.
+// Loads the same four matrices, each transposed.
 __device__ __forceinline__ void load_transposed(word (&to)[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -39,12 +41,14 @@ __device__ __forceinline__ void load_transposed(word (&to)[4], const void *row) 
                  : "memory");
 }
 
-// Sixteen bytes to shared memory, or zeros where there are none; there once the thread has waited.
-__device__ __forceinline__ void copy_later(void *to, const void *from, bool is_there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(is_there ? 16 : 0) : "memory");
+// Starts a copy of 16 bytes to shared memory, or of zeros if `has_data` is false. It is complete
+// once the thread has called wait_for_copies.
+__device__ __forceinline__ void copy_async(void *to, const void *from, bool has_data) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(has_data ? 16 : 0) : "memory");
 }
 __device__ __forceinline__ void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
+// Two floats rounded to 16 bits, `low` in the lower half.
 __device__ __forceinline__ word pack(float low, float high) {
     word packed;
 #if PRECISION == 1
@@ -55,7 +59,7 @@ __device__ __forceinline__ word pack(float low, float high) {
     return packed;
 }
 
-// 2^x to about two units in the last place; of minus infinity, zero.
+// 2^x, to about two units in the last place; zero for minus infinity.
 __device__ __forceinline__ float power_of_two(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -64,38 +68,41 @@ __device__ __forceinline__ float power_of_two(float x) {
 
 #endif
 
-// A tile of numbers in shared memory. Rows are 16 bytes apart beyond their length, so that eight of them lie in different banks.
+// A tile of rows in shared memory. Rows have 16 bytes of padding, so that eight of them are in
+// different banks.
 template <int FEATURES> struct Tile {
-    static const int WIDE = FEATURES + 8;
+    // Elements from one row to the next.
+    static const int PITCH = FEATURES + 8;
 
-    // Sets off the copies of a tile of `ROWS` rows; zeros from `count` on, and beyond `features`, which eight divides.
+    // Starts the copies of a tile of `ROWS` rows. Rows from `count` on, and features from
+    // `features` on (a multiple of 8), are zeros.
     template <int ROWS, int THREADS>
     static __device__ __forceinline__ void fetch(number *tile, const number *from, index stride, int count, int features) {
         const int packs = FEATURES / 8;
 #pragma unroll
         for (int i = threadIdx.x; i < ROWS * packs; i += THREADS) {
             const int row = i / packs, feature = i % packs * 8;
-            const bool is_there = row < count && feature < features;
-            copy_later(tile + row * WIDE + feature, is_there ? from + row * stride + feature : from, is_there);
+            const bool has_data = row < count && feature < features;
+            copy_async(tile + row * PITCH + feature, has_data ? from + row * stride + feature : from, has_data);
         }
     }
 
-    // sums[m][n] += 16 rows of left, from m * 16 on, times 8 rows of right, from n * 8 on: over all features.
+    // sums[m][n] += left[m * 16 .. + 16] · right[n * 8 .. + 8]ᵀ, over all features.
     template <int TILES, int COLUMNS>
     static __device__ __forceinline__ void multiply_rows(float (&sums)[TILES][COLUMNS / 8][4], const number *left, const number *right) {
         const int lane = threadIdx.x % 32;
-        const number *of_left = left + lane % 16 * WIDE + lane / 16 * 8;
-        const number *of_right = right + (lane % 8 + lane / 16 * 8) * WIDE + lane / 8 % 2 * 8;
+        const number *left_row = left + lane % 16 * PITCH + lane / 16 * 8;
+        const number *right_row = right + (lane % 8 + lane / 16 * 8) * PITCH + lane / 8 % 2 * 8;
 #pragma unroll
         for (int k = 0; k < FEATURES; k += 16) {
             word a[TILES][4], b[4];
 #pragma unroll
             for (int m = 0; m < TILES; m++) {
-                load_matrices(a[m], of_left + m * 16 * WIDE + k);
+                load_matrices(a[m], left_row + m * 16 * PITCH + k);
             }
 #pragma unroll
             for (int n = 0; n < COLUMNS / 16; n++) {
-                load_matrices(b, of_right + n * 16 * WIDE + k);
+                load_matrices(b, right_row + n * 16 * PITCH + k);
 #pragma unroll
                 for (int m = 0; m < TILES; m++) {
                     multiply_add(sums[m][2 * n], a[m], b[0], b[1]);
@@ -105,12 +112,13 @@ template <int FEATURES> struct Tile {
         }
     }
 
-    // sums[m][f] += weights, 16 rows by COLUMNS as a product left them, rounded, times the rows of right: 8 features of them from f * 8 on.
+    // sums[m][f] += weights[m] · right[.., f * 8 .. + 8]. The weights are the sums of a product, 16
+    // rows by COLUMNS, and are rounded to 16 bits.
     template <int TILES, int COLUMNS>
     static __device__ __forceinline__ void multiply_weights(float (&sums)[TILES][FEATURES / 8][4],
                                                             const float (&weights)[TILES][COLUMNS / 8][4], const number *right) {
         const int lane = threadIdx.x % 32;
-        const number *of_right = right + lane % 16 * WIDE + lane / 16 * 8;
+        const number *right_row = right + lane % 16 * PITCH + lane / 16 * 8;
 #pragma unroll
         for (int k = 0; k < COLUMNS / 16; k++) {
             word a[TILES][4], b[4];
@@ -125,7 +133,7 @@ template <int FEATURES> struct Tile {
             }
 #pragma unroll
             for (int f = 0; f < FEATURES / 16; f++) {
-                load_transposed(b, of_right + k * 16 * WIDE + f * 16);
+                load_transposed(b, right_row + k * 16 * PITCH + f * 16);
 #pragma unroll
                 for (int m = 0; m < TILES; m++) {
                     multiply_add(sums[m][2 * f], a[m], b[0], b[1]);
@@ -136,17 +144,16 @@ template <int FEATURES> struct Tile {
     }
 };
 
-// Sums over the four threads that have a row of a fragment.
+// Sum and maximum over the four threads that share a row of a fragment.
 __device__ __forceinline__ float four_sum(float x) {
     x += __shfl_xor_sync(0xFFFFFFFFu, x, 1);
     return x + __shfl_xor_sync(0xFFFFFFFFu, x, 2);
 }
-__device__ __forceinline__ float four_largest(float x) {
+__device__ __forceinline__ float four_max(float x) {
     x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 1));
     return fmaxf(x, __shfl_xor_sync(0xFFFFFFFFu, x, 2));
 }
 
-// Zeros.
 template <int TILES, int COLUMNS> __device__ __forceinline__ void clear(float (&sums)[TILES][COLUMNS][4]) {
 #pragma unroll
     for (int m = 0; m < TILES; m++) {

@@ -59,8 +59,8 @@ impl AttentionKernel {
         names[usize::from(features > 64)][usize::from(is_plain)]
     }
 
-    /// Returns the rows that a block owns, and its bytes of shared memory, on tensor cores. Heads are
-    /// padded to `features`, 64 or 128. `attention_tensor.cu` declares the same tiles.
+    /// Returns the rows that a block owns, and its bytes of shared memory, on tensor cores. Heads
+    /// are padded to `features`, 64 or 128. `attention_tensor.cu` declares the same tiles.
     fn tensor_tile(self, features: usize) -> (usize, usize) {
         let row_bytes = 2 * (features + 8);
         // A warp takes 16 rows twice if the sums of a head leave registers for them.
@@ -209,8 +209,8 @@ impl Dispatcher<'_> {
         Ok(arguments)
     }
 
-    /// Returns the launch on tensor cores. `None` if the device lacks them for the precision, if the
-    /// kernels do not take such heads, or if shared memory does not suffice.
+    /// Returns the launch on tensor cores. `None` if the device lacks them for the precision, if
+    /// the kernels do not take such heads, or if shared memory does not suffice.
     fn on_tensor_cores<'w>(
         &self,
         kernel: AttentionKernel,
@@ -247,8 +247,8 @@ impl Dispatcher<'_> {
         }
     }
 
-    /// Returns sizes and numbers in the order of `attention.cuh`. `whole` are the kernel's sizes over
-    /// all ranks of the group, `sizes` this rank's.
+    /// Returns sizes and numbers in the order of `attention.cuh`. `whole` are the kernel's sizes
+    /// over all ranks of the group, `sizes` this rank's.
     fn attention_sizes(&self, whole: &Attention, sizes: &Attention) -> ([usize; 22], [f32; 2]) {
         let hidden = sizes.heads() * sizes.head_dimension;
         let (query_stride, key_stride) =

@@ -18,9 +18,9 @@ fn single_bytes(elements: usize) -> usize {
 }
 
 impl Dispatcher<'_> {
-    /// Returns the format to ask the library for; `None` if it is not asked. Pointwise windows are a
-    /// matrix product, which is cuBLASLt's. In fp32, without tensor cores, the library's engines have
-    /// no advantage over matrix products.
+    /// Returns the format to ask the library for; `None` if it is not asked. Pointwise windows are
+    /// a matrix product, which is cuBLASLt's. In fp32, without tensor cores, the library's engines
+    /// have no advantage over matrix products.
     fn library_format(&self, window: &Window) -> Option<DataType> {
         let format = match self.call.precision {
             DataType::Fp32 => self.tf32.then_some(DataType::Tf32),
@@ -49,8 +49,8 @@ impl Dispatcher<'_> {
         unsafe { self.convolve(&convolution, workspace) }
     }
 
-    /// Queues the weight gradient by the library, in single precision. Returns the number of images,
-    /// from the first, that it covers. `addresses`: image, weight, output.
+    /// Queues the weight gradient by the library, in single precision. Returns the number of
+    /// images, from the first, that it covers. `addresses`: image, weight, output.
     ///
     /// 16-bit numbers are first widened to single precision. Tf32, the 19 bits that tensor cores
     /// read, holds each of them exactly, and the sum is in single precision; the library's 16-bit
@@ -81,8 +81,8 @@ impl Dispatcher<'_> {
         Ok(window.batch)
     }
 
-    /// Queues the weight gradient of some images, from image `first`; returns `false` if the library
-    /// does not take it.
+    /// Queues the weight gradient of some images, from image `first`; returns `false` if the
+    /// library does not take it.
     unsafe fn part_of_weight_gradient(
         &mut self,
         part: &Window,
@@ -157,8 +157,8 @@ impl Dispatcher<'_> {
         unsafe { self.launch_between(LaunchConfig::new("widen_elements", grid, &sizes), from, to) }
     }
 
-    /// Queues a copy of single-precision rows to contiguous rows, which overwrites or adds. `sizes`:
-    /// rows, elements of a row, elements from one row of the source to the next.
+    /// Queues a copy of single-precision rows to contiguous rows, which overwrites or adds.
+    /// `sizes`: rows, elements of a row, elements from one row of the source to the next.
     pub(super) unsafe fn copy_rows(
         &mut self,
         from: DeviceAddress,

@@ -1,5 +1,5 @@
-//! One kernel call on its way to the device: operands, grids, arguments and scratch memory. It knows
-//! no kernel.
+//! One kernel call on its way to the device: operands, grids, arguments and scratch memory. It
+//! knows no kernel.
 
 use super::CudaBackend;
 use crate::backend::KernelCall;
@@ -152,8 +152,8 @@ impl<'a> Dispatcher<'a> {
         unsafe { self.launch_with(config, arguments) }
     }
 
-    /// Returns at least `bytes` of scratch memory. Its contents are undefined, and the next call may
-    /// move it.
+    /// Returns at least `bytes` of scratch memory. Its contents are undefined, and the next call
+    /// may move it.
     pub(super) fn scratch(&mut self, bytes: usize) -> Result<DeviceAddress, CudaError> {
         if bytes > self.backend.scratch.bytes {
             let address = self.backend.driver.allocate(bytes)?;

@@ -90,8 +90,8 @@ impl Dispatcher<'_> {
     }
 
     /// Queues sums of each column: `function` leaves sums of chunks in scratch memory, one for each
-    /// written operand of `to`, and a second kernel adds the chunks in order. `sizes`: rows, columns,
-    /// elements from one row to the next.
+    /// written operand of `to`, and a second kernel adds the chunks in order. `sizes`: rows,
+    /// columns, elements from one row to the next.
     pub(super) unsafe fn column_sums(
         &mut self,
         function: &'static str,

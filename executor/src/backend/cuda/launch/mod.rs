@@ -1,7 +1,7 @@
 //! Kernel calls as launches on a GPU's stream.
 //!
-//! [`CudaBackend`] owns the stream and the memory beside the arena. A [`Dispatcher`] carries one call;
-//! each file adds one family of kernels to it.
+//! [`CudaBackend`] owns the stream and the memory beside the arena. A [`Dispatcher`] carries one
+//! call; each file adds one family of kernels to it.
 
 mod attention;
 mod convolutions;
@@ -87,7 +87,8 @@ impl CudaBackend {
             return Ok(());
         }
         let step = StepParameters::from(hyperparameters);
-        // SAFETY: the device memory has the structure's size; the structure lives until this returns.
+        // SAFETY: the device memory has the structure's size; the structure lives until this
+        // returns.
         unsafe { self.driver.copy_in(self.step, (&raw const step).cast(), size_of::<StepParameters>(), self.stream) }?;
         self.uploaded = Some(*hyperparameters);
         Ok(())
@@ -143,8 +144,8 @@ impl CudaBackend {
     }
 }
 
-/// Queues a kernel by the family that knows it. Each family's method returns `false` for a kernel of
-/// another family.
+/// Queues a kernel by the family that knows it. Each family's method returns `false` for a kernel
+/// of another family.
 ///
 /// # Safety
 /// The call's operands are checked, and valid in device memory.

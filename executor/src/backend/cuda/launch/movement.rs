@@ -28,8 +28,8 @@ impl StridedCopy {
         Self { extents: [outer, middle, inner], read_strides, write_strides, ..Self::default() }
     }
 
-    /// Returns the same copy in units of `factor` elements; `None` if some run is not a whole number
-    /// of units.
+    /// Returns the same copy in units of `factor` elements; `None` if some run is not a whole
+    /// number of units.
     fn in_units_of(self, factor: usize) -> Option<Self> {
         let Self { extents, read_strides, write_strides, read_offset, write_offset } = self;
         let divided =

@@ -7,8 +7,8 @@ use crate::backend::cuda::driver::{
 use foretell_models::EightBits;
 use foretell_units::DataType;
 
-/// Bytes at whose multiples a matrix's rows must start for tensor cores to read it: what TMA asks of
-/// strides, and `wgmma` of its operands' rows.
+/// Bytes at whose multiples a matrix's rows must start for tensor cores to read it: what TMA asks
+/// of strides, and `wgmma` of its operands' rows.
 pub(super) const ROW_ALIGNMENT: usize = 16;
 
 /// Returns the value by which `product.cu` knows an activation.
@@ -31,8 +31,8 @@ pub(super) fn fp8_format_number(format: EightBits) -> usize {
 }
 
 impl Dispatcher<'_> {
-    /// Queues a product: by the library with its epilogue; else by the library without, and a kernel
-    /// for the epilogue; else by a kernel.
+    /// Queues a product: by the library with its epilogue; else by the library without, and a
+    /// kernel for the epilogue; else by a kernel.
     ///
     /// # Errors
     /// [`CudaError::ProductNotSupported`] if a bias gradient is asked for that the library cannot
@@ -144,9 +144,9 @@ impl Dispatcher<'_> {
         }
     }
 
-    /// Queues an fp8 product as a product of its decoded operands. Decoding to bf16 is exact, because
-    /// scales are powers of two. This is the fallback for devices without fp8 products, and for sizes
-    /// that those do not take.
+    /// Queues an fp8 product as a product of its decoded operands. Decoding to bf16 is exact,
+    /// because scales are powers of two. This is the fallback for devices without fp8 products, and
+    /// for sizes that those do not take.
     unsafe fn multiply_decoded(&mut self, product: &Product, fp8: Fp8Scales) -> Result<(), CudaError> {
         let width = self.width();
         let pitch = product.contracted.next_multiple_of(ROW_ALIGNMENT / width);

@@ -149,9 +149,9 @@ impl Dispatcher<'_> {
         ]
     }
 
-    /// Queues a product. 16-bit rows that tensor cores cannot read, for example with a vocabulary of
-    /// 50,257, are copied to aligned rows in scratch memory, part by part. The library has kernels
-    /// for unaligned rows too, but those are many times slower.
+    /// Queues a product. 16-bit rows that tensor cores cannot read, for example with a vocabulary
+    /// of 50,257, are copied to aligned rows in scratch memory, part by part. The library has
+    /// kernels for unaligned rows too, but those are many times slower.
     unsafe fn multiply_aligned(&mut self, product: Product) -> Result<(), CudaError> {
         let Product { rows, contracted, left, right, .. } = product;
         let unaligned = self.unaligned(&product);
@@ -193,7 +193,8 @@ impl Dispatcher<'_> {
                 part.result = product.result.offset(first * columns[RESULT] * product.output.size().count() as usize);
             }
             let originals = [part.left.address, part.right.address, part.result];
-            // SAFETY: the caller's promise; the scratch memory holds the part's rows of each matrix.
+            // SAFETY: the caller's promise; the scratch memory holds the part's rows of each
+            // matrix.
             unsafe {
                 for (index, operand) in [(LEFT, &mut part.left), (RIGHT, &mut part.right)] {
                     if unaligned[index] {

@@ -2,7 +2,6 @@
 
 use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
 use crate::backend::cuda::driver::CudaError;
-use crate::backend::operands::is_mixed;
 use foretell_models::Kernel;
 
 impl Dispatcher<'_> {
@@ -14,7 +13,7 @@ impl Dispatcher<'_> {
         let index = self.call.group_index;
         let first_class = |parts: usize, classes: usize| if parts > 1 { index * classes } else { 0 };
         // In mixed precision the master copy is the last write; 0 means that there is none.
-        let master = if is_mixed(self.call.precision) { self.call.writes.len().saturating_sub(1) } else { 0 };
+        let master = if self.call.precision.has_master_copies() { self.call.writes.len().saturating_sub(1) } else { 0 };
         // SAFETY: the caller's promise, throughout; the scratch memory holds the rows' losses.
         unsafe {
             match *kernel {

@@ -20,8 +20,8 @@ pub(super) fn window_elements(window: &Window) -> usize {
 }
 
 /// Returns the elements from one window's row of the column matrix to the next, for elements of
-/// `width` bytes. Rows are padded to [`ROW_ALIGNMENT`]; the padding is never read. Pointwise windows
-/// need no padding, because the image itself is the matrix.
+/// `width` bytes. Rows are padded to [`ROW_ALIGNMENT`]; the padding is never read. Pointwise
+/// windows need no padding, because the image itself is the matrix.
 pub(super) fn column_pitch(window: &Window, width: usize) -> usize {
     let elements = window_elements(window);
     if is_pointwise(window) { elements } else { elements.next_multiple_of(ROW_ALIGNMENT / width) }

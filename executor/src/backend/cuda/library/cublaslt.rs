@@ -79,8 +79,8 @@ struct LibraryEpilogue {
 }
 
 impl LibraryEpilogue {
-    /// Returns the library's equivalent of an epilogue; `None` if it has none. The library's GELU is
-    /// the tanh approximation.
+    /// Returns the library's equivalent of an epilogue; `None` if it has none. The library's GELU
+    /// is the tanh approximation.
     fn new(epilogue: &Epilogue) -> Option<Self> {
         use EpilogueActivation as Activation;
         use sys::cublasLtEpilogue_t as Kind;

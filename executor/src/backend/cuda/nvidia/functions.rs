@@ -30,7 +30,8 @@ pub(super) struct Functions {
 }
 
 impl Functions {
-    /// Returns the function of a launch, after raising its limit of dynamic shared memory if needed.
+    /// Returns the function of a launch, after raising its limit of dynamic shared memory if
+    /// needed.
     pub(super) fn get(&self, launch: &Launch, capability: (u32, u32)) -> Result<sys::CUfunction, CudaError> {
         let key = (launch.function, precision_number(launch.precision));
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);

@@ -203,8 +203,8 @@ impl Driver for NvidiaDriver {
         let mut parameters: [*mut c_void; 1] = [(&raw mut arguments).cast()];
         let [x, y, z] = launch.grid;
         let (block, shared) = ((launch.block, 1, 1), launch.shared);
-        // SAFETY: the function takes this one structure, which the driver copies before it returns. The
-        // rest is the caller's promise.
+        // SAFETY: the function takes this one structure, which the driver copies before it returns.
+        // The rest is the caller's promise.
         let launched = unsafe { result::launch_kernel(function, (x, y, z), block, shared, raw_stream(stream), &mut parameters) };
         checked("launching a kernel", launched)
     }

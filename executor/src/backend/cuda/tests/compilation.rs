@@ -1,4 +1,4 @@
-//! Every kernel compiled by NVRTC for the devices that are supported, where the library is there: it needs neither driver nor GPU.
+//! Compilation of every kernel by NVRTC, which needs neither a driver nor a GPU.
 
 use super::emulator::REQUIRED;
 use crate::backend::cuda::driver::Library;
@@ -14,15 +14,16 @@ fn every_kernel_compiles_for_ampere_and_hopper() {
     }
     for capability in [(8, 0), (9, 0)] {
         for precision in [DataType::Fp32, DataType::Bf16, DataType::Fp16] {
-            // Those of tensor cores take long, so that each device and each precision has to do.
-            let of_tensors = [((8, 0), DataType::Bf16), ((9, 0), DataType::Fp16)].contains(&(capability, precision));
-            for source in SOURCES.iter().filter(|source| of_tensors || !source.needs_half()) {
+            // Kernels on tensor cores take long to compile, so each is compiled for each device and
+            // each precision once, and not for every pair.
+            let with_tensor_cores = [((8, 0), DataType::Bf16), ((9, 0), DataType::Fp16)].contains(&(capability, precision));
+            for source in SOURCES.iter().filter(|source| with_tensor_cores || !source.needs_half()) {
                 let code = source.compiled(precision, capability).unwrap_or_else(|error| panic!("{error}"));
                 // An ELF file that names each of its kernels.
                 assert_eq!(&code[..4], b"\x7fELF", "{}", source.file);
                 for kernel in source.kernels() {
-                    let found = code.windows(kernel.len()).any(|window| window == kernel.as_bytes());
-                    assert!(found, "`{kernel}` is not in what {} became", source.file);
+                    let is_named = code.windows(kernel.len()).any(|window| window == kernel.as_bytes());
+                    assert!(is_named, "`{kernel}` is not in the code of {}", source.file);
                 }
             }
         }
@@ -39,5 +40,5 @@ fn each_kernel_is_in_one_source() {
     let count = names.len();
     names.sort_unstable();
     names.dedup();
-    assert_eq!(names.len(), count, "a kernel is there twice");
+    assert_eq!(names.len(), count, "a kernel is defined twice");
 }

@@ -1,7 +1,7 @@
-//! The text of the kernels, compiled by `g++` for this processor with what `emulator/emulator.cpp` has in place of a GPU.
+//! The kernels' sources, compiled by `g++` for this CPU together with `emulator/emulator.cpp`,
+//! which stands in for a GPU.
 
-use crate::backend::cuda::driver::Arguments;
-use crate::backend::cuda::driver::Launch;
+use crate::backend::cuda::driver::{Arguments, Launch};
 use crate::backend::cuda::kernels::{COMMON, SOURCES, precision_number};
 use crate::loading;
 use sha2::{Digest, Sha256};
@@ -14,90 +14,98 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 const EMULATOR: &str = include_str!("../emulator/emulator.cpp");
 
-/// Set where the emulator must be there: then a test that cannot have it fails, instead of saying so.
+/// Environment variable that makes tests fail, instead of being skipped, if the emulator or NVRTC
+/// is missing.
 pub(super) const REQUIRED: &str = "FORETELL_REQUIRE_CUDA_TOOLS";
 
+/// `foretell_emulate` of `emulator.cpp`: kernel, grid, block, dynamic shared memory, arguments.
 type Emulate = unsafe extern "C" fn(*mut c_void, *const c_uint, c_uint, c_uint, *const Arguments) -> c_int;
 
 /// The kernels of one precision.
 struct EmulatorLibrary {
     loaded: libloading::Library,
     emulate: Emulate,
-    /// Kernels that were looked up.
+    /// Kernels that were looked up before.
     functions: HashMap<&'static str, *mut c_void>,
 }
 
-// SAFETY: the functions are the library's, which stays loaded, and called behind a lock.
+// SAFETY: the functions belong to the library, which stays loaded, and are called behind a lock.
 unsafe impl Send for EmulatorLibrary {}
 
-/// The libraries of all precisions; one kernel runs at a time.
+/// The kernels of all precisions. One kernel runs at a time.
 #[derive(Default)]
 pub(crate) struct Emulator {
     libraries: Mutex<HashMap<u32, EmulatorLibrary>>,
 }
 
 impl Emulator {
-    /// The process's emulator; none where there is no compiler, which is then said.
+    /// Returns the process's emulator. `None`, with a note, if there is no compiler.
     pub(crate) fn get() -> Option<&'static Self> {
         static EMULATOR: OnceLock<Option<Emulator>> = OnceLock::new();
-        let made = EMULATOR.get_or_init(|| {
+        let emulator = EMULATOR.get_or_init(|| {
             if !cfg!(target_arch = "x86_64") {
-                without("the emulator is for x86-64");
+                skip_or_fail("the emulator needs x86-64");
                 return None;
             }
             has_compiled(Command::new("g++").arg("--version")).then(Emulator::default)
         });
-        made.as_ref()
+        emulator.as_ref()
     }
 
-    /// Whether there is a kernel of this name.
+    /// Returns `true` if the launch's kernel exists.
     pub(crate) fn has(&self, launch: &Launch) -> bool {
         let precision = precision_number(launch.precision);
         let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
         let loaded = &libraries.entry(precision).or_insert_with(|| EmulatorLibrary::open(precision)).loaded;
-        kernel(loaded, launch.function).is_some()
+        find_kernel(loaded, launch.function).is_some()
     }
 
-    /// Runs a launch to its end.
+    /// Runs a launch, and returns when it is done.
     pub(crate) fn run(&self, launch: &Launch) {
         let precision = precision_number(launch.precision);
         let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
         let library = libraries.entry(precision).or_insert_with(|| EmulatorLibrary::open(precision));
         let loaded = &library.loaded;
-        let found = || kernel(loaded, launch.function).unwrap_or_else(|| panic!("there is no kernel `{}`", launch.function));
+        let found = || find_kernel(loaded, launch.function).unwrap_or_else(|| panic!("there is no kernel `{}`", launch.function));
         let function = *library.functions.entry(launch.function).or_insert_with(found);
-        // SAFETY: the function takes this structure, by which all it touches is described: that it is valid is the launch's promise.
+        // SAFETY: the function takes this structure, which describes everything that it accesses.
+        // Its validity is the launch's promise.
         let status = unsafe {
             (library.emulate)(function, launch.grid.as_ptr(), launch.block, launch.shared, &raw const launch.arguments)
         };
-        assert_eq!(
-            status, 0,
-            "1: threads wait for each other forever; 2: no GPU takes this launch; 3: nor this address: {launch:?}"
-        );
+        let failure = match status {
+            0 => return,
+            1 => "its threads wait for each other forever",
+            2 => "no GPU takes this launch",
+            3 => "an instruction got an invalid address",
+            _ => "unknown status",
+        };
+        panic!("{failure}: {launch:?}");
     }
 }
 
 impl EmulatorLibrary {
     fn open(precision: u32) -> Self {
         // SAFETY: the emulator has no initialisers.
-        let loaded = unsafe { loading::open(compiled(precision).as_os_str()) }.unwrap();
-        // SAFETY: the emulator has this function, with this type; so below.
+        let loaded = unsafe { loading::open(compile_emulator(precision).as_os_str()) }.unwrap();
+        // SAFETY: the emulator defines the function with this type; so below.
         let emulate: Emulate = unsafe { loading::function(&loaded, "foretell_emulate") }.unwrap();
         // SAFETY: as above.
         let size: unsafe extern "C" fn() -> c_uint = unsafe { loading::function(&loaded, "foretell_arguments_size") }.unwrap();
         // SAFETY: as above.
-        assert_eq!(unsafe { size() } as usize, size_of::<Arguments>(), "the structure of arguments is another in common.cuh");
+        assert_eq!(unsafe { size() } as usize, size_of::<Arguments>(), "`Arguments` differs from common.cuh");
         Self { loaded, emulate, functions: HashMap::new() }
     }
 }
 
-/// Where a kernel is.
-fn kernel(loaded: &libloading::Library, name: &str) -> Option<*mut c_void> {
+/// Returns a kernel's address.
+fn find_kernel(loaded: &libloading::Library, name: &str) -> Option<*mut c_void> {
     // SAFETY: a function's address is a pointer, whatever its type.
     unsafe { loading::function(loaded, name) }
 }
 
-/// Whether a compiler was there, which compiles what it is given; whoever goes on without says so, or fails where it must be there.
+/// Runs a compiler, and panics if it reports an error. Returns `false`, with a note, if there is no
+/// compiler.
 pub(crate) fn has_compiled(compiler: &mut Command) -> bool {
     match compiler.output() {
         Ok(output) => {
@@ -105,20 +113,21 @@ pub(crate) fn has_compiled(compiler: &mut Command) -> bool {
             true
         }
         Err(error) => {
-            without(&format!("{compiler:?} cannot be started: {error}"));
+            skip_or_fail(&format!("{compiler:?} cannot be started: {error}"));
             false
         }
     }
 }
 
-/// A test goes on without what it needs, and says so, or fails where that must be there.
-fn without(reason: &str) {
+/// Notes that a test is skipped, or fails it if [`REQUIRED`] is set.
+fn skip_or_fail(reason: &str) {
     assert!(std::env::var_os(REQUIRED).is_none(), "{REQUIRED} is set, and {reason}");
     eprintln!("skipped: {reason}");
 }
 
-/// The library of a precision, compiled unless one of the same text is there.
-fn compiled(precision: u32) -> PathBuf {
+/// Returns the emulator's library for a precision. It is compiled unless one of the same sources is
+/// in the temporary folder.
+fn compile_emulator(precision: u32) -> PathBuf {
     let mut hash = Sha256::new();
     hash.update(EMULATOR);
     hash.update(COMMON);
@@ -130,7 +139,7 @@ fn compiled(precision: u32) -> PathBuf {
     let library = std::env::temp_dir().join(format!("foretell-emulator-{name}-{precision}.so"));
     if !library.exists() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/cuda");
-        let beside = library.with_extension(std::process::id().to_string());
+        let partial = library.with_extension(std::process::id().to_string());
         let mut compiler = Command::new("g++");
         compiler
             .args(["-std=c++17", "-O2", "-ffp-contract=off", "-w", "-fPIC", "-shared"])
@@ -139,9 +148,9 @@ fn compiled(precision: u32) -> PathBuf {
             .arg(folder.join("kernels"))
             .arg(folder.join("emulator/emulator.cpp"))
             .arg("-o")
-            .arg(&beside);
-        assert!(has_compiled(&mut compiler), "the compiler was there");
-        std::fs::rename(&beside, &library).unwrap();
+            .arg(&partial);
+        assert!(has_compiled(&mut compiler), "the compiler was found before");
+        std::fs::rename(&partial, &library).unwrap();
     }
     library
 }

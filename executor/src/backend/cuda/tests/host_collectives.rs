@@ -1,105 +1,104 @@
-//! Exchanges between devices of one test, each of which is used by a thread of its own: a rank puts down what it gives and waits until all have.
+//! Communication between test devices through host memory. Each device has a thread of its own: a
+//! rank leaves its input in the communicator's mailbox, and waits for the inputs that it needs.
 
-use crate::backend::cuda::driver::CudaError;
-use crate::backend::cuda::driver::{CommunicationKind, CommunicatorHandle, CommunicatorId, DeviceCommunication, DeviceRange};
+use crate::backend::cuda::driver::{
+    CommunicationKind, CommunicatorHandle, CommunicatorId, CudaError, DeviceCommunication, DeviceRange,
+};
 use crate::half::Half;
 use foretell_units::DataType;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
-/// What the ranks of a communicator put down: by communication and rank.
+/// The inputs that the ranks of a communicator have left.
 #[derive(Default)]
 struct Mailbox {
-    given: Mutex<HashMap<(u64, usize), Vec<u8>>>,
-    changed: Condvar,
-    /// Whether a rank will put down nothing more.
+    /// By the communication's sequence number, and the rank.
+    inputs: Mutex<HashMap<(u64, usize), Vec<u8>>>,
+    arrived: Condvar,
+    /// Whether a rank was lost, and will leave no more inputs.
     is_aborted: AtomicBool,
 }
 
-/// One rank's place in a communicator.
+/// One rank of a communicator.
 #[derive(Clone)]
-pub(super) struct CollectiveMember {
-    table: Arc<Mailbox>,
+pub(super) struct CommunicatorMember {
+    mailbox: Arc<Mailbox>,
     size: usize,
     position: usize,
-    done: Arc<AtomicU64>,
+    /// Number of communications that this rank has taken part in.
+    sequence: Arc<AtomicU64>,
 }
 
 /// The communicators that a device has joined.
 #[derive(Default)]
 pub(crate) struct HostCollectives {
-    joined: Mutex<Vec<CollectiveMember>>,
+    joined: Mutex<Vec<CommunicatorMember>>,
     is_aborted: AtomicBool,
 }
 
-pub(super) fn new_communicator_id() -> CommunicatorId {
+/// Creates the id of a new communicator.
+pub(super) fn new_id() -> CommunicatorId {
     static NEXT: AtomicU64 = AtomicU64::new(1);
-    let mut identity = [0; 128];
-    identity[..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::SeqCst).to_le_bytes());
-    identity
+    let mut id = [0; 128];
+    id[..8].copy_from_slice(&NEXT.fetch_add(1, Ordering::SeqCst).to_le_bytes());
+    id
 }
 
 impl HostCollectives {
-    pub(super) fn join(&self, identity: &CommunicatorId, size: usize, position: usize) -> Result<CommunicatorHandle, CudaError> {
-        static TABLES: OnceLock<Mutex<HashMap<CommunicatorId, Arc<Mailbox>>>> = OnceLock::new();
-        let table = Arc::clone(TABLES.get_or_init(Mutex::default).lock().unwrap().entry(*identity).or_default());
+    /// Joins a communicator as rank `position` of `size`.
+    pub(super) fn join(&self, id: &CommunicatorId, size: usize, position: usize) -> Result<CommunicatorHandle, CudaError> {
+        static MAILBOXES: OnceLock<Mutex<HashMap<CommunicatorId, Arc<Mailbox>>>> = OnceLock::new();
+        let mailbox = Arc::clone(MAILBOXES.get_or_init(Mutex::default).lock().unwrap().entry(*id).or_default());
         let mut joined = self.joined.lock().unwrap();
-        // Who is lost before this was joined breaks it off as well.
         if self.is_aborted() {
             return Err(CudaError::Aborted);
         }
-        joined.push(CollectiveMember { table, size, position, done: Arc::default() });
+        joined.push(CommunicatorMember { mailbox, size, position, sequence: Arc::default() });
         Ok(CommunicatorHandle(joined.len() - 1))
     }
 
-    /// Ends the exchanges of all communicators, on all their ranks.
+    /// Aborts all communicators, on all their ranks.
     pub(super) fn abort(&self) {
         let joined = self.joined.lock().unwrap();
         self.is_aborted.store(true, Ordering::SeqCst);
         for member in joined.iter() {
-            member.table.is_aborted.store(true, Ordering::SeqCst);
-            // Who has looked at it and does not wait yet holds this.
-            drop(member.table.given.lock());
-            member.table.changed.notify_all();
+            member.mailbox.is_aborted.store(true, Ordering::SeqCst);
+            // A rank between its check and its wait holds this lock.
+            drop(member.mailbox.inputs.lock());
+            member.mailbox.arrived.notify_all();
         }
     }
 
+    /// Returns `true` after [`HostCollectives::abort`].
     pub(super) fn is_aborted(&self) -> bool {
         self.is_aborted.load(Ordering::SeqCst)
     }
 
-    pub(super) fn member(&self, communicator: CommunicatorHandle) -> CollectiveMember {
+    /// Returns this rank's part of a communicator.
+    pub(super) fn member(&self, communicator: CommunicatorHandle) -> CommunicatorMember {
         self.joined.lock().unwrap()[communicator.0].clone()
     }
 }
 
-impl CollectiveMember {
-    /// Does an communication.
+impl CommunicatorMember {
+    /// Takes part in a communication, and waits for the ranks that it needs.
     ///
     /// # Safety
-    /// The pieces are valid.
+    /// The ranges are valid.
     pub(super) unsafe fn communicate(&self, communication: &DeviceCommunication) {
-        let number = self.done.fetch_add(1, Ordering::SeqCst);
+        let number = self.sequence.fetch_add(1, Ordering::SeqCst);
         // SAFETY: the caller's promise.
-        let bytes = |piece: DeviceRange| unsafe { std::slice::from_raw_parts_mut(piece.address.pointer(), piece.bytes) };
-        let given = if communication.kind == CommunicationKind::AllReduce { communication.write } else { communication.read };
-        if let Some(given) = given.filter(|_| communication.kind != CommunicationKind::Receive) {
-            self.table
-                .given
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .insert((number, self.position), bytes(given).to_vec());
-            self.table.changed.notify_all();
+        let bytes = |range: DeviceRange| unsafe { std::slice::from_raw_parts_mut(range.address.pointer(), range.bytes) };
+        let is_in_place = communication.kind == CommunicationKind::AllReduce;
+        let input = if is_in_place { communication.write } else { communication.read };
+        if let Some(input) = input.filter(|_| communication.kind != CommunicationKind::Receive) {
+            let mut inputs = self.mailbox.inputs.lock().unwrap_or_else(PoisonError::into_inner);
+            inputs.insert((number, self.position), bytes(input).to_vec());
+            self.mailbox.arrived.notify_all();
         }
         let Some(write) = communication.write.filter(|_| communication.kind != CommunicationKind::Send) else { return };
-        let from = |position: usize| {
-            let waiting = self.table.given.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_aborted = || self.table.is_aborted.load(Ordering::SeqCst);
-            let is_missing = |given: &mut HashMap<_, _>| !given.contains_key(&(number, position)) && !is_aborted();
-            let given = self.table.changed.wait_while(waiting, is_missing).unwrap_or_else(PoisonError::into_inner);
-            given.get(&(number, position)).cloned().unwrap_or_else(|| panic!("rank {position} of an communication was lost"))
-        };
+        let from = |position: usize| self.wait_for_input(number, position);
         let write = bytes(write);
         match communication.kind {
             CommunicationKind::AllReduce => write.copy_from_slice(&self.sum(communication.data_type, from)),
@@ -119,6 +118,16 @@ impl CollectiveMember {
         }
     }
 
+    /// Waits for a rank's input, and panics if the communicator is aborted first.
+    fn wait_for_input(&self, number: u64, position: usize) -> Vec<u8> {
+        let inputs = self.mailbox.inputs.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_aborted = || self.mailbox.is_aborted.load(Ordering::SeqCst);
+        let is_missing = |inputs: &mut HashMap<_, _>| !inputs.contains_key(&(number, position)) && !is_aborted();
+        let inputs = self.mailbox.arrived.wait_while(inputs, is_missing).unwrap_or_else(PoisonError::into_inner);
+        inputs.get(&(number, position)).cloned().unwrap_or_else(|| panic!("rank {position} of a communicator was lost"))
+    }
+
+    /// Sums all ranks' inputs in rank order, in single precision.
     fn sum(&self, data_type: DataType, from: impl Fn(usize) -> Vec<u8>) -> Vec<u8> {
         let numbers = |bytes: Vec<u8>| -> Vec<f32> {
             match Half::of(data_type) {

@@ -1,50 +1,49 @@
-//! A GPU whose libraries make less than they could: for tests of what is done in their place.
+//! A GPU whose libraries refuse more than they must, for tests of the fallbacks.
 
-use crate::backend::cuda::driver::Collectives;
-use crate::backend::cuda::driver::Convolution;
 use crate::backend::cuda::driver::{
-    DeviceAddress, DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Product, StreamHandle,
+    Collectives, Convolution, CudaError, DeviceAddress, DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Library,
+    Product, StreamHandle,
 };
-use crate::backend::cuda::{CudaError, Library, NvidiaDriver};
+use crate::backend::cuda::nvidia::NvidiaDriver;
 use std::ptr::NonNull;
 
-/// Which products a device makes without kernels of ours.
+/// The products that a device's library computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ProductSupport {
-    /// Those that its library has a way for.
-    Products,
-    /// Of those, the ones that nothing is done beside.
-    PlainProducts,
-    /// None.
-    Nothing,
+    /// All that the library has an algorithm for.
+    Full,
+    /// Only those without an epilogue.
+    PlainOnly,
+    /// None, as without the library.
+    None,
 }
 
 impl ProductSupport {
-    /// Whether a product is one of them.
+    /// Returns `true` if the library computes a product.
     pub(crate) fn allows(self, product: &Product) -> bool {
         match self {
-            Self::Products => true,
-            Self::PlainProducts => product.epilogue.is_plain(),
-            Self::Nothing => false,
+            Self::Full => true,
+            Self::PlainOnly => product.epilogue.is_plain(),
+            Self::None => false,
         }
     }
 }
 
-/// As where cuBLASLt has no way for other products than these, and cuDNN may not be there.
+/// A GPU whose cuBLASLt computes only these products, with or without cuDNN.
 #[derive(Debug)]
 pub(crate) struct LimitedDriver {
     pub(super) driver: NvidiaDriver,
-    pub(super) makes: ProductSupport,
+    pub(super) products: ProductSupport,
     pub(super) has_convolutions: bool,
 }
 
 impl Driver for LimitedDriver {
     unsafe fn multiply(&self, product: &Product, stream: StreamHandle) -> Result<(), CudaError> {
-        if !self.makes.allows(product) {
+        if !self.products.allows(product) {
             let Product { rows, columns, contracted, .. } = *product;
             return Err(CudaError::ProductNotSupported { rows, columns, contracted });
         }
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise; so below.
         unsafe { self.driver.multiply(product, stream) }
     }
 
@@ -55,7 +54,7 @@ impl Driver for LimitedDriver {
         }
     }
 
-    // All else is as it is.
+    // Everything else is passed on.
 
     fn device(&self) -> &DeviceDescription {
         self.driver.device()

@@ -1,11 +1,13 @@
-//! A real GPU as the tests of backends use it: what they hand over lies in the host's memory, and is copied there and back around each call.
+//! A real GPU as the tests of backends use it. Operands are in host memory, and are copied to the
+//! GPU and back around each call.
 
 use super::limited_driver::{LimitedDriver, ProductSupport};
 use crate::backend::cuda::{CudaBackend, DeviceAddress, Driver, GpuTransport, NvidiaDriver};
 use crate::backend::{Backend, BackendError, KernelCall, Operand};
 use std::sync::Arc;
 
-/// Set to a GPU's index where the tests of kernels are to run on it, instead of on the processor.
+/// Environment variable with the index of the GPU that kernel tests run on, instead of the
+/// emulator.
 const GPU: &str = "FORETELL_TEST_GPU";
 
 /// The CUDA backend on a GPU.
@@ -15,26 +17,28 @@ pub(crate) struct GpuBackend {
 }
 
 impl GpuBackend {
-    /// Whether one was asked for.
-    pub(crate) fn is_wanted() -> bool {
+    /// Returns `true` if tests are to run on a GPU.
+    pub(crate) fn is_requested() -> bool {
         std::env::var_os(GPU).is_some()
     }
 
-    /// On the GPU that was asked for, if one was; with these of the library's products, and cuDNN's convolutions with all of them.
-    pub(crate) fn wanted(makes: ProductSupport) -> Option<Self> {
+    /// Opens the requested GPU, if any, with these of the library's products, and cuDNN only with
+    /// all of them.
+    pub(crate) fn with_products(products: ProductSupport) -> Option<Self> {
         let driver = Self::driver()?;
-        Some(match makes {
-            ProductSupport::Products => Self::on(driver),
-            _ => Self::on(LimitedDriver { driver, makes, has_convolutions: false }),
+        Some(match products {
+            ProductSupport::Full => Self::on(driver),
+            _ => Self::on(LimitedDriver { driver, products, has_convolutions: false }),
         })
     }
 
-    /// The same with the library's products, and without cuDNN.
-    pub(crate) fn wanted_without_convolutions() -> Option<Self> {
-        Some(Self::on(LimitedDriver { driver: Self::driver()?, makes: ProductSupport::Products, has_convolutions: false }))
+    /// Opens the requested GPU, if any, with all of the library's products and without cuDNN.
+    pub(crate) fn without_convolutions() -> Option<Self> {
+        let products = ProductSupport::Full;
+        Some(Self::on(LimitedDriver { driver: Self::driver()?, products, has_convolutions: false }))
     }
 
-    /// The driver of the GPU that was asked for, if one was.
+    /// Opens the requested GPU's driver, if any.
     pub(crate) fn driver() -> Option<NvidiaDriver> {
         let index = std::env::var(GPU).ok()?.parse().unwrap();
         Some(NvidiaDriver::open(index, GpuTransport::Host).unwrap())
@@ -55,12 +59,14 @@ impl Backend for GpuBackend {
         let stream = self.backend.stream();
         let mut copies: Vec<(Operand, DeviceAddress)> = Vec::new();
         let mut copy = |operand: &Operand| {
-            let same = |(known, _): &&(Operand, DeviceAddress)| known.pointer == operand.pointer && known.bytes == operand.bytes;
-            let address = match copies.iter().find(same) {
+            let is_same =
+                |(known, _): &&(Operand, DeviceAddress)| known.pointer == operand.pointer && known.bytes == operand.bytes;
+            let address = match copies.iter().find(is_same) {
                 Some((_, address)) => *address,
                 None => {
                     let address = self.driver.allocate(operand.bytes).unwrap();
-                    // SAFETY: the operand is valid, and the memory was just allocated, of its length.
+                    // SAFETY: the operand is valid, and the memory was just allocated, with its
+                    // length.
                     unsafe { self.driver.copy_in(address, operand.pointer, operand.bytes, stream) }.unwrap();
                     copies.push((*operand, address));
                     address
@@ -75,7 +81,7 @@ impl Backend for GpuBackend {
         for (operand, address) in copies {
             let is_written = call.writes.iter().any(|write| write.pointer == operand.pointer);
             if is_written && result.is_ok() {
-                // SAFETY: the operand is the caller's to write, and as long as the copy.
+                // SAFETY: the operand is the caller's to write, and has the copy's length.
                 unsafe { self.driver.copy_out(operand.pointer, address, operand.bytes, stream) }.unwrap();
             }
             self.driver.synchronize(stream).unwrap();

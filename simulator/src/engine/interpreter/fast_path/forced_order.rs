@@ -1,187 +1,217 @@
-//! What is certain of a list's order whatever things take, by the clocks of its streams ([`crate::clocks`]).
+//! What holds for the order of a list's instructions, whatever their durations.
 //!
-//! Two things follow. The end of an instruction need not be kept once all have ended who asked for it, so that another's can be kept in its
-//! place. And what begins when an instruction ends is known beforehand where that is the last that one other waits for, or the last for two others
-//! that a third waits for.
-//! It must not know time, and what instructions do.
+//! Two things follow from the vector clocks of the streams ([`super::vector_clocks`]):
+//!
+//! - An instruction's end time need not be kept once all of its dependents have ended. Another end
+//!   time can reuse its slot.
+//! - An instruction's successor is forced if it is the last of the predecessors of one other
+//!   instruction, or if it forks into two branches that one join waits for. There the interpreter
+//!   may run ahead of the event queue.
+//!
+//! The predecessors of an instruction are its dependencies and the previous one of its stream.
 
 use super::vector_clocks::VectorClocks;
 use crate::engine::order::{InstructionFork, NO_SLOT, Order, Successor};
 use crate::lowering::LoweredList;
 use std::collections::VecDeque;
 
-/// What is certain of a list.
-pub(crate) struct ForcedOrder {
-    /// Where each instruction's end is kept, or [`NO_SLOT`] where nobody in another stream waits for it.
-    pub(crate) slot_of: Vec<u32>,
-    /// How many places there are for ends.
-    pub(crate) slots: u32,
-    next: Vec<Next>,
+/// What holds for the order of a list's instructions.
+pub(in crate::engine) struct ForcedOrder {
+    /// The slot of each instruction's end time, or [`NO_SLOT`] if no other stream depends on it.
+    pub(in crate::engine) slot_of: Vec<u32>,
+    /// Number of slots.
+    pub(in crate::engine) slots: u32,
+    /// For each instruction, what is known of its successor.
+    candidates: Vec<Candidate>,
     forks: Vec<InstructionFork>,
 }
 
-/// How many of a stream's oldest slots are looked at.
-const LOOKED_AT: usize = 4;
+/// How many of a stream's oldest slots are tried for reuse.
+const SLOTS_TRIED: usize = 4;
 
 /// No instruction.
 const NONE: u32 = u32::MAX;
 
-/// What is known so far of what follows an instruction.
+/// What is known so far of an instruction's successor.
 #[derive(Clone, Copy, Debug)]
-struct Next {
-    sort: Sort,
-    /// The one that follows, or a fork's place.
-    which: u32,
-    /// Of how many that wait for it or come after it in its stream it is known that they come no sooner than what follows.
-    known: u32,
-    /// The one at whose end it begins, or began what it follows without waiting for anybody.
+struct Candidate {
+    kind: CandidateKind,
+    /// The successor; for a fork its index in [`ForcedOrder::forks`].
+    target: u32,
+    /// How many of the direct followers (dependents, and the next of the stream) are proven to
+    /// start no earlier than the target. [`ForcedOrder::successor`] answers only if all are.
+    confirmed: u32,
+    /// The instruction whose end starts this one, or starts the run of instructions without
+    /// dependencies and dependents that this one belongs to. [`NONE`] if that is not certain.
     cause: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sort {
+enum CandidateKind {
     Unknown,
     One,
     Fork,
-    /// One of two, and what follows is the join.
-    Branch,
+    /// The end of a branch of a fork, whose target is the join.
+    BranchEnd,
+}
+
+/// The predecessor, or the two, after whose end all predecessors of an instruction have ended.
+enum LastPredecessor {
+    Unknown,
+    One(u32),
+    /// Two that have the same cause.
+    Two([u32; 2]),
 }
 
 impl ForcedOrder {
-    pub(crate) fn new(list: &LoweredList, order: &Order) -> Self {
+    pub(in crate::engine) fn new(list: &LoweredList, order: &Order) -> Self {
         let (count, streams) = (list.streams.len(), order.stream_count());
-        let next = Next { sort: Sort::Unknown, which: NONE, known: 0, cause: NONE };
-        let mut certain = Self { slot_of: vec![NO_SLOT; count], slots: 0, next: vec![next; count], forks: Vec::new() };
-        let mut taken: Vec<VecDeque<u32>> = vec![VecDeque::new(); streams];
-        // Of each stream the last so far, and the one at whose end what follows that begins, if it waits for nobody.
+        let candidate = Candidate { kind: CandidateKind::Unknown, target: NONE, confirmed: 0, cause: NONE };
+        let candidates = vec![candidate; count];
+        let mut forced = Self { slot_of: vec![NO_SLOT; count], slots: 0, candidates, forks: Vec::new() };
+        // For each stream, the instructions whose slots may be reused, the oldest first.
+        let mut slot_holders: Vec<VecDeque<u32>> = vec![VecDeque::new(); streams];
+        // For each stream, the latest instruction, and the cause of the next one if that has no
+        // dependencies.
         let mut latest: Vec<Option<(u32, u32)>> = vec![None; streams];
         let mut clocks = VectorClocks::new(list, order);
         for (index, &stream) in (0..).zip(&list.streams) {
-            let (waits, consumers) = (order.waits(index), order.consumers(index));
+            let (dependencies, dependents) = (order.dependencies(index), order.dependents(index));
             let before = latest[stream as usize];
             let previous = before.map(|(one, _)| one);
-            let (last, branches) = if waits.is_empty() { (previous, None) } else { certain.last(&clocks, waits, previous) };
-            let cause = before.filter(|_| waits.is_empty()).map(|(_, cause)| cause).or(last).unwrap_or(NONE);
-            certain.next[index as usize].cause = cause;
-            latest[stream as usize] = Some((index, if consumers.is_empty() { cause } else { index }));
-            clocks.pass(index, waits, last, previous);
+            let (last, branches) = match forced.last_predecessor(&clocks, dependencies, previous) {
+                LastPredecessor::Unknown => (None, None),
+                LastPredecessor::One(last) => (Some(last), None),
+                LastPredecessor::Two(branches) => (None, Some(branches)),
+            };
+            let cause = before.filter(|_| dependencies.is_empty()).map(|(_, cause)| cause).or(last).unwrap_or(NONE);
+            forced.candidates[index as usize].cause = cause;
+            latest[stream as usize] = Some((index, if dependents.is_empty() { cause } else { index }));
+            clocks.advance(index, dependencies, last, previous);
             if let Some(branches) = branches {
-                certain.join(&clocks, index, branches);
+                forced.join(&clocks, index, branches);
             }
             let clock = clocks.of_stream(stream as usize);
-            for &before in waits {
-                certain.follow(&clocks, clock, before, index, last == Some(before));
+            for &before in dependencies {
+                forced.add_follower(&clocks, clock, before, index, last == Some(before));
             }
             if let Some(before) = previous {
-                certain.follow(&clocks, clock, before, index, last == previous);
+                forced.add_follower(&clocks, clock, before, index, last == previous);
             }
-            if consumers.is_empty() {
+            if dependents.is_empty() {
                 continue;
             }
-            let is_free = |holder: &u32| order.consumers(*holder).iter().all(|&one| clocks.has_ended(clock, one));
-            let taken = &mut taken[stream as usize];
-            let free = match (0..taken.len().min(LOOKED_AT)).find(|&place| is_free(&taken[place])) {
-                // Mostly, and much quicker.
-                Some(0) => taken.pop_front(),
-                place => place.and_then(|place| taken.remove(place)),
+            let is_free = |holder: &u32| order.dependents(*holder).iter().all(|&one| clocks.has_ended(clock, one));
+            let holders = &mut slot_holders[stream as usize];
+            let free = match (0..holders.len().min(SLOTS_TRIED)).find(|&place| is_free(&holders[place])) {
+                // Mostly the oldest is free, and this is much faster.
+                Some(0) => holders.pop_front(),
+                place => place.and_then(|place| holders.remove(place)),
             };
-            certain.slot_of[index as usize] = free.map_or(certain.slots, |holder| certain.slot_of[holder as usize]);
-            certain.slots += u32::from(free.is_none());
-            taken.push_back(index);
+            forced.slot_of[index as usize] = free.map_or(forced.slots, |holder| forced.slot_of[holder as usize]);
+            forced.slots += u32::from(free.is_none());
+            holders.push_back(index);
         }
-        certain
+        forced
     }
 
-    /// What follows an instruction.
-    pub(crate) fn successor(&self, list: &LoweredList, order: &Order, instruction: u32) -> Successor {
-        let is_complete = |one: u32| {
-            let all = order.consumers(one).len() + usize::from(!order.is_last(one, list.streams[one as usize]));
-            self.next[one as usize].known as usize == all
+    /// The forced successor of an instruction.
+    pub(in crate::engine) fn successor(&self, list: &LoweredList, order: &Order, instruction: u32) -> Successor {
+        let is_confirmed = |one: u32| {
+            let followers = order.dependents(one).len() + usize::from(!order.is_last(one, list.streams[one as usize]));
+            self.candidates[one as usize].confirmed as usize == followers
         };
-        let next = self.next[instruction as usize];
-        match next.sort {
-            Sort::One if is_complete(instruction) => Successor::One(next.which),
-            Sort::Fork => {
-                let fork = self.forks[next.which as usize];
-                let is_whole = fork.join != NONE && fork.branches.iter().all(|&(_, last)| is_complete(last));
-                if is_whole && is_complete(instruction) { Successor::Fork(fork) } else { Successor::Unknown }
+        let candidate = self.candidates[instruction as usize];
+        match candidate.kind {
+            CandidateKind::One if is_confirmed(instruction) => Successor::One(candidate.target),
+            CandidateKind::Fork => {
+                let fork = self.forks[candidate.target as usize];
+                let is_complete = fork.join != NONE && fork.branches.iter().all(|&(_, last)| is_confirmed(last));
+                if is_complete && is_confirmed(instruction) { Successor::Fork(fork) } else { Successor::Unknown }
             }
-            Sort::One | Sort::Unknown | Sort::Branch => Successor::Unknown,
+            CandidateKind::One | CandidateKind::Unknown | CandidateKind::BranchEnd => Successor::Unknown,
         }
     }
 
-    /// Of those that an instruction waits for, of which there are some, or comes after in its stream, the one at whose end all others have ended; or the two, if these began at
-    /// the end of one.
-    fn last(&self, clocks: &VectorClocks<'_>, waits: &[u32], previous: Option<u32>) -> (Option<u32>, Option<[u32; 2]>) {
-        let have_ended = |clock: &[u32]| waits.iter().all(|&one| clocks.has_ended(clock, one));
-        if previous.is_some_and(|one| have_ended(clocks.of_stream(clocks.stream(one)))) {
-            return (previous, None);
+    /// The predecessor of an instruction that must be the last to end. `previous` is the previous
+    /// instruction of its stream.
+    fn last_predecessor(&self, clocks: &VectorClocks<'_>, dependencies: &[u32], previous: Option<u32>) -> LastPredecessor {
+        let have_ended = |clock: &[u32]| dependencies.iter().all(|&one| clocks.has_ended(clock, one));
+        if let Some(previous) = previous
+            && have_ended(clocks.of_stream(clocks.stream(previous)))
+        {
+            return LastPredecessor::One(previous);
         }
         let is_last = |clock: &[u32]| previous.is_none_or(|one| clocks.has_ended(clock, one)) && have_ended(clock);
-        if let Some(&last) = waits.iter().find(|&&one| clocks.of(one).is_some_and(is_last)) {
-            return (Some(last), None);
+        if let Some(&last) = dependencies.iter().find(|&&one| clocks.of(one).is_some_and(is_last)) {
+            return LastPredecessor::One(last);
         }
         let clock = |one: u32| {
             if Some(one) == previous { Some(clocks.of_stream(clocks.stream(one))) } else { clocks.of(one) }
         };
-        let cause = |one: u32| self.next[one as usize].cause;
-        let all = |first: &[u32], second: &[u32]| {
+        let cause = |one: u32| self.candidates[one as usize].cause;
+        let all_have_ended = |first: &[u32], second: &[u32]| {
             let has_ended = |one: u32| clocks.has_ended(first, one) || clocks.has_ended(second, one);
-            previous.is_none_or(has_ended) && waits.iter().all(|&one| has_ended(one))
+            previous.is_none_or(has_ended) && dependencies.iter().all(|&one| has_ended(one))
         };
         let are_last = |one: u32, other: u32| {
             cause(one) != NONE
                 && cause(one) == cause(other)
-                && clock(one).zip(clock(other)).is_some_and(|(first, second)| all(first, second))
+                && clock(one).zip(clock(other)).is_some_and(|(first, second)| all_have_ended(first, second))
         };
-        // Which of the two comes first makes no difference.
-        let with_previous = previous.and_then(|one| waits.iter().find(|&&other| are_last(one, other)).map(|&other| [one, other]));
+        // The order of the two makes no difference.
+        let with_previous =
+            previous.and_then(|one| dependencies.iter().find(|&&other| are_last(one, other)).map(|&other| [one, other]));
         let pair = with_previous.or_else(|| {
-            let mut pairs =
-                waits.iter().enumerate().flat_map(|(place, &one)| waits[place + 1..].iter().map(move |&other| [one, other]));
+            let rest = |index: usize| dependencies[index + 1..].iter();
+            let mut pairs = dependencies.iter().enumerate().flat_map(|(index, &one)| rest(index).map(move |&other| [one, other]));
             pairs.find(|&[one, other]| are_last(one, other))
         });
-        (None, pair)
+        pair.map_or(LastPredecessor::Unknown, LastPredecessor::Two)
     }
 
-    /// An instruction begins when two have ended that began at the end of one.
+    /// Makes an instruction the join of a fork: it begins when the two of `last` have ended, which
+    /// have the same cause.
     fn join(&mut self, clocks: &VectorClocks<'_>, instruction: u32, mut last: [u32; 2]) {
-        let Next { sort: Sort::Fork, which, .. } = self.next[self.next[last[0] as usize].cause as usize] else { return };
-        let fork = &mut self.forks[which as usize];
+        let cause = self.candidates[last[0] as usize].cause;
+        let Candidate { kind: CandidateKind::Fork, target, .. } = self.candidates[cause as usize] else { return };
+        let fork = &mut self.forks[target as usize];
         let streams = |ones: [u32; 2]| ones.map(|one| clocks.stream(one));
         let first = fork.branches.map(|(first, _)| first);
         if streams(first) != streams(last) {
             last.reverse();
         }
-        let is_open = last.iter().all(|&one| self.next[one as usize].sort == Sort::Unknown);
+        let is_open = last.iter().all(|&one| self.candidates[one as usize].kind == CandidateKind::Unknown);
         if fork.join == NONE && is_open && streams(first) == streams(last) {
             fork.join = instruction;
             fork.branches.iter_mut().zip(last).for_each(|(branch, last)| branch.1 = last);
             for one in last {
-                let next = &mut self.next[one as usize];
-                (next.sort, next.which) = (Sort::Branch, instruction);
+                let candidate = &mut self.candidates[one as usize];
+                (candidate.kind, candidate.target) = (CandidateKind::BranchEnd, instruction);
             }
         }
     }
 
-    /// Notes of an instruction that waits for another, or comes after it in its stream, whether it follows it, or comes no sooner than what does.
-    /// The `clock` is that at its end.
-    fn follow(&mut self, clocks: &VectorClocks<'_>, clock: &[u32], before: u32, instruction: u32, is_last: bool) {
-        let next = &mut self.next[before as usize];
-        let target = match next.sort {
-            Sort::Unknown if is_last => {
-                (next.sort, next.which, next.known) = (Sort::One, instruction, next.known + 1);
+    /// Considers a direct follower of `before`: it is the target, or it is proven to start no
+    /// earlier than the target. `clock` is the follower's; `is_last` says that `before` is the last
+    /// of its predecessors to end.
+    fn add_follower(&mut self, clocks: &VectorClocks<'_>, clock: &[u32], before: u32, follower: u32, is_last: bool) {
+        let candidate = &mut self.candidates[before as usize];
+        let target = match candidate.kind {
+            CandidateKind::Unknown if is_last => {
+                (candidate.kind, candidate.target) = (CandidateKind::One, follower);
+                candidate.confirmed += 1;
                 return;
             }
-            Sort::Unknown => return,
-            Sort::One | Sort::Branch => next.which,
-            Sort::Fork => self.forks[next.which as usize].join,
+            CandidateKind::Unknown => return,
+            CandidateKind::One | CandidateKind::BranchEnd => candidate.target,
+            CandidateKind::Fork => self.forks[candidate.target as usize].join,
         };
         if target != NONE && clocks.has_ended(clock, target) {
-            next.known += 1;
-        } else if next.sort == Sort::One && is_last && next.known == 1 {
-            let fork = InstructionFork { branches: [(next.which, NONE), (instruction, NONE)], join: NONE };
-            (next.sort, next.which, next.known) = (Sort::Fork, self.forks.len() as u32, 2);
+            candidate.confirmed += 1;
+        } else if candidate.kind == CandidateKind::One && is_last && candidate.confirmed == 1 {
+            let fork = InstructionFork { branches: [(candidate.target, NONE), (follower, NONE)], join: NONE };
+            (candidate.kind, candidate.target, candidate.confirmed) = (CandidateKind::Fork, self.forks.len() as u32, 2);
             self.forks.push(fork);
         }
     }
@@ -196,14 +226,14 @@ pub(crate) mod tests {
     use proptest::prelude::*;
     use std::sync::Arc;
 
-    /// A list of instructions, each with its stream and those before it that it waits for.
+    /// A list of instructions, each given by its stream and its dependencies.
     pub(crate) fn list(instructions: &[(u16, Vec<u32>)], streams: usize) -> StageProgram {
         let operation = Arc::new(Operation::Load { input: InputKind::Tokens, first_sample: 0, samples: 1 });
-        let instructions = instructions.iter().map(|(stream, waits)| Instruction {
+        let instructions = instructions.iter().map(|(stream, dependencies)| Instruction {
             name: 0,
             operation: Arc::clone(&operation),
             stream: StreamId(*stream),
-            after: waits.iter().map(|&one| InstructionId(one)).collect(),
+            after: dependencies.iter().map(|&one| InstructionId(one)).collect(),
             reads: Few::new(),
             writes: Few::new(),
             micro_batch: None,
@@ -224,65 +254,69 @@ pub(crate) mod tests {
         }
     }
 
-    /// When each begins and ends, if it takes so long.
+    /// The start and end of each instruction, for given durations.
     fn times(instructions: &[(u16, Vec<u32>)], durations: &[u64]) -> Vec<(u64, u64)> {
         let mut times: Vec<(u64, u64)> = Vec::new();
-        for (index, (stream, waits)) in instructions.iter().enumerate() {
+        for (index, (stream, dependencies)) in instructions.iter().enumerate() {
             let previous = (0..index).rev().find(|&other| instructions[other].0 == *stream);
-            let before = waits.iter().map(|&one| one as usize).chain(previous);
+            let before = dependencies.iter().map(|&one| one as usize).chain(previous);
             let start = before.map(|one| times[one].1).max().unwrap_or(0);
             times.push((start, start + durations[index]));
         }
         times
     }
 
-    /// Lists in four streams.
+    /// Random lists in four streams.
     pub(crate) fn instructions() -> impl Strategy<Value = Vec<(u16, Vec<u32>)>> {
         let one = (0u16..4, proptest::collection::vec(any::<prop::sample::Index>(), 0..3));
         proptest::collection::vec(one, 2..24).prop_map(|ones| {
-            let waits = |(index, waits): (usize, Vec<prop::sample::Index>)| -> Vec<u32> {
-                // Mostly for one that came just before, as in lists of kernels.
+            let dependencies = |index: usize, choices: Vec<prop::sample::Index>| -> Vec<u32> {
+                // One of the few instructions before it, as in lists of kernels.
                 let near = |one: prop::sample::Index| (index - 1 - one.index(index.min(4))) as u32;
-                if index == 0 { Vec::new() } else { waits.into_iter().map(near).collect() }
+                if index == 0 { Vec::new() } else { choices.into_iter().map(near).collect() }
             };
-            ones.into_iter().enumerate().map(|(index, (stream, ones))| (stream, waits((index, ones)))).collect()
+            let ones = ones.into_iter().enumerate();
+            ones.map(|(index, (stream, choices))| (stream, dependencies(index, choices))).collect()
         })
     }
 
     proptest! {
         #[test]
-        fn what_follows_does_so_and_ends_are_kept_whatever_things_take(
+        fn forced_successors_and_slots_hold_for_all_durations(
             instructions in instructions(),
             runs in proptest::collection::vec(proptest::collection::vec(1u64..1000, 24), 8),
         ) {
             let list = list(&instructions, 4);
             let lowered = LoweredList::new(&list).expect("it is sound");
             let order = Order::new(&list, &lowered);
-            let certain = ForcedOrder::new(&lowered, &order);
+            let forced = ForcedOrder::new(&lowered, &order);
             for durations in runs {
                 let times = times(&instructions, &durations);
                 let start = |one: u32| times[one as usize].0;
                 let end = |one: u32| times[one as usize].1;
                 for index in 0..instructions.len() as u32 {
-                    let next = (index + 1..instructions.len() as u32).find(|&one| instructions[one as usize].0 == instructions[index as usize].0);
-                    // Where an end is kept is taken over by no end before all have ended that ask for the first.
-                    let slot = certain.slot_of[index as usize];
-                    let takes_over = |one: &u32| slot != NO_SLOT && certain.slot_of[*one as usize] == slot;
-                    let taken_over = (index + 1..instructions.len() as u32).find(takes_over);
-                    prop_assert!(order.consumers(index).iter().all(|&one| taken_over.is_none_or(|other| end(one) <= end(other))));
-                    let candidates = || order.consumers(index).iter().copied().chain(next);
-                    match certain.successor(&lowered, &order, index) {
+                    let later = || index + 1..instructions.len() as u32;
+                    let next = later().find(|&one| instructions[one as usize].0 == instructions[index as usize].0);
+                    // A slot is reused only after all dependents of its holder have ended.
+                    let slot = forced.slot_of[index as usize];
+                    let reuses = |one: &u32| slot != NO_SLOT && forced.slot_of[*one as usize] == slot;
+                    let next_holder = later().find(reuses);
+                    let dependents = order.dependents(index);
+                    prop_assert!(dependents.iter().all(|&one| next_holder.is_none_or(|other| end(one) <= end(other))));
+                    let followers = || dependents.iter().copied().chain(next);
+                    match forced.successor(&lowered, &order, index) {
                         Successor::Unknown => {}
                         Successor::One(next) => {
                             prop_assert_eq!(start(next), end(index));
-                            prop_assert!(candidates().all(|one| one == next || start(one) >= end(next)));
+                            prop_assert!(followers().all(|one| one == next || start(one) >= end(next)));
                         }
                         Successor::Fork(InstructionFork { branches, join }) => {
                             let firsts = branches.map(|(first, _)| first);
-                            let over = branches.iter().map(|&(_, last)| end(last)).max().unwrap_or(0);
+                            let both_end = branches.iter().map(|&(_, last)| end(last)).max().unwrap_or(0);
                             prop_assert!(firsts.iter().all(|&first| start(first) == end(index)));
-                            prop_assert_eq!(start(join), over);
-                            prop_assert!(candidates().all(|one| firsts.contains(&one) || one == join || start(one) >= end(join)));
+                            prop_assert_eq!(start(join), both_end);
+                            let is_part = |one: u32| firsts.contains(&one) || one == join;
+                            prop_assert!(followers().all(|one| is_part(one) || start(one) >= end(join)));
                         }
                     }
                 }
@@ -292,19 +326,21 @@ pub(crate) mod tests {
 
     #[test]
     fn a_collective_beside_a_kernel_is_a_fork() {
-        // A kernel; one in its stream beside a collective of its result; one that waits for that; one that waits for the first alone, in a
-        // third stream, is a second thing that begins.
+        // Kernel 0 is followed by kernel 1 of its stream and by collective 2 of its result. Kernel
+        // 3 waits for both.
         let mut instructions = vec![(0, vec![]), (0, vec![]), (1, vec![0]), (0, vec![2]), (0, vec![])];
-        let follows = |instructions: &[(u16, Vec<u32>)]| {
+        let successors = |instructions: &[(u16, Vec<u32>)]| {
             let list = list(instructions, 3);
             let lowered = LoweredList::new(&list).expect("it is sound");
             let order = Order::new(&list, &lowered);
-            let certain = ForcedOrder::new(&lowered, &order);
-            (0..instructions.len() as u32).map(|one| certain.successor(&lowered, &order, one)).collect::<Vec<_>>()
+            let forced = ForcedOrder::new(&lowered, &order);
+            (0..instructions.len() as u32).map(|one| forced.successor(&lowered, &order, one)).collect::<Vec<_>>()
         };
         let fork = Successor::Fork(InstructionFork { branches: [(1, 1), (2, 2)], join: 3 });
-        assert_eq!(follows(&instructions), [fork, Successor::Unknown, Successor::Unknown, Successor::One(4), Successor::Unknown]);
+        let unknown = Successor::Unknown;
+        assert_eq!(successors(&instructions), [fork, unknown, unknown, Successor::One(4), unknown]);
+        // An instruction of a third stream that waits for kernel 0 alone breaks the fork.
         instructions.push((2, vec![0]));
-        assert_eq!(follows(&instructions)[0], Successor::Unknown);
+        assert_eq!(successors(&instructions)[0], Successor::Unknown);
     }
 }

@@ -1,11 +1,7 @@
-//! The part of the interpreter that takes a rank ahead of the event queue: while all that a rank does follows from itself, block after block with one at a
-//! time, when each begins and ends is a sum. So it is worked out at once, and one event stands for all of them.
+//! Runs a rank through blocks ahead of the event queue, and lets it catch up when something meets
+//! it. The folder's head says when that is possible.
 //!
-//! Such a block is a kernel on an idle processor, or a collective that only this rank has to reach (those that are folded onto it do as it does) and that
-//! loads no link; or a pair of the two beside each other ([`super::pair`]). Which comes next is known from the list ([`crate::certain`]). Nothing of the
-//! rank changes before its event. Whoever meets it sooner has it caught up first: what is over by then is noted, and what goes on goes on as
-//! any other.
-//! It must not know what others do.
+//! Nothing here depends on what other ranks do.
 
 use super::overlapped_pair::OverlappedPair;
 use super::{NONE, TimedBlock};
@@ -18,20 +14,22 @@ use crate::engine::order::NO_SLOT;
 use crate::lowering::Action;
 use foretell_units::Picoseconds;
 
-/// Where a rank is that was taken ahead.
+/// Where a rank is whose run ahead was stopped: all before it is over.
 enum Stopped {
     At(TimedBlock),
     Within(OverlappedPair),
 }
 
-/// Through how many blocks at once: enough that the event which they take is nothing, few enough that little is lost when someone comes.
-const MOST: usize = 256;
+/// Blocks to run ahead per event. Large enough to amortise the event, small enough that stopping
+/// early is cheap.
+const MAX_BLOCKS: usize = 256;
 
 impl Interpreter<'_> {
-    /// Takes a rank ahead that begins a block now or at a time that is certain, if another follows of itself. Else nothing is done.
+    /// Runs a rank ahead from a block that begins at `start`, now or at a time that is certain.
+    /// Returns `false`, and changes nothing, if that is not possible or no block is sure to follow.
     pub(in crate::engine::interpreter) fn try_run_ahead(&mut self, task: Task, start: Picoseconds) -> bool {
         let Task { rank, block } = task;
-        // Who else begins now would have it caught up at once.
+        // A block that begins now might meet the rank at once.
         if !self.run_ahead.is_allowed || !self.ready.is_empty() {
             return false;
         }
@@ -39,127 +37,134 @@ impl Interpreter<'_> {
         if state.interruption > Picoseconds::ZERO || !self.is_idle(state.processor) {
             return false;
         }
-        let Some(duration) = self.duration_alone(task) else { return false };
+        let Some(duration) = self.uncontended_duration(task) else { return false };
         let first = TimedBlock { block, start, end: start + duration };
-        let Some(mut last) = self.after(rank, &first) else { return false };
-        let place = self.run_ahead.take_way();
-        let mut way = std::mem::take(&mut self.run_ahead.ways[place as usize]);
-        way.extend([first, last]);
-        while way.len() < MOST
-            && let Some(next) = self.after(rank, &last)
+        let Some(mut last) = self.block_after(rank, &first) else { return false };
+        let index = self.run_ahead.take_run();
+        let mut run = std::mem::take(&mut self.run_ahead.runs[index as usize]);
+        run.extend([first, last]);
+        while run.len() < MAX_BLOCKS
+            && let Some(next) = self.block_after(rank, &last)
         {
             last = next;
-            way.push(last);
+            run.push(last);
         }
-        self.run_ahead.ways[place as usize] = way;
-        self.run_ahead.of_rank[rank as usize] = place;
-        let processor = self.processor_of(rank);
+        self.run_ahead.runs[index as usize] = run;
+        self.run_ahead.run_of_rank[rank as usize] = index;
+        let processor = self.processor_index(rank);
         let state = &mut self.processors[processor];
         state.exclusive = Some(Exclusive { owner: ExclusiveOwner::RunAhead(rank), end: last.end });
         self.queue.schedule(last.end, Event::RunAheadEnds { rank, generation: state.generation });
         true
     }
 
-    /// What a rank that is by itself does after a block, if that follows from it: at once, or after a pair.
-    fn after(&self, rank: u32, passed: &TimedBlock) -> Option<TimedBlock> {
+    /// The block that must follow another, at once or after a pair, on a rank that meets no other.
+    fn block_after(&self, rank: u32, before: &TimedBlock) -> Option<TimedBlock> {
         let state = &self.ranks[rank as usize];
-        if state.work[passed.block as usize].host_waits {
+        if state.times[before.block as usize].host_waits {
             return None;
         }
-        let (next, start) = match state.block_list.next(passed.block) {
+        let (next, start) = match state.block_list.next(before.block) {
             NextBlock::Unknown => return None,
-            NextBlock::Block(next) => (next, self.start_after(rank, next, &[*passed])),
+            NextBlock::Block(next) => (next, self.start_after(rank, next, &[*before])),
             NextBlock::Fork(fork) => {
-                let pair = self.pair(rank, passed, fork)?;
-                (fork.join, self.start_after(rank, fork.join, &[pair.kernel, pair.exchange]))
+                let pair = self.pair(rank, before, fork)?;
+                (fork.join, self.start_after(rank, fork.join, &[pair.kernel, pair.collective]))
             }
         };
-        let duration = self.duration_alone(Task { rank, block: next })?;
+        let duration = self.uncontended_duration(Task { rank, block: next })?;
         Some(TimedBlock { block: next, start, end: start + duration })
     }
 
-    /// The pair between a block and the one after it, if there is one.
-    fn pair_after(&self, rank: u32, passed: &TimedBlock) -> Option<OverlappedPair> {
-        match self.ranks[rank as usize].block_list.next(passed.block) {
-            NextBlock::Fork(fork) => self.pair(rank, passed, fork),
+    /// The pair that follows a block, if one does.
+    fn pair_after(&self, rank: u32, before: &TimedBlock) -> Option<OverlappedPair> {
+        match self.ranks[rank as usize].block_list.next(before.block) {
+            NextBlock::Fork(fork) => self.pair(rank, before, fork),
             NextBlock::Unknown | NextBlock::Block(_) => None,
         }
     }
 
-    /// When a block begins that waits for the last of some.
-    pub(super) fn start_after(&self, rank: u32, next: u32, before: &[TimedBlock]) -> Picoseconds {
+    /// When a block begins whose last predecessors are `before`.
+    pub(super) fn start_after(&self, rank: u32, block: u32, before: &[TimedBlock]) -> Picoseconds {
         let state = &self.ranks[rank as usize];
         let stream = |block: u32| state.block_list.blocks[block as usize].stream;
-        let launched = if state.has_launches { state.work[next as usize].launched + state.behind } else { Picoseconds::ZERO };
-        let own = stream(next);
+        let launched =
+            if state.has_launches { state.times[block as usize].launched + state.host_delay } else { Picoseconds::ZERO };
+        let own = stream(block);
         let ends = before.iter().map(|one| if stream(one.block) == own { one.end } else { one.end + state.handoff });
         ends.fold(launched, Picoseconds::max)
     }
 
-    /// How long a block takes that meets nobody, where it is one that can.
-    pub(super) fn duration_alone(&self, task: Task) -> Option<Picoseconds> {
+    /// The duration of a block that meets no other rank: a kernel, or a collective of a group with
+    /// one simulated member that loads no link. `None` for other blocks.
+    pub(super) fn uncontended_duration(&self, task: Task) -> Option<Picoseconds> {
         match self.block(task).action {
-            Action::Compute => Some(self.work(task)),
+            Action::Compute => Some(self.duration(task)),
             Action::Collective { .. } => {
-                let exchange = self.exchange_of(task)?;
-                let group = &self.lowered.groups[exchange.communicator as usize];
-                let price = self.price(exchange);
-                (group.members.len() == 1 && price.loads().is_empty()).then(|| price.latency + price.flow)
+                let collective = self.collective_of(task)?;
+                let group = &self.lowered.groups[collective.communicator as usize];
+                let cost = self.cost_of(collective);
+                (group.members.len() == 1 && cost.loads().is_empty()).then(|| cost.latency + cost.flow)
             }
             Action::Load | Action::Copy | Action::Send { .. } | Action::Receive { .. } => None,
         }
     }
 
-    /// Which collective a block is.
-    pub(super) fn exchange_of(&self, task: Task) -> Option<Communication> {
+    /// The collective that a block is, if it is one.
+    pub(super) fn collective_of(&self, task: Task) -> Option<Communication> {
         match self.block(task).action {
-            Action::Collective { group, nth } => Some(Communication { communicator: self.communicator(task.rank, group), nth }),
+            Action::Collective { group, nth } => {
+                Some(Communication { communicator: self.communicator_of(task.rank, group), nth })
+            }
             _ => None,
         }
     }
 
-    /// A rank is through all blocks through which it was taken ahead, unless someone came in between.
+    /// Handles the event of a run ahead: the rank is through all blocks, unless it caught up
+    /// before.
     pub(in crate::engine::interpreter) fn finish_run_ahead(&mut self, rank: u32, generation: u32) {
-        if self.processors[self.processor_of(rank)].generation != generation {
+        if self.processors[self.processor_index(rank)].generation != generation {
             return;
         }
         let Some(Stopped::At(last)) = self.stop_run_ahead(rank, Picoseconds::MAX) else { return };
         let task = Task { rank, block: last.block };
-        let category = self.note_start(task, last.start);
-        self.mark_alone_if_kernel(task, last.end);
+        let category = self.record_start(task, last.start);
+        self.record_progress_of_kernel(task, last.end);
         if category == TimeCategory::Communication {
             self.ranks[rank as usize].meter.end(category, last.end);
         }
         self.finish(task);
     }
 
-    /// Has a rank be where it is now, if it was taken ahead, for someone who meets it.
+    /// Brings a rank that runs ahead to its state at this instant, because something meets it.
     pub(in crate::engine::interpreter) fn catch_up(&mut self, rank: u32) {
-        if self.run_ahead.of_rank[rank as usize] == NONE {
+        if self.run_ahead.run_of_rank[rank as usize] == NONE {
             return;
         }
         match self.stop_run_ahead(rank, self.queue.now()) {
-            Some(Stopped::At(passed)) => self.go_on(rank, &passed),
-            Some(Stopped::Within(pair)) => self.go_on_within(rank, &pair),
+            Some(Stopped::At(block)) => self.resume(rank, &block),
+            Some(Stopped::Within(pair)) => self.resume_pair(rank, &pair),
             None => {}
         }
     }
 
-    /// Has a block that is next go on as any other.
-    fn go_on(&mut self, rank: u32, passed: &TimedBlock) {
-        let TimedBlock { block, start, end } = *passed;
+    /// Continues with a block as any other, under way or to come.
+    fn resume(&mut self, rank: u32, timed: &TimedBlock) {
+        let TimedBlock { block, start, end } = *timed;
         let task = Task { rank, block };
         if start > self.queue.now() {
-            return self.begin_again(task);
+            return self.plan_again(task);
         }
-        let place = self.place_of(task);
-        self.progress[place] = Progress::at(task.block).busy();
-        self.note_start(task, start);
-        match self.exchange_of(task) {
-            Some(exchange) if self.price(exchange).shares_nothing => self.queue.schedule(end, Event::CommunicationEnds(exchange)),
-            Some(exchange) => self.hold_processors(exchange, end),
+        let index = self.progress_index(task);
+        self.progress[index] = Progress::at(task.block).busy();
+        self.record_start(task, start);
+        match self.collective_of(task) {
+            Some(collective) if self.cost_of(collective).is_uncontended => {
+                self.queue.schedule(end, Event::CommunicationEnds(collective));
+            }
+            Some(collective) => self.hold_processors(collective, end),
             None => {
-                let processor = self.processor_of(task.rank);
+                let processor = self.processor_index(task.rank);
                 let state = &mut self.processors[processor];
                 state.exclusive = Some(Exclusive { owner: ExclusiveOwner::Task(task), end });
                 self.queue.schedule(end, Event::ExclusiveEnds { task, generation: state.generation });
@@ -167,66 +172,67 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Has a block begin, in its time, that has not yet.
-    pub(super) fn begin_again(&mut self, task: Task) {
-        let (place, stream) = (self.place_of(task), self.block(task).stream);
-        self.progress[place] = Progress::at(task.block);
-        // It would go ahead again.
+    /// Plans the start of a block that has not begun.
+    pub(super) fn plan_again(&mut self, task: Task) {
+        let (index, stream) = (self.progress_index(task), self.block(task).stream);
+        self.progress[index] = Progress::at(task.block);
+        // Else the rank would run ahead again.
         let may_run_ahead = self.run_ahead.forbid();
-        self.look_at(task.rank, stream);
-        self.run_ahead.allow(may_run_ahead);
+        self.try_stream(task.rank, stream);
+        self.run_ahead.restore(may_run_ahead);
     }
 
     /// Where the progress of a block's stream is.
-    pub(super) fn place_of(&self, task: Task) -> usize {
+    pub(super) fn progress_index(&self, task: Task) -> usize {
         self.ranks[task.rank as usize].first_stream as usize + self.block(task).stream as usize
     }
 
-    /// Has a rank go ahead no more: notes what is over by a time, but for the last block, whose end is an event, and returns what goes on then.
+    /// Ends a rank's run ahead. Records what is over by `time` and returns what is under way then.
+    /// The last block is never recorded, since its end is an event.
     fn stop_run_ahead(&mut self, rank: u32, time: Picoseconds) -> Option<Stopped> {
-        let place = std::mem::replace(&mut self.run_ahead.of_rank[rank as usize], NONE) as usize;
-        let mut way = std::mem::take(self.run_ahead.ways.get_mut(place)?);
-        let processor = self.processor_of(rank);
+        let index = std::mem::replace(&mut self.run_ahead.run_of_rank[rank as usize], NONE) as usize;
+        let mut run = std::mem::take(self.run_ahead.runs.get_mut(index)?);
+        let processor = self.processor_index(rank);
         let state = &mut self.processors[processor];
         state.exclusive = None;
         state.generation += 1;
         let mut stopped = None;
-        for passed in way.split_last().map_or(&[][..], |(_, before)| before) {
-            if passed.end > time {
-                stopped = Some(Stopped::At(*passed));
+        for block in run.split_last().map_or(&[][..], |(_, before)| before) {
+            if block.end > time {
+                stopped = Some(Stopped::At(*block));
                 break;
             }
-            self.note(rank, passed);
-            if let Some(pair) = self.pair_after(rank, passed) {
+            self.record_block(rank, block);
+            if let Some(pair) = self.pair_after(rank, block) {
                 if pair.end() > time {
                     stopped = Some(Stopped::Within(pair));
                     break;
                 }
-                self.note_pair(rank, &pair);
+                self.record_pair(rank, &pair);
             }
         }
-        let stopped = stopped.or_else(|| way.last().map(|&last| Stopped::At(last)));
-        way.clear();
-        self.run_ahead.ways[place] = way;
-        self.run_ahead.free.push(place as u32);
+        let stopped = stopped.or_else(|| run.last().map(|&last| Stopped::At(last)));
+        run.clear();
+        self.run_ahead.runs[index] = run;
+        self.run_ahead.free.push(index as u32);
         stopped
     }
 
-    /// Notes all of a block that is over.
-    fn note(&mut self, rank: u32, passed: &TimedBlock) {
-        let task = Task { rank, block: passed.block };
+    /// Records a block that is over.
+    fn record_block(&mut self, rank: u32, timed: &TimedBlock) {
+        let task = Task { rank, block: timed.block };
         let block = self.block(task);
         let state = &mut self.ranks[rank as usize];
-        state.meter.pass(block.category, passed.start, passed.end);
+        state.meter.pass(block.category, timed.start, timed.end);
         if let Some(recorder) = &mut self.recorder {
-            recorder.begin(rank, state.block_list, block, passed.start);
-            self.mark_alone_if_kernel(task, passed.end);
+            recorder.begin(rank, state.block_list, block, timed.start);
+            self.record_progress_of_kernel(task, timed.end);
         }
-        self.note_end(task, passed.end);
+        self.record_end(task, timed.end);
     }
 
-    /// Notes a block's end.
-    pub(super) fn note_end(&mut self, task: Task, end: Picoseconds) {
+    /// Records a block's end, except in the meter.
+    pub(super) fn record_end(&mut self, task: Task, end: Picoseconds) {
         let block = self.block(task);
         let state = &mut self.ranks[task.rank as usize];
         state.end = end;
@@ -237,13 +243,13 @@ impl Interpreter<'_> {
         if let Some(recorder) = &mut self.recorder {
             recorder.end(task.rank, state.block_list, block, end);
         }
-        self.unfinished -= block.places().len();
-        self.run_ahead.passed += 1;
+        self.unfinished -= block.range().len();
+        self.run_ahead.blocks_without_event += 1;
         self.check_deadline(task, end);
     }
 
-    /// Notes a block's start, and returns what it counts as.
-    pub(super) fn note_start(&mut self, task: Task, start: Picoseconds) -> TimeCategory {
+    /// Records a block's start, and returns its category.
+    pub(super) fn record_start(&mut self, task: Task, start: Picoseconds) -> TimeCategory {
         let block = self.block(task);
         let state = &mut self.ranks[task.rank as usize];
         if let Some(recorder) = &mut self.recorder {
@@ -253,9 +259,9 @@ impl Interpreter<'_> {
         block.category
     }
 
-    fn mark_alone_if_kernel(&mut self, task: Task, end: Picoseconds) {
+    fn record_progress_of_kernel(&mut self, task: Task, end: Picoseconds) {
         if self.recorder.is_some() && matches!(self.block(task).action, Action::Compute) {
-            self.mark_exclusive(task, end, self.queue.now());
+            self.record_exclusive_progress(task, end, self.queue.now());
         }
     }
 }

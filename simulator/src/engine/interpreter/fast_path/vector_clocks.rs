@@ -1,6 +1,5 @@
-//! Which instructions of a list have ended when another has, whatever things take: vector clocks of its streams (Fidge 1988; Mattern 1989).
-//!
-//! It must not know time, and what is made of it ([`crate::certain`]).
+//! Vector clocks of a list's streams (Fidge 1988; Mattern 1989): which instructions must have ended
+//! when another has, whatever the durations.
 
 use crate::engine::order::Order;
 use crate::lowering::LoweredList;
@@ -8,98 +7,106 @@ use crate::lowering::LoweredList;
 /// No clock.
 const NONE: u32 = u32::MAX;
 
-/// How far each stream is, at the least, at the end of instructions.
-pub(crate) struct VectorClocks<'a> {
+/// For each stream, the least number of its instructions that have ended at some instant. A clock
+/// has one number for each stream, rounded up to a multiple of [`LANES`].
+pub(super) struct VectorClocks<'a> {
     order: &'a Order,
     list: &'a LoweredList,
-    /// Of how many numbers a clock is: the streams, rounded up to [`LANES`].
+    /// Numbers in a clock.
     width: usize,
-    /// Of each stream at the end of its last so far.
+    /// For each stream, the clock at the end of its latest instruction.
     now: Vec<u32>,
-    /// Of each instruction that someone still to come waits for, where [`Self::row_of`] says.
+    /// Clocks at the ends of instructions that have dependents still to come.
     kept: Vec<u32>,
-    row_of: Vec<u32>,
-    /// Where in [`Self::kept`] there were clocks that nobody asks for any more: few are in use at a time, so they stay in the cache.
+    /// For each instruction, where its clock begins in `kept`, or [`NONE`].
+    kept_at: Vec<u32>,
+    /// Where unused clocks begin in `kept`. Few are in use at once, so they stay in the cache.
     free: Vec<u32>,
 }
 
-/// How many numbers of a clock are copied and compared at a time.
+/// Numbers of a clock that are copied and compared at once.
 const LANES: usize = 4;
 
 impl VectorClocks<'_> {
-    pub(crate) fn new<'a>(list: &'a LoweredList, order: &'a Order) -> VectorClocks<'a> {
+    pub(super) fn new<'a>(list: &'a LoweredList, order: &'a Order) -> VectorClocks<'a> {
         let streams = order.stream_count();
         let width = streams.next_multiple_of(LANES);
-        let (now, row_of) = (vec![0; streams * width], vec![NONE; list.streams.len()]);
-        VectorClocks { order, list, width, now, kept: Vec::new(), row_of, free: Vec::new() }
+        let (now, kept_at) = (vec![0; streams * width], vec![NONE; list.streams.len()]);
+        VectorClocks { order, list, width, now, kept: Vec::new(), kept_at, free: Vec::new() }
     }
 
-    pub(crate) fn stream(&self, instruction: u32) -> usize {
+    /// The stream of an instruction.
+    pub(super) fn stream(&self, instruction: u32) -> usize {
         self.list.streams[instruction as usize] as usize
     }
 
-    pub(crate) fn of_stream(&self, stream: usize) -> &[u32] {
+    /// The clock at the end of a stream's latest instruction.
+    pub(super) fn of_stream(&self, stream: usize) -> &[u32] {
         &self.now[stream * self.width..(stream + 1) * self.width]
     }
 
-    /// That at the end of one that someone still to come waits for. Of one that comes later in the list nothing is known.
-    pub(crate) fn of(&self, instruction: u32) -> Option<&[u32]> {
-        let row = Some(self.row_of[instruction as usize]).filter(|&row| row != NONE)? as usize;
-        Some(&self.kept[row..row + self.width])
+    /// The clock at the end of an instruction that has dependents still to come; else `None`.
+    pub(super) fn of(&self, instruction: u32) -> Option<&[u32]> {
+        let at = Some(self.kept_at[instruction as usize]).filter(|&at| at != NONE)? as usize;
+        Some(&self.kept[at..at + self.width])
     }
 
-    pub(crate) fn has_ended(&self, clock: &[u32], instruction: u32) -> bool {
-        clock[self.stream(instruction)] > self.order.place[instruction as usize]
+    /// Whether an instruction must have ended by a clock.
+    pub(super) fn has_ended(&self, clock: &[u32], instruction: u32) -> bool {
+        clock[self.stream(instruction)] > self.order.position[instruction as usize]
     }
 
-    /// Has a stream be past an instruction, and past all that this waits for. Where it is known at whose end all of that has ended, and which comes
-    /// before it in its stream, it is past what that one was: a clock that knows the end of an instruction knows all that this knew.
-    pub(crate) fn pass(&mut self, instruction: u32, waits: &[u32], last: Option<u32>, previous: Option<u32>) {
+    /// Advances a stream to the end of its next instruction, which has these dependencies.
+    ///
+    /// `last` is the predecessor after whose end all predecessors have ended, if one is certain.
+    /// Its clock is then the whole answer: a clock that knows the end of an instruction knows all
+    /// that this instruction knew. `previous` is the previous instruction of the stream.
+    pub(super) fn advance(&mut self, instruction: u32, dependencies: &[u32], last: Option<u32>, previous: Option<u32>) {
         let (stream, width) = (self.stream(instruction), self.width);
         let now = &mut self.now[stream * width..(stream + 1) * width];
         match last {
             _ if last == previous && last.is_some() => {}
-            Some(last) if self.row_of[last as usize] != NONE => {
-                let row = self.row_of[last as usize] as usize;
-                overwrite(now, &self.kept[row..row + width]);
+            Some(last) if self.kept_at[last as usize] != NONE => {
+                let at = self.kept_at[last as usize] as usize;
+                overwrite(now, &self.kept[at..at + width]);
             }
             _ => {
-                for row in waits.iter().map(|&one| self.row_of[one as usize]).filter(|&row| row != NONE) {
-                    raise(now, &self.kept[row as usize..row as usize + width]);
+                for at in dependencies.iter().map(|&one| self.kept_at[one as usize]).filter(|&at| at != NONE) {
+                    raise(now, &self.kept[at as usize..at as usize + width]);
                 }
             }
         }
-        now[stream] = self.order.place[instruction as usize] + 1;
-        for &before in waits {
-            // Those who wait for one stand in the order of the list.
-            let row = &mut self.row_of[before as usize];
-            if *row != NONE && self.order.consumers(before).last() == Some(&instruction) {
-                self.free.push(*row);
-                *row = NONE;
+        now[stream] = self.order.position[instruction as usize] + 1;
+        for &dependency in dependencies {
+            // Dependents are in the order of the list.
+            let at = &mut self.kept_at[dependency as usize];
+            if *at != NONE && self.order.dependents(dependency).last() == Some(&instruction) {
+                self.free.push(*at);
+                *at = NONE;
             }
         }
-        if self.order.consumers(instruction).last().is_some_and(|&last| last > instruction) {
-            let row = self.free.pop().unwrap_or_else(|| {
+        if self.order.dependents(instruction).last().is_some_and(|&last| last > instruction) {
+            let at = self.free.pop().unwrap_or_else(|| {
                 self.kept.resize(self.kept.len() + width, 0);
                 (self.kept.len() - width) as u32
             });
-            self.row_of[instruction as usize] = row;
-            overwrite(&mut self.kept[row as usize..row as usize + width], now);
+            self.kept_at[instruction as usize] = at;
+            overwrite(&mut self.kept[at as usize..at as usize + width], now);
         }
     }
 }
 
-/// Has a clock be what another is. VectorClocks are too short to be worth a call for it.
-fn overwrite(own: &mut [u32], theirs: &[u32]) {
-    for (own, theirs) in own.chunks_exact_mut(LANES).zip(theirs.chunks_exact(LANES)) {
-        own.copy_from_slice(theirs);
+/// Copies a clock, inline: clocks are too short for a call to `memcpy`.
+fn overwrite(own: &mut [u32], other: &[u32]) {
+    for (own, other) in own.chunks_exact_mut(LANES).zip(other.chunks_exact(LANES)) {
+        own.copy_from_slice(other);
     }
 }
 
-/// Has a clock be as far as another, stream by stream.
-fn raise(own: &mut [u32], theirs: &[u32]) {
-    for (own, theirs) in own.chunks_exact_mut(LANES).zip(theirs.chunks_exact(LANES)) {
-        own.iter_mut().zip(theirs).for_each(|(own, &theirs)| *own = (*own).max(theirs));
+/// Raises each number of a clock to at least that of another clock.
+fn raise(own: &mut [u32], other: &[u32]) {
+    for (own, other) in own.chunks_exact_mut(LANES).zip(other.chunks_exact(LANES)) {
+        own.iter_mut().zip(other).for_each(|(own, &other)| *own = (*own).max(other));
     }
 }
 
@@ -112,27 +119,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_clock_knows_all_that_is_waited_for_and_nothing_else(instructions in instructions()) {
+        fn a_clock_knows_exactly_the_transitive_predecessors(instructions in instructions()) {
             let list = list(&instructions, 4);
             let lowered = LoweredList::new(&list).expect("it is sound");
             let order = Order::new(&list, &lowered);
             let mut clocks = VectorClocks::new(&lowered, &order);
-            // Of each instruction all that have ended when it has, itself among them.
+            // For each instruction, all that have ended when it has, itself included.
             let mut ended: Vec<BTreeSet<u32>> = Vec::new();
             for (index, &stream) in (0u32..).zip(&lowered.streams) {
                 let previous = (0..index).rev().find(|&one| lowered.streams[one as usize] == stream);
-                let before = || previous.into_iter().chain(order.waits(index).iter().copied());
+                let before = || previous.into_iter().chain(order.dependencies(index).iter().copied());
                 let last = before().find(|&one| before().all(|other| ended[one as usize].contains(&other)));
-                clocks.pass(index, order.waits(index), last, previous);
+                clocks.advance(index, order.dependencies(index), last, previous);
                 let known = before().flat_map(|one| ended[one as usize].iter().copied()).chain([index]).collect::<BTreeSet<u32>>();
                 for one in 0..instructions.len() as u32 {
                     prop_assert_eq!(clocks.has_ended(clocks.of_stream(stream as usize), one), known.contains(&one));
                 }
                 ended.push(known);
                 for one in 0..=index {
-                    let is_asked_for = order.consumers(one).iter().any(|&other| other > index);
-                    prop_assert_eq!(clocks.of(one).is_some(), is_asked_for);
-                    for other in (0..=index).filter(|_| is_asked_for) {
+                    let has_dependents_to_come = order.dependents(one).iter().any(|&other| other > index);
+                    prop_assert_eq!(clocks.of(one).is_some(), has_dependents_to_come);
+                    for other in (0..=index).filter(|_| has_dependents_to_come) {
                         let clock = clocks.of(one).unwrap_or_default();
                         prop_assert_eq!(clocks.has_ended(clock, other), ended[one as usize].contains(&other));
                     }

@@ -55,8 +55,8 @@ impl AttributeValues {
         }
     }
 
-    /// Returns the number of values, and a pointer to them. Device addresses are as wide as pointers
-    /// on every system that has cuDNN.
+    /// Returns the number of values, and a pointer to them. Device addresses are as wide as
+    /// pointers on every system that has cuDNN.
     fn elements(&self) -> (usize, *const c_void) {
         match self {
             Self::Integers(values) => (values.len(), values.as_ptr().cast()),
@@ -105,8 +105,8 @@ pub(super) trait CudnnApi: fmt::Debug + Send + Sync {
     /// Returns an attribute that is one integer.
     fn integer(&self, descriptor: RawDescriptor, attribute: Attribute) -> Result<i64, CudnnFailure>;
 
-    /// Returns the numerical notes of a finalised engine, as numbers: a newer library may have notes
-    /// that the bindings lack.
+    /// Returns the numerical notes of a finalised engine, as numbers: a newer library may have
+    /// notes that the bindings lack.
     fn numerical_notes(&self, engine: RawDescriptor) -> Result<Vec<u32>, CudnnFailure>;
 
     /// Fills the descriptors `into` with an attribute's, and returns how many were filled.
@@ -210,13 +210,15 @@ impl CudnnApi for LoadedCudnn {
     }
 
     fn destroy(&self, descriptor: RawDescriptor) {
-        // SAFETY: the descriptor is the library's, and nothing uses it any more. A failure leaks it.
+        // SAFETY: the descriptor is the library's, and nothing uses it any more. A failure leaks
+        // it.
         let _ = unsafe { sys::cudnnBackendDestroyDescriptor(descriptor.pointer()) };
     }
 
     fn set(&self, descriptor: RawDescriptor, attribute: Attribute, values: &AttributeValues) -> Result<(), CudnnFailure> {
         let (count, pointer) = values.elements();
-        // SAFETY: the descriptor is the library's, and `count` values of that type are at the pointer.
+        // SAFETY: the descriptor is the library's, and `count` values of that type are at the
+        // pointer.
         let status =
             unsafe { sys::cudnnBackendSetAttribute(descriptor.pointer(), attribute, values.kind(), count as i64, pointer) };
         checked("cudnnBackendSetAttribute", status)

@@ -3,7 +3,8 @@
 use super::api::{Attribute, AttributeValues, CudnnApi, CudnnFailure, DescriptorKind, RawDescriptor};
 use std::sync::Arc;
 
-/// A descriptor, and the descriptors that it refers to: cuDNN may read them for as long as it lives.
+/// A descriptor, and the descriptors that it refers to: cuDNN may read them for as long as it
+/// lives.
 #[derive(Debug)]
 pub(super) struct Descriptor {
     api: Arc<dyn CudnnApi>,

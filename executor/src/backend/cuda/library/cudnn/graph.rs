@@ -1,8 +1,8 @@
 //! A convolution as a cuDNN graph of one operation.
 //!
-//! cuDNN lists dimensions as N, C, H, W, and strides say how they are stored. Here channels are last,
-//! for weights too (`[out, size, size, in]`). A [`Window`] has one padding for all sides and one
-//! stride, no dilation and no groups.
+//! cuDNN lists dimensions as N, C, H, W, and strides say how they are stored. Here channels are
+//! last, for weights too (`[out, size, size, in]`). A [`Window`] has one padding for all sides and
+//! one stride, no dilation and no groups.
 
 use super::api::{Attribute, AttributeValues, CudnnApi, CudnnFailure, DescriptorKind};
 use super::descriptor::Descriptor;

@@ -1,7 +1,7 @@
 //! Convolutions by cuDNN 9's backend interface.
 //!
-//! For each shape and alignment an engine is chosen once: the first that cuDNN's heuristics rank and
-//! that is deterministic, sums in single precision, and needs no more workspace than
+//! For each shape and alignment an engine is chosen once: the first that cuDNN's heuristics rank
+//! and that is deterministic, sums in single precision, and needs no more workspace than
 //! [`MAX_WORKSPACE`]. The caller provides the workspace at execution.
 
 mod api;
@@ -22,8 +22,8 @@ use foretell_units::DataType;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Most bytes of workspace that an engine may need: as many as the matrix products over windows take
-/// instead.
+/// Most bytes of workspace that an engine may need: as many as the matrix products over windows
+/// take instead.
 const MAX_WORKSPACE: usize = 256 << 20;
 /// Engine configurations that are tried from each of cuDNN's rankings, fastest first.
 const MAX_CONFIGURATIONS: usize = 24;
@@ -254,8 +254,8 @@ impl ConvolutionPlanner {
         heuristics.finalized()?.descriptors(Attribute::CUDNN_ATTR_ENGINEHEUR_RESULTS, kind, MAX_CONFIGURATIONS)
     }
 
-    /// Returns a configuration's plan and its workspace; `None` if the workspace is too large or the
-    /// engine is not admissible.
+    /// Returns a configuration's plan and its workspace; `None` if the workspace is too large or
+    /// the engine is not admissible.
     fn prepare(&self, configuration: Descriptor) -> Result<Option<(Descriptor, usize)>, CudnnFailure> {
         let kind = DescriptorKind::CUDNN_BACKEND_ENGINE_DESCRIPTOR;
         let engines = configuration.descriptors(Attribute::CUDNN_ATTR_ENGINECFG_ENGINE, kind, 1)?;

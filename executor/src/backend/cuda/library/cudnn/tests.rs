@@ -1,5 +1,5 @@
-//! The choice of engines without a device: which calls are made, by a recording that knows the library's rules; and the library itself, where it
-//! is there, for a device that is described.
+//! The choice of engines without a device: against a stand-in that records calls and enforces
+//! cuDNN's rules, and against cuDNN itself, if it can be loaded, for a described device.
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test that fails may panic")]
 
@@ -26,11 +26,11 @@ fn convolution(kind: ConvolutionKind) -> Convolution {
     Convolution { kind, window: WINDOW, format: DataType::Bf16, image, weight, output }
 }
 
-/// ConvolutionPlanner of a library that has these engines, the fastest first, by its heuristics and to fall back to.
-fn with_engines(heuristic: Vec<Engine>, fallback: Vec<Engine>) -> (Arc<RecordedCudnn>, ConvolutionPlanner) {
-    let calls = Arc::new(RecordedCudnn::new(heuristic, fallback));
-    let convolutions = ConvolutionPlanner { api: calls.clone(), target: PlanTarget::Device(5), plans: HashMap::new() };
-    (calls, convolutions)
+/// Creates a planner on a stand-in with these engines, fastest first, from cuDNN's two rankings.
+fn planner_with_engines(heuristic: Vec<Engine>, fallback: Vec<Engine>) -> (Arc<RecordedCudnn>, ConvolutionPlanner) {
+    let api = Arc::new(RecordedCudnn::new(heuristic, fallback));
+    let planner = ConvolutionPlanner { api: api.clone(), target: PlanTarget::Device(5), plans: HashMap::new() };
+    (api, planner)
 }
 
 fn engine(workspace: i64) -> Engine {
@@ -42,35 +42,35 @@ fn noted(note: u32) -> Engine {
 }
 
 #[test]
-fn a_graph_says_what_the_window_is() {
+fn a_graph_describes_the_window() {
     for (kind, operation) in [
         (ConvolutionKind::Forward, DescriptorKind::CUDNN_BACKEND_OPERATION_CONVOLUTION_FORWARD_DESCRIPTOR),
         (ConvolutionKind::InputGradient, DescriptorKind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_DATA_DESCRIPTOR),
         (ConvolutionKind::WeightGradient, DescriptorKind::CUDNN_BACKEND_OPERATION_CONVOLUTION_BACKWARD_FILTER_DESCRIPTOR),
     ] {
-        let (calls, mut convolutions) = with_engines(vec![engine(1)], vec![]);
-        assert_eq!(convolutions.plan(&convolution(kind).shape()), Ok(1));
-        assert_eq!(calls.made(operation), 1);
-        let of = |attribute| calls.all_told(attribute);
+        let (api, mut planner) = planner_with_engines(vec![engine(1)], vec![]);
+        assert_eq!(planner.plan(&convolution(kind).shape()), Ok(1));
+        assert_eq!(api.created(operation), 1);
+        let all = |attribute| api.all_set(attribute);
         let integers = |values: [i64; 4]| AttributeValues::Integers(values.to_vec());
         assert_eq!(
-            of(Attribute::CUDNN_ATTR_TENSOR_DIMENSIONS),
+            all(Attribute::CUDNN_ATTR_TENSOR_DIMENSIONS),
             [integers([2, 16, 9, 7]), integers([24, 16, 3, 3]), integers([2, 24, 5, 4])]
         );
         assert_eq!(
-            of(Attribute::CUDNN_ATTR_TENSOR_STRIDES),
+            all(Attribute::CUDNN_ATTR_TENSOR_STRIDES),
             [integers([9 * 7 * 16, 1, 7 * 16, 16]), integers([9 * 16, 1, 3 * 16, 16]), integers([5 * 4 * 24, 1, 4 * 24, 24])]
         );
         assert_eq!(
-            of(Attribute::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT),
+            all(Attribute::CUDNN_ATTR_TENSOR_BYTE_ALIGNMENT),
             [16, 8, 16].map(|bytes| AttributeValues::Integers(vec![bytes]))
         );
-        assert_eq!(of(Attribute::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES), [AttributeValues::Integers(vec![2, 2])]);
+        assert_eq!(all(Attribute::CUDNN_ATTR_CONVOLUTION_FILTER_STRIDES), [AttributeValues::Integers(vec![2, 2])]);
         for padding in [Attribute::CUDNN_ATTR_CONVOLUTION_PRE_PADDINGS, Attribute::CUDNN_ATTR_CONVOLUTION_POST_PADDINGS] {
-            assert_eq!(of(padding), [AttributeValues::Integers(vec![1, 1])]);
+            assert_eq!(all(padding), [AttributeValues::Integers(vec![1, 1])]);
         }
-        assert_eq!(of(Attribute::CUDNN_ATTR_OPERATIONGRAPH_HANDLE), [AttributeValues::Handle(5)]);
-        assert_eq!(of(Attribute::CUDNN_ATTR_EXECUTION_PLAN_HANDLE), [AttributeValues::Handle(5)]);
+        assert_eq!(all(Attribute::CUDNN_ATTR_OPERATIONGRAPH_HANDLE), [AttributeValues::Handle(5)]);
+        assert_eq!(all(Attribute::CUDNN_ATTR_EXECUTION_PLAN_HANDLE), [AttributeValues::Handle(5)]);
     }
 }
 
@@ -78,8 +78,8 @@ fn a_graph_says_what_the_window_is() {
 fn the_fastest_admissible_engine_that_can_be_prepared_is_taken() {
     let refused = || Engine { is_prepared: false, ..engine(3) };
     let greedy = || engine(MAX_WORKSPACE as i64 + 1);
-    // A note that nobody knows yet forbids nothing.
-    let (calls, mut convolutions) = with_engines(
+    // A note that the bindings do not know rules nothing out.
+    let (api, mut planner) = planner_with_engines(
         vec![
             noted(Note::CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC as u32),
             noted(Note::CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION as u32),
@@ -92,90 +92,89 @@ fn the_fastest_admissible_engine_that_can_be_prepared_is_taken() {
         vec![],
     );
     let shape = convolution(ConvolutionKind::Forward).shape();
-    assert_eq!(convolutions.plan(&shape), Ok(131));
-    assert_eq!(calls.prepared(), 3, "what is inadmissible is not prepared");
-    // Where the heuristics have nothing, those to fall back to have something.
-    let (_, mut convolutions) = with_engines(vec![refused(), greedy()], vec![noted(4), engine(9)]);
-    assert_eq!(convolutions.plan(&shape), Ok(9));
+    assert_eq!(planner.plan(&shape), Ok(131));
+    assert_eq!(api.prepared(), 3, "an inadmissible engine is not prepared");
+    // If no heuristic engine works, the fallback ranking is tried.
+    let (_, mut planner) = planner_with_engines(vec![refused(), greedy()], vec![noted(4), engine(9)]);
+    assert_eq!(planner.plan(&shape), Ok(9));
 }
 
 #[test]
-fn a_library_that_is_too_old_is_refused_before_it_is_asked_for_anything() {
+fn a_cudnn_before_version_9_is_refused_before_any_other_call() {
     assert_eq!(check_version(90_000), Ok(()));
     let failure = check_version(8905).unwrap_err();
     assert_eq!(failure.to_string(), "checking its version: 8.9.5 is older than cuDNN 9");
 }
 
 #[test]
-fn what_was_chosen_or_refused_is_remembered_by_shape() {
+fn choices_and_refusals_are_kept_by_shape_and_alignment() {
     for engines in [vec![engine(5)], vec![noted(Note::CUDNN_NUMERICAL_NOTE_FFT as u32)]] {
-        let (calls, mut convolutions) = with_engines(engines, vec![]);
+        let (api, mut planner) = planner_with_engines(engines, vec![]);
         let first = convolution(ConvolutionKind::Forward);
-        let answer = convolutions.plan(&first.shape());
-        assert_eq!(answer.is_ok(), calls.prepared() == 1);
+        let answer = planner.plan(&first.shape());
+        assert_eq!(answer.is_ok(), api.prepared() == 1);
         assert!(answer.is_ok() || matches!(answer, Err(CudaError::ConvolutionNotSupported { .. })), "{answer:?}");
-        let calls_made = calls.count();
-        // Other places, as well aligned.
+        let calls_before = api.count();
+        // Another address of equal alignment.
         let moved = Convolution { image: DeviceAddress(1 << 20), ..first };
-        assert_eq!(convolutions.plan(&moved.shape()), answer);
-        assert_eq!(calls.count(), calls_made, "nothing is asked twice");
-        // Worse aligned, another one.
-        let _ = convolutions.plan(&Convolution { image: DeviceAddress(4100), ..first }.shape());
-        assert!(calls.count() > calls_made);
+        assert_eq!(planner.plan(&moved.shape()), answer);
+        assert_eq!(api.count(), calls_before, "nothing is asked again");
+        // An address of worse alignment is another shape.
+        let _ = planner.plan(&Convolution { image: DeviceAddress(4100), ..first }.shape());
+        assert!(api.count() > calls_before);
     }
 }
 
 #[test]
-fn a_convolution_is_executed_at_its_addresses_and_makes_nothing_else() {
-    let (calls, mut convolutions) = with_engines(vec![engine(64)], vec![]);
+fn a_convolution_runs_at_its_addresses_and_leaks_no_descriptor() {
+    let (api, mut planner) = planner_with_engines(vec![engine(64)], vec![]);
     let convolution = convolution(ConvolutionKind::InputGradient);
-    // SAFETY: the recording touches no memory.
-    let unplanned = unsafe { convolutions.convolve(&convolution, DeviceAddress(256), STREAM) };
+    // SAFETY: the stand-in accesses no memory.
+    let unplanned = unsafe { planner.convolve(&convolution, DeviceAddress(256), STREAM) };
     assert!(matches!(unplanned, Err(CudaError::Call { .. })), "{unplanned:?}");
-    convolutions.plan(&convolution.shape()).unwrap();
-    let before = calls.alive();
+    planner.plan(&convolution.shape()).unwrap();
+    let before = api.alive();
     for _ in 0..2 {
         // SAFETY: as above.
-        unsafe { convolutions.convolve(&convolution, DeviceAddress(256), STREAM) }.unwrap();
-        assert_eq!(calls.alive(), before, "the pack of addresses is given back");
+        unsafe { planner.convolve(&convolution, DeviceAddress(256), STREAM) }.unwrap();
+        assert_eq!(api.alive(), before, "the variant pack is destroyed");
     }
-    assert_eq!(calls.made(DescriptorKind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR), 2);
-    assert_eq!(calls.made(DescriptorKind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR), 1);
+    assert_eq!(api.created(DescriptorKind::CUDNN_BACKEND_VARIANT_PACK_DESCRIPTOR), 2);
+    assert_eq!(api.created(DescriptorKind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR), 1);
     let addresses = AttributeValues::Pointers(vec![4096, 8200, 16384]);
-    assert_eq!(calls.all_told(Attribute::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS), [addresses.clone(), addresses]);
+    assert_eq!(api.all_set(Attribute::CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS), [addresses.clone(), addresses]);
     assert_eq!(
-        calls.all_told(Attribute::CUDNN_ATTR_VARIANT_PACK_WORKSPACE),
+        api.all_set(Attribute::CUDNN_ATTR_VARIANT_PACK_WORKSPACE),
         [256, 256].map(|at| AttributeValues::Pointers(vec![at]))
     );
-    assert_eq!(calls.executed(), [77, 77]);
-    drop(convolutions);
-    assert_eq!(calls.alive(), 0, "all descriptors are given back");
+    assert_eq!(api.executed(), [77, 77]);
+    drop(planner);
+    assert_eq!(api.alive(), 0, "all descriptors are destroyed");
 }
 
 #[test]
-fn a_plan_that_never_ran_is_given_up_where_it_fails_and_one_that_did_is_an_error() {
+fn a_failing_plan_is_dropped_if_it_never_ran_and_else_is_an_error() {
     let convolution = convolution(ConvolutionKind::Forward);
     for has_run in [false, true] {
-        let (calls, mut convolutions) = with_engines(vec![engine(0)], vec![]);
-        convolutions.plan(&convolution.shape()).unwrap();
-        // SAFETY: the recording touches no memory.
-        let run =
-            |convolutions: &mut ConvolutionPlanner| unsafe { convolutions.convolve(&convolution, DeviceAddress(0), STREAM) };
+        let (api, mut planner) = planner_with_engines(vec![engine(0)], vec![]);
+        planner.plan(&convolution.shape()).unwrap();
+        // SAFETY: the stand-in accesses no memory.
+        let run = |planner: &mut ConvolutionPlanner| unsafe { planner.convolve(&convolution, DeviceAddress(0), STREAM) };
         if has_run {
-            run(&mut convolutions).unwrap();
+            run(&mut planner).unwrap();
         }
-        calls.fail_executions();
-        let failed = run(&mut convolutions);
+        api.fail_executions();
+        let failed = run(&mut planner);
         assert_eq!(matches!(failed, Err(CudaError::Call { .. })), has_run, "{failed:?}");
-        assert_eq!(convolutions.plan(&convolution.shape()).is_ok(), has_run);
+        assert_eq!(planner.plan(&convolution.shape()).is_ok(), has_run);
     }
 }
 
 #[test]
-fn tensors_of_more_elements_than_thirty_two_bits_count_are_not_the_librarys() {
-    let (calls, mut convolutions) = with_engines(vec![engine(0)], vec![]);
+fn tensors_of_two_to_the_31_elements_are_not_asked_of_cudnn() {
+    let (api, mut planner) = planner_with_engines(vec![engine(0)], vec![]);
     let large = Window { batch: 1 << 24, ..WINDOW };
     let shape = ConvolutionShape { window: large, ..convolution(ConvolutionKind::Forward).shape() };
-    assert!(matches!(convolutions.plan(&shape), Err(CudaError::ConvolutionNotSupported { .. })));
-    assert_eq!(calls.count(), 0);
+    assert!(matches!(planner.plan(&shape), Err(CudaError::ConvolutionNotSupported { .. })));
+    assert_eq!(api.count(), 0);
 }

@@ -74,7 +74,8 @@ impl Communicators {
         let joined = library()?.join(UniqueId { internal: *id }, size as c_int, position as c_int);
         let pointer = checked("joining a communicator", joined)?;
         let mut all = self.joined.lock().unwrap_or_else(PoisonError::into_inner);
-        // `abort` may have run meanwhile. It either took the list before this lock, or takes it after.
+        // `abort` may have run meanwhile. It either took the list before this lock, or takes it
+        // after.
         if self.is_aborted() {
             // SAFETY: it was just joined, and is known here only.
             let _ = library().map(|nccl| unsafe { nccl.abort(pointer) });

@@ -1,12 +1,12 @@
-//! What the device knows: what it was told, each stream's work that is not done, and work that is captured.
+//! The state of a test device: recorded calls, each stream's pending work, and captured work.
 
-use crate::backend::cuda::driver::CudaError;
-use crate::backend::cuda::driver::{Convolution, ConvolutionShape};
-use crate::backend::cuda::driver::{DeviceAddress, EventHandle, GraphHandle, Product, StreamHandle};
+use crate::backend::cuda::driver::{
+    Convolution, ConvolutionShape, CudaError, DeviceAddress, EventHandle, GraphHandle, Product, StreamHandle,
+};
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What the device was told, in the order of the telling.
+/// A recorded call of the driver.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum DriverCall {
     Launch { function: &'static str, grid: [u32; 3], stream: StreamHandle },
@@ -24,19 +24,19 @@ pub(crate) enum DriverCall {
     Graph { stream: StreamHandle },
 }
 
-/// What is done.
+/// Work of a stream. A graph runs it more than once.
 pub(super) type Task = Arc<dyn Fn() + Send + Sync>;
 
-/// StreamItem that is remembered instead of done.
+/// A capture in progress.
 pub(super) struct Capture {
-    /// The stream whose work it is first of all, and those that came in by waiting for an event of it.
+    /// The stream that began the capture, and those that joined it by waiting for its events.
     pub(super) streams: Vec<StreamHandle>,
     pub(super) work: Vec<Task>,
-    /// Events that were recorded in it, with the streams whose work lies before each.
+    /// For each event recorded in the capture, the streams whose work precedes it.
     pub(super) events: HashMap<EventHandle, Vec<StreamHandle>>,
-    /// By stream: those whose work it has waited for, itself too.
+    /// For each stream, the streams whose work it has waited for, itself included.
     pub(super) joined: HashMap<StreamHandle, Vec<StreamHandle>>,
-    /// What the driver does not allow, if something was asked for.
+    /// A call that the driver does not allow during capture, if one was made.
     pub(super) broken: Option<&'static str>,
 }
 
@@ -46,58 +46,70 @@ impl Capture {
     }
 }
 
-/// A piece of a stream's work.
+/// An item of a stream.
 #[derive(Clone)]
 pub(super) enum StreamItem {
     Do(Task),
-    /// The event happens for the given time.
+    /// The event happens for the n-th time.
     Record(EventHandle, u64),
-    /// Until the event has happened so often.
+    /// Waits until the event has happened n times.
     Wait(EventHandle, u64),
 }
 
-/// A stream's work that is not done. One thread at a time does it: the device's own lock is not held meanwhile, as an communication waits for other
-/// devices.
+/// A stream's pending work. One thread at a time runs it. That thread does not hold the device's
+/// lock meanwhile, because communication waits for other devices.
 #[derive(Default)]
 pub(super) struct StreamQueue {
-    pub(super) work: Mutex<VecDeque<StreamItem>>,
-    pub(super) doing: Mutex<()>,
+    pub(super) items: Mutex<VecDeque<StreamItem>>,
+    pub(super) running: Mutex<()>,
 }
 
 impl StreamQueue {
-    pub(super) fn push(&self, work: StreamItem) {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner).push_back(work);
+    pub(super) fn push(&self, item: StreamItem) {
+        self.items.lock().unwrap_or_else(PoisonError::into_inner).push_back(item);
     }
+}
+
+/// An event's history.
+#[derive(Clone, Copy, Default)]
+pub(super) struct EventState {
+    /// How often it was recorded.
+    pub(super) recorded: u64,
+    /// The stream that it was last recorded on.
+    pub(super) stream: Option<StreamHandle>,
+    /// How often it has happened.
+    pub(super) happened: u64,
 }
 
 #[derive(Default)]
 pub(super) struct DeviceState {
-    pub(super) told: Vec<DriverCall>,
+    pub(super) calls: Vec<DriverCall>,
     pub(super) streams: HashMap<StreamHandle, Arc<StreamQueue>>,
-    /// By event: how often it was recorded, on which stream last, and how often it has happened.
-    pub(super) events: HashMap<EventHandle, (u64, Option<StreamHandle>, u64)>,
-    /// Lengths, by address, of device memory and of pinned memory.
+    pub(super) events: HashMap<EventHandle, EventState>,
+    /// Device memory by address.
     pub(super) memory: BTreeMap<usize, Vec<u64>>,
+    /// Bytes of pinned host memory by address.
     pub(super) pinned: BTreeMap<usize, usize>,
-    pub(super) next: u64,
+    last_handle: u64,
     pub(super) capturing: Option<Capture>,
     pub(super) graphs: HashMap<GraphHandle, Vec<Task>>,
-    /// ConvolutionSupport that were asked about, and how many were made.
+    /// Shapes of convolutions that were planned, and the number of convolutions that ran.
     pub(super) planned: HashSet<ConvolutionShape>,
     pub(super) convolved: usize,
+    /// Bytes of device memory that are allocated.
     pub(super) allocated: usize,
-    /// Why nothing is done any more.
+    /// Why the device does no more work; `None` while it works.
     pub(super) broken: Option<CudaError>,
 }
 
 impl DeviceState {
-    pub(super) fn new_number(&mut self) -> u64 {
-        self.next += 1;
-        self.next
+    pub(super) fn new_handle(&mut self) -> u64 {
+        self.last_handle += 1;
+        self.last_handle
     }
 }
 
-/// An address that closures carry.
+/// An address that closures can carry between threads.
 #[derive(Clone, Copy)]
 pub(super) struct Address(pub(super) usize);
 

@@ -1,5 +1,8 @@
-//! The library itself, where it can be loaded. Descriptors and graphs need no device; nor do its heuristics and plans where it is told what the
-//! device is (cuDNN 9.8, "deviceless ahead-of-time compilation"). They need libcuda's name: one that has no device stands in for it.
+//! cuDNN itself, if it can be loaded.
+//!
+//! Descriptors and graphs need no device. Heuristics and plans need only a description of one
+//! (cuDNN 9.8, "deviceless ahead-of-time compilation"). cuDNN is linked with libcuda; a stand-in
+//! without devices takes its place.
 
 use crate::backend::cuda::driver::Library;
 use crate::backend::cuda::driver::{ConvolutionKind, ConvolutionShape};
@@ -13,11 +16,12 @@ use std::ffi::CString;
 use std::process::Command;
 use std::sync::Arc;
 
-/// Set where the library must be there: then a test that cannot have it fails, instead of saying so.
+/// Environment variable that makes tests fail, instead of being skipped, if cuDNN is missing.
 const REQUIRED: &str = "FORETELL_REQUIRE_CUDNN";
 
-/// An H200 as the library describes devices: what `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION` wants (9.19, 9.28), with the figures of
-/// NVIDIA's data sheet and of the CUDA C++ Programming Guide's table of compute capabilities.
+/// An H200 in the format of `CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION` (9.19, 9.28). The figures
+/// are from NVIDIA's data sheet, and the CUDA C++ Programming Guide's table of compute
+/// capabilities.
 const H200: &str = r#"{"version": 1, "deviceName": "NVIDIA H200", "cudaDeviceId": 0, "deviceVer": 900, "driverVer": 13000,
 "driverVersion": 13000, "maxGridSize": [2147483647, 65535, 65535], "maxBlockSize": [1024, 1024, 64], "regsPerBlock": 65536,
 "multiProcessorCount": 132, "smCountOrigin": 1, "warpSize": 32, "maxSharedMemoryPerBlock": 49152, "maxSharedMemoryPerBlockOptin": 232448,
@@ -25,7 +29,7 @@ const H200: &str = r#"{"version": 1, "deviceName": "NVIDIA H200", "cudaDeviceId"
 "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "totalGlobalMem": 150754820096, "pciDeviceId": 0, "isTccDriver": 0,
 "supportCoopLaunch": 1, "smClockRateKHz": 1980000, "memClockRateKHz": 3201000, "memoryBusWidth": 6144, "l2CacheSize": 62914560}"#;
 
-/// A driver without devices: what the library's files are linked with.
+/// A driver without devices, with the functions that cuDNN's files are linked with.
 const NO_DEVICE: &str = r#"extern "C" {
 int cuGetErrorString(int, const char **text) { *text = "no device"; return 0; }
 int cuModuleGetFunction() { return 100; }
@@ -35,8 +39,8 @@ int cuTensorMapEncodeIm2col() { return 100; }
 int cuTensorMapEncodeTiled() { return 100; }
 }"#;
 
-/// The library; none where it cannot be loaded, which is then said.
-fn library() -> Option<Arc<dyn CudnnApi>> {
+/// Loads cuDNN. `None`, with a note, if it cannot be loaded.
+fn load_cudnn() -> Option<Arc<dyn CudnnApi>> {
     if !Library::Cudnn.is_present() {
         assert!(std::env::var_os(REQUIRED).is_none(), "{REQUIRED} is set, and cuDNN cannot be loaded");
         eprintln!("skipped: cuDNN cannot be loaded ({})", Library::Cudnn.hint());
@@ -52,8 +56,8 @@ fn library() -> Option<Arc<dyn CudnnApi>> {
     }
 }
 
-/// Has something there that answers to libcuda's name.
-fn have_a_driver() {
+/// Loads a stand-in under libcuda's soname, if there is no libcuda.
+fn load_driver_or_stand_in() {
     if Library::Driver.is_present() {
         return;
     }
@@ -67,13 +71,15 @@ fn have_a_driver() {
         .unwrap();
     assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
     let path = CString::new(object.to_str().unwrap()).unwrap();
-    // SAFETY: the library was just compiled, and has no initialisers. Whoever asks for its name finds it from now on.
+    // SAFETY: the library was just compiled, and has no initialisers. Loading it globally lets
+    // cuDNN find it by its soname.
     let handle = unsafe { libc::dlopen(path.as_ptr(), libc::RTLD_NOW | libc::RTLD_GLOBAL) };
     assert!(!handle.is_null());
 }
 
-/// ResNet-50's convolutions of more than a pixel, of 64 images: height, channels in and out, size, stride, padding.
+/// ResNet-50's convolutions of 64 images, without the pointwise ones.
 fn windows() -> impl Iterator<Item = Window> {
+    // Height, input channels, output channels, size, stride, padding.
     let all = [
         [224, 3, 64, 7, 2, 3],
         [56, 64, 64, 3, 1, 1],
@@ -98,7 +104,7 @@ fn windows() -> impl Iterator<Item = Window> {
     })
 }
 
-/// What the backend asks for, of a window.
+/// The convolutions that the backend asks for over a window.
 fn shapes(window: Window) -> Vec<ConvolutionShape> {
     let shape = |kind, format| ConvolutionShape { kind, window, format, alignments: [16; 3] };
     let mut all = Vec::new();
@@ -113,38 +119,38 @@ fn shapes(window: Window) -> Vec<ConvolutionShape> {
 }
 
 #[test]
-fn the_library_takes_every_graph_without_a_device() {
-    let Some(calls) = library() else { return };
+fn cudnn_accepts_every_graph_without_a_device() {
+    let Some(api) = load_cudnn() else { return };
     for shape in windows().flat_map(shapes) {
-        let made = graph::build(&calls, &shape, 0);
-        assert!(made.is_ok(), "{shape:?}: {made:?}");
+        let graph_or_failure = graph::build(&api, &shape, 0);
+        assert!(graph_or_failure.is_ok(), "{shape:?}: {graph_or_failure:?}");
     }
-    // What is no convolution it refuses: what it takes says something.
+    // It refuses an invalid graph, so its acceptance means something.
     let outside =
         Window { padding: 0, size: 3, height: 3, width: 3, in_channels: 8, out_channels: 8, ..windows().next().unwrap() };
     let mut shape = shapes(outside)[0];
-    assert!(graph::build(&calls, &shape, 0).is_ok());
+    assert!(graph::build(&api, &shape, 0).is_ok());
     shape.alignments[0] = 3;
-    assert!(graph::build(&calls, &shape, 0).is_err(), "an alignment that is no power of two");
+    assert!(graph::build(&api, &shape, 0).is_err(), "an alignment that is not a power of two");
 }
 
 #[test]
-fn the_library_has_an_engine_for_each_of_resnet_50s_convolutions_on_an_h200() {
-    let Some(calls) = library() else { return };
-    have_a_driver();
+fn cudnn_has_engines_for_resnet_50_on_an_h200() {
+    let Some(api) = load_cudnn() else { return };
+    load_driver_or_stand_in();
     let mut text = H200.as_bytes().to_vec();
     text.push(0);
-    let device = Descriptor::new(&calls, DescriptorKind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)
+    let device = Descriptor::new(&api, DescriptorKind::CUDNN_BACKEND_DEVICEPROP_DESCRIPTOR)
         .and_then(|device| device.with(Attribute::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, AttributeValues::Text(text)))
         .and_then(Descriptor::finalized)
         .unwrap_or_else(|failure| panic!("{failure}"));
-    let mut convolutions = ConvolutionPlanner { api: calls, target: PlanTarget::Described(device), plans: HashMap::new() };
+    let mut planner = ConvolutionPlanner { api: api, target: PlanTarget::Described(device), plans: HashMap::new() };
     for shape in windows().flat_map(shapes) {
-        let workspace = convolutions.plan(&shape).unwrap_or_else(|error| panic!("{shape:?}: {error}"));
+        let workspace = planner.plan(&shape).unwrap_or_else(|error| panic!("{shape:?}: {error}"));
         let Window { height, in_channels, out_channels, size, stride, .. } = shape.window;
         let (kind, format) = (shape.kind, shape.format);
         println!(
-            "{kind:?} {format} {height}: {in_channels} to {out_channels}, {size} by {size}, stride {stride}: {workspace} bytes"
+            "{kind:?} {format} {height}: {in_channels} to {out_channels}, {size} by {size}, stride {stride}: {workspace} bytes of workspace"
         );
         assert!(workspace <= MAX_WORKSPACE);
     }

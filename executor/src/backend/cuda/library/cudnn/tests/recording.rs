@@ -1,5 +1,6 @@
-//! A stand-in for the library that remembers what it is told and holds the caller to the library's rules: attributes of their documented types and
-//! counts (`cudnn_graph_v9.h`), only before a descriptor is finalised, only finalised descriptors as parts, each given back once.
+//! A stand-in for cuDNN that records calls and enforces its rules: attributes have their documented
+//! types and counts (`cudnn_graph_v9.h`) and are set before a descriptor is finalised, parts are
+//! finalised descriptors, and each descriptor is destroyed once.
 
 use crate::backend::cuda::library::cudnn::api::{
     Attribute, AttributeValues, CudnnApi, CudnnFailure, DescriptorKind, RawDescriptor,
@@ -8,40 +9,40 @@ use cudarc::cudnn::sys::cudnnBackendHeurMode_t as Mode;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// An engine in a configuration.
+/// An engine configuration.
 #[derive(Clone, Debug)]
 pub(super) struct Engine {
     pub(super) notes: Vec<u32>,
     pub(super) workspace: i64,
-    /// Whether its plan can be finalised.
+    /// Whether finalising its plan succeeds.
     pub(super) is_prepared: bool,
 }
 
 #[derive(Clone, Debug)]
-struct Record {
+struct DescriptorRecord {
     kind: DescriptorKind,
-    told: Vec<(Attribute, AttributeValues)>,
+    set: Vec<(Attribute, AttributeValues)>,
     is_final: bool,
-    /// What a result of the library's is.
+    /// The engine, in a descriptor that the library filled.
     engine: Option<Engine>,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    alive: BTreeMap<RawDescriptor, Record>,
-    made: Vec<DescriptorKind>,
-    told: Vec<(Attribute, AttributeValues)>,
+struct RecordedState {
+    alive: BTreeMap<RawDescriptor, DescriptorRecord>,
+    created: Vec<DescriptorKind>,
+    set: Vec<(Attribute, AttributeValues)>,
     executed: Vec<u64>,
     prepared: usize,
     calls: usize,
-    fails: bool,
+    executions_fail: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct RecordedCudnn {
     heuristic: Vec<Engine>,
     fallback: Vec<Engine>,
-    state: Mutex<State>,
+    state: Mutex<RecordedState>,
 }
 
 impl RecordedCudnn {
@@ -49,52 +50,54 @@ impl RecordedCudnn {
         Self { heuristic, fallback, state: Mutex::default() }
     }
 
-    /// One more call.
-    fn called(&self) -> MutexGuard<'_, State> {
+    /// Counts a call, and locks the state.
+    fn called(&self) -> MutexGuard<'_, RecordedState> {
         let mut state = self.lock();
         state.calls += 1;
         state
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, RecordedState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Descriptors of a kind that were made.
-    pub(super) fn made(&self, kind: DescriptorKind) -> usize {
-        self.lock().made.iter().filter(|made| **made == kind).count()
+    /// Returns how many descriptors of a kind were created.
+    pub(super) fn created(&self, kind: DescriptorKind) -> usize {
+        self.lock().created.iter().filter(|created| **created == kind).count()
     }
 
-    /// All that was told of an attribute.
-    pub(super) fn all_told(&self, attribute: Attribute) -> Vec<AttributeValues> {
-        self.lock().told.iter().filter(|(told, _)| *told == attribute).map(|(_, values)| values.clone()).collect()
+    /// Returns all values that an attribute was set to.
+    pub(super) fn all_set(&self, attribute: Attribute) -> Vec<AttributeValues> {
+        self.lock().set.iter().filter(|(set, _)| *set == attribute).map(|(_, values)| values.clone()).collect()
     }
 
-    /// Plans that were tried.
+    /// Returns how many plans were finalised or refused.
     pub(super) fn prepared(&self) -> usize {
         self.lock().prepared
     }
 
+    /// Returns the number of calls.
     pub(super) fn count(&self) -> usize {
         self.lock().calls
     }
 
-    /// Descriptors that were not given back.
+    /// Returns how many descriptors were not destroyed.
     pub(super) fn alive(&self) -> usize {
         self.lock().alive.len()
     }
 
-    /// The streams of what was executed.
+    /// Returns the stream of each execution.
     pub(super) fn executed(&self) -> Vec<u64> {
         self.lock().executed.clone()
     }
 
+    /// Makes executions fail from now on.
     pub(super) fn fail_executions(&self) {
-        self.lock().fails = true;
+        self.lock().executions_fail = true;
     }
 }
 
-/// The type of an attribute and the fewest and most of its values, as the header says; alike for each kind of operation.
+/// Returns `true` if an attribute's type and number of values are those of the header.
 fn is_documented(attribute: Attribute, values: &AttributeValues) -> bool {
     let name = format!("{attribute:?}");
     let has_ending = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
@@ -127,31 +130,31 @@ fn is_documented(attribute: Attribute, values: &AttributeValues) -> bool {
 impl CudnnApi for RecordedCudnn {
     fn create(&self, kind: DescriptorKind) -> Result<RawDescriptor, CudnnFailure> {
         let mut state = self.called();
-        state.made.push(kind);
-        let raw = RawDescriptor(state.made.len() as u64);
-        state.alive.insert(raw, Record { kind, told: Vec::new(), is_final: false, engine: None });
+        state.created.push(kind);
+        let raw = RawDescriptor(state.created.len() as u64);
+        state.alive.insert(raw, DescriptorRecord { kind, set: Vec::new(), is_final: false, engine: None });
         Ok(raw)
     }
 
     fn destroy(&self, descriptor: RawDescriptor) {
         let mut state = self.called();
-        assert!(state.alive.remove(&descriptor).is_some(), "a descriptor is given back twice");
+        assert!(state.alive.remove(&descriptor).is_some(), "a descriptor is destroyed twice");
     }
 
     fn set(&self, descriptor: RawDescriptor, attribute: Attribute, values: &AttributeValues) -> Result<(), CudnnFailure> {
         let mut state = self.called();
-        assert!(is_documented(attribute, values), "{attribute:?} is no {values:?}");
+        assert!(is_documented(attribute, values), "{attribute:?} cannot be {values:?}");
         if let AttributeValues::Descriptors(parts) = values {
             for part in parts {
                 let record = &state.alive[part];
                 assert!(record.is_final || record.engine.is_some(), "{:?} is not finalised", record.kind);
             }
         }
-        state.told.push((attribute, values.clone()));
+        state.set.push((attribute, values.clone()));
         let record = state.alive.get_mut(&descriptor).unwrap();
-        assert!(!record.is_final, "{attribute:?} of a descriptor that is finalised");
-        assert!(record.told.iter().all(|(told, _)| *told != attribute), "{attribute:?} is told twice");
-        record.told.push((attribute, values.clone()));
+        assert!(!record.is_final, "{attribute:?} is set after the descriptor is finalised");
+        assert!(record.set.iter().all(|(set, _)| *set != attribute), "{attribute:?} is set twice");
+        record.set.push((attribute, values.clone()));
         Ok(())
     }
 
@@ -162,7 +165,7 @@ impl CudnnApi for RecordedCudnn {
         let mut engine = None;
         if record.kind == DescriptorKind::CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR {
             state.prepared += 1;
-            let configuration = record.told.iter().find_map(|(_, values)| match values {
+            let configuration = record.set.iter().find_map(|(_, values)| match values {
                 AttributeValues::Descriptors(parts) => state.alive[&parts[0]].engine.clone(),
                 _ => None,
             });
@@ -199,18 +202,18 @@ impl CudnnApi for RecordedCudnn {
         let engines = match attribute {
             Attribute::CUDNN_ATTR_ENGINEHEUR_RESULTS => {
                 assert!(record.is_final);
-                let mode = record.told.iter().find_map(|(_, values)| match values {
+                let mode = record.set.iter().find_map(|(_, values)| match values {
                     AttributeValues::HeuristicMode(mode) => Some(*mode),
                     _ => None,
                 });
                 match mode {
                     Some(Mode::CUDNN_HEUR_MODE_A) => self.heuristic.clone(),
                     Some(Mode::CUDNN_HEUR_MODE_FALLBACK) => self.fallback.clone(),
-                    _ => panic!("no mode of heuristics that is used: {mode:?}"),
+                    _ => panic!("unexpected heuristics: {mode:?}"),
                 }
             }
             Attribute::CUDNN_ATTR_ENGINECFG_ENGINE => vec![record.engine.unwrap()],
-            _ => panic!("{attribute:?} is not asked for"),
+            _ => panic!("unexpected attribute {attribute:?}"),
         };
         let count = engines.len().min(into.len());
         for (raw, engine) in into.iter().zip(engines) {
@@ -222,7 +225,7 @@ impl CudnnApi for RecordedCudnn {
     unsafe fn execute(&self, plan: RawDescriptor, pack: RawDescriptor, stream: u64) -> Result<(), CudnnFailure> {
         let mut state = self.called();
         assert!(state.alive[&plan].is_final && state.alive[&pack].is_final);
-        if state.fails {
+        if state.executions_fail {
             return Err(CudnnFailure { call: "cudnnBackendExecute", reason: "CUDNN_STATUS_EXECUTION_FAILED".into() });
         }
         state.executed.push(stream);

@@ -1,0 +1,115 @@
+//! Combining what each rank reports of a step or an evaluation.
+
+use super::{Evaluation, LossScaling, StepMetrics};
+use crate::job::{Bits, EvaluationReport, StepReport};
+use foretell_program::MetricKind;
+use std::collections::BTreeMap;
+
+/// Collects the ranks' reports until those of a step or an evaluation are complete.
+pub(super) struct Collector {
+    world_size: usize,
+    /// Predictions of a training step, over all samples.
+    predictions: usize,
+    /// Samples of a training step.
+    samples: usize,
+    /// The reports of incomplete steps, by step.
+    steps: BTreeMap<usize, Vec<StepReport>>,
+    /// The reports of all evaluations, by the training step that they follow.
+    evaluations: BTreeMap<usize, Vec<EvaluationReport>>,
+    /// The end of the last complete step, in nanoseconds of the machine's clock.
+    last_end: Option<u64>,
+}
+
+impl Collector {
+    pub(super) fn new(world_size: usize, predictions: usize, samples: usize) -> Self {
+        Self { world_size, predictions, samples, steps: BTreeMap::new(), evaluations: BTreeMap::new(), last_end: None }
+    }
+
+    /// Adds one rank's report of a step. Returns the metrics once all ranks have reported it.
+    pub(super) fn step(&mut self, report: StepReport) -> Option<StepMetrics> {
+        let step = report.step;
+        let reports = self.steps.entry(step).or_default();
+        reports.push(report);
+        if reports.len() < self.world_size {
+            return None;
+        }
+        let reports = self.steps.remove(&step)?;
+        let learning_rate = reports.first().map_or(0.0, |report| f64::from(report.learning_rate) as f32);
+        let end = reports.iter().map(|report| report.end).max().unwrap_or(0);
+        let start = reports.iter().map(|report| report.start).max().unwrap_or(0);
+        // A step lasts from the end of the step before it. After an evaluation it lasts from its
+        // own start.
+        let start = self.last_end.map_or(start, |last| if self.follows_evaluation(step) { start } else { last });
+        let seconds = end.saturating_sub(start) as f64 * 1e-9;
+        let metrics = reports.iter().map(|report| &report.metrics);
+        let loss = sum(metrics.clone(), MetricKind::Loss) / self.predictions as f64;
+        let gradient_norm = sum(metrics.clone(), MetricKind::SquaredGradientNorm).sqrt();
+        let has_mixtures = metrics.clone().flatten().any(|(kind, _)| *kind == MetricKind::Dropped);
+        let dropped_tokens = has_mixtures.then(|| sum(metrics.clone(), MetricKind::Dropped) as u64);
+        // Metrics that are the same on all ranks that report them.
+        let shared = |kind| metrics.clone().flatten().find(|(known, _)| *known == kind).map(|&(_, value)| f64::from(value));
+        let scaling = shared(MetricKind::LossScale)
+            .zip(shared(MetricKind::SkippedSteps))
+            .map(|(loss_scale, skipped_steps)| LossScaling { loss_scale, skipped_steps });
+        self.last_end = Some(end);
+        let samples_per_second = self.samples as f64 / seconds;
+        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm, dropped_tokens, scaling })
+    }
+
+    fn follows_evaluation(&self, step: usize) -> bool {
+        step.checked_sub(1).is_some_and(|before| self.evaluations.contains_key(&before))
+    }
+
+    /// Adds one rank's report of an evaluation. Returns the evaluation once all ranks have reported
+    /// it.
+    pub(super) fn evaluation(&mut self, report: EvaluationReport, predictions_per_sample: usize) -> Option<Evaluation> {
+        let (step, epoch, samples) = (report.step, report.epoch, report.samples);
+        let reports = self.evaluations.entry(step).or_default();
+        reports.push(report);
+        if reports.len() < self.world_size {
+            return None;
+        }
+        let predictions = (samples * predictions_per_sample) as f64;
+        let metrics = reports.iter().map(|report| &report.metrics);
+        let loss = sum(metrics.clone(), MetricKind::Loss) / predictions;
+        let top1 = sum(metrics, MetricKind::Correct) / predictions;
+        Some(Evaluation { step, epoch, loss, top1, samples })
+    }
+}
+
+/// The sum of one kind of metric over all ranks. Values are added in ascending order, so that the
+/// order in which ranks report makes no difference.
+fn sum<'a>(metrics: impl Iterator<Item = &'a Vec<(MetricKind, Bits)>>, kind: MetricKind) -> f64 {
+    let mut values: Vec<f64> = metrics.flatten().filter(|(known, _)| *known == kind).map(|&(_, value)| value.into()).collect();
+    values.sort_by(f64::total_cmp);
+    values.iter().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(step: usize, loss: f64) -> StepReport {
+        let metrics = vec![(MetricKind::Loss, loss.into()), (MetricKind::SquaredGradientNorm, f64::INFINITY.into())];
+        StepReport { step, start: 0, end: 1_000, learning_rate: f64::from(0.1_f32).into(), metrics }
+    }
+
+    #[test]
+    fn a_step_is_complete_when_all_ranks_have_reported_it() {
+        let mut collector = Collector::new(2, 4, 4);
+        assert!(collector.step(report(0, 2.0)).is_none());
+        assert!(collector.step(report(1, f64::NAN)).is_none());
+        let first = collector.step(report(0, 6.0)).expect("both have reported it");
+        assert_eq!((first.step, first.loss, first.learning_rate), (0, 2.0, 0.1));
+        let second = collector.step(report(1, 1.0)).expect("both have reported it");
+        assert!(second.loss.is_nan());
+        assert!(collector.steps.is_empty());
+    }
+
+    #[test]
+    fn metrics_that_are_not_finite_are_written_as_null() {
+        let metrics = Collector::new(1, 4, 4).step(report(0, 2.0)).expect("the only rank has reported it");
+        let text = serde_json::to_string(&metrics).expect("it is written");
+        assert!(text.contains(r#""gradient_norm":null"#), "{text}");
+    }
+}

@@ -1,0 +1,26 @@
+//! Errors of models: unknown names and sizes that contradict each other.
+
+use thiserror::Error;
+
+/// Why a model cannot be built.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum ModelError {
+    /// No such name in the zoo.
+    #[error("no model is called `{name}`; hint: {hint}")]
+    Unknown {
+        /// The name that was asked for.
+        name: String,
+        /// The names that exist.
+        hint: String,
+    },
+    /// Sizes that contradict each other, or that cannot be counted with.
+    #[error("model `{name}`: {reason}; hint: {hint}")]
+    Inconsistent {
+        /// The model's name.
+        name: String,
+        /// The sizes and the contradiction.
+        reason: String,
+        /// How to resolve it.
+        hint: String,
+    },
+}

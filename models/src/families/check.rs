@@ -1,0 +1,97 @@
+//! Checks of sizes that several families make. Sizes that contradict each other, or that cannot be counted with, are refused before
+//! a graph is built.
+
+use crate::error::ModelError;
+
+/// The most layers of a model: a hundred times those of the deepest language models.
+pub(super) const MOST_LAYERS: usize = 10_000;
+
+/// The largest size of any kind.
+const MOST: usize = 1 << 24;
+
+/// The most features of a head.
+const MOST_HEAD_FEATURES: usize = 1 << 16;
+
+/// The checks of one model's sizes.
+pub(crate) struct Check<'a> {
+    /// The model's name, for messages.
+    pub(crate) name: &'a str,
+}
+
+impl Check<'_> {
+    /// The error that refuses the model for a reason.
+    pub(crate) fn error(&self, reason: String, hint: &str) -> ModelError {
+        ModelError::Inconsistent { name: self.name.into(), reason, hint: hint.into() }
+    }
+
+    /// Refuses the model for a reason.
+    pub(super) fn refuse(&self, reason: String, hint: &str) -> Result<(), ModelError> {
+        Err(self.error(reason, hint))
+    }
+
+    /// Refuses sizes that are 0 or beyond the largest.
+    pub(super) fn sizes(&self, sizes: &[(&str, usize)]) -> Result<(), ModelError> {
+        sizes.iter().try_for_each(|&(what, value)| match value {
+            0 => self.refuse(format!("`{what}` is 0"), "every size is at least 1"),
+            value if value > MOST => self.refuse(format!("`{what}` is {value}"), "no size is larger than 16,777,216"),
+            _ => Ok(()),
+        })
+    }
+
+    /// Refuses a stack with too many layers.
+    pub(super) fn layers(&self, layers: usize) -> Result<(), ModelError> {
+        if layers > MOST_LAYERS {
+            return self.refuse(format!("`layers` is {layers}"), "a model has 10,000 layers at most");
+        }
+        Ok(())
+    }
+
+    /// Refuses an encoder and a decoder with too many layers each.
+    pub(super) fn layers_of_each(&self, layers: usize) -> Result<(), ModelError> {
+        if layers > MOST_LAYERS / 2 {
+            return self.refuse(format!("`layers` is {layers}"), "encoder and decoder have 5,000 layers each at most");
+        }
+        Ok(())
+    }
+
+    /// Refuses a transformer whose heads do not divide its features.
+    pub(super) fn transformer(&self, [layers, hidden, heads, ffn]: [usize; 4]) -> Result<(), ModelError> {
+        self.sizes(&[("layers", layers), ("hidden", hidden), ("heads", heads), ("ffn", ffn)])?;
+        self.layers(layers)?;
+        if !hidden.is_multiple_of(heads) {
+            return self.refuse(format!("hidden {hidden} is not a multiple of heads {heads}"), "choose heads that divide hidden");
+        }
+        Ok(())
+    }
+
+    /// Refuses heads that their keys' heads do not divide.
+    pub(super) fn key_heads(&self, heads: usize, kv_heads: usize) -> Result<(), ModelError> {
+        if !heads.is_multiple_of(kv_heads) {
+            return self
+                .refuse(format!("heads {heads} is not a multiple of kv_heads {kv_heads}"), "choose kv_heads that divide heads");
+        }
+        Ok(())
+    }
+
+    /// Refuses heads whose features cannot be turned in pairs. `heads` is at least 1.
+    pub(super) fn rotary_head(&self, hidden: usize, heads: usize, head_dimension: Option<usize>) -> Result<(), ModelError> {
+        let features = match head_dimension {
+            Some(features) if features > MOST_HEAD_FEATURES => {
+                return self.refuse(format!("`head_dimension` is {features}"), "it is at most 65,536");
+            }
+            Some(features) => features,
+            None if hidden.is_multiple_of(heads) => hidden / heads,
+            None => {
+                let reason = format!("hidden {hidden} is not a multiple of heads {heads}");
+                return self.refuse(reason, "choose heads that divide hidden, or give `head_dimension`");
+            }
+        };
+        if features == 0 || !features.is_multiple_of(2) {
+            return self.refuse(
+                format!("a head has {features} features, no even number"),
+                "rotary positions turn pairs of features: choose hidden and heads so that a head has an even number, or `head_dimension`",
+            );
+        }
+        Ok(())
+    }
+}

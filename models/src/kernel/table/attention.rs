@@ -1,0 +1,118 @@
+//! Attention, a step of ring attention, and rotary positions.
+
+use super::{KernelFamily, KernelOperand, KernelSpec, product, read, update, write};
+use crate::attention::{Attention, KeyStep, Rope};
+
+#[inline(always)]
+fn extents(sizes: &Attention) -> [usize; 7] {
+    let Attention { batch, queries, keys, key_heads, group, head_dimension, .. } = *sizes;
+    // The pairs that there are over those that are seen: the work of a whole over that of a causal part.
+    let masked = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;
+    [batch, queries, keys, key_heads, group, head_dimension, masked]
+}
+
+#[inline(always)]
+fn flags(sizes: &Attention) -> [bool; 4] {
+    let merges = sizes.ring.is_some_and(KeyStep::merges);
+    [sizes.causal, sizes.packed, sizes.relative.is_some() || merges, sizes.dropout.is_some()]
+}
+
+/// Products of a query with a key, counted once for each feature.
+#[inline(always)]
+fn head_products(sizes: &Attention) -> f64 {
+    product(&[sizes.batch, sizes.heads(), sizes.head_dimension])
+}
+
+#[inline(always)]
+pub(in crate::kernel) fn attention(sizes: &Attention) -> KernelSpec {
+    let Attention { packed, relative, ring, .. } = *sizes;
+    let [q, k, rows] = [sizes.query_elements(), sizes.key_elements(), sizes.rows()];
+    let mut operands = [
+        read("qkv", 3 * q).when(packed),
+        read("q", q).when(!packed),
+        read("k", k).when(!packed),
+        read("v", k).when(!packed),
+        read("table", sizes.table_elements()).when(relative.is_some()),
+        write("out", q),
+        write("log_sum_exp", rows).single(),
+    ];
+    if let Some(ring) = ring {
+        let [.., out, log_sum_exp] = &mut operands;
+        *out = out.single();
+        if ring.merges() {
+            [*out, *log_sum_exp] = [update(out.role, q), update(log_sum_exp.role, rows)];
+        }
+        // A step that sees no keys touches nothing.
+        if ring.unseen {
+            operands = operands.map(KernelOperand::uncounted);
+        }
+    }
+    KernelSpec {
+        flags: flags(sizes),
+        flops: Some(4.0 * head_products(sizes) * sizes.scores()),
+        model_flops: Some(4.0 * head_products(sizes) * product(&[sizes.queries, sizes.keys])),
+        ..KernelSpec::new("attention", KernelFamily::Attention, extents(sizes), operands)
+    }
+}
+
+#[inline(always)]
+pub(in crate::kernel) fn attention_gradient(sizes: &Attention) -> KernelSpec {
+    let Attention { packed, relative, ring, .. } = *sizes;
+    let [q, k, rows, table] = [sizes.query_elements(), sizes.key_elements(), sizes.rows(), sizes.table_elements()];
+    let mut reads = [
+        read("dout", q),
+        if packed { read("qkv", 3 * q) } else { read("q", q) },
+        read("k", k).when(!packed),
+        read("v", k).when(!packed),
+        read("out", q),
+        read("log_sum_exp", rows).single(),
+        read("table", table).when(relative.is_some()),
+    ];
+    let mut writes = [
+        if packed { write("dqkv", 3 * q) } else { write("dq", q) },
+        write("dk", k).when(!packed),
+        write("dv", k).when(!packed),
+        write("dtable", table).single().when(relative.is_some()),
+    ];
+    if let Some(ring) = ring {
+        writes = writes.map(KernelOperand::single);
+        if ring.merges() {
+            writes[0] = update("dq", q);
+        }
+        // A step that sees no keys writes zeros to dk and dv, and leaves dq.
+        if ring.unseen {
+            reads = reads.map(KernelOperand::uncounted);
+            writes[0] = writes[0].uncounted();
+        }
+    }
+    let [dout, qkv, key, value, out, log_sum_exp, positions] = reads;
+    let [dqkv, dk, dv, dtable] = writes;
+    KernelSpec {
+        flags: flags(sizes),
+        // One product to recompute the scores and four for the gradients.
+        flops: Some(10.0 * head_products(sizes) * sizes.scores()),
+        model_flops: Some(8.0 * head_products(sizes) * product(&[sizes.queries, sizes.keys])),
+        ..KernelSpec::new(
+            "attention_gradient",
+            KernelFamily::Attention,
+            extents(sizes),
+            [dout, qkv, key, value, out, log_sum_exp, positions, dqkv, dk, dv, dtable],
+        )
+    }
+}
+
+/// A rotary embedding, or its gradient.
+#[inline(always)]
+pub(in crate::kernel) fn rope(name: &'static str, roles: [&'static str; 2], sizes: &Rope) -> KernelSpec {
+    let extents = [sizes.batch, sizes.positions, sizes.heads, sizes.head_dimension];
+    KernelSpec {
+        flops: Some(3.0 * sizes.elements() as f64),
+        works_in_place: true,
+        ..KernelSpec::new(
+            name,
+            KernelFamily::Rope,
+            extents,
+            [read(roles[0], sizes.elements()), write(roles[1], sizes.elements())],
+        )
+    }
+}

@@ -1,0 +1,201 @@
+//! A model: one of the families with its sizes, as a user names it or writes it into a model file.
+
+use crate::builder::GraphOptions;
+use crate::error::ModelError;
+use crate::families::{Bert, Check, Family, Gpt, Llama, LstmSeq2seq, Mlp, Moe, Resnet, T5, Vgg, Vit};
+use crate::graph::{Graph, Tensor};
+use crate::optimizer::Optimizer;
+use crate::sample::SampleShape;
+use serde::{Deserialize, Serialize};
+
+/// A model's family and sizes. Model files have this form.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "family", rename_all = "lowercase")]
+#[allow(missing_docs, reason = "each family documents itself")]
+pub enum Model {
+    Mlp(Mlp),
+    Resnet(Resnet),
+    Vgg(Vgg),
+    Vit(Vit),
+    Gpt(Gpt),
+    Llama(Llama),
+    Moe(Moe),
+    T5(T5),
+    #[serde(rename = "lstm-seq2seq")]
+    LstmSeq2seq(LstmSeq2seq),
+    Bert(Bert),
+}
+
+/// Evaluates an expression on the sizes of a model, whichever family it is of.
+macro_rules! with_family {
+    ($model:expr, $sizes:ident => $value:expr) => {
+        match $model {
+            Model::Mlp($sizes) => $value,
+            Model::Resnet($sizes) => $value,
+            Model::Vgg($sizes) => $value,
+            Model::Vit($sizes) => $value,
+            Model::Gpt($sizes) => $value,
+            Model::Llama($sizes) => $value,
+            Model::Moe($sizes) => $value,
+            Model::T5($sizes) => $value,
+            Model::LstmSeq2seq($sizes) => $value,
+            Model::Bert($sizes) => $value,
+        }
+    };
+}
+
+/// Evaluates to the models that a function of [`Family`] lists, family by family.
+macro_rules! of_all_families {
+    ($list:ident) => {
+        [
+            named(Mlp::$list(), Model::Mlp),
+            named(Resnet::$list(), Model::Resnet),
+            named(Vgg::$list(), Model::Vgg),
+            named(Vit::$list(), Model::Vit),
+            named(Gpt::$list(), Model::Gpt),
+            named(Llama::$list(), Model::Llama),
+            named(Moe::$list(), Model::Moe),
+            named(T5::$list(), Model::T5),
+            named(LstmSeq2seq::$list(), Model::LstmSeq2seq),
+            named(Bert::$list(), Model::Bert),
+        ]
+        .into_iter()
+        .flatten()
+    };
+}
+
+/// A family's named models as [`Model`]s.
+fn named<F>(models: Vec<(&'static str, F)>, variant: fn(F) -> Model) -> Vec<(&'static str, Model)> {
+    models.into_iter().map(|(name, sizes)| (name, variant(sizes))).collect()
+}
+
+fn name_of<F: Family>(_: &F) -> &'static str {
+    F::NAME
+}
+
+fn optimizer_of<F: Family>(_: &F) -> Optimizer {
+    F::OPTIMIZER
+}
+
+/// The most elements of a tensor over all ranks. Sums of a few tensors' elements, bytes or traffic stay far below what a 64-bit
+/// number holds.
+const MOST_ELEMENTS: usize = 1 << 48;
+
+/// The most samples of a batch. Times the pixels of an image of 8192 x 8192 this still is a 64-bit number.
+const MOST_SAMPLES: usize = 1 << 32;
+
+impl Model {
+    /// The zoo: names and models, in the order in which they are listed.
+    pub fn zoo() -> impl Iterator<Item = (&'static str, Model)> {
+        of_all_families!(zoo)
+    }
+
+    /// Small models, with their names, of every family. A calibration without a model times their kernels.
+    pub fn examples() -> impl Iterator<Item = (&'static str, Model)> {
+        of_all_families!(examples)
+    }
+
+    /// The zoo's model of a name.
+    ///
+    /// # Errors
+    /// [`ModelError::Unknown`], with the names that exist.
+    pub fn named(name: &str) -> Result<Self, ModelError> {
+        Self::zoo().find(|(known, _)| *known == name).map(|(_, model)| model).ok_or_else(|| ModelError::Unknown {
+            name: name.into(),
+            hint: format!("the zoo has {}; or give a model file", Self::names().collect::<Vec<_>>().join(", ")),
+        })
+    }
+
+    /// The names in the zoo, in the order in which they are listed.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        Self::zoo().map(|(name, _)| name)
+    }
+
+    /// The name of the family in model files.
+    pub fn family(&self) -> &'static str {
+        with_family!(self, sizes => name_of(sizes))
+    }
+
+    /// The optimizer with which models of the family are usually trained.
+    pub fn usual_optimizer(&self) -> Optimizer {
+        with_family!(self, sizes => optimizer_of(sizes))
+    }
+
+    /// The form of a training sample.
+    pub fn sample(&self) -> SampleShape {
+        with_family!(self, sizes => sizes.sample())
+    }
+
+    /// The number of equal blocks between the first block and the last. `None` for a model that is not a stack of equal blocks.
+    pub fn repeated_layers(&self) -> Option<usize> {
+        with_family!(self, sizes => sizes.repeated_layers())
+    }
+
+    /// The same model with another number of equal blocks. `None` for a model that is not a stack of them
+    /// ([`Model::repeated_layers`]).
+    pub fn with_repeated_layers(&self, count: usize) -> Option<Self> {
+        self.repeated_layers()?;
+        let mut model = self.clone();
+        *with_family!(&mut model, sizes => sizes.layers_mut())? = count;
+        Some(model)
+    }
+
+    /// Experts of each mixture of experts. `None` for a model without mixtures.
+    pub fn experts(&self) -> Option<usize> {
+        with_family!(self, sizes => sizes.experts())
+    }
+
+    /// Whether it has batch normalisation, whose statistics depend on how samples are grouped.
+    pub fn has_batch_norm(&self) -> bool {
+        with_family!(self, sizes => sizes.has_batch_norm())
+    }
+
+    /// The forward graph over a batch. `name` is the model's name in the graph and in messages.
+    ///
+    /// # Errors
+    /// [`ModelError::Inconsistent`] when sizes contradict each other, or a tensor has more elements than can be counted with.
+    pub fn graph(&self, name: &str, options: &GraphOptions) -> Result<Graph, ModelError> {
+        let check = Check { name };
+        with_family!(self, sizes => sizes.validate(&check))?;
+        let GraphOptions { batch, normalization_groups: groups, .. } = *options;
+        if batch == 0 || batch > MOST_SAMPLES || groups == 0 || !batch.is_multiple_of(groups) {
+            return Err(check.error(
+                format!("a batch of {batch} samples in {groups} groups"),
+                "a batch has 1 to 4,294,967,296 samples, in groups of equal size",
+            ));
+        }
+        let graph = with_family!(self, sizes => sizes.graph(name, options));
+        let is_too_large = |tensor: &&Tensor| tensor.checked_elements().is_none_or(|elements| elements > MOST_ELEMENTS);
+        match graph.tensors.iter().find(is_too_large) {
+            None => Ok(graph),
+            Some(tensor) => {
+                let shape: Vec<String> = tensor.dimensions.iter().map(|one| format!("{} {}", one.name, one.extent)).collect();
+                Err(check.error(
+                    format!("`{}` ({}) has more than 2^48 elements", tensor.name, shape.join(", ")),
+                    "use a smaller micro-batch, or smaller sizes in the model",
+                ))
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Model;
+
+    #[test]
+    fn a_family_is_named_as_its_tag_in_model_files() {
+        for (name, model) in Model::zoo().chain(Model::examples()) {
+            let document = serde_json::to_value(&model).expect("it can be written");
+            assert_eq!(document["family"], model.family(), "{name}");
+            assert_eq!(serde_json::from_value::<Model>(document).expect("it reads back"), model, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_field_that_a_family_does_not_have_is_refused() {
+        let error =
+            serde_json::from_str::<Model>(r#"{"family": "mlp", "widths": [4, 2], "depth": 3}"#).expect_err("no such field");
+        assert!(error.to_string().contains("unknown field `depth`"), "{error}");
+    }
+}

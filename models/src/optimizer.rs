@@ -1,0 +1,27 @@
+//! The optimizers whose updates there are kernels for.
+
+use serde::{Deserialize, Serialize};
+
+/// Optimizer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Optimizer {
+    /// Stochastic gradient descent, with a velocity when the momentum is not zero.
+    #[default]
+    Sgd,
+    /// Adam (Kingma and Ba 2015).
+    Adam,
+    /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
+    AdamW,
+}
+
+impl Optimizer {
+    /// The name in plan files and on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Optimizer::Sgd => "sgd",
+            Optimizer::Adam => "adam",
+            Optimizer::AdamW => "adamw",
+        }
+    }
+}
