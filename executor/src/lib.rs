@@ -30,7 +30,7 @@
 //! };
 //! supported(&job.plan, BackendKind::Cpu)?;
 //! let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
-//! assert_eq!(dataset.steps_per_epoch(job.plan.global_batch)?, 23);
+//! assert_eq!(dataset.steps_per_epoch(job.plan.global_batch)?, 22);
 //! # Ok::<(), foretell_executor::ExecutorError>(())
 //! ```
 //!
