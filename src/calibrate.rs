@@ -104,7 +104,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let model = models.first().map(|model| model.model.clone());
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-    let profile = measure(needs, precision.of_tensors(), model, &topology, arguments.patience, transport)?;
+    let profile = measure(needs, precision.tensor_format(), model, &topology, arguments.patience, transport)?;
     let text = to_yaml(&profile)?;
     output::write(&arguments.output, text.as_bytes())?;
     if json {

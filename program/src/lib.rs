@@ -2,10 +2,10 @@
 //! share.
 //!
 //! A [`Plan`] states a [`Layout`]: the sizes of the [`Mesh`], a [`Schedule`], what is sharded,
-//! recomputed and offloaded. [`compile()`] turns it into a [`Program`]: an instruction list for each
-//! pipeline stage, or several if the ranks of a stage do different things. An [`Instruction`] runs
-//! on a [`Stream`] and states its dependencies. Every [`Buffer`] has its place in one arena for
-//! each rank.
+//! recomputed and offloaded. [`compile()`] turns it into a [`Program`]: an instruction list for
+//! each pipeline stage, or several if the ranks of a stage do different things. An [`Instruction`]
+//! runs on a [`Stream`] and states its dependencies. Every [`Buffer`] has its place in one arena
+//! for each rank.
 //!
 //! The simulator and the executor interpret the same Program. Each returns a [`Timeline`]: the span
 //! of every instruction, predicted or measured. A [`Profile`] has the measurements of a
@@ -55,8 +55,8 @@ pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorShares, Optimizer, Overlap,
-    Plan, PlanError, Recompute, Share, Stack, StageLayout, Training,
+    ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorPatterns, Optimizer, Overlap,
+    Plan, PlanError, Recompute, ShardedPart, Stack, StageLayout, Training,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown};
 pub use program::{

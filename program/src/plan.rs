@@ -12,7 +12,7 @@ mod training;
 pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Layout, StageLayout};
 pub use offload::Offload;
-pub use operators::{OperatorShares, Share};
+pub use operators::{OperatorPatterns, ShardedPart};
 pub use overlap::Overlap;
 pub use recompute::{Keep, Kept, Recompute};
 pub use training::{LossScale, Training};
@@ -158,7 +158,7 @@ impl Plan {
     /// The number format of tensors. In an eight-bit plan it is bfloat16: products quantise their
     /// operands.
     pub fn storage(&self) -> DataType {
-        self.precision.of_tensors()
+        self.precision.tensor_format()
     }
 
     /// Whether the Program has kernels that make eight-bit operands. For other stacks, their

@@ -61,7 +61,7 @@ impl Program {
     }
 
     /// The value of [`Program::list_of_rank`] if every stage has one list.
-    pub fn one_list_a_stage(mesh: &Mesh) -> Vec<u32> {
+    pub fn one_list_per_stage(mesh: &Mesh) -> Vec<u32> {
         (0..mesh.world_size()).map(|rank| mesh.stage_of(Rank(rank)) as u32).collect()
     }
 
@@ -70,13 +70,13 @@ impl Program {
     /// A rank's instructions follow from its coordinates in the mesh, not from its number. So plans
     /// that differ only in rank order and stage places have the same lists. Returns `false` and
     /// changes nothing if `mesh` has other stages, or if a stage has several lists.
-    pub fn lay_out(&mut self, mesh: Mesh) -> bool {
+    pub fn reorder_ranks(&mut self, mesh: Mesh) -> bool {
         let stages = mesh.stage_count();
         let has_same_stages = self.lists.len() == stages
             && self.mesh.stage_count() == stages
             && (0..stages).all(|stage| self.lists[stage].stage == stage && self.mesh.stage(stage) == mesh.stage(stage));
         if has_same_stages {
-            self.list_of_rank = Self::one_list_a_stage(&mesh);
+            self.list_of_rank = Self::one_list_per_stage(&mesh);
             self.mesh = mesh;
         }
         has_same_stages

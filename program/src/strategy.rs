@@ -123,7 +123,7 @@ impl Sharding {
     }
 
     /// The placements in which an operator would leave an output, which it need not have yet.
-    pub(crate) fn left(&self, id: OperatorId, operand: &Operand) -> Placements {
+    pub(crate) fn output_placements(&self, id: OperatorId, operand: &Operand) -> Placements {
         self.fixed[id.0].unwrap_or_else(|| self.placements(id, operand, Placement::Partial))
     }
 

@@ -20,7 +20,7 @@ pub fn pipeline() -> (Program, Timeline, Timeline) {
     let size = |axis| if matches!(axis, Axis::Data | Axis::Pipeline) { 2 } else { 1 };
     let mesh = Mesh::new(size, &[]).expect("two by two ranks");
     let program = Program {
-        list_of_rank: Program::one_list_a_stage(&mesh),
+        list_of_rank: Program::one_list_per_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
         format: DataType::Fp32,

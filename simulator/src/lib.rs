@@ -61,7 +61,7 @@
 //! # };
 //! # let mesh = Mesh::new(|axis| if axis == Axis::Data { 8 } else { 1 }, &[]).ok_or("no mesh")?;
 //! # let program = Program {
-//! #     list_of_rank: Program::one_list_a_stage(&mesh),
+//! #     list_of_rank: Program::one_list_per_stage(&mesh),
 //! #     mesh,
 //! #     precision: DataType::Bf16,
 //! #     format: DataType::Bf16,

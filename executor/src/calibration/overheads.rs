@@ -155,7 +155,7 @@ fn program(member: &Member, count: usize, elements: usize, collectives: Collecti
     };
     Ok(Program {
         lists: (0..member.world_size).map(stage).collect(),
-        list_of_rank: Program::one_list_a_stage(&mesh),
+        list_of_rank: Program::one_list_per_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
         format: DataType::Fp32,

@@ -120,7 +120,7 @@ impl PreparedProgram {
         let Operation::Compute { kernel, accumulate, group } = self.operation(instruction) else { return Ok(()) };
         let operands = &self.operands[instruction as usize];
         let index = group.map_or(0, |group| self.group_index[group.0 as usize]);
-        let (kernel, group_index, samples_before) = kernel.on_own_samples(index, self.samples_before);
+        let (kernel, group_index, samples_before) = kernel.resolve_samples(index, self.samples_before);
         let call = KernelCall {
             kernel: &kernel,
             reads: &operands.reads,

@@ -97,7 +97,7 @@ impl Fusion<'_> {
         let result = Operand { tensor: self.graph.operators[id.0].outputs[0].tensor, axes: made.axes.clone() };
         let have_equal_placements = self.sharding.wanted(product_id, &argument)
             == self.sharding.wanted(id, &self.graph.operators[id.0].inputs[1])
-            && self.sharding.left(product_id, &result) == self.sharding.produced(result.tensor);
+            && self.sharding.output_placements(product_id, &result) == self.sharding.produced(result.tensor);
         if is_product && is_direct && have_equal_placements && self.are_in_one_pass(id, product_id) {
             let product = &mut self.fused.operators[product_id.0];
             product.inputs.push(argument);
@@ -130,7 +130,7 @@ impl Fusion<'_> {
         };
         let have_equal_placements = read.tensor == upstream.tensor
             && self.sharding.wanted(product_id, read) == self.sharding.wanted(id, upstream)
-            && self.sharding.left(product_id, &gradient) == self.sharding.produced(gradient.tensor);
+            && self.sharding.output_placements(product_id, &gradient) == self.sharding.produced(gradient.tensor);
         if have_equal_placements && is_written_once(weight.tensor) && is_written_once(gradient.tensor) {
             self.fused.operators[product_id.0].outputs.push(gradient);
             self.dropped[id.0] = true;

@@ -65,7 +65,7 @@ impl Chooser<'_> {
             self.place_input(input, strategy);
         }
         for output in &operator.outputs {
-            let produced = self.sharding.left(id, output);
+            let produced = self.sharding.output_placements(id, output);
             self.check_gradient(output, produced)?;
             self.sharding.produced[output.tensor.0] = produced;
             self.sharding.settled[output.tensor.0] = self.sums().settled(output.tensor, produced);
@@ -85,7 +85,8 @@ impl Chooser<'_> {
                 None => self.tensor_rule().tensor_loop(operator)?,
             };
             let mut chosen = followed.filter(|&one| rules.can_add_tensor(operator, one, &strategy));
-            let is_positional = is_positional_along_one_axis(operator) && operator.kind.positional() == Some(Extent::Positions);
+            let is_positional =
+                is_positional_along_one_axis(operator) && operator.kind.positional_role() == Some(Extent::Positions);
             if chosen.is_none() && rules.sequence_parallel && !is_positional {
                 chosen = rules.sequence_loop(operator, rules.sequence_parts());
             }

@@ -146,5 +146,5 @@ impl<'a> Rules<'a> {
 /// Whether an operator's kernel depends on the rank's part of a sequence, and takes its index along
 /// one axis only.
 pub(super) fn is_positional_along_one_axis(operator: &Operator) -> bool {
-    operator.kind.positional().is_some() && !operator.kind.is_positional_along_several_axes()
+    operator.kind.positional_role().is_some() && !operator.kind.is_positional_along_several_axes()
 }

@@ -82,7 +82,7 @@ pub fn all_reduce(ranks: usize) -> Case {
     };
     let mesh = Mesh::new(|axis| if axis == Axis::Data { ranks } else { 1 }, &[]).unwrap();
     let program = Program {
-        list_of_rank: Program::one_list_a_stage(&mesh),
+        list_of_rank: Program::one_list_per_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
         format: DataType::Fp32,

@@ -135,7 +135,7 @@ pub fn program(data: usize, tensor: usize, stages: Vec<StageProgram>) -> Program
     };
     let mesh = Mesh::new(size, &[]).unwrap();
     Program {
-        list_of_rank: Program::one_list_a_stage(&mesh),
+        list_of_rank: Program::one_list_per_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
         format: DataType::Fp32,

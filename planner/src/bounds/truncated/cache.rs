@@ -44,12 +44,12 @@ impl<'a> TruncatedModels<'a> {
         Self { request, kinds, is_stack, shares_parameters, compilers, models: Memo::new() }
     }
 
-    /// Returns `true` if truncated models bound a layout.
+    /// Returns `true` if truncated models represent one replica of a layout.
     ///
-    /// A truncated pipeline has four stages. So if the pipeline is not the outermost axis, the layout
-    /// needs at least four, or groups would lie further apart in the truncated model. And one stage
-    /// with several chunks would have a shared table twice.
-    pub(in crate::bounds) fn bound(&self, layout: &Layout) -> bool {
+    /// A truncated pipeline has four stages. So if the pipeline is not the outermost axis, the
+    /// layout needs at least four, or groups would lie further apart in the truncated model. And
+    /// one stage with several chunks would have a shared table twice.
+    pub(in crate::bounds) fn represent(&self, layout: &Layout) -> bool {
         let are_known = self.collectives_are_known();
         let is_even = are_known && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
         let lies_alike = is_even && (layout.placement.is_none() || layout.pipeline >= TRUNCATED_STAGES);
@@ -57,8 +57,8 @@ impl<'a> TruncatedModels<'a> {
         self.is_stack && lies_alike && has_one_chunk && self.fill_nodes_evenly(layout, inner_ranks(layout))
     }
 
-    /// Returns `true` if all devices are of one kind, or if the cost model knows how long collectives
-    /// take on each kind.
+    /// Returns `true` if all devices are of one kind, or if the cost model knows how long
+    /// collectives take on each kind.
     fn collectives_are_known(&self) -> bool {
         !self.kinds.are_mixed() || self.kinds.kinds.iter().all(|&kind| self.request.costs.knows_collectives(kind))
     }
@@ -69,12 +69,12 @@ impl<'a> TruncatedModels<'a> {
         layout.pipeline == 1 || sizes.all(|size| ranks.is_multiple_of(size) || size.is_multiple_of(ranks))
     }
 
-    /// Returns `true` if the truncated model of a layout's own ranks, not only of one replica's,
-    /// bounds it: its data-parallel groups lie alike in all stages.
-    pub(in crate::bounds) fn bound_all_ranks(&self, layout: &Layout) -> bool {
+    /// Returns `true` if truncated models represent all ranks of a layout: its data-parallel groups
+    /// lie on nodes in the same way in all stages.
+    pub(in crate::bounds) fn represent_all_ranks(&self, layout: &Layout) -> bool {
         let ranks = ranks_of_stage(layout);
-        // In some stage orders the first and the last stage, which may share a table, are neighbours,
-        // but not in a truncated model.
+        // In some stage orders the first and the last stage, which may share a table, are
+        // neighbours, but not in a truncated model.
         let fill_nodes = || self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)));
         self.fill_nodes_evenly(layout, ranks) && (layout.stage_places.is_none() || fill_nodes())
     }

@@ -142,7 +142,8 @@ impl GradientBuckets {
             if stage.plan.overlap.gradients {
                 self.reduce(list, stage, persistent, bucket);
             } else {
-                // Kernels would wait for the reduction: other stages get their gradients first.
+                // Kernels wait for reductions that do not overlap with them, so the reduction comes
+                // after the messages that other stages wait for.
                 self.postponed.push(bucket);
             }
         }

@@ -142,8 +142,8 @@ impl PersistentBuffers {
         }
     }
 
-    /// The loss, the number of correct predictions and the number of dropped tokens, in the stage
-    /// that computes them.
+    /// The loss, the number of correct predictions, and the number of expert choices without a free
+    /// slot, in the stage that computes them.
     fn declare_sums(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
         for id in stage.forward_operators() {
             for output in &stage.operator(id).outputs {

@@ -298,7 +298,7 @@ fn buffer_ids(operands: &[BufferReference], buffer: impl Fn(&BufferReference) ->
 fn from_sample(operation: &Operation, first_sample: usize) -> Option<Operation> {
     match *operation {
         Operation::Compute { kernel, accumulate, group } => {
-            let moved = kernel.from_sample(first_sample);
+            let moved = kernel.with_first_sample(first_sample);
             (moved != kernel).then_some(Operation::Compute { kernel: moved, accumulate, group })
         }
         Operation::Load { input, samples, .. } => Some(Operation::Load { input, first_sample, samples }),

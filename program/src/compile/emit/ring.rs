@@ -15,7 +15,7 @@ use super::list::{Label, ListBuilder};
 use crate::collective::{Collective, CollectiveRole};
 use crate::mesh::{Axis, Group};
 use crate::program::{BufferId, BufferRole, GroupId};
-use foretell_models::{Attention, Kernel, KeyStep};
+use foretell_models::{Attention, Kernel, RingStep};
 use foretell_units::DataType;
 
 /// Keys and values, or their gradients.
@@ -92,7 +92,7 @@ impl Ring<'_> {
 
     /// The sizes of one step, which sees one part of the keys.
     fn step_sizes(&self, sizes: Attention, step: usize) -> Attention {
-        let ring = Some(KeyStep { step, parts: self.ranks, unseen: false });
+        let ring = Some(RingStep { step, parts: self.ranks, unseen: false });
         Attention { keys: sizes.keys / self.ranks, query_parts: 1, query_offset: 0, ring, ..sizes }
     }
 
