@@ -1,30 +1,32 @@
-//! What makes ranks that should be alike different: jitter, drawn for each rank, and stragglers, which are named.
+//! Disturbances make equal ranks differ: jitter is drawn for every rank, stragglers are named.
 //!
-//! A rank's pace is how many times as long as foretold its device takes for everything in this step. It must not know what that is.
+//! A rank's pace is a factor on the predicted time of everything that its device does in a step.
 
 use foretell_program::Rank;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
 
-/// How ranks differ from their costs. The same one gives the same paces, whatever else is simulated.
+/// Jitter and stragglers. Equal disturbances give equal paces, whatever else is simulated.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Disturbance {
-    /// The coefficient of variation of the ranks' paces, which are log-normal with mean 1: what slows a device multiplies. 0 for none.
+    /// The coefficient of variation of the ranks' paces. They are log-normal with mean 1, since the
+    /// causes of slowness multiply. 0 for none.
     pub jitter: f64,
-    /// Which draw of them.
+    /// The seed of the random paces.
     pub seed: u64,
-    /// Ranks that are slower, and how many times; those that are named twice are slower by both.
+    /// Slow ranks, each with a factor on its pace. The factors of a rank that is named twice
+    /// multiply.
     pub stragglers: Vec<(Rank, f64)>,
 }
 
 impl Disturbance {
-    /// Whether there is none.
+    /// Returns `true` if no rank is disturbed.
     pub fn is_none(&self) -> bool {
         self.jitter == 0.0 && self.stragglers.is_empty()
     }
 
-    /// Each rank's pace; nothing where all are 1.
+    /// Each rank's pace; an empty list if nothing is disturbed.
     pub(crate) fn paces(&self, ranks: usize) -> Vec<f64> {
         if self.is_none() {
             return Vec::new();
@@ -38,9 +40,10 @@ impl Disturbance {
         paces
     }
 
-    /// Draws of mean 1, each from a stream of its own: a rank's follows from the seed and the rank alone.
+    /// Draws of mean 1, one per rank. Each rank has its own random stream, so its draw depends only
+    /// on the seed and the rank.
     fn draws(&self, ranks: u64) -> Vec<f64> {
-        // A coefficient of variation that is no number of at least 0 is of no distribution, and disturbs nothing.
+        // An invalid jitter (negative or not a number) has no distribution and disturbs nothing.
         let Ok(paces) = LogNormal::from_mean_cv(1.0, self.jitter) else { return vec![1.0; ranks as usize] };
         let draw = |rank| {
             let mut random = ChaCha8Rng::seed_from_u64(self.seed);
