@@ -9,7 +9,7 @@ use crate::predict::{self, PredictedPlan};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::data::{DataSource, Dataset};
-use foretell_executor::{BackendKind, Length, Outcome, Progress, TrainingJob, TransportKind, World, execute, supported};
+use foretell_executor::{BackendKind, Length, Outcome, RunEvent, TrainingJob, TransportKind, World, execute, supported};
 use foretell_models::Model;
 use foretell_program::Plan;
 use serde_json::{Value, json};
@@ -141,13 +141,13 @@ pub fn train(
         timeline: None,
     };
     let bar = output::progress(1, "train");
-    let mut show = |progress: Progress| match progress {
-        Progress::Started { steps } => bar.set_length(steps as u64),
-        Progress::Step(step) => {
+    let mut show = |progress: RunEvent| match progress {
+        RunEvent::Started { steps } => bar.set_length(steps as u64),
+        RunEvent::Step(step) => {
             bar.set_position(step.step as u64 + 1);
             bar.set_message(format!("loss {:.4}", step.loss));
         }
-        Progress::Evaluation(evaluation) => {
+        RunEvent::Evaluation(evaluation) => {
             let text = format!("epoch {}: loss {:.4}, top-1 {:.2} %", evaluation.epoch, evaluation.loss, evaluation.top1 * 100.0);
             if bar.is_hidden() { eprintln!("{text}") } else { bar.println(text) }
         }

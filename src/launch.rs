@@ -3,7 +3,7 @@
 
 use crate::failure::Failure;
 use foretell_executor::backend::devices;
-use foretell_executor::{BackendKind, LaunchOptions, Slot, TransportKind, World, machine};
+use foretell_executor::{BackendKind, LaunchOptions, RankSlot, TransportKind, World, machine};
 use foretell_lab::Lab;
 use foretell_topologies::{Architecture, Topology};
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ impl Hosts {
     }
 
     /// The slot of each device of a lab; empty on this machine itself.
-    pub fn slots(&self) -> &[Slot] {
+    pub fn slots(&self) -> &[RankSlot] {
         &self.options.slots
     }
 

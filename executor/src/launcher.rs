@@ -2,15 +2,15 @@
 //! leaves no process behind.
 //!
 //! It starts one process per rank. Where an external launcher such as `srun` has started a process
-//! per rank already, it starts only the first rank and waits for the others to join. It does not
-//! know what a job means.
+//! per rank already, it starts only the first rank and waits for the others to join. All it reads
+//! of a job is the collective algorithm, which NCCL must be told.
 
 mod failure;
 mod options;
 mod slots;
 
 pub use options::{LaunchOptions, TransportKind};
-pub use slots::Slot;
+pub use slots::RankSlot;
 
 use crate::environment::{CORE_VARIABLE, SPIN_VARIABLE, START_TIME};
 use crate::error::ExecutorError;

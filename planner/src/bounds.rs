@@ -4,10 +4,10 @@
 //!
 //! - An instruction takes no less time in a run than alone. So a step takes at least as long as any
 //!   chain of dependent instructions, and as all instructions of one stream together.
-//! - A truncated model's chains extrapolate to a lower bound, because the longest chain is convex in
-//!   the number of equal blocks (`truncated.rs`).
-//! - Whatever may differ between the layout and what was compiled counts as zero: bucket boundaries,
-//!   messages to other meshes, sharding among data-parallel ranks.
+//! - A truncated model's chains extrapolate to a lower bound, because the longest chain is convex
+//!   in the number of equal blocks (`truncated.rs`).
+//! - Whatever may differ between the layout and what was compiled counts as zero: bucket
+//!   boundaries, messages to other meshes, sharding among data-parallel ranks.
 //! - A stage holds its persistent memory all the time, and the schedule's order tells how many
 //!   micro-batches it holds at once.
 //!

@@ -6,9 +6,9 @@
 //! - The *search space* is every [`Layout`](foretell_program::Layout) that the request allows. A
 //!   *family* is the layouts with one mesh, micro-batch, schedule and recomputation; its *variants*
 //!   differ in ZeRO, rank order, cuts and buckets.
-//! - A *lower bound* limits the step time or memory of a layout, or of all layouts of a family, from
-//!   below. Bounds come from *truncated models*: short versions of the model that are compiled and
-//!   timed instruction by instruction.
+//! - A *lower bound* limits the step time or memory of a layout, or of all layouts of a family,
+//!   from below. Bounds come from *truncated models*: short versions of the model that are compiled
+//!   and timed instruction by instruction.
 //! - *Incumbents* are the best layouts simulated so far.
 //! - [`Planned`] is the answer: [`Candidate`]s, the best first, and what the search did. Its `gap`
 //!   is how far the best candidate may lie above the best layout of the space.

@@ -32,7 +32,7 @@ pub use problem::{Cost, Factor, Method, Problem, Solution, SolveError};
 
 use costs::Costs;
 use foretell_models::{Graph, Model, Operator, OperatorId, Pass, SEQUENCE};
-use foretell_program::{Choices, Layout, OperatorShares, Plan, PlanError, Share};
+use foretell_program::{Choices, Layout, OperatorPatterns, Plan, PlanError, ShardedPart};
 use foretell_simulator::{CostModel, Oversubscription, SimulationError};
 use foretell_topologies::Topology;
 use foretell_units::{Picoseconds, Seconds};
@@ -64,7 +64,7 @@ pub struct ShardingRequest<'a> {
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperatorSharding {
     /// The plan's `layout.operators`.
-    pub operators: OperatorShares,
+    pub operators: OperatorPatterns,
     /// Estimated step time: work and exposed communication, one after the other.
     pub seconds: Seconds,
     /// How it was found.
@@ -114,7 +114,7 @@ pub fn is_stack_of_equal_blocks(graph: &Graph) -> bool {
 /// combination is found.
 pub fn choose(request: &ShardingRequest<'_>) -> Result<Option<OperatorSharding>, ShardingError> {
     let plan =
-        Plan { layout: Layout { operators: OperatorShares::default(), ..request.plan.layout.clone() }, ..request.plan.clone() };
+        Plan { layout: Layout { operators: OperatorPatterns::default(), ..request.plan.layout.clone() }, ..request.plan.clone() };
     let choices = Choices::new(request.model, request.name, &plan)?;
     let has_choices = |(operator, choices): (&Operator, &Vec<_>)| operator.pass != Pass::Forward || !choices.is_empty();
     if choices.ranks() == 1 || !choices.graph.operators.iter().zip(&choices.of_operator).all(has_choices) {
@@ -139,7 +139,7 @@ pub fn choose(request: &ShardingRequest<'_>) -> Result<Option<OperatorSharding>,
             best = Some((time, solution));
         }
     }
-    let is_whole = |(id, value): (&OperatorId, &usize)| choices.of_operator[id.0][*value].share == Share::Whole;
+    let is_whole = |(id, value): (&OperatorId, &usize)| choices.of_operator[id.0][*value].part == ShardedPart::Whole;
     let best = best.filter(|(_, solution)| !costs.operators.iter().zip(&solution.values).all(is_whole));
     Ok(best.map(|(time, solution)| OperatorSharding {
         operators: patterns::patterns(&choices, &costs.operators, &solution.values),

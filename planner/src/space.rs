@@ -65,8 +65,8 @@ pub(crate) struct ModelFacts {
     pub(crate) has_attention: bool,
     /// Whether some blocks may be recomputed.
     pub(crate) is_recomputable: bool,
-    /// Whether it is a stack of at least [`FEWEST_EQUAL_BLOCKS`] equal blocks. Then truncated models
-    /// bound its layouts, and part of the blocks may be recomputed.
+    /// Whether it is a stack of at least [`FEWEST_EQUAL_BLOCKS`] equal blocks. Then truncated
+    /// models bound its layouts, and part of the blocks may be recomputed.
     pub(crate) is_stack: bool,
     /// Whether two blocks read the same parameter, as with tied embeddings.
     pub(crate) shares_parameters: bool,

@@ -7,7 +7,7 @@
 use crate::compile::training_graph;
 use crate::mesh::{Axis, StageMesh};
 use crate::placement::Placement;
-use crate::plan::{Plan, PlanError, Share};
+use crate::plan::{Plan, PlanError, ShardedPart};
 use crate::strategy::{Strategy, choices};
 use foretell_models::{Graph, Model, Operand, OperatorId, TensorId};
 
@@ -15,7 +15,7 @@ use foretell_models::{Graph, Model, Operand, OperatorId, TensorId};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
     /// The part of the operator that is sharded.
-    pub share: Share,
+    pub part: ShardedPart,
     strategy: Strategy,
 }
 
@@ -43,12 +43,12 @@ impl Choices {
         let samples = stages.stage(0).samples_at_once() / stages.stage(0).batch_parts();
         let ranks = stages.stage(0).size(Axis::Tensor);
         let can_shard_samples = ranks > 1 && samples.is_multiple_of(ranks);
-        sharding_samples.layout.operators = can_shard_samples.then_some(("*", Share::Batch)).into_iter().collect();
+        sharding_samples.layout.operators = can_shard_samples.then_some(("*", ShardedPart::Batch)).into_iter().collect();
         let (graph, mesh) = training_graph(model, name, &sharding_samples)?;
         let of_operator = choices(&graph, &mesh, &plan.layout)?;
         let of_operator = of_operator
             .into_iter()
-            .map(|all| all.into_iter().map(|(share, strategy)| Choice { share, strategy }).collect())
+            .map(|all| all.into_iter().map(|(part, strategy)| Choice { part, strategy }).collect())
             .collect();
         Ok(Self { graph, mesh, of_operator })
     }

@@ -12,7 +12,7 @@ mod training;
 pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Layout, StageLayout};
 pub use offload::Offload;
-pub use operators::{OperatorShares, Share};
+pub use operators::{OperatorPatterns, ShardedPart};
 pub use overlap::Overlap;
 pub use recompute::{Keep, Kept, Recompute};
 pub use training::{LossScale, Training};

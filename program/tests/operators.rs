@@ -2,7 +2,9 @@
 //! refusals.
 
 use foretell_models::{DropoutRate, Kernel, Mlp, Model, Resnet, Stem, Vgg};
-use foretell_program::{Axis, Collective, Layout, Operation, OperatorShares, Plan, PlanError, Share, StageProgram, compile};
+use foretell_program::{
+    Axis, Collective, Layout, Operation, OperatorPatterns, Plan, PlanError, ShardedPart, StageProgram, compile,
+};
 
 fn vgg() -> Model {
     Model::Vgg(Vgg {
@@ -22,7 +24,7 @@ fn resnet() -> Model {
     Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 })
 }
 
-fn plan(layout: Layout, operators: &[(&str, Share)]) -> Plan {
+fn plan(layout: Layout, operators: &[(&str, ShardedPart)]) -> Plan {
     let operators = operators.iter().copied().collect();
     let batch = layout.data * layout.micro_batch;
     Plan::new(Layout { operators, ..layout }, batch)
@@ -57,7 +59,7 @@ fn collectives(list: &StageProgram) -> Vec<(&str, Collective)> {
 #[test]
 fn convolutions_shard_samples_and_products_features_over_the_same_ranks() {
     let layout = Layout { tensor: 4, micro_batch: 8, ..Layout::default() };
-    let plan = plan(layout, &[("*", Share::Batch), ("classifier", Share::Outputs)]);
+    let plan = plan(layout, &[("*", ShardedPart::Batch), ("classifier", ShardedPart::Outputs)]);
     let list = list(&vgg(), &plan);
     for (name, kernel) in kernels(&list) {
         match kernel {
@@ -83,7 +85,7 @@ fn convolutions_shard_samples_and_products_features_over_the_same_ranks() {
 
 #[test]
 fn sharding_all_samples_over_tensor_is_data_parallelism() {
-    let everything = [("*", Share::Batch)];
+    let everything = [("*", ShardedPart::Batch)];
     let tensor = list(&resnet(), &plan(Layout { tensor: 2, micro_batch: 8, ..Layout::default() }, &everything));
     let data = list(&resnet(), &Plan::new(Layout { data: 2, micro_batch: 4, ..Layout::default() }, 8));
     let own = |list: &StageProgram| {
@@ -98,7 +100,7 @@ fn sharding_all_samples_over_tensor_is_data_parallelism() {
 
 #[test]
 fn a_sum_is_scattered_if_all_readers_want_the_same_shard() {
-    let operators = [("*", Share::Whole), ("layer1.0.conv1", Share::Inputs), ("layer1.0.bn1", Share::Outputs)];
+    let operators = [("*", ShardedPart::Whole), ("layer1.0.conv1", ShardedPart::Inputs), ("layer1.0.bn1", ShardedPart::Outputs)];
     let list = list(&resnet(), &plan(Layout { tensor: 2, micro_batch: 2, ..Layout::default() }, &operators));
     let collectives = collectives(&list);
     let of = |wanted: &str| -> Vec<Collective> {
@@ -112,17 +114,17 @@ fn a_sum_is_scattered_if_all_readers_want_the_same_shard() {
 fn a_bias_is_merged_only_into_a_product_with_the_same_shards() {
     let model = Model::Mlp(Mlp { widths: vec![8, 16, 16, 4] });
     let layout = || Layout { tensor: 2, micro_batch: 2, ..Layout::default() };
-    let biases = |operators: &[(&str, Share)]| -> Vec<String> {
+    let biases = |operators: &[(&str, ShardedPart)]| -> Vec<String> {
         let list = list(&model, &plan(layout(), operators));
         kernels(&list).filter(|(_, one)| matches!(one, Kernel::BiasAdd { .. })).map(|(name, _)| name.to_owned()).collect()
     };
-    assert_eq!(biases(&[("0", Share::Outputs), ("0.bias", Share::Outputs), ("2*", Share::Whole)]), [""; 0]);
-    assert_eq!(biases(&[("0", Share::Outputs), ("0.bias", Share::Batch), ("2*", Share::Whole)]), ["0.bias"]);
+    assert_eq!(biases(&[("0", ShardedPart::Outputs), ("0.bias", ShardedPart::Outputs), ("2*", ShardedPart::Whole)]), [""; 0]);
+    assert_eq!(biases(&[("0", ShardedPart::Outputs), ("0.bias", ShardedPart::Batch), ("2*", ShardedPart::Whole)]), ["0.bias"]);
 }
 
 #[test]
 fn batch_statistics_are_summed_over_the_axes_that_shard_samples() {
-    let operators = [("*", Share::Batch), ("layer4.*", Share::Outputs)];
+    let operators = [("*", ShardedPart::Batch), ("layer4.*", ShardedPart::Outputs)];
     let list = list(&resnet(), &plan(Layout { data: 2, tensor: 2, micro_batch: 4, ..Layout::default() }, &operators));
     let mut groups: Vec<Vec<Axis>> = list
         .instructions
@@ -139,36 +141,38 @@ fn batch_statistics_are_summed_over_the_axes_that_shard_samples() {
 
 #[test]
 fn choices_for_operators_survive_a_round_trip_through_json() {
-    let plan =
-        plan(Layout { tensor: 2, micro_batch: 2, ..Layout::default() }, &[("layer?", Share::Batch), ("fc", Share::Inputs)]);
+    let plan = plan(
+        Layout { tensor: 2, micro_batch: 2, ..Layout::default() },
+        &[("layer?", ShardedPart::Batch), ("fc", ShardedPart::Inputs)],
+    );
     let text = serde_json::to_string(&plan).expect("JSON");
     assert!(text.contains(r#""operators":{"fc":"inputs","layer?":"batch"}"#), "{text}");
     assert_eq!(serde_json::from_str::<Plan>(&text).expect("a plan"), plan);
     let usual = serde_json::to_string(&Plan::new(Layout::default(), 1)).expect("JSON");
     assert!(!usual.contains("operators"), "{usual}");
-    assert!(OperatorShares::default().is_empty());
+    assert!(OperatorPatterns::default().is_empty());
 }
 
 #[test]
 fn operators_that_cannot_be_sharded_as_asked_are_refused_by_name() {
-    let refused = |layout: Layout, operators: &[(&str, Share)]| -> PlanError {
+    let refused = |layout: Layout, operators: &[(&str, ShardedPart)]| -> PlanError {
         compile(&resnet(), "resnet", &plan(layout, operators)).expect_err("a plan that does not fit")
     };
     let two = || Layout { tensor: 2, micro_batch: 2, ..Layout::default() };
-    let error = refused(two(), &[("layer9.*", Share::Batch)]).to_string();
+    let error = refused(two(), &[("layer9.*", ShardedPart::Batch)]).to_string();
     assert!(error.contains("no operator or block of `resnet` is called `layer9.*`"), "{error}");
     // `conv1` has one input channel, and `fc` ten classes, which four ranks do not divide.
-    let error = refused(two(), &[("conv1", Share::Inputs)]).to_string();
+    let error = refused(two(), &[("conv1", ShardedPart::Inputs)]).to_string();
     assert!(error.contains("the 2 ranks of `tensor` cannot shard the `inputs` of `conv1`"), "{error}");
-    let error = refused(Layout { tensor: 4, micro_batch: 4, ..two() }, &[("fc", Share::Outputs)]).to_string();
+    let error = refused(Layout { tensor: 4, micro_batch: 4, ..two() }, &[("fc", ShardedPart::Outputs)]).to_string();
     assert!(error.contains("the `outputs` of `fc`"), "{error}");
-    let error = refused(two(), &[("bn1", Share::Inputs)]).to_string();
+    let error = refused(two(), &[("bn1", ShardedPart::Inputs)]).to_string();
     assert!(error.contains("the `inputs` of `bn1`"), "{error}");
-    let error = refused(Layout::default(), &[("*", Share::Batch)]).to_string();
+    let error = refused(Layout::default(), &[("*", ShardedPart::Batch)]).to_string();
     assert!(error.contains("`tensor` is 1"), "{error}");
-    let error = refused(Layout { tensor: 2, micro_batch: 3, ..two() }, &[("*", Share::Batch)]).to_string();
+    let error = refused(Layout { tensor: 2, micro_batch: 3, ..two() }, &[("*", ShardedPart::Batch)]).to_string();
     assert!(error.contains("micro_batch (3) is not divisible by tensor"), "{error}");
     // A pattern may match operators that cannot be sharded, if it matches one that can.
-    let layout = Layout { operators: [("*", Share::Inputs)].into_iter().collect(), ..two() };
+    let layout = Layout { operators: [("*", ShardedPart::Inputs)].into_iter().collect(), ..two() };
     assert!(compile(&resnet(), "resnet", &Plan::new(layout, 2)).is_ok());
 }

@@ -4,8 +4,8 @@ mod soundness;
 
 use foretell_models::{Bert, DropoutRate, Gpt, GraphOptions, Llama, Mlp, Model, Resnet, Stem, Vit};
 use foretell_program::{
-    ContextMethod, Footprint, Kept, Layout, Offload, OperatorShares, Overlap, Plan, Recompute, Schedule, Share, StageLayout,
-    StageProgram, compile,
+    ContextMethod, Footprint, Kept, Layout, Offload, OperatorPatterns, Overlap, Plan, Recompute, Schedule, ShardedPart,
+    StageLayout, StageProgram, compile,
 };
 use foretell_units::DataType;
 use proptest::prelude::*;
@@ -92,11 +92,11 @@ fn uneven_cuts(model: &Model, runs: usize, seed: u64) -> Option<Vec<usize>> {
 
 /// Choices for single operators: mostly none, else for all operators whose names match a short
 /// pattern.
-fn operators() -> impl Strategy<Value = OperatorShares> {
+fn operators() -> impl Strategy<Value = OperatorPatterns> {
     let pattern =
         prop_oneof![2 => Just("*"), 1 => Just("*1*"), 1 => Just("*n*"), 1 => Just("*0*"), 1 => Just("*1"), 1 => Just("*t*")];
-    let asked = proptest::collection::vec((pattern, proptest::sample::select(Share::ALL.to_vec())), 1..4);
-    prop_oneof![Just(OperatorShares::default()), asked.prop_map(|asked| asked.into_iter().collect())]
+    let asked = proptest::collection::vec((pattern, proptest::sample::select(ShardedPart::ALL.to_vec())), 1..4);
+    prop_oneof![Just(OperatorPatterns::default()), asked.prop_map(|asked| asked.into_iter().collect())]
 }
 
 /// Stage places rotated by `by`; `None` if that leaves the stages in order.
@@ -126,7 +126,7 @@ prop_compose! {
         let shard_group = (zero > 0 && group && data == 4).then_some(2);
         let layout = Layout {
             data, tensor, context, pipeline, virtual_stages, micro_batch, schedule, recompute, bucket, offload, zero, shard_group, sequence_parallel,
-            context_method, operators: if tensor > 1 { operators } else { OperatorShares::default() },
+            context_method, operators: if tensor > 1 { operators } else { OperatorPatterns::default() },
             stage_places: rotated(pipeline, micro_batches),
             ..Layout::default()
         };

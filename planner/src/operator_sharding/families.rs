@@ -3,7 +3,7 @@
 use super::{ShardingRequest, applies, choose};
 use crate::space::{Family, Request};
 use foretell_models::GraphOptions;
-use foretell_program::{Layout, OperatorShares, Plan, Recompute, Schedule};
+use foretell_program::{Layout, OperatorPatterns, Plan, Recompute, Schedule};
 use rayon::prelude::*;
 
 /// Adds to each family with several ranks of `tensor` a copy with sharded operators, right behind
@@ -31,7 +31,8 @@ pub(crate) fn with_sharded_operators(request: &Request<'_>, families: Vec<Family
             })
         })
         .collect();
-    let sharded: Vec<Option<OperatorShares>> = different.into_par_iter().map(|(layout, _)| operators(request, layout)).collect();
+    let sharded: Vec<Option<OperatorPatterns>> =
+        different.into_par_iter().map(|(layout, _)| operators(request, layout)).collect();
     let with_copy = |(family, place): (Family, Option<usize>)| {
         let operators = place.and_then(|place| sharded.get(place).cloned().flatten());
         let copy = operators.map(|operators| Family { layout: Layout { operators, ..family.layout.clone() }, ..family.clone() });
@@ -47,7 +48,7 @@ fn relevant_fields(layout: &Layout) -> Layout {
 
 /// Returns the best sharding of a layout's operators. `None` also if the layout cannot be laid out:
 /// the search counts it in the family without sharded operators.
-fn operators(request: &Request<'_>, layout: Layout) -> Option<OperatorShares> {
+fn operators(request: &Request<'_>, layout: Layout) -> Option<OperatorPatterns> {
     let plan = Plan { layout, ..request.base.clone() };
     let sharding = choose(&ShardingRequest {
         model: request.model,

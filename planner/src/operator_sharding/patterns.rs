@@ -2,33 +2,33 @@
 //! one under the block's name if that saves patterns, and all others under their operators' names.
 
 use foretell_models::{Graph, OperatorId};
-use foretell_program::{Choices, OperatorShares, Share};
+use foretell_program::{Choices, OperatorPatterns, ShardedPart};
 use std::collections::BTreeMap;
 
 /// Returns the patterns of the choices `values[i]` of `operators[i]`.
-pub(super) fn patterns(choices: &Choices, operators: &[OperatorId], values: &[usize]) -> OperatorShares {
+pub(super) fn patterns(choices: &Choices, operators: &[OperatorId], values: &[usize]) -> OperatorPatterns {
     let graph = &choices.graph;
-    let chosen: Vec<(OperatorId, Share)> =
-        operators.iter().zip(values).map(|(&id, &value)| (id, choices.of_operator[id.0][value].share)).collect();
-    let most = most_frequent(chosen.iter().map(|&(_, share)| share)).unwrap_or(Share::Whole);
-    let mut patterns: BTreeMap<String, Share> = BTreeMap::from([("*".into(), most)]);
+    let chosen: Vec<(OperatorId, ShardedPart)> =
+        operators.iter().zip(values).map(|(&id, &value)| (id, choices.of_operator[id.0][value].part)).collect();
+    let most = most_frequent(chosen.iter().map(|&(_, part)| part)).unwrap_or(ShardedPart::Whole);
+    let mut patterns: BTreeMap<String, ShardedPart> = BTreeMap::from([("*".into(), most)]);
     for of_block in chosen.chunk_by(|one, next| block(graph, one.0) == block(graph, next.0)) {
-        let exceptions = |usual: Share| of_block.iter().filter(|(_, share)| *share != usual).count();
-        let own = most_frequent(of_block.iter().map(|&(_, share)| share)).unwrap_or(most);
+        let exceptions = |usual: ShardedPart| of_block.iter().filter(|(_, part)| *part != usual).count();
+        let own = most_frequent(of_block.iter().map(|&(_, part)| part)).unwrap_or(most);
         let usual = if exceptions(own) + 1 < exceptions(most) && has_unique_name(graph, of_block) { own } else { most };
         if usual != most {
             patterns.insert(block(graph, of_block[0].0).into(), usual);
         }
-        let others = of_block.iter().filter(|(_, share)| *share != usual);
-        patterns.extend(others.map(|&(id, share)| (graph.operators[id.0].name.clone(), share)));
+        let others = of_block.iter().filter(|(_, part)| *part != usual);
+        patterns.extend(others.map(|&(id, part)| (graph.operators[id.0].name.clone(), part)));
     }
     // The pattern of an operator with a block's name hits that whole block. So the block's other
     // operators get patterns of their own.
-    for &(id, share) in &chosen {
+    for &(id, part) in &chosen {
         let name = &graph.operators[id.0].name;
         let is_operator_name = |one: &str| graph.operators.iter().any(|operator| operator.name == one);
         if is_operator_name(block(graph, id)) && patterns.contains_key(block(graph, id)) && !patterns.contains_key(name) {
-            patterns.insert(name.clone(), share);
+            patterns.insert(name.clone(), part);
         }
     }
     patterns.into_iter().collect()
@@ -40,16 +40,16 @@ fn block(graph: &Graph, id: OperatorId) -> &str {
 
 /// Returns `true` if no operator and no other block has the name of these operators' block, so that
 /// a pattern under that name hits only this block.
-fn has_unique_name(graph: &Graph, of_block: &[(OperatorId, Share)]) -> bool {
+fn has_unique_name(graph: &Graph, of_block: &[(OperatorId, ShardedPart)]) -> bool {
     let name = of_block.first().map_or("", |&(id, _)| block(graph, id));
     graph.operators.iter().all(|operator| operator.name != name)
         && graph.blocks.iter().filter(|block| block.name == name).count() == 1
 }
 
-fn most_frequent(shares: impl Iterator<Item = Share>) -> Option<Share> {
-    let mut counts: BTreeMap<Share, usize> = BTreeMap::new();
-    for share in shares {
-        *counts.entry(share).or_default() += 1;
+fn most_frequent(parts: impl Iterator<Item = ShardedPart>) -> Option<ShardedPart> {
+    let mut counts: BTreeMap<ShardedPart, usize> = BTreeMap::new();
+    for part in parts {
+        *counts.entry(part).or_default() += 1;
     }
-    counts.into_iter().rev().max_by_key(|&(_, count)| count).map(|(share, _)| share)
+    counts.into_iter().rev().max_by_key(|&(_, count)| count).map(|(part, _)| part)
 }

@@ -5,7 +5,7 @@
 use super::conversions::{ConversionStep, Conversions, TensorUses};
 use super::patterns::patterns;
 use foretell_models::{DropoutRate, Kernel, Mlp, Model, OperatorId, Pass, Resnet, Stem, Vgg};
-use foretell_program::{Axis, Choices, Collective, Layout, Operation, OperatorShares, Plan, Share, compile_training};
+use foretell_program::{Axis, Choices, Collective, Layout, Operation, OperatorPatterns, Plan, ShardedPart, compile_training};
 use foretell_units::DataType;
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -126,11 +126,11 @@ proptest! {
         };
         let values: Vec<usize> = operators.iter().enumerate().map(pick).collect();
         // The compiler refuses a `tensor` that shards no operator.
-        prop_assume!(operators.iter().zip(&values).any(|(id, &value)| choices.of_operator[id.0][value].share != Share::Whole));
+        prop_assume!(operators.iter().zip(&values).any(|(id, &value)| choices.of_operator[id.0][value].part != ShardedPart::Whole));
         let by_name = |(id, value): (&OperatorId, &usize)| {
-            (choices.graph.operators[id.0].name.clone(), choices.of_operator[id.0][*value].share)
+            (choices.graph.operators[id.0].name.clone(), choices.of_operator[id.0][*value].part)
         };
-        let named: OperatorShares = operators.iter().zip(&values).map(by_name).collect();
+        let named: OperatorPatterns = operators.iter().zip(&values).map(by_name).collect();
         plan.layout = Layout { operators: named, ..layout.clone() };
         let expected = emitted(&model, &plan);
         let priced = priced(&choices, &plan, &operators, &values);

@@ -11,7 +11,8 @@ pub(super) type Place = (usize, Option<usize>);
 #[derive(Default)]
 pub(super) struct OffloadedTooLarge(BTreeSet<(usize, Option<usize>, Offload)>);
 
-/// By layout, how often it was refitted, and the smallest memory budget that each of its stages had.
+/// By layout, how often it was refitted, and the smallest memory budget that each of its stages
+/// had.
 pub(super) type Refits = BTreeMap<LayoutIndex, (usize, Vec<f64>)>;
 
 impl OffloadedTooLarge {

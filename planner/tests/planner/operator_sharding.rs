@@ -5,7 +5,7 @@ use foretell_models::{GraphOptions, Model};
 use foretell_planner::operator_sharding::{
     Cost, Factor, LARGEST_TABLE, Method, Problem, ShardingRequest, SolveError, applies, choose, solve,
 };
-use foretell_program::{Layout, OperatorShares, Plan, Share, compile_training};
+use foretell_program::{Layout, OperatorPatterns, Plan, ShardedPart, compile_training};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Picoseconds};
@@ -135,7 +135,7 @@ fn operators_of_image_models_are_sharded_one_by_one() {
 
 /// Returns the chosen sharding, and the predicted step times, in seconds, of the compiler's usual
 /// sharding, of samples sharded over `tensor` everywhere, and of the chosen one.
-fn compare(topology: &Topology, name: &str, layout: Layout, precision: DataType) -> (OperatorShares, [f64; 3]) {
+fn compare(topology: &Topology, name: &str, layout: Layout, precision: DataType) -> (OperatorPatterns, [f64; 3]) {
     let costs = CostModel::new(None, topology);
     let model = Model::named(name).expect("in the zoo");
     let samples = layout.data * layout.micro_batch;
@@ -144,12 +144,12 @@ fn compare(topology: &Topology, name: &str, layout: Layout, precision: DataType)
     let request = ShardingRequest { model: &model, name, topology, costs: &costs, plan: &plan, oversubscription };
     let sharding = choose(&request).expect("it can be laid out").expect("there is a choice");
     assert_eq!(sharding.method, Method::Elimination, "{name}");
-    let with = |operators: OperatorShares| {
+    let with = |operators: OperatorPatterns| {
         let plan = Plan { layout: Layout { operators, ..plan.layout.clone() }, ..plan.clone() };
         simulated_seconds(&model, &plan, topology, &costs)
     };
-    let all_samples = [("*", Share::Batch)].into_iter().collect();
-    let seconds = [with(OperatorShares::default()), with(all_samples), with(sharding.operators.clone())];
+    let all_samples = [("*", ShardedPart::Batch)].into_iter().collect();
+    let seconds = [with(OperatorPatterns::default()), with(all_samples), with(sharding.operators.clone())];
     (sharding.operators, seconds)
 }
 
@@ -176,9 +176,9 @@ fn convolutions_are_sharded_by_samples_and_products_by_features() {
     let topology = Topology::library("dgx-a100-80g").expect("in the library");
     let layout = Layout { tensor: 8, micro_batch: 32, ..Layout::default() };
     let (operators, [usual, all_samples, chosen]) = compare(&topology, "vgg16", layout, DataType::Bf16);
-    let said: Vec<(&str, Share)> = operators.iter().collect();
-    assert_eq!(said[0], ("*", Share::Batch));
-    assert!(said.contains(&("classifier", Share::Outputs)), "{said:?}");
+    let said: Vec<(&str, ShardedPart)> = operators.iter().collect();
+    assert_eq!(said[0], ("*", ShardedPart::Batch));
+    assert!(said.contains(&("classifier", ShardedPart::Outputs)), "{said:?}");
     assert!(said.iter().all(|(name, _)| !name.starts_with("features")), "{said:?}");
     assert!(chosen < 0.7 * all_samples && chosen < 0.5 * usual, "{chosen} of {usual} and {all_samples}");
 }

@@ -4,7 +4,7 @@
 use super::lowering::{Lowering, Lowerings, Purpose, vocabulary_parts};
 use crate::fusion::Fusions;
 use crate::mesh::{Mesh, StageMesh};
-use crate::plan::{ContextMethod, OperatorShares, Plan, PlanError};
+use crate::plan::{ContextMethod, OperatorPatterns, Plan, PlanError};
 use foretell_models::Model;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -34,7 +34,7 @@ struct Key {
     sequence_parallel: bool,
     context_method: ContextMethod,
     expert_tensor: Option<usize>,
-    operators: OperatorShares,
+    operators: OperatorPatterns,
     fusions: Fusions,
     quantises: bool,
 }

@@ -6,7 +6,7 @@
 
 use crate::fusion::{Fusions, fuse};
 use crate::mesh::{Axis, Coordinates, Mesh, StageMesh};
-use crate::plan::{Layout, Plan, PlanError, Share};
+use crate::plan::{Layout, Plan, PlanError, ShardedPart};
 use crate::quantisation::quantise;
 use crate::strategy::{Sharding, consumers, producers};
 use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate};
@@ -163,7 +163,7 @@ fn graph(
 fn normalization_groups(model: &Model, plan: &Plan, mesh: &StageMesh) -> Result<usize, PlanError> {
     let samples = mesh.samples_at_once() / mesh.batch_parts();
     let Some(group) = plan.batch_norm_group.filter(|_| model.has_batch_norm()) else {
-        let shards_batch = plan.layout.operators.iter().any(|(_, share)| share == Share::Batch);
+        let shards_batch = plan.layout.operators.iter().any(|(_, part)| part == ShardedPart::Batch);
         let parts = if shards_batch && model.has_batch_norm() { mesh.size(Axis::Tensor) } else { 1 };
         if !samples.is_multiple_of(parts) {
             return Err(PlanError::Indivisible {

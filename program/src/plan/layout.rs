@@ -1,7 +1,7 @@
 //! The layout of a plan: the sizes of the mesh, for all stages or for each, and the choices of
 //! placement and order.
 
-use super::{Offload, OperatorShares, PlanError, Recompute};
+use super::{Offload, OperatorPatterns, PlanError, Recompute};
 use crate::collective::CollectiveAlgorithm;
 use crate::mesh::{Axis, StageMesh};
 use crate::schedule::Schedule;
@@ -66,8 +66,8 @@ pub struct Layout {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stages: Option<Vec<StageLayout>>,
     /// The operators that `tensor` shards otherwise than by the rule.
-    #[serde(skip_serializing_if = "OperatorShares::is_empty")]
-    pub operators: OperatorShares,
+    #[serde(skip_serializing_if = "OperatorPatterns::is_empty")]
+    pub operators: OperatorPatterns,
     /// The bytes of gradients that are reduced together.
     pub bucket: Bytes,
     /// The algorithm of all-reduces.
@@ -133,7 +133,7 @@ impl Default for Layout {
             stage_places: None,
             shares: None,
             stages: None,
-            operators: OperatorShares::default(),
+            operators: OperatorPatterns::default(),
             // PyTorch DDP's default.
             bucket: Bytes::new(25 << 20),
             collective: CollectiveAlgorithm::Automatic,

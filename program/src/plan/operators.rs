@@ -11,7 +11,7 @@ use std::fmt;
 /// The part of an operator that `tensor` shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Share {
+pub enum ShardedPart {
     /// Nothing: every rank runs the whole operator.
     Whole,
     /// Samples, as `data` does.
@@ -23,22 +23,22 @@ pub enum Share {
     Inputs,
 }
 
-impl Share {
+impl ShardedPart {
     /// Every choice.
-    pub const ALL: [Share; 4] = [Share::Whole, Share::Batch, Share::Outputs, Share::Inputs];
+    pub const ALL: [ShardedPart; 4] = [ShardedPart::Whole, ShardedPart::Batch, ShardedPart::Outputs, ShardedPart::Inputs];
 
     /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
-            Share::Whole => "whole",
-            Share::Batch => "batch",
-            Share::Outputs => "outputs",
-            Share::Inputs => "inputs",
+            ShardedPart::Whole => "whole",
+            ShardedPart::Batch => "batch",
+            ShardedPart::Outputs => "outputs",
+            ShardedPart::Inputs => "inputs",
         }
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for ShardedPart {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.name())
     }
@@ -52,40 +52,40 @@ impl fmt::Display for Share {
 /// alphabetically first wins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct OperatorShares(BTreeMap<String, Share>);
+pub struct OperatorPatterns(BTreeMap<String, ShardedPart>);
 
 /// The choice of a plan for one operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OperatorChoice<'a> {
     pub(crate) pattern: &'a str,
-    pub(crate) share: Share,
+    pub(crate) part: ShardedPart,
     /// Whether the pattern is the operator's own name.
     pub(crate) by_name: bool,
 }
 
-impl OperatorShares {
+impl OperatorPatterns {
     /// Whether the plan makes no choice for any operator.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The patterns, in alphabetical order.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, Share)> {
-        self.0.iter().map(|(pattern, &share)| (pattern.as_str(), share))
+    pub fn iter(&self) -> impl Iterator<Item = (&str, ShardedPart)> {
+        self.0.iter().map(|(pattern, &part)| (pattern.as_str(), part))
     }
 
     /// The choice for the operator called `operator` in the block called `block`.
     pub(crate) fn of(&self, operator: &str, block: &str) -> Option<OperatorChoice<'_>> {
-        if let Some((pattern, &share)) = self.0.get_key_value(operator) {
-            return Some(OperatorChoice { pattern, share, by_name: true });
+        if let Some((pattern, &part)) = self.0.get_key_value(operator) {
+            return Some(OperatorChoice { pattern, part, by_name: true });
         }
-        if let Some((pattern, &share)) = self.0.get_key_value(block) {
-            return Some(OperatorChoice { pattern, share, by_name: false });
+        if let Some((pattern, &part)) = self.0.get_key_value(block) {
+            return Some(OperatorChoice { pattern, part, by_name: false });
         }
         let matching = self.iter().filter(|(pattern, _)| matches(pattern, operator) || matches(pattern, block));
         // `max_by_key` returns the last of equal keys.
-        let (pattern, share) = matching.collect::<Vec<_>>().into_iter().rev().max_by_key(|(pattern, _)| pattern.len())?;
-        Some(OperatorChoice { pattern, share, by_name: false })
+        let (pattern, part) = matching.collect::<Vec<_>>().into_iter().rev().max_by_key(|(pattern, _)| pattern.len())?;
+        Some(OperatorChoice { pattern, part, by_name: false })
     }
 
     /// All patterns that match an operator or its block.
@@ -94,9 +94,9 @@ impl OperatorShares {
     }
 }
 
-impl<Name: Into<String>> FromIterator<(Name, Share)> for OperatorShares {
-    fn from_iter<Shares: IntoIterator<Item = (Name, Share)>>(shares: Shares) -> Self {
-        Self(shares.into_iter().map(|(name, share)| (name.into(), share)).collect())
+impl<Name: Into<String>> FromIterator<(Name, ShardedPart)> for OperatorPatterns {
+    fn from_iter<Parts: IntoIterator<Item = (Name, ShardedPart)>>(parts: Parts) -> Self {
+        Self(parts.into_iter().map(|(name, part)| (name.into(), part)).collect())
     }
 }
 
@@ -132,22 +132,26 @@ mod tests {
 
     #[test]
     fn full_names_win_over_patterns_and_longer_patterns_over_shorter() {
-        let shares: OperatorShares =
-            [("layer1.*", Share::Batch), ("layer1.0.conv*", Share::Inputs), ("layer1.0", Share::Whole), ("fc", Share::Outputs)]
-                .into_iter()
-                .collect();
-        let of = |operator, block| shares.of(operator, block).map(|choice| choice.share);
-        assert_eq!(of("layer1.0.conv1", "layer1.0"), Some(Share::Whole));
-        assert_eq!(of("layer1.0.conv1", "layer1"), Some(Share::Inputs));
-        assert_eq!(of("layer1.0.bn1", "layer1.0"), Some(Share::Whole));
-        assert_eq!(of("layer1.1.bn1", "layer1.1"), Some(Share::Batch));
-        assert_eq!(of("fc", "head"), Some(Share::Outputs));
+        let sharding: OperatorPatterns = [
+            ("layer1.*", ShardedPart::Batch),
+            ("layer1.0.conv*", ShardedPart::Inputs),
+            ("layer1.0", ShardedPart::Whole),
+            ("fc", ShardedPart::Outputs),
+        ]
+        .into_iter()
+        .collect();
+        let of = |operator, block| sharding.of(operator, block).map(|choice| choice.part);
+        assert_eq!(of("layer1.0.conv1", "layer1.0"), Some(ShardedPart::Whole));
+        assert_eq!(of("layer1.0.conv1", "layer1"), Some(ShardedPart::Inputs));
+        assert_eq!(of("layer1.0.bn1", "layer1.0"), Some(ShardedPart::Whole));
+        assert_eq!(of("layer1.1.bn1", "layer1.1"), Some(ShardedPart::Batch));
+        assert_eq!(of("fc", "head"), Some(ShardedPart::Outputs));
         assert_eq!(of("fc.bias", "head"), None);
     }
 
     #[test]
     fn of_equally_long_patterns_the_alphabetically_first_wins() {
-        let shares: OperatorShares = [("*b", Share::Batch), ("a*", Share::Inputs)].into_iter().collect();
-        assert_eq!(shares.of("ab", "").map(|choice| choice.pattern), Some("*b"));
+        let sharding: OperatorPatterns = [("*b", ShardedPart::Batch), ("a*", ShardedPart::Inputs)].into_iter().collect();
+        assert_eq!(sharding.of("ab", "").map(|choice| choice.pattern), Some("*b"));
     }
 }

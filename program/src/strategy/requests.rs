@@ -3,7 +3,7 @@
 use super::Strategy;
 use super::rules::Rules;
 use crate::mesh::{Axis, StageMesh};
-use crate::plan::{Layout, OperatorShares, PlanError, Share};
+use crate::plan::{Layout, OperatorPatterns, PlanError, ShardedPart};
 use foretell_models::{BATCH, EXPERTS, Extent, Graph, LoopId, Operator, OperatorId, OperatorKind, Pass};
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ impl Requests {
     /// requested. Of the operators that a pattern matches, one that can is enough; the others
     /// follow their inputs. Evaluation lacks some operators of training, so patterns without a
     /// match are refused only in training.
-    pub(super) fn resolve(rules: &Rules<'_>, operators: &OperatorShares) -> Result<Self, PlanError> {
+    pub(super) fn resolve(rules: &Rules<'_>, operators: &OperatorPatterns) -> Result<Self, PlanError> {
         let graph = rules.graph;
         let mut requests = Self { requested: vec![None; graph.operators.len()], any: false };
         let ranks = rules.mesh.size(Axis::Tensor);
@@ -36,12 +36,12 @@ impl Requests {
             let block = &graph.blocks[operator.block].name;
             let Some(choice) = operators.of(&operator.name, block) else { continue };
             matching.extend(operators.matching(&operator.name, block));
-            tried.insert((choice.pattern, choice.share));
-            let requested = requested_loop(rules, operator, choice.share)?;
+            tried.insert((choice.pattern, choice.part));
+            let requested = requested_loop(rules, operator, choice.part)?;
             if requested.is_some() {
                 used.insert(choice.pattern);
             } else if choice.by_name {
-                return Err(refused(choice.pattern, choice.share, ranks));
+                return Err(refused(choice.pattern, choice.part, ranks));
             }
             requests.requested[index] = requested;
             requests.any |= requested.is_some();
@@ -58,7 +58,7 @@ impl Requests {
             });
         }
         match tried.iter().find(|(pattern, _)| !used.contains(pattern)) {
-            Some(&(pattern, share)) => Err(refused(pattern, share, ranks)),
+            Some(&(pattern, part)) => Err(refused(pattern, part, ranks)),
             None => Ok(requests),
         }
     }
@@ -76,16 +76,16 @@ impl Requests {
 ///
 /// # Errors
 /// [`PlanError`] if the other axes cannot shard an operator.
-pub(crate) fn choices(graph: &Graph, mesh: &StageMesh, layout: &Layout) -> Result<Vec<Vec<(Share, Strategy)>>, PlanError> {
+pub(crate) fn choices(graph: &Graph, mesh: &StageMesh, layout: &Layout) -> Result<Vec<Vec<(ShardedPart, Strategy)>>, PlanError> {
     let rules = Rules::new(graph, mesh, layout);
     let of_operator = |operator: &Operator| {
-        let mut choices: Vec<(Share, Strategy)> = Vec::new();
-        for share in Share::ALL.into_iter().filter(|_| operator.pass == Pass::Forward) {
-            let Some(chosen) = requested_loop(&rules, operator, share)? else { continue };
+        let mut choices: Vec<(ShardedPart, Strategy)> = Vec::new();
+        for part in ShardedPart::ALL.into_iter().filter(|_| operator.pass == Pass::Forward) {
+            let Some(chosen) = requested_loop(&rules, operator, part)? else { continue };
             let mut strategy = rules.without_tensor(operator)?;
             strategy.set(Axis::Tensor, chosen);
             if choices.iter().all(|(_, known)| *known != strategy) {
-                choices.push((share, strategy));
+                choices.push((part, strategy));
             }
         }
         Ok(choices)
@@ -95,7 +95,7 @@ pub(crate) fn choices(graph: &Graph, mesh: &StageMesh, layout: &Layout) -> Resul
 
 /// The loop along `tensor` for a request, or `Some(None)` for no loop. `None` if the operator
 /// cannot be sharded so.
-fn requested_loop(rules: &Rules<'_>, operator: &Operator, share: Share) -> Result<Option<Option<LoopId>>, PlanError> {
+fn requested_loop(rules: &Rules<'_>, operator: &Operator, part: ShardedPart) -> Result<Option<Option<LoopId>>, PlanError> {
     // The outputs of logit statistics have a slot for each rank's part of the classes, and
     // spreading experts is a choice of its own.
     let is_decided =
@@ -103,29 +103,29 @@ fn requested_loop(rules: &Rules<'_>, operator: &Operator, share: Share) -> Resul
     if is_decided {
         return Ok(None);
     }
-    let Some(chosen) = loop_of(operator, share) else { return Ok((share == Share::Whole).then_some(None)) };
+    let Some(chosen) = loop_of(operator, part) else { return Ok((part == ShardedPart::Whole).then_some(None)) };
     let strategy = rules.without_tensor(operator)?;
     Ok(rules.can_add_tensor(operator, chosen, &strategy).then_some(Some(chosen)))
 }
 
-/// The first shardable loop of the kind that `share` names; `None` if there is none, or for
-/// [`Share::Whole`].
-fn loop_of(operator: &Operator, share: Share) -> Option<LoopId> {
+/// The first shardable loop of the kind that `part` names; `None` if there is none, or for
+/// [`ShardedPart::Whole`].
+fn loop_of(operator: &Operator, part: ShardedPart) -> Option<LoopId> {
     let of_role = |roles: &[Extent]| operator.loops.iter().position(|one| one.shardable && roles.contains(&one.role)).map(LoopId);
     let last = || operator.outputs.first().and_then(|output| *output.axes.last()?);
-    let found = match share {
-        Share::Whole => None,
-        Share::Batch => operator.find_loop(BATCH),
-        Share::Outputs => of_role(&[Extent::Columns]).or_else(last),
-        Share::Inputs => of_role(&[Extent::Contracted, Extent::Vocabulary]),
+    let found = match part {
+        ShardedPart::Whole => None,
+        ShardedPart::Batch => operator.find_loop(BATCH),
+        ShardedPart::Outputs => of_role(&[Extent::Columns]).or_else(last),
+        ShardedPart::Inputs => of_role(&[Extent::Contracted, Extent::Vocabulary]),
     };
     found.filter(|one| operator.loops[one.0].shardable)
 }
 
-fn refused(pattern: &str, share: Share, ranks: usize) -> PlanError {
+fn refused(pattern: &str, part: ShardedPart, ranks: usize) -> PlanError {
     PlanError::Invalid {
         field: "operators",
-        reason: format!("the {ranks} ranks of `tensor` cannot shard the `{share}` of `{pattern}`"),
+        reason: format!("the {ranks} ranks of `tensor` cannot shard the `{part}` of `{pattern}`"),
         hint: "choose another of `whole`, `batch`, `outputs` and `inputs`, or a size of `tensor` that divides it".into(),
     }
 }

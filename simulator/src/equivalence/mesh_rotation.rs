@@ -1,7 +1,7 @@
 //! Finds a rotation of the mesh, a cyclic shift along one axis, that is a symmetry: every rank that
 //! is moved onto another runs the same list at the same pace on an equivalent node.
 //!
-//! The topology says which nodes are equivalent ([`Topology::alike_nodes`]). Whether the flows of a
+//! The topology says which nodes are equivalent ([`Topology::interchangeable_nodes`]). Whether the flows of a
 //! collective are symmetric, too, is known only when it is lowered: a ring's are, a tree's are not.
 
 use crate::network::MeshRotation;
@@ -18,7 +18,7 @@ pub(super) fn find_rotation(
     paces: &[f64],
     uneven: &[BTreeSet<GroupId>],
 ) -> Option<MeshRotation> {
-    let nodes = topology.alike_nodes()?;
+    let nodes = topology.interchangeable_nodes()?;
     let along = |&axis: &Axis| {
         let rotation = MeshRotation::along(axis, &program.mesh, nodes)?;
         (has_even_kernels(&rotation, program, uneven) && leaves_unchanged(&rotation, program, paces)).then_some(rotation)

@@ -7,7 +7,7 @@
 //! of a Program; [`super::Shape`] and [`super::hops`] check the flows of each collective.
 
 use foretell_program::{Axis, Mesh, Rank};
-use foretell_topologies::AlikeNodes;
+use foretell_topologies::InterchangeableNodes;
 
 /// A cyclic shift of all ranks along one axis of the mesh.
 #[derive(Clone, Debug)]
@@ -19,12 +19,12 @@ pub(crate) struct MeshRotation {
     /// Ranks rotate in blocks of this size: within its block, rank `r` moves to `r + step` modulo
     /// `block`.
     block: usize,
-    nodes: AlikeNodes,
+    nodes: InterchangeableNodes,
 }
 
 impl MeshRotation {
     /// The rotation along an axis of the mesh, if it moves whole nodes.
-    pub(crate) fn along(axis: Axis, mesh: &Mesh, nodes: AlikeNodes) -> Option<Self> {
+    pub(crate) fn along(axis: Axis, mesh: &Mesh, nodes: InterchangeableNodes) -> Option<Self> {
         let (step, size) = (mesh.stride(axis)?, mesh.stage(0).size(axis));
         (size > 1 && step.is_multiple_of(nodes.devices)).then_some(Self { axis, step, block: step * size, nodes })
     }
@@ -32,7 +32,7 @@ impl MeshRotation {
     /// The rotation of blocks of this size, whose nodes have `step` devices and one link.
     #[cfg(test)]
     pub(crate) fn of_blocks(step: usize, block: usize) -> Self {
-        Self { axis: Axis::Data, step, block, nodes: AlikeNodes { count: block / step, devices: step, links: 1 } }
+        Self { axis: Axis::Data, step, block, nodes: InterchangeableNodes { count: block / step, devices: step, links: 1 } }
     }
 
     /// Whether all ranks of each orbit have the same value.

@@ -42,14 +42,19 @@ pub fn long_test_names(source: &str) -> Vec<String> {
     long
 }
 
-/// What a document cites in backticks and the tree does not have: paths that do not exist under
-/// `root`, and snake-case names that stand in no source (`sources` is their joined text).
+/// What a document cites in backticks and the tree does not have: paths that end no path of `tree`
+/// (all files and folders, from the root), and snake-case names that stand in no source (`sources`
+/// is their joined text).
 #[must_use]
-pub fn dangling_citations(document: &str, root: &Path, sources: &str) -> Vec<String> {
+pub fn dangling_citations(document: &str, tree: &[String], sources: &str) -> Vec<String> {
+    let exists = |cited: &str| {
+        let cited = cited.trim_end_matches('/');
+        tree.iter().any(|path| path.strip_suffix(cited).is_some_and(|rest| rest.is_empty() || rest.ends_with('/')))
+    };
     let mut dangling = Vec::new();
     for (number, line) in numbered(document) {
         for cited in line.split('`').skip(1).step_by(2) {
-            let missing = if is_path(cited) { !root.join(cited).exists() } else { is_name(cited) && !has_word(sources, cited) };
+            let missing = if is_path(cited) { !exists(cited) } else { is_name(cited) && !has_word(sources, cited) };
             if missing {
                 dangling.push(format!("line {number}: `{cited}`"));
             }
@@ -159,10 +164,10 @@ mod tests {
 
     #[test]
     fn a_missing_path_and_a_missing_name_dangle() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let document = "`src/text.rs` and `src/none.rs`; `here_it_is_named` and `nobody_has_this`";
+        let tree = ["house/src/text.rs".to_owned(), "house/src".to_owned()];
+        let document = "`src/text.rs`, `src/` and `src/none.rs`; `here_it_is_named` and `nobody_has_this`";
         assert_eq!(
-            dangling_citations(document, root, "fn here_it_is_named() {}"),
+            dangling_citations(document, &tree, "fn here_it_is_named() {}"),
             ["line 1: `src/none.rs`", "line 1: `nobody_has_this`"]
         );
     }

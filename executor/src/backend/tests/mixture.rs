@@ -1,4 +1,5 @@
-//! Mixtures of experts: what their kernels should compute, and what happens to tokens that find no slot.
+//! Mixtures of experts: what their kernels should compute, and what happens to tokens that find no
+//! slot.
 
 use foretell_models::{Kernel, Mixture};
 use rand::SeedableRng as _;
@@ -164,7 +165,8 @@ pub(super) fn reference(kernel: &Kernel, reads: &[Tensor]) -> Vec<Tensor> {
     }
 }
 
-/// Calls `each(choice, token's element, slot's element)` for all features of all choices that found a slot.
+/// Calls `each(choice, token's element, slot's element)` for all features of all choices that found
+/// a slot.
 fn slots(sizes: &Mixture, choices: &Tensor, places: &Tensor, mut each: impl FnMut(usize, usize, usize)) {
     for (index, (&choice, &place)) in choices.iter().zip(places).enumerate().filter(|(_, (_, place))| **place >= 0.0) {
         for f in 0..sizes.hidden {

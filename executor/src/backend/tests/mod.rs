@@ -1,4 +1,5 @@
-//! Every kernel against a naive reference, every gradient against differences of its forward kernel, and every refusal.
+//! Every kernel against a naive reference, every gradient against differences of its forward
+//! kernel, and every refusal.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -34,7 +35,8 @@ use cases::{attention, attentions, cases, dropped, ropes, window};
 use operands::{counts, integers, last_member, operands, operands_in, round_to, rounded};
 use running::{run, run_in, run_on};
 
-/// Numbers in double precision: what the reference works on, and what an arena's operand is made from.
+/// Numbers in double precision: what the reference works on, and what an arena's operand is made
+/// from.
 type Tensor = Vec<f64>;
 
 const PARAMETERS: Hyperparameters = Hyperparameters {
@@ -52,12 +54,14 @@ const PARAMETERS: Hyperparameters = Hyperparameters {
 };
 
 fn assert_close(kernel: &Kernel, what: &str, computed: &[Tensor], expected: &[Tensor]) {
-    // A GPU's exponentials, tangents and error functions are two to four units in the last place off (CUDA C++ Programming Guide, Mathematical
-    // Functions), which shows where a tensor is one number.
+    // A GPU's exponentials, tangents and error functions are two to four units in the last place
+    // off (CUDA C++ Programming Guide, Mathematical Functions), which shows where a tensor is one
+    // number.
     let tolerance = if GpuBackend::is_requested() { 1.6e-5 } else { 4e-6 };
     for (index, (computed, expected)) in computed.iter().zip(expected).enumerate() {
         assert_eq!(computed.len(), expected.len());
-        // Errors grow with what was summed: they are measured against the tensor's largest value, not the element's.
+        // Errors grow with what was summed: they are measured against the tensor's largest value,
+        // not the element's.
         let scale = expected.iter().fold(1e-3_f64, |largest, value| largest.max(value.abs()));
         for (position, (&computed, &expected)) in computed.iter().zip(expected).enumerate() {
             let close = (computed - expected).abs() <= tolerance * scale;
@@ -71,8 +75,8 @@ fn cpu_backends() -> Vec<Box<dyn Backend>> {
     CpuBackend::variants().into_iter().map(|backend| Box::new(backend) as Box<dyn Backend>).collect()
 }
 
-/// The CUDA backend: on a GPU if one is asked for (`tests/gpu.sh` does), or on a device that runs its kernels' text on the processor, where that
-/// can be; with these of the library's products.
+/// The CUDA backend: on a GPU if one is asked for (`tests/gpu.sh` does), or on a device that runs
+/// its kernels' text on the processor, where that can be; with these of the library's products.
 fn cuda_backend(makes: ProductSupport) -> Vec<Box<dyn Backend>> {
     if let Some(backend) = GpuBackend::with_products(makes) {
         return vec![Box::new(backend)];
@@ -81,7 +85,8 @@ fn cuda_backend(makes: ProductSupport) -> Vec<Box<dyn Backend>> {
     backend.into_iter().map(|backend| Box::new(backend) as Box<dyn Backend>).collect()
 }
 
-/// The same with the library's products and without its convolutions, which are then products over windows.
+/// The same with the library's products and without its convolutions, which are then products over
+/// windows.
 fn cuda_backend_without_convolutions() -> Vec<Box<dyn Backend>> {
     if let Some(backend) = GpuBackend::without_convolutions() {
         return vec![Box::new(backend)];
@@ -153,7 +158,8 @@ fn cuda_convolutions_without_the_library_are_those_of_the_reference() {
     conforms(cuda_backend_without_convolutions(), is_convolution);
 }
 
-/// Runs all cases. The backends are kept over all kernels: what one leaves in the scratch memory must not show in another.
+/// Runs all cases. The backends are kept over all kernels: what one leaves in the scratch memory
+/// must not show in another.
 fn conforms(mut backends: Vec<Box<dyn Backend>>, is_tried: fn(&Kernel) -> bool) {
     let mut random = ChaCha8Rng::seed_from_u64(1);
     for kernel in cases().into_iter().filter(is_tried) {

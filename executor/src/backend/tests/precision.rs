@@ -11,7 +11,8 @@ use crate::half::Half;
 
 const PRECISIONS: [(DataType, Half); 2] = [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)];
 
-/// Half of the last place, relatively: what rounding once costs; and half of the smallest number's, which fp16 meets.
+/// Half of the last place, relatively: what rounding once costs; and half of the smallest number's,
+/// which fp16 meets.
 fn rounding(half: Half) -> (f64, f64) {
     match half {
         Half::Bf16 => (2.0_f64.powi(-8), 0.0),
@@ -19,19 +20,21 @@ fn rounding(half: Half) -> (f64, f64) {
     }
 }
 
-/// Sums are made in single precision and rounded once: beside what a kernel of single precision may be off, each number may be off by
-/// half of its own last place.
+/// Sums are made in single precision and rounded once: beside what a kernel of single precision may
+/// be off, each number may be off by half of its own last place.
 pub(super) fn assert_close(kernel: &Kernel, half: Half, what: &str, computed: &[Tensor], expected: &[Tensor]) {
     let types = operand_types(kernel, if half == Half::Bf16 { DataType::Bf16 } else { DataType::Fp16 });
-    // A GPU's tensor cores cut off what of a sum is below its last place, each time to the same side (Fasi, Higham, Mikaitis and Pranesh 2021,
-    // Numerical behavior of NVIDIA tensor cores): of a sum of 3,000 products, made by sixteen or by eight, up to 400 times half of it.
+    // A GPU's tensor cores cut off what of a sum is below its last place, each time to the same
+    // side (Fasi, Higham, Mikaitis and Pranesh 2021, Numerical behavior of NVIDIA tensor cores): of
+    // a sum of 3,000 products, made by sixteen or by eight, up to 400 times half of it.
     let sums = if super::GpuBackend::is_requested() { 3e-5 } else { 6e-6 };
     for (index, (computed, expected)) in computed.iter().zip(expected).enumerate() {
         assert_eq!(computed.len(), expected.len());
         let scale = expected.iter().fold(1e-3_f64, |largest, value| largest.max(value.abs()));
         let (relative, absolute) = if Half::of(types.writes[index]).is_some() { rounding(half) } else { (0.0, 0.0) };
-        // The attention's gradient reads its output, which is rounded, and sums it over up to 64 features; the reference has its own.
-        // On tensor cores probabilities, and their slopes, are rounded before they are multiplied.
+        // The attention's gradient reads its output, which is rounded, and sums it over up to 64
+        // features; the reference has its own. On tensor cores probabilities, and their slopes, are
+        // rounded before they are multiplied.
         let made_from_rounded = rounding(half).0
             * match kernel {
                 Kernel::AttentionGradient(_) => 4.0,
@@ -46,7 +49,8 @@ pub(super) fn assert_close(kernel: &Kernel, half: Half, what: &str, computed: &[
     }
 }
 
-/// What the kernel should write: the reference's numbers; of optimizers the step is the master copy's, which the parameter follows.
+/// What the kernel should write: the reference's numbers; of optimizers the step is the master
+/// copy's, which the parameter follows.
 fn expected(kernel: &Kernel, reads: &[Tensor], before: &[Tensor], accumulate: bool, group_index: usize) -> Vec<Tensor> {
     if !matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. }) {
         return reference::run(kernel, reads, before, accumulate, &PARAMETERS, group_index);
@@ -80,7 +84,8 @@ fn cuda_convolutions_without_the_library_are_those_of_the_reference_in_sixteen_b
 
 #[test]
 fn cuda_convolutions_of_a_models_sizes_are_those_of_the_reference_in_sixteen_bits() {
-    // On a GPU alone: of small ones cuDNN makes the weight's gradient without tensor cores, of these with them (9.19's heuristics for an H200).
+    // On a GPU alone: of small ones cuDNN makes the weight's gradient without tensor cores, of
+    // these with them (9.19's heuristics for an H200).
     if !super::GpuBackend::is_requested() {
         return;
     }
@@ -106,7 +111,8 @@ fn cuda_convolutions_of_a_models_sizes_are_those_of_the_reference_in_sixteen_bit
     }
 }
 
-/// Runs all cases. The backends are kept over all kernels: what one leaves in the scratch memory must not show in another.
+/// Runs all cases. The backends are kept over all kernels: what one leaves in the scratch memory
+/// must not show in another.
 fn conforms(mut backends: Vec<Box<dyn Backend>>, is_tried: fn(&Kernel) -> bool) {
     let mut random = ChaCha8Rng::seed_from_u64(4);
     for (precision, half) in PRECISIONS {
@@ -215,7 +221,8 @@ fn a_control_decides_about_the_master_copy_which_the_parameter_follows_even_when
                 reads[1] = vec![1024.0, 1.0 / 1024.0, skip, 5.0, 2.0, 1.0, 0.0, 0.0];
                 let single = run_in(backend.as_mut(), DataType::Fp32, &kernel, &reads, &before, false, false, 0);
                 assert_eq!(single == before, skip == 1.0, "{kernel:?}");
-                // The master copy starts as the parameter of single precision; the parameter of sixteen bits holds anything.
+                // The master copy starts as the parameter of single precision; the parameter of
+                // sixteen bits holds anything.
                 let master = std::mem::replace(&mut before[0], vec![7.0; elements]);
                 before.push(master);
                 let mixed = run_in(backend.as_mut(), DataType::Bf16, &kernel, &reads, &before, false, false, 0);
@@ -261,7 +268,8 @@ fn an_index_out_of_range_is_named_by_its_place_in_the_whole_call() {
         samples_before: 0,
         precision,
     };
-    // SAFETY: the operands are vectors that live until the end and do not overlap; of `u16`s the allocator aligns so many to four bytes.
+    // SAFETY: the operands are vectors that live until the end and do not overlap; of `u16`s the
+    // allocator aligns so many to four bytes.
     let error = unsafe { CpuBackend::new().run(&call) };
     assert!(matches!(error, Err(BackendError::IndexOutOfRange { position: 700, value: 5, limit: 5, .. })), "{error:?}");
 }
