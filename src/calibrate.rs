@@ -230,21 +230,21 @@ pub fn measure(
     }
     let devices_of = hosts.slots().iter().enumerate().map(|(number, slot)| CalibratedDevice {
         kind: topology.device_kind(DeviceId(number)).name.clone(),
-        sharers: hosts.slots().iter().filter(|other| other.core == slot.core).count(),
+        ranks_on_core: hosts.slots().iter().filter(|other| other.core == slot.core).count(),
         speed: slot.speed,
     });
     let job = CalibrationJob {
-        reuse: needs.kernels.values().map(|places| usual_distances(places)).collect(),
+        reuse_distances: needs.kernels.values().map(|places| usual_distances(places)).collect(),
         kernels: needs.kernels.into_keys().collect(),
         timed_steps: needs.passages,
-        message_reuse: needs.messages.iter().map(|(&bytes, distances)| (bytes, median(distances.clone()))).collect(),
+        message_reuse_distances: needs.messages.iter().map(|(&bytes, distances)| (bytes, median(distances.clone()))).collect(),
         precision,
         footprint: needs.footprint,
-        between_exchanges: median(needs.between_exchanges).min(MOST_BETWEEN_EXCHANGES),
+        bytes_between_communications: median(needs.between_exchanges).min(MOST_BETWEEN_EXCHANGES),
         groups,
         devices: devices_of.collect(),
-        patience,
-        duration: calibration_time,
+        time_per_item: patience,
+        least_duration: calibration_time,
         model,
     };
     let bar = output::progress(100, "calibrate");

@@ -215,9 +215,9 @@ impl Attention {
     }
 }
 
-/// Sizes of a rotary position embedding (Su et al. 2021). It rotates the pairs `(f, f +
-/// head_dimension / 2)` of each head's features by `position · theta^(-2f / head_dimension)`, with
-/// the pairs of Hugging Face's Llama.
+/// Sizes of a rotary position embedding (Su et al. 2021). It rotates the pairs
+/// `(f, f + head_dimension / 2)` of each head's features by
+/// `position · theta^(-2f / head_dimension)`, with the pairs of Hugging Face's Llama.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rope {
     /// Sequences.

@@ -3,7 +3,7 @@
 //! graph with the public names of the weights.
 //!
 //! A family knows the builder and no other family. [`decoder`] has the layers that Llama and
-//! Mixtral share. To add a family, add its file, and its name to the lists in `model.rs`.
+//! Mixtral share. To add a family, add its file, its name here, and its variant in `model.rs`.
 
 mod bert;
 mod check;

@@ -74,8 +74,8 @@ pub enum Kernel {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         gelu: bool,
     },
-    /// `dw = xᵀ · dy`, in the order of w's dimensions, and with `bias` also `dbias[columns] =
-    /// Σ_rows dy`.
+    /// `dw = xᵀ · dy`, in the order of w's dimensions, and with `bias` also
+    /// `dbias[columns] = Σ_rows dy`.
     MatmulWeightGradient {
         rows: usize,
         columns: usize,
@@ -192,20 +192,20 @@ pub enum Kernel {
     Prepend { batch: usize, positions: usize, features: usize },
     PrependInputGradient { batch: usize, positions: usize, features: usize },
     PrependWeightGradient { batch: usize, positions: usize, features: usize },
-    /// y `[batch, features]`: the first position of each sequence of x `[batch, positions,
-    /// features]`.
+    /// y `[batch, features]`: the first position of each sequence of x
+    /// `[batch, positions, features]`.
     First { batch: usize, positions: usize, features: usize },
     /// dx, zero except at the first positions.
     FirstGradient { batch: usize, positions: usize, features: usize },
-    /// `y[t] = table[ids[t]]`, and zero if that row is in another part. The table `[vocabulary,
-    /// hidden]` is the rank's part.
+    /// `y[t] = table[ids[t]]`, and zero if that row is in another part. The table
+    /// `[vocabulary, hidden]` is the rank's part.
     Embedding { tokens: usize, vocabulary: usize, hidden: usize, parts: usize },
     /// `dtable[ids[t]] += dy[t]`, from zero, for the rows of the rank's part.
     EmbeddingWeightGradient { tokens: usize, vocabulary: usize, hidden: usize, parts: usize },
-    /// Softmax attention of q `[batch, queries, heads, head_dimension]` over k and v `[batch, keys,
-    /// key_heads, head_dimension]`, which are one tensor with q if packed. A table of relative
-    /// positions is `[buckets, heads]`. Writes out, shaped as q, and the log-sum-exp `[batch,
-    /// heads, queries]`.
+    /// Softmax attention of q `[batch, queries, heads, head_dimension]` over k and v
+    /// `[batch, keys, key_heads, head_dimension]`, which are one tensor with q if packed. A table
+    /// of relative positions is `[buckets, heads]`. Writes out, shaped as q, and the log-sum-exp
+    /// `[batch, heads, queries]`.
     ///
     /// A step of a ring ([`Attention::ring`]) writes out in single precision. Steps after the first
     /// merge their results with out and log-sum-exp.
@@ -220,8 +220,8 @@ pub enum Kernel {
     Split { rows: usize, parts: usize, columns: usize },
     /// The reverse of [`Kernel::Split`].
     Join { rows: usize, parts: usize, columns: usize },
-    /// Softmax cross-entropy of logits `[rows, classes]`. Labels of -1 are ignored. Writes `loss
-    /// [1]` (a sum over rows; may accumulate), `correct [1]` (rows whose largest logit is the
+    /// Softmax cross-entropy of logits `[rows, classes]`. Labels of -1 are ignored. Writes
+    /// `loss [1]` (a sum over rows; may accumulate), `correct [1]` (rows whose largest logit is the
     /// label's; may accumulate) and the log-sum-exp `[rows]`.
     CrossEntropy { rows: usize, classes: usize },
     /// Contribution of the rank's part of the classes to [`Kernel::CrossEntropy`]. Writes
@@ -250,8 +250,8 @@ pub enum Kernel {
     /// Tokens x `[tokens, hidden]` in the slots of the experts that they chose. Slots are filled in
     /// the order of tokens, and of a token's choices, until an expert is full. Writes dispatched
     /// `[experts, capacity, hidden]` (zero in empty slots) and places `[tokens, top]` (the slot
-    /// within the expert, -1 if it was full). If the instruction lists it, it also writes `dropped
-    /// [1]`: the number of choices that found no slot (may accumulate).
+    /// within the expert, -1 if it was full). If the instruction lists it, it also writes
+    /// `dropped [1]`: the number of choices that found no slot (may accumulate).
     Dispatch(Mixture),
     DispatchGradient(Mixture),
     /// `y[token] = Σ gate · row` over the slots `[experts, capacity, hidden]` that the token's
@@ -261,7 +261,7 @@ pub enum Kernel {
     CombineInputGradient(Mixture),
     /// dgates, zero for choices that found no slot.
     CombineGateGradient(Mixture),
-    /// One product an expert: `y[e] = x[e] · w[e]ᵀ`, of x `[experts, rows, contracted]` and w
+    /// A product for each expert: `y[e] = x[e] · w[e]ᵀ`, of x `[experts, rows, contracted]` and w
     /// `[experts, columns, contracted]`. `experts` are those on this rank, `rows` the slots of
     /// each.
     ExpertMatmul { experts: usize, rows: usize, columns: usize, contracted: usize },
@@ -322,15 +322,15 @@ pub enum Kernel {
     /// `y[1] = Σ x²`.
     SumOfSquares { elements: usize },
     /// The rank's part y `[outer, inner]` of a replicated x `[outer, parts, inner]`. `outer` is the
-    /// product of the dimensions before the one that is cut, `inner` that of its part and the
-    /// dimensions after it.
+    /// product of the dimensions before the one that is cut. `inner` is the product of a part's
+    /// extent and the dimensions after it.
     Slice { outer: usize, parts: usize, inner: usize },
     /// x `[parts, outer, inner]` to `[outer, parts, inner]`: restores order after an all-gather.
     Interleave { outer: usize, parts: usize, inner: usize },
     /// x `[outer, parts, inner]` to `[parts, outer, inner]`: the order for a reduce-scatter.
     Deinterleave { outer: usize, parts: usize, inner: usize },
-    /// y `[rows, part]`: the columns of x `[rows, columns]` from `start` on. A rank of another mesh
-    /// gets them.
+    /// y `[rows, part]`: `part` columns of x `[rows, columns]` from `start` on, for a rank of
+    /// another mesh.
     TakeColumns { rows: usize, columns: usize, start: usize, part: usize },
     /// The reverse of [`Kernel::TakeColumns`]. It leaves the other columns of y.
     PutColumns { rows: usize, columns: usize, start: usize, part: usize },

@@ -48,7 +48,7 @@ pub use builder::GraphOptions;
 pub use differentiate::differentiate;
 pub use dropout::{AttentionDropout, AttentionPlace, Dropout, DropoutRate, DropoutSite};
 pub use error::ModelError;
-pub use families::{Bert, CapacityFactor, Gpt, Llama, LstmSeq2seq, Mlp, Moe, Resnet, Stem, T5, Vgg, Vit};
+pub use families::*;
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
     OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Tensor, TensorId,

@@ -53,7 +53,7 @@ impl Slots {
         let is_lab = !lab.is_empty();
         let mut slots = lab.to_vec();
         if !is_lab {
-            slots = machine::places().into_iter().map(|core| RankSlot::on_this_machine(Some(core))).collect();
+            slots = machine::cpus_for_ranks().into_iter().map(|core| RankSlot::on_this_machine(Some(core))).collect();
         }
         if slots.is_empty() {
             slots.push(RankSlot::on_this_machine(None));

@@ -6,9 +6,9 @@ use crate::kernel::WeightLayout;
 use crate::storage::Storage;
 
 impl GraphBuilder {
-    /// Adds layer `layer` of the PyTorch `LSTM` called `module`, over x `[batch, sequence,
-    /// features]`. It begins in `state` `[batch, 2, hidden]`, or in zeros. Returns the outputs
-    /// `[batch, sequence, hidden]` and the last state.
+    /// Adds layer `layer` of the PyTorch `LSTM` called `module`, over x
+    /// `[batch, sequence, features]`. It begins in `state` `[batch, 2, hidden]`, or in zeros.
+    /// Returns the outputs `[batch, sequence, hidden]` and the last state.
     pub(crate) fn lstm(
         &mut self,
         module: &str,

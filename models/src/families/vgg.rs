@@ -38,8 +38,8 @@ pub struct Vgg {
     /// Width of the classifier's inner layers.
     #[serde(default = "classifier_width")]
     pub hidden: usize,
-    /// Dropout rate of the classifier's inner layers (0.5 in torchvision). Only with `stem:
-    /// imagenet`.
+    /// Dropout rate of the classifier's inner layers (0.5 in torchvision). Only with
+    /// `stem: imagenet`.
     #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
     pub dropout: DropoutRate,
 }

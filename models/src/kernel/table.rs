@@ -8,16 +8,27 @@
 //! The functions are inlined into [`Kernel::describe`](super::Kernel), so that a caller that needs
 //! one fact does not compute the others.
 
+#[rustfmt::skip]
 pub(super) mod activations;
+#[rustfmt::skip]
 pub(super) mod attention;
+#[rustfmt::skip]
 pub(super) mod images;
+#[rustfmt::skip]
 pub(super) mod loss;
+#[rustfmt::skip]
 pub(super) mod mixtures;
+#[rustfmt::skip]
 pub(super) mod movement;
+#[rustfmt::skip]
 pub(super) mod norms;
+#[rustfmt::skip]
 pub(super) mod products;
+#[rustfmt::skip]
 pub(super) mod recurrence;
+#[rustfmt::skip]
 pub(super) mod sequences;
+#[rustfmt::skip]
 pub(super) mod training;
 
 pub(super) use super::spec::{KernelFamily, KernelOperand, KernelSpec, indices, product, read, update, write};

@@ -17,7 +17,10 @@ fn unary(name: &'static str, family: KernelFamily, elements: usize) -> KernelSpe
 #[inline(always)]
 fn binary(name: &'static str, family: KernelFamily, roles: [&'static str; 3], elements: usize) -> KernelSpec {
     let [left, right, result] = roles;
-    KernelSpec::new(name, family, [elements], [read(left, elements), read(right, elements), write(result, elements)])
+    KernelSpec::new(name, family, [elements], [
+        read(left, elements), read(right, elements),
+        write(result, elements),
+    ])
 }
 
 #[inline(always)]
@@ -71,12 +74,10 @@ pub(in crate::kernel) fn silu_multiply_gradient(elements: usize) -> KernelSpec {
     KernelSpec {
         flops: Some(14.0 * elements as f64),
         may_work_in_place: true,
-        ..KernelSpec::new(
-            "silu_multiply_gradient",
-            KernelFamily::Activation,
-            [elements],
-            [read("dy", elements), read("gate", elements), read("x", elements), write("dgate", elements), write("dx", elements)],
-        )
+        ..KernelSpec::new("silu_multiply_gradient", KernelFamily::Activation, [elements], [
+            read("dy", elements), read("gate", elements), read("x", elements),
+            write("dgate", elements), write("dx", elements),
+        ])
     }
 }
 
@@ -103,6 +104,9 @@ pub(in crate::kernel) fn dropout(sizes: &Dropout) -> KernelSpec {
         // The hash of an element is four multiplications and their mixing.
         flops: Some(20.0 * elements as f64),
         may_work_in_place: true,
-        ..KernelSpec::new("dropout", KernelFamily::Residual, extents, [read("x", elements), write("y", elements)])
+        ..KernelSpec::new("dropout", KernelFamily::Residual, extents, [
+            read("x", elements),
+            write("y", elements),
+        ])
     }
 }

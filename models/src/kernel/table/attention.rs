@@ -7,8 +7,8 @@ use crate::attention::{Attention, RingStep, Rope};
 fn extents(sizes: &Attention) -> [usize; 7] {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, .. } = *sizes;
     // All query-key pairs over those that are not masked.
-    let masked = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;
-    [batch, queries, keys, key_heads, group, head_dimension, masked]
+    let masking = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;
+    [batch, queries, keys, key_heads, group, head_dimension, masking]
 }
 
 #[inline(always)]
@@ -92,12 +92,9 @@ pub(in crate::kernel) fn attention_gradient(sizes: &Attention) -> KernelSpec {
         // One product recomputes the scores, and four make the gradients.
         flops: Some(10.0 * head_products(sizes) * sizes.scores()),
         model_flops: Some(8.0 * head_products(sizes) * product(&[sizes.queries, sizes.keys])),
-        ..KernelSpec::new(
-            "attention_gradient",
-            KernelFamily::Attention,
-            extents(sizes),
-            [dout, qkv, key, value, out, log_sum_exp, positions, dqkv, dk, dv, dtable],
-        )
+        ..KernelSpec::new("attention_gradient", KernelFamily::Attention, extents(sizes), [
+            dout, qkv, key, value, out, log_sum_exp, positions, dqkv, dk, dv, dtable,
+        ])
     }
 }
 
@@ -108,11 +105,9 @@ pub(in crate::kernel) fn rope(name: &'static str, roles: [&'static str; 2], size
     KernelSpec {
         flops: Some(3.0 * sizes.elements() as f64),
         may_work_in_place: true,
-        ..KernelSpec::new(
-            name,
-            KernelFamily::Rope,
-            extents,
-            [read(roles[0], sizes.elements()), write(roles[1], sizes.elements())],
-        )
+        ..KernelSpec::new(name, KernelFamily::Rope, extents, [
+            read(roles[0], sizes.elements()),
+            write(roles[1], sizes.elements()),
+        ])
     }
 }

@@ -23,7 +23,10 @@ pub(in crate::kernel) fn interleave(name: &'static str, outer: usize, parts: usi
     let elements = outer * parts * inner;
     KernelSpec {
         moves_any_width: true,
-        ..KernelSpec::new(name, KernelFamily::Rearrangement, [outer, parts, inner], [read("x", elements), write("y", elements)])
+        ..KernelSpec::new(name, KernelFamily::Rearrangement, [outer, parts, inner], [
+            read("x", elements),
+            write("y", elements),
+        ])
     }
 }
 
