@@ -7,7 +7,7 @@ use foretell_program::{Compiled, Plan, Profile, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{
     CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, Prediction, Recording, Simulation, memory_use,
-    predict_with, simulate,
+    predict_with_memory, simulate,
 };
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{DataType, Seconds};
@@ -55,14 +55,14 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
         return Err(Failure::Input(format!("`--straggler` names {rank}, but the layout has ranks 0 to {}", ranks - 1)));
     }
     let costs = costs(profile, &loaded.topology, &loaded.plan)?;
-    let (prediction, simulation) = predict_with(&compiled.training, &loaded.topology, &costs, options)?;
+    let memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
+    let (mut prediction, simulation) =
+        predict_with_memory(&compiled.training, memory.clone(), &loaded.topology, &costs, options)?;
     let undisturbed = (!options.disturbance.is_none()).then(|| {
         let options = Options { disturbance: Disturbance::default(), recording: Recording::Ends, ..options.clone() };
         simulate(&compiled.training, &loaded.topology, &costs, &options)
     });
     let undisturbed = undisturbed.transpose()?.map(|simulation| simulation.step.into());
-    let memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
-    let mut prediction = prediction.with_memory(memory.clone());
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
     Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory })
 }

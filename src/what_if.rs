@@ -7,7 +7,9 @@ use crate::plan_file::LoadedPlan;
 use crate::predict::{self, PredictedPlan};
 use foretell_program::{Profile, Program};
 use foretell_reports::{Column, table};
-use foretell_simulator::{CriticalPath, Folding, Oversubscription, Prediction, WhatIf, memory_use};
+use foretell_simulator::{
+    CriticalPath, Folding, Options, Oversubscription, Prediction, Recording, WhatIf, memory_use, predict_with_memory,
+};
 use foretell_units::Seconds;
 use serde_json::{Value, json};
 
@@ -49,9 +51,9 @@ pub fn answer(
             let topology = what_if.topology(&loaded.topology)?;
             let program = &predicted.compiled.training;
             let costs = what_if.costs(&costs);
-            let (prediction, _) = foretell_simulator::predict(program, &topology, &costs, oversubscription, folding)?;
-            let evaluation = Some(&predicted.compiled.evaluation);
-            let prediction = prediction.with_memory(memory_use(program, evaluation, &topology, &costs));
+            let memory = memory_use(program, Some(&predicted.compiled.evaluation), &topology, &costs);
+            let options = Options { oversubscription, folding, recording: Recording::Ends, ..Options::default() };
+            let (prediction, _) = predict_with_memory(program, memory, &topology, &costs, &options)?;
             let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, program, &prediction) {
                 Some(waiting) => waiting.applied(prediction),
                 None => prediction,

@@ -5,7 +5,7 @@ use foretell_models::{Mlp, Model};
 use foretell_program::{Footprint, Layout, Offload, Optimizer, Overlap, Plan, Program, Schedule, Stack, compile_training};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::{
-    CostModel, Folding, Options, Oversubscription, Simulation, device_memory, predict, simulate, simulate_representatives,
+    CostModel, Folding, Options, Oversubscription, Simulation, predict, simulate, simulate_representatives,
 };
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Picoseconds};
@@ -214,10 +214,13 @@ fn a_framework_holds_other_copies_than_our_arena() {
     let layout = Layout { data: 8, zero: 1, ..Layout::default() };
     let program = program(&gpt(), layout, 1, Overlap::default());
     let list = &program.lists[0];
-    let ours = device_memory(list, DataType::Bf16, &costs(&topology, "foretell"), 0);
+    let held = |costs: &CostModel| {
+        predict(&program, &topology, costs, Oversubscription::Refused, Folding::On).unwrap().0.memory_by_component[0]
+    };
+    let ours = held(&costs(&topology, "foretell"));
     assert_eq!(ours, Footprint::of(list));
     assert_eq!(ours.total(), list.arena);
-    let theirs = device_memory(list, DataType::Bf16, &costs(&topology, "megatron-core"), 0);
+    let theirs = held(&costs(&topology, "megatron-core"));
     // The default is stochastic gradient descent with momentum: a copy and a velocity in single precision.
     let bytes = 8.0;
     let parameters = theirs.parameters.value() / 2.0;
@@ -227,7 +230,7 @@ fn a_framework_holds_other_copies_than_our_arena() {
     assert!(theirs.gradients.value() / parameters > 3.9 && theirs.context > Bytes::ZERO, "{theirs:?}");
     assert!(theirs.total().value() > ours.total().value(), "{theirs:?} beside {ours:?}");
     // An uncalibrated device without a profile of its kind has our arena.
-    assert_eq!(device_memory(list, DataType::Bf16, &CostModel::new(None, &topology), 0), ours);
+    assert_eq!(held(&CostModel::new(None, &topology)), ours);
 }
 
 /// Products of a GPT's layers in eight bits take less than in sixteen, and with what makes their operands still; those of small ones do not.

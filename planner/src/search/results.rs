@@ -78,5 +78,6 @@ fn sharing_arenas(training: MemoryUse, evaluation: MemoryUse) -> MemoryUse {
         needed_by_stage: larger(training.needed_by_stage, evaluation.needed_by_stage),
         overfull_device: training.overfull_device.or(evaluation.overfull_device),
         overfull_host: training.overfull_host,
+        components_by_stage: training.components_by_stage,
     }
 }

@@ -8,7 +8,9 @@ use crate::error::{PlannerError, USUAL_HINT};
 use crate::objective;
 use crate::space::{Objective, Request};
 use foretell_program::{Plan, Program};
-use foretell_simulator::{Deadline, Folding, Options, Prediction, Recording, SimulationError, memory_use, predict_with};
+use foretell_simulator::{
+    Deadline, Folding, MemoryUse, Options, Prediction, Recording, SimulationError, memory_use, predict_with_memory,
+};
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
 
@@ -119,7 +121,7 @@ impl Simulations<'_> {
         let predicts_value = request.objective != Objective::Energy && request.costs.step_spread.is_some();
         let (value, predicted) = if predicts_value {
             let deadline = self.deadline(layout, program, best).map(Arc::new);
-            let prediction = match predict(request, program, deadline) {
+            let prediction = match predict(request, program, memory.clone(), deadline) {
                 Err(SimulationError::PastDeadline { at_least }) => {
                     return Ok(Outcome::Stopped(Seconds::from(at_least).value() * value_per_second));
                 }
@@ -154,13 +156,18 @@ pub(super) fn predicted_step(bounds: &Bounds<'_>, plan: &Plan) -> Result<Predict
     let program = compiled.map_err(|error| PlannerError::no_layout(request, error.to_string(), USUAL_HINT))?;
     let memory = memory_use(&program, None, request.topology, request.costs);
     let weights = bounds.kinds.weights_of_stages(&program);
-    Ok(PredictedStep { prediction: predict(request, &program, None)?, memory, weights })
+    Ok(PredictedStep { prediction: predict(request, &program, memory.clone(), None)?, memory, weights })
 }
 
-fn predict(request: &Request<'_>, training: &Program, deadline: Option<Arc<Deadline>>) -> Result<Prediction, SimulationError> {
+fn predict(
+    request: &Request<'_>,
+    training: &Program,
+    memory: MemoryUse,
+    deadline: Option<Arc<Deadline>>,
+) -> Result<Prediction, SimulationError> {
     let Request { topology, costs, oversubscription, .. } = *request;
     let options = Options { oversubscription, recording: Recording::Ends, folding: Folding::On, deadline, ..Options::default() };
-    Ok(predict_with(training, topology, costs, &options)?.0)
+    Ok(predict_with_memory(training, memory, topology, costs, &options)?.0)
 }
 
 /// Returns the weighted bytes of each stage.

@@ -1,6 +1,6 @@
 //! The answer in the form that the command line prints: `simulate --json` of the contract.
 
-use super::memory::{MemoryUse, device_memory_by_stage, memory_use};
+use super::memory::{MemoryUse, memory_use};
 use super::simulation::{Options, Simulation, lower, run, run_from};
 use crate::cost::{CostModel, Interval, Quantile};
 use crate::engine::{Breakdown, QuotaPeriods, Recording, Runnable, Scenario};
@@ -74,7 +74,9 @@ impl Prediction {
     #[must_use]
     pub fn with_memory(self, memory: MemoryUse) -> Self {
         let fits = memory.fits();
-        Self { peak_memory_bytes: memory.peak_by_stage, fits, ..self }
+        let MemoryUse { peak_by_stage, components_by_stage, .. } = memory;
+        let memory_by_component = if components_by_stage.is_empty() { self.memory_by_component } else { components_by_stage };
+        Self { peak_memory_bytes: peak_by_stage, memory_by_component, fits, ..self }
     }
 
     /// The same where each step waits so much longer for its samples than it takes by itself.
@@ -130,6 +132,21 @@ pub fn predict_with(
     costs: &CostModel,
     options: &Options,
 ) -> Result<(Prediction, Simulation), SimulationError> {
+    predict_with_memory(program, memory_use(program, None, topology, costs), topology, costs, options)
+}
+
+/// The same for a run whose memory is known, which may also evaluate: finding it takes time under
+/// another software stack than ours.
+///
+/// # Errors
+/// As [`crate::simulate`].
+pub fn predict_with_memory(
+    program: &Program,
+    memory: MemoryUse,
+    topology: &Topology,
+    costs: &CostModel,
+    options: &Options,
+) -> Result<(Prediction, Simulation), SimulationError> {
     let own_paces = options.disturbance.paces(program.mesh.world_size());
     let runnable = lower_for_draws(program, topology, costs, options, &own_paces)?;
     let scenario = |quantile, recording| Scenario { quantile, recording, paces: own_paces.clone(), ..Scenario::default() };
@@ -176,7 +193,7 @@ pub fn predict_with(
         hfu: utilisation(program.hardware_flops.value()),
         peak_memory_bytes: Vec::new(),
         host_memory_bytes: program.host_arenas(),
-        memory_by_component: device_memory_by_stage(program, topology, costs),
+        memory_by_component: if memory.components_by_stage.is_empty() { Footprint::of_stages(program) } else { Vec::new() },
         fits: true,
         breakdown_seconds: median.breakdown,
         calibrated: median.calibrated,
@@ -185,7 +202,7 @@ pub fn predict_with(
         simulated_ranks: median.simulated_ranks,
         wall_seconds: Seconds::ZERO,
     };
-    Ok((prediction.with_memory(memory_use(program, None, topology, costs)), median))
+    Ok((prediction.with_memory(memory), median))
 }
 
 /// The step time that [`predict_with`] foretells, without what it says beside it.
