@@ -1,10 +1,12 @@
 //! Contended random flows by max-min fairness on a fat tree of 1,024 hosts, on one core.
 //!
-//! What is simulated: 1,024 flows are live at once, over and over. Each goes from a random host to a random other one, and has a random size,
-//! uniform between 1 and 100 MB; when it ends, the next one starts at that instant. So every host has one flow out and one in on average, and
-//! many have several. Measured is the time for 10,000 flows to end, from a state in which 10,000 have ended before; routes, latencies, events
-//! and the sharing of links are all in it. Three trees: full bisection with each flow on one of 64 paths by hash, so that flows collide; the
-//! same with every leaf oversubscribed four times; and that with flows spread evenly over all paths.
+//! What is simulated: 1,024 flows are live at once, over and over. Each goes from a random host to
+//! a random other one, and has a random size, uniform between 1 and 100 MB; when it ends, the next
+//! one starts at that instant. So every host has one flow out and one in on average, and many have
+//! several. Measured is the time for 10,000 flows to end, from a state in which 10,000 have ended
+//! before; routes, latencies, events and the sharing of links are all in it. Three trees: full
+//! bisection with each flow on one of 64 paths by hash, so that flows collide; the same with every
+//! leaf oversubscribed four times; and that with flows spread evenly over all paths.
 //!
 //! `cargo bench -p foretell-simulator --bench flows`
 

@@ -1,5 +1,6 @@
-//! How long the planner's question takes, layout by layout: a step of GPT-175B on 1,024 GPUs compiled, made ready, run and foretold, each alone on one core.
-//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-simulator --example layouts [-- --times N] [--only PART_OF_A_NAME]`
+//! How long the planner's question takes, layout by layout: a step of GPT-175B on 1,024 GPUs
+//! compiled, made ready, run and predicted, each alone on one core. `MIMALLOC_PURGE_DELAY=-1 cargo
+//! run --release -p foretell-simulator --example layouts [-- --times N] [--only PART_OF_A_NAME]`
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;

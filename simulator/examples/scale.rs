@@ -1,6 +1,7 @@
-//! How long single simulations take, and what memory:
-//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-simulator --example scale -- CASE [--jitter CV] [--all]`, with CASE one of
-//! `small-transformer`, `gpt-175b`, `trillion`, `all-reduce`; `--all` simulates everyone, `--steps` runs collectives step by step.
+//! How long single simulations take, and what memory: `MIMALLOC_PURGE_DELAY=-1 cargo run --release
+//! -p foretell-simulator --example scale -- CASE [--jitter CV] [--all]`, with CASE one of
+//! `small-transformer`, `gpt-175b`, `trillion`, `all-reduce`; `--all` simulates everyone, `--steps`
+//! runs collectives step by step.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../benches/cases/mod.rs"]

@@ -97,7 +97,8 @@ pub fn all_reduce(ranks: usize) -> Case {
     Case { program, topology, costs }
 }
 
-/// A transformer of 24 layers of 1,024 on 256 GPUs, 8 by tensor, 8 by pipeline and 4 by data: 1.4 million instructions in a step.
+/// A transformer of 24 layers of 1,024 on 256 GPUs, 8 by tensor, 8 by pipeline and 4 by data: 1.4
+/// million instructions in a step.
 pub fn small_transformer() -> Case {
     Case::compiled(
         r#"{"family": "gpt", "layers": 24, "hidden": 1024, "heads": 16, "vocab": 51200, "sequence": 1024}"#,
@@ -108,7 +109,8 @@ pub fn small_transformer() -> Case {
     )
 }
 
-/// GPT-3 175B on 1,024 GPUs: 8 by tensor, 8 by pipeline, 16 by data, 96 micro-batches in order 1F1B.
+/// GPT-3 175B on 1,024 GPUs: 8 by tensor, 8 by pipeline, 16 by data, 96 micro-batches in order
+/// 1F1B.
 pub fn gpt_175b() -> Case {
     Case::compiled(
         r#"{"family": "gpt", "layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200, "sequence": 2048}"#,
@@ -120,8 +122,8 @@ pub fn gpt_175b() -> Case {
     )
 }
 
-/// A model of 1.01 trillion parameters on 99,840 GPUs: 8 by tensor, 16 by pipeline, 780 by data, 8 micro-batches in order 1F1B: 25.6 million
-/// tokens a step.
+/// A model of 1.01 trillion parameters on 99,840 GPUs: 8 by tensor, 16 by pipeline, 780 by data, 8
+/// micro-batches in order 1F1B: 25.6 million tokens a step.
 pub fn trillion() -> Case {
     Case::compiled(
         r#"{"family": "gpt", "layers": 128, "hidden": 25600, "heads": 160, "vocab": 51200, "sequence": 4096}"#,

@@ -1,32 +1,34 @@
-//! Disturbances make equal ranks differ: jitter is drawn for every rank, stragglers are named.
+//! Differences between ranks with the same work: random jitter on every rank, and stragglers, which
+//! the user names.
 //!
-//! A rank's pace is a factor on the predicted time of everything that its device does in a step.
+//! A rank's pace is a factor on all durations of its device in this step: 1.5 means half as long
+//! again. This file must not know what the durations are.
 
 use foretell_program::Rank;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
 
-/// Jitter and stragglers. Equal disturbances give equal paces, whatever else is simulated.
+/// Jitter and stragglers. Equal values always give the same paces.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Disturbance {
-    /// The coefficient of variation of the ranks' paces. They are log-normal with mean 1, since the
-    /// causes of slowness multiply. 0 for none.
+    /// The coefficient of variation of the paces, or 0 for no jitter. Paces are log-normal with
+    /// mean 1, because slowdowns multiply.
     pub jitter: f64,
     /// The seed of the random paces.
     pub seed: u64,
-    /// Slow ranks, each with a factor on its pace. The factors of a rank that is named twice
-    /// multiply.
+    /// Slower ranks, each with the factor on its durations. The factors of a rank that is listed
+    /// twice multiply.
     pub stragglers: Vec<(Rank, f64)>,
 }
 
 impl Disturbance {
-    /// Returns `true` if no rank is disturbed.
+    /// Whether all ranks keep their pace.
     pub fn is_none(&self) -> bool {
         self.jitter == 0.0 && self.stragglers.is_empty()
     }
 
-    /// Each rank's pace; an empty list if nothing is disturbed.
+    /// Returns the pace of each rank, or an empty list where all are 1.
     pub(crate) fn paces(&self, ranks: usize) -> Vec<f64> {
         if self.is_none() {
             return Vec::new();
@@ -40,10 +42,10 @@ impl Disturbance {
         paces
     }
 
-    /// Draws of mean 1, one per rank. Each rank has its own random stream, so its draw depends only
-    /// on the seed and the rank.
+    /// Draws the paces. Each rank has its own random stream, so its pace depends only on the seed
+    /// and the rank.
     fn draws(&self, ranks: u64) -> Vec<f64> {
-        // An invalid jitter (negative or not a number) has no distribution and disturbs nothing.
+        // An invalid coefficient of variation (negative or not finite) means no jitter.
         let Ok(paces) = LogNormal::from_mean_cv(1.0, self.jitter) else { return vec![1.0; ranks as usize] };
         let draw = |rank| {
             let mut random = ChaCha8Rng::seed_from_u64(self.seed);
@@ -59,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paces_have_the_mean_and_spread_that_were_asked_for() {
+    fn paces_have_mean_one_and_the_given_spread() {
         for jitter in [0.02, 0.3] {
             let paces = Disturbance { jitter, seed: 7, stragglers: Vec::new() }.paces(100_000);
             let mean = paces.iter().sum::<f64>() / paces.len() as f64;
@@ -70,15 +72,15 @@ mod tests {
     }
 
     #[test]
-    fn paces_follow_from_the_seed_and_the_rank() {
-        let of = |seed, ranks| Disturbance { jitter: 0.1, seed, stragglers: Vec::new() }.paces(ranks);
-        assert_eq!(of(1, 10), of(1, 20)[..10]);
-        assert_ne!(of(1, 10), of(2, 10));
+    fn paces_depend_only_on_seed_and_rank() {
+        let paces = |seed, ranks| Disturbance { jitter: 0.1, seed, stragglers: Vec::new() }.paces(ranks);
+        assert_eq!(paces(1, 10), paces(1, 20)[..10]);
+        assert_ne!(paces(1, 10), paces(2, 10));
         assert!(Disturbance::default().paces(10).is_empty());
     }
 
     #[test]
-    fn a_straggler_is_as_slow_as_it_is_said_to_be() {
+    fn a_straggler_has_exactly_its_given_factor() {
         let disturbance = Disturbance { stragglers: vec![(Rank(2), 1.5), (Rank(9), 2.0)], ..Disturbance::default() };
         assert_eq!(disturbance.paces(4), [1.0, 1.0, 1.5, 1.0]);
     }

@@ -1,7 +1,8 @@
-//! How long an exchange takes alone: by the samples of a profile, or by the alpha-beta model (Hockney 1994; for collectives
-//! Thakur, Rabenseifner and Gropp 2005) over the links that it uses.
+//! How long an exchange takes alone: by the samples of a profile, or by the alpha-beta model
+//! (Hockney 1994; for collectives Thakur, Rabenseifner and Gropp 2005) over the links that it uses.
 //!
-//! The answer is a latency, during which nothing is shared, and then a flow that shares links and processors with others.
+//! The answer is a latency, during which nothing is shared, and then a flow that shares links and
+//! processors with others.
 
 use super::estimate::{Estimate, Source};
 use super::quantile::Quantile;
@@ -25,7 +26,8 @@ pub(crate) struct CommunicationCost {
 }
 
 impl CommunicationCost {
-    /// At least what the fabric between the nodes takes: for a rule that knows of nodes and what joins them only that they are many.
+    /// At least what the fabric between the nodes takes: for a rule that knows of nodes and what
+    /// joins them only that they are many.
     pub(crate) fn through_fabric(self, fabric_seconds_per_byte: f64) -> Self {
         Self { flow: self.flow.max(Seconds::new(self.bytes * fabric_seconds_per_byte)), ..self }
     }
@@ -73,7 +75,8 @@ impl CommunicationTable {
         (!curves.is_empty()).then_some(Self { curves })
     }
 
-    /// What the samples say, if this exchange was measured among any number of ranks that are as far apart.
+    /// What the samples say, if this exchange was measured among any number of ranks that are as
+    /// far apart.
     pub(crate) fn cost(
         &self,
         (exchange, reach): (Exchange, Reach),
@@ -95,8 +98,8 @@ impl CommunicationTable {
         let interpolated = |value: &dyn Fn(&Point) -> f64| interpolate(curve, bytes, value) * scale;
         let total = Seconds::new(interpolated(&|point| point.time.at(quantile).value()));
         let processor = interpolated(&|point| point.processor.value());
-        // What even the smallest message took is latency; but at least half of the time something is done, so that two small
-        // exchanges on one processor hinder each other.
+        // What even the smallest message took is latency; but at least half of the time something
+        // is done, so that two small exchanges on one processor hinder each other.
         let latency = (first.time.at(quantile) * scale).min(total / 2.0);
         let flow = total - latency;
         let source = if measured != ranks || bytes > last.bytes * 2.0 {
@@ -112,8 +115,8 @@ impl CommunicationTable {
     }
 }
 
-/// A value at a size: linear between the logarithms of its neighbours, constant below the smallest, proportional above the
-/// largest.
+/// A value at a size: linear between the logarithms of its neighbours, constant below the smallest,
+/// proportional above the largest.
 fn interpolate(curve: &[Point], bytes: f64, value: &dyn Fn(&Point) -> f64) -> f64 {
     let above = curve.partition_point(|point| point.bytes < bytes);
     match (above.checked_sub(1).and_then(|below| curve.get(below)), curve.get(above)) {
@@ -157,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_the_processor_counts_where_data_flow_and_is_the_devices_where_exchanges_have_none_of_their_own() {
+    fn exchanges_use_their_own_processor_share_or_the_devices() {
         let both = [sample(2, 1 << 10, 1e-5), sample(2, 1 << 20, 1e-3)];
         let table = |processor: fn(f64) -> f64| {
             let of =

@@ -22,8 +22,9 @@ pub(crate) struct KindCosts {
     pub(crate) profiled_gpu: Option<ProfiledGpu>,
 }
 
-/// Whether a profile was measured on a kind of device: on that very kind, on the library's device that it was made from, on one that is
-/// alike but for the share that it has of a core, or, for a lab's devices, on this machine's cores, of which they are made.
+/// Whether a profile was measured on a kind of device: on that very kind, on the library's device
+/// that it was made from, on one that is alike but for the share that it has of a core, or, for a
+/// lab's devices, on this machine's cores, of which they are made.
 pub(crate) fn is_of(profile: &Profile, kind: &DeviceKind, topology: &Topology) -> bool {
     let measured = || topology.device_kinds().iter().find(|one| one.name == profile.device);
     kind.name == profile.device

@@ -4,7 +4,8 @@ use super::quantile::Quantile;
 use foretell_program::Sample;
 use foretell_units::Seconds;
 
-/// How far off a data sheet may be, as a factor: a measured kernel lies in eight cases of ten within it.
+/// How far off a data sheet may be, as a factor: a measured kernel lies in eight cases of ten
+/// within it.
 const DATA_SHEET_SPREAD: f64 = 1.25;
 
 /// Where an estimate comes from.
@@ -72,7 +73,8 @@ impl Estimate {
         Self { median: self.median / speed, p10: self.p10 / speed, p90: self.p90 / speed, ..self }
     }
 
-    /// Each quantile changed; the second argument is what a data sheet's spread makes of a duration at it.
+    /// Each quantile changed; the second argument is what a data sheet's spread makes of a duration
+    /// at it.
     pub(crate) fn changed(self, change: impl Fn(Seconds, f64) -> Seconds) -> Self {
         Self {
             median: change(self.median, 1.0),

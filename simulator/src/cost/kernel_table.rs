@@ -1,9 +1,10 @@
 //! Measured kernels, and what they say of those that were not measured.
 //!
-//! A kernel's time is its roofline time multiplied by a ratio that changes slowly with its sizes. So the ratio is what is
-//! interpolated, among the few nearest samples of the same kind of kernel, weighted by inverse distance over the logarithms of
-//! the sizes (Shepard 1968). What of it follows from how large a kernel is, such as a launch that costs more or less than the
-//! roofline has it, is caught by a line through them (locally weighted regression, Cleveland 1979).
+//! A kernel's time is its roofline time multiplied by a ratio that changes slowly with its sizes.
+//! So the ratio is what is interpolated, among the few nearest samples of the same kind of kernel,
+//! weighted by inverse distance over the logarithms of the sizes (Shepard 1968). What of it follows
+//! from how large a kernel is, such as a launch that costs more or less than the roofline has it,
+//! is caught by a line through them (locally weighted regression, Cleveland 1979).
 
 use super::estimate::{Estimate, Source};
 use super::roofline;
@@ -32,7 +33,8 @@ struct Reference {
     high: f64,
 }
 
-/// Where a kernel lies among those of its name: logarithms of its sizes to the base 2, and what it is beside them.
+/// Where a kernel lies among those of its name: logarithms of its sizes to the base 2, and what it
+/// is beside them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Features {
     sizes: [f64; 7],
@@ -97,8 +99,8 @@ impl KernelTable {
         let (center, ratio) = (mean(&|reference| reference.work), mean(&|reference| reference.ratio));
         let variance = mean(&|reference| (reference.work - center).powi(2));
         let covariance = mean(&|reference| (reference.work - center) * (reference.ratio - ratio));
-        // Both times grow with the work, and no faster than it; so their ratio neither grows nor falls faster than it. Samples of
-        // about one size say nothing of a slope.
+        // Both times grow with the work, and no faster than it; so their ratio neither grows nor
+        // falls faster than it. Samples of about one size say nothing of a slope.
         let slope = if variance > SLIGHT { (covariance / variance).clamp(-1.0, 1.0) } else { 0.0 };
         let line = |work: f64| ratio + slope * (work - center);
         // Beyond the samples the line is not believed.
@@ -143,8 +145,8 @@ fn work(spec: &KernelSpec) -> f64 {
     spec.flops().value().max(1.0).ln()
 }
 
-/// The say of a sample at a distance: steep, so that between two samples the line is nearly the one through them. That of a twin
-/// is large but finite.
+/// The say of a sample at a distance: steep, so that between two samples the line is nearly the one
+/// through them. That of a twin is large but finite.
 fn weight(distance: f64) -> f64 {
     1.0 / (distance * distance + 1e-3).powi(2)
 }

@@ -6,11 +6,13 @@ use foretell_topologies::{LinkClass, Topology};
 /// What exchanges get of a link's stated rate, where no sample says.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkEfficiency {
-    /// A device's ports. Default 0.8: nccl-tests' bus bandwidth is 235 of 300 GB/s on a DGX A100, 360 of 450 on an H100.
+    /// A device's ports. Default 0.8: nccl-tests' bus bandwidth is 235 of 300 GB/s on a DGX A100,
+    /// 360 of 450 on an H100.
     pub device: f64,
     /// The memory of a host. Default 1: the stated rate is already that of copies.
     pub host_memory: f64,
-    /// A network interface. Default 0.92: 23 of 25 GB/s of an HDR port, and 0.94 for TCP's frames on Ethernet.
+    /// A network interface. Default 0.92: 23 of 25 GB/s of an HDR port, and 0.94 for TCP's frames
+    /// on Ethernet.
     pub nic: f64,
     /// A switch's uplinks. Default 0.92, since what passes them are the same frames.
     pub switch: f64,
@@ -26,8 +28,8 @@ impl LinkEfficiency {
     /// Every link gives what it states.
     pub const IDEAL: Self = Self { device: 1.0, host_memory: 1.0, nic: 1.0, switch: 1.0 };
 
-    /// What a profile's largest message made of each class of link, where one crossed it; the default for the others. The route's slowest
-    /// link of the class is the one that bounded it.
+    /// What a profile's largest message made of each class of link, where one crossed it; the
+    /// default for the others. The route's slowest link of the class is the one that bounded it.
     pub(crate) fn measured(profile: &Profile, topology: &Topology) -> Self {
         let efficiency = |reach, class| {
             let messages = profile.exchanges.iter().filter(|one| one.exchange == Exchange::SendReceive && one.reach == reach);

@@ -1,5 +1,6 @@
-//! Durations from data sheets alone: the roofline (Williams, Waterman and Patterson 2009) with a stated efficiency, for what
-//! nobody has measured. Every figure here is an assumption; a calibration replaces it.
+//! Durations from data sheets alone: the roofline (Williams, Waterman and Patterson 2009) with a
+//! stated efficiency, for what nobody has measured. Every figure here is an assumption; a
+//! calibration replaces it.
 
 use super::estimate::Estimate;
 use super::parameters::{HostWaits, Parameters};
@@ -15,7 +16,8 @@ struct Efficiency {
     convolution: f64,
     /// Of the peak, for attention.
     attention: f64,
-    /// Of the single-precision peak, for everything else, which has no fused multiply-adds and no tensor cores.
+    /// Of the single-precision peak, for everything else, which has no fused multiply-adds and no
+    /// tensor cores.
     elementwise: f64,
     /// Of the memory bandwidth.
     memory: f64,
@@ -25,10 +27,11 @@ struct Efficiency {
     ramp: Seconds,
 }
 
-/// Products: cuBLAS reaches 0.6 to 0.8 of an A100's or H100's dense peak on large bf16 matrices; cuDNN somewhat less with
-/// convolutions of ResNet's sizes; FlashAttention-2 0.4 to 0.6 (Dao 2023, figure 4). Memory: STREAM-like kernels reach 0.8 to
-/// 0.9 of HBM's figure, fused and strided ones less. Launch: about 4 us between back-to-back kernels of a stream on CUDA. Ramp:
-/// fits that a 1024 x 1024 x 1024 bf16 product takes about 18 us on an A100.
+/// Products: cuBLAS reaches 0.6 to 0.8 of an A100's or H100's dense peak on large bf16 matrices;
+/// cuDNN somewhat less with convolutions of ResNet's sizes; FlashAttention-2 0.4 to 0.6 (Dao 2023,
+/// figure 4). Memory: STREAM-like kernels reach 0.8 to 0.9 of HBM's figure, fused and strided ones
+/// less. Launch: about 4 us between back-to-back kernels of a stream on CUDA. Ramp: fits that a
+/// 1024 x 1024 x 1024 bf16 product takes about 18 us on an A100.
 const GPU: Efficiency = Efficiency {
     product: 0.65,
     convolution: 0.5,
@@ -39,9 +42,10 @@ const GPU: Efficiency = Efficiency {
     ramp: Seconds::new(3e-6),
 };
 
-/// A core's products run from its caches at about 0.8 of the fused multiply-add peak; convolutions lose some to gathering their
-/// windows. Transcendental functions cost some ten operations each. Memory is shared by all cores. A call and the set-up of the
-/// loops is a fraction of a microsecond.
+/// A core's products run from its caches at about 0.8 of the fused multiply-add peak; convolutions
+/// lose some to gathering their windows. Transcendental functions cost some ten operations each.
+/// Memory is shared by all cores. A call and the set-up of the loops is a fraction of a
+/// microsecond.
 const CPU: Efficiency = Efficiency {
     product: 0.8,
     convolution: 0.65,
@@ -55,7 +59,8 @@ const CPU: Efficiency = Efficiency {
 fn efficiency(architecture: Architecture) -> &'static Efficiency {
     match architecture {
         Architecture::Cpu => &CPU,
-        // A TPU's compiler fuses more, but no kernel-level figures are at hand; it is taken as a GPU.
+        // A TPU's compiler fuses more, but no kernel-level figures are at hand; it is taken as a
+        // GPU.
         Architecture::Gpu | Architecture::Tpu => &GPU,
     }
 }
@@ -95,9 +100,10 @@ pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType
     arithmetic.max(bytes / (kind.memory_bandwidth * efficiency.memory)) + efficiency.launch
 }
 
-/// What else a kind of device costs, where no profile says. GPU: CUDA event from stream to stream about 2 us, a collective's
-/// launch and set-up about 6 us (NCCL's latency floor beyond the hops), 16 of 132 multiprocessors for NCCL's channels. CPU: a
-/// thread's wake-up about 5 us; communication runs on the core that computes.
+/// What else a kind of device costs, where no profile says. GPU: CUDA event from stream to stream
+/// about 2 us, a collective's launch and set-up about 6 us (NCCL's latency floor beyond the hops),
+/// 16 of 132 multiprocessors for NCCL's channels. CPU: a thread's wake-up about 5 us; communication
+/// runs on the core that computes.
 pub(crate) fn parameters(architecture: Architecture) -> Parameters {
     let assumed = |seconds: f64| Estimate::assumed(Seconds::new(seconds));
     match architecture {

@@ -1,13 +1,16 @@
-//! How far a prediction may be off because the model is a model: what neither the spread of samples nor that of the devices' pace says.
+//! How far a prediction may be off because the model is a model: what neither the spread of samples
+//! nor that of the devices' pace says.
 //!
-//! It must not know Programs, layouts or models: a step is to it so much time in kernels and so much beside them.
+//! It must not know Programs, layouts or models: a step is to it so much time in kernels and so
+//! much beside them.
 
 use foretell_units::Seconds;
 
 /// A normal distribution's 95th percentile over its 90th.
 const NINETY_FIFTH_OVER_NINETIETH: f64 = 1.6449 / 1.2816;
 
-/// How far off a kind of time may be: at the 5th percentile it takes `faster` of itself less than foretold, at the 95th `slower` more.
+/// How far off a kind of time may be: at the 5th percentile it takes `faster` of itself less than
+/// predicted, at the 95th `slower` more.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Residual {
     /// Of its time less, as a share.
@@ -16,20 +19,23 @@ pub struct Residual {
     pub slower: f64,
 }
 
-/// The model's own error, by what a step is spent on. What is off in one kernel is off in all, and has nothing to do with what is off in
-/// waiting; so the two are added as independent errors are.
+/// The model's own error, by what a step is spent on. What is off in one kernel is off in all, and
+/// has nothing to do with what is off in waiting; so the two are added as independent errors are.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Uncertainty {
     /// Of kernels.
     pub kernels: Residual,
-    /// Of everything else: exchanges that no kernel hides, waiting for other ranks, reading samples.
+    /// Of everything else: exchanges that no kernel hides, waiting for other ranks, reading
+    /// samples.
     pub waits: Residual,
 }
 
 impl Uncertainty {
-    /// The 5th and 95th percentile of measured over foretold time, kernels and waits apart, over 19 runs of `benches/accuracy.py`'s layouts
-    /// on the machine itself (`local`, 21 November 2026, by versions on the way to this one): kernels took 0.96 to 1.13 of what was foretold;
-    /// waits, where they were more than 0.25 ms (13 of the runs), 0.93 to 1.44. The runs in labs had no part in it.
+    /// The 5th and 95th percentile of measured over predicted time, kernels and waits apart, over
+    /// 19 runs of `benches/accuracy.py`'s layouts on the machine itself (`local`, 21 November 2026,
+    /// by versions on the way to this one): kernels took 0.96 to 1.13 of what was predicted; waits,
+    /// where they were more than 0.25 ms (13 of the runs), 0.93 to 1.44. The runs in labs had no
+    /// part in it.
     pub const MEASURED: Self =
         Self { kernels: Residual { faster: 0.04, slower: 0.13 }, waits: Residual { faster: 0.07, slower: 0.44 } };
 
@@ -47,14 +53,15 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// That of a step of such a kind that measurements are between these two times the prediction in eight runs of ten.
+    /// That of a step of such a kind that measurements are between these two times the prediction
+    /// in eight runs of ten.
     pub(crate) fn of_spread(step: Seconds, [low, high]: [f64; 2]) -> Self {
         let farther = |factor: f64| factor.powf(NINETY_FIFTH_OVER_NINETIETH);
         Self { p05: step * farther(low), p10: step * low, p90: step * high, p95: step * farther(high) }
     }
 
-    /// That of a step of which `kernels` are kernels, and whose samples and devices' paces alone have it between `fast` and `slow` in eight
-    /// runs of ten.
+    /// That of a step of which `kernels` are kernels, and whose samples and devices' paces alone
+    /// have it between `fast` and `slow` in eight runs of ten.
     pub(crate) fn new(uncertainty: &Uncertainty, step: Seconds, kernels: Seconds, fast: Seconds, slow: Seconds) -> Self {
         let waits = (step - kernels).max(Seconds::ZERO);
         let both = |spread: Seconds, kernel: f64, wait: f64| {
