@@ -59,7 +59,7 @@ fn impossible_disturbances_are_refused_with_a_hint() {
     for (arguments, word) in [
         (["--straggler", "3"], "hint: 7=1.3"),
         (["--straggler", "3=-1"], "not a finite number above 0"),
-        (["--straggler", "16=2"], "16 ranks"),
+        (["--straggler", "16=2"], "the layout has ranks 0 to 15"),
         (["--jitter", "20"], "between 0 and 2"),
     ] {
         let output = scratch.run(&[&["simulate", "--plan", text(&plan)], &arguments[..]].concat());
