@@ -53,8 +53,8 @@ impl Ranks {
         if let Some((rank, text, _)) = reports.into_iter().find(|(.., is_consequence)| !is_consequence) {
             return ExecutorError::RankDied { rank, host: self.host_of(rank), cause: format!("failed: {text}") };
         }
-        // A rank of another launcher has no exit status here. A report that blames another rank means
-        // that one, if it left without a report of its own.
+        // A rank of another launcher has no exit status here. A report that blames another rank
+        // means that one, if it left without a report of its own.
         if let Some(lost) = silent.filter(|&lost| is_consequence && lost >= self.exits.len()) {
             return self.died(lost, "does not answer any more".into());
         }
