@@ -121,7 +121,10 @@ fn a_plan_that_does_not_fit_is_predicted_but_not_run() {
     let scratch = Scratch::new();
     scratch.file("small.yaml", SMALL);
     scratch.file("plan.yaml", "model: mlp\ntopology: small.yaml\nglobal_batch: 32\nlayout: {micro_batch: 32}\n");
-    assert_contains(&refused(&scratch, &["execute", "--plan", "plan.yaml", "--steps", "1"], 1), &["plan.yaml", "stage 0", "64 KiB"]);
+    assert_contains(
+        &refused(&scratch, &["execute", "--plan", "plan.yaml", "--steps", "1"], 1),
+        &["plan.yaml", "stage 0", "64 KiB"],
+    );
     assert!(!scratch.path("runs").exists(), "no run folder is made");
     // `simulate` prints the prediction, with `fits: false`, and exits with 1.
     let output = scratch.run(&["simulate", "--plan", "plan.yaml", "--json"]);
@@ -136,7 +139,10 @@ fn nodes_without_a_route_between_them_are_refused() {
     let scratch = Scratch::new();
     let nodes = "name: apart\nnodes:\n  - {name: n, count: 2, devices: {kind: a100-sxm-80g, count: 2}, link: nvswitch-600GB/s}\n";
     scratch.file("apart.yaml", nodes);
-    assert_contains(&refused(&scratch, &["plan", "--model", "mlp", "--topology", "apart.yaml"], 2), &["apart.yaml", "cannot reach"]);
+    assert_contains(
+        &refused(&scratch, &["plan", "--model", "mlp", "--topology", "apart.yaml"], 2),
+        &["apart.yaml", "cannot reach"],
+    );
 }
 
 #[test]
@@ -158,7 +164,10 @@ fn plans_that_cannot_run_on_this_machine_are_refused() {
     scratch.file("tf32.yaml", &plan("global_batch: 8\nprecision: tf32"));
     assert_contains(&refused(&scratch, &["execute", "--plan", "tf32.yaml"], 2), &["tf32", "fp32"]);
     assert_contains(&refused(&scratch, &["calibrate", "--topology", "local", "--plan", "tf32.yaml"], 2), &["tf32", "fp32"]);
-    assert_contains(&refused(&scratch, &["run", "--model", "mlp", "--topology", "local", "--precision", "tf32"], 2), &["tf32", "fp32"]);
+    assert_contains(
+        &refused(&scratch, &["run", "--model", "mlp", "--topology", "local", "--precision", "tf32"], 2),
+        &["tf32", "fp32"],
+    );
 }
 
 #[test]

@@ -256,7 +256,11 @@ fn simulate_execute_and_check_print_the_promised_fields() {
     assert_eq!(executed["peak_memory_bytes"], simulated["peak_memory_bytes"], "the arenas must have the predicted size");
     assert_eq!(executed["run"], "runs/1", "without `--run` the folder is numbered");
     assert_holds(&scratch, "runs/1", &RUN_FILES);
-    assert_eq!(std::fs::read_dir(scratch.path("runs/1/timeline")).map(Iterator::count).ok(), Some(2), "one timeline file per rank");
+    assert_eq!(
+        std::fs::read_dir(scratch.path("runs/1/timeline")).map(Iterator::count).ok(),
+        Some(2),
+        "one timeline file per rank"
+    );
     let metrics = std::fs::read_to_string(scratch.path("runs/1/metrics.jsonl")).expect("the program wrote the file");
     assert_eq!(metrics.lines().count(), 30);
     for line in metrics.lines() {

@@ -77,7 +77,9 @@ fn a_lab_can_be_made_used_and_taken_down_completely() {
     let status = scratch.run(&["lab", "exec", "--topology", &topology, "fast", "--", "sh", "-c", "exit 7"]).status;
     assert_eq!(status.code(), Some(7), "`lab exec` exits with the status of its command");
     let message = |arguments: &[&str]| String::from_utf8_lossy(&scratch.run(arguments).stderr).into_owned();
-    assert!(message(&["lab", "up", "--topology", &topology]).contains("is up already; hint: take it down with `foretell lab down"));
+    assert!(
+        message(&["lab", "up", "--topology", &topology]).contains("is up already; hint: take it down with `foretell lab down")
+    );
     assert!(message(&["lab", "exec", "--topology", &topology, "other", "--", "true"]).contains("it has `fast`, `slow`"));
     // A command that still runs in the lab does not outlive it.
     let mut inside =
@@ -179,7 +181,10 @@ fn links_are_as_fast_as_the_topology_file_says() {
     let near = fastest("host-1", "10.77.0.2", 1.2 * FAR);
     scratch.json(&["lab", "down", "--topology", &topology]);
     let (Some(near), Some(far)) = (near, far) else {
-        let _ = writeln!(std::io::stderr(), "skipped: links_are_as_fast_as_the_topology_file_says: python3, which measures, is missing");
+        let _ = writeln!(
+            std::io::stderr(),
+            "skipped: links_are_as_fast_as_the_topology_file_says: python3, which measures, is missing"
+        );
         return;
     };
     assert!(near < NEAR && far < FAR, "too fast: {near} and {far} bytes/s");

@@ -152,7 +152,11 @@ fn missing_ranks_are_named_and_ranks_with_another_key_are_refused() {
     assert_eq!(alone.status.code(), Some(1));
     assert!(standard_error(&alone).contains("rank") && standard_error(&alone).contains('1'), "{}", standard_error(&alone));
     let without_rank_0 = site.torchrun("1", 6, &[soon]).output();
-    assert!(!without_rank_0.status.success() && standard_error(&without_rank_0).contains("secret"), "{}", standard_error(&without_rank_0));
+    assert!(
+        !without_rank_0.status.success() && standard_error(&without_rank_0).contains("secret"),
+        "{}",
+        standard_error(&without_rank_0)
+    );
     let keys = ["11", "22"].map(|digits| digits.repeat(48));
     let with_other_key = site.torchrun("1", 6, &[soon, ("FORETELL_RUN_KEY", &keys[1])]);
     let first = site.torchrun("0", 6, &[soon, ("FORETELL_RUN_KEY", &keys[0])]).output();

@@ -56,7 +56,10 @@ fn check(case: &Case) {
     assert_eq!(many.losses.len(), 5);
     let (gradient_tolerance, loss_tolerance) = tolerances(case);
     let [one_norm, many_norm] = [one.gradient_norms[0], many.gradient_norms[0]];
-    assert!((one_norm - many_norm).abs() <= gradient_tolerance * one_norm, "gradient norm {one_norm} on one rank, {many_norm} on several\n{case:?}");
+    assert!(
+        (one_norm - many_norm).abs() <= gradient_tolerance * one_norm,
+        "gradient norm {one_norm} on one rank, {many_norm} on several\n{case:?}"
+    );
     for (step, (one, many)) in one.losses.iter().zip(&many.losses).enumerate() {
         assert!(
             (one - many).abs() <= loss_tolerance * one.abs().max(1.0),
