@@ -16,8 +16,8 @@ from collections import Counter, defaultdict
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-# As in score/examples/fit/{linear,solve,parameters}.rs: noise, Huber's threshold, powers of groups and sources, shares of kin (a branch's is
-# of what its family leaves).
+# As in score/examples/fit/{linear,solve,parameters}.rs: noise, Huber's threshold, powers of groups
+# and sources, shares of kin (a branch's is of what its family leaves).
 FITTED = dict(noise=0.015, huber=0.7, group=0.5, source=0.9, family=0.7, branch=0.8, generation=0.8)
 # Where a search begins: what was set by hand until November 2026.
 BY_HAND = dict(noise=0.04, huber=0.7, group=0.7, source=0.7, family=0.6, branch=0.8, generation=0.6)

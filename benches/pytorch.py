@@ -44,7 +44,8 @@ CASES = {
 }
 
 
-# Has glibc keep what is freed instead of giving it back to the system, which costs a page fault for every page of every activation.
+# Makes glibc keep freed memory. Returning it to the system costs a page fault for every page of
+# every activation.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30), "MALLOC_TOP_PAD_": str(1 << 30)}
 
 

@@ -1,5 +1,5 @@
-//! Wrong input, as a user gives it: each is answered with the right exit status and one sentence that names the mend, on standard error, with
-//! nothing on standard output.
+//! Wrong input, as a user gives it: each is answered with the right exit status and one sentence
+//! that names the hint, on standard error, with nothing on standard output.
 
 mod common;
 
@@ -16,7 +16,7 @@ fn refused(scratch: &Scratch, arguments: &[&str], status: i32) -> String {
     words
 }
 
-/// One line that says what is wrong, with the mend, and no panic.
+/// One line that says what is wrong, with the hint, and no panic.
 #[track_caller]
 fn one_sentence(words: &str) {
     let errors: Vec<&str> = words.lines().filter(|line| line.starts_with("error:")).collect();
@@ -86,7 +86,7 @@ fn a_bare_quantity_on_the_command_line_is_refused() {
 }
 
 #[test]
-fn sizes_of_a_model_file_that_contradict_each_other_are_said_with_the_file() {
+fn contradictory_sizes_in_a_model_file_are_refused_with_its_place() {
     let scratch = Scratch::new();
     scratch.file("odd-gpt.yaml", "{family: gpt, layers: 1, hidden: 30, heads: 4, vocab: 64, sequence: 8}");
     says(&refused(&scratch, &["plan", "--model", "odd-gpt.yaml", "--topology", "local"], 2), &["odd-gpt.yaml"]);
@@ -162,14 +162,14 @@ fn what_cannot_be_executed_here_is_refused_before_anything_is_measured() {
 }
 
 #[test]
-fn data_that_are_not_there_or_too_few_are_refused_before_anything_is_measured() {
+fn missing_or_too_few_data_are_refused_before_measuring() {
     let scratch = Scratch::new();
     scratch.file("plan.yaml", &plan("global_batch: 8"));
     says(&refused(&scratch, &["execute", "--plan", "plan.yaml", "--data", "no/such/folder"], 2), &["no/such/folder"]);
     says(&refused(&scratch, &["run", "--model", "mlp", "--topology", "local", "--data", "no/such"], 2), &["no/such"]);
     scratch.file("large.yaml", &plan("global_batch: 4096\nlayout: {micro_batch: 4096}"));
     says(&refused(&scratch, &["execute", "--plan", "large.yaml", "--data", "digits"], 2), &["4096"]);
-    says(&refused(&scratch, &["execute", "--plan", "plan.yaml", "--steps", "0"], 2), &["no steps"]);
+    says(&refused(&scratch, &["execute", "--plan", "plan.yaml", "--steps", "0"], 2), &["trains nothing"]);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn a_folder_without_a_finished_run_is_refused() {
 }
 
 #[test]
-fn objectives_of_which_the_topology_does_not_say_enough_are_refused_with_the_line_that_would() {
+fn objectives_without_their_facts_are_refused_with_the_missing_line() {
     let scratch = Scratch::new();
     let plan = |objective: &str| {
         refused(&scratch, &["plan", "--model", "mlp", "--topology", "local", "--global-batch", "64", "--objective", objective], 2)
@@ -191,6 +191,6 @@ fn objectives_of_which_the_topology_does_not_say_enough_are_refused_with_the_lin
     says(&plan("cost"), &["does not say what an hour of every node costs", "price_per_hour"]);
     says(&plan("goodput"), &["mean_time_between_failures"]);
     let text = refused(&scratch, &["plan", "--model", "mlp", "--topology", "local", "--price-limit", "1"], 2);
-    says(&text, &["no node of `local` is as cheap as that", "price_per_hour"]);
+    says(&text, &["no node of `local` costs so little", "price_per_hour"]);
     says(&refused(&scratch, &["plan", "--model", "mlp", "--topology", "local", "--scaling", "8"], 2), &["8..4096"]);
 }

@@ -1,4 +1,5 @@
-//! The contract's documents and files: exactly one JSON document of each command, with at least the fields that it promises.
+//! The contract's documents and files: exactly one JSON document of each command, with at least the
+//! fields that it promises.
 
 mod common;
 
@@ -163,7 +164,8 @@ fn of_several_number_formats_each_point_takes_the_fastest() {
         let layout = both["layout"].as_str().expect("words");
         assert!(layout.starts_with("bf16, "), "several formats were asked for, so each point says its own: {layout}");
     }
-    // In either format points are what they are alone, but those than which one of the other is better in all.
+    // In either format points are what they are alone, but those than which one of the other is
+    // better in all.
     let [half, both] = ["bf16", "fp32,bf16"].map(|formats| points(&["--front"], "front", formats));
     let figures = |point: &serde_json::Value| ["step_seconds", "memory_bytes", "devices"].map(|name| number(point, name));
     for one in &half {
@@ -222,7 +224,9 @@ fn jobs_beside_each_other_are_foretold_alone_and_together() {
         String::from_utf8(output.stderr).expect("text")
     };
     assert!(refused("host-2").contains("jobs 0 and 1 both run on node `host-2`"), "{}", refused("host-2"));
-    assert!(refused("host-9").contains("has no node `host-9`; hint: they are numbered from 0 to 5, the last is called `host-5`"));
+    assert!(
+        refused("host-9").contains("has no node `host-9`; hint: nodes are numbered from 0 to 5; the last one is called `host-5`")
+    );
     assert!(refused("4").contains("the layout has 3 ranks, but from node 4 on"), "{}", refused("4"));
 }
 
@@ -303,7 +307,7 @@ fn run_does_all_of_it_in_one_go_and_learns_the_digits() {
     holds(&scratch, "out", &REPORT_FILES);
     holds(&scratch, "out", &["profile.yaml"]);
     let page = std::fs::read_to_string(scratch.path("out/report.html")).expect("it was written");
-    assert!(page.contains("digits-mlp: foretold and measured"), "the model keeps its name");
+    assert!(page.contains("digits-mlp: predicted and measured"), "the model keeps its name");
 }
 
 #[test]

@@ -53,13 +53,13 @@ fn collectives_can_be_run_step_by_step() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_mend() {
+fn impossible_disturbances_are_refused_with_a_hint() {
     let scratch = Scratch::new();
     let plan = scratch.file("plan.yaml", PLAN);
     for (arguments, word) in [
         (["--straggler", "3"], "hint: 7=1.3"),
-        (["--straggler", "3=-1"], "not more than 0"),
-        (["--straggler", "16=2"], "16 ranks"),
+        (["--straggler", "3=-1"], "not a finite number above 0"),
+        (["--straggler", "16=2"], "the layout has ranks 0 to 15"),
         (["--jitter", "20"], "between 0 and 2"),
     ] {
         let output = scratch.run(&[&["simulate", "--plan", text(&plan)], &arguments[..]].concat());

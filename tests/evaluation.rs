@@ -1,10 +1,12 @@
-//! Evaluation sees every sample once, in every layout: its loss and its accuracy do not depend on how the ranks share the work.
+//! Evaluation sees every sample once, in every layout: its loss and its accuracy do not depend on
+//! how the ranks share the work.
 
 mod common;
 
 use common::{Scratch, text};
 
-/// Loss and top-1 after two epochs. The digits' evaluation samples are no multiple of the batch, so the last batch is padded.
+/// Loss and top-1 after two epochs. The digits' evaluation samples are no multiple of the batch, so
+/// the last batch is padded.
 fn evaluation(scratch: &Scratch, model: &str, learning_rate: &str, layout: &str) -> (f64, f64, u64) {
     let plan = scratch.file(
         "plan.yaml",
@@ -18,7 +20,8 @@ fn evaluation(scratch: &Scratch, model: &str, learning_rate: &str, layout: &str)
     (number("loss"), number("top1"), evaluation["samples"].as_u64().expect("a number"))
 }
 
-/// Returns the top-1 of one rank. `tolerance` is of the loss, relatively, and of top-1, absolutely: sums are made in another order.
+/// Returns the top-1 of one rank. `tolerance` is of the loss, relatively, and of top-1, absolutely:
+/// sums are made in another order.
 fn the_same_in_every_layout(model: &str, learning_rate: &str, tolerance: f64) -> f64 {
     let scratch = Scratch::new();
     let (loss, top1, samples) = evaluation(&scratch, model, learning_rate, "micro_batch: 48");
@@ -42,8 +45,9 @@ fn an_mlp_is_evaluated_the_same_in_every_layout() {
 
 #[test]
 fn a_resnet_is_evaluated_the_same_in_every_layout() {
-    // Rounding turns ReLUs over (see `law`), and over two epochs of learning that grows to percents, on one rank with other
-    // micro-batches too. So the parameters hardly move here: what is compared is evaluation, with its groups and its padding.
+    // Rounding turns ReLUs over (see `law`), and over two epochs of learning that grows to
+    // percents, on one rank with other micro-batches too. So the parameters hardly move here: what
+    // is compared is evaluation, with its groups and its padding.
     let model = "{family: resnet, depth: 18, stem: small, image: 8, channels: 1, classes: 10, width: 4}";
     the_same_in_every_layout(model, "0.000001", 1e-4);
 }

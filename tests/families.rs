@@ -1,4 +1,5 @@
-//! Families beside images and plain language models: each trains, and a mixture of experts says what it dropped.
+//! Families beside images and plain language models: each trains, and a mixture of experts says
+//! what it dropped.
 
 mod common;
 
@@ -49,6 +50,7 @@ fn tokens_beyond_the_capacity_are_dropped_and_counted() {
         metrics.iter().map(|line| line["dropped_tokens"].as_u64().expect("a count")).collect()
     };
     assert_eq!(dropped("2.0"), [0, 0, 0], "there are slots for all tokens in every expert");
-    // A slot a sample and expert: 4 of a sample's 32 choices find one in each of two layers, if every expert is wanted often enough.
+    // A slot a sample and expert: 4 of a sample's 32 choices find one in each of two layers, if
+    // every expert is wanted often enough.
     assert_eq!(dropped("0.125"), [2 * 8 * (32 - 4); 3]);
 }

@@ -129,7 +129,8 @@ fn who_is_killed_while_it_makes_a_lab_leaves_none() {
     assert_eq!(left_of("test-killed"), Vec::<String>::new());
 }
 
-/// Sends bytes from one host of a lab to another by TCP; returns bytes a second. Python is at hand where the tests of the repository run.
+/// Sends bytes from one host of a lab to another by TCP; returns bytes a second. Python is at hand
+/// where the tests of the repository run.
 fn rate(scratch: &Scratch, topology: &str, from: &str, to: &str, address: &str, bytes: usize) -> Option<f64> {
     let receive = "import socket,sys\ns=socket.create_server(('0.0.0.0',5001))\nprint('ready',flush=True)\nc,_=s.accept()\n\
                    n=0\nwhile True:\n d=c.recv(1<<20)\n if not d: break\n n+=len(d)\nprint(n)";
@@ -157,9 +158,10 @@ fn links_carry_what_the_file_says() {
     let scratch = Scratch::new();
     let topology = named(&scratch, "test-rate", "lab-4x1g-200m");
     scratch.json(&["lab", "up", "--topology", &topology]);
-    // 125 MB/s within a rack, 25 MB/s between racks. No link is faster than it is stated, but for what it may send at once and what
-    // lies in sockets. That links are not much slower, and those within a rack not held to what those between racks are, shows in any
-    // try in which the machine has time for them.
+    // 125 MB/s within a rack, 25 MB/s between racks. No link is faster than it is stated, but for
+    // what it may send at once and what lies in sockets. That links are not much slower, and those
+    // within a rack not held to what those between racks are, shows in any try in which the machine
+    // has time for them.
     const NEAR: f64 = 1.15 * 125e6;
     const FAR: f64 = 1.15 * 25e6;
     const LEAST_FAR: f64 = 0.5 * 25e6;

@@ -1,4 +1,5 @@
-//! Ranks that somebody else starts: a process each, told by torchrun's, Slurm's or an MPI launcher's variables which it is.
+//! Ranks that somebody else starts: a process each, told by torchrun's, Slurm's or an MPI
+//! launcher's variables which it is.
 
 mod common;
 
@@ -132,7 +133,7 @@ fn ranks_that_others_start_train_as_those_of_our_own_launcher() {
     let launchers: [(&str, &dyn Fn(&'static str) -> Variables); 3] =
         [("torchrun", &torchrun), ("srun", &slurm), ("mpirun", &mpi)];
     for (name, variables) in launchers {
-        // Whoever comes first waits.
+        // The caller that comes first waits.
         let second = site.start("second", 6, &variables("1"));
         let first = site.start(name, 6, &variables("0")).output();
         assert_eq!(losses(&first), expected, "{name}");

@@ -42,7 +42,7 @@ pub struct StepMetrics {
     pub samples_per_second: f64,
     /// The Euclidean norm of the gradient of all parameters.
     pub gradient_norm: f64,
-    /// How many times a token was routed to an expert at full capacity, over all mixtures of
+    /// The number of tokens that were routed to an expert at full capacity, over all mixtures of
     /// experts; `None` if the model has no mixtures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped_tokens: Option<u64>,

@@ -143,7 +143,7 @@ impl Ranks {
     /// Starts rank 0 of a run whose other ranks an external launcher started.
     fn start_first(world: &World, world_size: usize, options: &LaunchOptions) -> Result<Self, ExecutorError> {
         if world.size != world_size {
-            let what = format!("a plan for {world_size} ranks, of which {} started {},", world.starter, world.size);
+            let what = format!("a plan for {world_size} ranks, where {} started {},", world.starter, world.size);
             let hint = format!("have it start {world_size}, or plan for {}", world.size);
             return Err(ExecutorError::Unsupported { what, hint });
         }

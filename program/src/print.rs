@@ -78,7 +78,7 @@ fn instruction_line(stage: &StageProgram, index: usize, instruction: &Instructio
     text
 }
 
-/// A peer in words: its stage, and its number in the list if the stages have different meshes.
+/// A peer in words: its stage, and its index in `peers` if the two stages have different meshes.
 fn peer_name(list: &StageProgram, direction: &str, peer: PeerId) -> String {
     let Some(known) = list.peers.get(peer.0 as usize) else { return format!("{direction} peer {}", peer.0) };
     match known.ranks {

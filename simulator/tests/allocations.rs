@@ -1,4 +1,5 @@
-//! Nothing is allocated while a Program runs: what a run allocates is the room that it runs in, however long the Program is.
+//! Nothing is allocated while a Program runs: what a run allocates is the room that it runs in,
+//! however long the Program is.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -16,7 +17,8 @@ thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes to the system's allocator as it came; a thread-local cell that needs no initialisation allocates nothing.
+// SAFETY: every call goes to the system's allocator as it came; a thread-local cell that needs no
+// initialisation allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
@@ -79,7 +81,8 @@ fn a_run_allocates_no_more_for_a_longer_program() {
             let (few, events) = run(10);
             let (many, more_events) = run(100);
             assert!(more_events > 9 * events, "{events} {more_events}");
-            // The queue's lists, one a bit of a time, may be longer now and then, and grow once more.
+            // The queue's lists, one a bit of a time, may be longer now and then, and grow once
+            // more.
             assert!(many <= few + 64, "share {share}, {collectives:?}: {few} for {events} events, {many} for {more_events}");
         }
     }

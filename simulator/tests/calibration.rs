@@ -175,7 +175,8 @@ fn a_device_with_a_share_of_a_core_is_as_much_slower() {
     let time = |profile: &Profile, name: &str| {
         CostModel::new(Some(profile), &hetero).kernel_time(&matmul(256), false, DataType::Fp32, kind(name))
     };
-    // Samples of the whole device hold for the half one; so do those of this machine's cores, of which a lab is made.
+    // Samples of the whole device hold for the half one; so do those of this machine's cores, of
+    // which a lab is made.
     for device in ["whole-core", "local-core"] {
         let measured = Profile { device: device.into(), ..profile() };
         assert_eq!(time(&measured, "whole-core").median, Seconds::new(product_time(256)));
@@ -266,7 +267,8 @@ fn a_networks_link_owes_what_it_let_pass_faster_than_its_rate() {
     assert!((8.2e-3..10e-3).contains(&step(10)), "{}", step(10));
 }
 
-/// A kernel and an exchange that outlasts it three times, or the other way round, where nothing else costs anything: how much longer each takes than alone.
+/// A kernel and an exchange that outlasts it three times, or the other way round, where nothing
+/// else costs anything: how much longer each takes than alone.
 fn slowed(share: f64, growth: Option<f64>) -> [f64; 2] {
     let (bytes, elements, exchange, topology) = (1 << 20, 1000, 1e-3, node(2));
     let step = |kernel: f64, is_beside: [bool; 2]| {
@@ -308,19 +310,20 @@ fn slowed(share: f64, growth: Option<f64>) -> [f64; 2] {
 }
 
 #[test]
-fn kernels_and_exchanges_beside_each_other_are_slowed_as_they_were_measured() {
+fn overlapping_kernels_and_exchanges_are_slowed_as_measured() {
     for slowdown in [Slowdown { kernel: 0.2, exchange: 0.5 }, Slowdown { kernel: 0.4, exchange: 0.0 }, Slowdown::default()] {
         let (share, growth) = slowdown.share_and_growth();
         let [kernel, exchange] = slowed(share, Some(growth));
         assert!((kernel - slowdown.kernel).abs() < 1e-3 && (exchange - slowdown.exchange).abs() < 1e-3, "{kernel} {exchange}");
     }
-    // Where an operating system shares a processor out, an exchange that wants a quarter of it has all that it wants.
+    // Where an operating system shares a processor out, an exchange that wants a quarter of it has
+    // all that it wants.
     let [kernel, exchange] = slowed(0.25, None);
     assert!((kernel - 1.0 / 3.0).abs() < 1e-3 && exchange.abs() < 1e-3, "{kernel} {exchange}");
 }
 
 #[test]
-fn launches_count_where_the_host_cannot_keep_ahead_of_a_step_that_is_not_launched_as_one() {
+fn launches_count_where_the_host_cannot_keep_ahead() {
     const KERNELS: usize = 100;
     let topology = node(2);
     // A profile of before says nothing of launches.

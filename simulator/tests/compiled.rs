@@ -57,8 +57,8 @@ fn shorter_bubbles_make_shorter_steps() {
     let model = Model::named("gpt2-xl").unwrap();
     let topology = Topology::library("dgx-a100-80g").unwrap();
     let costs = CostModel::new(None, &topology);
-    // 50 blocks, of which the embedding costs nothing and the head nearly as much as three layers; the same share for every stage as
-    // far as blocks allow.
+    // 50 blocks, of which the embedding costs nothing and the head nearly as much as three layers;
+    // the same share for every stage as far as blocks allow.
     let step = |schedule: Schedule, virtual_stages: usize| {
         let layout = Layout { pipeline: 8, schedule, virtual_stages, micro_batch: 1, ..Layout::default() };
         let mut plan = plan(layout, 16);

@@ -1,4 +1,5 @@
-//! What a fabric does to exchanges: oversubscription, flows that collide, and jobs beside each other.
+//! What a fabric does to exchanges: oversubscription, flows that collide, and jobs beside each
+//! other.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -35,7 +36,8 @@ fn seconds(simulation: &foretell_simulator::Simulation) -> f64 {
 fn an_oversubscribed_tree_slows_what_crosses_it_and_nothing_else() {
     let bytes = 100_000_000;
     let step = |topology: &Topology, ranks: usize| seconds(&run(&shift(ranks, bytes), topology, &ideal(topology)));
-    // Around four hosts one flow goes up from each leaf and one comes down: half of what the hosts could send.
+    // Around four hosts one flow goes up from each leaf and one comes down: half of what the hosts
+    // could send.
     for (oversubscription, longer) in [(1, 1.0), (2, 1.0), (4, 2.0), (8, 4.0)] {
         let topology = tree(4, &format!("oversubscription: {oversubscription}"));
         assert!((step(&topology, 4) - 0.1 * longer).abs() < 1e-4, "{oversubscription}: {}", step(&topology, 4));
@@ -88,7 +90,8 @@ fn flows_that_meet_on_an_uplink_share_it_and_others_do_not() {
 
 #[test]
 fn jobs_that_share_a_leafs_uplinks_slow_each_other() {
-    // Each job passes on around four hosts: the first has a whole leaf and half of the next, where the second begins.
+    // Each job passes on around four hosts: the first has a whole leaf and half of the next, where
+    // the second begins.
     let topology = tree(6, "oversubscription: 2");
     let costs = ideal(&topology);
     let program = shift(3, 100_000_000);
@@ -161,7 +164,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
-    /// Alone on its nodes a job is what it is without the others; and nobody is faster beside others, where nothing is scheduled.
+    /// Alone on its nodes a job is what it is without the others; and nobody is faster beside
+    /// others, where nothing is scheduled.
     #[test]
     fn a_job_beside_others_is_no_faster_than_alone(
         jobs in proptest::collection::vec((1usize..4, 1u64..50), 1..4),

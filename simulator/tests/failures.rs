@@ -5,7 +5,8 @@ use foretell_simulator::Reliability;
 use foretell_units::Seconds;
 use proptest::prelude::*;
 
-/// Checkpoints and restarts that are short beside the time between failures: the domain of the formulas.
+/// Checkpoints and restarts that are short beside the time between failures: the domain of the
+/// formulas.
 fn reliability() -> impl Strategy<Value = Reliability> {
     (1e3f64..1e6, 1e-4f64..0.05, 0.0f64..0.1).prop_map(|(mean, checkpoint, restart)| Reliability {
         mean_time_between_failures: Seconds::new(mean),

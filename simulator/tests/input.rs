@@ -73,7 +73,8 @@ proptest! {
         prop_assert!((simulated.value() - closed.value()).abs() <= 1e-9 + 1e-6 * closed.value(), "{simulated} and not {closed}");
     }
 
-    /// Whatever the queue: never faster than any part alone, never slower than all of them one after the other.
+    /// Whatever the queue: never faster than any part alone, never slower than all of them one
+    /// after the other.
     #[test]
     fn no_queue_is_faster_than_the_parts_or_slower_than_their_sum(
         decode in 0.0f64..0.02, workers in 1usize..9, samples in 1usize..40, prefetch in 1usize..6, step in 0.0f64..0.2,
@@ -82,7 +83,8 @@ proptest! {
         let simulated = pipeline.steady_step(Seconds::new(step)).value();
         let reading = samples as f64 * 1e-3;
         let rounds = samples.div_ceil(workers) as f64 * decode;
-        // Where workers do not get equal parts of a batch, some tens of batches are equal parts but for one sample.
+        // Where workers do not get equal parts of a batch, some tens of batches are equal parts but
+        // for one sample.
         let rounding = decode / 30.0 + 1e-9;
         prop_assert!(simulated >= step.max(reading).max(samples as f64 * decode / workers as f64) - rounding, "{simulated}");
         prop_assert!(simulated <= step + reading + rounds + rounding, "{simulated}");

@@ -149,7 +149,8 @@ fn sharing_a_processor_slows_both() {
     let spans = &simulation.timeline.ranks[0].spans;
     let latency = Picoseconds(2 * 936_250);
     let alone = kernel(&costs, 10_000_000);
-    // The flow needs 10 ms of processor and gets half of it; the kernel is done when both have had what they need.
+    // The flow needs 10 ms of processor and gets half of it; the kernel is done when both have had
+    // what they need.
     assert!(about(spans[0].end, Picoseconds(20_000_000_000) + latency), "{}", spans[0].end);
     assert!(about(spans[1].end, alone + Picoseconds(10_000_000_000)), "{} {alone}", spans[1].end);
     // With a third of the processor the flow runs as if alone, and the kernel pays for it.

@@ -38,8 +38,8 @@ fn draws() -> impl Strategy<Value = Vec<Draw>> {
     )
 }
 
-/// The draws in order as the instructions of two stages. Both take a message from the other only before what comes later, so
-/// nothing can wait in a circle.
+/// The draws in order as the instructions of two stages. Both take a message from the other only
+/// before what comes later, so nothing can wait in a circle.
 fn drawn(data: usize, tensor: usize, draws: &[Draw]) -> Program {
     let mut stages = [StageBuilder::new(0), StageBuilder::new(1)];
     let mut last: [Vec<InstructionId>; 2] = [Vec::new(), Vec::new()];
@@ -118,7 +118,8 @@ fn check_folding(
     prop_assert_eq!(unfolded.simulated_ranks, program.mesh.world_size());
     prop_assert!(folded.simulated_ranks <= unfolded.simulated_ranks);
     for (rank, (one, other)) in folded.timeline.ranks.iter().zip(&unfolded.timeline.ranks).enumerate() {
-        // Sums of equal parts and one product round otherwise, and what comes later by that shares links otherwise for as long.
+        // Sums of equal parts and one product round otherwise, and what comes later by that shares
+        // links otherwise for as long.
         let same = |one: Picoseconds, other: Picoseconds| one.0.abs_diff(other.0) <= 1_000 + other.0 / 1_000_000_000;
         for (one, other) in one.spans.iter().zip(&other.spans) {
             prop_assert!(same(one.start, other.start) && same(one.end, other.end), "rank {}: {:?} and {:?}", rank, one, other);
@@ -166,8 +167,9 @@ proptest! {
         }
     }
 
-    /// On clusters on which groups lie in nodes, across them and unevenly in both, with links and processors that are shared, and on fabrics
-    /// on which flows of one exchange collide and others do not.
+    /// On clusters on which groups lie in nodes, across them and unevenly in both, with links and
+    /// processors that are shared, and on fabrics on which flows of one exchange collide and others
+    /// do not.
     #[test]
     fn folded_is_unfolded(
         draws in draws(),
@@ -189,8 +191,8 @@ proptest! {
         check_folding(&drawn(data, tensor, &draws), &topology, (share, buffered), collectives, &stragglers)?;
     }
 
-    /// Where the mesh may be turned: data-parallel ranks on nodes that are alike, each node's devices in one row of the mesh. Ranks are then made ready
-    /// one an orbit.
+    /// Where the mesh may be turned: data-parallel ranks on nodes that are alike, each node's
+    /// devices in one row of the mesh. Ranks are then made ready one an orbit.
     #[test]
     fn turned_is_unturned(
         draws in draws(),
@@ -213,7 +215,8 @@ proptest! {
 
     #[test]
     fn a_faster_network_never_makes_two_lone_ranks_slower(draws in draws()) {
-        // Not so of schedules in general (Graham 1969), but here each stream has one order and nothing shares a processor.
+        // Not so of schedules in general (Graham 1969), but here each stream has one order and
+        // nothing shares a processor.
         let program = drawn(1, 1, &draws);
         let step = |link: &str| {
             let topology = cluster(1, 2, link);

@@ -1,4 +1,5 @@
-//! Devices that have a share of their processor's time: they run until a period's budget is used up, and stand still until the next begins.
+//! Devices that have a share of their processor's time: they run until a period's budget is used
+//! up, and stand still until the next begins.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -10,7 +11,8 @@ use foretell_topologies::{QUOTA_PERIOD, Topology};
 use foretell_units::{Picoseconds, Seconds};
 use proptest::prelude::*;
 
-/// A node of whole devices and one of devices with a share. Reading 8 KB, a relu of 1000 elements, takes a whole one some 10 us.
+/// A node of whole devices and one of devices with a share. Reading 8 KB, a relu of 1000 elements,
+/// takes a whole one some 10 us.
 fn cluster_of(whole: usize, partial: usize, share: f64) -> Topology {
     let device = "architecture: cpu, memory: 1GiB, memory_bandwidth: 1GB/s, peak: {fp32: 1TFLOP/s}";
     let node = |name, kind, count| {
@@ -46,7 +48,8 @@ fn elements(costs: &CostModel, topology: &Topology, milliseconds: f64) -> usize 
     (milliseconds * 1e-3 / some.value() * SOME as f64).round() as usize
 }
 
-/// When a kernel ends that begins then, going on by at most 10 us at a time. `used` is what its device has used up of the period of `begin`.
+/// When a kernel ends that begins then, going on by at most 10 us at a time. `used` is what its
+/// device has used up of the period of `begin`.
 fn slowly(begin: Picoseconds, work: Picoseconds, share: f64, (period, used): &mut (u64, u64)) -> Picoseconds {
     const TICK: u64 = 10_000_000;
     let length = Picoseconds::from(QUOTA_PERIOD).0;
@@ -100,7 +103,8 @@ fn who_waits_for_others_is_never_stopped() {
         let (prediction, _) = predict(&program, &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
         prediction.step_seconds.value()
     };
-    // Of 5 ms it runs for 2; of 3 ms it would run for 2, and has 1.5 in the long run, of which the steps after the first tell.
+    // Of 5 ms it runs for 2; of 3 ms it would run for 2, and has 1.5 in the long run, of which the
+    // steps after the first tell.
     assert!((step(10, 3.0) - 50e-3).abs() < 1e-3, "{}", step(10, 3.0));
     let busy = step(50, 1.0);
     assert!((195e-3..205e-3).contains(&busy), "{busy}");

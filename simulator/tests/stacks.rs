@@ -31,7 +31,8 @@ fn run(program: &Program, topology: &Topology, costs: &CostModel) -> Simulation 
     simulate(program, topology, costs, &Options::default()).unwrap()
 }
 
-/// Leaves of 32 nodes do not tell the 40 nodes of a stage apart where no exchange can leave their links busy or find them full.
+/// Leaves of 32 nodes do not tell the 40 nodes of a stage apart where no exchange can leave their
+/// links busy or find them full.
 #[test]
 fn leaves_that_stages_straddle_leave_one_rank_a_stage() {
     let topology = Topology::library("dgx-h100").unwrap().with_nodes(96).unwrap();
@@ -46,8 +47,8 @@ fn leaves_that_stages_straddle_leave_one_rank_a_stage() {
     assert!(folded.step.0.abs_diff(unfolded.step.0) <= 100, "{} and {}", folded.step.0, unfolded.step.0);
 }
 
-/// What the many do is what the one that stands for them does, where its assumptions hold: within what flows that meet on a node's interfaces
-/// and parts that are uneven make of it.
+/// What the many do is what the one that stands for them does, where its assumptions hold: within
+/// what flows that meet on a node's interfaces and parts that are uneven make of it.
 #[test]
 fn one_rank_a_stage_tells_what_all_ranks_do() {
     let topology = Topology::library("dgx-a100-80g").unwrap().with_nodes(4).unwrap();
@@ -70,8 +71,9 @@ fn one_rank_a_stage_tells_what_all_ranks_do() {
     }
 }
 
-/// Causal attention of half of a sequence is half of the work, as frameworks share it out, though the later half has more before it: with our own
-/// executor, whose parts are contiguous, all ranks wait for the one that has that. So says the one that stands for the others, and all of them.
+/// Causal attention of half of a sequence is half of the work, as frameworks share it out, though
+/// the later half has more before it: with our own executor, whose parts are contiguous, all ranks
+/// wait for the one that has that. So says the one that stands for the others, and all of them.
 #[test]
 fn parts_of_a_sequence_are_balanced_but_ours() {
     let topology = Topology::library("dgx-h100").unwrap();
@@ -89,7 +91,7 @@ fn parts_of_a_sequence_are_balanced_but_ours() {
         };
         let whole = compute(1);
         for (parts, expected) in [(2, &of_two), (4, &of_four)] {
-            // What is not shared out takes the rest.
+            // What is not sharded takes the rest.
             let share = compute(parts) / whole * parts as f64;
             assert!(expected.contains(&share), "{stack} {parts}: {share}");
         }
@@ -132,7 +134,7 @@ fn a_step_of_tiny_kernels_takes_what_the_host_takes_to_launch_them() {
 }
 
 #[test]
-fn an_interval_is_that_of_the_stack_and_an_unknown_device_is_said_not_to_be_calibrated() {
+fn intervals_belong_to_the_stack_and_unknown_devices_are_not_calibrated() {
     let program = program(&gpt(), Layout { micro_batch: 4, ..Layout::default() }, 1, Overlap::default());
     let topology = Topology::library("dgx-a100-80g").unwrap();
     let answer = |topology: &Topology, costs: &CostModel| {
@@ -207,7 +209,8 @@ proptest! {
     }
 }
 
-/// What devices hold follows the stack: Megatron's four bytes of gradient a parameter, the optimizer's state, and a context.
+/// What devices hold follows the stack: Megatron's four bytes of gradient a parameter, the
+/// optimizer's state, and a context.
 #[test]
 fn a_framework_holds_other_copies_than_our_arena() {
     let topology = Topology::library("dgx-a100-80g").unwrap();
@@ -221,10 +224,12 @@ fn a_framework_holds_other_copies_than_our_arena() {
     assert_eq!(ours, Footprint::of(list));
     assert_eq!(ours.total(), list.arena);
     let theirs = held(&costs(&topology, "megatron-core"));
-    // The default is stochastic gradient descent with momentum: a copy and a velocity in single precision.
+    // The default is stochastic gradient descent with momentum: a copy and a velocity in single
+    // precision.
     let bytes = 8.0;
     let parameters = theirs.parameters.value() / 2.0;
-    // Of 355 M parameters and what pads the vocabulary; an eighth of the optimizer's state is on each.
+    // Of 355 M parameters and what pads the vocabulary; an eighth of the optimizer's state is on
+    // each.
     assert!((350e6..360e6).contains(&parameters), "{theirs:?}");
     assert!((theirs.optimizer_state.value() * 8.0 / parameters / bytes - 1.0).abs() < 0.01, "{theirs:?}");
     assert!(theirs.gradients.value() / parameters > 3.9 && theirs.context > Bytes::ZERO, "{theirs:?}");
@@ -233,7 +238,8 @@ fn a_framework_holds_other_copies_than_our_arena() {
     assert_eq!(held(&CostModel::new(None, &topology)), ours);
 }
 
-/// Products of a GPT's layers in eight bits take less than in sixteen, and with what makes their operands still; those of small ones do not.
+/// Products of a GPT's layers in eight bits take less than in sixteen, and with what makes their
+/// operands still; those of small ones do not.
 #[test]
 fn a_plan_of_eight_bits_pays_where_products_are_large() {
     let topology = Topology::library("dgx-h100").unwrap();
@@ -256,8 +262,8 @@ fn a_plan_of_eight_bits_pays_where_products_are_large() {
     assert!(ratio > 0.97, "{ratio}");
 }
 
-/// What goes to the host may be late: it is caught up with beside the pass back that follows. Were its place in memory wanted at once, every pass
-/// forward would wait for the link.
+/// What goes to the host may be late: it is caught up with beside the pass back that follows. Were
+/// its place in memory wanted at once, every pass forward would wait for the link.
 #[test]
 fn activations_on_their_way_to_the_host_do_not_hold_up_each_pass() {
     let topology = Topology::library("dgx-h100").unwrap();

@@ -67,7 +67,8 @@ fn rings_between_nodes_use_every_interface_and_fold_to_one_member() {
     assert_eq!(folded.simulated_ranks, 1);
     // A message of each of 32 members in each of eight rings, 62 times over.
     assert!(stepped.events >= 8 * 32 * 62);
-    // A ring moves at the pace of its slowest hop, as the flow does; it need not wait for that where a faster one comes first.
+    // A ring moves at the pace of its slowest hop, as the flow does; it need not wait for that
+    // where a faster one comes first.
     let flow = with(&program, &topology, &costs, Collectives::Flow, Folding::Off);
     let ratio = stepped.step.0 as f64 / flow.step.0 as f64;
     assert!((0.95..1.05).contains(&ratio), "{ratio}");
@@ -87,7 +88,8 @@ fn on_gpus_steps_take_what_the_rule_for_whole_collectives_says() {
         for kind in [Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather] {
             for bytes in [1 << 12, 1 << 22, 1 << 30] {
                 let ratio = ratio(&of_one_collective(kind, ranks, bytes));
-                // Between nodes eight rings share interfaces, whose rates are not quite those of the rule.
+                // Between nodes eight rings share interfaces, whose rates are not quite those of
+                // the rule.
                 let most = if ranks == 8 { 1.001 } else { 1.06 };
                 assert!((0.999..most).contains(&ratio), "{kind:?} of {bytes} bytes among {ranks}: {ratio}");
             }
@@ -103,7 +105,8 @@ fn on_gpus_steps_take_what_the_rule_for_whole_collectives_says() {
 
 #[test]
 fn a_straggler_holds_a_ring_up_as_it_does_a_flow() {
-    // Whoever has every part has had those of the last to come, and they take as many messages to go round.
+    // The caller that has every part has had those of the last to come, and they take as many
+    // messages to go round.
     let topology = node(8);
     let costs = ideal(&topology);
     let mut stage = StageBuilder::new(0);

@@ -1,4 +1,5 @@
-//! What-if questions: the answer is that of the cluster that was asked about, and half of what takes time is half of the time.
+//! What-if questions: the answer is that of the cluster that was asked about, and half of what
+//! takes time is half of the time.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,4 +1,5 @@
-//! A case of the law: a layout, what it trains, and its plan's text; and layouts that are not the same for all ranks.
+//! A case of the law: a layout, what it trains, and its plan's text; and layouts that are not the
+//! same for all ranks.
 
 use super::is_convolutional;
 
@@ -30,15 +31,17 @@ pub struct Case {
     pub blocking: bool,
     /// Whether `tensor` takes whole experts.
     pub whole_experts: bool,
-    /// What `tensor` shares out of single operators.
+    /// What `tensor` shards of single operators.
     pub operators: &'static str,
     pub precision: &'static str,
     pub seed: u64,
-    /// In place of `data`, `tensor`, `context`, `expert`: unequal shares, or meshes of the stages' own.
+    /// In place of `data`, `tensor`, `context`, `expert`: unequal shares, or meshes of the stages'
+    /// own.
     pub uneven: Option<Uneven>,
 }
 
-/// A layout that is not the same for all ranks: its text, its stages, and the parts into which its first stage cuts samples.
+/// A layout that is not the same for all ranks: its text, its stages, and the parts into which its
+/// first stage cuts samples.
 #[derive(Clone, Copy, Debug)]
 pub struct Uneven {
     pub text: &'static str,
@@ -70,7 +73,7 @@ pub const MESHES: [Uneven; 8] = [
     uneven("pipeline: 3, stages: [{data: 1}, {data: 2, tensor: 2}, {data: 1}]", 3, 1),
 ];
 
-/// The same with sequences that are shared out.
+/// The same with sequences that are sharded.
 pub const SEQUENCES: [Uneven; 3] = [
     uneven("pipeline: 2, stages: [{context: 2}, {tensor: 2}]", 2, 1),
     uneven("pipeline: 2, stages: [{data: 2, context: 2}, {context: 4}]", 2, 2),
@@ -78,7 +81,8 @@ pub const SEQUENCES: [Uneven; 3] = [
 ];
 
 impl Case {
-    /// A model on one rank: two micro-batches of two samples, AdamW in single precision, and nothing else asked for.
+    /// A model on one rank: two micro-batches of two samples, AdamW in single precision, and
+    /// nothing else asked for.
     pub fn usual(model: &'static str) -> Self {
         Self {
             model,
@@ -114,8 +118,9 @@ impl Case {
         parts * self.micro_batch * self.micro_batches
     }
 
-    /// Adam's epsilon is large: with the usual one its first steps are the signs of gradients, also of those that are but rounding. fp16's
-    /// loss scale is small: at the usual one a gradient may or may not overflow, by rounding, and a step be skipped.
+    /// Adam's epsilon is large: with the usual one its first steps are the signs of gradients, also
+    /// of those that are but rounding. fp16's loss scale is small: at the usual one a gradient may
+    /// or may not overflow, by rounding, and a step be skipped.
     pub fn plan(&self) -> String {
         let Case { model, data, tensor, pipeline, context, expert, micro_batch, schedule, recompute, optimizer, bucket, .. } =
             self;

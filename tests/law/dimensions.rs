@@ -1,4 +1,5 @@
-//! What random cases hit seldom: mixtures of experts, rings, single operators, dropout and fp16, each in every dimension.
+//! What random cases hit seldom: mixtures of experts, rings, single operators, dropout and fp16,
+//! each in every dimension.
 
 use super::case::Case;
 use super::check;
@@ -82,7 +83,8 @@ fn ring_attention_obeys_the_law() {
     }
 }
 
-/// Of every model, with dropout and without, over several axes at a time, in stages, and where gradients and parameters are sharded.
+/// Of every model, with dropout and without, over several axes at a time, in stages, and where
+/// gradients and parameters are sharded.
 #[test]
 fn operators_that_are_shared_out_one_by_one_obey_the_law() {
     let every = std::env::var("FORETELL_LAW_CASES").is_ok();
@@ -116,7 +118,8 @@ fn dropout_drops_the_same_in_every_dimension() {
     let models: Vec<&str> = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("dropout: 0.2")).collect();
     assert_eq!(models.len(), 2);
     for (index, model) in models.into_iter().enumerate() {
-        // The last three cut the sequence along two axes at a time, and attention's heads along one of them.
+        // The last three cut the sequence along two axes at a time, and attention's heads along one
+        // of them.
         for (data, tensor, pipeline, context, context_method) in [
             (2, 2, 1, 1, "gather"),
             (2, 1, 2, 1, "gather"),
@@ -142,8 +145,9 @@ fn dropout_drops_the_same_in_every_dimension() {
     }
 }
 
-/// Overflows are seen by every rank of every layout, or by none: a loss scale that is too large is halved as often, and the same steps are
-/// skipped, whether parameters are whole, sharded, split or in stages.
+/// Overflows are seen by every rank of every layout, or by none: a loss scale that is too large is
+/// halved as often, and the same steps are skipped, whether parameters are whole, sharded, split or
+/// in stages.
 #[test]
 fn fp16_skips_the_same_steps_in_every_layout_and_then_learns() {
     let scratch = Scratch::new();

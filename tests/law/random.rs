@@ -4,7 +4,8 @@ use super::case::{Case, MESHES, SEQUENCES, SHARES, Uneven};
 use foretell_program::Schedule;
 use proptest::prelude::*;
 
-/// What `tensor` may share out of single operators: what some cannot share out they leave to the rule. Patterns that match in every model.
+/// What `tensor` may shard of single operators: what some cannot shard they leave to the
+/// rule. Patterns that match in every model.
 pub const OPERATORS: [&str; 8] = [
     "{\"*\": batch}",
     "{\"*\": outputs}",
@@ -16,13 +17,15 @@ pub const OPERATORS: [&str; 8] = [
     "{\"*1*\": whole, \"*0*\": batch}",
 ];
 
-/// What may be shared out of a model: what is tied must be shared out alike wherever it is used, and of an LSTM only the vocabulary or samples can be.
+/// What may be sharded of a model: what is tied must be sharded alike wherever it is used,
+/// and of an LSTM only the vocabulary or samples can be.
 pub fn operators_of(model: &str, operators: &'static str) -> &'static str {
     let is_tied = model.contains("bert") || model.contains("t5") || model.contains("tied_embeddings: true");
     if is_tied || model.contains("lstm") { OPERATORS[0] } else { operators }
 }
 
-/// Whether a model's layers have products whose sizes are multiples of sixteen: with latent attention they have not.
+/// Whether a model's layers have products whose sizes are multiples of sixteen: with latent
+/// attention they have not.
 pub fn takes_eight_bits(model: &str) -> bool {
     (model.contains("hidden: 16") && !model.contains("query_rank: 12")) || model.contains("mlp")
 }
@@ -76,7 +79,8 @@ pub const MODELS: [(&str, usize); 18] = [
     ("{family: bert, layers: 2, hidden: 16, heads: 2, vocab: 128, sequence: 12, dropout: 0.2, attention_dropout: 0.3}", 4),
 ];
 
-/// Cuts of `blocks` into so many runs, as uneven as the seed says; for every second seed none: the compiler's.
+/// Cuts of `blocks` into so many runs, as uneven as the seed says; for every second seed none: the
+/// compiler's.
 pub fn cuts(blocks: usize, runs: usize, seed: u64) -> Option<Vec<usize>> {
     let mut cuts = vec![1; runs];
     let mut state = seed;
@@ -87,7 +91,8 @@ pub fn cuts(blocks: usize, runs: usize, seed: u64) -> Option<Vec<usize>> {
     seed.is_multiple_of(2).then_some(cuts)
 }
 
-/// The name of every schedule, with each number of chunks up to three that makes an order of its own.
+/// The name of every schedule, with each number of chunks up to three that makes an order of its
+/// own.
 fn schedules() -> Vec<(&'static str, usize)> {
     let is_own_order = |schedule: Schedule, chunks| schedule.allows(chunks) && (chunks > 1 || !schedule.allows_any_chunks());
     let with_chunks = |schedule: Schedule| {
@@ -127,20 +132,22 @@ prop_compose! {
     ) -> Case {
         let has_sequence = ["gpt", "llama", "bert", "moe", "t5"].iter().any(|family| model.contains(family));
         let is_uneven_in_sequence = |one: &Uneven| SEQUENCES.iter().any(|other| other.text == one.text);
-        // What several stages share they must hold alike, and not every sequence can be cut into four.
+        // What several stages share they must hold alike, and not every sequence can be cut into
+        // four.
         let shares_parameters = model.contains("bert") || model.contains("t5") || model.contains("tied_embeddings: true");
         let uneven = uneven.filter(|one| !is_uneven_in_sequence(one) || has_sequence);
         let uneven = uneven.filter(|one| !(shares_parameters && one.text.contains("stages")) && one.pipeline <= blocks);
-        // Only the vocabulary of an LSTM has a width that `tensor` shares out.
+        // Only the vocabulary of an LSTM has a width that `tensor` shards.
         let uneven = uneven.filter(|one| !(model.contains("lstm") && one.text.contains("tensor")));
         let pipeline = uneven.map_or(pipeline, |uneven| uneven.pipeline);
         let micro_batch = uneven.map_or(micro_batch, |uneven| if uneven.parts == 1 { 8 } else { 4 });
         // Not every model has as many blocks as there would be chunks.
         let schedule = if pipeline * schedule.1 > blocks { ("zb-h1", 1) } else { schedule };
         let cuts = cuts(blocks, pipeline * schedule.1, seed);
-        // Images have no sequence to share out.
+        // Images have no sequence to shard.
         let context = if has_sequence { context } else { 1 };
-        // Nor can every sequence be cut into three or four: BERT's and the first GPT's are of twelve, T5's of ten and six.
+        // Nor can every sequence be cut into three or four: BERT's and the first GPT's are of
+        // twelve, T5's of ten and six.
         let divides = context < 3 || model.contains("sequence: 12") || (context == 4 && model.contains("sequence: 8"));
         let context = if divides { context } else { 2 };
         let expert = if model.contains("moe") && data * tensor * pipeline * context <= 4 { expert } else { 1 };

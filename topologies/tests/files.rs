@@ -13,7 +13,7 @@ name: two-kinds
 devices:
   a100: {base: a100-sxm-80g}                 # a library device ...
   old:  {base: v100-sxm-32g, memory: 30GiB}  # ... changed where the file says so; or all figures given in full:
-                                             # memory, memory_bandwidth, peak: {fp32: 15.7TFLOP/s, fp16: 125TFLOP/s}, power
+             # memory, memory_bandwidth, peak: {fp32: 15.7TFLOP/s, fp16: 125TFLOP/s}, power
 nodes:
   - {name: new, count: 2, devices: {kind: a100, count: 8}, link: nvswitch-600GB/s, nics: {count: 8, bandwidth: 200Gbit/s}, price_per_hour: 32.77}
   - {name: old, count: 4, devices: {kind: old, count: 4}, link: nvlink-mesh-150GB/s, nics: {count: 1, bandwidth: 25Gbit/s}, price_per_hour: 12.24}

@@ -30,7 +30,7 @@ pub struct LaunchOptions {
     pub slots: Vec<RankSlot>,
     /// The backend that runs the kernels.
     pub backend: BackendKind,
-    /// The processes that an external launcher started, of which this is the first. `None` to start
-    /// every rank on this machine.
+    /// The processes that an external launcher started; this process is the first of them. `None`
+    /// to start every rank on this machine.
     pub world: Option<World>,
 }

@@ -43,7 +43,7 @@ impl RankSlot {
 #[derive(Clone, Debug)]
 pub(super) struct Slots {
     slots: Vec<RankSlot>,
-    /// Whether the slots are those of a lab's hosts.
+    /// `true` if the slots are on hosts of a lab.
     pub(super) is_lab: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Families with sharded operators, for a search over layouts.
+//! Adds families of layouts with sharded operators to a search.
 
 use super::{ShardingRequest, applies, choose};
 use crate::space::{Family, Request};
@@ -10,8 +10,8 @@ use rayon::prelude::*;
 /// it. Nothing is added if sharding does not apply to the model, or if the request's plan shards
 /// operators itself.
 ///
-/// Families that differ only in fields without influence on the sharding share one. The variants of
-/// a family share it, too, although they differ in ZeRO.
+/// One sharding serves all families that differ only in fields without influence on it. It also
+/// serves all variants of a family, although they differ in ZeRO.
 pub(crate) fn with_sharded_operators(request: &Request<'_>, families: Vec<Family>) -> Vec<Family> {
     let applies = request.base.layout.operators.is_empty()
         && request.model.graph(request.name, &GraphOptions::ONE).is_ok_and(|graph| applies(&graph));
@@ -46,8 +46,8 @@ fn relevant_fields(layout: &Layout) -> Layout {
     Layout { schedule: Schedule::default(), virtual_stages: 1, recompute: Recompute::None, cuts: None, ..layout.clone() }
 }
 
-/// Returns the best sharding of a layout's operators. `None` also if the layout cannot be laid out:
-/// the search counts it in the family without sharded operators.
+/// Returns the best sharding of a layout's operators. `None` also if the layout cannot be laid out.
+/// The search then counts it in the family without sharded operators.
 fn operators(request: &Request<'_>, layout: Layout) -> Option<OperatorPatterns> {
     let plan = Plan { layout, ..request.base.clone() };
     let sharding = choose(&ShardingRequest {

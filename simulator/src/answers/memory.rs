@@ -47,8 +47,8 @@ impl MemoryUse {
     }
 }
 
-/// Memory that a run needs whose ranks go round the topology's devices as in a simulation. The
-/// evaluation, if there is one, shares the arena with training.
+/// Returns the memory that a run needs. Rank r runs on device r modulo the number of devices, as in
+/// a simulation. An evaluation shares the arena with training.
 pub fn memory_use(training: &Program, evaluation: Option<&Program>, topology: &Topology, costs: &CostModel) -> MemoryUse {
     let mesh = &training.mesh;
     let (ranks, devices) = (mesh.world_size(), topology.device_count());
@@ -122,7 +122,8 @@ struct RankMemory {
     components: Option<Footprint>,
 }
 
-/// Memory of a rank that runs these lists of training and evaluation on a device of a kind.
+/// Returns the memory of a rank that runs these lists of training and evaluation on a device of a
+/// kind.
 fn rank_memory(
     program: &Program,
     training: &StageProgram,
@@ -139,7 +140,8 @@ fn rank_memory(
     RankMemory { peak, needed: if is_processor { peak + host } else { peak }, components }
 }
 
-/// The costs of a kind of device under a software stack whose memory is not our arena.
+/// Returns the costs of a kind of device under a software stack that does not use our arena; `None`
+/// where the device holds our arena.
 fn other_stack(costs: &CostModel, kind: usize) -> Option<&ProfiledGpu> {
     costs.profiled_gpu(kind).filter(|gpu| !gpu.holds_arena())
 }
@@ -154,7 +156,8 @@ struct HostMemory {
     fits: bool,
 }
 
-/// Memory that a Program needs on hosts, whose ranks go round the topology's devices.
+/// Returns the memory that a Program needs on hosts. Rank r runs on device r modulo the number of
+/// devices.
 fn host_memory(program: &Program, topology: &Topology) -> HostMemory {
     let mut found = HostMemory { fits: true, ..HostMemory::default() };
     if topology.device_count() == 0 || program.lists.iter().all(|list| list.host_arena == Bytes::ZERO) {

@@ -1,4 +1,4 @@
-//! The questions that the crate answers.
+//! The questions that the crate answers, one file each.
 
 mod critical_path;
 mod disturbance;

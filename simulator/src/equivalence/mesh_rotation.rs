@@ -1,8 +1,9 @@
 //! Finds a rotation of the mesh, a cyclic shift along one axis, that is a symmetry: every rank that
 //! is moved onto another runs the same list at the same pace on an equivalent node.
 //!
-//! The topology says which nodes are equivalent ([`Topology::interchangeable_nodes`]). Whether the flows of a
-//! collective are symmetric, too, is known only when it is lowered: a ring's are, a tree's are not.
+//! The topology says which nodes are equivalent ([`Topology::interchangeable_nodes`]). Whether the
+//! flows of a collective are symmetric, too, is known only when it is lowered: a ring's are, a
+//! tree's are not.
 
 use crate::network::MeshRotation;
 use foretell_program::{Axis, GroupId, Program, StageProgram};

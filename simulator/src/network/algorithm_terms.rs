@@ -1,11 +1,12 @@
-//! How long an exchange takes alone by the alpha-beta model (Hockney 1994; for collectives Thakur, Rabenseifner and Gropp 2005) over the links
-//! that it uses.
+//! How long an exchange takes alone by the alpha-beta model (Hockney 1994; for collectives Thakur,
+//! Rabenseifner and Gropp 2005) over the links that it uses.
 
 use super::shape::Shape;
 use crate::cost::{CommunicationCost, Quantile, Source, data_sheet_factor};
 use foretell_units::Seconds;
 
-/// The share of the bytes that each flow of an algorithm carries, and its steps one after the other.
+/// The share of the bytes that each flow of an algorithm carries, and its steps one after the
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct AlgorithmTerms {
     /// Bytes of a flow for each byte of the whole tensor.

@@ -1,17 +1,22 @@
-//! Weighted max-min fair sharing of resources by activities (Bertsekas and Gallager, "Data Networks", 1992, section 6.5; for activities
-//! that use several resources at once as SimGrid's linear max-min solver has them).
+//! Weighted max-min fair sharing of resources by activities (Bertsekas and Gallager, "Data
+//! Networks", 1992, section 6.5; for activities that use several resources at once as SimGrid's
+//! linear max-min solver has them).
 //!
-//! An activity has a rate, and uses of each of its resources `weight x rate`. Its level is its rate relative to its `growth`. All levels rise
-//! together until an activity reaches its bound or a resource is used up; those are fixed, the rest rise on. So no activity can be faster
-//! without making one slower that is, relative to its growth, no better off.
+//! An activity has a rate, and uses of each of its resources `weight x rate`. Its level is its rate
+//! relative to its `growth`. All levels rise together until an activity reaches its bound or a
+//! resource is used up; those are fixed, the rest rise on. So no activity can be faster without
+//! making one slower that is, relative to its growth, no better off.
 //!
-//! A change costs what it affects. Every resource remembers the level at which it holds those who are held nowhere lower: the level `x` at
-//! which `sum of weight x growth x min(x, level elsewhere)` is its capacity, or none where even their levels elsewhere do not use it up. An
-//! activity's level is the lowest of its resources' levels and its bound. Where all of these equations hold, the rates are max-min fair: every
-//! activity is at its bound, or has a resource that is used up and on which nobody is better off; and such rates are unique. So only resources
-//! whose users' levels elsewhere changed are looked at again, until none changes (for one class of traffic: Charny, Clark and Jain 1995, who
-//! prove that round by round one level more is settled for good; the graph of who holds whom is the bottleneck structure of Ros-Giralt et
-//! al. 2021). This file has no notion of processors, links or bytes.
+//! A change costs what it affects. Every resource remembers the level at which it holds those who
+//! are held nowhere lower: the level `x` at which `sum of weight x growth x min(x, level
+//! elsewhere)` is its capacity, or none where even their levels elsewhere do not use it up. An
+//! activity's level is the lowest of its resources' levels and its bound. Where all of these
+//! equations hold, the rates are max-min fair: every activity is at its bound, or has a resource
+//! that is used up and on which nobody is better off; and such rates are unique. So only resources
+//! whose users' levels elsewhere changed are looked at again, until none changes (for one class of
+//! traffic: Charny, Clark and Jain 1995, who prove that round by round one level more is settled
+//! for good; the graph of who holds whom is the bottleneck structure of Ros-Giralt et al. 2021).
+//! This file has no notion of processors, links or bytes.
 
 /// A resource's number.
 pub type ResourceId = u32;
@@ -46,7 +51,8 @@ struct Resource {
     level: f64,
     /// Who uses it, and how fast each eats it up as the level rises.
     users: Vec<(ActivityId, f64)>,
-    /// Where it is not used up, how much is, and how often that was added to since it was last summed up.
+    /// Where it is not used up, how much is, and how often that was added to since it was last
+    /// summed up.
     used: f64,
     additions: u32,
     is_changed: bool,
@@ -78,11 +84,13 @@ impl Limit {
         if self.at == resource { self.elsewhere } else { self.lowest }
     }
 
-    /// Whether it can be another where a resource's level is. An exchange of thousands of ranks uses thousands of processors, on which kernels
-    /// come and go, and mostly none of them holds it.
+    /// Whether it can be another where a resource's level is. An exchange of thousands of ranks
+    /// uses thousands of processors, on which kernels come and go, and mostly none of them holds
+    /// it.
     fn may_change(&self, level: f64, before: f64) -> bool {
         if self.at == BOUND {
-            // What comes next after its bound nobody asks for, so that `elsewhere` need not be right.
+            // What comes next after its bound nobody asks for, so that `elsewhere` need not be
+            // right.
             return level < self.lowest;
         }
         before <= self.elsewhere || level <= self.elsewhere
@@ -92,19 +100,23 @@ impl Limit {
 /// No resource: an activity is held by its bound.
 const BOUND: ResourceId = ResourceId::MAX;
 
-/// Two levels that differ by less than this share are one; far above rounding, far below what matters.
+/// Two levels that differ by less than this share are one; far above rounding, far below what
+/// matters.
 const SAME: f64 = 1e-12;
 
-/// A resource of which less than this share is left is looked at whenever its use changes; of one with more it is enough to know that. Far
-/// above what rounding makes of as many additions as are made before it is summed up again.
+/// A resource of which less than this share is left is looked at whenever its use changes; of one
+/// with more it is enough to know that. Far above what rounding makes of as many additions as are
+/// made before it is summed up again.
 const NEARLY_USED_UP: f64 = 1e-9;
 const MOST_ADDITIONS: u32 = 1 << 20;
 
 impl Resource {
-    /// Notes that the level at which a user is held elsewhere is another; returns whether the resource must be looked at again.
+    /// Notes that the level at which a user is held elsewhere is another; returns whether the
+    /// resource must be looked at again.
     fn note(&mut self, slope: f64, before: f64, now: f64, same: f64) -> bool {
         if self.level.is_finite() {
-            // One whom the resource itself holds, before and now, makes no difference to it wherever else it would be held.
+            // One whom the resource itself holds, before and now, makes no difference to it
+            // wherever else it would be held.
             return differs_by(now, before, same) && before.min(now) < self.level * (1.0 - SAME);
         }
         self.used += slope * (now - before);
@@ -121,9 +133,10 @@ fn differs_by(one: f64, other: f64, same: f64) -> bool {
     (one - other).abs() > same * other.abs() || one.is_finite() != other.is_finite()
 }
 
-/// The level at which users eat up a capacity, given the level at which each is held elsewhere, and its slope; infinite where the capacity
-/// suffices for them so. And how much those use who are held elsewhere. Who is held lower elsewhere is taken out with what it uses, and the
-/// rest share what is left, until nobody is. Leaves those who share.
+/// The level at which users eat up a capacity, given the level at which each is held elsewhere, and
+/// its slope; infinite where the capacity suffices for them so. And how much those use who are held
+/// elsewhere. Who is held lower elsewhere is taken out with what it uses, and the rest share what
+/// is left, until nobody is. Leaves those who share.
 fn level(capacity: f64, users: &mut Vec<(f64, f64)>) -> (f64, f64) {
     let (mut left, mut level) = (capacity, 0.0f64);
     loop {
@@ -131,10 +144,12 @@ fn level(capacity: f64, users: &mut Vec<(f64, f64)>) -> (f64, f64) {
             return (f64::INFINITY, capacity - left);
         }
         let slope: f64 = users.iter().map(|&(_, slope)| slope).sum();
-        // It only rises: who is taken out uses less than the same for all. So rounding cannot leave anyone with nothing.
+        // It only rises: who is taken out uses less than the same for all. So rounding cannot leave
+        // anyone with nothing.
         level = level.max(left / slope);
         let before = users.len();
-        // Who is held at the same level by both is held by both: were it taken out at each, nobody would hold it.
+        // Who is held at the same level by both is held by both: were it taken out at each, nobody
+        // would hold it.
         let held_here = level * (1.0 - SAME);
         users.retain(|&(elsewhere, slope)| {
             let stays = elsewhere >= held_here;
@@ -179,7 +194,8 @@ impl FairShare {
         Self { resources: capacities.into_iter().map(resource).collect(), ..Self::default() }
     }
 
-    /// Adds an activity of rate 0; [`FairShare::solve`] gives it its rate. Demands that name a resource twice add up.
+    /// Adds an activity of rate 0; [`FairShare::solve`] gives it its rate. Demands that name a
+    /// resource twice add up.
     pub fn add(&mut self, demands: impl IntoIterator<Item = (ResourceId, f64)>, bound: f64, growth: f64) -> ActivityId {
         let id = self.free.pop().unwrap_or_else(|| {
             self.activities.push(Activity::default());
@@ -258,14 +274,15 @@ impl FairShare {
         !self.changed.is_empty() || !self.touched.is_empty()
     }
 
-    /// Finds the rates anew, of those activities only that a change affects, and reports each whose rate is another with its old and its
-    /// new one, in the order of their numbers.
+    /// Finds the rates again, of those activities only that a change affects, and reports each
+    /// whose rate is another with its old and its new one, in the order of their numbers.
     pub fn solve(&mut self, mut report: impl FnMut(ActivityId, f64, f64)) {
         let mut rounds = 0;
         while !self.changed.is_empty() {
             rounds += 1;
-            // In exact arithmetic a round settles one level at least, so that there are no more rounds than resources. Should rounding keep
-            // some from settling, what counts as the same is widened until they do.
+            // In exact arithmetic a round settles one level at least, so that there are no more
+            // rounds than resources. Should rounding keep some from settling, what counts as the
+            // same is widened until they do.
             let same = SAME * f64::powi(2.0, (rounds / (self.resources.len() + 8)) as i32);
             self.find_levels(same);
             self.tell_users(same);
@@ -289,7 +306,8 @@ impl FairShare {
         self.touched.clear();
     }
 
-    /// The levels of the resources that must be looked at again, all from what was known before this round.
+    /// The levels of the resources that must be looked at again, all from what was known before
+    /// this round.
     fn find_levels(&mut self, same: f64) {
         let Self { resources, limits, changed, round, moved, growing, .. } = self;
         std::mem::swap(changed, round);
@@ -312,7 +330,8 @@ impl FairShare {
         }
     }
 
-    /// Finds where the users of the resources whose level is new are held now, and marks the other resources that this makes a difference to.
+    /// Finds where the users of the resources whose level is new are held now, and marks the other
+    /// resources that this makes a difference to.
     fn tell_users(&mut self, same: f64) {
         let Self { resources, activities, limits, moved, affected, .. } = self;
         affected.clear();

@@ -1,4 +1,5 @@
-//! Which links communication loads, how long it takes alone on them, and how flows share what they meet on.
+//! Which links communication loads, how long it takes alone on them, and how flows share what they
+//! meet on.
 
 mod algorithm_terms;
 mod fair_share;

@@ -1,6 +1,7 @@
 //! Collectives that go round a ring, step by step: who sends to whom, over which links.
 //!
-//! Every step each member sends a part to the next and takes one from the member before it. It must not know when.
+//! Every step each member sends a part to the next and takes one from the member before it. It must
+//! not know when.
 
 use super::orders::ring_orders;
 use super::rotation::MeshRotation;
@@ -12,11 +13,13 @@ use foretell_units::Seconds;
 /// How collectives are simulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Collectives {
-    /// As one flow over all links of the algorithm, from when the last member has reached it: a few events, however many members there are.
+    /// As one flow over all links of the algorithm, from when the last member has reached it: a few
+    /// events, however many members there are.
     #[default]
     Flow,
-    /// All-reduce, reduce-scatter and all-gather around rings, every step of every member a message, which waits for the step before and for
-    /// the message from the neighbour. Others as flows.
+    /// All-reduce, reduce-scatter and all-gather around rings, every step of every member a
+    /// message, which waits for the step before and for the message from the neighbour. Others as
+    /// flows.
     Steps,
 }
 
@@ -47,8 +50,9 @@ pub(crate) fn steps(collective: Collective, members: usize) -> u32 {
     if collective == Collective::AllReduce { 2 * once } else { once }
 }
 
-/// The hops of a group's rings and how many rings these are; the first hop's number is `first`, and `place` says by whom a member is simulated. Where ranks
-/// may be turned these are the hops of those that stand for the others, or none if some ring does not turn along.
+/// The hops of a group's rings and how many rings these are; the first hop's number is `first`, and
+/// `place` says by whom a member is simulated. Where ranks may be turned these are the hops of
+/// those that stand for the others, or none if some ring does not turn along.
 pub(crate) fn hops(
     around: FlowContext<'_>,
     group: u32,
@@ -83,10 +87,12 @@ pub(crate) fn hops(
     Ok(Some((hops, orders.len() as u32)))
 }
 
-/// For each position of a ring the one whose hop stands for that which begins there; none if the ring does not turn along.
+/// For each position of a ring the one whose hop stands for that which begins there; none if the
+/// ring does not turn along.
 fn positions(rotation: Option<&MeshRotation>, ring: &[Rank]) -> Option<Vec<usize>> {
     let Some(rotation) = rotation else { return Some((0..ring.len()).collect()) };
-    // Of each rank the place of the one that stands for it, and how often that is moved on to come to it.
+    // Of each rank the place of the one that stands for it, and how often that is moved on to come
+    // to it.
     let turned: Vec<(usize, usize)> = ring.iter().map(|rank| rotation.index_and_rotations(rank.0)).collect();
     let places = turned.iter().map(|&(place, _)| place + 1).max().unwrap_or(0);
     let mut position_of = vec![None; places];
@@ -112,11 +118,13 @@ fn positions(rotation: Option<&MeshRotation>, ring: &[Rank]) -> Option<Vec<usize
     Some(stands_for)
 }
 
-/// Has every hop take what a rule for whole collectives says of one step: pairs of a step's bytes and of its seconds where nobody else is there. Of several
-/// it takes latency and rate such that the squares of relative errors are least.
+/// Has every hop take what a rule for whole collectives says of one step: pairs of a step's bytes
+/// and of its seconds where nobody else is there. Of several it takes latency and rate such that
+/// the squares of relative errors are least.
 ///
-/// The rule knows the protocol (flags in eight bytes have little latency and a quarter of the rate), how far links are from their data sheets and what
-/// ranks wait for each other; hops share links as before, at that pace.
+/// The rule knows the protocol (flags in eight bytes have little latency and a quarter of the
+/// rate), how far links are from their data sheets and what ranks wait for each other; hops share
+/// links as before, at that pace.
 pub(crate) fn set_step_costs(hops: &mut [Hop], steps: &[(f64, f64)]) {
     let Some((latency, rate)) = line(steps) else { return };
     for hop in hops {
@@ -125,7 +133,8 @@ pub(crate) fn set_step_costs(hops: &mut [Hop], steps: &[(f64, f64)]) {
     }
 }
 
-/// The line through points that have positive ordinates, by least squares of relative errors; neither of its values is below zero.
+/// The line through points that have positive ordinates, by least squares of relative errors;
+/// neither of its values is below zero.
 fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let points = || points.iter().filter(|(bytes, seconds)| *bytes > 0.0 && *seconds > 0.0);
     let sum = |of: &dyn Fn(f64, f64) -> f64| points().map(|&(bytes, seconds)| of(bytes / seconds, 1.0 / seconds)).sum::<f64>();

@@ -2,9 +2,9 @@
 //! ranks and links to the representatives of their orbits.
 //!
 //! Ranks run on the devices of their numbers, and whole nodes move with them. So ranks, and links
-//! inside nodes, form orbits of [`MeshRotation::period`] members each. The representative of an orbit
-//! is its member in the first node. [`crate::equivalence`] decides whether a rotation is a symmetry
-//! of a Program; [`super::Shape`] and [`super::hops`] check the flows of each collective.
+//! inside nodes, form orbits of [`MeshRotation::period`] members each. The representative of an
+//! orbit is its member in the first node. [`crate::equivalence`] decides whether a rotation is a
+//! symmetry of a Program; [`super::Shape`] and [`super::hops`] check the flows of each collective.
 
 use foretell_program::{Axis, Mesh, Rank};
 use foretell_topologies::InterchangeableNodes;

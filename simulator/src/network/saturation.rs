@@ -1,9 +1,11 @@
-//! Links that can never be full, whatever goes on at once: nobody is slowed there, so nobody has to be asked who is on them.
+//! Links that can never be full, whatever goes on at once: nobody is slowed there, so nobody has to
+//! be asked who is on them.
 //!
-//! One group or channel runs one exchange at a time, and that takes at most all of a link: a link that only one uses is never too small. And what
-//! passes a link has passed the one before it on its route: a link that carries as much as all those together is never too small either, as
-//! the uplinks of a fat tree that is not oversubscribed; nor is one that carries as much as all those that follow it.
-//! It must not know when exchanges happen.
+//! One group or channel runs one exchange at a time, and that takes at most all of a link: a link
+//! that only one uses is never too small. And what passes a link has passed the one before it on
+//! its route: a link that carries as much as all those together is never too small either, as the
+//! uplinks of a fat tree that is not oversubscribed; nor is one that carries as much as all those
+//! that follow it. It must not know when exchanges happen.
 
 use super::rotation::MeshRotation;
 use super::shape::{LinkPair, ROUTE_END};
@@ -11,7 +13,8 @@ use super::shape::{LinkPair, ROUTE_END};
 /// The links of a topology that somebody loads, in order, and the number of each among them.
 pub(crate) struct LoadedLinks {
     links: Vec<usize>,
-    /// By link of the topology, of which a small simulation loads few; `u32::MAX` for those that nobody loads.
+    /// By link of the topology, of which a small simulation loads few; `u32::MAX` for those that
+    /// nobody loads.
     number: Vec<u32>,
 }
 
@@ -35,9 +38,11 @@ impl LoadedLinks {
     }
 }
 
-/// Of the links that parties load, those that may be full, in order: `parties` has each party's links, `turns` every pair of links that
-/// some route takes one after the other, [`ROUTE_END`] standing before the first and after the last. Those of which `always` says so stay. Where ranks have
-/// been turned onto each other, parties load links that stand for others, and routes are those of a few.
+/// Of the links that parties load, those that may be full, in order: `parties` has each party's
+/// links, `turns` every pair of links that some route takes one after the other, [`ROUTE_END`]
+/// standing before the first and after the last. Those of which `always` says so stay. Where ranks
+/// have been turned onto each other, parties load links that stand for others, and routes are those
+/// of a few.
 pub(crate) fn links_that_can_saturate<'a, Links: Iterator<Item = usize>>(
     loaded: &LoadedLinks,
     parties: impl Iterator<Item = Links>,
@@ -48,8 +53,9 @@ pub(crate) fn links_that_can_saturate<'a, Links: Iterator<Item = usize>>(
 ) -> Vec<usize> {
     let has_one_user = are_of_one(loaded, parties);
     let stands_for = |link: usize| rotation.and_then(|rotation| rotation.representative_link(link)).unwrap_or(link);
-    // Reason a link is left out. One that is left out for those before it counts on these, and those on the ones before them; so nobody may count on
-    // it for the other direction, or two would count on each other.
+    // Reason a link is left out. One that is left out for those before it counts on these, and
+    // those on the ones before them; so nobody may count on it for the other direction, or two
+    // would count on each other.
     let mut why: Vec<Option<Reason>> = vec![None; loaded.links.len()];
     for (number, why) in why.iter_mut().enumerate() {
         if has_one_user[number] && !always(loaded.links[number]) {

@@ -1,8 +1,9 @@
-//! Which links an exchange loads, and how much: the flows of ring, tree, pairwise and point-to-point algorithms over the routes
-//! of a topology.
+//! Which links an exchange loads, and how much: the flows of ring, tree, pairwise and
+//! point-to-point algorithms over the routes of a topology.
 //!
-//! The flows of one exchange depend on each other (a ring moves at the pace of its slowest hop), so they are one [`Shape`]: the
-//! load on every link for each byte of the exchange. It must not know when exchanges happen, nor what else is on the links.
+//! The flows of one exchange depend on each other (a ring moves at the pace of its slowest hop), so
+//! they are one [`Shape`]: the load on every link for each byte of the exchange. It must not know
+//! when exchanges happen, nor what else is on the links.
 
 use super::orders::{ring_orders, tree_parent};
 use super::rotation::MeshRotation;
@@ -16,13 +17,16 @@ use foretell_units::{BytesPerSecond, Seconds};
 pub(crate) struct Shape {
     /// The mean latency of a hop.
     pub(crate) hop_latency: Seconds,
-    /// Links, and the bytes that pass each for every byte that a flow of the exchange carries. Links in order of number.
+    /// Links, and the bytes that pass each for every byte that a flow of the exchange carries.
+    /// Links in order of number.
     pub(crate) loads: Vec<(usize, f64)>,
     /// How long a byte takes where nothing else is on the links.
     pub(crate) seconds_per_byte: f64,
-    /// The same of the links between switches alone: a fabric may be narrower than the nodes that it joins, or its routes may collide.
+    /// The same of the links between switches alone: a fabric may be narrower than the nodes that
+    /// it joins, or its routes may collide.
     pub(crate) fabric_seconds_per_byte: f64,
-    /// Which links its routes take one after the other, each pair once; taken out when it has been looked at ([`super::saturation`]).
+    /// Which links its routes take one after the other, each pair once; taken out when it has been
+    /// looked at ([`super::saturation`]).
     pub(crate) link_pairs: Vec<LinkPair>,
 }
 
@@ -56,7 +60,8 @@ impl Shape {
         self.loads.iter().map(|&(link, _)| link)
     }
 
-    /// A single flow; where ranks may be turned over the links that stand for its own, or none if two of them are one then.
+    /// A single flow; where ranks may be turned over the links that stand for its own, or none if
+    /// two of them are one then.
     pub(crate) fn point_to_point(around: FlowContext<'_>, from: DeviceId, to: DeviceId) -> Result<Option<Self>, TopologyError> {
         let FlowContext { topology, links, rotation } = around;
         let mut parts = LinkLoads::default();
@@ -73,9 +78,10 @@ impl Shape {
         Ok(Some(shape))
     }
 
-    /// A ring through the members: each sends to the next what the ring carries. Between nodes that hold several members each
-    /// there are as many rings as members in a node, each leaving the node from another member, so that all network interfaces
-    /// are used, as NCCL does; each ring carries its part.
+    /// A ring through the members: each sends to the next what the ring carries. Between nodes that
+    /// hold several members each there are as many rings as members in a node, each leaving the
+    /// node from another member, so that all network interfaces are used, as NCCL does; each ring
+    /// carries its part.
     pub(crate) fn ring(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let orders = ring_orders(around.topology, members);
         let mut flows: Vec<Flow> = Vec::with_capacity(orders.len() * members.len());
@@ -88,8 +94,9 @@ impl Shape {
         Self::of_flows(around, &flows)
     }
 
-    /// Two binary trees, each of which carries half of the bytes up and down again (Sanders, Speck and Träff 2009; NCCL since
-    /// 2.4). The second is the first moved on by one member, so that who has children in one is a leaf in the other.
+    /// Two binary trees, each of which carries half of the bytes up and down again (Sanders, Speck
+    /// and Träff 2009; NCCL since 2.4). The second is the first moved on by one member, so that who
+    /// has children in one is a leaf in the other.
     pub(crate) fn double_tree(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let count = members.len();
         let mut flows: Vec<Flow> = Vec::with_capacity(4 * count);
@@ -112,7 +119,8 @@ impl Shape {
         Self::of_flows(around, &flows)
     }
 
-    /// Each member sends all of it to the next, and the last to the first, in the one order that they have.
+    /// Each member sends all of it to the next, and the last to the first, in the one order that
+    /// they have.
     pub(crate) fn shift(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let next = members.iter().cycle().skip(1);
         let flows: Vec<Flow> = members.iter().zip(next).map(|(&from, &to)| (from, to, 1.0)).collect();
@@ -127,7 +135,8 @@ impl Shape {
         Ok(Some(shape))
     }
 
-    /// All of these flows; where the ranks may be turned those of the ranks that stand for the others, or none if the flows do not turn along.
+    /// All of these flows; where the ranks may be turned those of the ranks that stand for the
+    /// others, or none if the flows do not turn along.
     fn of_flows(around: FlowContext<'_>, flows: &[Flow]) -> Result<Option<Self>, TopologyError> {
         let FlowContext { topology, links, rotation } = around;
         if rotation.is_some_and(|rotation| !maps_flows(rotation, flows)) {
@@ -145,8 +154,9 @@ impl Shape {
     }
 }
 
-/// Where flows go: over which links, of what efficiency; and by which turns the ranks of a group of theirs come to each other, where that has
-/// been found ([`super::rotation`]). Ranks are then on the devices of their numbers.
+/// Where flows go: over which links, of what efficiency; and by which turns the ranks of a group of
+/// theirs come to each other, where that has been found ([`super::rotation`]). Ranks are then on
+/// the devices of their numbers.
 #[derive(Clone, Copy)]
 pub(crate) struct FlowContext<'a> {
     pub(crate) topology: &'a Topology,
@@ -231,7 +241,8 @@ pub(crate) fn capacity(topology: &Topology, links: &LinkEfficiency, link: usize)
     link.bandwidth.value() * links.of(link.class)
 }
 
-/// Whether a link is one of a network, whose queues pass the first of a message at once and are busy with it after the last has arrived.
+/// Whether a link is one of a network, whose queues pass the first of a message at once and are
+/// busy with it after the last has arrived.
 pub(crate) fn has_queue(topology: &Topology, link: usize) -> bool {
     matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch)
 }
@@ -274,7 +285,8 @@ mod tests {
         let cluster = Topology::library("dgx-a100-80g").expect("in the library").with_nodes(2).expect("two nodes");
         let members: Vec<DeviceId> = cluster.devices().collect();
         let ring = ring_of(&cluster, &members);
-        // Eight rings leave each node by its eight interfaces of 25 GB/s; inside, each device sends in seven of them.
+        // Eight rings leave each node by its eight interfaces of 25 GB/s; inside, each device sends
+        // in seven of them.
         assert!((ring.seconds_per_byte - 1.0 / (8.0 * 25e9)).abs() < 1e-18, "{}", ring.seconds_per_byte);
         let single = ring_of(&cluster, &members[..8]);
         assert!((single.seconds_per_byte - 1.0 / 300e9).abs() < 1e-18);

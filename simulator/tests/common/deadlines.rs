@@ -1,5 +1,6 @@
-//! When each of some things is due, where that changes often: a heap in which every thing stands once and is moved when its time changes,
-//! so that nothing outdated has to be taken out later. It knows nothing of what is due.
+//! When each of some things is due, where that changes often: a heap in which every thing stands
+//! once and is moved when its time changes, so that nothing outdated has to be taken out later. It
+//! knows nothing of what is due.
 
 use foretell_units::Picoseconds;
 
@@ -12,7 +13,8 @@ pub struct Deadlines {
     place: Vec<u32>,
 }
 
-/// Children of an entry: with four a heap is half as deep as with two, and they lie in one or two cache lines.
+/// Children of an entry: with four a heap is half as deep as with two, and they lie in one or two
+/// cache lines.
 const WIDTH: usize = 4;
 
 /// The place of what is not in the heap.

@@ -159,7 +159,7 @@ impl<'a> FlowNetwork<'a> {
         }
     }
 
-    /// Finds the rates after what changed at this instant, and foretells anew who ends when.
+    /// Finds the rates after what changed at this instant, and predicts again who ends when.
     fn update_rates(&mut self) {
         let Self { share, live, ends, rate_changes, now, .. } = self;
         let now = *now;

@@ -148,7 +148,8 @@ pub fn program(data: usize, tensor: usize, stages: Vec<StageProgram>) -> Program
     }
 }
 
-/// One node of devices that compute 1 TFLOP/s and move 1 GB/s, on a switch with 1 GB/s a port and 1 us.
+/// One node of devices that compute 1 TFLOP/s and move 1 GB/s, on a switch with 1 GB/s a port and 1
+/// us.
 pub fn node(devices: usize) -> Topology {
     cluster(1, devices, "nvswitch-1GB/s")
 }
@@ -169,7 +170,8 @@ pub fn cluster_on(network: &str, nodes: usize, devices: usize, link: &str) -> To
     Topology::from_yaml(&text, "test.yaml").unwrap()
 }
 
-/// Devices that cost nothing but their kernels, whose communication takes no processor, and links that give what they state.
+/// Devices that cost nothing but their kernels, whose communication takes no processor, and links
+/// that give what they state.
 pub fn ideal(topology: &Topology) -> CostModel {
     let mut costs = CostModel::new(None, topology);
     costs.links = LinkEfficiency::IDEAL;

@@ -1,5 +1,5 @@
-//! Rules for text: how wide a comment may be, how long a test's name, which turns of phrase are out,
-//! and which paths, names and links a document may have.
+//! Rules for text: how wide a comment may be, how long a test's name, which turns of phrase are
+//! out, and which paths, names and links a document may have.
 
 use std::path::Path;
 
@@ -10,17 +10,25 @@ pub const COMMENT_COLUMNS: usize = 100;
 pub const TEST_NAME_LENGTH: usize = 70;
 
 /// Lines (from 1) of `source` that are comments wider than [`COMMENT_COLUMNS`]. A line that holds a
-/// link may be wider, since a link cannot be broken.
+/// link may be wider, since a link cannot be broken; so may code in an example and a row of a
+/// table.
 #[must_use]
 pub fn wide_comments(source: &str) -> Vec<usize> {
-    let is_comment = |line: &str| {
-        let line = line.trim_start();
-        line.starts_with("//") || line.starts_with("# ") || line.starts_with("* ")
-    };
-    numbered(source)
-        .filter(|(_, line)| is_comment(line) && !line.contains("://") && line.chars().count() > COMMENT_COLUMNS)
-        .map(|(number, _)| number)
-        .collect()
+    let mut in_example = false;
+    let mut wide = Vec::new();
+    for (number, line) in numbered(source) {
+        let text = line.trim_start();
+        let comment = ["//", "# ", "* "].iter().any(|start| text.starts_with(start));
+        let content = text.trim_start_matches(['/', '!', '#', '*', ' ']);
+        if comment && content.starts_with("```") {
+            in_example = !in_example;
+        }
+        let exempt = !comment || in_example || content.starts_with('|') || line.contains("://");
+        if !exempt && line.chars().count() > COMMENT_COLUMNS {
+            wide.push(number);
+        }
+    }
+    wide
 }
 
 /// Names of tests in Rust source that are longer than [`TEST_NAME_LENGTH`].
@@ -112,7 +120,7 @@ fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 /// A path of the tree: it has a slash or a source file's ending, and no blanks, placeholders or
-/// wildcards.
+/// wildcards. Hidden folders are not searched, so a path such as `.ci/run` is left out.
 fn is_path(cited: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     let ending = [".rs", ".md", ".yaml", ".py", ".sh", ".cu", ".toml"].iter().any(|end| cited.ends_with(end));
@@ -120,6 +128,7 @@ fn is_path(cited: &str) -> bool {
     cited.chars().all(plain)
         && !placeholder
         && !cited.starts_with('/')
+        && !cited.starts_with('.')
         && !cited.contains("NAME")
         && (cited.contains('/') || ending)
 }
@@ -145,7 +154,7 @@ mod tests {
     fn a_comment_of_101_columns_is_too_wide() {
         let line = format!("// {}", "x".repeat(98));
         assert_eq!(wide_comments(&format!("fn a() {{}}\n{line}\n")), [2]);
-        assert_eq!(wide_comments(line.get(..100).unwrap()), [] as [usize; 0]);
+        assert_eq!(wide_comments(&line[..100]), [] as [usize; 0]);
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Softmax cross-entropy over rows of logits. Each row is read from memory once; the second pass
-//! (the sum of exponentials after the maximum) reads it from the cache.
+//! Softmax cross-entropy over rows of logits. The first pass over a row reads it from memory and
+//! finds the maximum. The second pass reads it from the cache and sums exponentials.
 
 use super::memory::{Number, check_indices, floats, floats_mut, integers, numbers, numbers_mut, same};
 use super::vector::{LANES, exponential, maximum, multiversion, sum_lanes};
@@ -29,8 +29,8 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, classes: usize) -> Result<()
         *log_sum = largest + sum.ln();
         let label = label as usize;
         losses += f64::from(*log_sum - row[label]);
-        // The first of equal logits is the prediction, as with `argmax`, so equal logits everywhere
-        // do not count as correct.
+        // The first of equal logits is the prediction, as with `argmax`. So a row of equal logits
+        // counts as correct only for class 0.
         hits += usize::from(row[label] == largest && row[..label].iter().all(|&logit| logit < largest));
     }
     let (earlier_loss, earlier_correct) = if call.accumulate { (loss[0], correct[0]) } else { (0.0, 0.0) };
@@ -76,7 +76,7 @@ pub(super) struct Given<'a, N> {
     /// `None` if the gradient overwrites the logits.
     pub(super) logits: Option<&'a [N]>,
     pub(super) dlogits: &'a mut [N],
-    /// Factor on each probability.
+    /// Factor on the gradient: the loss scale over the normalizer.
     pub(super) factor: f32,
     /// First class of this rank's part.
     pub(super) first: usize,

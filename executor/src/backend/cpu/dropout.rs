@@ -3,10 +3,10 @@
 //! can compute any part, repeatedly, and no mask is stored.
 //!
 //! The hash: rounds of SplitMix64 (Steele et al. 2014) make a 64-bit key of the seed, the step, the
-//! site, the sample and the upper half of the element's index, once per sample. Two rounds of a
-//! 32-bit finaliser mix the lower half with the key; the compiler vectorises them. For a
-//! probability, the key is made of seed, step, site, sample, head and query, and the position of
-//! the attention key is mixed in.
+//! site, the sample and the upper half of the element's index, once per run of elements. Two rounds
+//! of a 32-bit finaliser mix the lower half with the key; the compiler vectorises them. For an
+//! attention probability, seed, step, site, sample, head and query make the 64-bit key. The
+//! position of the attended key replaces the lower half of the index.
 
 use super::memory::{Scratch, floats, floats_mut, halves, halves_mut, same};
 use super::vector::multiversion;
@@ -90,13 +90,13 @@ fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each
     }
 }
 
-/// Dropout of a rank's attention, with its key.
+/// Dropout of a rank's attention probabilities.
 #[derive(Clone, Copy)]
 pub(super) struct ProbabilityDropout {
     place: AttentionPlace,
     /// Query heads per key head of this rank.
     group: usize,
-    /// Key of seed, step and site.
+    /// Hash key, made of seed, step and site.
     key: u64,
     threshold: u32,
     scale: f32,
@@ -117,9 +117,9 @@ impl ProbabilityDropout {
         })
     }
 
-    /// Drops elements in rows of `columns` probabilities of consecutive queries, starting at query
-    /// `first` of a head of a sequence (in this rank's count) and its first key. Kept elements are
-    /// scaled by the inverse of the keep rate.
+    /// Drops probabilities in `rows`: one row per query, from query `first` on, and one column per
+    /// key, from the first on. Sequence, head and query are counted within the rank. Kept elements
+    /// are scaled by the inverse of the keep rate.
     pub(super) fn drop_some(&self, rows: &mut [f32], columns: usize, [image, head, first]: [usize; 3]) {
         let words = [self.place.sample + image, self.place.head(head, self.group)];
         let key = words.into_iter().fold(self.key, |state, word| split_mix(state ^ word as u64));

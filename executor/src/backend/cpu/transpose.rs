@@ -1,4 +1,4 @@
-//! Transposes matrices, when packing weights for the micro-kernel.
+//! Transposes matrices, to pack operands for micro-kernels and to turn weight gradients.
 
 use super::vector::{InstructionSet, instruction_set};
 

@@ -110,7 +110,7 @@ fn what_is_dropped_at_different_places_and_times_has_nothing_in_common() {
 fn a_part_drops_what_the_whole_drops_there() {
     let whole = kept(WHOLE, 0, 0, 5, 2);
     let (rows, features) = (WHOLE.positions, WHOLE.features);
-    // Micro-batches of samples, each shared out among ranks, each of which has a part of the
+    // Micro-batches of samples, each sharded among ranks, each of which has a part of the
     // positions.
     for (batches, batch_parts, parts) in [(1, 2, 1), (3, 1, 1), (1, 1, 4), (2, 3, 3), (3, 4, 6)] {
         let samples = WHOLE.samples / batches / batch_parts;

@@ -198,7 +198,7 @@ fn of_equal_logits_the_first_experts_are_chosen() {
 }
 
 #[test]
-fn choices_beyond_the_capacity_are_dropped_and_counted_and_with_enough_slots_none_is() {
+fn tokens_beyond_the_capacity_are_dropped_and_counted() {
     let (tokens, experts, top, hidden) = (24, 4, 2, 3);
     // Balanced: everyone is chosen by as many. Skewed: all choose the first two.
     let balanced: Tensor = (0..tokens).flat_map(|token| [0, 1].map(|k| ((2 * token + k) % experts) as f64)).collect();

@@ -140,7 +140,7 @@ fn cuda_products_without_the_library_are_those_of_the_reference() {
 }
 
 #[test]
-fn what_cuda_products_do_beside_themselves_without_the_library_is_what_the_reference_does() {
+fn cuda_epilogues_without_the_library_match_the_reference() {
     conforms(cuda_backend(ProductSupport::PlainOnly), |kernel| {
         matches!(
             kernel,

@@ -73,17 +73,17 @@ fn every_cuda_kernel_computes_what_the_reference_does_in_sixteen_bits() {
 }
 
 #[test]
-fn cuda_products_without_the_library_are_those_of_the_reference_in_sixteen_bits() {
+fn cuda_products_without_the_library_match_in_sixteen_bits() {
     conforms(super::cuda_backend(super::ProductSupport::None), super::is_small_product);
 }
 
 #[test]
-fn cuda_convolutions_without_the_library_are_those_of_the_reference_in_sixteen_bits() {
+fn cuda_convolutions_without_the_library_match_in_sixteen_bits() {
     conforms(super::cuda_backend_without_convolutions(), super::is_convolution);
 }
 
 #[test]
-fn cuda_convolutions_of_a_models_sizes_are_those_of_the_reference_in_sixteen_bits() {
+fn cuda_convolutions_of_model_sizes_match_in_sixteen_bits() {
     // On a GPU alone: of small ones cuDNN makes the weight's gradient without tensor cores, of
     // these with them (9.19's heuristics for an H200).
     if !super::GpuBackend::is_requested() {
@@ -207,7 +207,7 @@ fn parts_of_a_vocabulary_are_the_same_in_sixteen_bits() {
 }
 
 #[test]
-fn a_control_decides_about_the_master_copy_which_the_parameter_follows_even_when_the_update_is_skipped() {
+fn a_parameter_follows_its_master_copy_even_if_the_update_is_skipped() {
     let elements = 5000;
     let mut random = ChaCha8Rng::seed_from_u64(8);
     for backend in &mut super::all_backends() {

@@ -153,13 +153,13 @@ fn a_thread_that_may_not_spin_sleeps_until_nudged() {
     use crate::clock::thread_cpu_time;
     use std::sync::atomic::{AtomicBool, Ordering};
     const SPIN: Duration = Duration::from_millis(200);
-    let patience = WaitPolicy { spin: SPIN, timeout: Duration::from_secs(20) };
+    let wait_policy = WaitPolicy { spin: SPIN, timeout: Duration::from_secs(20) };
     let stream = StreamNumber(1);
     // CPU time of a thread that waits 100 ms for a message. It may never spin, or only from the
     // middle on.
     let cpu_time = |is_nudged: bool| {
         let segment = Segment::create(&SegmentShape::new(all(2), 4)).unwrap();
-        let transports = [0, 1].map(|rank| SharedMemory::attach(&segment, rank, 2, patience).unwrap());
+        let transports = [0, 1].map(|rank| SharedMemory::attach(&segment, rank, 2, wait_policy).unwrap());
         let may_spin = Arc::new(AtomicBool::new(false));
         let mut sender = transports[0].open(1, stream).unwrap();
         let mut receiver = transports[1].open(0, stream).unwrap();

@@ -2,15 +2,15 @@
 //! in other buffers. So one micro-batch is emitted, and the instructions and buffers that it left
 //! are copied for the others.
 //!
-//! Some micro-batches are unique. The first of a pass through a chunk writes to sums that later
-//! ones add to, the last completes gradients that are then reduced, and before the first of a pass
-//! sharded parameters are gathered. All other micro-batches with the same passes in the same order
-//! repeat the first of them, their template.
+//! Some micro-batches are unique: the first and the last of each kind of pass through a chunk.
+//! Sharded parameters are gathered before the first one, which also writes to sums that later ones
+//! add to. The last one completes gradients, which are then reduced. All other micro-batches with
+//! the same passes in the same order repeat the first of them, their template.
 //!
 //! A segment is what is emitted at once: a pass, or the receipt of one message. A micro-batch's
-//! passes come in a fixed order and its messages anywhere between them, so a buffer is identified
-//! by the segment that added it and its number within the segment. Instructions mean nothing here,
-//! except for those that depend on the index of a sample.
+//! messages may arrive anywhere between its passes. So a buffer is identified by the segment that
+//! added it and its number within the segment. Instructions are copied without looking at what they
+//! do, except for those that depend on the index of a sample.
 
 mod itinerary;
 
@@ -33,15 +33,15 @@ pub(super) struct Repeats {
 
 /// How a micro-batch relates to others.
 enum Repetition {
-    /// No other micro-batch is like it.
+    /// It is emitted and never copied.
     Unique,
-    /// Others repeat it. The index in [`Repeats::templates`].
+    /// Others may repeat it. The index in [`Repeats::templates`].
     Template(usize),
     /// It repeats a template.
     Copy {
         template: usize,
-        /// The id of the first buffer of each of its segments, counted from 1; the entry of
-        /// [`OUTSIDE`] is 0.
+        /// The id of the first buffer of each segment; segments count from 1. Entry [`OUTSIDE`]
+        /// is 0.
         first_buffers: Vec<u32>,
         /// The number of its passes so far.
         passes: usize,
@@ -117,8 +117,8 @@ struct RecordedInstruction {
     counts_samples: bool,
 }
 
-/// A buffer as a template refers to it: number `number`, from 0, of those that segment `segment`,
-/// from 1, added. With segment [`OUTSIDE`] it is the buffer with id `number`.
+/// A template's reference to a buffer: the segment that added it, counted from 1, and its number
+/// within the segment, counted from 0. With segment [`OUTSIDE`] `number` is the buffer's id.
 #[derive(Clone, Copy)]
 struct BufferReference {
     segment: u32,
@@ -314,8 +314,8 @@ mod tests {
     use crate::program::Program;
     use foretell_models::Model;
 
-    /// The Programs of a plan, with repeated micro-batches copied and with every micro-batch
-    /// emitted.
+    /// A plan's Programs, compiled twice: first with copied micro-batches, then with every
+    /// micro-batch emitted.
     fn both(model: &str, rest: &str) -> [Vec<Program>; 2] {
         let model: Model = serde_json::from_str(model).expect("a model");
         let plan: Plan = serde_json::from_str(&format!("{{\"optimizer\": \"adam\", {rest}}}")).expect("a plan");

@@ -3,13 +3,13 @@
 //!
 //! In step t a rank attends with its own queries to the part that started t ranks before it, and
 //! passes that part on meanwhile. The result is merged with those of earlier steps. In the backward
-//! pass the gradients of keys and values travel with them and collect every rank's contribution;
-//! one more shift than those of keys and values brings them home. A contribution is computed while
-//! the sum so far is still in transit, and added when it arrives, so no step waits for the
-//! gradients of the step before.
+//! pass the gradients of keys and values travel with them and collect every rank's contribution.
+//! The gradients take one shift more than keys and values, which brings them back to their rank. A
+//! contribution is computed while the sum so far is still in transit, and added when it arrives, so
+//! no step waits for the gradients of the step before.
 //!
-//! Parts arrive in two alternating buffers, whatever the number of steps. Sums over steps are in
-//! single precision.
+//! Parts arrive in at most two alternating buffers, whatever the number of steps. Sums over steps
+//! are in single precision.
 
 use super::list::{Label, ListBuilder};
 use crate::collective::{Collective, CollectiveRole};
@@ -32,8 +32,8 @@ pub(super) struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Appends the equivalent of `kernel`, attention or its gradient with all keys. Operands are
-    /// the rank's own parts.
+    /// Appends the instructions that compute `kernel` around the ring: attention to all keys, or
+    /// its gradient. Operands are the rank's own parts.
     pub(super) fn attention(&mut self, kernel: Kernel, reads: &[BufferId], writes: &[BufferId]) {
         match (kernel, reads, writes) {
             (Kernel::Attention(sizes), &[q, k, v], &[out, log_sums]) => self.forward(sizes, [q, k, v], [out, log_sums]),

@@ -1,4 +1,4 @@
-//! Rates after every change, against an oracle that fills all resources anew.
+//! Rates after every change, against an oracle that fills all resources again.
 
 use super::*;
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ fn uses(activity: &Wanted, resource: usize) -> f64 {
     activity.demands.iter().filter(|(one, _)| *one as usize == resource).map(|(_, weight)| weight).sum()
 }
 
-/// The same rule with nothing remembered: every sum is made anew in every round.
+/// The same rule with nothing remembered: every sum is made again in every round.
 fn oracle(case: &Case) -> Vec<f64> {
     let mut rates: Vec<Option<f64>> = vec![None; case.activities.len()];
     while rates.iter().any(Option::is_none) {
@@ -99,7 +99,8 @@ proptest! {
         }
     }
 
-    /// Larger networks, in which many levels follow from each other; changed one by one, and several at once.
+    /// Larger networks, in which many levels follow from each other; changed one by one, and
+    /// several at once.
     #[test]
     fn after_every_change_it_agrees_with_the_oracle(
         capacities in proptest::collection::vec(0.5f64..8.0, 20),

@@ -1,6 +1,6 @@
-//! Cheap elementwise kernels in bf16, widened and narrowed in registers. Widening blocks into the
-//! cache is faster if arithmetic dominates, as in GELU, and for fp16, whose conversion instructions
-//! the compiler does not select.
+//! Cheap elementwise kernels in bf16, widened and narrowed in registers. Other kernels, and all in
+//! fp16, widen blocks into the cache. That is faster for GELU, where arithmetic dominates, and for
+//! fp16, whose conversion instructions the compiler does not select.
 
 use foretell_models::Kernel;
 
