@@ -154,7 +154,7 @@ mod tests {
     fn a_comment_of_101_columns_is_too_wide() {
         let line = format!("// {}", "x".repeat(98));
         assert_eq!(wide_comments(&format!("fn a() {{}}\n{line}\n")), [2]);
-        assert_eq!(wide_comments(line.get(..100).unwrap()), [] as [usize; 0]);
+        assert_eq!(wide_comments(&line[..100]), [] as [usize; 0]);
     }
 
     #[test]
