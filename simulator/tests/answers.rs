@@ -1,4 +1,4 @@
-//! The answers of the simulator, and the errors with which it refuses a Program.
+//! Predictions, and the errors for invalid Programs.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -9,7 +9,7 @@ use foretell_simulator::{Folding, Options, Oversubscription, SimulationError, cr
 use foretell_units::{Picoseconds, Seconds};
 
 #[test]
-fn a_deadlock_names_who_waits() {
+fn a_deadlock_names_the_waiting_ranks_and_instructions() {
     let topology = node(2);
     let costs = ideal(&topology);
     let stages = (0..2)
@@ -28,7 +28,7 @@ fn a_deadlock_names_who_waits() {
 }
 
 #[test]
-fn who_does_not_match_is_told() {
+fn unmatched_messages_and_unknown_dependencies_are_errors() {
     let topology = node(2);
     let costs = ideal(&topology);
     let check = |stages| simulate(&program(1, 1, stages), &topology, &costs, &Options::default()).unwrap_err();
@@ -62,7 +62,7 @@ fn too_many_ranks_are_refused_or_share_processors() {
     assert!(about(shared.step, Picoseconds(2 * kernel(&costs, 1_000_000).0)));
 }
 
-/// Two stages of two by two ranks, with every sort of instruction.
+/// Two stages of 2 x 2 ranks with every sort of instruction.
 fn everything() -> foretell_program::Program {
     let (mut first, mut second) = (StageBuilder::new(0), StageBuilder::new(1));
     let data = first.load(100_000);
@@ -106,7 +106,7 @@ fn the_same_input_gives_the_same_output() {
 }
 
 #[test]
-fn a_prediction_has_the_contracts_fields() {
+fn a_prediction_has_all_documented_json_fields() {
     let topology = cluster(2, 4, "nvswitch-1GB/s");
     let costs = ideal(&topology);
     let (prediction, simulation) = predict(&everything(), &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
@@ -150,7 +150,7 @@ fn the_critical_path_leads_from_start_to_end_without_gaps() {
     assert!(path.segments.windows(2).all(|pair| pair[0].end == pair[1].start), "{:?}", path.segments);
     assert_eq!(path.between, Seconds::ZERO);
     assert!(path.by_kind.windows(2).all(|pair| pair[0].1 >= pair[1].1));
-    // With handoffs, what lies between is what they cost.
+    // With stream handoffs, the gaps are the handoffs' durations.
     costs.parameters_mut(0).stream_handoff = exactly(Seconds::new(1e-6), costs.parameters(0));
     let simulation = run(&program, &topology, &costs);
     let path = critical_path(&simulation.timeline, &program).unwrap();

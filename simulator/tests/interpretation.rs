@@ -1,4 +1,4 @@
-//! The simulator against closed forms, on Programs made by hand.
+//! Simulated steps of small Programs, compared with closed forms.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -19,7 +19,7 @@ fn a_chain_of_kernels_takes_their_sum() {
     let program = program(1, 1, vec![stage.done()]);
     let one = kernel(&costs, 1000);
     assert_eq!(run(&program, &topology, &costs).step, Picoseconds(10 * one.0));
-    // Overheads: one an instruction and one a step.
+    // One overhead per instruction and one per step.
     costs.parameters_mut(0).instruction_overhead = exactly(Seconds::new(1e-6), costs.parameters(0));
     costs.parameters_mut(0).step_overhead = exactly(Seconds::new(5e-6), costs.parameters(0));
     let simulation = run(&program, &topology, &costs);
@@ -29,7 +29,7 @@ fn a_chain_of_kernels_takes_their_sum() {
 }
 
 #[test]
-fn a_handoff_delays_only_who_has_to_wait() {
+fn a_handoff_delays_only_streams_that_wait() {
     let topology = node(2);
     let mut costs = ideal(&topology);
     costs.parameters_mut(0).stream_handoff = exactly(Seconds::new(2e-6), costs.parameters(0));
@@ -41,7 +41,7 @@ fn a_handoff_delays_only_who_has_to_wait() {
     let simulation = run(&program(2, 1, vec![stage.done()]), &topology, &costs);
     let spans = &simulation.timeline.ranks[0].spans;
     assert_eq!(spans[reduce.0 as usize].start, spans[first.0 as usize].end + Picoseconds(2_000_000));
-    // The reduction was over long before.
+    // The reduction ended long before.
     assert_eq!(spans[3].start, spans[beside.0 as usize].end);
 }
 
@@ -62,7 +62,7 @@ fn a_stream_takes_the_processor_only_from_a_kernel_that_runs() {
     };
     let before = [step(&costs, true), step(&costs, false)];
     costs.parameters_mut(0).interruption = Seconds::new(3e-6);
-    // When it begins and when it ends.
+    // One interruption at the collective's start and one at its end.
     assert!(about(step(&costs, true), before[0] + Picoseconds(6_000_000)));
     assert_eq!(step(&costs, false), before[1], "who waits is not interrupted");
 }
@@ -98,7 +98,7 @@ fn the_halves_of_an_all_reduce_take_half_each() {
 }
 
 #[test]
-fn a_shift_is_one_hop_of_all_bytes_however_many_members() {
+fn a_shift_takes_one_hop_for_any_number_of_members() {
     for members in [2usize, 4, 8] {
         let topology = node(members);
         let costs = ideal(&topology);
@@ -113,7 +113,7 @@ fn a_shift_is_one_hop_of_all_bytes_however_many_members() {
 }
 
 #[test]
-fn small_all_reduces_of_many_ranks_go_over_trees() {
+fn small_all_reduces_of_many_ranks_use_trees() {
     let topology = node(32);
     let costs = ideal(&topology);
     let mut stage = StageBuilder::new(0);
@@ -149,8 +149,8 @@ fn sharing_a_processor_slows_both() {
     let spans = &simulation.timeline.ranks[0].spans;
     let latency = Picoseconds(2 * 936_250);
     let alone = kernel(&costs, 10_000_000);
-    // The flow needs 10 ms of processor and gets half of it; the kernel is done when both have had
-    // what they need.
+    // The flow needs 10 ms of processor and gets half of the processor. The kernel ends when both
+    // have had their processor time.
     assert!(about(spans[0].end, Picoseconds(20_000_000_000) + latency), "{}", spans[0].end);
     assert!(about(spans[1].end, alone + Picoseconds(10_000_000_000)), "{} {alone}", spans[1].end);
     // With a third of the processor the flow runs as if alone, and the kernel pays for it.
@@ -166,7 +166,7 @@ fn sharing_a_processor_slows_both() {
 
 #[test]
 fn two_groups_on_one_link_take_twice_as_long() {
-    // The two members of a data group stand on different nodes, each of which has one interface.
+    // The members of a data group are on different nodes, each with one network interface.
     let topology = cluster(2, 2, "nvswitch-1GB/s");
     let costs = ideal(&topology);
     let mut stage = StageBuilder::new(0);
@@ -181,7 +181,7 @@ fn two_groups_on_one_link_take_twice_as_long() {
 }
 
 #[test]
-fn a_message_waits_for_both_and_a_buffered_one_does_not() {
+fn only_unbuffered_messages_wait_for_the_receiver() {
     let topology = node(2);
     let mut costs = ideal(&topology);
     let build = || {
