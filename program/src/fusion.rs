@@ -8,7 +8,7 @@ mod epilogues;
 mod packing;
 
 use crate::plan::{Plan, Recompute};
-use crate::strategy::{Sharding, consumers, producers};
+use crate::strategy::{Sharding, consumers, producers, retain_others};
 use foretell_models::{Graph, OperatorId, TensorId};
 
 /// The optional fusions of a plan. All plans merge a bias and a ReLU into their product, and pack
@@ -90,8 +90,7 @@ fn remove(graph: &mut Graph, dropped: &[bool]) {
         renumbered.push(OperatorId(remaining));
         remaining += usize::from(!is_dropped);
     }
-    let mut flags = dropped.iter();
-    graph.operators.retain(|_| !flags.next().copied().unwrap_or(false));
+    retain_others(&mut graph.operators, dropped);
     for operator in &mut graph.operators {
         operator.forward = operator.forward.filter(|forward| !dropped[forward.0]).map(|forward| renumbered[forward.0]);
     }

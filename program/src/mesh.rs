@@ -53,7 +53,8 @@ impl Axis {
         }
     }
 
-    const fn index(self) -> usize {
+    /// The axis's place in [`Axis::ALL`], and in [`Axis::WITHIN_STAGE`] if it is one of those.
+    pub(crate) const fn index(self) -> usize {
         match self {
             Axis::Tensor => 0,
             Axis::Context => 1,

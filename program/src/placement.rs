@@ -31,13 +31,13 @@ pub struct Placements([Placement; 5]);
 impl Placements {
     /// The placement along an axis; [`Placement::Replicate`] along the pipeline.
     pub fn get(&self, axis: Axis) -> Placement {
-        slot(axis).map_or(Placement::Replicate, |slot| self.0[slot])
+        self.0.get(axis.index()).copied().unwrap_or_default()
     }
 
     /// These placements with another one along `axis`.
     pub fn with(mut self, axis: Axis, placement: Placement) -> Self {
-        if let Some(slot) = slot(axis) {
-            self.0[slot] = placement;
+        if let Some(own) = self.0.get_mut(axis.index()) {
+            *own = placement;
         }
         self
     }
@@ -80,10 +80,6 @@ impl Placements {
         }
         local
     }
-}
-
-fn slot(axis: Axis) -> Option<usize> {
-    Axis::WITHIN_STAGE.iter().position(|&one| one == axis)
 }
 
 /// What converts one placement along an axis into another.

@@ -186,6 +186,12 @@ impl Plan {
         }
     }
 
+    /// Whether the optimizer keeps a single-precision copy of the parameters, since operators read
+    /// a narrower format.
+    pub fn has_master_copy(&self) -> bool {
+        self.storage().size() < DataType::Fp32.size()
+    }
+
     /// The mesh of the layout.
     ///
     /// # Errors

@@ -1,10 +1,10 @@
 //! Pipeline schedules. A schedule says on which stage each chunk of the model lies, and orders the
 //! passes of every stage, given the numbers of stages, micro-batches and chunks.
 //!
-//! Code outside this module and its children names no schedule: it asks for a property. Schedules
-//! with a closed form are written out ([`lists`]). The others are the result of a simulation with
-//! unit durations ([`greedy`]). A new schedule is a variant of [`Schedule`], an entry of
-//! [`Schedule::ALL`], and an arm in each method that the compiler asks for.
+//! The compiler, the simulator, the executor and the planner name no schedule: they ask for a
+//! property. Schedules with a closed form are written out ([`lists`]). The others are the result of
+//! a simulation with unit durations ([`greedy`]). A new schedule is a variant of [`Schedule`], an
+//! entry of [`Schedule::ALL`], and an arm in each method that the compiler asks for.
 //!
 //! Every schedule is tested for deadlock, for running each pass once and in dependency order, and
 //! for its stated bound on the activations that a stage holds.

@@ -34,12 +34,12 @@ pub(crate) struct Strategy([Option<LoopId>; Axis::WITHIN_STAGE.len()]);
 impl Strategy {
     /// The loop that an axis shards.
     pub(crate) fn get(self, axis: Axis) -> Option<LoopId> {
-        Axis::WITHIN_STAGE.iter().position(|&one| one == axis).and_then(|slot| self.0[slot])
+        self.0.get(axis.index()).copied().flatten()
     }
 
     fn set(&mut self, axis: Axis, chosen: Option<LoopId>) {
-        if let Some(slot) = Axis::WITHIN_STAGE.iter().position(|&one| one == axis) {
-            self.0[slot] = chosen;
+        if let Some(own) = self.0.get_mut(axis.index()) {
+            *own = chosen;
         }
     }
 
@@ -170,7 +170,8 @@ impl Sharding {
     }
 }
 
-fn retain_others<T>(items: &mut Vec<T>, dropped: &[bool]) {
+/// Keeps the items that are not dropped; `dropped` has a flag for each.
+pub(crate) fn retain_others<T>(items: &mut Vec<T>, dropped: &[bool]) {
     let mut flags = dropped.iter();
     items.retain(|_| !flags.next().copied().unwrap_or(false));
 }

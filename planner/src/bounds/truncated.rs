@@ -19,8 +19,8 @@ pub(super) use messages::stages_sharing_nodes;
 use crate::bounds::passes::{MicroBatchMemory, StreamTime, TimedList};
 use crate::space::FEWEST_EQUAL_BLOCKS;
 use foretell_models::Model;
-use foretell_program::{Compiler, Layout, Plan, PlanError};
-use foretell_simulator::{CostModel, Oversubscription, SimulationError, least_times, least_times_on};
+use foretell_program::{Compiler, Layout, Plan};
+use foretell_simulator::{CostModel, Oversubscription, least_times, least_times_on};
 use foretell_topologies::Topology;
 use messages::{equalise_messages, largest_message, leave_out_messages, leave_out_sums_over_stages};
 use std::cell::Cell;
@@ -75,15 +75,6 @@ pub(super) struct LeftOut {
     pub(super) sums_over_stages: bool,
 }
 
-/// Why a layout has no truncated model.
-#[derive(Debug)]
-enum TruncationError {
-    /// The layout does not divide the model.
-    Plan(PlanError),
-    /// The Program cannot be timed on the devices.
-    Simulation(SimulationError),
-}
-
 /// Costs of a layout's blocks, read from compiled truncated models.
 #[derive(Clone, Debug)]
 pub(super) struct TruncatedModel {
@@ -118,20 +109,20 @@ impl TruncatedModel {
         micro_batches: usize,
         kind: Option<usize>,
         left_out: LeftOut,
-    ) -> Result<Self, TruncationError> {
+    ) -> Result<Self, String> {
         let is_pipeline = plan.layout.pipeline == TRUNCATED_STAGES;
         let (extra_between_nodes, message_bytes) = (Cell::new(0.0), Cell::new(0.0));
-        let costs_of_stages = |blocks: usize, cuts: Option<Vec<usize>>| -> Result<Vec<ChunkCost>, TruncationError> {
+        let costs_of_stages = |blocks: usize, cuts: Option<Vec<usize>>| -> Result<Vec<ChunkCost>, String> {
             let Some(compiler) = compilers.of(blocks) else { return Ok(Vec::new()) };
             let layout = Layout { cuts, ..plan.layout.clone() };
             let global_batch = layout.samples_at_once().saturating_mul(micro_batches);
             let plan = Plan { layout, global_batch, ..plan.clone() };
-            let program = compiler.unplaced(&plan).map_err(TruncationError::Plan)?;
+            let program = compiler.unplaced(&plan).map_err(|error| error.to_string())?;
             let times = match kind {
                 Some(kind) => least_times_on(&program, costs, plan.layout.bucket, |_| kind),
                 None => least_times(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),
             };
-            let mut times = times.map_err(TruncationError::Simulation)?;
+            let mut times = times.map_err(|error| error.to_string())?;
             if is_pipeline && left_out.sums_over_stages {
                 leave_out_sums_over_stages(&program.lists, &mut times);
             }

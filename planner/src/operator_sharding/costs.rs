@@ -4,6 +4,7 @@
 use super::conversions::{ConversionStep, Conversions, TensorUses};
 use super::prices::{CollectivePrices, PricedCollective, PricingContext};
 use super::problem::{Cost, Factor, Problem};
+use crate::space::optimizer_tensors;
 use foretell_models::{Kernel, OperatorId, Pass, Role, Tensor, TensorId};
 use foretell_program::{Axis, Choice, Choices, Collective, Group, Optimizer, Placement, Plan};
 use foretell_simulator::{CostModel, Quantile, SimulationError};
@@ -256,7 +257,7 @@ impl Pricer<'_> {
                 let with_tensor = choice.partial_axes(operand).contains(&Axis::Tensor);
                 own.work += self.update(elements);
                 own.reduction += self.reduction(elements, with_tensor);
-                let kept = self.plan.optimizer_states() as u64 + u64::from(self.plan.storage().size() < Bytes::new(4)) + 1;
+                let kept = optimizer_tensors(self.plan) as u64 + 1;
                 own.memory += Bytes::new(elements as u64 * (self.plan.storage().size().count() + 4 * kept));
             }
         }

@@ -5,7 +5,8 @@ use crate::space::Request;
 use foretell_program::{Layout, Plan, Recompute};
 use foretell_simulator::{MemoryUse, Prediction};
 
-/// Spaces of fewer layouts, not counting offloaded forms, are searched until the gap is zero.
+/// Spaces of fewer layouts are searched until the gap is zero, not counting forms that offload or
+/// recompute part of the blocks.
 const SMALL_SPACE: usize = 512;
 
 /// How far above the least bound another bound may be for its layout to be simulated in the same
@@ -35,7 +36,7 @@ pub(super) struct PredictedStep {
 /// The best layouts found so far, and what they settle.
 pub(super) struct Incumbents<'a> {
     request: &'a Request<'a>,
-    /// Layouts of the space, not counting offloaded forms.
+    /// Layouts of the space, not counting forms that offload or recompute part of the blocks.
     pub(super) layouts_of_space: usize,
     /// The incumbents, the best first.
     pub(super) list: Vec<Incumbent>,

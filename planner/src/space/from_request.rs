@@ -6,7 +6,7 @@ use super::{DeviceFacts, DeviceKinds, ModelFacts, Request, Space};
 use foretell_models::{Graph, Pass, Role};
 use foretell_program::{BUCKET_ALIGNMENT, Offload, Plan, work_of_blocks};
 use foretell_topologies::{Architecture, DeviceId};
-use foretell_units::{Bytes, DataType};
+use foretell_units::Bytes;
 
 /// Fewest equal blocks of a model that truncated models bound. Below that, compiling the whole
 /// model costs about as much.
@@ -118,5 +118,5 @@ fn offloads(request: &Request<'_>) -> &'static [Offload] {
 /// Returns how many single-precision values the optimizer keeps of each parameter: its states, and
 /// a master copy if operators read a narrower format.
 pub(crate) fn optimizer_tensors(plan: &Plan) -> usize {
-    plan.optimizer_states() + usize::from(plan.storage().size() < DataType::Fp32.size())
+    plan.optimizer_states() + usize::from(plan.has_master_copy())
 }

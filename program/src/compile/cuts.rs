@@ -123,10 +123,7 @@ fn even_cuts(work: &[f64], stages: usize) -> Vec<usize> {
 /// dynamic programming over prefixes.
 pub fn cuts_by_speed(work: &[f64], speeds: &[f64]) -> Vec<usize> {
     let (blocks, stages) = (work.len(), speeds.len());
-    let mut prefix = vec![0.0];
-    for (index, &amount) in work.iter().enumerate() {
-        prefix.push(prefix[index] + amount);
-    }
+    let prefix = prefix_sums(work);
     // best[end]: the smallest possible time of the slowest stage so far, over the first `end`
     // blocks. starts[stage][end]: the first block of the last of these stages.
     let mut best: Vec<f64> = prefix.iter().map(|sum| sum / speeds.first().copied().unwrap_or(1.0)).collect();
@@ -162,14 +159,20 @@ pub fn cuts_by_speed(work: &[f64], speeds: &[f64]) -> Vec<usize> {
     cuts
 }
 
+/// The sums of the first n amounts, for every n from 0 on.
+fn prefix_sums(amounts: &[f64]) -> Vec<f64> {
+    let sums = amounts.iter().scan(0.0, |sum, amount| {
+        *sum += amount;
+        Some(*sum)
+    });
+    std::iter::once(0.0).chain(sums).collect()
+}
+
 /// The cuts with the smallest sum of squared run sums, among all cuts whose largest run sum is at
 /// most that of `cuts`.
 fn levelled(work: &[f64], cuts: &[usize]) -> Vec<usize> {
     let blocks = work.len();
-    let mut prefix = vec![0.0];
-    for (index, &amount) in work.iter().enumerate() {
-        prefix.push(prefix[index] + amount);
-    }
+    let prefix = prefix_sums(work);
     let mut end = 0;
     let sums = cuts.iter().map(|&cut| {
         end += cut;

@@ -144,7 +144,7 @@ impl StageState {
             gathers,
             running: running_statistics(lowering, cuts, stage, plan),
             precision: plan.storage(),
-            has_master_copy: plan.storage().size() < Bytes::new(4),
+            has_master_copy: plan.has_master_copy(),
             optimizer_states: plan.optimizer_states(),
         };
         for completed in completed_gradients(lowering, cuts, stage) {

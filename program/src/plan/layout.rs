@@ -122,7 +122,7 @@ impl Default for Layout {
             expert_tensor: None,
             sequence_parallel: false,
             virtual_stages: 1,
-            schedule: Schedule::OneForwardOneBackward,
+            schedule: Schedule::default(),
             zero: 0,
             shard_group: None,
             recompute: Recompute::None,

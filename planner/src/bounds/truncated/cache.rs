@@ -1,7 +1,7 @@
 //! The truncated models of a request's layouts, each compiled once.
 
 use super::messages::stages_sharing_nodes;
-use super::{LeftOut, TRUNCATED_STAGES, TruncatedCompilers, TruncatedModel, TruncationError};
+use super::{LeftOut, TRUNCATED_STAGES, TruncatedCompilers, TruncatedModel};
 use crate::bounds::memo::Memo;
 use crate::space::{DeviceKinds, Request, inner_ranks, ranks_of_stage};
 use foretell_program::{Layout, Offload, Plan, Recompute};
@@ -18,7 +18,7 @@ struct ModelKey {
     left_out: LeftOut,
 }
 
-/// A truncated model, or why the layout does not divide the model.
+/// A truncated model, or why it cannot be compiled or timed.
 type Truncated = Result<Arc<TruncatedModel>, String>;
 
 /// The truncated models of a request's layouts.
@@ -139,11 +139,9 @@ impl<'a> TruncatedModels<'a> {
         let plan = Plan { layout: own, ..self.request.base.clone() };
         let Request { topology, costs, .. } = *self.request;
         let key = ModelKey { layout: plan.layout.clone(), micro_batches, kind, left_out };
-        let compile = || TruncatedModel::new(&self.compilers, &plan, (topology, costs), micro_batches, kind, left_out);
-        self.models.get(key, || match compile() {
-            Ok(model) => Ok(Arc::new(model)),
-            Err(TruncationError::Plan(error)) => Err(error.to_string()),
-            Err(TruncationError::Simulation(error)) => Err(error.to_string()),
+        self.models.get(key, || {
+            let model = TruncatedModel::new(&self.compilers, &plan, (topology, costs), micro_batches, kind, left_out)?;
+            Ok(Arc::new(model))
         })
     }
 

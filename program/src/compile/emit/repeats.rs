@@ -2,10 +2,12 @@
 //! in other buffers. So one micro-batch is emitted, and the instructions and buffers that it left
 //! are copied for the others.
 //!
-//! Some micro-batches are unique: the first and the last of each kind of pass through a chunk.
-//! Sharded parameters are gathered before the first one, which also writes to sums that later ones
-//! add to. The last one completes gradients, which are then reduced. All other micro-batches with
-//! the same passes in the same order repeat the first of them, their template.
+//! Some micro-batches are unique: the first and the last of each kind of pass through a chunk. The
+//! first writes to sums that later ones add to; the last completes gradients, which are then
+//! reduced. If sharded parameters are gathered once a step, the micro-batch of the task before each
+//! first pass is unique too: the gather runs during that task. If they are gathered for every pass,
+//! all micro-batches are unique. Each other micro-batch repeats the first earlier one that has the
+//! same passes and messages in the same order; if there is none, it is a template.
 //!
 //! A segment is what is emitted at once: a pass, or the receipt of one message. A micro-batch's
 //! messages may arrive anywhere between its passes. So a buffer is identified by the segment that
