@@ -132,6 +132,7 @@ pub fn train(
         name: loaded.model.name.clone(),
         plan: loaded.plan.clone(),
         data: arguments.data_for(&loaded.model.model),
+        input: arguments.input(loaded.file.input.as_ref()),
         seed: arguments.seed,
         length: match (arguments.steps, arguments.epochs) {
             (_, Some(epochs)) => Length::Epochs(epochs),

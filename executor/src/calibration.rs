@@ -193,7 +193,7 @@ fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
     let arena = Arena::new(bytes)?;
     let operand =
         Operand { pointer: arena.at(Bytes::ZERO, bytes).unwrap_or(std::ptr::null_mut()), bytes: bytes.count() as usize };
-    let samples = Samples { indices: (0..count).collect(), dataset, split: Split::Training };
+    let samples = Samples::new(dataset, Split::Training, 0, (0..count).collect());
     let mut seconds = Vec::new();
     for _ in 0..MIN_DURATIONS {
         let start = clock::now();

@@ -10,8 +10,9 @@ use crate::files::write_whole;
 use crate::job::{Job, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
-use crate::{data::Dataset, supported};
-use collector::Collector;
+use crate::data::{Dataset, OnBadSample};
+use crate::supported;
+use collector::{BadSamples, Collector};
 use files::RunFiles;
 use foretell_program::{Compiled, Mesh, Rank, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
@@ -46,6 +47,10 @@ pub struct StepMetrics {
     /// experts; `None` if the model has no mixtures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped_tokens: Option<u64>,
+    /// The number of samples so far that could not be used: replaced by others, or left out when
+    /// the data was opened. `None` if such a sample ends the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bad_samples: Option<u64>,
     /// The state of loss scaling; `None` if the loss is not scaled.
     #[serde(flatten)]
     pub scaling: Option<LossScaling>,
@@ -122,9 +127,12 @@ pub fn execute(
     supported(&job.plan, options.backend)?;
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let mesh = &compiled.training.mesh;
-    let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
+    let dataset = Dataset::open_with(&job.data, &job.model.sample(), job.seed, &job.input)?;
     let steps = job.length.steps(dataset.steps_per_epoch(job.plan.global_batch)?)?;
+    let left_out = dataset.bad_samples();
     drop(dataset);
+    let skips = job.input.on_bad_sample == OnBadSample::Skip;
+    let bad = skips.then(|| BadSamples::new(left_out));
     let timeline = folder.map(|folder| folder.join("timeline"));
     let job = TrainingJob { timeline: timeline.clone().map(absolute).transpose()?, ..job.clone() };
     let files = folder.map(RunFiles::create).transpose()?;
@@ -134,7 +142,7 @@ pub fn execute(
         write_whole(&folder.join("ranks").join("pids"), ids.join("\n").as_bytes())?;
     }
     progress(RunEvent::Started { steps });
-    let mut run = ActiveRun::new(&compiled, files, options.backend, progress);
+    let mut run = ActiveRun::new(&compiled, bad, files, options.backend, progress);
     run.receive_reports(&mut ranks, mesh)?;
     let mut outcome = run.outcome;
     ranks.finish()?;
@@ -156,7 +164,13 @@ struct ActiveRun<'a> {
 }
 
 impl<'a> ActiveRun<'a> {
-    fn new(compiled: &Compiled, files: Option<RunFiles>, backend: BackendKind, progress: &'a mut dyn FnMut(RunEvent)) -> Self {
+    fn new(
+        compiled: &Compiled,
+        bad: Option<BadSamples>,
+        files: Option<RunFiles>,
+        backend: BackendKind,
+        progress: &'a mut dyn FnMut(RunEvent),
+    ) -> Self {
         let training = &compiled.training;
         let world_size = training.mesh.world_size();
         let outcome = Outcome {
@@ -168,7 +182,7 @@ impl<'a> ActiveRun<'a> {
             backend,
         };
         Self {
-            collector: Collector::new(world_size, training.predictions, training.samples),
+            collector: Collector::new(world_size, training.predictions, training.samples, bad),
             predictions_per_sample: training.predictions / training.samples.max(1),
             files,
             outcome,

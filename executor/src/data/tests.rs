@@ -17,7 +17,7 @@ fn refused(path: &Path, shape: &SampleShape) -> String {
 
 fn images_of(data: &Dataset, split: Split, indices: &[usize]) -> Vec<f32> {
     let mut out = vec![f32::NAN; indices.len() * data.sample_size()];
-    data.fill_images(split, indices, &mut out).unwrap();
+    data.fill_images(split, 0, indices, &mut out).unwrap();
     out
 }
 
@@ -216,14 +216,14 @@ fn shapes_out_of_range_are_refused_for_every_source() {
 fn invalid_requests_are_refused_before_anything_is_written() {
     let digits = Dataset::open(&DataSource::Digits, &image(1, 8, 10), 1).unwrap();
     let mut out = vec![5.0; 64];
-    assert!(matches!(digits.fill_images(Split::Training, &[1433], &mut out), Err(DataError::SampleOutOfRange { .. })));
-    assert!(matches!(digits.fill_images(Split::Training, &[0, 1], &mut out), Err(DataError::BufferSize { needed: 128, .. })));
+    assert!(matches!(digits.fill_images(Split::Training, 0, &[1433], &mut out), Err(DataError::SampleOutOfRange { .. })));
+    assert!(matches!(digits.fill_images(Split::Training, 0, &[0, 1], &mut out), Err(DataError::BufferSize { needed: 128, .. })));
     assert!(matches!(digits.fill_labels(Split::Training, &[0], &mut []), Err(DataError::BufferSize { .. })));
     assert!(matches!(digits.fill_tokens(Split::Training, &[], &mut [], &mut []), Err(DataError::WrongKind { .. })));
     assert_eq!(out, vec![5.0; 64]);
     assert!(digits.steps_per_epoch(1434).unwrap_err().to_string().contains("hint: use a global batch from 1 to 1433"));
     let text = Dataset::open(&DataSource::Text, &SampleShape::Tokens { sequence: 8, vocabulary: 128 }, 1).unwrap();
-    assert!(matches!(text.fill_images(Split::Training, &[], &mut []), Err(DataError::WrongKind { .. })));
+    assert!(matches!(text.fill_images(Split::Training, 0, &[], &mut []), Err(DataError::WrongKind { .. })));
     assert!(matches!(text.fill_labels(Split::Training, &[], &mut []), Err(DataError::WrongKind { .. })));
     assert!(matches!(text.fill_tokens(Split::Training, &[0], &mut [0; 8], &mut [0; 7]), Err(DataError::BufferSize { .. })));
 }
