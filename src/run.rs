@@ -5,6 +5,7 @@ use crate::check::check_compiled;
 use crate::choices::Choices;
 use crate::execute::{self, TrainingArguments, train};
 use crate::failure::Failure;
+use crate::input;
 use crate::inputs::{self, NamedModel};
 use crate::launch::{backend_here, enough_devices};
 use crate::output;
@@ -47,7 +48,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let backend = backend_here(&setting.topology)?;
     let devices = choices.devices(&setting.topology);
     enough_devices(devices, &setting.topology, backend, choices.oversubscribe)?;
-    arguments.training.check_possible(&setting.model.model, &setting.base, backend)?;
+    let dataset = arguments.training.check_possible(&setting.model.model, &setting.base, None, backend)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
     folder.clear()?;
@@ -96,12 +97,18 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         file,
         path: chosen,
     };
-    let predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
+    let mut predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
+    let options = arguments.training.input_options(None);
+    let waiting = input::waiting_for(&loaded, &dataset, &options, Some(&profile), &predicted)?;
+    if let Some(waiting) = &waiting {
+        waiting.apply(&mut predicted);
+    }
+    drop(dataset);
     predict::require_fit(&predicted, &loaded)?;
     predict::print_caveats(&loaded.topology, &predicted.prediction, predicted.compiled.training.mesh.world_size());
     say(&format!("\npredicted:\n{}", predict::table(&predicted.prediction, &loaded.topology)))?;
 
-    let outcome = train(&loaded, &predicted, &arguments.training, &folder, None)?;
+    let outcome = train(&loaded, &predicted, waiting.as_ref(), &arguments.training, &folder, None)?;
     say(&format!("\ntrained: {}", execute::summary(&outcome)))?;
 
     let checked = check_compiled(&folder, loaded, predicted.compiled)?;

@@ -134,9 +134,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let options = options(arguments, json);
     let mut predicted = predict::predict_as(&loaded, profile.as_ref(), &options)?;
-    let waiting = input::waiting(&loaded, &predicted.compiled.training, &predicted.prediction);
+    let waiting = input::waiting(&loaded, profile.as_ref(), &predicted.compiled.training, &predicted.prediction);
     if let Some(waiting) = &waiting {
-        predicted.prediction = waiting.applied(predicted.prediction);
+        waiting.apply(&mut predicted);
     }
     let predicted = predicted;
     let program = &predicted.compiled.training;
@@ -206,7 +206,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         if let Some(path) = &path {
             output::line(&format!("\n{}", what_if::path_table(path)))?;
         }
-        let parts = [waiting.map(|waiting| waiting.table(&loaded)), running.table()];
+        let parts = [waiting.map(|waiting| waiting.table()), running.table()];
         for part in parts.into_iter().flatten() {
             output::line(&format!("\n{part}"))?;
         }

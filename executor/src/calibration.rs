@@ -8,8 +8,11 @@ mod cpu_kernels;
 mod gpu_communication;
 mod gpu_kernels;
 mod host_communication;
+mod input;
 mod overheads;
 mod statistics;
+
+pub use input::input_costs;
 
 use crate::arena::Arena;
 use crate::backend::cuda::Driver;

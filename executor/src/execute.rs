@@ -5,12 +5,12 @@ mod collector;
 mod files;
 
 use crate::backend_kind::BackendKind;
+use crate::data::{Dataset, OnBadSample};
 use crate::error::ExecutorError;
 use crate::files::write_whole;
 use crate::job::{Job, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
-use crate::data::{Dataset, OnBadSample};
 use crate::supported;
 use collector::{BadSamples, Collector};
 use files::RunFiles;

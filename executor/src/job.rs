@@ -272,7 +272,8 @@ mod tests {
     fn a_report_carries_nan_infinities_and_negative_zero() {
         for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 0.1] {
             let metrics = vec![(MetricKind::Loss, Bits::from(value))];
-            let report = StepReport { step: 3, start: 1, end: 2, learning_rate: value.into(), metrics, bad_samples: BTreeSet::new() };
+            let report =
+                StepReport { step: 3, start: 1, end: 2, learning_rate: value.into(), metrics, bad_samples: BTreeSet::new() };
             let text = serde_json::to_vec(&Report::Steps(vec![report])).expect("a report is JSON");
             let read: Report = serde_json::from_slice(&text).expect("JSON is a report");
             let Report::Steps(read) = &read else { unreachable!("expected steps, got {read:?}") };

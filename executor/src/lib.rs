@@ -70,6 +70,7 @@ pub mod transport;
 
 pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};
+pub use calibration::input_costs;
 pub use error::ExecutorError;
 pub use execute::{Evaluation, LossScaling, Outcome, RunEvent, StepMetrics, execute};
 pub use files::write_whole;

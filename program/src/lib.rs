@@ -58,7 +58,9 @@ pub use plan::{
     ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorPatterns, Optimizer, Overlap,
     Plan, PlanError, Recompute, ShardedPart, Stack, StageLayout, Training,
 };
-pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown};
+pub use profile::{
+    Exchange, ExchangeSample, InputCosts, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown,
+};
 pub use program::{
     Buffer, BufferId, BufferRole, Few, GroupId, Initial, InitialShare, Instruction, InstructionId, MemoryKind, Metric,
     MetricKind, Operation, Pass, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,

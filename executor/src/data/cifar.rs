@@ -121,7 +121,8 @@ pub(crate) mod tests {
     fn truncated_files_and_labels_out_of_range_are_refused() {
         let whole = record(&[3]);
         for length in [0, 1, 3072] {
-            let message = append(&mut empty(), Variant::Cifar10, "a", &whole[..length], OnBadSample::Error).unwrap_err().to_string();
+            let message =
+                append(&mut empty(), Variant::Cifar10, "a", &whole[..length], OnBadSample::Error).unwrap_err().to_string();
             assert!(message.contains("`a` is not a CIFAR-10 file, or is cut short"), "{message}");
         }
         let message = append(&mut empty(), Variant::Cifar10, "a", &record(&[10]), OnBadSample::Error).unwrap_err().to_string();

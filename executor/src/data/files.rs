@@ -98,12 +98,7 @@ fn read_idx(folder: &Path, images: &[&str], labels: &[&str], policy: OnBadSample
     idx::labelled_images(&images_name, &read_file(&images)?, &labels_name, &read_file(&labels)?, policy)
 }
 
-fn read_cifar(
-    folder: &Path,
-    variant: cifar::Variant,
-    names: &[&str],
-    policy: OnBadSample,
-) -> Result<LabelledImages, DataError> {
+fn read_cifar(folder: &Path, variant: cifar::Variant, names: &[&str], policy: OnBadSample) -> Result<LabelledImages, DataError> {
     let mut all = cifar::empty();
     for name in names {
         let path = find(folder, &[name])?;

@@ -92,7 +92,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_valid_pair_of_files_is_read() {
-        let images = labelled_images("i", &file(&[2, 1, 3], &[1, 2, 3, 4, 5, 6]), "l", &file(&[2], &[7, 8]), OnBadSample::Error).unwrap();
+        let images =
+            labelled_images("i", &file(&[2, 1, 3], &[1, 2, 3, 4, 5, 6]), "l", &file(&[2], &[7, 8]), OnBadSample::Error).unwrap();
         assert_eq!((images.channels, images.height, images.width), (1, 1, 3));
         assert_eq!((images.pixels, images.labels), (vec![1, 2, 3, 4, 5, 6], vec![7, 8]));
     }

@@ -104,12 +104,7 @@ impl Dataset {
     ///
     /// # Errors
     /// As [`open`](Self::open).
-    pub fn open_with(
-        source: &DataSource,
-        shape: &SampleShape,
-        seed: u64,
-        options: &InputOptions,
-    ) -> Result<Dataset, DataError> {
+    pub fn open_with(source: &DataSource, shape: &SampleShape, seed: u64, options: &InputOptions) -> Result<Dataset, DataError> {
         let (name, policy) = (source.to_string(), options.on_bad_sample);
         check_shape(&name, shape)?;
         let contents = match source {
@@ -126,9 +121,7 @@ impl Dataset {
                 FileContents::Images { training, evaluation } => {
                     Contents::Images(ImageData::new(&name, training, evaluation, shape, policy)?)
                 }
-                FileContents::Pictures => {
-                    Contents::Pictures(Box::new(PictureFolder::open(path, shape, seed, options)?))
-                }
+                FileContents::Pictures => Contents::Pictures(Box::new(PictureFolder::open(path, shape, seed, options)?)),
                 FileContents::Tokens(tokens) => Contents::Tokens(TokenData::new(&name, tokens, shape, policy)?),
             },
         };
@@ -180,6 +173,18 @@ impl Dataset {
     /// The shape of the samples.
     pub fn shape(&self) -> SampleShape {
         self.shape
+    }
+
+    /// Reads the file of a sample and returns its length; `None` if the sample has no file of its
+    /// own. A file that cannot be read has no bytes.
+    pub fn stored_bytes(&self, split: Split, index: usize) -> Option<u64> {
+        match &self.contents {
+            Contents::Pictures(pictures) => {
+                let read = pictures.path(split, index).map(|path| pictures::read_file(&path));
+                Some(read.and_then(Result::ok).map_or(0, |bytes| bytes.len() as u64))
+            }
+            _ => None,
+        }
     }
 
     /// The name of a sample for messages: its file, if it has one of its own.

@@ -57,17 +57,24 @@ fn decode_jpeg(file: &[u8]) -> Result<Pixels, String> {
         return Err("is cut short: its JPEG data has no end".into());
     }
     // Strict, or corrupt data would decode to grey.
-    let options = DecoderOptions::default()
-        .jpeg_set_out_colorspace(ColorSpace::RGBA)
-        .set_strict_mode(true)
-        .set_max_width(MAX_PIXELS)
-        .set_max_height(MAX_PIXELS);
-    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options);
+    let options = |space| {
+        let options = DecoderOptions::default().jpeg_set_out_colorspace(space).set_strict_mode(true);
+        options.set_max_width(MAX_PIXELS).set_max_height(MAX_PIXELS)
+    };
+    let mut decoder = JpegDecoder::new_with_options(ZCursor::new(file), options(ColorSpace::RGBA));
     let corrupt = |error: zune_jpeg::errors::DecodeErrors| format!("is corrupt: {error:?}");
     decoder.decode_headers().map_err(corrupt)?;
     let (width, height) = decoder.dimensions().unwrap_or_default();
     check_size(width, height)?;
-    let bytes = decoder.decode().map_err(corrupt)?;
+    // The decoder writes colours of print in three bytes a pixel wherever they go.
+    let is_print = matches!(decoder.input_colorspace(), Some(ColorSpace::CMYK | ColorSpace::YCCK));
+    if is_print {
+        decoder.set_options(options(ColorSpace::RGB));
+    }
+    let mut bytes = decoder.decode().map_err(corrupt)?;
+    if is_print {
+        bytes = bytes.as_chunks::<3>().0.iter().flat_map(|&[red, green, blue]| [red, green, blue, 0]).collect();
+    }
     match bytes.len() == width * height * PIXEL {
         true => Ok(Pixels { width, height, bytes }),
         false => Err("is corrupt: its size and its colours do not agree".into()),

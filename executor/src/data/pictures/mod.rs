@@ -81,7 +81,11 @@ impl PictureFolder {
         }
         let mut training = Listing::read(&train, &names, policy)?;
         if training.len() == 0 {
-            return Err(DataError::malformed(&train.display().to_string(), "holds no pictures", "put them into a folder per class"));
+            return Err(DataError::malformed(
+                &train.display().to_string(),
+                "holds no pictures",
+                "put them into a folder per class",
+            ));
         }
         let mut evaluation = Listing::default();
         if val.is_dir() {
@@ -154,14 +158,7 @@ impl PictureFolder {
     }
 
     /// Fills `out` from the bytes of a file. The random changes are those of sample `index`.
-    pub(crate) fn fill_from(
-        &self,
-        file: &[u8],
-        split: Split,
-        epoch: u64,
-        index: usize,
-        out: &mut [f32],
-    ) -> Result<(), String> {
+    pub(crate) fn fill_from(&self, file: &[u8], split: Split, epoch: u64, index: usize, out: &mut [f32]) -> Result<(), String> {
         let picture = decode::decode(file)?;
         let mut random = stream_in_epoch(self.seed, Purpose::Augmentation, index as u64, epoch);
         let is_training = split == Split::Training;

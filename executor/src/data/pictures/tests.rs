@@ -76,7 +76,8 @@ fn all_kinds_of_png_and_jpeg_files_decode() {
     // Decoders may round differently; libjpeg-turbo and zune-jpeg do by a little.
     for (name, number) in [("baseline.jpg", 11), ("progressive.jpg", 12), ("grey.jpg", 13), ("cmyk.jpg", 14)] {
         let differences = rgb(&picture(name)).into_iter().zip(expected(number)).map(|(a, b)| a.abs_diff(b));
-        assert!(differences.max() <= Some(4), "{name}");
+        let worst = differences.max();
+        assert!(worst <= Some(4), "{name} {worst:?}");
     }
 }
 
@@ -111,9 +112,9 @@ fn random_rectangles_have_the_areas_and_ratios_of_torchvision() {
         whole += usize::from(area > 0.9);
     }
     let mean = areas.iter().sum::<f64>() / areas.len() as f64;
-    // torchvision's mean over 2000 draws of this size is 0.50 to 0.52; large ones fit less often.
-    assert!((0.48..0.54).contains(&mean), "{mean}");
-    assert!(whole > 20, "{whole}");
+    // Of 4000 draws of torchvision's the mean is 0.435, and 54 are larger than 0.9.
+    assert!((0.42..0.45).contains(&mean), "{mean}");
+    assert!((10..60).contains(&whole), "{whole}");
     // A picture that no ratio fits gives its centre.
     let narrow = random_rectangle(&mut stream(0, Purpose::Augmentation, 0), 10, 1000);
     assert_eq!(narrow, Rectangle { left: 0, top: 493, width: 10, height: 13 });
@@ -222,7 +223,7 @@ fn a_bad_picture_is_named_or_replaced_by_the_next_of_its_class() {
     assert!(message.starts_with(&format!("`{name}` is cut short")) && message.contains("hint:"), "{message}");
 
     let data = open(folder.path(), skipping()).unwrap();
-    let replaced = data.fill_images(Split::Training, 0, &[1, 2, 3, 4].map(|index| index), &mut vec![0.0; 4 * out.len()]).unwrap();
+    let replaced = data.fill_images(Split::Training, 0, &[1, 2, 3, 4], &mut vec![0.0; 4 * out.len()]).unwrap();
     assert_eq!(replaced.into_iter().collect::<Vec<_>>(), [2]);
     // The last of a class is followed by its first.
     put(folder.path(), "train/b/0.jpg", &file("baseline.jpg"));

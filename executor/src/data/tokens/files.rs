@@ -30,8 +30,7 @@ pub(crate) fn open_folder(folder: &Path, policy: OnBadSample) -> Result<Option<T
     let is_shard = |path: &PathBuf| path.is_file() && matches!(ending(path), file::ENDING | "bin" | "u16" | "u32");
     let mut paths: Vec<PathBuf> = entries.into_iter().map(|entry| entry.path()).filter(is_shard).collect();
     paths.sort();
-    let is_evaluation =
-        |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with("val"));
+    let is_evaluation = |path: &PathBuf| path.file_name().and_then(OsStr::to_str).is_some_and(|name| name.starts_with("val"));
     let (evaluation, training): (Vec<PathBuf>, Vec<PathBuf>) = paths.into_iter().partition(is_evaluation);
     if training.is_empty() {
         return Ok(None);

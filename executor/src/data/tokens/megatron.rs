@@ -17,9 +17,11 @@ const HEADER: usize = 9 + 8 + 1 + 8 + 8;
 /// missing.
 pub(super) fn open(index: &Path, policy: OnBadSample) -> Result<(Shard, usize), DataError> {
     let name = index.display().to_string();
-    let malformed = |problem: String| DataError::malformed(&name, problem, "make the pair again with Megatron's `preprocess_data.py`");
+    let malformed =
+        |problem: String| DataError::malformed(&name, problem, "make the pair again with Megatron's `preprocess_data.py`");
     let file = MappedFile::open(index)?;
-    let Some((header, lists)) = file.bytes().split_first_chunk::<HEADER>().filter(|(header, _)| header.starts_with(&MAGIC)) else {
+    let Some((header, lists)) = file.bytes().split_first_chunk::<HEADER>().filter(|(header, _)| header.starts_with(&MAGIC))
+    else {
         return Err(malformed("is not an index of Megatron's: it does not begin with `MMIDIDX` and a header".into()));
     };
     let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| header[at + byte]));

@@ -155,13 +155,7 @@ impl TokenData {
     /// Fills the inputs and the labels of one window, which must be below [`len`](Self::len). A
     /// window with a token beyond the vocabulary is replaced by the next good one, if the options
     /// say so.
-    pub(crate) fn fill(
-        &self,
-        split: Split,
-        window: usize,
-        inputs: &mut [i32],
-        labels: &mut [i32],
-    ) -> Result<Filled, DataError> {
+    pub(crate) fn fill(&self, split: Split, window: usize, inputs: &mut [i32], labels: &mut [i32]) -> Result<Filled, DataError> {
         let windows = self.len(split);
         let mut failure = None;
         for attempt in 0..windows.min(MAX_SKIPPED) {
