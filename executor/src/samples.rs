@@ -1,5 +1,7 @@
 //! The samples of one global batch, from which `load` instructions fill their buffers.
 
+#[cfg(test)]
+mod tests;
 mod workers;
 
 pub(crate) use workers::WorkerPool;
