@@ -12,7 +12,9 @@ use crate::output;
 use crate::plan_file::PlanFile;
 use crate::predict;
 use clap::Args;
-use foretell_executor::{CalibratedDevice, CalibratedGroup, CalibrationJob, TransportKind, calibrate, executable, message_sizes, supported};
+use foretell_executor::{
+    CalibratedDevice, CalibratedGroup, CalibrationJob, TransportKind, calibrate, executable, message_sizes, supported,
+};
 use foretell_models::Model;
 use foretell_planner::Fixed;
 use foretell_program::{Exchange, Plan, Profile, Reach};

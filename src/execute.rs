@@ -9,7 +9,9 @@ use crate::predict::{self, PredictedPlan};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::data::{DataSource, Dataset};
-use foretell_executor::{BackendKind, Length, Outcome, RunEvent, TrainingJob, TransportKind, World, executable, execute, supported};
+use foretell_executor::{
+    BackendKind, Length, Outcome, RunEvent, TrainingJob, TransportKind, World, executable, execute, supported,
+};
 use foretell_models::Model;
 use foretell_program::Plan;
 use serde_json::{Value, json};

@@ -74,8 +74,16 @@ pub(super) fn attentions() -> Vec<Attention> {
 
 /// Rotary positions of a whole sequence, and of the last part of one.
 pub(super) fn ropes() -> [Rope; 4] {
-    let sizes =
-        Rope { batch: 1, positions: 1, heads: 1, head_dimension: 2, rotated: None, theta: 10_000, position_parts: 1, position_offset: 0 };
+    let sizes = Rope {
+        batch: 1,
+        positions: 1,
+        heads: 1,
+        head_dimension: 2,
+        rotated: None,
+        theta: 10_000,
+        position_parts: 1,
+        position_offset: 0,
+    };
     let whole = Rope { batch: 3, positions: 37, heads: 2, head_dimension: 18, ..sizes };
     let partial = Rope { rotated: Some(8), theta: 100, ..whole };
     [sizes, whole, partial, Rope { theta: 500, position_parts: 3, position_offset: 1000, ..whole }]
