@@ -14,8 +14,8 @@ use crate::predict;
 use clap::Args;
 use foretell_executor::data::{DataSource, Dataset};
 use foretell_executor::{
-    CalibratedDevice, CalibratedGroup, CalibrationJob, ExecutorError, TransportKind, calibrate, input_costs, message_sizes,
-    supported,
+    CalibratedDevice, CalibratedGroup, CalibrationJob, ExecutorError, TransportKind, calibrate, executable, input_costs,
+    message_sizes, supported,
 };
 use foretell_models::Model;
 use foretell_planner::Fixed;
@@ -90,6 +90,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, Some(name)) => vec![inputs::model(name)?],
         (None, None) => Model::examples().map(|(name, model)| NamedModel { name: name.into(), model }).collect(),
     };
+    models.iter().try_for_each(|named| executable(&named.model))?;
     predict::has_products(&topology, precision)?;
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
         let sequences = model.model.sample().is_sequence();

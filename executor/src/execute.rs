@@ -11,7 +11,7 @@ use crate::files::write_whole;
 use crate::job::{Job, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
-use crate::supported;
+use crate::{executable, supported};
 use collector::{BadSamples, Collector};
 use files::RunFiles;
 use foretell_program::{Compiled, Mesh, Rank, Timeline, compile};
@@ -124,6 +124,7 @@ pub fn execute(
     options: &LaunchOptions,
     progress: &mut dyn FnMut(RunEvent),
 ) -> Result<Outcome, ExecutorError> {
+    executable(&job.model)?;
     supported(&job.plan, options.backend)?;
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let mesh = &compiled.training.mesh;
