@@ -37,7 +37,7 @@ struct Tokenize {
     /// line
     #[arg(value_name = "IN", required = true)]
     inputs: Vec<PathBuf>,
-    /// The file to write; its name should end in `.tokens`
+    /// The file to write; `.tokens` is its usual ending
     #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// The token between documents [default: the tokenizer's own, such as <|endoftext|>]
@@ -61,10 +61,6 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 fn tokenize(arguments: &Tokenize, json: bool) -> Result<(), Failure> {
-    if arguments.output.extension().is_none_or(|ending| ending != "tokens") {
-        let hint = "name it `.tokens`, so that `execute --data` knows what it is";
-        return Err(Failure::Input(format!("`{}` is a name of something else; hint: {hint}", arguments.output.display())));
-    }
     let tokenizer = open_tokenizer(&arguments.tokenizer)?;
     let vocabulary = tokenizer.get_vocab(true).into_values().max().map_or(0, |highest| highest as usize + 1);
     let end = end_of_text(&tokenizer, arguments)?;

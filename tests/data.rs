@@ -159,7 +159,7 @@ fn texts_become_tokens_that_a_model_trains_on() {
     for (more, problem) in [
         (["--end-of-text", "<end>"], "has no token `<end>`; hint:"),
         (["--tokenizer", "a.txt"], "`a.txt` is not a tokenizer: "),
-        (["-o", "c.bin"], "hint: name it `.tokens`"),
+        (["-o", "c.tokens/d.tokens"], "cannot write `c.tokens/d.tokens`"),
     ] {
         let mut arguments: Vec<&str> = tokenize.to_vec();
         match arguments.iter().position(|argument| *argument == more[0]) {
@@ -168,7 +168,6 @@ fn texts_become_tokens_that_a_model_trains_on() {
         }
         let refused = scratch.run(&arguments);
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
-        assert_eq!(refused.status.code(), Some(2), "{message}");
-        assert!(message.contains(problem), "{message}");
+        assert!(!refused.status.success() && message.contains(problem), "{message}");
     }
 }

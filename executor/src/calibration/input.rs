@@ -14,6 +14,8 @@ const LEAST_SAMPLES: usize = 8;
 const LEAST_TIME: Seconds = Seconds::new(0.5);
 /// Threads that read at once. One alone waits for the storage most of the time.
 const READERS: usize = 4;
+/// Files that each of them reads in one group.
+const FILES_PER_READER: usize = 4;
 
 /// Measures how long samples take to read and to decode; `None` if the data has no files of
 /// samples. Decoding is timed in CPU time, so other work on the machine hardly counts.
@@ -23,17 +25,7 @@ const READERS: usize = 4;
 pub fn input_costs(dataset: &Dataset) -> Result<Option<InputCosts>, DataError> {
     let count = dataset.len(Split::Training);
     let samples: Vec<usize> = (0..count.min(SAMPLES)).map(|place| place * count / count.min(SAMPLES)).collect();
-    let start = clock::now();
-    let read = std::thread::scope(|scope| {
-        let read_part = |part: usize| {
-            let sizes = samples.iter().skip(part).step_by(READERS).map(|&index| dataset.stored_bytes(Split::Training, index));
-            sizes.sum::<Option<u64>>()
-        };
-        let readers: Vec<_> = (0..READERS).map(|part| scope.spawn(move || read_part(part))).collect();
-        readers.into_iter().map(|reader| reader.join().ok().flatten()).sum::<Option<u64>>()
-    });
-    let seconds = (clock::now() - start) as f64 * 1e-9;
-    let Some(bytes) = read else { return Ok(None) };
+    let Some((bytes, read)) = read(dataset, &samples) else { return Ok(None) };
     let mut values = vec![0.0; dataset.sample_size()];
     let (start, mut done) = (clock::thread_cpu_time(), 0);
     let mut decode = Seconds::ZERO;
@@ -49,8 +41,29 @@ pub fn input_costs(dataset: &Dataset) -> Result<Option<InputCosts>, DataError> {
     Ok(Some(InputCosts {
         bytes_per_sample: Bytes::new(bytes / samples.len().max(1) as u64),
         decode: decode / f64::from(done.max(1) as u32),
-        read: BytesPerSecond::new(bytes as f64 / seconds.max(1e-9)),
+        read,
     }))
+}
+
+/// Reads the files of samples, group by group. Returns their size together, and the rate of the
+/// group that was read fastest: others may have met other work on the machine. `None` if the samples
+/// have no files.
+fn read(dataset: &Dataset, samples: &[usize]) -> Option<(u64, BytesPerSecond)> {
+    let (mut total, mut fastest) = (0, 0.0_f64);
+    for group in samples.chunks(READERS * FILES_PER_READER) {
+        let start = clock::now();
+        let bytes = std::thread::scope(|scope| {
+            let read_part = |part: usize| {
+                let part = group.iter().skip(part).step_by(READERS);
+                part.map(|&index| dataset.stored_bytes(Split::Training, index)).sum::<Option<u64>>()
+            };
+            let readers: Vec<_> = (0..READERS).map(|part| scope.spawn(move || read_part(part))).collect();
+            readers.into_iter().map(|reader| reader.join().ok().flatten()).sum::<Option<u64>>()
+        })?;
+        total += bytes;
+        fastest = fastest.max(bytes as f64 / ((clock::now() - start) as f64 * 1e-9).max(1e-9));
+    }
+    Some((total, BytesPerSecond::new(fastest)))
 }
 
 #[cfg(test)]

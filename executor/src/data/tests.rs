@@ -286,6 +286,11 @@ fn token_files_of_both_widths_read_back_and_every_cut_is_noticed() {
         let expected = |start: u32| (start..start + 4).map(|number| (first + number) as i32).collect::<Vec<_>>();
         assert_eq!(window(&data, Split::Training, 5), Ok((expected(5), false)));
         assert_eq!(window(&data, Split::Evaluation, 0), Ok((expected(26), false)));
+        // Its first bytes say what it is, whatever its name.
+        let other = folder.path().join("corpus.bin");
+        std::fs::rename(&path, &other).unwrap();
+        assert_eq!(window(&open_path(&other, &shape).unwrap(), Split::Training, 5), Ok((expected(5), false)));
+        std::fs::rename(&other, &path).unwrap();
         // The header says what the vocabulary must be.
         let small = SampleShape::Tokens { sequence: 3, vocabulary: first as usize + 29 };
         assert!(refused(&path, &small).contains(&format!("vocabulary of at least {}", first + 30)));

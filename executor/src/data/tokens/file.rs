@@ -8,7 +8,8 @@ use super::mapped::MappedFile;
 use super::shard::{Shard, TokenWidth};
 use crate::data::DataError;
 use crate::data::options::OnBadSample;
-use std::io::{BufWriter, Seek, SeekFrom, Write};
+use std::fs::File;
+use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
@@ -19,6 +20,13 @@ const MAGIC: [u8; 8] = *b"FTTOKENS";
 const VERSION: u32 = 1;
 /// The length of the header, in bytes. Tokens begin after it.
 const HEADER: usize = 64;
+
+/// Whether a file is a token file, by its first bytes.
+pub(super) fn is_at(path: &Path) -> bool {
+    let mut start = [0; MAGIC.len()];
+    // Asked first: opening a named pipe would block.
+    path.is_file() && File::open(path).is_ok_and(|mut file| file.read_exact(&mut start).is_ok()) && start == MAGIC
+}
 
 /// Opens a token file. Returns with it how many parts were missing or in excess.
 pub(super) fn open(path: &Path, policy: OnBadSample) -> Result<(Shard, usize), DataError> {

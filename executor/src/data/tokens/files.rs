@@ -52,7 +52,7 @@ impl Tokens {
     /// Adds the tokens of a file. Returns whether it is one of tokens.
     fn add(&mut self, path: &Path, policy: OnBadSample) -> Result<bool, DataError> {
         let index = path.with_extension("idx");
-        let (shard, bad) = if ending(path) == file::ENDING {
+        let (shard, bad) = if ending(path) == file::ENDING || file::is_at(path) {
             file::open(path, policy)?
         } else if matches!(ending(path), "bin" | "idx") && index.is_file() {
             megatron::open(&index, policy)?
