@@ -79,13 +79,12 @@ pub fn waiting_for(
 /// The plan's costs, and the measured ones where it states none.
 fn costs(loaded: &LoadedPlan, measured: Option<InputCosts>) -> Option<InputCosts> {
     let (bytes, decode) = loaded.file.input.map_or((None, None), |input| (input.bytes_per_sample, input.decode));
-    let stated = bytes.or(measured.map(|costs| costs.bytes_per_sample)).map(|bytes_per_sample| InputCosts {
+    bytes.or(measured.map(|costs| costs.bytes_per_sample)).map(|bytes_per_sample| InputCosts {
         bytes_per_sample,
         decode: decode.or(measured.map(|costs| costs.decode)).unwrap_or(Seconds::ZERO),
         // Only a measurement says so.
         read: measured.map_or(BytesPerSecond::new(f64::INFINITY), |costs| costs.read),
-    });
-    stated
+    })
 }
 
 /// Samples that a rank of each list reads per step.

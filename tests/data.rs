@@ -15,7 +15,7 @@ fn write_picture(path: &Path, color: [u8; 3], seed: usize) {
     let file = std::fs::File::create(path).expect("a file");
     let mut encoder = png::Encoder::new(file, SIDE as u32, SIDE as u32);
     encoder.set_color(png::ColorType::Rgb);
-    let noise = |place: usize| ((place + seed * 7919) * 2_654_435_761 >> 7) as u8 % 48;
+    let noise = |place: usize| (((place + seed * 7919) * 2_654_435_761) >> 7) as u8 % 48;
     let pixels: Vec<u8> = (0..SIDE * SIDE * 3).map(|place| (color[place % 3] / 4 * 3).saturating_add(noise(place))).collect();
     encoder.write_header().and_then(|mut writer| writer.write_image_data(&pixels)).expect("a picture");
 }

@@ -21,15 +21,24 @@ pub(super) struct Ready {
     pub(super) is_replaced: bool,
 }
 
+/// A sample of a batch.
+#[derive(Debug)]
+struct Slot {
+    /// The position in the batch.
+    position: usize,
+    /// The index in the split.
+    index: usize,
+    value: OnceLock<Result<Ready, DataError>>,
+}
+
 /// Samples of a batch that workers prepare. They stay until the batch is dropped.
 #[derive(Debug)]
 pub(super) struct Prepared {
     dataset: Arc<Dataset>,
     split: Split,
     epoch: u64,
-    /// The position in the batch, the index in the split and the values of each sample, ascending
-    /// by position.
-    slots: Vec<(usize, usize, OnceLock<Result<Ready, DataError>>)>,
+    /// Ascending by position.
+    slots: Vec<Slot>,
     /// Woken whenever a sample is ready.
     lock: Mutex<()>,
     is_ready: Condvar,
@@ -39,8 +48,7 @@ pub(super) struct Prepared {
 impl Prepared {
     /// Waits for the sample at a position of the batch; `None` if it is not prepared here.
     pub(super) fn get(&self, position: usize) -> Option<Result<&Ready, DataError>> {
-        let slot = self.slots.binary_search_by_key(&position, |(position, ..)| *position).ok()?;
-        let (_, _, value) = self.slots.get(slot)?;
+        let value = &self.slots.get(self.slot_at(position)?)?.value;
         let mut guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some(value) = value.get() {
@@ -50,8 +58,13 @@ impl Prepared {
         }
     }
 
+    /// The slot of a position.
+    fn slot_at(&self, position: usize) -> Option<usize> {
+        self.slots.binary_search_by_key(&position, |slot| slot.position).ok()
+    }
+
     fn prepare(&self, slot: usize) {
-        let Some((_, index, value)) = self.slots.get(slot) else { return };
+        let Some(Slot { index, value, .. }) = self.slots.get(slot) else { return };
         let mut values = self.pool.buffer(self.dataset.sample_size());
         let fill = || self.dataset.fill_images(self.split, self.epoch, &[*index], &mut values);
         // A decoder that panics must not leave the rank waiting.
@@ -69,7 +82,7 @@ impl Prepared {
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        let values = self.slots.drain(..).filter_map(|(.., value)| value.into_inner()?.ok()).map(|ready| ready.values);
+        let values = self.slots.drain(..).filter_map(|slot| slot.value.into_inner()?.ok()).map(|ready| ready.values);
         self.pool.buffers.lock().unwrap_or_else(PoisonError::into_inner).extend(values);
     }
 }
@@ -149,15 +162,15 @@ impl WorkerPool {
         samples: impl Iterator<Item = (usize, usize)>,
     ) -> Arc<Prepared> {
         let order: Vec<(usize, usize)> = samples.collect();
-        let mut slots: Vec<(usize, usize, OnceLock<_>)> =
-            order.iter().map(|&(position, index)| (position, index, OnceLock::new())).collect();
-        slots.sort_by_key(|(position, ..)| *position);
-        slots.dedup_by_key(|(position, ..)| *position);
+        let slot = |&(position, index): &(usize, usize)| Slot { position, index, value: OnceLock::new() };
+        let mut slots: Vec<Slot> = order.iter().map(slot).collect();
+        slots.sort_by_key(|slot| slot.position);
+        slots.dedup_by_key(|slot| slot.position);
         let (dataset, pool) = (Arc::clone(dataset), Arc::clone(&self.shared));
         let batch = Arc::new(Prepared { dataset, split, epoch, slots, lock: Mutex::new(()), is_ready: Condvar::new(), pool });
         let mut tasks = self.shared.tasks.lock().unwrap_or_else(PoisonError::into_inner);
         for (position, _) in order {
-            if let Ok(slot) = batch.slots.binary_search_by_key(&position, |(position, ..)| *position) {
+            if let Some(slot) = batch.slot_at(position) {
                 tasks.queue.push_back((Arc::clone(&batch), slot));
             }
         }
