@@ -9,8 +9,8 @@ use crate::predict::{self, PredictedPlan};
 use crate::recovery::{Recovery, Resumption};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
-use foretell_executor::data::{DataSource, Dataset};
 use foretell_executor::checkpoint::check_start;
+use foretell_executor::data::{DataSource, Dataset};
 use foretell_executor::{
     BackendKind, Checkpoints, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics, StopSignals, TrainingJob,
     TransportKind, World, execute, supported,
@@ -38,8 +38,8 @@ pub struct Arguments {
     /// The run's folder [default: the next free number under runs/, or that of --resume]
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
-    /// Go on from the last whole checkpoint of the run in this folder, in any layout. Unless stated,
-    /// data, seed and length are those of that run
+    /// Go on from the last whole checkpoint of the run in this folder, in any layout. Unless
+    /// stated, data, seed and length are those of that run
     #[arg(long, value_name = "RUN", conflicts_with = "init")]
     resume: Option<PathBuf>,
     /// When a rank is lost, go on from the last checkpoint with the ranks that are left, planned

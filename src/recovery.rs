@@ -78,7 +78,10 @@ impl Recovery<'_> {
         }
         if let Some(world) = world {
             let hint = "leave out `--elastic` and `--max-restarts`, and let it start the ranks again with `--resume`";
-            return Err(Failure::Input(format!("ranks that {} started cannot be started again here; hint: {hint}", world.starter)));
+            return Err(Failure::Input(format!(
+                "ranks that {} started cannot be started again here; hint: {hint}",
+                world.starter
+            )));
         }
         if arguments.save_every == Some(SaveEvery::Never) {
             let hint = "leave out `--save-every never`";

@@ -104,7 +104,14 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 
     let compiled = predicted.compiled.clone();
     let prediction = predicted.prediction.clone();
-    let training = Training { loaded: loaded.clone(), predicted, arguments: &arguments.training, folder: &folder, world: None, start: arguments.training.start() };
+    let training = Training {
+        loaded: loaded.clone(),
+        predicted,
+        arguments: &arguments.training,
+        folder: &folder,
+        world: None,
+        start: arguments.training.start(),
+    };
     arguments.training.check_start(&arguments.training.job(&loaded, arguments.training.start()))?;
     let outcome = Recovery::none().train(training)?;
     say(&format!("\ntrained: {}", execute::summary(&outcome)))?;

@@ -77,7 +77,8 @@ impl RunFolder {
         }
     }
 
-    /// Removes what an unfinished or shorter run left, except what a run that goes on from it keeps.
+    /// Removes what an unfinished or shorter run left, except what a run that goes on from it
+    /// keeps.
     pub fn clear_for_resuming(&self) -> Result<(), Failure> {
         self.remove(&LEFT_BEHIND)
     }

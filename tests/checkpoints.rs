@@ -144,7 +144,8 @@ fn what_cannot_be_resumed_or_loaded_is_refused_with_a_hint() {
     let deeper = plan("deeper.yaml", "32, 10", "32, 32, 10");
     let sgd = plan("sgd.yaml", "adamw", "sgd");
     let batch = plan("batch.yaml", "global_batch: 32", "global_batch: 64");
-    let resume = |plan: &Path, status| refusal(&scratch, status, &["execute", "--resume", "run", "--plan", text(plan), "--steps", "4"]);
+    let resume =
+        |plan: &Path, status| refusal(&scratch, status, &["execute", "--resume", "run", "--plan", text(plan), "--steps", "4"]);
     assert!(resume(&wider, 2).contains("[48, 64]"));
     assert!(resume(&deeper, 2).contains("is missing") || resume(&deeper, 2).contains("in the model"));
     assert!(resume(&sgd, 2).contains("`adamw`"));
@@ -196,7 +197,8 @@ impl Drop for Run {
 /// Starts a run in the folder `run` and waits until it has written a number of lines of metrics.
 fn start(scratch: &Scratch, steps: &str, lines: usize, more: &[&str]) -> Run {
     let plan = scratch.file("plan.yaml", PLAN);
-    let basic = ["execute", "--plan", text(&plan), "--steps", steps, "--oversubscribe", "--no-evaluation", "--run", "run", "--json"];
+    let basic =
+        ["execute", "--plan", text(&plan), "--steps", steps, "--oversubscribe", "--no-evaluation", "--run", "run", "--json"];
     let mut command = scratch.command(&[&basic[..], more].concat());
     let run = Run(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts"));
     let metrics = scratch.path("run/metrics.jsonl");
@@ -250,10 +252,8 @@ fn survive(scratch: &Scratch, more: &[&str]) -> Value {
     let document: Value = serde_json::from_str(&printed).expect("JSON");
     assert_eq!((&document["restarts"], &document["steps"]), (&1.into(), &3000.into()));
     let lines = std::fs::read_to_string(scratch.path("run/metrics.jsonl")).expect("metrics");
-    let numbers: Vec<u64> = lines
-        .lines()
-        .filter_map(|line| serde_json::from_str::<Value>(line).expect("a line is JSON")["step"].as_u64())
-        .collect();
+    let numbers: Vec<u64> =
+        lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).expect("a line is JSON")["step"].as_u64()).collect();
     assert_eq!(numbers, (0..3000).collect::<Vec<_>>());
     document
 }

@@ -1,8 +1,8 @@
 //! Checkpoints: the state of training in files that know no layout.
 //!
-//! `checkpoints/STEP/` has `model.safetensors` and `optimizer.safetensors`, with whole tensors under
-//! their public names, and `state.json` ([`CheckpointState`]) with everything else. STEP is the
-//! number of steps that were made.
+//! `checkpoints/STEP/` has `model.safetensors` and `optimizer.safetensors`, with whole tensors
+//! under their public names, and `state.json` ([`CheckpointState`]) with everything else. STEP is
+//! the number of steps that were made.
 //!
 //! Every rank copies the pieces that it saves ([`CheckpointWriter`]) and goes on training; a thread
 //! writes them into the files of a folder with a temporary name. When all ranks have reported, the
@@ -20,8 +20,8 @@ mod writer;
 
 pub use error::CheckpointError;
 pub use finding::{FoundCheckpoint, last_whole};
-pub use state::{CheckpointState, DataPosition, FileState, Scaler};
 pub use loading::check_start;
+pub use state::{CheckpointState, DataPosition, FileState, Scaler};
 pub use weights::InitialWeights;
 
 pub(crate) use commit::{CheckpointFolder, Commit};

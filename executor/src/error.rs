@@ -3,10 +3,10 @@
 use crate::backend::BackendError;
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
+use crate::signals::stop_signal_name;
 use crate::transport::TransportError;
 use foretell_program::PlanError;
 use foretell_units::Bytes;
-use crate::signals::stop_signal_name;
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use thiserror::Error;

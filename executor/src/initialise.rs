@@ -6,9 +6,9 @@
 
 use crate::arena::Arenas;
 use crate::backend::cuda::DeviceAddress;
+use crate::checkpoint::StateSource;
 use crate::error::ExecutorError;
 use crate::half::Half;
-use crate::checkpoint::StateSource;
 use crate::state::{Order, Piece, RankState};
 use foretell_models::{Initialisation, Role, Tensor};
 use foretell_program::{Buffer, StateContents, StateValue};
@@ -39,11 +39,15 @@ pub(crate) fn initialise(state: &RankState<'_>, arenas: &Arenas, source: &StateS
         let mut copies: Vec<Vec<u32>> =
             group.iter().map(|(buffer, ..)| vec![0; (buffer.bytes.count() as usize).div_ceil(4)]).collect();
         std::thread::scope(|scope| {
-            let threads: Vec<_> = copies.iter_mut().zip(group).map(|(copy, one)| {
-                let (initialiser, buffer, contents) = (&initialiser, one.0, one.1);
-                // SAFETY: the copy is aligned and as long as the buffer.
-                scope.spawn(move || unsafe { initialiser.fill(buffer, contents, copy.as_mut_ptr().cast()) })
-            }).collect();
+            let threads: Vec<_> = copies
+                .iter_mut()
+                .zip(group)
+                .map(|(copy, one)| {
+                    let (initialiser, buffer, contents) = (&initialiser, one.0, one.1);
+                    // SAFETY: the copy is aligned and as long as the buffer.
+                    scope.spawn(move || unsafe { initialiser.fill(buffer, contents, copy.as_mut_ptr().cast()) })
+                })
+                .collect();
             threads.into_iter().try_for_each(|thread| {
                 thread.join().unwrap_or_else(|panic| Err(ExecutorError::panicked("initialising", panic.as_ref())))
             })

@@ -89,6 +89,7 @@ impl Checkpoints {
 
 /// The length of a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Length {
     /// This many steps.
     Steps(usize),

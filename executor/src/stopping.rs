@@ -49,8 +49,8 @@ impl StepGate {
         }
     }
 
-    /// Starts no more steps until [`stop_after`](Self::stop_after). Returns the number of steps that
-    /// were started.
+    /// Starts no more steps until [`stop_after`](Self::stop_after). Returns the number of steps
+    /// that were started.
     pub(crate) fn hold(&self) -> usize {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.order == StepOrder::GoOn {

@@ -51,8 +51,18 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     };
     let checkpoints = job.checkpoints.as_ref().map(writer).transpose()?;
     let (upcoming, unsent, sent) = (None, Vec::new(), Instant::now());
-    let mut run =
-        TrainingRun { member, job, compiled: &compiled, dataset, interpreter, arenas: &arenas, checkpoints, upcoming, unsent, sent };
+    let mut run = TrainingRun {
+        member,
+        job,
+        compiled: &compiled,
+        dataset,
+        interpreter,
+        arenas: &arenas,
+        checkpoints,
+        upcoming,
+        unsent,
+        sent,
+    };
     run.train()?;
     if let (Some(driver), Some((free_before, total))) = (arena.driver(), memory_before) {
         // For the rank's log: all memory in use on the GPU, beside the predicted arena. `before` is

@@ -59,7 +59,10 @@ pub use plan::{
     Plan, PlanError, Recompute, ShardedPart, Stack, StageLayout, Training,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown};
-pub use program::{Buffer, BufferId, BufferRole, Few, GroupId, Instruction, InstructionId, MemoryKind, Metric, MetricKind, Operation, Pass, Peer, PeerId, Phase, Program, StageProgram, StateContents, StateValue, Stream, StreamId, TensorShard};
+pub use program::{
+    Buffer, BufferId, BufferRole, Few, GroupId, Instruction, InstructionId, MemoryKind, Metric, MetricKind, Operation, Pass,
+    Peer, PeerId, Phase, Program, StageProgram, StateContents, StateValue, Stream, StreamId, TensorShard,
+};
 pub use reuse::reuse_distances;
 pub use schedule::{PassTimes, Schedule, StagePass, Task, pass_starts};
 pub use timeline::{Origin, RankTimeline, Span, Timeline};

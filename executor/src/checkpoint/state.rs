@@ -125,9 +125,7 @@ impl CheckpointState {
 
     /// Checks that a job can go on from here.
     pub(crate) fn check(&self, path: &Path, job: &TrainingJob) -> Result<(), CheckpointError> {
-        let refuse = |reason: String, hint: &str| {
-            Err(CheckpointError::OtherRun { path: path.into(), reason, hint: hint.into() })
-        };
+        let refuse = |reason: String, hint: &str| Err(CheckpointError::OtherRun { path: path.into(), reason, hint: hint.into() });
         let (own, other) = (self.optimizer, job.plan.optimizer);
         if own.state_names() != other.state_names() {
             return refuse(

@@ -158,9 +158,7 @@ impl StoredTensor<'_> {
         self.read(&mut values)?;
         match values.into_iter().find(|value| !value.is_finite()) {
             None => Ok(()),
-            Some(value) => {
-                Err(CheckpointError::NotFinite { path: self.path.into(), tensor: self.name.into(), value })
-            }
+            Some(value) => Err(CheckpointError::NotFinite { path: self.path.into(), tensor: self.name.into(), value }),
         }
     }
 }
@@ -220,9 +218,9 @@ impl Matching {
         let others: Vec<String> = files.tensors.keys().filter(|name| !used.contains(name)).cloned().collect();
         for name in others {
             if TIED_NAMES.contains(&name.as_str()) {
-                matching.check_tied(files, &name).map_err(|reason| {
-                    refused(reason, "use `tied_embeddings: false` for this model".into())
-                })?;
+                matching
+                    .check_tied(files, &name)
+                    .map_err(|reason| refused(reason, "use `tied_embeddings: false` for this model".into()))?;
             } else if !is_unused(&name) {
                 let hint = "use the model that the weights are of, or check its sizes";
                 return Err(refused(format!("the model has no `{name}`"), hint.into()));
@@ -241,7 +239,8 @@ impl Matching {
     /// Checks that a second name of the embedding has the embedding's values.
     fn check_tied(&self, files: &TensorFiles, name: &str) -> Result<(), String> {
         let bytes = |name: &str| files.find(name).map(|stored| stored.bytes);
-        let embeddings = ["transformer.wte.weight", "model.embed_tokens.weight", "shared.weight", "bert.embeddings.word_embeddings.weight"];
+        let embeddings =
+            ["transformer.wte.weight", "model.embed_tokens.weight", "shared.weight", "bert.embeddings.word_embeddings.weight"];
         let mut own = embeddings.iter().filter_map(|embedding| bytes(self.stored.get(*embedding)?));
         match own.any(|own| Some(own) == bytes(name)) {
             true => Ok(()),

@@ -67,7 +67,8 @@ impl SavedCheckpoints {
         let state = CheckpointState { scaler, ..CheckpointState::new(&self.job, step, self.steps_per_epoch, self.world_size) };
         let commit = Commit { folder: self.folder.clone(), state, sizes: self.sizes };
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || commit.run());
-        self.committing = Some(thread.map_err(|error| ExecutorError::system("start the thread that completes a checkpoint", error))?);
+        self.committing =
+            Some(thread.map_err(|error| ExecutorError::system("start the thread that completes a checkpoint", error))?);
         Ok(())
     }
 

@@ -78,8 +78,8 @@ impl<'a> RankState<'a> {
         let own: BTreeSet<(StateValue, TensorId)> = self.list.buffers.iter().flat_map(values).collect();
         let pieces = self.list.buffers.iter().flat_map(|buffer| self.pieces(buffer));
         // Rounded copies need not be saved beside their masters.
-        let pieces = pieces
-            .filter(|piece| piece.value != StateValue::Parameter || !own.contains(&(StateValue::Master, piece.tensor)));
+        let pieces =
+            pieces.filter(|piece| piece.value != StateValue::Parameter || !own.contains(&(StateValue::Master, piece.tensor)));
         let pieces = pieces.filter(|piece| !of_earlier.contains(&(piece.value, piece.tensor)));
         pieces.filter_map(|piece| self.part_of_replica(piece)).collect()
     }
@@ -107,4 +107,73 @@ fn values(buffer: &Buffer) -> impl Iterator<Item = (StateValue, TensorId)> + '_ 
         _ => None,
     };
     contents.into_iter().flat_map(|(value, members)| members.iter().map(move |(_, shard)| (value, shard.tensor)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_models::{GraphOptions, Mlp, Model, Resnet, Stem};
+    use foretell_program::{Layout, Plan, compile};
+    use foretell_units::DataType;
+    use std::collections::BTreeMap;
+
+    fn plans() -> Vec<Plan> {
+        let mut plans = Vec::new();
+        for precision in [DataType::Fp32, DataType::Bf16] {
+            for zero in 0..4 {
+                let layout = |data, tensor, pipeline, shard_group| Layout {
+                    data,
+                    tensor,
+                    pipeline,
+                    shard_group,
+                    zero,
+                    micro_batch: 2,
+                    ..Layout::default()
+                };
+                for layout in [layout(4, 1, 1, None), layout(2, 2, 1, None), layout(1, 2, 2, None), layout(4, 1, 1, Some(2))] {
+                    if zero > 0 || layout.shard_group.is_none() {
+                        plans.push(Plan { precision, ..Plan::new(layout, 8) });
+                    }
+                }
+            }
+        }
+        plans
+    }
+
+    #[test]
+    fn over_all_ranks_each_element_of_the_state_is_saved_once() {
+        let gpt = r#"{"family": "gpt", "layers": 2, "hidden": 16, "heads": 4, "vocab": 64, "sequence": 8}"#;
+        let models: [Model; 3] = [
+            serde_json::from_str(gpt).expect("a model"),
+            Model::Mlp(Mlp { widths: vec![12, 9, 6] }),
+            Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 16, channels: 1, classes: 10, width: 4 }),
+        ];
+        let mut layouts = 0;
+        for (model, plan) in models.iter().flat_map(|model| plans().into_iter().map(move |plan| (model, plan))) {
+            let graph = model.graph("model", &GraphOptions::ONE).expect("a valid model");
+            // Widths that a layout does not divide cannot be laid out so.
+            let Ok(compiled) = compile(model, "model", &plan) else { continue };
+            layouts += 1;
+            let mut saved: BTreeMap<(TensorId, bool, usize), Vec<u32>> = BTreeMap::new();
+            for rank in 0..compiled.training.mesh.world_size() {
+                let state = RankState::new(&compiled.training, &graph, Rank(rank));
+                for piece in state.saved_pieces(&compiled.training) {
+                    let kind = match piece.value {
+                        StateValue::Optimizer(number) => (true, number),
+                        _ => (false, 0),
+                    };
+                    let elements = graph.tensor(piece.tensor).elements();
+                    let times = saved.entry((piece.tensor, kind.0, kind.1)).or_insert_with(|| vec![0; elements]);
+                    state.shard(&piece, Order::Public).lines(piece.elements.clone(), &mut |line| {
+                        times[line.whole..line.whole + line.count].iter_mut().for_each(|times| *times += 1);
+                    });
+                }
+            }
+            assert!(saved.values().flatten().all(|&times| times == 1), "{:?}", plan.layout);
+            let parameters = graph.parameters().count() * (1 + plan.optimizer_states());
+            let running = graph.tensors.iter().filter(|tensor| tensor.public_batch_count().is_some()).count();
+            assert_eq!(saved.len(), parameters + running, "{:?}", plan.layout);
+        }
+        assert!(layouts > 60, "{layouts} layouts");
+    }
 }

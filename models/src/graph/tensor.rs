@@ -115,9 +115,7 @@ impl Tensor {
             Role::Parameter(Parameter { shape, parts, .. }) if parts.is_empty() => {
                 return vec![PublicTensor { name: self.name.clone(), shape: shape.clone(), elements: 0..self.elements() }];
             }
-            Role::Parameter(Parameter { shape, parts, .. }) => {
-                (parts.clone(), shape.get(1..).unwrap_or_default().to_vec())
-            }
+            Role::Parameter(Parameter { shape, parts, .. }) => (parts.clone(), shape.get(1..).unwrap_or_default().to_vec()),
             Role::Running => {
                 let channels = self.dimensions.iter().skip(1).map(|dimension| dimension.extent);
                 (["mean", "var"].map(|moment| format!("{}_{moment}", self.name)).to_vec(), channels.collect())
@@ -125,9 +123,7 @@ impl Tensor {
             _ => return Vec::new(),
         };
         let length: usize = shape.iter().product();
-        let part = |(index, name)| {
-            PublicTensor { name, shape: shape.clone(), elements: index * length..(index + 1) * length }
-        };
+        let part = |(index, name)| PublicTensor { name, shape: shape.clone(), elements: index * length..(index + 1) * length };
         names.into_iter().enumerate().map(part).collect()
     }
 

@@ -6,8 +6,8 @@
 use crate::collective::{Collective, CollectiveAlgorithm, CollectiveRole};
 use crate::mesh::Group;
 use crate::program::{
-    Buffer, BufferId, BufferRole, Few, GroupId, StateContents, Instruction, MemoryKind, Metric, Operation, Pass, Peer, PeerId, Phase,
-    StageProgram, Stream, StreamId,
+    Buffer, BufferId, BufferRole, Few, GroupId, Instruction, MemoryKind, Metric, Operation, Pass, Peer, PeerId, Phase,
+    StageProgram, StateContents, Stream, StreamId,
 };
 use crate::schedule::Task;
 use foretell_models::Kernel;

@@ -98,7 +98,8 @@ impl PersistentBuffers {
                 buffer
             })
             .collect();
-        let members: Arc<[(usize, TensorShard)]> = bucket.members.iter().map(|member| (member.offset, tensor_shard(member))).collect();
+        let members: Arc<[(usize, TensorShard)]> =
+            bucket.members.iter().map(|member| (member.offset, tensor_shard(member))).collect();
         let contents = |value: StateValue, is_sharded: bool| StateContents::Tensors {
             value,
             members: Arc::clone(&members),
