@@ -157,6 +157,8 @@ pub fn execute(
     ranks.finish()?;
     let made = first_step + outcome.steps.len();
     if let Some(signal) = stopped_by.filter(|_| made < steps) {
+        // As the caller names the folder.
+        let checkpoint = folder.zip(checkpoint).map(|(folder, _)| folder.join("checkpoints").join(made.to_string()));
         return Err(ExecutorError::Stopped { signal, steps: made, checkpoint });
     }
     outcome.timeline = timeline.map(|folder| read_timeline(&folder, outcome.world_size)).transpose()?;

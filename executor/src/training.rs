@@ -136,8 +136,12 @@ impl TrainingRun<'_> {
         }
     }
 
-    /// Has this rank's part of a checkpoint written, after `step` steps.
+    /// Has this rank's part of a checkpoint written, after `step` steps. Reports these steps first,
+    /// so that a run that goes on from it has the metrics of all of them.
     fn save(&mut self, step: usize) -> Result<(), ExecutorError> {
+        if self.checkpoints.is_some() {
+            self.send_steps()?;
+        }
         self.checkpoints.as_mut().map_or(Ok(()), |checkpoints| checkpoints.save(step, self.arenas))
     }
 
