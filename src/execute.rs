@@ -13,7 +13,7 @@ use foretell_executor::checkpoint::check_start;
 use foretell_executor::data::{DataSource, Dataset};
 use foretell_executor::{
     BackendKind, Checkpoints, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics, StopSignals, TrainingJob,
-    TransportKind, World, execute, supported,
+    TransportKind, World, executable, execute, supported,
 };
 use foretell_models::Model;
 use foretell_program::Plan;
@@ -175,6 +175,7 @@ impl TrainingArguments {
         if self.steps == Some(0) || self.epochs == Some(0) {
             return Err(Failure::Input("a run of 0 steps trains nothing; hint: ask for at least 1".into()));
         }
+        executable(model)?;
         supported(plan, backend)?;
         let shape = model.sample();
         Dataset::open(&self.data_for(model), &shape, self.seed())
