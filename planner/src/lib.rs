@@ -41,6 +41,7 @@
 
 mod bounds;
 mod error;
+mod estimate;
 mod objective;
 pub mod operator_sharding;
 mod queries;

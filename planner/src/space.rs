@@ -17,6 +17,7 @@ mod schedules;
 mod shares;
 mod sizes;
 mod stage_meshes;
+mod usual;
 mod variants;
 
 pub(crate) use devices::DeviceKinds;

@@ -2,6 +2,7 @@
 
 use super::answer::{Candidate, Planned};
 use super::incumbents::PredictedStep;
+use super::local_search::NEIGHBOURS;
 use super::searcher::Searcher;
 use super::simulation::{most, predicted_step, weighted};
 use crate::error::{PlannerError, USUAL_HINT};
@@ -37,6 +38,10 @@ impl Searcher<'_> {
             self.incumbents.list[place].predicted = Some(predicted);
         }
         let too_large = self.incumbents.list.remove(places[which]);
+        if too_large.index.family >= NEIGHBOURS {
+            // It was not counted, and its family is in the queue or out of the space.
+            return Ok(None);
+        }
         self.uncount_simulated(too_large.index, &too_large.plan.layout);
         self.found_too_large(too_large.index, 0.0, &too_large.plan.layout, &held);
         Ok(None)
