@@ -42,6 +42,14 @@ pub fn explanation(
         search.lower_bound_seconds * 1e3,
         search.gap * 100.0
     );
+    text.push_str(&format!("\nthe space, with {} values left out by judgement:\n", search.heuristic_exclusions));
+    for dimension in &search.space {
+        let left_out = match dimension.left_out {
+            0 => String::new(),
+            count => format!("; left out: {count}, since {}", dimension.reason),
+        };
+        text.push_str(&format!("  {:<15} {}{left_out}\n", dimension.name, dimension.values));
+    }
     text.push_str(&format!("\nlayout 1\n{}", predict::table(&best.prediction, &setting.topology)));
     text.push_str(&format!("\nwhat binds: {}\n", what_binds(best, &setting.topology, choices)?));
     for (index, candidate) in planned.candidates.iter().enumerate().skip(1) {

@@ -243,3 +243,43 @@ impl Recomputed {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::bounds::Bounds;
+    use crate::space::{Family, Request};
+    use foretell_models::Model;
+    use foretell_program::{Layout, Plan, Recompute, compile};
+    use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
+    use foretell_topologies::Topology;
+    use foretell_units::{Bytes, DataType};
+
+    /// Estimates need not be right, but they must tell good layouts from bad ones.
+    #[test]
+    fn estimates_are_near_the_simulation() {
+        let topology = Topology::library("dgx-a100-80g").expect("in the library").with_nodes(2).expect("16 devices");
+        let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("known");
+        for name in ["gpt2-medium", "bert-base-uncased", "t5-small", "resnet50"] {
+            let model = Model::named(name).expect("in the zoo");
+            let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 256) };
+            let request = Request::new(&model, name, &topology, &costs, &base);
+            let bounds = Bounds::new(&request).expect("it is sound");
+            for (data, tensor, pipeline, micro_batch) in [(16, 1, 1, 8), (8, 2, 1, 8), (8, 1, 2, 4), (4, 4, 1, 8), (4, 1, 4, 4)] {
+                for recompute in [Recompute::None, Recompute::Full] {
+                    let layout = Layout { data, tensor, pipeline, micro_batch, recompute, ..Layout::default() };
+                    let plan = Plan { layout: layout.clone(), ..base.clone() };
+                    let Ok(compiled) = compile(&model, name, &plan) else { continue };
+                    let predicted = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On);
+                    let step = predicted.expect("it can be simulated").0.step_seconds;
+                    let family = Family { layout, micro_batches: plan.micro_batches().expect("it divides") };
+                    let estimate = bounds.estimates.of(&family).expect("one mesh for all stages");
+                    let time = estimate.time / step;
+                    assert!((0.3..3.0).contains(&time), "{name} {:?}: {} beside {step}", family.layout, estimate.time);
+                    let arena = compiled.arenas().into_iter().max().unwrap_or(Bytes::ZERO).value();
+                    let memory = estimate.memory / arena;
+                    assert!((0.15..4.0).contains(&memory), "{name} {:?}: {} beside {arena}", family.layout, estimate.memory);
+                }
+            }
+        }
+    }
+}

@@ -1,5 +1,6 @@
 //! The answer of a search.
 
+use crate::space::Dimension;
 use foretell_program::Plan;
 use foretell_simulator::Prediction;
 use foretell_units::Seconds;
@@ -42,6 +43,10 @@ pub struct Search {
     pub probed: usize,
     /// Whether the search was ended before it had proven its answer.
     pub is_cut_off: bool,
+    /// Values of layout fields that the space leaves out without a proof; `space` says which.
+    pub heuristic_exclusions: usize,
+    /// The dimensions of the space.
+    pub space: Vec<Dimension>,
     /// Step time of the best layout.
     pub best_seconds: f64,
     /// Lower bound on the step time of every layout.

@@ -70,6 +70,8 @@ impl Searcher<'_> {
         let share = left.map_or(1.0, |left| (left / best).min(1.0));
         self.search.lower_bound_seconds = self.search.best_seconds * share;
         self.search.gap = if share > 0.0 { 1.0 / share - 1.0 } else { f64::INFINITY };
+        self.search.space = self.bounds.space.statement();
+        self.search.heuristic_exclusions = self.search.space.iter().map(|dimension| dimension.left_out).sum();
         Planned { candidates, value: best, search: self.search }
     }
 }

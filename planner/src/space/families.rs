@@ -8,11 +8,11 @@ use super::{Family, Space};
 use foretell_program::{ContextMethod, Layout, Recompute, StageLayout};
 
 /// Most micro-batches of a step, unless the user fixes the micro-batch or the pipeline is long.
-const MOST_MICRO_BATCHES: usize = 64;
+pub(super) const MOST_MICRO_BATCHES: usize = 64;
 
 /// Most micro-batches for each stage of a long pipeline. At 32 the bubble is 3 % of the step even
 /// with one chunk a stage.
-const MICRO_BATCHES_PER_STAGE: usize = 32;
+pub(super) const MICRO_BATCHES_PER_STAGE: usize = 32;
 
 impl Space<'_> {
     /// Returns every family over at most as many ranks as there are devices.
