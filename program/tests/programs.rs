@@ -47,6 +47,9 @@ fn models() -> impl Strategy<Value = Model> {
             ffn: None,
             vocab: 32,
             sequence: 8,
+            position_rows: None,
+            first_position: 0,
+            token_types: 2,
             dropout: DropoutRate::TENTH,
             attention_dropout: DropoutRate::TENTH
         })),
@@ -62,6 +65,8 @@ fn models() -> impl Strategy<Value = Model> {
             dropout: DropoutRate::NONE,
             attention_dropout: DropoutRate::NONE
         })),
+        // Every family has an example, also those that are not listed here.
+        proptest::sample::select(Model::examples().map(|(_, model)| model).collect::<Vec<_>>()),
     ]
 }
 

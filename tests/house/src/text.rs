@@ -71,6 +71,24 @@ pub fn dangling_citations(document: &str, tree: &[String], sources: &str) -> Vec
     dangling
 }
 
+/// The citations "`name` in `file`" of a document whose file does not have the last part of the
+/// name. `read` returns a file's text.
+#[must_use]
+pub fn misplaced_names(document: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut misplaced = Vec::new();
+    for (number, line) in numbered(document) {
+        let parts: Vec<&str> = line.split('`').collect();
+        for triple in parts.windows(3).skip(1).step_by(2) {
+            let [name, between, file] = [triple[0], triple[1], triple[2]];
+            let word = name.rsplit("::").next().unwrap_or(name);
+            if between == " in " && is_path(file) && read(file).is_some_and(|text| !has_word(&text, word)) {
+                misplaced.push(format!("line {number}: `{name}` is not in `{file}`"));
+            }
+        }
+    }
+    misplaced
+}
+
 /// Turns of phrase that this project does not use, with the word to use instead.
 const ODD_TURNS: [(&str, &str); 12] = [
     ("foretold", "predicted"),
