@@ -158,17 +158,14 @@ impl Waiting {
     /// Adds the wait to a prediction and its spans.
     pub fn apply(&self, predicted: &mut PredictedPlan) {
         predicted.prediction = self.applied(predicted.prediction.clone());
+        predicted.input =
+            Some(PredictedInput { bound: self.bound, wait_seconds: self.wait.value(), workers: self.pipeline.workers });
         delay(&mut predicted.simulation.timeline, &predicted.compiled.training, self.wait);
     }
 
     /// Adds the wait to a prediction.
     pub fn applied(&self, prediction: Prediction) -> Prediction {
         prediction.waiting_for_input(self.wait)
-    }
-
-    /// What a run's folder keeps of it.
-    pub fn predicted(&self) -> PredictedInput {
-        PredictedInput { bound: self.bound, wait_seconds: self.wait.value(), workers: self.pipeline.workers }
     }
 
     /// Formats the answer as a table.

@@ -3,7 +3,8 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use foretell_program::{Compiled, Plan, Profile, StageLayout};
+use crate::run_folder::PredictedInput;
+use foretell_program::{Compiled, Plan, Profile, Recompute, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{
     CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, Prediction, Recording, Simulation, memory_use,
@@ -25,6 +26,8 @@ pub struct PredictedPlan {
     pub undisturbed: Option<Seconds>,
     /// The memory that the run needs.
     memory: MemoryUse,
+    /// What limits the input pipeline, if the prediction has one.
+    pub input: Option<PredictedInput>,
 }
 
 /// Whether several ranks may share a device.
@@ -64,7 +67,7 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     });
     let undisturbed = undisturbed.transpose()?.map(|simulation| simulation.step.into());
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
-    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory })
+    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory, input: None })
 }
 
 /// Makes the cost model: from the profile where it has the device kind, else from the GPU profiles
@@ -173,10 +176,20 @@ pub fn row(plan: &Plan, prediction: &Prediction) -> LayoutRow {
         pipeline: layout.pipeline,
         schedule: if layout.follows_schedule() { layout.schedule.name().into() } else { "-".into() },
         micro_batch: layout.micro_batch,
-        recompute: layout.recompute.to_string(),
+        recompute: recompute_in_a_word(&layout.recompute).into(),
         step: prediction.step_seconds,
         samples_per_second: prediction.samples_per_second,
         memory: prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default(),
         mfu: (prediction.mfu > 0.0).then_some(prediction.mfu),
+    }
+}
+
+/// Names a recomputation in one word, for a column.
+fn recompute_in_a_word(recompute: &Recompute) -> &'static str {
+    match recompute {
+        Recompute::None => "none",
+        Recompute::Selective => "selective",
+        Recompute::Full => "full",
+        Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) | Recompute::AllBut(_) => "in part",
     }
 }

@@ -3,6 +3,7 @@
 use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::Driver;
 use crate::error::ExecutorError;
+use crate::stopping::StepGate;
 use crate::transport::{ControlClient, Transport};
 use foretell_program::Rank;
 use foretell_units::Bytes;
@@ -20,6 +21,8 @@ pub(crate) struct Member {
     pub(crate) device: Option<Arc<dyn Driver>>,
     /// The logical CPUs that the process might use before it was pinned to one.
     pub(crate) cpus: Vec<usize>,
+    /// Lets the rank start its steps until the launcher stops it.
+    pub(crate) gate: Arc<StepGate>,
 }
 
 impl Member {

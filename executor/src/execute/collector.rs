@@ -42,6 +42,7 @@ impl BadSamples {
 }
 
 impl Collector {
+    /// A collector for this many ranks, with so many predictions and samples in a step.
     pub(super) fn new(world_size: usize, predictions: usize, samples: usize, bad: Option<BadSamples>) -> Self {
         let (steps, evaluations) = (BTreeMap::new(), BTreeMap::new());
         Self { world_size, predictions, samples, steps, evaluations, bad, last_end: None }
