@@ -9,8 +9,8 @@ use super::scale::CostScale;
 use crate::gpu::{Cluster, GpuCosts, NodeSpread, ProductFormat, Profiles, StackProfile, StageMemory, Workload};
 use foretell_models::Kernel;
 use foretell_program::{Footprint, Phase, Slowdown, StageProgram};
-use foretell_topologies::{Architecture, DeviceId, DeviceKind, Topology};
-use foretell_units::{DataType, FlopsPerSecond, Seconds};
+use foretell_topologies::{Architecture, DeviceId, DeviceKind, NodeLink, NodeLinkKind, Topology};
+use foretell_units::{BytesPerSecond, DataType, FlopsPerSecond, Seconds};
 use std::collections::BTreeMap;
 
 /// A kind of GPU with its links, and the software that runs on it.
@@ -20,6 +20,27 @@ pub(crate) struct ProfiledGpu {
     pub(crate) stack: StackProfile,
     format: ProductFormat,
     workload: Workload,
+}
+
+/// PCIe generations of sixteen lanes: the profile of their link, and the rate one way
+/// (`link_specs.csv`).
+const PCIE: [(&str, BytesPerSecond); 3] =
+    [("pcie3", BytesPerSecond::new(15.75e9)), ("pcie4", BytesPerSecond::new(31e9)), ("pcie5", BytesPerSecond::new(63e9))];
+
+/// Returns the generation of a PCIe link: the slowest that carries its rate.
+fn pcie_generation(link: NodeLink) -> (&'static str, BytesPerSecond) {
+    PCIE.into_iter().find(|(_, rate)| link.bandwidth <= *rate * 1.05).unwrap_or(PCIE[PCIE.len() - 1])
+}
+
+fn nominal_pcie_rate(link: NodeLink) -> BytesPerSecond {
+    pcie_generation(link).1
+}
+
+/// Returns the profile of a topology's link if that is PCIe. The device's own usual link stays if
+/// it is PCIe of the same generation, such as one without access from card to card.
+fn pcie_profile(link: NodeLink, usual: &str) -> Option<&'static str> {
+    let (generation, _) = pcie_generation(link);
+    (link.kind == NodeLinkKind::Pcie && !usual.starts_with(generation)).then_some(generation)
 }
 
 impl ProfiledGpu {
@@ -35,11 +56,19 @@ impl ProfiledGpu {
         let name = names.into_iter().flatten().find(|name| profiles.gpu(name).is_ok())?;
         let group = topology.node_groups().iter().find(|group| group.kind == kind)?;
         let rate = group.nics.map(|nics| nics.total_bandwidth());
-        let mut cluster = profiles.cluster(name, None, group.devices, topology.device_count(), rate).ok()?;
+        let link = group.link.and_then(|link| pcie_profile(link, &profiles.gpu(name).ok()?.link));
+        let mut cluster = profiles.cluster(name, link, group.devices, topology.device_count(), rate).ok()?;
         cluster.gpu.take_data_sheet(device);
-        if let (Some(link), Some(usual)) = (group.link, device.link) {
-            cluster.link.scale(link.bandwidth / usual);
+        if let Some(link) = group.link {
+            // A topology's node is what its link joins. Without a link, the fabric joins devices.
+            let total = rate.unwrap_or(cluster.gpu.network_rate * group.devices as f64);
+            (cluster.devices_per_node, cluster.node_rate) = (group.devices, total);
+            let usual = if link.kind == NodeLinkKind::Pcie { Some(nominal_pcie_rate(link)) } else { device.link };
+            if let Some(usual) = usual {
+                cluster.link.scale(link.bandwidth / usual);
+            }
         }
+        cluster.network = profiles.network(topology.network().transport.name()).ok()?;
         Some(cluster)
     }
 
@@ -152,7 +181,8 @@ impl ProfiledGpu {
     /// node's network. NCCL's rule already has them share it equally.
     pub(crate) fn link_efficiency(&self) -> LinkEfficiency {
         let faster = 1.0 / self.stack.communication.communication;
-        LinkEfficiency { device: faster, host_memory: faster, nic: self.cluster.network.efficiency * faster, switch: faster }
+        let reached = self.cluster.reached_node_rate() / self.cluster.node_rate;
+        LinkEfficiency { device: faster, host_memory: faster, nic: reached * faster, switch: faster }
     }
 
     /// Returns how devices spread over nodes.

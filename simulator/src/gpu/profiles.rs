@@ -5,6 +5,7 @@ use super::device::GpuProfile;
 use super::fitted::{FITTED_ROWS, Fitted, FittedDevice};
 use super::link::{LinkProfile, NetworkProfile};
 use super::stack::StackProfile;
+use foretell_topologies::DeviceKind;
 use foretell_units::BytesPerSecond;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -52,12 +53,21 @@ struct LinksFile {
     networks: BTreeMap<String, NetworkVariant>,
 }
 
-/// A network that differs from the usual one in its latency per hop.
+/// What a transport changes of the usual network.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NetworkVariant {
+    #[serde(default = "one")]
     hop: f64,
+    #[serde(default = "one")]
+    share: f64,
+    #[serde(default)]
+    most: Option<BytesPerSecond>,
     source: String,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 /// All profiles of devices, links, networks and software stacks.
@@ -98,7 +108,13 @@ impl Profiles {
                 return Err(ProfileError::Unreadable { file: "stacks.yaml", reason });
             }
         }
-        let devices = parse("devices.yaml", devices)?;
+        let mut devices: BTreeMap<String, GpuProfile> = parse("devices.yaml", devices)?;
+        for (name, device) in &mut devices {
+            let malformed = |reason| ProfileError::Unreadable { file: "devices.yaml", reason };
+            let sheet = DeviceKind::library(name).map_err(|error| malformed(error.to_string()))?;
+            let sheet = sheet.ok_or_else(|| malformed(format!("the device library has no `{name}`")))?;
+            device.take_data_sheet(&sheet);
+        }
         let mut profiles = Self { devices, links, network, networks, stacks, unseen: UNSEEN };
         profiles.apply(&parse("fitted.yaml", fitted)?)?;
         Ok(profiles)
@@ -155,13 +171,14 @@ impl Profiles {
         find(&self.links, "link", name)
     }
 
-    /// Returns the profile of a network other than the usual one.
+    /// Returns the profile of a network by its transport.
     ///
     /// # Errors
     /// [`ProfileError::Unknown`].
     pub fn network(&self, name: &str) -> Result<NetworkProfile, ProfileError> {
-        let NetworkVariant { hop, source } = find(&self.networks, "network", name)?.clone();
-        Ok(NetworkProfile { hop, source, ..self.network.clone() })
+        let NetworkVariant { hop, share, most, source } = find(&self.networks, "network", name)?.clone();
+        let NetworkProfile { efficiency, latency_scale, .. } = self.network;
+        Ok(NetworkProfile { efficiency: efficiency * share, latency_scale, hop, most, source })
     }
 
     /// Returns the profile of a stack by its name or by an alias.
