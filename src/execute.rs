@@ -79,7 +79,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let here = world.as_ref().map_or(ranks, World::local_size);
     enough_devices(here, &loaded.topology, backend, arguments.oversubscribe)?;
     predict::require_fit(&predicted, &loaded)?;
-    predict::print_caveats(&loaded.topology, &predicted.prediction, ranks);
+    predict::print_caveats(&loaded.topology, &predicted.prediction, ranks, &predicted.remarks);
     let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
     let outcome = train(&loaded, &predicted, &arguments.training, &folder, world)?;
     if json {

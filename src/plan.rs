@@ -66,7 +66,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         file.absolute_paths()?;
         output::write(path, file.to_yaml()?.as_bytes())?;
     }
-    predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size());
+    let remarks = predict::costs(None, &setting.topology, &best.plan, &setting.model.model)?.remarks;
+    predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size(), &remarks);
     if json {
         return output::json(&document(&arguments.choices, &setting, &planned));
     }

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::{inputs, output};
 use foretell_reports::{Plot, ScatterPoint};
-use foretell_score::{Scores, Split, Subset, published, read_rows, score, to_csv};
+use foretell_score::{LeaveOut, Scores, Split, Subset, published, read_rows, score, score_left_out, to_csv};
 use foretell_simulator::gpu::Profiles;
 use foretell_units::Seconds;
 use std::path::PathBuf;
@@ -19,6 +19,30 @@ pub struct Arguments {
     /// Include rows on which parameters were fitted
     #[arg(long)]
     all: bool,
+    /// Score each row with values that were fitted without its source, its device, its stack or its
+    /// model: the error to expect of jobs that nobody fitted. Takes minutes
+    #[arg(long, value_enum, value_name = "WHAT")]
+    leave_out: Option<Left>,
+}
+
+/// What a refit leaves out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Left {
+    Source,
+    Device,
+    Stack,
+    Model,
+}
+
+impl From<Left> for LeaveOut {
+    fn from(left: Left) -> Self {
+        match left {
+            Left::Source => LeaveOut::Source,
+            Left::Device => LeaveOut::Device,
+            Left::Stack => LeaveOut::Stack,
+            Left::Model => LeaveOut::Model,
+        }
+    }
 }
 
 /// Runs the command.
@@ -34,7 +58,13 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let split = Split::library().map_err(|error| input(&error))?;
     let profiles = Profiles::library().map_err(|error| input(&error))?;
-    let scores = score(&rows, &split, profiles);
+    let scores = match arguments.leave_out {
+        Some(left) => {
+            let progress = |line: &str| output::note(line);
+            score_left_out(&rows, &split, left.into(), &progress).map_err(|error| Failure::Undone(error.to_string()))?
+        }
+        None => score(&rows, &split, profiles),
+    };
     if let Some(folder) = &arguments.plots {
         let undone = |error: &dyn std::fmt::Display| Failure::Undone(format!("{}: {error}", folder.display()));
         std::fs::create_dir_all(folder).map_err(|error| undone(&error))?;
@@ -46,8 +76,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if json {
         return output::json(&scores);
     }
-    let subset = if arguments.all { None } else { Some(Subset::Score) };
+    // A row whose source, device, stack or model is left out is fitted nowhere.
+    let subset = if arguments.all || arguments.leave_out.is_some() { None } else { Some(Subset::Score) };
     output::line(&scores.table(subset))?;
+    output::line(&format!("{} fitted values", scores.fitted_values))?;
     let refused: usize = scores.refused.values().sum();
     if refused > 0 {
         output::line(&format!("\n{refused} of {} rows cannot be simulated:", scores.rows.len()))?;

@@ -140,7 +140,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let predicted = predicted;
     let program = &predicted.compiled.training;
-    predict::print_caveats(&loaded.topology, &predicted.prediction, program.mesh.world_size());
+    predict::print_caveats(&loaded.topology, &predicted.prediction, program.mesh.world_size(), &predicted.remarks);
     if let Some(path) = &arguments.trace {
         let mut text = Vec::new();
         write_trace(program, &[&predicted.simulation.timeline], &mut text)?;
@@ -175,6 +175,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         if let Some(path) = &path {
             document["critical_path"] = what_if::path_document(path, program);
         }
+        document["remarks"] = json!(predicted.remarks);
         let (cost, goodput) = running.documents();
         document["cost"] = cost;
         if let Some(goodput) = goodput {

@@ -44,7 +44,7 @@ pub fn answer(
     oversubscription: Oversubscription,
     folding: Folding,
 ) -> Result<Vec<Answer>, Failure> {
-    let costs = predict::costs(profile, &loaded.topology, &loaded.plan)?;
+    let costs = predict::costs(profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
     questions
         .into_iter()
         .map(|what_if| {

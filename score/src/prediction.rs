@@ -129,7 +129,7 @@ impl CompiledRun {
             [(_, step, compute)] => (*step, *compute),
             _ => return Err(Refusal("the run has no Program".into())),
         };
-        let [low, high] = run.stack.spread.map(|ratio| ratio.powf(run.interval_power()));
+        let [low, high] = run.stack.spread_on(run.clusters());
         Ok(StepPrediction { step, p10: step * low, p90: step * high, memory: self.memory(run), compute })
     }
 

@@ -5,9 +5,9 @@ use crate::model::model;
 use crate::names;
 use crate::refusal::Refusal;
 use crate::row::Row;
-use foretell_models::{Model, Moe};
-use foretell_program::{Layout, Plan, Program, Rank, Stack};
-use foretell_simulator::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackProfile, TrainedParameters, Workload};
+use foretell_models::Model;
+use foretell_program::{Layout, OperandFormat, Overlap, Plan, PlannedWorkload, Program, Rank, Stack, Trained};
+use foretell_simulator::gpu::{Cluster, Fp8Scaling, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
 use foretell_units::{BytesPerSecond, DataType};
 
 /// A row's run, ready to be compiled and simulated.
@@ -57,7 +57,6 @@ impl Run {
         let model = model(row, &stack, &layout, &mut assumptions)?;
         let is_language_model = matches!(model, Model::Gpt(_) | Model::Llama(_) | Model::Moe(_));
         let recompute_is_settled = states_recompute(row) || !is_language_model || !stack.defaults.recompute_to_fit;
-        let workload = workload(row, &layout, &model);
         let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
             assumptions.push(format!("kernels on `{device}` were not measured"));
@@ -65,7 +64,11 @@ impl Run {
         if stack.estimated {
             assumptions.push(format!("the stack `{stack_name}` was not fitted"));
         }
-        let plan = Plan { stack: Stack::new(stack_name), overlap: stack.defaults.overlap, ..plan };
+        let overlap = Overlap { tensor: stack.defaults.overlap.tensor || names::overlaps_tensor(row), ..stack.defaults.overlap };
+        let workload = PlannedWorkload { unknown_stack: names::stack(row).is_none(), ..plan.workload };
+        let plan = Plan { stack: Stack::new(stack_name), overlap, workload, ..plan };
+        let stack = stack.applied(&plan, profiles.unseen);
+        let workload = Workload::of(&plan, &model);
         Ok(Self {
             model,
             plan,
@@ -84,14 +87,6 @@ impl Run {
     pub fn devices(&self) -> usize {
         let layout = &self.plan.layout;
         layout.data * layout.tensor * layout.pipeline * layout.context * layout.expert
-    }
-
-    /// Returns the power to which the stack's interval is raised. Runs on devices without measured
-    /// kernels have a wider interval. The power 1.4 is assumed; no measurement supports it.
-    pub fn interval_power(&self) -> f64 {
-        const UNFITTED_DEVICE: f64 = 1.4;
-        let is_estimated = self.clusters().any(|cluster| cluster.gpu.estimated);
-        if is_estimated { UNFITTED_DEVICE } else { 1.0 }
     }
 
     /// Returns which of [`Run::clusters`] a stage runs on. If its ranks lie on several kinds, that
@@ -139,14 +134,12 @@ fn refused(error: ProfileError) -> Refusal {
 fn stack(row: &Row, profiles: &Profiles, assumptions: &mut Vec<String>) -> Result<(&'static str, StackProfile), Refusal> {
     let known = names::stack(row);
     let name = known.unwrap_or_else(|| names::nearest_stack(row));
-    let mut stack = profiles.stack(name).map_err(refused)?.clone();
-    names::configure(row, &mut stack);
+    let stack = profiles.stack(name).map_err(refused)?.clone();
     if known.is_none() {
         assumptions.push(match row.framework.as_str() {
             "" => format!("the framework is not stated; `{name}` stands in"),
             framework => format!("the framework `{framework}` has no profile; `{name}` stands in"),
         });
-        stack.spread = profiles.unseen;
     }
     Ok((name, stack))
 }
@@ -197,16 +190,6 @@ fn format(row: &Row, stack: &StackProfile, assumptions: &mut Vec<String>) -> Pro
     stack.defaults.precision
 }
 
-fn workload(row: &Row, layout: &Layout, model: &Model) -> Workload {
-    Workload {
-        experts_per_token: if let Model::Moe(Moe { top_k, .. }) = *model { top_k } else { 1 },
-        trained: if names::trains_adapters(row) { TrainedParameters::Adapters } else { TrainedParameters::All },
-        tensor: layout.tensor,
-        fp8_scaling: names::fp8_scaling(row),
-        has_eager_loss: names::has_eager_loss(row),
-    }
-}
-
 fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
     let samples_at_once = layout.samples_at_once();
     let global_batch = match (row.count("gbs"), row.count("ga")) {
@@ -226,7 +209,22 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
         ProductFormat::Fp16 => DataType::Fp16,
         _ => DataType::Bf16,
     };
-    Ok(Plan { precision, optimizer: model.usual_optimizer(), ..Plan::new(layout, global_batch) })
+    let products = match (format, names::fp8_scaling(row)) {
+        (ProductFormat::Fp8, Fp8Scaling::Row) => Some(OperandFormat::Fp8ByRow),
+        (ProductFormat::Fp8, Fp8Scaling::Tensor) => Some(OperandFormat::Fp8),
+        (ProductFormat::Mxfp8, _) => Some(OperandFormat::Mxfp8),
+        (ProductFormat::Nvfp4, _) => Some(OperandFormat::Nvfp4),
+        _ => None,
+    };
+    let workload = PlannedWorkload {
+        products,
+        trains: if names::trains_adapters(row) { Trained::Adapters } else { Trained::All },
+        eager_loss: names::has_eager_loss(row),
+        // The model's sequence has none.
+        unpadded: matches!(model, Model::Bert(_)).then_some(1.0),
+        ..PlannedWorkload::default()
+    };
+    Ok(Plan { precision, optimizer: model.usual_optimizer(), workload, ..Plan::new(layout, global_batch) })
 }
 
 /// Returns the kinds of nodes in the order in which ranks fill them: the row's order, unless the

@@ -6,7 +6,7 @@ use crate::published::{Split, Subset};
 use crate::refusal::Refusal;
 use crate::row::Row;
 use crate::run::Run;
-use crate::statistics::{Pair, Summary, SummaryTable};
+use crate::statistics::{Pair, Summary, SummaryTable, median};
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -60,10 +60,41 @@ pub struct Scores {
     pub rows: Vec<ScoredRow>,
     /// Statistics of the held-out rows by source.
     pub by_source: BTreeMap<String, Summary>,
-    /// Statistics of the held-out rows: `rows` weighs every row equally, `sources` every source.
-    pub overall: BTreeMap<String, Summary>,
+    /// Statistics of the held-out rows over all sources.
+    pub overall: Overall,
     /// Number of refused rows by reason.
     pub refused: BTreeMap<String, usize>,
+    /// Number of values in the profiles that measured runs determined.
+    pub fitted_values: usize,
+}
+
+/// Statistics over all sources.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Overall {
+    /// Mean over sources of the mean magnitude of the errors.
+    pub macro_mean_error: f64,
+    /// Mean over sources of the share of measurements inside the 80 % interval.
+    pub macro_inside_interval: f64,
+    /// Median over sources of the mean magnitude of the errors.
+    pub median_source_error: f64,
+    /// Statistics with equal weights of the sources.
+    pub sources: Summary,
+    /// Statistics with equal weights of the rows.
+    pub rows: Summary,
+}
+
+impl Overall {
+    fn of(rows: &[ScoredRow], subset: Option<Subset>) -> Self {
+        let by_source = by_source(rows, subset);
+        let sources = Summary::macro_average(&by_source);
+        Self {
+            macro_mean_error: sources.mean_absolute_error,
+            macro_inside_interval: sources.inside_interval,
+            median_source_error: median(by_source.values().map(|summary| summary.mean_absolute_error).collect()),
+            sources,
+            rows: over_rows(rows, subset),
+        }
+    }
 }
 
 /// Predicts every row. The result does not depend on the number of threads.
@@ -95,7 +126,7 @@ pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
         });
         scored(row, split, outcome)
     });
-    Scores::of(scored.collect())
+    Scores::of(scored.collect(), profiles.fitted_values())
 }
 
 fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refusal>) -> ScoredRow {
@@ -139,15 +170,16 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
 }
 
 impl Scores {
-    fn of(rows: Vec<ScoredRow>) -> Self {
-        let by_source = by_source(&rows, Some(Subset::Score));
-        let mut overall = BTreeMap::from([("sources".to_string(), Summary::macro_average(&by_source))]);
-        overall.insert("rows".into(), over_rows(&rows, Some(Subset::Score)));
+    /// Returns the statistics of scored rows: of those that are held out, or of all if none is.
+    pub(crate) fn of(rows: Vec<ScoredRow>, fitted_values: usize) -> Self {
+        let subset = rows.iter().any(|row| row.subset == Subset::Score).then_some(Subset::Score);
+        let by_source = by_source(&rows, subset);
+        let overall = Overall::of(&rows, subset);
         let mut refused: BTreeMap<String, usize> = BTreeMap::new();
         for reason in rows.iter().filter_map(|row| row.refused.clone()) {
             *refused.entry(reason).or_default() += 1;
         }
-        Self { by_source, overall, refused, rows }
+        Self { by_source, overall, refused, fitted_values, rows }
     }
 
     /// Returns a Markdown table of the statistics of one subset of the rows, or of all (`None`).

@@ -32,44 +32,49 @@ fn pcie_generation(link: NodeLink) -> (&'static str, BytesPerSecond) {
     PCIE.into_iter().find(|(_, rate)| link.bandwidth <= *rate * 1.05).unwrap_or(PCIE[PCIE.len() - 1])
 }
 
-fn nominal_pcie_rate(link: NodeLink) -> BytesPerSecond {
-    pcie_generation(link).1
-}
-
-/// Returns the profile of a topology's link if that is PCIe. The device's own usual link stays if
-/// it is PCIe of the same generation, such as one without access from card to card.
-fn pcie_profile(link: NodeLink, usual: &str) -> Option<&'static str> {
-    let (generation, _) = pcie_generation(link);
-    (link.kind == NodeLinkKind::Pcie && !usual.starts_with(generation)).then_some(generation)
-}
-
 impl ProfiledGpu {
     pub(crate) fn new(cluster: Cluster, stack: StackProfile, format: ProductFormat, workload: Workload) -> Self {
         Self { cluster, stack, format, workload }
     }
 
-    /// Returns the cluster of a topology's kind of device, with the topology's own figures. `None`
-    /// if the device has no profile.
-    pub(crate) fn cluster(profiles: &Profiles, topology: &Topology, kind: usize) -> Option<Cluster> {
+    /// Returns the cluster of a topology's kind of device, with the topology's own figures, and a
+    /// remark if the device's behaviour was not measured. A similar device stands in for one
+    /// without a profile; `None` if there is none.
+    pub(crate) fn cluster(profiles: &Profiles, topology: &Topology, kind: usize) -> Option<(Cluster, Option<String>)> {
         let device = &topology.device_kinds()[kind];
         let names = [Some(&device.name), device.base.as_ref()];
-        let name = names.into_iter().flatten().find(|name| profiles.gpu(name).is_ok())?;
+        let known = names.into_iter().flatten().find(|name| profiles.gpu(name).is_ok());
+        let name = known.map(String::as_str).or_else(|| profiles.similar_gpu(device))?;
         let group = topology.node_groups().iter().find(|group| group.kind == kind)?;
         let rate = group.nics.map(|nics| nics.total_bandwidth());
-        let link = group.link.and_then(|link| pcie_profile(link, &profiles.gpu(name).ok()?.link));
+        let link = group.link.filter(|link| link.kind == NodeLinkKind::Pcie).map(|link| pcie_generation(link).0);
         let mut cluster = profiles.cluster(name, link, group.devices, topology.device_count(), rate).ok()?;
+        cluster.gpu.estimated |= known.is_none();
+        let generation = &cluster.gpu.generation;
+        let remark = match known {
+            None => Some(format!(
+                "device `{}` is known by its data sheet only: it is given the behaviour of `{name}` (generation `{generation}`) \
+                 and a wider interval",
+                device.name
+            )),
+            Some(_) if cluster.gpu.estimated => Some(format!(
+                "no kernels and too few runs were measured on `{name}`: it is given the behaviour of its generation \
+                 (`{generation}`) and a wider interval"
+            )),
+            Some(_) => None,
+        };
         cluster.gpu.take_data_sheet(device);
         if let Some(link) = group.link {
             // A topology's node is what its link joins. Without a link, the fabric joins devices.
             let total = rate.unwrap_or(cluster.gpu.network_rate * group.devices as f64);
             (cluster.devices_per_node, cluster.node_rate) = (group.devices, total);
-            let usual = if link.kind == NodeLinkKind::Pcie { Some(nominal_pcie_rate(link)) } else { device.link };
+            let usual = if link.kind == NodeLinkKind::Pcie { Some(pcie_generation(link).1) } else { device.link };
             if let Some(usual) = usual {
                 cluster.link.scale(link.bandwidth / usual);
             }
         }
         cluster.network = profiles.network(topology.network().transport.name()).ok()?;
-        Some(cluster)
+        Some((cluster, remark))
     }
 
     /// Returns an upper bound on the rate of matrix products.
@@ -203,11 +208,12 @@ impl ProfiledGpu {
         self.cost(time, bytes * costs.network_share(kind, role) * flow_share)
     }
 
-    /// Returns the cost of a message between stages without contention.
-    pub(crate) fn message(&self, spread: &NodeSpread, bytes: f64) -> CommunicationCost {
+    /// Returns the cost of a message between stages without contention. Each of `parts` ranks sends
+    /// a part of it.
+    pub(crate) fn message(&self, spread: &NodeSpread, bytes: f64, parts: usize) -> CommunicationCost {
         let communication = &self.stack.communication;
         let size = bytes * communication.message_scale;
-        let is_partitioned = self.workload.tensor > 1 && spread.nodes > 1;
+        let is_partitioned = parts > 1 && spread.nodes > 1;
         let partitioned = if is_partitioned { communication.partitioned_message } else { Seconds::ZERO };
         self.cost(spread.message(size, &self.cluster) * communication.communication + partitioned, size)
     }

@@ -58,6 +58,10 @@ pub struct GpuProfile {
     /// runs were measured on this one.
     #[serde(default)]
     pub estimated: bool,
+    /// 10th and 90th percentile of a measurement over its prediction, on a device that nothing was
+    /// fitted on.
+    #[serde(skip)]
+    pub spread: Option<[f64; 2]>,
 }
 
 /// Losses of matrix products that are cut into tiles.

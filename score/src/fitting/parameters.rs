@@ -5,9 +5,9 @@
 //! factor is a parameter of its own. A value's offset is the sum of its own and those of its
 //! factors.
 
-use crate::cases::{Case, Quantity};
+use super::cases::{Case, Quantity};
+use crate::run::Run;
 use foretell_models::Model;
-use foretell_score::Run;
 use foretell_simulator::gpu::{AttentionKind, Fp8Scaling, Profiles};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,8 +49,8 @@ pub struct Parameter {
     pub name: String,
     /// Value in the profiles.
     pub prior: f64,
-    /// Largest admissible value.
-    pub maximum: f64,
+    /// Smallest and largest admissible value.
+    pub bounds: [f64; 2],
     /// Standard deviation of the logarithm of the value over the prior.
     pub spread: f64,
     /// Index of the nearest shared factor, which may itself have one.
@@ -59,7 +59,7 @@ pub struct Parameter {
 
 impl Parameter {
     fn new(owner: Owner, name: String, spread: f64) -> Self {
-        Self { owner, name, prior: 1.0, maximum: f64::INFINITY, spread, factor: None }
+        Self { owner, name, prior: 1.0, bounds: [0.0, f64::INFINITY], spread, factor: None }
     }
 
     /// Returns whether the prediction of a run may depend on the parameter.
@@ -158,17 +158,30 @@ pub fn parameters(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Ve
     }
     let with_prior = |((owner, name), spread): ((Owner, String), f64)| {
         let mut parameter = Parameter::new(owner, name, spread);
-        if matches!(parameter.owner, Owner::Device(_)) {
-            // A share of the data sheet's peak.
-            parameter.maximum = 1.0;
-        }
         let mut affected = cases.iter().filter(|case| parameter.affects(&case.run));
         parameter.prior = affected.find_map(|case| parameter.value(&case.run))?;
+        parameter.bounds = bounds(&parameter);
         // A logarithm cannot move a value away from zero.
         (parameter.prior > 0.0).then_some(parameter)
     };
     let own: Vec<Parameter> = spreads.into_iter().filter_map(with_prior).collect();
     if quantity == Quantity::Step { with_factors(own, profiles) } else { own }
+}
+
+/// Returns the bounds that physics sets on a value.
+fn bounds(parameter: &Parameter) -> [f64; 2] {
+    match (&parameter.owner, parameter.name.as_str()) {
+        // A share of the data sheet's peak.
+        (Owner::Device(_), _) => [0.05, 1.0],
+        // NCCL's rule has the measured rates of links: no stack is much faster.
+        (Owner::Stack(_), "communication" | "exchange") => [0.75, 4.0],
+        // Kernels move no fewer bytes than half of the Program's, since a fusion halves them at best.
+        (Owner::Stack(_), "elementwise") => [0.5, 3.0],
+        // A host's skew is a few launches.
+        (Owner::Stack(_), "tensor_wait") => [0.0, 200e-6],
+        // An order of magnitude says that the prior's mechanism is wrong.
+        (_, _) => [parameter.prior / 3.0, parameter.prior * 3.0],
+    }
 }
 
 /// Adds the values of a stack that memory depends on, with their spreads.
