@@ -1,12 +1,15 @@
 //! `foretell score`: compares predictions with published measurements.
 
 use crate::failure::Failure;
+use crate::plan_file::{ModelReference, PlanFile};
 use crate::{inputs, output};
+use foretell_program::{Layout, Plan};
 use foretell_reports::{Plot, ScatterPoint};
-use foretell_score::{LeaveOut, Scores, Split, Subset, published, read_rows, score, score_left_out, to_csv};
+use foretell_score::{CompiledRun, LeaveOut, Row, Run, Scores, Split, Subset, published, read_rows, score, score_left_out, to_csv};
 use foretell_simulator::gpu::Profiles;
+use foretell_topologies::TopologyReference;
 use foretell_units::Seconds;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Predict published runs and report the errors
 #[derive(Debug, clap::Args)]
@@ -16,6 +19,10 @@ pub struct Arguments {
     /// Write scores.csv and the plot of predicted over measured step times into a folder
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
+    /// Write a plan for each row into a folder: `simulate --ranks one-per-stage` predicts it as
+    /// `score` does
+    #[arg(long, value_name = "DIR")]
+    plans: Option<PathBuf>,
     /// Include rows on which parameters were fitted
     #[arg(long)]
     all: bool,
@@ -65,6 +72,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
         None => score(&rows, &split, profiles),
     };
+    if let Some(folder) = &arguments.plans {
+        write_plans(&rows, profiles, folder)?;
+    }
     if let Some(folder) = &arguments.plots {
         let undone = |error: &dyn std::fmt::Display| Failure::Undone(format!("{}: {error}", folder.display()));
         std::fs::create_dir_all(folder).map_err(|error| undone(&error))?;
@@ -88,6 +98,25 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         for (reason, count) in reasons {
             output::line(&format!("{count:>6}  {reason}"))?;
         }
+    }
+    Ok(())
+}
+
+/// Writes a plan for each row that can be simulated.
+fn write_plans(rows: &[Row], profiles: &Profiles, folder: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder).map_err(|error| Failure::Undone(format!("{}: {error}", folder.display())))?;
+    for row in rows {
+        let Ok((run, compiled)) = Run::of(row, profiles).and_then(|run| CompiledRun::new(&run).map(|compiled| (run, compiled)))
+        else {
+            continue;
+        };
+        let topology = run.topology().map_err(|refusal| Failure::Undone(format!("{}: {refusal}", row.row_id)))?;
+        let layout = Layout { recompute: compiled.recompute, ..run.plan.layout };
+        let plan = Plan { layout, ..run.plan };
+        let topology = TopologyReference::InPlace(Box::new(topology.into()));
+        let file = PlanFile::new(ModelReference::InPlace(run.model), topology, None, &plan);
+        let name: String = row.row_id.chars().map(|letter| if letter == '/' { '-' } else { letter }).collect();
+        output::write(&folder.join(format!("{name}.yaml")), file.to_yaml()?.as_bytes())?;
     }
     Ok(())
 }

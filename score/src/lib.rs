@@ -41,6 +41,7 @@ mod run;
 mod scoring;
 mod statistics;
 mod table;
+mod unclear;
 
 pub use fitting::{
     Case, Fit, FitError, LeaveOut, Progress, Quantity, declared, fit, fit_json, print_fit, print_memory_fit, score_left_out, yaml_of_fit,

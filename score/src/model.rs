@@ -113,6 +113,7 @@ impl Sizes {
             assumptions.push("the vocabulary is not stated; assumed 51200".into());
             51200
         });
+        let padding = row.count("vocabulary_multiple").unwrap_or(stack.defaults.vocabulary_multiple);
         let found = ARCHITECTURES.iter().find(|(word, _)| says(name, word));
         let architecture = found.map(|(_, architecture)| *architecture).unwrap_or_default();
         let head_dimension = match row.count("head_dim").or(architecture.head_dimension) {
@@ -131,7 +132,7 @@ impl Sizes {
             kv_heads: row.count("kv_heads").unwrap_or(heads).max(layout.tensor).min(heads),
             head_dimension,
             ffn: row.count("ffn").unwrap_or(4 * hidden),
-            vocab: vocabulary.next_multiple_of(stack.defaults.vocabulary_multiple * layout.tensor),
+            vocab: vocabulary.next_multiple_of(padding * layout.tensor),
             sequence,
             architecture,
         })

@@ -38,6 +38,8 @@ pub struct CompiledRun {
     micro_batches: usize,
     /// Memory of each stage.
     pub memory: Vec<StageMemory>,
+    /// Recomputation of the run, chosen to fit the memory if it was not settled.
+    pub recompute: Recompute,
 }
 
 /// Factor by which predicted memory must exceed a device's memory to count as not fitting: memory
@@ -100,7 +102,7 @@ impl CompiledRun {
             }
             programs.push((count, program));
         }
-        Ok(Self { programs, micro_batches, memory })
+        Ok(Self { programs, micro_batches, memory, recompute: recompute.clone() })
     }
 
     /// Predicts the step with the costs of `run`, whose plan must be the compiled one.

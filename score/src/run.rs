@@ -8,6 +8,8 @@ use crate::row::Row;
 use foretell_models::Model;
 use foretell_program::{Layout, OperandFormat, Overlap, Plan, PlannedWorkload, Program, Rank, Stack, Trained};
 use foretell_simulator::gpu::{Cluster, Fp8Scaling, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
+use foretell_simulator::CostModel;
+use foretell_topologies::{DeviceKind, Topology};
 use foretell_units::{BytesPerSecond, DataType};
 
 /// A row's run, ready to be compiled and simulated.
@@ -28,6 +30,10 @@ pub struct Run {
     /// True if recomputation is settled: the row states it, or the stack does not adapt it to the
     /// device's memory, or the model is not a language model.
     pub recompute_is_settled: bool,
+    /// Name of the link between a node's devices, if the row names another than the usual one.
+    pub link: Option<&'static str>,
+    /// Name of the network between nodes.
+    pub network: &'static str,
     /// Number format of matrix products.
     pub format: ProductFormat,
     /// Properties of the run that costs depend on besides kernel sizes.
@@ -48,7 +54,7 @@ impl Run {
         let [first @ (_, device), others @ ..] = kinds.as_slice() else {
             return Err(Refusal(format!("the device `{}` has no profile", row.gpu)));
         };
-        let mut assumptions = Vec::new();
+        let mut assumptions = row.unclear.clone();
         let (stack_name, stack) = stack(row, profiles, &mut assumptions)?;
         let devices = row.count("n_gpus").ok_or_else(|| Refusal("the number of devices is not stated".into()))?;
         let (cluster, other_clusters) = clusters(row, *first, others, devices, profiles, &mut assumptions)?;
@@ -77,10 +83,91 @@ impl Run {
             stack,
             stack_name: stack_name.into(),
             recompute_is_settled,
+            link: names::link(row),
+            network: names::network(row).unwrap_or("infiniband"),
             format,
             workload,
             assumptions,
         })
+    }
+
+    /// Returns the run of a plan on a topology.
+    ///
+    /// # Errors
+    /// [`Refusal`] if a device of the topology has no profile.
+    pub fn of_plan(model: &Model, plan: &Plan, topology: &Topology) -> Result<Self, Refusal> {
+        let profiles = Profiles::library().map_err(refused)?;
+        let costs = CostModel::new(None, topology).with_plan(topology, plan, model).map_err(refused)?;
+        let mut clusters = Vec::new();
+        let mut first_node = 0;
+        for group in topology.node_groups() {
+            let unknown = || Refusal(format!("the device `{}` has no profile", topology.device_kinds()[group.kind].name));
+            clusters.push((first_node, costs.cluster(group.kind).ok_or_else(unknown)?.clone()));
+            first_node += group.count;
+        }
+        if clusters.is_empty() {
+            return Err(Refusal("the topology has no devices".into()));
+        }
+        let (_, cluster) = clusters.remove(0);
+        let stack = profiles.stack(plan.stack.name()).map_err(refused)?.clone().applied(plan, profiles.unseen);
+        Ok(Self {
+            model: model.clone(),
+            plan: plan.clone(),
+            cluster,
+            other_clusters: clusters,
+            stack,
+            stack_name: plan.stack.name().into(),
+            recompute_is_settled: true,
+            link: None,
+            network: topology.network().transport.name(),
+            format: ProductFormat::of_plan(plan),
+            workload: Workload::of(plan, model),
+            assumptions: costs.remarks,
+        })
+    }
+
+    /// Returns the topology on which a plan of this run has the same devices and links.
+    ///
+    /// # Errors
+    /// [`Refusal`] if they cannot be described.
+    pub fn topology(&self) -> Result<Topology, Refusal> {
+        let devices = self.devices();
+        let node = |number: usize, count: usize, cluster: &Cluster| {
+            let sheet = DeviceKind::library(&cluster.device).ok().flatten();
+            let pcie = self.link.or_else(|| PCIE.map(|(name, _)| name).into_iter().find(|name| cluster.gpu.link.starts_with(name)));
+            let link = match (pcie, sheet.and_then(|sheet| sheet.link)) {
+                (Some(generation), _) => {
+                    let (_, rate) = PCIE.into_iter().find(|(name, _)| *name == generation).unwrap_or(PCIE[1]);
+                    format!("pcie-{rate}")
+                }
+                (None, Some(rate)) => format!("nvswitch-{}B/s", rate.value()),
+                (None, None) => "nvswitch-100GB/s".into(),
+            };
+            format!(
+                "  - {{name: kind{number}, count: {count}, devices: {{kind: {}, count: {}}}, link: {link}, \
+                 nics: {{count: 1, bandwidth: {}B/s}}}}\n",
+                cluster.device,
+                cluster.devices_per_node,
+                cluster.node_rate.value()
+            )
+        };
+        let text = if self.cluster.gpu.generation == "tpu" {
+            format!(
+                "name: row\nnodes:\n  - {{name: host, count: {devices}, devices: {{kind: {}, count: 1}}}}\n\
+                 network: {{kind: torus, dimensions: 1, bandwidth: 50GB/s}}\n",
+                self.cluster.device
+            )
+        } else {
+            let per_node = self.cluster.devices_per_node;
+            let nodes = devices.div_ceil(per_node);
+            let starts: Vec<usize> = self.other_clusters.iter().map(|(first, _)| *first).chain([nodes]).collect();
+            let mut text = format!("name: row\nnodes:\n{}", node(0, starts[0].max(1), &self.cluster));
+            for (index, (first, cluster)) in self.other_clusters.iter().enumerate() {
+                text += &node(index + 1, starts[index + 1].saturating_sub(*first).max(1), cluster);
+            }
+            format!("{text}network: {{kind: switch, transport: {}}}\n", self.network)
+        };
+        Topology::from_yaml(&text, "row").map_err(|error| Refusal(error.to_string()))
     }
 
     /// Returns the number of devices.
@@ -125,6 +212,9 @@ impl Run {
     }
 }
 
+/// Rates of PCIe links with sixteen lanes, as topologies write them (`link_specs.csv`).
+const PCIE: [(&str, &str); 3] = [("pcie3", "15.75GB/s"), ("pcie4", "31GB/s"), ("pcie5", "63GB/s")];
+
 fn refused(error: ProfileError) -> Refusal {
     Refusal(error.to_string())
 }
@@ -158,9 +248,7 @@ fn clusters(
     let rate = row.number("inter_gbps_per_node").map(|gigabits| BytesPerSecond::new(gigabits * 1e9 / 8.0));
     let cluster = |device: &str, link: Option<&str>| profiles.cluster(device, link, per_node, devices, rate).map_err(refused);
     let mut first = cluster(first_device, names::link(row))?;
-    if let Some(network) = names::network(row) {
-        first.network = profiles.network(network).map_err(refused)?;
-    }
+    first.network = profiles.network(names::network(row).unwrap_or("infiniband")).map_err(refused)?;
     let mut other_clusters = Vec::with_capacity(others.len());
     let mut nodes_before = first_nodes;
     for &(nodes, device) in others {
@@ -260,18 +348,18 @@ mod tests {
     }
 
     #[test]
-    fn single_node_vtrain_rows_are_simulated_without_recomputation() {
-        let header = "table,row_id,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,mbs,gbs,recompute,precision,framework";
-        let recompute = |table: &str| {
-            let cells =
-                format!("{table},a,GPT,12,1024,16,50257,1024,A100-SXM4-80GB,2,1,2,1,8,full,fp16,Megatron-DeepSpeed (1F1B)");
+    fn unclear_recomputation_is_read_as_the_list_says() {
+        let header = "row_id,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,mbs,gbs,recompute,precision,framework";
+        let run = |name: &str| {
+            let cells = format!("{name},GPT,12,1024,16,50257,1024,A100-SXM4-80GB,2,1,2,1,8,full,fp16,Megatron-DeepSpeed (1F1B)");
             let rows = read_rows(&format!("{header}\n{cells}\n")).expect("rows");
-            let run = Run::of(&rows[0], Profiles::library().expect("sound")).expect("a run");
-            (run.plan.layout.recompute.clone(), run.stack_name)
+            Run::of(&rows[0], Profiles::library().expect("sound")).expect("a run")
         };
         use foretell_program::Recompute;
-        assert_eq!(recompute("vtrain_single_node"), (Recompute::None, "megatron-deepspeed-node".into()));
-        assert_eq!(recompute("vtrain_multi_node"), (Recompute::Full, "megatron-deepspeed".into()));
+        let unclear = run("vtrain_single_node-0001");
+        assert_eq!(unclear.plan.layout.recompute, Recompute::None);
+        assert!(unclear.assumptions.iter().any(|one| one.contains("read as")), "{:?}", unclear.assumptions);
+        assert_eq!(run("a").plan.layout.recompute, Recompute::Full);
     }
 
     #[test]

@@ -19,6 +19,8 @@
 //! - `scores FILE` scores all rows and writes them to FILE.
 //! - `without SOURCE,SOURCE...` fits without these sources and scores their declared rows, once for
 //!   each list.
+//! - `left-out FILE source|device|stack|model` scores all rows as `foretell score --leave-out` does,
+//!   and writes them to FILE.
 //! - `kernels ROW STAGE` prints a stage's memory and the time of its instructions.
 //!
 //! The environment variable PROFILES names a folder of profile files to use in place of the
@@ -27,7 +29,7 @@
 mod kernels;
 
 use foretell_score::{
-    Case, Fit, Quantity, Row, Split, Subset, declared, fit, fit_json, print_fit, print_memory_fit, published, score, to_csv,
+    Case, Fit, LeaveOut, Quantity, Row, Split, Subset, declared, fit, fit_json, print_fit, print_memory_fit, published, score, score_left_out, to_csv,
     yaml_of_fit,
 };
 use foretell_simulator::gpu::Profiles;
@@ -35,7 +37,7 @@ use foretell_simulator::gpu::Profiles;
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 const USAGE: &str = "usage: fit FILE | memory | only FILE SOURCE... | declared FILE [SOURCE...] | scores FILE | \
-                     without SOURCE,SOURCE... | kernels ROW STAGE";
+                     without SOURCE,SOURCE... | left-out FILE WHAT | kernels ROW STAGE";
 
 /// A `fitted.yaml` without values, which leaves the priors.
 const NOTHING_FITTED: &str = "stacks: {}\ndevices: {}\nnetwork: {}\n";
@@ -82,6 +84,18 @@ fn main() -> Outcome<()> {
             for sources in lists {
                 score_without(&sources.split(',').collect::<Vec<_>>())?;
             }
+        }
+        ["left-out", file, what] => {
+            let by = match *what {
+                "source" => LeaveOut::Source,
+                "device" => LeaveOut::Device,
+                "stack" => LeaveOut::Stack,
+                "model" => LeaveOut::Model,
+                _ => return Err(USAGE.into()),
+            };
+            let scores = score_left_out(&published()?, &Split::library()?, by, &progress)?;
+            println!("{}", scores.table(None));
+            std::fs::write(file, to_csv(&scores.rows))?;
         }
         ["kernels", row, stage] => kernels::print(&profiles(None)?, row, stage.parse()?)?,
         _ => return Err(USAGE.into()),

@@ -273,6 +273,11 @@ impl CostModel {
         self.profiled_gpu(kind).is_some_and(|profiled_gpu| profiled_gpu.stack.balances_parts)
     }
 
+    /// Returns the devices and links of a kind with a GPU profile. `None` for other kinds.
+    pub fn cluster(&self, kind: usize) -> Option<&Cluster> {
+        self.kinds.get(kind)?.profiled_gpu.as_ref().map(|profiled_gpu| &profiled_gpu.cluster)
+    }
+
     /// Returns the GPU profile of a kind. `None` if the kind has none.
     pub(crate) fn profiled_gpu(&self, kind: usize) -> Option<&ProfiledGpu> {
         self.kinds[kind].profiled_gpu.as_ref()
