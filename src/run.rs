@@ -99,7 +99,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     };
     let predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
     predict::require_fit(&predicted, &loaded)?;
-    predict::print_caveats(&loaded.topology, &predicted.prediction, predicted.compiled.training.mesh.world_size(), &predicted.remarks);
+    predict::print_caveats(
+        &loaded.topology,
+        &predicted.prediction,
+        predicted.compiled.training.mesh.world_size(),
+        &predicted.remarks,
+    );
     say(&format!("\npredicted:\n{}", predict::table(&predicted.prediction, &loaded.topology)))?;
 
     let outcome = train(&loaded, &predicted, &arguments.training, &folder, None)?;

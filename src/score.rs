@@ -5,7 +5,9 @@ use crate::plan_file::{ModelReference, PlanFile};
 use crate::{inputs, output};
 use foretell_program::{Layout, Plan};
 use foretell_reports::{Plot, ScatterPoint};
-use foretell_score::{CompiledRun, LeaveOut, Row, Run, Scores, Split, Subset, published, read_rows, score, score_left_out, to_csv};
+use foretell_score::{
+    CompiledRun, LeaveOut, Row, Run, Scores, Split, Subset, published, read_rows, score, score_left_out, to_csv,
+};
 use foretell_simulator::gpu::Profiles;
 use foretell_topologies::TopologyReference;
 use foretell_units::Seconds;
@@ -90,6 +92,14 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let subset = if arguments.all || arguments.leave_out.is_some() { None } else { Some(Subset::Score) };
     output::line(&scores.table(subset))?;
     output::line(&format!("{} fitted values", scores.fitted_values))?;
+    let far_off: Vec<_> = scores.rows.iter().filter(|row| subset.is_none_or(|subset| row.subset == subset)).collect();
+    let far_off: Vec<_> = far_off.into_iter().filter_map(|row| Some((row, row.error?, row.implausible.as_ref()?))).collect();
+    if !far_off.is_empty() {
+        output::line(&format!("\n{} rows are off by more than 25 %; what is implausible:", far_off.len()))?;
+        for (row, error, part) in far_off {
+            output::line(&format!("{:+6.0} %  {}  {part}", 100.0 * error, row.row_id))?;
+        }
+    }
     let refused: usize = scores.refused.values().sum();
     if refused > 0 {
         output::line(&format!("\n{refused} of {} rows cannot be simulated:", scores.rows.len()))?;

@@ -61,7 +61,8 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
         }
         (None, Some(batch), steps) if batch.is_multiple_of(data * steps.unwrap_or(1)) => {
             if steps.is_none() {
-                assumptions.push("the micro-batch is not stated; assumed a rank's whole batch, the default of its framework".into());
+                assumptions
+                    .push("the micro-batch is not stated; assumed a rank's whole batch, the default of its framework".into());
             }
             batch / data / steps.unwrap_or(1)
         }

@@ -44,7 +44,8 @@ mod table;
 mod unclear;
 
 pub use fitting::{
-    Case, Fit, FitError, LeaveOut, Progress, Quantity, declared, fit, fit_json, print_fit, print_memory_fit, score_left_out, yaml_of_fit,
+    Case, Fit, FitError, LeaveOut, Progress, Quantity, declared, fit, fit_json, print_fit, print_memory_fit, score_left_out,
+    yaml_of_fit,
 };
 pub use memory_figure::memory_figure;
 pub use prediction::{CompiledRun, StepPrediction, predict};

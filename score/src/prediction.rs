@@ -26,6 +26,8 @@ pub struct StepPrediction {
     pub memory: Footprint,
     /// Kernel time of the stage that ends last.
     pub compute: Seconds,
+    /// Time of the model's FLOPs at the data sheet's peak of all devices. No step is shorter.
+    pub least: Seconds,
 }
 
 /// A run's compiled Programs. What remains depends on durations only, so a fit compiles each run
@@ -132,7 +134,15 @@ impl CompiledRun {
             _ => return Err(Refusal("the run has no Program".into())),
         };
         let [low, high] = run.stack.spread_on(run.clusters());
-        Ok(StepPrediction { step, p10: step * low, p90: step * high, memory: self.memory(run), compute })
+        Ok(StepPrediction { step, p10: step * low, p90: step * high, memory: self.memory(run), compute, least: self.least(run) })
+    }
+
+    /// Returns the time of the model's FLOPs at the data sheet's peak of the fastest devices.
+    fn least(&self, run: &Run) -> Seconds {
+        let Some((few, program)) = self.programs.first() else { return Seconds::ZERO };
+        let flops = program.model_flops.value() / *few as f64 * self.micro_batches as f64;
+        let peak = run.clusters().map(|cluster| cluster.gpu.peak(run.format).value()).fold(1.0, f64::max);
+        Seconds::new(flops / (peak * run.devices() as f64))
     }
 
     /// Returns the memory of the fullest stage's device under the run's stack.

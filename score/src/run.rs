@@ -7,8 +7,8 @@ use crate::refusal::Refusal;
 use crate::row::Row;
 use foretell_models::Model;
 use foretell_program::{Layout, OperandFormat, Overlap, Plan, PlannedWorkload, Program, Rank, Stack, Trained};
-use foretell_simulator::gpu::{Cluster, Fp8Scaling, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
 use foretell_simulator::CostModel;
+use foretell_simulator::gpu::{Cluster, Fp8Scaling, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
 use foretell_topologies::{DeviceKind, Topology};
 use foretell_units::{BytesPerSecond, DataType};
 
@@ -134,7 +134,8 @@ impl Run {
         let devices = self.devices();
         let node = |number: usize, count: usize, cluster: &Cluster| {
             let sheet = DeviceKind::library(&cluster.device).ok().flatten();
-            let pcie = self.link.or_else(|| PCIE.map(|(name, _)| name).into_iter().find(|name| cluster.gpu.link.starts_with(name)));
+            let pcie =
+                self.link.or_else(|| PCIE.map(|(name, _)| name).into_iter().find(|name| cluster.gpu.link.starts_with(name)));
             let link = match (pcie, sheet.and_then(|sheet| sheet.link)) {
                 (Some(generation), _) => {
                     let (_, rate) = PCIE.into_iter().find(|(name, _)| *name == generation).unwrap_or(PCIE[1]);

@@ -183,7 +183,8 @@ fn the_library_has_the_topologies_that_scripts_name() {
 #[test]
 fn a_network_states_its_transport() {
     let cluster = |network: &str| {
-        let text = format!("name: n\nnodes: [{{devices: {{kind: l4, count: 2}}, nics: {{bandwidth: 10Gbit/s}}}}]\nnetwork: {network}\n");
+        let text =
+            format!("name: n\nnodes: [{{devices: {{kind: l4, count: 2}}, nics: {{bandwidth: 10Gbit/s}}}}]\nnetwork: {network}\n");
         Topology::from_yaml(&text, "n.yaml")
     };
     let network = |text: &str| cluster(text).unwrap().network().clone();
@@ -197,7 +198,11 @@ fn a_network_states_its_transport() {
         assert_eq!(serde_json::from_str::<Topology>(&written).unwrap(), topology);
     }
     let error = |text: &str| cluster(text).unwrap_err().to_string();
-    assert!(error("{kind: switch, transport: rocee}").contains("did you mean `roce`"), "{}", error("{kind: switch, transport: rocee}"));
+    assert!(
+        error("{kind: switch, transport: rocee}").contains("did you mean `roce`"),
+        "{}",
+        error("{kind: switch, transport: rocee}")
+    );
     let torus = error("{kind: torus, dimensions: 1, bandwidth: 1GB/s, transport: tcp}");
     assert!(torus.contains("a `torus` network has no `transport`"), "{torus}");
 }

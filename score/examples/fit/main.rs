@@ -29,8 +29,8 @@
 mod kernels;
 
 use foretell_score::{
-    Case, Fit, LeaveOut, Quantity, Row, Split, Subset, declared, fit, fit_json, print_fit, print_memory_fit, published, score, score_left_out, to_csv,
-    yaml_of_fit,
+    Case, Fit, LeaveOut, Quantity, Row, Split, Subset, declared, fit, fit_json, print_fit, print_memory_fit, published, score,
+    score_left_out, to_csv, yaml_of_fit,
 };
 use foretell_simulator::gpu::Profiles;
 

@@ -5,8 +5,8 @@
 //! normal equations, which takes no simulation, and its rows are simulated with the values found.
 
 use super::cases::{Case, Quantity, declared};
-use super::parameters::{Owner, Parameter};
 use super::linear::{Linear, Refit, folds};
+use super::parameters::{Owner, Parameter};
 use super::report::{Found, Support, interval, yaml};
 use super::solve::Problem;
 use super::{FitError, Progress};

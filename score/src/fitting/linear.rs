@@ -23,11 +23,7 @@ type Matrix = Vec<Vec<f64>>;
 pub type Jacobian = Vec<Vec<(usize, f64)>>;
 
 /// Returns the Cholesky factor of the matrix of the normal equations with the priors.
-pub fn normal_factor(
-    jacobian: &Jacobian,
-    weights: &[f64],
-    parameters: &[Parameter],
-) -> Result<Matrix, FitError> {
+pub fn normal_factor(jacobian: &Jacobian, weights: &[f64], parameters: &[Parameter]) -> Result<Matrix, FitError> {
     let count = parameters.len();
     let mut matrix = vec![vec![0.0; count]; count];
     let mut by_row: BTreeMap<usize, Vec<(usize, f64)>> = BTreeMap::new();

@@ -99,11 +99,8 @@ pub(super) fn yaml(found: &[Found<'_>], support: &Support, profiles: &Profiles) 
     };
     for (name, values) in &stacks {
         let (rows, [low, high]) = support.stacks.get(name).copied().unwrap_or((0, support.unseen));
-        let _ = writeln!(
-            text,
-            "  {name}:\n    rows: {rows}\n    spread: [{low:.3}, {high:.3}]\n    values: {{{}}}",
-            line(values)
-        );
+        let _ =
+            writeln!(text, "  {name}:\n    rows: {rows}\n    spread: [{low:.3}, {high:.3}]\n    values: {{{}}}", line(values));
     }
     text.push_str("devices:\n");
     for (name, values) in &devices {
@@ -231,7 +228,8 @@ pub fn print_fit(cases: &[Case], time: &Fit, memory: &Fit) -> String {
     for fit in [time, memory] {
         for (parameter, value) in fit.parameters.iter().zip(&fit.values) {
             let moved = (value / parameter.prior).ln();
-            let _ = writeln!(text, 
+            let _ = writeln!(
+                text,
                 "value {:?} {} {:.4} prior {:.4} moved {:+.2} of {:.2}",
                 parameter.owner, parameter.name, value, parameter.prior, moved, parameter.spread
             );
@@ -250,7 +248,8 @@ pub fn print_fit(cases: &[Case], time: &Fit, memory: &Fit) -> String {
         let mean = |of: &dyn Fn(&[f64; 4]) -> f64| errors.iter().map(of).sum::<f64>() / errors.len() as f64;
         let means = [0, 1, 2, 3].map(|index| mean(&|error| error[index].abs()));
         let biases = [2, 3].map(|index| mean(&|error| error[index]));
-        let _ = writeln!(text, 
+        let _ = writeln!(
+            text,
             "source {source:24} {:4} rows {:.3} row left out {:.3} group left out {:.3} bias {:+.3} source left out {:.3} bias {:+.3}",
             errors.len(),
             means[0],
@@ -265,7 +264,8 @@ pub fn print_fit(cases: &[Case], time: &Fit, memory: &Fit) -> String {
         }
     }
     let [all, row, group, source] = totals;
-    let _ = writeln!(text, "mean over sources {all:.4} row left out {row:.4} group left out {group:.4} source left out {source:.4}");
+    let _ =
+        writeln!(text, "mean over sources {all:.4} row left out {row:.4} group left out {group:.4} source left out {source:.4}");
     text
 }
 
@@ -308,7 +308,8 @@ pub fn print_memory_fit(cases: &[Case], memory: &Fit) -> String {
         let case = &cases[*index];
         let errors = errors(memory, *index, *residual);
         sources.entry(&case.row.table).or_default().push(errors);
-        let _ = writeln!(text, 
+        let _ = writeln!(
+            text,
             "memory {:+.3} {:+.3} {:+.3} {:+.3} {} {} {}",
             errors[0], errors[1], errors[2], errors[3], case.row.row_id, case.run.stack_name, case.row.mem_kind
         );
@@ -318,7 +319,8 @@ pub fn print_memory_fit(cases: &[Case], memory: &Fit) -> String {
     }
     for (source, errors) in &sources {
         let mean = |index: usize| errors.iter().map(|error| error[index].abs()).sum::<f64>() / errors.len() as f64;
-        let _ = writeln!(text, 
+        let _ = writeln!(
+            text,
             "memory of {source:24} {:4} rows {:.3} row left out {:.3} group left out {:.3} source left out {:.3}",
             errors.len(),
             mean(0),

@@ -285,7 +285,17 @@ impl<'a> Problem<'a> {
         let without_device = held_out(&|case| case.run.cluster.device.clone(), usize::MAX)?;
         let values = (0..self.parameters.len()).map(|index| self.value(index, &offsets)).collect();
         let residuals = by_case(residuals);
-        Ok(Fit { parameters: self.parameters, values, residuals, without_row, without_group, without_source, without_device, offsets, jacobian })
+        Ok(Fit {
+            parameters: self.parameters,
+            values,
+            residuals,
+            without_row,
+            without_group,
+            without_source,
+            without_device,
+            offsets,
+            jacobian,
+        })
     }
 }
 

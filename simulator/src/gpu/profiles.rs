@@ -151,7 +151,8 @@ impl Profiles {
             let sheet = sheet.ok_or_else(|| malformed(format!("the device library has no `{name}`")))?;
             device.take_data_sheet(&sheet);
         }
-        let mut profiles = Self { devices, links, network, networks, stacks, unseen: UNSEEN, unseen_device: None, fitted_values: 0 };
+        let mut profiles =
+            Self { devices, links, network, networks, stacks, unseen: UNSEEN, unseen_device: None, fitted_values: 0 };
         profiles.apply(&parse("fitted.yaml", fitted)?)?;
         Ok(profiles)
     }

@@ -19,12 +19,7 @@ pub struct Workload {
 
 impl Default for Workload {
     fn default() -> Self {
-        Self {
-            experts_per_token: 1,
-            trained: TrainedParameters::All,
-            fp8_scaling: Fp8Scaling::Tensor,
-            has_eager_loss: false,
-        }
+        Self { experts_per_token: 1, trained: TrainedParameters::All, fp8_scaling: Fp8Scaling::Tensor, has_eager_loss: false }
     }
 }
 
