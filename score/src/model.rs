@@ -147,6 +147,9 @@ fn bert(sizes: &Sizes) -> Model {
         ffn: Some(sizes.ffn),
         vocab: sizes.vocab,
         sequence: sizes.sequence,
+        position_rows: None,
+        first_position: 0,
+        token_types: 2,
         dropout: Default::default(),
         attention_dropout: Default::default(),
     })
