@@ -97,6 +97,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         plan: best.plan.clone(),
         file,
         path: chosen,
+        remarks: Vec::new(),
     };
     let mut predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
     let options = arguments.training.input_options(None);
@@ -106,7 +107,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     drop(dataset);
     predict::require_fit(&predicted, &loaded)?;
-    predict::print_caveats(&loaded.topology, &predicted.prediction, predicted.compiled.training.mesh.world_size());
+    predict::print_caveats(
+        &loaded.topology,
+        &predicted.prediction,
+        predicted.compiled.training.mesh.world_size(),
+        &predicted.remarks,
+    );
     say(&format!("\npredicted:\n{}", predict::table(&predicted.prediction, &loaded.topology)))?;
 
     let compiled = predicted.compiled.clone();
