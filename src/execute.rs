@@ -9,11 +9,14 @@ use crate::predict::{self, PredictedPlan};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::data::{DataSource, Dataset};
+use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{BackendKind, Length, Outcome, RunEvent, TrainingJob, TransportKind, World, execute, supported};
 use foretell_models::Model;
 use foretell_program::Plan;
+use foretell_units::Seconds;
 use serde_json::{Value, json};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// Train as a plan says, with a process for each rank on this machine
 #[derive(Debug, Args)]
@@ -32,6 +35,9 @@ pub struct Arguments {
     /// The run's folder [default: the next free number under runs/]
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
+    /// Replace the run that the folder has
+    #[arg(long, requires = "run")]
+    overwrite: bool,
     /// Let ranks share a core or a GPU, to check a layout without timing it
     #[arg(long)]
     oversubscribe: bool,
@@ -56,9 +62,21 @@ pub struct TrainingArguments {
     /// Do not evaluate after each epoch
     #[arg(long)]
     pub no_evaluation: bool,
+    /// How long a rank may send no sign of life before the run ends and names it
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = peer_timeout)]
+    pub peer_timeout: Duration,
     /// Connect ranks by TCP over the loopback interface instead of shared memory
     #[arg(long)]
     pub tcp: bool,
+}
+
+fn peer_timeout(text: &str) -> Result<Duration, String> {
+    let seconds: Seconds = text.parse().map_err(|error: foretell_units::UnitError| error.to_string())?;
+    let least = LEAST_PEER_TIMEOUT.as_secs_f64();
+    if !(least..=86_400.0).contains(&seconds.value()) {
+        return Err(format!("it must lie between {least} s, since heartbeats are a second apart, and a day"));
+    }
+    Ok(Duration::from_secs_f64(seconds.value()))
 }
 
 /// Runs the command.
@@ -80,7 +98,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     enough_devices(here, &loaded.topology, backend, arguments.oversubscribe)?;
     predict::require_fit(&predicted, &loaded)?;
     predict::print_caveats(&loaded.topology, &predicted.prediction, ranks);
-    let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
+    let folder = RunFolder::claim(arguments.run.as_deref(), arguments.overwrite)?;
     let outcome = train(&loaded, &predicted, &arguments.training, &folder, world)?;
     if json {
         return output::json(&document(&outcome, &folder));
@@ -119,7 +137,8 @@ pub fn train(
     world: Option<World>,
 ) -> Result<Outcome, Failure> {
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-    let hosts = Hosts::open(&loaded.topology, transport, Some(folder.file("ranks")), world)?;
+    let mut hosts = Hosts::open(&loaded.topology, transport, Some(folder.file("ranks")), world)?;
+    hosts.options.peer_timeout = arguments.peer_timeout;
     folder.clear()?;
     folder.keep_plan(loaded)?;
     folder.keep_prediction(&Predicted {
@@ -149,7 +168,7 @@ pub fn train(
         }
         RunEvent::Evaluation(evaluation) => {
             let text = format!("epoch {}: loss {:.4}, top-1 {:.2} %", evaluation.epoch, evaluation.loss, evaluation.top1 * 100.0);
-            if bar.is_hidden() { eprintln!("{text}") } else { bar.println(text) }
+            if bar.is_hidden() { output::message(&text) } else { bar.println(text) }
         }
     };
     let outcome = execute(&job, Some(folder.path()), &hosts.options, &mut show)?;

@@ -36,6 +36,8 @@
 //!
 //! With a binary that calls [`run_rank`] in its `rank` subcommand, `execute(&job, ..)` trains it.
 
+#![warn(clippy::print_stderr)] // It panics if the stream is closed: see `log`.
+
 mod arena;
 pub mod backend;
 mod backend_kind;
@@ -55,6 +57,7 @@ mod interpreter;
 mod job;
 mod launcher;
 mod loading;
+mod log;
 pub mod machine;
 mod member;
 pub mod nvml;
