@@ -45,7 +45,8 @@ fn escaped(text: &str) -> Cow<'_, str> {
     if text.chars().all(is_plain) {
         return text.into();
     }
-    let escape = |character: char| if is_plain(character) { character.to_string() } else { character.escape_unicode().to_string() };
+    let escape =
+        |character: char| if is_plain(character) { character.to_string() } else { character.escape_unicode().to_string() };
     text.chars().map(escape).collect()
 }
 

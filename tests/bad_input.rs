@@ -221,7 +221,11 @@ fn sizes_that_no_cluster_has_are_refused_with_their_place() {
         ("nodes_per_router: 99999999999999999999999, routers_per_group: 2, global_links: 1", "nodes_per_router"),
     ] {
         scratch.file("fly.yaml", &dragonfly(sizes));
-        let message = refused(&scratch, &["simulate", "--plan", text(&scratch.file("plan.yaml", "model: mlp\ntopology: fly.yaml\nglobal_batch: 4\n"))], 2);
+        let message = refused(
+            &scratch,
+            &["simulate", "--plan", text(&scratch.file("plan.yaml", "model: mlp\ntopology: fly.yaml\nglobal_batch: 4\n"))],
+            2,
+        );
         assert_contains(&message, &["fly.yaml:4:", field]);
     }
 }
@@ -253,10 +257,12 @@ fn a_step_of_half_a_year_is_an_error_that_names_an_instruction() {
     let scratch = Scratch::new();
     let slow = "name: slow\nnodes:\n  - {name: n, count: 2, devices: {kind: a100-sxm-80g, count: 1}, nics: {count: 1, bandwidth: 1kbit/s}}\n";
     scratch.file("slow.yaml", slow);
-    let path = scratch.file("plan.yaml", "model: gpt2\ntopology: slow.yaml\nglobal_batch: 2\nlayout: {data: 2, micro_batch: 1}\n");
+    let path =
+        scratch.file("plan.yaml", "model: gpt2\ntopology: slow.yaml\nglobal_batch: 2\nlayout: {data: 2, micro_batch: 1}\n");
     let message = refused(&scratch, &["simulate", "--plan", text(&path)], 1);
     assert_contains(&message, &["the step does not end within", "instruction", "all-reduce"]);
-    let path = scratch.file("fast.yaml", "model: mlp\ntopology: dgx-a100-80g\nglobal_batch: 4\nlayout: {data: 2, micro_batch: 2}\n");
+    let path =
+        scratch.file("fast.yaml", "model: mlp\ntopology: dgx-a100-80g\nglobal_batch: 4\nlayout: {data: 2, micro_batch: 2}\n");
     let message = refused(&scratch, &["simulate", "--plan", text(&path), "--straggler", "1=1e18"], 1);
     assert_contains(&message, &["the step does not end within", "rank 1 in instruction"]);
 }

@@ -36,7 +36,8 @@
 //!
 //! With a binary that calls [`run_rank`] in its `rank` subcommand, `execute(&job, ..)` trains it.
 
-#![warn(clippy::print_stderr)] // It panics if the stream is closed: see `log`.
+// They panic if the stream is closed: see `log`.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod arena;
 pub mod backend;
@@ -68,6 +69,7 @@ mod rendezvous;
 mod samples;
 mod training;
 pub mod transport;
+mod whole_file;
 
 pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};

@@ -163,12 +163,7 @@ pub(super) fn connect(
     }
 }
 
-fn attempt(
-    address: SocketAddr,
-    key: &RunKey,
-    hello: Hello,
-    timeout: Duration,
-) -> Result<(TcpStream, Session), HandshakeError> {
+fn attempt(address: SocketAddr, key: &RunKey, hello: Hello, timeout: Duration) -> Result<(TcpStream, Session), HandshakeError> {
     let stream = TcpStream::connect_timeout(&address, timeout)?;
     configure(&stream)?;
     let session = handshake::initiate(&stream, address, key, hello)?;

@@ -29,7 +29,10 @@ impl fmt::Display for Peer {
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
     /// A peer's process ended or its connection broke.
-    #[error("rank {rank} is lost: its process ended or its connection broke{}; hint: see the log of rank {rank}", in_brackets(reason))]
+    #[error(
+        "rank {rank} is lost: its process ended or its connection broke{}; hint: see the log of rank {rank}",
+        in_brackets(reason)
+    )]
     PeerLost {
         /// The rank that is gone.
         rank: usize,

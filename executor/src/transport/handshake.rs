@@ -31,7 +31,8 @@ const PATTERN: &str = "Noise_NNpsk2_25519_ChaChaPoly_SHA256";
 const MAGIC: [u8; 4] = *b"FTL2";
 const PUBLIC_KEY_BYTES: usize = 32;
 const PURPOSE_BYTES: usize = MAGIC.len() + 2 + 4 + 4 + RUN_BYTES;
-const HELLO_BYTES: usize = PUBLIC_KEY_BYTES + PURPOSE_BYTES;
+/// With a pre-shared key even the first message has a tag, though one that anybody can make.
+const HELLO_BYTES: usize = PUBLIC_KEY_BYTES + PURPOSE_BYTES + RECORD_TAG_BYTES;
 const ANSWER_BYTES: usize = PUBLIC_KEY_BYTES + RECORD_TAG_BYTES;
 const PROOF_BYTES: usize = RECORD_TAG_BYTES;
 const VERDICT_BYTES: usize = 1 + RECORD_TAG_BYTES;
@@ -83,14 +84,8 @@ impl From<io::Error> for HandshakeError {
 }
 
 /// The connecting side of a handshake. Returns the connection's keys.
-pub(super) fn initiate(
-    stream: &TcpStream,
-    address: SocketAddr,
-    key: &RunKey,
-    hello: Hello,
-) -> Result<Session, HandshakeError> {
-    let not_authenticated =
-        |reason| HandshakeError::Final(TransportError::NotAuthenticated { address, reason });
+pub(super) fn initiate(stream: &TcpStream, address: SocketAddr, key: &RunKey, hello: Hello) -> Result<Session, HandshakeError> {
+    let not_authenticated = |reason| HandshakeError::Final(TransportError::NotAuthenticated { address, reason });
     let mut stream = HandshakeStream::new(stream);
     let mut noise = Builder::new(pattern()?).psk(2, &key.secret).and_then(Builder::build_initiator).map_err(broken)?;
     let mut hello_bytes = [0; HELLO_BYTES];

@@ -79,12 +79,7 @@ impl Opener {
     ///
     /// # Errors
     /// [`TransportError::Tampered`], after which nothing of the connection can be trusted.
-    pub(super) fn open(
-        &mut self,
-        bytes: &mut [u8],
-        tag: [u8; RECORD_TAG_BYTES],
-        peer: Peer,
-    ) -> Result<(), TransportError> {
+    pub(super) fn open(&mut self, bytes: &mut [u8], tag: [u8; RECORD_TAG_BYTES], peer: Peer) -> Result<(), TransportError> {
         let nonce = self.0.nonce()?;
         let opened = self.0.key.open_in_place_separate_tag(nonce, Aad::empty(), Tag::from(tag), bytes, 0..);
         opened.map(|_| ()).map_err(|_| TransportError::Tampered { peer })

@@ -42,7 +42,10 @@ fn fuzz(name: &str, folder: &str, ending: &str, read: impl Fn(&str) -> bool) {
         let text = String::from_utf8_lossy(&bytes);
         let started = Instant::now();
         let result = catch_unwind(AssertUnwindSafe(|| read(&text)));
-        assert!(result.is_ok(), "{name}: input {input} panics; FORETELL_FUZZ_FIRST={input} FORETELL_FUZZ_INPUTS=1 replays it:\n{text}");
+        assert!(
+            result.is_ok(),
+            "{name}: input {input} panics; FORETELL_FUZZ_FIRST={input} FORETELL_FUZZ_INPUTS=1 replays it:\n{text}"
+        );
         assert!(started.elapsed() < MOST_TIME, "{name}: input {input} takes {:?}:\n{text}", started.elapsed());
         accepted += u64::from(result.unwrap_or_default());
     }

@@ -29,7 +29,8 @@ impl Dragonfly {
 
     pub(super) fn fits(&self, nodes: usize) -> Result<(), (String, String)> {
         let (groups, ports) = (self.groups(nodes), self.routers_per_group * self.global_links);
-        let links = (self.routers_per_group - 1).saturating_mul(self.routers_per_group).saturating_add(ports).saturating_mul(groups);
+        let links =
+            (self.routers_per_group - 1).saturating_mul(self.routers_per_group).saturating_add(ports).saturating_mul(groups);
         if links > MOST_LINKS {
             let what = format!("a dragonfly of {groups} groups of {} routers has {links} links", self.routers_per_group);
             return Err((what, format!("describe one of at most {MOST_LINKS} links")));

@@ -90,10 +90,7 @@ impl ControlClient {
         };
         let system = |error| TransportError::system("configure the control connection to the launcher", error);
         let clone = || stream.try_clone().map_err(system);
-        stream
-            .set_write_timeout(Some(STALL_TIME))
-            .and_then(|()| stream.set_read_timeout(Some(STALL_TIME)))
-            .map_err(system)?;
+        stream.set_write_timeout(Some(STALL_TIME)).and_then(|()| stream.set_read_timeout(Some(STALL_TIME))).map_err(system)?;
         let reader = Mutex::new(FrameReader::new(clone()?, session.opener, Peer::Launcher));
         let mut writer = FrameWriter::new(clone()?, session.sealer, Peer::Launcher);
         writer.write(announcement)?;

@@ -144,7 +144,8 @@ fn too_long(peer: Peer, length: u64) -> TransportError {
 
 fn stream_error(peer: Peer, error: io::Error) -> TransportError {
     use io::ErrorKind::{
-        BrokenPipe, ConnectionAborted, ConnectionReset, HostUnreachable, NetworkUnreachable, NotConnected, TimedOut, UnexpectedEof,
+        BrokenPipe, ConnectionAborted, ConnectionReset, HostUnreachable, NetworkUnreachable, NotConnected, TimedOut,
+        UnexpectedEof,
     };
     match error.kind() {
         UnexpectedEof => TransportError::lost(peer, None),

@@ -11,8 +11,8 @@ use serde::Serialize;
 use super::super::acceptor::{Acceptor, ConnectionOwner, spawn};
 use super::super::handshake::{Hello, Verdict};
 use super::super::key::RunKey;
-use super::super::{Peer, TransportError};
 use super::super::session::{Sealer, Session};
+use super::super::{Peer, TransportError};
 use super::frame::{FrameReader, FrameWriter, Message};
 use super::{Announcement, HEARTBEAT, PeerTable, STALL_TIME};
 
@@ -229,11 +229,14 @@ impl ServerState {
             Err(TransportError::PeerLost { .. }) => return self.forget(rank),
             Err(error) => error,
         };
+        if let Some(connection) = self.ranks().get_mut(rank) {
+            connection.writer = None;
+            connection.socket = None;
+        }
+        // The state follows the event: once all ranks have left, all events are there.
         drop(self.events.send((rank, Event::Lost(error))));
         if let Some(connection) = self.ranks().get_mut(rank) {
             connection.state = JoinState::Lost;
-            connection.writer = None;
-            connection.socket = None;
         }
         self.changed.notify_all();
     }

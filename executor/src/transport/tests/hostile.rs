@@ -30,14 +30,17 @@ fn a_wrong_secret_is_refused_by_both_sides() {
 fn a_recorded_hello_without_the_secret_is_not_let_in() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 1).unwrap();
+    // An eavesdropper records a valid hello, and sends it again.
+    let mut hello = [0; 78];
+    let eavesdropper = TcpListener::bind(local()).unwrap();
+    let address = eavesdropper.local_addr().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| ControlClient::join(address, &key, 0, &announcement(1), Duration::from_millis(300)));
+        let mut recorded = eavesdropper.accept().unwrap().0;
+        recorded.read_exact(&mut hello).unwrap();
+        drop(eavesdropper);
+    });
     let mut stream = TcpStream::connect(server.address()).unwrap();
-    // A valid hello, as an eavesdropper could have recorded it, then an invalid tag.
-    let mut hello = Vec::from([9; 32]);
-    hello.extend(*b"FTL2");
-    hello.extend([0, 0]);
-    hello.extend(0u32.to_le_bytes());
-    hello.extend(u32::MAX.to_le_bytes());
-    hello.extend(key.run);
     stream.write_all(&hello).unwrap();
     let mut answer = [0; 48];
     stream.read_exact(&mut answer).unwrap();

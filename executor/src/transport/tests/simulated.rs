@@ -167,7 +167,8 @@ impl Transport for Simulated {
     }
 
     fn open(&self, peer: usize, stream: StreamNumber) -> Result<Channel, TransportError> {
-        let half = |from, to| Half { network: Arc::clone(&self.network), rank: self.rank, peer, key: (from, to, stream), moved: 0 };
+        let half =
+            |from, to| Half { network: Arc::clone(&self.network), rank: self.rank, peer, key: (from, to, stream), moved: 0 };
         self.network.state().links.entry((self.rank, peer, stream)).or_default();
         Ok(Channel { sender: Box::new(half(self.rank, peer)), receiver: Box::new(half(peer, self.rank)) })
     }
@@ -374,7 +375,8 @@ fn every_simulated_run_ends_right_or_names_a_rank_that_failed() {
     let (mut faults, mut right, mut failed) = (0, 0, 0);
     for seed in first..first + seeds {
         let (results, state) = simulate(seed);
-        let has_failed: BTreeSet<usize> = results.iter().enumerate().filter(|(_, result)| result.is_err()).map(|(rank, _)| rank).collect();
+        let has_failed: BTreeSet<usize> =
+            results.iter().enumerate().filter(|(_, result)| result.is_err()).map(|(rank, _)| rank).collect();
         for (rank, result) in results.iter().enumerate() {
             let named = match result {
                 Ok(()) => continue,
