@@ -37,6 +37,7 @@ mod dropout;
 mod error;
 mod families;
 mod graph;
+mod hugging_face;
 mod kernel;
 mod model;
 mod optimizer;
@@ -53,6 +54,7 @@ pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
     OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Tensor, TensorId,
 };
+pub use hugging_face::{ConfigError, ImportedModel, from_hugging_face, hugging_face_types, is_hugging_face_config};
 pub use kernel::{
     Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture, Recurrence,
     Traffic, WeightLayout, Window,

@@ -47,6 +47,9 @@ fn models() -> impl Strategy<Value = Model> {
             ffn: None,
             vocab: 32,
             sequence: 8,
+            position_rows: None,
+            first_position: 0,
+            token_types: 2,
             dropout: DropoutRate::TENTH,
             attention_dropout: DropoutRate::TENTH
         })),
