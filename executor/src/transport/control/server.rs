@@ -157,18 +157,18 @@ impl ControlServer {
 
     /// The ranks that have joined and not left, and from which nothing has arrived for `limit`.
     /// Call it several times a second: if it was not called for [`HEARTBEAT`], this process was
-    /// stopped or had no processor itself, and all ranks get a new chance.
+    /// stopped or had no processor itself, and that time does not count.
     pub fn silent_ranks(&self, limit: Duration) -> Vec<usize> {
         let now = Instant::now();
         let mut last_look = self.last_look.lock().unwrap_or_else(PoisonError::into_inner);
-        let was_away = now.duration_since(std::mem::replace(&mut *last_look, now)) > HEARTBEAT;
+        let since = now.duration_since(std::mem::replace(&mut *last_look, now));
+        let away = if since > HEARTBEAT { since } else { Duration::ZERO };
         let mut silent = Vec::new();
         for (rank, connection) in self.shared.ranks().iter_mut().enumerate() {
             let is_present = matches!(connection.state, JoinState::Admitted | JoinState::Announced);
             let Some(heard) = connection.heard.as_mut().filter(|_| is_present) else { continue };
-            if was_away {
-                *heard = now;
-            } else if now.duration_since(*heard) > limit {
+            *heard = (*heard + away).min(now);
+            if now.duration_since(*heard) > limit {
                 silent.push(rank);
             }
         }

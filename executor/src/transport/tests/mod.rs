@@ -8,6 +8,7 @@ mod processes;
 mod relay;
 mod rendezvous;
 mod simulated;
+mod speed;
 mod waiting;
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
