@@ -98,6 +98,7 @@ pub enum OptimizerName {
     Sgd,
     Adam,
     Adamw,
+    Lamb,
 }
 
 /// The resolved job: names looked up and defaults taken.
@@ -338,6 +339,7 @@ impl From<OptimizerName> for Optimizer {
             OptimizerName::Sgd => Optimizer::Sgd,
             OptimizerName::Adam => Optimizer::Adam,
             OptimizerName::Adamw => Optimizer::AdamW,
+            OptimizerName::Lamb => Optimizer::Lamb,
         }
     }
 }

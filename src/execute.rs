@@ -3,13 +3,14 @@
 use crate::failure::Failure;
 use crate::inputs;
 use crate::launch::{Hosts, backend_for, enough_devices, this_program};
+use crate::live::LiveProgress;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict::{self, PredictedPlan};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::data::{DataSource, Dataset};
-use foretell_executor::{BackendKind, Length, Outcome, RunEvent, TrainingJob, TransportKind, World, execute, supported};
+use foretell_executor::{BackendKind, Evaluation, Length, Outcome, TrainingJob, TransportKind, World, execute, supported};
 use foretell_models::Model;
 use foretell_program::Plan;
 use serde_json::{Value, json};
@@ -24,6 +25,9 @@ pub struct Arguments {
     /// The plan
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,
+    /// Recipe that replaces the plan's `training`: optimizer, schedule, loss, frozen parameters
+    #[arg(long, value_name = "FILE")]
+    recipe: Option<PathBuf>,
     /// Measured costs, for the prediction that is made before the run
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -56,6 +60,9 @@ pub struct TrainingArguments {
     /// Do not evaluate after each epoch
     #[arg(long)]
     pub no_evaluation: bool,
+    /// Also write TensorBoard's event files, into the run's folder
+    #[arg(long)]
+    pub tensorboard: bool,
     /// Connect ranks by TCP over the loopback interface instead of shared memory
     #[arg(long)]
     pub tcp: bool,
@@ -63,7 +70,8 @@ pub struct TrainingArguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
-    let loaded = PlanFile::load(&arguments.plan)?;
+    let mut loaded = PlanFile::load(&arguments.plan)?;
+    arguments.recipe.as_deref().map(|recipe| loaded.apply_recipe(recipe)).transpose()?;
     let world = World::from_environment()?;
     let backend = backend_for(&loaded.topology, world.as_ref())?;
     if let Some(world) = world.as_ref().filter(|world| world.rank > 0) {
@@ -140,20 +148,11 @@ pub fn train(
         evaluate: !arguments.no_evaluation,
         timeline: None,
     };
-    let bar = output::progress(1, "train");
-    let mut show = |progress: RunEvent| match progress {
-        RunEvent::Started { steps } => bar.set_length(steps as u64),
-        RunEvent::Step(step) => {
-            bar.set_position(step.step as u64 + 1);
-            bar.set_message(format!("loss {:.4}", step.loss));
-        }
-        RunEvent::Evaluation(evaluation) => {
-            let text = format!("epoch {}: loss {:.4}, top-1 {:.2} %", evaluation.epoch, evaluation.loss, evaluation.top1 * 100.0);
-            if bar.is_hidden() { eprintln!("{text}") } else { bar.println(text) }
-        }
-    };
-    let outcome = execute(&job, Some(folder.path()), &hosts.options, &mut show)?;
-    bar.finish_and_clear();
+    let tensorboard = arguments.tensorboard.then(|| folder.file("tensorboard"));
+    let step = predicted.prediction.step_seconds;
+    let mut live = LiveProgress::new(loaded.plan.training.print_every, step, tensorboard.as_deref())?;
+    let outcome = execute(&job, Some(folder.path()), &hosts.options, &mut |event| live.show(&event))?;
+    live.finish()?;
     hosts.close()?;
     folder.keep_measured(&outcome)?;
     Ok(outcome)
@@ -169,9 +168,29 @@ pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
         "loss": outcome.steps.iter().map(|step| step.loss).collect::<Vec<_>>(),
         "gradient_norm": outcome.steps.iter().map(|step| step.gradient_norm).collect::<Vec<_>>(),
         "peak_memory_bytes": outcome.arenas.iter().map(|arena| arena.count()).collect::<Vec<_>>(),
-        "evaluation": outcome.evaluations.last(),
+        "samples_per_second": outcome.samples_per_second(),
+        "evaluation": outcome.evaluations.last().map(evaluation_document),
         "world_size": outcome.world_size,
         "backend": outcome.backend.name(),
+    })
+}
+
+/// An evaluation without its tables by class, which `evaluation.jsonl` has. Measures that a model of
+/// sequences lacks are null.
+fn evaluation_document(evaluation: &Evaluation) -> Value {
+    let classes = evaluation.classification.as_ref();
+    json!({
+        "step": evaluation.step,
+        "epoch": evaluation.epoch,
+        "samples": evaluation.samples,
+        "loss": evaluation.loss,
+        "perplexity": evaluation.perplexity,
+        "top1": evaluation.top1,
+        "top5": evaluation.top5,
+        "precision": classes.map(|classes| classes.precision),
+        "recall": classes.map(|classes| classes.recall),
+        "f1": classes.map(|classes| classes.f1),
+        "roc_auc": classes.and_then(|classes| classes.roc_auc),
     })
 }
 

@@ -17,6 +17,7 @@ mod inputs;
 mod lab;
 mod launch;
 mod library;
+mod live;
 mod output;
 mod plan;
 
@@ -28,6 +29,7 @@ mod running_cost;
 mod score;
 mod simulate;
 mod sizes;
+mod tensorboard;
 mod what_if;
 
 use clap::{Parser, Subcommand};

@@ -35,7 +35,7 @@ pub struct Measured {
 }
 
 /// Files of a finished run that a new run in the same folder does not overwrite at its start.
-const LEFT_BEHIND: [&str; 6] = ["measured.json", "timeline", "ranks", "trace.json", "report.html", "plots"];
+const LEFT_BEHIND: [&str; 7] = ["measured.json", "timeline", "ranks", "trace.json", "report.html", "plots", "tensorboard"];
 
 /// A run's folder.
 #[derive(Clone, Debug)]

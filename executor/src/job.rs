@@ -152,6 +152,8 @@ pub(crate) enum Report {
     /// shares the ranks' cores.
     Steps(Vec<StepReport>),
     Evaluation(EvaluationReport),
+    /// The scores of one rank's samples of an evaluation batch.
+    Scores(ScoreReport),
     Finished {
         /// The size of the device arena; zero after a calibration.
         arena: Bytes,
@@ -226,6 +228,16 @@ pub(crate) struct EvaluationReport {
     pub(crate) samples: usize,
     /// The metrics that this rank contributes, to be summed over ranks.
     pub(crate) metrics: Vec<(MetricKind, Bits)>,
+}
+
+/// One rank's scores of an evaluation batch.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ScoreReport {
+    /// The last training step before the evaluation.
+    pub(crate) step: usize,
+    /// For each sample the bits of the probability of each class, then those of its label, -1 if it
+    /// does not count.
+    pub(crate) samples: Vec<Vec<u32>>,
 }
 
 /// The interpreter's costs beside kernels and communication.

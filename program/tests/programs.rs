@@ -2,12 +2,12 @@
 
 mod soundness;
 
-use foretell_models::{Bert, DropoutRate, Gpt, GraphOptions, Llama, Mlp, Model, Resnet, Stem, Vit};
+use foretell_models::{Bert, DropoutRate, Gpt, GraphOptions, Llama, Mlp, Model, Resnet, SampleShape, Stem, Vit};
 use foretell_program::{
-    ContextMethod, Footprint, Kept, Layout, Offload, OperatorPatterns, Overlap, Plan, Recompute, Schedule, ShardedPart,
-    StageLayout, StageProgram, compile,
+    ContextMethod, DecayExemptions, Footprint, Kept, Layout, NamePatterns, Offload, OperatorPatterns, Optimizer, Overlap, Plan,
+    Recompute, Schedule, ShardedPart, StageLayout, StageProgram, Training, compile,
 };
-use foretell_units::DataType;
+use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use soundness::assert_sound;
@@ -163,6 +163,42 @@ fn precisions() -> impl Strategy<Value = DataType> {
     prop_oneof![Just(DataType::Fp32), Just(DataType::Bf16), Just(DataType::Fp8)]
 }
 
+/// Sums that only training or only evaluation has.
+const OWN_SUMS: [&str; 3] = ["weight", "top5", "scores"];
+
+/// Optimizers with what a recipe may ask of them.
+fn recipes() -> impl Strategy<Value = (Optimizer, Training)> {
+    let optimizers = prop_oneof![Just(Optimizer::Sgd), Just(Optimizer::AdamW), Just(Optimizer::Lamb)];
+    let frozen = prop_oneof![2 => Just(None), 1 => Just(Some("*0*")), 1 => Just(Some("*0*weight"))];
+    let exemptions = (any::<bool>(), any::<bool>());
+    (optimizers, any::<bool>(), frozen, exemptions, any::<bool>(), any::<bool>()).prop_map(
+        |(optimizer, clip, frozen, (biases, norms), smooth, weighted)| {
+            let training = Training {
+                clip_norm: clip.then_some(1.0),
+                weight_decay: 0.1,
+                no_decay: DecayExemptions { biases, norms, names: NamePatterns::default() },
+                frozen: frozen.into_iter().collect(),
+                label_smoothing: if smooth { 0.1 } else { 0.0 },
+                class_weights: if weighted { vec![1.0, 2.0] } else { Vec::new() },
+                ..Training::default()
+            };
+            (optimizer, training)
+        },
+    )
+}
+
+/// The recipe with a weight for each class of the model, if it weighs classes.
+fn for_model(mut training: Training, model: &Model) -> Training {
+    let classes = match model.sample() {
+        SampleShape::Image { classes, .. } | SampleShape::Features { classes, .. } => classes,
+        _ => 0,
+    };
+    if !training.class_weights.is_empty() {
+        training.class_weights = (0..classes).map(|class| 1.0 + class as f32).collect();
+    }
+    training
+}
+
 /// A number of random cases, after the recorded failures.
 fn cases(cases: u32) -> ProptestConfig {
     let failed = FileFailurePersistence::Direct("tests/programs.proptest-regressions");
@@ -174,16 +210,14 @@ proptest! {
 
     #[test]
     fn every_program_is_sound_and_shares_its_arena_with_evaluation(
-        model in models(), (layout, batch) in layouts(), clip in any::<bool>(), precision in precisions(), seed in any::<u64>(),
-        overlap in overlaps()
+        model in models(), (layout, batch) in layouts(), (optimizer, training) in recipes(), precision in precisions(),
+        seed in any::<u64>(), overlap in overlaps()
     ) {
         let cuts = uneven_cuts(&model, layout.pipeline * layout.virtual_stages, seed);
         let layout = Layout { cuts, ..layout };
-        let mut plan = Plan::new(layout, batch);
-        plan.training.clip_norm = clip.then_some(1.0);
+        let mut plan = Plan { optimizer, training: for_model(training, &model), ..Plan::new(layout, batch) };
         plan.overlap = overlap;
         plan.precision = precision;
-        plan.optimizer = foretell_program::Optimizer::AdamW;
         let compiled = match compile(&model, "model", &plan) {
             Ok(compiled) => compiled,
             Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
@@ -194,12 +228,15 @@ proptest! {
             prop_assert_eq!(Footprint::of(list).total(), list.arena, "the components add up to the arena");
         }
         // Training and evaluation share an arena, so persistent buffers have the same offsets in
-        // both.
+        // both. Each may have sums of its own behind them.
         for (training, evaluation) in compiled.training.lists.iter().zip(&compiled.evaluation.lists) {
             let kept = |stage: &StageProgram| -> Vec<_> {
                 stage.buffers.iter().filter(|one| one.persistent).map(|one| (one.name.clone(), one.offset, one.bytes)).collect()
             };
-            prop_assert_eq!(kept(training), kept(evaluation));
+            let is_own = |one: &(std::sync::Arc<str>, Bytes, Bytes)| OWN_SUMS.contains(&&*one.0);
+            let [training, evaluation] = [training, evaluation].map(kept);
+            let shared = training.iter().zip(&evaluation).take_while(|(one, other)| one == other).count();
+            prop_assert!(training[shared..].iter().chain(&evaluation[shared..]).all(is_own), "{training:?}\n{evaluation:?}");
         }
     }
 }

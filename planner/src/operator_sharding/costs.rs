@@ -288,8 +288,9 @@ impl Pricer<'_> {
                 momentum: self.plan.training.momentum != 0.0,
                 nesterov: self.plan.training.nesterov,
                 controlled: false,
+                exempt: false,
             },
-            Optimizer::Adam | Optimizer::AdamW => Kernel::AdamW { elements, controlled: false },
+            Optimizer::Adam | Optimizer::AdamW => Kernel::AdamW { elements, controlled: false, exempt: false },
         };
         share_of(self.kernel(of(bucket.max(1)), false), elements / shards, bucket)
     }

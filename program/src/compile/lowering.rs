@@ -6,10 +6,10 @@
 
 use crate::fusion::{Fusions, fuse};
 use crate::mesh::{Axis, Coordinates, Mesh, StageMesh};
-use crate::plan::{Layout, Plan, PlanError, ShardedPart};
+use crate::plan::{Layout, Plan, PlanError, ShardedPart, Training};
 use crate::quantisation::quantise;
 use crate::strategy::{Sharding, consumers, producers};
-use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate};
+use foretell_models::{Graph, GraphOptions, Model, OperatorId, OperatorKind, Role, TensorId, differentiate, with_evaluation};
 use std::sync::Arc;
 
 /// The use of a Program.
@@ -125,8 +125,11 @@ pub(crate) fn training_graph(model: &Model, name: &str, plan: &Plan) -> Result<(
 }
 
 /// The number of parts that the head's vocabulary is cut into: the `tensor` size of the stage that
-/// has the last block. Only that stage has a head.
+/// has the last block. Only that stage has a head. A smoothed or weighted loss needs whole classes.
 pub(super) fn vocabulary_parts(plan: &Plan, mesh: &Mesh) -> usize {
+    if !plan.training.loss_target().is_plain() {
+        return 1;
+    }
     let Layout { pipeline, virtual_stages, schedule, .. } = plan.layout;
     let positions = pipeline.saturating_mul(virtual_stages);
     let (last_stage, _) = schedule.place(pipeline, virtual_stages, positions.saturating_sub(1));
@@ -153,7 +156,47 @@ fn graph(
     // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24
     // predictions.
     let normalizer = plan.global_batch * forward.predictions_per_sample;
-    Ok(if inference { forward } else { differentiate(&forward, normalizer) })
+    if inference {
+        return Ok(with_evaluation(forward));
+    }
+    check_recipe(&forward, &plan.training)?;
+    let forward = plan.training.loss_target().apply(forward);
+    Ok(differentiate(&forward, normalizer, |name| plan.training.frozen.match_name(name)))
+}
+
+/// Refuses a recipe that does not fit the model: patterns that match no parameter, nothing to
+/// train, or another number of class weights than of classes.
+fn check_recipe(forward: &Graph, training: &Training) -> Result<(), PlanError> {
+    let names = forward.parameters().map(|(_, tensor)| tensor.name.as_str());
+    let patterns = [("training.frozen", &training.frozen), ("training.no_decay.names", &training.no_decay.names)];
+    for (field, patterns) in patterns {
+        if let Some(pattern) = patterns.unmatched(names.clone()) {
+            let example = names.clone().next().unwrap_or_default();
+            return Err(PlanError::Invalid {
+                field,
+                reason: format!("`{pattern}` matches no parameter of the model"),
+                hint: format!("its parameters have names such as `{example}`, and `*` stands for any characters"),
+            });
+        }
+    }
+    if names.clone().all(|name| training.frozen.match_name(name)) {
+        return Err(PlanError::Invalid {
+            field: "training.frozen",
+            reason: "every parameter is frozen".into(),
+            hint: "leave at least one to train".into(),
+        });
+    }
+    let weights = training.class_weights.len();
+    let losses = forward.operators.iter().filter(|operator| operator.kind == OperatorKind::CrossEntropy);
+    let classes = losses.filter_map(|operator| operator.loops.last()).map(|one| one.extent).next();
+    match classes {
+        Some(classes) if training.weighs_classes() && classes != weights => Err(PlanError::Invalid {
+            field: "training.class_weights",
+            reason: format!("there are {weights}, and the model has {classes} classes"),
+            hint: "give one weight for each class".into(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// The number of sample groups that share batch statistics, over all ranks of a stage.

@@ -2,8 +2,8 @@
 
 use super::{dropout, eight_bits, lstm, mixture};
 use foretell_models::{
-    Activation, Attention, AttentionDropout, DropoutRate, DropoutSite, Epsilon, Kernel, RelativePositions, Rope, WeightLayout,
-    Window,
+    Activation, Attention, AttentionDropout, DropoutRate, DropoutSite, Epsilon, Kernel, RelativePositions, Rope, Smoothing,
+    WeightLayout, Window,
 };
 
 pub(super) fn window(extents: [usize; 8]) -> Window {
@@ -107,6 +107,18 @@ pub(super) fn cases() -> Vec<Kernel> {
             Kernel::CrossEntropy { rows, classes: columns },
             Kernel::CrossEntropyGradient { rows, classes: columns, normalizer: 7, parts: 1, scaled: false },
         ]);
+        cases.extend([
+            Kernel::LabelRanks { rows, classes: columns, parts: 1 },
+            Kernel::TopLabels { rows, top: 5 },
+            Kernel::ClassScores { rows, classes: columns },
+        ]);
+        for smoothing in [0.0, 0.1].map(Smoothing::new) {
+            let (classes, normalizer, scaled) = (columns, 7, false);
+            cases.extend([
+                Kernel::WeightedCrossEntropy { rows, classes, smoothing },
+                Kernel::WeightedCrossEntropyGradient { rows, classes, smoothing, normalizer, scaled },
+            ]);
+        }
     }
     for elements in [1, 15, 64, 1037, 40_003] {
         cases.extend([
@@ -125,10 +137,15 @@ pub(super) fn cases() -> Vec<Kernel> {
             Kernel::Sum { elements },
             Kernel::Accumulate { elements },
             Kernel::Zero { elements },
-            Kernel::AdamW { elements, controlled: false },
+            Kernel::LambStep { elements, controlled: false },
         ]);
-        for (momentum, nesterov) in [(false, false), (true, false), (true, true)] {
-            cases.push(Kernel::Sgd { elements, momentum, nesterov, controlled: false });
+        for exempt in [false, true] {
+            let controlled = false;
+            cases.push(Kernel::AdamW { elements, controlled, exempt });
+            cases.push(Kernel::LambDirection { elements, controlled, exempt });
+            for (momentum, nesterov) in [(false, false), (true, false), (true, true)] {
+                cases.push(Kernel::Sgd { elements, momentum, nesterov, controlled, exempt });
+            }
         }
     }
     for extents in [
