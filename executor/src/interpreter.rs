@@ -251,13 +251,17 @@ impl Interpreter {
         let counts = prepared.metrics.iter().any(|(one, _)| one.kind == MetricKind::Correct && one.counts_at(coordinates));
         let mut samples = Vec::new();
         for (width, operand) in prepared.scores.iter().filter(|_| counts) {
-            let mut values = vec![0.0_f32; operand.bytes / size_of::<f32>()];
-            match &self.shared.gpu_streams {
+            let count = operand.bytes / size_of::<f32>();
+            let values = match &self.shared.gpu_streams {
                 // SAFETY: the operand lies in the arena, is aligned, holds that many `f32`s, and no
                 // stream runs between steps.
-                None => values.copy_from_slice(unsafe { std::slice::from_raw_parts(operand.pointer.cast(), values.len()) }),
-                Some(gpu_streams) => gpu_streams.read_into(operand, &mut values)?,
-            }
+                None => unsafe { std::slice::from_raw_parts(operand.pointer.cast::<f32>(), count) }.to_vec(),
+                Some(gpu_streams) => {
+                    let mut values = vec![0.0; count];
+                    gpu_streams.read_into(operand, &mut values)?;
+                    values
+                }
+            };
             samples.extend(values.chunks_exact(*width).map(<[f32]>::to_vec));
         }
         Ok(samples)

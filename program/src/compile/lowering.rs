@@ -4,12 +4,13 @@
 //! A lowering covers the whole model, as if every stage had this mesh. Each stage later takes its
 //! own blocks from the lowering of its mesh.
 
+use super::recipe::check_recipe;
 use crate::fusion::{Fusions, fuse};
 use crate::mesh::{Axis, Coordinates, Mesh, StageMesh};
-use crate::plan::{Layout, Plan, PlanError, ShardedPart, Training};
+use crate::plan::{Layout, Plan, PlanError, ShardedPart};
 use crate::quantisation::quantise;
 use crate::strategy::{Sharding, consumers, producers};
-use foretell_models::{Graph, GraphOptions, Model, OperatorId, OperatorKind, Role, TensorId, differentiate, with_evaluation};
+use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate, with_evaluation};
 use std::sync::Arc;
 
 /// The use of a Program.
@@ -162,41 +163,6 @@ fn graph(
     check_recipe(&forward, &plan.training)?;
     let forward = plan.training.loss_target().apply(forward);
     Ok(differentiate(&forward, normalizer, |name| plan.training.frozen.match_name(name)))
-}
-
-/// Refuses a recipe that does not fit the model: patterns that match no parameter, nothing to
-/// train, or another number of class weights than of classes.
-fn check_recipe(forward: &Graph, training: &Training) -> Result<(), PlanError> {
-    let names = forward.parameters().map(|(_, tensor)| tensor.name.as_str());
-    let patterns = [("training.frozen", &training.frozen), ("training.no_decay.names", &training.no_decay.names)];
-    for (field, patterns) in patterns {
-        if let Some(pattern) = patterns.unmatched(names.clone()) {
-            let example = names.clone().next().unwrap_or_default();
-            return Err(PlanError::Invalid {
-                field,
-                reason: format!("`{pattern}` matches no parameter of the model"),
-                hint: format!("its parameters have names such as `{example}`, and `*` stands for any characters"),
-            });
-        }
-    }
-    if names.clone().all(|name| training.frozen.match_name(name)) {
-        return Err(PlanError::Invalid {
-            field: "training.frozen",
-            reason: "every parameter is frozen".into(),
-            hint: "leave at least one to train".into(),
-        });
-    }
-    let weights = training.class_weights.len();
-    let losses = forward.operators.iter().filter(|operator| operator.kind == OperatorKind::CrossEntropy);
-    let classes = losses.filter_map(|operator| operator.loops.last()).map(|one| one.extent).next();
-    match classes {
-        Some(classes) if training.weighs_classes() && classes != weights => Err(PlanError::Invalid {
-            field: "training.class_weights",
-            reason: format!("there are {weights}, and the model has {classes} classes"),
-            hint: "give one weight for each class".into(),
-        }),
-        _ => Ok(()),
-    }
 }
 
 /// The number of sample groups that share batch statistics, over all ranks of a stage.

@@ -8,14 +8,14 @@
 
 use super::cuts::Cuts;
 use super::lowering::Lowering;
+use super::recipe::{BucketTraining, Constant, constants, exempt_parameters, frozen_parameters};
 use crate::mesh::{Axis, Mesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Optimizer, Plan, PlanError};
-use foretell_models::{Operator, OperatorKind, Role, Tensor, TensorId};
+use foretell_models::{Operator, OperatorKind, Role, TensorId};
 use foretell_units::{Bytes, DataType};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 /// The alignment of a parameter's start in its bucket, in elements: 64 bytes in single precision, a
 /// cache line.
@@ -51,23 +51,6 @@ pub(super) struct Bucket {
     /// The number of operators that add to the gradients, for one micro-batch.
     pub(super) writers: usize,
     pub(super) training: BucketTraining,
-}
-
-/// How the parameters of a bucket are trained.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum BucketTraining {
-    /// With weight decay, if the plan has any.
-    Decayed,
-    /// Without weight decay.
-    Exempt,
-    /// Not at all: there are no gradients and no optimizer state.
-    Frozen,
-}
-
-impl BucketTraining {
-    pub(super) fn is_frozen(self) -> bool {
-        self == BucketTraining::Frozen
-    }
 }
 
 /// The running statistics of one batch norm.
@@ -107,13 +90,6 @@ pub(super) struct StageState {
     pub(super) constants: Vec<Constant>,
     /// Whether the optimizer treats each parameter as a whole, so that each has its own bucket.
     one_bucket_each: bool,
-}
-
-/// A tensor that keeps the values that the graph gives it.
-#[derive(Clone, Debug)]
-pub(super) struct Constant {
-    pub(super) name: String,
-    pub(super) values: Arc<[f32]>,
 }
 
 /// When parameters that are kept as shards are gathered.
@@ -166,6 +142,7 @@ impl StageState {
         } else {
             ParameterGathers::Never
         };
+        let is_of_stage = |operator: &Operator| cuts.stage(operator) == stage;
         let mut state = Self {
             buckets: Vec::new(),
             bucket_of_gradient: FxHashMap::default(),
@@ -176,16 +153,17 @@ impl StageState {
             precision: plan.storage(),
             has_master_copy: plan.has_master_copy(),
             optimizer_states: plan.optimizer_states(),
-            constants: constants(lowering, cuts, stage),
+            constants: constants(&lowering.graph, is_of_stage),
             one_bucket_each: plan.optimizer == Optimizer::Lamb,
         };
-        let exempt = exempt_parameters(lowering, plan);
+        let exempt = exempt_parameters(&lowering.graph, &plan.training);
         for completed in completed_gradients(lowering, cuts, stage) {
             refuse_unequal_meshes(lowering, completed.parameter, &completed.stages, stage, mesh)?;
             let training = if exempt.contains(&completed.parameter) { BucketTraining::Exempt } else { BucketTraining::Decayed };
             state.add_trained(lowering, completed, training, plan.layout.bucket);
         }
-        for (operator, parameter) in frozen_parameters(lowering, cuts, stage, &state) {
+        let is_trained = |name: &str| state.bucket_of_parameter(name).is_some();
+        for (operator, parameter) in frozen_parameters(&lowering.graph, is_of_stage, is_trained) {
             let stages = stages_with(lowering, cuts, parameter);
             refuse_unequal_meshes(lowering, parameter, &stages, stage, mesh)?;
             state.add_frozen(lowering, operator, parameter, stages, plan.layout.bucket);
@@ -324,63 +302,6 @@ fn completed_gradients(lowering: &Lowering, cuts: &Cuts, stage: usize) -> Vec<Co
         if one.stages.len() > 1 { (true, one.parameter.0, 0) } else { (false, one.operator, one.output) }
     });
     completed
-}
-
-/// The parameters that a stage reads but does not train, each with the first operator that reads
-/// it, in the order of these operators.
-fn frozen_parameters(lowering: &Lowering, cuts: &Cuts, stage: usize, state: &StageState) -> Vec<(usize, TensorId)> {
-    let graph = &lowering.graph;
-    let mut found: Vec<(usize, TensorId)> = Vec::new();
-    for (index, operator) in graph.operators.iter().enumerate().filter(|(_, operator)| cuts.stage(operator) == stage) {
-        for input in &operator.inputs {
-            let tensor = graph.tensor(input.tensor);
-            let is_new = matches!(tensor.role, Role::Parameter(_)) && state.bucket_of_parameter(&tensor.name).is_none();
-            if is_new && found.iter().all(|&(_, known)| known != input.tensor) {
-                found.push((index, input.tensor));
-            }
-        }
-    }
-    found
-}
-
-/// The parameters that weight decay leaves alone.
-fn exempt_parameters(lowering: &Lowering, plan: &Plan) -> BTreeSet<TensorId> {
-    let exemptions = &plan.training.no_decay;
-    // Without weight decay there is nothing to exempt, and buckets need not be apart.
-    if plan.training.weight_decay == 0.0 {
-        return BTreeSet::new();
-    }
-    let graph = &lowering.graph;
-    let is_norm = |operator: &&Operator| {
-        matches!(operator.kind, OperatorKind::BatchNorm | OperatorKind::LayerNorm(_) | OperatorKind::RmsNorm(_))
-    };
-    let norms = graph.operators.iter().filter(is_norm).flat_map(|operator| operator.inputs.iter().map(|input| input.tensor));
-    let norms: BTreeSet<TensorId> = norms.collect();
-    let is_exempt = |&(id, tensor): &(TensorId, &Tensor)| {
-        // Public names of biases end in `bias`, except for those of an LSTM (`bias_ih_l0`).
-        let is_bias = tensor.name.rsplit('.').next().is_some_and(|last| last.contains("bias"));
-        // The shift of a norm is called a bias, too, but counts as a norm's.
-        let is_of_norm = norms.contains(&id);
-        (exemptions.norms && is_of_norm)
-            || (exemptions.biases && is_bias && !is_of_norm)
-            || exemptions.names.match_name(&tensor.name)
-    };
-    graph.parameters().filter(is_exempt).map(|(id, _)| id).collect()
-}
-
-/// The constants that a stage's operators read.
-fn constants(lowering: &Lowering, cuts: &Cuts, stage: usize) -> Vec<Constant> {
-    let graph = &lowering.graph;
-    let mut found: Vec<Constant> = Vec::new();
-    for operator in graph.operators.iter().filter(|operator| cuts.stage(operator) == stage) {
-        for input in &operator.inputs {
-            let Tensor { name, role: Role::Constant(values), .. } = graph.tensor(input.tensor) else { continue };
-            if found.iter().all(|known| known.name != *name) {
-                found.push(Constant { name: name.clone(), values: Arc::clone(values) });
-            }
-        }
-    }
-    found
 }
 
 /// Refuses a parameter of several stages whose meshes have different sizes.

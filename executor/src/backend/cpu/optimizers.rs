@@ -54,7 +54,7 @@ pub(super) unsafe fn lamb_direction(call: &KernelCall<'_>, controlled: bool, exe
     // SAFETY: the caller's promise.
     let Some(parameters) = (unsafe { told(call, controlled) }) else {
         direction.fill(0.0);
-        norms.fill(0.0);
+        norms.copy_from_slice(&[squared_norm(parameter), 0.0]);
         return;
     };
     let decay = if exempt { 0.0 } else { parameters.weight_decay };

@@ -25,7 +25,7 @@ pub(super) unsafe fn label_ranks(call: &KernelCall<'_>, rows: usize, classes: us
             true => (0..parts).map(|part| statistics[4 * (part * rows + index) + 2]).fold(f32::NEG_INFINITY, f32::max),
             false => row[label],
         };
-        let comes_before = |(class, &other): &(usize, &f32)| other > logit || (other == logit && first + class < label);
+        let comes_before = |&(class, &other): &(usize, &f32)| other > logit || (other == logit && first + class < label);
         *rank = row.iter().enumerate().filter(comes_before).count() as f32;
     }
     Ok(())

@@ -178,7 +178,7 @@ fn a_skipped_step_of_lamb_leaves_the_moments_and_the_parameter() {
     let mut writes = [vec![7.0; 3], vec![0.5; 3], vec![0.25; 3], vec![7.0; 2]];
     let direction = Kernel::LambDirection { elements: 3, controlled: true, exempt: false };
     run(direction, &mut [vec![f32::NAN; 3], control.clone(), vec![1.0; 3]], &mut writes, 0, &PARAMETERS);
-    assert_eq!(writes[..3], [vec![0.0; 3], vec![0.5; 3], vec![0.25; 3]]);
+    assert_eq!(writes, [vec![0.0; 3], vec![0.5; 3], vec![0.25; 3], vec![3.0, 0.0]]);
     let mut parameter = [vec![1.0, 2.0, 3.0]];
     let step = Kernel::LambStep { elements: 3, controlled: true };
     run(step, &mut [vec![f32::NAN; 3], control, vec![f32::NAN; 2]], &mut parameter, 0, &PARAMETERS);

@@ -3,7 +3,8 @@
 
 use super::list::ListBuilder;
 use super::stage::Stage;
-use crate::compile::state::{Bucket, Constant, Member, RunningStatistics};
+use crate::compile::recipe::Constant;
+use crate::compile::state::{Bucket, Member, RunningStatistics};
 use crate::mesh::Axis;
 use crate::placement::{Placement, Placements};
 use crate::program::{BufferId, BufferRole, Initial, InitialShare, MemoryKind, Metric, MetricKind};

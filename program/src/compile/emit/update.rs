@@ -10,7 +10,7 @@ use super::optimizer_states::StagedStates;
 use super::persistent::{BatchStatistics, PersistentBuffers, SquaredNorms, placements_after_reduction};
 use super::stage::Stage;
 use crate::collective::Collective;
-use crate::compile::state::BucketTraining;
+use crate::compile::recipe::BucketTraining;
 use crate::mesh::{Axis, Group};
 use crate::plan::Optimizer;
 use crate::program::{BufferId, BufferRole, Metric, MetricKind, Phase};
