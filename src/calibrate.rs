@@ -12,7 +12,9 @@ use crate::output;
 use crate::plan_file::PlanFile;
 use crate::predict;
 use clap::Args;
-use foretell_executor::{CalibratedDevice, CalibratedGroup, CalibrationJob, TransportKind, calibrate, message_sizes, supported};
+use foretell_executor::{
+    CalibratedDevice, CalibratedGroup, CalibrationJob, TransportKind, calibrate, executable, message_sizes, supported,
+};
 use foretell_models::Model;
 use foretell_planner::Fixed;
 use foretell_program::{Exchange, Plan, Profile, Reach};
@@ -83,6 +85,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, Some(name)) => vec![inputs::model(name)?],
         (None, None) => Model::examples().map(|(name, model)| NamedModel { name: name.into(), model }).collect(),
     };
+    models.iter().try_for_each(|named| executable(&named.model))?;
     predict::has_products(&topology, precision)?;
     for model in models.iter().filter(|_| arguments.plan.is_none()) {
         let sequences = model.model.sample().is_sequence();

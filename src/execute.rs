@@ -10,7 +10,9 @@ use crate::predict::{self, PredictedPlan};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::data::{DataSource, Dataset};
-use foretell_executor::{BackendKind, Evaluation, Length, Outcome, TrainingJob, TransportKind, World, execute, supported};
+use foretell_executor::{
+    BackendKind, Evaluation, Length, Outcome, TrainingJob, TransportKind, World, executable, execute, supported,
+};
 use foretell_models::Model;
 use foretell_program::Plan;
 use serde_json::{Value, json};
@@ -104,6 +106,7 @@ impl TrainingArguments {
         if self.steps == Some(0) || self.epochs == Some(0) {
             return Err(Failure::Input("a run of 0 steps trains nothing; hint: ask for at least 1".into()));
         }
+        executable(model)?;
         supported(plan, backend)?;
         let shape = model.sample();
         Dataset::open(&self.data_for(model), &shape, self.seed)

@@ -1,4 +1,4 @@
-//! `foretell import`: makes a topology file from other tools' output.
+//! `foretell import`: other tools' files as topology and model files.
 
 use crate::failure::Failure;
 use crate::inputs;
@@ -8,11 +8,12 @@ use foretell_topologies::{ImportOptions, from_nccl_xml, from_smi_topo};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Make a topology file from the output of NVIDIA's tools
+/// Make a topology file or a model file from other tools' files
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   nvidia-smi topo -m > topo.txt; foretell import nvidia-smi-topo topo.txt --device h100-sxm-80g --nic-bandwidth 400Gbit/s -o here.yaml
-  NCCL_TOPO_DUMP_FILE=topo.xml all_reduce_perf -g 8; foretell import nccl-xml topo.xml -o here.yaml")]
+  NCCL_TOPO_DUMP_FILE=topo.xml all_reduce_perf -g 8; foretell import nccl-xml topo.xml -o here.yaml
+  foretell import hf-config Qwen3-8B/config.json --sequence 4096 -o qwen3-8b.yaml")]
 pub struct Arguments {
     /// The file's format
     #[arg(value_enum)]
@@ -25,7 +26,10 @@ pub struct Arguments {
     /// Rate of one NIC, if the file does not state it
     #[arg(long, value_name = "RATE")]
     nic_bandwidth: Option<String>,
-    /// The topology file to write [default: standard output]
+    /// Positions of a sample; default for `hf-config`: the most that the file allows
+    #[arg(long, value_name = "N")]
+    sequence: Option<usize>,
+    /// The file to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
 }
@@ -37,27 +41,41 @@ enum Form {
     NvidiaSmiTopo,
     /// NCCL's topology dump (`NCCL_TOPO_DUMP_FILE`)
     NcclXml,
+    /// The `config.json` beside a model's weights (Hugging Face Transformers)
+    HfConfig,
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let text = inputs::read(&arguments.file)?;
-    let stem = arguments.output.as_ref().unwrap_or(&arguments.file).file_stem();
-    let name = stem.map_or_else(|| "imported".into(), |stem| stem.to_string_lossy().into_owned());
-    let options = ImportOptions { name, device: arguments.device.clone(), nic_bandwidth: arguments.nic_bandwidth.clone() };
-    let imported = match arguments.form {
-        Form::NvidiaSmiTopo => from_smi_topo(&text, &options),
-        Form::NcclXml => from_nccl_xml(&text, &options),
-    }
-    .map_err(|error| Failure::Input(format!("`{}`: {error}", arguments.file.display())))?;
+    let (what, imported) = match arguments.form {
+        Form::NvidiaSmiTopo | Form::NcclXml => ("topology", topology(arguments, &text)?),
+        Form::HfConfig => {
+            let named = inputs::hugging_face(&text, &arguments.file, arguments.sequence)?;
+            let yaml = serde_saphyr::to_string(&named.model).map_err(|error| Failure::Undone(error.to_string()))?;
+            ("model", yaml)
+        }
+    };
     match &arguments.output {
         Some(path) => output::write(path, imported.as_bytes())?,
         None if !json => return output::line(imported.trim_end()),
         None => {}
     }
     match (json, &arguments.output) {
-        (true, path) => output::json(&json!({"topology": imported, "file": path})),
-        (false, Some(path)) => output::line(&format!("the topology is in {}", path.display())),
+        (true, path) => output::json(&json!({what: imported, "file": path})),
+        (false, Some(path)) => output::line(&format!("the {what} is in {}", path.display())),
         (false, None) => Ok(()),
     }
+}
+
+/// The text of a topology file.
+fn topology(arguments: &Arguments, text: &str) -> Result<String, Failure> {
+    let stem = arguments.output.as_ref().unwrap_or(&arguments.file).file_stem();
+    let name = stem.map_or_else(|| "imported".into(), |stem| stem.to_string_lossy().into_owned());
+    let options = ImportOptions { name, device: arguments.device.clone(), nic_bandwidth: arguments.nic_bandwidth.clone() };
+    let imported = match arguments.form {
+        Form::NcclXml => from_nccl_xml(text, &options),
+        _ => from_smi_topo(text, &options),
+    };
+    imported.map_err(|error| Failure::Input(format!("`{}`: {error}", arguments.file.display())))
 }

@@ -2,9 +2,10 @@
 //! file reading of the command line is here.
 
 use crate::failure::Failure;
+use crate::output;
 use foretell_executor::machine;
 use foretell_executor::nvml::{self, GpuFacts};
-use foretell_models::{GraphOptions, Model};
+use foretell_models::{GraphOptions, Model, from_hugging_face, is_hugging_face_config};
 use foretell_program::Profile;
 use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
@@ -58,9 +59,27 @@ pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
         return Ok(NamedModel { name: text.into(), model: Model::named(text)? });
     }
     let path = folder.join(text);
-    let model = parse_yaml(&read(&path)?, &path)?;
+    let content = read(&path)?;
+    if is_hugging_face_config(&content) {
+        return hugging_face(&content, &path, None);
+    }
+    let model = parse_yaml(&content, &path)?;
     let name = path.file_stem().map_or_else(|| text.into(), |stem| stem.to_string_lossy().into_owned());
     sound(NamedModel { name, model }, &path)
+}
+
+/// Reads a `config.json` of Hugging Face, with another sequence than the longest that it allows.
+/// Notes what differs from Transformers' model.
+pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>) -> Result<NamedModel, Failure> {
+    let imported = from_hugging_face(content, sequence).map_err(|error| Failure::in_file(path, &error))?;
+    for note in &imported.notes {
+        output::note(&format!("{}: {note}", path.display()));
+    }
+    let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+    // The file's usual name says nothing; its folder has the model's.
+    let folder = std::path::absolute(path).ok().and_then(|path| Some(path.parent()?.file_name()?.to_string_lossy().into_owned()));
+    let name = if stem == "config" { folder.unwrap_or(stem) } else { stem };
+    sound(NamedModel { name, model: imported.model }, path)
 }
 
 /// Refuses a model whose sizes contradict each other. The error names the file.

@@ -46,11 +46,15 @@ pub fn models(arguments: &Models, json: bool) -> Result<(), Failure> {
     if let Some(Show::Show { name }) = &arguments.action {
         let named = inputs::model(name)?;
         let (parameters, multiply_adds) = figures(&named.name, &named.model)?;
+        let planned_only = named.model.planned_only();
         if json {
             return output::json(&json!({
                 "name": named.name, "model": named.model, "parameters": parameters,
-                "multiply_adds": multiply_adds, "forward_multiply_adds": multiply_adds,
+                "multiply_adds": multiply_adds, "forward_multiply_adds": multiply_adds, "planned_only": planned_only,
             }));
+        }
+        if !planned_only.is_empty() {
+            output::note(&format!("{} can be planned and simulated, but not executed", planned_only.join(", ")));
         }
         let text = serde_saphyr::to_string(&named.model).map_err(|error| Failure::Undone(error.to_string()))?;
         output::line(&format!(

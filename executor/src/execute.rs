@@ -11,7 +11,7 @@ use crate::files::write_whole;
 use crate::job::{Job, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
-use crate::{data::Dataset, supported};
+use crate::{data::Dataset, executable, supported};
 pub use classification::{Classification, PerClass, classification};
 use collector::Collector;
 use files::RunFiles;
@@ -135,6 +135,7 @@ pub fn execute(
     options: &LaunchOptions,
     progress: &mut dyn FnMut(RunEvent),
 ) -> Result<Outcome, ExecutorError> {
+    executable(&job.model)?;
     supported(&job.plan, options.backend)?;
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let mesh = &compiled.training.mesh;

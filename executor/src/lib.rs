@@ -77,6 +77,7 @@ pub use rank::run_rank;
 pub use recording::read_timeline;
 pub use rendezvous::{Starter, World};
 
+use foretell_models::Model;
 use foretell_program::{CollectiveAlgorithm, Plan};
 use foretell_units::DataType;
 
@@ -114,4 +115,19 @@ pub fn supported(plan: &Plan, backend: BackendKind) -> Result<(), ExecutorError>
             hint: "use `precision: fp8`, `bf16`, `fp16`, `tf32` or `fp32`".into(),
         }),
     }
+}
+
+/// Refuses a model with parts that this version plans and simulates only.
+///
+/// # Errors
+/// [`ExecutorError::Unsupported`], which names them.
+pub fn executable(model: &Model) -> Result<(), ExecutorError> {
+    let parts = model.planned_only();
+    if parts.is_empty() {
+        return Ok(());
+    }
+    Err(ExecutorError::Unsupported {
+        what: format!("a model with {}", parts.join(", ")),
+        hint: "leave these fields out of the model file; `plan` and `simulate` take them".into(),
+    })
 }

@@ -67,6 +67,11 @@ impl Samples {
             }
             InputKind::Labels => self.dataset.fill_labels(self.split, indices, integers())?,
             InputKind::TokenTypes => integers().fill(0),
+            InputKind::Positions { first } => {
+                for sequence in integers().chunks_mut((elements / count.max(1)).max(1)) {
+                    sequence.iter_mut().zip(first..).for_each(|(row, place)| *row = place as i32);
+                }
+            }
         }
         Ok(())
     }

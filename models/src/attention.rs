@@ -58,6 +58,9 @@ pub struct Attention {
     pub causal: bool,
     /// Whether scores are multiplied by `1/√head_dimension`.
     pub scaled: bool,
+    /// Keys that a causal query sees: itself and those just before it. `None`: all before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
     /// Relative positions that are added to the scores.
     pub relative: Option<RelativePositions>,
     /// Whether q, k and v are one tensor `[batch, queries, 3, heads, head_dimension]`, and their
@@ -208,6 +211,16 @@ impl Attention {
         if !self.causal {
             return queries * keys;
         }
+        if let Some(window) = self.window {
+            // The members' queries follow each other, so their mean is the whole over their number.
+            let before = |positions: f64| {
+                let within = positions.min(window as f64);
+                within * (within + 1.0) / 2.0 + (positions - within) * window as f64
+            };
+            let parts = self.query_parts.max(1) as f64;
+            let first = self.query_offset as f64;
+            return (before(first + parts * queries) - before(first)) / parts;
+        }
         let offset = self.query_offset as f64 + (self.query_parts.max(1) - 1) as f64 / 2.0 * queries;
         // Queries beyond the last key see every key.
         let partial = (keys - offset).clamp(0.0, queries);
@@ -216,8 +229,8 @@ impl Attention {
 }
 
 /// Sizes of a rotary position embedding (Su et al. 2021). It rotates the pairs
-/// `(f, f + head_dimension / 2)` of each head's features by
-/// `position · theta^(-2f / head_dimension)`, with the pairs of Hugging Face's Llama.
+/// `(f, f + rotated / 2)` of each head's features by `position · theta^(-2f / rotated)`, with the
+/// pairs of Hugging Face's Llama.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rope {
     /// Sequences.
@@ -228,6 +241,10 @@ pub struct Rope {
     pub heads: usize,
     /// Features of a head: an even number.
     pub head_dimension: usize,
+    /// The first features of each head that are rotated, an even number; the others stay as they
+    /// are, as in GPT-NeoX. `None`: all of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotated: Option<usize>,
     /// Base of the frequencies.
     pub theta: usize,
     /// Parts into which a group of ranks has cut the positions. The rank's index in the group says
@@ -241,6 +258,11 @@ impl Rope {
     /// Returns the elements of the input, and of the output.
     pub fn elements(&self) -> usize {
         self.batch * self.positions * self.heads * self.head_dimension
+    }
+
+    /// Returns the features of a head that are rotated.
+    pub fn rotated_features(&self) -> usize {
+        self.rotated.unwrap_or(self.head_dimension)
     }
 
     /// The sizes as they are timed. Neither the positions nor the base change the time.
@@ -286,6 +308,7 @@ mod tests {
             head_dimension: 4,
             causal: true,
             scaled: true,
+            window: None,
             relative: None,
             packed: false,
             query_parts: 1,
@@ -299,6 +322,13 @@ mod tests {
         assert_eq!(parts, [21.0, 57.0, 93.0, 129.0]);
         assert_eq!(part.scores() * 4.0, 300.0);
         assert_eq!(Attention { queries: 30, ..whole }.scores(), 300.0 + 6.0 * 24.0);
+        // Queries 0 to 4 see 1 to 5 keys, the other 19 see five each.
+        let window = Attention { window: Some(5), ..whole };
+        assert_eq!(window.scores(), 15.0 + 19.0 * 5.0);
+        let part = Attention { queries: 6, query_parts: 4, ..window };
+        assert_eq!((0..4).map(|index| part.for_member(index).scores()).sum::<f64>(), window.scores());
+        assert_eq!(part.scores() * 4.0, window.scores());
+        assert_eq!(Attention { window: Some(24), ..whole }.scores(), whole.scores());
     }
 
     #[test]
@@ -312,6 +342,7 @@ mod tests {
             head_dimension: 4,
             causal,
             scaled: true,
+            window: None,
             relative: None,
             packed: false,
             query_parts: 1,

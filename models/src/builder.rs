@@ -134,6 +134,7 @@ impl GraphBuilder {
             InputKind::SourceTokens => ("source_tokens", Storage::Integer),
             InputKind::Labels => ("labels", Storage::Integer),
             InputKind::TokenTypes => ("token_types", Storage::Integer),
+            InputKind::Positions { .. } => ("positions", Storage::Integer),
         };
         self.tensor(name, Role::Input(kind), dimensions, storage)
     }

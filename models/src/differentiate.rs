@@ -129,7 +129,9 @@ impl Backward {
                 self.input_gradient(id, OperatorKind::RmsNormInputGradient, reads, 0);
                 self.weight_gradient(id, OperatorKind::RmsNormWeightGradient, vec![dy, input(0), output(1)], &[1]);
             }
-            OperatorKind::Rope { theta } => self.input_gradient(id, OperatorKind::RopeGradient { theta }, vec![dy], 0),
+            OperatorKind::Rope { theta, rotated } => {
+                self.input_gradient(id, OperatorKind::RopeGradient { theta, rotated }, vec![dy], 0);
+            }
             OperatorKind::Dropout(site) => self.input_gradient(id, OperatorKind::Dropout(site), vec![dy], 0),
             OperatorKind::Prepend => {
                 self.input_gradient(id, OperatorKind::PrependInputGradient, vec![dy.clone()], 0);
@@ -139,10 +141,10 @@ impl Backward {
             OperatorKind::Embedding => {
                 self.weight_gradient(id, OperatorKind::EmbeddingWeightGradient, vec![dy, input(0)], &[1]);
             }
-            OperatorKind::Attention { causal, scaled, relative, dropout, packed } => {
+            OperatorKind::Attention { causal, scaled, window, relative, dropout, packed } => {
                 let mut reads = vec![dy, input(0), input(1), input(2), output(0), output(1)];
                 reads.extend(forward.inputs.get(3).cloned());
-                let kind = OperatorKind::AttentionGradient { causal, scaled, relative, dropout, packed };
+                let kind = OperatorKind::AttentionGradient { causal, scaled, window, relative, dropout, packed };
                 self.joint_gradient(id, kind, reads, &[0, 1, 2], &[3]);
             }
             OperatorKind::Split => {

@@ -2,8 +2,8 @@
 //! checks, the form of its samples, its usual optimizer, its named models, a small example, and its
 //! graph with the public names of the weights.
 //!
-//! A family knows the builder and no other family. [`decoder`] has the layers that Llama and
-//! Mixtral share. To add a family, add its file, its name here, and its variant in `model.rs`.
+//! A family knows the builder and no other family, except that Llama and Mixtral are decoders
+//! ([`decoder`]). To add a family, add its file, its name here, and its variant in `model.rs`.
 
 mod bert;
 mod check;
@@ -20,12 +20,13 @@ mod vgg;
 mod vit;
 
 pub use bert::Bert;
+pub use decoder::{CapacityFactor, Decoder, FeedForward, Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind};
 pub use gpt::Gpt;
 pub use images::Stem;
 pub use llama::Llama;
 pub use lstm::LstmSeq2seq;
 pub use mlp::Mlp;
-pub use moe::{CapacityFactor, Moe};
+pub use moe::Moe;
 pub use resnet::Resnet;
 pub use t5::T5;
 pub use vgg::Vgg;
@@ -86,4 +87,15 @@ pub(crate) trait Family: Sized {
     fn experts(&self) -> Option<usize> {
         None
     }
+
+    /// Returns the parts of the model that are planned and simulated, but not executed, as a model
+    /// file names them.
+    fn planned_only(&self) -> Vec<&'static str> {
+        Vec::new()
+    }
+}
+
+/// For serde: whether a switch is off.
+fn is_false(value: &bool) -> bool {
+    !*value
 }

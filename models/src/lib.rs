@@ -38,6 +38,7 @@ mod error;
 mod evaluation;
 mod families;
 mod graph;
+mod hugging_face;
 mod kernel;
 mod loss_target;
 mod model;
@@ -56,6 +57,7 @@ pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
     OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Tensor, TensorId,
 };
+pub use hugging_face::{ConfigError, ImportedModel, from_hugging_face, hugging_face_types, is_hugging_face_config};
 pub use kernel::{
     Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture, Recurrence,
     Smoothing, Traffic, WeightLayout, Window,

@@ -2,7 +2,7 @@
 
 use crate::builder::GraphOptions;
 use crate::error::ModelError;
-use crate::families::{Bert, Check, Family, Gpt, Llama, LstmSeq2seq, Mlp, Moe, Resnet, T5, Vgg, Vit};
+use crate::families::{Bert, Check, Decoder, Family, Gpt, Llama, LstmSeq2seq, Mlp, Moe, Resnet, T5, Vgg, Vit};
 use crate::graph::{Graph, Tensor};
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
@@ -20,6 +20,7 @@ pub enum Model {
     Gpt(Gpt),
     Llama(Llama),
     Moe(Moe),
+    Decoder(Decoder),
     T5(T5),
     #[serde(rename = "lstm-seq2seq")]
     LstmSeq2seq(LstmSeq2seq),
@@ -37,6 +38,7 @@ macro_rules! with_family {
             Model::Gpt($sizes) => $value,
             Model::Llama($sizes) => $value,
             Model::Moe($sizes) => $value,
+            Model::Decoder($sizes) => $value,
             Model::T5($sizes) => $value,
             Model::LstmSeq2seq($sizes) => $value,
             Model::Bert($sizes) => $value,
@@ -55,6 +57,7 @@ macro_rules! of_all_families {
             named(Gpt::$list(), Model::Gpt),
             named(Llama::$list(), Model::Llama),
             named(Moe::$list(), Model::Moe),
+            named(Decoder::$list(), Model::Decoder),
             named(T5::$list(), Model::T5),
             named(LstmSeq2seq::$list(), Model::LstmSeq2seq),
             named(Bert::$list(), Model::Bert),
@@ -146,6 +149,12 @@ impl Model {
     /// Returns the experts of each mixture. `None` without mixtures.
     pub fn experts(&self) -> Option<usize> {
         with_family!(self, sizes => sizes.experts())
+    }
+
+    /// Returns the parts of the model that are planned and simulated, but not executed, as a model
+    /// file names them.
+    pub fn planned_only(&self) -> Vec<&'static str> {
+        with_family!(self, sizes => sizes.planned_only())
     }
 
     /// Whether the model has batch normalisation, whose statistics depend on the grouping of

@@ -4,13 +4,14 @@ mod soundness;
 
 use foretell_models::{Bert, DropoutRate, Gpt, GraphOptions, Llama, Mlp, Model, Resnet, SampleShape, Stem, Vit};
 use foretell_program::{
-    ContextMethod, DecayExemptions, Footprint, Kept, Layout, NamePatterns, Offload, OperatorPatterns, Optimizer, Overlap, Plan,
-    Recompute, Schedule, ShardedPart, StageLayout, StageProgram, Training, compile,
+    Compiled, ContextMethod, DecayExemptions, Footprint, Kept, Layout, NamePatterns, Offload, OperatorPatterns, Optimizer,
+    Overlap, Plan, Rank, Recompute, Schedule, ShardedPart, StageLayout, Training, compile,
 };
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use soundness::assert_sound;
+use std::sync::Arc;
 
 fn models() -> impl Strategy<Value = Model> {
     prop_oneof![
@@ -47,6 +48,9 @@ fn models() -> impl Strategy<Value = Model> {
             ffn: None,
             vocab: 32,
             sequence: 8,
+            position_rows: None,
+            first_position: 0,
+            token_types: 2,
             dropout: DropoutRate::TENTH,
             attention_dropout: DropoutRate::TENTH
         })),
@@ -199,6 +203,20 @@ fn for_model(mut training: Training, model: &Model) -> Training {
     training
 }
 
+/// Asserts that training and evaluation share an arena: persistent buffers have the same offsets in
+/// both. Each may have sums of its own behind them.
+fn assert_shares_arena(compiled: &Compiled) {
+    let is_own = |one: &(Arc<str>, Bytes, Bytes)| OWN_SUMS.contains(&&*one.0);
+    for rank in (0..compiled.training.mesh.world_size()).map(Rank) {
+        let [training, evaluation] = [&compiled.training, &compiled.evaluation].map(|program| {
+            let kept = program.list_of(rank).buffers.iter().filter(|one| one.persistent);
+            kept.map(|one| (one.name.clone(), one.offset, one.bytes)).collect::<Vec<_>>()
+        });
+        let shared = training.iter().zip(&evaluation).take_while(|(one, other)| one == other).count();
+        assert!(training[shared..].iter().chain(&evaluation[shared..]).all(is_own), "{training:?}\n{evaluation:?}");
+    }
+}
+
 /// A number of random cases, after the recorded failures.
 fn cases(cases: u32) -> ProptestConfig {
     let failed = FileFailurePersistence::Direct("tests/programs.proptest-regressions");
@@ -227,17 +245,7 @@ proptest! {
         for list in &compiled.training.lists {
             prop_assert_eq!(Footprint::of(list).total(), list.arena, "the components add up to the arena");
         }
-        // Training and evaluation share an arena, so persistent buffers have the same offsets in
-        // both. Each may have sums of its own behind them.
-        for (training, evaluation) in compiled.training.lists.iter().zip(&compiled.evaluation.lists) {
-            let kept = |stage: &StageProgram| -> Vec<_> {
-                stage.buffers.iter().filter(|one| one.persistent).map(|one| (one.name.clone(), one.offset, one.bytes)).collect()
-            };
-            let is_own = |one: &(std::sync::Arc<str>, Bytes, Bytes)| OWN_SUMS.contains(&&*one.0);
-            let [training, evaluation] = [training, evaluation].map(kept);
-            let shared = training.iter().zip(&evaluation).take_while(|(one, other)| one == other).count();
-            prop_assert!(training[shared..].iter().chain(&evaluation[shared..]).all(is_own), "{training:?}\n{evaluation:?}");
-        }
+        assert_shares_arena(&compiled);
     }
 }
 
@@ -285,11 +293,10 @@ proptest! {
     /// As above, for stages with different meshes and ranks with different numbers of samples.
     #[test]
     fn programs_with_unequal_meshes_and_shares_are_sound(
-        model in models(), (layout, batch) in uneven_layouts(), clip in any::<bool>(), precision in precisions(),
+        model in models(), (layout, batch) in uneven_layouts(), (optimizer, training) in recipes(), precision in precisions(),
         overlap in overlaps()
     ) {
-        let mut plan = Plan::new(layout, batch);
-        plan.training.clip_norm = clip.then_some(1.0);
+        let mut plan = Plan { optimizer, training: for_model(training, &model), ..Plan::new(layout, batch) };
         plan.overlap = overlap;
         plan.precision = precision;
         if plan.layout.stages.is_some() || plan.layout.shares.is_some() { plan.batch_norm_group = Some(1); }
@@ -299,11 +306,6 @@ proptest! {
         };
         assert_sound(&compiled.training);
         assert_sound(&compiled.evaluation);
-        for rank in (0..compiled.training.mesh.world_size()).map(foretell_program::Rank) {
-            let kept = |list: &StageProgram| -> Vec<_> {
-                list.buffers.iter().filter(|one| one.persistent).map(|one| (one.name.clone(), one.offset, one.bytes)).collect()
-            };
-            prop_assert_eq!(kept(compiled.training.list_of(rank)), kept(compiled.evaluation.list_of(rank)));
-        }
+        assert_shares_arena(&compiled);
     }
 }

@@ -149,6 +149,9 @@ fn bert(sizes: &Sizes, stack: &StackProfile) -> Model {
         ffn: Some(sizes.ffn),
         vocab: sizes.vocab,
         sequence,
+        position_rows: None,
+        first_position: 0,
+        token_types: 2,
         dropout: Default::default(),
         attention_dropout: Default::default(),
     })

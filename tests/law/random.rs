@@ -46,12 +46,28 @@ pub fn takes_eight_bits(model: &str) -> bool {
 }
 
 /// The models, each with its number of blocks.
-pub const MODELS: [(&str, usize); 18] = [
+pub const MODELS: [(&str, usize); 21] = [
     ("{family: mlp, widths: [64, 32, 48, 16, 10]}", 4),
     ("{family: resnet, depth: 18, stem: small, image: 16, channels: 1, classes: 10, width: 4}", 10),
     ("{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 12, tied_embeddings: true}", 4),
     ("{family: gpt, layers: 3, hidden: 24, heads: 2, vocab: 130, sequence: 8, tied_embeddings: false}", 5),
     ("{family: llama, layers: 2, hidden: 16, heads: 4, kv_heads: 2, ffn: 24, vocab: 130, sequence: 8}", 4),
+    (
+        "{family: decoder, layers: 2, hidden: 16, heads: 4, kv_heads: 2, ffn: 24, vocab: 130, sequence: 8, query_key_norm: true, \
+         output_norms: true, feed_forward: gated_gelu_tanh, tied_embeddings: true, norm_epsilon: 1e-6}",
+        4,
+    ),
+    (
+        "{family: decoder, layers: 2, hidden: 16, heads: 2, ffn: 24, vocab: 128, sequence: 8, norm: layer, rotary_dimension: 4, \
+         feed_forward: gelu, qkv_bias: true, attention_output_bias: true, ffn_bias: true, head_bias: true, parallel_block: own_norms}",
+        4,
+    ),
+    (
+        "{family: decoder, layers: 2, hidden: 16, heads: 2, ffn: 24, vocab: 128, sequence: 8, norm: layer, positions: learned, \
+         position_rows: 14, first_position: 2, feed_forward: relu, qkv_bias: true, embedding_norm: true, parallel_block: one_norm, \
+         dropout: 0.1, attention_dropout: 0.1}",
+        4,
+    ),
     ("{family: bert, layers: 2, hidden: 16, heads: 2, vocab: 128, sequence: 12}", 4),
     (
         "{family: vit, layers: 2, hidden: 16, heads: 2, patch: 4, image: 8, channels: 1, classes: 10, dropout: 0.1, attention_dropout: 0.1}",
@@ -149,7 +165,7 @@ prop_compose! {
         operators in prop_oneof![Just("{}"), proptest::sample::select(OPERATORS.to_vec())],
         uneven in proptest::option::weighted(0.25, proptest::sample::select([&SHARES[..], &MESHES, &SEQUENCES].concat())),
     ) -> Case {
-        let has_sequence = ["gpt", "llama", "bert", "moe", "t5"].iter().any(|family| model.contains(family));
+        let has_sequence = ["gpt", "llama", "decoder", "bert", "moe", "t5"].iter().any(|family| model.contains(family));
         let is_uneven_in_sequence = |one: &Uneven| SEQUENCES.iter().any(|other| other.text == one.text);
         // Stages that share parameters must have the same mesh.
         let shares_parameters = model.contains("bert") || model.contains("t5") || model.contains("tied_embeddings: true");

@@ -135,6 +135,9 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
             if sizes.packed && (sizes.queries != sizes.keys || sizes.group != 1) {
                 return impossible("packed attention has as many keys as queries, and of as many heads");
             }
+            if sizes.window.is_some() {
+                return impossible("attention over a window of keys is planned, and not executed");
+            }
             if sizes.ring.is_some() && (sizes.packed || sizes.relative.is_some()) {
                 return impossible("a step of a ring has keys and values apart from queries, and no relative positions");
             }
@@ -143,8 +146,12 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
             }
             Ok(())
         }
-        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) if !sizes.head_dimension.is_multiple_of(2) || sizes.theta == 0 => {
-            impossible("rotary positions turn pairs of features by a base above zero")
+        Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => {
+            let rotated = sizes.rotated_features();
+            if !rotated.is_multiple_of(2) || rotated > sizes.head_dimension || sizes.theta == 0 {
+                return impossible("rotary positions turn pairs of a head's features by a base above zero");
+            }
+            Ok(())
         }
         Kernel::First { positions: 0, .. } => impossible("there is no first position"),
         Kernel::Split { parts, .. } | Kernel::Join { parts, .. } if !(1..=MOST_OPERANDS).contains(parts) => {

@@ -13,6 +13,8 @@ pub(crate) struct AttentionKind {
     pub(crate) causal: bool,
     /// Whether scores are multiplied by `1/√head_dimension`.
     pub(crate) scaled: bool,
+    /// Keys that a causal query sees. `None`: all before it.
+    pub(crate) window: Option<usize>,
     /// Relative positions, with their table.
     pub(crate) relative: Option<(RelativePositions, TensorId)>,
     /// Dropout rate of the probabilities.
@@ -20,8 +22,9 @@ pub(crate) struct AttentionKind {
 }
 
 impl GraphBuilder {
-    /// Adds a rotary position embedding of x `[batch, sequence, heads.., head_dimension]`.
-    pub(crate) fn rope(&mut self, name: &str, x: TensorId, theta: usize) -> TensorId {
+    /// Adds a rotary position embedding of x `[batch, sequence, heads.., head_dimension]`, of its
+    /// first `rotated` features or of all.
+    pub(crate) fn rope(&mut self, name: &str, x: TensorId, theta: usize, rotated: Option<usize>) -> TensorId {
         let dimensions = self.dimensions(x);
         let last = dimensions.len() - 1;
         let loops = dimensions
@@ -36,7 +39,7 @@ impl GraphBuilder {
             .collect();
         let all = walk(0, dimensions.len());
         let y = self.activation(name, dimensions, Storage::Precision);
-        self.operator(name, OperatorKind::Rope { theta }, loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
+        self.operator(name, OperatorKind::Rope { theta, rotated }, loops, vec![operand(x, all.clone())], vec![operand(y, all)]);
         y
     }
 
@@ -44,7 +47,7 @@ impl GraphBuilder {
     /// `[batch, keys, heads, head_dimension]`. A table of relative positions is
     /// `[buckets, heads (, group)]`.
     pub(crate) fn attention(&mut self, name: &str, [q, k, v]: [TensorId; 3], kind: AttentionKind) -> TensorId {
-        let AttentionKind { causal, scaled, relative, dropout } = kind;
+        let AttentionKind { causal, scaled, window, relative, dropout } = kind;
         let query = self.dimensions(q);
         let key = self.dimensions(k);
         let head_count = query.len() - 3;
@@ -71,7 +74,7 @@ impl GraphBuilder {
         let dropout = self.dropout_site(dropout);
         self.operator(
             name,
-            OperatorKind::Attention { causal, scaled, relative, dropout, packed: false },
+            OperatorKind::Attention { causal, scaled, window, relative, dropout, packed: false },
             loops,
             inputs,
             vec![operand(out, query_axes), operand(log_sum_exp, log_sum_axes)],

@@ -29,6 +29,15 @@ pub struct Bert {
     pub vocab: usize,
     /// Positions of a sample.
     pub sequence: usize,
+    /// Rows of the table of positions. `None`: `sequence`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position_rows: Option<usize>,
+    /// Row of the first position in the table: 2 in RoBERTa.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub first_position: usize,
+    /// Number of token types: the most texts of a sample.
+    #[serde(default = "token_types", skip_serializing_if = "is_two")]
+    pub token_types: usize,
     /// Dropout rate of the embedding and of what each layer adds to the residual stream.
     #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
     pub dropout: DropoutRate,
@@ -43,8 +52,18 @@ const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
 const BIASES: Option<Initialisation> = Some(Initialisation::Zeros);
 
-/// Number of token types: a sample has at most two texts.
-const TOKEN_TYPES: usize = 2;
+fn is_zero(value: &usize) -> bool {
+    *value == 0
+}
+
+/// BERT is trained with pairs of texts.
+fn token_types() -> usize {
+    2
+}
+
+fn is_two(value: &usize) -> bool {
+    *value == token_types()
+}
 
 /// Masked tokens of a sample: 15 %, rounded, and at least one.
 fn masked_predictions(sequence: usize) -> usize {
@@ -63,6 +82,9 @@ impl Family for Bert {
             ffn: None,
             vocab: 30522,
             sequence: 512,
+            position_rows: None,
+            first_position: 0,
+            token_types: 2,
             dropout: DropoutRate::NONE,
             attention_dropout: DropoutRate::NONE,
         };
@@ -77,6 +99,9 @@ impl Family for Bert {
             ffn: None,
             vocab: 1024,
             sequence: 128,
+            position_rows: None,
+            first_position: 0,
+            token_types: 2,
             dropout: DropoutRate::NONE,
             attention_dropout: DropoutRate::NONE,
         };
@@ -85,7 +110,12 @@ impl Family for Bert {
 
     fn validate(&self, check: &Check<'_>) -> Result<(), ModelError> {
         let Self { layers, hidden, heads, ffn, vocab, sequence, .. } = *self;
-        check.sizes(&[("vocab", vocab), ("sequence", sequence)])?;
+        let rows = self.position_rows.unwrap_or(sequence.saturating_add(self.first_position));
+        check.sizes(&[("vocab", vocab), ("sequence", sequence), ("position_rows", rows), ("token_types", self.token_types)])?;
+        if rows < sequence.saturating_add(self.first_position) {
+            let reason = format!("a table of {rows} positions, and a sequence of {sequence} from {}", self.first_position);
+            return check.refuse(reason, "use a shorter `sequence`, or more `position_rows`");
+        }
         check.transformer([layers, hidden, heads, ffn.unwrap_or(1)])
     }
 
@@ -116,10 +146,20 @@ impl Family for Bert {
         let tokens = builder.input(InputKind::Tokens, positions.clone());
         let words_table = table("word_embeddings", vocabulary, &mut builder);
         let words = builder.embedding("bert.embeddings.word_embeddings", tokens, words_table);
-        let positions_table = table("position_embeddings", sequence, &mut builder);
-        let x = builder.bias_add("bert.embeddings.position_embeddings", words, positions_table);
+        let rows = self.position_rows.unwrap_or(self.sequence + self.first_position);
+        let module = "bert.embeddings.position_embeddings";
+        let x = if rows == self.sequence {
+            let positions_table = table("position_embeddings", sequence, &mut builder);
+            builder.bias_add(module, words, positions_table)
+        } else {
+            // Some rows are for no position of the sample, so each position looks up its own.
+            let positions_table = table("position_embeddings", dimension("positions", rows), &mut builder);
+            let places = builder.input(InputKind::Positions { first: self.first_position }, positions.clone());
+            let places = builder.embedding(module, places, positions_table);
+            builder.add(&format!("{module}.sum"), words, places)
+        };
         let token_types = builder.input(InputKind::TokenTypes, positions.clone());
-        let types_table = table("token_type_embeddings", dimension("token_types", TOKEN_TYPES), &mut builder);
+        let types_table = table("token_type_embeddings", dimension("token_types", self.token_types), &mut builder);
         let types = builder.embedding("bert.embeddings.token_type_embeddings", token_types, types_table);
         let x = builder.add("bert.embeddings.sum", x, types);
         let x = builder.layer_norm("bert.embeddings.LayerNorm", x, EPSILON);
@@ -148,7 +188,7 @@ fn layer(builder: &mut GraphBuilder, module: &str, sizes: &Bert, x: TensorId) ->
     let heads = [dimension("heads", sizes.heads), dimension("head_dimension", sizes.hidden / sizes.heads)];
     let projections = ["query", "key", "value"]
         .map(|part| builder.linear(&name(&format!("attention.self.{part}")), x, 1, &heads, WEIGHTS, BIASES));
-    let kind = AttentionKind { causal: false, scaled: true, relative: None, dropout: sizes.attention_dropout };
+    let kind = AttentionKind { causal: false, scaled: true, window: None, relative: None, dropout: sizes.attention_dropout };
     let y = builder.attention(&name("attention.self"), projections, kind);
     let y = builder.linear(&name("attention.output.dense"), y, 2, &hidden, WEIGHTS, BIASES);
     let y = builder.dropout(&name("attention.output.dropout"), y, sizes.dropout);

@@ -1,178 +1,349 @@
-//! Decoder-only transformers of Llama's kind (Touvron et al. 2023), with Hugging Face's names. The
-//! feed-forward network of a layer is dense, or a mixture of experts as in Mixtral (Jiang et al.
-//! 2024).
+//! Decoder-only transformers in general: the layers that Llama, Mixtral and their relatives are
+//! made of, each part of which a model file may choose. Names of weights are those of Hugging
+//! Face's Llama and Mixtral.
 //!
 //! Shared experts, dense layers before the first mixture, and low-rank queries and keys are as in
 //! DeepSeek's models (DeepSeek-AI 2024). There is no auxiliary loss that balances the experts.
 
-use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, MixtureShape, dimension};
-use crate::dropout::DropoutRate;
-use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
-use crate::kernel::{Epsilon, WeightLayout};
+mod layers;
+mod parts;
 
-/// Sizes of a decoder.
-pub(super) struct Decoder {
-    pub(super) layers: usize,
-    pub(super) hidden: usize,
-    pub(super) heads: usize,
-    pub(super) kv_heads: usize,
-    pub(super) head_dimension: usize,
+pub use parts::{CapacityFactor, FeedForward, Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind};
+
+use super::{Check, Family, is_false};
+use crate::builder::GraphOptions;
+use crate::dropout::DropoutRate;
+use crate::error::ModelError;
+use crate::graph::Graph;
+use crate::optimizer::Optimizer;
+use crate::sample::SampleShape;
+use serde::{Deserialize, Serialize};
+
+/// A decoder-only transformer in any size. What a file leaves out is as in Llama.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Decoder {
+    /// Transformer layers.
+    pub layers: usize,
+    /// Features of a position.
+    pub hidden: usize,
+    /// Attention heads.
+    pub heads: usize,
+    /// Heads of keys and values. `None`: `heads`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kv_heads: Option<usize>,
+    /// Features of a head. `None`: `hidden / heads`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub head_dimension: Option<usize>,
     /// Features of the low-rank projection that queries are made from. `None`: they are made from
     /// `hidden` features.
-    pub(super) query_rank: Option<usize>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub query_rank: Option<usize>,
     /// As `query_rank`, for keys and values.
-    pub(super) key_value_rank: Option<usize>,
-    /// Inner width of a dense layer.
-    pub(super) ffn: usize,
-    pub(super) vocabulary: usize,
-    pub(super) sequence: usize,
-    pub(super) tied_embeddings: bool,
-    pub(super) rope_theta: usize,
-    /// The mixtures of experts. `None`: all layers are dense.
-    pub(super) mixtures: Option<Mixtures>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub key_value_rank: Option<usize>,
+    /// Inner width of a dense layer's feed-forward network.
+    pub ffn: usize,
+    /// Size of the vocabulary.
+    pub vocab: usize,
+    /// Positions of a sample.
+    pub sequence: usize,
+    /// Whether the head shares the embedding's weights.
+    #[serde(default)]
+    pub tied_embeddings: bool,
+    /// Kind of the norms.
+    #[serde(default)]
+    pub norm: NormKind,
+    /// Number that norms add to the variance.
+    #[serde(default)]
+    pub norm_epsilon: NormEpsilon,
+    /// How a position is known.
+    #[serde(default)]
+    pub positions: PositionKind,
+    /// Base of the rotary embedding's frequencies.
+    #[serde(default = "rope_theta")]
+    pub rope_theta: usize,
+    /// Features of a head that are rotated. `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary_dimension: Option<usize>,
+    /// Whether the frequencies are scaled for long sequences, as in Llama 3.1. Planned as if they
+    /// were not: it costs nothing.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub rope_scaling: bool,
+    /// Rows of the table of learned positions. `None`: `sequence`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub position_rows: Option<usize>,
+    /// Row of the first position in the table: 2 in OPT.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub first_position: usize,
+    /// The feed-forward network.
+    #[serde(default)]
+    pub feed_forward: FeedForward,
+    /// Whether queries, keys and values have biases.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub qkv_bias: bool,
+    /// Whether attention's output has a bias.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub attention_output_bias: bool,
+    /// Whether the feed-forward network has biases.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub ffn_bias: bool,
+    /// Whether the head has a bias.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub head_bias: bool,
+    /// Whether attention and the feed-forward network of a layer read the same input.
+    #[serde(default, skip_serializing_if = "ParallelBlock::is_none")]
+    pub parallel_block: ParallelBlock,
+    /// Whether queries and keys are normed head by head, as in Qwen3.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub query_key_norm: bool,
+    /// Whether each part's output is normed too before it is added, as in Gemma 2.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub output_norms: bool,
+    /// Whether the embedding is normed, as in BLOOM.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub embedding_norm: bool,
+    /// Whether the embedding is multiplied by the root of `hidden`, as in Gemma.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub embedding_scale: bool,
+    /// Positions that a query sees: itself and those just before it. `None`: all before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
+    /// Period of layers that see all positions although there is a `window`. The last layer of a
+    /// period does. `None`: no layer does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub full_attention_every: Option<usize>,
+    /// Whether attention's scores are capped softly, as in Gemma 2.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub score_cap: bool,
+    /// Whether logits are capped softly, as in Gemma 2.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub logit_cap: bool,
+    /// Mixtures of experts. `None`: all layers are dense.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mixtures: Option<Mixtures>,
+    /// Dropout rate of the embedding and of what each layer adds to the residual stream.
+    #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
+    pub dropout: DropoutRate,
+    /// Dropout rate of attention's probabilities.
+    #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
+    pub attention_dropout: DropoutRate,
 }
 
-/// The layers that are mixtures of experts, and their sizes.
-#[derive(Clone, Copy)]
-pub(super) struct Mixtures {
-    pub(super) shape: MixtureShape,
-    /// Inner width of an expert.
-    pub(super) ffn: usize,
-    /// Inner width of all shared experts together, to which every token goes. `None`: there are
-    /// none.
-    pub(super) shared_ffn: Option<usize>,
-    /// Period of mixtures among layers. The last layer of a period is one.
-    pub(super) every: usize,
-    /// Dense layers before the first period.
-    pub(super) first: usize,
+fn rope_theta() -> usize {
+    10_000
 }
 
-impl Mixtures {
-    /// Whether the layer of this index is a mixture.
-    fn includes(&self, layer: usize) -> bool {
-        layer >= self.first && (layer - self.first + 1).is_multiple_of(self.every)
-    }
+fn is_zero(value: &usize) -> bool {
+    *value == 0
 }
-
-/// Epsilon of the norms.
-const EPSILON: Epsilon = Epsilon::new(5);
-
-/// Initial values of weights.
-const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
 impl Decoder {
-    /// Builds the forward graph.
-    pub(super) fn graph(&self, name: &str, options: &GraphOptions) -> Graph {
-        let mut layers = Layers { builder: GraphBuilder::new(name, options), sizes: self };
-        let positions = vec![dimension(BATCH, options.batch), dimension("sequence", self.sequence)];
-        layers.builder.block("embedding", false);
-        let tokens = layers.builder.input(InputKind::Tokens, positions.clone());
-        let table = layers.table("model.embed_tokens.weight");
-        let mut x = layers.builder.embedding("model.embed_tokens", tokens, table);
-        for layer in 0..self.layers {
-            layers.builder.block(format!("layer {layer}"), true);
-            x = layers.layer(layer, x);
+    /// A decoder of Llama's kind.
+    pub fn llama([layers, hidden, heads, ffn, vocab, sequence]: [usize; 6]) -> Self {
+        Self {
+            layers,
+            hidden,
+            heads,
+            kv_heads: None,
+            head_dimension: None,
+            query_rank: None,
+            key_value_rank: None,
+            ffn,
+            vocab,
+            sequence,
+            tied_embeddings: false,
+            norm: NormKind::Rms,
+            norm_epsilon: NormEpsilon::default(),
+            positions: PositionKind::Rotary,
+            rope_theta: rope_theta(),
+            rotary_dimension: None,
+            rope_scaling: false,
+            position_rows: None,
+            first_position: 0,
+            feed_forward: FeedForward::GatedSilu,
+            qkv_bias: false,
+            attention_output_bias: false,
+            ffn_bias: false,
+            head_bias: false,
+            parallel_block: ParallelBlock::None,
+            query_key_norm: false,
+            output_norms: false,
+            embedding_norm: false,
+            embedding_scale: false,
+            window: None,
+            full_attention_every: None,
+            score_cap: false,
+            logit_cap: false,
+            mixtures: None,
+            dropout: DropoutRate::NONE,
+            attention_dropout: DropoutRate::NONE,
         }
-        layers.builder.block("head", false);
-        let normed = layers.builder.rms_norm("model.norm", x, EPSILON);
-        let head = if self.tied_embeddings { table } else { layers.table("lm_head.weight") };
-        let logits = layers.builder.matmul("lm_head", normed, head, 1, WeightLayout::OutIn);
-        let labels = layers.builder.input(InputKind::Labels, positions);
-        layers.builder.cross_entropy("loss", logits, labels);
-        layers.builder.finish(self.sequence, Some(self.sequence))
+    }
+
+    /// Features of a head. The sizes are sound.
+    fn head_features(&self) -> usize {
+        self.head_dimension.unwrap_or(self.hidden / self.heads.max(1))
+    }
+
+    /// The window of a layer, if it hides any position.
+    fn window_of(&self, layer: usize) -> Option<usize> {
+        let is_full = self.full_attention_every.is_some_and(|every| (layer + 1).is_multiple_of(every));
+        self.window.filter(|&window| !is_full && window < self.sequence)
+    }
+
+    fn validate_sizes(&self, check: &Check<'_>) -> Result<(), ModelError> {
+        let Self { layers, hidden, heads, ffn, vocab, sequence, .. } = *self;
+        check.sizes(&[
+            ("layers", layers),
+            ("hidden", hidden),
+            ("heads", heads),
+            ("kv_heads", self.kv_heads.unwrap_or(1)),
+            ("query_rank", self.query_rank.unwrap_or(1)),
+            ("key_value_rank", self.key_value_rank.unwrap_or(1)),
+            ("ffn", ffn),
+            ("vocab", vocab),
+            ("sequence", sequence),
+            ("rope_theta", self.rope_theta),
+            ("position_rows", self.position_rows.unwrap_or(1)),
+            ("first_position", self.first_position.max(1)),
+            ("window", self.window.unwrap_or(1)),
+            ("full_attention_every", self.full_attention_every.unwrap_or(1)),
+        ])?;
+        check.layers(layers)?;
+        check.key_heads(heads, self.kv_heads.unwrap_or(heads))
+    }
+
+    fn validate_positions(&self, check: &Check<'_>) -> Result<(), ModelError> {
+        check.rotary_head(self.hidden, self.heads, self.head_dimension)?;
+        let features = self.head_features();
+        if let Some(rotated) = self.rotary_dimension
+            && (rotated == 0 || rotated > features || !rotated.is_multiple_of(2))
+        {
+            let reason = format!("`rotary_dimension` is {rotated}, and a head has {features} features");
+            return check.refuse(reason, "give an even number from 2 to a head's features");
+        }
+        if let Some(rows) = self.position_rows
+            && rows < self.sequence.saturating_add(self.first_position)
+        {
+            let reason = format!("a table of {rows} positions, and a sequence of {} from {}", self.sequence, self.first_position);
+            return check.refuse(reason, "use a shorter `sequence`, or more `position_rows`");
+        }
+        if self.positions != PositionKind::Learned && (self.position_rows.is_some() || self.first_position > 0) {
+            return check.refuse("`position_rows` without learned positions".into(), "leave it out, or say `positions: learned`");
+        }
+        Ok(())
     }
 }
 
-/// A decoder under construction.
-struct Layers<'a> {
-    builder: GraphBuilder,
-    sizes: &'a Decoder,
-}
+impl Family for Decoder {
+    const NAME: &'static str = "decoder";
+    const OPTIMIZER: Optimizer = Optimizer::AdamW;
 
-impl Layers<'_> {
-    /// Adds a table `[vocabulary, hidden]`: the embedding, or the head.
-    fn table(&mut self, name: &str) -> TensorId {
-        let (vocabulary, hidden) = (self.sizes.vocabulary, self.sizes.hidden);
-        let dimensions = vec![dimension("vocabulary", vocabulary), dimension("hidden", hidden)];
-        self.builder.parameter(name.into(), dimensions, vec![vocabulary, hidden], WEIGHTS)
-    }
-
-    fn layer(&mut self, layer: usize, x: TensorId) -> TensorId {
-        let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let y = self.builder.rms_norm(&name("input_layernorm"), x, EPSILON);
-        let y = self.attention(&name("self_attn"), y);
-        let x = self.builder.add(&name("self_attn.residual"), x, y);
-        let y = self.builder.rms_norm(&name("post_attention_layernorm"), x, EPSILON);
-        let y = match self.sizes.mixtures.filter(|mixtures| mixtures.includes(layer)) {
-            Some(mixtures) => self.mixture(&name("block_sparse_moe"), y, mixtures),
-            None => self.dense(&name("mlp"), y, self.sizes.ffn),
+    fn zoo() -> Vec<(&'static str, Self)> {
+        let qwen3 = |layers, hidden, heads, ffn, tied_embeddings| Self {
+            kv_heads: Some(8),
+            head_dimension: Some(128),
+            tied_embeddings,
+            norm_epsilon: NormEpsilon::SIXTH,
+            rope_theta: 1_000_000,
+            query_key_norm: true,
+            ..Self::llama([layers, hidden, heads, ffn, 151_936, 4096])
         };
-        self.builder.add(&name("mlp.residual"), x, y)
-    }
-
-    /// Adds self-attention.
-    fn attention(&mut self, module: &str, x: TensorId) -> TensorId {
-        let Decoder { hidden, heads, kv_heads, head_dimension, query_rank, key_value_rank, rope_theta, .. } = *self.sizes;
-        let builder = &mut self.builder;
-        let name = |part: &str| format!("{module}.{part}");
-        let key_heads = [dimension("heads", kv_heads), dimension("head_dimension", head_dimension)];
-        // Query head h attends to key head h / group, so the dimension of key heads comes first.
-        let query_heads = match heads / kv_heads {
-            1 => key_heads.to_vec(),
-            group => vec![key_heads[0], dimension("group", group), key_heads[1]],
+        let qwen2 = |layers, hidden, heads, kv_heads, ffn, vocab| Self {
+            kv_heads: Some(kv_heads),
+            norm_epsilon: NormEpsilon::SIXTH,
+            rope_theta: 1_000_000,
+            qkv_bias: true,
+            ..Self::llama([layers, hidden, heads, ffn, vocab, 4096])
         };
-        // DeepSeek's low-rank projections, without their separate rotary part.
-        let mut low_rank = |rank: Option<usize>, part: &str| match rank {
-            Some(rank) => {
-                let y = builder.linear(&name(&format!("{part}_a_proj")), x, 1, &[dimension("rank", rank)], WEIGHTS, None);
-                builder.rms_norm(&name(&format!("{part}_a_layernorm")), y, EPSILON)
-            }
-            None => x,
+        let mistral = Self { kv_heads: Some(8), ..Self::llama([32, 4096, 32, 14_336, 32_000, 4096]) };
+        let neox = Self {
+            norm: NormKind::Layer,
+            rotary_dimension: Some(24),
+            feed_forward: FeedForward::Gelu,
+            qkv_bias: true,
+            attention_output_bias: true,
+            ffn_bias: true,
+            parallel_block: ParallelBlock::OwnNorms,
+            ..Self::llama([44, 6144, 64, 24_576, 50_432, 2048])
         };
-        let (query_input, key_input) = (low_rank(query_rank, "q"), low_rank(key_value_rank, "kv"));
-        let q = builder.linear(&name("q_proj"), query_input, 1, &query_heads, WEIGHTS, None);
-        let k = builder.linear(&name("k_proj"), key_input, 1, &key_heads, WEIGHTS, None);
-        let v = builder.linear(&name("v_proj"), key_input, 1, &key_heads, WEIGHTS, None);
-        let q = builder.rope(&name("rotary_q"), q, rope_theta);
-        let k = builder.rope(&name("rotary_k"), k, rope_theta);
-        let kind = AttentionKind { causal: true, scaled: true, relative: None, dropout: DropoutRate::NONE };
-        let y = builder.attention(module, [q, k, v], kind);
-        builder.linear(&name("o_proj"), y, query_heads.len(), &[dimension("hidden", hidden)], WEIGHTS, None)
+        vec![
+            ("mistral-7b", mistral),
+            ("qwen2.5-7b", qwen2(28, 3584, 28, 4, 18_944, 152_064)),
+            ("qwen3-0.6b", qwen3(28, 1024, 16, 3072, true)),
+            ("qwen3-8b", qwen3(36, 4096, 32, 12_288, false)),
+            ("qwen3-32b", qwen3(64, 5120, 64, 25_600, false)),
+            ("gpt-neox-20b", neox),
+        ]
     }
 
-    /// Adds a dense feed-forward network.
-    fn dense(&mut self, module: &str, x: TensorId, ffn: usize) -> TensorId {
-        let name = |part: &str| format!("{module}.{part}");
-        let [inner, hidden] = [dimension("ffn", ffn), dimension("hidden", self.sizes.hidden)];
-        let gate = self.builder.linear(&name("gate_proj"), x, 1, &[inner], WEIGHTS, None);
-        let up = self.builder.linear(&name("up_proj"), x, 1, &[inner], WEIGHTS, None);
-        let y = self.builder.silu_multiply(&name("act"), gate, up);
-        self.builder.linear(&name("down_proj"), y, 1, &[hidden], WEIGHTS, None)
+    fn examples() -> Vec<(&'static str, Self)> {
+        let small = Self {
+            norm: NormKind::Layer,
+            rotary_dimension: Some(16),
+            feed_forward: FeedForward::Gelu,
+            qkv_bias: true,
+            attention_output_bias: true,
+            ffn_bias: true,
+            parallel_block: ParallelBlock::OwnNorms,
+            ..Self::llama([1, 256, 4, 768, 1024, 128])
+        };
+        let normed = Self {
+            kv_heads: Some(2),
+            query_key_norm: true,
+            output_norms: true,
+            feed_forward: FeedForward::GatedGeluTanh,
+            tied_embeddings: true,
+            ..Self::llama([1, 256, 4, 768, 1024, 128])
+        };
+        vec![("small-neox", small), ("small-normed-decoder", normed)]
     }
 
-    /// Adds the mixture of experts of a layer.
-    fn mixture(&mut self, module: &str, x: TensorId, mixtures: Mixtures) -> TensorId {
-        let Decoder { hidden, sequence, .. } = *self.sizes;
-        let Mixtures { shape, ffn, shared_ffn, .. } = mixtures;
-        let name = |part: &str| format!("{module}.{part}");
-        let [experts, inner, hidden] = [dimension("experts", shape.experts), dimension("ffn", ffn), dimension("hidden", hidden)];
-        let public = vec![experts.extent, hidden.extent];
-        let router = self.builder.parameter(name("gate.weight"), vec![experts, hidden], public, WEIGHTS);
-        let (slots, routing) = self.builder.dispatch(module, x, router, &shape);
-        let experts_name = name("experts");
-        let [w1, w3, w2] = [("w1", [experts, inner, hidden]), ("w3", [experts, inner, hidden]), ("w2", [experts, hidden, inner])]
-            .map(|(matrix, dimensions)| self.builder.expert_parameter(&experts_name, matrix, dimensions, WEIGHTS));
-        let gate = self.builder.expert_matmul(&name("experts.w1"), slots, w1);
-        let up = self.builder.expert_matmul(&name("experts.w3"), slots, w3);
-        let y = self.builder.silu_multiply(&name("experts.act"), gate, up);
-        let y = self.builder.expert_matmul(&name("experts.w2"), y, w2);
-        let y = self.builder.combine(module, y, &routing, sequence, &shape);
-        match shared_ffn {
-            Some(shared_ffn) => {
-                let shared = self.dense(&name("shared_experts"), x, shared_ffn);
-                self.builder.add(&name("shared_experts.sum"), y, shared)
-            }
-            None => y,
+    fn validate(&self, check: &Check<'_>) -> Result<(), ModelError> {
+        self.validate_sizes(check)?;
+        self.validate_positions(check)?;
+        match &self.mixtures {
+            Some(mixtures) => mixtures.validate(check),
+            None => Ok(()),
         }
+    }
+
+    fn sample(&self) -> SampleShape {
+        SampleShape::Tokens { sequence: self.sequence, vocabulary: self.vocab }
+    }
+
+    fn repeated_layers(&self) -> Option<usize> {
+        let has_equal_layers = self.mixtures.as_ref().is_none_or(|mixtures| mixtures.every == 1 && mixtures.first == 0);
+        let has_equal_windows = self.full_attention_every.is_none() || self.window.is_none();
+        (has_equal_layers && has_equal_windows).then_some(self.layers)
+    }
+
+    fn layers_mut(&mut self) -> Option<&mut usize> {
+        Some(&mut self.layers)
+    }
+
+    fn experts(&self) -> Option<usize> {
+        self.mixtures.as_ref().map(|mixtures| mixtures.experts)
+    }
+
+    fn planned_only(&self) -> Vec<&'static str> {
+        let unnormalised = self.mixtures.as_ref().is_some_and(|mixtures| mixtures.unnormalised_gates);
+        [
+            ((0..self.layers).any(|layer| self.window_of(layer).is_some()), "`window`"),
+            (self.positions == PositionKind::Alibi, "`positions: alibi`"),
+            (self.rope_scaling, "`rope_scaling`"),
+            (self.embedding_scale, "`embedding_scale`"),
+            (self.score_cap, "`score_cap`"),
+            (self.logit_cap, "`logit_cap`"),
+            (unnormalised, "`unnormalised_gates`"),
+        ]
+        .into_iter()
+        .filter_map(|(has, name)| has.then_some(name))
+        .collect()
+    }
+
+    fn graph(&self, name: &str, options: &GraphOptions) -> Graph {
+        layers::graph(self, name, options)
     }
 }

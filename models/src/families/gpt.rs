@@ -164,7 +164,8 @@ impl Layers<'_> {
         let weight_dimensions = [&[hidden_dimension][..], &projections].concat();
         let y = self.linear(&name("attn.c_attn"), y, weight_dimensions, 1, [hidden, 3 * hidden], WEIGHTS);
         let qkv = self.builder.split(&name("attn.split"), y);
-        let kind = AttentionKind { causal: true, scaled: true, relative: None, dropout: self.sizes.attention_dropout };
+        let kind =
+            AttentionKind { causal: true, scaled: true, window: None, relative: None, dropout: self.sizes.attention_dropout };
         let y = self.builder.attention(&name("attn"), qkv, kind);
         let weight_dimensions = vec![head_dimensions[0], head_dimensions[1], hidden_dimension];
         let y = self.linear(&name("attn.c_proj"), y, weight_dimensions, 2, [hidden, hidden], residual);

@@ -43,6 +43,20 @@ fn rope_theta() -> usize {
     10_000
 }
 
+impl Llama {
+    /// The model as a decoder.
+    pub(crate) fn decoder(&self) -> Decoder {
+        let Self { layers, hidden, heads, ffn, vocab, sequence, .. } = *self;
+        Decoder {
+            kv_heads: self.kv_heads,
+            head_dimension: self.head_dimension,
+            tied_embeddings: self.tied_embeddings,
+            rope_theta: self.rope_theta,
+            ..Decoder::llama([layers, hidden, heads, ffn, vocab, sequence])
+        }
+    }
+}
+
 impl Family for Llama {
     const NAME: &'static str = "llama";
     const OPTIMIZER: Optimizer = Optimizer::AdamW;
@@ -93,14 +107,7 @@ impl Family for Llama {
     }
 
     fn validate(&self, check: &Check<'_>) -> Result<(), ModelError> {
-        let Self { layers, hidden, heads, head_dimension, ffn, vocab, sequence, rope_theta, .. } = *self;
-        check.sizes(&[("vocab", vocab), ("sequence", sequence), ("rope_theta", rope_theta)])?;
-        check.sizes(&[("layers", layers), ("hidden", hidden), ("heads", heads), ("ffn", ffn)])?;
-        check.layers(layers)?;
-        let kv_heads = self.kv_heads.unwrap_or(heads);
-        check.sizes(&[("kv_heads", kv_heads)])?;
-        check.key_heads(heads, kv_heads)?;
-        check.rotary_head(hidden, heads, head_dimension)
+        self.decoder().validate(check)
     }
 
     fn sample(&self) -> SampleShape {
@@ -116,22 +123,6 @@ impl Family for Llama {
     }
 
     fn graph(&self, name: &str, options: &GraphOptions) -> Graph {
-        let Self { layers, hidden, heads, kv_heads, head_dimension, ffn, vocab, sequence, tied_embeddings, rope_theta } = *self;
-        let decoder = Decoder {
-            layers,
-            hidden,
-            heads,
-            kv_heads: kv_heads.unwrap_or(heads),
-            head_dimension: head_dimension.unwrap_or(hidden / heads),
-            query_rank: None,
-            key_value_rank: None,
-            ffn,
-            vocabulary: vocab,
-            sequence,
-            tied_embeddings,
-            rope_theta,
-            mixtures: None,
-        };
-        decoder.graph(name, options)
+        self.decoder().graph(name, options)
     }
 }

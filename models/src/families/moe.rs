@@ -1,8 +1,8 @@
 //! Mixtral (Jiang et al. 2024) with Hugging Face's names: a Llama with mixtures of experts.
 
-use super::decoder::{Decoder, Mixtures};
+use super::decoder::{CapacityFactor, Decoder, Mixtures};
 use super::{Check, Family};
-use crate::builder::{GraphOptions, MixtureShape};
+use crate::builder::GraphOptions;
 use crate::error::ModelError;
 use crate::graph::Graph;
 use crate::optimizer::Optimizer;
@@ -79,55 +79,34 @@ fn rope_theta() -> usize {
     1_000_000
 }
 
-/// Ratio of the experts' slots to those that balanced routing needs: a positive, finite number.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "f64", into = "f64")]
-pub struct CapacityFactor(f64);
-
-// The number is never NaN.
-impl Eq for CapacityFactor {}
-
-impl Default for CapacityFactor {
-    /// The usual factor of GShard (Lepikhin et al. 2021) and Switch Transformer.
-    fn default() -> Self {
-        Self(1.25)
-    }
-}
-
-impl TryFrom<f64> for CapacityFactor {
-    type Error = String;
-
-    fn try_from(factor: f64) -> Result<Self, String> {
-        if factor > 0.0 && factor <= 1e6 {
-            return Ok(Self(factor));
-        }
-        Err(format!("`capacity_factor` is {factor}; hint: give a number above 0 and at most 1,000,000, such as 1.25"))
-    }
-}
-
-impl From<CapacityFactor> for f64 {
-    fn from(factor: CapacityFactor) -> f64 {
-        factor.0
-    }
-}
-
-/// The most experts of a mixture.
-const MOST_EXPERTS: usize = 1 << 14;
-
-/// An expert with at least this many slots has a multiple of [`SLOT_GRANULE`], so that ranks which
-/// shard the sequence can shard the slots.
-const MANY_SLOTS: usize = 256;
-
-const SLOT_GRANULE: usize = 16;
-
 impl Moe {
-    /// Returns the slots of an expert for each sample. They are at most the positions, since an
-    /// expert gets each token at most once.
-    fn slots_per_sample(&self) -> usize {
-        let balanced = self.sequence as f64 * self.top_k as f64 / self.experts as f64;
-        let slots = (f64::from(self.capacity_factor) * balanced).ceil() as usize;
-        let slots = if slots >= MANY_SLOTS { slots.next_multiple_of(SLOT_GRANULE) } else { slots };
-        slots.clamp(1, self.sequence)
+    /// The mixtures of the model.
+    fn mixtures(&self) -> Mixtures {
+        Mixtures {
+            experts: self.experts,
+            top_k: self.top_k,
+            ffn: self.ffn,
+            shared_ffn: self.shared_ffn,
+            every: self.moe_every,
+            first: self.dense_layers,
+            capacity_factor: self.capacity_factor,
+            unnormalised_gates: false,
+        }
+    }
+
+    /// The model as a decoder.
+    pub(crate) fn decoder(&self) -> Decoder {
+        let Self { layers, hidden, heads, ffn, vocab, sequence, .. } = *self;
+        Decoder {
+            kv_heads: self.kv_heads,
+            head_dimension: self.head_dimension,
+            query_rank: self.query_rank,
+            key_value_rank: self.key_value_rank,
+            tied_embeddings: self.tied_embeddings,
+            rope_theta: self.rope_theta,
+            mixtures: Some(self.mixtures()),
+            ..Decoder::llama([layers, hidden, heads, self.dense_ffn.unwrap_or(ffn), vocab, sequence])
+        }
     }
 }
 
@@ -186,35 +165,8 @@ impl Family for Moe {
     }
 
     fn validate(&self, check: &Check<'_>) -> Result<(), ModelError> {
-        let Self { layers, hidden, heads, experts, top_k, .. } = *self;
-        let kv_heads = self.kv_heads.unwrap_or(heads);
-        check.sizes(&[
-            ("layers", layers),
-            ("hidden", hidden),
-            ("heads", heads),
-            ("kv_heads", kv_heads),
-            ("query_rank", self.query_rank.unwrap_or(1)),
-            ("key_value_rank", self.key_value_rank.unwrap_or(1)),
-            ("ffn", self.ffn),
-            ("dense_ffn", self.dense_ffn.unwrap_or(1)),
-            ("shared_ffn", self.shared_ffn.unwrap_or(1)),
-            ("vocab", self.vocab),
-            ("sequence", self.sequence),
-            ("experts", experts),
-            ("top_k", top_k),
-            ("moe_every", self.moe_every),
-            ("rope_theta", self.rope_theta),
-        ])?;
-        check.layers(layers)?;
-        check.rotary_head(hidden, heads, self.head_dimension)?;
-        check.key_heads(heads, kv_heads)?;
-        if top_k > experts || experts > MOST_EXPERTS {
-            return check.refuse(
-                format!("each token goes to {top_k} of {experts} experts"),
-                "`top_k` is at most `experts`, and that at most 16,384",
-            );
-        }
-        Ok(())
+        check.sizes(&[("dense_ffn", self.dense_ffn.unwrap_or(1))])?;
+        self.decoder().validate(check)
     }
 
     fn sample(&self) -> SampleShape {
@@ -234,28 +186,6 @@ impl Family for Moe {
     }
 
     fn graph(&self, name: &str, options: &GraphOptions) -> Graph {
-        let Self { layers, hidden, heads, ffn, sequence, .. } = *self;
-        let decoder = Decoder {
-            layers,
-            hidden,
-            heads,
-            kv_heads: self.kv_heads.unwrap_or(heads),
-            head_dimension: self.head_dimension.unwrap_or(hidden / heads),
-            query_rank: self.query_rank,
-            key_value_rank: self.key_value_rank,
-            ffn: self.dense_ffn.unwrap_or(ffn),
-            vocabulary: self.vocab,
-            sequence,
-            tied_embeddings: self.tied_embeddings,
-            rope_theta: self.rope_theta,
-            mixtures: Some(Mixtures {
-                shape: MixtureShape { experts: self.experts, top: self.top_k, slots_per_sample: self.slots_per_sample() },
-                ffn,
-                shared_ffn: self.shared_ffn,
-                every: self.moe_every,
-                first: self.dense_layers,
-            }),
-        };
-        decoder.graph(name, options)
+        self.decoder().graph(name, options)
     }
 }

@@ -161,7 +161,13 @@ impl Family for T5 {
         for layer in 0..self.layers {
             layers.builder.block(format!("encoder layer {layer}"), true);
             let module = format!("encoder.block.{layer}.layer");
-            let kind = AttentionKind { causal: false, scaled: false, relative: Some(relative), dropout: self.attention_dropout };
+            let kind = AttentionKind {
+                causal: false,
+                scaled: false,
+                window: None,
+                relative: Some(relative),
+                dropout: self.attention_dropout,
+            };
             x = layers.attention(&format!("{module}.0"), "SelfAttention", x, None, kind);
             x = layers.feed_forward(&format!("{module}.1"), x);
         }
@@ -174,7 +180,13 @@ impl Family for T5 {
         for layer in 0..self.layers {
             layers.builder.block(format!("decoder layer {layer}"), true);
             let module = format!("decoder.block.{layer}.layer");
-            let kind = AttentionKind { causal: true, scaled: false, relative: Some(relative), dropout: self.attention_dropout };
+            let kind = AttentionKind {
+                causal: true,
+                scaled: false,
+                window: None,
+                relative: Some(relative),
+                dropout: self.attention_dropout,
+            };
             x = layers.attention(&format!("{module}.0"), "SelfAttention", x, None, kind);
             let kind = AttentionKind { causal: false, relative: None, ..kind };
             x = layers.attention(&format!("{module}.1"), "EncDecAttention", x, Some(memory), kind);

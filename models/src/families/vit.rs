@@ -172,7 +172,7 @@ fn layer(builder: &mut GraphBuilder, module: &str, sizes: &Vit, x: TensorId) -> 
     let y = builder.attention(
         &attention,
         qkv,
-        AttentionKind { causal: false, scaled: true, relative: None, dropout: sizes.attention_dropout },
+        AttentionKind { causal: false, scaled: true, window: None, relative: None, dropout: sizes.attention_dropout },
     );
     let out = Initialisation::Uniform(1.0 / (hidden as f64).sqrt());
     let y = builder.linear(&name("self_attention.out_proj"), y, 2, &hidden_dimension, out, zeros);

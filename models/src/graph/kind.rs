@@ -60,9 +60,11 @@ pub enum OperatorKind {
     RmsNormWeightGradient,
     Rope {
         theta: usize,
+        rotated: Option<usize>,
     },
     RopeGradient {
         theta: usize,
+        rotated: Option<usize>,
     },
     /// Also its own gradient.
     Dropout(DropoutSite),
@@ -77,6 +79,7 @@ pub enum OperatorKind {
     Attention {
         causal: bool,
         scaled: bool,
+        window: Option<usize>,
         relative: Option<RelativePositions>,
         dropout: Option<DropoutSite>,
         packed: bool,
@@ -84,6 +87,7 @@ pub enum OperatorKind {
     AttentionGradient {
         causal: bool,
         scaled: bool,
+        window: Option<usize>,
         relative: Option<RelativePositions>,
         dropout: Option<DropoutSite>,
         packed: bool,

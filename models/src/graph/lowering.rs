@@ -37,7 +37,7 @@ impl Operator {
         let elements = || extents.iter().product();
         let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
         let pooled = |window: Window| Window { batch: rows, in_channels: features, out_channels: features, ..window };
-        let attention = |causal, scaled, relative, dropout: Option<DropoutSite>, packed| Attention {
+        let attention = |causal, scaled, window, relative, dropout: Option<DropoutSite>, packed| Attention {
             batch: rows,
             queries: positions,
             keys: size(Extent::Keys),
@@ -46,6 +46,7 @@ impl Operator {
             head_dimension: features,
             causal,
             scaled,
+            window,
             relative,
             packed,
             query_parts: if causal || relative.is_some() { parts(Extent::Positions) } else { 1 },
@@ -60,11 +61,12 @@ impl Operator {
                 sample_parts: 1,
             }),
         };
-        let rope = |theta| Rope {
+        let rope = |theta, rotated| Rope {
             batch: rows,
             positions,
             heads: size(Extent::Heads),
             head_dimension: features,
+            rotated,
             theta,
             position_parts: parts(Extent::Positions),
             position_offset: 0,
@@ -123,8 +125,8 @@ impl Operator {
             OperatorKind::RmsNorm(epsilon) => Kernel::RmsNorm { rows, features, epsilon },
             OperatorKind::RmsNormInputGradient => Kernel::RmsNormInputGradient { rows, features },
             OperatorKind::RmsNormWeightGradient => Kernel::RmsNormWeightGradient { rows, features },
-            OperatorKind::Rope { theta } => Kernel::Rope(rope(theta)),
-            OperatorKind::RopeGradient { theta } => Kernel::RopeGradient(rope(theta)),
+            OperatorKind::Rope { theta, rotated } => Kernel::Rope(rope(theta, rotated)),
+            OperatorKind::RopeGradient { theta, rotated } => Kernel::RopeGradient(rope(theta, rotated)),
             // The compiler sets the samples when it emits the instruction.
             OperatorKind::Dropout(site) => Kernel::Dropout(Dropout {
                 first_sample: 0,
@@ -152,11 +154,11 @@ impl Operator {
                 hidden: features,
                 parts: parts(Extent::Vocabulary),
             },
-            OperatorKind::Attention { causal, scaled, relative, dropout, packed } => {
-                Kernel::Attention(attention(causal, scaled, relative, dropout, packed))
+            OperatorKind::Attention { causal, scaled, window, relative, dropout, packed } => {
+                Kernel::Attention(attention(causal, scaled, window, relative, dropout, packed))
             }
-            OperatorKind::AttentionGradient { causal, scaled, relative, dropout, packed } => {
-                Kernel::AttentionGradient(attention(causal, scaled, relative, dropout, packed))
+            OperatorKind::AttentionGradient { causal, scaled, window, relative, dropout, packed } => {
+                Kernel::AttentionGradient(attention(causal, scaled, window, relative, dropout, packed))
             }
             OperatorKind::Split => Kernel::Split { rows, parts: size(Extent::Parts), columns: features },
             OperatorKind::Join => Kernel::Join { rows, parts: size(Extent::Parts), columns: features },

@@ -32,6 +32,11 @@ pub enum InputKind {
     /// The text of a sample that each token belongs to, `[batch, sequence]`. All belong to the
     /// first.
     TokenTypes,
+    /// The row of each position in a table of positions, `[batch, sequence]`.
+    Positions {
+        /// Row of the first position.
+        first: usize,
+    },
 }
 
 /// Initial values of a parameter, as the model's authors draw them.

@@ -132,10 +132,10 @@ impl<'a> Rules<'a> {
 
     /// The loop over keys of attention whose keys and values travel around a ring. There must be as
     /// many keys as queries, since a part is masked by its distance on the ring (cross-attention
-    /// over a sequence of the same length has no mask, and works too). Relative positions are not
-    /// supported.
+    /// over a sequence of the same length has no mask, and works too). Relative positions and
+    /// windows are not supported.
     pub(super) fn ring(&self, operator: &Operator, strategy: Strategy) -> Option<LoopId> {
-        let OperatorKind::Attention { relative: None, packed: false, .. } = operator.kind else { return None };
+        let OperatorKind::Attention { relative: None, window: None, packed: false, .. } = operator.kind else { return None };
         let queries = strategy.get(Axis::Context)?;
         let keys = operator.loops.iter().position(|one| one.role == Extent::Keys).map(LoopId)?;
         let have_equal_lengths = operator.loops[keys.0].extent == operator.loops[queries.0].extent;

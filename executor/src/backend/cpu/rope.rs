@@ -13,6 +13,7 @@ use foretell_models::Rope;
 /// The call's operands are checked and valid; y may be x.
 pub(super) unsafe fn turn(call: &KernelCall<'_>, sizes: &Rope, direction: f64, scratch: &mut Scratch) {
     let Rope { positions, heads, head_dimension, theta, position_offset, .. } = *sizes;
+    let rotated = sizes.rotated_features();
     if sizes.elements() == 0 {
         return;
     }
@@ -20,20 +21,26 @@ pub(super) unsafe fn turn(call: &KernelCall<'_>, sizes: &Rope, direction: f64, s
     let y = unsafe { floats_mut(&call.writes[0]) };
     // SAFETY: as above.
     let x = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { floats(&call.reads[0]) });
-    let half = head_dimension / 2;
+    let half = rotated / 2;
     let [cosines, sines] = scratch.pieces([positions * half, positions * half]);
+    if half == 0 {
+        if let Some(x) = x {
+            y.copy_from_slice(x);
+        }
+        return;
+    }
     fill_angles(cosines, sines, half, theta as f64, position_offset as f64, direction);
     let row = heads * head_dimension;
     let angles = || cosines.chunks_exact(half).zip(sines.chunks_exact(half)).cycle();
     match x {
         None => {
             for (y, (cosines, sines)) in y.chunks_exact_mut(row).zip(angles()) {
-                turn_in_place(y, cosines, sines);
+                turn_in_place(y, head_dimension, cosines, sines);
             }
         }
         Some(x) => {
             for ((y, x), (cosines, sines)) in y.chunks_exact_mut(row).zip(x.chunks_exact(row)).zip(angles()) {
-                turn_to(y, x, cosines, sines);
+                turn_to(y, x, head_dimension, cosines, sines);
             }
         }
     }
@@ -56,11 +63,12 @@ fn fill_angles(cosines: &mut [f32], sines: &mut [f32], half: usize, theta: f64, 
 
 multiversion! {
     /// Rotates the heads of one position.
-    fn turn_to(y: &mut [f32], x: &[f32], cosines: &[f32], sines: &[f32]) {
+    fn turn_to(y: &mut [f32], x: &[f32], features: usize, cosines: &[f32], sines: &[f32]) {
         let half = cosines.len();
-        for (y, x) in y.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half)) {
-            let (y_first, y_second) = y.split_at_mut(half);
-            let (x_first, x_second) = x.split_at(half);
+        for (y, x) in y.chunks_exact_mut(features).zip(x.chunks_exact(features)) {
+            y[2 * half..].copy_from_slice(&x[2 * half..]);
+            let (y_first, y_second) = y[..2 * half].split_at_mut(half);
+            let (x_first, x_second) = x[..2 * half].split_at(half);
             for index in 0..half {
                 let (a, b, cosine, sine) = (x_first[index], x_second[index], cosines[index], sines[index]);
                 y_first[index] = multiply_add::<FUSED>(a, cosine, -(b * sine));
@@ -69,10 +77,10 @@ multiversion! {
         }
     }
 
-    fn turn_in_place(x: &mut [f32], cosines: &[f32], sines: &[f32]) {
+    fn turn_in_place(x: &mut [f32], features: usize, cosines: &[f32], sines: &[f32]) {
         let half = cosines.len();
-        for x in x.chunks_exact_mut(2 * half) {
-            let (first, second) = x.split_at_mut(half);
+        for x in x.chunks_exact_mut(features) {
+            let (first, second) = x[..2 * half].split_at_mut(half);
             for index in 0..half {
                 let (a, b, cosine, sine) = (first[index], second[index], cosines[index], sines[index]);
                 first[index] = multiply_add::<FUSED>(a, cosine, -(b * sine));

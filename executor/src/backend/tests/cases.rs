@@ -22,6 +22,7 @@ pub(super) fn attention([batch, sequence, heads, head_dimension]: [usize; 4], ca
         head_dimension,
         causal,
         scaled: true,
+        window: None,
         relative: None,
         packed,
         query_parts: 1,
@@ -72,11 +73,20 @@ pub(super) fn attentions() -> Vec<Attention> {
 }
 
 /// Rotary positions of a whole sequence, and of the last part of one.
-pub(super) fn ropes() -> [Rope; 3] {
-    let sizes =
-        Rope { batch: 1, positions: 1, heads: 1, head_dimension: 2, theta: 10_000, position_parts: 1, position_offset: 0 };
+pub(super) fn ropes() -> [Rope; 4] {
+    let sizes = Rope {
+        batch: 1,
+        positions: 1,
+        heads: 1,
+        head_dimension: 2,
+        rotated: None,
+        theta: 10_000,
+        position_parts: 1,
+        position_offset: 0,
+    };
     let whole = Rope { batch: 3, positions: 37, heads: 2, head_dimension: 18, ..sizes };
-    [sizes, whole, Rope { theta: 500, position_parts: 3, position_offset: 1000, ..whole }]
+    let partial = Rope { rotated: Some(8), theta: 100, ..whole };
+    [sizes, whole, partial, Rope { theta: 500, position_parts: 3, position_offset: 1000, ..whole }]
 }
 
 /// Kernels of every kind at sizes that no block, tile or vector divides.

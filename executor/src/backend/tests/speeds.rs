@@ -92,8 +92,16 @@ fn print_kernel_speeds_of_a_transformer() {
     print_speed(Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) });
     print_speed(Kernel::RmsNormInputGradient { rows, features });
     print_speed(Kernel::RmsNormWeightGradient { rows, features });
-    let rope =
-        Rope { batch: 8, positions: 128, heads: 4, head_dimension: 64, theta: 10_000, position_parts: 1, position_offset: 0 };
+    let rope = Rope {
+        batch: 8,
+        positions: 128,
+        heads: 4,
+        head_dimension: 64,
+        rotated: None,
+        theta: 10_000,
+        position_parts: 1,
+        position_offset: 0,
+    };
     print_speed(Kernel::Rope(rope));
     print_speed(Kernel::Dropout(Dropout {
         first_sample: 0,

@@ -14,6 +14,7 @@ fn attention(batch: usize, positions: usize, heads: usize, causal: bool) -> Atte
         head_dimension: 64,
         causal,
         scaled: true,
+        window: None,
         relative: None,
         packed: false,
         query_parts: 1,

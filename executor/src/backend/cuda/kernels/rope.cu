@@ -1,19 +1,28 @@
 // Rotary position embedding (Su et al. 2021). A thread rotates one pair of features of one
-// position, in all heads of all sequences: it computes the angle once, in double precision.
+// position, in all heads of all sequences: it computes the angle once, in double precision. Or it
+// keeps one feature beyond those that are rotated.
 
-// Reads x; writes y, which may be x. sizes: batch, positions, heads, half of a head's features,
-// first position; numbers: base, direction (-1 for the gradient)
+// Reads x; writes y, which may be x. sizes: batch, positions, heads, half of the rotated features,
+// first position, features that are kept; numbers: base, direction (-1 for the gradient)
 KERNEL(rope) {
     const number *x = read<number>(arguments, 0);
     number *y = written<number>(arguments, 0);
     const index batch = arguments.sizes[0], positions = arguments.sizes[1], heads = arguments.sizes[2], half = arguments.sizes[3];
-    for (index i = thread_index(); i < positions * half; i += thread_count()) {
-        const index position = i / half, feature = i % half;
+    const index kept = arguments.sizes[5], features = 2 * half + kept;
+    for (index i = thread_index(); i < positions * (half + kept); i += thread_count()) {
+        const index position = i / (half + kept), feature = i % (half + kept);
+        if (feature >= half) {
+            for (index sequence_head = 0; sequence_head < batch * heads; sequence_head++) {
+                const index row = ((sequence_head / heads) * positions + position) * heads + sequence_head % heads;
+                y[row * features + half + feature] = x[row * features + half + feature];
+            }
+            continue;
+        }
         const double frequency = pow((double)arguments.numbers[0], -(double)feature / (double)half);
         const double angle = (double)arguments.numbers[1] * (double)(arguments.sizes[4] + position) * frequency;
         const float cosine = (float)cos(angle), sine = (float)sin(angle);
         for (index sequence_head = 0; sequence_head < batch * heads; sequence_head++) {
-            const index at = (((sequence_head / heads) * positions + position) * heads + sequence_head % heads) * 2 * half + feature;
+            const index at = (((sequence_head / heads) * positions + position) * heads + sequence_head % heads) * features + feature;
             const float a = widen(x[at]), b = widen(x[at + half]);
             narrow(y[at], a * cosine - b * sine);
             narrow(y[at + half], b * cosine + a * sine);

@@ -105,10 +105,11 @@ impl Dispatcher<'_> {
 
     /// Queues the rotation of features; `direction` is 1, or -1 for the gradient.
     unsafe fn rope(&mut self, sizes: &Rope, direction: f32) -> Result<(), CudaError> {
-        let half = sizes.head_dimension / 2;
-        let all = [sizes.batch, sizes.positions, sizes.heads, half, sizes.position_offset];
+        let half = sizes.rotated_features() / 2;
+        let kept = sizes.head_dimension - 2 * half;
+        let all = [sizes.batch, sizes.positions, sizes.heads, half, sizes.position_offset, kept];
         let numbers = [sizes.theta as f32, direction];
-        let config = LaunchConfig::new("rope", Grid::Elements(sizes.positions * half), &all);
+        let config = LaunchConfig::new("rope", Grid::Elements(sizes.positions * (half + kept)), &all);
         // SAFETY: the caller's promise.
         unsafe { self.launch(LaunchConfig { numbers: &numbers, ..config }) }
     }

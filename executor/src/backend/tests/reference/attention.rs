@@ -78,12 +78,13 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
 
 /// Every pair of features of every head turned by its position's angle.
 fn turned(sizes: &Rope, group_index: usize, x: &[f64], direction: f64) -> Tensor {
-    let (d, half) = (sizes.head_dimension, sizes.head_dimension / 2);
-    let mut y = vec![0.0; x.len()];
+    let (d, rotated) = (sizes.head_dimension, sizes.rotated.unwrap_or(sizes.head_dimension));
+    let half = rotated / 2;
+    let mut y = x.to_vec();
     for [b, p, h] in index3([sizes.batch, sizes.positions, sizes.heads]) {
         let position = sizes.position_offset + group_index * sizes.positions + p;
         for f in 0..half {
-            let angle = direction * position as f64 / (sizes.theta as f64).powf(2.0 * f as f64 / d as f64);
+            let angle = direction * position as f64 / (sizes.theta as f64).powf(2.0 * f as f64 / rotated as f64);
             let at = ((b * sizes.positions + p) * sizes.heads + h) * d + f;
             y[at] = x[at] * angle.cos() - x[at + half] * angle.sin();
             y[at + half] = x[at + half] * angle.cos() + x[at] * angle.sin();

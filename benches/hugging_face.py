@@ -1,0 +1,126 @@
+#!/usr/bin/env python3
+"""Writes models/tests/hugging_face.json with Transformers: `config.json` files, and each model's number of parameters.
+
+The sizes are ours, chosen small, or the public figures of a known model. Each configuration is there with all fields that its class
+writes, and without those that have their default, as in published files. Parameters are counted on the `meta` device.
+
+Usage: benches/hugging_face.py [--check]      (needs torch and transformers from PyPI; --check compares and writes nothing)
+"""
+import argparse
+import json
+import pathlib
+import sys
+
+import torch
+import transformers
+
+FILE = pathlib.Path(__file__).resolve().parent.parent / "models/tests/hugging_face.json"
+
+
+def decoder(layers, hidden, heads, ffn, vocab, positions, **others):
+    return dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, intermediate_size=ffn, vocab_size=vocab,
+                max_position_embeddings=positions, **others)
+
+
+def rope(theta, **others):
+    return dict(rope_parameters=dict(rope_theta=theta, rope_type="default", **others))
+
+
+SMALL = (3, 64, 4, 160, 500, 128)
+LLAMA31 = dict(rope_parameters=dict(rope_theta=500000.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+                                    original_max_position_embeddings=8192))
+
+# By name: the class of the configuration, that of the model, and the sizes.
+CASES = {
+    "gpt2": ("GPT2Config", "GPT2LMHeadModel", dict(n_layer=3, n_embd=64, n_head=4, vocab_size=500, n_positions=128)),
+    "gpt2-relu": ("GPT2Config", "GPT2LMHeadModel", dict(n_layer=2, n_embd=48, n_head=4, n_inner=100, vocab_size=300, n_positions=64,
+                                                      activation_function="relu", tie_word_embeddings=False)),
+    "llama": ("LlamaConfig", "LlamaForCausalLM", decoder(*SMALL, num_key_value_heads=2)),
+    "llama-biased": ("LlamaConfig", "LlamaForCausalLM", decoder(*SMALL, attention_bias=True, mlp_bias=True, head_dim=32)),
+    "llama2-70b": ("LlamaConfig", "LlamaForCausalLM", decoder(80, 8192, 64, 28672, 32000, 4096, num_key_value_heads=8, rms_norm_eps=1e-5)),
+    "llama3.1-8b": ("LlamaConfig", "LlamaForCausalLM", decoder(32, 4096, 32, 14336, 128256, 131072, num_key_value_heads=8,
+                                                               rms_norm_eps=1e-5, **LLAMA31)),
+    "mistral": ("MistralConfig", "MistralForCausalLM", decoder(*SMALL, num_key_value_heads=2, sliding_window=32)),
+    "mistral-7b": ("MistralConfig", "MistralForCausalLM", decoder(32, 4096, 32, 14336, 32000, 32768, rms_norm_eps=1e-5)),
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", decoder(*SMALL, num_key_value_heads=2, num_local_experts=4)),
+    "mixtral-8x7b": ("MixtralConfig", "MixtralForCausalLM", decoder(32, 4096, 32, 14336, 32000, 32768)),
+    "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", decoder(*SMALL, num_key_value_heads=2)),
+    "qwen2.5-7b": ("Qwen2Config", "Qwen2ForCausalLM", decoder(28, 3584, 28, 18944, 152064, 32768, num_key_value_heads=4, **rope(1e6))),
+    "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", decoder(*SMALL, num_key_value_heads=2, head_dim=32, tie_word_embeddings=True)),
+    "qwen3-8b": ("Qwen3Config", "Qwen3ForCausalLM", decoder(36, 4096, 32, 12288, 151936, 40960, num_key_value_heads=8, **rope(1e6))),
+    "qwen3-moe": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", decoder(*SMALL, num_key_value_heads=2, moe_intermediate_size=48,
+                                                                   num_local_experts=8, num_experts_per_tok=2, norm_topk_prob=True)),
+    "qwen3-moe-sparse": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", decoder(4, 64, 4, 160, 500, 128, num_key_value_heads=2, num_local_experts=8,
+                                                                          decoder_sparse_step=2, head_dim=32)),
+    "qwen3-30b-a3b": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", decoder(48, 2048, 32, 6144, 151936, 40960, num_key_value_heads=4, head_dim=128,
+                                                                       norm_topk_prob=True, **rope(1e6))),
+    "gemma": ("GemmaConfig", "GemmaForCausalLM", decoder(*SMALL, num_key_value_heads=1, head_dim=32)),
+    "gemma-2b": ("GemmaConfig", "GemmaForCausalLM", decoder(18, 2048, 8, 16384, 256000, 8192, num_key_value_heads=1, head_dim=256)),
+    "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", decoder(*SMALL, num_key_value_heads=2, head_dim=32, sliding_window=32)),
+    "gemma2-9b": ("Gemma2Config", "Gemma2ForCausalLM", decoder(42, 3584, 16, 14336, 256000, 8192, num_key_value_heads=8, head_dim=256)),
+    "gemma3": ("Gemma3TextConfig", "Gemma3ForCausalLM", decoder(7, 64, 4, 160, 500, 128, num_key_value_heads=2, head_dim=32, sliding_window=32)),
+    "phi": ("PhiConfig", "PhiForCausalLM", decoder(*SMALL)),
+    "phi-2": ("PhiConfig", "PhiForCausalLM", decoder(32, 2560, 32, 10240, 51200, 2048, **rope(1e4, partial_rotary_factor=0.4))),
+    "phi3": ("Phi3Config", "Phi3ForCausalLM", decoder(*SMALL, pad_token_id=0)),
+    "phi3-mini": ("Phi3Config", "Phi3ForCausalLM", decoder(32, 3072, 32, 8192, 32064, 4096)),
+    "gpt-neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", decoder(*SMALL)),
+    "gpt-neox-serial": ("GPTNeoXConfig", "GPTNeoXForCausalLM", decoder(*SMALL, use_parallel_residual=False, attention_bias=False)),
+    "gpt-neox-20b": ("GPTNeoXConfig", "GPTNeoXForCausalLM", decoder(44, 6144, 64, 24576, 50432, 2048)),
+    "opt": ("OPTConfig", "OPTForCausalLM", dict(num_hidden_layers=3, hidden_size=64, num_attention_heads=4, ffn_dim=160, vocab_size=500,
+                                                max_position_embeddings=128, word_embed_proj_dim=64)),
+    "opt-6.7b": ("OPTConfig", "OPTForCausalLM", dict(num_hidden_layers=32, hidden_size=4096, num_attention_heads=32, ffn_dim=16384,
+                                                     word_embed_proj_dim=4096)),
+    "bloom": ("BloomConfig", "BloomForCausalLM", dict(n_layer=3, hidden_size=64, n_head=4, vocab_size=500)),
+    "bloom-176b": ("BloomConfig", "BloomForCausalLM", dict(n_layer=70, hidden_size=14336, n_head=112)),
+    "falcon": ("FalconConfig", "FalconForCausalLM", dict(num_hidden_layers=3, hidden_size=64, num_attention_heads=4, vocab_size=500)),
+    "falcon-alibi": ("FalconConfig", "FalconForCausalLM", dict(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, vocab_size=500,
+                                                              alibi=True, bias=True, multi_query=False, parallel_attn=False)),
+    "falcon-7b": ("FalconConfig", "FalconForCausalLM", dict()),
+    "falcon-40b": ("FalconConfig", "FalconForCausalLM", dict(num_hidden_layers=60, hidden_size=8192, num_attention_heads=128, num_kv_heads=8,
+                                                             new_decoder_architecture=True)),
+    "bert": ("BertConfig", "BertForMaskedLM", decoder(*SMALL)),
+    "roberta": ("RobertaConfig", "RobertaForMaskedLM", decoder(2, 64, 4, 160, 500, 130, type_vocab_size=1)),
+    "roberta-base": ("RobertaConfig", "RobertaForMaskedLM", decoder(12, 768, 12, 3072, 50265, 514, type_vocab_size=1, layer_norm_eps=1e-5)),
+    "t5": ("T5Config", "T5ForConditionalGeneration", dict(num_layers=2, d_model=64, num_heads=4, d_kv=16, d_ff=160, vocab_size=500)),
+    "t5-v1.1": ("T5Config", "T5ForConditionalGeneration", dict(num_layers=2, d_model=64, num_heads=3, d_kv=16, d_ff=160, vocab_size=500,
+                                                              feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+    "vit": ("ViTConfig", "ViTForImageClassification", dict(num_hidden_layers=2, hidden_size=64, num_attention_heads=4, intermediate_size=160,
+                                                           image_size=32, patch_size=8)),
+    "vit-base": ("ViTConfig", "ViTForImageClassification", dict(num_labels=10)),
+    "resnet": ("ResNetConfig", "ResNetForImageClassification", dict(depths=[2, 2, 2, 2], layer_type="basic", hidden_sizes=[64, 128, 256, 512])),
+    "resnet-50": ("ResNetConfig", "ResNetForImageClassification", dict(num_labels=10)),
+}
+
+
+# Fields that every published file has.
+ALWAYS = ["model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"]
+
+
+def parameters(config, model):
+    with torch.device("meta"):
+        built = getattr(transformers, model)(config)
+    built.tie_weights()
+    return sum(one.numel() for one in {id(one): one for one in built.parameters()}.values())
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    arguments = parser.parse_args()
+    lines = []
+    for name, (config_class, model, sizes) in CASES.items():
+        config = getattr(transformers, config_class)(**sizes)
+        whole, defaults = config.to_dict(), getattr(transformers, config_class)().to_dict()
+        sparse = {field: value for field, value in whole.items() if field in ALWAYS or defaults.get(field, ...) != value}
+        case = {"name": name, "parameters": parameters(config, model), "whole": whole, "sparse": sparse}
+        print(f"{name:20} {case['parameters']:>16,}")
+        lines.append(json.dumps(case, default=str))
+    cases = ",\n".join(lines)
+    text = f'{{"transformers": "{transformers.__version__}", "cases": [\n{cases}\n]}}\n'
+    if arguments.check:
+        sys.exit(None if FILE.read_text() == text else f"{FILE} differs")
+    FILE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()

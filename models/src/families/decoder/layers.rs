@@ -1,0 +1,241 @@
+//! The graph of a decoder.
+
+use super::{Decoder, FeedForward, Mixtures, NormKind, ParallelBlock, PositionKind};
+use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, dimension};
+use crate::graph::{BATCH, Dimension, Graph, Initialisation, InputKind, TensorId};
+use crate::kernel::WeightLayout;
+
+/// Initial values of weights.
+const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
+
+/// Builds the forward graph.
+pub(super) fn graph(sizes: &Decoder, name: &str, options: &GraphOptions) -> Graph {
+    let mut layers = Layers { builder: GraphBuilder::new(name, options), sizes };
+    let positions = vec![dimension(BATCH, options.batch), dimension("sequence", sizes.sequence)];
+    layers.builder.block("embedding", false);
+    let table = layers.table("model.embed_tokens.weight");
+    let mut x = layers.embedding(table, &positions);
+    for layer in 0..sizes.layers {
+        layers.builder.block(format!("layer {layer}"), true);
+        x = layers.layer(layer, x);
+    }
+    layers.builder.block("head", false);
+    let logits = layers.head(x, table);
+    let labels = layers.builder.input(InputKind::Labels, positions);
+    layers.builder.cross_entropy("loss", logits, labels);
+    layers.builder.finish(sizes.sequence, Some(sizes.sequence))
+}
+
+/// A decoder under construction.
+struct Layers<'a> {
+    builder: GraphBuilder,
+    sizes: &'a Decoder,
+}
+
+impl Layers<'_> {
+    /// Adds a table `[vocabulary, hidden]`: the embedding, or the head.
+    fn table(&mut self, name: &str) -> TensorId {
+        let (vocabulary, hidden) = (self.sizes.vocab, self.sizes.hidden);
+        let dimensions = vec![dimension("vocabulary", vocabulary), dimension("hidden", hidden)];
+        self.builder.parameter(name.into(), dimensions, vec![vocabulary, hidden], WEIGHTS)
+    }
+
+    /// Adds a norm.
+    fn norm(&mut self, name: &str, x: TensorId) -> TensorId {
+        let epsilon = self.sizes.norm_epsilon.epsilon();
+        match self.sizes.norm {
+            NormKind::Rms => self.builder.rms_norm(name, x, epsilon),
+            NormKind::Layer => self.builder.layer_norm(name, x, epsilon),
+        }
+    }
+
+    /// Adds a product with or without a bias.
+    fn linear(&mut self, name: &str, x: TensorId, contracted: usize, outputs: &[Dimension], has_bias: bool) -> TensorId {
+        self.builder.linear(name, x, contracted, outputs, WEIGHTS, has_bias.then_some(Initialisation::Zeros))
+    }
+
+    /// Adds the embedding of tokens, and of positions if they are learned.
+    fn embedding(&mut self, table: TensorId, positions: &[Dimension]) -> TensorId {
+        let Decoder { hidden, sequence, first_position, .. } = *self.sizes;
+        let tokens = self.builder.input(InputKind::Tokens, positions.to_vec());
+        let mut x = self.builder.embedding("model.embed_tokens", tokens, table);
+        if self.sizes.embedding_scale {
+            x = self.builder.scale("model.embed_scale", x, hidden);
+        }
+        if self.sizes.positions == PositionKind::Learned {
+            let rows = self.sizes.position_rows.unwrap_or(sequence + first_position);
+            let extents = vec![dimension("positions", rows), dimension("hidden", hidden)];
+            let name = "model.embed_positions";
+            let rows = self.builder.parameter(format!("{name}.weight"), extents, vec![rows, hidden], WEIGHTS);
+            let places = self.builder.input(InputKind::Positions { first: first_position }, positions.to_vec());
+            let places = self.builder.embedding(name, places, rows);
+            x = self.builder.add(&format!("{name}.sum"), x, places);
+        }
+        if self.sizes.embedding_norm {
+            x = self.norm("model.embed_layernorm", x);
+        }
+        self.builder.dropout("model.embed_dropout", x, self.sizes.dropout)
+    }
+
+    fn head(&mut self, x: TensorId, table: TensorId) -> TensorId {
+        let normed = self.norm("model.norm", x);
+        let head = if self.sizes.tied_embeddings { table } else { self.table("lm_head.weight") };
+        let mut logits = self.builder.matmul("lm_head", normed, head, 1, WeightLayout::OutIn);
+        if self.sizes.head_bias {
+            let vocabulary = dimension("vocabulary", self.sizes.vocab);
+            let zeros = Initialisation::Zeros;
+            let bias = self.builder.parameter("lm_head.bias".into(), vec![vocabulary], vec![self.sizes.vocab], zeros);
+            logits = self.builder.bias_add("lm_head.bias", logits, bias);
+        }
+        if self.sizes.logit_cap {
+            // A tanh and two products in one pass over the logits: the traffic of a scale.
+            logits = self.builder.scale("lm_head.cap", logits, 1);
+        }
+        logits
+    }
+
+    fn layer(&mut self, layer: usize, x: TensorId) -> TensorId {
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        let normed = self.norm(&name("input_layernorm"), x);
+        let y = self.attention(layer, normed);
+        let y = self.added(&name("self_attn"), "post_attention_output_layernorm", y);
+        match self.sizes.parallel_block {
+            ParallelBlock::None => {
+                let x = self.builder.add(&name("self_attn.residual"), x, y);
+                let normed = self.norm(&name("post_attention_layernorm"), x);
+                let y = self.feed_forward(layer, normed);
+                let y = self.added(&name("mlp"), "post_feedforward_layernorm", y);
+                self.builder.add(&name("mlp.residual"), x, y)
+            }
+            parallel => {
+                let normed = match parallel {
+                    ParallelBlock::OneNorm => normed,
+                    _ => self.norm(&name("post_attention_layernorm"), x),
+                };
+                let z = self.feed_forward(layer, normed);
+                let z = self.added(&name("mlp"), "post_feedforward_layernorm", z);
+                let sum = self.builder.add(&name("parallel_sum"), y, z);
+                self.builder.add(&name("residual"), x, sum)
+            }
+        }
+    }
+
+    /// Adds what is done to a part's output before it is added to the residual stream.
+    fn added(&mut self, module: &str, norm: &str, y: TensorId) -> TensorId {
+        let y = if self.sizes.output_norms { self.norm(&format!("{module}.{norm}"), y) } else { y };
+        self.builder.dropout(&format!("{module}.dropout"), y, self.sizes.dropout)
+    }
+
+    /// Adds self-attention.
+    fn attention(&mut self, layer: usize, x: TensorId) -> TensorId {
+        let Decoder { hidden, heads, rope_theta, rotary_dimension, qkv_bias, .. } = *self.sizes;
+        let module = format!("model.layers.{layer}.self_attn");
+        let name = |part: &str| format!("{module}.{part}");
+        let kv_heads = self.sizes.kv_heads.unwrap_or(heads);
+        let key_heads = [dimension("heads", kv_heads), dimension("head_dimension", self.sizes.head_features())];
+        // Query head h attends to key head h / group, so the dimension of key heads comes first.
+        let query_heads = match heads / kv_heads {
+            1 => key_heads.to_vec(),
+            group => vec![key_heads[0], dimension("group", group), key_heads[1]],
+        };
+        let query_input = self.low_rank(&name("q"), x, self.sizes.query_rank);
+        let key_input = self.low_rank(&name("kv"), x, self.sizes.key_value_rank);
+        let mut q = self.linear(&name("q_proj"), query_input, 1, &query_heads, qkv_bias);
+        let mut k = self.linear(&name("k_proj"), key_input, 1, &key_heads, qkv_bias);
+        let v = self.linear(&name("v_proj"), key_input, 1, &key_heads, qkv_bias);
+        if self.sizes.query_key_norm {
+            q = self.norm(&name("q_norm"), q);
+            k = self.norm(&name("k_norm"), k);
+        }
+        if self.sizes.positions == PositionKind::Rotary {
+            q = self.builder.rope(&name("rotary_q"), q, rope_theta, rotary_dimension);
+            k = self.builder.rope(&name("rotary_k"), k, rope_theta, rotary_dimension);
+        }
+        let kind = AttentionKind {
+            causal: true,
+            scaled: true,
+            window: self.sizes.window_of(layer),
+            relative: None,
+            dropout: self.sizes.attention_dropout,
+        };
+        let y = self.builder.attention(&module, [q, k, v], kind);
+        let outputs = [dimension("hidden", hidden)];
+        self.linear(&name("o_proj"), y, query_heads.len(), &outputs, self.sizes.attention_output_bias)
+    }
+
+    /// Adds DeepSeek's low-rank projection, without its separate rotary part. Returns x if there is
+    /// no rank.
+    fn low_rank(&mut self, part: &str, x: TensorId, rank: Option<usize>) -> TensorId {
+        let Some(rank) = rank else { return x };
+        let y = self.linear(&format!("{part}_a_proj"), x, 1, &[dimension("rank", rank)], false);
+        self.norm(&format!("{part}_a_layernorm"), y)
+    }
+
+    fn feed_forward(&mut self, layer: usize, x: TensorId) -> TensorId {
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        match self.sizes.mixtures.filter(|mixtures| mixtures.includes(layer)) {
+            Some(mixtures) => self.mixture(&name("block_sparse_moe"), x, mixtures),
+            None => self.dense(&name("mlp"), x, self.sizes.ffn),
+        }
+    }
+
+    /// Adds a dense feed-forward network.
+    fn dense(&mut self, module: &str, x: TensorId, ffn: usize) -> TensorId {
+        let name = |part: &str| format!("{module}.{part}");
+        let [inner, hidden] = [dimension("ffn", ffn), dimension("hidden", self.sizes.hidden)];
+        let has_bias = self.sizes.ffn_bias;
+        let act = name("act");
+        let y = match self.sizes.feed_forward {
+            FeedForward::GatedSilu | FeedForward::GatedGeluTanh => {
+                let gate = self.linear(&name("gate_proj"), x, 1, &[inner], has_bias);
+                let up = self.linear(&name("up_proj"), x, 1, &[inner], has_bias);
+                self.gated(&act, gate, up)
+            }
+            ungated => {
+                let up = self.linear(&name("up_proj"), x, 1, &[inner], has_bias);
+                match ungated {
+                    FeedForward::Gelu => self.builder.gelu_exact(&act, up),
+                    FeedForward::Relu => self.builder.relu(&act, up),
+                    _ => self.builder.gelu(&act, up),
+                }
+            }
+        };
+        self.linear(&name("down_proj"), y, 1, &[hidden], has_bias)
+    }
+
+    /// Adds the gated product of two equal tensors.
+    fn gated(&mut self, name: &str, gate: TensorId, up: TensorId) -> TensorId {
+        if self.sizes.feed_forward == FeedForward::GatedGeluTanh {
+            let gate = self.builder.gelu(name, gate);
+            return self.builder.multiply(&format!("{name}.gate"), gate, up);
+        }
+        self.builder.silu_multiply(name, gate, up)
+    }
+
+    /// Adds the mixture of experts of a layer.
+    fn mixture(&mut self, module: &str, x: TensorId, mixtures: Mixtures) -> TensorId {
+        let Decoder { hidden, sequence, .. } = *self.sizes;
+        let Mixtures { ffn, shared_ffn, .. } = mixtures;
+        let shape = mixtures.shape(sequence);
+        let name = |part: &str| format!("{module}.{part}");
+        let [experts, inner, hidden] = [dimension("experts", shape.experts), dimension("ffn", ffn), dimension("hidden", hidden)];
+        let public = vec![experts.extent, hidden.extent];
+        let router = self.builder.parameter(name("gate.weight"), vec![experts, hidden], public, WEIGHTS);
+        let (slots, routing) = self.builder.dispatch(module, x, router, &shape);
+        let experts_name = name("experts");
+        let [w1, w3, w2] = [("w1", [experts, inner, hidden]), ("w3", [experts, inner, hidden]), ("w2", [experts, hidden, inner])]
+            .map(|(matrix, dimensions)| self.builder.expert_parameter(&experts_name, matrix, dimensions, WEIGHTS));
+        let gate = self.builder.expert_matmul(&name("experts.w1"), slots, w1);
+        let up = self.builder.expert_matmul(&name("experts.w3"), slots, w3);
+        let y = self.gated(&name("experts.act"), gate, up);
+        let y = self.builder.expert_matmul(&name("experts.w2"), y, w2);
+        let y = self.builder.combine(module, y, &routing, sequence, &shape);
+        match shared_ffn {
+            Some(shared_ffn) => {
+                let shared = self.dense(&name("shared_experts"), x, shared_ffn);
+                self.builder.add(&name("shared_experts.sum"), y, shared)
+            }
+            None => y,
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! Hugging Face's `config.json` as a [`Model`].
+//!
+//! Each model type has a reader, which asks for the fields that it understands ([`fields`]) and
+//! lists those that change neither time nor memory nor results. A field that nobody asked for, or
+//! whose value no graph can express, is an error that names it.
+
+mod decoders;
+mod encoders;
+mod fields;
+mod images;
+mod language;
+
+pub use fields::ConfigError;
+
+use crate::model::Model;
+use fields::Fields;
+
+/// A model that was read from a `config.json`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImportedModel {
+    /// The model.
+    pub model: Model,
+    /// Differences from Transformers' model, a sentence each. None changes the number of
+    /// parameters.
+    pub notes: Vec<String>,
+}
+
+/// A reader of one model type.
+type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
+
+/// The model types that can be read, with their readers.
+const READERS: [(&str, Reader); 22] = [
+    ("gpt2", language::gpt2),
+    ("llama", decoders::llama),
+    ("mistral", decoders::mistral),
+    ("mixtral", decoders::mixtral),
+    ("qwen2", decoders::qwen2),
+    ("qwen3", decoders::qwen3),
+    ("qwen3_moe", decoders::qwen3_moe),
+    ("gemma", decoders::gemma),
+    ("gemma2", decoders::gemma2),
+    ("gemma3_text", decoders::gemma3),
+    ("phi", language::phi),
+    ("phi3", decoders::phi3),
+    ("gpt_neox", language::gpt_neox),
+    ("opt", language::opt),
+    ("bloom", language::bloom),
+    ("falcon", language::falcon),
+    ("bert", encoders::bert),
+    ("roberta", encoders::roberta),
+    ("xlm-roberta", encoders::roberta),
+    ("t5", encoders::t5),
+    ("vit", images::vit),
+    ("resnet", images::resnet),
+];
+
+/// Returns the model types that can be read.
+pub fn hugging_face_types() -> impl Iterator<Item = &'static str> {
+    READERS.into_iter().map(|(name, _)| name)
+}
+
+/// Whether a text looks like a `config.json`: JSON or YAML with a `model_type` and no `family`.
+pub fn is_hugging_face_config(text: &str) -> bool {
+    let Ok(serde_json::Value::Object(object)) = serde_json::from_str(text) else { return false };
+    object.contains_key("model_type") && !object.contains_key("family")
+}
+
+/// Reads a `config.json`. `sequence` replaces the longest sequence that the configuration allows,
+/// which is the default.
+///
+/// # Errors
+/// [`ConfigError`], with the fields that are unknown or cannot be expressed.
+pub fn from_hugging_face(text: &str, sequence: Option<usize>) -> Result<ImportedModel, ConfigError> {
+    let mut fields = Fields::parse(text, sequence)?;
+    let model_type = fields.model_type().to_string();
+    let Some((_, read)) = READERS.iter().find(|(name, _)| *name == model_type) else {
+        let known = hugging_face_types().collect::<Vec<_>>().join(", ");
+        return Err(ConfigError::UnknownType { name: model_type, hint: fields::type_hint(fields.model_type(), &known) });
+    };
+    let model = read(&mut fields)?;
+    let notes = fields.finish()?;
+    Ok(ImportedModel { model, notes })
+}

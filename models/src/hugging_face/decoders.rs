@@ -1,0 +1,359 @@
+//! Decoders of Llama's kind: RMS norms, rotary positions, a gated feed-forward network.
+
+use super::fields::{ConfigError, Fields, inexpressible};
+use crate::families::{Decoder, FeedForward, Llama, Mixtures, Moe};
+use crate::model::Model;
+use serde_json::{Map, Value, json};
+
+/// Transformers' defaults of one model type, where they differ between types.
+struct Defaults {
+    sequence: usize,
+    /// Epsilon of the norms.
+    epsilon: f64,
+    /// Heads of keys and values, if a file without the field has fewer than `num_attention_heads`.
+    kv_heads: Option<usize>,
+    /// Features of a head, if the type states them apart from `hidden_size`.
+    head_dimension: Option<usize>,
+    rope_theta: f64,
+    tied: bool,
+}
+
+const LLAMA: Defaults =
+    Defaults { sequence: 2048, epsilon: 1e-6, kv_heads: None, head_dimension: None, rope_theta: 10_000.0, tied: false };
+
+/// Reads what all of these types have.
+fn common(fields: &mut Fields, defaults: &Defaults) -> Result<Decoder, ConfigError> {
+    let [layers, hidden, heads] =
+        [fields.size("num_hidden_layers")?, fields.size("hidden_size")?, fields.size("num_attention_heads")?];
+    let (ffn, vocab) = (fields.size("intermediate_size")?, fields.size("vocab_size")?);
+    let sequence = fields.sequence("max_position_embeddings", defaults.sequence)?;
+    let usual = defaults.kv_heads.filter(|_| !fields.has("num_key_value_heads"));
+    let kv_heads = fields.optional("num_key_value_heads")?.or(usual).filter(|&kv_heads| kv_heads != heads);
+    let head_dimension = fields.optional("head_dim")?.or(defaults.head_dimension).filter(|features| features * heads != hidden);
+    let rope = rotary(fields, defaults.rope_theta, 1.0)?;
+    let decoder = Decoder {
+        kv_heads,
+        head_dimension,
+        tied_embeddings: fields.flag_or("tie_word_embeddings", defaults.tied)?,
+        norm_epsilon: fields.epsilon("rms_norm_eps", defaults.epsilon)?,
+        rope_theta: rope.theta,
+        rope_scaling: rope.is_scaled,
+        attention_dropout: fields.dropout(&[("attention_dropout", 0.0)])?,
+        ..Decoder::llama([layers, hidden, heads, ffn, vocab, sequence])
+    };
+    Ok(Decoder { rotary_dimension: rope.rotated(&decoder)?, ..decoder })
+}
+
+/// The rotary positions of a configuration.
+pub(super) struct Rotary {
+    pub(super) theta: usize,
+    /// Whether frequencies are scaled for long sequences.
+    pub(super) is_scaled: bool,
+    /// Share of a head's features that is rotated.
+    share: f64,
+}
+
+impl Rotary {
+    /// The features of a head that are rotated. `None`: all.
+    pub(super) fn rotated(&self, decoder: &Decoder) -> Result<Option<usize>, ConfigError> {
+        let features = decoder.head_dimension.unwrap_or(decoder.hidden / decoder.heads.max(1));
+        let rotated = (features as f64 * self.share) as usize;
+        if rotated == 0 || !rotated.is_multiple_of(2) {
+            let hint = format!("{rotated} of {features} features would be rotated, and they form pairs");
+            return Err(inexpressible("partial_rotary_factor", &json!(self.share), &hint));
+        }
+        Ok(Some(rotated).filter(|&rotated| rotated != features))
+    }
+}
+
+/// Reads `rope_parameters`, or the fields that it replaced.
+///
+/// `theta` and `share` are the type's usual base and share of rotated features.
+pub(super) fn rotary(fields: &mut Fields, theta: f64, share: f64) -> Result<Rotary, ConfigError> {
+    let mut theta = fields.number_or("rope_theta", theta)?;
+    let mut share = fields.number_or("partial_rotary_factor", share)?;
+    let mut is_scaled = false;
+    for name in ["rope_scaling", "rope_parameters"] {
+        let Some(mut object) = fields.object(name)? else { continue };
+        // Gemma 3 has one for each kind of layer; those that see every position may be scaled.
+        if let Some(Value::Object(full)) = object.get("full_attention") {
+            let full = full.clone();
+            if let Some(Value::Object(local)) = object.get("sliding_attention")
+                && (local.get("rope_theta") != full.get("rope_theta") || local.get("rope_type") != full.get("rope_type"))
+            {
+                fields.note("all layers rotate with the frequencies of those that see every position");
+            }
+            object = full;
+        }
+        theta = number(name, &object, "rope_theta")?.unwrap_or(theta);
+        share = number(name, &object, "partial_rotary_factor")?.unwrap_or(share);
+        is_scaled |= is_scaling(name, &object)?;
+    }
+    let whole = theta.round();
+    if !(1.0..=16_777_216.0).contains(&whole) || (whole - theta).abs() > 1e-6 {
+        return Err(inexpressible(
+            "rope_theta",
+            &json!(theta),
+            "the base of the frequencies is a whole number from 1 to 16,777,216",
+        ));
+    }
+    Ok(Rotary { theta: whole as usize, is_scaled, share })
+}
+
+fn number(field: &str, object: &Map<String, Value>, name: &str) -> Result<Option<f64>, ConfigError> {
+    let Some(value) = object.get(name).filter(|value| !value.is_null()) else { return Ok(None) };
+    let wrong = || ConfigError::Value { field: format!("{field}.{name}"), reason: format!("is {value}"), expected: "a number" };
+    value.as_f64().map(Some).ok_or_else(wrong)
+}
+
+/// Whether positions are scaled. Refuses kinds of scaling that are unknown.
+fn is_scaling(field: &str, object: &Map<String, Value>) -> Result<bool, ConfigError> {
+    let kind = object.get("rope_type").or_else(|| object.get("type"));
+    match kind.and_then(Value::as_str) {
+        None | Some("default") => Ok(false),
+        Some("linear" | "dynamic" | "llama3" | "yarn" | "longrope" | "su") => Ok(true),
+        Some(other) => Err(inexpressible(
+            &format!("{field}.rope_type"),
+            &json!(other),
+            "kinds: default, linear, dynamic, llama3, yarn, longrope",
+        )),
+    }
+}
+
+fn silu(fields: &mut Fields) -> Result<(), ConfigError> {
+    fields.must_be("hidden_act", &[json!("silu"), json!("swish")], "the feed-forward network of this type is a gated SiLU")
+}
+
+/// As `llama` if it is one in every respect, so that weights of Llama load.
+fn plain(decoder: Decoder) -> Model {
+    let llama = Llama {
+        layers: decoder.layers,
+        hidden: decoder.hidden,
+        heads: decoder.heads,
+        kv_heads: decoder.kv_heads,
+        head_dimension: decoder.head_dimension,
+        ffn: decoder.ffn,
+        vocab: decoder.vocab,
+        sequence: decoder.sequence,
+        tied_embeddings: decoder.tied_embeddings,
+        rope_theta: decoder.rope_theta,
+    };
+    if llama.decoder() == decoder { Model::Llama(llama) } else { Model::Decoder(decoder) }
+}
+
+pub(super) fn llama(fields: &mut Fields) -> Result<Model, ConfigError> {
+    silu(fields)?;
+    fields.neutral(&["pretraining_tp"]);
+    let has_bias = fields.flag_or("attention_bias", false)?;
+    let ffn_bias = fields.flag_or("mlp_bias", false)?;
+    let decoder = common(fields, &LLAMA)?;
+    Ok(plain(Decoder { qkv_bias: has_bias, attention_output_bias: has_bias, ffn_bias, ..decoder }))
+}
+
+pub(super) fn mistral(fields: &mut Fields) -> Result<Model, ConfigError> {
+    silu(fields)?;
+    // A file without the field has Mistral 7B's window, and null says that there is none.
+    let default = if fields.has("sliding_window") { None } else { Some(4096) };
+    let window = fields.optional("sliding_window")?.or(default);
+    let decoder = common(fields, &Defaults { sequence: 131_072, kv_heads: Some(8), ..LLAMA })?;
+    Ok(plain(windowed(decoder, window)))
+}
+
+/// Sets a window if it hides any position.
+fn windowed(decoder: Decoder, window: Option<usize>) -> Decoder {
+    let window = window.filter(|&window| window < decoder.sequence);
+    Decoder { window, ..decoder }
+}
+
+pub(super) fn mixtral(fields: &mut Fields) -> Result<Model, ConfigError> {
+    silu(fields)?;
+    let experts = fields.size_or("num_local_experts", 8)?;
+    let top_k = fields.size_or("num_experts_per_tok", 2)?;
+    fields.must_be("router_jitter_noise", &[json!(0.0), json!(0)], "the router adds no noise")?;
+    router(fields)?;
+    let window = fields.optional("sliding_window")?;
+    let decoder = common(fields, &Defaults { sequence: 131_072, epsilon: 1e-5, kv_heads: Some(8), rope_theta: 1e6, ..LLAMA })?;
+    let mixtures = mixtures([experts, top_k, decoder.ffn]);
+    let decoder = windowed(Decoder { mixtures: Some(mixtures), ..decoder }, window);
+    let moe = Moe {
+        layers: decoder.layers,
+        hidden: decoder.hidden,
+        heads: decoder.heads,
+        kv_heads: decoder.kv_heads,
+        head_dimension: decoder.head_dimension,
+        query_rank: None,
+        key_value_rank: None,
+        ffn: decoder.ffn,
+        dense_ffn: None,
+        shared_ffn: None,
+        dense_layers: 0,
+        vocab: decoder.vocab,
+        sequence: decoder.sequence,
+        experts,
+        top_k,
+        moe_every: 1,
+        capacity_factor: mixtures.capacity_factor,
+        rope_theta: decoder.rope_theta,
+        tied_embeddings: decoder.tied_embeddings,
+    };
+    Ok(if moe.decoder() == decoder { Model::Moe(moe) } else { Model::Decoder(decoder) })
+}
+
+/// Reads what routers have that no cost depends on.
+fn router(fields: &mut Fields) -> Result<(), ConfigError> {
+    fields.neutral(&["router_aux_loss_coef"]);
+    fields.must_be_off("output_router_logits", "no auxiliary loss balances the experts")?;
+    fields.note("an expert has slots for 1.25 times balanced routing (`capacity_factor`), and Transformers drops no token");
+    Ok(())
+}
+
+/// Mixtures in every layer.
+fn mixtures([experts, top_k, ffn]: [usize; 3]) -> Mixtures {
+    Mixtures {
+        experts,
+        top_k,
+        ffn,
+        shared_ffn: None,
+        every: 1,
+        first: 0,
+        capacity_factor: Default::default(),
+        unnormalised_gates: false,
+    }
+}
+
+/// Reads Qwen's windows: layers from `max_window_layers` on have one, if any has.
+fn qwen_window(fields: &mut Fields) -> Result<Option<usize>, ConfigError> {
+    let uses_window = fields.flag_or("use_sliding_window", false)?;
+    let window = fields.count_or("sliding_window", 4096)?;
+    let full_layers = fields.count_or("max_window_layers", 28)?;
+    let kinds = fields.list("layer_types")?;
+    if !uses_window {
+        return Ok(None);
+    }
+    let some_are_full = match kinds {
+        Some(kinds) => kinds.iter().any(|kind| kind != "sliding_attention"),
+        None => full_layers > 0,
+    };
+    if some_are_full {
+        fields.note("every layer is planned with the window, and Transformers has it in the layers from `max_window_layers` on");
+    }
+    Ok(Some(window).filter(|&window| window > 0))
+}
+
+pub(super) fn qwen2(fields: &mut Fields) -> Result<Model, ConfigError> {
+    silu(fields)?;
+    let window = qwen_window(fields)?;
+    let decoder = common(fields, &Defaults { sequence: 32_768, ..LLAMA })?;
+    Ok(Model::Decoder(windowed(Decoder { qkv_bias: true, ..decoder }, window)))
+}
+
+pub(super) fn qwen3(fields: &mut Fields) -> Result<Model, ConfigError> {
+    Ok(Model::Decoder(qwen3_parts(fields, Some(128), None)?))
+}
+
+/// Reads what Qwen3 and its mixtures have. Their heads have another default.
+fn qwen3_parts(fields: &mut Fields, head_dimension: Option<usize>, kv_heads: Option<usize>) -> Result<Decoder, ConfigError> {
+    silu(fields)?;
+    let window = qwen_window(fields)?;
+    let has_bias = fields.flag_or("attention_bias", false)?;
+    let decoder = common(fields, &Defaults { sequence: 32_768, head_dimension, kv_heads, ..LLAMA })?;
+    let decoder = Decoder { qkv_bias: has_bias, attention_output_bias: has_bias, query_key_norm: true, ..decoder };
+    Ok(windowed(decoder, window))
+}
+
+pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
+    let step = fields.size_or("decoder_sparse_step", 1)?;
+    if let Some(dense) = fields.list("mlp_only_layers")?.filter(|dense| !dense.is_empty()) {
+        return Err(inexpressible("mlp_only_layers", &json!(dense), "mixtures are every layer, or every `decoder_sparse_step`"));
+    }
+    let old = fields.optional("num_experts")?;
+    let experts = fields.optional("num_local_experts")?.or(old).unwrap_or(128);
+    let top_k = fields.size_or("num_experts_per_tok", 8)?;
+    let ffn = fields.size_or("moe_intermediate_size", 768)?;
+    let is_normalised = fields.flag_or("norm_topk_prob", false)?;
+    router(fields)?;
+    let decoder = qwen3_parts(fields, None, Some(4))?;
+    let mixtures = Mixtures { every: step, unnormalised_gates: !is_normalised, ..mixtures([experts, top_k, ffn]) };
+    Ok(Model::Decoder(Decoder { mixtures: Some(mixtures), ..decoder }))
+}
+
+/// Reads what all Gemmas have. Their norms multiply by one more than the weight, which is the same
+/// norm with another initial weight.
+fn gemma_parts(fields: &mut Fields, sequence: usize, kv_heads: Option<usize>) -> Result<Decoder, ConfigError> {
+    let activations = [json!("gelu_pytorch_tanh"), json!("gelu"), json!("gelu_new")];
+    for name in ["hidden_act", "hidden_activation"] {
+        fields.must_be(name, &activations, "the feed-forward network of this type is a gated GELU by its tanh approximation")?;
+    }
+    fields.must_be_off("use_bidirectional_attention", "a position sees itself and those before it")?;
+    let has_bias = fields.flag_or("attention_bias", false)?;
+    let defaults = Defaults { sequence, kv_heads, head_dimension: Some(256), tied: true, ..LLAMA };
+    let decoder = common(fields, &defaults)?;
+    Ok(Decoder {
+        feed_forward: FeedForward::GatedGeluTanh,
+        embedding_scale: true,
+        qkv_bias: has_bias,
+        attention_output_bias: has_bias,
+        ..decoder
+    })
+}
+
+pub(super) fn gemma(fields: &mut Fields) -> Result<Model, ConfigError> {
+    Ok(Model::Decoder(gemma_parts(fields, 8192, None)?))
+}
+
+pub(super) fn gemma2(fields: &mut Fields) -> Result<Model, ConfigError> {
+    let every = fields.size_or("sliding_window_pattern", 2)?;
+    gemma_with_windows(fields, 8192, every, false)
+}
+
+pub(super) fn gemma3(fields: &mut Fields) -> Result<Model, ConfigError> {
+    fields.neutral(&["_sliding_window_pattern", "rope_local_base_freq"]);
+    let every = fields.size_or("sliding_window_pattern", 6)?;
+    gemma_with_windows(fields, 131_072, every, true)
+}
+
+fn gemma_with_windows(fields: &mut Fields, sequence: usize, every: usize, query_key_norm: bool) -> Result<Model, ConfigError> {
+    let window = fields.optional("sliding_window")?.or(Some(4096));
+    let every = match fields.list("layer_types")? {
+        Some(kinds) => period(&kinds)?,
+        None => Some(every),
+    };
+    let [score_cap, logit_cap] = ["attn_logit_softcapping", "final_logit_softcapping"].map(|name| (name, fields.has(name)));
+    let mut cap = |(name, is_there): (&str, bool), default: f64| -> Result<bool, ConfigError> {
+        let cap = fields.number_or(name, if is_there { 0.0 } else { default })?;
+        Ok(cap != 0.0)
+    };
+    let defaults = if query_key_norm { [0.0, 0.0] } else { [50.0, 30.0] };
+    let (score_cap, logit_cap) = (cap(score_cap, defaults[0])?, cap(logit_cap, defaults[1])?);
+    let scalar = fields.number_or("query_pre_attn_scalar", 256.0)?;
+    let decoder = gemma_parts(fields, sequence, Some(4))?;
+    if decoder.head_dimension.map(|features| features as f64) != Some(scalar) {
+        fields.note("scores are scaled by a head's features, and not by `query_pre_attn_scalar`");
+    }
+    let decoder = windowed(decoder, window);
+    let full_attention_every = every.filter(|_| decoder.window.is_some());
+    Ok(Model::Decoder(Decoder { output_norms: true, query_key_norm, score_cap, logit_cap, full_attention_every, ..decoder }))
+}
+
+/// The period of layers that see every position. `None`: no layer does.
+fn period(kinds: &[Value]) -> Result<Option<usize>, ConfigError> {
+    let is_full = |kind: &Value| kind == "full_attention";
+    let Some(first) = kinds.iter().position(is_full) else { return Ok(None) };
+    let every = first + 1;
+    let is_periodic = kinds.iter().enumerate().all(|(layer, kind)| is_full(kind) == (layer + 1).is_multiple_of(every));
+    if is_periodic {
+        return Ok(Some(every));
+    }
+    Err(inexpressible("layer_types", &json!(kinds), "every n-th layer sees all positions, and the others a window"))
+}
+
+pub(super) fn phi3(fields: &mut Fields) -> Result<Model, ConfigError> {
+    silu(fields)?;
+    fields.neutral(&["original_max_position_embeddings"]);
+    // Queries, keys and values are one product there, and so are gate and up: the same parameters
+    // and arithmetic.
+    let dropout = fields.dropout(&[("resid_pdrop", 0.0), ("embd_pdrop", 0.0)])?;
+    let window = fields.optional("sliding_window")?;
+    let decoder = common(fields, &Defaults { sequence: 4096, epsilon: 1e-5, ..LLAMA })?;
+    Ok(plain(windowed(Decoder { dropout, ..decoder }, window)))
+}

@@ -1,0 +1,360 @@
+//! The fields of a `config.json`, and which of them have been read.
+
+use crate::dropout::DropoutRate;
+use crate::families::NormEpsilon;
+use serde_json::{Map, Value};
+use std::collections::BTreeSet;
+use thiserror::Error;
+
+/// Why a `config.json` was not read.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// It is not a JSON object with a `model_type`.
+    #[error("this is not a `config.json` of Transformers: {reason}; hint: give the file that lies beside a model's weights")]
+    NotAConfig {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No reader for the model type.
+    #[error("models of type `{name}` cannot be read; hint: {hint}")]
+    UnknownType {
+        /// The type.
+        name: String,
+        /// Those that can be read.
+        hint: String,
+    },
+    /// A field that the model needs, or whose value has another type.
+    #[error("`{field}` {reason}; hint: Transformers writes it as {expected}")]
+    Value {
+        /// The field.
+        field: String,
+        /// What is wrong with it.
+        reason: String,
+        /// The usual form.
+        expected: &'static str,
+    },
+    /// A value that no graph can express.
+    #[error("`{field}: {value}` cannot be expressed; hint: {hint}")]
+    Inexpressible {
+        /// The field.
+        field: String,
+        /// Its value.
+        value: String,
+        /// What can be.
+        hint: String,
+    },
+    /// Fields that no reader knows.
+    #[error(
+        "{} {} not understood for models of type `{model_type}`; hint: remove what changes neither time nor memory nor results, or \
+         write a model file (`foretell models show`)",
+        quoted(names),
+        if names.len() == 1 { "is" } else { "are" }
+    )]
+    Unknown {
+        /// The fields.
+        names: Vec<String>,
+        /// The model type.
+        model_type: String,
+    },
+}
+
+fn quoted(names: &[String]) -> String {
+    names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
+}
+
+/// The hint of an unknown model type.
+pub(super) fn type_hint(name: &str, known: &str) -> String {
+    if name.starts_with("deepseek") {
+        return "the separate rotary part of latent attention is not expressible yet; `family: moe` with `query_rank` and \
+                `key_value_rank` in a model file comes close"
+            .into();
+    }
+    if name == "qwen2_moe" {
+        return "the gate of its shared expert is not expressible yet; `family: decoder` with `mixtures` comes close".into();
+    }
+    format!("types that can be: {known}")
+}
+
+/// Fields that change neither time nor memory nor results of training: names, ids of special
+/// tokens, generation settings, what a forward pass returns, and how weights are drawn.
+const NEUTRAL: [&str; 66] = [
+    "_attn_implementation",
+    "_attn_implementation_autoset",
+    "_name_or_path",
+    "architectures",
+    "attn_implementation",
+    "auto_map",
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "classifier_dropout",
+    "decoder_start_token_id",
+    "diversity_penalty",
+    "do_sample",
+    "dtype",
+    "early_stopping",
+    "encoder_no_repeat_ngram_size",
+    "eos_token_id",
+    "exponential_decay_length_penalty",
+    "finetuning_task",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "gradient_checkpointing",
+    "hidden_states",
+    "id2label",
+    "initializer_factor",
+    "initializer_range",
+    "is_encoder_decoder",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "model_type",
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "output_attentions",
+    "output_hidden_states",
+    "output_past",
+    "output_scores",
+    "pad_token_id",
+    "prefix",
+    "problem_type",
+    "pruned_heads",
+    "remove_invalid_values",
+    "repetition_penalty",
+    "return_dict",
+    "return_dict_in_generate",
+    "sep_token_id",
+    "suppress_tokens",
+    "task_specific_params",
+    "temperature",
+    "tf_legacy_loss",
+    "tie_encoder_decoder",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "torchscript",
+    "transformers_version",
+    "transformers.js_config",
+    "typical_p",
+    "unsloth_version",
+    "use_bfloat16",
+    "use_cache",
+    "use_return_dict",
+];
+
+/// A configuration being read.
+pub(super) struct Fields {
+    object: Map<String, Value>,
+    read: BTreeSet<String>,
+    notes: Vec<String>,
+    /// The sequence that the user asked for.
+    sequence: Option<usize>,
+}
+
+impl Fields {
+    /// Parses the text.
+    pub(super) fn parse(text: &str, sequence: Option<usize>) -> Result<Self, ConfigError> {
+        let not_a_config = |reason: String| ConfigError::NotAConfig { reason };
+        let value: Value = serde_json::from_str(text).map_err(|error| not_a_config(error.to_string()))?;
+        let Value::Object(object) = value else { return Err(not_a_config("it is not an object".into())) };
+        if !object.get("model_type").is_some_and(Value::is_string) {
+            return Err(not_a_config("it has no `model_type`".into()));
+        }
+        let mut fields = Self { object, read: BTreeSet::new(), notes: Vec::new(), sequence };
+        fields.neutral(&NEUTRAL);
+        // Encoder-decoders share weights between their halves only if this says so.
+        fields.must_be("tie_encoder_decoder", &[Value::Bool(false)], "encoder and decoder have weights of their own")?;
+        fields.must_be("pruned_heads", &[Value::Object(Map::new())], "every layer has all heads")?;
+        fields.must_be("chunk_size_feed_forward", &[Value::from(0)], "feed-forward networks take all positions at once")?;
+        Ok(fields)
+    }
+
+    /// The model type.
+    pub(super) fn model_type(&self) -> &str {
+        self.object.get("model_type").and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// The value of a field, which counts as read. `None` if it is missing or null.
+    fn take(&mut self, field: &str) -> Option<Value> {
+        self.read.insert(field.into());
+        self.object.get(field).filter(|value| !value.is_null()).cloned()
+    }
+
+    /// Whether the field is there, even if null.
+    pub(super) fn has(&self, field: &str) -> bool {
+        self.object.contains_key(field)
+    }
+
+    /// Marks fields as read that change neither time nor memory nor results.
+    pub(super) fn neutral(&mut self, names: &[&str]) {
+        self.read.extend(names.iter().map(ToString::to_string));
+    }
+
+    /// Adds a sentence on a difference from Transformers' model.
+    pub(super) fn note(&mut self, note: impl Into<String>) {
+        self.notes.push(note.into());
+    }
+
+    /// A whole number of at least 1, if there is one.
+    pub(super) fn optional(&mut self, field: &str) -> Result<Option<usize>, ConfigError> {
+        self.take(field).map(|value| whole(field, &value)).transpose()
+    }
+
+    /// A whole number of at least 1.
+    pub(super) fn size(&mut self, field: &str) -> Result<usize, ConfigError> {
+        self.optional(field)?.ok_or_else(|| ConfigError::Value {
+            field: field.into(),
+            reason: "is missing".into(),
+            expected: "a whole number above 0",
+        })
+    }
+
+    /// A whole number of at least 1, or Transformers' default.
+    pub(super) fn size_or(&mut self, field: &str, default: usize) -> Result<usize, ConfigError> {
+        Ok(self.optional(field)?.unwrap_or(default))
+    }
+
+    /// A whole number that may be 0.
+    pub(super) fn count_or(&mut self, field: &str, default: usize) -> Result<usize, ConfigError> {
+        match self.take(field) {
+            Some(value) if value.as_u64() == Some(0) => Ok(0),
+            Some(value) => whole(field, &value),
+            None => Ok(default),
+        }
+    }
+
+    /// A switch, or Transformers' default.
+    pub(super) fn flag_or(&mut self, field: &str, default: bool) -> Result<bool, ConfigError> {
+        match self.take(field) {
+            None => Ok(default),
+            Some(Value::Bool(flag)) => Ok(flag),
+            Some(other) => {
+                Err(ConfigError::Value { field: field.into(), reason: format!("is {other}"), expected: "true or false" })
+            }
+        }
+    }
+
+    /// A number, or Transformers' default.
+    pub(super) fn number_or(&mut self, field: &str, default: f64) -> Result<f64, ConfigError> {
+        match self.take(field) {
+            None => Ok(default),
+            Some(value) => value.as_f64().ok_or_else(|| ConfigError::Value {
+                field: field.into(),
+                reason: format!("is {value}"),
+                expected: "a number",
+            }),
+        }
+    }
+
+    /// A text, or Transformers' default.
+    pub(super) fn text_or(&mut self, field: &str, default: &str) -> Result<String, ConfigError> {
+        match self.take(field) {
+            None => Ok(default.into()),
+            Some(Value::String(text)) => Ok(text),
+            Some(other) => Err(ConfigError::Value { field: field.into(), reason: format!("is {other}"), expected: "a text" }),
+        }
+    }
+
+    /// A list of values, if there is one.
+    pub(super) fn list(&mut self, field: &str) -> Result<Option<Vec<Value>>, ConfigError> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::Array(list)) => Ok(Some(list)),
+            Some(other) => Err(ConfigError::Value { field: field.into(), reason: format!("is {other}"), expected: "a list" }),
+        }
+    }
+
+    /// An object's fields, if there is one.
+    pub(super) fn object(&mut self, field: &str) -> Result<Option<Map<String, Value>>, ConfigError> {
+        match self.take(field) {
+            None => Ok(None),
+            Some(Value::Object(object)) => Ok(Some(object)),
+            Some(other) => Err(ConfigError::Value { field: field.into(), reason: format!("is {other}"), expected: "an object" }),
+        }
+    }
+
+    /// Refuses a value other than these. A missing or null field is the usual value.
+    pub(super) fn must_be(&mut self, field: &str, allowed: &[Value], hint: &str) -> Result<(), ConfigError> {
+        match self.take(field) {
+            Some(value) if !allowed.contains(&value) => Err(inexpressible(field, &value, hint)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a switch that is on.
+    pub(super) fn must_be_off(&mut self, field: &str, hint: &str) -> Result<(), ConfigError> {
+        self.must_be(field, &[Value::Bool(false)], hint)
+    }
+
+    /// Positions of a sample: what the user asked for, or the longest that the field allows.
+    pub(super) fn sequence(&mut self, field: &str, default: usize) -> Result<usize, ConfigError> {
+        let longest = self.size_or(field, default)?;
+        Ok(self.sequence.unwrap_or(longest))
+    }
+
+    /// The sequence that the user asked for.
+    pub(super) fn asked_sequence(&self) -> Option<usize> {
+        self.sequence
+    }
+
+    /// The share that is dropped by one of several fields, which must agree.
+    pub(super) fn dropout(&mut self, names: &[(&str, f64)]) -> Result<DropoutRate, ConfigError> {
+        let mut rates = Vec::new();
+        for &(name, default) in names {
+            rates.push(self.number_or(name, default)?);
+        }
+        let first = rates.first().copied().unwrap_or(0.0);
+        if let Some(((name, _), rate)) = names.iter().zip(&rates).find(|(_, rate)| **rate != first) {
+            return Err(inexpressible(name, &Value::from(*rate), "the embedding and all layers drop the same share"));
+        }
+        let name = names.first().map_or("dropout", |(name, _)| name);
+        DropoutRate::try_from(first).map_err(|hint| inexpressible(name, &Value::from(first), &hint))
+    }
+
+    /// The number that norms add to the variance.
+    pub(super) fn epsilon(&mut self, field: &str, default: f64) -> Result<NormEpsilon, ConfigError> {
+        let number = self.number_or(field, default)?;
+        NormEpsilon::try_from(number)
+            .map_err(|_| inexpressible(field, &Value::from(number), "norms add a power of ten, such as 1e-5"))
+    }
+
+    /// Notes a norm's number that differs from our family's.
+    pub(super) fn fixed_epsilon(&mut self, field: &str, default: f64, ours: f64) -> Result<(), ConfigError> {
+        let number = self.number_or(field, default)?;
+        if (number / ours - 1.0).abs() > 1e-6 {
+            self.note(format!("norms add {ours:e} to the variance, and `{field}` says {number:e}"));
+        }
+        Ok(())
+    }
+
+    /// Returns the notes if every field has been read.
+    pub(super) fn finish(self) -> Result<Vec<String>, ConfigError> {
+        let unread = self.object.iter().filter(|(name, value)| !self.read.contains(*name) && !value.is_null());
+        let names: Vec<String> = unread.map(|(name, _)| name.clone()).collect();
+        if names.is_empty() {
+            return Ok(self.notes);
+        }
+        Err(ConfigError::Unknown { names, model_type: self.model_type().into() })
+    }
+}
+
+/// The error for a value that no graph can express.
+pub(super) fn inexpressible(field: &str, value: &Value, hint: &str) -> ConfigError {
+    ConfigError::Inexpressible { field: field.into(), value: value.to_string(), hint: hint.into() }
+}
+
+fn whole(field: &str, value: &Value) -> Result<usize, ConfigError> {
+    // Some files write 32.0.
+    let from_float =
+        || value.as_f64().filter(|number| number.fract() == 0.0 && (1.0..9e15).contains(number)).map(|number| number as u64);
+    let number = value.as_u64().or_else(from_float).filter(|&number| number > 0);
+    number.and_then(|number| usize::try_from(number).ok()).ok_or_else(|| ConfigError::Value {
+        field: field.into(),
+        reason: format!("is {value}"),
+        expected: "a whole number above 0",
+    })
+}
