@@ -4,6 +4,7 @@
 mod context;
 mod dropout;
 mod experts;
+mod recipes;
 mod recompute;
 mod refusals;
 mod state;
