@@ -23,6 +23,7 @@ mod plan;
 
 mod plan_file;
 mod predict;
+mod recovery;
 mod run;
 mod run_folder;
 mod running_cost;

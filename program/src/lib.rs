@@ -61,8 +61,8 @@ pub use plan::{
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown};
 pub use program::{
-    Buffer, BufferId, BufferRole, Few, GroupId, Initial, InitialShare, Instruction, InstructionId, MemoryKind, Metric,
-    MetricKind, Operation, Pass, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,
+    Buffer, BufferId, BufferRole, Few, GroupId, Instruction, InstructionId, MemoryKind, Metric, MetricKind, Operation, Pass,
+    Peer, PeerId, Phase, Program, StageProgram, StateContents, StateValue, Stream, StreamId, TensorShard,
 };
 pub use reuse::reuse_distances;
 pub use schedule::{PassTimes, Schedule, StagePass, Task, pass_starts};

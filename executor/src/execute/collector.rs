@@ -24,6 +24,7 @@ pub(super) struct Collector {
 }
 
 impl Collector {
+    /// A collector for this many ranks, with so many predictions and samples in a step.
     pub(super) fn new(world_size: usize, predictions: usize, samples: usize) -> Self {
         let (steps, evaluations, scores) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         Self { world_size, predictions, samples, steps, evaluations, scores, last_end: None }
