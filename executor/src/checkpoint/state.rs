@@ -93,7 +93,7 @@ impl CheckpointState {
             position: DataPosition { epoch, step: within, samples: within * job.plan.global_batch },
             data: job.data.to_string(),
             length: job.length,
-            learning_rate: job.plan.learning_rate_at(step, length),
+            learning_rate: job.plan.learning_rate_at(step.saturating_sub(1), length),
             optimizer: job.plan.optimizer,
             scaler: None,
             name: job.name.clone(),
