@@ -80,6 +80,7 @@ fn two_batches() -> usize {
 
 /// A model by name, by path, or in place.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a plan has one")]
 pub enum ModelReference {
     /// A zoo name or a path.
     Named(String),

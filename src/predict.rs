@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use foretell_program::{Compiled, Plan, Profile, StageLayout};
+use foretell_program::{Compiled, Plan, Profile, Recompute, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{
     CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, Prediction, Recording, Simulation, memory_use,
@@ -173,10 +173,20 @@ pub fn row(plan: &Plan, prediction: &Prediction) -> LayoutRow {
         pipeline: layout.pipeline,
         schedule: if layout.follows_schedule() { layout.schedule.name().into() } else { "-".into() },
         micro_batch: layout.micro_batch,
-        recompute: layout.recompute.to_string(),
+        recompute: recompute_in_a_word(&layout.recompute).into(),
         step: prediction.step_seconds,
         samples_per_second: prediction.samples_per_second,
         memory: prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default(),
         mfu: (prediction.mfu > 0.0).then_some(prediction.mfu),
+    }
+}
+
+/// Names a recomputation in one word, for a column.
+fn recompute_in_a_word(recompute: &Recompute) -> &'static str {
+    match recompute {
+        Recompute::None => "none",
+        Recompute::Selective => "selective",
+        Recompute::Full => "full",
+        Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) | Recompute::AllBut(_) => "in part",
     }
 }

@@ -82,6 +82,7 @@ fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<By
             fixed: choices.fix.clone(),
             devices,
             memory_limit: memory.or(choices.memory_limit),
+            headroom: if memory.is_some() { 0.0 } else { choices.headroom() },
             ..Request::new(&setting.model.model, &setting.model.name, &topology, &costs, &base)
         };
         let found = match plan(&request) {

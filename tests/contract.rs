@@ -144,7 +144,9 @@ fn plan_answers_scaling_and_front_and_obeys_its_time_limit() {
         assert!(!points.iter().map(figures).any(|other| beats(&other)), "{front}");
     }
     let stopped = scratch.json(&[&job[..], &["--time-limit", "1us"]].concat());
-    assert!(number(&stopped["search"], "gap") >= 0.0 && number(&stopped["search"], "simulated") >= 1.0, "{stopped}");
+    let count = |name: &str| number(&stopped["search"], name);
+    assert!(count("gap") >= 0.0 && count("simulated") + count("probed") >= 1.0, "{stopped}");
+    assert_eq!(stopped["search"]["is_cut_off"], true, "{stopped}");
 }
 
 #[test]

@@ -339,127 +339,137 @@ pub enum Kernel {
 impl Kernel {
     /// Returns the kernel's description: name, operands in order, arithmetic.
     pub fn spec(&self) -> KernelSpec {
-        self.describe()
+        self.describe(|spec| *spec)
     }
 
-    /// [`Kernel::spec`] inlined, so that a caller that needs one field of it computes little else.
+    /// Returns what `fact` finds in the kernel's description.
+    ///
+    /// Each arm calls `fact`, so that the optimiser reduces the arm to the arithmetic of that fact.
+    /// A description is large, and building all of it takes ten times as long. `fact` must be
+    /// inlined everywhere: a short closure, or a function that says so.
     #[inline(always)]
-    fn describe(&self) -> KernelSpec {
+    fn describe<Fact>(&self, fact: impl Fn(&KernelSpec) -> Fact) -> Fact {
         match *self {
             Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {
-                products::matmul([rows, columns, contracted], weight, bias, activation)
+                fact(&products::matmul([rows, columns, contracted], weight, bias, activation))
             }
             Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu } => {
-                products::matmul_input_gradient([rows, columns, contracted], weight, gelu)
+                fact(&products::matmul_input_gradient([rows, columns, contracted], weight, gelu))
             }
             Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias } => {
-                products::matmul_weight_gradient([rows, columns, contracted], weight, bias)
+                fact(&products::matmul_weight_gradient([rows, columns, contracted], weight, bias))
             }
             Kernel::Quantise { rows, columns, straight, transposed, .. } => {
-                products::quantise(rows, columns, straight, transposed)
+                fact(&products::quantise(rows, columns, straight, transposed))
             }
             Kernel::EightBitMatmul { rows, columns, contracted, bias, activation } => {
-                products::eight_bit_matmul([rows, columns, contracted], bias, activation)
+                fact(&products::eight_bit_matmul([rows, columns, contracted], bias, activation))
             }
             Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu } => {
-                products::eight_bit_matmul_input_gradient([rows, columns, contracted], gelu)
+                fact(&products::eight_bit_matmul_input_gradient([rows, columns, contracted], gelu))
             }
             Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, weight } => {
-                products::eight_bit_matmul_weight_gradient([rows, columns, contracted], weight)
+                fact(&products::eight_bit_matmul_weight_gradient([rows, columns, contracted], weight))
             }
-            Kernel::BiasAdd { rows, columns } => products::bias_add(rows, columns),
-            Kernel::BiasGradient { rows, columns } => products::bias_gradient(rows, columns),
-            Kernel::Relu { elements } => activations::relu(elements),
-            Kernel::ReluGradient { elements } => activations::relu_gradient(elements),
-            Kernel::Gelu { elements } => activations::gelu(elements),
-            Kernel::GeluGradient { elements } => activations::gelu_gradient(elements),
-            Kernel::GeluExact { elements } => activations::gelu_exact(elements),
-            Kernel::GeluExactGradient { elements } => activations::gelu_exact_gradient(elements),
-            Kernel::SiluMultiply { elements } => activations::silu_multiply(elements),
-            Kernel::SiluMultiplyGradient { elements } => activations::silu_multiply_gradient(elements),
-            Kernel::Add { elements } => activations::add(elements),
-            Kernel::Convolution(window) => images::convolution(&window),
-            Kernel::ConvolutionInputGradient(window) => images::convolution_input_gradient(&window),
-            Kernel::ConvolutionWeightGradient(window) => images::convolution_weight_gradient(&window),
-            Kernel::BatchNorm { groups, positions, channels } => images::batch_norm(groups, positions, channels),
+            Kernel::BiasAdd { rows, columns } => fact(&products::bias_add(rows, columns)),
+            Kernel::BiasGradient { rows, columns } => fact(&products::bias_gradient(rows, columns)),
+            Kernel::Relu { elements } => fact(&activations::relu(elements)),
+            Kernel::ReluGradient { elements } => fact(&activations::relu_gradient(elements)),
+            Kernel::Gelu { elements } => fact(&activations::gelu(elements)),
+            Kernel::GeluGradient { elements } => fact(&activations::gelu_gradient(elements)),
+            Kernel::GeluExact { elements } => fact(&activations::gelu_exact(elements)),
+            Kernel::GeluExactGradient { elements } => fact(&activations::gelu_exact_gradient(elements)),
+            Kernel::SiluMultiply { elements } => fact(&activations::silu_multiply(elements)),
+            Kernel::SiluMultiplyGradient { elements } => fact(&activations::silu_multiply_gradient(elements)),
+            Kernel::Add { elements } => fact(&activations::add(elements)),
+            Kernel::Convolution(window) => fact(&images::convolution(&window)),
+            Kernel::ConvolutionInputGradient(window) => fact(&images::convolution_input_gradient(&window)),
+            Kernel::ConvolutionWeightGradient(window) => fact(&images::convolution_weight_gradient(&window)),
+            Kernel::BatchNorm { groups, positions, channels } => fact(&images::batch_norm(groups, positions, channels)),
             Kernel::BatchNormInputGradient { groups, positions, channels } => {
-                images::batch_norm_input_gradient(groups, positions, channels)
+                fact(&images::batch_norm_input_gradient(groups, positions, channels))
             }
-            Kernel::BatchNormWeightGradient { groups, channels } => images::batch_norm_weight_gradient(groups, channels),
-            Kernel::BatchNormInference { positions, channels } => images::batch_norm_inference(positions, channels),
-            Kernel::RunningStatistics { channels, .. } => images::running_statistics(channels),
-            Kernel::MaxPool(window) => images::max_pool(&window),
-            Kernel::MaxPoolGradient(window) => images::max_pool_gradient(&window),
-            Kernel::GlobalAveragePool { batch, positions, channels } => images::global_average_pool(batch, positions, channels),
+            Kernel::BatchNormWeightGradient { groups, channels } => fact(&images::batch_norm_weight_gradient(groups, channels)),
+            Kernel::BatchNormInference { positions, channels } => fact(&images::batch_norm_inference(positions, channels)),
+            Kernel::RunningStatistics { channels, .. } => fact(&images::running_statistics(channels)),
+            Kernel::MaxPool(window) => fact(&images::max_pool(&window)),
+            Kernel::MaxPoolGradient(window) => fact(&images::max_pool_gradient(&window)),
+            Kernel::GlobalAveragePool { batch, positions, channels } => {
+                fact(&images::global_average_pool(batch, positions, channels))
+            }
             Kernel::GlobalAveragePoolGradient { batch, positions, channels } => {
-                images::global_average_pool_gradient(batch, positions, channels)
+                fact(&images::global_average_pool_gradient(batch, positions, channels))
             }
-            Kernel::LayerNorm { rows, features, .. } => norms::layer_norm(rows, features),
-            Kernel::LayerNormInputGradient { rows, features } => norms::layer_norm_input_gradient(rows, features),
-            Kernel::LayerNormWeightGradient { rows, features } => norms::layer_norm_weight_gradient(rows, features),
-            Kernel::RmsNorm { rows, features, .. } => norms::rms_norm(rows, features),
-            Kernel::RmsNormInputGradient { rows, features } => norms::rms_norm_input_gradient(rows, features),
-            Kernel::RmsNormWeightGradient { rows, features } => norms::rms_norm_weight_gradient(rows, features),
-            Kernel::Rope(sizes) => attention::rope("rope", ["x", "y"], &sizes),
-            Kernel::RopeGradient(sizes) => attention::rope("rope_gradient", ["dy", "dx"], &sizes),
-            Kernel::Dropout(sizes) => activations::dropout(&sizes),
-            Kernel::Prepend { batch, positions, features } => sequences::prepend(batch, positions, features),
+            Kernel::LayerNorm { rows, features, .. } => fact(&norms::layer_norm(rows, features)),
+            Kernel::LayerNormInputGradient { rows, features } => fact(&norms::layer_norm_input_gradient(rows, features)),
+            Kernel::LayerNormWeightGradient { rows, features } => fact(&norms::layer_norm_weight_gradient(rows, features)),
+            Kernel::RmsNorm { rows, features, .. } => fact(&norms::rms_norm(rows, features)),
+            Kernel::RmsNormInputGradient { rows, features } => fact(&norms::rms_norm_input_gradient(rows, features)),
+            Kernel::RmsNormWeightGradient { rows, features } => fact(&norms::rms_norm_weight_gradient(rows, features)),
+            Kernel::Rope(sizes) => fact(&attention::rope("rope", ["x", "y"], &sizes)),
+            Kernel::RopeGradient(sizes) => fact(&attention::rope("rope_gradient", ["dy", "dx"], &sizes)),
+            Kernel::Dropout(sizes) => fact(&activations::dropout(&sizes)),
+            Kernel::Prepend { batch, positions, features } => fact(&sequences::prepend(batch, positions, features)),
             Kernel::PrependInputGradient { batch, positions, features } => {
-                sequences::prepend_input_gradient(batch, positions, features)
+                fact(&sequences::prepend_input_gradient(batch, positions, features))
             }
             Kernel::PrependWeightGradient { batch, positions, features } => {
-                sequences::prepend_weight_gradient(batch, positions, features)
+                fact(&sequences::prepend_weight_gradient(batch, positions, features))
             }
-            Kernel::First { batch, positions, features } => sequences::first(batch, positions, features),
-            Kernel::FirstGradient { batch, positions, features } => sequences::first_gradient(batch, positions, features),
-            Kernel::Embedding { tokens, vocabulary, hidden, parts } => sequences::embedding([tokens, vocabulary, hidden, parts]),
+            Kernel::First { batch, positions, features } => fact(&sequences::first(batch, positions, features)),
+            Kernel::FirstGradient { batch, positions, features } => fact(&sequences::first_gradient(batch, positions, features)),
+            Kernel::Embedding { tokens, vocabulary, hidden, parts } => {
+                fact(&sequences::embedding([tokens, vocabulary, hidden, parts]))
+            }
             Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts } => {
-                sequences::embedding_weight_gradient([tokens, vocabulary, hidden, parts])
+                fact(&sequences::embedding_weight_gradient([tokens, vocabulary, hidden, parts]))
             }
-            Kernel::Attention(sizes) => attention::attention(&sizes),
-            Kernel::AttentionGradient(sizes) => attention::attention_gradient(&sizes),
-            Kernel::Split { rows, parts, columns } => sequences::split(rows, parts, columns),
-            Kernel::Join { rows, parts, columns } => sequences::join(rows, parts, columns),
-            Kernel::CrossEntropy { rows, classes } => loss::cross_entropy(rows, classes),
-            Kernel::LogitStatistics { rows, classes, parts } => loss::logit_statistics(rows, classes, parts),
-            Kernel::CrossEntropyOfStatistics { rows, parts } => loss::cross_entropy_of_statistics(rows, parts),
+            Kernel::Attention(sizes) => fact(&attention::attention(&sizes)),
+            Kernel::AttentionGradient(sizes) => fact(&attention::attention_gradient(&sizes)),
+            Kernel::Split { rows, parts, columns } => fact(&sequences::split(rows, parts, columns)),
+            Kernel::Join { rows, parts, columns } => fact(&sequences::join(rows, parts, columns)),
+            Kernel::CrossEntropy { rows, classes } => fact(&loss::cross_entropy(rows, classes)),
+            Kernel::LogitStatistics { rows, classes, parts } => fact(&loss::logit_statistics(rows, classes, parts)),
+            Kernel::CrossEntropyOfStatistics { rows, parts } => fact(&loss::cross_entropy_of_statistics(rows, parts)),
             Kernel::CrossEntropyGradient { rows, classes, parts, scaled, .. } => {
-                loss::cross_entropy_gradient(rows, classes, parts, scaled)
+                fact(&loss::cross_entropy_gradient(rows, classes, parts, scaled))
             }
-            Kernel::Route { tokens, experts, top } => mixtures::route(tokens, experts, top),
-            Kernel::RouteGradient { tokens, experts, top } => mixtures::route_gradient(tokens, experts, top),
-            Kernel::Dispatch(mixture) => mixtures::dispatch(&mixture),
-            Kernel::DispatchGradient(mixture) => mixtures::dispatch_gradient(&mixture),
-            Kernel::Combine(mixture) => mixtures::combine(&mixture),
-            Kernel::CombineInputGradient(mixture) => mixtures::combine_input_gradient(&mixture),
-            Kernel::CombineGateGradient(mixture) => mixtures::combine_gate_gradient(&mixture),
+            Kernel::Route { tokens, experts, top } => fact(&mixtures::route(tokens, experts, top)),
+            Kernel::RouteGradient { tokens, experts, top } => fact(&mixtures::route_gradient(tokens, experts, top)),
+            Kernel::Dispatch(mixture) => fact(&mixtures::dispatch(&mixture)),
+            Kernel::DispatchGradient(mixture) => fact(&mixtures::dispatch_gradient(&mixture)),
+            Kernel::Combine(mixture) => fact(&mixtures::combine(&mixture)),
+            Kernel::CombineInputGradient(mixture) => fact(&mixtures::combine_input_gradient(&mixture)),
+            Kernel::CombineGateGradient(mixture) => fact(&mixtures::combine_gate_gradient(&mixture)),
             Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
-                products::expert_matmul([experts, rows, columns, contracted])
+                fact(&products::expert_matmul([experts, rows, columns, contracted]))
             }
             Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
-                products::expert_matmul_input_gradient([experts, rows, columns, contracted])
+                fact(&products::expert_matmul_input_gradient([experts, rows, columns, contracted]))
             }
             Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
-                products::expert_matmul_weight_gradient([experts, rows, columns, contracted])
+                fact(&products::expert_matmul_weight_gradient([experts, rows, columns, contracted]))
             }
-            Kernel::Lstm(sizes) => recurrence::lstm(&sizes),
-            Kernel::LstmGradient { sizes, outputs, last } => recurrence::lstm_gradient(&sizes, outputs, last),
-            Kernel::LstmWeightGradient(sizes) => recurrence::lstm_weight_gradient(&sizes),
-            Kernel::Scale { elements, .. } => activations::scale(elements),
-            Kernel::Multiply { elements } => activations::multiply(elements),
-            Kernel::Sgd { elements, controlled, momentum, nesterov } => training::sgd(elements, controlled, momentum, nesterov),
-            Kernel::AdamW { elements, controlled } => training::adamw(elements, controlled),
-            Kernel::UpdateControl { .. } => training::update_control(),
-            Kernel::Sum { elements } => training::sum("sum", elements),
-            Kernel::Accumulate { elements } => training::accumulate(elements),
-            Kernel::Narrow { elements } => training::narrow(elements),
-            Kernel::Zero { elements } => training::zero(elements),
-            Kernel::SumOfSquares { elements } => training::sum("sum_of_squares", elements),
-            Kernel::Slice { outer, parts, inner } => movement::slice(outer, parts, inner),
-            Kernel::Interleave { outer, parts, inner } => movement::interleave("interleave", outer, parts, inner),
-            Kernel::Deinterleave { outer, parts, inner } => movement::interleave("deinterleave", outer, parts, inner),
-            Kernel::TakeColumns { rows, columns, part, .. } => movement::take_columns(rows, columns, part),
-            Kernel::PutColumns { rows, columns, part, .. } => movement::put_columns(rows, columns, part),
+            Kernel::Lstm(sizes) => fact(&recurrence::lstm(&sizes)),
+            Kernel::LstmGradient { sizes, outputs, last } => fact(&recurrence::lstm_gradient(&sizes, outputs, last)),
+            Kernel::LstmWeightGradient(sizes) => fact(&recurrence::lstm_weight_gradient(&sizes)),
+            Kernel::Scale { elements, .. } => fact(&activations::scale(elements)),
+            Kernel::Multiply { elements } => fact(&activations::multiply(elements)),
+            Kernel::Sgd { elements, controlled, momentum, nesterov } => {
+                fact(&training::sgd(elements, controlled, momentum, nesterov))
+            }
+            Kernel::AdamW { elements, controlled } => fact(&training::adamw(elements, controlled)),
+            Kernel::UpdateControl { .. } => fact(&training::update_control()),
+            Kernel::Sum { elements } => fact(&training::sum("sum", elements)),
+            Kernel::Accumulate { elements } => fact(&training::accumulate(elements)),
+            Kernel::Narrow { elements } => fact(&training::narrow(elements)),
+            Kernel::Zero { elements } => fact(&training::zero(elements)),
+            Kernel::SumOfSquares { elements } => fact(&training::sum("sum_of_squares", elements)),
+            Kernel::Slice { outer, parts, inner } => fact(&movement::slice(outer, parts, inner)),
+            Kernel::Interleave { outer, parts, inner } => fact(&movement::interleave("interleave", outer, parts, inner)),
+            Kernel::Deinterleave { outer, parts, inner } => fact(&movement::interleave("deinterleave", outer, parts, inner)),
+            Kernel::TakeColumns { rows, columns, part, .. } => fact(&movement::take_columns(rows, columns, part)),
+            Kernel::PutColumns { rows, columns, part, .. } => fact(&movement::put_columns(rows, columns, part)),
         }
     }
 }

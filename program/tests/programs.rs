@@ -65,6 +65,8 @@ fn models() -> impl Strategy<Value = Model> {
             dropout: DropoutRate::NONE,
             attention_dropout: DropoutRate::NONE
         })),
+        // Every family has an example, also those that are not listed here.
+        proptest::sample::select(Model::examples().map(|(_, model)| model).collect::<Vec<_>>()),
     ]
 }
 

@@ -109,6 +109,19 @@ impl Fabric {
         }
     }
 
+    /// Whether groups of so many nodes each may be listed in a rotated order: every group then has
+    /// the same paths as before.
+    pub(crate) fn groups_may_rotate(&self, counts: &[usize]) -> bool {
+        match self {
+            Fabric::None | Fabric::Switch => true,
+            Fabric::FatTree(tree) => {
+                let leaf = tree.nodes_per_leaf(counts.iter().sum());
+                tree.pods.is_none() && counts.iter().all(|count| count.is_multiple_of(leaf))
+            }
+            Fabric::Torus(_) | Fabric::Dragonfly(_) => false,
+        }
+    }
+
     /// Returns a note on sizes that were derived from the number of nodes, such as nodes per leaf.
     pub(crate) fn worked_out(&self, nodes: usize, devices: usize) -> Option<String> {
         match self {

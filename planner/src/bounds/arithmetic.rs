@@ -35,6 +35,11 @@ impl Arithmetic {
         Self { all, in_sequence, rate: kinds.iter().map(fastest).fold(0.0, f64::max) }
     }
 
+    /// Returns a lower bound on the step time of every layout on so many devices.
+    pub(super) fn least_time_on(&self, devices: usize, global_batch: usize) -> Seconds {
+        seconds(self.all * global_batch as f64 / devices.max(1) as f64 / self.rate)
+    }
+
     /// Returns a lower bound on the step time of every layout with this mesh and micro-batch.
     ///
     /// Some rank does at least the average work of all ranks. And each micro-batch goes through all

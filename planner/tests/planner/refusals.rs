@@ -118,3 +118,17 @@ fn a_profile_of_another_device_does_not_apply() {
     assert_eq!(costs.paces, [1.0, 1.0, 2.0]);
     assert_eq!(costs.buffered, Bytes::new(4096));
 }
+
+#[test]
+fn a_fixed_size_that_divides_nothing_is_refused_with_those_that_do() {
+    let model = short_gpt(6, 64, 64, true);
+    let text = refusal(|request| {
+        request.model = Box::leak(Box::new(model.clone()));
+        request.fixed = fixed("tensor=7");
+        // A search would not even begin.
+        request.give_up = &|| true;
+    })
+    .to_string();
+    assert!(text.contains("`tensor` may be 1, 2, 4; hint: ") || text.contains("`tensor` may be 1, 2, 4)"), "{text}");
+    assert!(text.contains("`--fix` another `tensor`, or leave it open"), "{text}");
+}

@@ -301,9 +301,7 @@ fn running_statistics(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Pla
         let name = format!("{}.running", operator.name);
         let Some(tensor) = graph.tensors.iter().position(|tensor| tensor.name == name).map(TensorId) else { continue };
         let statistics_placements = lowering.sharding.produced(statistics.tensor);
-        let placements = statistics_placements
-            .partial_axes()
-            .fold(statistics_placements, |summed, axis| summed.with(axis, Placement::Replicate));
+        let placements = statistics_placements.summed();
         let groups = operator.loops[0].extent;
         // Groups of a stated size scale with the samples of all ranks. Otherwise each rank's
         // samples are one group.
