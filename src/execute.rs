@@ -135,7 +135,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let here = world.as_ref().map_or(ranks, World::local_size);
     enough_devices(here, &loaded.topology, backend, arguments.oversubscribe)?;
     predict::require_fit(&predicted, &loaded)?;
-    predict::print_caveats(&loaded.topology, &predicted.prediction, ranks);
+    predict::print_caveats(&loaded.topology, &predicted.prediction, ranks, &predicted.remarks);
     let recovery = Recovery {
         elastic: arguments.elastic,
         // An elastic run ends when the last rank is lost.

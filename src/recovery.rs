@@ -145,7 +145,7 @@ impl Recovery<'_> {
     fn layout_of(&self, loaded: &LoadedPlan, ranks: usize) -> Result<Plan, Failure> {
         let started = Instant::now();
         let is_over = || started.elapsed() > LONGEST_SEARCH;
-        let costs = predict::costs(self.profile, &loaded.topology, &loaded.plan)?;
+        let costs = predict::costs(self.profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
         let base = Plan { layout: Layout::default(), ..loaded.plan.clone() };
         let request = Request {
             devices: ranks,

@@ -96,10 +96,16 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         plan: best.plan.clone(),
         file,
         path: chosen,
+        remarks: Vec::new(),
     };
     let predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
     predict::require_fit(&predicted, &loaded)?;
-    predict::print_caveats(&loaded.topology, &predicted.prediction, predicted.compiled.training.mesh.world_size());
+    predict::print_caveats(
+        &loaded.topology,
+        &predicted.prediction,
+        predicted.compiled.training.mesh.world_size(),
+        &predicted.remarks,
+    );
     say(&format!("\npredicted:\n{}", predict::table(&predicted.prediction, &loaded.topology)))?;
 
     let compiled = predicted.compiled.clone();

@@ -55,8 +55,8 @@ pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorPatterns, Optimizer, Overlap,
-    Plan, PlanError, Recompute, ShardedPart, Stack, StageLayout, Training,
+    ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperandFormat, OperatorPatterns,
+    Optimizer, Overlap, Plan, PlanError, PlannedWorkload, Recompute, ShardedPart, Stack, StageLayout, Trained, Training,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown};
 pub use program::{
