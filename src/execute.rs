@@ -54,7 +54,7 @@ pub struct Arguments {
     #[arg(long)]
     elastic: bool,
     /// How often to go on from the last checkpoint after the loss of a rank [default: 0; with
-    /// --elastic, while ranks are left]
+    /// --elastic, the number of ranks]
     #[arg(long, value_name = "N")]
     max_restarts: Option<usize>,
     /// Replace the run that the folder has
@@ -164,8 +164,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     predict::print_caveats(&loaded.topology, &predicted.prediction, ranks, &predicted.remarks);
     let recovery = Recovery {
         elastic: arguments.elastic,
-        // An elastic run ends when the last rank is lost.
-        max_restarts: arguments.max_restarts.unwrap_or(if arguments.elastic { ranks - 1 } else { 0 }),
+        max_restarts: arguments.max_restarts.unwrap_or(if arguments.elastic { ranks } else { 0 }),
         profile: profile.as_ref(),
         oversubscribe: arguments.oversubscribe,
     };

@@ -110,7 +110,7 @@ impl TrainingRun<'_> {
         let mut order = self.dataset.epoch_order((first / per_epoch) as u64);
         let (mut made, mut saved) = (first, first);
         for step in first..total {
-            if !self.member.gate.may_start(step) {
+            if !self.member.gate.may_start(step)? {
                 break;
             }
             let (epoch, within) = (step / per_epoch, step % per_epoch);
