@@ -71,7 +71,7 @@ fn a_search_that_is_given_up_says_so() {
     let model = short_gpt(4, 256, 64, true);
     let base = Plan::new(Layout::default(), 64);
     // Nothing fits, so there is no first answer. The search ends before it knows that.
-    let memory_limit = Some("1MB".parse().expect("a size"));
+    let memory_limit = Some("4MB".parse().expect("a size"));
     let request = Request { give_up: &|| true, memory_limit, ..Request::new(&model, "model", &DGX, &costs, &base) };
     let error = plan(&request).expect_err("nothing fits");
     assert!(matches!(error, PlannerError::OutOfTime { layouts, .. } if layouts > 0), "{error}");
