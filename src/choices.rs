@@ -257,7 +257,7 @@ impl Choices {
             || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value().max(FIRST_ANSWER));
         let is_over = || self.is_over(started);
         let search = |base: &Plan| -> Result<Planned, Failure> {
-            let costs = predict::costs(profile, topology, base)?;
+            let costs = predict::costs(profile, topology, base, &setting.model.model)?;
             let request = Request {
                 fixed: self.fix.clone(),
                 devices,

@@ -324,7 +324,7 @@ fn what_would_change(planned: &Planned, setting: &Setting, profile: Option<&Prof
         let topology = what_if.topology(&setting.topology)?;
         let mut steps: Vec<(usize, Seconds)> = Vec::new();
         for (index, candidate) in planned.candidates.iter().enumerate() {
-            let costs = what_if.costs(&predict::costs(profile, &setting.topology, &candidate.plan)?);
+            let costs = what_if.costs(&predict::costs(profile, &setting.topology, &candidate.plan, &setting.model.model)?);
             let program = compile_training(&setting.model.model, &setting.model.name, &candidate.plan)?;
             let (prediction, _) = simulate(&program, &topology, &costs, oversubscription, Folding::On)?;
             steps.push((index, prediction.step_seconds));

@@ -22,6 +22,7 @@ mod plan;
 
 mod plan_file;
 mod predict;
+mod recovery;
 mod run;
 mod run_folder;
 mod running_cost;

@@ -4,7 +4,8 @@
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use foretell_models::Model;
-use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, Stack, Training, compile};
+use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, PlannedWorkload, Stack, Training, compile};
+use foretell_simulator::gpu;
 use foretell_topologies::{Topology, TopologyReference};
 use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -41,6 +42,9 @@ pub struct PlanFile {
     /// Which communication overlaps kernels; default: the stack's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     overlap: Option<Overlap>,
+    /// Facts about a run under another stack.
+    #[serde(default, skip_serializing_if = "PlannedWorkload::is_usual")]
+    workload: PlannedWorkload,
     #[serde(default)]
     mode: Mode,
     /// The input pipeline, which is simulated only.
@@ -80,6 +84,7 @@ fn two_batches() -> usize {
 
 /// A model by name, by path, or in place.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a plan has one")]
 pub enum ModelReference {
     /// A zoo name or a path.
     Named(String),
@@ -133,6 +138,8 @@ pub struct LoadedPlan {
     pub file: PlanFile,
     /// The file's path, for messages.
     pub path: PathBuf,
+    /// What the file leaves to the stack, one sentence each.
+    pub remarks: Vec<String>,
 }
 
 impl LoadedPlan {
@@ -159,6 +166,7 @@ impl PlanFile {
             batch_norm_group: plan.batch_norm_group,
             overlap: Some(plan.overlap).filter(|overlap| Some(*overlap) != usual_overlap(&plan.stack)),
             stack: plan.stack,
+            workload: plan.workload,
             mode: plan.mode,
             input: None,
         }
@@ -176,6 +184,7 @@ impl PlanFile {
             batch_norm_group: file.batch_norm_group,
             overlap: file.overlap.or_else(|| usual_overlap(&file.stack)).unwrap_or_default(),
             stack: file.stack,
+            workload: file.workload,
             mode: file.mode,
         }
     }
@@ -233,10 +242,28 @@ impl PlanFile {
         };
         topology.validate().map_err(|error| error.in_file(&path.display().to_string()))?;
         let plan = file.plan();
-        inputs::stack(plan.stack.name()).map_err(|failure| Failure::in_file(path, &failure))?;
+        let stack = inputs::stack(plan.stack.name()).map_err(|failure| Failure::in_file(path, &failure))?;
         plan.validate().map_err(|error| Failure::in_file(path, &error))?;
-        Ok(LoadedPlan { model, topology, plan, file, path: path.into() })
+        let (model, remarks) = without_padding(model, &plan, stack.defaults.sequence_share);
+        Ok(LoadedPlan { model, topology, plan, file, path: path.into(), remarks })
     }
+}
+
+/// Returns the model as the stack trains it: without padding, if the plan or the stack says so.
+/// Also returns the sentence that says so.
+fn without_padding(model: NamedModel, plan: &Plan, usual: f64) -> (NamedModel, Vec<String>) {
+    let share = plan.workload.unpadded.unwrap_or(usual);
+    let Some(shorter) = gpu::without_padding(&model.model, share) else {
+        let stated = plan.workload.unpadded.filter(|share| *share < 1.0);
+        let remark = |share| format!("`unpadded: {share}` without effect: only BERT with 512 tokens or more is trained so");
+        return (model, stated.map(remark).into_iter().collect());
+    };
+    let remark = format!(
+        "{:.0} % of a sequence's tokens are computed, since `{}` leaves padding out; `workload: {{unpadded: 1}}` computes all",
+        share * 100.0,
+        plan.stack.name()
+    );
+    (NamedModel { model: shorter, ..model }, vec![remark])
 }
 
 /// Returns which communication a stack overlaps with kernels.

@@ -77,13 +77,24 @@ impl RunFolder {
         }
     }
 
+    /// Removes what an unfinished or shorter run left, except what a run that goes on from it
+    /// keeps.
+    pub fn clear_for_resuming(&self) -> Result<(), Failure> {
+        self.remove(&LEFT_BEHIND)
+    }
+
     /// Removes an earlier run's files, so that two runs never mix. A folder without
     /// `predicted.json` is not a run's and is left alone.
     pub fn clear(&self) -> Result<(), Failure> {
         if !self.file("predicted.json").is_file() {
             return Ok(());
         }
-        for name in LEFT_BEHIND {
+        self.remove(&LEFT_BEHIND)?;
+        self.remove(&["checkpoints"])
+    }
+
+    fn remove(&self, names: &[&str]) -> Result<(), Failure> {
+        for name in names {
             let path = self.file(name);
             let removed = if path.is_dir() { std::fs::remove_dir_all(&path) } else { std::fs::remove_file(&path) };
             match removed {

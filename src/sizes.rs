@@ -77,7 +77,7 @@ fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<By
     let formats = choices.formats(setting);
     for &precision in &formats {
         let base = Plan { precision, ..setting.base.clone() };
-        let costs = predict::costs(None, &topology, &base)?;
+        let costs = predict::costs(None, &topology, &base, &setting.model.model)?;
         let request = Request {
             fixed: choices.fix.clone(),
             devices,

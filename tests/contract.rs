@@ -337,7 +337,8 @@ fn score_lists_every_row_once_with_overall_scores() {
         b,mine,GPT,8,1024,16,50257,1024,abacus,8,8,1,1,1,8,bf16,Megatron-LM,0.1\n";
     let file = scratch.file("rows.csv", rows);
     let document = scratch.json(&["score", text(&file), "--plots", text(&scratch.path("plots"))]);
-    assert_has(&document, &["rows", "by_source", "overall"]);
+    assert_has(&document, &["rows", "by_source", "overall", "fitted_values"]);
+    assert_has(&document["overall"], &["macro_mean_error", "macro_inside_interval"]);
     let rows = document["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 2);
     for row in rows {

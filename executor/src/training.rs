@@ -1,15 +1,18 @@
 //! A rank's training run: compile the plan, allocate and fill the arenas, then run step after step.
 
+use crate::arena::Arenas;
+use crate::checkpoint::{CheckpointLayout, CheckpointWriter, StateSource};
 use crate::clock;
 use crate::data::{Dataset, Split};
 use crate::error::ExecutorError;
 use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
 use crate::interpreter::{Interpreter, RawSpan, StepRequest};
-use crate::job::{EvaluationReport, Report, StepReport, TrainingJob};
+use crate::job::{Checkpoints, EvaluationReport, Report, StepReport, TrainingJob};
 use crate::member::Member;
 use crate::recording::SpanRecorder;
 use crate::samples::Samples;
+use crate::state::RankState;
 use foretell_models::GraphOptions;
 use foretell_program::{Compiled, MetricKind, PlanError, compile};
 use std::sync::Arc;
@@ -31,8 +34,6 @@ const EVALUATION: usize = 1;
 pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorError> {
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let dataset = Arc::new(Dataset::open(&job.data, &job.model.sample(), job.seed)?);
-    let mesh = compiled.training.mesh.clone();
-    let coordinates = mesh.coordinates(member.rank);
     let memory_before = member.device.as_ref().map(|driver| driver.memory()).transpose()?;
     let arenas = member.arenas(compiled.arena_of(member.rank), compiled.host_arena_of(member.rank))?;
     let arena = &arenas.device;
@@ -42,9 +43,26 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let programs = [&compiled.training, &compiled.evaluation];
     let interpreter = Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::new(samples))?;
     // After the interpreter's start, which may clear the arena.
-    initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arenas, job.seed)?;
+    let state = RankState::new(&compiled.training, &graph, member.rank);
+    initialise(&state, &arenas, &StateSource::open(job, &graph)?, job.seed)?;
+    let writer = |checkpoints: &Checkpoints| {
+        let layout = CheckpointLayout::new(&graph, &job.plan)?;
+        CheckpointWriter::new(&checkpoints.folder, layout, &state, &compiled.training, member.rank, &member.control)
+    };
+    let checkpoints = job.checkpoints.as_ref().map(writer).transpose()?;
     let (upcoming, unsent, sent) = (None, Vec::new(), Instant::now());
-    let mut run = TrainingRun { member, job, compiled: &compiled, dataset, interpreter, upcoming, unsent, sent };
+    let mut run = TrainingRun {
+        member,
+        job,
+        compiled: &compiled,
+        dataset,
+        interpreter,
+        arenas: &arenas,
+        checkpoints,
+        upcoming,
+        unsent,
+        sent,
+    };
     run.train()?;
     if let (Some(driver), Some((free_before, total))) = (arena.driver(), memory_before) {
         // For the rank's log: all memory in use on the GPU, beside the predicted arena. `before` is
@@ -64,6 +82,9 @@ struct TrainingRun<'a> {
     compiled: &'a Compiled,
     dataset: Arc<Dataset>,
     interpreter: Interpreter,
+    arenas: &'a Arenas,
+    /// Writes this rank's part of checkpoints; `None` if the run writes none.
+    checkpoints: Option<CheckpointWriter<'a>>,
     /// The samples of a future step, and that step's number. They may be prepared already.
     upcoming: Option<(usize, Arc<Samples>)>,
     /// Steps that are not yet reported to the launcher.
@@ -78,8 +99,13 @@ impl TrainingRun<'_> {
         let per_epoch = self.dataset.steps_per_epoch(self.job.plan.global_batch)?;
         let total = self.job.length.steps(per_epoch)?;
         let mut recorder = SpanRecorder::new(self.compiled.training.list_of(self.member.rank).instructions.len());
-        let mut order = self.dataset.epoch_order(0);
-        for step in 0..total {
+        let first = self.job.start.step();
+        let mut order = self.dataset.epoch_order((first / per_epoch) as u64);
+        let (mut made, mut saved) = (first, first);
+        for step in first..total {
+            if !self.member.gate.may_start(step) {
+                break;
+            }
             let (epoch, within) = (step / per_epoch, step % per_epoch);
             if within == 0 {
                 order = self.dataset.epoch_order(epoch as u64);
@@ -91,12 +117,32 @@ impl TrainingRun<'_> {
             if self.job.evaluate && (within + 1 == per_epoch || step + 1 == total) {
                 self.evaluate(step, epoch)?;
             }
+            made = step + 1;
+            if self.job.checkpoints.as_ref().and_then(|one| one.every).is_some_and(|every| made.is_multiple_of(every)) {
+                self.save(made)?;
+                saved = made;
+            }
         }
         self.send_steps()?;
+        if made > saved {
+            self.save(made)?;
+        }
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.wait()?;
+        }
         match &self.job.timeline {
             Some(folder) => recorder.write(&folder.join(format!("{}.json", self.member.rank.0)), self.member.rank),
             None => Ok(()),
         }
+    }
+
+    /// Has this rank's part of a checkpoint written, after `step` steps. Reports these steps first,
+    /// so that a run that goes on from it has the metrics of all of them.
+    fn save(&mut self, step: usize) -> Result<(), ExecutorError> {
+        if self.checkpoints.is_some() {
+            self.send_steps()?;
+        }
+        self.checkpoints.as_mut().map_or(Ok(()), |checkpoints| checkpoints.save(step, self.arenas))
     }
 
     /// Runs one step on the samples at `indices`. `next` has the indices of the step after it, if

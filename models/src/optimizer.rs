@@ -24,4 +24,13 @@ impl Optimizer {
             Optimizer::AdamW => "adamw",
         }
     }
+
+    /// The names of the values that it keeps for each parameter, as PyTorch's optimizers name them.
+    /// SGD without momentum keeps none of them.
+    pub const fn state_names(self) -> &'static [&'static str] {
+        match self {
+            Optimizer::Sgd => &["momentum_buffer"],
+            Optimizer::Adam | Optimizer::AdamW => &["exp_avg", "exp_avg_sq"],
+        }
+    }
 }

@@ -8,6 +8,7 @@ mod operators;
 mod overlap;
 mod recompute;
 mod training;
+mod workload;
 
 pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Layout, StageLayout};
@@ -16,6 +17,7 @@ pub use operators::{OperatorPatterns, ShardedPart};
 pub use overlap::Overlap;
 pub use recompute::{Keep, Kept, Recompute};
 pub use training::{LossScale, Training};
+pub use workload::{OperandFormat, PlannedWorkload, Trained};
 
 use crate::mesh::Mesh;
 use crate::schedule::Schedule;
@@ -51,6 +53,9 @@ pub struct Plan {
     /// The communication that overlaps with kernels.
     #[serde(default)]
     pub overlap: Overlap,
+    /// Facts about a run under another stack.
+    #[serde(default, skip_serializing_if = "PlannedWorkload::is_usual")]
+    pub workload: PlannedWorkload,
     /// How ranks synchronise.
     #[serde(default)]
     pub mode: Mode,
@@ -143,6 +148,7 @@ impl Plan {
             batch_norm_group: None,
             stack: Stack::default(),
             overlap: Overlap::default(),
+            workload: PlannedWorkload::default(),
             mode: Mode::default(),
         }
     }
@@ -300,6 +306,16 @@ impl Plan {
         }
         if self.global_batch > MOST_SAMPLES {
             return refuse("global_batch", "more than 4,294,967,296 samples in a step", "use a smaller global batch");
+        }
+        if self.stack.is_own() && !self.workload.is_usual() {
+            return refuse(
+                "workload",
+                "it states facts about runs of other software, and our executor trains as the plan says",
+                "leave it out, or name another `stack`",
+            );
+        }
+        if self.workload.unpadded.is_some_and(|share| !(share > 0.0 && share <= 1.0)) {
+            return refuse("workload.unpadded", "not a share of a sequence's tokens", "use a number above 0 and up to 1");
         }
         if self.stack.is_own() && !self.overlap.pipeline {
             return refuse(

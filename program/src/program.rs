@@ -10,7 +10,7 @@ mod buffer;
 mod ids;
 mod instruction;
 
-pub use buffer::{Buffer, BufferRole, Initial, InitialShare, MemoryKind};
+pub use buffer::{Buffer, BufferRole, MemoryKind, StateContents, StateValue, TensorShard};
 pub use ids::{BufferId, Few, GroupId, InstructionId, PeerId, StreamId};
 pub use instruction::{Instruction, Operation, Phase, Stream};
 

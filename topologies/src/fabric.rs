@@ -7,11 +7,13 @@
 mod dragonfly;
 mod routing;
 mod torus;
+mod transport;
 mod tree;
 
 pub use dragonfly::Dragonfly;
 pub use routing::{Routing, StatedRoute};
 pub use torus::{Dimensions, Torus};
+pub use transport::Transport;
 pub use tree::{CrossRail, FatTree, LeafSwitches, Pods, Uplinks};
 
 use crate::link::{Junction, Link, LinkId, NewLinks};
@@ -38,6 +40,8 @@ const SWITCH_HOP_LATENCY: Seconds = Seconds::new(0.6e-6);
 pub struct Network {
     /// How the nodes are joined.
     pub fabric: Fabric,
+    /// What carries messages between nodes.
+    pub transport: Transport,
     /// Latency from a node's NIC to another's under the same switch, one way; in a torus, from a
     /// device to its neighbour.
     pub latency: Seconds,
@@ -67,7 +71,14 @@ pub enum Fabric {
 impl Network {
     /// Makes a network whose fabric has one path per pair.
     pub(crate) fn plain(fabric: Fabric) -> Self {
-        Network { fabric, latency: DEFAULT_NETWORK_LATENCY, routing: Routing::Spread, seed: 0, stated: Vec::new() }
+        Network {
+            fabric,
+            transport: Transport::default(),
+            latency: DEFAULT_NETWORK_LATENCY,
+            routing: Routing::Spread,
+            seed: 0,
+            stated: Vec::new(),
+        }
     }
 }
 

@@ -7,6 +7,7 @@ use super::LEARNING_RATE;
 use super::statistics::{Durations, Measurements};
 use crate::arena::Arenas;
 use crate::backend::{CpuBackend, Hyperparameters};
+use crate::checkpoint::StateSource;
 use crate::clock;
 use crate::data::{DataSource, Dataset, Split};
 use crate::error::ExecutorError;
@@ -16,6 +17,7 @@ use crate::interpreter::SoloInterpreter;
 use crate::job::{CalibrationJob, TimedStep};
 use crate::member::Member;
 use crate::samples::Samples;
+use crate::state::RankState;
 use crate::transport::Group;
 use foretell_models::{Graph, GraphOptions, Kernel};
 use foretell_program::{PlanError, Program, Rank, Sample, StageProgram, compile};
@@ -206,9 +208,7 @@ impl PreparedStep {
 
     /// Fills the parameters.
     fn initialise(&self, arenas: &Arenas) -> Result<(), ExecutorError> {
-        let mesh = &self.program.mesh;
-        let coordinates = mesh.coordinates(self.rank);
-        initialise(self.program.list_of(self.rank), &self.graph, mesh.stage_at(coordinates), coordinates, arenas, 0)
+        initialise(&RankState::new(&self.program, &self.graph, self.rank), arenas, &StateSource::anew(), 0)
     }
 }
 

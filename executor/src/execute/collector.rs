@@ -21,6 +21,7 @@ pub(super) struct Collector {
 }
 
 impl Collector {
+    /// A collector for this many ranks, with so many predictions and samples in a step.
     pub(super) fn new(world_size: usize, predictions: usize, samples: usize) -> Self {
         Self { world_size, predictions, samples, steps: BTreeMap::new(), evaluations: BTreeMap::new(), last_end: None }
     }

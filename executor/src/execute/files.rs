@@ -2,7 +2,8 @@
 
 use super::{Evaluation, StepMetrics};
 use crate::error::ExecutorError;
-use serde::Serialize;
+use crate::files::write_whole;
+use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -14,13 +15,14 @@ pub(super) struct RunFiles {
 }
 
 impl RunFiles {
-    /// Creates both files, empty, in `folder`.
-    pub(super) fn create(folder: &Path) -> Result<Self, ExecutorError> {
+    /// Opens both files in `folder`. They keep the lines of the steps before `first_step`, which a
+    /// resumed run made earlier.
+    pub(super) fn open(folder: &Path, first_step: usize) -> Result<Self, ExecutorError> {
         std::fs::create_dir_all(folder)
             .map_err(|error| ExecutorError::system(format!("make the folder `{}`", folder.display()), error))?;
         Ok(Self {
-            metrics: LineFile::create(folder.join("metrics.jsonl"))?,
-            evaluation: LineFile::create(folder.join("evaluation.jsonl"))?,
+            metrics: LineFile::open(folder.join("metrics.jsonl"), first_step)?,
+            evaluation: LineFile::open(folder.join("evaluation.jsonl"), first_step)?,
         })
     }
 
@@ -33,6 +35,16 @@ impl RunFiles {
     }
 }
 
+/// Whether a line is whole, and of a step before `first_step`.
+fn is_before(line: &str, first_step: usize) -> bool {
+    /// The part of a line that is needed.
+    #[derive(Deserialize)]
+    struct Line {
+        step: usize,
+    }
+    line.ends_with('\n') && serde_json::from_str(line).is_ok_and(|line: Line| line.step < first_step)
+}
+
 /// A file with one JSON document per line. Each line is written at once, so that the file can be
 /// followed.
 struct LineFile {
@@ -41,11 +53,12 @@ struct LineFile {
 }
 
 impl LineFile {
-    fn create(path: PathBuf) -> Result<Self, ExecutorError> {
+    fn open(path: PathBuf, first_step: usize) -> Result<Self, ExecutorError> {
+        let old = std::fs::read_to_string(&path).unwrap_or_default();
+        let kept: String = old.split_inclusive('\n').filter(|line| is_before(line, first_step)).collect();
+        write_whole(&path, kept.as_bytes())?;
         let file = OpenOptions::new()
-            .create(true)
-            .write(true)
-            .truncate(true)
+            .append(true)
             .open(&path)
             .map_err(|error| ExecutorError::system(format!("write `{}`", path.display()), error))?;
         Ok(Self { path, file })

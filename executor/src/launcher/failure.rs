@@ -50,8 +50,8 @@ impl Ranks {
         if let Some((rank, status)) = self.first_exit(|status| status.signal().is_some()) {
             return self.died(rank, describe_exit(status));
         }
-        if let Some((rank, text, _)) = reports.into_iter().find(|(.., is_consequence)| !is_consequence) {
-            return ExecutorError::RankDied { rank, host: self.host_of(rank), cause: format!("failed: {text}") };
+        if let Some((rank, message, _)) = reports.into_iter().find(|(.., is_consequence)| !is_consequence) {
+            return ExecutorError::RankFailed { rank, host: self.host_of(rank), message };
         }
         // A rank of another launcher has no exit status here. A report that blames another rank
         // means that one, if it left without a report of its own.

@@ -3,6 +3,7 @@
 use super::slots::RankSlot;
 use crate::backend_kind::BackendKind;
 use crate::rendezvous::World;
+use crate::signals::StopSignals;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -33,4 +34,6 @@ pub struct LaunchOptions {
     /// The processes that an external launcher started; this process is the first of them. `None`
     /// to start every rank on this machine.
     pub world: Option<World>,
+    /// The signals that stop a training run after a checkpoint. `None` leaves signals as they are.
+    pub signals: Option<StopSignals>,
 }

@@ -190,6 +190,13 @@ mod tests {
     }
 
     #[test]
+    fn a_name_that_its_cited_file_does_not_have_is_misplaced() {
+        let document = "`Type::here` in `a.rs`, `there` in `a.rs`; `x_y` beside `a.rs`, `there` in `b.rs`";
+        let read = |file: &str| (file == "a.rs").then(|| "fn here() {}".to_owned());
+        assert_eq!(misplaced_names(document, read), ["line 1: `there` is not in `a.rs`"]);
+    }
+
+    #[test]
     fn a_missing_path_and_a_missing_name_dangle() {
         let tree = ["house/src/text.rs".to_owned(), "house/src".to_owned()];
         let document = "`src/text.rs`, `src/` and `src/none.rs`; `here_it_is_named` and `nobody_has_this`";

@@ -6,11 +6,12 @@ use super::stage::Stage;
 use crate::compile::state::{Bucket, Member, RunningStatistics};
 use crate::mesh::Axis;
 use crate::placement::{Placement, Placements};
-use crate::program::{BufferId, BufferRole, Initial, InitialShare, MemoryKind, Metric, MetricKind};
+use crate::program::{BufferId, BufferRole, MemoryKind, Metric, MetricKind, StateContents, StateValue, TensorShard};
 use foretell_models::{Control, Role};
 use foretell_units::DataType;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The numbers of the update control that a run reports.
 const CONTROL_METRICS: [(Control, MetricKind); 3] = [
@@ -97,16 +98,22 @@ impl PersistentBuffers {
                 buffer
             })
             .collect();
-        if shards_parameters {
-            list.set_initial(parameters, initial_bucket(bucket));
-        }
-        if let Some(&master) = states.last().filter(|_| state.has_master_copy) {
-            list.set_initial(master, initial_bucket(bucket));
+        let members: Arc<[(usize, TensorShard)]> =
+            bucket.members.iter().map(|member| (member.offset, tensor_shard(member))).collect();
+        let contents = |value: StateValue, is_sharded: bool| StateContents::Tensors {
+            value,
+            members: Arc::clone(&members),
+            axis: (is_sharded && bucket.shards > 1).then_some(Axis::Shard),
+        };
+        list.set_state(parameters, contents(StateValue::Parameter, shards_parameters));
+        for (number, &buffer) in states.iter().enumerate() {
+            let is_master = state.has_master_copy && number == state.optimizer_states;
+            let value = if is_master { StateValue::Master } else { StateValue::Optimizer(number) };
+            list.set_state(buffer, contents(value, true));
         }
         for member in &bucket.members {
             if !shards_parameters {
                 let parameter = list.add_view(&member.name, parameters, member.offset, member.shape.clone());
-                list.set_initial(parameter, Initial::Share(initial_share(member)));
                 self.by_name.insert(member.name.clone(), parameter);
             }
             if !shards_gradients {
@@ -134,8 +141,9 @@ impl PersistentBuffers {
                 self.by_name.insert(running.statistics.clone(), statistics);
                 offset += running.shape.iter().product::<usize>();
                 let buffer = list.add_persistent(&running.name, BufferRole::Running, running.shape.clone(), DataType::Fp32);
-                let share = InitialShare { tensor: running.tensor, placements: running.placements };
-                list.set_initial(buffer, Initial::Share(share));
+                let shard = TensorShard { tensor: running.tensor, placements: running.placements };
+                let members = Arc::from([(0, shard)]);
+                list.set_state(buffer, StateContents::Tensors { value: StateValue::Running, members, axis: None });
                 self.by_name.insert(running.name.clone(), buffer);
             }
             self.statistics.push(BatchStatistics { axes, root });
@@ -165,16 +173,8 @@ impl PersistentBuffers {
     }
 }
 
-fn initial_share(member: &Member) -> InitialShare {
-    InitialShare { tensor: member.parameter, placements: member.placements }
-}
-
-/// The initial contents of a rank's shard of a bucket.
-fn initial_bucket(bucket: &Bucket) -> Initial {
-    Initial::Bucket {
-        members: bucket.members.iter().map(|member| (member.offset, initial_share(member))).collect(),
-        axis: (bucket.shards > 1).then_some(Axis::Shard),
-    }
+fn tensor_shard(member: &Member) -> TensorShard {
+    TensorShard { tensor: member.parameter, placements: member.placements }
 }
 
 /// The buffers for squared gradient norms. Parameters of several stages count in the first of them.
@@ -211,7 +211,7 @@ fn update_control(list: &mut ListBuilder, stage: &Stage<'_>) -> Option<BufferId>
     }
     let control = list.add_persistent("update control", BufferRole::OptimizerState, vec![Control::LENGTH], DataType::Fp32);
     let scale = if scales_loss { stage.plan.training.loss_scale.initial } else { 1.0 };
-    list.set_initial(control, Initial::Values(vec![scale]));
+    list.set_state(control, StateContents::Control(vec![scale]));
     // The control is equal on all ranks: the first stage reports it.
     if stage.index == 0 {
         let reported = CONTROL_METRICS.into_iter().filter(|(_, kind)| scales_loss || *kind == MetricKind::SquaredGradientNorm);
