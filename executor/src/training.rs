@@ -9,6 +9,7 @@ use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
 use crate::interpreter::{Interpreter, RawSpan, StepRequest};
 use crate::job::{Checkpoints, EvaluationReport, Report, StepReport, TrainingJob};
+use crate::log::log;
 use crate::member::Member;
 use crate::recording::SpanRecorder;
 use crate::samples::Samples;
@@ -69,7 +70,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
         // what the driver, its context and other processes held before the arena was allocated.
         let (free, _) = driver.memory()?;
         let (arena, used, before) = (arena.size().count(), total - free, total - free_before);
-        eprintln!("GPU memory: arena {arena}, in use {used}, before {before}, all {total} bytes");
+        log(&format!("GPU memory: arena {arena}, in use {used}, before {before}, all {total} bytes"));
     }
     member.control.send(&Report::Finished { arena: arena.size() })?;
     Ok(())
