@@ -19,6 +19,7 @@ mod inputs;
 mod lab;
 mod launch;
 mod library;
+mod live;
 mod output;
 mod plan;
 
@@ -31,6 +32,7 @@ mod running_cost;
 mod score;
 mod simulate;
 mod sizes;
+mod tensorboard;
 mod what_if;
 
 use clap::{Parser, Subcommand};

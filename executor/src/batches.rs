@@ -32,10 +32,6 @@ impl BatchSequence {
         Ok(Self { dataset: Arc::clone(dataset), global_batch, steps_per_epoch, orders: [None, None] })
     }
 
-    pub(crate) fn steps_per_epoch(&self) -> usize {
-        self.steps_per_epoch
-    }
-
     /// The batch of a step, counted from the start of the run.
     pub(crate) fn batch(&mut self, step: usize) -> Result<Batch, DataError> {
         let (epoch, within) = ((step / self.steps_per_epoch) as u64, step % self.steps_per_epoch);
@@ -65,7 +61,7 @@ mod tests {
         let dataset = digits();
         let mut whole = BatchSequence::new(&dataset, 100).expect("a batch of 100");
         let all: Vec<Batch> = (0..40).map(|step| whole.batch(step).expect("a batch")).collect();
-        assert_eq!((whole.steps_per_epoch(), all[13].epoch, all[14].epoch), (14, 0, 1));
+        assert_eq!((whole.steps_per_epoch, all[13].epoch, all[14].epoch), (14, 0, 1));
         for start in [1, 13, 14, 27, 39] {
             let mut resumed = BatchSequence::new(&dataset, 100).expect("a batch of 100");
             // As a run asks: a step, and those after it.

@@ -81,7 +81,7 @@ pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};
 pub use calibration::input_costs;
 pub use error::ExecutorError;
-pub use execute::{Evaluation, LossScaling, Outcome, RunEvent, StepMetrics, execute};
+pub use execute::{Classification, Evaluation, LossScaling, Outcome, PerClass, RunEvent, StepMetrics, classification, execute};
 pub use files::write_whole;
 pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, Start, TimedStep, TrainingJob};
 pub use launcher::{LaunchOptions, RankSlot, TransportKind};

@@ -9,14 +9,14 @@ use crate::error::ExecutorError;
 use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
 use crate::interpreter::{Interpreter, RawSpan, StepRequest};
-use crate::job::{Checkpoints, EvaluationReport, Report, StepReport, TrainingJob};
+use crate::job::{Checkpoints, EvaluationReport, Report, ScoreReport, StepReport, TrainingJob};
 use crate::log::log;
 use crate::member::Member;
 use crate::recording::SpanRecorder;
 use crate::samples::{Samples, WorkerPool};
 use crate::state::RankState;
 use foretell_models::{GraphOptions, InputKind};
-use foretell_program::{Compiled, MetricKind, Operation, PlanError, Program, Rank, compile};
+use foretell_program::{Compiled, MetricKind, Operation, Period, PlanError, Program, Rank, RunLength, compile};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,6 +27,9 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 /// The steps whose instructions are timed, if spans are kept: the first, which warms up, and enough
 /// for stable medians. On a GPU a timed step is slower than others.
 const TIMED_STEPS: usize = 21;
+
+/// The most scores in one message: some ten megabytes of text.
+const MOST_SCORES: usize = 1 << 20;
 
 /// Index of the training Program in the interpreter.
 const TRAINING: usize = 0;
@@ -58,6 +61,8 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
         0 => None,
         count => Some(WorkerPool::start(count, &member.cpus)?),
     };
+    let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;
+    let length = RunLength { steps: job.length.steps(steps_per_epoch)?, steps_per_epoch };
     let mut run = TrainingRun {
         member,
         job,
@@ -71,6 +76,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
         upcoming: VecDeque::new(),
         unsent: Vec::new(),
         sent: Instant::now(),
+        length,
     };
     run.train()?;
     if let (Some(driver), Some((free_before, total))) = (arena.driver(), memory_before) {
@@ -118,19 +124,19 @@ struct TrainingRun<'a> {
     unsent: Vec<StepReport>,
     /// The time of the last report.
     sent: Instant,
+    length: RunLength,
 }
 
 impl TrainingRun<'_> {
     /// Runs all steps and evaluations, then writes the measured spans.
     fn train(&mut self) -> Result<(), ExecutorError> {
         let mut batches = BatchSequence::new(&self.dataset, self.job.plan.global_batch)?;
-        let per_epoch = batches.steps_per_epoch();
-        let total = self.job.length.steps(per_epoch)?;
+        let RunLength { steps: total, steps_per_epoch: per_epoch } = self.length;
         let mut recorder = SpanRecorder::new(self.compiled.training.list_of(self.member.rank).instructions.len());
         let first = self.job.start.step();
         let (mut made, mut saved) = (first, first);
         for step in first..total {
-            if !self.member.gate.may_start(step) {
+            if !self.member.gate.may_start(step)? {
                 break;
             }
             // The step's own samples, and those of the steps after it.
@@ -141,12 +147,13 @@ impl TrainingRun<'_> {
             }
             let Some(samples) = self.upcoming.pop_front() else { break };
             self.step(step, samples, &mut recorder)?;
-            let (epoch, within) = (step / per_epoch, step % per_epoch);
-            if self.job.evaluate && (within + 1 == per_epoch || step + 1 == total) {
+            let epoch = step / per_epoch;
+            let every = self.job.plan.training.evaluate_every.unwrap_or(Period::Epochs(1));
+            if self.job.evaluate && (every.ends_with(step, self.length) || step + 1 == total) {
                 self.evaluate(step, epoch)?;
             }
             made = step + 1;
-            if self.job.checkpoints.as_ref().and_then(|one| one.every).is_some_and(|every| made.is_multiple_of(every)) {
+            if self.job.checkpoints.as_ref().and_then(|one| one.every).is_some_and(|every| every.ends_with(step, self.length)) {
                 self.save(made)?;
                 saved = made;
             }
@@ -186,7 +193,7 @@ impl TrainingRun<'_> {
     /// Runs one step.
     fn step(&mut self, step: usize, samples: Arc<Samples>, recorder: &mut SpanRecorder) -> Result<(), ExecutorError> {
         let start = clock::now();
-        let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step);
+        let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step, self.length);
         let next = self.upcoming.front().cloned();
         let own = Arc::clone(&samples);
         let is_timed = self.job.timeline.is_some() && step < TIMED_STEPS;
@@ -208,7 +215,8 @@ impl TrainingRun<'_> {
     fn bad_samples(&self, split: Split, samples: &Samples) -> BTreeSet<usize> {
         let bad = samples.replaced();
         for &index in &bad {
-            eprintln!("bad sample: `{}` cannot be used; another took its place", self.dataset.sample_name(split, index));
+            let name = self.dataset.sample_name(split, index);
+            log(&format!("bad sample: `{name}` cannot be used; another took its place"));
         }
         bad
     }
@@ -233,7 +241,7 @@ impl TrainingRun<'_> {
                 upcoming.push_back(self.samples(EVALUATION, 0, indices));
             }
             let Some(samples) = upcoming.pop_front() else { break };
-            let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step);
+            let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step, self.length);
             let own = Arc::clone(&samples);
             self.interpreter.run(StepRequest { program: EVALUATION, samples, next: None, hyperparameters, is_timed: false })?;
             bad_samples.extend(self.bad_samples(Split::Evaluation, &own));
@@ -242,6 +250,12 @@ impl TrainingRun<'_> {
                     Some(sum) => sum.1 += value,
                     None => metrics.push((kind, value)),
                 }
+            }
+            let scores = self.interpreter.scores(EVALUATION, &self.compiled.evaluation.mesh, self.member.rank)?;
+            let samples_at_once = MOST_SCORES / scores.first().map_or(1, |sample| sample.len().max(1));
+            for part in scores.chunks(samples_at_once.max(1)) {
+                let samples = part.iter().map(|sample| sample.iter().map(|score| score.to_bits()).collect()).collect();
+                self.member.control.send(&Report::Scores(ScoreReport { step, samples }))?;
             }
         }
         let metrics = metrics.into_iter().map(|(kind, value)| (kind, value.into())).collect();
