@@ -8,7 +8,7 @@ use foretell_planner::Planned;
 use foretell_program::MOST_RANKS;
 use foretell_reports::layouts_table;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Find the fastest layouts of a model on a topology
 #[derive(Debug, Args)]
@@ -63,7 +63,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     };
     if let Some(path) = &arguments.output {
         let mut file = arguments.choices.plan_file(&setting, &best.plan);
-        file.absolute_paths()?;
+        file.relative_to(
+            Path::new("."),
+            path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+        )?;
         output::write(path, file.to_yaml()?.as_bytes())?;
     }
     predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size());
