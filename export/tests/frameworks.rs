@@ -107,7 +107,7 @@ proptest! {
 #[test]
 fn models_of_every_kind_read_back_from_megatrons_arguments() {
     let plan = Plan::new(Layout::default(), 4);
-    for name in ["gpt2", "llama2-70b", "llama3-8b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b"] {
+    for name in ["gpt2", "llama2-70b", "llama3-8b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-32b"] {
         let model = Model::named(name).expect("in the zoo");
         let job = exported(&model, &plan, Framework::Megatron).expect("it is expressible");
         let imported = read_back(&job, PlanForm::MegatronArguments, "megatron.args");
