@@ -121,7 +121,10 @@ def change(rng, layout, world, batch, layers):
 
 
 def draw_two_kinds(rng):
-    """Draws a model, a topology and a batch. The nodes are of two kinds, with little more memory than the fully sharded model state needs."""
+    """Draws a model, a topology and a batch.
+
+    The nodes are of two kinds, with little more memory than the fully sharded model state needs.
+    """
     layers, hidden = rng.choice([8, 12, 16, 24, 32]), rng.choice([1024, 2048])
     model = {"family": rng.choice(["gpt", "llama"]), "layers": layers, "hidden": hidden, "heads": 16, "ffn": 4 * hidden,
              "vocab": rng.choice([8192, 32000, 50257]), "sequence": rng.choice([512, 1024, 2048])}
@@ -244,7 +247,8 @@ def beat(foretell, rng, folder, title, two_kinds):
     if faster:
         seconds, layout = min(faster, key=lambda one: one[0])
         is_proven = seconds >= search["lower_bound_seconds"] * (1 - 1e-9)
-        print(f"  {'within gap' if is_proven else 'BELOW BOUND'}: {seconds:.5f} s ({100 * (seconds / best - 1):.2f} %): {json.dumps(layout)}")
+        verdict = "within gap" if is_proven else "BELOW BOUND"
+        print(f"  {verdict}: {seconds:.5f} s ({100 * (seconds / best - 1):.2f} %): {json.dumps(layout)}")
 
 
 def main():
@@ -263,7 +267,8 @@ def main():
             number += 1
             sys.stdout.flush()
             # Each case has its own generator, so that it does not depend on the cases before it.
-            beat(Foretell(arguments.foretell), random.Random(f"{arguments.seed}-{number}"), folder, f"{arguments.seed}-{number}", arguments.two_kinds)
+            case = f"{arguments.seed}-{number}"
+            beat(Foretell(arguments.foretell), random.Random(case), folder, case, arguments.two_kinds)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ three sides take turns, so that changes in the machine's speed affect all equall
 documented settings (channels-last convolutions, fused optimizer, gradients as views of DDP's buckets, an allocator that keeps its
 memory), and Foretell. The ratio is Foretell's median step over that of the faster PyTorch.
 
-Usage: benches/pytorch.py [--cases NAME...] [--ranks 1 2] [--rounds N] [--seconds S] [--precision fp32|bf16] [--update docs/reference/training-speed.md]
+Usage: benches/pytorch.py [--cases NAME...] [--ranks 1 2] [--rounds N] [--seconds S] [--precision fp32|bf16]
+       [--update docs/reference/training-speed.md]
 """
 import argparse
 import datetime
@@ -177,7 +178,8 @@ def all_reduce(options, programs, python, scratch):
     gloo = PyTorch(python, scratch, SIZES, "all-reduce", 2, "fp32")
     seconds = {side: {size: [] for size in SIZES} for side in ("gloo", "foretell")}
     for _ in range(options.rounds):
-        ours = subprocess.run(scheduled([programs["all_reduce"], "20", *map(str, SIZES)]), capture_output=True, text=True, env=environment())
+        command = scheduled([programs["all_reduce"], "20", *map(str, SIZES)])
+        ours = subprocess.run(command, capture_output=True, text=True, env=environment())
         if ours.returncode != 0:
             fail(ours)
         for side, values in (("gloo", gloo.run(20)), ("foretell", json.loads(ours.stdout))):

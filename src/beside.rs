@@ -85,7 +85,7 @@ fn prepare(loaded: &LoadedPlan, topology: &Topology, profile: Option<&Profile>, 
             topology.name()
         )));
     }
-    let costs = predict::costs(profile, topology, &loaded.plan)?;
+    let costs = predict::costs(profile, topology, &loaded.plan, &loaded.model.model)?;
     Ok(Prepared { plan, compiled, costs, first_node, nodes })
 }
 

@@ -1,12 +1,12 @@
 //! `foretell plan --explain`: why the best layout is best, and where the others lose.
 
-use crate::choices::Setting;
+use crate::choices::{Choices, Setting};
 use crate::failure::Failure;
 use crate::predict;
 use foretell_planner::{Candidate, Planned};
 use foretell_program::{Layout, Profile, Rank, Recompute, StageLayout, compile_training};
 use foretell_simulator::{Folding, WhatIf, predict as simulate};
-use foretell_topologies::Topology;
+use foretell_topologies::{Architecture, DeviceId, Topology};
 use foretell_units::{Bytes, Seconds};
 
 /// Changes of hardware for which `--explain` simulates the shown layouts again.
@@ -18,7 +18,7 @@ pub fn explanation(
     planned: &Planned,
     setting: &Setting,
     profile: Option<&Profile>,
-    limit: Option<Bytes>,
+    choices: &Choices,
 ) -> Result<String, Failure> {
     let search = &planned.search;
     let Some(best) = planned.candidates.first() else { return Ok(String::new()) };
@@ -28,7 +28,7 @@ pub fn explanation(
     };
     let mut text = format!(
         "searched {} layouts in {:.2} s: {} duplicates, {} with needless offload or recomputation, {} that do not divide the model, \
-         {} that do not fit, {} ruled out by their lower bound{}, {} simulated;\nno remaining layout can be faster than {:.3} ms (gap {:.2} %)\n",
+         {} that do not fit, {} ruled out by their lower bound{}, {} simulated, {} more for a first answer and around the best;\nno remaining layout can be faster than {:.3} ms (gap {:.2} %)\n",
         search.layouts,
         search.wall_seconds,
         search.alike,
@@ -38,11 +38,20 @@ pub fn explanation(
         search.bounded_out,
         stopped,
         search.simulated,
+        search.probed,
         search.lower_bound_seconds * 1e3,
         search.gap * 100.0
     );
+    text.push_str(&format!("\nthe space, with {} values left out by judgement:\n", search.heuristic_exclusions));
+    for dimension in &search.space {
+        let left_out = match dimension.left_out {
+            0 => String::new(),
+            count => format!("; left out: {count}, since {}", dimension.reason),
+        };
+        text.push_str(&format!("  {:<15} {}{left_out}\n", dimension.name, dimension.values));
+    }
     text.push_str(&format!("\nlayout 1\n{}", predict::table(&best.prediction, &setting.topology)));
-    text.push_str(&format!("\nwhat binds: {}\n", what_binds(best, &setting.topology, limit)?));
+    text.push_str(&format!("\nwhat binds: {}\n", what_binds(best, &setting.topology, choices)?));
     for (index, candidate) in planned.candidates.iter().enumerate().skip(1) {
         text.push_str(&format!("\nlayout {}: {}\n", index + 1, what_it_loses(best, candidate)));
     }
@@ -50,14 +59,133 @@ pub fn explanation(
     Ok(text)
 }
 
+/// Says that a search was ended early, and how far its answer may be from the best; `None` if it was
+/// not.
+pub fn cut_off(planned: &Planned) -> Option<String> {
+    let search = &planned.search;
+    let gap = if search.gap.is_finite() {
+        format!("its step may be up to {:.1} % longer than that of the best layout", search.gap * 100.0)
+    } else {
+        "nothing is proven about it".to_owned()
+    };
+    search
+        .is_cut_off
+        .then(|| format!("search cut off after {:.1} s: this is the best layout so far, and {gap}", search.wall_seconds))
+}
+
+/// The rates of one device: tokens or samples, and operations of the model.
+pub fn rates_of_device(candidate: &Candidate) -> Result<String, Failure> {
+    let prediction = &candidate.prediction;
+    let devices = candidate.plan.mesh()?.world_size().max(1) as f64;
+    let (rate, what) = match prediction.tokens_per_second {
+        Some(tokens) => (tokens, "tokens/s"),
+        None => (prediction.samples_per_second, "samples/s"),
+    };
+    let rate = rate / devices;
+    let rate = if rate < 100.0 { format!("{rate:.1}") } else { format!("{rate:.0}") };
+    let flops = prediction.model_flops_per_device_per_second.value() * 1e-12;
+    Ok(format!("{rate} {what} and {flops:.1} TFLOP/s on each device"))
+}
+
+/// Explains an answer in at most five lines: what binds, the second best, how sure the order is,
+/// what is odd about it, and the memory that stays free.
+pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
+    let Some(best) = planned.candidates.first() else { return Ok(Vec::new()) };
+    let mut lines = vec![format!("what binds: {}", what_binds(best, &setting.topology, choices)?)];
+    if let Some(second) = planned.candidates.get(1) {
+        let sure = likelihood_of_order(best, second) * 100.0;
+        lines.push(format!("second best: {}; the first is faster with a likelihood of {sure:.0} %", what_it_loses(best, second)));
+    }
+    let gap = planned.search.gap * 100.0;
+    if !planned.search.is_cut_off {
+        lines.push(format!("proven: no layout of the space is more than {gap:.2} % faster (`--explain` states the space)"));
+    }
+    lines.extend(oddities(best, setting, choices)?);
+    if choices.headroom() > 0.0 {
+        let share = choices.headroom() * 100.0;
+        lines.push(format!("{share:.1} % of each GPU's memory stays free for the driver and its libraries (`--headroom`)"));
+    }
+    Ok(lines)
+}
+
+/// How likely the first of two layouts is the faster one, if the errors of their predictions are
+/// independent. Errors of layouts of one job mostly agree, so it is likelier than that.
+fn likelihood_of_order(first: &Candidate, second: &Candidate) -> f64 {
+    /// Standard deviations between the 10th and the 90th percentile.
+    const DEVIATIONS: f64 = 2.563;
+    /// Makes the logistic function nearly the normal distribution (Bowling et al. 2009).
+    const LOGISTIC: f64 = 1.702;
+    let deviation = |candidate: &Candidate| {
+        (candidate.prediction.step_seconds_p90 - candidate.prediction.step_seconds_p10).value() / DEVIATIONS
+    };
+    let apart = (second.prediction.step_seconds - first.prediction.step_seconds).value();
+    let both = deviation(first).hypot(deviation(second)).max(f64::MIN_POSITIVE);
+    1.0 / (1.0 + (-LOGISTIC * apart / both).exp())
+}
+
+/// Stages from which on a pipeline is longer than most that people run.
+const MANY_STAGES: usize = 30;
+
+/// Names what an expert would ask about: idle devices, a tensor group over several nodes, very many
+/// stages.
+fn oddities(best: &Candidate, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
+    let topology = &setting.topology;
+    let (layout, ranks) = (&best.plan.layout, best.plan.mesh()?.world_size());
+    let devices = choices.devices(topology).min(topology.device_count());
+    let mut said = Vec::new();
+    if ranks < devices {
+        let mut idle: Vec<(String, usize)> = Vec::new();
+        for device in (ranks..devices).map(DeviceId) {
+            let name = &topology.device_kind(device).name;
+            match idle.iter_mut().find(|(other, _)| other == name) {
+                Some((_, count)) => *count += 1,
+                None => idle.push((name.clone(), 1)),
+            }
+        }
+        let peak = |device: usize| {
+            topology.device_kind(DeviceId(device)).peak_rate(best.plan.precision).map_or(0.0, |rate| rate.value())
+        };
+        let (all, unused): (f64, f64) = ((0..devices).map(peak).sum(), (ranks..devices).map(peak).sum());
+        let share = unused / all.max(f64::MIN_POSITIVE) * 100.0;
+        let idle: Vec<String> = idle.into_iter().map(|(name, count)| format!("{count} of `{name}`")).collect();
+        said.push(format!(
+            "{} devices stay idle ({}), {share:.1} % of the arithmetic: no layout that uses them is known to be faster",
+            devices - ranks,
+            idle.join(", ")
+        ));
+    }
+    let per_node = topology.node_groups().iter().map(|group| group.devices).min().unwrap_or(1);
+    if layout.tensor > per_node {
+        said.push(format!(
+            "`tensor` spans {} nodes: with smaller groups the step is longer or does not fit",
+            layout.tensor.div_ceil(per_node)
+        ));
+    }
+    if layout.pipeline > MANY_STAGES {
+        said.push(format!("{} stages are many: shorter pipelines are slower or do not fit", layout.pipeline));
+    }
+    Ok(said)
+}
+
+/// Lays a plan of the user's beside the answer.
+pub fn comparison(best: &Candidate, mine: &Candidate, name: &str) -> String {
+    let fits = if mine.prediction.fits { "" } else { ", and it does not fit" };
+    format!(
+        "{name}: {} against {} of layout 1{fits}: {}",
+        mine.prediction.step_seconds,
+        best.prediction.step_seconds,
+        what_it_loses(best, mine)
+    )
+}
+
 /// Names the resource that binds: arithmetic, or the largest part of the step without it; and how
 /// full the fullest device is.
-fn what_binds(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) -> Result<String, Failure> {
+fn what_binds(candidate: &Candidate, topology: &Topology, choices: &Choices) -> Result<String, Failure> {
     let prediction = &candidate.prediction;
     let parts = &prediction.breakdown_seconds;
     let step = prediction.step_seconds.value().max(f64::MIN_POSITIVE);
     let share = |time: Seconds| time.value() / step * 100.0;
-    let (full, limit) = fullest(candidate, topology, limit)?;
+    let (full, limit) = fullest(candidate, topology, choices)?;
     let of_limit = full.value() / limit.value().max(1.0) * 100.0;
     let lost = [
         ("waiting for communication", parts.exposed_communication),
@@ -81,12 +209,15 @@ fn what_binds(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) 
 }
 
 /// Memory held and memory limit of the device that is fullest relative to its limit.
-fn fullest(candidate: &Candidate, topology: &Topology, limit: Option<Bytes>) -> Result<(Bytes, Bytes), Failure> {
+fn fullest(candidate: &Candidate, topology: &Topology, choices: &Choices) -> Result<(Bytes, Bytes), Failure> {
+    let (limit, headroom) = (choices.memory_limit, choices.headroom());
     let mesh = candidate.plan.mesh()?;
     let held = &candidate.prediction.peak_memory_bytes;
     let mut fullest = (Bytes::ZERO, topology.least_memory());
     for rank in (0..mesh.world_size()).map(Rank) {
-        let memory = topology.device_kind(topology.device_of_rank(rank.0)).memory;
+        let kind = topology.device_kind(topology.device_of_rank(rank.0));
+        let free = if kind.architecture == Architecture::Gpu { headroom } else { 0.0 };
+        let memory = Bytes::new((kind.memory.value() * (1.0 - free)) as u64);
         let may = limit.map_or(memory, |limit| limit.min(memory));
         let holds = held.get(mesh.stage_of(rank)).copied().unwrap_or_default();
         if holds.value() * fullest.1.value() > fullest.0.value() * may.value() {
@@ -193,7 +324,7 @@ fn what_would_change(planned: &Planned, setting: &Setting, profile: Option<&Prof
         let topology = what_if.topology(&setting.topology)?;
         let mut steps: Vec<(usize, Seconds)> = Vec::new();
         for (index, candidate) in planned.candidates.iter().enumerate() {
-            let costs = what_if.costs(&predict::costs(profile, &setting.topology, &candidate.plan)?);
+            let costs = what_if.costs(&predict::costs(profile, &setting.topology, &candidate.plan, &setting.model.model)?);
             let program = compile_training(&setting.model.model, &setting.model.name, &candidate.plan)?;
             let (prediction, _) = simulate(&program, &topology, &costs, oversubscription, Folding::On)?;
             steps.push((index, prediction.step_seconds));

@@ -79,7 +79,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let predicted = predict::predict(&loaded, profile.as_ref(), arguments.oversubscribe)?;
-    predict::print_caveats(&loaded.topology, &predicted.prediction, predicted.compiled.training.mesh.world_size());
+    predict::print_caveats(
+        &loaded.topology,
+        &predicted.prediction,
+        predicted.compiled.training.mesh.world_size(),
+        &predicted.remarks,
+    );
     match arguments.to {
         Target::Chakra => chakra(&predicted, &loaded, profile.as_ref(), &arguments.output, json),
         _ => perfetto(&predicted, &arguments.output, json),

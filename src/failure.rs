@@ -15,6 +15,13 @@ pub enum Failure {
     Input(String),
     /// The input is right, but the command could not be carried out.
     Undone(String),
+    /// A signal stopped the command.
+    Stopped {
+        /// The signal's number.
+        signal: u8,
+        /// What was done, and how to go on.
+        message: String,
+    },
 }
 
 impl Failure {
@@ -30,7 +37,7 @@ impl Failure {
     /// Prints the failure on standard error, and with `--json` also as one document on standard
     /// output.
     pub fn report(&self, json: bool) {
-        eprintln!("error: {self}");
+        crate::output::message(&format!("error: {self}"));
         if json {
             let _ = crate::output::json(&self.document());
         }
@@ -56,6 +63,8 @@ impl Failure {
         match self {
             Failure::Input(_) => Self::INPUT,
             Failure::Undone(_) => Self::UNDONE,
+            // As shells have it for a process that a signal ended.
+            Failure::Stopped { signal, .. } => 128_u8.saturating_add(*signal),
         }
     }
 }
@@ -75,7 +84,7 @@ fn read_place(text: &str) -> Option<(&str, Option<usize>)> {
 impl fmt::Display for Failure {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Failure::Input(message) | Failure::Undone(message) => formatter.write_str(message),
+            Failure::Input(message) | Failure::Undone(message) | Failure::Stopped { message, .. } => formatter.write_str(message),
         }
     }
 }
@@ -120,7 +129,11 @@ impl From<PlannerError> for Failure {
 
 impl From<ExecutorError> for Failure {
     fn from(error: ExecutorError) -> Self {
-        match error {
+        match &error {
+            ExecutorError::Stopped { signal, .. } => {
+                Failure::Stopped { signal: u8::try_from(*signal).unwrap_or_default(), message: error.to_string() }
+            }
+            ExecutorError::Checkpoint(cause) if cause.is_input() => Failure::Input(error.to_string()),
             ExecutorError::Plan(_) | ExecutorError::Data(_) | ExecutorError::Unsupported { .. } => {
                 Failure::Input(error.to_string())
             }

@@ -115,5 +115,14 @@ pub fn this_program() -> Result<PathBuf, Failure> {
 
 /// Options that start ranks as this program again, on this machine's cores.
 fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result<LaunchOptions, Failure> {
-    Ok(LaunchOptions { program: this_program()?, transport, logs, slots: Vec::new(), backend: BackendKind::Cpu, world: None })
+    Ok(LaunchOptions {
+        program: this_program()?,
+        transport,
+        logs,
+        slots: Vec::new(),
+        backend: BackendKind::Cpu,
+        world: None,
+        signals: None,
+        peer_timeout: LaunchOptions::PEER_TIMEOUT,
+    })
 }

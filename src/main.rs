@@ -1,6 +1,7 @@
 //! The command line of Foretell: one file per subcommand. Answers go to standard output (with
 //! `--json` exactly one document), progress and warnings to standard error. The exit status is 0
 //! for success, 1 if the command could not be carried out, and 2 for wrong input.
+#![warn(clippy::print_stdout, clippy::print_stderr)] // They panic if the stream is closed.
 
 mod beside;
 mod calibrate;
@@ -17,17 +18,20 @@ mod inputs;
 mod lab;
 mod launch;
 mod library;
+mod live;
 mod output;
 mod plan;
 
 mod plan_file;
 mod predict;
+mod recovery;
 mod run;
 mod run_folder;
 mod running_cost;
 mod score;
 mod simulate;
 mod sizes;
+mod tensorboard;
 mod what_if;
 
 use clap::{CommandFactory, Parser, Subcommand};

@@ -2,10 +2,11 @@
 
 use crate::choices::{Choices, Setting};
 use crate::failure::Failure;
+use crate::plan_file::PlanFile;
 use crate::{explain, inputs, output, predict, sizes};
 use clap::Args;
-use foretell_planner::Planned;
-use foretell_program::MOST_RANKS;
+use foretell_planner::{Candidate, Planned};
+use foretell_program::{MOST_RANKS, Profile};
 use foretell_reports::layouts_table;
 use serde_json::json;
 use std::path::{Path, PathBuf};
@@ -35,6 +36,9 @@ pub struct Arguments {
     /// Pareto front of step time, memory and devices
     #[arg(long, conflicts_with_all = ["output", "explain"])]
     front: bool,
+    /// Lay a plan of your own beside the answer: its prediction, and where the difference comes from
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["scaling", "front"])]
+    compare: Option<PathBuf>,
     /// Write the plot of `--scaling` or `--front` into a folder (SVG and PNG)
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
@@ -69,9 +73,18 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         )?;
         output::write(path, file.to_yaml()?.as_bytes())?;
     }
-    predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size());
+    let compared = arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), &arguments.choices)).transpose()?;
+    let remarks = predict::costs(None, &setting.topology, &best.plan, &setting.model.model)?.remarks;
+    predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size(), &remarks);
     if json {
-        return output::json(&document(&arguments.choices, &setting, &planned));
+        let mut document = document(&arguments.choices, &setting, &planned);
+        if let Some(compared) = &compared {
+            document["compared"] = json!({"plan": arguments.compare, "predicted": compared.prediction});
+        }
+        return output::json(&document);
+    }
+    if let Some(warning) = explain::cut_off(&planned) {
+        output::line(&warning)?;
     }
     let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
     let title = format!("{} on {} ({} devices)", setting.model.name, setting.topology.name(), setting.topology.device_count());
@@ -79,19 +92,32 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     for (index, candidate) in planned.candidates.iter().enumerate() {
         let format =
             if arguments.choices.precision.len() > 1 { format!("{}, ", candidate.plan.precision) } else { String::new() };
-        output::line(&format!("{}: {format}{}", index + 1, explain::words(&candidate.plan.layout)))?;
+        let (words, rates) = (explain::words(&candidate.plan.layout), explain::rates_of_device(candidate)?);
+        output::line(&format!("{}: {format}{words}; {rates}", index + 1))?;
+    }
+    for line in explain::in_short(&planned, &setting, &arguments.choices)? {
+        output::line(&line)?;
+    }
+    if let (Some(compared), Some(path)) = (&compared, &arguments.compare) {
+        output::line(&explain::comparison(best, compared, &path.display().to_string()))?;
     }
     if !setting.taken.is_empty() {
         output::line(&format!("defaults: {}", setting.taken.join(", ")))?;
     }
     if arguments.explain {
-        let limit = arguments.choices.memory_limit;
-        output::line(&explain::explanation(&planned, &setting, profile.as_ref(), limit)?)?;
+        output::line(&explain::explanation(&planned, &setting, profile.as_ref(), &arguments.choices)?)?;
     }
     match &arguments.output {
         Some(path) => output::line(&format!("layout 1 is in {}", path.display())),
         None => Ok(()),
     }
+}
+
+/// The prediction of a plan file that is laid beside the answer.
+fn compared(path: &Path, profile: Option<&Profile>, choices: &Choices) -> Result<Candidate, Failure> {
+    let loaded = PlanFile::load(path)?;
+    let predicted = predict::predict(&loaded, profile, choices.oversubscribe)?;
+    Ok(Candidate { plan: loaded.plan, prediction: predicted.prediction })
 }
 
 /// The JSON document of `plan`.

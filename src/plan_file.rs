@@ -4,7 +4,8 @@
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use foretell_models::Model;
-use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, Stack, Training, compile};
+use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, PlannedWorkload, Stack, Training, compile};
+use foretell_simulator::gpu;
 use foretell_topologies::{Topology, TopologyReference};
 use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -30,8 +31,8 @@ pub struct PlanFile {
     global_batch: usize,
     #[serde(default = "default_precision")]
     precision: DataType,
-    #[serde(default)]
-    optimizer: Optimizer,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    optimizer: Option<Optimizer>,
     #[serde(default)]
     training: Training,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -41,6 +42,9 @@ pub struct PlanFile {
     /// Which communication overlaps kernels; default: the stack's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     overlap: Option<Overlap>,
+    /// Facts about a run under another stack.
+    #[serde(default, skip_serializing_if = "PlannedWorkload::is_usual")]
+    workload: PlannedWorkload,
     #[serde(default)]
     mode: Mode,
     /// The input pipeline, which is simulated only.
@@ -80,6 +84,7 @@ fn two_batches() -> usize {
 
 /// A model by name, by path, or in place.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a plan has one")]
 pub enum ModelReference {
     /// A zoo name or a path.
     Named(String),
@@ -133,9 +138,21 @@ pub struct LoadedPlan {
     pub file: PlanFile,
     /// The file's path, for messages.
     pub path: PathBuf,
+    /// What the file leaves to the stack, one sentence each.
+    pub remarks: Vec<String>,
 }
 
 impl LoadedPlan {
+    /// Replaces the plan's `training`, and its optimizer if the recipe names one, by the recipe in
+    /// a file.
+    pub fn apply_recipe(&mut self, recipe: &Path) -> Result<(), Failure> {
+        let mut training: Training = inputs::parse_yaml(&inputs::read(recipe)?, recipe)?;
+        self.file.optimizer = training.optimizer.take().or(Some(self.plan.optimizer));
+        self.file.training = training;
+        self.plan = self.file.plan();
+        self.plan.validate().map_err(|error| Failure::in_file(recipe, &error))
+    }
+
     /// Compiles the plan. An error names the file.
     pub fn compile(&self) -> Result<Compiled, Failure> {
         compile(&self.model.model, &self.model.name, &self.plan).map_err(|error| Failure::in_file(&self.path, &error))
@@ -154,11 +171,12 @@ impl PlanFile {
             layout: plan.layout,
             global_batch: plan.global_batch,
             precision: plan.precision,
-            optimizer: plan.optimizer,
+            optimizer: Some(plan.optimizer),
             training: plan.training,
             batch_norm_group: plan.batch_norm_group,
             overlap: Some(plan.overlap).filter(|overlap| Some(*overlap) != usual_overlap(&plan.stack)),
             stack: plan.stack,
+            workload: plan.workload,
             mode: plan.mode,
             input: None,
         }
@@ -171,11 +189,12 @@ impl PlanFile {
             layout: file.layout,
             global_batch: file.global_batch,
             precision: file.precision,
-            optimizer: file.optimizer,
-            training: file.training,
+            optimizer: file.training.optimizer.or(file.optimizer).unwrap_or_default(),
+            training: Training { optimizer: None, ..file.training },
             batch_norm_group: file.batch_norm_group,
             overlap: file.overlap.or_else(|| usual_overlap(&file.stack)).unwrap_or_default(),
             stack: file.stack,
+            workload: file.workload,
             mode: file.mode,
         }
     }
@@ -256,10 +275,18 @@ impl PlanFile {
             None => topology,
         };
         topology.validate().map_err(|error| error.in_file(&path.display().to_string()))?;
+        if let (Some(plan), Some(training)) = (file.optimizer, file.training.optimizer)
+            && plan != training
+        {
+            let (plan, training) = (plan.name(), training.name());
+            let message = format!("`optimizer` is `{plan}`, and `training.optimizer` is `{training}`; hint: keep one of them");
+            return Err(Failure::in_file(path, &message));
+        }
         let plan = file.plan();
-        inputs::stack(plan.stack.name()).map_err(|failure| Failure::in_file(path, &failure))?;
+        let stack = inputs::stack(plan.stack.name()).map_err(|failure| Failure::in_file(path, &failure))?;
         plan.validate().map_err(|error| Failure::in_file(path, &error))?;
-        Ok(LoadedPlan { model, topology, plan, file, path: path.into() })
+        let (model, remarks) = without_padding(model, &plan, stack.defaults.sequence_share);
+        Ok(LoadedPlan { model, topology, plan, file, path: path.into(), remarks })
     }
 }
 
@@ -271,6 +298,23 @@ fn relative(path: &Path, folder: &Path) -> PathBuf {
     let common = path.components().zip(folder.components()).take_while(|(one, other)| one == other).count();
     let up = folder.components().skip(common).map(|_| std::path::Component::ParentDir);
     up.chain(path.components().skip(common)).collect()
+}
+
+/// Returns the model as the stack trains it: without padding, if the plan or the stack says so.
+/// Also returns the sentence that says so.
+fn without_padding(model: NamedModel, plan: &Plan, usual: f64) -> (NamedModel, Vec<String>) {
+    let share = plan.workload.unpadded.unwrap_or(usual);
+    let Some(shorter) = gpu::without_padding(&model.model, share) else {
+        let stated = plan.workload.unpadded.filter(|share| *share < 1.0);
+        let remark = |share| format!("`unpadded: {share}` without effect: only BERT with 512 tokens or more is trained so");
+        return (model, stated.map(remark).into_iter().collect());
+    };
+    let remark = format!(
+        "{:.0} % of a sequence's tokens are computed, since `{}` leaves padding out; `workload: {{unpadded: 1}}` computes all",
+        share * 100.0,
+        plan.stack.name()
+    );
+    (NamedModel { model: shorter, ..model }, vec![remark])
 }
 
 /// Returns which communication a stack overlaps with kernels.

@@ -3,7 +3,8 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use foretell_program::{Compiled, Plan, Profile, StageLayout};
+use foretell_models::Model;
+use foretell_program::{Compiled, Plan, Profile, Recompute, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{
     CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, Prediction, Recording, Simulation, memory_use,
@@ -23,6 +24,8 @@ pub struct PredictedPlan {
     pub simulation: Simulation,
     /// The step time without jitter and stragglers, if some were simulated.
     pub undisturbed: Option<Seconds>,
+    /// What the prediction assumes, one sentence each.
+    pub remarks: Vec<String>,
     /// The memory that the run needs.
     memory: MemoryUse,
 }
@@ -54,7 +57,7 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     if let Some((rank, _)) = options.disturbance.stragglers.iter().find(|(rank, _)| rank.0 >= ranks) {
         return Err(Failure::Input(format!("`--straggler` names {rank}, but the layout has ranks 0 to {}", ranks - 1)));
     }
-    let costs = costs(profile, &loaded.topology, &loaded.plan)?;
+    let costs = costs(profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
     let memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
     let (mut prediction, simulation) =
         predict_with_memory(&compiled.training, memory.clone(), &loaded.topology, &costs, options)?;
@@ -64,14 +67,15 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     });
     let undisturbed = undisturbed.transpose()?.map(|simulation| simulation.step.into());
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
-    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory })
+    let remarks = loaded.remarks.iter().chain(&costs.remarks).cloned().collect();
+    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory, remarks })
 }
 
 /// Makes the cost model: from the profile where it has the device kind, else from the GPU profiles
 /// and the plan's stack, else from the data sheet.
-pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan) -> Result<CostModel, Failure> {
+pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model: &Model) -> Result<CostModel, Failure> {
     has_products(topology, plan.precision)?;
-    let costs = CostModel::new(profile, topology).with_stack(topology, plan.stack.name(), plan.unstated_format());
+    let costs = CostModel::new(profile, topology).with_plan(topology, plan, model);
     costs.map_err(|error| Failure::Input(error.to_string()))
 }
 
@@ -145,10 +149,11 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
     })
 }
 
-/// Prints the caveats of a prediction: estimated devices, estimated costs, shared devices.
-pub fn print_caveats(topology: &Topology, prediction: &Prediction, ranks: usize) {
-    for remark in topology.notes() {
-        note(&remark);
+/// Prints the caveats of a prediction: estimated devices, what costs assume, estimated costs, shared
+/// devices.
+pub fn print_caveats(topology: &Topology, prediction: &Prediction, ranks: usize, remarks: &[String]) {
+    for remark in topology.notes().iter().chain(remarks) {
+        note(remark);
     }
     if !prediction.calibrated {
         let example = prediction.uncalibrated.first().map_or(String::new(), |what| format!(" (first: {what})"));
@@ -173,10 +178,20 @@ pub fn row(plan: &Plan, prediction: &Prediction) -> LayoutRow {
         pipeline: layout.pipeline,
         schedule: if layout.follows_schedule() { layout.schedule.name().into() } else { "-".into() },
         micro_batch: layout.micro_batch,
-        recompute: layout.recompute.to_string(),
+        recompute: recompute_in_a_word(&layout.recompute).into(),
         step: prediction.step_seconds,
         samples_per_second: prediction.samples_per_second,
         memory: prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default(),
         mfu: (prediction.mfu > 0.0).then_some(prediction.mfu),
+    }
+}
+
+/// Names a recomputation in one word, for a column.
+fn recompute_in_a_word(recompute: &Recompute) -> &'static str {
+    match recompute {
+        Recompute::None => "none",
+        Recompute::Selective => "selective",
+        Recompute::Full => "full",
+        Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) | Recompute::AllBut(_) => "in part",
     }
 }

@@ -3,7 +3,7 @@
 use crate::calibrate::{Needs, Patience, measure, to_yaml};
 use crate::check::check_compiled;
 use crate::choices::Choices;
-use crate::execute::{self, TrainingArguments, train};
+use crate::execute::{self, Training, TrainingArguments};
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::launch::{backend_here, enough_devices};
@@ -11,6 +11,7 @@ use crate::output;
 use crate::plan::document;
 use crate::plan_file::LoadedPlan;
 use crate::predict;
+use crate::recovery::Recovery;
 use crate::run_folder::RunFolder;
 use clap::Args;
 use foretell_executor::TransportKind;
@@ -34,6 +35,9 @@ pub struct Arguments {
     /// The run's folder [default: the next free number under runs/]
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
+    /// Replace the run that the folder has
+    #[arg(long, requires = "run")]
+    overwrite: bool,
 }
 
 /// Runs the command.
@@ -49,7 +53,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     enough_devices(devices, &setting.topology, backend, choices.oversubscribe)?;
     arguments.training.check_possible(&setting.model.model, &setting.base, backend)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
+    let folder = RunFolder::claim(arguments.run.as_deref(), arguments.overwrite)?;
     folder.clear()?;
     let say = |text: &str| if json { Ok(()) } else { output::line(text) };
 
@@ -95,22 +99,39 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         plan: best.plan.clone(),
         file,
         path: chosen,
+        remarks: Vec::new(),
     };
     let predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
     predict::require_fit(&predicted, &loaded)?;
-    predict::print_caveats(&loaded.topology, &predicted.prediction, predicted.compiled.training.mesh.world_size());
+    predict::print_caveats(
+        &loaded.topology,
+        &predicted.prediction,
+        predicted.compiled.training.mesh.world_size(),
+        &predicted.remarks,
+    );
     say(&format!("\npredicted:\n{}", predict::table(&predicted.prediction, &loaded.topology)))?;
 
-    let outcome = train(&loaded, &predicted, &arguments.training, &folder, None)?;
+    let compiled = predicted.compiled.clone();
+    let prediction = predicted.prediction.clone();
+    let training = Training {
+        loaded: loaded.clone(),
+        predicted,
+        arguments: &arguments.training,
+        folder: &folder,
+        world: None,
+        start: arguments.training.start(),
+    };
+    arguments.training.check_start(&arguments.training.job(&loaded, arguments.training.start()))?;
+    let outcome = Recovery::none().train(training)?;
     say(&format!("\ntrained: {}", execute::summary(&outcome)))?;
 
-    let checked = check_compiled(&folder, loaded, predicted.compiled)?;
+    let checked = check_compiled(&folder, loaded, compiled)?;
     checked.write_reports()?;
     if json {
         let planned = document(choices, &setting, &planned);
         return output::json(&json!({
             "plan": planned,
-            "predicted": predicted.prediction,
+            "predicted": prediction,
             "execute": execute::document(&outcome, &folder),
             "check": checked.document,
             "report": folder.path().display().to_string(),

@@ -1,12 +1,17 @@
 //! `foretell score`: compares predictions with published measurements.
 
 use crate::failure::Failure;
+use crate::plan_file::{ModelReference, PlanFile};
 use crate::{inputs, output};
+use foretell_program::{Layout, Plan};
 use foretell_reports::{Plot, ScatterPoint};
-use foretell_score::{Scores, Split, Subset, published, read_rows, score, to_csv};
+use foretell_score::{
+    CompiledRun, LeaveOut, Row, Run, Scores, Split, Subset, published, read_rows, score, score_left_out, to_csv,
+};
 use foretell_simulator::gpu::Profiles;
+use foretell_topologies::TopologyReference;
 use foretell_units::Seconds;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Predict published runs and report the errors
 #[derive(Debug, clap::Args)]
@@ -16,9 +21,37 @@ pub struct Arguments {
     /// Write scores.csv and the plot of predicted over measured step times into a folder
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
+    /// Write a plan for each row into a folder: `simulate --ranks one-per-stage` predicts it as
+    /// `score` does
+    #[arg(long, value_name = "DIR")]
+    plans: Option<PathBuf>,
     /// Include rows on which parameters were fitted
     #[arg(long)]
     all: bool,
+    /// Score each row with values that were fitted without its source, its device, its stack or its
+    /// model: the error to expect of jobs that nobody fitted. Takes minutes
+    #[arg(long, value_enum, value_name = "WHAT")]
+    leave_out: Option<Left>,
+}
+
+/// What a refit leaves out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Left {
+    Source,
+    Device,
+    Stack,
+    Model,
+}
+
+impl From<Left> for LeaveOut {
+    fn from(left: Left) -> Self {
+        match left {
+            Left::Source => LeaveOut::Source,
+            Left::Device => LeaveOut::Device,
+            Left::Stack => LeaveOut::Stack,
+            Left::Model => LeaveOut::Model,
+        }
+    }
 }
 
 /// Runs the command.
@@ -34,7 +67,16 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let split = Split::library().map_err(|error| input(&error))?;
     let profiles = Profiles::library().map_err(|error| input(&error))?;
-    let scores = score(&rows, &split, profiles);
+    let scores = match arguments.leave_out {
+        Some(left) => {
+            let progress = |line: &str| output::note(line);
+            score_left_out(&rows, &split, left.into(), &progress).map_err(|error| Failure::Undone(error.to_string()))?
+        }
+        None => score(&rows, &split, profiles),
+    };
+    if let Some(folder) = &arguments.plans {
+        write_plans(&rows, profiles, folder)?;
+    }
     if let Some(folder) = &arguments.plots {
         let undone = |error: &dyn std::fmt::Display| Failure::Undone(format!("{}: {error}", folder.display()));
         std::fs::create_dir_all(folder).map_err(|error| undone(&error))?;
@@ -46,8 +88,18 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if json {
         return output::json(&scores);
     }
-    let subset = if arguments.all { None } else { Some(Subset::Score) };
+    // A row whose source, device, stack or model is left out is fitted nowhere.
+    let subset = if arguments.all || arguments.leave_out.is_some() { None } else { Some(Subset::Score) };
     output::line(&scores.table(subset))?;
+    output::line(&format!("{} fitted values", scores.fitted_values))?;
+    let far_off: Vec<_> = scores.rows.iter().filter(|row| subset.is_none_or(|subset| row.subset == subset)).collect();
+    let far_off: Vec<_> = far_off.into_iter().filter_map(|row| Some((row, row.error?, row.implausible.as_ref()?))).collect();
+    if !far_off.is_empty() {
+        output::line(&format!("\n{} rows are off by more than 25 %; what is implausible:", far_off.len()))?;
+        for (row, error, part) in far_off {
+            output::line(&format!("{:+6.0} %  {}  {part}", 100.0 * error, row.row_id))?;
+        }
+    }
     let refused: usize = scores.refused.values().sum();
     if refused > 0 {
         output::line(&format!("\n{refused} of {} rows cannot be simulated:", scores.rows.len()))?;
@@ -56,6 +108,25 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         for (reason, count) in reasons {
             output::line(&format!("{count:>6}  {reason}"))?;
         }
+    }
+    Ok(())
+}
+
+/// Writes a plan for each row that can be simulated.
+fn write_plans(rows: &[Row], profiles: &Profiles, folder: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(folder).map_err(|error| Failure::Undone(format!("{}: {error}", folder.display())))?;
+    for row in rows {
+        let Ok((run, compiled)) = Run::of(row, profiles).and_then(|run| CompiledRun::new(&run).map(|compiled| (run, compiled)))
+        else {
+            continue;
+        };
+        let topology = run.topology().map_err(|refusal| Failure::Undone(format!("{}: {refusal}", row.row_id)))?;
+        let layout = Layout { recompute: compiled.recompute, ..run.plan.layout };
+        let plan = Plan { layout, ..run.plan };
+        let topology = TopologyReference::InPlace(Box::new(topology.into()));
+        let file = PlanFile::new(ModelReference::InPlace(run.model), topology, None, &plan);
+        let name: String = row.row_id.chars().map(|letter| if letter == '/' { '-' } else { letter }).collect();
+        output::write(&folder.join(format!("{name}.yaml")), file.to_yaml()?.as_bytes())?;
     }
     Ok(())
 }

@@ -3,7 +3,7 @@
 use crate::beside;
 use crate::failure::Failure;
 use crate::output;
-use crate::plan_file::PlanFile;
+use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict::{self, PredictedPlan};
 use crate::running_cost;
 use crate::what_if;
@@ -11,7 +11,8 @@ use crate::{input, inputs};
 use clap::Args;
 use foretell_program::Rank;
 use foretell_reports::{Column, Plot, Section, page, table, write_trace};
-use foretell_simulator::{Collectives, Disturbance, Folding, Options, Recording, critical_path};
+use foretell_score::{CompiledRun, Refusal, Run};
+use foretell_simulator::{Collectives, Disturbance, Folding, Options, Prediction, Recording, critical_path};
 use foretell_units::Seconds;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -26,6 +27,9 @@ pub struct Arguments {
     /// The plan
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,
+    /// Recipe that replaces the plan's `training`
+    #[arg(long, value_name = "FILE")]
+    recipe: Option<PathBuf>,
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -64,6 +68,10 @@ pub struct Arguments {
     /// A rank that is slower by a factor, such as 7=1.3; repeatable
     #[arg(long = "straggler", value_name = "RANK=TIMES", value_parser = straggler)]
     stragglers: Vec<(Rank, f64)>,
+    /// Ranks to simulate: all, or one per stage and few micro-batches, as `score` does; then the
+    /// answer is that of `score` to the last digit
+    #[arg(long, value_enum, default_value_t = Ranks::All)]
+    ranks: Ranks,
     /// Print the Program: every instruction of every stage, with its operands' offsets
     #[arg(long)]
     dump_program: bool,
@@ -86,6 +94,13 @@ impl From<Fold> for Folding {
             Fold::Off => Folding::Off,
         }
     }
+}
+
+/// Which ranks are simulated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum Ranks {
+    All,
+    OnePerStage,
 }
 
 /// How collectives are simulated.
@@ -130,17 +145,21 @@ fn straggler(text: &str) -> Result<(Rank, f64), String> {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let questions = what_if::read(&arguments.what_if)?;
-    let loaded = PlanFile::load(&arguments.plan)?;
+    let mut loaded = PlanFile::load(&arguments.plan)?;
+    arguments.recipe.as_deref().map(|recipe| loaded.apply_recipe(recipe)).transpose()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let options = options(arguments, json);
     let mut predicted = predict::predict_as(&loaded, profile.as_ref(), &options)?;
+    if arguments.ranks == Ranks::OnePerStage {
+        predicted.prediction = of_representatives(&loaded, predicted.prediction)?;
+    }
     let waiting = input::waiting(&loaded, &predicted.compiled.training, &predicted.prediction);
     if let Some(waiting) = &waiting {
         predicted.prediction = waiting.applied(predicted.prediction);
     }
     let predicted = predicted;
     let program = &predicted.compiled.training;
-    predict::print_caveats(&loaded.topology, &predicted.prediction, program.mesh.world_size());
+    predict::print_caveats(&loaded.topology, &predicted.prediction, program.mesh.world_size(), &predicted.remarks);
     if let Some(path) = &arguments.trace {
         let mut text = Vec::new();
         write_trace(program, &[&predicted.simulation.timeline], &mut text)?;
@@ -162,7 +181,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
         output::write(path, page(&format!("{}: predicted", loaded.model.name), &sections)?.as_bytes())?;
     }
-    let path = arguments.critical_path.then(|| critical_path(&predicted.simulation.timeline, program)).transpose()?;
+    let has_spans = options.recording == Recording::Spans;
+    let path = has_spans.then(|| critical_path(&predicted.simulation.timeline, program)).transpose()?;
     let jobs = match arguments.beside.as_slice() {
         [] => Vec::new(),
         others => beside::predict(&loaded, others, profile.as_ref(), arguments.fold.into())?,
@@ -173,8 +193,12 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if json {
         let mut document = serde_json::to_value(&predicted.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
         if let Some(path) = &path {
+            document["critical_path_seconds"] = what_if::times_document(path);
+        }
+        if let Some(path) = path.as_ref().filter(|_| arguments.critical_path) {
             document["critical_path"] = what_if::path_document(path, program);
         }
+        document["remarks"] = json!(predicted.remarks);
         let (cost, goodput) = running.documents();
         document["cost"] = cost;
         if let Some(goodput) = goodput {
@@ -203,8 +227,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
                 disturbance_table(&options.disturbance, undisturbed, predicted.prediction.step_seconds)
             ))?;
         }
-        if let Some(path) = &path {
-            output::line(&format!("\n{}", what_if::path_table(path)))?;
+        match &path {
+            Some(path) if arguments.critical_path => output::line(&format!("\n{}", what_if::path_table(path)))?,
+            Some(path) => output::line(&what_if::path_line(path))?,
+            None => {}
         }
         let parts = [waiting.map(|waiting| waiting.table(&loaded)), running.table()];
         for part in parts.into_iter().flatten() {
@@ -221,11 +247,19 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     predict::require_fit(&predicted, &loaded)
 }
 
+/// Returns the prediction with the step time of one rank per stage.
+fn of_representatives(loaded: &LoadedPlan, prediction: Prediction) -> Result<Prediction, Failure> {
+    let refused = |refusal: Refusal| Failure::Undone(format!("{}: {refusal}", loaded.path.display()));
+    let run = Run::of_plan(&loaded.model.model, &loaded.plan, &loaded.topology).map_err(refused)?;
+    let step = CompiledRun::new(&run).and_then(|compiled| compiled.predict(&run)).map_err(refused)?;
+    Ok(prediction.with_step(step.step, [step.p10, step.p90]))
+}
+
 /// Options of the simulation. Records spans only if an output needs them.
 fn options(arguments: &Arguments, json: bool) -> Options {
     let draws = arguments.trace.is_some() || arguments.plots.is_some() || arguments.report.is_some();
     // Energy needs to know what each device does when.
-    let needs_spans = draws || arguments.critical_path || json || arguments.running.asks_for_cost();
+    let needs_spans = draws || arguments.critical_path || json || arguments.running.asks_for_cost() || !arguments.dump_program;
     Options {
         oversubscription: predict::oversubscription(arguments.oversubscribe),
         folding: arguments.fold.into(),

@@ -77,11 +77,12 @@ fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<By
     let formats = choices.formats(setting);
     for &precision in &formats {
         let base = Plan { precision, ..setting.base.clone() };
-        let costs = predict::costs(None, &topology, &base)?;
+        let costs = predict::costs(None, &topology, &base, &setting.model.model)?;
         let request = Request {
             fixed: choices.fix.clone(),
             devices,
             memory_limit: memory.or(choices.memory_limit),
+            headroom: if memory.is_some() { 0.0 } else { choices.headroom() },
             ..Request::new(&setting.model.model, &setting.model.name, &topology, &costs, &base)
         };
         let found = match plan(&request) {

@@ -44,7 +44,7 @@ pub fn answer(
     oversubscription: Oversubscription,
     folding: Folding,
 ) -> Result<Vec<Answer>, Failure> {
-    let costs = predict::costs(profile, &loaded.topology, &loaded.plan)?;
+    let costs = predict::costs(profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
     questions
         .into_iter()
         .map(|what_if| {
@@ -130,6 +130,21 @@ pub fn path_table(path: &CriticalPath) -> String {
     let by_time = table(&columns("on the critical path"), &rows(&mut { shown }));
     let kinds = path.by_kind.iter().map(|(kind, time)| (kind.as_str(), *time)).chain([("between instructions", path.between)]);
     format!("{by_time}\n\n{}", table(&columns("by instruction"), &rows(&mut { kinds })))
+}
+
+/// Makes the document of the times on a critical path.
+pub fn times_document(path: &CriticalPath) -> Value {
+    path_times(path).into_iter().map(|(name, time)| (name.replace(' ', "_"), json!(time.value()))).collect()
+}
+
+/// Formats the shares of the critical path as a line.
+pub fn path_line(path: &CriticalPath) -> String {
+    let times = path_times(path);
+    let total: Seconds = times.iter().fold(Seconds::ZERO, |sum, (_, time)| sum + *time);
+    let percent = |time: Seconds| if total > Seconds::ZERO { 100.0 * (time / total) } else { 0.0 };
+    let shown = times.iter().filter(|(_, time)| percent(*time) >= 0.5);
+    let shown: Vec<String> = shown.map(|(name, time)| format!("{name} {:.0} %", percent(*time))).collect();
+    format!("of the critical path: {}", shown.join(", "))
 }
 
 /// The critical path as JSON, with every segment.

@@ -26,8 +26,18 @@ const PREDICTED: [&str; 15] = [
     "wall_seconds",
 ];
 const BREAKDOWN: [&str; 5] = ["compute", "exposed_communication", "bubble", "data", "optimizer"];
-const EXECUTE: [&str; 9] =
-    ["run", "steps", "step_seconds", "step_seconds_median", "loss", "peak_memory_bytes", "evaluation", "world_size", "backend"];
+const EXECUTE: [&str; 10] = [
+    "run",
+    "steps",
+    "step_seconds",
+    "step_seconds_median",
+    "loss",
+    "peak_memory_bytes",
+    "evaluation",
+    "samples_per_second",
+    "world_size",
+    "backend",
+];
 const CHECK: [&str; 7] =
     ["predicted_step_seconds", "measured_step_seconds", "error", "inside_interval", "memory_error", "by_kind", "worst"];
 const SEARCH: [&str; 8] =
@@ -144,7 +154,9 @@ fn plan_answers_scaling_and_front_and_obeys_its_time_limit() {
         assert!(!points.iter().map(figures).any(|other| beats(&other)), "{front}");
     }
     let stopped = scratch.json(&[&job[..], &["--time-limit", "1us"]].concat());
-    assert!(number(&stopped["search"], "gap") >= 0.0 && number(&stopped["search"], "simulated") >= 1.0, "{stopped}");
+    let count = |name: &str| number(&stopped["search"], name);
+    assert!(count("gap") >= 0.0 && count("simulated") + count("probed") >= 1.0, "{stopped}");
+    assert_eq!(stopped["search"]["is_cut_off"], true, "{stopped}");
 }
 
 #[test]
@@ -248,7 +260,7 @@ fn simulate_execute_and_check_print_the_promised_fields() {
 
     let executed = scratch.json(&["execute", "--plan", text(&plan), "--steps", "30", "--oversubscribe"]);
     assert_has(&executed, &EXECUTE);
-    assert_has(&executed["evaluation"], &["loss", "top1", "samples"]);
+    assert_has(&executed["evaluation"], &["loss", "top1", "top5", "precision", "recall", "f1", "roc_auc", "samples"]);
     assert_eq!(executed["steps"], 30);
     assert_eq!(executed["step_seconds"].as_array().map(Vec::len), Some(30));
     assert_eq!(executed["world_size"], 2);
@@ -277,7 +289,7 @@ fn simulate_execute_and_check_print_the_promised_fields() {
 }
 
 #[test]
-fn a_reused_run_folder_keeps_no_file_of_the_previous_run() {
+fn an_overwritten_run_folder_keeps_no_file_of_the_previous_run() {
     let scratch = Scratch::new();
     let plan = |layout: &str| format!("model: {MLP}\ntopology: local\nglobal_batch: 32\nlayout: {{{layout}, micro_batch: 16}}\n");
     let basic = ["execute", "--plan", "plan.yaml", "--steps", "3", "--oversubscribe", "--run", "first"];
@@ -285,7 +297,7 @@ fn a_reused_run_folder_keeps_no_file_of_the_previous_run() {
     scratch.json(&basic);
     scratch.json(&["check", "first"]);
     scratch.file("plan.yaml", &plan("data: 1"));
-    scratch.json(&basic);
+    scratch.json(&[&basic[..], &["--overwrite"]].concat());
     for name in ["trace.json", "report.html", "plots", "ranks/1.log"] {
         assert!(!scratch.path("first").join(name).exists(), "`{name}` is left from the previous run");
     }
@@ -335,7 +347,8 @@ fn score_lists_every_row_once_with_overall_scores() {
         b,mine,GPT,8,1024,16,50257,1024,abacus,8,8,1,1,1,8,bf16,Megatron-LM,0.1\n";
     let file = scratch.file("rows.csv", rows);
     let document = scratch.json(&["score", text(&file), "--plots", text(&scratch.path("plots"))]);
-    assert_has(&document, &["rows", "by_source", "overall"]);
+    assert_has(&document, &["rows", "by_source", "overall", "fitted_values"]);
+    assert_has(&document["overall"], &["macro_mean_error", "macro_inside_interval"]);
     let rows = document["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 2);
     for row in rows {

@@ -1,11 +1,14 @@
 //! Errors of a run, worded for the person who started it.
 
 use crate::backend::BackendError;
+use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
+use crate::signals::stop_signal_name;
 use crate::transport::TransportError;
 use foretell_program::PlanError;
 use foretell_units::Bytes;
 use std::any::Any;
+use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 /// The reason why a run failed.
@@ -33,6 +36,9 @@ pub enum ExecutorError {
     /// A GPU, its driver or one of its libraries failed.
     #[error(transparent)]
     Cuda(#[from] crate::backend::CudaError),
+    /// A checkpoint or a file of weights cannot be used or written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// An arena cannot be allocated.
     #[error(
         "cannot allocate {wanted} for a rank's arena: {reason}; hint: use more ranks, a smaller micro-batch or `recompute: full`"
@@ -60,6 +66,26 @@ pub enum ExecutorError {
         host: Option<String>,
         /// The cause, worded so that it continues "rank 3 ...".
         cause: String,
+    },
+    /// A rank failed and said why.
+    #[error("rank {rank}{} failed: {message}", on_host(host))]
+    RankFailed {
+        /// The rank.
+        rank: usize,
+        /// The name of its node, if the run has several nodes.
+        host: Option<String>,
+        /// The rank's own error.
+        message: String,
+    },
+    /// A signal stopped the run.
+    #[error("{} stopped the run after {steps} steps; {}", stop_signal_name(*signal), how_to_go_on(checkpoint.as_deref()))]
+    Stopped {
+        /// The signal's number.
+        signal: i32,
+        /// The number of steps that were made, those before this command included.
+        steps: usize,
+        /// The run's last checkpoint.
+        checkpoint: Option<PathBuf>,
     },
     /// The loss is not finite.
     #[error("the loss became {loss} at step {step}; hint: lower the learning rate")]
@@ -111,6 +137,16 @@ impl ExecutorError {
                 | ExecutorError::Cuda(crate::backend::CudaError::Aborted)
                 | ExecutorError::Transport(TransportError::PeerLost { .. } | TransportError::Aborted)
         )
+    }
+}
+
+fn how_to_go_on(checkpoint: Option<&Path>) -> String {
+    match checkpoint.and_then(|checkpoint| Some((checkpoint, checkpoint.parent()?.parent()?))) {
+        Some((checkpoint, run)) => {
+            let (checkpoint, run) = (checkpoint.display(), run.display());
+            format!("its state is in `{checkpoint}`; hint: go on with `foretell execute --resume {run}`")
+        }
+        None => "it wrote no checkpoint; hint: start it again, without `--save-every never` if it is to go on".into(),
     }
 }
 

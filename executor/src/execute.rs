@@ -1,6 +1,8 @@
 //! A training run from the launcher's side: starting the ranks, collecting their reports, and
 //! writing the run's folder.
 
+mod checkpoints;
+mod classification;
 mod collector;
 mod files;
 
@@ -11,9 +13,11 @@ use crate::job::{Job, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
 use crate::{data::Dataset, executable, supported};
+use checkpoints::SavedCheckpoints;
+pub use classification::{Classification, PerClass, classification};
 use collector::Collector;
 use files::RunFiles;
-use foretell_program::{Compiled, Mesh, Rank, Timeline, compile};
+use foretell_program::{Compiled, Mesh, Rank, RunLength, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -52,7 +56,7 @@ pub struct StepMetrics {
 }
 
 /// One evaluation: a line of `evaluation.jsonl`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// The training step that it follows.
     pub step: usize,
@@ -62,17 +66,24 @@ pub struct Evaluation {
     pub loss: f64,
     /// The share of predictions whose first choice is right, from 0 to 1.
     pub top1: f64,
+    /// The share of predictions whose first five choices have the right one.
+    pub top5: f64,
+    /// The exponential of the loss.
+    pub perplexity: f64,
+    /// The measures of a classifier; `None` for models of sequences.
+    #[serde(flatten)]
+    pub classification: Option<Classification>,
     /// The number of samples that were evaluated.
     pub samples: usize,
 }
 
 /// An event of a run, for showing its progress.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum RunEvent {
     /// All ranks have started.
     Started {
-        /// The number of steps to come.
-        steps: usize,
+        /// The length of the run.
+        length: RunLength,
     },
     /// A step is done.
     Step(StepMetrics),
@@ -91,6 +102,10 @@ pub struct Outcome {
     pub arenas: Vec<Bytes>,
     /// The median spans; `None` without a folder to keep them in.
     pub timeline: Option<Timeline>,
+    /// The number of steps that were made before, by the run that this one goes on from.
+    pub resumed_from_step: usize,
+    /// How often the run was started again after the loss of a rank.
+    pub restarts: usize,
     /// The number of ranks.
     pub world_size: usize,
     /// The backend that ran the kernels.
@@ -104,6 +119,13 @@ impl Outcome {
         let mut seconds: Vec<f64> = self.steps.iter().map(|step| step.seconds).skip(usize::from(self.steps.len() > 2)).collect();
         seconds.sort_by(f64::total_cmp);
         Seconds::new(seconds.get(seconds.len() / 2).copied().unwrap_or(0.0))
+    }
+
+    /// The throughput at the median duration of the steps.
+    pub fn samples_per_second(&self) -> f64 {
+        let samples = self.steps.first().map_or(0.0, |step| step.samples_per_second * step.seconds);
+        let median = self.median_step().value();
+        if median > 0.0 { samples / median } else { 0.0 }
     }
 }
 
@@ -124,21 +146,39 @@ pub fn execute(
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let mesh = &compiled.training.mesh;
     let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
-    let steps = job.length.steps(dataset.steps_per_epoch(job.plan.global_batch)?)?;
+    let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;
+    let steps = job.length.steps(steps_per_epoch)?;
+    let length = RunLength { steps, steps_per_epoch };
     drop(dataset);
+    if steps <= job.start.step() {
+        return Err(ExecutorError::Unsupported {
+            what: format!("going on after {} steps to a run of {steps}", job.start.step()),
+            hint: "ask for more with `--steps` or `--epochs`, which count from the start of the run".into(),
+        });
+    }
     let timeline = folder.map(|folder| folder.join("timeline"));
-    let job = TrainingJob { timeline: timeline.clone().map(absolute).transpose()?, ..job.clone() };
-    let files = folder.map(RunFiles::create).transpose()?;
+    let mut job = TrainingJob { timeline: timeline.clone().map(absolute).transpose()?, ..job.clone() };
+    let files = folder.map(|folder| RunFiles::open(folder, job.start.step())).transpose()?;
+    let saving = SavedCheckpoints::prepare(&mut job, folder, steps_per_epoch, mesh.world_size())?;
+    let first_step = job.start.step();
     let mut ranks = Ranks::start(mesh.world_size(), &Job::Train(Box::new(job)), options)?;
     if let Some(folder) = folder {
         let ids: Vec<String> = ranks.process_ids().iter().map(u32::to_string).collect();
         write_whole(&folder.join("ranks").join("pids"), ids.join("\n").as_bytes())?;
     }
-    progress(RunEvent::Started { steps });
-    let mut run = ActiveRun::new(&compiled, files, options.backend, progress);
+    progress(RunEvent::Started { length });
+    let mut run = ActiveRun::new(&compiled, files, saving, options.backend, progress);
+    run.outcome.resumed_from_step = first_step;
     run.receive_reports(&mut ranks, mesh)?;
-    let mut outcome = run.outcome;
+    let (mut outcome, checkpoint) = (run.outcome, run.saving.map(SavedCheckpoints::finish).transpose()?.flatten());
+    let stopped_by = ranks.stopped_by();
     ranks.finish()?;
+    let made = first_step + outcome.steps.len();
+    if let Some(signal) = stopped_by.filter(|_| made < steps) {
+        // As the caller names the folder.
+        let checkpoint = folder.zip(checkpoint).map(|(folder, _)| folder.join("checkpoints").join(made.to_string()));
+        return Err(ExecutorError::Stopped { signal, steps: made, checkpoint });
+    }
     outcome.timeline = timeline.map(|folder| read_timeline(&folder, outcome.world_size)).transpose()?;
     Ok(outcome)
 }
@@ -152,12 +192,22 @@ struct ActiveRun<'a> {
     collector: Collector,
     predictions_per_sample: usize,
     files: Option<RunFiles>,
+    /// `None` if the run writes no checkpoints.
+    saving: Option<SavedCheckpoints>,
+    /// The number of steps that each rank had started when it was told to hold.
+    held: Vec<usize>,
     outcome: Outcome,
     progress: &'a mut dyn FnMut(RunEvent),
 }
 
 impl<'a> ActiveRun<'a> {
-    fn new(compiled: &Compiled, files: Option<RunFiles>, backend: BackendKind, progress: &'a mut dyn FnMut(RunEvent)) -> Self {
+    fn new(
+        compiled: &Compiled,
+        files: Option<RunFiles>,
+        saving: Option<SavedCheckpoints>,
+        backend: BackendKind,
+        progress: &'a mut dyn FnMut(RunEvent),
+    ) -> Self {
         let training = &compiled.training;
         let world_size = training.mesh.world_size();
         let outcome = Outcome {
@@ -165,6 +215,8 @@ impl<'a> ActiveRun<'a> {
             evaluations: Vec::new(),
             arenas: vec![Bytes::ZERO; training.mesh.stage_count()],
             timeline: None,
+            resumed_from_step: 0,
+            restarts: 0,
             world_size,
             backend,
         };
@@ -172,6 +224,8 @@ impl<'a> ActiveRun<'a> {
             collector: Collector::new(world_size, training.predictions, training.samples),
             predictions_per_sample: training.predictions / training.samples.max(1),
             files,
+            saving,
+            held: Vec::new(),
             outcome,
             progress,
         }
@@ -195,6 +249,16 @@ impl<'a> ActiveRun<'a> {
                     // An evaluation split without samples has no loss.
                     if let Some(evaluation) = evaluation.filter(|evaluation| evaluation.samples > 0) {
                         self.finish_evaluation(evaluation)?;
+                    }
+                }
+                Report::Scores(report) => self.collector.scores(report),
+                Report::CheckpointPart { step, scaler } => {
+                    self.saving.as_mut().map_or(Ok(()), |saving| saving.add_part(step, scaler))?;
+                }
+                Report::Held { started } => {
+                    self.held.push(started);
+                    if self.held.len() == mesh.world_size() {
+                        ranks.stop_after(self.held.iter().copied().max().unwrap_or(0))?;
                     }
                 }
                 Report::Finished { arena } => {
@@ -223,7 +287,7 @@ impl<'a> ActiveRun<'a> {
             return Err(ExecutorError::Diverged { step: evaluation.step, loss: evaluation.loss });
         }
         self.files.as_mut().map(|files| files.write_evaluation(&evaluation)).transpose()?;
-        self.outcome.evaluations.push(evaluation);
+        self.outcome.evaluations.push(evaluation.clone());
         (self.progress)(RunEvent::Evaluation(evaluation));
         Ok(())
     }

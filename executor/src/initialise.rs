@@ -1,36 +1,34 @@
 //! Initial parameters, master copies and running statistics.
 //!
-//! Each tensor's values are drawn from a random stream of its own, for the whole tensor; a rank
+//! They come from a checkpoint or a file of weights as far as it has them. Otherwise
+//! each tensor's values are drawn from a random stream of its own, for the whole tensor; a rank
 //! keeps its shard. So a parameter starts with the same values in every layout.
 
 use crate::arena::Arenas;
 use crate::backend::cuda::DeviceAddress;
+use crate::checkpoint::StateSource;
 use crate::error::ExecutorError;
 use crate::half::Half;
-use foretell_models::{Graph, Initialisation, Role, Tensor};
-use foretell_program::{Buffer, Coordinates, Initial, InitialShare, Placements, StageMesh, StageProgram};
+use crate::state::{Order, Piece, RankState};
+use foretell_models::{Initialisation, Role, Tensor};
+use foretell_program::{Buffer, StateContents, StateValue};
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, Normal, Uniform};
 use sha2::{Digest, Sha256};
 
-/// Fills every buffer of a rank that has initial values.
-pub(crate) fn initialise(
-    stage: &StageProgram,
-    graph: &Graph,
-    mesh: &StageMesh,
-    coordinates: Coordinates,
-    arenas: &Arenas,
-    seed: u64,
-) -> Result<(), ExecutorError> {
-    let initialiser = Initialiser { graph, mesh, coordinates, seed };
-    let places = stage.buffers.iter().filter_map(|buffer| Some((buffer, buffer.initial.as_deref()?, arenas.at(buffer)?)));
-    let (on_device, on_host): (Vec<(&Buffer, &Initial, *mut u8)>, Vec<_>) =
+/// Fills every buffer of a rank's state: from `source` as far as it has values, else with initial
+/// values that depend on the seed.
+pub(crate) fn initialise(state: &RankState<'_>, arenas: &Arenas, source: &StateSource, seed: u64) -> Result<(), ExecutorError> {
+    let initialiser = Initialiser { state, source, seed };
+    let buffers = state.list.buffers.iter();
+    let places = buffers.filter_map(|buffer| Some((buffer, buffer.state.as_deref()?, arenas.at(buffer)?)));
+    let (on_device, on_host): (Vec<(&Buffer, &StateContents, *mut u8)>, Vec<_>) =
         places.partition(|(buffer, ..)| arenas.of(buffer).driver().is_some());
-    for (buffer, initial, place) in on_host {
+    for (buffer, contents, place) in on_host {
         // SAFETY: the place lies in its arena, is aligned and as long as the buffer. The arena is
         // not in use yet.
-        unsafe { initialiser.fill(buffer, initial, place) };
+        unsafe { initialiser.fill(buffer, contents, place) }?;
     }
     let Some(driver) = arenas.driver() else { return Ok(()) };
     // GPU memory is filled from copies on the host, one per core at a time. They are vectors of
@@ -41,12 +39,19 @@ pub(crate) fn initialise(
         let mut copies: Vec<Vec<u32>> =
             group.iter().map(|(buffer, ..)| vec![0; (buffer.bytes.count() as usize).div_ceil(4)]).collect();
         std::thread::scope(|scope| {
-            for (copy, &(buffer, initial, _)) in copies.iter_mut().zip(group) {
-                let initialiser = &initialiser;
-                // SAFETY: the copy is aligned and as long as the buffer.
-                scope.spawn(move || unsafe { initialiser.fill(buffer, initial, copy.as_mut_ptr().cast()) });
-            }
-        });
+            let threads: Vec<_> = copies
+                .iter_mut()
+                .zip(group)
+                .map(|(copy, one)| {
+                    let (initialiser, buffer, contents) = (&initialiser, one.0, one.1);
+                    // SAFETY: the copy is aligned and as long as the buffer.
+                    scope.spawn(move || unsafe { initialiser.fill(buffer, contents, copy.as_mut_ptr().cast()) })
+                })
+                .collect();
+            threads.into_iter().try_for_each(|thread| {
+                thread.join().unwrap_or_else(|panic| Err(ExecutorError::panicked("initialising", panic.as_ref())))
+            })
+        })?;
         for (copy, &(buffer, _, place)) in copies.iter().zip(group) {
             let bytes = buffer.bytes.count() as usize;
             // SAFETY: the place lies in the arena. The copy is as long, and lives until the stream
@@ -58,20 +63,19 @@ pub(crate) fn initialise(
     Ok(())
 }
 
-/// The inputs that determine the initial values of a rank.
+/// The inputs that determine the state with which a rank starts.
 struct Initialiser<'a> {
-    graph: &'a Graph,
-    mesh: &'a StageMesh,
-    coordinates: Coordinates,
+    state: &'a RankState<'a>,
+    source: &'a StateSource,
     seed: u64,
 }
 
 impl Initialiser<'_> {
-    /// Writes the initial values of a buffer to `place`, in the buffer's data type.
+    /// Writes the first values of a buffer to `place`, in the buffer's data type.
     ///
     /// # Safety
-    /// The place is aligned, as long as the buffer, and not in use elsewhere.
-    unsafe fn fill(&self, buffer: &Buffer, initial: &Initial, place: *mut u8) {
+    /// The place is aligned, as long as the buffer, zeroed, and not in use elsewhere.
+    unsafe fn fill(&self, buffer: &Buffer, contents: &StateContents, place: *mut u8) -> Result<(), ExecutorError> {
         let elements: usize = buffer.shape.iter().product();
         let half = Half::of(buffer.data_type);
         let mut widened = vec![0.0; if half.is_some() { elements } else { 0 }];
@@ -80,34 +84,37 @@ impl Initialiser<'_> {
             // SAFETY: the caller's promise: the place holds that many `f32`s.
             None => unsafe { std::slice::from_raw_parts_mut(place.cast::<f32>(), elements) },
         };
-        match initial {
-            Initial::Share(shard) => values.copy_from_slice(&self.shard(shard)),
-            Initial::Bucket { members, axis } => {
-                let first = axis.map_or(0, |axis| self.coordinates.along(axis) * elements);
-                for (offset, shard) in members {
-                    let shard = self.shard(shard);
-                    // The elements of the shard that lie in this rank's part of the bucket.
-                    let (from, until) = ((*offset).max(first), (offset + shard.len()).min(first + elements));
-                    if from < until {
-                        values[from - first..until - first].copy_from_slice(&shard[from - offset..until - offset]);
-                    }
+        match contents {
+            StateContents::Tensors { .. } => {
+                for piece in self.state.pieces(buffer) {
+                    self.fill_piece(&piece, values)?;
                 }
             }
-            Initial::Values(given) => values[..given.len()].copy_from_slice(given),
+            StateContents::Control(initial) => self.source.control(initial, values),
+            StateContents::Constant(given) => values[..given.len()].copy_from_slice(given),
         }
         if let Some(half) = half {
             // SAFETY: the caller's promise: the place holds that many 16-bit numbers.
             half.narrow(unsafe { std::slice::from_raw_parts_mut(place.cast::<u16>(), elements) }, &widened);
         }
+        Ok(())
     }
 
-    /// The rank's shard of a tensor's initial values.
-    fn shard(&self, shard: &InitialShare) -> Vec<f32> {
-        let tensor = self.graph.tensor(shard.tensor);
-        let extents: Vec<usize> = tensor.dimensions.iter().map(|one| one.extent).collect();
-        let mut values = vec![0.0; shard.placements.local_shape(&extents, self.mesh).iter().product()];
-        copy_shard(&whole_tensor(tensor, self.seed), &extents, &shard.placements, self.mesh, self.coordinates, &mut values);
-        values
+    /// Writes the first values of a piece into its buffer.
+    fn fill_piece(&self, piece: &Piece<'_>, buffer: &mut [f32]) -> Result<(), ExecutorError> {
+        let tensor = self.state.graph.tensor(piece.tensor);
+        let (whole, order) = match (self.source.whole(tensor, piece.value)?, piece.value) {
+            (Some(whole), _) => (whole, Order::Public),
+            // The optimizer's values start as zeros.
+            (None, StateValue::Optimizer(_)) => return Ok(()),
+            (None, _) => (whole_tensor(tensor, self.seed), Order::Own),
+        };
+        self.state.shard(piece, order).lines(piece.elements.clone(), &mut |line| {
+            let place = piece.place + line.local - piece.elements.start;
+            let places = buffer[place..].iter_mut().step_by(line.stride);
+            places.zip(&whole[line.whole..line.whole + line.count]).for_each(|(place, &value)| *place = value);
+        });
+        Ok(())
     }
 }
 
@@ -144,38 +151,11 @@ fn random_stream(seed: u64, name: &str) -> ChaCha8Rng {
     ChaCha8Rng::from_seed(digest.into())
 }
 
-/// Copies a rank's shard out of a whole tensor with these extents, row by row of the last
-/// dimension.
-fn copy_shard(
-    whole: &[f32],
-    extents: &[usize],
-    placements: &Placements,
-    mesh: &StageMesh,
-    coordinates: Coordinates,
-    shard: &mut [f32],
-) {
-    let local = placements.local_shape(extents, mesh);
-    let start = placements.local_start(extents, mesh, coordinates);
-    let row_length = local.last().copied().unwrap_or(1);
-    for (row, values) in shard.chunks_mut(row_length.max(1)).enumerate() {
-        // `remaining` holds the row's indices in the dimensions not yet handled, the last fastest.
-        let mut remaining = row;
-        let mut position = start.last().copied().unwrap_or(0);
-        let mut stride = extents.last().copied().unwrap_or(1);
-        for dimension in (0..extents.len().saturating_sub(1)).rev() {
-            position += (start[dimension] + remaining % local[dimension]) * stride;
-            remaining /= local[dimension];
-            stride *= extents[dimension];
-        }
-        values.copy_from_slice(&whole[position..position + values.len()]);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use foretell_models::{GraphOptions, Mlp, Model};
-    use foretell_program::{BufferRole, Layout, Offload, Plan, Rank, compile};
+    use foretell_program::{BufferRole, Layout, Offload, Plan, Rank, StageProgram, compile};
     use foretell_units::DataType;
 
     /// The contents of a buffer.
@@ -192,10 +172,11 @@ mod tests {
             let plan = Plan { precision, ..Plan::new(Layout { tensor: 2, offload, ..Layout::default() }, 4) };
             let compiled = compile(&model, "mlp", &plan).expect("the plan compiles");
             let graph = model.graph("mlp", &GraphOptions::ONE).expect("a valid model");
-            let (mesh, stage) = (&compiled.training.mesh, compiled.training.list_of(Rank(1)).clone());
+            let stage = compiled.training.list_of(Rank(1)).clone();
             let arena = Arenas::new(stage.arena, stage.host_arena, None).expect("a small arena");
-            initialise(&stage, &graph, mesh.stage(0), mesh.coordinates(Rank(1)), &arena, 3)
-                .expect("the parameters are initialised");
+            let state = RankState::new(&compiled.training, &graph, Rank(1));
+            let source = StateSource::anew();
+            initialise(&state, &arena, &source, 3).expect("the parameters are initialised");
             (stage, arena)
         };
         let (single, single_arena) = started(DataType::Fp32, Offload::None);

@@ -2,10 +2,11 @@
 //!
 //! The launcher sends a [`Job`] first and an [`Order`] at the end. A rank sends [`Report`]s.
 
+use crate::checkpoint::Scaler;
 use crate::data::DataSource;
 use crate::error::ExecutorError;
 use foretell_models::{Kernel, Model};
-use foretell_program::{Exchange, MetricKind, Plan, Reach, Sample};
+use foretell_program::{Exchange, MetricKind, Period, Plan, Reach, Sample};
 use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -36,10 +37,59 @@ pub struct TrainingJob {
     pub evaluate: bool,
     /// The folder for the measured spans, one file per rank. `None`: they are not kept.
     pub timeline: Option<PathBuf>,
+    /// What the run starts from.
+    pub start: Start,
+    /// How checkpoints are written, into the run's folder; `None` writes none.
+    pub checkpoints: Option<Checkpoints>,
+}
+
+/// What a run starts from.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Start {
+    /// Initial values that are drawn.
+    #[default]
+    Anew,
+    /// The weights in a safetensors file, an index of several, or a folder of either.
+    Weights(PathBuf),
+    /// A checkpoint.
+    Checkpoint {
+        /// Its folder.
+        path: PathBuf,
+        /// The number of steps that were made before it.
+        step: usize,
+    },
+}
+
+impl Start {
+    /// The number of steps that were made before.
+    pub fn step(&self) -> usize {
+        if let Start::Checkpoint { step, .. } = self { *step } else { 0 }
+    }
+}
+
+/// How checkpoints are written. The last step always leaves one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoints {
+    /// The number of steps between two checkpoints; `None` writes only the last.
+    pub every: Option<Period>,
+    /// The number of checkpoints to keep; `None` keeps all.
+    pub keep: Option<usize>,
+    /// The folder, which the launcher chooses.
+    #[serde(default)]
+    pub(crate) folder: PathBuf,
+}
+
+impl Checkpoints {
+    /// A checkpoint every so many steps (`None`: only after the last), of which so many are kept
+    /// (`None`: all).
+    pub fn new(every: Option<Period>, keep: Option<usize>) -> Self {
+        Self { every, keep, folder: PathBuf::new() }
+    }
 }
 
 /// The length of a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Length {
     /// This many steps.
     Steps(usize),
@@ -152,6 +202,22 @@ pub(crate) enum Report {
     /// shares the ranks' cores.
     Steps(Vec<StepReport>),
     Evaluation(EvaluationReport),
+    /// The scores of one rank's samples of an evaluation batch.
+    Scores(ScoreReport),
+    /// The rank has written its part of the checkpoint after so many steps. The first rank adds
+    /// the state of loss scaling and clipping.
+    CheckpointPart {
+        step: usize,
+        scaler: Option<Scaler>,
+    },
+    /// The rank received a signal that asks to stop.
+    AskedToStop {
+        signal: i32,
+    },
+    /// The number of steps that the rank had started when it was told to hold.
+    Held {
+        started: usize,
+    },
     Finished {
         /// The size of the device arena; zero after a calibration.
         arena: Bytes,
@@ -228,6 +294,16 @@ pub(crate) struct EvaluationReport {
     pub(crate) metrics: Vec<(MetricKind, Bits)>,
 }
 
+/// One rank's scores of an evaluation batch.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ScoreReport {
+    /// The last training step before the evaluation.
+    pub(crate) step: usize,
+    /// For each sample the bits of the probability of each class, then those of its label, -1 if it
+    /// does not count.
+    pub(crate) samples: Vec<Vec<u32>>,
+}
+
 /// The interpreter's costs beside kernels and communication.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Overheads {
@@ -253,6 +329,10 @@ pub(crate) struct Overheads {
 pub(crate) enum Order {
     /// Stop waiting for other ranks: one is lost.
     Abort { lost: Option<usize> },
+    /// Start no more steps, and report how many were started.
+    Hold,
+    /// End training once this many steps were made.
+    StopAfter { steps: usize },
     /// Exit: all ranks have finished, or the cause of a failure is known.
     Leave,
 }

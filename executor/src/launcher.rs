@@ -18,6 +18,7 @@ use crate::interpreter::STREAM_COUNT;
 use crate::job::{Job, Order, Report};
 use crate::rank_command::RankCommand;
 use crate::rendezvous::World;
+use crate::signals::StopSignals;
 use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError};
 use failure::describe_exit;
 use foretell_program::CollectiveAlgorithm;
@@ -50,6 +51,12 @@ pub(crate) struct Ranks {
     logs: Option<PathBuf>,
     /// How long ranks may take to join.
     join_timeout: Duration,
+    /// The signals that stop the run; `None` once it is being stopped.
+    signals: Option<StopSignals>,
+    /// The signal that stopped the run.
+    stopped_by: Option<i32>,
+    /// How long a rank may be silent.
+    peer_timeout: Duration,
     /// The file from which externally started ranks read the run's secret. Dropping it deletes it.
     _key_file: Option<KeyFile>,
 }
@@ -65,6 +72,7 @@ impl Ranks {
             Some(world) => Self::start_first(world, world_size, options)?,
             None => Self::start_all(world_size, job, options)?,
         };
+        ranks.signals = options.signals.clone();
         ranks.wait_for_all()?;
         ranks.broadcast(job)?;
         Ok(ranks)
@@ -91,6 +99,9 @@ impl Ranks {
             hosts: (0..world_size).map(|rank| slots.of(rank).host.clone()).collect(),
             logs: options.logs.clone(),
             join_timeout: START_TIME,
+            signals: None,
+            stopped_by: None,
+            peer_timeout: options.peer_timeout,
             _key_file: None,
         };
         let uses_nccl = options.backend.is_direct(world_size);
@@ -161,6 +172,9 @@ impl Ranks {
             hosts: Vec::new(),
             logs: options.logs.clone(),
             join_timeout: world.join_timeout,
+            signals: None,
+            stopped_by: None,
+            peer_timeout: options.peer_timeout,
             _key_file: key_file,
         };
         let mut command = world.rank_command(&options.program, first, options.backend);
@@ -198,10 +212,16 @@ impl Ranks {
                     return Ok(());
                 }
                 Err(TransportError::MissingRanks { ranks, waited }) => {
+                    if let Some(signal) = self.signals.as_ref().and_then(StopSignals::received) {
+                        return Err(ExecutorError::Stopped { signal, steps: 0, checkpoint: None });
+                    }
                     self.poll_children();
-                    if let Some((rank, status)) = self.first_exit(|_| true) {
+                    // A rank that had not joined is the cause; others may have ended because of it.
+                    let ended = self.exits.iter().enumerate().filter_map(|(rank, exit)| Some((rank, (*exit)?)));
+                    if let Some((rank, status)) = ended.min_by_key(|(rank, _)| !ranks.contains(rank)) {
                         return Err(self.died(rank, format!("{} before it had joined", describe_exit(status))));
                     }
+                    self.require_signs_of_life()?;
                     if started.elapsed() > self.join_timeout {
                         return Err(TransportError::MissingRanks { ranks, waited: waited.max(started.elapsed()) }.into());
                     }
@@ -219,7 +239,7 @@ impl Ranks {
     /// Replaces the loss of a rank's connection by the reason for which the rank ended.
     fn explain(&mut self, error: TransportError) -> ExecutorError {
         match error {
-            TransportError::PeerLost { rank } => self.diagnose(rank, None, false),
+            TransportError::PeerLost { rank, .. } => self.diagnose(rank, None, false),
             error => error.into(),
         }
     }
@@ -231,12 +251,18 @@ impl Ranks {
     /// been told to stop.
     pub(crate) fn next(&mut self) -> Result<(usize, Report), ExecutorError> {
         loop {
+            if let Some(signal) = self.signals.as_ref().and_then(StopSignals::received) {
+                self.hold(signal)?;
+            }
+            self.require_signs_of_life()?;
             match self.server.next_event(POLL_INTERVAL) {
                 Some((rank, Event::Message(message))) => match message.parse::<Report>()? {
                     Report::Failed { message, consequence } => return Err(self.diagnose(rank, Some(message), consequence)),
+                    Report::AskedToStop { signal } => self.hold(signal)?,
                     report => return Ok((rank, report)),
                 },
-                Some((rank, Event::Lost(_))) => return Err(self.diagnose(rank, None, false)),
+                Some((rank, Event::Lost(TransportError::PeerLost { .. }))) => return Err(self.diagnose(rank, None, false)),
+                Some((rank, Event::Lost(error))) => return Err(self.diagnose(rank, Some(error.to_string()), false)),
                 None => {
                     self.poll_children();
                     if let Some((rank, _)) = self.first_exit(|status| !status.success()) {
@@ -245,6 +271,27 @@ impl Ranks {
                 }
             }
         }
+    }
+
+    /// Tells all ranks to start no more steps, because of a signal. They report how many they have
+    /// started.
+    fn hold(&mut self, signal: i32) -> Result<(), ExecutorError> {
+        if self.stopped_by.is_none() {
+            self.stopped_by = Some(signal);
+            self.signals = None;
+            self.broadcast(&Order::Hold)?;
+        }
+        Ok(())
+    }
+
+    /// Tells all ranks, which hold, to end training after so many steps.
+    pub(crate) fn stop_after(&mut self, steps: usize) -> Result<(), ExecutorError> {
+        self.broadcast(&Order::StopAfter { steps })
+    }
+
+    /// The signal that stopped the run, if one did.
+    pub(crate) fn stopped_by(&self) -> Option<i32> {
+        self.stopped_by
     }
 
     /// Tells the ranks that their work is done, and waits until all have ended.
@@ -263,6 +310,7 @@ impl Ranks {
                 let rank = self.exits.iter().position(Option::is_none).unwrap_or(0);
                 return Err(self.died(rank, "did not end when its work was done".into()));
             }
+            self.require_signs_of_life()?;
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())

@@ -36,11 +36,15 @@
 //!
 //! With a binary that calls [`run_rank`] in its `rank` subcommand, `execute(&job, ..)` trains it.
 
+// They panic if the stream is closed: see `log`.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod arena;
 pub mod backend;
 mod backend_kind;
 mod calibrate;
 mod calibration;
+pub mod checkpoint;
 mod clock;
 pub mod data;
 mod environment;
@@ -55,6 +59,7 @@ mod interpreter;
 mod job;
 mod launcher;
 mod loading;
+mod log;
 pub mod machine;
 mod member;
 pub mod nvml;
@@ -63,19 +68,24 @@ mod rank_command;
 mod recording;
 mod rendezvous;
 mod samples;
+mod signals;
+mod state;
+mod stopping;
 mod training;
 pub mod transport;
+mod whole_file;
 
 pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};
 pub use error::ExecutorError;
-pub use execute::{Evaluation, LossScaling, Outcome, RunEvent, StepMetrics, execute};
+pub use execute::{Classification, Evaluation, LossScaling, Outcome, PerClass, RunEvent, StepMetrics, classification, execute};
 pub use files::write_whole;
-pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Length, TimedStep, TrainingJob};
+pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, Start, TimedStep, TrainingJob};
 pub use launcher::{LaunchOptions, RankSlot, TransportKind};
 pub use rank::run_rank;
 pub use recording::read_timeline;
 pub use rendezvous::{Starter, World};
+pub use signals::{StopSignals, stop_signal_name};
 
 use foretell_models::Model;
 use foretell_program::{CollectiveAlgorithm, Plan};

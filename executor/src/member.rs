@@ -3,6 +3,7 @@
 use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::Driver;
 use crate::error::ExecutorError;
+use crate::stopping::StepGate;
 use crate::transport::{ControlClient, Transport};
 use foretell_program::Rank;
 use foretell_units::Bytes;
@@ -18,6 +19,8 @@ pub(crate) struct Member {
     pub(crate) transport: Arc<dyn Transport>,
     /// The GPU that runs the kernels; `None` if the CPU does.
     pub(crate) device: Option<Arc<dyn Driver>>,
+    /// Lets the rank start its steps until the launcher stops it.
+    pub(crate) gate: Arc<StepGate>,
 }
 
 impl Member {

@@ -9,8 +9,10 @@ use crate::environment::{
 use crate::error::ExecutorError;
 use crate::interpreter::STREAM_COUNT;
 use crate::job::{Job, Order, Report};
+use crate::log::log;
 use crate::machine;
 use crate::member::Member;
+use crate::signals::StopSignals;
 use crate::training;
 use crate::transport::{
     Announcement, ControlClient, KeyFile, Mixed, RunKey, Segment, SharedMemory, Tcp, TcpOptions, Transport, TransportError,
@@ -22,6 +24,9 @@ use std::panic::{self, AssertUnwindSafe};
 use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
+
+/// How often a rank looks for signals that ask to stop.
+const SIGNAL_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Runs this process as a rank of the run that its environment names. A launcher starts it with
 /// the argument `rank`.
@@ -35,7 +40,7 @@ pub fn run_rank() -> ExitCode {
     let member = match join() {
         Ok(member) => member,
         Err(error) => {
-            eprintln!("error: {error}");
+            log(&format!("error: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -46,6 +51,10 @@ pub fn run_rank() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    if let Err(error) = pass_on_signals(&member) {
+        report_failure(&member, &error);
+        return ExitCode::FAILURE;
+    }
     let result = panic::catch_unwind(AssertUnwindSafe(|| work(&member, &job)))
         .unwrap_or_else(|panic| Err(ExecutorError::panicked("compute", panic.as_ref())));
     if let Err(error) = &result {
@@ -71,7 +80,7 @@ fn work(member: &Member, job: &Job) -> Result<(), ExecutorError> {
 
 /// Reports an error on standard error and to the launcher, which may be gone.
 fn report_failure(member: &Member, error: &ExecutorError) {
-    eprintln!("error: {error}");
+    log(&format!("error: {error}"));
     let report = Report::Failed { message: error.to_string(), consequence: error.is_consequence() };
     let _ = member.control.send(&report);
 }
@@ -81,7 +90,10 @@ fn report_failure(member: &Member, error: &ExecutorError) {
 fn listen_for_orders(member: &Member) -> Result<mpsc::Receiver<()>, ExecutorError> {
     let (control, transport) = (Arc::clone(&member.control), Arc::clone(&member.transport));
     let device = member.device.clone();
+    let gate = Arc::clone(&member.gate);
+    let own_gate = Arc::clone(&gate);
     let abort = move |lost| {
+        own_gate.abort();
         transport.abort(lost);
         if let Some(collectives) = device.as_ref().and_then(|device| device.collectives()) {
             collectives.abort();
@@ -92,6 +104,11 @@ fn listen_for_orders(member: &Member) -> Result<mpsc::Receiver<()>, ExecutorErro
         loop {
             match control.receive(None) {
                 Ok(Order::Abort { lost }) => abort(lost),
+                Ok(Order::Hold) => {
+                    // A launcher that is gone ends the run, as the next message shows.
+                    let _ = control.send(&Report::Held { started: gate.hold() });
+                }
+                Ok(Order::StopAfter { steps }) => gate.stop_after(steps),
                 Ok(Order::Leave) => break,
                 Err(_) => {
                     abort(None);
@@ -104,6 +121,24 @@ fn listen_for_orders(member: &Member) -> Result<mpsc::Receiver<()>, ExecutorErro
     };
     let thread = std::thread::Builder::new().name("orders".into()).spawn(listen);
     thread.map(|_| receiver).map_err(|error| ExecutorError::system("start the thread that listens to the launcher", error))
+}
+
+/// Starts a thread that passes signals that ask to stop on to the launcher, which stops all ranks
+/// together. A terminal and Slurm signal the ranks too.
+fn pass_on_signals(member: &Member) -> Result<(), ExecutorError> {
+    let (signals, control) = (StopSignals::catch()?, Arc::clone(&member.control));
+    let watch = move || {
+        let signal = loop {
+            if let Some(signal) = signals.received() {
+                break signal;
+            }
+            std::thread::sleep(SIGNAL_INTERVAL);
+        };
+        // A launcher that is gone has ended the run.
+        let _ = control.send(&Report::AskedToStop { signal });
+    };
+    let thread = std::thread::Builder::new().name("signals".into()).spawn(watch);
+    thread.map(drop).map_err(|error| ExecutorError::system("start the thread that waits for signals", error))
 }
 
 /// Joins the run: pins the process, opens the GPU and the transport, connects to the launcher.
@@ -139,7 +174,7 @@ fn join() -> Result<Member, ExecutorError> {
         let shared_memory = shared_memory.ok_or_else(|| not_set(TRANSPORT_VARIABLE))?;
         let (control, ..) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
         let (control, transport) = (Arc::new(control), Arc::new(shared_memory));
-        return Ok(Member { rank: Rank(rank), world_size, control, transport, device });
+        return Ok(Member { rank: Rank(rank), world_size, control, transport, device, gate: Arc::default() });
     }
     let address: IpAddr = variable(ADDRESS_VARIABLE)?.parse().map_err(|_| not_set(ADDRESS_VARIABLE))?;
     let listener = TcpListener::bind(SocketAddr::new(address, 0))
@@ -147,13 +182,13 @@ fn join() -> Result<Member, ExecutorError> {
     let address = listener.local_addr().map_err(|error| ExecutorError::system("learn the rank's address", error))?;
     announcement.address = Some(address);
     let (control, table, key) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
-    let peers = table.addresses().map_err(|rank| TransportError::PeerLost { rank })?;
+    let peers = table.addresses().map_err(|rank| TransportError::PeerLost { rank, reason: None })?;
     let tcp = Tcp::new(rank, listener, peers, key, TcpOptions { wait_policy, ..TcpOptions::default() })?;
     let transport: Arc<dyn Transport> = match shared_memory {
         Some(shared_memory) => Arc::new(Mixed::new(shared_memory, tcp)?),
         None => Arc::new(tcp),
     };
-    Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport, device })
+    Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport, device, gate: Arc::default() })
 }
 
 /// Opens the GPU that the environment assigns; `None` if it assigns none.

@@ -1,17 +1,21 @@
 //! A rank's training run: compile the plan, allocate and fill the arenas, then run step after step.
 
+use crate::arena::Arenas;
+use crate::checkpoint::{CheckpointLayout, CheckpointWriter, StateSource};
 use crate::clock;
 use crate::data::{Dataset, Split};
 use crate::error::ExecutorError;
 use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
 use crate::interpreter::{Interpreter, RawSpan, StepRequest};
-use crate::job::{EvaluationReport, Report, StepReport, TrainingJob};
+use crate::job::{Checkpoints, EvaluationReport, Report, ScoreReport, StepReport, TrainingJob};
+use crate::log::log;
 use crate::member::Member;
 use crate::recording::SpanRecorder;
 use crate::samples::Samples;
+use crate::state::RankState;
 use foretell_models::GraphOptions;
-use foretell_program::{Compiled, MetricKind, PlanError, compile};
+use foretell_program::{Compiled, MetricKind, Period, PlanError, RunLength, compile};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -22,6 +26,9 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 /// for stable medians. On a GPU a timed step is slower than others.
 const TIMED_STEPS: usize = 21;
 
+/// The most scores in one message: some ten megabytes of text.
+const MOST_SCORES: usize = 1 << 20;
+
 /// Index of the training Program in the interpreter.
 const TRAINING: usize = 0;
 /// Index of the evaluation Program in the interpreter.
@@ -31,8 +38,6 @@ const EVALUATION: usize = 1;
 pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorError> {
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let dataset = Arc::new(Dataset::open(&job.data, &job.model.sample(), job.seed)?);
-    let mesh = compiled.training.mesh.clone();
-    let coordinates = mesh.coordinates(member.rank);
     let memory_before = member.device.as_ref().map(|driver| driver.memory()).transpose()?;
     let arenas = member.arenas(compiled.arena_of(member.rank), compiled.host_arena_of(member.rank))?;
     let arena = &arenas.device;
@@ -42,16 +47,36 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let programs = [&compiled.training, &compiled.evaluation];
     let interpreter = Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::new(samples))?;
     // After the interpreter's start, which may clear the arena.
-    initialise(compiled.training.list_of(member.rank), &graph, mesh.stage_at(coordinates), coordinates, &arenas, job.seed)?;
+    let state = RankState::new(&compiled.training, &graph, member.rank);
+    initialise(&state, &arenas, &StateSource::open(job, &graph)?, job.seed)?;
+    let writer = |checkpoints: &Checkpoints| {
+        let layout = CheckpointLayout::new(&graph, &job.plan)?;
+        CheckpointWriter::new(&checkpoints.folder, layout, &state, &compiled.training, member.rank, &member.control)
+    };
+    let checkpoints = job.checkpoints.as_ref().map(writer).transpose()?;
     let (upcoming, unsent, sent) = (None, Vec::new(), Instant::now());
-    let mut run = TrainingRun { member, job, compiled: &compiled, dataset, interpreter, upcoming, unsent, sent };
+    let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;
+    let length = RunLength { steps: job.length.steps(steps_per_epoch)?, steps_per_epoch };
+    let mut run = TrainingRun {
+        member,
+        job,
+        compiled: &compiled,
+        dataset,
+        interpreter,
+        arenas: &arenas,
+        checkpoints,
+        upcoming,
+        unsent,
+        sent,
+        length,
+    };
     run.train()?;
     if let (Some(driver), Some((free_before, total))) = (arena.driver(), memory_before) {
         // For the rank's log: all memory in use on the GPU, beside the predicted arena. `before` is
         // what the driver, its context and other processes held before the arena was allocated.
         let (free, _) = driver.memory()?;
         let (arena, used, before) = (arena.size().count(), total - free, total - free_before);
-        eprintln!("GPU memory: arena {arena}, in use {used}, before {before}, all {total} bytes");
+        log(&format!("GPU memory: arena {arena}, in use {used}, before {before}, all {total} bytes"));
     }
     member.control.send(&Report::Finished { arena: arena.size() })?;
     Ok(())
@@ -64,22 +89,30 @@ struct TrainingRun<'a> {
     compiled: &'a Compiled,
     dataset: Arc<Dataset>,
     interpreter: Interpreter,
+    arenas: &'a Arenas,
+    /// Writes this rank's part of checkpoints; `None` if the run writes none.
+    checkpoints: Option<CheckpointWriter<'a>>,
     /// The samples of a future step, and that step's number. They may be prepared already.
     upcoming: Option<(usize, Arc<Samples>)>,
     /// Steps that are not yet reported to the launcher.
     unsent: Vec<StepReport>,
     /// The time of the last report.
     sent: Instant,
+    length: RunLength,
 }
 
 impl TrainingRun<'_> {
     /// Runs all steps and evaluations, then writes the measured spans.
     fn train(&mut self) -> Result<(), ExecutorError> {
-        let per_epoch = self.dataset.steps_per_epoch(self.job.plan.global_batch)?;
-        let total = self.job.length.steps(per_epoch)?;
+        let RunLength { steps: total, steps_per_epoch: per_epoch } = self.length;
         let mut recorder = SpanRecorder::new(self.compiled.training.list_of(self.member.rank).instructions.len());
-        let mut order = self.dataset.epoch_order(0);
-        for step in 0..total {
+        let first = self.job.start.step();
+        let mut order = self.dataset.epoch_order((first / per_epoch) as u64);
+        let (mut made, mut saved) = (first, first);
+        for step in first..total {
+            if !self.member.gate.may_start(step)? {
+                break;
+            }
             let (epoch, within) = (step / per_epoch, step % per_epoch);
             if within == 0 {
                 order = self.dataset.epoch_order(epoch as u64);
@@ -88,15 +121,36 @@ impl TrainingRun<'_> {
             // Across the end of an epoch the next samples are not known: the order changes.
             let next = (step + 1 < total && within + 1 < per_epoch).then(|| order.batch(within + 1, batch)).transpose()?;
             self.step(step, order.batch(within, batch)?, next, &mut recorder)?;
-            if self.job.evaluate && (within + 1 == per_epoch || step + 1 == total) {
+            let every = self.job.plan.training.evaluate_every.unwrap_or(Period::Epochs(1));
+            if self.job.evaluate && (every.ends_with(step, self.length) || step + 1 == total) {
                 self.evaluate(step, epoch)?;
+            }
+            made = step + 1;
+            if self.job.checkpoints.as_ref().and_then(|one| one.every).is_some_and(|every| every.ends_with(step, self.length)) {
+                self.save(made)?;
+                saved = made;
             }
         }
         self.send_steps()?;
+        if made > saved {
+            self.save(made)?;
+        }
+        if let Some(checkpoints) = &mut self.checkpoints {
+            checkpoints.wait()?;
+        }
         match &self.job.timeline {
             Some(folder) => recorder.write(&folder.join(format!("{}.json", self.member.rank.0)), self.member.rank),
             None => Ok(()),
         }
+    }
+
+    /// Has this rank's part of a checkpoint written, after `step` steps. Reports these steps first,
+    /// so that a run that goes on from it has the metrics of all of them.
+    fn save(&mut self, step: usize) -> Result<(), ExecutorError> {
+        if self.checkpoints.is_some() {
+            self.send_steps()?;
+        }
+        self.checkpoints.as_mut().map_or(Ok(()), |checkpoints| checkpoints.save(step, self.arenas))
     }
 
     /// Runs one step on the samples at `indices`. `next` has the indices of the step after it, if
@@ -109,7 +163,7 @@ impl TrainingRun<'_> {
         recorder: &mut SpanRecorder,
     ) -> Result<(), ExecutorError> {
         let start = clock::now();
-        let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step);
+        let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step, self.length);
         let samples = match self.upcoming.take() {
             Some((known, samples)) if known == step => samples,
             _ => Arc::new(self.training_samples(indices)),
@@ -149,13 +203,19 @@ impl TrainingRun<'_> {
         for batch in 0..self.dataset.evaluation_batches(global_batch) {
             let indices = self.dataset.evaluation_indices(batch, global_batch)?;
             let samples = Arc::new(Samples { dataset: Arc::clone(&self.dataset), split: Split::Evaluation, indices });
-            let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step);
+            let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step, self.length);
             self.interpreter.run(StepRequest { program: EVALUATION, samples, next: None, hyperparameters, is_timed: false })?;
             for (kind, value) in self.interpreter.metrics(EVALUATION, &self.compiled.evaluation.mesh, self.member.rank)? {
                 match metrics.iter_mut().find(|(known, _)| *known == kind) {
                     Some(sum) => sum.1 += value,
                     None => metrics.push((kind, value)),
                 }
+            }
+            let scores = self.interpreter.scores(EVALUATION, &self.compiled.evaluation.mesh, self.member.rank)?;
+            let samples_at_once = MOST_SCORES / scores.first().map_or(1, |sample| sample.len().max(1));
+            for part in scores.chunks(samples_at_once.max(1)) {
+                let samples = part.iter().map(|sample| sample.iter().map(|score| score.to_bits()).collect()).collect();
+                self.member.control.send(&Report::Scores(ScoreReport { step, samples }))?;
             }
         }
         let metrics = metrics.into_iter().map(|(kind, value)| (kind, value.into())).collect();

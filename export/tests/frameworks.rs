@@ -3,7 +3,7 @@
 
 use foretell_export::{Framework, FrameworkError, Job, JobFiles, PlanForm, export_job, import_plan, words};
 use foretell_models::Model;
-use foretell_program::{ContextMethod, Layout, Optimizer, Plan, Recompute, Schedule, StageLayout, Training};
+use foretell_program::{ContextMethod, Layout, Optimizer, Plan, Recompute, RunLength, Schedule, StageLayout, Training};
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 
@@ -76,7 +76,7 @@ prop_compose! {
 /// The plan with what a reader always states.
 fn stated(plan: &Plan) -> Plan {
     let mut plan = plan.clone();
-    plan.training.learning_rate = Some(plan.learning_rate());
+    plan.training.learning_rate = Some(plan.learning_rate_at(0, RunLength { steps: 1, steps_per_epoch: 1 }));
     plan.layout = plan.layout.normalised();
     if plan.layout.context == 1 {
         plan.layout.context_method = ContextMethod::Gather;

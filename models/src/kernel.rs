@@ -20,7 +20,7 @@ mod spec;
 mod table;
 
 pub use control::Control;
-pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, WeightLayout, Window};
+pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, Smoothing, WeightLayout, Window};
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
 use crate::attention::{Attention, Rope};
@@ -241,6 +241,26 @@ pub enum Kernel {
         parts: usize,
         scaled: bool,
     },
+    /// The number of classes, of the rank's part, that come before the label's: with a larger logit,
+    /// or an equal one and a smaller number. Reads logits, labels and, if there are several parts,
+    /// the statistics `[parts, rows, 4]` of [`Kernel::LogitStatistics`]. Writes `ranks [rows]`, 0
+    /// where the label is ignored.
+    LabelRanks { rows: usize, classes: usize, parts: usize },
+    /// The number of labels among the `top` best classes: reads `ranks [rows]` over all classes and
+    /// labels, and writes `count [1]` (may accumulate).
+    TopLabels { rows: usize, top: usize },
+    /// The probabilities of all classes, from logits, labels and log-sum-exp, and behind them the
+    /// label, -1 if it is ignored: `scores [rows, classes + 1]`.
+    ClassScores { rows: usize, classes: usize },
+    /// [`Kernel::CrossEntropy`] against smoothed targets and with a weight for each class, as
+    /// PyTorch's `CrossEntropyLoss` with `label_smoothing` and `weight`. Also reads
+    /// `weights [classes]`. The target of class c is `w_c ((1 - s) [c = label] + s / classes)`, and
+    /// the loss of a row is the sum of `target · (log-sum-exp - logit)`. Writes loss, correct and
+    /// log-sum-exp as [`Kernel::CrossEntropy`], then `weight [1]`: the sum over rows of the label's
+    /// weight (may accumulate).
+    WeightedCrossEntropy { rows: usize, classes: usize, smoothing: Smoothing },
+    /// `dlogits = (softmax Σ target - target) / normalizer`, times the loss scale with `scaled`.
+    WeightedCrossEntropyGradient { rows: usize, classes: usize, smoothing: Smoothing, normalizer: usize, scaled: bool },
     /// The `top` largest of each token's logits `[tokens, experts]`, and the softmax over them (the
     /// router of Mixtral, Jiang et al. 2024). Of equal logits the first is taken. Writes gates
     /// `[tokens, top]` and choices `[tokens, top]`, largest first.
@@ -299,10 +319,33 @@ pub enum Kernel {
         momentum: bool,
         /// Whether the momentum is Nesterov's.
         nesterov: bool,
+        /// Whether the parameters are exempt from weight decay.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        exempt: bool,
     },
     /// AdamW (Loshchilov and Hutter 2019); Adam if the weight decay is zero. In mixed precision as
     /// [`Kernel::Sgd`].
-    AdamW { elements: usize, controlled: bool },
+    AdamW {
+        elements: usize,
+        controlled: bool,
+        /// Whether the parameters are exempt from weight decay.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        exempt: bool,
+    },
+    /// The first half of LAMB (You et al. 2020): updates the moments of one parameter, and writes
+    /// the direction of its update, Adam's step plus the weight decay. Also writes the squared
+    /// norms of the parameter and of the direction, `norms [2]`. It reads the master copy of the
+    /// parameter in mixed precision.
+    LambDirection {
+        elements: usize,
+        controlled: bool,
+        /// Whether the parameter is exempt from weight decay.
+        exempt: bool,
+    },
+    /// The second half of LAMB: steps along the direction, by the learning rate times the ratio of
+    /// the two norms. The ratio is 1 if either norm is zero. In mixed precision as
+    /// [`Kernel::Sgd`].
+    LambStep { elements: usize, controlled: bool },
     /// Decides how optimizers use this step's gradient, from the sum of its squares over the whole
     /// model. Updates the [`Control`].
     UpdateControl {
@@ -310,6 +353,11 @@ pub enum Kernel {
         clip: bool,
         /// Whether the loss is scaled. The scale then follows overflows (Micikevicius et al. 2018).
         scaled: bool,
+        /// With weighted classes, the predictions of the global batch, else 0. The kernel then also
+        /// reads the weight of their labels `[1]`, and the gradient is divided by it in place of
+        /// the predictions.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        predictions: usize,
     },
     /// `y[1] = Σ x`.
     Sum { elements: usize },
@@ -339,127 +387,150 @@ pub enum Kernel {
 impl Kernel {
     /// Returns the kernel's description: name, operands in order, arithmetic.
     pub fn spec(&self) -> KernelSpec {
-        self.describe()
+        self.describe(|spec| *spec)
     }
 
-    /// [`Kernel::spec`] inlined, so that a caller that needs one field of it computes little else.
+    /// Returns what `fact` finds in the kernel's description.
+    ///
+    /// Each arm calls `fact`, so that the optimiser reduces the arm to the arithmetic of that fact.
+    /// A description is large, and building all of it takes ten times as long. `fact` must be
+    /// inlined everywhere: a short closure, or a function that says so.
     #[inline(always)]
-    fn describe(&self) -> KernelSpec {
+    fn describe<Fact>(&self, fact: impl Fn(&KernelSpec) -> Fact) -> Fact {
         match *self {
             Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {
-                products::matmul([rows, columns, contracted], weight, bias, activation)
+                fact(&products::matmul([rows, columns, contracted], weight, bias, activation))
             }
             Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu } => {
-                products::matmul_input_gradient([rows, columns, contracted], weight, gelu)
+                fact(&products::matmul_input_gradient([rows, columns, contracted], weight, gelu))
             }
             Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias } => {
-                products::matmul_weight_gradient([rows, columns, contracted], weight, bias)
+                fact(&products::matmul_weight_gradient([rows, columns, contracted], weight, bias))
             }
             Kernel::Quantise { rows, columns, straight, transposed, .. } => {
-                products::quantise(rows, columns, straight, transposed)
+                fact(&products::quantise(rows, columns, straight, transposed))
             }
             Kernel::EightBitMatmul { rows, columns, contracted, bias, activation } => {
-                products::eight_bit_matmul([rows, columns, contracted], bias, activation)
+                fact(&products::eight_bit_matmul([rows, columns, contracted], bias, activation))
             }
             Kernel::EightBitMatmulInputGradient { rows, columns, contracted, gelu } => {
-                products::eight_bit_matmul_input_gradient([rows, columns, contracted], gelu)
+                fact(&products::eight_bit_matmul_input_gradient([rows, columns, contracted], gelu))
             }
             Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, weight } => {
-                products::eight_bit_matmul_weight_gradient([rows, columns, contracted], weight)
+                fact(&products::eight_bit_matmul_weight_gradient([rows, columns, contracted], weight))
             }
-            Kernel::BiasAdd { rows, columns } => products::bias_add(rows, columns),
-            Kernel::BiasGradient { rows, columns } => products::bias_gradient(rows, columns),
-            Kernel::Relu { elements } => activations::relu(elements),
-            Kernel::ReluGradient { elements } => activations::relu_gradient(elements),
-            Kernel::Gelu { elements } => activations::gelu(elements),
-            Kernel::GeluGradient { elements } => activations::gelu_gradient(elements),
-            Kernel::GeluExact { elements } => activations::gelu_exact(elements),
-            Kernel::GeluExactGradient { elements } => activations::gelu_exact_gradient(elements),
-            Kernel::SiluMultiply { elements } => activations::silu_multiply(elements),
-            Kernel::SiluMultiplyGradient { elements } => activations::silu_multiply_gradient(elements),
-            Kernel::Add { elements } => activations::add(elements),
-            Kernel::Convolution(window) => images::convolution(&window),
-            Kernel::ConvolutionInputGradient(window) => images::convolution_input_gradient(&window),
-            Kernel::ConvolutionWeightGradient(window) => images::convolution_weight_gradient(&window),
-            Kernel::BatchNorm { groups, positions, channels } => images::batch_norm(groups, positions, channels),
+            Kernel::BiasAdd { rows, columns } => fact(&products::bias_add(rows, columns)),
+            Kernel::BiasGradient { rows, columns } => fact(&products::bias_gradient(rows, columns)),
+            Kernel::Relu { elements } => fact(&activations::relu(elements)),
+            Kernel::ReluGradient { elements } => fact(&activations::relu_gradient(elements)),
+            Kernel::Gelu { elements } => fact(&activations::gelu(elements)),
+            Kernel::GeluGradient { elements } => fact(&activations::gelu_gradient(elements)),
+            Kernel::GeluExact { elements } => fact(&activations::gelu_exact(elements)),
+            Kernel::GeluExactGradient { elements } => fact(&activations::gelu_exact_gradient(elements)),
+            Kernel::SiluMultiply { elements } => fact(&activations::silu_multiply(elements)),
+            Kernel::SiluMultiplyGradient { elements } => fact(&activations::silu_multiply_gradient(elements)),
+            Kernel::Add { elements } => fact(&activations::add(elements)),
+            Kernel::Convolution(window) => fact(&images::convolution(&window)),
+            Kernel::ConvolutionInputGradient(window) => fact(&images::convolution_input_gradient(&window)),
+            Kernel::ConvolutionWeightGradient(window) => fact(&images::convolution_weight_gradient(&window)),
+            Kernel::BatchNorm { groups, positions, channels } => fact(&images::batch_norm(groups, positions, channels)),
             Kernel::BatchNormInputGradient { groups, positions, channels } => {
-                images::batch_norm_input_gradient(groups, positions, channels)
+                fact(&images::batch_norm_input_gradient(groups, positions, channels))
             }
-            Kernel::BatchNormWeightGradient { groups, channels } => images::batch_norm_weight_gradient(groups, channels),
-            Kernel::BatchNormInference { positions, channels } => images::batch_norm_inference(positions, channels),
-            Kernel::RunningStatistics { channels, .. } => images::running_statistics(channels),
-            Kernel::MaxPool(window) => images::max_pool(&window),
-            Kernel::MaxPoolGradient(window) => images::max_pool_gradient(&window),
-            Kernel::GlobalAveragePool { batch, positions, channels } => images::global_average_pool(batch, positions, channels),
+            Kernel::BatchNormWeightGradient { groups, channels } => fact(&images::batch_norm_weight_gradient(groups, channels)),
+            Kernel::BatchNormInference { positions, channels } => fact(&images::batch_norm_inference(positions, channels)),
+            Kernel::RunningStatistics { channels, .. } => fact(&images::running_statistics(channels)),
+            Kernel::MaxPool(window) => fact(&images::max_pool(&window)),
+            Kernel::MaxPoolGradient(window) => fact(&images::max_pool_gradient(&window)),
+            Kernel::GlobalAveragePool { batch, positions, channels } => {
+                fact(&images::global_average_pool(batch, positions, channels))
+            }
             Kernel::GlobalAveragePoolGradient { batch, positions, channels } => {
-                images::global_average_pool_gradient(batch, positions, channels)
+                fact(&images::global_average_pool_gradient(batch, positions, channels))
             }
-            Kernel::LayerNorm { rows, features, .. } => norms::layer_norm(rows, features),
-            Kernel::LayerNormInputGradient { rows, features } => norms::layer_norm_input_gradient(rows, features),
-            Kernel::LayerNormWeightGradient { rows, features } => norms::layer_norm_weight_gradient(rows, features),
-            Kernel::RmsNorm { rows, features, .. } => norms::rms_norm(rows, features),
-            Kernel::RmsNormInputGradient { rows, features } => norms::rms_norm_input_gradient(rows, features),
-            Kernel::RmsNormWeightGradient { rows, features } => norms::rms_norm_weight_gradient(rows, features),
-            Kernel::Rope(sizes) => attention::rope("rope", ["x", "y"], &sizes),
-            Kernel::RopeGradient(sizes) => attention::rope("rope_gradient", ["dy", "dx"], &sizes),
-            Kernel::Dropout(sizes) => activations::dropout(&sizes),
-            Kernel::Prepend { batch, positions, features } => sequences::prepend(batch, positions, features),
+            Kernel::LayerNorm { rows, features, .. } => fact(&norms::layer_norm(rows, features)),
+            Kernel::LayerNormInputGradient { rows, features } => fact(&norms::layer_norm_input_gradient(rows, features)),
+            Kernel::LayerNormWeightGradient { rows, features } => fact(&norms::layer_norm_weight_gradient(rows, features)),
+            Kernel::RmsNorm { rows, features, .. } => fact(&norms::rms_norm(rows, features)),
+            Kernel::RmsNormInputGradient { rows, features } => fact(&norms::rms_norm_input_gradient(rows, features)),
+            Kernel::RmsNormWeightGradient { rows, features } => fact(&norms::rms_norm_weight_gradient(rows, features)),
+            Kernel::Rope(sizes) => fact(&attention::rope("rope", ["x", "y"], &sizes)),
+            Kernel::RopeGradient(sizes) => fact(&attention::rope("rope_gradient", ["dy", "dx"], &sizes)),
+            Kernel::Dropout(sizes) => fact(&activations::dropout(&sizes)),
+            Kernel::Prepend { batch, positions, features } => fact(&sequences::prepend(batch, positions, features)),
             Kernel::PrependInputGradient { batch, positions, features } => {
-                sequences::prepend_input_gradient(batch, positions, features)
+                fact(&sequences::prepend_input_gradient(batch, positions, features))
             }
             Kernel::PrependWeightGradient { batch, positions, features } => {
-                sequences::prepend_weight_gradient(batch, positions, features)
+                fact(&sequences::prepend_weight_gradient(batch, positions, features))
             }
-            Kernel::First { batch, positions, features } => sequences::first(batch, positions, features),
-            Kernel::FirstGradient { batch, positions, features } => sequences::first_gradient(batch, positions, features),
-            Kernel::Embedding { tokens, vocabulary, hidden, parts } => sequences::embedding([tokens, vocabulary, hidden, parts]),
+            Kernel::First { batch, positions, features } => fact(&sequences::first(batch, positions, features)),
+            Kernel::FirstGradient { batch, positions, features } => fact(&sequences::first_gradient(batch, positions, features)),
+            Kernel::Embedding { tokens, vocabulary, hidden, parts } => {
+                fact(&sequences::embedding([tokens, vocabulary, hidden, parts]))
+            }
             Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts } => {
-                sequences::embedding_weight_gradient([tokens, vocabulary, hidden, parts])
+                fact(&sequences::embedding_weight_gradient([tokens, vocabulary, hidden, parts]))
             }
-            Kernel::Attention(sizes) => attention::attention(&sizes),
-            Kernel::AttentionGradient(sizes) => attention::attention_gradient(&sizes),
-            Kernel::Split { rows, parts, columns } => sequences::split(rows, parts, columns),
-            Kernel::Join { rows, parts, columns } => sequences::join(rows, parts, columns),
-            Kernel::CrossEntropy { rows, classes } => loss::cross_entropy(rows, classes),
-            Kernel::LogitStatistics { rows, classes, parts } => loss::logit_statistics(rows, classes, parts),
-            Kernel::CrossEntropyOfStatistics { rows, parts } => loss::cross_entropy_of_statistics(rows, parts),
+            Kernel::Attention(sizes) => fact(&attention::attention(&sizes)),
+            Kernel::AttentionGradient(sizes) => fact(&attention::attention_gradient(&sizes)),
+            Kernel::Split { rows, parts, columns } => fact(&sequences::split(rows, parts, columns)),
+            Kernel::Join { rows, parts, columns } => fact(&sequences::join(rows, parts, columns)),
+            Kernel::CrossEntropy { rows, classes } => fact(&loss::cross_entropy(rows, classes)),
+            Kernel::LogitStatistics { rows, classes, parts } => fact(&loss::logit_statistics(rows, classes, parts)),
+            Kernel::CrossEntropyOfStatistics { rows, parts } => fact(&loss::cross_entropy_of_statistics(rows, parts)),
             Kernel::CrossEntropyGradient { rows, classes, parts, scaled, .. } => {
-                loss::cross_entropy_gradient(rows, classes, parts, scaled)
+                fact(&loss::cross_entropy_gradient(rows, classes, parts, scaled))
             }
-            Kernel::Route { tokens, experts, top } => mixtures::route(tokens, experts, top),
-            Kernel::RouteGradient { tokens, experts, top } => mixtures::route_gradient(tokens, experts, top),
-            Kernel::Dispatch(mixture) => mixtures::dispatch(&mixture),
-            Kernel::DispatchGradient(mixture) => mixtures::dispatch_gradient(&mixture),
-            Kernel::Combine(mixture) => mixtures::combine(&mixture),
-            Kernel::CombineInputGradient(mixture) => mixtures::combine_input_gradient(&mixture),
-            Kernel::CombineGateGradient(mixture) => mixtures::combine_gate_gradient(&mixture),
+            Kernel::LabelRanks { rows, classes, parts } => fact(&loss::label_ranks(rows, classes, parts)),
+            Kernel::TopLabels { rows, .. } => fact(&loss::top_labels(rows)),
+            Kernel::ClassScores { rows, classes } => fact(&loss::class_scores(rows, classes)),
+            Kernel::WeightedCrossEntropy { rows, classes, .. } => fact(&loss::weighted_cross_entropy(rows, classes)),
+            Kernel::WeightedCrossEntropyGradient { rows, classes, scaled, .. } => {
+                fact(&loss::weighted_cross_entropy_gradient(rows, classes, scaled))
+            }
+            Kernel::Route { tokens, experts, top } => fact(&mixtures::route(tokens, experts, top)),
+            Kernel::RouteGradient { tokens, experts, top } => fact(&mixtures::route_gradient(tokens, experts, top)),
+            Kernel::Dispatch(mixture) => fact(&mixtures::dispatch(&mixture)),
+            Kernel::DispatchGradient(mixture) => fact(&mixtures::dispatch_gradient(&mixture)),
+            Kernel::Combine(mixture) => fact(&mixtures::combine(&mixture)),
+            Kernel::CombineInputGradient(mixture) => fact(&mixtures::combine_input_gradient(&mixture)),
+            Kernel::CombineGateGradient(mixture) => fact(&mixtures::combine_gate_gradient(&mixture)),
             Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
-                products::expert_matmul([experts, rows, columns, contracted])
+                fact(&products::expert_matmul([experts, rows, columns, contracted]))
             }
             Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
-                products::expert_matmul_input_gradient([experts, rows, columns, contracted])
+                fact(&products::expert_matmul_input_gradient([experts, rows, columns, contracted]))
             }
             Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
-                products::expert_matmul_weight_gradient([experts, rows, columns, contracted])
+                fact(&products::expert_matmul_weight_gradient([experts, rows, columns, contracted]))
             }
-            Kernel::Lstm(sizes) => recurrence::lstm(&sizes),
-            Kernel::LstmGradient { sizes, outputs, last } => recurrence::lstm_gradient(&sizes, outputs, last),
-            Kernel::LstmWeightGradient(sizes) => recurrence::lstm_weight_gradient(&sizes),
-            Kernel::Scale { elements, .. } => activations::scale(elements),
-            Kernel::Multiply { elements } => activations::multiply(elements),
-            Kernel::Sgd { elements, controlled, momentum, nesterov } => training::sgd(elements, controlled, momentum, nesterov),
-            Kernel::AdamW { elements, controlled } => training::adamw(elements, controlled),
-            Kernel::UpdateControl { .. } => training::update_control(),
-            Kernel::Sum { elements } => training::sum("sum", elements),
-            Kernel::Accumulate { elements } => training::accumulate(elements),
-            Kernel::Narrow { elements } => training::narrow(elements),
-            Kernel::Zero { elements } => training::zero(elements),
-            Kernel::SumOfSquares { elements } => training::sum("sum_of_squares", elements),
-            Kernel::Slice { outer, parts, inner } => movement::slice(outer, parts, inner),
-            Kernel::Interleave { outer, parts, inner } => movement::interleave("interleave", outer, parts, inner),
-            Kernel::Deinterleave { outer, parts, inner } => movement::interleave("deinterleave", outer, parts, inner),
-            Kernel::TakeColumns { rows, columns, part, .. } => movement::take_columns(rows, columns, part),
-            Kernel::PutColumns { rows, columns, part, .. } => movement::put_columns(rows, columns, part),
+            Kernel::Lstm(sizes) => fact(&recurrence::lstm(&sizes)),
+            Kernel::LstmGradient { sizes, outputs, last } => fact(&recurrence::lstm_gradient(&sizes, outputs, last)),
+            Kernel::LstmWeightGradient(sizes) => fact(&recurrence::lstm_weight_gradient(&sizes)),
+            Kernel::Scale { elements, .. } => fact(&activations::scale(elements)),
+            Kernel::Multiply { elements } => fact(&activations::multiply(elements)),
+            Kernel::Sgd { elements, controlled, momentum, nesterov, .. } => {
+                fact(&training::sgd(elements, controlled, momentum, nesterov))
+            }
+            Kernel::AdamW { elements, controlled, .. } => fact(&training::adamw(elements, controlled)),
+            Kernel::LambDirection { elements, controlled, .. } => fact(&training::lamb_direction(elements, controlled)),
+            Kernel::LambStep { elements, controlled } => fact(&training::lamb_step(elements, controlled)),
+            Kernel::UpdateControl { predictions, .. } => fact(&training::update_control(predictions > 0)),
+            Kernel::Sum { elements } => fact(&training::sum("sum", elements)),
+            Kernel::Accumulate { elements } => fact(&training::accumulate(elements)),
+            Kernel::Narrow { elements } => fact(&training::narrow(elements)),
+            Kernel::Zero { elements } => fact(&training::zero(elements)),
+            Kernel::SumOfSquares { elements } => fact(&training::sum("sum_of_squares", elements)),
+            Kernel::Slice { outer, parts, inner } => fact(&movement::slice(outer, parts, inner)),
+            Kernel::Interleave { outer, parts, inner } => fact(&movement::interleave("interleave", outer, parts, inner)),
+            Kernel::Deinterleave { outer, parts, inner } => fact(&movement::interleave("deinterleave", outer, parts, inner)),
+            Kernel::TakeColumns { rows, columns, part, .. } => fact(&movement::take_columns(rows, columns, part)),
+            Kernel::PutColumns { rows, columns, part, .. } => fact(&movement::put_columns(rows, columns, part)),
         }
     }
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }

@@ -27,6 +27,7 @@ mod arithmetic;
 mod bound;
 mod context;
 mod fitting;
+mod fixed_sizes;
 mod hosts;
 mod layouts;
 mod memo;

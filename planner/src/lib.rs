@@ -41,6 +41,7 @@
 
 mod bounds;
 mod error;
+mod estimate;
 mod objective;
 pub mod operator_sharding;
 mod queries;
@@ -51,4 +52,4 @@ pub use error::PlannerError;
 pub use objective::checkpoint_bytes;
 pub use queries::{LowerBounds, families, layouts, lower_bounds};
 pub use search::{Candidate, Planned, Search, deadline, plan};
-pub use space::{Fixed, FixedError, Objective, Request};
+pub use space::{Dimension, Fixed, FixedError, Objective, Request};

@@ -52,7 +52,7 @@ pub fn lower_bounds(request: &Request<'_>, layout: &Layout) -> Result<Option<Low
 pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
     let bounds = Bounds::new(request)?;
     let space = &bounds.space;
-    let families = with_sharded_operators(request, space.families());
+    let families = with_sharded_operators(request, space.families(), &|| false);
     let of_family = |family: &Family| -> Vec<Layout> {
         let forms = |layout: Layout| {
             let offloaded: Vec<Layout> = space.offloads.iter().filter_map(|&offload| space.offloaded(&layout, offload)).collect();
@@ -70,6 +70,6 @@ pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
 /// # Errors
 /// As [`lower_bounds`].
 pub fn families(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
-    let families = with_sharded_operators(request, Bounds::new(request)?.space.families());
+    let families = with_sharded_operators(request, Bounds::new(request)?.space.families(), &|| false);
     Ok(families.into_iter().map(|family| family.layout).collect())
 }

@@ -11,7 +11,10 @@
 
 mod answer;
 mod deadline;
+mod first_answers;
 mod incumbents;
+mod local_search;
+mod neighbours;
 mod queue;
 mod records;
 mod refusal;
@@ -46,7 +49,7 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
     }
     objective::check(request)?;
     let bounds = Bounds::new(request)?;
-    match bounds.refusal_by_model_state() {
+    match bounds.refusal_by_model_state().or_else(|| bounds.refusal_of_fixed_sizes()) {
         Some(refusal) => Err(refusal),
         None => Searcher::new(request, bounds).run(),
     }

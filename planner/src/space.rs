@@ -17,6 +17,8 @@ mod schedules;
 mod shares;
 mod sizes;
 mod stage_meshes;
+mod statement;
+mod usual;
 mod variants;
 
 pub(crate) use devices::DeviceKinds;
@@ -24,6 +26,7 @@ pub use fixed::{Fixed, FixedError};
 pub(crate) use from_request::{FEWEST_EQUAL_BLOCKS, optimizer_tensors};
 pub use request::{Objective, Request};
 pub(crate) use sizes::{inner_ranks, ranks_of_stage, world_size};
+pub use statement::Dimension;
 
 use foretell_program::{Layout, Offload};
 use foretell_units::Bytes;

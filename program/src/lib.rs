@@ -55,13 +55,14 @@ pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorPatterns, Optimizer, Overlap,
-    Plan, PlanError, Recompute, ShardedPart, Stack, StageLayout, Training,
+    ContextMethod, DecayExemptions, Keep, Kept, Layout, LearningRateSchedule, LossScale, MOST_RANKS, MOST_SAMPLES, Mode,
+    NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer, Overlap, Period, Plan, PlanError, PlannedWorkload,
+    Recompute, RunLength, ShardedPart, Stack, StageLayout, Trained, Training, WarmUp,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown};
 pub use program::{
-    Buffer, BufferId, BufferRole, Few, GroupId, Initial, InitialShare, Instruction, InstructionId, MemoryKind, Metric,
-    MetricKind, Operation, Pass, Peer, PeerId, Phase, Program, StageProgram, Stream, StreamId,
+    Buffer, BufferId, BufferRole, Few, GroupId, Instruction, InstructionId, MemoryKind, Metric, MetricKind, Operation, Pass,
+    Peer, PeerId, Phase, Program, StageProgram, StateContents, StateValue, Stream, StreamId, TensorShard,
 };
 pub use reuse::reuse_distances;
 pub use schedule::{PassTimes, Schedule, StagePass, Task, pass_starts};

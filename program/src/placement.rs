@@ -47,6 +47,16 @@ impl Placements {
         Axis::WITHIN_STAGE.into_iter().filter(|&axis| self.get(axis) == Placement::Partial)
     }
 
+    /// Whether the tensor is a partial sum along any axis.
+    pub fn is_partial(&self) -> bool {
+        self.partial_axes().next().is_some()
+    }
+
+    /// The placements after every partial sum has been added up: whole along those axes.
+    pub fn summed(&self) -> Self {
+        self.partial_axes().fold(*self, |summed, axis| summed.with(axis, Placement::Replicate))
+    }
+
     /// The axes that shard any dimension of the tensor.
     pub fn sharded_axes(&self) -> impl Iterator<Item = Axis> + '_ {
         Axis::WITHIN_STAGE.into_iter().filter(|&axis| matches!(self.get(axis), Placement::Shard(_)))

@@ -2,20 +2,28 @@
 //! described in `docs/reference/contract.md`, section "A plan file".
 
 mod layout;
+mod learning_rate;
 mod normal_form;
 mod offload;
 mod operators;
 mod overlap;
+mod patterns;
+mod period;
 mod recompute;
 mod training;
+mod workload;
 
 pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Layout, StageLayout};
+pub use learning_rate::{LearningRateSchedule, WarmUp};
 pub use offload::Offload;
 pub use operators::{OperatorPatterns, ShardedPart};
 pub use overlap::Overlap;
+pub use patterns::NamePatterns;
+pub use period::{Period, RunLength};
 pub use recompute::{Keep, Kept, Recompute};
-pub use training::{LossScale, Training};
+pub use training::{DecayExemptions, LossScale, Training};
+pub use workload::{OperandFormat, PlannedWorkload, Trained};
 
 use crate::mesh::Mesh;
 use crate::schedule::Schedule;
@@ -51,6 +59,9 @@ pub struct Plan {
     /// The communication that overlaps with kernels.
     #[serde(default)]
     pub overlap: Overlap,
+    /// Facts about a run under another stack.
+    #[serde(default, skip_serializing_if = "PlannedWorkload::is_usual")]
+    pub workload: PlannedWorkload,
     /// How ranks synchronise.
     #[serde(default)]
     pub mode: Mode,
@@ -143,16 +154,18 @@ impl Plan {
             batch_norm_group: None,
             stack: Stack::default(),
             overlap: Overlap::default(),
+            workload: PlannedWorkload::default(),
             mode: Mode::default(),
         }
     }
 
-    /// The learning rate; the optimizer's default if the plan states none.
-    pub fn learning_rate(&self) -> f32 {
-        self.training.learning_rate.unwrap_or(match self.optimizer {
+    /// The learning rate of a step, counted from 0.
+    pub fn learning_rate_at(&self, step: usize, run: RunLength) -> f32 {
+        let usual = match self.optimizer {
             Optimizer::Sgd => 0.05,
-            Optimizer::Adam | Optimizer::AdamW => 1e-3,
-        })
+            Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb => 1e-3,
+        };
+        self.training.learning_rate_at(usual, step, run)
     }
 
     /// The number format of tensors. In an eight-bit plan it is bfloat16: products quantise their
@@ -182,7 +195,7 @@ impl Plan {
     pub fn optimizer_states(&self) -> usize {
         match self.optimizer {
             Optimizer::Sgd => usize::from(self.training.momentum != 0.0),
-            Optimizer::Adam | Optimizer::AdamW => 2,
+            Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb => 2,
         }
     }
 
@@ -300,6 +313,16 @@ impl Plan {
         }
         if self.global_batch > MOST_SAMPLES {
             return refuse("global_batch", "more than 4,294,967,296 samples in a step", "use a smaller global batch");
+        }
+        if self.stack.is_own() && !self.workload.is_usual() {
+            return refuse(
+                "workload",
+                "it states facts about runs of other software, and our executor trains as the plan says",
+                "leave it out, or name another `stack`",
+            );
+        }
+        if self.workload.unpadded.is_some_and(|share| !(share > 0.0 && share <= 1.0)) {
+            return refuse("workload.unpadded", "not a share of a sequence's tokens", "use a number above 0 and up to 1");
         }
         if self.stack.is_own() && !self.overlap.pipeline {
             return refuse(

@@ -10,7 +10,7 @@ mod buffer;
 mod ids;
 mod instruction;
 
-pub use buffer::{Buffer, BufferRole, Initial, InitialShare, MemoryKind};
+pub use buffer::{Buffer, BufferRole, MemoryKind, StateContents, StateValue, TensorShard};
 pub use ids::{BufferId, Few, GroupId, InstructionId, PeerId, StreamId};
 pub use instruction::{Instruction, Operation, Phase, Stream};
 
@@ -215,6 +215,10 @@ pub enum MetricKind {
     Loss,
     /// The number of correct predictions.
     Correct,
+    /// The number of labels among the five best classes.
+    TopFive,
+    /// The sum of the weights of the labels' classes.
+    Weight,
     /// The sum of squares of the gradient.
     SquaredGradientNorm,
     /// The number of expert choices that found no free slot.

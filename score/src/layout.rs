@@ -34,6 +34,10 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
     }
     let (expert, expert_tensor) = expert_sizes(row, stack, data, tensor, assumptions)?;
     let virtual_stages = if pipeline > 1 { size("vpp") } else { 1 };
+    // Megatron's lineage can interleave, so silence says less there than elsewhere.
+    if pipeline > 1 && row.count("vpp").is_none() && stack.defaults.sequence_parallel {
+        assumptions.push("virtual stages are not stated; assumed 1, the default of Megatron's lineage".into());
+    }
     let zero = match row.zero.chars().next() {
         // In a pipeline, FSDP2 keeps gathered parameters and reduces gradients after the last
         // micro-batch only (PyTorch's `PipelineStage`). It communicates what ZeRO 1 does.
@@ -42,7 +46,6 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
         _ => 0,
     };
     let recompute = match row.recompute.to_lowercase() {
-        _ if stack.defaults.recomputes_as_known => stack.defaults.recompute.clone(),
         text if text.starts_with("full") => Recompute::Full,
         text if text.starts_with("selective") => stack.defaults.selective.clone(),
         text if text.starts_with("none") => Recompute::None,
@@ -51,7 +54,18 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
     let sequence_parallel = tensor > 1 && row.number("sp").map_or(stack.defaults.sequence_parallel, |value| value != 0.0);
     let micro_batch = match (row.count("mbs"), row.count("gbs"), row.count("ga")) {
         (Some(size), _, _) => size,
-        (None, Some(batch), steps) if batch.is_multiple_of(data * steps.unwrap_or(1)) => batch / data / steps.unwrap_or(1),
+        // Megatron's lineage splits a batch into micro-batches of one sequence unless told.
+        (None, Some(batch), None) if stack.defaults.sequence_parallel && batch.is_multiple_of(data) && batch > data => {
+            assumptions.push("the micro-batch is not stated; assumed 1, as Megatron's examples have it".into());
+            1
+        }
+        (None, Some(batch), steps) if batch.is_multiple_of(data * steps.unwrap_or(1)) => {
+            if steps.is_none() {
+                assumptions
+                    .push("the micro-batch is not stated; assumed a rank's whole batch, the default of its framework".into());
+            }
+            batch / data / steps.unwrap_or(1)
+        }
         (None, Some(batch), Some(_)) if batch.is_multiple_of(data) => batch / data,
         _ => return Err(Refusal("neither a micro-batch nor a global batch divisible by dp is stated".into())),
     };

@@ -9,9 +9,10 @@
 //! simulates one representative rank per stage. [`score`] does this for a whole table. A row that
 //! cannot be predicted is refused with a reason.
 //!
-//! This crate fits nothing: durations come from the simulator's profiles of devices, links and
-//! stacks. Those were fitted by `score/examples/fit` on the rows that [`Split`] allows for it. The
-//! crate reads no files and gives the same result on any number of threads.
+//! Durations come from the simulator's profiles of devices, links and stacks. [`fit`] fits them on
+//! the rows that [`Split`] allows for it, and [`score_left_out`] refits without whole sources,
+//! devices, stacks or models and scores those. The crate reads no files and gives the same result
+//! on any number of threads.
 //!
 //! ```
 //! use foretell_score::{Split, read_rows, score};
@@ -27,6 +28,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod fitting;
 mod layout;
 mod memory_figure;
 mod model;
@@ -39,13 +41,18 @@ mod run;
 mod scoring;
 mod statistics;
 mod table;
+mod unclear;
 
+pub use fitting::{
+    Case, Fit, FitError, LeaveOut, Progress, Quantity, declared, fit, fit_json, print_fit, print_memory_fit, score_left_out,
+    yaml_of_fit,
+};
 pub use memory_figure::memory_figure;
 pub use prediction::{CompiledRun, StepPrediction, predict};
 pub use published::{Split, SplitError, Subset, published};
 pub use refusal::Refusal;
 pub use row::{Row, read_rows};
 pub use run::Run;
-pub use scoring::{ScoredRow, Scores, score, to_csv};
+pub use scoring::{Overall, ScoredRow, Scores, score, to_csv};
 pub use statistics::{Summary, SummaryTable};
 pub use table::{TableError, read_table};

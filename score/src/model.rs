@@ -1,11 +1,12 @@
 //! The model of a row's run: the sizes that the row states, and what the model's name tells about
 //! an architecture where the table has no column for it.
 
+use crate::names::says;
 use crate::refusal::Refusal;
 use crate::row::Row;
 use foretell_models::{Bert, Gpt, GraphOptions, Llama, Model, Moe, Resnet, Stem};
 use foretell_program::Layout;
-use foretell_simulator::gpu::StackProfile;
+use foretell_simulator::gpu::{StackProfile, without_padding};
 
 /// Sizes of an architecture that the table has no columns for. `None` means the family's default.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -74,15 +75,16 @@ struct Sizes {
 /// [`Refusal`] if the row does not state a required size, or no family covers the model.
 pub(crate) fn model(row: &Row, stack: &StackProfile, layout: &Layout, assumptions: &mut Vec<String>) -> Result<Model, Refusal> {
     let name = row.model.to_lowercase();
-    if name.contains("resnet-50") || name.contains("resnet50") {
+    if says(&name, "resnet-50") || says(&name, "resnet50") {
         return Ok(Model::Resnet(Resnet { depth: 50, stem: Stem::Imagenet, image: 224, channels: 3, classes: 1000, width: 64 }));
     }
-    if UNSUPPORTED.iter().any(|word| name.contains(word)) {
+    if UNSUPPORTED.iter().any(|word| says(&name, word)) {
         return Err(Refusal(format!("no model family covers `{}`", row.model)));
     }
     let sizes = Sizes::of(row, &name, stack, layout, assumptions)?;
-    if name.contains("bert") {
-        return Ok(bert(&sizes, stack));
+    if says(&name, "bert") {
+        let model = bert(&sizes);
+        return Ok(without_padding(&model, stack.defaults.sequence_share).unwrap_or(model));
     }
     if let Some(routing) = row.count("experts").zip(row.count("topk")) {
         return mixture(row, &name, &sizes, routing, assumptions);
@@ -93,7 +95,7 @@ pub(crate) fn model(row: &Row, stack: &StackProfile, layout: &Layout, assumption
         let ffn = gated_width(sizes.ffn, layout);
         return mixture(row, &name, &Sizes { ffn, ..sizes }, (experts, experts), assumptions);
     }
-    let is_gated = row.number("gated_ffn").map_or(name.contains("llama"), |value| value != 0.0);
+    let is_gated = row.number("gated_ffn").map_or(says(&name, "llama"), |value| value != 0.0);
     let model = if is_gated || sizes.kv_heads != sizes.heads { llama(&sizes, is_gated, layout) } else { gpt(&sizes) };
     Ok(tied_as_counted(model, row.number("params_b").map(|billions| billions * 1e9)))
 }
@@ -111,7 +113,8 @@ impl Sizes {
             assumptions.push("the vocabulary is not stated; assumed 51200".into());
             51200
         });
-        let found = ARCHITECTURES.iter().find(|(word, _)| name.contains(word));
+        let padding = row.count("vocabulary_multiple").unwrap_or(stack.defaults.vocabulary_multiple);
+        let found = ARCHITECTURES.iter().find(|(word, _)| says(name, word));
         let architecture = found.map(|(_, architecture)| *architecture).unwrap_or_default();
         let head_dimension = match row.count("head_dim").or(architecture.head_dimension) {
             Some(features) => Some(features),
@@ -129,26 +132,21 @@ impl Sizes {
             kv_heads: row.count("kv_heads").unwrap_or(heads).max(layout.tensor).min(heads),
             head_dimension,
             ffn: row.count("ffn").unwrap_or(4 * hidden),
-            vocab: vocabulary.next_multiple_of(stack.defaults.vocabulary_multiple * layout.tensor),
+            vocab: vocabulary.next_multiple_of(padding * layout.tensor),
             sequence,
             architecture,
         })
     }
 }
 
-fn bert(sizes: &Sizes, stack: &StackProfile) -> Model {
-    let mut sequence = sizes.sequence;
-    if sequence >= 512 {
-        // Frameworks pad to a multiple of eight, which tensor cores require.
-        sequence = 8 * (sequence as f64 * stack.defaults.sequence_share / 8.0).round() as usize;
-    }
+fn bert(sizes: &Sizes) -> Model {
     Model::Bert(Bert {
         layers: sizes.layers,
         hidden: sizes.hidden,
         heads: sizes.heads,
         ffn: Some(sizes.ffn),
         vocab: sizes.vocab,
-        sequence,
+        sequence: sizes.sequence,
         position_rows: None,
         first_position: 0,
         token_types: 2,
@@ -185,7 +183,7 @@ fn mixture(
         experts,
         top_k,
         // Llama 4 Maverick has experts in every other layer.
-        moe_every: if name.contains("maverick") { 2 } else { 1 },
+        moe_every: if says(name, "maverick") { 2 } else { 1 },
         capacity_factor: 1.0f64.try_into().map_err(Refusal)?,
         rope_theta: 10_000,
         tied_embeddings: false,

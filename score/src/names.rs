@@ -1,9 +1,9 @@
 //! Maps the names of devices, links, frameworks and formats in rows to names of profiles.
 
 use crate::row::Row;
-use foretell_simulator::gpu::{Fp8Scaling, ProductFormat, StackProfile};
+use foretell_simulator::gpu::{Fp8Scaling, ProductFormat};
 
-/// Profile names by the words that must all occur in a row's text. The first match wins.
+/// Profile names by the words that must all occur in a row's text ([`says`]). The first match wins.
 type Names = [(&'static [&'static str], &'static str)];
 
 const DEVICES: &Names = &[
@@ -11,7 +11,7 @@ const DEVICES: &Names = &[
     (&["v100", "sxm3"], "v100-sxm3-32g"),
     (&["v100", "pcie"], "v100-pcie-32g"),
     (&["v100"], "v100-sxm-32g"),
-    (&["a100", "pcie", "40"], "a100-pcie-40g"),
+    (&["a100", "pcie", "40gb"], "a100-pcie-40g"),
     (&["a100", "pcie"], "a100-pcie-80g"),
     (&["a100", "40gb"], "a100-sxm-40g"),
     (&["a100-40"], "a100-sxm-40g"),
@@ -37,7 +37,7 @@ const DEVICES: &Names = &[
     (&["mi210"], "mi210"),
     (&["mi250"], "mi250"),
     (&["mi300"], "mi300x"),
-    (&["mi325"], "mi300x"),
+    (&["mi325"], "mi325x"),
     (&["mi355"], "mi355x"),
     (&["h800"], "h800-sxm-80g"),
     (&["h20"], "h20"),
@@ -46,6 +46,7 @@ const DEVICES: &Names = &[
     (&["3090"], "rtx-3090"),
     (&["4090"], "rtx-4090"),
     (&["2080"], "rtx-2080ti"),
+    (&["1080"], "gtx-1080ti"),
     (&["titan", "rtx"], "titan-rtx"),
     (&["a10"], "a10"),
     (&["tpu", "v4"], "tpu-v4"),
@@ -63,11 +64,13 @@ const STACKS: &Names = &[
     (&["megatron-deepspeed"], "megatron-deepspeed"),
     (&["deepspeed 3d"], "deepspeed-3d"),
     (&["deepspeed", "megatron"], "megatron-deepspeed"),
+    (&["deepspeed"], "deepspeed-zero"),
     (&["gpt-neox"], "megatron-deepspeed"),
     (&["megatron-bridge"], "megatron-bridge"),
     (&["automodel"], "nemo-automodel"),
     (&["finetuning"], "nemo"),
     (&["maxtext"], "maxtext"),
+    (&["paxml"], "paxml"),
     (&["pax"], "paxml"),
     (&["nemo (dgxc"], "nemo"),
     (&["nemo 24"], "nemo"),
@@ -86,14 +89,38 @@ const STACKS: &Names = &[
     (&["deeplearningexamples", "tensorflow2"], "deeplearningexamples-tensorflow2"),
     (&["deeplearningexamples", "tensorflow"], "deeplearningexamples-tensorflow"),
     (&["deeplearningexamples", "mxnet"], "mlperf-mxnet"),
-    (&["deeplearningexamples", "paddle"], "deeplearningexamples-paddle"),
+    (&["deeplearningexamples", "paddlepaddle"], "deeplearningexamples-paddle"),
     (&["nemo"], "mlperf-nemo"),
 ];
 
 fn find(names: &Names, text: &str) -> Option<&'static str> {
+    names.iter().find(|(words, _)| words.iter().all(|word| says(text, word))).map(|(_, name)| *name)
+}
+
+/// Returns whether a text has a word, in any case. A word ends where letters and digits meet others
+/// or each other: `RTX4090` has `4090` and `GB200` no `b200`. An underscore joins: `q_lora_rank` has
+/// no `lora`.
+pub(crate) fn says(text: &str, word: &str) -> bool {
     let text = text.to_lowercase();
-    let fits = |words: &[&str]| words.iter().all(|word| text.contains(word));
-    names.iter().find(|(words, _)| fits(words)).map(|(_, name)| *name)
+    let kind = |character: char| match character {
+        '0'..='9' => 1,
+        _ if character.is_alphanumeric() || character == '_' => 2,
+        _ => 0,
+    };
+    let joins = |one: Option<char>, other: Option<char>| {
+        one.zip(other).is_some_and(|(one, other)| kind(one) != 0 && kind(one) == kind(other))
+    };
+    text.match_indices(word).any(|(start, found)| {
+        let end = start + found.len();
+        let (before, after) = (text[..start].chars().next_back(), text[end..].chars().next());
+        !joins(before, found.chars().next()) && !joins(found.chars().next_back(), after)
+    })
+}
+
+/// Returns whether the row is a submission to MLPerf: it says so, or names the round.
+fn is_submission(row: &Row) -> bool {
+    let has_round = row.notes.split("round v").nth(1).is_some_and(|rest| rest.starts_with(|digit: char| digit.is_ascii_digit()));
+    has_round || [&row.framework, &row.notes].iter().any(|text| says(text, "mlperf"))
 }
 
 /// Returns the device profiles of a row's nodes with the number of nodes of each, in the row's
@@ -133,19 +160,12 @@ pub(crate) fn nearest_stack(row: &Row) -> &'static str {
 
 /// Returns whether the run trains only adapters (LoRA).
 pub(crate) fn trains_adapters(row: &Row) -> bool {
-    [&row.model, &row.notes, &row.framework].iter().any(|text| text.to_lowercase().contains("lora"))
+    [&row.model, &row.notes, &row.framework].iter().any(|text| says(text, "lora") || says(text, "qlora"))
 }
 
-/// Applies the row's statements about how its stack was configured.
-pub(crate) fn configure(row: &Row, stack: &mut StackProfile) {
-    if row.notes.to_lowercase().contains("async tp") {
-        stack.defaults.overlap.tensor = true;
-    }
-    if fp8_scaling(row) == Fp8Scaling::Row {
-        // A row's scale needs the whole row, so torchao's recipes gather parameters in sixteen
-        // bits.
-        stack.communication.narrow_gather = false;
-    }
+/// Returns whether the row says that collectives over `tp` overlap with products.
+pub(crate) fn overlaps_tensor(row: &Row) -> bool {
+    says(&row.notes, "async tp")
 }
 
 /// Returns how the row's fp8 operands are scaled.
@@ -157,7 +177,7 @@ pub(crate) fn fp8_scaling(row: &Row) -> Fp8Scaling {
 /// Returns whether the loss is computed operator by operator. Compiled runs of torchtitan compile
 /// the loss as well since 2025.
 pub(crate) fn has_eager_loss(row: &Row) -> bool {
-    !row.notes.contains("compile") || is_of_2024(row)
+    !says(&row.notes, "compile") || is_of_2024(row)
 }
 
 /// Returns whether the row's `source_id` names a month of 2024, as `torchtitan_2412` does.
@@ -178,40 +198,45 @@ fn release(text: &str) -> Option<(u32, u32)> {
 ///
 /// MLPerf submissions list everything in their container image, so the model decides there.
 pub(crate) fn stack(row: &Row) -> Option<&'static str> {
-    let lower = row.framework.to_lowercase();
-    let model = row.model.to_lowercase();
-    if trains_adapters(row) {
-        return Some(if row.table.starts_with("mlperf") || lower.contains(" / ") { "mlperf-adapters" } else { "nemo-adapters" });
-    }
-    let is_container_image = lower.contains("ngc") || lower.contains(" / ") || row.table.starts_with("mlperf");
-    if is_container_image && model.contains("resnet") {
-        return Some("mlperf-mxnet");
-    }
-    if is_container_image && model.contains("bert") {
-        // MLPerf v0.7 was the last round whose submissions computed padding.
-        let is_padded = row.notes.contains("round v0.") || !row.notes.contains("unpadded");
-        return Some(if is_padded { "mlperf-bert-2020" } else { "mlperf-bert" });
-    }
-    if is_container_image {
-        return Some("mlperf-nemo");
+    if is_submission(row) {
+        return Some(of_submission(row));
     }
     let name = find(STACKS, &row.framework)?;
+    let is_nemo = ["nemo", "megatron-bridge", "mlperf-nemo"].contains(&name);
+    if trains_adapters(row) && is_nemo {
+        return Some("nemo-adapters");
+    }
     let is_since = |first: (u32, u32)| release(&row.framework).is_some_and(|release| release >= first);
     Some(match name {
-        "megatron-deepspeed" if row.table == "vtrain_single_node" => "megatron-deepspeed-node",
-        "torchtitan" if row.notes.contains("compile") => "torchtitan-compiled",
+        "torchtitan" if says(&row.notes, "compile") => "torchtitan-compiled",
         // Runs in IEEE half precision predate Megatron Core and FlashAttention.
-        "megatron-core" if lower.contains("megatron-lm") && format(row) == Some(ProductFormat::Fp16) => "megatron-lm-2022",
+        "megatron-core" if says(&row.framework, "megatron-lm") && format(row) == Some(ProductFormat::Fp16) => "megatron-lm-2022",
         "megatron-bridge" if is_hopper(row) => "megatron-bridge-hopper",
         "megatron-bridge" if is_since((26, 6)) => "megatron-bridge-26.06",
         "megatron-bridge" if is_since((26, 0)) => "megatron-bridge-26.02",
-        "nemo" if lower.contains("nemo 24") => "nemo-2024",
+        "nemo" if says(&row.framework, "nemo 24") => "nemo-2024",
         "deeplearningexamples-paddle" if format(row) == Some(ProductFormat::Fp16) => "deeplearningexamples-paddle-amp",
         "paxml" if is_since((23, 0)) && !is_since((24, 0)) && uses_transformer_engine(row) => "paxml-2023-te",
         "paxml" if is_since((23, 0)) && !is_since((24, 0)) => "paxml-2023",
-        "maxtext" if row.gpu.to_lowercase().contains("tpu") => "maxtext-tpu",
+        "maxtext" if says(&row.gpu, "tpu") => "maxtext-tpu",
         name => name,
     })
+}
+
+/// Returns the stack of an MLPerf submission.
+fn of_submission(row: &Row) -> &'static str {
+    if trains_adapters(row) {
+        return "mlperf-adapters";
+    }
+    if says(&row.model, "resnet") {
+        return "mlperf-mxnet";
+    }
+    if says(&row.model, "bert") {
+        // MLPerf v0.7 was the last round whose submissions computed padding.
+        let is_padded = row.notes.contains("round v0.") || !says(&row.notes, "unpadded");
+        return if is_padded { "mlperf-bert-2020" } else { "mlperf-bert" };
+    }
+    "mlperf-nemo"
 }
 
 fn is_hopper(row: &Row) -> bool {
@@ -243,22 +268,33 @@ pub(crate) fn link(row: &Row) -> Option<&'static str> {
 /// Returns the name of the profile of the network between nodes, if the row names one other than
 /// InfiniBand. EFA's second version came with H100.
 pub(crate) fn network(row: &Row) -> Option<&'static str> {
-    let is_efa = [&row.notes, &row.intra_link, &row.gpu].iter().any(|text| text.contains("EFA"));
-    let is_first = ["a100", "v100", "t4"].iter().any(|device| row.gpu.to_lowercase().contains(device));
-    is_efa.then_some(if is_first { "efa-1" } else { "efa-2" })
+    let any = |word: &str| [&row.notes, &row.intra_link, &row.gpu].iter().any(|text| says(text, word));
+    let is_before_h100 = ["a100", "v100", "t4"].iter().any(|device| says(&row.gpu, device));
+    if any("efa") {
+        return Some(if is_before_h100 { "efa-1" } else { "efa-2" });
+    }
+    let named = [
+        ("tcpxo", "tcpxo"),
+        ("tcpx", "tcpx"),
+        ("roce", "roce"),
+        ("slingshot", "slingshot"),
+        ("omni-path", "omni-path"),
+        ("tcp", "tcp"),
+        ("sockets", "tcp"),
+    ];
+    named.into_iter().find(|(word, _)| any(word)).map(|(_, network)| network)
 }
 
 /// Returns the format of matrix products, if the row states one that is known.
 pub(crate) fn format(row: &Row) -> Option<ProductFormat> {
-    let text = row.precision.to_lowercase();
-    let has = |word: &str| text.contains(word);
+    let has = |word: &str| says(&row.precision, word);
     if row.stated_precision.to_lowercase().contains("tf32 off") {
         return Some(ProductFormat::Fp32);
     }
     if row.stated_precision.to_lowercase().contains("unknown") {
         return None;
     }
-    Some(if has("nvfp4") || has("fp4") {
+    Some(if has("nvfp4") || has("fp4") || has("mxfp4") {
         ProductFormat::Nvfp4
     } else if has("mxfp8") {
         ProductFormat::Mxfp8
@@ -286,6 +322,30 @@ mod tests {
     }
 
     #[test]
+    fn names_are_found_as_words() {
+        assert!(says("LoRA rank 16", "lora") && says("(LoRA)", "lora") && !says("q_lora_rank 1536", "lora"));
+        assert!(says("RTX4090", "4090") && says("MI300X", "mi300") && !says("GB200", "b200") && !says("A100", "a10"));
+        let submission = Row { notes: "round v5.0; system x".into(), ..row("B200", "Dell / NGC PyTorch 25.04") };
+        assert_eq!(stack(&submission), Some("mlperf-nemo"));
+        // A slash in a framework does not make an MLPerf submission.
+        assert_eq!(stack(&row("B200", "torchtitan / TorchAO")), Some("torchtitan"));
+        let latent = Row { model: "DeepSeek-V3 (q_lora 1536)".into(), ..row("H100", "torchtitan") };
+        assert_eq!(stack(&latent), Some("torchtitan"));
+        let on_fsdp = Row { model: "Llama-3-8B LoRA".into(), ..row("H100", "torchtitan") };
+        assert_eq!((stack(&on_fsdp), trains_adapters(&on_fsdp)), (Some("torchtitan"), true));
+    }
+
+    #[test]
+    fn networks_are_read_from_what_the_row_says() {
+        let on = |notes: &str, gpu: &str| network(&Row { notes: notes.into(), ..row(gpu, "") });
+        assert_eq!(on("4x p4d (EFA)", "A100-SXM4-40GB"), Some("efa-1"));
+        assert_eq!(on("GPUDirect-TCPXO", "H100"), Some("tcpxo"));
+        assert_eq!(on("10 GbE, TCP sockets", "RTX 4090"), Some("tcp"));
+        assert_eq!(on("8x400 Gb/s RoCE", "H100"), Some("roce"));
+        assert_eq!(on("8x400 Gb/s InfiniBand", "H100"), None);
+    }
+
+    #[test]
     fn known_names_are_found_and_unknown_ones_are_not() {
         let kinds = |gpu| node_kinds(&row(gpu, ""));
         assert_eq!(kinds("A100-SXM4-80GB"), [(1, "a100-sxm-80g")]);
@@ -298,6 +358,7 @@ mod tests {
         assert_eq!(kinds("A100 + abacus"), []);
         assert_eq!(stack(&row("", "Megatron-DeepSpeed (1F1B)")), Some("megatron-deepspeed"));
         assert_eq!(stack(&row("", "my own")), None);
+        assert_eq!(stack(&row("", "DeepSpeed 0.9")), Some("deepspeed-zero"));
         assert_eq!(stack(&row("", "Megatron-Bridge 26.02.01")), Some("megatron-bridge-26.02"));
         assert_eq!(stack(&row("", "Megatron-Bridge 25.11")), Some("megatron-bridge"));
         assert_eq!(stack(&row("", "Paxml (JAX-Toolbox 23.08)")), Some("paxml-2023"));

@@ -26,6 +26,8 @@ pub struct StepPrediction {
     pub memory: Footprint,
     /// Kernel time of the stage that ends last.
     pub compute: Seconds,
+    /// Time of the model's FLOPs at the data sheet's peak of all devices. No step is shorter.
+    pub least: Seconds,
 }
 
 /// A run's compiled Programs. What remains depends on durations only, so a fit compiles each run
@@ -38,6 +40,8 @@ pub struct CompiledRun {
     micro_batches: usize,
     /// Memory of each stage.
     pub memory: Vec<StageMemory>,
+    /// Recomputation of the run, chosen to fit the memory if it was not settled.
+    pub recompute: Recompute,
 }
 
 /// Factor by which predicted memory must exceed a device's memory to count as not fitting: memory
@@ -100,7 +104,7 @@ impl CompiledRun {
             }
             programs.push((count, program));
         }
-        Ok(Self { programs, micro_batches, memory })
+        Ok(Self { programs, micro_batches, memory, recompute: recompute.clone() })
     }
 
     /// Predicts the step with the costs of `run`, whose plan must be the compiled one.
@@ -129,8 +133,16 @@ impl CompiledRun {
             [(_, step, compute)] => (*step, *compute),
             _ => return Err(Refusal("the run has no Program".into())),
         };
-        let [low, high] = run.stack.spread.map(|ratio| ratio.powf(run.interval_power()));
-        Ok(StepPrediction { step, p10: step * low, p90: step * high, memory: self.memory(run), compute })
+        let [low, high] = run.stack.spread_on(run.clusters());
+        Ok(StepPrediction { step, p10: step * low, p90: step * high, memory: self.memory(run), compute, least: self.least(run) })
+    }
+
+    /// Returns the time of the model's FLOPs at the data sheet's peak of the fastest devices.
+    fn least(&self, run: &Run) -> Seconds {
+        let Some((few, program)) = self.programs.first() else { return Seconds::ZERO };
+        let flops = program.model_flops.value() / *few as f64 * self.micro_batches as f64;
+        let peak = run.clusters().map(|cluster| cluster.gpu.peak(run.format).value()).fold(1.0, f64::max);
+        Seconds::new(flops / (peak * run.devices() as f64))
     }
 
     /// Returns the memory of the fullest stage's device under the run's stack.

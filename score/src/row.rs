@@ -1,6 +1,7 @@
 //! A row of the table of measured runs. `tests/published/INDEX.md` describes the columns.
 
 use crate::table::{TableError, read_table};
+use crate::unclear;
 use std::collections::BTreeMap;
 
 /// One measured run.
@@ -34,6 +35,8 @@ pub struct Row {
     pub quality: String,
     /// Remarks.
     pub notes: String,
+    /// Cells that were replaced because they are unclear, one sentence each.
+    pub unclear: Vec<String>,
     /// All non-empty cells by column name.
     pub(crate) cells: BTreeMap<String, String>,
 }
@@ -70,7 +73,8 @@ pub fn read_rows(text: &str) -> Result<Vec<Row>, TableError> {
     let rows: Vec<Row> = table
         .into_iter()
         .filter(|cells| !cells.is_empty())
-        .map(|cells| {
+        .map(|mut cells| {
+            let unclear = unclear::replace(&mut cells);
             let text = |column: &str| cells.get(column).cloned().unwrap_or_default();
             let first_stated =
                 |one: &str, other: &str| Some(text(one)).filter(|cell| !cell.is_empty()).unwrap_or_else(|| text(other));
@@ -88,6 +92,7 @@ pub fn read_rows(text: &str) -> Result<Vec<Row>, TableError> {
                 mem_kind: text("mem_kind"),
                 quality: text("quality"),
                 notes: text("notes"),
+                unclear,
                 cells,
             }
         })

@@ -5,9 +5,11 @@ use crate::model::model;
 use crate::names;
 use crate::refusal::Refusal;
 use crate::row::Row;
-use foretell_models::{Model, Moe};
-use foretell_program::{Layout, Plan, Program, Rank, Stack};
-use foretell_simulator::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackProfile, TrainedParameters, Workload};
+use foretell_models::Model;
+use foretell_program::{Layout, OperandFormat, Overlap, Plan, PlannedWorkload, Program, Rank, Stack, Trained};
+use foretell_simulator::CostModel;
+use foretell_simulator::gpu::{Cluster, Fp8Scaling, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
+use foretell_topologies::{DeviceKind, Topology};
 use foretell_units::{BytesPerSecond, DataType};
 
 /// A row's run, ready to be compiled and simulated.
@@ -28,6 +30,10 @@ pub struct Run {
     /// True if recomputation is settled: the row states it, or the stack does not adapt it to the
     /// device's memory, or the model is not a language model.
     pub recompute_is_settled: bool,
+    /// Name of the link between a node's devices, if the row names another than the usual one.
+    pub link: Option<&'static str>,
+    /// Name of the network between nodes.
+    pub network: &'static str,
     /// Number format of matrix products.
     pub format: ProductFormat,
     /// Properties of the run that costs depend on besides kernel sizes.
@@ -48,7 +54,7 @@ impl Run {
         let [first @ (_, device), others @ ..] = kinds.as_slice() else {
             return Err(Refusal(format!("the device `{}` has no profile", row.gpu)));
         };
-        let mut assumptions = Vec::new();
+        let mut assumptions = row.unclear.clone();
         let (stack_name, stack) = stack(row, profiles, &mut assumptions)?;
         let devices = row.count("n_gpus").ok_or_else(|| Refusal("the number of devices is not stated".into()))?;
         let (cluster, other_clusters) = clusters(row, *first, others, devices, profiles, &mut assumptions)?;
@@ -57,7 +63,6 @@ impl Run {
         let model = model(row, &stack, &layout, &mut assumptions)?;
         let is_language_model = matches!(model, Model::Gpt(_) | Model::Llama(_) | Model::Moe(_));
         let recompute_is_settled = states_recompute(row) || !is_language_model || !stack.defaults.recompute_to_fit;
-        let workload = workload(row, &layout, &model);
         let plan = plan(row, layout, format, &model)?;
         if cluster.gpu.estimated {
             assumptions.push(format!("kernels on `{device}` were not measured"));
@@ -65,7 +70,11 @@ impl Run {
         if stack.estimated {
             assumptions.push(format!("the stack `{stack_name}` was not fitted"));
         }
-        let plan = Plan { stack: Stack::new(stack_name), overlap: stack.defaults.overlap, ..plan };
+        let overlap = Overlap { tensor: stack.defaults.overlap.tensor || names::overlaps_tensor(row), ..stack.defaults.overlap };
+        let workload = PlannedWorkload { unknown_stack: names::stack(row).is_none(), ..plan.workload };
+        let plan = Plan { stack: Stack::new(stack_name), overlap, workload, ..plan };
+        let stack = stack.applied(&plan, profiles.unseen);
+        let workload = Workload::of(&plan, &model);
         Ok(Self {
             model,
             plan,
@@ -74,24 +83,98 @@ impl Run {
             stack,
             stack_name: stack_name.into(),
             recompute_is_settled,
+            link: names::link(row),
+            network: names::network(row).unwrap_or("infiniband"),
             format,
             workload,
             assumptions,
         })
     }
 
+    /// Returns the run of a plan on a topology.
+    ///
+    /// # Errors
+    /// [`Refusal`] if a device of the topology has no profile.
+    pub fn of_plan(model: &Model, plan: &Plan, topology: &Topology) -> Result<Self, Refusal> {
+        let profiles = Profiles::library().map_err(refused)?;
+        let costs = CostModel::new(None, topology).with_plan(topology, plan, model).map_err(refused)?;
+        let mut clusters = Vec::new();
+        let mut first_node = 0;
+        for group in topology.node_groups() {
+            let unknown = || Refusal(format!("the device `{}` has no profile", topology.device_kinds()[group.kind].name));
+            clusters.push((first_node, costs.cluster(group.kind).ok_or_else(unknown)?.clone()));
+            first_node += group.count;
+        }
+        if clusters.is_empty() {
+            return Err(Refusal("the topology has no devices".into()));
+        }
+        let (_, cluster) = clusters.remove(0);
+        let stack = profiles.stack(plan.stack.name()).map_err(refused)?.clone().applied(plan, profiles.unseen);
+        Ok(Self {
+            model: model.clone(),
+            plan: plan.clone(),
+            cluster,
+            other_clusters: clusters,
+            stack,
+            stack_name: plan.stack.name().into(),
+            recompute_is_settled: true,
+            link: None,
+            network: topology.network().transport.name(),
+            format: ProductFormat::of_plan(plan),
+            workload: Workload::of(plan, model),
+            assumptions: costs.remarks,
+        })
+    }
+
+    /// Returns the topology on which a plan of this run has the same devices and links.
+    ///
+    /// # Errors
+    /// [`Refusal`] if they cannot be described.
+    pub fn topology(&self) -> Result<Topology, Refusal> {
+        let devices = self.devices();
+        let node = |number: usize, count: usize, cluster: &Cluster| {
+            let sheet = DeviceKind::library(&cluster.device).ok().flatten();
+            let pcie =
+                self.link.or_else(|| PCIE.map(|(name, _)| name).into_iter().find(|name| cluster.gpu.link.starts_with(name)));
+            let link = match (pcie, sheet.and_then(|sheet| sheet.link)) {
+                (Some(generation), _) => {
+                    let (_, rate) = PCIE.into_iter().find(|(name, _)| *name == generation).unwrap_or(PCIE[1]);
+                    format!("pcie-{rate}")
+                }
+                (None, Some(rate)) => format!("nvswitch-{}B/s", rate.value()),
+                (None, None) => "nvswitch-100GB/s".into(),
+            };
+            format!(
+                "  - {{name: kind{number}, count: {count}, devices: {{kind: {}, count: {}}}, link: {link}, \
+                 nics: {{count: 1, bandwidth: {}B/s}}}}\n",
+                cluster.device,
+                cluster.devices_per_node,
+                cluster.node_rate.value()
+            )
+        };
+        let text = if self.cluster.gpu.generation == "tpu" {
+            format!(
+                "name: row\nnodes:\n  - {{name: host, count: {devices}, devices: {{kind: {}, count: 1}}}}\n\
+                 network: {{kind: torus, dimensions: 1, bandwidth: 50GB/s}}\n",
+                self.cluster.device
+            )
+        } else {
+            let per_node = self.cluster.devices_per_node;
+            let nodes = devices.div_ceil(per_node);
+            let starts: Vec<usize> = self.other_clusters.iter().map(|(first, _)| *first).chain([nodes]).collect();
+            let mut text = format!("name: row\nnodes:\n{}", node(0, starts[0].max(1), &self.cluster));
+            for (index, (first, cluster)) in self.other_clusters.iter().enumerate() {
+                text += &node(index + 1, starts[index + 1].saturating_sub(*first).max(1), cluster);
+            }
+            format!("{text}network: {{kind: switch, transport: {}}}\n", self.network)
+        };
+        Topology::from_yaml(&text, "row").map_err(|error| Refusal(error.to_string()))
+    }
+
     /// Returns the number of devices.
     pub fn devices(&self) -> usize {
         let layout = &self.plan.layout;
         layout.data * layout.tensor * layout.pipeline * layout.context * layout.expert
-    }
-
-    /// Returns the power to which the stack's interval is raised. Runs on devices without measured
-    /// kernels have a wider interval. The power 1.4 is assumed; no measurement supports it.
-    pub fn interval_power(&self) -> f64 {
-        const UNFITTED_DEVICE: f64 = 1.4;
-        let is_estimated = self.clusters().any(|cluster| cluster.gpu.estimated);
-        if is_estimated { UNFITTED_DEVICE } else { 1.0 }
     }
 
     /// Returns which of [`Run::clusters`] a stage runs on. If its ranks lie on several kinds, that
@@ -130,6 +213,9 @@ impl Run {
     }
 }
 
+/// Rates of PCIe links with sixteen lanes, as topologies write them (`link_specs.csv`).
+const PCIE: [(&str, &str); 3] = [("pcie3", "15.75GB/s"), ("pcie4", "31GB/s"), ("pcie5", "63GB/s")];
+
 fn refused(error: ProfileError) -> Refusal {
     Refusal(error.to_string())
 }
@@ -139,14 +225,12 @@ fn refused(error: ProfileError) -> Refusal {
 fn stack(row: &Row, profiles: &Profiles, assumptions: &mut Vec<String>) -> Result<(&'static str, StackProfile), Refusal> {
     let known = names::stack(row);
     let name = known.unwrap_or_else(|| names::nearest_stack(row));
-    let mut stack = profiles.stack(name).map_err(refused)?.clone();
-    names::configure(row, &mut stack);
+    let stack = profiles.stack(name).map_err(refused)?.clone();
     if known.is_none() {
         assumptions.push(match row.framework.as_str() {
             "" => format!("the framework is not stated; `{name}` stands in"),
             framework => format!("the framework `{framework}` has no profile; `{name}` stands in"),
         });
-        stack.spread = profiles.unseen;
     }
     Ok((name, stack))
 }
@@ -165,9 +249,7 @@ fn clusters(
     let rate = row.number("inter_gbps_per_node").map(|gigabits| BytesPerSecond::new(gigabits * 1e9 / 8.0));
     let cluster = |device: &str, link: Option<&str>| profiles.cluster(device, link, per_node, devices, rate).map_err(refused);
     let mut first = cluster(first_device, names::link(row))?;
-    if let Some(network) = names::network(row) {
-        first.network = profiles.network(network).map_err(refused)?;
-    }
+    first.network = profiles.network(names::network(row).unwrap_or("infiniband")).map_err(refused)?;
     let mut other_clusters = Vec::with_capacity(others.len());
     let mut nodes_before = first_nodes;
     for &(nodes, device) in others {
@@ -197,16 +279,6 @@ fn format(row: &Row, stack: &StackProfile, assumptions: &mut Vec<String>) -> Pro
     stack.defaults.precision
 }
 
-fn workload(row: &Row, layout: &Layout, model: &Model) -> Workload {
-    Workload {
-        experts_per_token: if let Model::Moe(Moe { top_k, .. }) = *model { top_k } else { 1 },
-        trained: if names::trains_adapters(row) { TrainedParameters::Adapters } else { TrainedParameters::All },
-        tensor: layout.tensor,
-        fp8_scaling: names::fp8_scaling(row),
-        has_eager_loss: names::has_eager_loss(row),
-    }
-}
-
 fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Result<Plan, Refusal> {
     let samples_at_once = layout.samples_at_once();
     let global_batch = match (row.count("gbs"), row.count("ga")) {
@@ -226,7 +298,22 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
         ProductFormat::Fp16 => DataType::Fp16,
         _ => DataType::Bf16,
     };
-    Ok(Plan { precision, optimizer: model.usual_optimizer(), ..Plan::new(layout, global_batch) })
+    let products = match (format, names::fp8_scaling(row)) {
+        (ProductFormat::Fp8, Fp8Scaling::Row) => Some(OperandFormat::Fp8ByRow),
+        (ProductFormat::Fp8, Fp8Scaling::Tensor) => Some(OperandFormat::Fp8),
+        (ProductFormat::Mxfp8, _) => Some(OperandFormat::Mxfp8),
+        (ProductFormat::Nvfp4, _) => Some(OperandFormat::Nvfp4),
+        _ => None,
+    };
+    let workload = PlannedWorkload {
+        products,
+        trains: if names::trains_adapters(row) { Trained::Adapters } else { Trained::All },
+        eager_loss: names::has_eager_loss(row),
+        // The model's sequence has none.
+        unpadded: matches!(model, Model::Bert(_)).then_some(1.0),
+        ..PlannedWorkload::default()
+    };
+    Ok(Plan { precision, optimizer: model.usual_optimizer(), workload, ..Plan::new(layout, global_batch) })
 }
 
 /// Returns the kinds of nodes in the order in which ranks fill them: the row's order, unless the
@@ -262,18 +349,18 @@ mod tests {
     }
 
     #[test]
-    fn single_node_vtrain_rows_are_simulated_without_recomputation() {
-        let header = "table,row_id,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,mbs,gbs,recompute,precision,framework";
-        let recompute = |table: &str| {
-            let cells =
-                format!("{table},a,GPT,12,1024,16,50257,1024,A100-SXM4-80GB,2,1,2,1,8,full,fp16,Megatron-DeepSpeed (1F1B)");
+    fn unclear_recomputation_is_read_as_the_list_says() {
+        let header = "row_id,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,mbs,gbs,recompute,precision,framework";
+        let run = |name: &str| {
+            let cells = format!("{name},GPT,12,1024,16,50257,1024,A100-SXM4-80GB,2,1,2,1,8,full,fp16,Megatron-DeepSpeed (1F1B)");
             let rows = read_rows(&format!("{header}\n{cells}\n")).expect("rows");
-            let run = Run::of(&rows[0], Profiles::library().expect("sound")).expect("a run");
-            (run.plan.layout.recompute.clone(), run.stack_name)
+            Run::of(&rows[0], Profiles::library().expect("sound")).expect("a run")
         };
         use foretell_program::Recompute;
-        assert_eq!(recompute("vtrain_single_node"), (Recompute::None, "megatron-deepspeed-node".into()));
-        assert_eq!(recompute("vtrain_multi_node"), (Recompute::Full, "megatron-deepspeed".into()));
+        let unclear = run("vtrain_single_node-0001");
+        assert_eq!(unclear.plan.layout.recompute, Recompute::None);
+        assert!(unclear.assumptions.iter().any(|one| one.contains("read as")), "{:?}", unclear.assumptions);
+        assert_eq!(run("a").plan.layout.recompute, Recompute::Full);
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! Scores the simulator: predicts every row or refuses it with a reason, and summarises the errors.
 
-use crate::memory_figure::memory_figure;
+use crate::memory_figure::{allocated, memory_figure};
 use crate::prediction::{CompiledRun, StepPrediction};
 use crate::published::{Split, Subset};
 use crate::refusal::Refusal;
 use crate::row::Row;
 use crate::run::Run;
-use crate::statistics::{Pair, Summary, SummaryTable};
+use crate::statistics::{Pair, Summary, SummaryTable, median};
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -43,6 +43,8 @@ pub struct ScoredRow {
     /// What was assumed, one sentence each.
     #[serde(rename = "stand_ins")]
     pub assumptions: Vec<String>,
+    /// Which part of the time is implausible, of a row that is off by more than [`FAR_OFF`].
+    pub implausible: Option<String>,
     /// Why the row has no prediction.
     pub refused: Option<String>,
     /// See [`Pair::group`].
@@ -58,12 +60,43 @@ pub struct ScoredRow {
 pub struct Scores {
     /// Every row once, in the order of the input.
     pub rows: Vec<ScoredRow>,
-    /// Statistics of the held-out rows by source.
+    /// Statistics of the held-out rows by source; of all rows if each was left out of a fit.
     pub by_source: BTreeMap<String, Summary>,
-    /// Statistics of the held-out rows: `rows` weighs every row equally, `sources` every source.
-    pub overall: BTreeMap<String, Summary>,
+    /// Statistics of the held-out rows over all sources.
+    pub overall: Overall,
     /// Number of refused rows by reason.
     pub refused: BTreeMap<String, usize>,
+    /// Number of values in the profiles that measured runs determined.
+    pub fitted_values: usize,
+}
+
+/// Statistics over all sources.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Overall {
+    /// Mean over sources of the mean magnitude of the errors.
+    pub macro_mean_error: f64,
+    /// Mean over sources of the share of measurements inside the 80 % interval.
+    pub macro_inside_interval: f64,
+    /// Median over sources of the mean magnitude of the errors.
+    pub median_source_error: f64,
+    /// Statistics with equal weights of the sources.
+    pub sources: Summary,
+    /// Statistics with equal weights of the rows.
+    pub rows: Summary,
+}
+
+impl Overall {
+    fn of(rows: &[ScoredRow], subset: Option<Subset>) -> Self {
+        let by_source = by_source(rows, subset);
+        let sources = Summary::macro_average(&by_source);
+        Self {
+            macro_mean_error: sources.mean_absolute_error,
+            macro_inside_interval: sources.inside_interval,
+            median_source_error: median(by_source.values().map(|summary| summary.mean_absolute_error).collect()),
+            sources,
+            rows: over_rows(rows, subset),
+        }
+    }
 }
 
 /// Predicts every row. The result does not depend on the number of threads.
@@ -95,7 +128,45 @@ pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
         });
         scored(row, split, outcome)
     });
-    Scores::of(scored.collect())
+    let scored: Vec<ScoredRow> = scored.collect();
+    // Without held-out rows, as in a table of a user's own, all count.
+    let subset = scored.iter().any(|row| row.subset == Subset::Score).then_some(Subset::Score);
+    Scores::of(scored, subset, profiles.fitted_values())
+}
+
+/// Error above which a row is compared with bounds.
+const FAR_OFF: f64 = 0.25;
+
+/// Returns which part of a measured time is implausible beside the prediction, if it is far off: no
+/// run is faster than its FLOPs at peak, and kernels' times are known better than all others.
+fn implausible(measured: f64, prediction: &StepPrediction) -> Option<String> {
+    let [step, kernels, least] = [prediction.step, prediction.compute, prediction.least].map(|time| time.value());
+    if (step / measured - 1.0).abs() <= FAR_OFF {
+        return None;
+    }
+    let share = 100.0 * least / measured;
+    Some(if least > measured {
+        format!("the row: its FLOPs take {least:.4} s at the devices' peak, more than the measured {measured:.4} s")
+    } else if kernels > measured {
+        format!(
+            "the kernels: predicted to take {kernels:.4} s of the measured {measured:.4} s, which is {share:.0} % of peak if the \
+             row is right"
+        )
+    } else if step > measured {
+        format!(
+            "the time beside kernels: {:.4} s predicted where the measurement leaves {:.4} s, at {share:.0} % of peak",
+            step - kernels,
+            measured - kernels
+        )
+    } else {
+        format!(
+            "the time beside kernels: {:.4} s predicted, but the measurement would need {:.4} s ({:.1} times); the run reaches \
+             {share:.0} % of peak",
+            step - kernels,
+            measured - kernels,
+            (measured - kernels) / (step - kernels).max(1e-9)
+        )
+    })
 }
 
 fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refusal>) -> ScoredRow {
@@ -117,6 +188,7 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
         stack: None,
         calibrated: false,
         assumptions: Vec::new(),
+        implausible: None,
         refused: None,
         group,
         job,
@@ -129,9 +201,15 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
             scored.p90 = Some(prediction.p90.value());
             scored.error = measured.map(|measured| step / measured - 1.0);
             scored.predicted_memory_bytes = Some(memory_figure(row, &run.stack, &prediction.memory));
+            scored.implausible = measured.and_then(|measured| implausible(measured, &prediction));
+            let capacity = run.cluster.gpu.memory;
+            let needed = allocated(&prediction.memory);
             scored.calibrated = run.assumptions.is_empty();
             scored.stack = Some(run.stack_name);
             scored.assumptions = run.assumptions;
+            if measured.is_some() && needed > capacity {
+                scored.assumptions.push(format!("it is predicted to need {needed} of the device's {capacity}, although it ran"));
+            }
         }
         Err(Refusal(reason)) => scored.refused = Some(reason),
     }
@@ -139,15 +217,15 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
 }
 
 impl Scores {
-    fn of(rows: Vec<ScoredRow>) -> Self {
-        let by_source = by_source(&rows, Some(Subset::Score));
-        let mut overall = BTreeMap::from([("sources".to_string(), Summary::macro_average(&by_source))]);
-        overall.insert("rows".into(), over_rows(&rows, Some(Subset::Score)));
+    /// Returns the statistics of the scored rows of one subset, or of all.
+    pub(crate) fn of(rows: Vec<ScoredRow>, subset: Option<Subset>, fitted_values: usize) -> Self {
+        let by_source = by_source(&rows, subset);
+        let overall = Overall::of(&rows, subset);
         let mut refused: BTreeMap<String, usize> = BTreeMap::new();
         for reason in rows.iter().filter_map(|row| row.refused.clone()) {
             *refused.entry(reason).or_default() += 1;
         }
-        Self { by_source, overall, refused, rows }
+        Self { by_source, overall, refused, fitted_values, rows }
     }
 
     /// Returns a Markdown table of the statistics of one subset of the rows, or of all (`None`).
@@ -271,6 +349,25 @@ mod tests {
         }
         assert!(scores.refused.len() > 1 && scores.by_source.len() > 8);
         assert!(!scores.by_source.contains_key(""));
+    }
+
+    #[test]
+    fn a_row_that_is_far_off_says_which_part_is_implausible() {
+        let seconds = foretell_units::Seconds::new;
+        let prediction = StepPrediction {
+            step: seconds(2.0),
+            p10: seconds(1.8),
+            p90: seconds(2.2),
+            memory: Default::default(),
+            compute: seconds(1.5),
+            least: seconds(0.8),
+        };
+        let part = |measured| implausible(measured, &prediction).unwrap_or_default();
+        assert_eq!(part(1.9), "");
+        assert!(part(0.7).starts_with("the row: "), "{}", part(0.7));
+        assert!(part(1.2).starts_with("the kernels: "), "{}", part(1.2));
+        assert!(part(1.55).starts_with("the time beside kernels: 0.5000 s predicted where"), "{}", part(1.55));
+        assert!(part(4.0).contains("2.5000 s (5.0 times)"), "{}", part(4.0));
     }
 
     #[test]

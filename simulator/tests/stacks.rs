@@ -5,7 +5,7 @@ use foretell_models::{Mlp, Model};
 use foretell_program::{Footprint, Layout, Offload, Optimizer, Overlap, Plan, Program, Schedule, Stack, compile_training};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::{
-    CostModel, Folding, Options, Oversubscription, Simulation, predict, simulate, simulate_representatives,
+    CostModel, Folding, Options, Oversubscription, Prediction, Simulation, predict, simulate, simulate_representatives,
 };
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Picoseconds};
@@ -149,7 +149,12 @@ fn intervals_follow_the_stack_and_unknown_devices_are_uncalibrated() {
                 nodes:\n  - {name: n, count: 1, devices: {kind: odd, count: 1}, link: nvswitch-100GB/s}\n\
                 network: {kind: switch, latency: 5us}\n";
     let odd = Topology::from_yaml(text, "odd.yaml").unwrap();
-    let unknown = answer(&odd, &costs(&odd, "megatron-core"));
+    let like_a_known_one = costs(&odd, "megatron-core");
+    let says = |what: &str| like_a_known_one.remarks.iter().any(|remark| remark.contains(what));
+    assert!(says("device `odd` is known by its data sheet only") && says("wider interval"), "{:?}", like_a_known_one.remarks);
+    let unknown = answer(&odd, &like_a_known_one);
+    let width = |prediction: &Prediction| prediction.step_seconds_p90 / prediction.step_seconds_p10;
+    assert!(width(&unknown) > 1.1 * width(&known), "{} beside {}", width(&unknown), width(&known));
     assert!(!unknown.calibrated && unknown.uncalibrated.iter().any(|what| what.contains("odd")), "{:?}", unknown.uncalibrated);
     assert!(CostModel::new(None, &topology).with_stack(&topology, "abacus", DataType::Bf16).is_err());
 }

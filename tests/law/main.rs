@@ -7,11 +7,12 @@ mod case;
 mod common;
 mod dimensions;
 mod random;
+mod resuming;
 
 use case::{Case, MESHES, SEQUENCES, SHARES};
 use common::Scratch;
 use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
+use proptest::test_runner::{FailurePersistence, FileFailurePersistence};
 use random::{MODELS, OPERATORS, cases};
 
 /// Returns the relative tolerances of the first step's gradient norm and of the losses.
@@ -74,11 +75,21 @@ fn check(case: &Case) {
     assert_eq!(many.arenas, predicted, "the arenas do not have the predicted size\n{case:?}");
 }
 
+/// Returns the number of random cases: `usual`, unless the environment states another.
+fn law_cases(usual: u32) -> u32 {
+    std::env::var("FORETELL_LAW_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(usual)
+}
+
+/// Returns where failing cases are kept.
+fn failure_persistence() -> Option<Box<dyn FailurePersistence>> {
+    Some(Box::new(FileFailurePersistence::Direct("tests/law.proptest-regressions")))
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
-        cases: std::env::var("FORETELL_LAW_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(24),
+        cases: law_cases(24),
         max_shrink_iters: 40,
-        failure_persistence: Some(Box::new(FileFailurePersistence::Direct("tests/law.proptest-regressions"))),
+        failure_persistence: failure_persistence(),
         ..ProptestConfig::default()
     })]
 

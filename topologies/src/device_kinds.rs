@@ -19,6 +19,24 @@ static KINDS: LazyLock<Result<BTreeMap<String, DeviceKind>, TopologyError>> = La
     kinds.collect()
 });
 
+impl DeviceKind {
+    /// Returns the library's device kind of that name, if it has one.
+    ///
+    /// # Errors
+    /// [`TopologyError`] if the library is malformed. A test excludes this.
+    pub fn library(name: &str) -> Result<Option<Self>, TopologyError> {
+        of_library(name)
+    }
+
+    /// Names of the library's device kinds, sorted.
+    ///
+    /// # Errors
+    /// As [`DeviceKind::library`].
+    pub fn library_names() -> Result<impl Iterator<Item = &'static str>, TopologyError> {
+        library_names()
+    }
+}
+
 /// Returns the library's device kind of that name, if it has one.
 pub(crate) fn of_library(name: &str) -> Result<Option<DeviceKind>, TopologyError> {
     KINDS.as_ref().map(|kinds| kinds.get(name).cloned()).map_err(Clone::clone)

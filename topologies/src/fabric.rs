@@ -7,11 +7,13 @@
 mod dragonfly;
 mod routing;
 mod torus;
+mod transport;
 mod tree;
 
 pub use dragonfly::Dragonfly;
 pub use routing::{Routing, StatedRoute};
 pub use torus::{Dimensions, Torus};
+pub use transport::Transport;
 pub use tree::{CrossRail, FatTree, LeafSwitches, Pods, Uplinks};
 
 use crate::link::{Junction, Link, LinkId, NewLinks};
@@ -30,6 +32,9 @@ pub const DEFAULT_NETWORK_LATENCY: Seconds = Seconds::new(5e-6);
 /// al. 2025).
 pub(crate) const DEFAULT_TORUS_LATENCY: Seconds = Seconds::new(1e-6);
 
+/// The most links between switches: some 3 GB.
+const MOST_LINKS: usize = 1 << 24;
+
 /// Latency of each further switch: one HDR InfiniBand hop (`link_specs.csv`: 0.6 us).
 const SWITCH_HOP_LATENCY: Seconds = Seconds::new(0.6e-6);
 
@@ -38,6 +43,8 @@ const SWITCH_HOP_LATENCY: Seconds = Seconds::new(0.6e-6);
 pub struct Network {
     /// How the nodes are joined.
     pub fabric: Fabric,
+    /// What carries messages between nodes.
+    pub transport: Transport,
     /// Latency from a node's NIC to another's under the same switch, one way; in a torus, from a
     /// device to its neighbour.
     pub latency: Seconds,
@@ -67,7 +74,14 @@ pub enum Fabric {
 impl Network {
     /// Makes a network whose fabric has one path per pair.
     pub(crate) fn plain(fabric: Fabric) -> Self {
-        Network { fabric, latency: DEFAULT_NETWORK_LATENCY, routing: Routing::Spread, seed: 0, stated: Vec::new() }
+        Network {
+            fabric,
+            transport: Transport::default(),
+            latency: DEFAULT_NETWORK_LATENCY,
+            routing: Routing::Spread,
+            seed: 0,
+            stated: Vec::new(),
+        }
     }
 }
 
@@ -103,9 +117,23 @@ impl Fabric {
     /// hint.
     pub(crate) fn fits(&self, nodes: usize, devices: usize) -> Result<(), (String, String)> {
         match self {
-            Fabric::None | Fabric::Switch | Fabric::FatTree(_) => Ok(()),
+            Fabric::None | Fabric::Switch => Ok(()),
+            Fabric::FatTree(tree) => tree.fits(nodes, devices),
             Fabric::Torus(torus) => torus.fits(devices),
             Fabric::Dragonfly(dragonfly) => dragonfly.fits(nodes),
+        }
+    }
+
+    /// Whether groups of so many nodes each may be listed in a rotated order: every group then has
+    /// the same paths as before.
+    pub(crate) fn groups_may_rotate(&self, counts: &[usize]) -> bool {
+        match self {
+            Fabric::None | Fabric::Switch => true,
+            Fabric::FatTree(tree) => {
+                let leaf = tree.nodes_per_leaf(counts.iter().sum());
+                tree.pods.is_none() && counts.iter().all(|count| count.is_multiple_of(leaf))
+            }
+            Fabric::Torus(_) | Fabric::Dragonfly(_) => false,
         }
     }
 

@@ -47,7 +47,7 @@ pub use discovery::{LOCAL_DEVICE, discover};
 pub use error::{Place, TopologyError, TopologyProblem};
 pub use fabric::{
     CrossRail, DEFAULT_NETWORK_LATENCY, Dimensions, Dragonfly, Fabric, FatTree, Leaf, LeafSwitches, Network, Pods, Routing,
-    StatedRoute, Torus, Uplinks,
+    StatedRoute, Torus, Transport, Uplinks,
 };
 pub use import::{Discovered, DiscoveredGpu, ImportError, ImportOptions, from_discovered, from_nccl_xml, from_smi_topo};
 pub use layout::{DeviceId, InterchangeableNodes, NodeId, Route};

@@ -6,7 +6,7 @@ use crate::text::{At, suggest};
 use std::collections::BTreeMap;
 
 /// Name, file and text of each topology, in listing order.
-const TOPOLOGIES: [(&str, &str, &str); 13] = [
+const TOPOLOGIES: [(&str, &str, &str); 31] = [
     ("dgx-v100", "library/dgx-v100.yaml", include_str!("../library/dgx-v100.yaml")),
     ("dgx-a100-80g", "library/dgx-a100-80g.yaml", include_str!("../library/dgx-a100-80g.yaml")),
     ("dgx-h100", "library/dgx-h100.yaml", include_str!("../library/dgx-h100.yaml")),
@@ -14,6 +14,24 @@ const TOPOLOGIES: [(&str, &str, &str); 13] = [
     ("dgx-h100-rails", "library/dgx-h100-rails.yaml", include_str!("../library/dgx-h100-rails.yaml")),
     ("pcie-l40s", "library/pcie-l40s.yaml", include_str!("../library/pcie-l40s.yaml")),
     ("tpu-v4", "library/tpu-v4.yaml", include_str!("../library/tpu-v4.yaml")),
+    ("dgx-b200", "library/dgx-b200.yaml", include_str!("../library/dgx-b200.yaml")),
+    ("gb200-nvl72", "library/gb200-nvl72.yaml", include_str!("../library/gb200-nvl72.yaml")),
+    ("gb300-nvl72", "library/gb300-nvl72.yaml", include_str!("../library/gb300-nvl72.yaml")),
+    ("hgx-h20", "library/hgx-h20.yaml", include_str!("../library/hgx-h20.yaml")),
+    ("mi300x-8", "library/mi300x-8.yaml", include_str!("../library/mi300x-8.yaml")),
+    ("mi325x-8", "library/mi325x-8.yaml", include_str!("../library/mi325x-8.yaml")),
+    ("tpu-v5e", "library/tpu-v5e.yaml", include_str!("../library/tpu-v5e.yaml")),
+    ("tpu-v5p", "library/tpu-v5p.yaml", include_str!("../library/tpu-v5p.yaml")),
+    ("tpu-v6e", "library/tpu-v6e.yaml", include_str!("../library/tpu-v6e.yaml")),
+    ("rtx4090-8", "library/rtx4090-8.yaml", include_str!("../library/rtx4090-8.yaml")),
+    ("gtx1080ti-2", "library/gtx1080ti-2.yaml", include_str!("../library/gtx1080ti-2.yaml")),
+    ("l4-8", "library/l4-8.yaml", include_str!("../library/l4-8.yaml")),
+    ("grand-teton", "library/grand-teton.yaml", include_str!("../library/grand-teton.yaml")),
+    ("perlmutter", "library/perlmutter.yaml", include_str!("../library/perlmutter.yaml")),
+    ("aws-p4d", "library/aws-p4d.yaml", include_str!("../library/aws-p4d.yaml")),
+    ("aws-p5", "library/aws-p5.yaml", include_str!("../library/aws-p5.yaml")),
+    ("gcp-a3-mega", "library/gcp-a3-mega.yaml", include_str!("../library/gcp-a3-mega.yaml")),
+    ("azure-nd-h100", "library/azure-nd-h100.yaml", include_str!("../library/azure-nd-h100.yaml")),
     ("dragonfly-a100", "library/dragonfly-a100.yaml", include_str!("../library/dragonfly-a100.yaml")),
     ("fat-tree-1024", "library/fat-tree-1024.yaml", include_str!("../library/fat-tree-1024.yaml")),
     ("cpu-pair", "library/cpu-pair.yaml", include_str!("../library/cpu-pair.yaml")),

@@ -168,6 +168,10 @@ impl At<Scalars> {
     }
 }
 
+/// The largest count in a topology file: more than the largest cluster has of anything, and small
+/// enough that the product of two is exact.
+const MOST: usize = 1 << 24;
+
 impl At<Scalar> {
     /// Parses a quantity above zero.
     pub(crate) fn positive<Q>(&self, field: &str) -> Result<Q, TopologyError>
@@ -188,14 +192,18 @@ impl At<Scalar> {
         })
     }
 
-    /// Parses a count of at least 1.
+    /// Parses a count of at least 1 and at most [`MOST`].
     pub(crate) fn count(&self, field: &str) -> Result<usize, TopologyError> {
         let text = self.value.0.trim();
         match text.replace('_', "").parse() {
             Ok(0) => Err(TopologyError::invalid(self.place, format!("`{field}` is 0"), "write how many there are, at least 1")),
-            Ok(count) => Ok(count),
+            Ok(count) if count <= MOST => Ok(count),
+            Ok(_) => {
+                let what = format!("`{field}` is `{text}`, and a count is at most {MOST}");
+                Err(TopologyError::invalid(self.place, what, "write how many there are"))
+            }
             Err(_) => {
-                let what = format!("`{field}` is `{text}`, which is not a whole number");
+                let what = format!("`{field}` is `{text}`, which is not a whole number below 2^64");
                 Err(TopologyError::invalid(self.place, what, "write how many there are, such as `8`"))
             }
         }
@@ -223,6 +231,12 @@ impl At<Scalar> {
     }
 }
 
+/// Most names that a hint lists in full.
+const MOST_SUGGESTED: usize = 24;
+
+/// Number of names that a hint lists beside the nearest if there are more.
+const NEAREST: usize = 5;
+
 /// Lists the known names, with the closest one first if it is close: `did you mean `a`? There are
 /// `a`, `b``.
 pub(crate) fn suggest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> String {
@@ -230,9 +244,15 @@ pub(crate) fn suggest<'a>(written: &str, known: impl IntoIterator<Item = &'a str
     // A prefix counts as a perfect match: `dgx-a100` lacks the end of a name, it is no misspelling.
     let edits = |name: &str| strsim::levenshtein(&written.to_lowercase(), &name.to_lowercase());
     let distance = |name: &str| if !written.is_empty() && name.starts_with(written) { 0 } else { edits(name) };
-    let closest = known.iter().map(|name| (distance(name), *name)).min();
-    let all = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    match closest {
+    let mut by_distance: Vec<(usize, &str)> = known.iter().map(|name| (distance(name), *name)).collect();
+    by_distance.sort();
+    let listed = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    let all = listed(&known);
+    match by_distance.first().copied() {
+        Some((distance, name)) if distance <= 1 + name.chars().count() / 3 && known.len() > MOST_SUGGESTED => {
+            let others: Vec<&str> = by_distance.iter().skip(1).take(NEAREST).map(|(_, name)| *name).collect();
+            format!("did you mean `{name}`? Of {} others, the nearest are {}", known.len() - 1, listed(&others))
+        }
         Some((distance, name)) if distance <= 1 + name.chars().count() / 3 => format!("did you mean `{name}`? There are {all}"),
         Some(_) => format!("there are {all}"),
         None => "there are none".into(),

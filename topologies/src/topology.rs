@@ -110,17 +110,9 @@ impl Topology {
             let what = format!("`{}` has no kind of node called `{group}`", description.name);
             return Err(TopologyError::invalid(None, what, format!("there are {names}")));
         };
-        let count = description.groups.iter().map(|group| group.count).sum();
-        let may_turn = description.network.stated.is_empty()
-            && match &description.network.fabric {
-                Fabric::None | Fabric::Switch => true,
-                Fabric::FatTree(tree) => {
-                    let leaf = tree.nodes_per_leaf(count);
-                    tree.pods.is_none() && description.groups.iter().all(|group| group.count.is_multiple_of(leaf))
-                }
-                Fabric::Torus(_) | Fabric::Dragonfly(_) => false,
-            };
-        if place > 0 && !may_turn {
+        let counts: Vec<usize> = description.groups.iter().map(|group| group.count).collect();
+        let may_rotate = description.network.stated.is_empty() && description.network.fabric.groups_may_rotate(&counts);
+        if place > 0 && !may_rotate {
             let what = format!("the nodes of `{}` have their places in its network", description.name);
             return Err(TopologyError::invalid(None, what, "list them in another order in the topology file"));
         }

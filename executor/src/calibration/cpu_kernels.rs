@@ -7,6 +7,7 @@ use super::LEARNING_RATE;
 use super::statistics::{Durations, Measurements};
 use crate::arena::Arenas;
 use crate::backend::{CpuBackend, Hyperparameters};
+use crate::checkpoint::StateSource;
 use crate::clock;
 use crate::data::{DataSource, Dataset, Split};
 use crate::error::ExecutorError;
@@ -16,12 +17,16 @@ use crate::interpreter::SoloInterpreter;
 use crate::job::{CalibrationJob, TimedStep};
 use crate::member::Member;
 use crate::samples::Samples;
+use crate::state::RankState;
 use crate::transport::Group;
 use foretell_models::{Graph, GraphOptions, Kernel};
-use foretell_program::{PlanError, Program, Rank, Sample, StageProgram, compile};
+use foretell_program::{PlanError, Program, Rank, RunLength, Sample, StageProgram, compile};
 use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// The length of the run whose step is timed. The learning rate is [`LEARNING_RATE`] anyway.
+const ONE_STEP: RunLength = RunLength { steps: 1, steps_per_epoch: 1 };
 
 /// Timed runs of a step in one pass. One more run before them warms up.
 const RUNS: usize = 3;
@@ -198,7 +203,7 @@ impl PreparedStep {
         let samples =
             Samples { dataset, split: Split::Training, indices: (0..plan.global_batch).map(|sample| sample % length).collect() };
         let graph = model.graph(&step.name, &GraphOptions::ONE).map_err(PlanError::from)?;
-        let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..hyperparameters(plan, 0, 0) };
+        let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..hyperparameters(plan, 0, 0, ONE_STEP) };
         let instructions =
             (0..interpreter.len()).filter(|&one| runs[one]).map(|instruction| (instruction as u32, items[instruction])).collect();
         Ok(Some(Self { interpreter, program, rank, graph, samples, hyperparameters, instructions }))
@@ -206,9 +211,7 @@ impl PreparedStep {
 
     /// Fills the parameters.
     fn initialise(&self, arenas: &Arenas) -> Result<(), ExecutorError> {
-        let mesh = &self.program.mesh;
-        let coordinates = mesh.coordinates(self.rank);
-        initialise(self.program.list_of(self.rank), &self.graph, mesh.stage_at(coordinates), coordinates, arenas, 0)
+        initialise(&RankState::new(&self.program, &self.graph, self.rank), arenas, &StateSource::anew(), 0)
     }
 }
 

@@ -118,7 +118,7 @@ fn program(member: &Member, count: usize, elements: usize, collectives: Collecti
         bytes,
         persistent: true,
         lifetime: None,
-        initial: None,
+        state: None,
     };
     let instruction = |index: usize| {
         let is_collective = index == count || (collectives == Collectives::Alternate && index % 2 == 1);

@@ -2,7 +2,9 @@
 //! framework's own file has the rest.
 
 use super::FrameworkError;
-use foretell_program::{CollectiveAlgorithm, Layout, Optimizer, Overlap, Plan, Recompute, Schedule, Stack};
+use foretell_program::{
+    CollectiveAlgorithm, Layout, Optimizer, Overlap, Plan, PlannedWorkload, Recompute, RunLength, Schedule, Stack, Training,
+};
 use foretell_units::Bytes;
 
 /// A plan on its way to a framework.
@@ -27,6 +29,7 @@ impl Nearest {
         let plan = Plan { layout, stack: Stack::new(stack), overlap: Overlap::default(), ..plan.clone() };
         let mut nearest = Self { framework, plan, differences: Vec::new() };
         nearest.uniform();
+        nearest.plain_training();
         // Adam without weight decay and AdamW without it are the same.
         if nearest.plan.training.weight_decay == 0.0 && nearest.plan.optimizer == Optimizer::AdamW {
             nearest.plan.optimizer = Optimizer::Adam;
@@ -58,6 +61,33 @@ impl Nearest {
         if self.plan.batch_norm_group.take().is_some() {
             self.differences.push("samples of a rank's micro-batch share batch statistics".into());
         }
+    }
+
+    /// Keeps the optimizer's numbers of the training, and leaves the rest to the framework.
+    fn plain_training(&mut self) {
+        if self.plan.optimizer == Optimizer::Lamb {
+            self.plan.optimizer = Optimizer::AdamW;
+            self.differences.push("the optimizer is adamw, and not lamb".into());
+        }
+        let training = &self.plan.training;
+        let plain = Training {
+            learning_rate: training.learning_rate,
+            momentum: training.momentum,
+            nesterov: training.nesterov,
+            weight_decay: training.weight_decay,
+            beta1: training.beta1,
+            beta2: training.beta2,
+            epsilon: training.epsilon,
+            clip_norm: training.clip_norm,
+            loss_scale: training.loss_scale,
+            ..Training::default()
+        };
+        let without_optimizer = Training { optimizer: None, ..training.clone() };
+        if without_optimizer != plain {
+            self.differences.push("`training` keeps its optimizer's numbers only; the framework has its own recipe".into());
+        }
+        self.plan.training = plain;
+        self.replace(|plan| &mut plan.workload, PlannedWorkload::default(), "`workload` is left out");
     }
 
     /// Replaces a value that the framework lacks.
@@ -114,4 +144,9 @@ impl Nearest {
         self.plan.layout.recompute = Recompute::Full;
         self.differences.push("every block is recomputed: `recompute: full`".into());
     }
+}
+
+/// The learning rate of a plan without a schedule.
+pub(super) fn learning_rate(plan: &Plan) -> f32 {
+    plan.learning_rate_at(0, RunLength { steps: 1, steps_per_epoch: 1 })
 }

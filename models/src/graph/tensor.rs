@@ -1,6 +1,7 @@
 //! Tensors: name, shape, purpose and storage. A tensor does not know the operators that use it.
 
 use crate::storage::Storage;
+use std::sync::Arc;
 
 /// Index of a tensor in [`Graph::tensors`](super::Graph::tensors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -76,12 +77,18 @@ pub enum Role {
     Parameter(Parameter),
     /// Kept between steps but not trained: running mean and variance of batch norm.
     Running,
+    /// Given with the graph, and never written: these values.
+    Constant(Arc<[f32]>),
     /// Made by an operator and read by others.
     Activation,
     /// Made from this parameter alone, and thus equal in all micro-batches of a step.
     OfParameter(TensorId),
     /// Gradient of this parameter, summed over micro-batches.
     ParameterGradient(TensorId),
+    /// Made by an operator and kept to the end of the step, for all micro-batches.
+    Kept,
+    /// A sum that a kernel makes beside others, and that nothing reads.
+    UnreadSum,
     /// A sum over the batch, and over micro-batches: loss, correct predictions, batch statistics.
     Sum,
 }
@@ -100,7 +107,8 @@ pub struct Tensor {
     pub storage: Storage,
 }
 
-/// One tensor of a parameter's public form, as a file of weights has it.
+/// One tensor of the public form of a parameter or of running statistics, as a file of weights has
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublicTensor {
     /// Name.
@@ -112,21 +120,38 @@ pub struct PublicTensor {
 }
 
 impl Tensor {
-    /// Returns the tensors of a parameter's public form, in order: one, except for stacked experts.
-    /// Empty for other tensors.
+    /// Returns the tensors of the public form, in order: one of a parameter, except for stacked
+    /// experts; mean and variance of running statistics. Empty for other tensors.
     pub fn public_tensors(&self) -> Vec<PublicTensor> {
-        let Role::Parameter(Parameter { shape, parts, .. }) = &self.role else { return Vec::new() };
-        if parts.is_empty() {
-            return vec![PublicTensor { name: self.name.clone(), shape: shape.clone(), elements: 0..self.elements() }];
-        }
-        let shape = shape.get(1..).unwrap_or_default().to_vec();
-        let length: usize = shape.iter().product();
-        let part = |(index, name): (usize, &String)| PublicTensor {
-            name: name.clone(),
-            shape: shape.clone(),
-            elements: index * length..(index + 1) * length,
+        let (names, shape): (Vec<String>, Vec<usize>) = match &self.role {
+            Role::Parameter(Parameter { shape, parts, .. }) if parts.is_empty() => {
+                return vec![PublicTensor { name: self.name.clone(), shape: shape.clone(), elements: 0..self.elements() }];
+            }
+            Role::Parameter(Parameter { shape, parts, .. }) => (parts.clone(), shape.get(1..).unwrap_or_default().to_vec()),
+            Role::Running => {
+                let channels = self.dimensions.iter().skip(1).map(|dimension| dimension.extent);
+                (["mean", "var"].map(|moment| format!("{}_{moment}", self.name)).to_vec(), channels.collect())
+            }
+            _ => return Vec::new(),
         };
-        parts.iter().enumerate().map(part).collect()
+        let length: usize = shape.iter().product();
+        let part = |(index, name)| PublicTensor { name, shape: shape.clone(), elements: index * length..(index + 1) * length };
+        names.into_iter().enumerate().map(part).collect()
+    }
+
+    /// Returns our dimensions in the order of the public form.
+    pub fn public_order(&self) -> Vec<usize> {
+        match &self.role {
+            Role::Parameter(parameter) => parameter.permutation.clone(),
+            _ => (0..self.dimensions.len()).collect(),
+        }
+    }
+
+    /// Returns the public name of the number of batches that running statistics have seen, which
+    /// torchvision's files have beside them. `None` for other tensors.
+    pub fn public_batch_count(&self) -> Option<String> {
+        let module = self.name.strip_suffix(".running").filter(|_| self.role == Role::Running)?;
+        Some(format!("{module}.num_batches_tracked"))
     }
 
     /// Returns the number of elements over all ranks.

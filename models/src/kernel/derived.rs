@@ -1,49 +1,49 @@
 //! Single facts of a kernel's description. A caller that needs several of them calls
 //! [`Kernel::spec`] once.
 
-use super::{Kernel, KernelFamily, Traffic};
+use super::{Kernel, KernelFamily, KernelSpec, Traffic};
 use foretell_units::{Bytes, DataType, Flops};
 
 impl Kernel {
     /// Returns the name in reports and profiles.
     pub fn name(&self) -> &'static str {
-        self.describe().name
+        self.describe(|spec| spec.name)
     }
 
     /// Returns the kind of work.
     pub fn family(&self) -> KernelFamily {
-        self.describe().family
+        self.describe(|spec| spec.family)
     }
 
     /// Whether the first write may have the memory of the first read.
     pub fn may_work_in_place(&self) -> bool {
-        self.describe().may_work_in_place
+        self.describe(|spec| spec.may_work_in_place)
     }
 
     /// Returns the elements that cross the memory boundary.
     pub fn traffic(&self) -> Traffic {
-        self.spec().traffic()
+        self.describe(KernelSpec::traffic)
     }
 
     /// Returns the bytes that cross the memory boundary in a run of `precision`.
     pub fn bytes(&self, precision: DataType) -> Bytes {
-        self.spec().traffic().bytes(precision)
+        self.traffic().bytes(precision)
     }
 
-    /// Returns the floating-point operations ([`KernelSpec::flops`](super::KernelSpec::flops)).
+    /// Returns the floating-point operations ([`KernelSpec::flops`]).
     pub fn flops(&self) -> Flops {
-        self.spec().flops()
+        self.describe(KernelSpec::flops)
     }
 
     /// Returns the floating-point operations that count for model FLOPs utilisation
-    /// ([`KernelSpec::model_flops`](super::KernelSpec::model_flops)).
+    /// ([`KernelSpec::model_flops`]).
     pub fn model_flops(&self) -> Flops {
-        self.spec().model_flops()
+        self.describe(KernelSpec::model_flops)
     }
 
     /// Whether most of the time goes into matrix products rather than into memory traffic.
     pub fn is_matrix_product(&self) -> bool {
-        self.spec().is_matrix_product()
+        self.describe(KernelSpec::is_matrix_product)
     }
 
     /// Returns the number format in which a matrix product multiplies in a run of `precision`.

@@ -33,6 +33,8 @@ pub struct KernelSpec {
     /// Operands that are read, then operands that are written, in the order of an instruction.
     /// Those that the kernel's properties rule out are marked so.
     pub(super) operands: [KernelOperand; MOST_ON_BOTH_SIDES],
+    /// Elements that cross the memory boundary.
+    pub(super) traffic: Traffic,
     /// Floating-point operations. `None`: one for each element of the largest kind of traffic.
     pub(super) flops: Option<f64>,
     /// Floating-point operations that are fused with a product: an activation, its slope, a bias's
@@ -260,6 +262,31 @@ pub struct Traffic {
 }
 
 impl Traffic {
+    /// Returns the elements of one operand. A value rather than additions in place, which the
+    /// optimiser would not resolve for the operands of a known kernel.
+    #[inline(always)]
+    fn of(operand: &KernelOperand) -> Self {
+        let (elements, moved) = (operand.elements, operand.moved);
+        match (operand.presence, operand.storage, operand.access) {
+            (Presence::Updated, ..) => Self { single: 2 * elements, narrowed: elements, ..Self::default() },
+            (Presence::MasterCopy | Presence::Never, ..) => Self::default(),
+            (_, Storage::Precision, Access::Read) => Self { read: moved, ..Self::default() },
+            (_, Storage::Precision, Access::Write) => Self { written: moved, ..Self::default() },
+            (_, Storage::Eight, _) => Self { eight: moved, ..Self::default() },
+            (_, Storage::Single | Storage::Integer, _) => Self { single: moved, ..Self::default() },
+        }
+    }
+
+    /// Adds the elements of another operand.
+    #[inline(always)]
+    fn add(&mut self, other: Self) {
+        self.read += other.read;
+        self.written += other.written;
+        self.eight += other.eight;
+        self.single += other.single;
+        self.narrowed += other.narrowed;
+    }
+
     /// Returns the bytes in a run of `precision`.
     pub fn bytes(&self, precision: DataType) -> Bytes {
         let narrowed = if precision.has_master_copies() { self.narrowed } else { 0 };
@@ -277,24 +304,27 @@ impl KernelSpec {
         operands: [KernelOperand; OPERANDS],
     ) -> Self {
         const { assert!(SIZES <= MOST_SIZES && OPERANDS <= MOST_ON_BOTH_SIDES) };
+        let mut traffic = Traffic::default();
+        for operand in &operands {
+            traffic.add(Traffic::of(operand));
+        }
         let mut spec = Self {
             name,
             family,
             sizes: [1; MOST_SIZES],
             flags: [false; 4],
             operands: [KernelOperand::NONE; MOST_ON_BOTH_SIDES],
+            traffic,
             flops: None,
             fused_flops: 0.0,
             model_flops: None,
             may_work_in_place: false,
             moves_any_width: false,
         };
-        for (place, size) in spec.sizes.iter_mut().zip(sizes) {
-            *place = size;
-        }
-        for (place, operand) in spec.operands.iter_mut().zip(operands) {
-            *place = operand;
-        }
+        // The optimiser drops copies of a known length if the caller does not need them, but not
+        // loops.
+        spec.sizes[..SIZES].copy_from_slice(&sizes);
+        spec.operands[..OPERANDS].copy_from_slice(&operands);
         spec
     }
 
@@ -315,26 +345,14 @@ impl KernelSpec {
     }
 
     /// Returns the elements that cross the memory boundary.
+    #[inline(always)]
     pub fn traffic(&self) -> Traffic {
-        let mut traffic = Traffic::default();
-        for operand in &self.operands {
-            match (operand.presence, operand.storage, operand.access) {
-                (Presence::Updated, ..) => {
-                    traffic.single += 2 * operand.elements;
-                    traffic.narrowed += operand.elements;
-                }
-                (Presence::MasterCopy | Presence::Never, ..) => {}
-                (_, Storage::Precision, Access::Read) => traffic.read += operand.moved,
-                (_, Storage::Precision, Access::Write) => traffic.written += operand.moved,
-                (_, Storage::Eight, _) => traffic.eight += operand.moved,
-                (_, Storage::Single | Storage::Integer, _) => traffic.single += operand.moved,
-            }
-        }
-        traffic
+        self.traffic
     }
 
     /// Whether most of the time goes into matrix products, which run at a device's peak rate,
     /// rather than into memory traffic.
+    #[inline(always)]
     pub fn is_matrix_product(&self) -> bool {
         matches!(self.family, KernelFamily::Product | KernelFamily::Convolution | KernelFamily::Attention)
     }
@@ -348,6 +366,7 @@ impl KernelSpec {
 
     /// Returns the floating-point operations, except those that are fused with a product. A
     /// multiply-add is two operations.
+    #[inline(always)]
     pub fn flops(&self) -> Flops {
         Flops::new(self.flops.unwrap_or_else(|| {
             let Traffic { read, written, single, .. } = self.traffic();
@@ -364,6 +383,7 @@ impl KernelSpec {
     /// Returns the floating-point operations that count for model FLOPs utilisation: those of
     /// matrix products, with attention in full and without recomputation. Megatron-LM and PaLM
     /// count so (Chowdhery et al. 2022, appendix B).
+    #[inline(always)]
     pub fn model_flops(&self) -> Flops {
         match self.model_flops {
             Some(flops) => Flops::new(flops),

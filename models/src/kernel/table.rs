@@ -5,8 +5,8 @@
 //! once, and the arithmetic is one operation an element. Exceptions have their reason beside them:
 //! an operand that moves more or less (`moving`) or is left out (`uncounted`), and `flops`.
 //!
-//! The functions are inlined into [`Kernel::describe`](super::Kernel), so that a caller that needs
-//! one fact does not compute the others.
+//! The functions are inlined into `Kernel::describe`, so that a caller that needs one fact does not
+//! compute the others.
 
 #[rustfmt::skip]
 pub(super) mod activations;

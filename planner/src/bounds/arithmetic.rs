@@ -24,7 +24,7 @@ impl Arithmetic {
     /// Counts the products of a graph of one sample, on devices of these kinds of the topology.
     pub(super) fn new(request: &Request<'_>, graph: &Graph, kinds: &[usize]) -> Self {
         let (mut all, mut in_sequence) = (0.0, 0.0);
-        for operator in &differentiate(graph, 1).operators {
+        for operator in &differentiate(graph, 1, |name| request.base.training.frozen.match_name(name)).operators {
             let kernel = operator.kernel(&operator.extents());
             if is_product(&kernel) {
                 all += kernel.flops().value();
@@ -33,6 +33,11 @@ impl Arithmetic {
         }
         let fastest = |&kind: &usize| request.costs.fastest_products(kind).map_or(f64::INFINITY, |rate| rate.value() * 1e-12);
         Self { all, in_sequence, rate: kinds.iter().map(fastest).fold(0.0, f64::max) }
+    }
+
+    /// Returns a lower bound on the step time of every layout on so many devices.
+    pub(super) fn least_time_on(&self, devices: usize, global_batch: usize) -> Seconds {
+        seconds(self.all * global_batch as f64 / devices.max(1) as f64 / self.rate)
     }
 
     /// Returns a lower bound on the step time of every layout with this mesh and micro-batch.

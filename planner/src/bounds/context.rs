@@ -7,8 +7,9 @@ use super::memo::Memo;
 use super::pipeline::{BUCKET_ROUNDING, PipelineCuts, PipelineTables};
 use super::truncated::TruncatedModels;
 use crate::error::PlannerError;
+use crate::estimate::Estimates;
 use crate::objective;
-use crate::space::{DeviceKinds, Request, Space, world_size};
+use crate::space::{DeviceKinds, Objective, Request, Space, optimizer_tensors, world_size};
 use foretell_models::GraphOptions;
 use foretell_program::{Compiler, Layout};
 use foretell_simulator::Quantile;
@@ -22,6 +23,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) kinds: Arc<DeviceKinds>,
     /// Memory limit in weighted bytes: the smallest limit of any device.
     pub(crate) memory_limit: Bytes,
+    /// Estimates, for the order in which layouts are tried.
+    pub(crate) estimates: Estimates,
     /// Compiler of the whole model.
     pub(crate) compiler: Compiler<'a>,
     /// Parameters of the model, in numbers.
@@ -49,7 +52,7 @@ impl<'a> Bounds<'a> {
     pub(crate) fn new(request: &'a Request<'a>) -> Result<Self, PlannerError> {
         let graph = request.model.graph(request.name, &GraphOptions::ONE)?;
         let (topology, costs) = (request.topology, request.costs);
-        let kinds = Arc::new(DeviceKinds::new(topology, request.devices, request.memory_limit));
+        let kinds = Arc::new(DeviceKinds::new(topology, request.devices, request.memory_limit, request.headroom));
         let space = Space::new(request, &graph, &kinds);
         if space.global_batch == 0 {
             return Err(PlannerError::no_layout(request, "there are no samples".into(), "use a global batch of at least 1"));
@@ -59,6 +62,7 @@ impl<'a> Bounds<'a> {
         Ok(Self {
             request,
             memory_limit: kinds.smallest_memory_limit(),
+            estimates: Estimates::new(request, &graph, optimizer_tensors(request.base), space.model.is_stack),
             compiler: Compiler::new(request.model, request.name),
             parameters: graph.parameter_count(),
             truncated: TruncatedModels::new(request, Arc::clone(&kinds), space.model.is_stack, space.model.shares_parameters),
@@ -112,6 +116,21 @@ impl<'a> Bounds<'a> {
     /// products alone.
     pub(crate) fn arithmetic_time(&self, layout: &Layout) -> Seconds {
         self.arithmetic.least_time(layout, self.space.global_batch)
+    }
+
+    /// Returns the least value of any layout of the space, by its matrix products on all devices.
+    /// Zero where the value of a second depends on the devices in use.
+    pub(crate) fn least_value(&self) -> f64 {
+        match self.request.objective {
+            Objective::Time => self.arithmetic.least_time_on(self.request.devices, self.space.global_batch).value(),
+            Objective::Cost | Objective::Energy | Objective::Goodput => 0.0,
+        }
+    }
+
+    /// Returns `true` if truncated models bound a layout, so that a bound costs far less than a
+    /// simulation.
+    pub(crate) fn has_cheap_bounds(&self, layout: &Layout) -> bool {
+        self.truncated.represent(layout) && self.truncated.represent_all_ranks(layout)
     }
 
     /// Returns a layout's cuts, with the blocks that it recomputes.

@@ -5,6 +5,7 @@ use crate::space::{Family, Request};
 use foretell_models::GraphOptions;
 use foretell_program::{Layout, OperatorPatterns, Plan, Recompute, Schedule};
 use rayon::prelude::*;
+use std::collections::HashMap;
 
 /// Adds to each family with several ranks of `tensor` a copy with sharded operators, right behind
 /// it. Nothing is added if sharding does not apply to the model, or if the request's plan shards
@@ -12,27 +13,34 @@ use rayon::prelude::*;
 ///
 /// One sharding serves all families that differ only in fields without influence on it. It also
 /// serves all variants of a family, although they differ in ZeRO.
-pub(crate) fn with_sharded_operators(request: &Request<'_>, families: Vec<Family>) -> Vec<Family> {
+///
+/// If `is_over` answers `true`, the families that are left get no copy.
+pub(crate) fn with_sharded_operators(
+    request: &Request<'_>,
+    families: Vec<Family>,
+    is_over: &(dyn Fn() -> bool + Sync),
+) -> Vec<Family> {
     let applies = request.base.layout.operators.is_empty()
         && request.model.graph(request.name, &GraphOptions::ONE).is_ok_and(|graph| applies(&graph));
     if !applies {
         return families;
     }
     let mut different: Vec<(Layout, usize)> = Vec::new();
+    let mut places: HashMap<(Layout, usize), usize> = HashMap::new();
     let place_of_family: Vec<Option<usize>> = families
         .iter()
         .map(|Family { layout, micro_batches }| {
             let key = (relevant_fields(layout), *micro_batches);
             (layout.stages.is_none() && layout.tensor > 1).then(|| {
-                different.iter().position(|known| *known == key).unwrap_or_else(|| {
-                    different.push(key);
+                *places.entry(key).or_insert_with_key(|key| {
+                    different.push(key.clone());
                     different.len() - 1
                 })
             })
         })
         .collect();
     let sharded: Vec<Option<OperatorPatterns>> =
-        different.into_par_iter().map(|(layout, _)| operators(request, layout)).collect();
+        different.into_par_iter().map(|(layout, _)| if is_over() { None } else { operators(request, layout) }).collect();
     let with_copy = |(family, place): (Family, Option<usize>)| {
         let operators = place.and_then(|place| sharded.get(place).cloned().flatten());
         let copy = operators.map(|operators| Family { layout: Layout { operators, ..family.layout.clone() }, ..family.clone() });

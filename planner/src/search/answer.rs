@@ -1,5 +1,6 @@
 //! The answer of a search.
 
+use crate::space::Dimension;
 use foretell_program::Plan;
 use foretell_simulator::Prediction;
 use foretell_units::Seconds;
@@ -37,6 +38,15 @@ pub struct Search {
     pub stopped: usize,
     /// Layouts that were simulated to the end.
     pub simulated: usize,
+    /// Layouts that were simulated for their estimates, or as neighbours of the best one. They do
+    /// not count among `layouts`.
+    pub probed: usize,
+    /// Whether the search was ended before it had proven its answer.
+    pub is_cut_off: bool,
+    /// Values of layout fields that the space leaves out without a proof; `space` says which.
+    pub heuristic_exclusions: usize,
+    /// The dimensions of the space.
+    pub space: Vec<Dimension>,
     /// Step time of the best layout.
     pub best_seconds: f64,
     /// Lower bound on the step time of every layout.
@@ -74,6 +84,15 @@ impl Planned {
         self
     }
 
+    /// Marks the search as ended before its time: a part of what was asked for was not searched, so
+    /// nothing bounds that.
+    #[must_use]
+    pub fn cut_off(mut self) -> Self {
+        self.search.is_cut_off = true;
+        (self.search.lower_bound_seconds, self.search.gap) = (0.0, f64::INFINITY);
+        self
+    }
+
     /// Adds the counts and the lower bound of another search, on other devices, that found nothing
     /// better.
     #[must_use]
@@ -97,6 +116,8 @@ impl Search {
         self.out_of_memory += other.out_of_memory;
         self.stopped += other.stopped;
         self.simulated += other.simulated;
+        self.probed += other.probed;
+        self.is_cut_off |= other.is_cut_off;
         self.best_seconds = self.best_seconds.min(other.best_seconds);
         self.lower_bound_seconds = self.lower_bound_seconds.min(other.lower_bound_seconds);
         self.gap =

@@ -56,6 +56,14 @@ impl<'a> Incumbents<'a> {
         self.list.sort_by(|a, b| a.value.total_cmp(&b.value).then(a.index.cmp(&b.index)));
     }
 
+    /// Moves an incumbent to the front, before better ones: it is preferred to them.
+    pub(super) fn prefer(&mut self, index: LayoutIndex) {
+        if let Some(place) = self.list.iter().position(|incumbent| incumbent.index == index) {
+            let preferred = self.list.remove(place);
+            self.list.insert(0, preferred);
+        }
+    }
+
     /// Returns the value of the best incumbent.
     pub(super) fn best(&self) -> Option<f64> {
         self.list.first().map(|best| best.value)
@@ -69,9 +77,13 @@ impl<'a> Incumbents<'a> {
 
     /// Returns `true` if nothing with this bound or a greater one has to be looked at any more.
     pub(super) fn settles(&self, bound: f64) -> bool {
-        let must_beat = self.request.must_beat;
-        let has_answer = !self.is_empty() || must_beat.is_some();
-        if has_answer && (self.request.stop)() || must_beat.is_some_and(|value| self.would_settle(bound, value, value)) {
+        let has_answer = !self.is_empty() || self.request.must_beat.is_some();
+        has_answer && (self.request.stop)() || self.settles_by_value(bound)
+    }
+
+    /// Returns `true` if nothing with this bound or a greater one can be among the best.
+    pub(super) fn settles_by_value(&self, bound: f64) -> bool {
+        if self.request.must_beat.is_some_and(|value| self.would_settle(bound, value, value)) {
             return true;
         }
         let Some(worst) = self.list.get(self.request.top.max(1) - 1) else { return false };

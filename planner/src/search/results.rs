@@ -2,6 +2,7 @@
 
 use super::answer::{Candidate, Planned};
 use super::incumbents::PredictedStep;
+use super::local_search::NEIGHBOURS;
 use super::searcher::Searcher;
 use super::simulation::{most, predicted_step, weighted};
 use crate::error::{PlannerError, USUAL_HINT};
@@ -37,6 +38,10 @@ impl Searcher<'_> {
             self.incumbents.list[place].predicted = Some(predicted);
         }
         let too_large = self.incumbents.list.remove(places[which]);
+        if too_large.index.family >= NEIGHBOURS {
+            // It was not counted, and its family is in the queue or out of the space.
+            return Ok(None);
+        }
         self.uncount_simulated(too_large.index, &too_large.plan.layout);
         self.found_too_large(too_large.index, 0.0, &too_large.plan.layout, &held);
         Ok(None)
@@ -65,6 +70,8 @@ impl Searcher<'_> {
         let share = left.map_or(1.0, |left| (left / best).min(1.0));
         self.search.lower_bound_seconds = self.search.best_seconds * share;
         self.search.gap = if share > 0.0 { 1.0 / share - 1.0 } else { f64::INFINITY };
+        self.search.space = self.bounds.space.statement();
+        self.search.heuristic_exclusions = self.search.space.iter().map(|dimension| dimension.left_out).sum();
         Planned { candidates, value: best, search: self.search }
     }
 }

@@ -3,7 +3,7 @@
 use super::answer::{Planned, Search};
 use super::incumbents::Incumbents;
 use super::queue::{LayoutIndex, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
-use super::records::{OffloadedTooLarge, Refits};
+use super::records::{Corrections, OffloadedTooLarge, Refits};
 use super::refusal::nothing_found;
 use super::simulation::{FirstOutcome, Outcome, Simulations};
 use crate::bounds::{Bound, Bounded, Bounds, Excluded};
@@ -36,6 +36,9 @@ pub(super) struct Searcher<'a> {
     pub(super) offloaded_too_large: OffloadedTooLarge,
     pub(super) refits: Refits,
     queue: BinaryHeap<Reverse<QueueEntry>>,
+    pub(super) corrections: Corrections,
+    /// Bound on the value of every layout, if the search ended before they were listed.
+    bound_of_unlisted: Option<f64>,
     /// Least memory of a layout that does not fit.
     least_needed: Option<Bytes>,
     /// The compiler's message about a layout that it refused.
@@ -52,15 +55,19 @@ impl<'a> Searcher<'a> {
             offloaded_too_large: OffloadedTooLarge::default(),
             refits: Refits::default(),
             queue: BinaryHeap::new(),
+            corrections: Corrections::default(),
+            bound_of_unlisted: None,
             least_needed: None,
             refusal: None,
         }
     }
 
     pub(super) fn run(mut self) -> Result<Planned, PlannerError> {
-        self.fill_queue();
+        let usual = self.ranked(&self.bounds.space.usual_families());
+        self.probe(usual)?;
+        self.fill_queue()?;
         let (predicted, left) = loop {
-            let left = self.look_at_queue()?;
+            let left = self.look_at_queue()?.or(self.bound_of_unlisted);
             if let Some(value) = self.request.must_beat {
                 self.incumbents.list.retain(|incumbent| incumbent.value < value);
                 if self.incumbents.is_empty() {
@@ -71,10 +78,12 @@ impl<'a> Searcher<'a> {
                 let (blocks, limit) = (self.bounds.space.model.blocks, self.bounds.memory_limit);
                 return Err(nothing_found(self.request, blocks, self.least_needed, limit, self.refusal));
             }
+            self.improve_locally()?;
             if let Some(predicted) = self.predict_returned()? {
                 break (predicted, left);
             }
         };
+        self.search.is_cut_off |= left.is_some_and(|left| !self.incumbents.settles_by_value(left));
         self.search.bounded_out += self.queue.iter().map(|Reverse(entry)| self.layouts_of(entry)).sum::<usize>();
         self.search.stopped = self.queue.iter().map(|Reverse(entry)| entry.stopped()).sum();
         Ok(self.answer(predicted, left))
@@ -84,7 +93,7 @@ impl<'a> Searcher<'a> {
     /// that is left, if any.
     fn look_at_queue(&mut self) -> Result<Option<f64>, PlannerError> {
         while let Some(Reverse(next)) = self.queue.peek() {
-            if self.is_given_up() {
+            if !self.has_answer() && self.is_over() {
                 return Err(self.out_of_time());
             }
             if self.incumbents.settles(next.bound) {
@@ -108,17 +117,25 @@ impl<'a> Searcher<'a> {
         }
     }
 
-    fn is_given_up(&self) -> bool {
-        self.incumbents.is_empty() && self.request.must_beat.is_none() && (self.request.give_up)()
+    /// Returns `true` if the search has to end: with what it has, or without an answer.
+    pub(super) fn is_over(&self) -> bool {
+        if self.has_answer() { (self.request.stop)() } else { (self.request.give_up)() }
     }
 
     fn out_of_time(&self) -> PlannerError {
         PlannerError::OutOfTime { layouts: self.search.layouts, out_of_memory: self.search.out_of_memory }
     }
 
-    /// Queues every family of the space with its arithmetic bound, and counts the layouts.
-    fn fill_queue(&mut self) {
-        let families = with_sharded_operators(self.request, self.bounds.space.families());
+    /// Queues every family of the space with its arithmetic bound, and counts the layouts. Simulates
+    /// those that the estimates rank first.
+    fn fill_queue(&mut self) -> Result<(), PlannerError> {
+        if self.has_answer() && self.is_over() {
+            self.bound_of_unlisted = Some(self.bounds.least_value());
+            return Ok(());
+        }
+        let families = with_sharded_operators(self.request, self.bounds.space.families(), &|| self.is_over());
+        let ranked = self.ranked(&families);
+        self.probe(ranked)?;
         let (bounds, space) = (&self.bounds, &self.bounds.space);
         let entry = |(number, family): (usize, Family)| {
             let variants = space.variants(&family).len();
@@ -134,6 +151,7 @@ impl<'a> Searcher<'a> {
             self.search.alike += duplicates * forms;
             self.queue.push(Reverse(entry));
         }
+        Ok(())
     }
 
     /// Bounds the families at the head of the queue by all their variants.
@@ -147,10 +165,10 @@ impl<'a> Searcher<'a> {
         {
             families.push((entry.bound, entry.index.family, family));
         }
-        // `None` where the search was given up meanwhile.
+        // `Err` with the family if the search ended meanwhile.
         let bounded = families.into_par_iter().map(|(arithmetic, number, family)| {
-            if self.is_given_up() {
-                return None;
+            if self.is_over() {
+                return Err((arithmetic, number, family));
             }
             let bounded = self.bounds.family(&family);
             let smaller = match bounded {
@@ -158,11 +176,18 @@ impl<'a> Searcher<'a> {
                 _ => Vec::new(),
             };
             let variants = self.bounds.space.variants(&family).len();
-            Some((arithmetic, number, *family, variants, bounded, smaller))
+            Ok((arithmetic, number, *family, variants, bounded, smaller))
         });
         let bounded: Vec<_> = bounded.collect();
-        let is_given_up = bounded.iter().any(Option::is_none);
-        for (arithmetic, number, family, variants, bounded, smaller) in bounded.into_iter().flatten() {
+        for bounded in bounded {
+            let (arithmetic, number, family, variants, bounded, smaller) = match bounded {
+                Ok(bounded) => bounded,
+                Err((bound, number, family)) => {
+                    let index = LayoutIndex { family: number, variant: 0 };
+                    self.queue.push(Reverse(QueueEntry { bound, index, content: QueueContent::UnboundedFamily(family) }));
+                    continue;
+                }
+            };
             for (bounded, family) in std::iter::once((bounded, family)).chain(smaller) {
                 if let Some(bound) = self.admit((number, None), bounded, &family.layout, variants) {
                     let index = LayoutIndex { family: number, variant: 0 };
@@ -171,7 +196,7 @@ impl<'a> Searcher<'a> {
                 }
             }
         }
-        if is_given_up { Err(self.out_of_time()) } else { Ok(()) }
+        if !self.has_answer() && self.is_over() { Err(self.out_of_time()) } else { Ok(()) }
     }
 
     /// Returns the bound on the value of `layouts` layouts like `layout`. Returns `None`, and
@@ -208,6 +233,10 @@ impl<'a> Searcher<'a> {
             }));
         }
         let bounded = opened.into_par_iter().map(|(of_family, index, layout, micro_batches)| {
+            if self.is_over() {
+                // The layout has the bound of its family.
+                return (of_family, index, layout, micro_batches, None, Vec::new());
+            }
             let (bounded, layout) = self.bounds.layout_refitted(layout, micro_batches);
             let smaller = match bounded {
                 Ok(Bound { time: None, memory: needed }) if layout.offload.is_none() => {
@@ -215,11 +244,15 @@ impl<'a> Searcher<'a> {
                 }
                 _ => Vec::new(),
             };
-            (of_family, index, layout, micro_batches, bounded, smaller)
+            (of_family, index, layout, micro_batches, Some(bounded), smaller)
         });
         let bounded: Vec<_> = bounded.collect();
         let mut layouts = Vec::new();
         for (of_family, index, layout, micro_batches, bounded, smaller) in bounded {
+            let Some(bounded) = bounded else {
+                layouts.push(QueuedLayout { bound: of_family, index, layout, is_stopped: false });
+                continue;
+            };
             let is_too_large = matches!(bounded, Ok(Bound { time: None, .. }));
             layouts.extend(self.queued(bounded, index, of_family, layout.clone()));
             for (bounded, layout) in smaller {

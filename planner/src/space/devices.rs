@@ -5,7 +5,7 @@
 //! fits if its weighted bytes are at most the smallest limit, on whichever kind it lies.
 
 use foretell_program::{Axis, Mesh, Program, Rank};
-use foretell_topologies::{DeviceId, Topology};
+use foretell_topologies::{Architecture, DeviceId, Topology};
 use foretell_units::Bytes;
 
 /// The kinds of devices that may be used.
@@ -25,8 +25,9 @@ pub(crate) struct DeviceKinds {
 }
 
 impl DeviceKinds {
-    /// Describes the first `devices` devices of `topology`, whose ranks may use at most `limit`.
-    pub(crate) fn new(topology: &Topology, devices: usize, limit: Option<Bytes>) -> Self {
+    /// Describes the first `devices` devices of `topology`, whose ranks may use at most `limit`, and
+    /// on GPUs all memory but a share `headroom`.
+    pub(crate) fn new(topology: &Topology, devices: usize, limit: Option<Bytes>, headroom: f64) -> Self {
         let (mut kinds, mut runs): (Vec<usize>, Vec<(usize, usize)>) = (Vec::new(), Vec::new());
         for device in 0..devices.min(topology.device_count()) {
             let kind = topology.kind_index(DeviceId(device));
@@ -38,7 +39,11 @@ impl DeviceKinds {
                 runs.push((device, place));
             }
         }
-        let memory = kinds.iter().map(|&kind| topology.device_kinds()[kind].memory);
+        let memory = kinds.iter().map(|&kind| {
+            let kind = &topology.device_kinds()[kind];
+            let free = if kind.architecture == Architecture::Gpu { headroom } else { 0.0 };
+            Bytes::new((kind.memory.value() * (1.0 - free)) as u64)
+        });
         let memory_limits: Vec<Bytes> = memory.map(|memory| limit.map_or(memory, |limit| limit.min(memory))).collect();
         let least = memory_limits.iter().copied().min().unwrap_or(Bytes::ZERO).value();
         let weights = memory_limits.iter().map(|memory| least / memory.value().max(1.0)).collect();

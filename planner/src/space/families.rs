@@ -8,11 +8,11 @@ use super::{Family, Space};
 use foretell_program::{ContextMethod, Layout, Recompute, StageLayout};
 
 /// Most micro-batches of a step, unless the user fixes the micro-batch or the pipeline is long.
-const MOST_MICRO_BATCHES: usize = 64;
+pub(super) const MOST_MICRO_BATCHES: usize = 64;
 
 /// Most micro-batches for each stage of a long pipeline. At 32 the bubble is 3 % of the step even
 /// with one chunk a stage.
-const MICRO_BATCHES_PER_STAGE: usize = 32;
+pub(super) const MICRO_BATCHES_PER_STAGE: usize = 32;
 
 impl Space<'_> {
     /// Returns every family over at most as many ranks as there are devices.
@@ -40,7 +40,7 @@ impl Space<'_> {
 
     /// Returns the families of one mesh: equal and unequal shares of the samples, with every way to
     /// use `expert`, `context` and sequence parallelism.
-    fn families_of_mesh(&self, sizes: MeshSizes, context: usize, expert: usize) -> Vec<Family> {
+    pub(super) fn families_of_mesh(&self, sizes: MeshSizes, context: usize, expert: usize) -> Vec<Family> {
         let MeshSizes { data, tensor, pipeline } = sizes;
         let is_possible = pipeline <= self.model.blocks && tensor.checked_mul(context).is_some();
         let has_equal_shares = self.global_batch.is_multiple_of(data * expert) && self.fixed.shares.is_none();
@@ -125,7 +125,7 @@ impl Space<'_> {
         families.filter(|family| family.layout.micro_batch.is_multiple_of(unit) && family.layout.virtual_stages == 1).collect()
     }
 
-    fn sequence_parallel(&self, tensor: usize) -> Vec<bool> {
+    pub(super) fn sequence_parallel(&self, tensor: usize) -> Vec<bool> {
         match self.fixed.sequence_parallel {
             Some(fixed) => vec![fixed],
             None if tensor > 1 && self.model.sequence.is_some_and(|sequence| sequence.is_multiple_of(tensor)) => {

@@ -6,10 +6,10 @@ use std::collections::BTreeMap;
 
 /// Fewest positions of a sequence on each context-parallel rank. With fewer, a rank does little but
 /// gather keys and values.
-const FEWEST_POSITIONS: usize = 2048;
+pub(super) const FEWEST_POSITIONS: usize = 2048;
 
 /// Most nodes that tensor parallelism spans: activations cross the network twice in every layer.
-const MOST_NODES_OF_TENSOR: usize = 4;
+pub(super) const MOST_NODES_OF_TENSOR: usize = 4;
 
 /// Devices up to which `tensor` may have any size. On more, its groups fill nodes or divide them;
 /// on few, a node of three devices, for example, needs other sizes.
@@ -107,7 +107,7 @@ impl Space<'_> {
     /// Returns `true` if `tensor` may have this size: the fixed one, or one that spans at most
     /// [`MOST_NODES_OF_TENSOR`] nodes and, with more than [`FEW_DEVICES`] devices, fills or divides
     /// them.
-    fn allows_tensor_size(&self, size: usize) -> bool {
+    pub(super) fn allows_tensor_size(&self, size: usize) -> bool {
         let node = self.devices.per_node.max(1);
         let fits_nodes = self.devices.count <= FEW_DEVICES || size.is_multiple_of(node) || node.is_multiple_of(size);
         self.fixed.tensor.map_or(size <= MOST_NODES_OF_TENSOR * node && fits_nodes, |fixed| fixed == size)

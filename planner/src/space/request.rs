@@ -52,6 +52,14 @@ pub struct Request<'a> {
     /// Gap at which the search may end: how far the best candidate may lie above the lower bound,
     /// as a share of the bound. Small spaces are always searched until the gap is zero.
     pub tolerance: f64,
+    /// Whether neighbours of the answer are simulated that no layout of the space is: other buckets,
+    /// cuts block by block, recomputation by stage.
+    pub searches_locally: bool,
+    /// How much slower a simpler layout may be to be preferred, as a share.
+    pub simplicity_margin: f64,
+    /// Share of a GPU's memory that is left free: for the driver, the libraries, and what an
+    /// allocator loses between blocks.
+    pub headroom: f64,
     /// Value of the best layout that another search found, for example on fewer devices. Only
     /// better layouts are returned.
     pub must_beat: Option<f64>,
@@ -77,6 +85,9 @@ impl<'a> Request<'a> {
             top: 1,
             objective: Objective::Time,
             tolerance: 0.01,
+            searches_locally: false,
+            simplicity_margin: 0.0,
+            headroom: 0.0,
             must_beat: None,
             stop: &|| false,
             give_up: &|| false,

@@ -10,7 +10,7 @@ use foretell_program::{Layout, Schedule};
 const MOST_HELD_PER_STAGE: usize = 4;
 
 /// Most chunks of a stage: with more, their messages cost more than the smaller bubble saves.
-const MOST_CHUNKS: usize = 12;
+pub(super) const MOST_CHUNKS: usize = 12;
 
 /// Returns the schedules to consider for a mesh's pipeline, each with a number of chunks per stage,
 /// that do not contradict the fixed fields.

@@ -1,6 +1,7 @@
 //! Tests of the planner as a whole: bounds never exceed what is simulated, and searches find what
 //! brute force finds.
 
+mod anytime;
 mod bounds;
 mod common;
 mod offload;

@@ -129,8 +129,7 @@ impl Region {
 /// The placements of a tensor when it crosses to another mesh: the settled ones, with every partial
 /// sum reduced.
 pub(super) fn crossing_placements(lowering: &Lowering, tensor: TensorId) -> Placements {
-    let settled = lowering.sharding.settled(tensor);
-    settled.partial_axes().fold(settled, |made, axis| made.with(axis, Placement::Replicate))
+    lowering.sharding.settled(tensor).summed()
 }
 
 impl Crossings {
@@ -189,8 +188,7 @@ impl Crossings {
         let reads_partial_sums = reader.consumers[tensor.0].iter().any(|&id| {
             let operator = &reader.graph.operators[id.0];
             let mut inputs = operator.inputs.iter().filter(|input| input.tensor == tensor);
-            cuts.stage_of_block[operator.block] == to
-                && inputs.any(|input| reader.sharding.wanted(id, input).partial_axes().next().is_some())
+            cuts.stage_of_block[operator.block] == to && inputs.any(|input| reader.sharding.wanted(id, input).is_partial())
         });
         if reads_partial_sums {
             return Err(PlanError::Invalid {

@@ -26,7 +26,7 @@ impl Fusion<'_> {
         let graph = self.graph;
         let OperatorKind::Matmul { weight, .. } = graph.operators[id.0].kind else { return };
         let mut result = graph.operators[id.0].outputs[0].clone();
-        if self.sharding.produced(result.tensor).partial_axes().next().is_some() {
+        if self.sharding.produced(result.tensor).is_partial() {
             return;
         }
         let mut bias = None;

@@ -7,6 +7,7 @@ use foretell_models::Kernel;
 
 /// One step of a conversion, applied to a rank's part of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "few exist at a time, and a box would not be `Copy`")]
 pub enum Action {
     /// A kernel reorders the elements, or takes the rank's own.
     Rearrange(Kernel),

@@ -78,30 +78,46 @@ pub struct Buffer {
     pub persistent: bool,
     /// The first and the last instruction that touch it; `None` if none does.
     pub lifetime: Option<(InstructionId, InstructionId)>,
-    /// The contents before the first step; zeros if `None`.
-    pub initial: Option<Box<Initial>>,
+    /// What it holds of the state of training; `None` for everything else, which starts as zeros.
+    pub state: Option<Box<StateContents>>,
 }
 
-/// The contents of a buffer before the first step.
+/// What a persistent buffer holds of the state of training: of all that a run needs in order to go
+/// on from a step.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Initial {
-    /// A rank's shard of a tensor of the model.
-    Share(InitialShare),
-    /// A bucket of several shards, or a rank's part of the bucket if ZeRO shards parameters.
-    Bucket {
-        /// The shards, each with the element of the bucket at which it starts. Elements between
-        /// them are zero.
-        members: Vec<(usize, InitialShare)>,
-        /// The axis that cuts the bucket into equal parts; `None` if the buffer holds all of it.
+pub enum StateContents {
+    /// Shards of tensors of the model, one after the other.
+    Tensors {
+        /// The value that is kept for each element of the tensors.
+        value: StateValue,
+        /// The shards, each with the element at which it starts. Elements between them are zero.
+        members: Arc<[(usize, TensorShard)]>,
+        /// The axis along which each rank holds one of equal parts of the shards; `None` if the
+        /// buffer holds all of them.
         axis: Option<Axis>,
     },
-    /// These values, then zeros.
-    Values(Vec<f32>),
+    /// The control of the update. It starts with these values, then zeros.
+    Control(Vec<f32>),
+    /// These values, which the plan gives and no step changes. A checkpoint need not have them.
+    Constant(Arc<[f32]>),
 }
 
-/// A rank's shard of the initial value of a parameter or of running statistics.
+/// A value that training keeps for each element of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum StateValue {
+    /// The parameter, in the format that operators read.
+    Parameter,
+    /// The parameter in single precision, of which the other is a rounded copy.
+    Master,
+    /// One of the values that the optimizer keeps, counted from 0. It starts as zero.
+    Optimizer(usize),
+    /// The running statistics of batch norm.
+    Running,
+}
+
+/// A rank's shard of a parameter or of running statistics.
 #[derive(Clone, Debug, PartialEq)]
-pub struct InitialShare {
+pub struct TensorShard {
     /// The tensor of the model's graph.
     pub tensor: TensorId,
     /// The placements of the tensor.

@@ -20,7 +20,7 @@ impl<'a> Sums<'a> {
     pub(super) fn common_partial_sum(&self, operator: &Operator) -> Option<Placements> {
         let mut inputs = operator.inputs.iter().map(|input| self.sharding.settled[input.tensor.0]);
         let first = inputs.next()?;
-        (first.partial_axes().next().is_some() && inputs.all(|other| other == first)).then_some(first)
+        (first.is_partial() && inputs.all(|other| other == first)).then_some(first)
     }
 
     /// The placements of a tensor after the reductions that follow its producer.

@@ -19,27 +19,25 @@
 //! - `scores FILE` scores all rows and writes them to FILE.
 //! - `without SOURCE,SOURCE...` fits without these sources and scores their declared rows, once for
 //!   each list.
+//! - `left-out FILE source|device|stack|model` scores all rows as `foretell score --leave-out` does,
+//!   and writes them to FILE.
 //! - `kernels ROW STAGE` prints a stage's memory and the time of its instructions.
 //!
 //! The environment variable PROFILES names a folder of profile files to use in place of the
 //! library's, to try values without a build.
 
-mod cases;
 mod kernels;
-mod linear;
-mod parameters;
-mod report;
-mod solve;
 
-use cases::{Case, Quantity};
-use foretell_score::{Row, Split, Subset, published, score, to_csv};
+use foretell_score::{
+    Case, Fit, LeaveOut, Quantity, Row, Split, Subset, declared, fit, fit_json, print_fit, print_memory_fit, published, score,
+    score_left_out, to_csv, yaml_of_fit,
+};
 use foretell_simulator::gpu::Profiles;
-use solve::{Fit, fit};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
 const USAGE: &str = "usage: fit FILE | memory | only FILE SOURCE... | declared FILE [SOURCE...] | scores FILE | \
-                     without SOURCE,SOURCE... | kernels ROW STAGE";
+                     without SOURCE,SOURCE... | left-out FILE WHAT | kernels ROW STAGE";
 
 /// A `fitted.yaml` without values, which leaves the priors.
 const NOTHING_FITTED: &str = "stacks: {}\ndevices: {}\nnetwork: {}\n";
@@ -50,25 +48,25 @@ fn main() -> Outcome<()> {
     match arguments.as_slice() {
         ["fit", file] => {
             let priors = profiles(Some(NOTHING_FITTED))?;
-            let cases = cases::declared(&priors)?;
+            let cases = declared(&priors)?;
             eprintln!("{} rows declared for fitting are simulated", cases.len());
             let (time, memory) = fit_both(&cases, &priors)?;
-            std::fs::write(file, report::yaml(&cases, &time, &memory, &priors))?;
-            report::print(&cases, &time, &memory);
-            std::fs::write(format!("{file}.json"), report::json(&cases, &time))?;
+            std::fs::write(file, yaml_of_fit(&cases, &time, &memory, &priors))?;
+            print!("{}", print_fit(&cases, &time, &memory));
+            std::fs::write(format!("{file}.json"), fit_json(&cases, &time))?;
         }
         ["only", file, sources @ ..] if !sources.is_empty() => {
             let priors = profiles(Some(NOTHING_FITTED))?;
-            let mut cases = cases::declared(&priors)?;
+            let mut cases = declared(&priors)?;
             cases.retain(|case| sources.contains(&case.row.table.as_str()));
             let (time, memory) = fit_both(&cases, &priors)?;
-            report::print(&cases, &time, &memory);
-            std::fs::write(file, report::json(&cases, &time))?;
+            print!("{}", print_fit(&cases, &time, &memory));
+            std::fs::write(file, fit_json(&cases, &time))?;
         }
         ["memory"] => {
             let priors = profiles(Some(NOTHING_FITTED))?;
-            let cases = cases::declared(&priors)?;
-            report::print_memory(&cases, &fit(&cases, Quantity::Memory, &priors)?);
+            let cases = declared(&priors)?;
+            print!("{}", print_memory_fit(&cases, &fit(&cases, Quantity::Memory, &priors, &progress)?));
         }
         ["scores", file] => {
             let scores = score(&published()?, &Split::library()?, &profiles(None)?);
@@ -87,14 +85,30 @@ fn main() -> Outcome<()> {
                 score_without(&sources.split(',').collect::<Vec<_>>())?;
             }
         }
+        ["left-out", file, what] => {
+            let by = match *what {
+                "source" => LeaveOut::Source,
+                "device" => LeaveOut::Device,
+                "stack" => LeaveOut::Stack,
+                "model" => LeaveOut::Model,
+                _ => return Err(USAGE.into()),
+            };
+            let scores = score_left_out(&published()?, &Split::library()?, by, &progress)?;
+            println!("{}", scores.table(None));
+            std::fs::write(file, to_csv(&scores.rows))?;
+        }
         ["kernels", row, stage] => kernels::print(&profiles(None)?, row, stage.parse()?)?,
         _ => return Err(USAGE.into()),
     }
     Ok(())
 }
 
+fn progress(line: &str) {
+    eprintln!("{line}");
+}
+
 fn fit_both(cases: &[Case], priors: &Profiles) -> Outcome<(Fit, Fit)> {
-    Ok((fit(cases, Quantity::Step, priors)?, fit(cases, Quantity::Memory, priors)?))
+    Ok((fit(cases, Quantity::Step, priors, &progress)?, fit(cases, Quantity::Memory, priors, &progress)?))
 }
 
 fn declared_rows(split: &Split, is_wanted: impl Fn(&Row) -> bool) -> Outcome<Vec<Row>> {
@@ -105,9 +119,9 @@ fn declared_rows(split: &Split, is_wanted: impl Fn(&Row) -> bool) -> Outcome<Vec
 fn score_without(sources: &[&str]) -> Outcome<()> {
     let is_left_out = |row: &Row| sources.contains(&row.table.as_str());
     let priors = profiles(Some(NOTHING_FITTED))?;
-    let cases: Vec<_> = cases::declared(&priors)?.into_iter().filter(|case| !is_left_out(&case.row)).collect();
+    let cases: Vec<_> = declared(&priors)?.into_iter().filter(|case| !is_left_out(&case.row)).collect();
     let (time, memory) = fit_both(&cases, &priors)?;
-    let fitted = profiles(Some(&report::yaml(&cases, &time, &memory, &priors)))?;
+    let fitted = profiles(Some(&yaml_of_fit(&cases, &time, &memory, &priors)))?;
     let split = Split::library()?;
     let rows = declared_rows(&split, is_left_out)?;
     println!("without {sources:?}:\n{}", score(&rows, &split, &fitted).table(Some(Subset::Fit)));

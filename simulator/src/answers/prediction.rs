@@ -80,6 +80,22 @@ impl Prediction {
         Self { peak_memory_bytes: peak_by_stage, memory_by_component, fits, ..self }
     }
 
+    /// Replaces the step time and its 80 % interval, and changes the rates accordingly.
+    #[must_use]
+    pub fn with_step(mut self, step: Seconds, [p10, p90]: [Seconds; 2]) -> Self {
+        let pace = if step > Seconds::ZERO { self.step_seconds / step } else { 1.0 };
+        let scale = |bound: Seconds, inner: Seconds| if inner > Seconds::ZERO { step * (bound / inner) } else { step };
+        (self.step_seconds_p05, self.step_seconds_p95) =
+            (scale(self.step_seconds_p05, self.step_seconds), scale(self.step_seconds_p95, self.step_seconds));
+        (self.step_seconds, self.step_seconds_p10, self.step_seconds_p90) = (step, p10, p90);
+        self.samples_per_second *= pace;
+        self.tokens_per_second = self.tokens_per_second.map(|tokens| tokens * pace);
+        self.model_flops_per_device_per_second = self.model_flops_per_device_per_second * pace;
+        self.mfu *= pace;
+        self.hfu *= pace;
+        self
+    }
+
     /// Adds a wait for samples to each step, and lowers the rates accordingly.
     #[must_use]
     pub fn waiting_for_input(mut self, wait: Seconds) -> Self {

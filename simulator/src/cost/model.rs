@@ -16,8 +16,8 @@ use super::roofline;
 use super::scale::CostScale;
 use super::uncertainty::Uncertainty;
 use crate::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
-use foretell_models::Kernel;
-use foretell_program::{Phase, Profile, Reach};
+use foretell_models::{Kernel, Model};
+use foretell_program::{Phase, Plan, Profile, Reach};
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
 
@@ -51,6 +51,9 @@ pub struct CostModel {
     /// The 10th and 90th percentile of measured over predicted step time, if runs of this kind have
     /// a known spread.
     pub step_spread: Option<[f64; 2]>,
+    /// What the costs assume because nothing was measured or the plan does not say it, one sentence
+    /// each.
+    pub remarks: Vec<String>,
 }
 
 impl CostModel {
@@ -77,6 +80,7 @@ impl CostModel {
             uncertainty: Uncertainty::MEASURED,
             scale: CostScale::NONE,
             step_spread: None,
+            remarks: Vec::new(),
         }
     }
 
@@ -85,14 +89,42 @@ impl CostModel {
     ///
     /// # Errors
     /// [`ProfileError::Unknown`] if there is no such stack.
-    pub fn with_stack(mut self, topology: &Topology, stack: &str, precision: DataType) -> Result<Self, ProfileError> {
+    pub fn with_stack(self, topology: &Topology, stack: &str, precision: DataType) -> Result<Self, ProfileError> {
+        let stack = Profiles::library()?.stack(stack)?.clone();
+        self.with_profile(topology, &stack, ProductFormat::of(precision), Workload::default())
+    }
+
+    /// Adds a plan's software stack, with what the plan states about the run, to the kinds of
+    /// device that have a GPU profile and were not calibrated.
+    ///
+    /// # Errors
+    /// As [`CostModel::with_stack`].
+    pub fn with_plan(self, topology: &Topology, plan: &Plan, model: &Model) -> Result<Self, ProfileError> {
         let profiles = Profiles::library()?;
-        let stack = profiles.stack(stack)?;
-        let clusters: Vec<_> = (0..self.kinds.len()).map(|kind| ProfiledGpu::cluster(profiles, topology, kind)).collect();
-        let format = ProductFormat::of(precision);
-        for (costs, cluster) in self.kinds.iter_mut().zip(clusters) {
-            if let Some(cluster) = cluster.filter(|_| costs.kernels.is_none()) {
-                costs.profiled_gpu = Some(ProfiledGpu::new(cluster, stack.clone(), format, Workload::default()));
+        let stack = profiles.stack(plan.stack.name())?.clone().applied(plan, profiles.unseen);
+        let mut costs = self.with_profile(topology, &stack, ProductFormat::of_plan(plan), Workload::of(plan, model))?;
+        if costs.kinds.iter().any(|costs| costs.profiled_gpu.is_some()) {
+            costs.remarks.extend(profiles.remarks_on(plan, model));
+        }
+        Ok(costs)
+    }
+
+    fn with_profile(
+        mut self,
+        topology: &Topology,
+        stack: &StackProfile,
+        format: ProductFormat,
+        workload: Workload,
+    ) -> Result<Self, ProfileError> {
+        let profiles = Profiles::library()?;
+        for kind in 0..self.kinds.len() {
+            let costs = &mut self.kinds[kind];
+            if costs.kernels.is_some() {
+                continue;
+            }
+            if let Some((cluster, remark)) = ProfiledGpu::cluster(profiles, topology, kind) {
+                costs.profiled_gpu = Some(ProfiledGpu::new(cluster, stack.clone(), format, workload));
+                self.remarks.extend(remark);
             }
         }
         self.take_from_profiled_gpus();
@@ -120,6 +152,7 @@ impl CostModel {
             uncertainty: Uncertainty::NONE,
             scale: CostScale::NONE,
             step_spread: None,
+            remarks: Vec::new(),
         };
         costs.take_from_profiled_gpus();
         costs
@@ -133,9 +166,10 @@ impl CostModel {
                 costs.parameters = profiled_gpu.parameters();
             }
         }
-        if let Some(profiled_gpu) = self.kinds.iter().find_map(|costs| costs.profiled_gpu.as_ref()) {
+        let gpus = || self.kinds.iter().filter_map(|costs| costs.profiled_gpu.as_ref());
+        if let Some(profiled_gpu) = gpus().next() {
             self.links = profiled_gpu.link_efficiency();
-            self.step_spread = Some(profiled_gpu.stack.spread);
+            self.step_spread = Some(profiled_gpu.stack.spread_on(gpus().map(|gpu| &gpu.cluster)));
             // NCCL buffers sends, and frameworks post receives before they need them.
             self.buffered = Bytes::new(u64::MAX / 2);
         }
@@ -237,6 +271,11 @@ impl CostModel {
     /// ([`StackProfile::balances_parts`]).
     pub(crate) fn balances_parts(&self, kind: usize) -> bool {
         self.profiled_gpu(kind).is_some_and(|profiled_gpu| profiled_gpu.stack.balances_parts)
+    }
+
+    /// Returns the devices and links of a kind with a GPU profile. `None` for other kinds.
+    pub fn cluster(&self, kind: usize) -> Option<&Cluster> {
+        self.kinds.get(kind)?.profiled_gpu.as_ref().map(|profiled_gpu| &profiled_gpu.cluster)
     }
 
     /// Returns the GPU profile of a kind. `None` if the kind has none.

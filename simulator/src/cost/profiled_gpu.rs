@@ -9,8 +9,8 @@ use super::scale::CostScale;
 use crate::gpu::{Cluster, GpuCosts, NodeSpread, ProductFormat, Profiles, StackProfile, StageMemory, Workload};
 use foretell_models::Kernel;
 use foretell_program::{Footprint, Phase, Slowdown, StageProgram};
-use foretell_topologies::{Architecture, DeviceId, DeviceKind, Topology};
-use foretell_units::{DataType, FlopsPerSecond, Seconds};
+use foretell_topologies::{Architecture, DeviceId, DeviceKind, NodeLink, NodeLinkKind, Topology};
+use foretell_units::{BytesPerSecond, DataType, FlopsPerSecond, Seconds};
 use std::collections::BTreeMap;
 
 /// A kind of GPU with its links, and the software that runs on it.
@@ -22,25 +22,59 @@ pub(crate) struct ProfiledGpu {
     workload: Workload,
 }
 
+/// PCIe generations of sixteen lanes: the profile of their link, and the rate one way
+/// (`link_specs.csv`).
+const PCIE: [(&str, BytesPerSecond); 3] =
+    [("pcie3", BytesPerSecond::new(15.75e9)), ("pcie4", BytesPerSecond::new(31e9)), ("pcie5", BytesPerSecond::new(63e9))];
+
+/// Returns the generation of a PCIe link: the slowest that carries its rate.
+fn pcie_generation(link: NodeLink) -> (&'static str, BytesPerSecond) {
+    PCIE.into_iter().find(|(_, rate)| link.bandwidth <= *rate * 1.05).unwrap_or(PCIE[PCIE.len() - 1])
+}
+
 impl ProfiledGpu {
     pub(crate) fn new(cluster: Cluster, stack: StackProfile, format: ProductFormat, workload: Workload) -> Self {
         Self { cluster, stack, format, workload }
     }
 
-    /// Returns the cluster of a topology's kind of device, with the topology's own figures. `None`
-    /// if the device has no profile.
-    pub(crate) fn cluster(profiles: &Profiles, topology: &Topology, kind: usize) -> Option<Cluster> {
+    /// Returns the cluster of a topology's kind of device, with the topology's own figures, and a
+    /// remark if the device's behaviour was not measured. A similar device stands in for one
+    /// without a profile; `None` if there is none.
+    pub(crate) fn cluster(profiles: &Profiles, topology: &Topology, kind: usize) -> Option<(Cluster, Option<String>)> {
         let device = &topology.device_kinds()[kind];
         let names = [Some(&device.name), device.base.as_ref()];
-        let name = names.into_iter().flatten().find(|name| profiles.gpu(name).is_ok())?;
+        let known = names.into_iter().flatten().find(|name| profiles.gpu(name).is_ok());
+        let name = known.map(String::as_str).or_else(|| profiles.similar_gpu(device))?;
         let group = topology.node_groups().iter().find(|group| group.kind == kind)?;
         let rate = group.nics.map(|nics| nics.total_bandwidth());
-        let mut cluster = profiles.cluster(name, None, group.devices, topology.device_count(), rate).ok()?;
+        let link = group.link.filter(|link| link.kind == NodeLinkKind::Pcie).map(|link| pcie_generation(link).0);
+        let mut cluster = profiles.cluster(name, link, group.devices, topology.device_count(), rate).ok()?;
+        cluster.gpu.estimated |= known.is_none();
+        let generation = &cluster.gpu.generation;
+        let remark = match known {
+            None => Some(format!(
+                "device `{}` is known by its data sheet only: it is given the behaviour of `{name}` (generation `{generation}`) \
+                 and a wider interval",
+                device.name
+            )),
+            Some(_) if cluster.gpu.estimated => Some(format!(
+                "no kernels and too few runs were measured on `{name}`: it is given the behaviour of its generation \
+                 (`{generation}`) and a wider interval"
+            )),
+            Some(_) => None,
+        };
         cluster.gpu.take_data_sheet(device);
-        if let (Some(link), Some(usual)) = (group.link, device.link) {
-            cluster.link.scale(link.bandwidth / usual);
+        if let Some(link) = group.link {
+            // A topology's node is what its link joins. Without a link, the fabric joins devices.
+            let total = rate.unwrap_or(cluster.gpu.network_rate * group.devices as f64);
+            (cluster.devices_per_node, cluster.node_rate) = (group.devices, total);
+            let usual = if link.kind == NodeLinkKind::Pcie { Some(pcie_generation(link).1) } else { device.link };
+            if let Some(usual) = usual {
+                cluster.link.scale(link.bandwidth / usual);
+            }
         }
-        Some(cluster)
+        cluster.network = profiles.network(topology.network().transport.name()).ok()?;
+        Some((cluster, remark))
     }
 
     /// Returns an upper bound on the rate of matrix products.
@@ -152,7 +186,8 @@ impl ProfiledGpu {
     /// node's network. NCCL's rule already has them share it equally.
     pub(crate) fn link_efficiency(&self) -> LinkEfficiency {
         let faster = 1.0 / self.stack.communication.communication;
-        LinkEfficiency { device: faster, host_memory: faster, nic: self.cluster.network.efficiency * faster, switch: faster }
+        let reached = self.cluster.reached_node_rate() / self.cluster.node_rate;
+        LinkEfficiency { device: faster, host_memory: faster, nic: reached * faster, switch: faster }
     }
 
     /// Returns how devices spread over nodes.
@@ -173,11 +208,12 @@ impl ProfiledGpu {
         self.cost(time, bytes * costs.network_share(kind, role) * flow_share)
     }
 
-    /// Returns the cost of a message between stages without contention.
-    pub(crate) fn message(&self, spread: &NodeSpread, bytes: f64) -> CommunicationCost {
+    /// Returns the cost of a message between stages without contention. Each of `parts` ranks sends
+    /// a part of it.
+    pub(crate) fn message(&self, spread: &NodeSpread, bytes: f64, parts: usize) -> CommunicationCost {
         let communication = &self.stack.communication;
         let size = bytes * communication.message_scale;
-        let is_partitioned = self.workload.tensor > 1 && spread.nodes > 1;
+        let is_partitioned = parts > 1 && spread.nodes > 1;
         let partitioned = if is_partitioned { communication.partitioned_message } else { Seconds::ZERO };
         self.cost(spread.message(size, &self.cluster) * communication.communication + partitioned, size)
     }

@@ -177,6 +177,7 @@ fn find_channels(
                 send_peer: send_peer as u32,
                 receive_peer: receive_peer as u32,
                 first_communication: *communications,
+                parts: program.mesh.stage(sender).size(Axis::Tensor),
                 shape: Shape::default(),
                 measured_reach: None,
                 spread_by_kind: spread_by_kind(costs, kind, program, &pair, rank),

@@ -23,8 +23,14 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Returns the share of a node's network rate that one device has, in bytes per second.
+    /// Returns the rate to other nodes that long messages of a whole node reach.
+    pub fn reached_node_rate(&self) -> BytesPerSecond {
+        let rate = self.node_rate * self.network.efficiency;
+        self.network.most.filter(|most| *most < rate).unwrap_or(rate)
+    }
+
+    /// Returns the share of that rate that one device has, in bytes per second.
     pub(super) fn network_rate_of_device(&self) -> f64 {
-        self.node_rate.value() * self.network.efficiency / self.devices_per_node as f64
+        self.reached_node_rate().value() / self.devices_per_node as f64
     }
 }

@@ -15,11 +15,15 @@ pub struct GpuProfile {
     pub generation: String,
     /// Number of streaming multiprocessors, or compute units.
     pub multiprocessors: f64,
-    /// Dense peak by format.
+    /// Dense peak by format. The file has those that no data type of a plan has; the others come
+    /// from the library's device.
+    #[serde(default)]
     peak: BTreeMap<ProductFormat, FlopsPerSecond>,
-    /// Size of the memory.
+    /// Size of the memory, of the library's device.
+    #[serde(skip)]
     pub memory: Bytes,
-    /// Memory bandwidth of the data sheet.
+    /// Memory bandwidth of the data sheet, of the library's device.
+    #[serde(skip)]
     pub memory_bandwidth: BytesPerSecond,
     /// Share of the memory bandwidth that streaming kernels reach.
     pub memory_efficiency: f64,
@@ -54,6 +58,10 @@ pub struct GpuProfile {
     /// runs were measured on this one.
     #[serde(default)]
     pub estimated: bool,
+    /// 10th and 90th percentile of a measurement over its prediction, on a device that nothing was
+    /// fitted on.
+    #[serde(skip)]
+    pub spread: Option<[f64; 2]>,
 }
 
 /// Losses of matrix products that are cut into tiles.
@@ -88,7 +96,7 @@ impl GpuProfile {
         widened(&self.product, format).unwrap_or(0.7)
     }
 
-    /// Overrides the data sheet with the figures of a topology's device.
+    /// Takes the data sheet of a device of the library or of a topology.
     pub(crate) fn take_data_sheet(&mut self, kind: &DeviceKind) {
         for (&precision, &peak) in &kind.peak {
             self.peak.insert(ProductFormat::of(precision), peak);

@@ -17,6 +17,9 @@ pub(super) struct Fitted {
     /// 10th and 90th percentile of measured over predicted for sources that are held out entirely.
     #[serde(default)]
     pub(super) unseen: Option<[f64; 2]>,
+    /// The same when all rows on a device are held out.
+    #[serde(default)]
+    pub(super) unseen_device: Option<[f64; 2]>,
 }
 
 /// Fitted values of a stack.

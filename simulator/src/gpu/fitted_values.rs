@@ -8,6 +8,7 @@ use super::category::Category;
 use super::cluster::Cluster;
 use super::device::GpuProfile;
 use super::format::ProductFormat;
+use super::link::NetworkProfile;
 use super::stack::{AttentionKind, StackProfile};
 use foretell_units::{Bytes, Seconds};
 use serde::Deserialize;
@@ -174,18 +175,30 @@ impl GpuProfile {
 impl Cluster {
     /// Returns a value of the network by name, or `None` if no value has that name.
     pub fn value(&self, name: &str) -> Option<f64> {
-        Some(match name {
-            "efficiency" => self.network.efficiency,
-            "latency_scale" => self.network.latency_scale,
-            _ => return None,
-        })
+        self.network.value(name)
     }
 
     /// Sets a value of the network by name. Returns `false` if no value has that name.
     pub fn set_value(&mut self, name: &str, value: f64) -> bool {
+        self.network.set_value(name, value)
+    }
+}
+
+impl NetworkProfile {
+    /// Returns a value by name, or `None` if no value has that name.
+    pub(super) fn value(&self, name: &str) -> Option<f64> {
+        Some(match name {
+            "efficiency" => self.efficiency,
+            "latency_scale" => self.latency_scale,
+            _ => return None,
+        })
+    }
+
+    /// Sets a value by name. Returns `false` if no value has that name.
+    pub(super) fn set_value(&mut self, name: &str, value: f64) -> bool {
         match name {
-            "efficiency" => self.network.efficiency = value,
-            "latency_scale" => self.network.latency_scale = value,
+            "efficiency" => self.efficiency = value,
+            "latency_scale" => self.latency_scale = value,
             _ => return false,
         }
         true

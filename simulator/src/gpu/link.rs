@@ -54,6 +54,9 @@ pub struct NetworkProfile {
     /// Latency of a hop over that on InfiniBand.
     #[serde(default = "one")]
     pub hop: f64,
+    /// Rate that a node does not exceed, if its processors limit it.
+    #[serde(default)]
+    pub most: Option<BytesPerSecond>,
     /// Source of the figures.
     pub source: String,
 }

@@ -44,4 +44,4 @@ pub use profiles::{ProfileError, Profiles};
 pub use stack::{
     AttentionKind, CommunicationCosts, HostCosts, MemoryBoundCosts, MemoryRules, ProductCosts, RunDefaults, StackProfile,
 };
-pub use workload::{Fp8Scaling, TrainedParameters, Workload};
+pub use workload::{Fp8Scaling, TrainedParameters, Workload, without_padding};

@@ -114,7 +114,7 @@ impl NodeSpread {
     /// The groups of the node's other devices send at the same time.
     fn rate_between_nodes(&self, cluster: &Cluster) -> f64 {
         let share = self.most_on_node as f64 / cluster.devices_per_node as f64;
-        cluster.node_rate.value() * cluster.network.efficiency * share
+        cluster.reached_node_rate().value() * share
     }
 
     /// Returns the time of a collective, with the algorithm and protocol that NCCL chooses. `asked`

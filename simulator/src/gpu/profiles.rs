@@ -4,8 +4,11 @@ use super::cluster::Cluster;
 use super::device::GpuProfile;
 use super::fitted::{FITTED_ROWS, Fitted, FittedDevice};
 use super::link::{LinkProfile, NetworkProfile};
-use super::stack::StackProfile;
-use foretell_units::BytesPerSecond;
+use super::stack::{AttentionKind, StackProfile};
+use foretell_models::{Model, Moe};
+use foretell_program::Plan;
+use foretell_topologies::DeviceKind;
+use foretell_units::{BytesPerSecond, DataType};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -18,6 +21,9 @@ const FITTED: &str = include_str!("profiles/fitted.yaml");
 
 /// Names that plans may use for a stack, each with the name of its profile.
 const ALIASES: [(&str, &str); 3] = [("fsdp2", "torchtitan"), ("megatron-lm", "megatron-core"), ("deepspeed", "deepspeed-3d")];
+
+/// Largest factor between two similar devices, of peak or of memory bandwidth. An assumption.
+const SIMILAR: f64 = 2.5;
 
 /// Interval of stacks that nothing was fitted on, until `fitted.yaml` says otherwise.
 const UNSEEN: [f64; 2] = [0.7, 1.4];
@@ -52,12 +58,21 @@ struct LinksFile {
     networks: BTreeMap<String, NetworkVariant>,
 }
 
-/// A network that differs from the usual one in its latency per hop.
+/// What a transport changes of the usual network.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct NetworkVariant {
+    #[serde(default = "one")]
     hop: f64,
+    #[serde(default = "one")]
+    share: f64,
+    #[serde(default)]
+    most: Option<BytesPerSecond>,
     source: String,
+}
+
+fn one() -> f64 {
+    1.0
 }
 
 /// All profiles of devices, links, networks and software stacks.
@@ -71,6 +86,10 @@ pub struct Profiles {
     /// 10th and 90th percentile of a measurement over its prediction, under a stack that nothing
     /// was fitted on.
     pub unseen: [f64; 2],
+    /// The same on a device that nothing was fitted on, if that is known.
+    pub unseen_device: Option<[f64; 2]>,
+    /// Number of values that measured runs determined.
+    fitted_values: usize,
 }
 
 static LIBRARY: LazyLock<Result<Profiles, ProfileError>> = LazyLock::new(|| Profiles::read(DEVICES, LINKS, STACKS, FITTED));
@@ -82,6 +101,33 @@ impl Profiles {
     /// [`ProfileError::Unreadable`] if a file is malformed. A test excludes this.
     pub fn library() -> Result<&'static Self, ProfileError> {
         LIBRARY.as_ref().map_err(Clone::clone)
+    }
+
+    /// Returns the compiled-in profiles without fitted values.
+    ///
+    /// # Errors
+    /// As [`Profiles::library`].
+    pub fn priors() -> Result<Self, ProfileError> {
+        Self::with_fitted("stacks: {}\ndevices: {}\nnetwork: {}\n")
+    }
+
+    /// Returns the compiled-in profiles with the values of another `fitted.yaml`.
+    ///
+    /// # Errors
+    /// [`ProfileError::Unreadable`], with the place in the text.
+    pub fn with_fitted(fitted: &str) -> Result<Self, ProfileError> {
+        Self::read(DEVICES, LINKS, STACKS, fitted)
+    }
+
+    /// Returns the number of values that measured runs determined: those of stacks and devices with
+    /// rows, and of the network.
+    pub fn fitted_values(&self) -> usize {
+        self.fitted_values
+    }
+
+    /// Returns a value of the network by name, or `None` if no value has that name.
+    pub fn network_value(&self, name: &str) -> Option<f64> {
+        self.network.value(name)
     }
 
     /// Reads the texts of the profile files. The first three have priors, and `fitted` has the
@@ -98,8 +144,15 @@ impl Profiles {
                 return Err(ProfileError::Unreadable { file: "stacks.yaml", reason });
             }
         }
-        let devices = parse("devices.yaml", devices)?;
-        let mut profiles = Self { devices, links, network, networks, stacks, unseen: UNSEEN };
+        let mut devices: BTreeMap<String, GpuProfile> = parse("devices.yaml", devices)?;
+        for (name, device) in &mut devices {
+            let malformed = |reason| ProfileError::Unreadable { file: "devices.yaml", reason };
+            let sheet = DeviceKind::library(name).map_err(|error| malformed(error.to_string()))?;
+            let sheet = sheet.ok_or_else(|| malformed(format!("the device library has no `{name}`")))?;
+            device.take_data_sheet(&sheet);
+        }
+        let mut profiles =
+            Self { devices, links, network, networks, stacks, unseen: UNSEEN, unseen_device: None, fitted_values: 0 };
         profiles.apply(&parse("fitted.yaml", fitted)?)?;
         Ok(profiles)
     }
@@ -114,6 +167,7 @@ impl Profiles {
                 }
             }
             stack.spread = found.spread;
+            self.fitted_values += if found.rows > 0 { found.values.len() } else { 0 };
             stack.estimated = found.rows < FITTED_ROWS;
         }
         for (name, FittedDevice { rows, values }) in &fitted.devices {
@@ -124,17 +178,21 @@ impl Profiles {
                 }
             }
             device.estimated &= *rows < FITTED_ROWS;
+            self.fitted_values += if *rows > 0 { values.len() } else { 0 };
         }
         if let Some(unseen) = fitted.unseen {
             self.unseen = unseen;
             self.stacks.values_mut().filter(|stack| stack.estimated).for_each(|stack| stack.spread = unseen);
         }
         for (value, number) in &fitted.network {
-            match value.as_str() {
-                "efficiency" => self.network.efficiency = *number,
-                "latency_scale" => self.network.latency_scale = *number,
-                _ => return Err(unknown(&format!("the value `{value}` of the network"))),
+            if !self.network.set_value(value, *number) {
+                return Err(unknown(&format!("the value `{value}` of the network")));
             }
+        }
+        self.fitted_values += fitted.network.len();
+        if let Some(spread) = fitted.unseen_device {
+            self.unseen_device = Some(spread);
+            self.devices.values_mut().filter(|device| device.estimated).for_each(|device| device.spread = Some(spread));
         }
         Ok(())
     }
@@ -147,6 +205,64 @@ impl Profiles {
         find(&self.devices, "device", name)
     }
 
+    /// Returns the name of the device with a profile that is most like one without: the one whose
+    /// peak of half-precision products and memory bandwidth are nearest. `None` for CPUs, and if
+    /// none is within a factor of [`SIMILAR`] in both.
+    pub fn similar_gpu(&self, kind: &DeviceKind) -> Option<&str> {
+        let peak = |kind: &DeviceKind| {
+            let rates = [DataType::Bf16, DataType::Fp16].into_iter().filter_map(|format| kind.peak_rate(format));
+            rates.reduce(|one, other| if other > one { other } else { one })
+        };
+        let own_peak = peak(kind)?;
+        let distance = |name: &str| {
+            let other = DeviceKind::library(name).ok()??;
+            let ratios = [own_peak / peak(&other)?, kind.memory_bandwidth / other.memory_bandwidth].map(|ratio| ratio.ln().abs());
+            let is_similar = other.architecture == kind.architecture && ratios.iter().all(|ratio| *ratio < SIMILAR.ln());
+            is_similar.then(|| ratios.iter().sum::<f64>())
+        };
+        let measured = self.devices.iter().filter(|(_, gpu)| !gpu.estimated);
+        let candidates = measured.filter_map(|(name, _)| Some((name.as_str(), distance(name)?)));
+        candidates.min_by(|one, two| one.1.total_cmp(&two.1)).map(|(name, _)| name)
+    }
+
+    /// Returns what a plan's prediction assumes of its stack, one sentence each.
+    pub fn remarks_on(&self, plan: &Plan, model: &Model) -> Vec<String> {
+        let named = plan.stack.name();
+        let mut remarks = Vec::new();
+        if let Some((alias, name)) = ALIASES.iter().find(|(alias, _)| *alias == named) {
+            remarks.push(format!("`stack: {alias}` is predicted as `{name}`"));
+        }
+        let Ok(stack) = self.stack(named) else { return remarks };
+        if stack.estimated && !plan.stack.is_own() {
+            remarks.push(format!(
+                "the stack `{named}` was fitted on too few runs or none: its interval is that of sources left out of the fit"
+            ));
+        }
+        let attends = model.sample().is_sequence() && !matches!(model, Model::LstmSeq2seq(_)) || matches!(model, Model::Vit(_));
+        let is_fused = matches!(stack.attention, AttentionKind::Fused { .. });
+        if matches!(named, "ddp" | "fsdp") && is_fused && attends {
+            remarks.push(format!("`stack: {named}` is taken to compute attention in one kernel; `pytorch-eager` does not"));
+        }
+        if let Model::Moe(Moe { shared_ffn: None, .. }) = model
+            && plan.overlap.expert
+            && plan.layout.expert > 1
+        {
+            remarks.push(
+                "`overlap: {expert: true}` has next to no effect: without `shared_ffn` all kernels of the layer wait for its tokens"
+                    .into(),
+            );
+        }
+        let tensor = plan.layout.tensor;
+        if let Some((sequence, _)) = model.sample().tokens().filter(|(sequence, _)| sequence % tensor != 0)
+            && plan.layout.sequence_parallel
+        {
+            remarks.push(format!(
+                "`sequence_parallel: true` without effect: `tensor: {tensor}` does not divide the sequence of {sequence} tokens"
+            ));
+        }
+        remarks
+    }
+
     /// Returns the profile of a link.
     ///
     /// # Errors
@@ -155,13 +271,14 @@ impl Profiles {
         find(&self.links, "link", name)
     }
 
-    /// Returns the profile of a network other than the usual one.
+    /// Returns the profile of a network by its transport.
     ///
     /// # Errors
     /// [`ProfileError::Unknown`].
     pub fn network(&self, name: &str) -> Result<NetworkProfile, ProfileError> {
-        let NetworkVariant { hop, source } = find(&self.networks, "network", name)?.clone();
-        Ok(NetworkProfile { hop, source, ..self.network.clone() })
+        let NetworkVariant { hop, share, most, source } = find(&self.networks, "network", name)?.clone();
+        let NetworkProfile { efficiency, latency_scale, .. } = self.network;
+        Ok(NetworkProfile { efficiency: efficiency * share, latency_scale, hop, most, source })
     }
 
     /// Returns the profile of a stack by its name or by an alias.
@@ -202,7 +319,8 @@ impl Profiles {
         node_rate: Option<BytesPerSecond>,
     ) -> Result<Cluster, ProfileError> {
         let gpu = self.gpu(device)?.clone();
-        let link = self.link(link.unwrap_or(&gpu.link))?.clone();
+        // The usual link may be a special case of the stated one: `pcie4-host` of `pcie4`.
+        let link = self.link(link.filter(|link| !gpu.link.starts_with(*link)).unwrap_or(&gpu.link))?.clone();
         let network = self.network.clone();
         let node_rate = node_rate.unwrap_or(gpu.network_rate * devices_per_node.max(1) as f64);
         let joined = match link.domain {
@@ -229,6 +347,8 @@ fn find<'a, T>(entries: &'a BTreeMap<String, T>, kind: &'static str, name: &str)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::ProductFormat;
+    use foretell_topologies::{Architecture, Transport};
 
     #[test]
     fn the_library_is_sound() {
@@ -246,6 +366,41 @@ mod tests {
                 assert!(base.family == stack.family && base.variant_of.is_none(), "{name}");
             }
         }
+    }
+
+    #[test]
+    fn every_accelerator_of_the_device_library_has_a_profile() {
+        let profiles = Profiles::library().expect("readable");
+        for name in DeviceKind::library_names().expect("sound") {
+            let kind = DeviceKind::library(name).expect("sound").expect("listed");
+            if kind.architecture == Architecture::Cpu {
+                continue;
+            }
+            let gpu = profiles.gpu(name).expect("a profile");
+            assert_eq!((gpu.memory, gpu.memory_bandwidth), (kind.memory, kind.memory_bandwidth), "{name}");
+            for (&format, &peak) in &kind.peak {
+                assert!(gpu.peak(ProductFormat::of(format)) >= peak, "{name} {format}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_transport_of_a_topology_has_a_network() {
+        let profiles = Profiles::library().expect("readable");
+        let networks = Transport::ALL.map(|transport| profiles.network(transport.name()).expect("a profile"));
+        assert!(networks.iter().all(|network| network.efficiency <= networks[0].efficiency && network.hop >= 1.0));
+    }
+
+    #[test]
+    fn sockets_do_not_reach_the_rate_of_fast_ports() {
+        let profiles = Profiles::library().expect("readable");
+        let mut cluster = profiles.cluster("gh200-96g", None, 4, 8, Some(BytesPerSecond::new(100e9))).expect("known");
+        let by_rdma = cluster.reached_node_rate();
+        cluster.network = profiles.network("tcp").expect("known");
+        // Measured on two such nodes: 122.6 GB/s of bus bandwidth by libfabric, 6.0 by TCP.
+        assert!(cluster.reached_node_rate() / by_rdma < 0.1);
+        cluster.node_rate = BytesPerSecond::new(1.25e9);
+        assert!(cluster.reached_node_rate() / cluster.node_rate > 0.7);
     }
 
     #[test]

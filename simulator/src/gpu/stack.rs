@@ -5,14 +5,26 @@ mod memory_rules;
 mod run_defaults;
 
 use super::category::Category;
+use super::cluster::Cluster;
 use super::format::ProductFormat;
 use super::workload::Fp8Scaling;
 pub use costs::{AttentionKind, CommunicationCosts, HostCosts, MemoryBoundCosts, ProductCosts};
+use foretell_program::{OperandFormat, Plan};
 pub use memory_rules::MemoryRules;
 pub use run_defaults::RunDefaults;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
+
+/// Power of the interval on devices without measured kernels or runs, until `fitted.yaml` has the
+/// interval of devices that a fit leaves out. An assumption.
+const ESTIMATED_DEVICE: f64 = 1.4;
+
+/// Returns the bound of an interval with two independent causes, from the bound of each.
+fn wider(one: f64, other: f64) -> f64 {
+    let (one, other) = (one.ln(), other.ln());
+    (one.hypot(other)).copysign(one).exp()
+}
 
 fn yes() -> bool {
     true
@@ -70,6 +82,31 @@ impl StackProfile {
     /// Returns a key of the profile's text that has no meaning, if there is one.
     pub(super) fn unknown_key(&self) -> Option<&str> {
         self.unknown.keys().next().map(String::as_str)
+    }
+
+    /// Returns the profile as it applies to a run. `unseen` is the interval of stacks without
+    /// measured runs.
+    #[must_use]
+    pub fn applied(mut self, plan: &Plan, unseen: [f64; 2]) -> Self {
+        if plan.workload.products == Some(OperandFormat::Fp8ByRow) {
+            // A row's scale needs the whole row, so torchao's recipes gather parameters in sixteen
+            // bits.
+            self.communication.narrow_gather = false;
+        }
+        if plan.workload.unknown_stack {
+            self.spread = unseen;
+        }
+        self
+    }
+
+    /// Returns the interval of a run on these clusters. It is wider on devices whose kernels were
+    /// not measured.
+    pub fn spread_on<'a>(&self, clusters: impl Iterator<Item = &'a Cluster>) -> [f64; 2] {
+        let estimated = clusters.filter(|cluster| cluster.gpu.estimated);
+        estimated.fold(self.spread, |[low, high], cluster| match cluster.gpu.spread {
+            Some([other_low, other_high]) => [wider(low, other_low), wider(high, other_high)],
+            None => self.spread.map(|ratio| ratio.powf(ESTIMATED_DEVICE)),
+        })
     }
 
     /// Returns the share of a device's product efficiency that the stack's kernels reach.

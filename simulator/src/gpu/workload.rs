@@ -1,5 +1,9 @@
 //! Properties of a run that costs depend on, besides the sizes of its kernels.
 
+use super::format::ProductFormat;
+use foretell_models::{Bert, Model, Moe};
+use foretell_program::{OperandFormat, Plan, Trained};
+
 /// Properties of a run that costs depend on, besides the sizes of its kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Workload {
@@ -7,8 +11,6 @@ pub struct Workload {
     pub experts_per_token: usize,
     /// Trained parameters.
     pub trained: TrainedParameters,
-    /// Size of `tensor`. Each of these ranks sends a part of a message between stages.
-    pub tensor: usize,
     /// Scaling of operands in fp8.
     pub fp8_scaling: Fp8Scaling,
     /// True if the loss is computed operator by operator, under a stack that can compile it.
@@ -17,14 +19,52 @@ pub struct Workload {
 
 impl Default for Workload {
     fn default() -> Self {
+        Self { experts_per_token: 1, trained: TrainedParameters::All, fp8_scaling: Fp8Scaling::Tensor, has_eager_loss: false }
+    }
+}
+
+impl Workload {
+    /// Returns the workload of a plan's run.
+    pub fn of(plan: &Plan, model: &Model) -> Self {
+        let stated = plan.workload;
         Self {
-            experts_per_token: 1,
-            trained: TrainedParameters::All,
-            tensor: 1,
-            fp8_scaling: Fp8Scaling::Tensor,
-            has_eager_loss: false,
+            experts_per_token: if let Model::Moe(Moe { top_k, .. }) = *model { top_k } else { 1 },
+            trained: match stated.trains {
+                Trained::All => TrainedParameters::All,
+                Trained::Adapters => TrainedParameters::Adapters,
+            },
+            fp8_scaling: match stated.products {
+                Some(OperandFormat::Fp8ByRow) => Fp8Scaling::Row,
+                _ => Fp8Scaling::Tensor,
+            },
+            has_eager_loss: stated.eager_loss,
         }
     }
+}
+
+impl ProductFormat {
+    /// Returns the format of a plan's matrix products.
+    pub fn of_plan(plan: &Plan) -> Self {
+        match plan.workload.products {
+            Some(OperandFormat::Fp8 | OperandFormat::Fp8ByRow) => ProductFormat::Fp8,
+            Some(OperandFormat::Mxfp8) => ProductFormat::Mxfp8,
+            Some(OperandFormat::Nvfp4) => ProductFormat::Nvfp4,
+            None => ProductFormat::of(plan.unstated_format()),
+        }
+    }
+}
+
+/// Returns the model with the sequences that are computed if a share of the tokens is. `None` if it
+/// stays as it is: only BERT is trained without padding, on its longest sequences (512 tokens and
+/// more).
+pub fn without_padding(model: &Model, share: f64) -> Option<Model> {
+    let Model::Bert(bert) = model else { return None };
+    if share >= 1.0 || bert.sequence < 512 {
+        return None;
+    }
+    // Frameworks pad to a multiple of eight, which tensor cores require.
+    let sequence = (8 * (bert.sequence as f64 * share / 8.0).round() as usize).max(8);
+    Some(Model::Bert(Bert { sequence, ..bert.clone() }))
 }
 
 /// Which parameters are trained.

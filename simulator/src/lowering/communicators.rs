@@ -57,6 +57,8 @@ pub(crate) struct Channel {
     pub(crate) first_communication: u32,
     /// The bytes of each message.
     pub(crate) bytes: Repeated<u64>,
+    /// Ranks that each send a part of a message between stages: those of the sender's `tensor`.
+    pub(crate) parts: usize,
     /// Link loads of a message.
     pub(crate) shape: Shape,
     /// How far apart its ends are, if samples cover the devices of both.
@@ -228,7 +230,7 @@ impl Channel {
     pub(crate) fn cost(&self, costs: &CostModel, distinct: usize, quantile: Quantile) -> CommunicationCost {
         let bytes = self.bytes.distinct()[distinct] as f64;
         let of_kind = |(kind, spread): &(usize, NodeSpread)| {
-            let cost = costs.profiled_gpu(*kind)?.message(spread, bytes);
+            let cost = costs.profiled_gpu(*kind)?.message(spread, bytes, self.parts);
             Some(cost.through_fabric(self.shape.fabric_seconds_per_byte))
         };
         if let Some(cost) = slowest(self.spread_by_kind.iter().filter_map(of_kind)) {

@@ -205,6 +205,7 @@ impl Pairing {
                     send_peer: send_peer as u32,
                     receive_peer: receive_peer as u32,
                     first_communication: self.communications,
+                    parts: program.mesh.stage(program.mesh.stage_of(from)).size(Axis::Tensor),
                     shape,
                     measured_reach: if are_measured { Some(reach(topology, &devices)?) } else { None },
                     spread_by_kind: spread_by_kind(costs, ends.into_iter().map(|rank| ranks[rank].kind), &devices),

@@ -55,25 +55,25 @@ pub(crate) fn steps(collective: Collective, members: usize) -> u32 {
 /// Hops are numbered from `first`. `place` maps a rank to its simulated rank. With a rotation,
 /// these are the representatives' hops; `None` if the rotation is no symmetry of some ring.
 pub(crate) fn hops(
-    around: FlowContext<'_>,
+    context: FlowContext<'_>,
     group: u32,
     members: &[(Rank, DeviceId)],
     place: impl Fn(Rank) -> u32,
     first: u32,
 ) -> Result<Option<(Vec<Hop>, u32)>, TopologyError> {
     let devices: Vec<DeviceId> = members.iter().map(|&(_, device)| device).collect();
-    let orders = ring_orders(around.topology, &devices);
+    let orders = ring_orders(context.topology, &devices);
     let mut hops: Vec<Hop> = Vec::new();
     for order in &orders {
         let ring: Vec<Rank> = order.iter().map(|&member| members[member].0).collect();
-        let Some(stands_for) = positions(around.rotation, &ring) else { return Ok(None) };
-        let kept = || (0..ring.len()).filter(|&position| stands_for[position] == position);
+        let Some(represented_by) = positions(context.rotation, &ring) else { return Ok(None) };
+        let kept = || (0..ring.len()).filter(|&position| represented_by[position] == position);
         let mut number_at = vec![0; ring.len()];
         (first + hops.len() as u32..).zip(kept()).for_each(|(number, position)| number_at[position] = number);
-        let number_of = |position: usize| number_at[stands_for[position % ring.len()]];
+        let number_of = |position: usize| number_at[represented_by[position % ring.len()]];
         for position in kept() {
             let [from, to] = [position, (position + 1) % ring.len()];
-            let Some(shape) = Shape::point_to_point(around, devices[order[from]], devices[order[to]])? else { return Ok(None) };
+            let Some(shape) = Shape::point_to_point(context, devices[order[from]], devices[order[to]])? else { return Ok(None) };
             hops.push(Hop {
                 group,
                 sender: place(ring[from]),
@@ -94,29 +94,29 @@ fn positions(rotation: Option<&MeshRotation>, ring: &[Rank]) -> Option<Vec<usize
     let Some(rotation) = rotation else { return Some((0..ring.len()).collect()) };
     // For each rank: the index of its representative, and the number of rotations from the
     // representative to the rank.
-    let turned: Vec<(usize, usize)> = ring.iter().map(|rank| rotation.index_and_rotations(rank.0)).collect();
-    let places = turned.iter().map(|&(place, _)| place + 1).max().unwrap_or(0);
+    let rotated: Vec<(usize, usize)> = ring.iter().map(|rank| rotation.index_and_rotations(rank.0)).collect();
+    let places = rotated.iter().map(|&(place, _)| place + 1).max().unwrap_or(0);
     let mut position_of = vec![None; places];
-    for (position, &(place, turns)) in turned.iter().enumerate() {
-        if turns == 0 {
+    for (position, &(place, rotations)) in rotated.iter().enumerate() {
+        if rotations == 0 {
             position_of[place] = Some(position);
         }
     }
-    let after = |position: usize| turned[if position + 1 < turned.len() { position + 1 } else { 0 }];
+    let after = |position: usize| rotated[if position + 1 < rotated.len() { position + 1 } else { 0 }];
     let count = rotation.period();
-    let mut stands_for = Vec::with_capacity(turned.len());
-    for (position, &(place, turns)) in turned.iter().enumerate() {
+    let mut represented_by = Vec::with_capacity(rotated.len());
+    for (position, &(place, rotations)) in rotated.iter().enumerate() {
         let of_first = position_of[place]?;
         // The rank must send to its representative's successor, rotated equally often.
-        let (next_of_first, its_turns) = after(of_first);
-        let sum = its_turns + turns;
+        let (next_of_first, its_rotations) = after(of_first);
+        let sum = its_rotations + rotations;
         let expected = if sum < count { sum } else { sum - count };
         if after(position) != (next_of_first, expected) {
             return None;
         }
-        stands_for.push(of_first);
+        represented_by.push(of_first);
     }
-    Some(stands_for)
+    Some(represented_by)
 }
 
 /// Fits every hop's latency and rate to the duration of one step by the cost model's rule for whole

@@ -42,20 +42,20 @@ impl LoadedLinks {
 
 /// Returns the loaded links that can saturate, in ascending order.
 ///
-/// `parties` has each party's links. `turns` has every pair of links that follow each other on some
-/// route, with [`ROUTE_END`] before the first and after the last. Links for which `always` is true
-/// are kept. With a rotation, parties load representative links, and routes are those of the
-/// representative ranks.
+/// `parties` has each party's links. `consecutive` has every pair of links that follow each other
+/// on some route, with [`ROUTE_END`] before the first and after the last. Links for which `always`
+/// is true are kept. With a rotation, parties load representative links, and routes are those of
+/// the representative ranks.
 pub(crate) fn links_that_can_saturate<'a, Links: Iterator<Item = usize>>(
     loaded: &LoadedLinks,
     parties: impl Iterator<Item = Links>,
-    turns: impl Iterator<Item = &'a LinkPair> + Clone,
+    consecutive: impl Iterator<Item = &'a LinkPair> + Clone,
     capacity: impl Fn(usize) -> f64,
     always: impl Fn(usize) -> bool,
     rotation: Option<&MeshRotation>,
 ) -> Vec<usize> {
     let has_one_user = are_of_one(loaded, parties);
-    let stands_for = |link: usize| rotation.and_then(|rotation| rotation.representative_link(link)).unwrap_or(link);
+    let representative_of = |link: usize| rotation.and_then(|rotation| rotation.representative_link(link)).unwrap_or(link);
     // Reason a link is left out. A link left out for its predecessors relies on them, and they may
     // rely on theirs. It cannot serve in the other direction, or two links would rely on each
     // other.
@@ -66,17 +66,17 @@ pub(crate) fn links_that_can_saturate<'a, Links: Iterator<Item = usize>>(
         }
     }
     for reason in [Reason::Predecessors, Reason::Successors] {
-        let around = Neighbours::new(loaded, turns.clone(), reason, rotation);
+        let all_neighbours = Neighbours::new(loaded, consecutive.clone(), reason, rotation);
         let opposite = if reason == Reason::Successors { Reason::Predecessors } else { Reason::Successors };
         for (number, &link) in loaded.links.iter().enumerate() {
-            let around = around.of(number);
-            if around.is_empty() || why[number].is_some() || always(link) {
+            let neighbours = all_neighbours.of(number);
+            if neighbours.is_empty() || why[number].is_some() || always(link) {
                 continue;
             }
-            let why_not = |neighbour: usize| loaded.number(stands_for(neighbour)).and_then(|number| why[number]);
+            let why_not = |neighbour: usize| loaded.number(representative_of(neighbour)).and_then(|number| why[number]);
             let counts = |neighbour: &usize| *neighbour != ROUTE_END && why_not(*neighbour) != Some(opposite);
-            let total: f64 = around.iter().copied().filter(|&one| one != ROUTE_END).map(&capacity).sum();
-            if around.iter().all(counts) && total <= capacity(link) * (1.0 + SAME) {
+            let total: f64 = neighbours.iter().copied().filter(|&one| one != ROUTE_END).map(&capacity).sum();
+            if neighbours.iter().all(counts) && total <= capacity(link) * (1.0 + SAME) {
                 why[number] = Some(reason);
             }
         }
@@ -109,11 +109,11 @@ impl Neighbours {
     /// Collects the neighbours on one side of each link.
     fn new<'a>(
         loaded: &LoadedLinks,
-        turns: impl Iterator<Item = &'a LinkPair> + Clone,
+        consecutive: impl Iterator<Item = &'a LinkPair> + Clone,
         side: Reason,
         rotation: Option<&MeshRotation>,
     ) -> Self {
-        let pairs = turns.map(|turn| if side == Reason::Successors { (turn.from, turn.to) } else { (turn.to, turn.from) });
+        let pairs = consecutive.map(|pair| if side == Reason::Successors { (pair.from, pair.to) } else { (pair.to, pair.from) });
         // A representative link gets the neighbours of all links of its orbit, moved along with
         // them.
         let pairs = pairs.filter(|&(link, _)| link != ROUTE_END).map(|(link, neighbour)| match rotation {
@@ -172,10 +172,10 @@ mod tests {
     use super::*;
 
     fn can_saturate(parties: &[&[usize]], capacities: &[f64]) -> Vec<usize> {
-        let turns: Vec<LinkPair> = parties.iter().flat_map(|route| LinkPair::of_route(route.iter().copied())).collect();
+        let consecutive: Vec<LinkPair> = parties.iter().flat_map(|route| LinkPair::of_route(route.iter().copied())).collect();
         let links = parties.iter().map(|route| route.iter().copied());
         let loaded = LoadedLinks::new(capacities.len(), links.clone().flatten());
-        links_that_can_saturate(&loaded, links, turns.iter(), |link| capacities[link], |_| false, None)
+        links_that_can_saturate(&loaded, links, consecutive.iter(), |link| capacities[link], |_| false, None)
     }
 
     #[test]

@@ -61,8 +61,8 @@ impl Shape {
 
     /// A single flow. With a rotation it loads the representative links; `None` if two of its links
     /// have one representative.
-    pub(crate) fn point_to_point(around: FlowContext<'_>, from: DeviceId, to: DeviceId) -> Result<Option<Self>, TopologyError> {
-        let FlowContext { topology, links, rotation } = around;
+    pub(crate) fn point_to_point(context: FlowContext<'_>, from: DeviceId, to: DeviceId) -> Result<Option<Self>, TopologyError> {
+        let FlowContext { topology, links, rotation } = context;
         let mut parts = LinkLoads::default();
         let limit = if from == to { None } else { parts.add(topology, (from, to, 1.0))? };
         if !parts.fold(rotation)
@@ -82,8 +82,8 @@ impl Shape {
     /// Between nodes with several members there are as many rings as members in a node, as in NCCL.
     /// Each ring leaves a node from a different member, so all network interfaces are in use. The
     /// rings carry equal parts.
-    pub(crate) fn ring(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
-        let orders = ring_orders(around.topology, members);
+    pub(crate) fn ring(context: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
+        let orders = ring_orders(context.topology, members);
         let mut flows: Vec<Flow> = Vec::with_capacity(orders.len() * members.len());
         for order in &orders {
             for (position, &from) in order.iter().enumerate() {
@@ -91,13 +91,13 @@ impl Shape {
                 flows.push((members[from], members[to], 1.0 / orders.len() as f64));
             }
         }
-        Self::of_flows(around, &flows)
+        Self::of_flows(context, &flows)
     }
 
     /// Two binary trees, each of which carries half of the bytes up and down again (Sanders, Speck
     /// and Träff 2009; NCCL since 2.4). The second tree is the first shifted by one member, so
     /// inner nodes of one are leaves of the other.
-    pub(crate) fn double_tree(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
+    pub(crate) fn double_tree(context: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let count = members.len();
         let mut flows: Vec<Flow> = Vec::with_capacity(4 * count);
         for shift in [0, 1] {
@@ -108,26 +108,26 @@ impl Shape {
                 }
             }
         }
-        Self::of_flows(around, &flows)
+        Self::of_flows(context, &flows)
     }
 
     /// Every member sends every other an equal part.
-    pub(crate) fn all_pairs(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
+    pub(crate) fn all_pairs(context: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let part = 1.0 / members.len() as f64;
         let others = |from: DeviceId| members.iter().filter(move |&&to| to != from).map(move |&to| (from, to, part));
         let flows: Vec<Flow> = members.iter().flat_map(|&from| others(from)).collect();
-        Self::of_flows(around, &flows)
+        Self::of_flows(context, &flows)
     }
 
     /// Every member sends all of its data to the next, and the last to the first, in the order of
     /// `members`.
-    pub(crate) fn shift(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
+    pub(crate) fn shift(context: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let next = members.iter().cycle().skip(1);
         let flows: Vec<Flow> = members.iter().zip(next).map(|(&from, &to)| (from, to, 1.0)).collect();
-        let Some(mut shape) = Self::of_flows(around, &flows)? else { return Ok(None) };
-        for &(from, to, _) in flows.iter().filter(|&&(from, ..)| around.is_first(from)) {
+        let Some(mut shape) = Self::of_flows(context, &flows)? else { return Ok(None) };
+        for &(from, to, _) in flows.iter().filter(|&&(from, ..)| context.is_first(from)) {
             if from != to
-                && let Some(limit) = around.topology.route(from, to)?.single_flow_limit
+                && let Some(limit) = context.topology.route(from, to)?.single_flow_limit
             {
                 shape.seconds_per_byte = shape.seconds_per_byte.max(1.0 / limit.value());
             }
@@ -137,14 +137,14 @@ impl Shape {
 
     /// Combines flows. With a rotation, only flows of representative ranks count; `None` if the
     /// rotation is no symmetry of the flows.
-    fn of_flows(around: FlowContext<'_>, flows: &[Flow]) -> Result<Option<Self>, TopologyError> {
-        let FlowContext { topology, links, rotation } = around;
+    fn of_flows(context: FlowContext<'_>, flows: &[Flow]) -> Result<Option<Self>, TopologyError> {
+        let FlowContext { topology, links, rotation } = context;
         if rotation.is_some_and(|rotation| !maps_flows(rotation, flows)) {
             return Ok(None);
         }
         let mut parts = LinkLoads::default();
         let mut count = 0;
-        for &flow in flows.iter().filter(|&&(from, ..)| around.is_first(from)) {
+        for &flow in flows.iter().filter(|&&(from, ..)| context.is_first(from)) {
             count += 1;
             if flow.0 != flow.1 {
                 parts.add(topology, flow)?;
@@ -253,8 +253,8 @@ mod tests {
     use super::*;
 
     fn ring_of(topology: &Topology, members: &[DeviceId]) -> Shape {
-        let around = FlowContext { topology, links: &LinkEfficiency::IDEAL, rotation: None };
-        Shape::ring(around, members).expect("joined").expect("nothing is turned")
+        let context = FlowContext { topology, links: &LinkEfficiency::IDEAL, rotation: None };
+        Shape::ring(context, members).expect("joined").expect("nothing is rotated")
     }
 
     #[test]

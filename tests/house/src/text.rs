@@ -71,6 +71,24 @@ pub fn dangling_citations(document: &str, tree: &[String], sources: &str) -> Vec
     dangling
 }
 
+/// The citations "`name` in `file`" of a document whose file does not have the last part of the
+/// name. `read` returns a file's text.
+#[must_use]
+pub fn misplaced_names(document: &str, read: impl Fn(&str) -> Option<String>) -> Vec<String> {
+    let mut misplaced = Vec::new();
+    for (number, line) in numbered(document) {
+        let parts: Vec<&str> = line.split('`').collect();
+        for triple in parts.windows(3).skip(1).step_by(2) {
+            let [name, between, file] = [triple[0], triple[1], triple[2]];
+            let word = name.rsplit("::").next().unwrap_or(name);
+            if between == " in " && is_path(file) && read(file).is_some_and(|text| !has_word(&text, word)) {
+                misplaced.push(format!("line {number}: `{name}` is not in `{file}`"));
+            }
+        }
+    }
+    misplaced
+}
+
 /// Turns of phrase that this project does not use, with the word to use instead.
 const ODD_TURNS: [(&str, &str); 12] = [
     ("foretold", "predicted"),
@@ -169,6 +187,13 @@ mod tests {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
         let document = "[a](src/text.rs), [b](src/text.rs#part), [c](none.md), [d](https://example.org)";
         assert_eq!(broken_links(document, folder), ["line 1: none.md"]);
+    }
+
+    #[test]
+    fn a_name_that_its_cited_file_does_not_have_is_misplaced() {
+        let document = "`Type::here` in `a.rs`, `there` in `a.rs`; `x_y` beside `a.rs`, `there` in `b.rs`";
+        let read = |file: &str| (file == "a.rs").then(|| "fn here() {}".to_owned());
+        assert_eq!(misplaced_names(document, read), ["line 1: `there` is not in `a.rs`"]);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use foretell_house::cycles::cycles;
 use foretell_house::modules::CrateModules;
-use foretell_house::text::{broken_links, dangling_citations, long_test_names, odd_turns, wide_comments};
+use foretell_house::text::{broken_links, dangling_citations, long_test_names, misplaced_names, odd_turns, wide_comments};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -79,8 +79,10 @@ fn architecture_and_contributing_cite_what_exists() {
     let tree: Vec<String> = tree().iter().map(relative).collect();
     let mut report = Vec::new();
     for name in ["ARCHITECTURE.md", "CONTRIBUTING.md"] {
-        let dangling = dangling_citations(&read(&root().join(name)), &tree, &sources);
-        report.extend(dangling.into_iter().map(|cited| format!("{name}, {cited}")));
+        let document = read(&root().join(name));
+        let dangling = dangling_citations(&document, &tree, &sources);
+        let misplaced = misplaced_names(&document, |file| std::fs::read_to_string(root().join(file)).ok());
+        report.extend(dangling.into_iter().chain(misplaced).map(|cited| format!("{name}, {cited}")));
     }
     assert!(report.is_empty(), "{}", report.join("\n"));
 }

@@ -4,7 +4,7 @@ use crate::device::DeviceKind;
 use crate::error::{Place, TopologyError, TopologyProblem};
 use crate::fabric::{
     CrossRail, DEFAULT_NETWORK_LATENCY, DEFAULT_TORUS_LATENCY, Dimensions, Dragonfly, Fabric, FatTree, LeafSwitches, Network,
-    Pods, Routing, StatedRoute, Torus, Uplinks,
+    Pods, Routing, StatedRoute, Torus, Transport, Uplinks,
 };
 use crate::layout::node_name;
 use crate::node::{Nics, NodeGroup};
@@ -85,12 +85,13 @@ pub(super) fn network(
         "dragonfly" => assembler.dragonfly(groups, notes)?,
         _ => Fabric::Switch,
     };
-    let usual_latency = if matches!(fabric, Fabric::Torus(_)) { DEFAULT_TORUS_LATENCY } else { DEFAULT_NETWORK_LATENCY };
+    let transport = assembler.transport()?;
+    let usual_latency = if matches!(fabric, Fabric::Torus(_)) { DEFAULT_TORUS_LATENCY } else { transport.usual_latency() };
     let latency = spec.latency.as_ref().map_or(Ok(usual_latency), |latency| latency.quantity("latency"))?;
     let routing = assembler.routing(&fabric)?;
     let seed = spec.seed.as_ref().map_or(Ok(0), |seed| seed.whole("seed"))?;
     let (stated, routes) = assembler.stated(routing, groups)?;
-    Ok((Network { fabric, latency, routing, seed, stated }, NetworkPlaces { network: place, routes }))
+    Ok((Network { fabric, transport, latency, routing, seed, stated }, NetworkPlaces { network: place, routes }))
 }
 
 /// Refuses fields that this kind of network does not have: a user must not believe that, for
@@ -99,11 +100,13 @@ fn refuse_what_it_has_not(spec: &NetworkSpec, kind: &str) -> Result<(), Topology
     const TREES: &[&str] = &["fat-tree", "rail-optimised"];
     const DRAGONFLY: &[&str] = &["dragonfly"];
     const CHOOSING: &[&str] = &["fat-tree", "rail-optimised", "torus", "dragonfly"];
+    const OF_NODES: &[&str] = &["switch", "fat-tree", "rail-optimised", "dragonfly"];
     const STATING: &[&str] = &["fat-tree", "rail-optimised", "dragonfly"];
     fn place<T>(field: &Option<At<T>>) -> Option<Option<Place>> {
         field.as_ref().map(|field| field.place)
     }
     let fields = [
+        ("transport", place(&spec.transport), OF_NODES),
         ("oversubscription", place(&spec.oversubscription), TREES),
         ("nodes_per_leaf", place(&spec.nodes_per_leaf), TREES),
         ("uplinks", place(&spec.uplinks), TREES),
@@ -187,6 +190,14 @@ impl Assembler<'_> {
             let hint = suggest(&name.value, known.map(CrossRail::name));
             let problem = TopologyProblem::UnknownName { what: "way between rails", name: name.value.clone(), hint };
             TopologyError::at(name.place, problem)
+        })
+    }
+
+    fn transport(&self) -> Result<Transport, TopologyError> {
+        let Some(name) = &self.spec.transport else { return Ok(Transport::default()) };
+        Transport::ALL.into_iter().find(|one| one.name() == name.value).ok_or_else(|| {
+            let hint = suggest(&name.value, Transport::ALL.map(Transport::name));
+            TopologyError::at(name.place, TopologyProblem::UnknownName { what: "transport", name: name.value.clone(), hint })
         })
     }
 

@@ -1,6 +1,6 @@
 //! The schema of `network` in a topology file, and its written form.
 
-use crate::fabric::{Dimensions, Fabric, FatTree, LeafSwitches, Network, Routing, Uplinks};
+use crate::fabric::{Dimensions, Fabric, FatTree, LeafSwitches, Network, Routing, Transport, Uplinks};
 use crate::layout::node_name;
 use crate::node::NodeGroup;
 use crate::text::{At, Scalar, Scalars, written};
@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct NetworkSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kind: Option<At<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) transport: Option<At<String>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<At<Scalar>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,6 +63,7 @@ impl NetworkSpec {
     pub(crate) fn over(self, base: NetworkSpec) -> Self {
         NetworkSpec {
             kind: base.kind,
+            transport: self.transport.or(base.transport),
             bandwidth: self.bandwidth.or(base.bandwidth),
             oversubscription: self.oversubscription.or(base.oversubscription),
             uplinks: self.uplinks.or(base.uplinks),
@@ -85,6 +88,7 @@ impl NetworkSpec {
     pub(crate) fn written(network: &Network, groups: &[NodeGroup]) -> Self {
         let mut spec = NetworkSpec {
             kind: Some(network.fabric.name().to_owned().into()),
+            transport: (network.transport != Transport::default()).then(|| network.transport.name().to_owned().into()),
             latency: Some(written(network.latency)),
             ..NetworkSpec::default()
         };

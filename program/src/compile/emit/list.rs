@@ -6,8 +6,8 @@
 use crate::collective::{Collective, CollectiveAlgorithm, CollectiveRole};
 use crate::mesh::Group;
 use crate::program::{
-    Buffer, BufferId, BufferRole, Few, GroupId, Initial, Instruction, MemoryKind, Metric, Operation, Pass, Peer, PeerId, Phase,
-    StageProgram, Stream, StreamId,
+    Buffer, BufferId, BufferRole, Few, GroupId, Instruction, MemoryKind, Metric, Operation, Pass, Peer, PeerId, Phase,
+    StageProgram, StateContents, Stream, StreamId,
 };
 use crate::schedule::Task;
 use foretell_models::Kernel;
@@ -95,8 +95,8 @@ impl ListBuilder {
         self.buffer_mut(id).memory = memory;
     }
 
-    pub(super) fn set_initial(&mut self, id: BufferId, initial: Initial) {
-        self.buffer_mut(id).initial = Some(Box::new(initial));
+    pub(super) fn set_state(&mut self, id: BufferId, state: StateContents) {
+        self.buffer_mut(id).state = Some(Box::new(state));
     }
 
     /// Adds a buffer of the device's memory whose contents do not outlive the step.
@@ -120,7 +120,7 @@ impl ListBuilder {
             bytes,
             persistent: false,
             lifetime: None,
-            initial: None,
+            state: None,
         });
         BufferId(self.program.buffers.len() as u32 - 1)
     }

@@ -3,14 +3,16 @@
 
 use super::list::ListBuilder;
 use super::stage::Stage;
+use crate::compile::recipe::Constant;
 use crate::compile::state::{Bucket, Member, RunningStatistics};
 use crate::mesh::Axis;
 use crate::placement::{Placement, Placements};
-use crate::program::{BufferId, BufferRole, Initial, InitialShare, MemoryKind, Metric, MetricKind};
-use foretell_models::{Control, Role};
+use crate::program::{BufferId, BufferRole, MemoryKind, Metric, MetricKind, StateContents, StateValue, TensorShard};
+use foretell_models::{Control, Role, TOP_FIVE, WEIGHT};
 use foretell_units::DataType;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// The numbers of the update control that a run reports.
 const CONTROL_METRICS: [(Control, MetricKind); 3] = [
@@ -36,9 +38,10 @@ pub(super) struct PersistentBuffers {
 pub(super) struct BucketBuffers {
     /// All parameters, or the rank's shard if ZeRO shards parameters.
     pub(super) parameters: BufferId,
-    /// All gradients, or the rank's shard if ZeRO shards gradients.
-    pub(super) gradients: BufferId,
+    /// All gradients, or the rank's shard if ZeRO shards gradients; `None` if the bucket is frozen.
+    pub(super) gradients: Option<BufferId>,
     /// The optimizer's values, each for the rank's shard. The single-precision copy comes last.
+    /// Empty if the bucket is frozen.
     pub(super) states: Vec<BufferId>,
 }
 
@@ -68,6 +71,7 @@ impl PersistentBuffers {
         buffers.norms = squared_norms(list, stage);
         buffers.control = update_control(list, stage);
         buffers.declare_statistics(list, stage);
+        buffers.declare_constants(list, stage);
         buffers.declare_sums(list, stage);
         buffers
     }
@@ -85,11 +89,14 @@ impl PersistentBuffers {
         let (shards_parameters, shards_gradients) = (state.shards_parameters(index), state.shards_gradients(index));
         let name = format!("parameters {index}");
         let parameters = list.add_persistent(&name, BufferRole::Parameter, shape(shards_parameters), state.precision);
+        let is_frozen = bucket.training.is_frozen();
         let name = format!("gradients {index}");
-        let gradients = list.add_persistent(&name, BufferRole::Gradient, shape(shards_gradients), DataType::Fp32);
+        let gradients =
+            (!is_frozen).then(|| list.add_persistent(&name, BufferRole::Gradient, shape(shards_gradients), DataType::Fp32));
         let is_offloaded = stage.plan.layout.offload.is_of_optimizer();
         let memory = if is_offloaded { MemoryKind::Host } else { MemoryKind::Device };
-        let states: Vec<BufferId> = (0..state.optimizer_states + usize::from(state.has_master_copy))
+        let state_count = if is_frozen { 0 } else { state.optimizer_states + usize::from(state.has_master_copy) };
+        let states: Vec<BufferId> = (0..state_count)
             .map(|number| {
                 let name = format!("optimizer state {index}.{number}");
                 let buffer = list.add_persistent(&name, BufferRole::OptimizerState, shape(true), DataType::Fp32);
@@ -97,19 +104,25 @@ impl PersistentBuffers {
                 buffer
             })
             .collect();
-        if shards_parameters {
-            list.set_initial(parameters, initial_bucket(bucket));
-        }
-        if let Some(&master) = states.last().filter(|_| state.has_master_copy) {
-            list.set_initial(master, initial_bucket(bucket));
+        let members: Arc<[(usize, TensorShard)]> =
+            bucket.members.iter().map(|member| (member.offset, tensor_shard(member))).collect();
+        let contents = |value: StateValue, is_sharded: bool| StateContents::Tensors {
+            value,
+            members: Arc::clone(&members),
+            axis: (is_sharded && bucket.shards > 1).then_some(Axis::Shard),
+        };
+        list.set_state(parameters, contents(StateValue::Parameter, shards_parameters));
+        for (number, &buffer) in states.iter().enumerate() {
+            let is_master = state.has_master_copy && number == state.optimizer_states;
+            let value = if is_master { StateValue::Master } else { StateValue::Optimizer(number) };
+            list.set_state(buffer, contents(value, true));
         }
         for member in &bucket.members {
             if !shards_parameters {
                 let parameter = list.add_view(&member.name, parameters, member.offset, member.shape.clone());
-                list.set_initial(parameter, Initial::Share(initial_share(member)));
                 self.by_name.insert(member.name.clone(), parameter);
             }
-            if !shards_gradients {
+            if let Some(gradients) = gradients.filter(|_| !shards_gradients) {
                 let name = format!("{}.gradient", member.name);
                 let gradient = list.add_view(&name, gradients, member.offset, member.shape.clone());
                 self.by_name.insert(name, gradient);
@@ -134,11 +147,21 @@ impl PersistentBuffers {
                 self.by_name.insert(running.statistics.clone(), statistics);
                 offset += running.shape.iter().product::<usize>();
                 let buffer = list.add_persistent(&running.name, BufferRole::Running, running.shape.clone(), DataType::Fp32);
-                let share = InitialShare { tensor: running.tensor, placements: running.placements };
-                list.set_initial(buffer, Initial::Share(share));
+                let shard = TensorShard { tensor: running.tensor, placements: running.placements };
+                let members = Arc::from([(0, shard)]);
+                list.set_state(buffer, StateContents::Tensors { value: StateValue::Running, members, axis: None });
                 self.by_name.insert(running.name.clone(), buffer);
             }
             self.statistics.push(BatchStatistics { axes, root });
+        }
+    }
+
+    /// Tensors that the graph gives values to. Evaluation declares them, too, and leaves them alone.
+    fn declare_constants(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
+        for Constant { name, values } in &stage.state.constants {
+            let buffer = list.add_persistent(name, BufferRole::Running, vec![values.len()], DataType::Fp32);
+            list.set_state(buffer, StateContents::Constant(Arc::clone(values)));
+            self.by_name.insert(name.clone(), buffer);
         }
     }
 
@@ -156,6 +179,8 @@ impl PersistentBuffers {
                 let kind = match tensor.name.as_str() {
                     "loss" => MetricKind::Loss,
                     "dropped" => MetricKind::Dropped,
+                    WEIGHT => MetricKind::Weight,
+                    TOP_FIVE => MetricKind::TopFive,
                     _ => MetricKind::Correct,
                 };
                 let placements = stage.lowering.sharding.produced(output.tensor);
@@ -165,22 +190,15 @@ impl PersistentBuffers {
     }
 }
 
-fn initial_share(member: &Member) -> InitialShare {
-    InitialShare { tensor: member.parameter, placements: member.placements }
-}
-
-/// The initial contents of a rank's shard of a bucket.
-fn initial_bucket(bucket: &Bucket) -> Initial {
-    Initial::Bucket {
-        members: bucket.members.iter().map(|member| (member.offset, initial_share(member))).collect(),
-        axis: (bucket.shards > 1).then_some(Axis::Shard),
-    }
+fn tensor_shard(member: &Member) -> TensorShard {
+    TensorShard { tensor: member.parameter, placements: member.placements }
 }
 
 /// The buffers for squared gradient norms. Parameters of several stages count in the first of them.
 fn squared_norms(list: &mut ListBuilder, stage: &Stage<'_>) -> Vec<SquaredNorms> {
     let mut by_placements: BTreeMap<Placements, Vec<usize>> = BTreeMap::new();
-    for (index, bucket) in stage.state.buckets.iter().enumerate() {
+    for index in stage.state.trained_buckets() {
+        let bucket = &stage.state.buckets[index];
         if bucket.stages.first() == Some(&stage.index) {
             by_placements.entry(placements_after_reduction(bucket)).or_default().push(index);
         }
@@ -196,7 +214,7 @@ fn squared_norms(list: &mut ListBuilder, stage: &Stage<'_>) -> Vec<SquaredNorms>
 }
 
 /// The placements of a bucket's gradients after their reduction.
-fn placements_after_reduction(bucket: &Bucket) -> Placements {
+pub(super) fn placements_after_reduction(bucket: &Bucket) -> Placements {
     bucket.gradient.partial_axes().fold(bucket.gradient, |reduced, axis| {
         reduced.with(axis, if bucket.scatters_over(axis) { Placement::Shard(0) } else { Placement::Replicate })
     })
@@ -206,12 +224,13 @@ fn placements_after_reduction(bucket: &Bucket) -> Placements {
 /// step.
 fn update_control(list: &mut ListBuilder, stage: &Stage<'_>) -> Option<BufferId> {
     let scales_loss = stage.plan.scales_loss();
-    if stage.plan.training.clip_norm.is_none() && !scales_loss {
+    let training = &stage.plan.training;
+    if training.clip_norm.is_none() && !training.weighs_classes() && !scales_loss {
         return None;
     }
     let control = list.add_persistent("update control", BufferRole::OptimizerState, vec![Control::LENGTH], DataType::Fp32);
     let scale = if scales_loss { stage.plan.training.loss_scale.initial } else { 1.0 };
-    list.set_initial(control, Initial::Values(vec![scale]));
+    list.set_state(control, StateContents::Control(vec![scale]));
     // The control is equal on all ranks: the first stage reports it.
     if stage.index == 0 {
         let reported = CONTROL_METRICS.into_iter().filter(|(_, kind)| scales_loss || *kind == MetricKind::SquaredGradientNorm);

@@ -100,7 +100,7 @@ fn kept_operators(lowering: &Lowering, recompute: &Recompute) -> Vec<bool> {
     };
     let is_summed = |operator: &Operator| {
         let mut outputs = operator.outputs.iter();
-        outputs.any(|output| lowering.sharding.produced(output.tensor).partial_axes().next().is_some())
+        outputs.any(|output| lowering.sharding.produced(output.tensor).is_partial())
     };
     // By block: the number of products so far, and whether its attention is still to come.
     let mut products = vec![0usize; graph.blocks.len()];

@@ -116,7 +116,7 @@ fn the_softmax_is_fused_if_heads_are_a_multiple_of_four() {
 fn products_with_an_odd_vocabulary_are_slow_on_tensor_cores() {
     let profiles = Profiles::library().expect("the library is sound");
     let cluster = profiles.cluster("a100-sxm-80g", None, 8, 8, None).expect("known");
-    let stack = profiles.stack("megatron-deepspeed-node").expect("known");
+    let stack = profiles.stack("megatron-deepspeed").expect("known");
     let ratio = |format, precision| {
         let costs = GpuCosts { cluster: &cluster, stack, format, workload: Workload::default() };
         let [odd, even] = [50_257, 50_304].map(|classes| {

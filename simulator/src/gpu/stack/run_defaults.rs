@@ -39,10 +39,6 @@ pub struct RunDefaults {
     /// Recomputation of rows that do not state one.
     #[serde(default)]
     pub recompute: Recompute,
-    /// True if `recompute` overrides the rows: the times of these runs contradict what the rows
-    /// state.
-    #[serde(default)]
-    pub recomputes_as_known: bool,
     /// Recomputation of rows that state `selective`, a word that each framework uses differently.
     #[serde(default = "attention_only")]
     pub selective: Recompute,

@@ -5,9 +5,9 @@
 //! factor is a parameter of its own. A value's offset is the sum of its own and those of its
 //! factors.
 
-use crate::cases::{Case, Quantity};
+use super::cases::{Case, Quantity};
+use crate::run::Run;
 use foretell_models::Model;
-use foretell_score::Run;
 use foretell_simulator::gpu::{AttentionKind, Fp8Scaling, Profiles};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -49,8 +49,8 @@ pub struct Parameter {
     pub name: String,
     /// Value in the profiles.
     pub prior: f64,
-    /// Largest admissible value.
-    pub maximum: f64,
+    /// Smallest and largest admissible value.
+    pub bounds: [f64; 2],
     /// Standard deviation of the logarithm of the value over the prior.
     pub spread: f64,
     /// Index of the nearest shared factor, which may itself have one.
@@ -59,7 +59,7 @@ pub struct Parameter {
 
 impl Parameter {
     fn new(owner: Owner, name: String, spread: f64) -> Self {
-        Self { owner, name, prior: 1.0, maximum: f64::INFINITY, spread, factor: None }
+        Self { owner, name, prior: 1.0, bounds: [0.0, f64::INFINITY], spread, factor: None }
     }
 
     /// Returns whether the prediction of a run may depend on the parameter.
@@ -158,17 +158,22 @@ pub fn parameters(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Ve
     }
     let with_prior = |((owner, name), spread): ((Owner, String), f64)| {
         let mut parameter = Parameter::new(owner, name, spread);
-        if matches!(parameter.owner, Owner::Device(_)) {
-            // A share of the data sheet's peak.
-            parameter.maximum = 1.0;
-        }
         let mut affected = cases.iter().filter(|case| parameter.affects(&case.run));
         parameter.prior = affected.find_map(|case| parameter.value(&case.run))?;
+        parameter.bounds = bounds(&parameter);
         // A logarithm cannot move a value away from zero.
         (parameter.prior > 0.0).then_some(parameter)
     };
     let own: Vec<Parameter> = spreads.into_iter().filter_map(with_prior).collect();
     if quantity == Quantity::Step { with_factors(own, profiles) } else { own }
+}
+
+/// Returns the bounds that physics sets on a value: a device reaches a share of its data sheet.
+fn bounds(parameter: &Parameter) -> [f64; 2] {
+    match parameter.owner {
+        Owner::Device(_) => [0.05, 1.0],
+        _ => [0.0, f64::INFINITY],
+    }
 }
 
 /// Adds the values of a stack that memory depends on, with their spreads.

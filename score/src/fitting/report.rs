@@ -1,8 +1,8 @@
-//! Writes a fit as `fitted.yaml` or JSON, and prints its residuals.
+//! Writes a fit as `fitted.yaml` or JSON, and lists its residuals.
 
-use crate::cases::Case;
-use crate::parameters::{Owner, Parameter, factors_of};
-use crate::solve::Fit;
+use super::cases::Case;
+use super::parameters::{Owner, Parameter, factors_of};
+use super::solve::Fit;
 use foretell_simulator::gpu::Profiles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -13,14 +13,66 @@ const COMMON_ROWS: f64 = 6.0;
 /// Values by name.
 type Values = Vec<(String, f64)>;
 
+/// Values found for some parameters.
+pub(super) struct Found<'a> {
+    pub(super) parameters: &'a [Parameter],
+    pub(super) values: &'a [f64],
+}
+
+/// How many rows stand behind the values, and how far off predictions with them are.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Support {
+    /// Rows of each stack, and the 10th and 90th percentile of measured over predicted when rows of
+    /// the same group are held out.
+    pub(super) stacks: BTreeMap<String, (usize, [f64; 2])>,
+    /// Rows on each device.
+    pub(super) devices: BTreeMap<String, usize>,
+    /// The percentiles when the whole source is held out.
+    pub(super) unseen: [f64; 2],
+    /// The percentiles when all rows on the device are held out.
+    pub(super) unseen_device: [f64; 2],
+}
+
+/// Returns the text of `fitted.yaml` for a fit of step times and one of memory.
+pub fn yaml_of_fit(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> String {
+    let found = [time, memory].map(|fit| Found { parameters: &fit.parameters, values: &fit.values });
+    yaml(&found, &support(cases, time, profiles), profiles)
+}
+
+/// Returns the support of the values of a fit.
+fn support(cases: &[Case], time: &Fit, profiles: &Profiles) -> Support {
+    let all = by_equal_sources(cases, &time.without_group);
+    let common = COMMON_ROWS / all.iter().map(|(_, weight)| weight).sum::<f64>().max(1e-9);
+    let of_stack = |name: &str| {
+        let own: Vec<usize> = time.residuals.keys().copied().filter(|index| cases[*index].run.stack_name == name).collect();
+        let mut ratios: Vec<(f64, f64)> = own.iter().filter_map(|index| Some((-time.without_group.get(index)?, 1.0))).collect();
+        ratios.extend(all.iter().map(|(ratio, weight)| (*ratio, weight * common)));
+        (name.to_string(), (own.len(), interval(ratios)))
+    };
+    let uses = |index: usize, device: &str| cases[index].run.clusters().any(|cluster| cluster.device == device);
+    let on_device = |name: &str| (name.to_string(), time.residuals.keys().filter(|index| uses(**index, name)).count());
+    Support {
+        stacks: profiles.stack_names().filter(|name| profiles.is_stack(name)).map(of_stack).collect(),
+        devices: profiles.gpu_names().map(on_device).collect(),
+        unseen: interval(by_equal_sources(cases, &time.without_source)),
+        unseen_device: interval(by_equal_sources(cases, &time.without_device)),
+    }
+}
+
+/// Returns the 10th and 90th percentile of weighted logarithms, as factors.
+pub(super) fn interval(mut ratios: Vec<(f64, f64)>) -> [f64; 2] {
+    ratios.sort_by(|one, two| one.0.total_cmp(&two.0));
+    [quantile(&ratios, 0.1).min(-0.005).exp(), quantile(&ratios, 0.9).max(0.005).exp()]
+}
+
 /// Returns the text of `fitted.yaml`.
-pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> String {
+pub(super) fn yaml(found: &[Found<'_>], support: &Support, profiles: &Profiles) -> String {
     let mut stacks: BTreeMap<String, Values> = BTreeMap::new();
     let mut devices: BTreeMap<String, Values> = BTreeMap::new();
     let mut network: Values = Vec::new();
     let mut factors: BTreeMap<(Owner, String), f64> = BTreeMap::new();
-    for fit in [time, memory] {
-        for (parameter, value) in fit.parameters.iter().zip(&fit.values) {
+    for found in found {
+        for (parameter, value) in found.parameters.iter().zip(found.values) {
             let entry = (parameter.name.clone(), *value);
             match &parameter.owner {
                 Owner::Stack(name) => stacks.entry(name.clone()).or_default().push(entry),
@@ -37,38 +89,29 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> St
         "# Written by `cargo run --release -p foretell-score --example fit -- fit FILE`, from the\n\
          # rows that tests/published/split.yaml declares for fitting. Each value replaces the\n\
          # prior in devices.yaml, links.yaml or stacks.yaml. `spread` is the 10th and 90th\n\
-         # percentile of measured over predicted when rows of the same group are held out.\n\
+         # percentile of measured over predicted when rows of the same group are held out,\n\
+         # `unseen` when the source is, `unseen_device` when all rows on the device are.\n\
          stacks:\n",
     );
     let line = |values: &Values| {
         let values: Vec<String> = values.iter().map(|(name, value)| format!("'{name}': {}", significant(*value))).collect();
         values.join(", ")
     };
-    let all = by_equal_sources(cases, &time.without_group);
-    let common = COMMON_ROWS / all.iter().map(|(_, weight)| weight).sum::<f64>().max(1e-9);
     for (name, values) in &stacks {
-        let own: Vec<usize> = time.residuals.keys().copied().filter(|index| cases[*index].run.stack_name == *name).collect();
-        let mut ratios: Vec<(f64, f64)> = own.iter().filter_map(|index| Some((-time.without_group.get(index)?, 1.0))).collect();
-        ratios.extend(all.iter().map(|(ratio, weight)| (*ratio, weight * common)));
-        ratios.sort_by(|one, two| one.0.total_cmp(&two.0));
-        let low = quantile(&ratios, 0.1).min(-0.005).exp();
-        let high = quantile(&ratios, 0.9).max(0.005).exp();
-        let _ = writeln!(
-            text,
-            "  {name}:\n    rows: {}\n    spread: [{low:.3}, {high:.3}]\n    values: {{{}}}",
-            own.len(),
-            line(values)
-        );
+        let (rows, [low, high]) = support.stacks.get(name).copied().unwrap_or((0, support.unseen));
+        let _ =
+            writeln!(text, "  {name}:\n    rows: {rows}\n    spread: [{low:.3}, {high:.3}]\n    values: {{{}}}", line(values));
     }
     text.push_str("devices:\n");
     for (name, values) in &devices {
-        let uses_device = |index: &&usize| cases[**index].run.clusters().any(|cluster| cluster.device == *name);
-        let rows = time.residuals.keys().filter(uses_device).count();
+        let rows = support.devices.get(name).copied().unwrap_or(0);
         let _ = writeln!(text, "  {name}: {{rows: {rows}, values: {{{}}}}}", line(values));
     }
     let _ = writeln!(text, "network: {{{}}}", line(&network));
-    let [low, high] = unseen(cases, time);
+    let [low, high] = support.unseen;
     let _ = writeln!(text, "unseen: [{low:.3}, {high:.3}]");
+    let [low, high] = support.unseen_device;
+    let _ = writeln!(text, "unseen_device: [{low:.3}, {high:.3}]");
     text
 }
 
@@ -122,14 +165,6 @@ fn factor_names(factors: &BTreeMap<(Owner, String), f64>) -> BTreeSet<String> {
     names.map(|name| if name.starts_with("attention") { "attention".to_string() } else { name.to_string() }).collect()
 }
 
-/// Returns the 10th and 90th percentile of measured over predicted when the whole source is held
-/// out, with equal weights of the sources.
-fn unseen(cases: &[Case], time: &Fit) -> [f64; 2] {
-    let mut ratios = by_equal_sources(cases, &time.without_source);
-    ratios.sort_by(|one, two| one.0.total_cmp(&two.0));
-    [quantile(&ratios, 0.1).exp(), quantile(&ratios, 0.9).exp()]
-}
-
 /// Returns the logarithms of measured over predicted, weighted so that all sources weigh the same.
 fn by_equal_sources(cases: &[Case], residuals: &BTreeMap<usize, f64>) -> Vec<(f64, f64)> {
     let mut rows: BTreeMap<&str, f64> = BTreeMap::new();
@@ -162,7 +197,7 @@ fn significant(value: f64) -> String {
 
 /// Returns the linearised fit as JSON: its parameters, its rows, and the slopes as (row, parameter,
 /// slope). `benches/hyperparameters.py` reads it.
-pub fn json(cases: &[Case], fit: &Fit) -> String {
+pub fn fit_json(cases: &[Case], fit: &Fit) -> String {
     let parameter = |(one, offset): (&Parameter, &f64)| {
         let Parameter { owner, name, spread, factor, .. } = one;
         serde_json::json!({"owner": format!("{owner:?}"), "name": name, "spread": spread, "kin": factor, "offset": offset})
@@ -187,12 +222,14 @@ fn errors(fit: &Fit, index: usize, residual: f64) -> [f64; 4] {
         .map(|residual| residual.exp() - 1.0)
 }
 
-/// Prints the values, and the errors of each row and source in the order of [`errors`].
-pub fn print(cases: &[Case], time: &Fit, memory: &Fit) {
+/// Lists the values, and the errors of each row and source in the order of [`errors`].
+pub fn print_fit(cases: &[Case], time: &Fit, memory: &Fit) -> String {
+    let mut text = String::new();
     for fit in [time, memory] {
         for (parameter, value) in fit.parameters.iter().zip(&fit.values) {
             let moved = (value / parameter.prior).ln();
-            println!(
+            let _ = writeln!(
+                text,
                 "value {:?} {} {:.4} prior {:.4} moved {:+.2} of {:.2}",
                 parameter.owner, parameter.name, value, parameter.prior, moved, parameter.spread
             );
@@ -203,15 +240,16 @@ pub fn print(cases: &[Case], time: &Fit, memory: &Fit) {
         let case = &cases[*index];
         let errors = errors(time, *index, *residual);
         sources.entry(&case.row.table).or_default().push(errors);
-        print_row(case, errors);
+        let _ = writeln!(text, "{}", row_line(case, errors));
     }
-    print_memory(cases, memory);
+    text.push_str(&print_memory_fit(cases, memory));
     let mut totals = [0.0; 4];
     for (source, errors) in &sources {
         let mean = |of: &dyn Fn(&[f64; 4]) -> f64| errors.iter().map(of).sum::<f64>() / errors.len() as f64;
         let means = [0, 1, 2, 3].map(|index| mean(&|error| error[index].abs()));
         let biases = [2, 3].map(|index| mean(&|error| error[index]));
-        println!(
+        let _ = writeln!(
+            text,
             "source {source:24} {:4} rows {:.3} row left out {:.3} group left out {:.3} bias {:+.3} source left out {:.3} bias {:+.3}",
             errors.len(),
             means[0],
@@ -226,12 +264,14 @@ pub fn print(cases: &[Case], time: &Fit, memory: &Fit) {
         }
     }
     let [all, row, group, source] = totals;
-    println!("mean over sources {all:.4} row left out {row:.4} group left out {group:.4} source left out {source:.4}");
+    let _ =
+        writeln!(text, "mean over sources {all:.4} row left out {row:.4} group left out {group:.4} source left out {source:.4}");
+    text
 }
 
-fn print_row(case: &Case, errors: [f64; 4]) {
+fn row_line(case: &Case, errors: [f64; 4]) -> String {
     let layout = &case.run.plan.layout;
-    println!(
+    format!(
         "row {:+.3} {:+.3} {:+.3} {:+.3} {} {} {} {} n{} d{} e{} t{} p{} c{} v{} z{} {:?} mb{} gb{} s{} {:.4}s {} | {}",
         errors[0],
         errors[1],
@@ -256,28 +296,31 @@ fn print_row(case: &Case, errors: [f64; 4]) {
         case.row.step_seconds().unwrap_or(0.0),
         case.run.stack_name,
         case.row.framework,
-    );
+    )
 }
 
-/// Prints the memory values, and the memory errors of each row and source in the order of
+/// Lists the memory values, and the memory errors of each row and source in the order of
 /// [`errors`].
-pub fn print_memory(cases: &[Case], memory: &Fit) {
+pub fn print_memory_fit(cases: &[Case], memory: &Fit) -> String {
+    let mut text = String::new();
     let mut sources: BTreeMap<&str, Vec<[f64; 4]>> = BTreeMap::new();
     for (index, residual) in &memory.residuals {
         let case = &cases[*index];
         let errors = errors(memory, *index, *residual);
         sources.entry(&case.row.table).or_default().push(errors);
-        println!(
+        let _ = writeln!(
+            text,
             "memory {:+.3} {:+.3} {:+.3} {:+.3} {} {} {}",
             errors[0], errors[1], errors[2], errors[3], case.row.row_id, case.run.stack_name, case.row.mem_kind
         );
     }
     for (parameter, value) in memory.parameters.iter().zip(&memory.values) {
-        println!("value {:?} {} {value:.4} prior {:.4}", parameter.owner, parameter.name, parameter.prior);
+        let _ = writeln!(text, "value {:?} {} {value:.4} prior {:.4}", parameter.owner, parameter.name, parameter.prior);
     }
     for (source, errors) in &sources {
         let mean = |index: usize| errors.iter().map(|error| error[index].abs()).sum::<f64>() / errors.len() as f64;
-        println!(
+        let _ = writeln!(
+            text,
             "memory of {source:24} {:4} rows {:.3} row left out {:.3} group left out {:.3} source left out {:.3}",
             errors.len(),
             mean(0),
@@ -286,4 +329,5 @@ pub fn print_memory(cases: &[Case], memory: &Fit) {
             mean(3),
         );
     }
+    text
 }

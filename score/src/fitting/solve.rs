@@ -1,16 +1,19 @@
 //! Finds the most probable values, and the residuals of rows that are held out of the fit.
 
-use crate::cases::{Case, Quantity};
-use crate::linear::{HUBER, Jacobian, Linear, NOISE, folds, normal_factor, robust_weights, solve};
-use crate::parameters::{Parameter, parameters, total_offset};
-use foretell_score::Run;
+use super::cases::{Case, Quantity};
+use super::linear::{HUBER, Jacobian, Linear, NOISE, folds, normal_factor, robust_weights, solve};
+use super::parameters::{Parameter, parameters, total_offset};
+use super::{FitError, Progress};
+use crate::run::Run;
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// Result of a fit. Residuals are logarithms of predicted over measured, by index of the case.
+#[derive(Debug)]
 pub struct Fit {
-    pub parameters: Vec<Parameter>,
+    /// The fitted values and their shared factors.
+    pub(super) parameters: Vec<Parameter>,
     /// Fitted value of each parameter.
     pub values: Vec<f64>,
     /// Residual of each measured case.
@@ -22,10 +25,12 @@ pub struct Fit {
     pub without_group: BTreeMap<usize, f64>,
     /// Residual of each case when its source is held out.
     pub without_source: BTreeMap<usize, f64>,
+    /// Residual of each case when all cases on its device are held out.
+    pub without_device: BTreeMap<usize, f64>,
     /// Logarithm of value over prior of each parameter, without its shared factors.
     pub offsets: Vec<f64>,
     /// Slopes by parameter. Rows are counted among the measured cases.
-    pub jacobian: Jacobian,
+    pub(super) jacobian: Jacobian,
 }
 
 /// A group's weight is its number of rows to this power: rows of a group carry less information
@@ -45,17 +50,20 @@ const NEGLIGIBLE: f64 = 0.015;
 const LARGEST_STEP: f64 = 0.7;
 
 /// Fits the values that a quantity depends on.
-pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Result<Fit, Box<dyn std::error::Error>> {
+///
+/// # Errors
+/// [`FitError::NotPositiveDefinite`] if the values are not determined.
+pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles, progress: Progress<'_>) -> Result<Fit, FitError> {
     let problem = Problem::new(cases, quantity, profiles);
     let Problem { parameters, weights, .. } = &problem;
     let mut state = problem.start();
-    eprintln!(
+    progress(&format!(
         "{quantity:?}: {} values, {} rows of {} kinds, loss {:.2}",
         parameters.len(),
         problem.measured.len(),
         problem.first_of_kind.len(),
         state.loss
-    );
+    ));
     let mut slopes: Vec<Vec<(usize, f64)>> = Vec::new();
     let mut jacobian = Jacobian::new();
     for iteration in 0..=ITERATIONS {
@@ -75,7 +83,7 @@ pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Result<Fi
             gradient[index] += column.iter().map(|(row, slope)| row_weights[*row] * slope * state.residuals[*row]).sum::<f64>();
         }
         let (improved, share) = problem.step(&mut state, &solve(&factor, &gradient));
-        eprintln!("  {iteration}: loss {:.2}, step {share:.2}", state.loss);
+        progress(&format!("  {iteration}: loss {:.2}, step {share:.2}", state.loss));
         if !improved {
             break;
         }
@@ -84,14 +92,14 @@ pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Result<Fi
 }
 
 /// The measured cases of a fit and its parameters.
-struct Problem<'a> {
+pub(super) struct Problem<'a> {
     cases: &'a [Case],
     quantity: Quantity,
     /// For each row of the fit, the index of its case and its measurement.
-    measured: Vec<(usize, f64)>,
+    pub(super) measured: Vec<(usize, f64)>,
     /// Weight of each row.
-    weights: Vec<f64>,
-    parameters: Vec<Parameter>,
+    pub(super) weights: Vec<f64>,
+    pub(super) parameters: Vec<Parameter>,
     /// For each kind of row, its first case. Rows of a kind have equal predictions.
     first_of_kind: Vec<usize>,
     /// Kind of each row.
@@ -99,20 +107,20 @@ struct Problem<'a> {
 }
 
 /// A point in the space of values.
-struct State {
+pub(super) struct State {
     /// Run of each kind, with the values set.
     runs: Vec<Run>,
     /// Logarithm of the prediction of each kind.
     predicted: Vec<f64>,
     /// Residual of each row.
-    residuals: Vec<f64>,
+    pub(super) residuals: Vec<f64>,
     /// Offset of each parameter.
-    offsets: Vec<f64>,
+    pub(super) offsets: Vec<f64>,
     loss: f64,
 }
 
 impl<'a> Problem<'a> {
-    fn new(cases: &'a [Case], quantity: Quantity, profiles: &Profiles) -> Self {
+    pub(super) fn new(cases: &'a [Case], quantity: Quantity, profiles: &Profiles) -> Self {
         let measured: Vec<(usize, f64)> =
             cases.iter().enumerate().filter_map(|(index, case)| Some((index, case.measured(quantity)?))).collect();
         let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
@@ -139,6 +147,20 @@ impl<'a> Problem<'a> {
         self.state(runs, vec![0.0; self.parameters.len()])
     }
 
+    /// Returns the state at the values that `value_of` knows, and at the prior of the others.
+    pub(super) fn state_at(&self, value_of: impl Fn(&Parameter) -> Option<f64>) -> State {
+        let mut runs: Vec<Run> = self.first_of_kind.iter().map(|index| self.cases[*index].run.clone()).collect();
+        let mut offsets = vec![0.0; self.parameters.len()];
+        for (parameter, offset) in self.parameters.iter().zip(&mut offsets) {
+            let Some(value) = value_of(parameter).filter(|value| *value > 0.0) else { continue };
+            *offset = (value / parameter.prior).ln();
+            for run in runs.iter_mut().filter(|run| parameter.affects(run)) {
+                parameter.set(run, value);
+            }
+        }
+        self.state(runs, offsets)
+    }
+
     fn state(&self, runs: Vec<Run>, offsets: Vec<f64>) -> State {
         let predicted: Vec<f64> = (0..runs.len()).into_par_iter().map(|kind| self.predict(kind, &runs[kind])).collect();
         let residuals: Vec<f64> =
@@ -162,9 +184,10 @@ impl<'a> Problem<'a> {
     }
 
     /// Returns the value of a parameter at these offsets.
-    fn value(&self, index: usize, offsets: &[f64]) -> f64 {
+    pub(super) fn value(&self, index: usize, offsets: &[f64]) -> f64 {
         let parameter = &self.parameters[index];
-        (parameter.prior * total_offset(&self.parameters, offsets, index).exp()).min(parameter.maximum)
+        let value = parameter.prior * total_offset(&self.parameters, offsets, index).exp();
+        value.clamp(parameter.bounds[0], parameter.bounds[1])
     }
 
     /// Moves the state along a Gauss-Newton step, shortened until the loss falls. Returns whether
@@ -174,7 +197,8 @@ impl<'a> Problem<'a> {
         while share >= 0.05 {
             let moved = |((parameter, offset), step): ((&Parameter, &f64), &f64)| {
                 let moved = (offset - share * step).clamp(offset - LARGEST_STEP, offset + LARGEST_STEP);
-                moved.min((parameter.maximum / parameter.prior).ln())
+                let [least, most] = parameter.bounds.map(|bound| (bound / parameter.prior).ln());
+                moved.clamp(least, most)
             };
             let offsets: Vec<f64> = self.parameters.iter().zip(&state.offsets).zip(step).map(moved).collect();
             let mut runs = state.runs.clone();
@@ -198,7 +222,7 @@ impl<'a> Problem<'a> {
     /// Returns for each kind the parameters that move its prediction, with the slope of each.
     /// `before` has earlier slopes, of which negligible ones are reused. Parameters of one effect
     /// share a slope.
-    fn slopes(&self, state: &State, before: &[Vec<(usize, f64)>]) -> Vec<Vec<(usize, f64)>> {
+    pub(super) fn slopes(&self, state: &State, before: &[Vec<(usize, f64)>]) -> Vec<Vec<(usize, f64)>> {
         let of_kind = |(kind, run): (usize, &Run)| {
             let known: BTreeMap<usize, f64> = before.get(kind).into_iter().flatten().copied().collect();
             let mut by_effect: BTreeMap<&str, f64> = BTreeMap::new();
@@ -227,7 +251,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Turns slopes by kind into slopes of rows by parameter.
-    fn by_parameter(&self, slopes: &[Vec<(usize, f64)>]) -> Jacobian {
+    pub(super) fn by_parameter(&self, slopes: &[Vec<(usize, f64)>]) -> Jacobian {
         let mut jacobian = vec![Vec::new(); self.parameters.len()];
         for (row, kind) in self.kinds.iter().enumerate() {
             for (index, slope) in slopes[*kind].iter().filter(|(_, slope)| slope.abs() > 1e-7) {
@@ -238,7 +262,7 @@ impl<'a> Problem<'a> {
     }
 
     /// Computes the held-out residuals and returns the fit.
-    fn finish(self, state: State, jacobian: Jacobian) -> Result<Fit, Box<dyn std::error::Error>> {
+    fn finish(self, state: State, jacobian: Jacobian) -> Result<Fit, FitError> {
         let State { residuals, offsets, .. } = state;
         let linear = Linear {
             parameters: &self.parameters,
@@ -258,9 +282,20 @@ impl<'a> Problem<'a> {
         let without_group = held_out(&|case| case.group.clone(), FOLDS)?;
         let without_row = held_out(&|case| format!("{} {}", case.row.table, case.row.row_id), FOLDS)?;
         let without_source = held_out(&|case| case.row.table.clone(), usize::MAX)?;
+        let without_device = held_out(&|case| case.run.cluster.device.clone(), usize::MAX)?;
         let values = (0..self.parameters.len()).map(|index| self.value(index, &offsets)).collect();
         let residuals = by_case(residuals);
-        Ok(Fit { parameters: self.parameters, values, residuals, without_row, without_group, without_source, offsets, jacobian })
+        Ok(Fit {
+            parameters: self.parameters,
+            values,
+            residuals,
+            without_row,
+            without_group,
+            without_source,
+            without_device,
+            offsets,
+            jacobian,
+        })
     }
 }
 

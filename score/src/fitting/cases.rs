@@ -1,6 +1,11 @@
 //! The rows that values may be fitted on, compiled so that they can be predicted with any values.
 
-use foretell_score::{CompiledRun, Row, Run, Split, Subset, memory_figure, published};
+use super::FitError;
+use crate::memory_figure::memory_figure;
+use crate::prediction::CompiledRun;
+use crate::published::{Split, Subset, published};
+use crate::row::Row;
+use crate::run::Run;
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -13,9 +18,13 @@ const MOST_OF_GROUP: usize = 10;
 const SMALL_SOURCE: usize = 30;
 
 /// A row that takes part in the fit.
+#[derive(Debug)]
 pub struct Case {
+    /// The row.
     pub row: Row,
+    /// Its run, with prior values.
     pub run: Run,
+    /// Its Programs.
     pub compiled: Arc<CompiledRun>,
     /// Key of rows that carry much the same information: same source, model, device, framework and
     /// format.
@@ -53,7 +62,10 @@ impl Case {
 
 /// Returns the measured rows of [`Subset::Fit`] that can be simulated, limited by
 /// [`MOST_OF_GROUP`].
-pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, Box<dyn std::error::Error>> {
+///
+/// # Errors
+/// [`FitError`] if a compiled-in file is malformed. A test excludes this.
+pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, FitError> {
     let split = Split::library()?;
     let runs: Vec<(Row, Run)> = published()?
         .into_iter()

@@ -1,7 +1,8 @@
 //! The linearised fit: logarithms of predictions move by their slopes, so refits without some of
 //! the rows take no simulation. Also the normal equations that every fit solves.
 
-use crate::parameters::Parameter;
+use super::FitError;
+use super::parameters::Parameter;
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -22,11 +23,7 @@ type Matrix = Vec<Vec<f64>>;
 pub type Jacobian = Vec<Vec<(usize, f64)>>;
 
 /// Returns the Cholesky factor of the matrix of the normal equations with the priors.
-pub fn normal_factor(
-    jacobian: &Jacobian,
-    weights: &[f64],
-    parameters: &[Parameter],
-) -> Result<Matrix, Box<dyn std::error::Error>> {
+pub fn normal_factor(jacobian: &Jacobian, weights: &[f64], parameters: &[Parameter]) -> Result<Matrix, FitError> {
     let count = parameters.len();
     let mut matrix = vec![vec![0.0; count]; count];
     let mut by_row: BTreeMap<usize, Vec<(usize, f64)>> = BTreeMap::new();
@@ -48,13 +45,13 @@ pub fn normal_factor(
     cholesky(matrix)
 }
 
-fn cholesky(mut matrix: Matrix) -> Result<Matrix, Box<dyn std::error::Error>> {
+fn cholesky(mut matrix: Matrix) -> Result<Matrix, FitError> {
     for row in 0..matrix.len() {
         for column in 0..=row {
             let sum: f64 = (0..column).map(|inner| matrix[row][inner] * matrix[column][inner]).sum();
             let rest = matrix[row][column] - sum;
             matrix[row][column] = match row == column {
-                true if rest <= 0.0 => return Err("the normal equations are not positive definite".into()),
+                true if rest <= 0.0 => return Err(FitError::NotPositiveDefinite),
                 true => rest.sqrt(),
                 false => rest / matrix[column][column],
             };
@@ -109,42 +106,53 @@ impl Linear<'_> {
     ///
     /// Each refit computes the robust weights afresh. The weights of the whole fit know the
     /// residuals of the held-out rows, and with them errors come out a tenth too small.
-    pub fn held_out(&self, folds: &[usize]) -> Result<Vec<f64>, Box<dyn std::error::Error>> {
+    pub fn held_out(&self, folds: &[usize]) -> Result<Vec<f64>, FitError> {
+        let refits = self.refits(folds)?;
+        Ok(folds.iter().enumerate().map(|(row, fold)| refits[*fold].residuals[row]).collect())
+    }
+
+    /// Returns the refit without each fold.
+    pub fn refits(&self, folds: &[usize]) -> Result<Vec<Refit>, FitError> {
         // Residuals at the prior.
         let mut unfitted = self.residuals.to_vec();
         for (column, offset) in self.jacobian.iter().zip(self.offsets) {
             column.iter().for_each(|(row, slope)| unfitted[*row] -= slope * offset);
         }
         let count = folds.iter().max().map_or(0, |last| last + 1);
-        let refits: Result<Vec<Vec<f64>>, String> = (0..count)
-            .into_par_iter()
-            .map(|fold| self.without(fold, folds, &unfitted).map_err(|error| error.to_string()))
-            .collect();
-        let refits = refits?;
-        Ok(folds.iter().enumerate().map(|(row, fold)| refits[*fold][row]).collect())
+        (0..count).into_par_iter().map(|fold| self.without(fold, folds, &unfitted)).collect()
     }
 
-    /// Returns the residuals of all rows when one fold is held out.
-    fn without(&self, held_out: usize, folds: &[usize], unfitted: &[f64]) -> Result<Vec<f64>, Box<dyn std::error::Error>> {
+    /// Returns the refit when one fold is held out.
+    fn without(&self, held_out: usize, folds: &[usize], unfitted: &[f64]) -> Result<Refit, FitError> {
         let weights: Vec<f64> =
             self.weights.iter().zip(folds).map(|(weight, fold)| if *fold == held_out { 0.0 } else { *weight }).collect();
-        let mut residuals = self.residuals.to_vec();
+        let mut refit = Refit { offsets: self.offsets.to_vec(), residuals: self.residuals.to_vec() };
         for _ in 0..ITERATIONS {
-            let weights = robust_weights(&residuals, &weights);
+            let weights = robust_weights(&refit.residuals, &weights);
             let factor = normal_factor(self.jacobian, &weights, self.parameters)?;
             let gradient =
                 |column: &Vec<(usize, f64)>| column.iter().map(|(row, slope)| weights[*row] * slope * unfitted[*row]).sum();
-            let offsets = solve(&factor, &self.jacobian.iter().map(gradient).collect::<Vec<f64>>());
+            // `solve` moves against the gradient.
+            refit.offsets = solve(&factor, &self.jacobian.iter().map(gradient).collect::<Vec<f64>>());
+            refit.offsets.iter_mut().for_each(|offset| *offset = -*offset);
             let mut refitted = unfitted.to_vec();
-            for (column, offset) in self.jacobian.iter().zip(&offsets) {
-                column.iter().for_each(|(row, slope)| refitted[*row] -= slope * offset);
+            for (column, offset) in self.jacobian.iter().zip(&refit.offsets) {
+                column.iter().for_each(|(row, slope)| refitted[*row] += slope * offset);
             }
-            let change = refitted.iter().zip(&residuals).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max);
-            residuals = refitted;
+            let change = refitted.iter().zip(&refit.residuals).map(|(one, other)| (one - other).abs()).fold(0.0, f64::max);
+            refit.residuals = refitted;
             if change < CONVERGED {
                 break;
             }
         }
-        Ok(residuals)
+        Ok(refit)
     }
+}
+
+/// A fit without some of the rows.
+pub struct Refit {
+    /// Logarithm of value over prior, of each parameter.
+    pub offsets: Vec<f64>,
+    /// Logarithm of predicted over measured, of each row.
+    pub residuals: Vec<f64>,
 }

@@ -1,0 +1,37 @@
+//! Checkpoints: the state of training in files that know no layout.
+//!
+//! `checkpoints/STEP/` has `model.safetensors` and `optimizer.safetensors`, with whole tensors
+//! under their public names, and `state.json` ([`CheckpointState`]) with everything else. STEP is
+//! the number of steps that were made.
+//!
+//! Every rank copies the pieces that it saves ([`CheckpointWriter`]) and goes on training; a thread
+//! writes them into the files of a folder with a temporary name. When all ranks have reported, the
+//! launcher adds the checksums and renames the folder ([`commit`]). So a folder with a number for a
+//! name is whole, unless the disk damaged it, which [`last_whole`] notices.
+
+mod commit;
+mod error;
+mod finding;
+mod layout;
+mod loading;
+mod state;
+mod weights;
+mod writer;
+
+pub use error::CheckpointError;
+pub use finding::{FoundCheckpoint, last_whole};
+pub use loading::check_start;
+pub use state::{CheckpointState, DataPosition, FileState, Scaler};
+pub use weights::InitialWeights;
+
+pub(crate) use commit::{CheckpointFolder, Commit};
+pub(crate) use layout::CheckpointLayout;
+pub(crate) use loading::StateSource;
+pub(crate) use writer::CheckpointWriter;
+
+/// The weights.
+pub(crate) const MODEL_FILE: &str = "model.safetensors";
+/// What the optimizer keeps for each parameter.
+pub(crate) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// Everything else.
+pub(crate) const STATE_FILE: &str = "state.json";

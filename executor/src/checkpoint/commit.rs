@@ -1,0 +1,152 @@
+//! The launcher's part of writing checkpoints: the folder, and what makes a checkpoint whole.
+
+use super::error::CheckpointError;
+use super::layout::CheckpointLayout;
+use super::state::{CheckpointState, FileState};
+use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
+use crate::files::write_whole;
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+/// The bytes of a file that are hashed at a time.
+const HASHED_BYTES: usize = 1 << 20;
+
+/// The folder in which a checkpoint is written until it is whole.
+pub(super) fn partial_folder(folder: &Path, step: usize) -> PathBuf {
+    folder.join(format!(".{step}.partial"))
+}
+
+/// A run's folder of checkpoints.
+#[derive(Clone, Debug)]
+pub(crate) struct CheckpointFolder {
+    pub(crate) path: PathBuf,
+    /// The number of checkpoints to keep; `None` keeps all.
+    pub(crate) keep: Option<usize>,
+}
+
+/// A checkpoint that all ranks have written.
+#[derive(Clone, Debug)]
+pub(crate) struct Commit {
+    pub(crate) folder: CheckpointFolder,
+    pub(crate) state: CheckpointState,
+    /// The sizes that its files should have.
+    pub(crate) sizes: [(&'static str, u64); 2],
+}
+
+impl CheckpointFolder {
+    /// Makes the folder, removes what an interrupted run left there, and refuses a disk without
+    /// space for one checkpoint.
+    pub(crate) fn prepare(self, layout: &CheckpointLayout) -> Result<Self, CheckpointError> {
+        let path = &self.path;
+        let refused = |error| CheckpointError::write(path, error);
+        std::fs::create_dir_all(path).map_err(refused)?;
+        for entry in std::fs::read_dir(path).map_err(refused)?.flatten() {
+            let name = entry.file_name();
+            let parts: Vec<&str> = name.to_str().unwrap_or_default().split('.').collect();
+            if let ["", step, "partial" | "replaced" | "removed"] = parts[..]
+                && step.parse::<usize>().is_ok()
+            {
+                std::fs::remove_dir_all(entry.path()).map_err(|error| CheckpointError::write(&entry.path(), error))?;
+            }
+        }
+        tempfile::Builder::new().prefix(".foretell-").tempfile_in(path).map_err(refused)?;
+        if let Ok(space) = rustix::fs::statvfs(path) {
+            let (free, needed) = (space.f_bavail.saturating_mul(space.f_frsize), layout.bytes());
+            if free < needed {
+                return Err(CheckpointError::DiskFull { folder: path.clone(), free, needed });
+            }
+        }
+        Ok(self)
+    }
+
+    /// The checkpoints' numbers of steps, the largest first, whole or not.
+    pub(super) fn steps(path: &Path) -> Vec<usize> {
+        let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+        let step = |entry: std::fs::DirEntry| {
+            let name = entry.file_name().into_string().ok()?;
+            name.parse::<usize>().ok().filter(|step| step.to_string() == name)
+        };
+        let mut steps: Vec<usize> = entries.filter_map(step).collect();
+        steps.sort_unstable_by(|one, other| other.cmp(one));
+        steps
+    }
+}
+
+impl Commit {
+    /// The files of a checkpoint, with their sizes.
+    pub(crate) fn sizes(layout: &CheckpointLayout) -> [(&'static str, u64); 2] {
+        [(MODEL_FILE, layout.model.bytes), (OPTIMIZER_FILE, layout.optimizer.bytes)]
+    }
+
+    /// Makes the checkpoint whole: adds `state.json` with the checksums, syncs, and gives the
+    /// folder its name. Then removes older checkpoints that are not to be kept.
+    pub(crate) fn run(mut self) -> Result<PathBuf, CheckpointError> {
+        let (folder, step) = (self.folder.path, self.state.step);
+        let partial = partial_folder(&folder, step);
+        for (name, bytes) in self.sizes {
+            let path = partial.join(name);
+            let file = describe(&path).map_err(|error| CheckpointError::read(&path, error))?;
+            if file.bytes != bytes {
+                let reason = format!("it has {} bytes instead of {bytes}", file.bytes);
+                return Err(CheckpointError::Damaged { path, reason, hint: "give a folder that all nodes share with `--run`" });
+            }
+            self.state.files.insert(name.into(), file);
+        }
+        let path = partial.join(STATE_FILE);
+        let refused = |error| CheckpointError::write(&path, error);
+        let text = serde_json::to_vec_pretty(&self.state).map_err(|error| refused(error.into()))?;
+        write_whole(&path, &text).map_err(|error| refused(std::io::Error::other(error)))?;
+        let whole = folder.join(step.to_string());
+        let replaced = folder.join(format!(".{step}.replaced"));
+        let rename = || -> std::io::Result<()> {
+            sync_folder(&partial)?;
+            // A damaged checkpoint of an earlier attempt may have the name.
+            if whole.exists() {
+                std::fs::rename(&whole, &replaced)?;
+            }
+            std::fs::rename(&partial, &whole)?;
+            sync_folder(&folder)?;
+            if replaced.exists() { std::fs::remove_dir_all(&replaced) } else { Ok(()) }
+        };
+        rename().map_err(|error| CheckpointError::write(&whole, error))?;
+        let older = CheckpointFolder::steps(&folder).into_iter().filter(|&other| other < step);
+        for old in older.skip(self.folder.keep.unwrap_or(usize::MAX).saturating_sub(1)) {
+            remove(&folder, old)?;
+        }
+        Ok(whole)
+    }
+}
+
+/// Removes a checkpoint. A part of it never has a checkpoint's name.
+fn remove(folder: &Path, step: usize) -> Result<(), CheckpointError> {
+    let (path, removed) = (folder.join(step.to_string()), folder.join(format!(".{step}.removed")));
+    std::fs::rename(&path, &removed)
+        .and_then(|()| std::fs::remove_dir_all(&removed))
+        .map_err(|error| CheckpointError::write(&path, error))
+}
+
+/// Makes the names in a folder durable.
+fn sync_folder(folder: &Path) -> std::io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+/// The size and checksum of a file.
+pub(super) fn describe(path: &Path) -> std::io::Result<FileState> {
+    let mut file = File::open(path)?;
+    let (mut hash, mut bytes) = (Sha256::new(), 0);
+    let mut part = vec![0; HASHED_BYTES];
+    loop {
+        let read = match file.read(&mut part) {
+            Ok(0) => break,
+            Ok(read) => read,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        hash.update(&part[..read]);
+        bytes += read as u64;
+    }
+    let sha256 = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(FileState { bytes, sha256 })
+}

@@ -1,0 +1,121 @@
+//! Errors of checkpoints and of files of weights.
+
+use super::state::FORMAT;
+use std::path::{Path, PathBuf};
+use thiserror::Error;
+
+/// The reason why a checkpoint or a file of weights cannot be used or written.
+#[derive(Debug, Error)]
+pub enum CheckpointError {
+    /// There is no checkpoint to go on from.
+    #[error("`{}` has no whole checkpoint; hint: a run writes one every `--save-every` steps and at its end", folder.display())]
+    None {
+        /// The run's folder.
+        folder: PathBuf,
+    },
+    /// A newer version wrote the checkpoint.
+    #[error("the checkpoint `{}` has format {format}, and this version of Foretell knows formats up to {FORMAT}; hint: use the version that wrote it", path.display())]
+    Newer {
+        /// The checkpoint's folder.
+        path: PathBuf,
+        /// The format's number.
+        format: u64,
+    },
+    /// A file is not in its format, or not as it was written.
+    #[error("`{}` is damaged: {reason}; hint: {hint}", path.display())]
+    Damaged {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+        /// An alternative.
+        hint: &'static str,
+    },
+    /// The tensors are those of another model.
+    #[error("`{}` does not have the weights of `{model}`: {reason}; hint: {hint}", path.display())]
+    OtherModel {
+        /// The file, or the folder of files.
+        path: PathBuf,
+        /// The model's name.
+        model: String,
+        /// The first difference.
+        reason: String,
+        /// An alternative.
+        hint: String,
+    },
+    /// The checkpoint is of a run that was set up in another way.
+    #[error("the checkpoint `{}` cannot be gone on from: {reason}; hint: {hint}", path.display())]
+    OtherRun {
+        /// The checkpoint's folder.
+        path: PathBuf,
+        /// The difference.
+        reason: String,
+        /// An alternative.
+        hint: String,
+    },
+    /// A weight is not a finite number.
+    #[error("`{}`: `{tensor}` has a value that is {value}; hint: use weights from before training diverged", path.display())]
+    NotFinite {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's public name.
+        tensor: String,
+        /// NaN or an infinity.
+        value: f32,
+    },
+    /// The disk has too little space.
+    #[error("`{}` has {free} bytes free, but a checkpoint takes {needed}; hint: free some, give another folder with `--run`, or use `--save-every never`", folder.display())]
+    DiskFull {
+        /// The folder of the checkpoints.
+        folder: PathBuf,
+        /// The free bytes of its file system.
+        free: u64,
+        /// The bytes of a checkpoint.
+        needed: u64,
+    },
+    /// A file cannot be read.
+    #[error("`{}` cannot be read: {source}; hint: give a file or folder of safetensors that you may read", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+    /// A file cannot be written.
+    #[error("`{}` cannot be written: {source}; hint: {hint}", path.display())]
+    Write {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+        /// An alternative.
+        hint: &'static str,
+    },
+    /// A rank does not see the folder of the checkpoints.
+    #[error("`{}` is not on this rank's machine; hint: give a folder that all nodes share with `--run`, or use `--save-every never`", folder.display())]
+    NotShared {
+        /// The folder.
+        folder: PathBuf,
+    },
+}
+
+impl CheckpointError {
+    pub(super) fn read(path: &Path, source: std::io::Error) -> Self {
+        CheckpointError::Read { path: path.into(), source }
+    }
+
+    pub(super) fn write(path: &Path, source: std::io::Error) -> Self {
+        let hint = match source.kind() {
+            std::io::ErrorKind::StorageFull | std::io::ErrorKind::QuotaExceeded => {
+                "free some space; the checkpoints before this one are whole, so `--resume` goes on from the last of them"
+            }
+            _ => "give a folder that you may write to with `--run`, or use `--save-every never`",
+        };
+        CheckpointError::Write { path: path.into(), source, hint }
+    }
+
+    /// Whether the user's input is wrong, rather than that a command could not be carried out.
+    pub fn is_input(&self) -> bool {
+        !matches!(self, CheckpointError::DiskFull { .. } | CheckpointError::Write { .. } | CheckpointError::NotShared { .. })
+    }
+}

@@ -1,0 +1,71 @@
+//! Finding the checkpoint to go on from.
+
+use super::commit::{CheckpointFolder, describe};
+use super::error::CheckpointError;
+use super::state::CheckpointState;
+use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
+use std::path::{Path, PathBuf};
+
+/// A whole checkpoint.
+#[derive(Clone, Debug)]
+pub struct FoundCheckpoint {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Its `state.json`.
+    pub state: CheckpointState,
+    /// A sentence for each later checkpoint that is damaged.
+    pub damaged: Vec<String>,
+}
+
+/// Finds the last checkpoint in a run's folder whose files have their checksums.
+///
+/// # Errors
+/// [`CheckpointError`]: there is none, or a newer version of Foretell wrote it.
+pub fn last_whole(run: &Path) -> Result<FoundCheckpoint, CheckpointError> {
+    let folder = run.join("checkpoints");
+    let mut damaged = Vec::new();
+    for step in CheckpointFolder::steps(&folder) {
+        let path = folder.join(step.to_string());
+        match read_whole(&path) {
+            Ok(state) => return Ok(FoundCheckpoint { path, state, damaged }),
+            Err(error @ CheckpointError::Newer { .. }) => return Err(error),
+            Err(error) => damaged.push(error.to_string()),
+        }
+    }
+    match damaged.into_iter().next() {
+        None => Err(CheckpointError::None { folder: run.into() }),
+        Some(reason) => Err(CheckpointError::Damaged {
+            path: folder,
+            reason,
+            hint: "no checkpoint is whole; train again, or take weights from elsewhere with `--init`",
+        }),
+    }
+}
+
+/// Reads a checkpoint's state, and checks its files.
+fn read_whole(path: &Path) -> Result<CheckpointState, CheckpointError> {
+    let state = CheckpointState::read(&path.join(STATE_FILE))?;
+    let check = |name: &str| -> Result<(), CheckpointError> {
+        let path = path.join(name);
+        let found = describe(&path).map_err(|error| CheckpointError::read(&path, error))?;
+        let reason = match state.files.get(name) {
+            Some(written) if *written == found => return Ok(()),
+            Some(written) if written.bytes != found.bytes => {
+                format!("it has {} bytes instead of {}", found.bytes, written.bytes)
+            }
+            Some(written) => format!("its SHA-256 is {} instead of {}", found.sha256, written.sha256),
+            None => "`state.json` does not name it".into(),
+        };
+        Err(CheckpointError::Damaged { path, reason, hint: "the checkpoint before it may be whole" })
+    };
+    // The checksums take most of the time of resuming.
+    let (model, optimizer) = std::thread::scope(|scope| {
+        let model = scope.spawn(|| check(MODEL_FILE));
+        let optimizer = check(OPTIMIZER_FILE);
+        (model.join(), optimizer)
+    });
+    match model {
+        Ok(model) => model.and(optimizer).map(|()| state),
+        Err(_) => Err(CheckpointError::read(path, std::io::Error::other("the thread that checks it panicked"))),
+    }
+}

@@ -1,0 +1,118 @@
+//! The places of all tensors in a checkpoint's files. They follow from the model and the optimizer,
+//! so that every rank knows them without asking.
+
+use super::error::CheckpointError;
+use foretell_models::{Graph, Tensor, TensorId};
+use foretell_program::{Plan, StateValue};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo};
+use std::collections::{BTreeMap, HashMap};
+
+/// The files of a checkpoint that hold tensors.
+#[derive(Clone, Debug)]
+pub(crate) struct CheckpointLayout {
+    pub(crate) model: FileLayout,
+    pub(crate) optimizer: FileLayout,
+}
+
+/// The places of tensors in a safetensors file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct FileLayout {
+    /// The bytes before the tensors' elements.
+    pub(super) header: Vec<u8>,
+    /// The first byte of each tensor's public form. Its parts follow each other.
+    places: BTreeMap<(TensorId, StateValue), u64>,
+    /// The first bytes of the numbers of batches of running statistics.
+    pub(super) batch_counts: Vec<u64>,
+    /// The size of the file.
+    pub(crate) bytes: u64,
+}
+
+impl CheckpointLayout {
+    /// The files of a model that is trained by a plan.
+    pub(crate) fn new(graph: &Graph, plan: &Plan) -> Result<Self, CheckpointError> {
+        let mut model = FileBuilder::default();
+        let running = graph.tensors.iter().filter_map(|tensor| tensor.public_batch_count());
+        for name in running.collect::<Vec<_>>() {
+            let place = model.add(name, Dtype::I64, Vec::new());
+            model.batch_counts.push(place);
+        }
+        let tensors = || graph.tensors.iter().enumerate().map(|(index, tensor)| (TensorId(index), tensor));
+        for (id, tensor) in tensors() {
+            let parts = tensor.public_tensors();
+            // Whether it is a parameter or running statistics, its weights have one place.
+            if !parts.is_empty() {
+                model.places.insert((id, StateValue::Parameter), model.end);
+            }
+            for part in parts {
+                model.add(part.name, Dtype::F32, part.shape);
+            }
+        }
+        let mut optimizer = FileBuilder::default();
+        for (number, state) in plan.optimizer.state_names().iter().enumerate().take(plan.optimizer_states()) {
+            let is_trained = |(_, tensor): &(TensorId, &Tensor)| !plan.training.frozen.match_name(&tensor.name);
+            for (id, tensor) in graph.parameters().filter(is_trained) {
+                optimizer.places.insert((id, StateValue::Optimizer(number)), optimizer.end);
+                for part in tensor.public_tensors() {
+                    optimizer.add(format!("{}.{state}", part.name), Dtype::F32, part.shape);
+                }
+            }
+        }
+        Ok(Self { model: model.finish()?, optimizer: optimizer.finish()? })
+    }
+
+    /// The file that holds a value of a tensor, and the first byte there of its public form.
+    pub(crate) fn place(&self, tensor: TensorId, value: StateValue) -> Option<(&FileLayout, u64)> {
+        let (file, value) = match value {
+            StateValue::Optimizer(_) => (&self.optimizer, value),
+            StateValue::Parameter | StateValue::Master | StateValue::Running => (&self.model, StateValue::Parameter),
+        };
+        Some((file, *file.places.get(&(tensor, value))?))
+    }
+
+    /// The size of both files.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.model.bytes + self.optimizer.bytes
+    }
+}
+
+/// The tensors of a file, while it is planned.
+#[derive(Default)]
+struct FileBuilder {
+    tensors: Vec<(String, TensorInfo)>,
+    places: BTreeMap<(TensorId, StateValue), u64>,
+    batch_counts: Vec<u64>,
+    /// The end of the last tensor, counted from the first one's start.
+    end: u64,
+}
+
+impl FileBuilder {
+    /// Appends a tensor. Returns its first byte.
+    fn add(&mut self, name: String, dtype: Dtype, shape: Vec<usize>) -> u64 {
+        let start = self.end;
+        let size = (dtype.bitsize() / 8) as u64;
+        self.end += shape.iter().map(|&extent| extent as u64).product::<u64>() * size;
+        self.tensors.push((name, TensorInfo { dtype, shape, data_offsets: (start as usize, self.end as usize) }));
+        start
+    }
+
+    fn finish(self) -> Result<FileLayout, CheckpointError> {
+        let unusable = |reason: String| CheckpointError::OtherModel {
+            path: "model.safetensors".into(),
+            model: "this model".into(),
+            reason,
+            hint: "this is a fault in Foretell: please report it".into(),
+        };
+        // transformers refuses files that do not say which framework's names they have.
+        let framework = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let metadata = Metadata::new(Some(framework), self.tensors).map_err(|error| unusable(error.to_string()))?;
+        let mut text = serde_json::to_vec(&metadata).map_err(|error| unusable(error.to_string()))?;
+        // Elements start at a multiple of eight bytes.
+        text.resize(text.len().next_multiple_of(8), b' ');
+        let mut header = (text.len() as u64).to_le_bytes().to_vec();
+        header.append(&mut text);
+        let first = header.len() as u64;
+        let places = self.places.into_iter().map(|(key, place)| (key, place + first)).collect();
+        let batch_counts = self.batch_counts.into_iter().map(|place| place + first).collect();
+        Ok(FileLayout { header, places, batch_counts, bytes: first + self.end })
+    }
+}

@@ -1,0 +1,107 @@
+//! The values that a run starts with: those of a checkpoint, or of a file of weights.
+
+use super::error::CheckpointError;
+use super::state::CheckpointState;
+use super::weights::{Heads, InitialWeights, Matching, TensorFiles};
+use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
+use crate::job::{Start, TrainingJob};
+use foretell_models::{Graph, GraphOptions, Tensor};
+use foretell_program::{PlanError, StateValue};
+
+/// Checks that a job can start from what it names, before anything is written.
+///
+/// # Errors
+/// [`ExecutorError`](crate::ExecutorError): the checkpoint or the weights cannot be read, or are
+/// those of another model or run.
+pub fn check_start(job: &TrainingJob) -> Result<InitialWeights, crate::ExecutorError> {
+    let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(PlanError::from)?;
+    let source = StateSource::open(job, &graph)?;
+    match (source.weights, source.checkpoint) {
+        (Some((files, matching)), None) => {
+            matching.check_finite(&files)?;
+            Ok(matching.found)
+        }
+        _ => Ok(InitialWeights::default()),
+    }
+}
+
+/// Where a run's initial state comes from.
+pub(crate) struct StateSource {
+    /// The weights; `None` if all are drawn.
+    weights: Option<(TensorFiles, Matching)>,
+    /// The checkpoint to go on from.
+    checkpoint: Option<OpenCheckpoint>,
+    /// Whether the plan scales the loss.
+    scales_loss: bool,
+}
+
+/// The parts of a checkpoint beside the weights.
+struct OpenCheckpoint {
+    optimizer: TensorFiles,
+    state: CheckpointState,
+}
+
+impl StateSource {
+    /// Opens what a job starts from.
+    pub(crate) fn open(job: &TrainingJob, graph: &Graph) -> Result<Self, CheckpointError> {
+        let scales_loss = job.plan.scales_loss();
+        match &job.start {
+            Start::Anew => Ok(Self::anew()),
+            Start::Weights(path) => {
+                let files = TensorFiles::open(path)?;
+                let matching = Matching::new(&files, graph, Heads::MayDiffer)?;
+                Ok(Self { weights: Some((files, matching)), checkpoint: None, scales_loss })
+            }
+            Start::Checkpoint { path, .. } => {
+                let state = CheckpointState::read(&path.join(STATE_FILE))?;
+                state.check(path, job)?;
+                let files = TensorFiles::open(&path.join(MODEL_FILE))?;
+                let matching = Matching::new(&files, graph, Heads::MustMatch)?;
+                let optimizer = TensorFiles::open(&path.join(OPTIMIZER_FILE))?;
+                let checkpoint = Some(OpenCheckpoint { optimizer, state });
+                Ok(Self { weights: Some((files, matching)), checkpoint, scales_loss })
+            }
+        }
+    }
+
+    /// The source of a run that starts anew.
+    pub(crate) fn anew() -> Self {
+        Self { weights: None, checkpoint: None, scales_loss: false }
+    }
+
+    /// The values of a whole tensor in the order of its public form; `None` if it starts with its
+    /// usual initial values.
+    pub(crate) fn whole(&self, tensor: &Tensor, value: StateValue) -> Result<Option<Vec<f32>>, CheckpointError> {
+        let mut values = vec![0.0; tensor.elements()];
+        for public in tensor.public_tensors() {
+            let stored = match value {
+                StateValue::Optimizer(number) => self.checkpoint.as_ref().and_then(|checkpoint| {
+                    let state = checkpoint.state.optimizer.state_names().get(number)?;
+                    checkpoint.optimizer.find(&format!("{}.{state}", public.name))
+                }),
+                StateValue::Parameter | StateValue::Master | StateValue::Running => {
+                    self.weights.as_ref().and_then(|(files, matching)| files.find(matching.stored.get(&public.name)?))
+                }
+            };
+            let (Some(stored), Some(part)) = (stored, values.get_mut(public.elements)) else { return Ok(None) };
+            stored.read(part)?;
+        }
+        Ok(Some(values))
+    }
+
+    /// The control of the update, whose usual first values are given.
+    pub(crate) fn control(&self, initial: &[f32], control: &mut [f32]) {
+        control[..initial.len()].copy_from_slice(initial);
+        let Some(OpenCheckpoint { state, .. }) = &self.checkpoint else { return };
+        let Some(scaler) = state.scaler else {
+            // A run without a control made an update in every step.
+            let updates = super::Scaler { updates: state.step as f32, ..super::Scaler::of_control(control) };
+            updates.put_into(control);
+            return;
+        };
+        scaler.put_into(control);
+        if !(self.scales_loss && state.plan.scales_loss()) {
+            control[..initial.len()].copy_from_slice(initial);
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! `state.json`: the part of a checkpoint that is not tensors.
+
+use super::error::CheckpointError;
+use crate::job::{Length, TrainingJob};
+use foretell_models::{Control, Model, Optimizer};
+use foretell_program::{Plan, RunLength};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::path::Path;
+
+/// The newest format of checkpoints that this version knows, which is the one that it writes.
+pub(super) const FORMAT: u64 = 1;
+
+/// The contents of `state.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CheckpointState {
+    /// The number of the format.
+    pub format: u64,
+    /// The version of Foretell that wrote it.
+    pub foretell: String,
+    /// The number of steps that were made.
+    pub step: usize,
+    /// The seed of everything random. Dropout and the order of samples follow from it and the step.
+    pub seed: u64,
+    /// The next sample.
+    pub position: DataPosition,
+    /// The data.
+    pub data: String,
+    /// How long the run was to be.
+    pub length: Length,
+    /// The learning rate of the last step.
+    pub learning_rate: f32,
+    /// The optimizer, whose values are in `optimizer.safetensors`.
+    pub optimizer: Optimizer,
+    /// The state of loss scaling and clipping; `None` if the plan has neither.
+    pub scaler: Option<Scaler>,
+    /// The model's name.
+    pub name: String,
+    /// The model.
+    pub model: Model,
+    /// The plan that the run was trained by. The files do not depend on its layout.
+    pub plan: Plan,
+    /// The number of ranks.
+    pub world_size: usize,
+    /// The other files, by name.
+    pub files: BTreeMap<String, FileState>,
+}
+
+/// A place in the data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataPosition {
+    /// The epoch, counted from 0.
+    pub epoch: usize,
+    /// The number of steps of the epoch that were made.
+    pub step: usize,
+    /// The number of samples of the epoch that were used.
+    pub samples: usize,
+}
+
+/// The state of loss scaling and of clipping.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scaler {
+    /// The factor on the loss.
+    pub loss_scale: f32,
+    /// The number of updates, without those that were skipped.
+    pub updates: f32,
+    /// The number of steps since the factor changed.
+    pub growth_tracker: f32,
+    /// The number of steps whose update was skipped.
+    pub skipped_steps: f32,
+}
+
+/// A file of a checkpoint, as it was written.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileState {
+    /// Its size.
+    pub bytes: u64,
+    /// The SHA-256 of its contents, in hexadecimal digits.
+    pub sha256: String,
+}
+
+impl CheckpointState {
+    /// The state after `step` steps of a job. `files` are added when they are written.
+    pub(crate) fn new(job: &TrainingJob, step: usize, steps_per_epoch: usize, world_size: usize) -> Self {
+        let (epoch, within) = (step / steps_per_epoch.max(1), step % steps_per_epoch.max(1));
+        // A run whose length is refused makes no step.
+        let length = RunLength { steps: job.length.steps(steps_per_epoch).unwrap_or(step), steps_per_epoch };
+        Self {
+            format: FORMAT,
+            foretell: env!("CARGO_PKG_VERSION").into(),
+            step,
+            seed: job.seed,
+            position: DataPosition { epoch, step: within, samples: within * job.plan.global_batch },
+            data: job.data.to_string(),
+            length: job.length,
+            learning_rate: job.plan.learning_rate_at(step.saturating_sub(1), length),
+            optimizer: job.plan.optimizer,
+            scaler: None,
+            name: job.name.clone(),
+            model: job.model.clone(),
+            plan: job.plan.clone(),
+            world_size,
+            files: BTreeMap::new(),
+        }
+    }
+
+    /// Reads `state.json` in a checkpoint's folder.
+    pub(super) fn read(path: &Path) -> Result<Self, CheckpointError> {
+        /// The one field that every format has.
+        #[derive(Deserialize)]
+        struct Version {
+            format: u64,
+        }
+        let text = std::fs::read(path).map_err(|error| CheckpointError::read(path, error))?;
+        let malformed = |error: serde_json::Error| CheckpointError::Damaged {
+            path: path.into(),
+            reason: error.to_string(),
+            hint: "the checkpoint before it may be whole",
+        };
+        let Version { format } = serde_json::from_slice(&text).map_err(malformed)?;
+        if format > FORMAT {
+            let path = path.parent().unwrap_or(path).into();
+            return Err(CheckpointError::Newer { path, format });
+        }
+        serde_json::from_slice(&text).map_err(malformed)
+    }
+
+    /// Checks that a job can go on from here.
+    pub(crate) fn check(&self, path: &Path, job: &TrainingJob) -> Result<(), CheckpointError> {
+        let refuse = |reason: String, hint: &str| Err(CheckpointError::OtherRun { path: path.into(), reason, hint: hint.into() });
+        let (own, other) = (self.optimizer, job.plan.optimizer);
+        if own.state_names() != other.state_names() {
+            return refuse(
+                format!("its optimizer is `{}`, the plan's `{}`", own.name(), other.name()),
+                "use the same optimizer, or start anew from its weights with `--init`",
+            );
+        }
+        let (own, other) = (self.plan.global_batch, job.plan.global_batch);
+        if own != other {
+            return refuse(
+                format!("its global batch has {own} samples, the plan's {other}"),
+                "keep `global_batch`, or start anew from its weights with `--init`",
+            );
+        }
+        if self.seed != job.seed {
+            return refuse(
+                format!("its seed is {}, not {}", self.seed, job.seed),
+                "leave out `--seed`: the order of samples follows from it",
+            );
+        }
+        let data = job.data.to_string();
+        if self.data != data {
+            return refuse(
+                format!("it was trained on `{}`, not on `{data}`", self.data),
+                "use the same `--data`, or start anew from its weights with `--init`",
+            );
+        }
+        Ok(())
+    }
+}
+
+impl Scaler {
+    /// Takes it out of the control of an update.
+    pub(crate) fn of_control(control: &[f32]) -> Self {
+        let number = |number: Control| control.get(number.place()).copied().unwrap_or_default();
+        Self {
+            loss_scale: number(Control::LossScale),
+            updates: number(Control::Updates),
+            growth_tracker: number(Control::Streak),
+            skipped_steps: number(Control::SkippedSteps),
+        }
+    }
+
+    /// Puts it into the control of an update.
+    pub(super) fn put_into(self, control: &mut [f32]) {
+        for (number, value) in [
+            (Control::LossScale, self.loss_scale),
+            (Control::Updates, self.updates),
+            (Control::Streak, self.growth_tracker),
+            (Control::SkippedSteps, self.skipped_steps),
+        ] {
+            if let Some(place) = control.get_mut(number.place()) {
+                *place = value;
+            }
+        }
+    }
+}

@@ -1,0 +1,264 @@
+//! A rank's part of writing checkpoints: a copy of the pieces that it saves, and the thread that
+//! writes the copy.
+
+use super::commit::partial_folder;
+use super::error::CheckpointError;
+use super::layout::{CheckpointLayout, FileLayout};
+use super::state::Scaler;
+use super::{MODEL_FILE, OPTIMIZER_FILE};
+use crate::arena::Arenas;
+use crate::backend::cuda::{DeviceAddress, StreamHandle};
+use crate::error::ExecutorError;
+use crate::half::Half;
+use crate::job::Report;
+use crate::state::{Order, Piece, RankState, Shard};
+use crate::transport::ControlClient;
+use foretell_models::Control;
+use foretell_program::{Buffer, Program, Rank, StateContents, StateValue};
+use rustix::fs::FallocateFlags;
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+/// The bytes that are gathered before they are written.
+const STAGING_BYTES: usize = 4 << 20;
+
+/// Writes one rank's part of each checkpoint.
+pub(crate) struct CheckpointWriter<'a> {
+    /// The run's `checkpoints` folder.
+    folder: PathBuf,
+    pieces: Vec<Piece<'a>>,
+    places: Arc<FilePlaces>,
+    /// The control of the update, which the first rank reports.
+    control: Option<&'a Buffer>,
+    launcher: Arc<ControlClient>,
+    /// The stream of the GPU that copies; `None` before the first copy and on a CPU.
+    stream: Option<StreamHandle>,
+    /// The thread that writes the last checkpoint. It returns the copy, to be used again.
+    thread: Option<JoinHandle<Vec<f32>>>,
+}
+
+/// Where a rank's part lies in the files.
+struct FilePlaces {
+    layout: CheckpointLayout,
+    /// In the order of [`CheckpointWriter::pieces`].
+    pieces: Vec<PiecePlace>,
+    /// Whether this rank also writes what belongs to no piece.
+    is_first: bool,
+}
+
+/// Where a piece lies in a file.
+struct PiecePlace {
+    shard: Shard,
+    piece: std::ops::Range<usize>,
+    /// Whether it lies in the optimizer's file.
+    is_optimizers: bool,
+    /// The first byte of the whole tensor there.
+    first: u64,
+}
+
+impl<'a> CheckpointWriter<'a> {
+    /// The writer of `rank`, into the run's folder of checkpoints. The state is that of `program`.
+    pub(crate) fn new(
+        folder: &Path,
+        layout: CheckpointLayout,
+        state: &RankState<'a>,
+        program: &'a Program,
+        rank: Rank,
+        launcher: &Arc<ControlClient>,
+    ) -> Result<Self, CheckpointError> {
+        if !folder.is_dir() {
+            return Err(CheckpointError::NotShared { folder: folder.into() });
+        }
+        let saved: Vec<(Piece<'a>, PiecePlace)> = state
+            .saved_pieces(program)
+            .into_iter()
+            .filter_map(|piece| {
+                let (_, first) = layout.place(piece.tensor, piece.value)?;
+                let is_optimizers = matches!(piece.value, StateValue::Optimizer(_));
+                let shard = state.shard(&piece, Order::Public);
+                let place = PiecePlace { shard, piece: piece.elements.clone(), is_optimizers, first };
+                Some((piece, place))
+            })
+            .collect();
+        let (pieces, places) = saved.into_iter().unzip();
+        let is_control = |buffer: &&Buffer| matches!(buffer.state.as_deref(), Some(StateContents::Control(_)));
+        Ok(Self {
+            folder: folder.into(),
+            pieces,
+            places: Arc::new(FilePlaces { layout, pieces: places, is_first: rank == Rank(0) }),
+            control: state.list.buffers.iter().find(is_control),
+            launcher: Arc::clone(launcher),
+            stream: None,
+            thread: None,
+        })
+    }
+
+    /// Copies this rank's part of the state after `step` steps, and has it written. Waits for the
+    /// checkpoint before it to be written. No stream may run.
+    pub(crate) fn save(&mut self, step: usize, arenas: &Arenas) -> Result<(), ExecutorError> {
+        let mut copy = self.wait()?;
+        copy.resize(self.pieces.iter().map(|piece| piece.elements.len()).sum(), 0.0);
+        if self.stream.is_none() {
+            self.stream = arenas.driver().map(|driver| driver.create_stream()).transpose()?;
+        }
+        let mut rest = copy.as_mut_slice();
+        for piece in &self.pieces {
+            let (values, others) = rest.split_at_mut(piece.elements.len());
+            self.copy_out(arenas, piece.buffer, piece.place, values)?;
+            rest = others;
+        }
+        let scaler = self.scaler(arenas)?;
+        let (places, launcher) = (Arc::clone(&self.places), Arc::clone(&self.launcher));
+        let folder = partial_folder(&self.folder, step);
+        let write = move || {
+            let report = match places.write(&folder, step, &copy) {
+                Ok(()) => Report::CheckpointPart { step, scaler },
+                Err(error) => Report::Failed { message: error.to_string(), consequence: false },
+            };
+            // A launcher that is gone has ended the run.
+            let _ = launcher.send(&report);
+            copy
+        };
+        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(write);
+        self.thread = Some(thread.map_err(|error| ExecutorError::system("start the thread that writes a checkpoint", error))?);
+        Ok(())
+    }
+
+    /// Waits until the last checkpoint is written and reported. Returns the memory of its copy.
+    pub(crate) fn wait(&mut self) -> Result<Vec<f32>, ExecutorError> {
+        match self.thread.take().map(JoinHandle::join) {
+            None => Ok(Vec::new()),
+            Some(Ok(copy)) => Ok(copy),
+            Some(Err(panic)) => Err(ExecutorError::panicked("checkpoint", panic.as_ref())),
+        }
+    }
+
+    /// The state of loss scaling and clipping, on the first rank.
+    fn scaler(&self, arenas: &Arenas) -> Result<Option<Scaler>, ExecutorError> {
+        let Some(buffer) = self.control.filter(|_| self.places.is_first) else { return Ok(None) };
+        let mut control = vec![0.0; Control::LENGTH];
+        self.copy_out(arenas, buffer, 0, &mut control)?;
+        Ok(Some(Scaler::of_control(&control)))
+    }
+
+    /// Copies elements of a buffer from `place` on, in single precision.
+    fn copy_out(&self, arenas: &Arenas, buffer: &Buffer, place: usize, values: &mut [f32]) -> Result<(), ExecutorError> {
+        let Some(half) = Half::of(buffer.data_type) else {
+            // SAFETY: any bytes are numbers, and the slice has four for each.
+            let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), 4 * values.len()) };
+            return self.copy_bytes(arenas, buffer, 4 * place, bytes);
+        };
+        let mut halves = vec![0_u16; values.len()];
+        // SAFETY: any bytes are numbers, and the slice has two for each.
+        let bytes = unsafe { std::slice::from_raw_parts_mut(halves.as_mut_ptr().cast(), 2 * halves.len()) };
+        self.copy_bytes(arenas, buffer, 2 * place, bytes)?;
+        half.widen(values, &halves);
+        Ok(())
+    }
+
+    /// Copies bytes of a buffer from `place` on.
+    fn copy_bytes(&self, arenas: &Arenas, buffer: &Buffer, place: usize, bytes: &mut [u8]) -> Result<(), ExecutorError> {
+        let missing = || ExecutorError::system("copy the state of training", std::io::ErrorKind::InvalidData.into());
+        let from = arenas.at(buffer).ok_or_else(missing)?.wrapping_add(place);
+        match (arenas.of(buffer).driver(), self.stream) {
+            (Some(driver), Some(stream)) => {
+                // SAFETY: the bytes lie in the buffer. No stream writes to it between steps. The
+                // copy ends before this function returns.
+                unsafe { driver.copy_out(bytes.as_mut_ptr(), DeviceAddress::from_pointer(from), bytes.len(), stream) }?;
+                driver.synchronize(stream)?;
+            }
+            // SAFETY: the bytes lie in the buffer. No stream writes to it between steps.
+            _ => bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(from, bytes.len()) }),
+        }
+        Ok(())
+    }
+}
+
+impl FilePlaces {
+    /// Writes the copy of a rank's part into the files of `folder`, and syncs them.
+    fn write(&self, folder: &Path, step: usize, copy: &[f32]) -> Result<(), CheckpointError> {
+        std::fs::create_dir_all(folder).map_err(|error| CheckpointError::write(folder, error))?;
+        for (name, file, is_optimizers) in
+            [(MODEL_FILE, &self.layout.model, false), (OPTIMIZER_FILE, &self.layout.optimizer, true)]
+        {
+            let path = folder.join(name);
+            self.write_file(&path, file, is_optimizers, step, copy).map_err(|error| CheckpointError::write(&path, error))?;
+        }
+        Ok(())
+    }
+
+    fn write_file(
+        &self,
+        path: &Path,
+        layout: &FileLayout,
+        is_optimizers: bool,
+        step: usize,
+        copy: &[f32],
+    ) -> std::io::Result<()> {
+        let file = File::options().create(true).truncate(false).write(true).open(path)?;
+        if self.is_first {
+            reserve(&file, layout.bytes)?;
+            file.write_all_at(&layout.header, 0)?;
+            for &place in &layout.batch_counts {
+                file.write_all_at(&(step as i64).to_le_bytes(), place)?;
+            }
+        }
+        let mut staging = Staging { file: &file, first: 0, bytes: Vec::with_capacity(STAGING_BYTES) };
+        let mut rest = copy;
+        for place in &self.pieces {
+            let (values, others) = rest.split_at(place.piece.len());
+            rest = others;
+            if place.is_optimizers == is_optimizers {
+                let mut result = Ok(());
+                place.shard.lines(place.piece.clone(), &mut |line| {
+                    if result.is_ok() {
+                        let from = line.local - place.piece.start;
+                        let values = values[from..].iter().step_by(line.stride).take(line.count);
+                        result = staging.add(place.first + 4 * line.whole as u64, values);
+                    }
+                });
+                result?;
+            }
+        }
+        staging.flush()?;
+        file.sync_all()
+    }
+}
+
+/// Allocates the space of a file, so that a full disk shows at once.
+fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
+    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes.max(1)) {
+        Ok(()) => Ok(()),
+        // Some file systems allocate only when they are written to.
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(bytes),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Bytes that follow each other in a file and are not yet written.
+struct Staging<'a> {
+    file: &'a File,
+    /// The place of the first byte in the file.
+    first: u64,
+    bytes: Vec<u8>,
+}
+
+impl Staging<'_> {
+    fn add<'b>(&mut self, place: u64, values: impl Iterator<Item = &'b f32>) -> std::io::Result<()> {
+        if place != self.first + self.bytes.len() as u64 || self.bytes.len() >= STAGING_BYTES {
+            self.flush()?;
+            self.first = place;
+        }
+        values.for_each(|value| self.bytes.extend_from_slice(&value.to_le_bytes()));
+        Ok(())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.file.write_all_at(&self.bytes, self.first)?;
+        self.bytes.clear();
+        Ok(())
+    }
+}

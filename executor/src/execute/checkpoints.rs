@@ -1,0 +1,95 @@
+//! The launcher's view of the checkpoints of a run: which ranks have written their parts, and the
+//! thread that makes a checkpoint whole.
+
+use crate::checkpoint::{CheckpointError, CheckpointFolder, CheckpointLayout, CheckpointState, Commit, Scaler};
+use crate::error::ExecutorError;
+use crate::job::{Checkpoints, TrainingJob};
+use foretell_models::GraphOptions;
+use foretell_program::PlanError;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::thread::JoinHandle;
+
+/// The checkpoints of a run.
+pub(super) struct SavedCheckpoints {
+    job: TrainingJob,
+    folder: CheckpointFolder,
+    sizes: [(&'static str, u64); 2],
+    steps_per_epoch: usize,
+    world_size: usize,
+    /// By number of steps: the parts of checkpoints that are not yet whole.
+    parts: BTreeMap<usize, Parts>,
+    /// The thread that makes a checkpoint whole.
+    committing: Option<JoinHandle<Result<PathBuf, CheckpointError>>>,
+    /// The last checkpoint that is whole.
+    last: Option<PathBuf>,
+}
+
+#[derive(Default)]
+struct Parts {
+    /// The number of ranks that have written theirs.
+    written: usize,
+    scaler: Option<Scaler>,
+}
+
+impl SavedCheckpoints {
+    /// Prepares the folder of a run's checkpoints and names it in the job. Without a folder for the
+    /// run there are none.
+    pub(super) fn prepare(
+        job: &mut TrainingJob,
+        run: Option<&Path>,
+        steps_per_epoch: usize,
+        world_size: usize,
+    ) -> Result<Option<Self>, ExecutorError> {
+        let (Some(checkpoints), Some(run)) = (job.checkpoints.take(), run) else { return Ok(None) };
+        let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(PlanError::from)?;
+        let layout = CheckpointLayout::new(&graph, &job.plan)?;
+        let folder = super::absolute(run.join("checkpoints"))?;
+        job.checkpoints = Some(Checkpoints { folder: folder.clone(), ..checkpoints.clone() });
+        let folder = CheckpointFolder { path: folder, keep: checkpoints.keep }.prepare(&layout)?;
+        let sizes = Commit::sizes(&layout);
+        let (job, parts, committing, last) = (job.clone(), BTreeMap::new(), None, None);
+        Ok(Some(Self { job, folder, sizes, steps_per_epoch, world_size, parts, committing, last }))
+    }
+
+    /// Notes that a rank has written its part of the checkpoint after `step` steps. Once all have,
+    /// a thread makes it whole.
+    pub(super) fn add_part(&mut self, step: usize, scaler: Option<Scaler>) -> Result<(), ExecutorError> {
+        let parts = self.parts.entry(step).or_default();
+        parts.written += 1;
+        parts.scaler = parts.scaler.or(scaler);
+        if parts.written < self.world_size {
+            return Ok(());
+        }
+        let scaler = parts.scaler;
+        self.parts.remove(&step);
+        self.wait()?;
+        let state = CheckpointState { scaler, ..CheckpointState::new(&self.job, step, self.steps_per_epoch, self.world_size) };
+        let commit = Commit { folder: self.folder.clone(), state, sizes: self.sizes };
+        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || commit.run());
+        self.committing =
+            Some(thread.map_err(|error| ExecutorError::system("start the thread that completes a checkpoint", error))?);
+        Ok(())
+    }
+
+    /// Waits until every checkpoint is whole. Returns the last one.
+    pub(super) fn finish(mut self) -> Result<Option<PathBuf>, ExecutorError> {
+        self.wait()?;
+        Ok(self.last.take())
+    }
+
+    fn wait(&mut self) -> Result<(), ExecutorError> {
+        let Some(thread) = self.committing.take() else { return Ok(()) };
+        let whole = thread.join().map_err(|panic| ExecutorError::panicked("checkpoint", panic.as_ref()))?;
+        self.last = Some(whole?);
+        Ok(())
+    }
+}
+
+impl Drop for SavedCheckpoints {
+    fn drop(&mut self) {
+        // A run that fails goes on from its last checkpoint, so that one is completed first. The
+        // run's own error comes before that of the checkpoint.
+        let _ = self.wait();
+    }
+}

@@ -1,0 +1,12 @@
+//! The state of training in a rank's memory: which elements of which tensors of the model lie
+//! where, and where the other layouts and the public files have them.
+//!
+//! Initial values, checkpoints and their loading share this description. A [`Piece`] is a run of a
+//! shard's elements in a buffer; a [`Shard`] finds these elements in the whole tensor. This module
+//! reads and writes no files.
+
+mod pieces;
+mod shard;
+
+pub(crate) use pieces::{Piece, RankState};
+pub(crate) use shard::{Order, Shard};

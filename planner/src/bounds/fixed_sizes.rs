@@ -1,0 +1,63 @@
+//! A refusal of fixed sizes that divide nothing, before any search.
+
+use super::context::Bounds;
+use crate::error::PlannerError;
+use foretell_program::{Layout, Plan};
+
+/// Sizes that are tried to say which ones divide the model.
+const TRIED: [usize; 20] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 20, 24, 32, 64];
+
+/// An axis whose size the user may fix, and which must divide something of the model.
+struct FixedAxis {
+    name: &'static str,
+    size: Option<usize>,
+    set: fn(&mut Layout, usize),
+}
+
+impl Bounds<'_> {
+    /// Returns an error if a fixed `tensor`, `context` or `expert` alone keeps the model from being
+    /// laid out. It names the sizes that divide the model.
+    pub(crate) fn refusal_of_fixed_sizes(&self) -> Option<PlannerError> {
+        let fixed = &self.request.fixed;
+        let axes = [
+            FixedAxis { name: "tensor", size: fixed.tensor, set: |layout, size| layout.tensor = size },
+            FixedAxis { name: "context", size: fixed.context, set: |layout, size| layout.context = size },
+            FixedAxis { name: "expert", size: fixed.expert, set: |layout, size| layout.expert = size },
+        ];
+        let sizes = axes.iter().filter_map(|axis| axis.size).chain(fixed.data).chain(fixed.pipeline);
+        if sizes.fold(1, usize::saturating_mul) > self.request.devices {
+            // Too many ranks are a plainer reason, which the search gives.
+            return None;
+        }
+        axes.iter().find_map(|axis| self.refusal_of_axis(axis))
+    }
+
+    fn refusal_of_axis(&self, axis: &FixedAxis) -> Option<PlannerError> {
+        let request = self.request;
+        let size = axis.size.filter(|&size| size > 1 && size <= request.devices)?;
+        let message = self.message_about(axis, size)?;
+        let possible = TRIED.into_iter().filter(|&size| size <= request.devices && self.message_about(axis, size).is_none());
+        let possible: Vec<String> = possible.map(|size| size.to_string()).collect();
+        // If no size is possible, the axis is not at fault.
+        if possible.is_empty() {
+            return None;
+        }
+        let name = axis.name;
+        // The compiler's own hint knows neither `--fix` nor the other sizes.
+        let message = message.split("; hint:").next().unwrap_or_default();
+        let reason = format!("{message}; `{name}` may be {}", possible.join(", "));
+        Some(PlannerError::no_layout(request, reason, &format!("`--fix` another `{name}`, or leave it open")))
+    }
+
+    /// Returns the compiler's message about a layout whose only axis of several ranks has this
+    /// size, or `None` if it can be laid out.
+    fn message_about(&self, axis: &FixedAxis, size: usize) -> Option<String> {
+        let mut layout = Layout { micro_batch: 1, ..Layout::default() };
+        (axis.set)(&mut layout, size);
+        if self.truncated.represent(&layout) {
+            return self.truncated.on_kind(&layout, 1, self.kinds.kind_of(0).filter(|_| self.kinds.are_mixed())).err();
+        }
+        let plan = Plan { global_batch: layout.samples_at_once(), layout, ..self.request.base.clone() };
+        self.compiler.unplaced(&plan).err().map(|error| error.to_string())
+    }
+}

@@ -1,0 +1,286 @@
+//! Estimates of the step time and memory of layouts, for the order in which a search tries them.
+//!
+//! An estimate takes a microsecond: nothing is compiled. It comes from the times of the model's
+//! kernels at two batch sizes, the sizes of its tensors, and the rates of the links. It is neither
+//! a bound nor an answer. Nothing is excluded for its estimate.
+
+mod links;
+mod profile;
+
+use crate::space::{Family, Request};
+use foretell_models::Graph;
+use foretell_program::{Layout, Recompute, usual_cuts, work_of_blocks};
+use foretell_units::Seconds;
+use links::Links;
+use profile::ModelProfile;
+use std::collections::HashMap;
+use std::sync::Mutex;
+
+/// Bytes of a gradient, and of each value that the optimizer keeps of a parameter.
+const SINGLE_PRECISION: f64 = 4.0;
+
+/// Share of the last backward pass that hides the reduction of gradients, if they overlap.
+const OVERLAPPED_SHARE: f64 = 0.8;
+
+/// Share of the shorter of messages and kernels that the longer does not hide.
+const EXPOSED_MESSAGES: f64 = 0.25;
+
+/// What a layout may need.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Estimate {
+    /// Step time with the stage of ZeRO that suits best.
+    pub(crate) time: Seconds,
+    /// Bytes of the fullest device with the stage of ZeRO that needs least.
+    pub(crate) memory: f64,
+}
+
+/// Estimates of the layouts of one request.
+#[derive(Debug)]
+pub(crate) struct Estimates {
+    model: ModelProfile,
+    links: Links,
+    /// Bytes of a parameter.
+    parameter: f64,
+    /// Bytes that the optimizer keeps of a parameter.
+    optimizer_state: f64,
+    /// Seconds in which the optimizer updates a parameter.
+    update: f64,
+    global_batch: usize,
+    /// Arithmetic of each block.
+    work: Vec<f64>,
+    /// The share of the work on the fullest stage, by numbers of stages and of chunks.
+    shares: Mutex<HashMap<(usize, usize), f64>>,
+    /// Whether layouts that do not fit may recompute a part of their blocks.
+    recomputes_in_part: bool,
+}
+
+impl Estimates {
+    /// Prepares the estimates of a request whose model has the forward graph `graph` for one
+    /// sample, and whose optimizer keeps `optimizer_tensors` values of a parameter.
+    pub(crate) fn new(request: &Request<'_>, graph: &Graph, optimizer_tensors: usize, is_stack: bool) -> Self {
+        let parameter = request.base.storage().size().value();
+        let optimizer_state = SINGLE_PRECISION * optimizer_tensors as f64;
+        let bandwidths = request.topology.device_kinds().iter().map(|kind| kind.memory_bandwidth.value());
+        let slowest = bandwidths.fold(f64::INFINITY, f64::min);
+        Self {
+            model: ModelProfile::new(request, graph),
+            links: Links::new(request.topology),
+            parameter,
+            optimizer_state,
+            // The gradient and the state are read, the state and the parameter written.
+            update: (SINGLE_PRECISION + 2.0 * optimizer_state + parameter) / slowest.max(1.0),
+            global_batch: request.base.global_batch,
+            work: work_of_blocks(graph),
+            shares: Mutex::new(HashMap::new()),
+            recomputes_in_part: is_stack && request.fixed.recompute.is_none(),
+        }
+    }
+
+    /// Estimates a family whose stages have one mesh and whose ranks have equal shares; `None` for
+    /// others. A family without recomputation stands for its forms that recompute enough blocks to
+    /// fit.
+    pub(crate) fn of(&self, family: &Family) -> Option<Estimate> {
+        let estimate = self.of_family(family)?;
+        let limit = self.model.memory_limit;
+        if !self.recomputes_in_part || family.layout.recompute != Recompute::None || estimate.memory <= limit {
+            return Some(estimate);
+        }
+        let layout = Layout { recompute: Recompute::Full, ..family.layout.clone() };
+        let smallest = self.of_family(&Family { layout, ..family.clone() })?;
+        if smallest.memory > limit {
+            return Some(estimate);
+        }
+        let part = (estimate.memory - limit) / (estimate.memory - smallest.memory).max(1.0);
+        let time = estimate.time + (smallest.time - estimate.time) * part.clamp(0.0, 1.0);
+        Some(Estimate { time, memory: limit })
+    }
+
+    /// Estimates a family whose stages have one mesh and whose ranks have equal shares; `None` for
+    /// others.
+    fn of_family(&self, family: &Family) -> Option<Estimate> {
+        let Family { layout, micro_batches } = family;
+        if layout.stages.is_some() || layout.shares.is_some() {
+            return None;
+        }
+        let micro_batches = *micro_batches as f64;
+        let [data, tensor, context, expert] = [layout.data, layout.tensor, layout.context, layout.expert].map(|size| size as f64);
+        let (stages, chunks) = (layout.pipeline as f64, layout.virtual_stages as f64);
+        let samples = layout.micro_batch as f64;
+        let share = self.share_of_fullest_stage(layout);
+        let recompute = Recomputed::of(&layout.recompute);
+
+        // A micro-batch on the stage with the most blocks.
+        let model = &self.model;
+        let on_rank = samples / (tensor * context);
+        let (forward, backward) = (model.forward.time(on_rank) * share, model.backward.time(on_rank) * share);
+        let again = match recompute {
+            Recomputed::Nothing => 0.0,
+            Recomputed::Attention => model.attention.time(on_rank) * share,
+            Recomputed::Blocks => forward,
+        };
+        let blocks = model.blocks * share;
+        let inner = layout.tensor * layout.context * layout.expert;
+        let activations = model.boundary * samples / context;
+        let tensor_passes = if recompute == Recomputed::Blocks { 6.0 } else { 4.0 };
+        let of_tensor = blocks * tensor_passes * self.links.all_reduce(activations, layout.tensor, 1);
+        let of_context = blocks * 3.0 * self.links.all_reduce(activations, layout.context, layout.tensor);
+        let routed = activations * model.routed;
+        let of_experts = blocks * 6.0 * self.links.all_to_all(routed, layout.expert, layout.tensor * layout.context);
+        let micro_batch = forward + backward + again + of_tensor + of_context + of_experts;
+
+        let bubble = (stages - 1.0) * micro_batch / chunks * if layout.schedule.splits_backward() { 0.5 } else { 1.0 };
+        let message = self.links.message(activations / if layout.sequence_parallel { tensor } else { 1.0 }, inner * layout.data);
+        let messages = if layout.pipeline > 1 { 2.0 * chunks * message } else { 0.0 };
+        // Messages and kernels of different micro-batches overlap, but not wholly.
+        let pace = micro_batch.max(messages) + EXPOSED_MESSAGES * micro_batch.min(messages);
+        let in_pipeline = micro_batches * pace + bubble + 2.0 * (stages - 1.0) * message;
+
+        // The state and the gradients of the fullest stage.
+        let parameters = (model.parameters / tensor + model.expert_parameters / (tensor * expert))
+            * share.max(model.fullest_share(layout.pipeline));
+        let (ranks, stride) = (layout.data * layout.expert, layout.tensor * layout.context);
+        let reduction = self.links.all_reduce(parameters * SINGLE_PRECISION, ranks, stride);
+        let gathering = self.links.all_reduce(parameters * self.parameter, ranks, stride) / 2.0;
+        let hidden = OVERLAPPED_SHARE * backward / chunks.max(1.0);
+        let time_with = |zero: usize| {
+            let sharded = if zero > 0 { data } else { 1.0 };
+            let gathers = match zero {
+                0 => 0.0,
+                1 | 2 => gathering,
+                // Gathered for the forward and the backward pass; forward passes hide the most.
+                _ => (2.0 * gathering - OVERLAPPED_SHARE * (forward + backward)).max(gathering / blocks.max(1.0)) * micro_batches,
+            };
+            let reductions = if zero > 1 { micro_batches } else { 1.0 };
+            in_pipeline
+                + (reduction * reductions / if zero > 0 { 2.0 } else { 1.0 } - hidden).max(0.0)
+                + gathers
+                + parameters * self.update / sharded
+        };
+        let memory_with = |zero: usize| {
+            let divided = |least: usize| if zero >= least { data } else { 1.0 };
+            let state = self.parameter / divided(3) + SINGLE_PRECISION / divided(2) + self.optimizer_state / divided(1);
+            parameters * state + self.activations(layout, share, &recompute)
+        };
+        let stages_of_zero: &[usize] = match layout.data {
+            1 => &[0],
+            _ if layout.follows_schedule() => &[0, 1],
+            _ => &[0, 1, 2, 3],
+        };
+        let memory = stages_of_zero.iter().map(|&zero| memory_with(zero)).fold(f64::INFINITY, f64::min);
+        let limit = model.memory_limit.max(memory);
+        let fitting = stages_of_zero.iter().filter(|&&zero| memory_with(zero) <= limit);
+        let time = fitting.map(|&zero| time_with(zero)).fold(f64::INFINITY, f64::min);
+        // Micro-batches that do not divide the batch evenly are not in the space.
+        let all_samples = samples * micro_batches * data * expert;
+        let scale = self.global_batch as f64 / all_samples.max(1.0);
+        Some(Estimate { time: Seconds::new(time * scale), memory })
+    }
+
+    /// Returns `true` if an estimate may fit: estimates of memory are right within a fifth.
+    pub(crate) fn may_fit(&self, estimate: &Estimate) -> bool {
+        estimate.memory <= 1.2 * self.model.memory_limit
+    }
+
+    /// Returns the share of the model's work that the stage with the most work has, with the usual
+    /// cuts.
+    fn share_of_fullest_stage(&self, layout: &Layout) -> f64 {
+        let (stages, chunks) = (layout.pipeline, layout.virtual_stages);
+        if stages == 1 || stages * chunks > self.work.len() {
+            return 1.0 / stages as f64;
+        }
+        // A poisoned lock is harmless: no panic leaves the table half changed.
+        let mut known = self.shares.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        *known.entry((stages, chunks)).or_insert_with(|| {
+            let mut of_stage = vec![0.0; stages];
+            let mut blocks = self.work.iter();
+            for (chunk, count) in usual_cuts(&self.work, stages, chunks).into_iter().enumerate() {
+                of_stage[chunk % stages] += blocks.by_ref().take(count).sum::<f64>();
+            }
+            let all: f64 = self.work.iter().sum();
+            of_stage.into_iter().fold(0.0, f64::max) / all.max(f64::MIN_POSITIVE)
+        })
+    }
+
+    /// Returns the bytes of activations on the fullest stage.
+    fn activations(&self, layout: &Layout, share: f64, recompute: &Recomputed) -> f64 {
+        let model = &self.model;
+        let (tensor, context) = (layout.tensor as f64, layout.context as f64);
+        let samples = layout.micro_batch as f64 / context;
+        let of_tensor = if layout.sequence_parallel { 1.0 / tensor } else { 1.0 };
+        let micro_batches = (self.global_batch / layout.samples_at_once().max(1)).max(1);
+        let held = layout.schedule.in_flight_bound(layout.pipeline, micro_batches, layout.virtual_stages, 0) as f64;
+        let blocks = model.blocks * share / layout.virtual_stages as f64;
+        // Norms, residuals and their inputs are not sharded without sequence parallelism.
+        let unsharded = 4.0 * model.boundary;
+        let block = ((model.activations - unsharded).max(0.0) / tensor + unsharded * of_tensor) * samples;
+        let attention = model.attention_activations / tensor * samples;
+        let kept = match recompute {
+            Recomputed::Nothing => block,
+            Recomputed::Attention => (block - attention).max(0.0),
+            Recomputed::Blocks => model.boundary * of_tensor * samples,
+        };
+        // The last stage holds one micro-batch of the head's output.
+        let head = model.last_activations / tensor * samples;
+        let of_blocks = held * blocks * kept + block;
+        if layout.pipeline == 1 { of_blocks + head } else { of_blocks.max(blocks * kept + block + head) }
+    }
+}
+
+/// What the backward pass recomputes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recomputed {
+    Nothing,
+    Attention,
+    Blocks,
+}
+
+impl Recomputed {
+    fn of(recompute: &Recompute) -> Self {
+        match recompute {
+            Recompute::None => Self::Nothing,
+            Recompute::Selective => Self::Attention,
+            _ => Self::Blocks,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Estimates;
+    use crate::space::{Family, Request, optimizer_tensors};
+    use foretell_models::{GraphOptions, Model};
+    use foretell_program::{Layout, Plan, Recompute, compile};
+    use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
+    use foretell_topologies::Topology;
+    use foretell_units::{Bytes, DataType};
+
+    /// Estimates need not be right, but they must tell good layouts from bad ones.
+    #[test]
+    fn estimates_are_near_the_simulation() {
+        let topology = Topology::library("dgx-a100-80g").expect("in the library").with_nodes(2).expect("16 devices");
+        let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("known");
+        for name in ["gpt2-medium", "bert-base-uncased", "t5-small", "resnet50"] {
+            let model = Model::named(name).expect("in the zoo");
+            let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 256) };
+            let request = Request::new(&model, name, &topology, &costs, &base);
+            let graph = model.graph(name, &GraphOptions::ONE).expect("it is sound");
+            let estimates = Estimates::new(&request, &graph, optimizer_tensors(&base), true);
+            for (data, tensor, pipeline, micro_batch) in [(16, 1, 1, 8), (8, 2, 1, 8), (8, 1, 2, 4), (4, 4, 1, 8), (4, 1, 4, 4)] {
+                for recompute in [Recompute::None, Recompute::Full] {
+                    let layout = Layout { data, tensor, pipeline, micro_batch, recompute, ..Layout::default() };
+                    let plan = Plan { layout: layout.clone(), ..base.clone() };
+                    let Ok(compiled) = compile(&model, name, &plan) else { continue };
+                    let predicted = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On);
+                    let step = predicted.expect("it can be simulated").0.step_seconds;
+                    let family = Family { layout, micro_batches: plan.micro_batches().expect("it divides") };
+                    let estimate = estimates.of(&family).expect("one mesh for all stages");
+                    let time = estimate.time / step;
+                    assert!((0.3..3.0).contains(&time), "{name} {:?}: {} beside {step}", family.layout, estimate.time);
+                    let arena = compiled.arenas().into_iter().max().unwrap_or(Bytes::ZERO).value();
+                    let memory = estimate.memory / arena;
+                    assert!((0.15..4.0).contains(&memory), "{name} {:?}: {} beside {arena}", family.layout, estimate.memory);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! What estimates know of a model: times of its kernels and sizes of its tensors.
+
+use crate::space::Request;
+use foretell_models::{Graph, GraphOptions, Kernel, Operator, Pass, Role, TensorId, differentiate};
+use foretell_units::Seconds;
+use std::collections::HashMap;
+
+/// Samples of the larger of the two batches at which kernels are timed.
+const LARGE_BATCH: usize = 8;
+
+/// Time of kernels that grows with the samples.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct GrowingTime {
+    /// Seconds for any number of samples.
+    fixed: f64,
+    /// Seconds for each sample.
+    per_sample: f64,
+}
+
+impl GrowingTime {
+    /// Returns the seconds of so many samples, which may be a part of one.
+    pub(super) fn time(&self, samples: f64) -> f64 {
+        self.fixed + self.per_sample * samples
+    }
+
+    fn through(one: f64, large: f64) -> Self {
+        let per_sample = ((large - one) / (LARGE_BATCH - 1) as f64).max(0.0);
+        Self { fixed: (one - per_sample).max(0.0), per_sample }
+    }
+}
+
+/// What estimates know of a model. Times are those of the whole model on the slowest device, sizes
+/// those of a sample in bytes.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ModelProfile {
+    pub(super) blocks: f64,
+    pub(super) forward: GrowingTime,
+    pub(super) backward: GrowingTime,
+    /// Forward time of attention.
+    pub(super) attention: GrowingTime,
+    /// Parameters outside of experts, in numbers.
+    pub(super) parameters: f64,
+    /// Parameters of experts, in numbers.
+    pub(super) expert_parameters: f64,
+    /// Share of the parameters in the larger of the first and the last block.
+    share_of_largest_end: f64,
+    /// Largest tensor that one block passes to another.
+    pub(super) boundary: f64,
+    /// Activations of an average block.
+    pub(super) activations: f64,
+    /// Activations of attention in an average block.
+    pub(super) attention_activations: f64,
+    /// Activations of the last block.
+    pub(super) last_activations: f64,
+    /// How often a position is sent to experts; 0 without experts.
+    pub(super) routed: f64,
+    /// Least memory limit of a device, in bytes.
+    pub(super) memory_limit: f64,
+}
+
+impl ModelProfile {
+    pub(super) fn new(request: &Request<'_>, graph: &Graph) -> Self {
+        let large = request.model.graph(request.name, &GraphOptions { batch: LARGE_BATCH, ..GraphOptions::ONE });
+        let one = KernelTimes::of(request, graph);
+        let many = large.map_or_else(|_| one.scaled(LARGE_BATCH as f64), |graph| KernelTimes::of(request, &graph));
+        let limits = request.topology.device_kinds().iter().map(|kind| kind.memory.value() * (1.0 - request.headroom));
+        let limit = limits.chain(request.memory_limit.map(|limit| limit.value())).fold(f64::INFINITY, f64::min);
+        let blocks = graph.blocks.len().max(1);
+        let mut profile = Self {
+            blocks: blocks as f64,
+            forward: GrowingTime::through(one.forward, many.forward),
+            backward: GrowingTime::through(one.backward, many.backward),
+            attention: GrowingTime::through(one.attention, many.attention),
+            routed: if request.model.experts().is_some() { 1.0 } else { 0.0 },
+            memory_limit: limit,
+            ..Self::default()
+        };
+        profile.measure_parameters(request, graph);
+        profile.measure_activations(request, graph);
+        profile
+    }
+
+    /// Returns the least share of the parameters on the fullest of so many stages.
+    pub(super) fn fullest_share(&self, stages: usize) -> f64 {
+        if stages == 1 { 1.0 } else { self.share_of_largest_end }
+    }
+
+    fn measure_parameters(&mut self, request: &Request<'_>, graph: &Graph) {
+        let experts = request.model.experts();
+        let mut of_block: HashMap<usize, f64> = HashMap::new();
+        let mut seen: HashMap<TensorId, ()> = HashMap::new();
+        for operator in &graph.operators {
+            for input in &operator.inputs {
+                let tensor = graph.tensor(input.tensor);
+                if !matches!(tensor.role, Role::Parameter(_)) || seen.insert(input.tensor, ()).is_some() {
+                    continue;
+                }
+                let elements = tensor.elements() as f64;
+                let is_of_expert = tensor.dimensions.len() > 2 && tensor.dimensions.first().map(|one| one.extent) == experts;
+                if is_of_expert {
+                    self.expert_parameters += elements;
+                } else {
+                    self.parameters += elements;
+                    *of_block.entry(operator.block).or_default() += elements;
+                }
+            }
+        }
+        let ends = [0, graph.blocks.len().saturating_sub(1)];
+        let largest = ends.iter().filter_map(|block| of_block.get(block)).copied().fold(0.0, f64::max);
+        self.share_of_largest_end = largest / self.parameters.max(1.0);
+    }
+
+    fn measure_activations(&mut self, request: &Request<'_>, graph: &Graph) {
+        let element = request.base.storage().size().value();
+        let bytes = |tensor: TensorId| graph.tensor(tensor).elements() as f64 * element;
+        let is_activation = |tensor: TensorId| graph.tensor(tensor).role == Role::Activation;
+        let mut block_of: HashMap<TensorId, usize> = HashMap::new();
+        let last = graph.blocks.len().saturating_sub(1);
+        let (mut all, mut of_attention) = (0.0, 0.0);
+        for operator in &graph.operators {
+            for output in operator.outputs.iter().filter(|output| is_activation(output.tensor)) {
+                block_of.insert(output.tensor, operator.block);
+                let size = bytes(output.tensor);
+                if operator.block == last {
+                    self.last_activations += size;
+                } else {
+                    all += size;
+                    of_attention += if operator.kind.is_attention() { size } else { 0.0 };
+                }
+            }
+            for input in operator.inputs.iter().filter(|input| is_activation(input.tensor)) {
+                if block_of.get(&input.tensor).is_some_and(|&block| block != operator.block) {
+                    self.boundary = self.boundary.max(bytes(input.tensor));
+                }
+            }
+        }
+        let others = (graph.blocks.len().saturating_sub(1)).max(1) as f64;
+        (self.activations, self.attention_activations) = (all / others, of_attention / others);
+    }
+}
+
+/// Seconds of the kernels of a graph.
+#[derive(Clone, Copy, Debug, Default)]
+struct KernelTimes {
+    forward: f64,
+    backward: f64,
+    attention: f64,
+}
+
+impl KernelTimes {
+    fn of(request: &Request<'_>, graph: &Graph) -> Self {
+        let mut times = Self::default();
+        let mut known: HashMap<Kernel, f64> = HashMap::new();
+        let both = differentiate(graph, 1, |name| request.base.training.frozen.match_name(name));
+        let mut time_of = |operator: &Operator| {
+            let kernel = operator.kernel(&operator.extents());
+            *known.entry(kernel).or_insert_with(|| {
+                let kinds = 0..request.topology.device_kinds().len();
+                let time = |kind| request.costs.kernel_time(&kernel, false, request.base.precision, kind).median;
+                kinds.map(time).reduce(Seconds::max).map_or(0.0, Seconds::value)
+            })
+        };
+        for operator in &both.operators {
+            let time = time_of(operator);
+            if operator.pass == Pass::Forward {
+                times.forward += time;
+                times.attention += if operator.kind.is_attention() { time } else { 0.0 };
+            } else {
+                times.backward += time;
+            }
+        }
+        times
+    }
+
+    fn scaled(&self, factor: f64) -> Self {
+        let Self { forward, backward, attention } = *self;
+        Self { forward: forward * factor, backward: backward * factor, attention: attention * factor }
+    }
+}

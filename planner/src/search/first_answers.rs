@@ -1,0 +1,265 @@
+//! The first answers of a search: layouts with good estimates, simulated before anything is proven.
+//!
+//! Estimates rank families without compiling anything. The best few are opened, and with them the
+//! best of each manner: data parallelism alone, with `tensor`, with a pipeline, with both. Their
+//! layouts are bounded, and those with the least bounds are simulated. So a search has an answer
+//! within a few simulations, however large its space is, and bounds have something to be compared
+//! with.
+//!
+//! Nothing is settled here: each family stays in the queue, if it is in there.
+
+use super::queue::{LayoutIndex, QueuedLayout};
+use super::records::{Manner, manner};
+use super::searcher::Searcher;
+use super::simulation::{Outcome, Simulations, most};
+use crate::bounds::{Bound, Bounded};
+use crate::error::PlannerError;
+use crate::space::Family;
+use foretell_program::Layout;
+use rayon::prelude::*;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Families that are opened in each round, after those of the first.
+const ROUNDS: [usize; 4] = [4, 6, 6, 6];
+
+/// Rounds that follow as long as nothing fits.
+const FURTHER_ROUNDS: usize = 8;
+
+/// Layouts that are compiled in a round, whether they fit or not.
+const MOST_COMPILED: usize = 16;
+
+/// Families of one mesh, and of one manner, that may be opened.
+const FAMILIES_OF_MESH: usize = 3;
+const FAMILIES_OF_MANNER: usize = 64;
+
+/// How far above the best answer a corrected estimate may lie for its family to be opened.
+const WORTH_OPENING: f64 = 1.05;
+
+/// Layouts that are simulated for each of these numbers of families. Where bounds rank them, the
+/// first is nearly always the best; estimates are less sure.
+const SIMULATED_BY_BOUND: usize = 2;
+const SIMULATED_BY_ESTIMATE: usize = 4;
+
+/// How much better than the best answer a layout must seem to be simulated.
+const LEAST_GAIN: f64 = 0.995;
+
+/// Layouts that are simulated at once.
+const AT_ONCE: usize = 2;
+
+/// The family of layouts that are simulated for a first answer. No family of the space has this
+/// number.
+const PROBED: usize = usize::MAX;
+
+/// A layout that may be a good answer.
+struct Promising {
+    is_bounded: bool,
+    /// Bound on its value, or its estimate if it has no bound of its own.
+    value: f64,
+    /// The estimate of its family's value.
+    estimate: f64,
+    /// Layouts of its family that come before it, if estimates rank them.
+    turn: usize,
+    micro_batches: usize,
+    layout: Layout,
+}
+
+/// A family that is opened.
+struct Chosen {
+    /// The estimate of its value, corrected by simulations of its manner.
+    value: f64,
+    /// The estimate of its value.
+    estimate: f64,
+    family: Family,
+}
+
+/// The families that seem best of some.
+pub(super) struct Ranked {
+    /// Estimates of the value, each with its family, the best first.
+    families: Vec<(f64, Family)>,
+}
+
+impl Searcher<'_> {
+    /// Ranks the families that may fit by their estimates.
+    pub(super) fn ranked(&self, families: &[Family]) -> Ranked {
+        let bounds = &self.bounds;
+        let estimated = |(place, family): (usize, &Family)| {
+            let estimate = bounds.estimates.of(family)?;
+            let value = estimate.time.value() * bounds.value_per_second(&family.layout);
+            Some((!bounds.estimates.may_fit(&estimate), value, place))
+        };
+        let mut ranked: Vec<(bool, f64, usize)> = families.par_iter().enumerate().filter_map(estimated).collect();
+        // Those that seem too large come last: by how much is not known well.
+        ranked.par_sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
+        let mut of_mesh: BTreeMap<[usize; 5], usize> = BTreeMap::new();
+        let mut of_manner: BTreeMap<Manner, usize> = BTreeMap::new();
+        let mut chosen = Vec::new();
+        for (_, value, place) in ranked {
+            let layout = &families[place].layout;
+            let Layout { data, tensor, pipeline, context, expert, .. } = *layout;
+            let of_mesh = of_mesh.entry([data, tensor, pipeline, context, expert]).or_default();
+            let of_manner = of_manner.entry(manner(layout)).or_default();
+            if *of_mesh < FAMILIES_OF_MESH && *of_manner < FAMILIES_OF_MANNER {
+                (*of_mesh, *of_manner) = (*of_mesh + 1, *of_manner + 1);
+                chosen.push((value, families[place].clone()));
+            }
+        }
+        Ranked { families: chosen }
+    }
+
+    /// Simulates the most promising layouts: first of each manner, then those whose estimates are
+    /// best when corrected by the simulations of their manner.
+    ///
+    /// # Errors
+    /// [`PlannerError`] if a layout cannot be simulated.
+    pub(super) fn probe(&mut self, mut ranked: Ranked) -> Result<(), PlannerError> {
+        let mut left: Vec<Promising> = Vec::new();
+        let mut tried: BTreeSet<String> = BTreeSet::new();
+        for count in ROUNDS {
+            if self.has_answer() && self.is_over() {
+                return Ok(());
+            }
+            let batch = self.next_families(&mut ranked, count);
+            if batch.is_empty() && left.is_empty() {
+                return Ok(());
+            }
+            let opened: Vec<Vec<Promising>> = batch.into_par_iter().map(|chosen| self.open(&chosen)).collect();
+            left.extend(opened.into_iter().flatten());
+            self.simulate_best(&mut left, &mut tried)?;
+        }
+        // Nothing fits so far: go on with what is left, the smallest forms included.
+        for _ in 0..FURTHER_ROUNDS {
+            if self.has_answer() || left.is_empty() || self.is_over() {
+                break;
+            }
+            self.simulate_best(&mut left, &mut tried)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the best families: one of each manner that was not simulated yet, then `count` whose
+    /// corrected estimates are no worse than the best answer.
+    fn next_families(&self, ranked: &mut Ranked, count: usize) -> Vec<Chosen> {
+        let correction = |family: &Family| self.corrections.get(&manner(&family.layout)).copied();
+        let mut manners = BTreeSet::new();
+        let is_new = |(_, family): &(f64, Family)| correction(family).is_none() && manners.insert(manner(&family.layout));
+        let (new, others): (Vec<_>, Vec<_>) = std::mem::take(&mut ranked.families).into_iter().partition(is_new);
+        let as_estimated = |(estimate, family)| Chosen { value: estimate, estimate, family };
+        let mut taken: Vec<Chosen> = new.into_iter().map(as_estimated).collect();
+        let best = self.incumbents.best().unwrap_or(f64::INFINITY);
+        let corrected = others.into_iter().map(|(estimate, family)| {
+            let value = estimate * correction(&family).unwrap_or(1.0);
+            Chosen { value, estimate, family }
+        });
+        let mut corrected: Vec<Chosen> = corrected.filter(|one| one.value <= best * WORTH_OPENING).collect();
+        corrected.sort_by(|a, b| a.value.total_cmp(&b.value));
+        let mut corrected = corrected.into_iter();
+        if taken.is_empty() {
+            taken.extend(corrected.by_ref().take(count));
+        }
+        ranked.families = corrected.map(|one| (one.estimate, one.family)).collect();
+        taken
+    }
+
+    /// Returns the layouts of a family that may fit, with values that rank them.
+    fn open(&self, chosen: &Chosen) -> Vec<Promising> {
+        let Chosen { value: value_of_family, estimate, ref family } = *chosen;
+        let (bounds, micro_batches) = (&self.bounds, family.micro_batches);
+        if self.has_answer() && self.is_over() {
+            return Vec::new();
+        }
+        let is_bounded = bounds.has_cheap_bounds(&family.layout);
+        let promising =
+            |value: f64, turn: usize, layout: Layout| Promising { is_bounded, value, estimate, turn, micro_batches, layout };
+        if !is_bounded {
+            // Bounds would cost as much as simulations. Stages of ZeRO follow one another.
+            let (usual_bucket, fixed) = (bounds.space.base.bucket, bounds.space.fixed);
+            let is_usual = |layout: &Layout| layout.bucket == usual_bucket || fixed.bucket.is_some();
+            let mut variants: Vec<Layout> = bounds.variants(family).into_iter().filter(is_usual).collect();
+            variants.sort_by_key(|layout| (layout.placement.is_some(), layout.shard_group.is_some(), layout.zero));
+            return variants.into_iter().enumerate().map(|(turn, layout)| promising(value_of_family, turn, layout)).collect();
+        }
+        let with_value = |(bounded, layout): (Bounded, Layout)| {
+            let Ok(Bound { time: Some(time), .. }) = bounded else { return None };
+            Some(promising(time.value() * bounds.value_per_second(&layout), 0, layout))
+        };
+        let mut found = Vec::new();
+        for layout in bounds.variants(family) {
+            let (bounded, layout) = bounds.layout_refitted(layout, micro_batches);
+            let smaller = match bounded {
+                Ok(Bound { time: None, memory: needed }) if layout.offload.is_none() => {
+                    self.smaller_layouts(&layout, micro_batches, needed)
+                }
+                _ => Vec::new(),
+            };
+            found.extend(std::iter::once((bounded, layout)).chain(smaller).filter_map(with_value));
+        }
+        found
+    }
+
+    /// Simulates the layouts of `left` with the least values, until some fit and none that is left
+    /// seems better.
+    fn simulate_best(&mut self, left: &mut Vec<Promising>, tried: &mut BTreeSet<String>) -> Result<(), PlannerError> {
+        let (mut simulated, mut compiled) = (0, 0);
+        left.sort_by(|a, b| b.turn.cmp(&a.turn).then(b.value.total_cmp(&a.value)));
+        let is_bounded = left.iter().all(|one| one.is_bounded);
+        let most = if is_bounded { SIMULATED_BY_BOUND } else { SIMULATED_BY_ESTIMATE };
+        while simulated < most && compiled < MOST_COMPILED && !left.is_empty() && !(self.has_answer() && self.is_over()) {
+            let best = self.incumbents.best().unwrap_or(f64::INFINITY);
+            // Estimates may be far off: only bounds rule out.
+            let may_win = |one: &Promising| !one.is_bounded || one.value < best * LEAST_GAIN;
+            let round: Vec<Promising> = (0..AT_ONCE).filter_map(|_| left.pop()).filter(may_win).collect();
+            if round.is_empty() {
+                break;
+            }
+            compiled += round.len();
+            let index = LayoutIndex { family: PROBED, variant: self.search.probed };
+            let queued = round
+                .iter()
+                .map(|one| vec![QueuedLayout { bound: one.value, index, layout: one.layout.clone(), is_stopped: false }]);
+            let queued: Vec<Vec<QueuedLayout>> = queued.collect();
+            let simulations = Simulations { bounds: &self.bounds, incumbents: &self.incumbents };
+            let outcomes = queued.par_iter().map(|one| simulations.first(one)).collect::<Result<Vec<_>, PlannerError>>()?;
+            for (one, outcome) in round.into_iter().zip(outcomes) {
+                match outcome.outcome {
+                    Some(Outcome::Simulated(mut incumbent)) => {
+                        incumbent.index = LayoutIndex { family: PROBED, variant: self.search.probed };
+                        self.search.probed += 1;
+                        simulated += 1;
+                        let correction = incumbent.value / one.estimate.max(f64::MIN_POSITIVE);
+                        let known = self.corrections.entry(manner(&one.layout)).or_insert(f64::INFINITY);
+                        *known = known.min(correction);
+                        self.incumbents.list.push(*incumbent);
+                    }
+                    Some(Outcome::OutOfMemory(held)) => left.extend(self.smaller_forms(&one, &held, tried)),
+                    Some(Outcome::Stopped(_)) => simulated += 1,
+                    _ => {}
+                }
+            }
+            self.incumbents.sort();
+            left.sort_by(|a, b| b.turn.cmp(&a.turn).then(b.value.total_cmp(&a.value)));
+        }
+        Ok(())
+    }
+
+    /// Returns the forms of a layout that may fit, which holds so many weighted bytes in its
+    /// stages, unless they were returned before.
+    fn smaller_forms(&self, one: &Promising, held: &[f64], tried: &mut BTreeSet<String>) -> Vec<Promising> {
+        let bounded = if one.layout.offload.is_none() {
+            self.smaller_layouts(&one.layout, one.micro_batches, most(held))
+        } else {
+            Vec::new()
+        };
+        let may_fit = |(bounded, layout): (Bounded, Layout)| {
+            let Ok(Bound { time: Some(time), .. }) = bounded else { return None };
+            let value = (time.value() * self.bounds.value_per_second(&layout)).max(one.value);
+            Some(Promising { value, layout, ..*one })
+        };
+        let is_new = |promising: &Promising| tried.insert(format!("{:?}", promising.layout));
+        bounded.into_iter().filter_map(may_fit).filter(is_new).collect()
+    }
+
+    /// Returns `true` if there is a layout to return, or another search has one.
+    pub(super) fn has_answer(&self) -> bool {
+        !self.incumbents.is_empty() || self.request.must_beat.is_some()
+    }
+}

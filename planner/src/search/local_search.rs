@@ -1,0 +1,132 @@
+//! The local search around the answer: neighbours that bounds do not cover, and simpler layouts
+//! that are as good.
+
+use super::incumbents::Incumbent;
+use super::neighbours::{neighbours, simpler};
+use super::queue::{LayoutIndex, QueuedLayout};
+use super::searcher::Searcher;
+use super::simulation::{Outcome, Simulations};
+use crate::bounds::Bound;
+use crate::error::PlannerError;
+use foretell_program::{Layout, Plan};
+use rayon::prelude::*;
+
+/// Rounds of neighbours at most.
+const ROUNDS: usize = 4;
+
+/// Neighbours that are simulated in a round.
+const SIMULATED: usize = 12;
+
+/// Neighbours that are simulated at once. Between two such groups the search may be stopped.
+const AT_ONCE: usize = 4;
+
+/// Share of the value by which a neighbour must be better. Less is not worth the odd choice.
+const LEAST_GAIN: f64 = 1e-3;
+
+/// Families of layouts that the local search simulates. No family of the space has this number.
+pub(super) const NEIGHBOURS: usize = usize::MAX - 1;
+
+impl Searcher<'_> {
+    /// Replaces the best incumbent by better neighbours, as long as there are any, and then by
+    /// simpler layouts that are at most [`Request::simplicity_margin`] slower.
+    ///
+    /// # Errors
+    /// [`PlannerError`] if a layout cannot be simulated.
+    ///
+    /// [`Request::simplicity_margin`]: crate::Request::simplicity_margin
+    pub(super) fn improve_locally(&mut self) -> Result<(), PlannerError> {
+        if !self.request.searches_locally || self.is_over() {
+            return Ok(());
+        }
+        for _ in 0..ROUNDS {
+            let Some((value, layout)) = self.best() else { break };
+            let close = neighbours(&self.bounds, &layout);
+            let found = self.simulate_close(close, &layout, value * (1.0 - LEAST_GAIN), 0.0)?;
+            if found.is_empty() || self.is_over() {
+                break;
+            }
+        }
+        let margin = self.request.simplicity_margin;
+        let Some((best, _)) = self.best() else { return Ok(()) };
+        while margin > 0.0 && !self.is_over() {
+            let Some((_, layout)) = self.best() else { break };
+            let simple = simpler(&self.bounds, &layout);
+            let found = self.simulate_close(simple, &layout, best * (1.0 + margin), margin)?;
+            let Some(index) = found.first().copied() else { break };
+            self.incumbents.prefer(index);
+        }
+        Ok(())
+    }
+
+    fn best(&self) -> Option<(f64, Layout)> {
+        self.incumbents.list.first().map(|best| (best.value, best.plan.layout.clone()))
+    }
+
+    /// Simulates layouts that are close to `layout` and may have at most the value `to_beat`.
+    /// Returns the indices of those that do, in the order in which they were given.
+    ///
+    /// A bound is compared with that of `layout`, since both lie below their simulations by much
+    /// the same. It may be worse by the share `margin`.
+    fn simulate_close(
+        &mut self,
+        close: Vec<Layout>,
+        layout: &Layout,
+        to_beat: f64,
+        margin: f64,
+    ) -> Result<Vec<LayoutIndex>, PlannerError> {
+        let own = self.value_of_bound(layout).unwrap_or(0.0);
+        let bounded =
+            close.into_par_iter().filter(|_| !self.is_over()).filter_map(|layout| Some((self.value_of_bound(&layout)?, layout)));
+        let mut bounded: Vec<(f64, Layout)> = bounded.collect();
+        bounded.retain(|(bound, _)| *bound <= (own * (1.0 + margin) * (1.0 + LEAST_GAIN)).min(to_beat));
+        if margin == 0.0 {
+            bounded.sort_by(|a, b| a.0.total_cmp(&b.0));
+        }
+        bounded.truncate(SIMULATED);
+        let mut found = Vec::new();
+        for group in bounded.chunks(AT_ONCE) {
+            if self.is_over() {
+                break;
+            }
+            let simulations = Simulations { bounds: &self.bounds, incumbents: &self.incumbents };
+            let simulated = group.par_iter().map(|(bound, layout)| {
+                let index = LayoutIndex { family: NEIGHBOURS, variant: 0 };
+                // Simulated to its end, since a simpler layout may be a little slower.
+                let queued = QueuedLayout { bound: *bound, index, layout: layout.clone(), is_stopped: margin > 0.0 };
+                simulations.first(&[queued])
+            });
+            for outcome in simulated.collect::<Result<Vec<_>, PlannerError>>()? {
+                let Some(Outcome::Simulated(incumbent)) = outcome.outcome else { continue };
+                let index = LayoutIndex { family: NEIGHBOURS, variant: self.search.probed };
+                self.search.probed += 1;
+                if incumbent.value <= to_beat {
+                    found.push(index);
+                    self.incumbents.list.push(Incumbent { index, ..*incumbent });
+                }
+            }
+            // The first of the simpler layouts is the simplest.
+            if margin > 0.0 && !found.is_empty() {
+                break;
+            }
+        }
+        if margin == 0.0 {
+            self.incumbents.sort();
+        }
+        Ok(found)
+    }
+
+    /// Returns the bound on a layout's value, or zero if it would cost as much as a simulation.
+    /// `None` if the layout does not fit or does not divide the model.
+    fn value_of_bound(&self, layout: &Layout) -> Option<f64> {
+        let bounds = &self.bounds;
+        let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
+        let micro_batches = plan.micro_batches().ok()?;
+        if !bounds.has_cheap_bounds(layout) {
+            return Some(0.0);
+        }
+        match bounds.layout(layout, micro_batches) {
+            Ok(Bound { time: Some(time), .. }) => Some(time.value() * bounds.value_per_second(layout)),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Layouts that differ from another one in a single choice.
+//!
+//! They cover what a plan file can say and the space does not list: other bucket sizes, cuts block
+//! by block, recomputation by stage, rank orders and shard groups.
+
+use crate::bounds::Bounds;
+use crate::space::inner_ranks;
+use foretell_program::{Axis, CollectiveAlgorithm, Layout, Recompute, usual_cuts};
+use foretell_units::Bytes;
+
+/// Most chunks of a pipeline whose blocks are moved one by one.
+const MOST_CHUNKS: usize = 64;
+
+/// Smallest and largest bucket to try.
+const BUCKETS: std::ops::RangeInclusive<u64> = (1 << 20)..=(2 << 30);
+
+/// Rank orders to try beside the usual one. Axes that are left out follow in the usual order.
+const RANK_ORDERS: [&[Axis]; 2] =
+    [&[Axis::Tensor, Axis::Context, Axis::Expert, Axis::Pipeline], &[Axis::Tensor, Axis::Data, Axis::Context, Axis::Expert]];
+
+/// Returns the layouts that differ from `layout` in one choice that the user has left open.
+pub(super) fn neighbours(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
+    let mut found = Vec::new();
+    found.extend(buckets(bounds, layout));
+    found.extend(cuts(bounds, layout));
+    found.extend(recomputations(bounds, layout));
+    found.extend(shard_groups(bounds, layout));
+    found.extend(rank_orders(bounds, layout));
+    found.extend(collectives(bounds, layout));
+    found.retain(|other| other != layout);
+    found
+}
+
+/// Returns simpler layouts with the same ranks: fewer stages, no context parallelism, fewer chunks,
+/// usual cuts and rank order.
+pub(super) fn simpler(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
+    let fixed = &bounds.space.fixed;
+    let mut found = Vec::new();
+    if layout.stages.is_some() || layout.shares.is_some() {
+        return found;
+    }
+    let mut push = |condition: bool, layout: Layout| found.extend(condition.then_some(layout));
+    let merged = |layout: &Layout, factor: usize| {
+        // The ranks of the stages that are left out become data-parallel ones, with smaller
+        // micro-batches where the batch asks for that.
+        let data = layout.data * factor;
+        let micro_batch = (bounds.space.global_batch / (data * layout.expert)).min(layout.micro_batch).max(1);
+        Layout { data, micro_batch, cuts: None, stage_places: None, placement: None, ..layout.clone() }
+    };
+    let data_is_open = fixed.data.is_none();
+    if layout.context > 1 {
+        let without = Layout { context: 1, ..merged(layout, layout.context) };
+        push(data_is_open && fixed.context.is_none(), without);
+    }
+    for factor in [layout.pipeline, 2, 3].into_iter().filter(|factor| *factor > 1 && layout.pipeline.is_multiple_of(*factor)) {
+        let pipeline = layout.pipeline / factor;
+        let fewer = Layout { pipeline, ..merged(layout, factor) };
+        let fewer =
+            if pipeline == 1 { Layout { virtual_stages: 1, schedule: bounds.space.base.schedule, ..fewer } } else { fewer };
+        push(data_is_open && fixed.pipeline.is_none() && fixed.schedule.is_none(), fewer);
+    }
+    push(fixed.cuts.is_none() && layout.cuts.is_some(), Layout { cuts: None, ..layout.clone() });
+    push(fixed.rank_order.is_none() && layout.placement.is_some(), Layout { placement: None, ..layout.clone() });
+    let zeros = (0..layout.zero).filter(|_| fixed.zero.is_none());
+    for zero in zeros {
+        push(true, Layout { zero, shard_group: layout.shard_group.filter(|_| zero > 0), ..layout.clone() });
+    }
+    found
+}
+
+fn buckets(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
+    let ranks: usize = layout.stages.iter().flatten().map(|stage| stage.data).fold(layout.data * layout.expert, usize::max);
+    if bounds.space.fixed.bucket.is_some() || ranks == 1 {
+        return Vec::new();
+    }
+    let own = layout.bucket.count();
+    let sizes = [own / 4, own / 2, own * 2, own * 4, own * 16];
+    sizes
+        .into_iter()
+        .filter(|size| BUCKETS.contains(size))
+        .map(|size| Layout { bucket: Bytes::new(size), ..layout.clone() })
+        .collect()
+}
+
+/// Moves one block from each chunk to each neighbour, and from the chunk with the most work to the
+/// one with the least.
+fn cuts(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
+    let chunks = layout.pipeline * layout.virtual_stages;
+    let work = &bounds.space.model.work;
+    if bounds.space.fixed.cuts.is_some() || layout.pipeline == 1 || chunks > MOST_CHUNKS || work.len() < chunks {
+        return Vec::new();
+    }
+    let own = layout.cuts.clone().unwrap_or_else(|| usual_cuts(work, layout.pipeline, layout.virtual_stages));
+    let moves = (0..chunks).flat_map(|from| [(from, from.wrapping_sub(1)), (from, from + 1), (from, 0), (from, chunks - 1)]);
+    let mut found: Vec<Vec<usize>> = Vec::new();
+    for (from, to) in moves.filter(|&(from, to)| from != to && to < chunks && own[from] > 1) {
+        let mut moved = own.clone();
+        (moved[from], moved[to]) = (moved[from] - 1, moved[to] + 1);
+        if !found.contains(&moved) {
+            found.push(moved);
+        }
+    }
+    found.into_iter().map(|cuts| Layout { cuts: Some(cuts), ..layout.clone() }).collect()
+}
+
+/// Recomputes fewer blocks: on all stages, on one, or on all from one on.
+fn recomputations(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
+    if bounds.space.fixed.recompute.is_some() {
+        return Vec::new();
+    }
+    let with = |recompute: Recompute| Layout { recompute, ..layout.clone() };
+    let layers = bounds.space.model.blocks.div_ceil(layout.pipeline.max(1));
+    let of_stages: Vec<usize> = match &layout.recompute {
+        Recompute::Full => vec![layers; layout.pipeline],
+        Recompute::FullLayers(layers) => vec![*layers; layout.pipeline],
+        Recompute::FullLayersOfStages(layers) => layers.clone(),
+        Recompute::Selective => return vec![with(Recompute::None)],
+        Recompute::None | Recompute::AllBut(_) => return Vec::new(),
+    };
+    let fewer = |from: usize, to: usize, by: usize| {
+        let reduced = of_stages.iter().enumerate().map(
+            |(stage, &own)| {
+                if (from..to).contains(&stage) { own.saturating_sub(by) } else { own }
+            },
+        );
+        let reduced: Vec<usize> = reduced.collect();
+        match reduced.as_slice() {
+            [first, rest @ ..] if rest.iter().all(|other| other == first) => with(Recompute::FullLayers(*first)),
+            _ => with(Recompute::FullLayersOfStages(reduced)),
+        }
+    };
+    let stages = layout.pipeline;
+    let mut found = vec![with(Recompute::Selective), fewer(0, stages, 1), fewer(0, stages, layers.div_ceil(4))];
+    if stages > 1 {
+        found.extend((0..stages).step_by(stages.div_ceil(8)).map(|stage| fewer(stage, stages, 1)));
+        found.extend((0..stages).step_by(stages.div_ceil(8)).map(|stage| fewer(stage, stage + 1, 1)));
+    }
+    found.dedup();
+    found
+}
+
+fn shard_groups(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
+    let is_open =
+        bounds.space.fixed.shard_group.is_none() && layout.zero > 0 && layout.shares.is_none() && layout.stages.is_none();
+    if !is_open {
+        return Vec::new();
+    }
+    let in_node = (bounds.space.devices.per_node / inner_ranks(layout).max(1)).max(1);
+    let sizes = [in_node, 2 * in_node, 4 * in_node].into_iter();
+    let sizes = sizes.filter(|&size| size > 1 && size < layout.data && layout.data.is_multiple_of(size));
+    sizes.map(Some).chain([None]).map(|shard_group| Layout { shard_group, ..layout.clone() }).collect()
+}
+
+fn rank_orders(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
+    let is_open = bounds.space.fixed.rank_order.is_none() && layout.stage_places.is_none() && layout.stages.is_none();
+    if !is_open || layout.pipeline == 1 || layout.data == 1 {
+        return Vec::new();
+    }
+    let orders = RANK_ORDERS.iter().map(|order| Some(order.to_vec())).chain([None]);
+    orders.map(|placement| Layout { placement, ..layout.clone() }).collect()
+}
+
+fn collectives(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
+    if bounds.space.fixed.collective.is_some() {
+        return Vec::new();
+    }
+    CollectiveAlgorithm::ALL.into_iter().map(|collective| Layout { collective, ..layout.clone() }).collect()
+}

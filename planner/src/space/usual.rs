@@ -1,0 +1,59 @@
+//! The part of the space that an engineer would try first.
+//!
+//! It is small enough to be listed before anything else is known: meshes that use more than half of
+//! the devices, `tensor` inside the nodes, and schedules with the fewest surprises. A search takes
+//! its first answer from it, and may end with any other layout.
+
+use super::meshes::MeshSizes;
+use super::{Family, Space};
+use foretell_program::ContextMethod;
+
+/// Positions of a sequence on a context-parallel rank from which on more such ranks are usual.
+const MANY_POSITIONS: usize = 16_384;
+
+impl Space<'_> {
+    /// Returns the families to try first. Empty if the fixed fields leave none.
+    pub(crate) fn usual_families(&self) -> Vec<Family> {
+        let fixed = self.fixed;
+        if fixed.stages.is_some() || fixed.shares.is_some() || self.base.stages.is_some() {
+            return Vec::new();
+        }
+        let mut families = Vec::new();
+        for context in self.context_sizes().into_iter().filter(|&size| self.is_usual_context(size)) {
+            for expert in self.expert_sizes() {
+                let devices = context.checked_mul(expert).map_or(0, |ranks| self.devices.count / ranks);
+                for sizes in self.meshes(devices).into_iter().filter(|sizes| self.is_usual_mesh(*sizes, devices)) {
+                    families.extend(self.families_of_mesh(sizes, context, expert).into_iter().filter(|one| self.is_usual(one)));
+                }
+            }
+        }
+        let has_cuts = |family: &Family| fixed.cuts.as_ref().is_none_or(|cuts| cuts.len() == family.layout.pipeline);
+        families.retain(has_cuts);
+        families
+    }
+
+    fn is_usual_context(&self, size: usize) -> bool {
+        let needed = self.model.sequence.unwrap_or(0) / MANY_POSITIONS;
+        size == 1 || size <= needed || self.fixed.context.is_some()
+    }
+
+    fn is_usual_mesh(&self, sizes: MeshSizes, devices: usize) -> bool {
+        let MeshSizes { data, tensor, pipeline } = sizes;
+        let is_inside_node = tensor <= self.devices.per_node.max(1) || self.fixed.tensor.is_some();
+        let stages_have_layers = pipeline <= self.model.blocks.saturating_sub(2).max(1) || self.fixed.pipeline.is_some();
+        let is_full = 2 * data * tensor * pipeline > devices || self.fixed.data.is_some();
+        is_inside_node && stages_have_layers && is_full
+    }
+
+    fn is_usual(&self, family: &Family) -> bool {
+        let layout = &family.layout;
+        let is_usual_schedule =
+            layout.schedule == self.base.schedule || layout.schedule.allows_any_chunks() || self.fixed.schedule.is_some();
+        let is_usual_sequence = layout.sequence_parallel
+            || layout.tensor == 1
+            || self.fixed.sequence_parallel.is_some()
+            || self.sequence_parallel(layout.tensor).len() == 1;
+        let is_usual_context = layout.context_method == ContextMethod::default() || self.fixed.context_method.is_some();
+        is_usual_schedule && is_usual_sequence && is_usual_context && layout.shares.is_none()
+    }
+}

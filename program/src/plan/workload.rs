@@ -1,0 +1,65 @@
+//! Facts about a run under another software stack that costs depend on, besides the layout and the
+//! sizes. The compiler ignores them; the simulator reads them.
+
+use serde::{Deserialize, Serialize};
+
+/// Facts about a run under another software stack. Each has a default, so that a plan states what
+/// differs only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PlannedWorkload {
+    /// The number format of the operands of matrix products, if narrower than the precision.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub products: Option<OperandFormat>,
+    /// The parameters that are trained.
+    #[serde(skip_serializing_if = "Trained::is_all")]
+    pub trains: Trained,
+    /// True if the loss is computed operator by operator, under a stack that can compile it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub eager_loss: bool,
+    /// The share of a sequence's tokens that are computed, if padding is left out; the stack's if
+    /// `None`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unpadded: Option<f64>,
+    /// True if the interval is that of stacks without measured runs: the stack only stands in.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub unknown_stack: bool,
+}
+
+impl PlannedWorkload {
+    /// Whether nothing is stated.
+    pub fn is_usual(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// A number format of the operands of matrix products that is narrower than that of tensors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum OperandFormat {
+    /// Floating point of eight bits, with one scale for each tensor.
+    Fp8,
+    /// The same with one scale for each row.
+    Fp8ByRow,
+    /// Eight bits with a scale for each block of 32.
+    Mxfp8,
+    /// Four bits with a scale for each block of 16.
+    Nvfp4,
+}
+
+/// The parameters that are trained.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Trained {
+    /// All of them.
+    #[default]
+    All,
+    /// Only small adapters beside them (LoRA).
+    Adapters,
+}
+
+impl Trained {
+    fn is_all(&self) -> bool {
+        *self == Self::All
+    }
+}

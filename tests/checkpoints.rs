@@ -1,0 +1,279 @@
+//! Checkpoints, resuming, initial weights, signals and the loss of ranks, with real processes.
+
+mod common;
+
+use common::{Scratch, text};
+use serde_json::Value;
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
+
+const PLAN: &str = "model: {family: mlp, widths: [64, 32, 10]}\ntopology: local\nglobal_batch: 32\noptimizer: adamw\n\
+                    layout: {data: 2, micro_batch: 16}\n";
+const RESNET: &str = "model: {family: resnet, depth: 18, stem: small, image: 8, channels: 1, classes: 10, width: 4}\n\
+                      topology: local\nglobal_batch: 8\nlayout: {data: 2, micro_batch: 4}\n";
+
+/// The header of a safetensors file.
+fn header(path: &Path) -> Value {
+    let bytes = std::fs::read(path).expect("the file is there");
+    let (length, rest) = bytes.split_first_chunk::<8>().expect("a length");
+    serde_json::from_slice(&rest[..u64::from_le_bytes(*length) as usize]).expect("the header is JSON")
+}
+
+/// Runs a command that must be refused with this status. Returns its message.
+#[track_caller]
+fn refusal(scratch: &Scratch, status: i32, arguments: &[&str]) -> String {
+    let output = scratch.run(&[arguments, &["--oversubscribe", "--no-evaluation"]].concat());
+    let message = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(status), "{message}");
+    assert!(message.contains("hint: ") && !message.contains("panicked"), "{message}");
+    message
+}
+
+fn checkpoints(scratch: &Scratch, run: &str) -> Vec<String> {
+    let entries = std::fs::read_dir(scratch.path(run).join("checkpoints")).into_iter().flatten().flatten();
+    let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort_by_key(|name| name.parse().unwrap_or(usize::MAX));
+    names
+}
+
+#[test]
+fn a_checkpoint_has_whole_tensors_under_their_public_names() {
+    let scratch = Scratch::new();
+    scratch.train(RESNET, 4, 0, &["--run", "run", "--save-every", "2"]);
+    assert_eq!(checkpoints(&scratch, "run"), ["2", "4"]);
+    let folder = scratch.path("run/checkpoints/4");
+    let model = header(&folder.join("model.safetensors"));
+    let shape = |name: &str| model[name]["shape"].clone();
+    assert_eq!(shape("conv1.weight"), serde_json::json!([4, 1, 3, 3]));
+    assert_eq!(shape("layer1.0.bn1.running_var"), serde_json::json!([4]));
+    assert_eq!(shape("fc.weight"), serde_json::json!([10, 32]));
+    assert_eq!(model["bn1.num_batches_tracked"]["dtype"], "I64");
+    assert_eq!(model["__metadata__"]["format"], "pt");
+    let optimizer = header(&folder.join("optimizer.safetensors"));
+    assert_eq!(optimizer["conv1.weight.momentum_buffer"]["shape"], serde_json::json!([4, 1, 3, 3]));
+    let state: Value = serde_json::from_slice(&std::fs::read(folder.join("state.json")).expect("state")).expect("JSON");
+    assert_eq!((&state["step"], &state["world_size"], &state["format"]), (&4.into(), &2.into(), &1.into()));
+    assert_eq!(state["files"]["model.safetensors"]["sha256"].as_str().map(str::len), Some(64));
+}
+
+#[test]
+fn the_last_checkpoints_are_kept_and_never_leaves_none() {
+    let scratch = Scratch::new();
+    scratch.train(PLAN, 7, 0, &["--run", "kept", "--save-every", "2", "--keep", "2"]);
+    assert_eq!(checkpoints(&scratch, "kept"), ["6", "7"]);
+    scratch.train(PLAN, 2, 0, &["--run", "none", "--save-every", "never"]);
+    assert_eq!(checkpoints(&scratch, "none"), [] as [String; 0]);
+    assert!(refusal(&scratch, 2, &["execute", "--resume", "none"]).contains("no whole checkpoint"));
+    assert!(refusal(&scratch, 2, &["execute", "--resume", "nowhere"]).contains("nowhere"));
+}
+
+#[test]
+fn a_resumed_run_goes_on_in_its_folder() {
+    let scratch = Scratch::new();
+    let whole = scratch.train(PLAN, 6, 3, &["--run", "whole"]);
+    scratch.train(PLAN, 4, 3, &["--run", "run"]);
+    // Steps after the checkpoint, as a run that crashed leaves them.
+    let metrics = scratch.path("run/metrics.jsonl");
+    let text = std::fs::read_to_string(&metrics).expect("metrics");
+    std::fs::write(&metrics, format!("{text}{{\"step\": 4, \"loss\": 1e9}}\n{{\"step\": 5, \"lo")).expect("writable");
+    let document = scratch.json(&["execute", "--resume", "run", "--steps", "6", "--oversubscribe", "--no-evaluation"]);
+    assert_eq!((&document["resumed_from_step"], &document["steps"]), (&4.into(), &2.into()));
+    let lines = std::fs::read_to_string(&metrics).expect("metrics");
+    let losses: Vec<f64> = lines
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).expect("a line is JSON"))
+        .filter_map(|line| line["loss"].as_f64())
+        .collect();
+    assert_eq!(losses, whole.losses);
+    assert!(refusal(&scratch, 2, &["execute", "--resume", "run"]).contains("6 steps"));
+}
+
+#[test]
+fn a_damaged_checkpoint_is_named_and_the_one_before_is_used() {
+    let scratch = Scratch::new();
+    let whole = scratch.train(PLAN, 6, 0, &["--run", "run", "--save-every", "2"]);
+    for file in ["model.safetensors", "optimizer.safetensors", "state.json"] {
+        for damage in ["flip", "cut", "remove"] {
+            let copy = scratch.path("copy");
+            let _ = std::fs::remove_dir_all(&copy);
+            copy_folder(&scratch.path("run"), &copy);
+            let path = copy.join("checkpoints/6").join(file);
+            let mut bytes = std::fs::read(&path).expect("a file");
+            let last = bytes.len() - 1;
+            match damage {
+                "flip" => bytes[last] ^= 1,
+                _ => bytes.truncate(last / 2),
+            }
+            std::fs::write(&path, bytes).expect("writable");
+            if damage == "remove" {
+                std::fs::remove_file(&path).expect("removable");
+            }
+            let basic = ["execute", "--resume", "copy", "--steps", "6", "--oversubscribe", "--no-evaluation", "--json"];
+            let output = scratch.run(&basic);
+            let message = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{file} {damage}: {message}");
+            assert!(message.contains(file) && message.contains("goes on from step 4"), "{file} {damage}: {message}");
+            let document: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+            assert_eq!(document["loss"].as_array().map(Vec::len), Some(2), "{file} {damage}");
+            assert_eq!(document["loss"][1].as_f64(), Some(whole.losses[5]), "{file} {damage}");
+        }
+    }
+}
+
+fn copy_folder(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).expect("writable");
+    for entry in std::fs::read_dir(from).expect("a folder").flatten() {
+        match entry.path().is_dir() {
+            true => copy_folder(&entry.path(), &to.join(entry.file_name())),
+            false => drop(std::fs::copy(entry.path(), to.join(entry.file_name())).expect("a copy")),
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_resumed_or_loaded_is_refused_with_a_hint() {
+    let scratch = Scratch::new();
+    scratch.train(PLAN, 2, 0, &["--run", "run"]);
+    let weights = "run/checkpoints/2/model.safetensors";
+    let plan = |name: &str, from: &str, to: &str| {
+        assert!(PLAN.contains(from), "{from}");
+        scratch.file(name, &PLAN.replace(from, to))
+    };
+    let wider = plan("wider.yaml", "32, 10", "48, 10");
+    let deeper = plan("deeper.yaml", "32, 10", "32, 32, 10");
+    let sgd = plan("sgd.yaml", "adamw", "sgd");
+    let batch = plan("batch.yaml", "global_batch: 32", "global_batch: 64");
+    let resume =
+        |plan: &Path, status| refusal(&scratch, status, &["execute", "--resume", "run", "--plan", text(plan), "--steps", "4"]);
+    assert!(resume(&wider, 2).contains("[48, 64]"));
+    assert!(resume(&deeper, 2).contains("is missing") || resume(&deeper, 2).contains("in the model"));
+    assert!(resume(&sgd, 2).contains("`adamw`"));
+    assert!(resume(&batch, 2).contains("global_batch"));
+    let init = |weights: &str| refusal(&scratch, 2, &["execute", "--plan", "plan.yaml", "--init", weights, "--steps", "1"]);
+    assert!(init("nowhere.safetensors").contains("nowhere.safetensors"));
+    // Not a number, cut, and of a newer version.
+    let mut bytes = std::fs::read(scratch.path(weights)).expect("weights");
+    let place = bytes.len() - 4;
+    bytes[place..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(scratch.path("nan.safetensors"), &bytes).expect("writable");
+    assert!(init("nan.safetensors").contains("NaN"));
+    std::fs::write(scratch.path("cut.safetensors"), &bytes[..place]).expect("writable");
+    assert!(init("cut.safetensors").contains("cut.safetensors"));
+    let state = scratch.path("run/checkpoints/2/state.json");
+    let newer = std::fs::read_to_string(&state).expect("state").replace("\"format\": 1", "\"format\": 99");
+    std::fs::write(&state, newer).expect("writable");
+    assert!(refusal(&scratch, 2, &["execute", "--resume", "run", "--steps", "4"]).contains("format 99"));
+}
+
+#[test]
+fn weights_initialise_a_model_whose_head_may_differ() {
+    let scratch = Scratch::new();
+    scratch.train(RESNET, 3, 0, &["--run", "run", "--data", "synthetic"]);
+    let weights = "run/checkpoints/3/model.safetensors";
+    let fewer = RESNET.replace("classes: 10", "classes: 7").replace("data: 2, micro_batch: 4", "micro_batch: 8");
+    let plan = scratch.file("fewer.yaml", &fewer);
+    let basic = ["execute", "--plan", text(&plan), "--init", weights, "--steps", "1", "--data", "synthetic", "--run", "tuned"];
+    let output = scratch.run(&[&basic[..], &["--no-evaluation", "--oversubscribe"]].concat());
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{message}");
+    assert!(message.contains("`fc.weight`") && message.contains("start anew"), "{message}");
+    // With the same head the first loss is that of the trained weights.
+    let tuned = scratch.train(RESNET, 1, 0, &["--init", weights, "--data", "synthetic", "--run", "same"]);
+    let fresh = scratch.train(RESNET, 1, 0, &["--data", "synthetic", "--run", "fresh"]);
+    assert_ne!(tuned.losses, fresh.losses);
+}
+
+/// A run that is killed when the value is dropped, so also when its test fails.
+struct Run(Child);
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a run in the folder `run` and waits until it has written a number of lines of metrics.
+fn start(scratch: &Scratch, steps: &str, lines: usize, more: &[&str]) -> Run {
+    let plan = scratch.file("plan.yaml", PLAN);
+    let basic =
+        ["execute", "--plan", text(&plan), "--steps", steps, "--oversubscribe", "--no-evaluation", "--run", "run", "--json"];
+    let mut command = scratch.command(&[&basic[..], more].concat());
+    let run = Run(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts"));
+    let metrics = scratch.path("run/metrics.jsonl");
+    wait_for("the run to train", || std::fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() >= lines));
+    run
+}
+
+#[track_caller]
+fn wait_for(what: &str, mut done: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !done() {
+        assert!(started.elapsed() < Duration::from_secs(60), "waited for {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+fn signal(pid: u32, signal: i32) {
+    // SAFETY: kill takes two integers. This test started the process.
+    assert_eq!(unsafe { libc::kill(pid as i32, signal) }, 0);
+}
+
+#[test]
+fn a_signal_leaves_a_checkpoint_and_its_conventional_status() {
+    for number in [libc::SIGTERM, libc::SIGINT, libc::SIGUSR1] {
+        let scratch = Scratch::new();
+        let mut run = start(&scratch, "100000000", 3, &[]);
+        signal(run.0.id(), number);
+        wait_for("the run to end", || run.0.try_wait().expect("a child").is_some());
+        let output = std::io::read_to_string(run.0.stderr.take().expect("a pipe")).expect("text");
+        assert_eq!(run.0.wait().expect("it has ended").code(), Some(128 + number), "{output}");
+        let last: usize = checkpoints(&scratch, "run").last().and_then(|name| name.parse().ok()).expect("a checkpoint");
+        let lines = std::fs::read_to_string(scratch.path("run/metrics.jsonl")).expect("metrics").lines().count();
+        assert_eq!(last, lines, "the checkpoint is that of the last step");
+        assert!(output.contains(&format!("after {last} steps")) && output.contains("--resume run"), "{output}");
+        let more = (last + 2).to_string();
+        let resumed = scratch.json(&["execute", "--resume", "run", "--steps", &more, "--oversubscribe", "--no-evaluation"]);
+        assert_eq!(resumed["resumed_from_step"], last);
+    }
+}
+
+/// Kills a rank of a run of 2 ranks, which must go on to its end. Returns its document.
+fn survive(scratch: &Scratch, more: &[&str]) -> Value {
+    let steps = "3000";
+    let mut run = start(scratch, steps, 60, &[&["--save-every", "50", "--keep", "2"], more].concat());
+    let pids = std::fs::read_to_string(scratch.path("run/ranks/pids")).expect("the process ids");
+    signal(pids.lines().nth(1).and_then(|pid| pid.parse().ok()).expect("a process id"), libc::SIGKILL);
+    let printed = std::io::read_to_string(run.0.stdout.take().expect("a pipe")).expect("text");
+    let messages = std::io::read_to_string(run.0.stderr.take().expect("a pipe")).expect("text");
+    assert!(run.0.wait().expect("it has ended").success(), "{messages}");
+    assert!(messages.contains("rank 1") && messages.contains("goes on from step"), "{messages}");
+    let document: Value = serde_json::from_str(&printed).expect("JSON");
+    assert_eq!((&document["restarts"], &document["steps"]), (&1.into(), &3000.into()));
+    let lines = std::fs::read_to_string(scratch.path("run/metrics.jsonl")).expect("metrics");
+    let numbers: Vec<u64> =
+        lines.lines().filter_map(|line| serde_json::from_str::<Value>(line).expect("a line is JSON")["step"].as_u64()).collect();
+    assert_eq!(numbers, (0..3000).collect::<Vec<_>>());
+    document
+}
+
+#[test]
+fn a_run_goes_on_after_the_loss_of_a_rank() {
+    let scratch = Scratch::new();
+    let whole = scratch.train(PLAN, 3000, 0, &["--run", "whole", "--save-every", "never"]);
+    let losses = |document: &Value| -> Vec<f64> {
+        document["loss"].as_array().expect("a list").iter().filter_map(Value::as_f64).collect()
+    };
+    // With as many ranks as before: the same bits.
+    let restarted = survive(&scratch, &["--max-restarts", "1"]);
+    assert_eq!(restarted["world_size"], 2);
+    assert_eq!(losses(&restarted), whole.losses);
+    // With the rank that is left: the same curve.
+    std::fs::remove_dir_all(scratch.path("run")).expect("a folder");
+    let elastic = survive(&scratch, &["--elastic"]);
+    assert_eq!(elastic["world_size"], 1);
+    for (step, (one, other)) in whole.losses.iter().zip(&losses(&elastic)).enumerate().take(400) {
+        assert!((one - other).abs() <= 1e-3 * one.abs().max(1.0), "step {step}: {one} and {other}");
+    }
+}
