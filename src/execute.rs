@@ -12,15 +12,18 @@ use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::checkpoint::check_start;
 use foretell_executor::data::{DataSource, Dataset};
+use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{
     BackendKind, Checkpoints, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics, StopSignals, TrainingJob,
     TransportKind, World, executable, execute, supported,
 };
 use foretell_models::Model;
 use foretell_program::{Period, Plan};
+use foretell_units::Seconds;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::Duration;
 
 /// Train as a plan says, with a process for each rank on this machine
 #[derive(Debug, Args)]
@@ -51,9 +54,12 @@ pub struct Arguments {
     #[arg(long)]
     elastic: bool,
     /// How often to go on from the last checkpoint after the loss of a rank [default: 0; with
-    /// --elastic, while ranks are left]
+    /// --elastic, the number of ranks]
     #[arg(long, value_name = "N")]
     max_restarts: Option<usize>,
+    /// Replace the run that the folder has
+    #[arg(long, requires = "run")]
+    overwrite: bool,
     /// Let ranks share a core or a GPU, to check a layout without timing it
     #[arg(long)]
     oversubscribe: bool,
@@ -88,6 +94,9 @@ pub struct TrainingArguments {
     /// Do not evaluate after each epoch
     #[arg(long)]
     pub no_evaluation: bool,
+    /// How long a rank may send no sign of life before the run ends and names it
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = peer_timeout)]
+    pub peer_timeout: Duration,
     /// Also write TensorBoard's event files, into the run's folder
     #[arg(long)]
     pub tensorboard: bool,
@@ -115,6 +124,15 @@ impl FromStr for SaveEvery {
             _ => Err("give a number of steps above 0, or `never`".into()),
         }
     }
+}
+
+fn peer_timeout(text: &str) -> Result<Duration, String> {
+    let seconds: Seconds = text.parse().map_err(|error: foretell_units::UnitError| error.to_string())?;
+    let least = LEAST_PEER_TIMEOUT.as_secs_f64();
+    if !(least..=86_400.0).contains(&seconds.value()) {
+        return Err(format!("it must lie between {least} s, since heartbeats are a second apart, and a day"));
+    }
+    Ok(Duration::from_secs_f64(seconds.value()))
 }
 
 /// Runs the command.
@@ -146,8 +164,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     predict::print_caveats(&loaded.topology, &predicted.prediction, ranks, &predicted.remarks);
     let recovery = Recovery {
         elastic: arguments.elastic,
-        // An elastic run ends when the last rank is lost.
-        max_restarts: arguments.max_restarts.unwrap_or(if arguments.elastic { ranks - 1 } else { 0 }),
+        max_restarts: arguments.max_restarts.unwrap_or(if arguments.elastic { ranks } else { 0 }),
         profile: profile.as_ref(),
         oversubscribe: arguments.oversubscribe,
     };
@@ -156,12 +173,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     // Before anything of the folder is touched.
     training.check_start(&training.job(&loaded, start.clone()))?;
     let folder = match (&arguments.run, &arguments.resume) {
-        (Some(path), _) => RunFolder::at(path),
-        (None, Some(path)) => RunFolder::at(path),
-        (None, None) => RunFolder::next()?,
+        (Some(path), Some(run)) if is_same_folder(run, path) => RunFolder::claim_to_resume(path)?,
+        (None, Some(run)) => RunFolder::claim_to_resume(run)?,
+        (path, _) => RunFolder::claim(path.as_deref(), arguments.overwrite).and_then(|folder| folder.clear().map(|()| folder))?,
     };
-    let is_resumed_there = arguments.resume.as_deref().is_some_and(|run| is_same_folder(run, folder.path()));
-    if is_resumed_there { folder.clear_for_resuming() } else { folder.clear() }?;
     let outcome = recovery.train(Training { loaded, predicted, arguments: &training, folder: &folder, world, start })?;
     if json {
         return output::json(&document(&outcome, &folder));
@@ -266,6 +281,7 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Vec<Step
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
     let mut hosts = Hosts::open(&loaded.topology, transport, Some(folder.file("ranks")), world.clone())?;
     hosts.options.signals = Some(signals.clone());
+    hosts.options.peer_timeout = arguments.peer_timeout;
     folder.keep_plan(loaded)?;
     folder.keep_prediction(&Predicted {
         name: loaded.model.name.clone(),

@@ -10,6 +10,8 @@ use foretell_program::Profile;
 use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
 use serde::de::DeserializeOwned;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 
 /// A model with its name.
@@ -26,12 +28,34 @@ pub const LOCAL: &str = "local";
 /// Name of the discovered topology of this machine's NVIDIA GPUs.
 pub const LOCAL_GPUS: &str = "local-gpus";
 
-/// Reads a text file.
+/// The longest file that a user writes or gives. A profile of the largest model has 2 MB.
+const MOST_INPUT: u64 = 64 << 20;
+/// The longest file of a run's folder. A timeline has some 50 bytes for each span.
+const MOST_RUN_FILE: u64 = 4 << 30;
+
+/// Reads a text file that a user gives.
 pub fn read(path: &Path) -> Result<String, Failure> {
-    std::fs::read_to_string(path).map_err(|error| {
-        let hint = "check that the path exists and that the file is readable text";
-        Failure::Input(format!("`{}` cannot be read: {error}; hint: {hint}", path.display()))
-    })
+    read_up_to(path, MOST_INPUT)
+}
+
+/// Reads a file of a run's folder.
+pub fn read_run_file(path: &Path) -> Result<String, Failure> {
+    read_up_to(path, MOST_RUN_FILE)
+}
+
+/// Reads a text file of at most `most` bytes. Not more are read, whatever the path leads to.
+fn read_up_to(path: &Path, most: u64) -> Result<String, Failure> {
+    let refused = |why: &dyn std::fmt::Display, hint: &str| {
+        Failure::Input(format!("`{}` cannot be read: {why}; hint: {hint}", path.display()))
+    };
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(most + 1).read_to_string(&mut text))
+        .map_err(|error| refused(&error, "check that the path exists and that the file is readable text"))?;
+    if text.len() as u64 > most {
+        return Err(refused(&format!("it is longer than {} MiB", most >> 20), "check that it is the file that you mean"));
+    }
+    Ok(text)
 }
 
 /// Parses YAML (or JSON, a subset of it). An error names line and column.

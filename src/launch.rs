@@ -123,5 +123,6 @@ fn launch_options(transport: TransportKind, logs: Option<PathBuf>) -> Result<Lau
         backend: BackendKind::Cpu,
         world: None,
         signals: None,
+        peer_timeout: LaunchOptions::PEER_TIMEOUT,
     })
 }

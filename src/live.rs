@@ -69,7 +69,7 @@ impl LiveProgress {
         self.bar.set_position(step.step as u64 + 1);
         if self.bar.is_hidden() {
             if self.print_every.is_some_and(|every| every.ends_with(step.step, self.length)) {
-                eprintln!("step {}/{}: {text}", step.step + 1, self.length.steps);
+                output::message(&format!("step {}/{}: {text}", step.step + 1, self.length.steps));
             }
         } else {
             self.bar.set_message(text);
@@ -91,7 +91,7 @@ impl LiveProgress {
     fn evaluation(&mut self, evaluation: &Evaluation) {
         let text = format!("epoch {}: loss {:.4}, top-1 {:.2} %", evaluation.epoch, evaluation.loss, evaluation.top1 * 100.0);
         if self.bar.is_hidden() {
-            eprintln!("{text}")
+            output::message(&text)
         } else {
             self.bar.println(text)
         }

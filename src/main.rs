@@ -1,6 +1,7 @@
 //! The command line of Foretell: one file per subcommand. Answers go to standard output (with
 //! `--json` exactly one document), progress and warnings to standard error. The exit status is 0
 //! for success, 1 if the command could not be carried out, and 2 for wrong input.
+#![warn(clippy::print_stdout, clippy::print_stderr)] // They panic if the stream is closed.
 
 mod beside;
 mod calibrate;
@@ -114,7 +115,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("error: {failure}");
+            output::message(&format!("error: {failure}"));
             ExitCode::from(failure.status())
         }
     }

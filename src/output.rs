@@ -4,6 +4,7 @@ use crate::failure::Failure;
 use foretell_executor::write_whole;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
@@ -15,7 +16,7 @@ pub fn json<T: Serialize>(document: &T) -> Result<(), Failure> {
 
 /// Prints text. A closed pipe (`| head`) is no error.
 pub fn line(text: &str) -> Result<(), Failure> {
-    match writeln!(std::io::stdout(), "{text}") {
+    match writeln!(std::io::stdout(), "{}", escaped(text)) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
             Err(Failure::Undone(format!("standard output cannot be written: {error}")))
         }
@@ -25,7 +26,28 @@ pub fn line(text: &str) -> Result<(), Failure> {
 
 /// Prints a note on standard error.
 pub fn note(text: &str) {
-    eprintln!("note: {text}");
+    message(&format!("note: {text}"));
+}
+
+/// Prints a line on standard error, which may be closed: a run goes on without its messages.
+pub fn message(text: &str) {
+    let _ = writeln!(std::io::stderr(), "{}", escaped(text));
+}
+
+/// The text without characters that control a terminal or reorder what it shows. They may come from
+/// a file: a name, or a value that an error repeats.
+fn escaped(text: &str) -> Cow<'_, str> {
+    let is_plain = |character: char| match character {
+        '\n' | '\t' => true,
+        '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => false,
+        character => !character.is_control(),
+    };
+    if text.chars().all(is_plain) {
+        return text.into();
+    }
+    let escape =
+        |character: char| if is_plain(character) { character.to_string() } else { character.escape_unicode().to_string() };
+    text.chars().map(escape).collect()
 }
 
 /// Writes a file whole or not at all.
@@ -43,4 +65,15 @@ pub fn progress(length: usize, what: &str) -> ProgressBar {
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_prefix(what.to_string());
     bar
+}
+
+#[cfg(test)]
+mod tests {
+    use super::escaped;
+
+    #[test]
+    fn characters_that_control_a_terminal_are_escaped() {
+        assert_eq!(escaped("two\nlines, a\ttab and µs"), "two\nlines, a\ttab and µs");
+        assert_eq!(escaped("\u{1b}[2Jred\r\u{9b}\u{202e}"), r"\u{1b}[2Jred\u{d}\u{9b}\u{202e}");
+    }
 }

@@ -35,6 +35,9 @@ pub struct Arguments {
     /// The run's folder [default: the next free number under runs/]
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
+    /// Replace the run that the folder has
+    #[arg(long, requires = "run")]
+    overwrite: bool,
 }
 
 /// Runs the command.
@@ -50,7 +53,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     enough_devices(devices, &setting.topology, backend, choices.oversubscribe)?;
     arguments.training.check_possible(&setting.model.model, &setting.base, backend)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
+    let folder = RunFolder::claim(arguments.run.as_deref(), arguments.overwrite)?;
     folder.clear()?;
     let say = |text: &str| if json { Ok(()) } else { output::line(text) };
 

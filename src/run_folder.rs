@@ -8,8 +8,12 @@ use foretell_executor::Outcome;
 use foretell_program::Timeline;
 use foretell_simulator::Prediction;
 use foretell_topologies::{Topology, TopologyReference, TopologySpec};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// `predicted.json`: the prediction made before the run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -34,32 +38,101 @@ pub struct Measured {
     pub peak_memory_bytes: Vec<u64>,
 }
 
-/// Files of a finished run that a new run in the same folder does not overwrite at its start.
-const LEFT_BEHIND: [&str; 7] = ["measured.json", "timeline", "ranks", "trace.json", "report.html", "plots", "tensorboard"];
+/// Files of a run that one that goes on from it keeps or replaces.
+const KEPT_TO_RESUME: [&str; 6] =
+    ["predicted.json", "plan.yaml", "metrics.jsonl", "evaluation.jsonl", "checkpoints", "tensorboard"];
+/// The other files of a run.
+const LEFT_BEHIND: [&str; 6] = ["measured.json", "timeline", "ranks", "trace.json", "report.html", "plots"];
+/// Files that show that a folder is a run's: other folders are never cleared.
+const SIGNS_OF_A_RUN: [&str; 3] = ["predicted.json", "metrics.jsonl", "checkpoints"];
+/// The file whose lock keeps a second run out.
+const LOCK: &str = "lock";
 
 /// A run's folder.
 #[derive(Clone, Debug)]
-pub struct RunFolder(PathBuf);
+pub struct RunFolder {
+    path: PathBuf,
+    /// Held while this process writes into the folder. The system lets go of it when the process
+    /// ends, however it ends.
+    _lock: Option<Arc<File>>,
+}
 
 impl RunFolder {
     /// The folder at a path.
     pub fn at(path: &Path) -> Self {
-        Self(path.into())
+        Self { path: path.into(), _lock: None }
+    }
+
+    /// The folder for a new run at `path`, or the next free number under `runs`. No other run can
+    /// claim it before this process ends.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] if another process runs there, or if the folder has a run already and
+    /// `overwrite` is not set.
+    pub fn claim(path: Option<&Path>, overwrite: bool) -> Result<Self, Failure> {
+        let mut folder = match path {
+            Some(path) => Self::at(path),
+            None => Self::next()?,
+        };
+        folder.lock()?;
+        if folder.has_run() && !overwrite {
+            let path = folder.path.display();
+            let hint = "give another folder with `--run`, or `--overwrite` to replace that run";
+            return Err(Failure::Input(format!("`{path}` has a run already; hint: {hint}")));
+        }
+        Ok(folder)
+    }
+
+    /// Claims the folder of a run that goes on there, and removes what it left except what is kept.
+    ///
+    /// # Errors
+    /// [`Failure::Input`] if another process runs there.
+    pub fn claim_to_resume(path: &Path) -> Result<Self, Failure> {
+        let mut folder = Self::at(path);
+        folder.lock()?;
+        folder.remove(&LEFT_BEHIND)?;
+        Ok(folder)
+    }
+
+    fn has_run(&self) -> bool {
+        SIGNS_OF_A_RUN.iter().any(|name| self.file(name).exists())
+    }
+
+    /// Locks the folder, which is made if it is missing.
+    fn lock(&mut self) -> Result<(), Failure> {
+        let path = self.file(LOCK);
+        let failed = |error: std::io::Error| {
+            let hint = "give a folder that you may write to with `--run`";
+            Failure::Undone(format!("`{}` cannot be locked: {error}; hint: {hint}", path.display()))
+        };
+        std::fs::create_dir_all(&self.path).map_err(failed)?;
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {
+                self._lock = Some(Arc::new(file));
+                Ok(())
+            }
+            Err(Errno::WOULDBLOCK) => {
+                let hint = "wait for it to end, or give another folder with `--run`";
+                Err(Failure::Input(format!("another process writes a run into `{}`; hint: {hint}", self.path.display())))
+            }
+            Err(error) => Err(failed(error.into())),
+        }
     }
 
     /// The folder's path.
     pub fn path(&self) -> &Path {
-        &self.0
+        &self.path
     }
 
     /// The path of a file in it.
     pub fn file(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.path.join(name)
     }
 
     /// Makes the folder with the next free number under `runs`. Making it here keeps two runs from
     /// sharing it.
-    pub fn next() -> Result<Self, Failure> {
+    fn next() -> Result<Self, Failure> {
         let runs = Path::new("runs");
         let refused = |path: &Path, error: std::io::Error| {
             let hint = "give a folder that you may write to with `--run`";
@@ -70,27 +143,21 @@ impl RunFolder {
         loop {
             let path = runs.join(number.to_string());
             match std::fs::create_dir(&path) {
-                Ok(()) => return Ok(Self(path)),
+                Ok(()) => return Ok(Self::at(&path)),
                 Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
                 Err(error) => return Err(refused(&path, error)),
             }
         }
     }
 
-    /// Removes what an unfinished or shorter run left, except what a run that goes on from it
-    /// keeps.
-    pub fn clear_for_resuming(&self) -> Result<(), Failure> {
-        self.remove(&LEFT_BEHIND)
-    }
-
-    /// Removes an earlier run's files, so that two runs never mix. A folder without
-    /// `predicted.json` is not a run's and is left alone.
+    /// Removes an earlier run's files, so that two runs never mix. A folder that is not a run's is
+    /// left alone.
     pub fn clear(&self) -> Result<(), Failure> {
-        if !self.file("predicted.json").is_file() {
+        if !self.has_run() {
             return Ok(());
         }
         self.remove(&LEFT_BEHIND)?;
-        self.remove(&["checkpoints"])
+        self.remove(&KEPT_TO_RESUME)
     }
 
     fn remove(&self, names: &[&str]) -> Result<(), Failure> {
@@ -111,7 +178,7 @@ impl RunFolder {
 
     /// Refuses a folder without a finished run.
     pub fn require_finished(&self) -> Result<(), Failure> {
-        let folder = self.0.display();
+        let folder = self.path.display();
         if !self.file("predicted.json").is_file() {
             let hint = "give the folder that `foretell run` or `foretell execute` made";
             return Err(Failure::Input(format!("`{folder}` is not a run's folder: it has no predicted.json; hint: {hint}")));
@@ -158,7 +225,7 @@ impl RunFolder {
     /// Reads one of the folder's documents.
     pub fn read<T: for<'de> Deserialize<'de>>(&self, name: &str) -> Result<T, Failure> {
         let path = self.file(name);
-        let text = inputs::read(&path)?;
+        let text = inputs::read_run_file(&path)?;
         serde_json::from_str(&text).map_err(|error| {
             let hint = "use a folder of a finished run, as it was written";
             Failure::Input(format!(

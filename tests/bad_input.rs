@@ -203,3 +203,66 @@ fn objectives_without_their_facts_are_refused_with_the_line_to_add() {
     assert_contains(&text, &["no node of `local` costs so little", "price_per_hour"]);
     assert_contains(&refused(&scratch, &["plan", "--model", "mlp", "--topology", "local", "--scaling", "8"], 2), &["8..4096"]);
 }
+
+/// A dragonfly whose sizes `sizes` gives.
+fn dragonfly(sizes: &str) -> String {
+    format!(
+        "name: fly\nnodes:\n  - {{name: n, count: 4, devices: {{kind: a100-sxm-80g, count: 1}}, nics: {{count: 1, bandwidth: 200Gbit/s}}}}\nnetwork: {{kind: dragonfly, {sizes}}}\n"
+    )
+}
+
+#[test]
+fn sizes_that_no_cluster_has_are_refused_with_their_place() {
+    let scratch = Scratch::new();
+    for (sizes, field) in [
+        ("nodes_per_router: 9223372036854775808, routers_per_group: 2, global_links: 1", "nodes_per_router"),
+        ("nodes_per_router: 2, routers_per_group: 1000000000, global_links: 1", "routers_per_group"),
+        ("nodes_per_router: 1, routers_per_group: 16000000, global_links: 1", "links"),
+        ("nodes_per_router: 99999999999999999999999, routers_per_group: 2, global_links: 1", "nodes_per_router"),
+    ] {
+        scratch.file("fly.yaml", &dragonfly(sizes));
+        let message = refused(
+            &scratch,
+            &["simulate", "--plan", text(&scratch.file("plan.yaml", "model: mlp\ntopology: fly.yaml\nglobal_batch: 4\n"))],
+            2,
+        );
+        assert_contains(&message, &["fly.yaml:4:", field]);
+    }
+}
+
+#[test]
+fn a_step_of_too_many_micro_batches_is_refused() {
+    let scratch = Scratch::new();
+    let path = scratch.file("plan.yaml", &plan("global_batch: 100000\nlayout: {micro_batch: 1}"));
+    assert_contains(&refused(&scratch, &["simulate", "--plan", text(&path)], 2), &["global_batch", "100000 micro-batches"]);
+}
+
+#[test]
+fn an_endless_file_is_refused_after_a_bounded_part_of_it() {
+    let scratch = Scratch::new();
+    let message = refused(&scratch, &["simulate", "--plan", "/dev/zero"], 2);
+    assert_contains(&message, &["/dev/zero", "longer than 64 MiB"]);
+}
+
+#[test]
+fn control_characters_of_a_file_do_not_reach_the_terminal() {
+    let scratch = Scratch::new();
+    let path = scratch.file("plan.yaml", "model: \"\\e[2J\\e]0;owned\\a\"\ntopology: local\nglobal_batch: 4\n");
+    let message = refused(&scratch, &["simulate", "--plan", text(&path)], 2);
+    assert!(!message.contains('\u{1b}') && message.contains("u{1b}"), "{message:?}");
+}
+
+#[test]
+fn a_step_of_half_a_year_is_an_error_that_names_an_instruction() {
+    let scratch = Scratch::new();
+    let slow = "name: slow\nnodes:\n  - {name: n, count: 2, devices: {kind: a100-sxm-80g, count: 1}, nics: {count: 1, bandwidth: 1kbit/s}}\n";
+    scratch.file("slow.yaml", slow);
+    let path =
+        scratch.file("plan.yaml", "model: gpt2\ntopology: slow.yaml\nglobal_batch: 2\nlayout: {data: 2, micro_batch: 1}\n");
+    let message = refused(&scratch, &["simulate", "--plan", text(&path)], 1);
+    assert_contains(&message, &["the step does not end within", "instruction", "all-reduce"]);
+    let path =
+        scratch.file("fast.yaml", "model: mlp\ntopology: dgx-a100-80g\nglobal_batch: 4\nlayout: {data: 2, micro_batch: 2}\n");
+    let message = refused(&scratch, &["simulate", "--plan", text(&path), "--straggler", "1=1e18"], 1);
+    assert_contains(&message, &["the step does not end within", "rank 1 in instruction"]);
+}

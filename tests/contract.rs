@@ -289,7 +289,7 @@ fn simulate_execute_and_check_print_the_promised_fields() {
 }
 
 #[test]
-fn a_reused_run_folder_keeps_no_file_of_the_previous_run() {
+fn an_overwritten_run_folder_keeps_no_file_of_the_previous_run() {
     let scratch = Scratch::new();
     let plan = |layout: &str| format!("model: {MLP}\ntopology: local\nglobal_batch: 32\nlayout: {{{layout}, micro_batch: 16}}\n");
     let basic = ["execute", "--plan", "plan.yaml", "--steps", "3", "--oversubscribe", "--run", "first"];
@@ -297,7 +297,7 @@ fn a_reused_run_folder_keeps_no_file_of_the_previous_run() {
     scratch.json(&basic);
     scratch.json(&["check", "first"]);
     scratch.file("plan.yaml", &plan("data: 1"));
-    scratch.json(&basic);
+    scratch.json(&[&basic[..], &["--overwrite"]].concat());
     for name in ["trace.json", "report.html", "plots", "ranks/1.log"] {
         assert!(!scratch.path("first").join(name).exists(), "`{name}` is left from the previous run");
     }

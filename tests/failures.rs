@@ -57,8 +57,12 @@ fn is_alive(pid: i32) -> bool {
 }
 
 fn kill(pid: i32) {
+    send(pid, libc::SIGKILL);
+}
+
+fn send(pid: i32, signal: i32) {
     // SAFETY: kill takes two integers. This test started the process.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0, "process {pid} cannot be killed");
+    assert_eq!(unsafe { libc::kill(pid, signal) }, 0, "process {pid} cannot be sent signal {signal}");
 }
 
 fn read(pipe: Option<impl Read>) -> String {
@@ -94,6 +98,100 @@ fn a_killed_rank_ends_the_run_and_is_named_with_its_cause() {
 #[test]
 fn a_killed_rank_ends_the_run_over_tcp_too() {
     assert_killed_rank_ends_the_run(&["--tcp", "--json"]);
+}
+
+/// Stops some ranks of a run. It must end by itself and name the first of them.
+fn assert_stopped_ranks_end_the_run(stopped: &[usize], more: &[&str]) {
+    let scratch = Scratch::new();
+    let (mut run, pids) = start(&scratch, &[&["--peer-timeout", "3s"], more].concat());
+    stopped.iter().for_each(|&rank| send(pids[rank], libc::SIGSTOP));
+    wait_for("the run to end", Duration::from_secs(3) + SOON, || run.0.try_wait().expect("a child").is_some());
+    let status = run.0.wait().expect("it has ended");
+    let message = read(run.0.stderr.take());
+    assert_eq!(status.code(), Some(1), "{message}");
+    let expected = format!("error: rank {} has sent no sign of life for 3s: its process is stopped", stopped[0]);
+    assert!(message.contains(&expected), "{message}");
+    assert!(pids.iter().all(|&pid| !is_alive(pid)), "a rank is still there");
+}
+
+#[test]
+fn a_stopped_rank_is_named_in_seconds_and_not_its_victim() {
+    assert_stopped_ranks_end_the_run(&[1], &[]);
+}
+
+#[test]
+fn a_stopped_rank_is_named_over_tcp_too() {
+    assert_stopped_ranks_end_the_run(&[0], &["--tcp"]);
+}
+
+#[test]
+fn a_run_whose_ranks_are_all_stopped_ends() {
+    assert_stopped_ranks_end_the_run(&[0, 1], &[]);
+}
+
+#[test]
+fn a_run_that_was_stopped_as_a_whole_goes_on() {
+    let scratch = Scratch::new();
+    let (mut run, pids) = start(&scratch, &["--peer-timeout", "3s"]);
+    let all: Vec<i32> = pids.iter().copied().chain([run.0.id() as i32]).collect();
+    all.iter().for_each(|&pid| send(pid, libc::SIGSTOP));
+    std::thread::sleep(Duration::from_secs(5));
+    all.iter().for_each(|&pid| send(pid, libc::SIGCONT));
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(run.0.try_wait().expect("a child").is_none(), "{}", read(run.0.stderr.take()));
+}
+
+#[test]
+fn a_closed_standard_error_does_not_end_a_run() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", ENDLESS);
+    let mut command = scratch.command(&["execute", "--plan", text(&plan), "--steps", "3", "--oversubscribe", "--json"]);
+    let mut run = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts");
+    drop(run.stderr.take());
+    let printed = read(run.stdout.take());
+    assert!(run.wait().expect("a child").success(), "{printed}");
+    assert!(printed.contains("\"top1\""), "{printed}");
+}
+
+#[test]
+fn a_full_disk_under_a_log_does_not_hide_the_cause() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", ENDLESS);
+    std::fs::create_dir_all(scratch.path("first/ranks")).expect("a folder");
+    for rank in 0..2 {
+        std::os::unix::fs::symlink("/dev/full", scratch.path(&format!("first/ranks/{rank}.log"))).expect("a link");
+    }
+    // No rank can write its spans.
+    scratch.file("first/timeline", "in the way");
+    let arguments = ["execute", "--plan", text(&plan), "--steps", "2", "--oversubscribe", "--run", "first"];
+    let output = scratch.run(&arguments);
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("failed: could not write") && message.contains("timeline"), "{message}");
+}
+
+#[test]
+fn a_folder_takes_one_run_at_a_time_and_is_replaced_only_if_asked() {
+    let scratch = Scratch::new();
+    let (mut run, _) = start(&scratch, &[]);
+    let plan = scratch.path("plan.yaml");
+    let again = ["execute", "--plan", text(&plan), "--steps", "2", "--oversubscribe", "--no-evaluation", "--run", "first"];
+    let refused = |arguments: &[&str], reason: &str| {
+        let output = scratch.run(arguments);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains(reason), "{message}");
+    };
+    refused(&[&again[..], &["--overwrite"]].concat(), "another process writes a run into `first`");
+    kill(run.0.id() as i32);
+    run.0.wait().expect("it has ended");
+    let before = std::fs::read(scratch.path("first/metrics.jsonl")).expect("metrics");
+    refused(&again, "`first` has a run already; hint: give another folder with `--run`, or `--overwrite`");
+    assert_eq!(std::fs::read(scratch.path("first/metrics.jsonl")).expect("metrics"), before);
+    let output = scratch.run(&[&again[..], &["--overwrite"]].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metrics = std::fs::read_to_string(scratch.path("first/metrics.jsonl")).expect("metrics");
+    assert_eq!(metrics.lines().count(), 2);
 }
 
 #[test]

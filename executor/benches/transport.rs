@@ -79,7 +79,7 @@ fn run_rank(rank: usize, world_size: usize) -> Result<(), Box<dyn Error>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let announcement = Announcement { address: Some(listener.local_addr()?), machine: "here".into() };
     let (_client, table) = ControlClient::join(server, &key, rank, &announcement, JOIN_TIMEOUT)?;
-    let addresses = table.addresses().map_err(|rank| TransportError::PeerLost { rank })?;
+    let addresses = table.addresses().map_err(|rank| TransportError::PeerLost { rank, reason: None })?;
     let transport = Tcp::new(rank, listener, addresses, key, TcpOptions::default())?;
     Ok(benchmark(&(Arc::new(transport) as Arc<dyn Transport>))?)
 }

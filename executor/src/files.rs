@@ -1,8 +1,7 @@
-//! Atomic file writes: to a temporary file in the same folder, which is synced and renamed.
+//! Atomic file writes, with errors that name the file.
 
 use crate::error::ExecutorError;
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use crate::whole_file;
 use std::path::Path;
 
 /// Writes a file completely, or leaves the old one. Creates missing folders.
@@ -10,16 +9,7 @@ use std::path::Path;
 /// # Errors
 /// [`ExecutorError::System`], naming the file.
 pub fn write_whole(path: &Path, contents: &[u8]) -> Result<(), ExecutorError> {
-    let doing = || format!("write `{}`", path.display());
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let write = || -> std::io::Result<()> {
-        std::fs::create_dir_all(folder)?;
-        let readable = std::fs::Permissions::from_mode(0o644);
-        let mut file = tempfile::Builder::new().prefix(".foretell-").permissions(readable).tempfile_in(folder)?;
-        file.write_all(contents)?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(())
-    };
-    write().map_err(|error| ExecutorError::system(doing(), error))
+    std::fs::create_dir_all(whole_file::folder_of(path))
+        .and_then(|()| whole_file::write(path, contents, 0o644))
+        .map_err(|error| ExecutorError::system(format!("write `{}`", path.display()), error))
 }

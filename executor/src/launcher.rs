@@ -55,6 +55,8 @@ pub(crate) struct Ranks {
     signals: Option<StopSignals>,
     /// The signal that stopped the run.
     stopped_by: Option<i32>,
+    /// How long a rank may be silent.
+    peer_timeout: Duration,
     /// The file from which externally started ranks read the run's secret. Dropping it deletes it.
     _key_file: Option<KeyFile>,
 }
@@ -99,6 +101,7 @@ impl Ranks {
             join_timeout: START_TIME,
             signals: None,
             stopped_by: None,
+            peer_timeout: options.peer_timeout,
             _key_file: None,
         };
         let uses_nccl = options.backend.is_direct(world_size);
@@ -171,6 +174,7 @@ impl Ranks {
             join_timeout: world.join_timeout,
             signals: None,
             stopped_by: None,
+            peer_timeout: options.peer_timeout,
             _key_file: key_file,
         };
         let mut command = world.rank_command(&options.program, first, options.backend);
@@ -212,9 +216,12 @@ impl Ranks {
                         return Err(ExecutorError::Stopped { signal, steps: 0, checkpoint: None });
                     }
                     self.poll_children();
-                    if let Some((rank, status)) = self.first_exit(|_| true) {
+                    // A rank that had not joined is the cause; others may have ended because of it.
+                    let ended = self.exits.iter().enumerate().filter_map(|(rank, exit)| Some((rank, (*exit)?)));
+                    if let Some((rank, status)) = ended.min_by_key(|(rank, _)| !ranks.contains(rank)) {
                         return Err(self.died(rank, format!("{} before it had joined", describe_exit(status))));
                     }
+                    self.require_signs_of_life()?;
                     if started.elapsed() > self.join_timeout {
                         return Err(TransportError::MissingRanks { ranks, waited: waited.max(started.elapsed()) }.into());
                     }
@@ -232,7 +239,7 @@ impl Ranks {
     /// Replaces the loss of a rank's connection by the reason for which the rank ended.
     fn explain(&mut self, error: TransportError) -> ExecutorError {
         match error {
-            TransportError::PeerLost { rank } => self.diagnose(rank, None, false),
+            TransportError::PeerLost { rank, .. } => self.diagnose(rank, None, false),
             error => error.into(),
         }
     }
@@ -247,13 +254,15 @@ impl Ranks {
             if let Some(signal) = self.signals.as_ref().and_then(StopSignals::received) {
                 self.hold(signal)?;
             }
+            self.require_signs_of_life()?;
             match self.server.next_event(POLL_INTERVAL) {
                 Some((rank, Event::Message(message))) => match message.parse::<Report>()? {
                     Report::Failed { message, consequence } => return Err(self.diagnose(rank, Some(message), consequence)),
                     Report::AskedToStop { signal } => self.hold(signal)?,
                     report => return Ok((rank, report)),
                 },
-                Some((rank, Event::Lost(_))) => return Err(self.diagnose(rank, None, false)),
+                Some((rank, Event::Lost(TransportError::PeerLost { .. }))) => return Err(self.diagnose(rank, None, false)),
+                Some((rank, Event::Lost(error))) => return Err(self.diagnose(rank, Some(error.to_string()), false)),
                 None => {
                     self.poll_children();
                     if let Some((rank, _)) = self.first_exit(|status| !status.success()) {
@@ -301,6 +310,7 @@ impl Ranks {
                 let rank = self.exits.iter().position(Option::is_none).unwrap_or(0);
                 return Err(self.died(rank, "did not end when its work was done".into()));
             }
+            self.require_signs_of_life()?;
             std::thread::sleep(Duration::from_millis(2));
         }
         Ok(())

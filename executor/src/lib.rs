@@ -36,6 +36,9 @@
 //!
 //! With a binary that calls [`run_rank`] in its `rank` subcommand, `execute(&job, ..)` trains it.
 
+// They panic if the stream is closed: see `log`.
+#![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
+
 mod arena;
 pub mod backend;
 mod backend_kind;
@@ -56,6 +59,7 @@ mod interpreter;
 mod job;
 mod launcher;
 mod loading;
+mod log;
 pub mod machine;
 mod member;
 pub mod nvml;
@@ -69,6 +73,7 @@ mod state;
 mod stopping;
 mod training;
 pub mod transport;
+mod whole_file;
 
 pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};

@@ -9,6 +9,7 @@ use crate::environment::{
 use crate::error::ExecutorError;
 use crate::interpreter::STREAM_COUNT;
 use crate::job::{Job, Order, Report};
+use crate::log::log;
 use crate::machine;
 use crate::member::Member;
 use crate::signals::StopSignals;
@@ -39,7 +40,7 @@ pub fn run_rank() -> ExitCode {
     let member = match join() {
         Ok(member) => member,
         Err(error) => {
-            eprintln!("error: {error}");
+            log(&format!("error: {error}"));
             return ExitCode::FAILURE;
         }
     };
@@ -79,7 +80,7 @@ fn work(member: &Member, job: &Job) -> Result<(), ExecutorError> {
 
 /// Reports an error on standard error and to the launcher, which may be gone.
 fn report_failure(member: &Member, error: &ExecutorError) {
-    eprintln!("error: {error}");
+    log(&format!("error: {error}"));
     let report = Report::Failed { message: error.to_string(), consequence: error.is_consequence() };
     let _ = member.control.send(&report);
 }
@@ -89,13 +90,15 @@ fn report_failure(member: &Member, error: &ExecutorError) {
 fn listen_for_orders(member: &Member) -> Result<mpsc::Receiver<()>, ExecutorError> {
     let (control, transport) = (Arc::clone(&member.control), Arc::clone(&member.transport));
     let device = member.device.clone();
+    let gate = Arc::clone(&member.gate);
+    let own_gate = Arc::clone(&gate);
     let abort = move |lost| {
+        own_gate.abort();
         transport.abort(lost);
         if let Some(collectives) = device.as_ref().and_then(|device| device.collectives()) {
             collectives.abort();
         }
     };
-    let gate = Arc::clone(&member.gate);
     let (sender, receiver) = mpsc::channel();
     let listen = move || {
         loop {
@@ -179,7 +182,7 @@ fn join() -> Result<Member, ExecutorError> {
     let address = listener.local_addr().map_err(|error| ExecutorError::system("learn the rank's address", error))?;
     announcement.address = Some(address);
     let (control, table, key) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
-    let peers = table.addresses().map_err(|rank| TransportError::PeerLost { rank })?;
+    let peers = table.addresses().map_err(|rank| TransportError::PeerLost { rank, reason: None })?;
     let tcp = Tcp::new(rank, listener, peers, key, TcpOptions { wait_policy, ..TcpOptions::default() })?;
     let transport: Arc<dyn Transport> = match shared_memory {
         Some(shared_memory) => Arc::new(Mixed::new(shared_memory, tcp)?),

@@ -9,6 +9,7 @@ use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
 use crate::interpreter::{Interpreter, RawSpan, StepRequest};
 use crate::job::{Checkpoints, EvaluationReport, Report, ScoreReport, StepReport, TrainingJob};
+use crate::log::log;
 use crate::member::Member;
 use crate::recording::SpanRecorder;
 use crate::samples::Samples;
@@ -75,7 +76,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
         // what the driver, its context and other processes held before the arena was allocated.
         let (free, _) = driver.memory()?;
         let (arena, used, before) = (arena.size().count(), total - free, total - free_before);
-        eprintln!("GPU memory: arena {arena}, in use {used}, before {before}, all {total} bytes");
+        log(&format!("GPU memory: arena {arena}, in use {used}, before {before}, all {total} bytes"));
     }
     member.control.send(&Report::Finished { arena: arena.size() })?;
     Ok(())
@@ -109,7 +110,7 @@ impl TrainingRun<'_> {
         let mut order = self.dataset.epoch_order((first / per_epoch) as u64);
         let (mut made, mut saved) = (first, first);
         for step in first..total {
-            if !self.member.gate.may_start(step) {
+            if !self.member.gate.may_start(step)? {
                 break;
             }
             let (epoch, within) = (step / per_epoch, step % per_epoch);

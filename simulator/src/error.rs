@@ -80,6 +80,17 @@ pub enum SimulationError {
         /// The least duration of the step.
         at_least: Picoseconds,
     },
+    /// The step takes longer than simulated time can count.
+    #[error(
+        "the step does not end within {limit}: {}; hint: see the rates and sizes that these instructions use",
+        if running.is_empty() { "all ranks are past their last instruction".into() } else { running.join("; ") }
+    )]
+    TooLong {
+        /// The latest end of a step.
+        limit: Picoseconds,
+        /// The instructions in which the first few ranks then are.
+        running: Vec<String>,
+    },
     /// No instruction can proceed, and some have not ended.
     #[error("deadlock after {done} of {total} instructions: {}", waiting.join("; "))]
     Deadlock {

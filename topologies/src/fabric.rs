@@ -32,6 +32,9 @@ pub const DEFAULT_NETWORK_LATENCY: Seconds = Seconds::new(5e-6);
 /// al. 2025).
 pub(crate) const DEFAULT_TORUS_LATENCY: Seconds = Seconds::new(1e-6);
 
+/// The most links between switches: some 3 GB.
+const MOST_LINKS: usize = 1 << 24;
+
 /// Latency of each further switch: one HDR InfiniBand hop (`link_specs.csv`: 0.6 us).
 const SWITCH_HOP_LATENCY: Seconds = Seconds::new(0.6e-6);
 
@@ -114,7 +117,8 @@ impl Fabric {
     /// hint.
     pub(crate) fn fits(&self, nodes: usize, devices: usize) -> Result<(), (String, String)> {
         match self {
-            Fabric::None | Fabric::Switch | Fabric::FatTree(_) => Ok(()),
+            Fabric::None | Fabric::Switch => Ok(()),
+            Fabric::FatTree(tree) => tree.fits(nodes, devices),
             Fabric::Torus(torus) => torus.fits(devices),
             Fabric::Dragonfly(dragonfly) => dragonfly.fits(nodes),
         }

@@ -168,6 +168,10 @@ impl At<Scalars> {
     }
 }
 
+/// The largest count in a topology file: more than the largest cluster has of anything, and small
+/// enough that the product of two is exact.
+const MOST: usize = 1 << 24;
+
 impl At<Scalar> {
     /// Parses a quantity above zero.
     pub(crate) fn positive<Q>(&self, field: &str) -> Result<Q, TopologyError>
@@ -188,14 +192,18 @@ impl At<Scalar> {
         })
     }
 
-    /// Parses a count of at least 1.
+    /// Parses a count of at least 1 and at most [`MOST`].
     pub(crate) fn count(&self, field: &str) -> Result<usize, TopologyError> {
         let text = self.value.0.trim();
         match text.replace('_', "").parse() {
             Ok(0) => Err(TopologyError::invalid(self.place, format!("`{field}` is 0"), "write how many there are, at least 1")),
-            Ok(count) => Ok(count),
+            Ok(count) if count <= MOST => Ok(count),
+            Ok(_) => {
+                let what = format!("`{field}` is `{text}`, and a count is at most {MOST}");
+                Err(TopologyError::invalid(self.place, what, "write how many there are"))
+            }
             Err(_) => {
-                let what = format!("`{field}` is `{text}`, which is not a whole number");
+                let what = format!("`{field}` is `{text}`, which is not a whole number below 2^64");
                 Err(TopologyError::invalid(self.place, what, "write how many there are, such as `8`"))
             }
         }

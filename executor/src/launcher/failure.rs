@@ -27,23 +27,30 @@ impl Ranks {
         let started = Instant::now();
         let mut is_aborted = false;
         let mut silent = None;
-        while started.elapsed() < GRACE && self.exits.iter().any(Option::is_none) {
+        // The last reports of ranks that have ended may still be on their way here.
+        let is_over = |ranks: &Self| ranks.exits.iter().all(Option::is_some) && ranks.server.have_all_left();
+        let mut was_over = false;
+        while started.elapsed() < GRACE && !was_over {
+            was_over = is_over(self);
             // Ranks that fail by themselves report first; then the waiting ones are told to give
             // up.
             if !is_aborted && started.elapsed() > GRACE / 4 {
                 is_aborted = true;
                 self.abort();
             }
-            match self.server.next_event(POLL_INTERVAL) {
+            match self.server.next_event(if was_over { Duration::ZERO } else { POLL_INTERVAL }) {
                 Some((rank, Event::Message(message))) => {
+                    was_over = false;
                     if let Ok(Report::Failed { message, consequence }) = message.parse::<Report>() {
                         reports.push((rank, message, consequence));
                     }
                 }
                 Some((lost, Event::Lost(_))) if !reports.iter().any(|&(rank, ..)| rank == lost) => {
+                    was_over = false;
                     silent.get_or_insert(lost);
                 }
-                _ => {}
+                Some(_) => was_over = false,
+                None => {}
             }
             self.poll_children();
         }
@@ -62,6 +69,26 @@ impl Ranks {
             return self.died(rank, describe_exit(status));
         }
         self.died(rank, "does not answer any more".into())
+    }
+
+    /// Ends the run if ranks have sent no sign of life for too long. The error names them.
+    pub(super) fn require_signs_of_life(&self) -> Result<(), ExecutorError> {
+        let silent = self.server.silent_ranks(self.peer_timeout);
+        let Some((&rank, others)) = silent.split_first() else { return Ok(()) };
+        self.abort();
+        let state = match self.children.get(rank).is_some_and(|child| is_stopped(child.id())) {
+            true => "its process is stopped",
+            false => "its process is stopped or its host cannot be reached",
+        };
+        let others = match others {
+            [] => String::new(),
+            [other] => format!(", and so has rank {other}"),
+            [first, .., last] => format!(", and so have {} others from rank {first} to rank {last}", others.len()),
+        };
+        let waited = self.peer_timeout;
+        let hint = "`--peer-timeout` allows longer";
+        let cause = format!("has sent no sign of life for {waited:?}: {state}{others}; hint: {hint}");
+        Err(ExecutorError::RankDied { rank, host: self.host_of(rank), cause })
     }
 
     /// The error for a rank that ended, or stopped answering, without a report of its own.
@@ -87,6 +114,13 @@ impl Ranks {
         // Ranks that are gone cannot be told, and need not be.
         let _ = self.server.broadcast(&Order::Abort { lost: None });
     }
+}
+
+/// Whether a signal has stopped a process.
+fn is_stopped(process: u32) -> bool {
+    let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    // The name, in brackets, may hold anything; the state follows it.
+    status.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['T', 't']))
 }
 
 /// How a process ended, as the rest of a sentence that begins with the rank.

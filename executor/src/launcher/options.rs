@@ -6,6 +6,7 @@ use crate::rendezvous::World;
 use crate::signals::StopSignals;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The transport between ranks of one machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,4 +37,11 @@ pub struct LaunchOptions {
     pub world: Option<World>,
     /// The signals that stop a training run after a checkpoint. `None` leaves signals as they are.
     pub signals: Option<StopSignals>,
+    /// How long a rank may send no sign of life before the run ends and names it.
+    pub peer_timeout: Duration,
+}
+
+impl LaunchOptions {
+    /// The usual [`peer_timeout`](Self::peer_timeout): ten heartbeats.
+    pub const PEER_TIMEOUT: Duration = Duration::from_secs(10);
 }

@@ -27,7 +27,7 @@ impl AbortFlag {
         match self.0.load(Ordering::Acquire) {
             NOT_ABORTED => Ok(()),
             ABORTED_BY_LAUNCHER => Err(TransportError::Aborted),
-            word => Err(TransportError::PeerLost { rank: word as usize - 1 }),
+            word => Err(TransportError::PeerLost { rank: word as usize - 1, reason: None }),
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Connections between processes of a run: a listening socket that lets in only those that hold the
 //! run's secret, and the connecting side.
 
+use std::collections::VecDeque;
 use std::io;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -13,10 +14,17 @@ use rustix::net::sockopt;
 use super::TransportError;
 use super::handshake::{self, HandshakeError, Hello, Verdict};
 use super::key::RunKey;
+use super::session::Session;
 
-/// The most handshakes at once; further connections wait in the kernel's queue. Each handshake ends
-/// after [`handshake::HANDSHAKE_TIME`], so strangers can delay a rank but not shut it out.
-const MAX_HANDSHAKES: usize = 64;
+/// The most connections that have not proved themselves, and the most of them from one address. For
+/// one more, the oldest is dropped. A member proves itself within milliseconds, and tries again if
+/// it was dropped, so strangers can delay it but not shut it out.
+const MAX_UNPROVEN: usize = 256;
+const MAX_UNPROVEN_OF_ADDRESS: usize = 64;
+/// Connections that the kernel may complete before this process accepts them.
+const BACKLOG: i32 = 4096;
+/// Stack of a thread that does a handshake; the cryptography takes a tenth of it.
+const HANDSHAKE_STACK_BYTES: usize = 256 << 10;
 
 /// The longest single attempt to connect. After it `give_up` is asked again.
 const MAX_ATTEMPT: Duration = Duration::from_secs(5);
@@ -26,8 +34,11 @@ pub(super) trait ConnectionOwner: Send + Sync + 'static {
     /// Decides about a connection from a process that has proved itself. After
     /// [`Verdict::Welcome`], [`accept`](Self::accept) follows unless the connection breaks first.
     fn admit(&self, hello: &Hello) -> Verdict;
-    /// Takes over a connection that was admitted.
-    fn accept(self: Arc<Self>, hello: Hello, stream: TcpStream);
+    /// Takes back a welcome: the connection broke before its process knew of it, so the process will
+    /// try again.
+    fn withdraw(&self, hello: &Hello);
+    /// Takes over a connection that was admitted. Returns `false` if it cannot.
+    fn accept(self: Arc<Self>, hello: &Hello, stream: TcpStream, session: Session) -> bool;
 }
 
 /// The thread that accepts connections. Dropping it ends the thread.
@@ -40,6 +51,9 @@ pub(super) struct Acceptor {
 impl Acceptor {
     pub(super) fn start<O: ConnectionOwner>(listener: TcpListener, key: RunKey, owner: Arc<O>) -> Result<Self, TransportError> {
         listener.set_nonblocking(false).map_err(|error| TransportError::system("configure the listening socket", error))?;
+        // A flood of connections must not fill the short queue that the standard library asks for.
+        rustix::net::listen(&listener, BACKLOG)
+            .map_err(|error| TransportError::system("configure the listening socket", error))?;
         let listener = Arc::new(listener);
         let is_stopping = Arc::new(AtomicBool::new(false));
         let thread = spawn("foretell-accept", {
@@ -62,31 +76,53 @@ impl Drop for Acceptor {
 }
 
 fn accept_all<O: ConnectionOwner>(listener: &TcpListener, is_stopping: &AtomicBool, key: &RunKey, owner: &Arc<O>) {
-    let handshakes = Arc::new(Semaphore::default());
+    let unproven = Arc::new(Unproven::default());
     while !is_stopping.load(Ordering::Acquire) {
-        let mut stream = match listener.accept() {
-            Ok((stream, _)) => stream,
+        let (stream, address) = match listener.accept() {
+            Ok(accepted) => accepted,
             Err(_) => {
                 // Out of file descriptors, a connection that has gone, or the end: none of them may
                 // end this thread or keep it spinning.
                 if !is_stopping.load(Ordering::Acquire) {
+                    unproven.drop_oldest();
                     std::thread::sleep(Duration::from_millis(10));
                 }
                 continue;
             }
         };
-        let permit = Semaphore::acquire(&handshakes);
-        let (key, owner) = (key.clone(), Arc::clone(owner));
-        // Without a thread the connection is dropped, and the peer tries again.
-        let _ = spawn("foretell-handshake", move || {
-            let hello = configure(&stream).and_then(|()| handshake::respond(&mut stream, &key, |hello| owner.admit(hello)));
-            drop(permit);
+        let stream = Arc::new(stream);
+        let number = unproven.add(address.ip(), &stream);
+        let (key, owner, all) = (key.clone(), Arc::clone(owner), Arc::clone(&unproven));
+        let handshake = move || {
+            let session = shake_hands(&stream, &key, &*owner);
+            all.remove(number);
             // Strangers get no answer, and no line in a log that they could fill.
-            if let Ok(Some(hello)) = hello {
-                owner.accept(hello, stream);
+            let Ok(Some((hello, session))) = session else { return };
+            let is_taken = Arc::into_inner(stream).is_some_and(|stream| Arc::clone(&owner).accept(&hello, stream, session));
+            if !is_taken {
+                owner.withdraw(&hello);
             }
-        });
+        };
+        let thread = std::thread::Builder::new().name("foretell-handshake".into()).stack_size(HANDSHAKE_STACK_BYTES);
+        // Without a thread the connection is dropped, and the peer tries again.
+        if thread.spawn(handshake).is_err() {
+            unproven.remove(number);
+        }
     }
+}
+
+/// The accepting side of a handshake. Returns the hello and the keys of a process of the run that
+/// `owner` welcomes.
+fn shake_hands<O: ConnectionOwner>(stream: &TcpStream, key: &RunKey, owner: &O) -> io::Result<Option<(Hello, Session)>> {
+    configure(stream)?;
+    let Some(proved) = handshake::respond(stream, key)? else { return Ok(None) };
+    let hello = proved.hello;
+    let verdict = owner.admit(&hello);
+    let answered = proved.answer(verdict);
+    if answered.is_err() && verdict == Verdict::Welcome {
+        owner.withdraw(&hello);
+    }
+    Ok(answered?.map(|session| (hello, session)))
 }
 
 /// Connects to `address` for the purpose that `hello` states, retrying for `timeout`.
@@ -100,7 +136,7 @@ pub(super) fn connect(
     hello: Hello,
     timeout: Duration,
     give_up: impl Fn() -> Result<(), TransportError>,
-) -> Result<TcpStream, TransportError> {
+) -> Result<(TcpStream, Session), TransportError> {
     let started = Instant::now();
     let mut pause = Duration::from_millis(2);
     loop {
@@ -112,23 +148,26 @@ pub(super) fn connect(
             attempt(address, key, hello, left)
         };
         let error = match attempt {
-            Ok(stream) => return Ok(stream),
+            Ok(connected) => return Ok(connected),
             Err(HandshakeError::Final(error)) => return Err(error),
-            Err(HandshakeError::Broken(error)) => error,
+            Err(HandshakeError::Busy(refusal)) => refusal,
+            Err(HandshakeError::Broken(error)) => {
+                TransportError::system(format!("connect to {} at {address} within {timeout:?}", hello.to), error)
+            }
         };
         if started.elapsed() + pause >= timeout {
-            return Err(TransportError::system(format!("connect to {} at {address} within {timeout:?}", hello.to), error));
+            return Err(error);
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(200));
     }
 }
 
-fn attempt(address: SocketAddr, key: &RunKey, hello: Hello, timeout: Duration) -> Result<TcpStream, HandshakeError> {
-    let mut stream = TcpStream::connect_timeout(&address, timeout)?;
+fn attempt(address: SocketAddr, key: &RunKey, hello: Hello, timeout: Duration) -> Result<(TcpStream, Session), HandshakeError> {
+    let stream = TcpStream::connect_timeout(&address, timeout)?;
     configure(&stream)?;
-    handshake::initiate(&mut stream, address, key, hello)?;
-    Ok(stream)
+    let session = handshake::initiate(&stream, address, key, hello)?;
+    Ok((stream, session))
 }
 
 /// Sets the options of every connection of a run: small messages go out at once, and a peer whose
@@ -149,30 +188,59 @@ pub(super) fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<
         .map_err(|error| TransportError::system(format!("start the thread `{name}`"), error))
 }
 
-/// Bounds the number of handshakes at once.
+/// The connections that have not proved themselves yet, the oldest first.
 #[derive(Default)]
-struct Semaphore {
-    count: Mutex<usize>,
-    released: Condvar,
+struct Unproven(Mutex<UnprovenList>);
+
+#[derive(Default)]
+struct UnprovenList {
+    connections: VecDeque<UnprovenConnection>,
+    /// The number of the next connection.
+    next: u64,
 }
 
-impl Semaphore {
-    fn acquire(semaphore: &Arc<Semaphore>) -> Permit {
-        let mut count = semaphore.count.lock().unwrap_or_else(PoisonError::into_inner);
-        while *count >= MAX_HANDSHAKES {
-            count = semaphore.released.wait(count).unwrap_or_else(PoisonError::into_inner);
+struct UnprovenConnection {
+    number: u64,
+    address: IpAddr,
+    stream: Arc<TcpStream>,
+}
+
+impl Unproven {
+    /// Adds a connection and drops the oldest one if there are too many. Returns its number.
+    fn add(&self, address: IpAddr, stream: &Arc<TcpStream>) -> u64 {
+        let mut list = self.list();
+        let of_address = list.connections.iter().filter(|connection| connection.address == address).count();
+        if of_address >= MAX_UNPROVEN_OF_ADDRESS {
+            let oldest = list.connections.iter().position(|connection| connection.address == address);
+            list.drop_at(oldest);
+        } else if list.connections.len() >= MAX_UNPROVEN {
+            list.drop_at(Some(0));
         }
-        *count += 1;
-        Permit(Arc::clone(semaphore))
+        let number = list.next;
+        list.next += 1;
+        list.connections.push_back(UnprovenConnection { number, address, stream: Arc::clone(stream) });
+        number
+    }
+
+    fn drop_oldest(&self) {
+        self.list().drop_at(Some(0));
+    }
+
+    /// Removes a connection whose handshake is over.
+    fn remove(&self, number: u64) {
+        self.list().connections.retain(|connection| connection.number != number);
+    }
+
+    fn list(&self) -> MutexGuard<'_, UnprovenList> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// One of the handshakes that a [`Semaphore`] allows, until it is dropped.
-struct Permit(Arc<Semaphore>);
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        *self.0.count.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
-        self.0.released.notify_one();
+impl UnprovenList {
+    fn drop_at(&mut self, index: Option<usize>) {
+        if let Some(connection) = index.and_then(|index| self.connections.remove(index)) {
+            // The thread of its handshake wakes up and closes it.
+            let _ = connection.stream.shutdown(Shutdown::Both);
+        }
     }
 }

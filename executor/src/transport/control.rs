@@ -3,8 +3,9 @@
 //! The launcher holds a [`ControlServer`]. Each rank joins it through a [`ControlClient`],
 //! announces where other ranks can reach it, and receives everyone's announcements once the last
 //! rank has joined. The connections stay open: ranks send reports, the launcher sends orders, and a
-//! connection that ends tells the launcher which rank is gone. This module does not know what the
-//! messages mean.
+//! connection that ends tells the launcher which rank is gone. A rank whose process is stopped, or
+//! whose host cannot be reached, is known by its missing heartbeats. This module does not know what
+//! the messages mean.
 
 mod client;
 pub(super) mod frame;
@@ -18,6 +19,12 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+/// How often a rank tells the launcher that its process runs.
+pub(super) const HEARTBEAT: Duration = Duration::from_secs(1);
+/// The least time after which a rank without heartbeats may be called silent: it outlasts two that
+/// are late.
+pub const LEAST_PEER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Longest time for the rest of a message that has begun to arrive, and for a write.
 const STALL_TIME: Duration = Duration::from_secs(30);

@@ -29,14 +29,30 @@ impl fmt::Display for Peer {
 #[derive(Debug, thiserror::Error)]
 pub enum TransportError {
     /// A peer's process ended or its connection broke.
-    #[error("rank {rank} is lost: its process ended or its connection broke; hint: see the log of rank {rank}")]
+    #[error(
+        "rank {rank} is lost: its process ended or its connection broke{}; hint: see the log of rank {rank}",
+        in_brackets(reason)
+    )]
     PeerLost {
         /// The rank that is gone.
         rank: usize,
+        /// The operating system's reason, if it gave one.
+        reason: Option<std::io::Error>,
     },
     /// The control connection to the launcher broke.
-    #[error("the launcher is lost: its process ended or its connection broke")]
-    LauncherLost,
+    #[error("the launcher is lost: its process ended or its connection broke{}", in_brackets(reason))]
+    LauncherLost {
+        /// The operating system's reason, if it gave one.
+        reason: Option<std::io::Error>,
+    },
+    /// Bytes of a peer do not fit their tag.
+    #[error(
+        "what {peer} sent was changed, repeated or cut on the way: its tag does not fit; hint: somebody interferes with the network between the hosts, or a device on the way is broken"
+    )]
+    Tampered {
+        /// The process that the connection leads to.
+        peer: Peer,
+    },
     /// The launcher stopped the run.
     #[error("the launcher aborted the run")]
     Aborted,
@@ -193,11 +209,11 @@ impl TransportError {
         TransportError::System { doing: doing.into(), source: source.into() }
     }
 
-    /// The loss of `peer`.
-    pub(super) fn lost(peer: Peer) -> Self {
+    /// The loss of `peer`, for the operating system's `reason` if it gave one.
+    pub(super) fn lost(peer: Peer, reason: Option<std::io::Error>) -> Self {
         match peer {
-            Peer::Launcher => TransportError::LauncherLost,
-            Peer::Rank(rank) => TransportError::PeerLost { rank },
+            Peer::Launcher => TransportError::LauncherLost { reason },
+            Peer::Rank(rank) => TransportError::PeerLost { rank, reason },
         }
     }
 }
@@ -205,4 +221,8 @@ impl TransportError {
 fn name_ranks(ranks: &[usize]) -> String {
     let list = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     if ranks.len() == 1 { format!("rank {list}") } else { format!("ranks {list}") }
+}
+
+fn in_brackets(reason: &Option<std::io::Error>) -> String {
+    reason.as_ref().map_or_else(String::new, |reason| format!(" ({reason})"))
 }

@@ -1,36 +1,43 @@
-//! The handshake by which two processes prove to each other that they belong to one run. Nothing
-//! else is read from a socket before it.
+//! The handshake by which two processes prove to each other that they belong to one run, and agree
+//! on the keys of their connection. Nothing else is read from a socket before it.
 //!
-//! It is a challenge and response with HMAC-SHA256 over messages of fixed size:
+//! It is the Noise protocol's pattern `NNpsk2` with the run's secret as the pre-shared key
+//! (<https://noiseprotocol.org/noise.html>), in messages of fixed size:
 //!
-//! 1. The connecting side sends a hello with a fresh nonce.
-//! 2. The accepting side answers with a nonce of its own and a tag over both.
-//! 3. The connecting side answers with a tag over the same.
-//! 4. The accepting side answers with a verdict of one byte.
+//! 1. The connecting side sends a fresh public key, and says what the connection is for.
+//! 2. The accepting side answers with a fresh public key and a tag that only a holder of the secret
+//!    can make.
+//! 3. The connecting side answers with such a tag.
+//! 4. The accepting side answers with an encrypted verdict of one byte.
 //!
-//! The secret never travels. The bytes that follow are neither encrypted nor signed: the handshake
-//! keeps strangers out, but does not protect a run from an attacker who controls the network.
+//! The secret never travels, and every tag covers all messages before it. The keys of the records
+//! that follow ([`Session`]) come from both fresh keys and the secret: a secret that leaks later
+//! does not reveal what was encrypted.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::key::{RUN_BYTES, RunKey, TAG_BYTES, random_bytes};
+use snow::{Builder, HandshakeState, TransportState};
+
+use super::key::{RUN_BYTES, RunKey};
+use super::session::{RECORD_TAG_BYTES, Session};
 use super::{Peer, StreamNumber, TransportError};
 
 /// Time for a whole handshake. After it the connection is dropped.
 pub(super) const HANDSHAKE_TIME: Duration = Duration::from_secs(3);
 
-const MAGIC: [u8; 4] = *b"FTL1";
-const NONCE_BYTES: usize = 32;
-const HELLO_BYTES: usize = MAGIC.len() + 2 + 4 + 4 + RUN_BYTES + NONCE_BYTES;
+const PATTERN: &str = "Noise_NNpsk2_25519_ChaChaPoly_SHA256";
+const MAGIC: [u8; 4] = *b"FTL2";
+const PUBLIC_KEY_BYTES: usize = 32;
+const PURPOSE_BYTES: usize = MAGIC.len() + 2 + 4 + 4 + RUN_BYTES;
+/// With a pre-shared key even the first message has a tag, though one that anybody can make.
+const HELLO_BYTES: usize = PUBLIC_KEY_BYTES + PURPOSE_BYTES + RECORD_TAG_BYTES;
+const ANSWER_BYTES: usize = PUBLIC_KEY_BYTES + RECORD_TAG_BYTES;
+const PROOF_BYTES: usize = RECORD_TAG_BYTES;
+const VERDICT_BYTES: usize = 1 + RECORD_TAG_BYTES;
 /// The number of the launcher in a hello.
 const LAUNCHER: u32 = u32::MAX;
-
-// The role is part of the tag, so that one side's tag cannot be replayed as the other's. Both have
-// the same length.
-const ACCEPTOR: &[u8] = b"foretell acceptor.";
-const CONNECTOR: &[u8] = b"foretell connector";
 
 /// The purpose of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,6 +70,9 @@ impl Verdict {
 pub(super) enum HandshakeError {
     /// The connection broke or stalled; a retry may succeed.
     Broken(io::Error),
+    /// The other end still holds an earlier connection for the same; a retry may succeed once it has
+    /// noticed that this one is broken.
+    Busy(TransportError),
     /// A retry cannot succeed.
     Final(TransportError),
 }
@@ -73,47 +83,99 @@ impl From<io::Error> for HandshakeError {
     }
 }
 
-/// The connecting side of a handshake.
-pub(super) fn initiate(stream: &mut TcpStream, address: SocketAddr, key: &RunKey, hello: Hello) -> Result<(), HandshakeError> {
+/// The connecting side of a handshake. Returns the connection's keys.
+pub(super) fn initiate(stream: &TcpStream, address: SocketAddr, key: &RunKey, hello: Hello) -> Result<Session, HandshakeError> {
+    let not_authenticated = |reason| HandshakeError::Final(TransportError::NotAuthenticated { address, reason });
     let mut stream = HandshakeStream::new(stream);
-    let hello_bytes = encode(hello, key, random_bytes().map_err(HandshakeError::Final)?);
+    let mut noise = Builder::new(pattern()?).psk(2, &key.secret).and_then(Builder::build_initiator).map_err(broken)?;
+    let mut hello_bytes = [0; HELLO_BYTES];
+    noise.write_message(&encode(hello, key), &mut hello_bytes).map_err(broken)?;
     stream.write(&hello_bytes)?;
-    let challenge: [u8; NONCE_BYTES] = stream.read()?;
-    let tag: [u8; TAG_BYTES] = stream.read()?;
-    if !key.verify(ACCEPTOR, &[&hello_bytes, &challenge], &tag) {
-        let reason = "it does not hold the run's secret";
-        return Err(HandshakeError::Final(TransportError::NotAuthenticated { address, reason }));
-    }
-    stream.write(&key.prove(CONNECTOR, &[&hello_bytes, &challenge]))?;
-    let [verdict] = stream.read()?;
-    let refused = |reason| HandshakeError::Final(TransportError::Refused { peer: hello.to, reason });
-    match verdict {
-        verdict if verdict == Verdict::Welcome.to_byte() => Ok(()),
-        verdict if verdict == Verdict::Duplicate.to_byte() => Err(refused("the same rank has connected for this already")),
-        _ => Err(refused("it does not expect this rank here")),
+    let answer: [u8; ANSWER_BYTES] = stream.read()?;
+    noise.read_message(&answer, &mut []).map_err(|_| not_authenticated("it does not hold the run's secret"))?;
+    let (mut noise, session) = established(noise, Role::Connecting).map_err(HandshakeError::Final)?;
+    let mut proof = [0; PROOF_BYTES];
+    noise.write_message(&[], &mut proof).map_err(broken)?;
+    stream.write(&proof)?;
+    let sealed: [u8; VERDICT_BYTES] = stream.read()?;
+    let mut verdict = [0];
+    noise.read_message(&sealed, &mut verdict).map_err(|_| not_authenticated("its answer was changed on the way"))?;
+    let refused = |reason| TransportError::Refused { peer: hello.to, reason };
+    match verdict[0] {
+        verdict if verdict == Verdict::Welcome.to_byte() => Ok(session),
+        verdict if verdict == Verdict::Duplicate.to_byte() => {
+            Err(HandshakeError::Busy(refused("the same rank has connected for this already")))
+        }
+        _ => Err(HandshakeError::Final(refused("it does not expect this rank here"))),
     }
 }
 
-/// The accepting side of a handshake. Returns the hello of a process of the run that `decide`
-/// welcomes; `None` for any other. `decide` is called only after the process has proved itself.
-pub(super) fn respond(stream: &mut TcpStream, key: &RunKey, decide: impl Fn(&Hello) -> Verdict) -> io::Result<Option<Hello>> {
+/// A process of the run that asks for a connection. It has proved that it holds the secret and
+/// waits for a verdict.
+pub(super) struct Proved<'a> {
+    stream: HandshakeStream<'a>,
+    noise: TransportState,
+    session: Session,
+    pub(super) hello: Hello,
+}
+
+impl Proved<'_> {
+    /// Tells the process what was decided. Returns the connection's keys if it is welcome.
+    pub(super) fn answer(mut self, verdict: Verdict) -> io::Result<Option<Session>> {
+        let mut sealed = [0; VERDICT_BYTES];
+        self.noise.write_message(&[verdict.to_byte()], &mut sealed).map_err(io::Error::other)?;
+        self.stream.write(&sealed)?;
+        Ok((verdict == Verdict::Welcome).then_some(self.session))
+    }
+}
+
+/// The accepting side of a handshake, up to the verdict. `None` for any process that is not of this
+/// run.
+pub(super) fn respond<'a>(stream: &'a TcpStream, key: &RunKey) -> io::Result<Option<Proved<'a>>> {
     let mut stream = HandshakeStream::new(stream);
     let hello_bytes: [u8; HELLO_BYTES] = stream.read()?;
-    let Some(hello) = decode(&hello_bytes, key) else { return Ok(None) };
-    let challenge: [u8; NONCE_BYTES] = random_bytes().map_err(io::Error::other)?;
-    let tag = key.prove(ACCEPTOR, &[&hello_bytes, &challenge]);
-    stream.write(&[challenge, tag].concat())?;
-    let proof: [u8; TAG_BYTES] = stream.read()?;
-    if !key.verify(CONNECTOR, &[&hello_bytes, &challenge], &proof) {
+    let mut noise = Builder::new(pattern()?).psk(2, &key.secret).and_then(Builder::build_responder).map_err(io::Error::other)?;
+    let mut purpose = [0; PURPOSE_BYTES];
+    let Ok(PURPOSE_BYTES) = noise.read_message(&hello_bytes, &mut purpose) else { return Ok(None) };
+    let Some(hello) = decode(&purpose, key) else { return Ok(None) };
+    let mut answer = [0; ANSWER_BYTES];
+    noise.write_message(&[], &mut answer).map_err(io::Error::other)?;
+    stream.write(&answer)?;
+    let proof: [u8; PROOF_BYTES] = stream.read()?;
+    let (mut noise, session) = established(noise, Role::Accepting).map_err(io::Error::other)?;
+    if noise.read_message(&proof, &mut []).is_err() {
         return Ok(None);
     }
-    let verdict = decide(&hello);
-    stream.write(&[verdict.to_byte()])?;
-    Ok((verdict == Verdict::Welcome).then_some(hello))
+    Ok(Some(Proved { stream, noise, session, hello }))
 }
 
-fn encode(hello: Hello, key: &RunKey, nonce: [u8; NONCE_BYTES]) -> [u8; HELLO_BYTES] {
-    let mut bytes = Vec::with_capacity(HELLO_BYTES);
+#[derive(Clone, Copy)]
+enum Role {
+    Connecting,
+    Accepting,
+}
+
+/// The state after both fresh keys are known, with the keys for records.
+fn established(mut noise: HandshakeState, role: Role) -> Result<(TransportState, Session), TransportError> {
+    let (from_connecting, from_accepting) = noise.dangerously_get_raw_split();
+    let session = match role {
+        Role::Connecting => Session::new(&from_connecting, &from_accepting)?,
+        Role::Accepting => Session::new(&from_accepting, &from_connecting)?,
+    };
+    let unusable = |_| TransportError::Credentials { reason: "the handshake did not agree on keys" };
+    Ok((noise.into_transport_mode().map_err(unusable)?, session))
+}
+
+fn pattern() -> io::Result<snow::params::NoiseParams> {
+    PATTERN.parse().map_err(io::Error::other)
+}
+
+fn broken(error: snow::Error) -> HandshakeError {
+    HandshakeError::Broken(io::Error::other(error))
+}
+
+fn encode(hello: Hello, key: &RunKey) -> [u8; PURPOSE_BYTES] {
+    let mut bytes = Vec::with_capacity(PURPOSE_BYTES);
     bytes.extend(MAGIC);
     bytes.extend(hello.stream.0.to_le_bytes());
     for peer in [hello.from, hello.to] {
@@ -124,14 +186,13 @@ fn encode(hello: Hello, key: &RunKey, nonce: [u8; NONCE_BYTES]) -> [u8; HELLO_BY
         bytes.extend(number.to_le_bytes());
     }
     bytes.extend(key.run);
-    bytes.extend(nonce);
-    let mut fixed = [0; HELLO_BYTES];
+    let mut fixed = [0; PURPOSE_BYTES];
     fixed.copy_from_slice(&bytes);
     fixed
 }
 
-/// Decodes a hello of this run; `None` for anything else.
-fn decode(bytes: &[u8; HELLO_BYTES], key: &RunKey) -> Option<Hello> {
+/// Decodes the purpose of a connection of this run; `None` for anything else.
+fn decode(bytes: &[u8; PURPOSE_BYTES], key: &RunKey) -> Option<Hello> {
     let (magic, rest) = bytes.split_first_chunk::<4>()?;
     let (stream, rest) = rest.split_first_chunk::<2>()?;
     let (from, rest) = rest.split_first_chunk::<4>()?;
@@ -148,12 +209,12 @@ fn decode(bytes: &[u8; HELLO_BYTES], key: &RunKey) -> Option<Hello> {
 /// A socket whose reads and writes must all be done within [`HANDSHAKE_TIME`], however slowly the
 /// other side sends.
 struct HandshakeStream<'a> {
-    stream: &'a mut TcpStream,
+    stream: &'a TcpStream,
     deadline: Instant,
 }
 
 impl<'a> HandshakeStream<'a> {
-    fn new(stream: &'a mut TcpStream) -> Self {
+    fn new(stream: &'a TcpStream) -> Self {
         HandshakeStream { stream, deadline: Instant::now() + HANDSHAKE_TIME }
     }
 

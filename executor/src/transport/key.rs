@@ -3,9 +3,6 @@
 use std::fmt;
 use std::process::Command;
 
-use hmac::{Hmac, KeyInit, Mac};
-use sha2::Sha256;
-
 use super::TransportError;
 
 /// The variable in which child processes find the key. A process's environment can be read only by
@@ -14,15 +11,13 @@ const ENVIRONMENT_VARIABLE: &str = "FORETELL_RUN_KEY";
 
 pub(super) const RUN_BYTES: usize = 16;
 const SECRET_BYTES: usize = 32;
-/// Length of an HMAC-SHA256 tag.
-pub(super) const TAG_BYTES: usize = 32;
 
 /// A run's id and its secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RunKey {
     /// The run's id.
     pub(super) run: [u8; RUN_BYTES],
-    secret: [u8; SECRET_BYTES],
+    pub(super) secret: [u8; SECRET_BYTES],
 }
 
 impl fmt::Debug for RunKey {
@@ -70,38 +65,10 @@ impl RunKey {
             .map_err(|_| TransportError::Credentials { reason: "FORETELL_RUN_KEY is not set for this process" })?;
         Self::from_text(&text)
     }
-
-    /// Computes the tag by which a process in this role proves that it holds the secret and has
-    /// seen all of `transcript`.
-    pub(super) fn prove(&self, role: &[u8], transcript: &[&[u8]]) -> [u8; TAG_BYTES] {
-        self.keyed(role, transcript).finalize().into_bytes().into()
-    }
-
-    /// Returns whether `tag` is that tag. The comparison takes constant time.
-    pub(super) fn verify(&self, role: &[u8], transcript: &[&[u8]], tag: &[u8; TAG_BYTES]) -> bool {
-        self.keyed(role, transcript).verify_slice(tag).is_ok()
-    }
-
-    fn keyed(&self, role: &[u8], transcript: &[&[u8]]) -> Hmac<Sha256> {
-        let mut keyed = <Hmac<Sha256> as KeyInit>::new(&padded(&self.secret).into());
-        // All roles have one length, and so has each part of a transcript. Otherwise a byte could
-        // move from one part to the next without changing the tag.
-        keyed.update(role);
-        transcript.iter().for_each(|part| keyed.update(part));
-        keyed
-    }
-}
-
-/// The secret, padded with zeros to the hash's block. HMAC would do the same; here the type shows
-/// that the length is valid.
-fn padded(secret: &[u8; SECRET_BYTES]) -> [u8; 64] {
-    let mut block = [0; 64];
-    block[..SECRET_BYTES].copy_from_slice(secret);
-    block
 }
 
 /// Unpredictable bytes from the operating system.
-pub(super) fn random_bytes<const LENGTH: usize>() -> Result<[u8; LENGTH], TransportError> {
+fn random_bytes<const LENGTH: usize>() -> Result<[u8; LENGTH], TransportError> {
     let mut bytes = [0; LENGTH];
     getrandom::fill(&mut bytes).map_err(|error| TransportError::system("get random numbers for the run's secret", error))?;
     Ok(bytes)

@@ -2,9 +2,10 @@
 //! external launcher started get the key this way.
 
 use super::{RunKey, TransportError};
-use std::fs::{DirBuilder, File, OpenOptions, Permissions};
-use std::io::{Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use crate::whole_file;
+use std::fs::{DirBuilder, File, OpenOptions};
+use std::io::Read;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -21,19 +22,13 @@ impl KeyFile {
     /// Writes the key to `path`, with mode 600, in one step: a reader sees the whole key, or what
     /// an earlier run left. Missing folders are created with mode 700.
     pub fn write(path: &Path, key: &RunKey) -> Result<Self, TransportError> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let write = || -> std::io::Result<()> {
-            DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
-            // A new file under a random name: it follows no link and overwrites nothing. It is
-            // deleted unless it reaches its final name.
-            let private = Permissions::from_mode(0o600);
-            let mut file = tempfile::Builder::new().prefix(".foretell-").permissions(private).tempfile_in(folder)?;
-            file.write_all(key.to_text().as_bytes())?;
-            file.as_file().sync_all()?;
-            file.persist(path).map_err(|error| error.error)?;
-            Ok(())
-        };
-        write().map_err(|error| TransportError::system(format!("keep the run's secret in `{}`", path.display()), error))?;
+        // A complete new file takes the place of an old one: it follows no link.
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(whole_file::folder_of(path))
+            .and_then(|()| whole_file::write(path, key.to_text().as_bytes(), 0o600))
+            .map_err(|error| TransportError::system(format!("keep the run's secret in `{}`", path.display()), error))?;
         Ok(Self(path.to_owned()))
     }
 
@@ -82,7 +77,8 @@ mod tests {
     #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
     use super::*;
-    use std::os::unix::fs::symlink;
+    use std::fs::Permissions;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
     fn only_the_user_can_read_the_key_file_and_dropping_deletes_it() {

@@ -108,6 +108,11 @@ impl<'a> Incoming<'a> {
         HEADER_BYTES + self.payload_length() - self.received
     }
 
+    /// Bytes of the payload still to come.
+    pub fn payload_remaining(&self) -> usize {
+        self.payload_length() - self.received.saturating_sub(HEADER_BYTES)
+    }
+
     /// Returns whether the whole message has been received.
     pub fn is_done(&self) -> bool {
         self.remaining() == 0

@@ -49,6 +49,7 @@ mod message;
 mod mixed;
 mod neighbours;
 mod reduce;
+mod session;
 mod shared_memory;
 mod tcp;
 #[cfg(test)]
@@ -56,7 +57,7 @@ mod tests;
 mod waiting;
 
 pub use channel::{Channel, PendingReceive, PendingSend, send_receive, transfer};
-pub use control::{Announcement, ControlClient, ControlServer, Event, MAX_FRAME_BYTES, Message, PeerTable};
+pub use control::{Announcement, ControlClient, ControlServer, Event, LEAST_PEER_TIMEOUT, MAX_FRAME_BYTES, Message, PeerTable};
 pub use doorbell::Doorbell;
 pub use endpoint::{Endpoint, ReceiveHalf, SendHalf, WaitPolicy, WakeSource};
 pub use error::{Peer, TransportError};

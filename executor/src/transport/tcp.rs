@@ -1,5 +1,4 @@
-//! The transport between machines: one authenticated TCP connection for each pair of ranks and
-//! stream.
+//! The transport between machines: one encrypted TCP connection for each pair of ranks and stream.
 //!
 //! The lower of two ranks connects and the higher accepts. A background thread accepts, so that the
 //! ranks may open their channels in any order without deadlock.
@@ -19,6 +18,7 @@ use super::channel::Channel;
 use super::endpoint::WaitPolicy;
 use super::handshake::{Hello, Verdict};
 use super::key::RunKey;
+use super::session::Session;
 use super::{Peer, StreamNumber, Transport, TransportError};
 use connection::Connection;
 
@@ -65,11 +65,21 @@ struct TcpState {
 
 #[derive(Default)]
 struct ConnectionTable {
-    /// Connections from lower ranks. `None` while the handshake ends, and once the channel is open.
-    accepted: HashMap<(usize, StreamNumber), Option<TcpStream>>,
+    /// Connections from lower ranks.
+    accepted: HashMap<(usize, StreamNumber), Accepted>,
     /// The channels that this rank has opened.
     opened: HashSet<(usize, StreamNumber)>,
     connections: Vec<Weak<Connection>>,
+}
+
+/// A connection from a lower rank.
+enum Accepted {
+    /// Its handshake ends.
+    Arriving,
+    /// It waits until this rank opens the channel.
+    Waiting(TcpStream, Box<Session>),
+    /// The channel has it.
+    Taken,
 }
 
 impl Tcp {
@@ -119,7 +129,7 @@ impl Transport for Tcp {
             return Err(TransportError::AlreadyOpen { rank: peer, stream });
         }
         shared.abort.check()?;
-        let socket = if shared.rank < peer {
+        let (socket, session) = if shared.rank < peer {
             let hello = Hello { from: Peer::Rank(shared.rank), to: Peer::Rank(peer), stream };
             acceptor::connect(*address, &shared.key, hello, shared.options.connect_timeout, || shared.abort.check())?
         } else {
@@ -130,7 +140,7 @@ impl Transport for Tcp {
             .map_err(|error| TransportError::system(format!("configure the connection to rank {peer}"), error))?;
         let connection = Arc::new(Connection { socket, peer, stream, shared: Arc::clone(shared) });
         shared.table().connections.push(Arc::downgrade(&connection));
-        Ok(connection::channel(connection))
+        Ok(connection::channel(connection, session))
     }
 
     /// Does nothing: bytes on a socket wake the thread that blocks on it, and the wake-up is short
@@ -154,14 +164,15 @@ impl TcpState {
     }
 
     /// Waits for the connection of a lower rank.
-    fn await_connection(&self, peer: usize, stream: StreamNumber) -> Result<TcpStream, TransportError> {
+    fn await_connection(&self, peer: usize, stream: StreamNumber) -> Result<(TcpStream, Session), TransportError> {
         let started = Instant::now();
         let mut table = self.table();
         loop {
             self.abort.check()?;
-            // The entry stays, as `None`, so that a second connection for this channel is refused.
-            if let Some(socket) = table.accepted.get_mut(&(peer, stream)).and_then(Option::take) {
-                return Ok(socket);
+            if let Some(accepted @ Accepted::Waiting(..)) = table.accepted.get_mut(&(peer, stream)) {
+                // The entry stays, so that a second connection for this channel is refused.
+                let Accepted::Waiting(socket, session) = std::mem::replace(accepted, Accepted::Taken) else { continue };
+                return Ok((socket, *session));
             }
             let waited = started.elapsed();
             if waited >= self.options.connect_timeout {
@@ -180,18 +191,31 @@ impl ConnectionOwner for TcpState {
             return Verdict::Unexpected;
         }
         match self.table().accepted.entry((peer, hello.stream)) {
+            // The peer connects again: it gave its earlier connection up.
+            Entry::Occupied(mut entry) if matches!(entry.get(), Accepted::Waiting(..)) => {
+                entry.insert(Accepted::Arriving);
+                Verdict::Welcome
+            }
             Entry::Occupied(_) => Verdict::Duplicate,
             Entry::Vacant(entry) => {
-                entry.insert(None);
+                entry.insert(Accepted::Arriving);
                 Verdict::Welcome
             }
         }
     }
 
-    fn accept(self: Arc<Self>, hello: Hello, stream: TcpStream) {
-        if let Peer::Rank(peer) = hello.from {
-            self.table().accepted.insert((peer, hello.stream), Some(stream));
-            self.arrived.notify_all();
+    fn withdraw(&self, hello: &Hello) {
+        let Peer::Rank(peer) = hello.from else { return };
+        let mut table = self.table();
+        if matches!(table.accepted.get(&(peer, hello.stream)), Some(Accepted::Arriving)) {
+            table.accepted.remove(&(peer, hello.stream));
         }
+    }
+
+    fn accept(self: Arc<Self>, hello: &Hello, stream: TcpStream, session: Session) -> bool {
+        let Peer::Rank(peer) = hello.from else { return false };
+        self.table().accepted.insert((peer, hello.stream), Accepted::Waiting(stream, Box::new(session)));
+        self.arrived.notify_all();
+        true
     }
 }

@@ -10,6 +10,9 @@ use foretell_models::{Kernel, OperatorId};
 /// most about 6 GB. GPT-3's 96 layers with 1536 micro-batches have 5 million.
 const MOST_INSTRUCTIONS: usize = 8_000_000;
 
+/// The most micro-batches of a step: ten times those of any published run (GPT-3: 1536).
+const MOST_MICRO_BATCHES: usize = 1 << 14;
+
 /// The most bytes (256 PiB) of all tensors of a step over all ranks. An arena holds each tensor at
 /// most a few times (in other placements, as optimizer state), so its offsets fit into 64 bits.
 const MOST_BYTES: u128 = 1 << 58;
@@ -23,6 +26,10 @@ pub(super) fn check(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
     let invalid = |field, reason: String, hint: &str| Err(PlanError::Invalid { field, reason, hint: hint.into() });
     if plan.layout.pipeline > MOST_STAGES {
         return invalid("pipeline", format!("{} stages", plan.layout.pipeline), "use at most 1024 stages");
+    }
+    if micro_batches > MOST_MICRO_BATCHES {
+        let reason = format!("{micro_batches} micro-batches in a step, and at most {MOST_MICRO_BATCHES} are possible");
+        return invalid("global_batch", reason, "lower it, or raise `data` or `micro_batch`");
     }
     let graph = &lowering.graph;
     let operators = graph.operators.len();

@@ -2,7 +2,7 @@
 //! has a link to every other. Global links join each group evenly to every other.
 
 use super::routing::{Choice, Routing};
-use super::{End, NodePorts, SWITCH_HOP_LATENCY};
+use super::{End, MOST_LINKS, NodePorts, SWITCH_HOP_LATENCY};
 use crate::link::{Junction, Link, LinkClass, LinkId, NewLinks};
 use foretell_units::BytesPerSecond;
 
@@ -29,6 +29,12 @@ impl Dragonfly {
 
     pub(super) fn fits(&self, nodes: usize) -> Result<(), (String, String)> {
         let (groups, ports) = (self.groups(nodes), self.routers_per_group * self.global_links);
+        let links =
+            (self.routers_per_group - 1).saturating_mul(self.routers_per_group).saturating_add(ports).saturating_mul(groups);
+        if links > MOST_LINKS {
+            let what = format!("a dragonfly of {groups} groups of {} routers has {links} links", self.routers_per_group);
+            return Err((what, format!("describe one of at most {MOST_LINKS} links")));
+        }
         if groups - 1 <= ports {
             return Ok(());
         }

@@ -2,7 +2,7 @@
 //! trees, in which a leaf switch takes one rail of many nodes.
 
 use super::routing::{Choice, Routing};
-use super::{End, Leaf, NodePorts, SWITCH_HOP_LATENCY};
+use super::{End, Leaf, MOST_LINKS, NodePorts, SWITCH_HOP_LATENCY};
 use crate::link::{Junction, Link, LinkClass, LinkId, NewLinks};
 use foretell_units::BytesPerSecond;
 
@@ -79,6 +79,24 @@ impl FatTree {
     pub(crate) fn nodes_per_leaf(&self, node_count: usize) -> usize {
         let fewest_leaves = if self.leaf_switches == LeafSwitches::OfNodes { 2 } else { 1 };
         self.nodes_per_leaf.unwrap_or_else(|| NODES_PER_LEAF.min(node_count.div_ceil(fewest_leaves))).max(1)
+    }
+
+    pub(super) fn fits(&self, nodes: usize, devices: usize) -> Result<(), (String, String)> {
+        let leaves = match self.leaf_switches {
+            LeafSwitches::OfNodes => nodes.div_ceil(self.nodes_per_leaf(nodes)),
+            // There is at most one rail per device.
+            LeafSwitches::OfRails(_) => devices,
+        };
+        let of_leaf = self.uplinks.count.unwrap_or(1);
+        let of_pods = self.pods.map_or(0, |pods| {
+            let aggregation = leaves.div_ceil(pods.leaves.max(1)).saturating_mul(of_leaf);
+            aggregation.saturating_mul(pods.uplinks.count.unwrap_or(1))
+        });
+        let links = leaves.saturating_mul(of_leaf).saturating_add(of_pods);
+        if links <= MOST_LINKS {
+            return Ok(());
+        }
+        Err((format!("a tree of {leaves} leaf switches has {links} uplinks"), format!("describe one of at most {MOST_LINKS}")))
     }
 }
 

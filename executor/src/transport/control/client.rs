@@ -1,8 +1,9 @@
 //! A rank's side of its control connection.
 
 use std::fmt;
-use std::net::{SocketAddr, TcpStream};
-use std::sync::{Mutex, PoisonError};
+use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,16 +15,22 @@ use super::super::doorbell::timespec;
 use super::super::handshake::Hello;
 use super::super::key::RunKey;
 use super::super::{Peer, StreamNumber, TransportError};
-use super::{Announcement, PeerTable, STALL_TIME, frame};
+use super::frame::{FrameReader, FrameWriter};
+use super::{Announcement, HEARTBEAT, PeerTable, STALL_TIME};
 
 /// How often a rank looks for a key that is not there yet.
 const KEY_INTERVAL: Duration = Duration::from_millis(50);
+/// How much longer than the launcher a rank waits for the others to join.
+const JOIN_MARGIN: Duration = Duration::from_secs(30);
 
-/// A rank's control connection. One thread may receive while others send.
+/// A rank's control connection. One thread may receive while others send. A thread of its own sends
+/// a heartbeat from the moment that the rank has announced itself until this value is dropped.
 pub struct ControlClient {
     stream: TcpStream,
-    reading: Mutex<()>,
-    writing: Mutex<()>,
+    reader: Mutex<FrameReader<TcpStream>>,
+    writer: Arc<Mutex<FrameWriter<TcpStream>>>,
+    /// Dropping it ends the heartbeat.
+    _heart: mpsc::Sender<()>,
 }
 
 impl fmt::Debug for ControlClient {
@@ -59,7 +66,7 @@ impl ControlClient {
         let started = Instant::now();
         let left = || timeout.saturating_sub(started.elapsed());
         let hello = Hello { from: Peer::Rank(rank), to: Peer::Launcher, stream: StreamNumber(0) };
-        let (stream, key) = loop {
+        let (stream, session, key) = loop {
             let Some(key) = find_key()? else {
                 if left().is_zero() {
                     return Err(TransportError::Credentials { reason: "rank 0 has not written its secret in time" });
@@ -75,37 +82,66 @@ impl ControlClient {
                         return Err(error);
                     }
                 }
-                stream => break (stream?, key),
+                connected => {
+                    let (stream, session) = connected?;
+                    break (stream, session, key);
+                }
             }
         };
-        stream
-            .set_write_timeout(Some(STALL_TIME))
-            .and_then(|()| stream.set_read_timeout(Some(STALL_TIME)))
-            .map_err(|error| TransportError::system("configure the control connection to the launcher", error))?;
-        let client = ControlClient { stream, reading: Mutex::default(), writing: Mutex::default() };
-        client.send(announcement)?;
-        let table = client.receive(Some(left()))?;
+        let system = |error| TransportError::system("configure the control connection to the launcher", error);
+        let clone = || stream.try_clone().map_err(system);
+        stream.set_write_timeout(Some(STALL_TIME)).and_then(|()| stream.set_read_timeout(Some(STALL_TIME))).map_err(system)?;
+        let reader = Mutex::new(FrameReader::new(clone()?, session.opener, Peer::Launcher));
+        let mut writer = FrameWriter::new(clone()?, session.sealer, Peer::Launcher);
+        writer.write(announcement)?;
+        let writer = Arc::new(Mutex::new(writer));
+        let (heart, beats) = mpsc::channel();
+        let client = ControlClient { stream, reader, writer: Arc::clone(&writer), _heart: heart };
+        acceptor::spawn("foretell-heartbeat", move || beat(&writer, &beats))?;
+        // The launcher says when it has waited long enough for the other ranks. This rank's own
+        // patience must be longer: otherwise it would leave first and be blamed for it.
+        let table = client.receive(Some(timeout + JOIN_MARGIN))?;
         Ok((client, table, key))
     }
 
     /// Sends `message` to the launcher.
     pub fn send<T: Serialize + ?Sized>(&self, message: &T) -> Result<(), TransportError> {
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        frame::write(&self.stream, Peer::Launcher, message)
+        self.writer.lock().unwrap_or_else(PoisonError::into_inner).write(message)
     }
 
     /// Waits for the launcher's next message, for at most `timeout`; without one, for ever.
     pub fn receive<T: DeserializeOwned>(&self, timeout: Option<Duration>) -> Result<T, TransportError> {
-        let _reading = self.reading.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let started = Instant::now();
         loop {
             let left = timeout.map(|timeout| timespec(timeout.saturating_sub(started.elapsed())));
             match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], left.as_ref()) {
                 Ok(0) => return Err(TransportError::ControlTimedOut { peer: Peer::Launcher, waited: started.elapsed() }),
-                Ok(_) => return frame::read(&self.stream, Peer::Launcher)?.parse(),
+                Ok(_) => {
+                    if let Some(message) = reader.read(|| {})? {
+                        return message.parse();
+                    }
+                }
                 Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(TransportError::system("wait for the launcher's messages", error)),
             }
+        }
+    }
+}
+
+impl Drop for ControlClient {
+    fn drop(&mut self) {
+        // The heartbeat's thread may hold the socket open for a moment longer. What was sent before
+        // still arrives.
+        let _ = self.stream.shutdown(Shutdown::Write);
+    }
+}
+
+/// Sends heartbeats until the other end of `stop` is dropped or the connection is gone.
+fn beat(writer: &Mutex<FrameWriter<TcpStream>>, stop: &mpsc::Receiver<()>) {
+    while stop.recv_timeout(HEARTBEAT) == Err(RecvTimeoutError::Timeout) {
+        if writer.lock().unwrap_or_else(PoisonError::into_inner).write_heartbeat().is_err() {
+            return;
         }
     }
 }

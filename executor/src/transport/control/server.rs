@@ -11,9 +11,10 @@ use serde::Serialize;
 use super::super::acceptor::{Acceptor, ConnectionOwner, spawn};
 use super::super::handshake::{Hello, Verdict};
 use super::super::key::RunKey;
+use super::super::session::{Sealer, Session};
 use super::super::{Peer, TransportError};
-use super::frame::{self, Message};
-use super::{Announcement, PeerTable, STALL_TIME};
+use super::frame::{FrameReader, FrameWriter, Message};
+use super::{Announcement, HEARTBEAT, PeerTable, STALL_TIME};
 
 /// An event on a rank's control connection.
 #[derive(Debug)]
@@ -30,6 +31,8 @@ pub struct ControlServer {
     shared: Arc<ServerState>,
     events: Mutex<mpsc::Receiver<(usize, Event)>>,
     acceptors: Vec<Acceptor>,
+    /// When [`silent_ranks`](Self::silent_ranks) last looked.
+    last_look: Mutex<Instant>,
 }
 
 impl fmt::Debug for ControlServer {
@@ -55,7 +58,9 @@ struct ServerState {
 struct RankConnection {
     state: JoinState,
     announcement: Option<Announcement>,
-    writer: Option<Arc<Mutex<TcpStream>>>,
+    /// When the last bytes of the rank arrived.
+    heard: Option<Instant>,
+    writer: Option<Arc<Mutex<FrameWriter<TcpStream>>>>,
     /// A second handle of the same socket, to shut it down without waiting for a writer.
     socket: Option<TcpStream>,
     reader: Option<std::thread::JoinHandle<()>>,
@@ -100,7 +105,8 @@ impl ControlServer {
         });
         let acceptors = listeners.into_iter().map(|listener| Acceptor::start(listener, key.clone(), Arc::clone(&shared)));
         let acceptors = acceptors.collect::<Result<Vec<_>, _>>()?;
-        Ok((ControlServer { address, shared, events: Mutex::new(events), acceptors }, addresses))
+        let last_look = Mutex::new(Instant::now());
+        Ok((ControlServer { address, shared, events: Mutex::new(events), acceptors, last_look }, addresses))
     }
 
     /// The address that ranks connect to.
@@ -118,7 +124,7 @@ impl ControlServer {
         let mut ranks = self.shared.ranks();
         loop {
             if let Some(rank) = ranks.iter().position(|rank| rank.state == JoinState::Lost) {
-                return Err(TransportError::PeerLost { rank });
+                return Err(TransportError::PeerLost { rank, reason: None });
             }
             let announced: Vec<Announcement> = ranks.iter().filter_map(|rank| rank.announcement.clone()).collect();
             if announced.len() == self.shared.world_size {
@@ -145,9 +151,33 @@ impl ControlServer {
     /// Sends `message` to `rank`.
     pub fn send<T: Serialize + ?Sized>(&self, rank: usize, message: &T) -> Result<(), TransportError> {
         let writer = self.shared.ranks().get(rank).and_then(|connection| connection.writer.clone());
-        let writer = writer.ok_or(TransportError::PeerLost { rank })?;
-        let stream = writer.lock().unwrap_or_else(PoisonError::into_inner);
-        frame::write(&*stream, Peer::Rank(rank), message)
+        let writer = writer.ok_or(TransportError::PeerLost { rank, reason: None })?;
+        writer.lock().unwrap_or_else(PoisonError::into_inner).write(message)
+    }
+
+    /// The ranks that have joined and not left, and from which nothing has arrived for `limit`.
+    /// Call it several times a second: if it was not called for [`HEARTBEAT`], this process was
+    /// stopped or had no processor itself, and that time does not count.
+    pub fn silent_ranks(&self, limit: Duration) -> Vec<usize> {
+        let now = Instant::now();
+        let mut last_look = self.last_look.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = now.duration_since(std::mem::replace(&mut *last_look, now));
+        let away = if since > HEARTBEAT { since } else { Duration::ZERO };
+        let mut silent = Vec::new();
+        for (rank, connection) in self.shared.ranks().iter_mut().enumerate() {
+            let is_present = matches!(connection.state, JoinState::Admitted | JoinState::Announced);
+            let Some(heard) = connection.heard.as_mut().filter(|_| is_present) else { continue };
+            *heard = (*heard + away).min(now);
+            if now.duration_since(*heard) > limit {
+                silent.push(rank);
+            }
+        }
+        silent
+    }
+
+    /// Whether the connections of all ranks have ended. No further event can arrive then.
+    pub fn have_all_left(&self) -> bool {
+        self.shared.ranks().iter().all(|connection| matches!(connection.state, JoinState::Absent | JoinState::Lost))
     }
 
     /// Sends `message` to every rank, even if some are lost. Returns the first error.
@@ -184,42 +214,69 @@ impl ServerState {
     }
 
     /// Reads the messages of `rank` until its connection ends.
-    fn read_all(&self, rank: usize, stream: TcpStream) {
-        let error = match self.register(rank, &stream) {
+    fn read_all(&self, rank: usize, stream: TcpStream, session: Session) {
+        let mut reader = FrameReader::new(stream, session.opener, Peer::Rank(rank));
+        let error = match self.register(rank, &mut reader, session.sealer) {
             Ok(()) => loop {
-                match frame::read(&stream, Peer::Rank(rank)) {
+                match reader.read(|| self.note(rank)) {
+                    Ok(None) => {}
                     // The receiver is gone while the server is being dropped.
-                    Ok(message) => drop(self.events.send((rank, Event::Message(message)))),
+                    Ok(Some(message)) => drop(self.events.send((rank, Event::Message(message)))),
                     Err(error) => break error,
                 }
             },
+            // It did not join, and may try again.
+            Err(TransportError::PeerLost { .. }) => return self.forget(rank),
             Err(error) => error,
         };
         if let Some(connection) = self.ranks().get_mut(rank) {
-            connection.state = JoinState::Lost;
             connection.writer = None;
             connection.socket = None;
         }
-        self.changed.notify_all();
+        // The state follows the event: once all ranks have left, all events are there.
         drop(self.events.send((rank, Event::Lost(error))));
+        if let Some(connection) = self.ranks().get_mut(rank) {
+            connection.state = JoinState::Lost;
+        }
+        self.changed.notify_all();
+    }
+
+    /// Forgets a connection of `rank` that ended before the rank had announced itself.
+    fn forget(&self, rank: usize) {
+        if let Some(connection) = self.ranks().get_mut(rank).filter(|connection| connection.state == JoinState::Admitted) {
+            connection.state = JoinState::Absent;
+            connection.socket = None;
+        }
+    }
+
+    /// Notes that bytes of `rank` have arrived.
+    fn note(&self, rank: usize) {
+        if let Some(connection) = self.ranks().get_mut(rank) {
+            connection.heard = Some(Instant::now());
+        }
     }
 
     /// Reads the announcement of `rank`, with which it has joined.
-    fn register(&self, rank: usize, stream: &TcpStream) -> Result<(), TransportError> {
+    fn register(&self, rank: usize, reader: &mut FrameReader<TcpStream>, sealer: Sealer) -> Result<(), TransportError> {
         let peer = Peer::Rank(rank);
         let system = |error| TransportError::system(format!("configure the control connection to {peer}"), error);
-        stream.set_read_timeout(Some(STALL_TIME)).map_err(system)?;
-        let mut announcement: Announcement = frame::read(stream, peer)?.parse()?;
+        reader.stream().set_read_timeout(Some(STALL_TIME)).map_err(system)?;
+        let mut announcement: Announcement = loop {
+            if let Some(message) = reader.read(|| self.note(rank))? {
+                break message.parse()?;
+            }
+        };
+        let stream = reader.stream();
         stream.set_read_timeout(None).map_err(system)?;
         stream.set_write_timeout(Some(STALL_TIME)).map_err(system)?;
         if let Some(address) = announcement.address.as_mut().filter(|address| address.ip().is_unspecified()) {
             address.set_ip(stream.peer_addr().map_err(system)?.ip());
         }
-        let writer = Arc::new(Mutex::new(stream.try_clone().map_err(system)?));
+        let writer = FrameWriter::new(stream.try_clone().map_err(system)?, sealer, peer);
         if let Some(connection) = self.ranks().get_mut(rank) {
             connection.state = JoinState::Announced;
             connection.announcement = Some(announcement);
-            connection.writer = Some(writer);
+            connection.writer = Some(Arc::new(Mutex::new(writer)));
         }
         self.changed.notify_all();
         Ok(())
@@ -232,6 +289,7 @@ impl ConnectionOwner for ServerState {
         match self.ranks().get_mut(rank) {
             Some(connection) if hello.to == Peer::Launcher && connection.state == JoinState::Absent => {
                 connection.state = JoinState::Admitted;
+                connection.heard = Some(Instant::now());
                 Verdict::Welcome
             }
             Some(_) if hello.to == Peer::Launcher => Verdict::Duplicate,
@@ -239,16 +297,27 @@ impl ConnectionOwner for ServerState {
         }
     }
 
-    fn accept(self: Arc<Self>, hello: Hello, stream: TcpStream) {
-        let (Peer::Rank(rank), Ok(socket)) = (hello.from, stream.try_clone()) else { return };
+    fn withdraw(&self, hello: &Hello) {
+        if let Peer::Rank(rank) = hello.from {
+            self.forget(rank);
+        }
+    }
+
+    fn accept(self: Arc<Self>, hello: &Hello, stream: TcpStream, session: Session) -> bool {
+        let (Peer::Rank(rank), Ok(socket)) = (hello.from, stream.try_clone()) else { return false };
         let mut ranks = self.ranks();
         if self.is_closed.load(Ordering::Relaxed) {
-            return;
+            return true;
         }
         let server = Arc::clone(&self);
-        if let Some(connection) = ranks.get_mut(rank) {
-            connection.socket = Some(socket);
-            connection.reader = spawn("foretell-control", move || server.read_all(rank, stream)).ok();
+        let reader = spawn("foretell-control", move || server.read_all(rank, stream, session));
+        match (ranks.get_mut(rank), reader) {
+            (Some(connection), Ok(reader)) => {
+                connection.socket = Some(socket);
+                connection.reader = Some(reader);
+                true
+            }
+            _ => false,
         }
     }
 }

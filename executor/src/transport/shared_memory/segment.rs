@@ -201,7 +201,7 @@ impl Attachment {
             ATTACHED => !is_locked(self.segment.descriptor.as_fd(), index),
             _ => true,
         };
-        if is_gone { Err(TransportError::PeerLost { rank: self.segment.ranks[index] }) } else { Ok(()) }
+        if is_gone { Err(TransportError::PeerLost { rank: self.segment.ranks[index], reason: None }) } else { Ok(()) }
     }
 
     /// The doorbell of the rank at `index` for `stream`.

@@ -1,6 +1,10 @@
 //! The two halves of a channel over a TCP connection.
+//!
+//! A message is one record with the 8 bytes of its length, then its payload in records of at most
+//! [`RECORD_BYTES`]. Both sides know the length, so records need no headers. A payload counts as
+//! received only after its tag was checked.
 
-use std::io::{IoSlice, IoSliceMut};
+use std::io::IoSliceMut;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -8,18 +12,21 @@ use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::net::{SendAncillaryBuffer, SendFlags};
+use rustix::net::SendFlags;
 
 use super::super::channel::Channel;
 use super::super::doorbell::timespec;
 use super::super::endpoint::{Endpoint, ReceiveHalf, SendHalf, WaitPolicy, WakeSource};
-use super::super::message::{Incoming, Outgoing};
-use super::super::{StreamNumber, TransportError};
+use super::super::message::{Incoming, Outgoing, WrongLength};
+use super::super::session::{Opener, RECORD_TAG_BYTES, Sealer, Session};
+use super::super::{Peer, StreamNumber, TransportError};
 use super::TcpState;
 
-/// The most bytes of a reduction that are read from the socket at once, through a buffer that stays
-/// in the cache.
-const RECEIVE_BYTES: usize = 256 << 10;
+/// The most bytes of a payload that one record has. A record stays in a second-level cache between
+/// the kernel, the cipher and the reduction.
+const RECORD_BYTES: usize = 128 << 10;
+const LENGTH_BYTES: usize = 8;
+const SEALED_LENGTH_BYTES: usize = LENGTH_BYTES + RECORD_TAG_BYTES;
 
 /// A connection to one peer for one stream.
 pub(super) struct Connection {
@@ -31,11 +38,19 @@ pub(super) struct Connection {
 }
 
 /// The channel over a connection.
-pub(super) fn channel(connection: Arc<Connection>) -> Channel {
-    Channel {
-        sender: Box::new(SocketSender { connection: Arc::clone(&connection) }),
-        receiver: Box::new(SocketReceiver { connection, buffer: Vec::new() }),
-    }
+pub(super) fn channel(connection: Arc<Connection>, session: Session) -> Channel {
+    let Session { sealer, opener } = session;
+    let sender = SocketSender { connection: Arc::clone(&connection), sealer, buffer: Vec::new(), flushed: 0, covered: 0 };
+    let receiver = SocketReceiver {
+        connection,
+        opener,
+        length: [0; SEALED_LENGTH_BYTES],
+        length_filled: 0,
+        tag: [0; RECORD_TAG_BYTES],
+        record_filled: 0,
+        buffer: Vec::new(),
+    };
+    Channel { sender: Box::new(sender), receiver: Box::new(receiver) }
 }
 
 impl Connection {
@@ -44,14 +59,22 @@ impl Connection {
         match result {
             Ok(count) => Ok(count),
             Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NOTCONN) => Err(self.lost()),
+            Err(
+                error @ (Errno::PIPE
+                | Errno::CONNRESET
+                | Errno::TIMEDOUT
+                | Errno::HOSTUNREACH
+                | Errno::NETUNREACH
+                | Errno::NOTCONN),
+            ) => Err(self.lost(Some(error))),
             Err(error) => Err(TransportError::system(format!("{doing} rank {} on {}", self.peer, self.stream), error)),
         }
     }
 
     /// The error for a connection that has ended: the abort of the run, or the loss of the peer.
-    fn lost(&self) -> TransportError {
-        self.shared.abort.check().err().unwrap_or(TransportError::PeerLost { rank: self.peer })
+    fn lost(&self, reason: Option<Errno>) -> TransportError {
+        let lost = || TransportError::lost(Peer::Rank(self.peer), reason.map(Into::into));
+        self.shared.abort.check().err().unwrap_or_else(lost)
     }
 
     fn is_ready(&self, flags: PollFlags) -> bool {
@@ -63,51 +86,132 @@ impl Connection {
 
 struct SocketSender {
     connection: Arc<Connection>,
+    sealer: Sealer,
+    /// Sealed bytes. Empty unless a message is under way.
+    buffer: Vec<u8>,
+    /// How many bytes of `buffer` the socket has taken.
+    flushed: usize,
+    /// How many bytes of the message `buffer` covers.
+    covered: usize,
+}
+
+impl SocketSender {
+    /// Seals the next record of `message` into the empty buffer; at its start the length too.
+    fn seal_next(&mut self, message: &Outgoing<'_>) -> Result<(), TransportError> {
+        let Self { sealer, buffer, covered, .. } = self;
+        *covered = 0;
+        let mut seal = |bytes: &[u8]| {
+            let start = buffer.len();
+            buffer.extend_from_slice(bytes);
+            let tag = sealer.seal(&mut buffer[start..])?;
+            buffer.extend_from_slice(&tag);
+            *covered += bytes.len();
+            Ok::<_, TransportError>(())
+        };
+        let [length, payload] = message.rest();
+        if !length.is_empty() {
+            seal(length)?;
+        }
+        let record = &payload[..payload.len().min(RECORD_BYTES)];
+        if record.is_empty() { Ok(()) } else { seal(record) }
+    }
 }
 
 impl SendHalf for SocketSender {
     fn try_send(&mut self, message: &mut Outgoing<'_>) -> Result<usize, TransportError> {
-        let [header, payload] = message.rest();
-        // Header and payload in one call: with TCP_NODELAY two calls would make two packets.
-        let parts = [IoSlice::new(header), IoSlice::new(payload)];
-        let result =
-            rustix::net::sendmsg(&self.connection.socket, &parts, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL);
+        if self.buffer.is_empty() {
+            self.seal_next(message)?;
+        }
+        let result = rustix::net::send(&self.connection.socket, &self.buffer[self.flushed..], SendFlags::NOSIGNAL);
         let count = self.connection.bytes_moved(result, "send to")?;
-        message.advance(count);
+        self.flushed += count;
+        if self.flushed == self.buffer.len() {
+            message.advance(self.covered);
+            self.buffer.clear();
+            self.flushed = 0;
+        }
         Ok(count)
+    }
+}
+
+/// The place for the next `length` bytes of a message's payload: their own, or `buffer`.
+fn record_of<'a>(message: &'a mut Incoming<'_>, buffer: &'a mut [u8], length: usize) -> &'a mut [u8] {
+    match message.vacant() {
+        Some([_, payload]) => &mut payload[..length],
+        None => &mut buffer[..length],
     }
 }
 
 struct SocketReceiver {
     connection: Arc<Connection>,
-    /// For messages that cannot be read straight into their place. Empty until the first one.
+    opener: Opener,
+    /// The record with the message's length, and how much of it has arrived.
+    length: [u8; SEALED_LENGTH_BYTES],
+    length_filled: usize,
+    /// The tag of the payload's next record.
+    tag: [u8; RECORD_TAG_BYTES],
+    /// How much of the payload's next record has arrived, tag included.
+    record_filled: usize,
+    /// For payloads that cannot be read straight into their place. Empty until the first one.
     buffer: Vec<u8>,
+}
+
+impl SocketReceiver {
+    /// Opens the record with the message's length.
+    fn open_length(&mut self, peer: Peer) -> Result<[u8; LENGTH_BYTES], TransportError> {
+        let (mut length, mut tag) = ([0; LENGTH_BYTES], [0; RECORD_TAG_BYTES]);
+        length.copy_from_slice(&self.length[..LENGTH_BYTES]);
+        tag.copy_from_slice(&self.length[LENGTH_BYTES..]);
+        self.opener.open(&mut length, tag, peer)?;
+        Ok(length)
+    }
 }
 
 impl ReceiveHalf for SocketReceiver {
     fn try_receive(&mut self, message: &mut Incoming<'_>) -> Result<usize, TransportError> {
-        let Self { connection, buffer } = self;
-        let remaining = message.remaining();
-        let (result, is_in_place) = match message.vacant() {
-            Some([header, payload]) => {
-                (rustix::io::readv(&connection.socket, &mut [IoSliceMut::new(header), IoSliceMut::new(payload)]), true)
-            }
-            None => {
-                buffer.resize(RECEIVE_BYTES, 0);
-                (rustix::io::read(&connection.socket, &mut buffer[..remaining.min(RECEIVE_BYTES)]), false)
-            }
-        };
-        if result == Ok(0) {
-            return Err(connection.lost());
-        }
-        let count = connection.bytes_moved(result, "receive from")?;
-        let accepted = if is_in_place { message.filled(count) } else { message.accept(&buffer[..count]) };
-        accepted.map_err(|wrong| TransportError::LengthMismatch {
+        let connection = Arc::clone(&self.connection);
+        let wrong_length = |wrong: WrongLength| TransportError::LengthMismatch {
             rank: connection.peer,
             stream: connection.stream,
             expected: wrong.expected,
             announced: wrong.announced,
-        })?;
+        };
+        let peer = Peer::Rank(connection.peer);
+        let record_length = message.payload_remaining().min(RECORD_BYTES);
+        let is_in_place = message.vacant().is_some();
+        if !is_in_place && self.buffer.is_empty() {
+            self.buffer.resize(RECORD_BYTES, 0);
+        }
+        // A message without a payload has no record for it.
+        let tag_length = if record_length == 0 { 0 } else { RECORD_TAG_BYTES };
+        let record = record_of(message, &mut self.buffer, record_length);
+        let result = rustix::io::readv(
+            &connection.socket,
+            &mut [
+                IoSliceMut::new(&mut self.length[self.length_filled..]),
+                IoSliceMut::new(&mut record[self.record_filled.min(record_length)..]),
+                IoSliceMut::new(&mut self.tag[self.record_filled.saturating_sub(record_length)..tag_length]),
+            ],
+        );
+        if result == Ok(0) {
+            return Err(connection.lost(None));
+        }
+        let count = connection.bytes_moved(result, "receive from")?;
+        let of_length = count.min(SEALED_LENGTH_BYTES - self.length_filled);
+        self.length_filled += of_length;
+        self.record_filled += count - of_length;
+        if of_length > 0 && self.length_filled == SEALED_LENGTH_BYTES {
+            message.accept(&self.open_length(peer)?).map_err(wrong_length)?;
+        }
+        if record_length > 0 && self.record_filled == record_length + RECORD_TAG_BYTES {
+            self.record_filled = 0;
+            self.opener.open(record_of(message, &mut self.buffer, record_length), self.tag, peer)?;
+            let taken = if is_in_place { message.filled(record_length) } else { message.accept(&self.buffer[..record_length]) };
+            taken.map_err(wrong_length)?;
+        }
+        if message.is_done() {
+            self.length_filled = 0;
+        }
         Ok(count)
     }
 }

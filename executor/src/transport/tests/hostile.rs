@@ -1,10 +1,12 @@
 //! Connections from strangers, which must not disturb a run.
 
+use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::rendezvous::{announcement, join_alone, local};
+use super::rendezvous::{announcement, join_alone};
 use super::*;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -28,19 +30,22 @@ fn a_wrong_secret_is_refused_by_both_sides() {
 fn a_recorded_hello_without_the_secret_is_not_let_in() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 1).unwrap();
+    // An eavesdropper records a valid hello, and sends it again.
+    let mut hello = [0; 78];
+    let eavesdropper = TcpListener::bind(local()).unwrap();
+    let address = eavesdropper.local_addr().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| ControlClient::join(address, &key, 0, &announcement(1), Duration::from_millis(300)));
+        let mut recorded = eavesdropper.accept().unwrap().0;
+        recorded.read_exact(&mut hello).unwrap();
+        drop(eavesdropper);
+    });
     let mut stream = TcpStream::connect(server.address()).unwrap();
-    // A valid hello, as an eavesdropper could have recorded it, then an invalid tag.
-    let mut hello = Vec::from(*b"FTL1");
-    hello.extend([0, 0]);
-    hello.extend(0u32.to_le_bytes());
-    hello.extend(u32::MAX.to_le_bytes());
-    hello.extend(key.run);
-    hello.extend([5; 32]);
     stream.write_all(&hello).unwrap();
-    let mut challenge = [0; 64];
-    stream.read_exact(&mut challenge).unwrap();
+    let mut answer = [0; 48];
+    stream.read_exact(&mut answer).unwrap();
     // The acceptor's own tag, replayed, is not the connector's.
-    stream.write_all(&challenge[32..]).unwrap();
+    stream.write_all(&answer[32..]).unwrap();
     assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0);
     join_alone(&server, &key);
 }
@@ -69,12 +74,63 @@ fn garbage_and_silence_on_the_port_do_not_disturb_joining_ranks() {
 }
 
 #[test]
-fn more_silent_connections_than_handshakes_only_delay_a_rank() {
+fn two_thousand_silent_connections_and_more_only_delay_a_rank() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 1).unwrap();
-    let strangers: Vec<TcpStream> = (0..80).map(|_| TcpStream::connect(server.address()).unwrap()).collect();
+    let address = server.address();
+    // The test may be allowed fewer open files, and half of them are the server's.
+    let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(1 << 20) as usize;
+    let idle: Vec<TcpStream> = (0..2000.min(most / 4)).map_while(|_| TcpStream::connect(address).ok()).collect();
+    assert!(idle.len() > 150, "{}", idle.len());
+    let is_joined = AtomicBool::new(false);
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        // Each new connection takes the place of the oldest one.
+        scope.spawn(|| {
+            let mut more = VecDeque::new();
+            while !is_joined.load(Ordering::Relaxed) {
+                more.extend(TcpStream::connect(address));
+                if more.len() > 100 {
+                    more.pop_front();
+                }
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let joined = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| join_alone(&server, &key)));
+        is_joined.store(true, Ordering::Relaxed);
+        assert!(joined.is_ok());
+    });
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+}
+
+#[test]
+fn a_rank_whose_first_connections_broke_joins_and_opens_channels() {
+    use crate::transport::handshake::{Hello, initiate};
+    let key = RunKey::generate().unwrap();
+    let server = ControlServer::bind(local(), &key, 1).unwrap();
+    let hello = Hello { from: Peer::Rank(0), to: Peer::Launcher, stream: StreamNumber(0) };
+    for _ in 0..3 {
+        // It is welcome, and gone before it has announced itself.
+        let stream = TcpStream::connect(server.address()).unwrap();
+        let _ = initiate(&stream, server.address(), &key, hello);
+    }
     join_alone(&server, &key);
-    drop(strangers);
+    let listener = TcpListener::bind(local()).unwrap();
+    let (lower, higher) = (listener.local_addr().unwrap(), TcpListener::bind(local()).unwrap());
+    let addresses = vec![lower, higher.local_addr().unwrap()];
+    let second = Tcp::new(1, higher, addresses.clone(), key.clone(), TcpOptions::default()).unwrap();
+    let hello = Hello { from: Peer::Rank(0), to: Peer::Rank(1), stream: StreamNumber(0) };
+    for _ in 0..3 {
+        let stream = TcpStream::connect(addresses[1]).unwrap();
+        initiate(&stream, addresses[1], &key, hello).map_err(|error| format!("{error:?}")).unwrap();
+    }
+    let first = Tcp::new(0, listener, addresses, key, TcpOptions::default()).unwrap();
+    let mut sending = first.open(1, StreamNumber(0)).unwrap();
+    let mut receiving = second.open(0, StreamNumber(0)).unwrap();
+    sending.send(&[7]).unwrap();
+    let mut byte = [0];
+    receiving.receive(&mut byte).unwrap();
+    assert_eq!(byte, [7]);
 }
 
 #[test]

@@ -3,11 +3,15 @@
 
 mod collectives;
 mod hostile;
+mod middle;
 mod processes;
+mod relay;
 mod rendezvous;
+mod simulated;
+mod speed;
 mod waiting;
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,6 +29,10 @@ enum Kind {
 }
 
 const ALL_KINDS: [Kind; 4] = [Kind::SharedMemory, Kind::SmallRings, Kind::Tcp, Kind::Mixed];
+
+fn local() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 0).into()
+}
 
 fn wait_policy(timeout: Duration) -> WaitPolicy {
     WaitPolicy { timeout, ..WaitPolicy::default() }

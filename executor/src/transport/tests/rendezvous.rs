@@ -1,18 +1,15 @@
 //! The control connection: joining, messages in both directions, leaving.
 
-use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use serde_json::{Value, json};
 
+use super::relay::{Direction, Fate, Relay};
 use super::*;
 
 const SHORT: Duration = Duration::from_millis(300);
 const LONG: Duration = Duration::from_secs(20);
-
-pub(super) fn local() -> SocketAddr {
-    (Ipv4Addr::LOCALHOST, 0).into()
-}
 
 pub(super) fn announcement(port: u16) -> Announcement {
     Announcement { address: Some((Ipv4Addr::UNSPECIFIED, port).into()), machine: "here".to_owned() }
@@ -25,6 +22,18 @@ pub(super) fn join_alone(server: &ControlServer, key: &RunKey) -> ControlClient 
         server.wait_for_ranks(LONG).unwrap();
         client.join().unwrap()
     })
+}
+
+/// Joins as `rank`, then loses the connection.
+fn join_and_die(server: &ControlServer, key: &RunKey, rank: usize) {
+    let relay = Relay::start(server.address(), |_, _, _| Fate::Pass);
+    let address = relay.address();
+    std::thread::scope(|scope| {
+        let joining = scope.spawn(move || ControlClient::join(address, key, rank, &announcement(1), LONG).unwrap_err());
+        std::thread::sleep(SHORT);
+        relay.cut();
+        assert!(matches!(joining.join().unwrap(), TransportError::LauncherLost { .. }));
+    });
 }
 
 #[test]
@@ -64,7 +73,7 @@ fn all_ranks_get_the_table_and_exchange_messages() {
         for _ in 0..3 {
             assert!(matches!(server.next_event(LONG).unwrap(), (_, Event::Lost(TransportError::PeerLost { .. }))));
         }
-        assert!(matches!(server.send(1, "too late"), Err(TransportError::PeerLost { rank: 1 })));
+        assert!(matches!(server.send(1, "too late"), Err(TransportError::PeerLost { rank: 1, .. })));
     });
 }
 
@@ -80,6 +89,7 @@ fn a_missing_rank_is_named_after_the_time_out() {
         }
         let error = server.wait_for_ranks(SHORT).unwrap_err();
         assert!(error.to_string().starts_with("ranks 1, 3 did not join the run within"), "{error}");
+        drop(server);
     });
 }
 
@@ -87,11 +97,15 @@ fn a_missing_rank_is_named_after_the_time_out() {
 fn a_rank_that_joins_and_dies_is_named_at_once() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 2).unwrap();
-    let error = ControlClient::join(server.address(), &key, 1, &announcement(1), SHORT).unwrap_err();
-    assert!(matches!(error, TransportError::ControlTimedOut { peer: Peer::Launcher, .. }), "{error}");
     let started = Instant::now();
-    assert!(matches!(server.wait_for_ranks(LONG), Err(TransportError::PeerLost { rank: 1 })));
-    assert!(started.elapsed() < Duration::from_secs(1));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let Err(TransportError::MissingRanks { .. }) = server.wait_for_ranks(SHORT) else { panic!("rank 0 is missing") };
+            assert!(matches!(server.wait_for_ranks(LONG), Err(TransportError::PeerLost { rank: 1, .. })));
+        });
+        join_and_die(&server, &key, 1);
+    });
+    assert!(started.elapsed() < LONG / 2);
 }
 
 #[test]
@@ -106,7 +120,7 @@ fn the_loss_of_the_launcher_ends_a_ranks_wait() {
         });
         server.wait_for_ranks(LONG).unwrap();
         drop(server);
-        assert!(matches!(rank.join().unwrap(), TransportError::LauncherLost));
+        assert!(matches!(rank.join().unwrap(), TransportError::LauncherLost { .. }));
     });
 }
 
@@ -115,7 +129,7 @@ fn a_rank_joins_once_and_only_within_the_world() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 1).unwrap();
     let client = join_alone(&server, &key);
-    let error = ControlClient::join(server.address(), &key, 0, &announcement(1), LONG).unwrap_err();
+    let error = ControlClient::join(server.address(), &key, 0, &announcement(1), SHORT).unwrap_err();
     assert_eq!(error.to_string(), "the launcher refused the connection: the same rank has connected for this already");
     let error = ControlClient::join(server.address(), &key, 1, &announcement(1), LONG).unwrap_err();
     assert_eq!(error.to_string(), "the launcher refused the connection: it does not expect this rank here");
@@ -132,4 +146,39 @@ fn a_key_survives_as_text_and_hides_its_secret_in_debug_output() {
     for text in ["", "abc", &"g".repeat(96), &"a".repeat(95), &"a".repeat(98)] {
         assert!(RunKey::from_text(text).is_err());
     }
+}
+
+#[test]
+fn a_rank_whose_heartbeats_do_not_arrive_is_silent() {
+    let key = RunKey::generate().unwrap();
+    let server = ControlServer::bind(local(), &key, 2).unwrap();
+    let is_cut_off = Arc::new(AtomicBool::new(false));
+    let relay = {
+        let is_cut_off = Arc::clone(&is_cut_off);
+        Relay::start(server.address(), move |direction, _, _| {
+            if direction == Direction::ToServer && is_cut_off.load(Ordering::SeqCst) { Fate::Drop } else { Fate::Pass }
+        })
+    };
+    let limit = LEAST_PEER_TIMEOUT;
+    // The launcher looks several times a second.
+    let silent_after = |time: Duration| {
+        let started = Instant::now();
+        loop {
+            std::thread::sleep(Duration::from_millis(50));
+            let silent = server.silent_ranks(limit);
+            if !silent.is_empty() || started.elapsed() > time {
+                break silent;
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        // One joins, and is cut off before the other one is there.
+        let (key, address) = (&key, relay.address());
+        scope.spawn(move || drop(ControlClient::join(address, key, 1, &announcement(1), LONG)));
+        assert!(matches!(server.wait_for_ranks(SHORT), Err(TransportError::MissingRanks { .. })));
+        assert_eq!(silent_after(limit * 2), [0; 0]);
+        is_cut_off.store(true, Ordering::SeqCst);
+        assert_eq!(silent_after(limit * 4), [1]);
+        relay.cut();
+    });
 }

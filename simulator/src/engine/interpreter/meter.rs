@@ -104,7 +104,9 @@ impl Meter {
 
     /// Accounts for the time until now, and for announced activities that have begun.
     fn settle(&mut self, now: Picoseconds) {
-        while self.next_kernel.min(self.next_collective) <= now {
+        // `NEVER` is no activity, even at the end of time.
+        let begun = |meter: &Self| meter.next_kernel.min(meter.next_collective) <= now.min(Picoseconds(NEVER.0 - 1));
+        while begun(self) {
             if self.next_kernel <= self.next_collective {
                 self.account(self.next_kernel);
                 self.next_kernel = NEVER;

@@ -56,9 +56,14 @@ pub(crate) fn interpret(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<
     while interpreter.least_step.is_none() && interpreter.advance() {}
     match interpreter.least_step {
         Some(at_least) => Err(SimulationError::PastDeadline { at_least }),
+        None if interpreter.queue.now() > LATEST => Err(interpreter.too_long()),
         None => interpreter.into_outcome(),
     }
 }
+
+/// The latest end of a step. Later instants come near the range of [`Picoseconds`], where durations
+/// saturate: an activity that never ends would then be started again at the same instant, for ever.
+const LATEST: Picoseconds = Picoseconds(u64::MAX / 4);
 
 /// From this number of ranks on, their state (some 6 KB each) exceeds the nearest caches, and
 /// prefetching pays.
@@ -203,14 +208,14 @@ impl<'a> Interpreter<'a> {
         self.start_ready();
     }
 
-    /// Handles the next event; returns `false` if there is none.
+    /// Handles the next event; returns `false` if there is none, or if it comes after [`LATEST`].
     fn advance(&mut self) -> bool {
         // Rates are solved once all events of an instant are handled: if one kernel replaces
         // another, nothing changes.
         if self.fair_share.is_stale() && self.queue.next_time().is_none_or(|time| time > self.queue.now()) {
             self.update_rates();
         }
-        let Some(event) = self.next_event() else { return false };
+        let Some(event) = self.next_event().filter(|_| self.queue.now() <= LATEST) else { return false };
         match event {
             Event::Start(task) => self.start(task),
             Event::TimerEnds(task) => self.finish(task),

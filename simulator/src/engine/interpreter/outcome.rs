@@ -1,6 +1,6 @@
 //! The outcome of a run once no event is left: the answer, or which ranks wait for each other.
 
-use super::Interpreter;
+use super::{Interpreter, LATEST};
 use crate::engine::RunOutcome;
 use crate::error::SimulationError;
 use foretell_program::{Origin, RankTimeline, Timeline};
@@ -11,6 +11,9 @@ impl Interpreter<'_> {
     pub(super) fn into_outcome(self) -> Result<RunOutcome, SimulationError> {
         if self.unfinished > 0 {
             return Err(self.deadlock());
+        }
+        if self.ranks.iter().any(|rank| rank.end > LATEST) {
+            return Err(self.too_long());
         }
         let quantile = self.scenario.quantile;
         let mut spans_by_rank = self.recorder.map_or_else(Vec::new, |recorder| recorder.spans);
@@ -39,10 +42,20 @@ impl Interpreter<'_> {
         })
     }
 
+    /// The error for a step that does not end by [`LATEST`].
+    pub(super) fn too_long(&self) -> SimulationError {
+        SimulationError::TooLong { limit: LATEST, running: self.unfinished_instructions() }
+    }
+
     fn deadlock(&self) -> SimulationError {
-        // Enough to see the cycle, few enough to read.
-        const SHOWN: usize = 8;
         let total: usize = self.lowered.ranks.iter().map(|rank| self.lowered.lists[rank.list].actions.len()).sum();
+        SimulationError::Deadlock { done: total - self.unfinished, total, waiting: self.unfinished_instructions() }
+    }
+
+    /// The instructions in which the first few ranks are.
+    fn unfinished_instructions(&self) -> Vec<String> {
+        // Enough to see a cycle, few enough to read.
+        const SHOWN: usize = 8;
         let mut waiting = Vec::new();
         for (index, rank) in self.ranks.iter().enumerate() {
             let ends = &rank.block_list.streams[1..];
@@ -70,6 +83,6 @@ impl Interpreter<'_> {
         if more > 0 {
             waiting.push(format!("and {more} more"));
         }
-        SimulationError::Deadlock { done: total - self.unfinished, total, waiting }
+        waiting
     }
 }
