@@ -67,7 +67,7 @@ impl Builder {
             bytes,
             persistent,
             lifetime: None,
-            initial: None,
+            state: None,
         });
         self.stage.arena += bytes;
         BufferId(self.stage.buffers.len() as u32 - 1)
