@@ -178,7 +178,8 @@ def check(name, case, program, folder):
         done = foretell(program, folder, batch + plan(layout), "--init", weights, "--steps", 3, "--data", data, "--run", f"run{index}")
         errors += [compare(f"{name} {layout}: loss", done["loss"][0], loss.item())]
         # Batch norm over few samples magnifies rounding from layer to layer.
-        compare(f"{name} {layout}: gradient norm", done["gradient_norm"][0], norm, 1e-2 if batch else TOLERANCE)
+        error = compare(f"{name} {layout}: gradient norm", done["gradient_norm"][0], norm, 1e-2 if batch else TOLERANCE)
+        errors += [] if batch else [error]
         trained, line["tensors"] = load_strictly(case, folder, folder / f"run{index}/checkpoints/3")
         trained.eval()
         with torch.no_grad():

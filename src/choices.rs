@@ -115,6 +115,7 @@ pub enum OptimizerName {
     Sgd,
     Adam,
     Adamw,
+    Lamb,
 }
 
 /// The resolved job: names looked up and defaults taken.
@@ -392,6 +393,7 @@ impl From<OptimizerName> for Optimizer {
             OptimizerName::Sgd => Optimizer::Sgd,
             OptimizerName::Adam => Optimizer::Adam,
             OptimizerName::Adamw => Optimizer::AdamW,
+            OptimizerName::Lamb => Optimizer::Lamb,
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::inputs;
 use crate::launch::{Hosts, backend_for, enough_devices, this_program};
+use crate::live::LiveProgress;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict::{self, PredictedPlan};
@@ -13,11 +14,11 @@ use foretell_executor::checkpoint::check_start;
 use foretell_executor::data::{DataSource, Dataset};
 use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{
-    BackendKind, Checkpoints, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics, StopSignals, TrainingJob,
+    BackendKind, Checkpoints, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics, StopSignals, TrainingJob,
     TransportKind, World, executable, execute, supported,
 };
 use foretell_models::Model;
-use foretell_program::Plan;
+use foretell_program::{Period, Plan};
 use foretell_units::Seconds;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,9 @@ pub struct Arguments {
     /// The plan [default with --resume: the run's own]
     #[arg(long, value_name = "FILE", required_unless_present = "resume")]
     plan: Option<PathBuf>,
+    /// Recipe that replaces the plan's `training`: optimizer, schedule, loss, frozen parameters
+    #[arg(long, value_name = "FILE")]
+    recipe: Option<PathBuf>,
     /// Measured costs, for the prediction that is made before the run
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -50,7 +54,7 @@ pub struct Arguments {
     #[arg(long)]
     elastic: bool,
     /// How often to go on from the last checkpoint after the loss of a rank [default: 0; with
-    /// --elastic, while ranks are left]
+    /// --elastic, the number of ranks]
     #[arg(long, value_name = "N")]
     max_restarts: Option<usize>,
     /// Replace the run that the folder has
@@ -93,6 +97,9 @@ pub struct TrainingArguments {
     /// How long a rank may send no sign of life before the run ends and names it
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = peer_timeout)]
     pub peer_timeout: Duration,
+    /// Also write TensorBoard's event files, into the run's folder
+    #[arg(long)]
+    pub tensorboard: bool,
     /// Connect ranks by TCP over the loopback interface instead of shared memory
     #[arg(long)]
     pub tcp: bool,
@@ -136,7 +143,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, Some(run)) => run.join("plan.yaml"),
         (None, None) => return Err(Failure::Input("a run needs a plan; hint: give one with `--plan`".into())),
     };
-    let loaded = PlanFile::load(&plan)?;
+    let mut loaded = PlanFile::load(&plan)?;
+    arguments.recipe.as_deref().map(|recipe| loaded.apply_recipe(recipe)).transpose()?;
     let training = resumption.as_ref().map_or_else(|| Ok(arguments.training.clone()), |one| one.complete(&arguments.training))?;
     let world = World::from_environment()?;
     let backend = backend_for(&loaded.topology, world.as_ref())?;
@@ -156,8 +164,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     predict::print_caveats(&loaded.topology, &predicted.prediction, ranks, &predicted.remarks);
     let recovery = Recovery {
         elastic: arguments.elastic,
-        // An elastic run ends when the last rank is lost.
-        max_restarts: arguments.max_restarts.unwrap_or(if arguments.elastic { ranks - 1 } else { 0 }),
+        max_restarts: arguments.max_restarts.unwrap_or(if arguments.elastic { ranks } else { 0 }),
         profile: profile.as_ref(),
         oversubscribe: arguments.oversubscribe,
     };
@@ -236,8 +243,8 @@ impl TrainingArguments {
             start,
             checkpoints: match self.save_every {
                 Some(SaveEvery::Never) => None,
-                Some(SaveEvery::Steps(steps)) => Some(Checkpoints::new(Some(steps), self.keep())),
-                None => Some(Checkpoints::new(None, self.keep())),
+                Some(SaveEvery::Steps(steps)) => Some(Checkpoints::new(Some(Period::Steps(steps)), self.keep())),
+                None => Some(Checkpoints::new(loaded.plan.training.save_every, self.keep())),
             },
         }
     }
@@ -282,21 +289,17 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Vec<Step
         timeline: predicted.simulation.timeline.clone(),
     })?;
     let job = arguments.job(loaded, start.clone());
-    let bar = output::progress(1, "train");
-    let mut show = |progress: RunEvent| match progress {
-        RunEvent::Started { steps } => bar.set_length(steps as u64),
-        RunEvent::Step(step) => {
-            made.push(step);
-            bar.set_position(step.step as u64 + 1);
-            bar.set_message(format!("loss {:.4}", step.loss));
+    let tensorboard = arguments.tensorboard.then(|| folder.file("tensorboard"));
+    let step = predicted.prediction.step_seconds;
+    let mut live = LiveProgress::new(loaded.plan.training.print_every, step, tensorboard.as_deref())?;
+    let mut show = |event: RunEvent| {
+        if let RunEvent::Step(step) = &event {
+            made.push(*step);
         }
-        RunEvent::Evaluation(evaluation) => {
-            let text = format!("epoch {}: loss {:.4}, top-1 {:.2} %", evaluation.epoch, evaluation.loss, evaluation.top1 * 100.0);
-            if bar.is_hidden() { output::message(&text) } else { bar.println(text) }
-        }
+        live.show(&event);
     };
     let outcome = execute(&job, Some(folder.path()), &hosts.options, &mut show);
-    bar.finish_and_clear();
+    live.finish()?;
     let outcome = outcome.map_err(ExecutorFailure::Run)?;
     hosts.close()?;
     Ok(outcome)
@@ -326,11 +329,31 @@ pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
         "loss": outcome.steps.iter().map(|step| step.loss).collect::<Vec<_>>(),
         "gradient_norm": outcome.steps.iter().map(|step| step.gradient_norm).collect::<Vec<_>>(),
         "peak_memory_bytes": outcome.arenas.iter().map(|arena| arena.count()).collect::<Vec<_>>(),
-        "evaluation": outcome.evaluations.last(),
+        "samples_per_second": outcome.samples_per_second(),
+        "evaluation": outcome.evaluations.last().map(evaluation_document),
         "resumed_from_step": outcome.resumed_from_step,
         "restarts": outcome.restarts,
         "world_size": outcome.world_size,
         "backend": outcome.backend.name(),
+    })
+}
+
+/// An evaluation without its tables by class, which `evaluation.jsonl` has. Measures that a model of
+/// sequences lacks are null.
+fn evaluation_document(evaluation: &Evaluation) -> Value {
+    let classes = evaluation.classification.as_ref();
+    json!({
+        "step": evaluation.step,
+        "epoch": evaluation.epoch,
+        "samples": evaluation.samples,
+        "loss": evaluation.loss,
+        "perplexity": evaluation.perplexity,
+        "top1": evaluation.top1,
+        "top5": evaluation.top5,
+        "precision": classes.map(|classes| classes.precision),
+        "recall": classes.map(|classes| classes.recall),
+        "f1": classes.map(|classes| classes.f1),
+        "roc_auc": classes.and_then(|classes| classes.roc_auc),
     })
 }
 

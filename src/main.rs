@@ -18,6 +18,7 @@ mod inputs;
 mod lab;
 mod launch;
 mod library;
+mod live;
 mod output;
 mod plan;
 
@@ -30,6 +31,7 @@ mod running_cost;
 mod score;
 mod simulate;
 mod sizes;
+mod tensorboard;
 mod what_if;
 
 use clap::{Parser, Subcommand};

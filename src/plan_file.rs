@@ -31,8 +31,8 @@ pub struct PlanFile {
     global_batch: usize,
     #[serde(default = "default_precision")]
     precision: DataType,
-    #[serde(default)]
-    optimizer: Optimizer,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    optimizer: Option<Optimizer>,
     #[serde(default)]
     training: Training,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -143,6 +143,16 @@ pub struct LoadedPlan {
 }
 
 impl LoadedPlan {
+    /// Replaces the plan's `training`, and its optimizer if the recipe names one, by the recipe in
+    /// a file.
+    pub fn apply_recipe(&mut self, recipe: &Path) -> Result<(), Failure> {
+        let mut training: Training = inputs::parse_yaml(&inputs::read(recipe)?, recipe)?;
+        self.file.optimizer = training.optimizer.take().or(Some(self.plan.optimizer));
+        self.file.training = training;
+        self.plan = self.file.plan();
+        self.plan.validate().map_err(|error| Failure::in_file(recipe, &error))
+    }
+
     /// Compiles the plan. An error names the file.
     pub fn compile(&self) -> Result<Compiled, Failure> {
         compile(&self.model.model, &self.model.name, &self.plan).map_err(|error| Failure::in_file(&self.path, &error))
@@ -161,7 +171,7 @@ impl PlanFile {
             layout: plan.layout,
             global_batch: plan.global_batch,
             precision: plan.precision,
-            optimizer: plan.optimizer,
+            optimizer: Some(plan.optimizer),
             training: plan.training,
             batch_norm_group: plan.batch_norm_group,
             overlap: Some(plan.overlap).filter(|overlap| Some(*overlap) != usual_overlap(&plan.stack)),
@@ -179,8 +189,8 @@ impl PlanFile {
             layout: file.layout,
             global_batch: file.global_batch,
             precision: file.precision,
-            optimizer: file.optimizer,
-            training: file.training,
+            optimizer: file.training.optimizer.or(file.optimizer).unwrap_or_default(),
+            training: Training { optimizer: None, ..file.training },
             batch_norm_group: file.batch_norm_group,
             overlap: file.overlap.or_else(|| usual_overlap(&file.stack)).unwrap_or_default(),
             stack: file.stack,
@@ -241,6 +251,13 @@ impl PlanFile {
             None => topology,
         };
         topology.validate().map_err(|error| error.in_file(&path.display().to_string()))?;
+        if let (Some(plan), Some(training)) = (file.optimizer, file.training.optimizer)
+            && plan != training
+        {
+            let (plan, training) = (plan.name(), training.name());
+            let message = format!("`optimizer` is `{plan}`, and `training.optimizer` is `{training}`; hint: keep one of them");
+            return Err(Failure::in_file(path, &message));
+        }
         let plan = file.plan();
         let stack = inputs::stack(plan.stack.name()).map_err(|failure| Failure::in_file(path, &failure))?;
         plan.validate().map_err(|error| Failure::in_file(path, &error))?;

@@ -113,7 +113,8 @@ impl Recovery<'_> {
             made.retain(|one| one.step < step);
             let before = training.predicted.compiled.training.mesh.world_size();
             if self.elastic {
-                training = self.planned_again(training, before - 1)?;
+                // The last rank is started again: this machine is still there.
+                training = self.planned_again(training, (before - 1).max(1))?;
             }
             let ranks = training.predicted.compiled.training.mesh.world_size();
             output::note(&format!("{lost}; the run goes on from step {step} with {ranks} of {before} ranks"));

@@ -39,7 +39,8 @@ pub struct Measured {
 }
 
 /// Files of a run that one that goes on from it keeps or replaces.
-const KEPT_TO_RESUME: [&str; 5] = ["predicted.json", "plan.yaml", "metrics.jsonl", "evaluation.jsonl", "checkpoints"];
+const KEPT_TO_RESUME: [&str; 6] =
+    ["predicted.json", "plan.yaml", "metrics.jsonl", "evaluation.jsonl", "checkpoints", "tensorboard"];
 /// The other files of a run.
 const LEFT_BEHIND: [&str; 6] = ["measured.json", "timeline", "ranks", "trace.json", "report.html", "plots"];
 /// Files that show that a folder is a run's: other folders are never cleared.

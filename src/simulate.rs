@@ -27,6 +27,9 @@ pub struct Arguments {
     /// The plan
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,
+    /// Recipe that replaces the plan's `training`
+    #[arg(long, value_name = "FILE")]
+    recipe: Option<PathBuf>,
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -142,7 +145,8 @@ fn straggler(text: &str) -> Result<(Rank, f64), String> {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let questions = what_if::read(&arguments.what_if)?;
-    let loaded = PlanFile::load(&arguments.plan)?;
+    let mut loaded = PlanFile::load(&arguments.plan)?;
+    arguments.recipe.as_deref().map(|recipe| loaded.apply_recipe(recipe)).transpose()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let options = options(arguments, json);
     let mut predicted = predict::predict_as(&loaded, profile.as_ref(), &options)?;

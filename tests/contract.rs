@@ -26,8 +26,18 @@ const PREDICTED: [&str; 15] = [
     "wall_seconds",
 ];
 const BREAKDOWN: [&str; 5] = ["compute", "exposed_communication", "bubble", "data", "optimizer"];
-const EXECUTE: [&str; 9] =
-    ["run", "steps", "step_seconds", "step_seconds_median", "loss", "peak_memory_bytes", "evaluation", "world_size", "backend"];
+const EXECUTE: [&str; 10] = [
+    "run",
+    "steps",
+    "step_seconds",
+    "step_seconds_median",
+    "loss",
+    "peak_memory_bytes",
+    "evaluation",
+    "samples_per_second",
+    "world_size",
+    "backend",
+];
 const CHECK: [&str; 7] =
     ["predicted_step_seconds", "measured_step_seconds", "error", "inside_interval", "memory_error", "by_kind", "worst"];
 const SEARCH: [&str; 8] =
@@ -250,7 +260,7 @@ fn simulate_execute_and_check_print_the_promised_fields() {
 
     let executed = scratch.json(&["execute", "--plan", text(&plan), "--steps", "30", "--oversubscribe"]);
     assert_has(&executed, &EXECUTE);
-    assert_has(&executed["evaluation"], &["loss", "top1", "samples"]);
+    assert_has(&executed["evaluation"], &["loss", "top1", "top5", "precision", "recall", "f1", "roc_auc", "samples"]);
     assert_eq!(executed["steps"], 30);
     assert_eq!(executed["step_seconds"].as_array().map(Vec::len), Some(30));
     assert_eq!(executed["world_size"], 2);

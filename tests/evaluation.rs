@@ -5,9 +5,12 @@ mod common;
 
 use common::{Scratch, text};
 
-/// Returns loss, top-1 accuracy and number of samples of the evaluation after two epochs. The
-/// number of evaluation samples is not a multiple of the batch, so the last batch is padded.
-fn evaluation(scratch: &Scratch, model: &str, learning_rate: &str, layout: &str) -> (f64, f64, u64) {
+/// The measures of an evaluation that do not depend on the layout, beside the loss.
+const MEASURES: [&str; 6] = ["top1", "top5", "precision", "recall", "f1", "roc_auc"];
+
+/// Returns loss, measures and number of samples of the evaluation after two epochs. The number of
+/// evaluation samples is not a multiple of the batch, so the last batch is padded.
+fn evaluation(scratch: &Scratch, model: &str, learning_rate: &str, layout: &str) -> (f64, [f64; 6], u64) {
     let plan = scratch.file(
         "plan.yaml",
         &format!(
@@ -17,24 +20,32 @@ fn evaluation(scratch: &Scratch, model: &str, learning_rate: &str, layout: &str)
     let document = scratch.json(&["execute", "--plan", text(&plan), "--epochs", "2", "--data", "digits", "--oversubscribe"]);
     let evaluation = &document["evaluation"];
     let number = |key: &str| evaluation[key].as_f64().expect("a number");
-    (number("loss"), number("top1"), evaluation["samples"].as_u64().expect("a number"))
+    (number("loss"), MEASURES.map(number), evaluation["samples"].as_u64().expect("a number"))
 }
 
 /// Asserts that several layouts evaluate as one rank does. Returns the top-1 accuracy on one rank.
-/// `tolerance` is relative for the loss and absolute for top-1, because layouts add in different
+/// `tolerance` is relative for the loss and absolute for the measures, because layouts add in different
 /// orders.
 fn assert_same_in_every_layout(model: &str, learning_rate: &str, tolerance: f64) -> f64 {
     let scratch = Scratch::new();
-    let (loss, top1, samples) = evaluation(&scratch, model, learning_rate, "micro_batch: 48");
+    let (loss, measures, samples) = evaluation(&scratch, model, learning_rate, "micro_batch: 48");
     assert!(loss.is_finite() && samples % 48 != 0, "loss {loss} of {samples} samples");
-    let layouts =
-        ["data: 2, micro_batch: 24", "data: 2, micro_batch: 8", "pipeline: 2, micro_batch: 8", "pipeline: 2, micro_batch: 24"];
+    let layouts = [
+        "data: 2, micro_batch: 24",
+        "data: 2, tensor: 2, micro_batch: 8",
+        "pipeline: 2, micro_batch: 8",
+        "tensor: 2, micro_batch: 24",
+    ];
     for layout in layouts {
-        let (other_loss, other_top1, other_samples) = evaluation(&scratch, model, learning_rate, layout);
+        let (other_loss, other_measures, other_samples) = evaluation(&scratch, model, learning_rate, layout);
         assert_eq!(samples, other_samples, "{layout}");
         assert!((loss - other_loss).abs() <= tolerance * loss, "loss {loss} on one rank, {other_loss} with {layout}");
-        assert!((top1 - other_top1).abs() <= tolerance, "top-1 {top1} on one rank, {other_top1} with {layout}");
+        for ((name, one), other) in MEASURES.iter().zip(measures).zip(other_measures) {
+            assert!((one - other).abs() <= tolerance, "{name} {one} on one rank, {other} with {layout}");
+        }
     }
+    let [top1, top5, .., area] = measures;
+    assert!(top1 <= top5 && area > 0.0 && area <= 1.0, "{measures:?}");
     top1
 }
 
@@ -69,5 +80,29 @@ fn half_precision_learns_the_digits_as_well_as_single() {
     for precision in ["bf16", "fp16"] {
         let half = top1(precision);
         assert!((half - single).abs() <= 0.02, "top-1 {half} in {precision}, {single} in fp32");
+    }
+}
+
+#[test]
+fn a_language_model_counts_top_five_equally_in_every_layout() {
+    let scratch = Scratch::new();
+    let model = "{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 256, sequence: 16}";
+    let evaluation = |layout: &str| {
+        let plan =
+            scratch.file("plan.yaml", &format!("model: {model}\ntopology: local\nglobal_batch: 8\nlayout: {{{layout}}}\n"));
+        let arguments = ["execute", "--plan", text(&plan), "--steps", "4", "--data", "text", "--oversubscribe"];
+        let document = scratch.json(&arguments);
+        let evaluation = &document["evaluation"];
+        assert!(evaluation["roc_auc"].is_null() && evaluation["f1"].is_null(), "{evaluation}");
+        let perplexity = evaluation["perplexity"].as_f64().expect("a number");
+        assert!((perplexity.ln() - evaluation["loss"].as_f64().expect("a number")).abs() < 1e-9, "{evaluation}");
+        ["top1", "top5"].map(|key| evaluation[key].as_f64().expect("a number"))
+    };
+    let [top1, top5] = evaluation("micro_batch: 8");
+    assert!(top1 < top5 && top5 < 1.0, "{top1} {top5}");
+    // Ranks shard the vocabulary.
+    for layout in ["tensor: 2, micro_batch: 4", "data: 2, tensor: 2, pipeline: 2, micro_batch: 2"] {
+        let other = evaluation(layout);
+        assert!((other[0] - top1).abs() < 5e-3 && (other[1] - top5).abs() < 5e-3, "{top1} {top5}, {other:?} with {layout}");
     }
 }

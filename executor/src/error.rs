@@ -146,7 +146,7 @@ fn how_to_go_on(checkpoint: Option<&Path>) -> String {
             let (checkpoint, run) = (checkpoint.display(), run.display());
             format!("its state is in `{checkpoint}`; hint: go on with `foretell execute --resume {run}`")
         }
-        None => "it left no checkpoint; hint: leave out `--save-every never` to be able to go on".into(),
+        None => "it wrote no checkpoint; hint: start it again, without `--save-every never` if it is to go on".into(),
     }
 }
 

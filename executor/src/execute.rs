@@ -2,6 +2,7 @@
 //! writing the run's folder.
 
 mod checkpoints;
+mod classification;
 mod collector;
 mod files;
 
@@ -13,9 +14,10 @@ use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
 use crate::{data::Dataset, executable, supported};
 use checkpoints::SavedCheckpoints;
+pub use classification::{Classification, PerClass, classification};
 use collector::Collector;
 use files::RunFiles;
-use foretell_program::{Compiled, Mesh, Rank, Timeline, compile};
+use foretell_program::{Compiled, Mesh, Rank, RunLength, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -54,7 +56,7 @@ pub struct StepMetrics {
 }
 
 /// One evaluation: a line of `evaluation.jsonl`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// The training step that it follows.
     pub step: usize,
@@ -64,17 +66,24 @@ pub struct Evaluation {
     pub loss: f64,
     /// The share of predictions whose first choice is right, from 0 to 1.
     pub top1: f64,
+    /// The share of predictions whose first five choices have the right one.
+    pub top5: f64,
+    /// The exponential of the loss.
+    pub perplexity: f64,
+    /// The measures of a classifier; `None` for models of sequences.
+    #[serde(flatten)]
+    pub classification: Option<Classification>,
     /// The number of samples that were evaluated.
     pub samples: usize,
 }
 
 /// An event of a run, for showing its progress.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum RunEvent {
     /// All ranks have started.
     Started {
-        /// The number of steps to come.
-        steps: usize,
+        /// The length of the run.
+        length: RunLength,
     },
     /// A step is done.
     Step(StepMetrics),
@@ -111,6 +120,13 @@ impl Outcome {
         seconds.sort_by(f64::total_cmp);
         Seconds::new(seconds.get(seconds.len() / 2).copied().unwrap_or(0.0))
     }
+
+    /// The throughput at the median duration of the steps.
+    pub fn samples_per_second(&self) -> f64 {
+        let samples = self.steps.first().map_or(0.0, |step| step.samples_per_second * step.seconds);
+        let median = self.median_step().value();
+        if median > 0.0 { samples / median } else { 0.0 }
+    }
 }
 
 /// Trains with one process per rank. If `folder` is given, metrics, logs and spans are written into
@@ -132,6 +148,7 @@ pub fn execute(
     let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
     let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;
     let steps = job.length.steps(steps_per_epoch)?;
+    let length = RunLength { steps, steps_per_epoch };
     drop(dataset);
     if steps <= job.start.step() {
         return Err(ExecutorError::Unsupported {
@@ -149,7 +166,7 @@ pub fn execute(
         let ids: Vec<String> = ranks.process_ids().iter().map(u32::to_string).collect();
         write_whole(&folder.join("ranks").join("pids"), ids.join("\n").as_bytes())?;
     }
-    progress(RunEvent::Started { steps });
+    progress(RunEvent::Started { length });
     let mut run = ActiveRun::new(&compiled, files, saving, options.backend, progress);
     run.outcome.resumed_from_step = first_step;
     run.receive_reports(&mut ranks, mesh)?;
@@ -234,6 +251,7 @@ impl<'a> ActiveRun<'a> {
                         self.finish_evaluation(evaluation)?;
                     }
                 }
+                Report::Scores(report) => self.collector.scores(report),
                 Report::CheckpointPart { step, scaler } => {
                     self.saving.as_mut().map_or(Ok(()), |saving| saving.add_part(step, scaler))?;
                 }
@@ -269,7 +287,7 @@ impl<'a> ActiveRun<'a> {
             return Err(ExecutorError::Diverged { step: evaluation.step, loss: evaluation.loss });
         }
         self.files.as_mut().map(|files| files.write_evaluation(&evaluation)).transpose()?;
-        self.outcome.evaluations.push(evaluation);
+        self.outcome.evaluations.push(evaluation.clone());
         (self.progress)(RunEvent::Evaluation(evaluation));
         Ok(())
     }

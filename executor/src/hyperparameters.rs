@@ -1,12 +1,12 @@
 //! The hyperparameters of a training step, from the plan and the seed.
 
 use crate::backend::Hyperparameters;
-use foretell_program::Plan;
+use foretell_program::{Plan, RunLength};
 
 /// The hyperparameters that the kernels of a step get. `step` counts from 0.
-pub(crate) fn hyperparameters(plan: &Plan, seed: u64, step: usize) -> Hyperparameters {
+pub(crate) fn hyperparameters(plan: &Plan, seed: u64, step: usize, run: RunLength) -> Hyperparameters {
     Hyperparameters {
-        learning_rate: plan.learning_rate(),
+        learning_rate: plan.learning_rate_at(step, run),
         momentum: plan.training.momentum,
         weight_decay: plan.training.weight_decay,
         beta1: plan.training.beta1,

@@ -91,6 +91,7 @@ impl Initialiser<'_> {
                 }
             }
             StateContents::Control(initial) => self.source.control(initial, values),
+            StateContents::Constant(given) => values[..given.len()].copy_from_slice(given),
         }
         if let Some(half) = half {
             // SAFETY: the caller's promise: the place holds that many 16-bit numbers.

@@ -241,6 +241,32 @@ impl Interpreter {
         counted.map(|(metric, operand)| Ok((metric.kind, f64::from(value(operand)?)))).collect()
     }
 
+    /// The scores of the samples of a Program's last run: for each sample the probability of each
+    /// class, then its label. Empty if the Program leaves none, or if another rank reports the same
+    /// ones.
+    pub(crate) fn scores(&self, program: usize, mesh: &Mesh, rank: Rank) -> Result<Vec<Vec<f32>>, ExecutorError> {
+        let prepared = &self.shared.programs[program];
+        let coordinates = mesh.coordinates(rank);
+        // The number of correct predictions is placed as the samples are.
+        let counts = prepared.metrics.iter().any(|(one, _)| one.kind == MetricKind::Correct && one.counts_at(coordinates));
+        let mut samples = Vec::new();
+        for (width, operand) in prepared.scores.iter().filter(|_| counts) {
+            let count = operand.bytes / size_of::<f32>();
+            let values = match &self.shared.gpu_streams {
+                // SAFETY: the operand lies in the arena, is aligned, holds that many `f32`s, and no
+                // stream runs between steps.
+                None => unsafe { std::slice::from_raw_parts(operand.pointer.cast::<f32>(), count) }.to_vec(),
+                Some(gpu_streams) => {
+                    let mut values = vec![0.0; count];
+                    gpu_streams.read_into(operand, &mut values)?;
+                    values
+                }
+            };
+            samples.extend(values.chunks_exact(*width).map(<[f32]>::to_vec));
+        }
+        Ok(samples)
+    }
+
     /// The spans of a Program's last run, in the order of the list. Empty if a GPU did not time it.
     pub(crate) fn spans(&self, program: usize) -> Result<Vec<RawSpan>, ExecutorError> {
         let prepared = &self.shared.programs[program];

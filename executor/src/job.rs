@@ -6,7 +6,7 @@ use crate::checkpoint::Scaler;
 use crate::data::DataSource;
 use crate::error::ExecutorError;
 use foretell_models::{Kernel, Model};
-use foretell_program::{Exchange, MetricKind, Plan, Reach, Sample};
+use foretell_program::{Exchange, MetricKind, Period, Plan, Reach, Sample};
 use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -71,7 +71,7 @@ impl Start {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkpoints {
     /// The number of steps between two checkpoints; `None` writes only the last.
-    pub every: Option<usize>,
+    pub every: Option<Period>,
     /// The number of checkpoints to keep; `None` keeps all.
     pub keep: Option<usize>,
     /// The folder, which the launcher chooses.
@@ -82,7 +82,7 @@ pub struct Checkpoints {
 impl Checkpoints {
     /// A checkpoint every so many steps (`None`: only after the last), of which so many are kept
     /// (`None`: all).
-    pub fn new(every: Option<usize>, keep: Option<usize>) -> Self {
+    pub fn new(every: Option<Period>, keep: Option<usize>) -> Self {
         Self { every, keep, folder: PathBuf::new() }
     }
 }
@@ -202,6 +202,8 @@ pub(crate) enum Report {
     /// shares the ranks' cores.
     Steps(Vec<StepReport>),
     Evaluation(EvaluationReport),
+    /// The scores of one rank's samples of an evaluation batch.
+    Scores(ScoreReport),
     /// The rank has written its part of the checkpoint after so many steps. The first rank adds
     /// the state of loss scaling and clipping.
     CheckpointPart {
@@ -290,6 +292,16 @@ pub(crate) struct EvaluationReport {
     pub(crate) samples: usize,
     /// The metrics that this rank contributes, to be summed over ranks.
     pub(crate) metrics: Vec<(MetricKind, Bits)>,
+}
+
+/// One rank's scores of an evaluation batch.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct ScoreReport {
+    /// The last training step before the evaluation.
+    pub(crate) step: usize,
+    /// For each sample the bits of the probability of each class, then those of its label, -1 if it
+    /// does not count.
+    pub(crate) samples: Vec<Vec<u32>>,
 }
 
 /// The interpreter's costs beside kernels and communication.

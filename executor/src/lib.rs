@@ -78,7 +78,7 @@ mod whole_file;
 pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};
 pub use error::ExecutorError;
-pub use execute::{Evaluation, LossScaling, Outcome, RunEvent, StepMetrics, execute};
+pub use execute::{Classification, Evaluation, LossScaling, Outcome, PerClass, RunEvent, StepMetrics, classification, execute};
 pub use files::write_whole;
 pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, Start, TimedStep, TrainingJob};
 pub use launcher::{LaunchOptions, RankSlot, TransportKind};

@@ -90,13 +90,15 @@ fn report_failure(member: &Member, error: &ExecutorError) {
 fn listen_for_orders(member: &Member) -> Result<mpsc::Receiver<()>, ExecutorError> {
     let (control, transport) = (Arc::clone(&member.control), Arc::clone(&member.transport));
     let device = member.device.clone();
+    let gate = Arc::clone(&member.gate);
+    let own_gate = Arc::clone(&gate);
     let abort = move |lost| {
+        own_gate.abort();
         transport.abort(lost);
         if let Some(collectives) = device.as_ref().and_then(|device| device.collectives()) {
             collectives.abort();
         }
     };
-    let gate = Arc::clone(&member.gate);
     let (sender, receiver) = mpsc::channel();
     let listen = move || {
         loop {

@@ -4,6 +4,7 @@
 //! that it has started. Ranks need each other within a step, so the launcher then lets them go on
 //! to the largest of these numbers, and there they stop.
 
+use crate::transport::TransportError;
 use std::sync::{Condvar, Mutex, PoisonError};
 
 /// Lets a rank start its steps, or not.
@@ -29,11 +30,16 @@ enum StepOrder {
     Hold,
     /// Start no more than this many steps.
     StopAfter(usize),
+    /// Start none: another rank or the launcher is lost.
+    Abort,
 }
 
 impl StepGate {
     /// Asks whether step `step`, counted from 0, may start. Waits while the rank is to hold.
-    pub(crate) fn may_start(&self, step: usize) -> bool {
+    ///
+    /// # Errors
+    /// [`TransportError::Aborted`] after [`abort`](Self::abort).
+    pub(crate) fn may_start(&self, step: usize) -> Result<bool, TransportError> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         // A resumed run counts the steps before it, too.
         state.started = state.started.max(step);
@@ -41,10 +47,11 @@ impl StepGate {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         match state.order {
-            StepOrder::StopAfter(steps) if step >= steps => false,
+            StepOrder::Abort => Err(TransportError::Aborted),
+            StepOrder::StopAfter(steps) if step >= steps => Ok(false),
             _ => {
                 state.started = step + 1;
-                true
+                Ok(true)
             }
         }
     }
@@ -61,7 +68,16 @@ impl StepGate {
 
     /// Lets the rank go on until it has made this many steps.
     pub(crate) fn stop_after(&self, steps: usize) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).order = StepOrder::StopAfter(steps);
+        self.order(StepOrder::StopAfter(steps));
+    }
+
+    /// Lets the rank start no more steps, and wakes it if it holds.
+    pub(crate) fn abort(&self) {
+        self.order(StepOrder::Abort);
+    }
+
+    fn order(&self, order: StepOrder) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).order = order;
         self.changed.notify_all();
     }
 }
@@ -76,7 +92,7 @@ mod tests {
         let gates: Vec<Arc<StepGate>> = (0..2).map(|_| Arc::default()).collect();
         // The first rank is a step ahead.
         for (gate, steps) in gates.iter().zip([5, 4]) {
-            assert!((3..steps).all(|step| gate.may_start(step)));
+            assert!((3..steps).all(|step| gate.may_start(step).expect("nothing is lost")));
         }
         let most = gates.iter().map(|gate| gate.hold()).max().expect("two gates");
         assert_eq!(most, 5);
@@ -85,11 +101,23 @@ mod tests {
             .zip([5, 4])
             .map(|(gate, next)| {
                 let gate = Arc::clone(gate);
-                std::thread::spawn(move || (next..).take_while(|&step| gate.may_start(step)).last())
+                std::thread::spawn(move || (next..).take_while(|&step| gate.may_start(step).expect("nothing is lost")).last())
             })
             .collect();
         gates.iter().for_each(|gate| gate.stop_after(most));
         let last: Vec<_> = waiting.into_iter().map(|thread| thread.join().expect("the thread ends")).collect();
         assert_eq!(last, [None, Some(4)]);
+    }
+
+    #[test]
+    fn a_rank_that_holds_wakes_when_another_is_lost() {
+        let gate = Arc::new(StepGate::default());
+        gate.hold();
+        let waiting = std::thread::spawn({
+            let gate = Arc::clone(&gate);
+            move || gate.may_start(0)
+        });
+        gate.abort();
+        assert!(waiting.join().expect("the thread ends").is_err());
     }
 }

@@ -8,14 +8,14 @@ use crate::error::ExecutorError;
 use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
 use crate::interpreter::{Interpreter, RawSpan, StepRequest};
-use crate::job::{Checkpoints, EvaluationReport, Report, StepReport, TrainingJob};
+use crate::job::{Checkpoints, EvaluationReport, Report, ScoreReport, StepReport, TrainingJob};
 use crate::log::log;
 use crate::member::Member;
 use crate::recording::SpanRecorder;
 use crate::samples::Samples;
 use crate::state::RankState;
 use foretell_models::GraphOptions;
-use foretell_program::{Compiled, MetricKind, PlanError, compile};
+use foretell_program::{Compiled, MetricKind, Period, PlanError, RunLength, compile};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -25,6 +25,9 @@ const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 /// The steps whose instructions are timed, if spans are kept: the first, which warms up, and enough
 /// for stable medians. On a GPU a timed step is slower than others.
 const TIMED_STEPS: usize = 21;
+
+/// The most scores in one message: some ten megabytes of text.
+const MOST_SCORES: usize = 1 << 20;
 
 /// Index of the training Program in the interpreter.
 const TRAINING: usize = 0;
@@ -52,6 +55,8 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     };
     let checkpoints = job.checkpoints.as_ref().map(writer).transpose()?;
     let (upcoming, unsent, sent) = (None, Vec::new(), Instant::now());
+    let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;
+    let length = RunLength { steps: job.length.steps(steps_per_epoch)?, steps_per_epoch };
     let mut run = TrainingRun {
         member,
         job,
@@ -63,6 +68,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
         upcoming,
         unsent,
         sent,
+        length,
     };
     run.train()?;
     if let (Some(driver), Some((free_before, total))) = (arena.driver(), memory_before) {
@@ -92,19 +98,19 @@ struct TrainingRun<'a> {
     unsent: Vec<StepReport>,
     /// The time of the last report.
     sent: Instant,
+    length: RunLength,
 }
 
 impl TrainingRun<'_> {
     /// Runs all steps and evaluations, then writes the measured spans.
     fn train(&mut self) -> Result<(), ExecutorError> {
-        let per_epoch = self.dataset.steps_per_epoch(self.job.plan.global_batch)?;
-        let total = self.job.length.steps(per_epoch)?;
+        let RunLength { steps: total, steps_per_epoch: per_epoch } = self.length;
         let mut recorder = SpanRecorder::new(self.compiled.training.list_of(self.member.rank).instructions.len());
         let first = self.job.start.step();
         let mut order = self.dataset.epoch_order((first / per_epoch) as u64);
         let (mut made, mut saved) = (first, first);
         for step in first..total {
-            if !self.member.gate.may_start(step) {
+            if !self.member.gate.may_start(step)? {
                 break;
             }
             let (epoch, within) = (step / per_epoch, step % per_epoch);
@@ -115,11 +121,12 @@ impl TrainingRun<'_> {
             // Across the end of an epoch the next samples are not known: the order changes.
             let next = (step + 1 < total && within + 1 < per_epoch).then(|| order.batch(within + 1, batch)).transpose()?;
             self.step(step, order.batch(within, batch)?, next, &mut recorder)?;
-            if self.job.evaluate && (within + 1 == per_epoch || step + 1 == total) {
+            let every = self.job.plan.training.evaluate_every.unwrap_or(Period::Epochs(1));
+            if self.job.evaluate && (every.ends_with(step, self.length) || step + 1 == total) {
                 self.evaluate(step, epoch)?;
             }
             made = step + 1;
-            if self.job.checkpoints.as_ref().and_then(|one| one.every).is_some_and(|every| made.is_multiple_of(every)) {
+            if self.job.checkpoints.as_ref().and_then(|one| one.every).is_some_and(|every| every.ends_with(step, self.length)) {
                 self.save(made)?;
                 saved = made;
             }
@@ -156,7 +163,7 @@ impl TrainingRun<'_> {
         recorder: &mut SpanRecorder,
     ) -> Result<(), ExecutorError> {
         let start = clock::now();
-        let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step);
+        let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step, self.length);
         let samples = match self.upcoming.take() {
             Some((known, samples)) if known == step => samples,
             _ => Arc::new(self.training_samples(indices)),
@@ -196,13 +203,19 @@ impl TrainingRun<'_> {
         for batch in 0..self.dataset.evaluation_batches(global_batch) {
             let indices = self.dataset.evaluation_indices(batch, global_batch)?;
             let samples = Arc::new(Samples { dataset: Arc::clone(&self.dataset), split: Split::Evaluation, indices });
-            let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step);
+            let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step, self.length);
             self.interpreter.run(StepRequest { program: EVALUATION, samples, next: None, hyperparameters, is_timed: false })?;
             for (kind, value) in self.interpreter.metrics(EVALUATION, &self.compiled.evaluation.mesh, self.member.rank)? {
                 match metrics.iter_mut().find(|(known, _)| *known == kind) {
                     Some(sum) => sum.1 += value,
                     None => metrics.push((kind, value)),
                 }
+            }
+            let scores = self.interpreter.scores(EVALUATION, &self.compiled.evaluation.mesh, self.member.rank)?;
+            let samples_at_once = MOST_SCORES / scores.first().map_or(1, |sample| sample.len().max(1));
+            for part in scores.chunks(samples_at_once.max(1)) {
+                let samples = part.iter().map(|sample| sample.iter().map(|score| score.to_bits()).collect()).collect();
+                self.member.control.send(&Report::Scores(ScoreReport { step, samples }))?;
             }
         }
         let metrics = metrics.into_iter().map(|(kind, value)| (kind, value.into())).collect();

@@ -160,7 +160,7 @@ fn compare(name: &str) {
     let predictions = labels.iter().filter(|&&label| label as i32 >= 0).count();
     let options = GraphOptions { batch: reference.tensors["input.labels"].0[0], ..GraphOptions::ONE };
     let forward = reference.model.graph(name, &options).unwrap();
-    let graph = differentiate(&forward, predictions);
+    let graph = differentiate(&forward, predictions, |_| false);
     let mut memory = memory(&graph, &reference);
     run(&graph, &mut memory);
 

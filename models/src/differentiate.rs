@@ -14,14 +14,18 @@ use std::collections::BTreeMap;
 
 /// Returns `graph` with its gradients appended. The loss is a mean over `normalizer` predictions.
 ///
-/// The gradient of a parameter is a tensor of [`Role::ParameterGradient`].
-pub fn differentiate(graph: &Graph, normalizer: usize) -> Graph {
+/// The gradient of a parameter is a tensor of [`Role::ParameterGradient`]. Parameters whose name is
+/// `frozen` have none.
+pub fn differentiate(graph: &Graph, normalizer: usize, frozen: impl Fn(&str) -> bool) -> Graph {
+    let is_trained = |tensor: &Tensor| matches!(tensor.role, Role::Parameter(_)) && !frozen(&tensor.name);
+    let trained: Vec<bool> = graph.tensors.iter().map(is_trained).collect();
     let mut backward = Backward {
         graph: graph.clone(),
         contributions: BTreeMap::new(),
         block: 0,
         parameter_gradients: BTreeMap::new(),
-        needed: needs_gradient(graph),
+        needed: needs_gradient(graph, &trained),
+        trained,
         normalizer,
     };
     for index in (0..graph.operators.len()).rev() {
@@ -30,9 +34,10 @@ pub fn differentiate(graph: &Graph, normalizer: usize) -> Graph {
     backward.graph
 }
 
-/// Returns, for each tensor, whether it needs a gradient: it is a parameter or is made from one.
-fn needs_gradient(graph: &Graph) -> Vec<bool> {
-    let mut needed: Vec<bool> = graph.tensors.iter().map(|tensor| matches!(tensor.role, Role::Parameter(_))).collect();
+/// Returns, for each tensor, whether it needs a gradient: it is trained or is made from a tensor
+/// that is.
+fn needs_gradient(graph: &Graph, trained: &[bool]) -> Vec<bool> {
+    let mut needed = trained.to_vec();
     for operator in &graph.operators {
         if operator.inputs.iter().any(|input| needed[input.tensor.0]) {
             for output in &operator.outputs {
@@ -54,6 +59,8 @@ struct Backward {
     parameter_gradients: BTreeMap<TensorId, TensorId>,
     /// Whether each tensor of the forward graph needs a gradient.
     needed: Vec<bool>,
+    /// Whether each tensor of the forward graph is a parameter that is not frozen.
+    trained: Vec<bool>,
     normalizer: usize,
 }
 
@@ -63,7 +70,9 @@ impl Backward {
         let forward = self.graph.operators[id.0].clone();
         self.block = forward.block;
         match forward.kind {
-            OperatorKind::CrossEntropy => return self.cross_entropy(id, &forward.outputs[2]),
+            OperatorKind::CrossEntropy | OperatorKind::WeightedCrossEntropy { .. } => {
+                return self.cross_entropy(id, &forward.outputs[2]);
+            }
             OperatorKind::CrossEntropyOfStatistics => {
                 let statistics = forward.inputs[0].tensor;
                 let maker = self.graph.operators.iter().position(|one| one.outputs.iter().any(|made| made.tensor == statistics));
@@ -175,9 +184,16 @@ impl Backward {
     /// Appends the gradient of the logits that operator `id` reads with their labels. The first
     /// loops of the operator walk the rows of logits and labels, and thus those of `log_sum_exp`.
     fn cross_entropy(&mut self, id: OperatorId, log_sum_exp: &Operand) {
-        let [logits, labels] = &self.graph.operators[id.0].inputs[..] else { return };
-        let reads = vec![logits.clone(), labels.clone(), log_sum_exp.clone()];
-        let kind = OperatorKind::CrossEntropyGradient { normalizer: self.normalizer };
+        let forward = &self.graph.operators[id.0];
+        let (normalizer, reads) = (self.normalizer, &forward.inputs);
+        // After the log-sum-exp come the weights of classes, if there are any.
+        let reads = reads[..2].iter().chain([log_sum_exp]).chain(&reads[2..]).cloned().collect();
+        let kind = match forward.kind {
+            OperatorKind::WeightedCrossEntropy { smoothing } => {
+                OperatorKind::WeightedCrossEntropyGradient { smoothing, normalizer }
+            }
+            _ => OperatorKind::CrossEntropyGradient { normalizer },
+        };
         self.input_gradient(id, kind, reads, 0);
     }
 
@@ -188,7 +204,8 @@ impl Backward {
             let output = &forward.outputs[index];
             self.gradient(output, forward).map(|tensor| Operand { tensor, axes: output.axes.clone() })
         });
-        if dy.is_none() && dlast.is_none() {
+        let is_needed = forward.inputs.iter().any(|input| self.needed[input.tensor.0]);
+        if (dy.is_none() && dlast.is_none()) || !is_needed {
             return;
         }
         let state = forward.inputs.get(2).cloned();
@@ -209,6 +226,9 @@ impl Backward {
     /// Appends the gradients of batch norm. The weight gradient is made from sums that the input
     /// gradient needs anyway.
     fn batch_norm(&mut self, id: OperatorId, forward: &Operator, dy: Operand) {
+        if !forward.inputs.iter().any(|input| self.needed[input.tensor.0]) {
+            return;
+        }
         let saved = forward.outputs[1].clone();
         let dimensions = self.graph.tensor(saved.tensor).dimensions.clone();
         let sums = self.tensor(format!("{}.sums", forward.name), Role::Activation, dimensions, Storage::Single);
@@ -243,10 +263,14 @@ impl Backward {
         parameters: &[usize],
     ) {
         let forward = self.graph.operators[id.0].clone();
+        let is_needed = |&index: &usize| forward.inputs.get(index).is_some_and(|input| self.needed[input.tensor.0]);
+        if !inputs.iter().chain(parameters).any(is_needed) {
+            return;
+        }
         let made: Vec<Operand> = inputs.iter().map(|&index| self.gradient_tensor(&forward.inputs[index])).collect();
         let mut writes = made.clone();
         for parameter in parameters.iter().filter_map(|&index| forward.inputs.get(index)) {
-            writes.push(Operand { tensor: self.parameter_gradient(parameter.tensor), axes: parameter.axes.clone() });
+            writes.push(self.gradient_of_parameter(parameter));
         }
         self.push(id, kind, Pass::InputGradient, reads, writes);
         for (&index, gradient) in inputs.iter().zip(made) {
@@ -255,17 +279,28 @@ impl Backward {
     }
 
     /// Appends an operator that adds to the gradients of the forward operator's inputs
-    /// `parameters`.
+    /// `parameters`, unless all of them are frozen.
     fn weight_gradient(&mut self, id: OperatorId, kind: OperatorKind, reads: Vec<Operand>, parameters: &[usize]) {
         let forward = self.graph.operators[id.0].clone();
-        let writes = parameters
-            .iter()
-            .map(|&index| {
-                let parameter = &forward.inputs[index];
-                Operand { tensor: self.parameter_gradient(parameter.tensor), axes: parameter.axes.clone() }
-            })
-            .collect();
+        if !parameters.iter().any(|&index| self.trained[forward.inputs[index].tensor.0]) {
+            return;
+        }
+        let writes = parameters.iter().map(|&index| self.gradient_of_parameter(&forward.inputs[index])).collect();
         self.push(id, kind, Pass::WeightGradient, reads, writes);
+    }
+
+    /// Returns the operand for the gradient of a parameter. That of a frozen parameter, which its
+    /// kernel makes beside another one, is read by nothing.
+    fn gradient_of_parameter(&mut self, parameter: &Operand) -> Operand {
+        let id = parameter.tensor;
+        let tensor = if self.trained[id.0] { self.parameter_gradient(id) } else { self.unread_gradient(id) };
+        Operand { tensor, axes: parameter.axes.clone() }
+    }
+
+    /// Makes a tensor for a gradient that nothing reads.
+    fn unread_gradient(&mut self, parameter: TensorId) -> TensorId {
+        let Tensor { name, dimensions, .. } = self.graph.tensor(parameter).clone();
+        self.tensor(format!("{name}.gradient"), Role::UnreadSum, dimensions, Storage::Single)
     }
 
     /// Returns the gradient tensor of a parameter. All operators that use the parameter share it.

@@ -54,7 +54,7 @@ impl Graph {
     }
 
     /// Returns the parameters, in the order in which the model declares them.
-    pub fn parameters(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
+    pub fn parameters(&self) -> impl Iterator<Item = (TensorId, &Tensor)> + Clone {
         self.tensors
             .iter()
             .enumerate()

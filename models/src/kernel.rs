@@ -20,7 +20,7 @@ mod spec;
 mod table;
 
 pub use control::Control;
-pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, WeightLayout, Window};
+pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, Smoothing, WeightLayout, Window};
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
 use crate::attention::{Attention, Rope};
@@ -241,6 +241,26 @@ pub enum Kernel {
         parts: usize,
         scaled: bool,
     },
+    /// The number of classes, of the rank's part, that come before the label's: with a larger logit,
+    /// or an equal one and a smaller number. Reads logits, labels and, if there are several parts,
+    /// the statistics `[parts, rows, 4]` of [`Kernel::LogitStatistics`]. Writes `ranks [rows]`, 0
+    /// where the label is ignored.
+    LabelRanks { rows: usize, classes: usize, parts: usize },
+    /// The number of labels among the `top` best classes: reads `ranks [rows]` over all classes and
+    /// labels, and writes `count [1]` (may accumulate).
+    TopLabels { rows: usize, top: usize },
+    /// The probabilities of all classes, from logits, labels and log-sum-exp, and behind them the
+    /// label, -1 if it is ignored: `scores [rows, classes + 1]`.
+    ClassScores { rows: usize, classes: usize },
+    /// [`Kernel::CrossEntropy`] against smoothed targets and with a weight for each class, as
+    /// PyTorch's `CrossEntropyLoss` with `label_smoothing` and `weight`. Also reads
+    /// `weights [classes]`. The target of class c is `w_c ((1 - s) [c = label] + s / classes)`, and
+    /// the loss of a row is the sum of `target · (log-sum-exp - logit)`. Writes loss, correct and
+    /// log-sum-exp as [`Kernel::CrossEntropy`], then `weight [1]`: the sum over rows of the label's
+    /// weight (may accumulate).
+    WeightedCrossEntropy { rows: usize, classes: usize, smoothing: Smoothing },
+    /// `dlogits = (softmax Σ target - target) / normalizer`, times the loss scale with `scaled`.
+    WeightedCrossEntropyGradient { rows: usize, classes: usize, smoothing: Smoothing, normalizer: usize, scaled: bool },
     /// The `top` largest of each token's logits `[tokens, experts]`, and the softmax over them (the
     /// router of Mixtral, Jiang et al. 2024). Of equal logits the first is taken. Writes gates
     /// `[tokens, top]` and choices `[tokens, top]`, largest first.
@@ -299,10 +319,33 @@ pub enum Kernel {
         momentum: bool,
         /// Whether the momentum is Nesterov's.
         nesterov: bool,
+        /// Whether the parameters are exempt from weight decay.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        exempt: bool,
     },
     /// AdamW (Loshchilov and Hutter 2019); Adam if the weight decay is zero. In mixed precision as
     /// [`Kernel::Sgd`].
-    AdamW { elements: usize, controlled: bool },
+    AdamW {
+        elements: usize,
+        controlled: bool,
+        /// Whether the parameters are exempt from weight decay.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        exempt: bool,
+    },
+    /// The first half of LAMB (You et al. 2020): updates the moments of one parameter, and writes
+    /// the direction of its update, Adam's step plus the weight decay. Also writes the squared
+    /// norms of the parameter and of the direction, `norms [2]`. It reads the master copy of the
+    /// parameter in mixed precision.
+    LambDirection {
+        elements: usize,
+        controlled: bool,
+        /// Whether the parameter is exempt from weight decay.
+        exempt: bool,
+    },
+    /// The second half of LAMB: steps along the direction, by the learning rate times the ratio of
+    /// the two norms. The ratio is 1 if either norm is zero. In mixed precision as
+    /// [`Kernel::Sgd`].
+    LambStep { elements: usize, controlled: bool },
     /// Decides how optimizers use this step's gradient, from the sum of its squares over the whole
     /// model. Updates the [`Control`].
     UpdateControl {
@@ -310,6 +353,11 @@ pub enum Kernel {
         clip: bool,
         /// Whether the loss is scaled. The scale then follows overflows (Micikevicius et al. 2018).
         scaled: bool,
+        /// With weighted classes, the predictions of the global batch, else 0. The kernel then also
+        /// reads the weight of their labels `[1]`, and the gradient is divided by it in place of
+        /// the predictions.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        predictions: usize,
     },
     /// `y[1] = Σ x`.
     Sum { elements: usize },
@@ -434,6 +482,13 @@ impl Kernel {
             Kernel::CrossEntropyGradient { rows, classes, parts, scaled, .. } => {
                 fact(&loss::cross_entropy_gradient(rows, classes, parts, scaled))
             }
+            Kernel::LabelRanks { rows, classes, parts } => fact(&loss::label_ranks(rows, classes, parts)),
+            Kernel::TopLabels { rows, .. } => fact(&loss::top_labels(rows)),
+            Kernel::ClassScores { rows, classes } => fact(&loss::class_scores(rows, classes)),
+            Kernel::WeightedCrossEntropy { rows, classes, .. } => fact(&loss::weighted_cross_entropy(rows, classes)),
+            Kernel::WeightedCrossEntropyGradient { rows, classes, scaled, .. } => {
+                fact(&loss::weighted_cross_entropy_gradient(rows, classes, scaled))
+            }
             Kernel::Route { tokens, experts, top } => fact(&mixtures::route(tokens, experts, top)),
             Kernel::RouteGradient { tokens, experts, top } => fact(&mixtures::route_gradient(tokens, experts, top)),
             Kernel::Dispatch(mixture) => fact(&mixtures::dispatch(&mixture)),
@@ -455,11 +510,13 @@ impl Kernel {
             Kernel::LstmWeightGradient(sizes) => fact(&recurrence::lstm_weight_gradient(&sizes)),
             Kernel::Scale { elements, .. } => fact(&activations::scale(elements)),
             Kernel::Multiply { elements } => fact(&activations::multiply(elements)),
-            Kernel::Sgd { elements, controlled, momentum, nesterov } => {
+            Kernel::Sgd { elements, controlled, momentum, nesterov, .. } => {
                 fact(&training::sgd(elements, controlled, momentum, nesterov))
             }
-            Kernel::AdamW { elements, controlled } => fact(&training::adamw(elements, controlled)),
-            Kernel::UpdateControl { .. } => fact(&training::update_control()),
+            Kernel::AdamW { elements, controlled, .. } => fact(&training::adamw(elements, controlled)),
+            Kernel::LambDirection { elements, controlled, .. } => fact(&training::lamb_direction(elements, controlled)),
+            Kernel::LambStep { elements, controlled } => fact(&training::lamb_step(elements, controlled)),
+            Kernel::UpdateControl { predictions, .. } => fact(&training::update_control(predictions > 0)),
             Kernel::Sum { elements } => fact(&training::sum("sum", elements)),
             Kernel::Accumulate { elements } => fact(&training::accumulate(elements)),
             Kernel::Narrow { elements } => fact(&training::narrow(elements)),
@@ -472,4 +529,8 @@ impl Kernel {
             Kernel::PutColumns { rows, columns, part, .. } => fact(&movement::put_columns(rows, columns, part)),
         }
     }
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }

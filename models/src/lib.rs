@@ -20,7 +20,7 @@
 //! let model = Model::named("resnet50")?;
 //! let graph = model.graph("resnet50", &GraphOptions::ONE)?;
 //! assert_eq!(graph.parameter_count(), 25_557_032);
-//! let training = differentiate(&graph, 1);
+//! let training = differentiate(&graph, 1, |_| false);
 //! assert!(training.model_flops() > graph.model_flops() * 2.9);
 //!
 //! let spec = Kernel::BiasAdd { rows: 8, columns: 16 }.spec();
@@ -35,10 +35,12 @@ mod builder;
 mod differentiate;
 mod dropout;
 mod error;
+mod evaluation;
 mod families;
 mod graph;
 mod hugging_face;
 mod kernel;
+mod loss_target;
 mod model;
 mod optimizer;
 mod sample;
@@ -49,6 +51,7 @@ pub use builder::GraphOptions;
 pub use differentiate::differentiate;
 pub use dropout::{AttentionDropout, AttentionPlace, Dropout, DropoutRate, DropoutSite};
 pub use error::ModelError;
+pub use evaluation::{TOP_FIVE, with_evaluation};
 pub use families::*;
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
@@ -57,8 +60,9 @@ pub use graph::{
 pub use hugging_face::{ConfigError, ImportedModel, from_hugging_face, hugging_face_types, is_hugging_face_config};
 pub use kernel::{
     Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture, Recurrence,
-    Traffic, WeightLayout, Window,
+    Smoothing, Traffic, WeightLayout, Window,
 };
+pub use loss_target::{LossTarget, WEIGHT};
 pub use model::Model;
 pub use optimizer::Optimizer;
 pub use sample::SampleShape;

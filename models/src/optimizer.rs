@@ -13,6 +13,9 @@ pub enum Optimizer {
     Adam,
     /// Adam with decoupled weight decay (Loshchilov and Hutter 2019).
     AdamW,
+    /// LAMB: Adam whose update of each parameter has a length in proportion to that of the
+    /// parameter (You et al. 2020).
+    Lamb,
 }
 
 impl Optimizer {
@@ -22,6 +25,7 @@ impl Optimizer {
             Optimizer::Sgd => "sgd",
             Optimizer::Adam => "adam",
             Optimizer::AdamW => "adamw",
+            Optimizer::Lamb => "lamb",
         }
     }
 
@@ -30,7 +34,7 @@ impl Optimizer {
     pub const fn state_names(self) -> &'static [&'static str] {
         match self {
             Optimizer::Sgd => &["momentum_buffer"],
-            Optimizer::Adam | Optimizer::AdamW => &["exp_avg", "exp_avg_sq"],
+            Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb => &["exp_avg", "exp_avg_sq"],
         }
     }
 }

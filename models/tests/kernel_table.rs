@@ -7,7 +7,7 @@ use foretell_units::DataType;
 fn operands_of_kernels_have_the_size_and_storage_of_the_graphs_tensors() {
     for (name, model) in Model::zoo().chain(Model::examples()) {
         let graph = model.graph(name, &GraphOptions { batch: 2, ..GraphOptions::ONE }).expect("it is sound");
-        let graph = differentiate(&graph, 2);
+        let graph = differentiate(&graph, 2, |_| false);
         for operator in &graph.operators {
             let kernel = operator.kernel(&operator.extents());
             let spec = kernel.spec();
@@ -27,7 +27,7 @@ fn operands_of_kernels_have_the_size_and_storage_of_the_graphs_tensors() {
 
 #[test]
 fn an_optimizer_writes_a_master_copy_in_mixed_precision_only() {
-    let spec = Kernel::AdamW { elements: 10, controlled: false }.spec();
+    let spec = Kernel::AdamW { elements: 10, controlled: false, exempt: false }.spec();
     let roles = |precision| spec.writes(precision).map(|operand| operand.role).collect::<Vec<_>>();
     assert_eq!(roles(DataType::Fp32), ["parameter", "first moment", "second moment"]);
     assert_eq!(roles(DataType::Bf16), ["parameter", "first moment", "second moment", "master copy"]);

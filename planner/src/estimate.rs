@@ -246,9 +246,9 @@ impl Recomputed {
 
 #[cfg(test)]
 mod tests {
-    use crate::bounds::Bounds;
-    use crate::space::{Family, Request};
-    use foretell_models::Model;
+    use super::Estimates;
+    use crate::space::{Family, Request, optimizer_tensors};
+    use foretell_models::{GraphOptions, Model};
     use foretell_program::{Layout, Plan, Recompute, compile};
     use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
     use foretell_topologies::Topology;
@@ -263,7 +263,8 @@ mod tests {
             let model = Model::named(name).expect("in the zoo");
             let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 256) };
             let request = Request::new(&model, name, &topology, &costs, &base);
-            let bounds = Bounds::new(&request).expect("it is sound");
+            let graph = model.graph(name, &GraphOptions::ONE).expect("it is sound");
+            let estimates = Estimates::new(&request, &graph, optimizer_tensors(&base), true);
             for (data, tensor, pipeline, micro_batch) in [(16, 1, 1, 8), (8, 2, 1, 8), (8, 1, 2, 4), (4, 4, 1, 8), (4, 1, 4, 4)] {
                 for recompute in [Recompute::None, Recompute::Full] {
                     let layout = Layout { data, tensor, pipeline, micro_batch, recompute, ..Layout::default() };
@@ -272,7 +273,7 @@ mod tests {
                     let predicted = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On);
                     let step = predicted.expect("it can be simulated").0.step_seconds;
                     let family = Family { layout, micro_batches: plan.micro_batches().expect("it divides") };
-                    let estimate = bounds.estimates.of(&family).expect("one mesh for all stages");
+                    let estimate = estimates.of(&family).expect("one mesh for all stages");
                     let time = estimate.time / step;
                     assert!((0.3..3.0).contains(&time), "{name} {:?}: {} beside {step}", family.layout, estimate.time);
                     let arena = compiled.arenas().into_iter().max().unwrap_or(Bytes::ZERO).value();

@@ -29,6 +29,7 @@ mod limits;
 mod lowering;
 mod messages;
 mod programs;
+mod recipe;
 mod reshard;
 mod state;
 mod unread;

@@ -55,8 +55,9 @@ pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperandFormat, OperatorPatterns,
-    Optimizer, Overlap, Plan, PlanError, PlannedWorkload, Recompute, ShardedPart, Stack, StageLayout, Trained, Training,
+    ContextMethod, DecayExemptions, Keep, Kept, Layout, LearningRateSchedule, LossScale, MOST_RANKS, MOST_SAMPLES, Mode,
+    NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer, Overlap, Period, Plan, PlanError, PlannedWorkload,
+    Recompute, RunLength, ShardedPart, Stack, StageLayout, Trained, Training, WarmUp,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown};
 pub use program::{

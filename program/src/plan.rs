@@ -2,21 +2,27 @@
 //! described in `docs/reference/contract.md`, section "A plan file".
 
 mod layout;
+mod learning_rate;
 mod normal_form;
 mod offload;
 mod operators;
 mod overlap;
+mod patterns;
+mod period;
 mod recompute;
 mod training;
 mod workload;
 
 pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Layout, StageLayout};
+pub use learning_rate::{LearningRateSchedule, WarmUp};
 pub use offload::Offload;
 pub use operators::{OperatorPatterns, ShardedPart};
 pub use overlap::Overlap;
+pub use patterns::NamePatterns;
+pub use period::{Period, RunLength};
 pub use recompute::{Keep, Kept, Recompute};
-pub use training::{LossScale, Training};
+pub use training::{DecayExemptions, LossScale, Training};
 pub use workload::{OperandFormat, PlannedWorkload, Trained};
 
 use crate::mesh::Mesh;
@@ -153,12 +159,13 @@ impl Plan {
         }
     }
 
-    /// The learning rate; the optimizer's default if the plan states none.
-    pub fn learning_rate(&self) -> f32 {
-        self.training.learning_rate.unwrap_or(match self.optimizer {
+    /// The learning rate of a step, counted from 0.
+    pub fn learning_rate_at(&self, step: usize, run: RunLength) -> f32 {
+        let usual = match self.optimizer {
             Optimizer::Sgd => 0.05,
-            Optimizer::Adam | Optimizer::AdamW => 1e-3,
-        })
+            Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb => 1e-3,
+        };
+        self.training.learning_rate_at(usual, step, run)
     }
 
     /// The number format of tensors. In an eight-bit plan it is bfloat16: products quantise their
@@ -188,7 +195,7 @@ impl Plan {
     pub fn optimizer_states(&self) -> usize {
         match self.optimizer {
             Optimizer::Sgd => usize::from(self.training.momentum != 0.0),
-            Optimizer::Adam | Optimizer::AdamW => 2,
+            Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb => 2,
         }
     }
 

@@ -215,6 +215,10 @@ pub enum MetricKind {
     Loss,
     /// The number of correct predictions.
     Correct,
+    /// The number of labels among the five best classes.
+    TopFive,
+    /// The sum of the weights of the labels' classes.
+    Weight,
     /// The sum of squares of the gradient.
     SquaredGradientNorm,
     /// The number of expert choices that found no free slot.

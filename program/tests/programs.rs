@@ -2,15 +2,16 @@
 
 mod soundness;
 
-use foretell_models::{Bert, DropoutRate, Gpt, GraphOptions, Llama, Mlp, Model, Resnet, Stem, Vit};
+use foretell_models::{Bert, DropoutRate, Gpt, GraphOptions, Llama, Mlp, Model, Resnet, SampleShape, Stem, Vit};
 use foretell_program::{
-    ContextMethod, Footprint, Kept, Layout, Offload, OperatorPatterns, Overlap, Plan, Recompute, Schedule, ShardedPart,
-    StageLayout, StageProgram, compile,
+    Compiled, ContextMethod, DecayExemptions, Footprint, Kept, Layout, NamePatterns, Offload, OperatorPatterns, Optimizer,
+    Overlap, Plan, Rank, Recompute, Schedule, ShardedPart, StageLayout, Training, compile,
 };
-use foretell_units::DataType;
+use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use soundness::assert_sound;
+use std::sync::Arc;
 
 fn models() -> impl Strategy<Value = Model> {
     prop_oneof![
@@ -168,6 +169,56 @@ fn precisions() -> impl Strategy<Value = DataType> {
     prop_oneof![Just(DataType::Fp32), Just(DataType::Bf16), Just(DataType::Fp8)]
 }
 
+/// Sums that only training or only evaluation has.
+const OWN_SUMS: [&str; 3] = ["weight", "top5", "scores"];
+
+/// Optimizers with what a recipe may ask of them.
+fn recipes() -> impl Strategy<Value = (Optimizer, Training)> {
+    let optimizers = prop_oneof![Just(Optimizer::Sgd), Just(Optimizer::AdamW), Just(Optimizer::Lamb)];
+    let frozen = prop_oneof![2 => Just(None), 1 => Just(Some("*0*")), 1 => Just(Some("*0*weight"))];
+    let exemptions = (any::<bool>(), any::<bool>());
+    (optimizers, any::<bool>(), frozen, exemptions, any::<bool>(), any::<bool>()).prop_map(
+        |(optimizer, clip, frozen, (biases, norms), smooth, weighted)| {
+            let training = Training {
+                clip_norm: clip.then_some(1.0),
+                weight_decay: 0.1,
+                no_decay: DecayExemptions { biases, norms, names: NamePatterns::default() },
+                frozen: frozen.into_iter().collect(),
+                label_smoothing: if smooth { 0.1 } else { 0.0 },
+                class_weights: if weighted { vec![1.0, 2.0] } else { Vec::new() },
+                ..Training::default()
+            };
+            (optimizer, training)
+        },
+    )
+}
+
+/// The recipe with a weight for each class of the model, if it weighs classes.
+fn for_model(mut training: Training, model: &Model) -> Training {
+    let classes = match model.sample() {
+        SampleShape::Image { classes, .. } | SampleShape::Features { classes, .. } => classes,
+        _ => 0,
+    };
+    if !training.class_weights.is_empty() {
+        training.class_weights = (0..classes).map(|class| 1.0 + class as f32).collect();
+    }
+    training
+}
+
+/// Asserts that training and evaluation share an arena: persistent buffers have the same offsets in
+/// both. Each may have sums of its own behind them.
+fn assert_shares_arena(compiled: &Compiled) {
+    let is_own = |one: &(Arc<str>, Bytes, Bytes)| OWN_SUMS.contains(&&*one.0);
+    for rank in (0..compiled.training.mesh.world_size()).map(Rank) {
+        let [training, evaluation] = [&compiled.training, &compiled.evaluation].map(|program| {
+            let kept = program.list_of(rank).buffers.iter().filter(|one| one.persistent);
+            kept.map(|one| (one.name.clone(), one.offset, one.bytes)).collect::<Vec<_>>()
+        });
+        let shared = training.iter().zip(&evaluation).take_while(|(one, other)| one == other).count();
+        assert!(training[shared..].iter().chain(&evaluation[shared..]).all(is_own), "{training:?}\n{evaluation:?}");
+    }
+}
+
 /// A number of random cases, after the recorded failures.
 fn cases(cases: u32) -> ProptestConfig {
     let failed = FileFailurePersistence::Direct("tests/programs.proptest-regressions");
@@ -179,16 +230,14 @@ proptest! {
 
     #[test]
     fn every_program_is_sound_and_shares_its_arena_with_evaluation(
-        model in models(), (layout, batch) in layouts(), clip in any::<bool>(), precision in precisions(), seed in any::<u64>(),
-        overlap in overlaps()
+        model in models(), (layout, batch) in layouts(), (optimizer, training) in recipes(), precision in precisions(),
+        seed in any::<u64>(), overlap in overlaps()
     ) {
         let cuts = uneven_cuts(&model, layout.pipeline * layout.virtual_stages, seed);
         let layout = Layout { cuts, ..layout };
-        let mut plan = Plan::new(layout, batch);
-        plan.training.clip_norm = clip.then_some(1.0);
+        let mut plan = Plan { optimizer, training: for_model(training, &model), ..Plan::new(layout, batch) };
         plan.overlap = overlap;
         plan.precision = precision;
-        plan.optimizer = foretell_program::Optimizer::AdamW;
         let compiled = match compile(&model, "model", &plan) {
             Ok(compiled) => compiled,
             Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
@@ -198,14 +247,7 @@ proptest! {
         for list in &compiled.training.lists {
             prop_assert_eq!(Footprint::of(list).total(), list.arena, "the components add up to the arena");
         }
-        // Training and evaluation share an arena, so persistent buffers have the same offsets in
-        // both.
-        for (training, evaluation) in compiled.training.lists.iter().zip(&compiled.evaluation.lists) {
-            let kept = |stage: &StageProgram| -> Vec<_> {
-                stage.buffers.iter().filter(|one| one.persistent).map(|one| (one.name.clone(), one.offset, one.bytes)).collect()
-            };
-            prop_assert_eq!(kept(training), kept(evaluation));
-        }
+        assert_shares_arena(&compiled);
     }
 }
 
@@ -253,11 +295,10 @@ proptest! {
     /// As above, for stages with different meshes and ranks with different numbers of samples.
     #[test]
     fn programs_with_unequal_meshes_and_shares_are_sound(
-        model in models(), (layout, batch) in uneven_layouts(), clip in any::<bool>(), precision in precisions(),
+        model in models(), (layout, batch) in uneven_layouts(), (optimizer, training) in recipes(), precision in precisions(),
         overlap in overlaps()
     ) {
-        let mut plan = Plan::new(layout, batch);
-        plan.training.clip_norm = clip.then_some(1.0);
+        let mut plan = Plan { optimizer, training: for_model(training, &model), ..Plan::new(layout, batch) };
         plan.overlap = overlap;
         plan.precision = precision;
         if plan.layout.stages.is_some() || plan.layout.shares.is_some() { plan.batch_norm_group = Some(1); }
@@ -267,11 +308,6 @@ proptest! {
         };
         assert_sound(&compiled.training);
         assert_sound(&compiled.evaluation);
-        for rank in (0..compiled.training.mesh.world_size()).map(foretell_program::Rank) {
-            let kept = |list: &StageProgram| -> Vec<_> {
-                list.buffers.iter().filter(|one| one.persistent).map(|one| (one.name.clone(), one.offset, one.bytes)).collect()
-            };
-            prop_assert_eq!(kept(compiled.training.list_of(rank)), kept(compiled.evaluation.list_of(rank)));
-        }
+        assert_shares_arena(&compiled);
     }
 }

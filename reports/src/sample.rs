@@ -179,7 +179,7 @@ fn stage(index: usize) -> StageProgram {
         role: CollectiveRole::Gradients,
     };
     let reduced = builder.add("gradients", reduce, 2, Phase::Update, None, &[last], &[gradients]);
-    let update = compute(Kernel::Sgd { elements: 1 << 20, momentum: false, nesterov: false, controlled: false });
+    let update = compute(Kernel::Sgd { elements: 1 << 20, momentum: false, nesterov: false, controlled: false, exempt: false });
     builder.add("weights", update, 0, Phase::Update, None, &[reduced], &[weights, gradients]);
     builder.stage
 }

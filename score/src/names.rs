@@ -89,7 +89,7 @@ const STACKS: &Names = &[
     (&["deeplearningexamples", "tensorflow2"], "deeplearningexamples-tensorflow2"),
     (&["deeplearningexamples", "tensorflow"], "deeplearningexamples-tensorflow"),
     (&["deeplearningexamples", "mxnet"], "mlperf-mxnet"),
-    (&["deeplearningexamples", "paddle"], "deeplearningexamples-paddle"),
+    (&["deeplearningexamples", "paddlepaddle"], "deeplearningexamples-paddle"),
     (&["nemo"], "mlperf-nemo"),
 ];
 

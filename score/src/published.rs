@@ -7,6 +7,8 @@
 use crate::row::{Row, read_rows};
 use crate::table::TableError;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::sync::LazyLock;
 use thiserror::Error;
 
 const ROWS: &str = include_str!("../../tests/published/runs.csv");
@@ -19,6 +21,10 @@ const SPLIT: &str = include_str!("../../tests/published/split.yaml");
 pub fn published() -> Result<Vec<Row>, TableError> {
     read_rows(ROWS)
 }
+
+/// Names of the project's own rows.
+static NAMES: LazyLock<BTreeSet<String>> =
+    LazyLock::new(|| published().unwrap_or_default().into_iter().map(|row| row.row_id).collect());
 
 /// What a row is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -59,9 +65,13 @@ impl Split {
         Ok(split)
     }
 
-    /// Returns what a row is used for.
+    /// Returns what a row is used for. Rows of other tables than the project's are fitted nowhere.
     pub fn subset(&self, row: &Row) -> Subset {
-        if hash(&row.row_id) % self.parts < self.fit { Subset::Fit } else { Subset::Score }
+        if self.is_for_fitting(&row.row_id) && NAMES.contains(&row.row_id) { Subset::Fit } else { Subset::Score }
+    }
+
+    fn is_for_fitting(&self, row_id: &str) -> bool {
+        hash(row_id) % self.parts < self.fit
     }
 }
 
@@ -79,9 +89,20 @@ mod tests {
     #[test]
     fn the_declared_share_of_rows_is_for_fitting() {
         let split = Split::library().expect("sound");
-        let subset = |number: usize| split.subset(&Row { row_id: format!("source-{number:04}"), ..Row::default() });
-        let fit = (0..10_000).filter(|&number| subset(number) == Subset::Fit).count();
+        let fit = (0..10_000).filter(|number| split.is_for_fitting(&format!("source-{number:04}"))).count();
         let share = split.fit as f64 / split.parts as f64;
         assert!((fit as f64 / 10_000.0 - share).abs() < 0.03, "{fit} of 10000");
+    }
+
+    #[test]
+    fn rows_of_other_tables_are_never_for_fitting() {
+        let split = Split::library().expect("sound");
+        let own = published().expect("sound");
+        let fitted: Vec<&Row> = own.iter().filter(|row| split.subset(row) == Subset::Fit).collect();
+        assert!(!fitted.is_empty());
+        for row in fitted {
+            let other = Row { row_id: format!("{}-again", row.row_id), ..row.clone() };
+            assert_eq!(split.subset(&other), Subset::Score, "{}", other.row_id);
+        }
     }
 }

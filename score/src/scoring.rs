@@ -60,7 +60,7 @@ pub struct ScoredRow {
 pub struct Scores {
     /// Every row once, in the order of the input.
     pub rows: Vec<ScoredRow>,
-    /// Statistics of the held-out rows by source.
+    /// Statistics of the held-out rows by source; of all rows if each was left out of a fit.
     pub by_source: BTreeMap<String, Summary>,
     /// Statistics of the held-out rows over all sources.
     pub overall: Overall,
@@ -128,7 +128,10 @@ pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
         });
         scored(row, split, outcome)
     });
-    Scores::of(scored.collect(), profiles.fitted_values())
+    let scored: Vec<ScoredRow> = scored.collect();
+    // Without held-out rows, as in a table of a user's own, all count.
+    let subset = scored.iter().any(|row| row.subset == Subset::Score).then_some(Subset::Score);
+    Scores::of(scored, subset, profiles.fitted_values())
 }
 
 /// Error above which a row is compared with bounds.
@@ -214,9 +217,8 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
 }
 
 impl Scores {
-    /// Returns the statistics of scored rows: of those that are held out, or of all if none is.
-    pub(crate) fn of(rows: Vec<ScoredRow>, fitted_values: usize) -> Self {
-        let subset = rows.iter().any(|row| row.subset == Subset::Score).then_some(Subset::Score);
+    /// Returns the statistics of the scored rows of one subset, or of all.
+    pub(crate) fn of(rows: Vec<ScoredRow>, subset: Option<Subset>, fitted_values: usize) -> Self {
         let by_source = by_source(&rows, subset);
         let overall = Overall::of(&rows, subset);
         let mut refused: BTreeMap<String, usize> = BTreeMap::new();

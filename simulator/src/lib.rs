@@ -32,7 +32,7 @@
 //! # use foretell_units::{Bytes, Flops};
 //! let topology = Topology::library("hgx-h200")?;
 //! let costs = CostModel::new(None, &topology);
-//! let kernel = Kernel::AdamW { elements: 1 << 28, controlled: false };
+//! let kernel = Kernel::AdamW { elements: 1 << 28, controlled: false, exempt: false };
 //! let estimate = costs.kernel_time(&kernel, false, DataType::Bf16, 0);
 //! assert_eq!(estimate.source, Source::Roofline);
 //!

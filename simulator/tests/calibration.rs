@@ -87,7 +87,7 @@ fn the_source_tells_extrapolation_and_roofline_from_samples() {
     let source = |kernel, precision| costs.kernel_time(&kernel, false, precision, 0).source;
     assert_eq!(source(matmul(1 << 20), DataType::Fp32), Source::Extrapolated);
     assert_eq!(source(matmul(256), DataType::Bf16), Source::Roofline);
-    assert_eq!(source(Kernel::AdamW { elements: 10, controlled: false }, DataType::Fp32), Source::Roofline);
+    assert_eq!(source(Kernel::AdamW { elements: 10, controlled: false, exempt: false }, DataType::Fp32), Source::Roofline);
     // A profile of another kind of device does not apply.
     let other = Profile { device: "another".into(), ..profile() };
     let costs = CostModel::new(Some(&other), &node(2));

@@ -28,6 +28,8 @@ pub struct Case {
     pub hybrid: bool,
     pub sequence_parallel: bool,
     pub clip: bool,
+    /// Further entries of the plan's `training`, each after a comma.
+    pub recipe: &'static str,
     /// Whether communication does not overlap with kernels.
     pub blocking: bool,
     /// Whether the tensor axis distributes whole experts instead of sharding each one.
@@ -105,6 +107,7 @@ impl Case {
             hybrid: false,
             sequence_parallel: false,
             clip: false,
+            recipe: "",
             blocking: false,
             whole_experts: false,
             operators: "{}",
@@ -136,6 +139,7 @@ impl Case {
         let shard_group = if self.hybrid && *zero > 0 && *data == 4 && self.uneven.is_none() { ", shard_group: 2" } else { "" };
         let experts = if self.whole_experts { ", expert_tensor: 1" } else { "" };
         let clip = if self.clip { ", clip_norm: 0.5" } else { "" };
+        let recipe = self.recipe;
         let overlap = match self.blocking {
             true => "overlap: {tensor: false, context: false, expert: false, gradients: false, parameters: false}\n",
             false => "",
@@ -151,7 +155,7 @@ impl Case {
         format!(
             "model: {model}\ntopology: local\nglobal_batch: {batch}\nprecision: {precision}\noptimizer: {optimizer}\n\
              batch_norm_group: 2\n\
-             training: {{learning_rate: {learning_rate}, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}}}\n\
+             training: {{learning_rate: {learning_rate}, epsilon: 1e-3, loss_scale: {{initial: 256}}{clip}{recipe}}}\n\
              layout: {{{mesh}, context_method: {context_method}, \
              micro_batch: {micro_batch}, schedule: {schedule}, virtual_stages: {virtual_stages}, recompute: {recompute}, offload: {offload}, bucket: {bucket}, zero: {zero}{shard_group}, \
              sequence_parallel: {sequence_parallel}, operators: {operators}{experts}{cuts}{places}}}\n{overlap}"

@@ -4,7 +4,7 @@
 use super::case::Case;
 use super::check;
 use super::common::Scratch;
-use super::random::{MODELS, OPERATORS, operators_of};
+use super::random::{MODELS, OPERATORS, RECIPES, WEIGHTS, operators_of};
 
 #[test]
 fn experts_may_be_spread_over_the_tensor_and_context_axes() {
@@ -29,6 +29,22 @@ fn experts_may_be_spread_over_the_tensor_and_context_axes() {
                 seed: 7,
                 ..Case::usual(model)
             });
+        }
+    }
+}
+
+#[test]
+fn every_recipe_trains_as_on_one_rank() {
+    let layouts = [(2, 1, 1, 2), (1, 2, 1, 0), (2, 1, 2, 1), (2, 2, 1, 3), (1, 1, 3, 0), (4, 1, 1, 3), (2, 1, 1, 0)];
+    for (index, recipe) in RECIPES.into_iter().chain([WEIGHTS]).enumerate() {
+        let (data, tensor, pipeline, zero) = layouts[index];
+        // A perceptron, which has ten classes, and a language model.
+        let models = if recipe == WEIGHTS { vec![MODELS[0].0] } else { vec![MODELS[0].0, MODELS[3].0] };
+        for (number, model) in models.into_iter().enumerate() {
+            let optimizer = ["lamb", "sgd", "adamw"][(index + number) % 3];
+            let precision = ["fp32", "fp32", "bf16", "fp16"][(index + 2 * number) % 4];
+            let clip = index % 2 == 0;
+            check(&Case { data, tensor, pipeline, zero, optimizer, precision, clip, recipe, ..Case::usual(model) });
         }
     }
 }

@@ -17,6 +17,20 @@ pub const OPERATORS: [&str; 8] = [
     "{\"*1*\": whole, \"*0*\": batch}",
 ];
 
+/// Further entries of the plan's `training`. The patterns match parameters of every model, except
+/// for the last in an LSTM model.
+pub const RECIPES: [&str; 6] = [
+    ", weight_decay: 0.1, no_decay: {biases: true, norms: true}",
+    ", label_smoothing: 0.1",
+    ", schedule: {kind: cosine, minimum: 0.001}, warm_up: {length: 2}",
+    ", schedule: {kind: step, every: 2, factor: 0.5}, weight_decay: 0.1, no_decay: {names: [\"*0*\"]}",
+    ", frozen: [\"*0*\"]",
+    ", frozen: [\"*0*weight\"], weight_decay: 0.1",
+];
+
+/// A recipe that weighs ten classes, and smooths their labels.
+pub const WEIGHTS: &str = ", class_weights: [1, 2, 0.5, 1, 0, 3, 1, 1, 1, 0.25], label_smoothing: 0.2";
+
 /// Returns `operators` if the model supports it, else sharding of the batch. Tied parameters must
 /// be sharded in the same way wherever they are used. In an LSTM model only the vocabulary and the
 /// batch can be sharded.
@@ -138,7 +152,10 @@ prop_compose! {
             ]),
             proptest::sample::select(vec!["none", "none", "optimizer", "activations", "both"]),
         ),
-        optimizer in proptest::sample::select(vec!["sgd", "adamw"]),
+        (optimizer, recipe) in (
+            proptest::sample::select(vec!["sgd", "adamw", "lamb"]),
+            prop_oneof![3 => Just(""), 2 => proptest::sample::select(RECIPES.to_vec()), 1 => Just(WEIGHTS)],
+        ),
         bucket in proptest::sample::select(vec!["256B", "4KiB", "25MiB"]),
         (zero, hybrid) in (0usize..4, any::<bool>()),
         (sequence_parallel, clip, blocking, whole_experts) in (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>()),
@@ -172,10 +189,16 @@ prop_compose! {
         let whole_experts = whole_experts && uneven.is_none() && model.contains("moe") && experts % (expert * tensor) == 0;
         let has_tensor = uneven.map_or(tensor > 1, |one| one.text.contains("tensor"));
         let precision = if precision == "fp8" && !takes_eight_bits(model) { "bf16" } else { precision };
+        let has_ten_classes = model.contains("classes: 10") || model.contains("mlp");
+        let is_possible = match recipe {
+            WEIGHTS => has_ten_classes,
+            _ => !(recipe.contains("*0*weight") && model.contains("lstm")),
+        };
+        let recipe = if is_possible { recipe } else { "" };
         let operators = if has_tensor { operators_of(model, operators) } else { "{}" };
         Case {
             model, data, tensor, pipeline, context, context_method, expert, micro_batch, micro_batches, schedule, cuts, recompute, offload, optimizer, bucket,
-            zero, hybrid, sequence_parallel, clip, blocking, whole_experts, operators, precision, seed, uneven,
+            zero, hybrid, sequence_parallel, clip, recipe, blocking, whole_experts, operators, precision, seed, uneven,
         }
     }
 }

@@ -128,7 +128,9 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
             impossible("the columns lie beyond the matrix")
         }
         Kernel::RunningStatistics { contributions: 0, .. } => impossible("no statistics contribute"),
-        Kernel::CrossEntropyGradient { normalizer: 0, .. } => impossible("the normalizer is zero"),
+        Kernel::CrossEntropyGradient { normalizer: 0, .. } | Kernel::WeightedCrossEntropyGradient { normalizer: 0, .. } => {
+            impossible("the normalizer is zero")
+        }
         Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
             if sizes.packed && (sizes.queries != sizes.keys || sizes.group != 1) {
                 return impossible("packed attention has as many keys as queries, and of as many heads");
@@ -156,7 +158,9 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
             impossible("a tensor is split into one to eight")
         }
         Kernel::Scale { square: 0, .. } => impossible("a divisor is zero"),
-        Kernel::CrossEntropy { classes: 0, .. } => impossible("there are no classes"),
+        Kernel::CrossEntropy { classes: 0, .. } | Kernel::WeightedCrossEntropy { classes: 0, .. } => {
+            impossible("there are no classes")
+        }
         Kernel::Route { experts, top, .. } if *top == 0 || top > experts => {
             impossible("a token is sent to no expert, or to more than there are")
         }

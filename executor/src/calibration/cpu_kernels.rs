@@ -20,10 +20,13 @@ use crate::samples::Samples;
 use crate::state::RankState;
 use crate::transport::Group;
 use foretell_models::{Graph, GraphOptions, Kernel};
-use foretell_program::{PlanError, Program, Rank, Sample, StageProgram, compile};
+use foretell_program::{PlanError, Program, Rank, RunLength, Sample, StageProgram, compile};
 use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// The length of the run whose step is timed. The learning rate is [`LEARNING_RATE`] anyway.
+const ONE_STEP: RunLength = RunLength { steps: 1, steps_per_epoch: 1 };
 
 /// Timed runs of a step in one pass. One more run before them warms up.
 const RUNS: usize = 3;
@@ -200,7 +203,7 @@ impl PreparedStep {
         let samples =
             Samples { dataset, split: Split::Training, indices: (0..plan.global_batch).map(|sample| sample % length).collect() };
         let graph = model.graph(&step.name, &GraphOptions::ONE).map_err(PlanError::from)?;
-        let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..hyperparameters(plan, 0, 0) };
+        let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..hyperparameters(plan, 0, 0, ONE_STEP) };
         let instructions =
             (0..interpreter.len()).filter(|&one| runs[one]).map(|instruction| (instruction as u32, items[instruction])).collect();
         Ok(Some(Self { interpreter, program, rank, graph, samples, hyperparameters, instructions }))

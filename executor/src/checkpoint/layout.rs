@@ -2,7 +2,7 @@
 //! so that every rank knows them without asking.
 
 use super::error::CheckpointError;
-use foretell_models::{Graph, TensorId};
+use foretell_models::{Graph, Tensor, TensorId};
 use foretell_program::{Plan, StateValue};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashMap};
@@ -49,7 +49,8 @@ impl CheckpointLayout {
         }
         let mut optimizer = FileBuilder::default();
         for (number, state) in plan.optimizer.state_names().iter().enumerate().take(plan.optimizer_states()) {
-            for (id, tensor) in graph.parameters() {
+            let is_trained = |(_, tensor): &(TensorId, &Tensor)| !plan.training.frozen.match_name(&tensor.name);
+            for (id, tensor) in graph.parameters().filter(is_trained) {
                 optimizer.places.insert((id, StateValue::Optimizer(number)), optimizer.end);
                 for part in tensor.public_tensors() {
                     optimizer.add(format!("{}.{state}", part.name), Dtype::F32, part.shape);

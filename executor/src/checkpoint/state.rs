@@ -3,7 +3,7 @@
 use super::error::CheckpointError;
 use crate::job::{Length, TrainingJob};
 use foretell_models::{Control, Model, Optimizer};
-use foretell_program::Plan;
+use foretell_program::{Plan, RunLength};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -83,6 +83,8 @@ impl CheckpointState {
     /// The state after `step` steps of a job. `files` are added when they are written.
     pub(crate) fn new(job: &TrainingJob, step: usize, steps_per_epoch: usize, world_size: usize) -> Self {
         let (epoch, within) = (step / steps_per_epoch.max(1), step % steps_per_epoch.max(1));
+        // A run whose length is refused makes no step.
+        let length = RunLength { steps: job.length.steps(steps_per_epoch).unwrap_or(step), steps_per_epoch };
         Self {
             format: FORMAT,
             foretell: env!("CARGO_PKG_VERSION").into(),
@@ -91,7 +93,7 @@ impl CheckpointState {
             position: DataPosition { epoch, step: within, samples: within * job.plan.global_batch },
             data: job.data.to_string(),
             length: job.length,
-            learning_rate: job.plan.learning_rate(),
+            learning_rate: job.plan.learning_rate_at(step.saturating_sub(1), length),
             optimizer: job.plan.optimizer,
             scaler: None,
             name: job.name.clone(),

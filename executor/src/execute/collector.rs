@@ -1,7 +1,8 @@
 //! Combining what each rank reports of a step or an evaluation.
 
+use super::classification::classification;
 use super::{Evaluation, LossScaling, StepMetrics};
-use crate::job::{Bits, EvaluationReport, StepReport};
+use crate::job::{Bits, EvaluationReport, ScoreReport, StepReport};
 use foretell_program::MetricKind;
 use std::collections::BTreeMap;
 
@@ -16,6 +17,8 @@ pub(super) struct Collector {
     steps: BTreeMap<usize, Vec<StepReport>>,
     /// The reports of all evaluations, by the training step that they follow.
     evaluations: BTreeMap<usize, Vec<EvaluationReport>>,
+    /// The scores of evaluations that are not complete, by the training step that they follow.
+    scores: BTreeMap<usize, Vec<Vec<f32>>>,
     /// The end of the last complete step, in nanoseconds of the machine's clock.
     last_end: Option<u64>,
 }
@@ -23,7 +26,8 @@ pub(super) struct Collector {
 impl Collector {
     /// A collector for this many ranks, with so many predictions and samples in a step.
     pub(super) fn new(world_size: usize, predictions: usize, samples: usize) -> Self {
-        Self { world_size, predictions, samples, steps: BTreeMap::new(), evaluations: BTreeMap::new(), last_end: None }
+        let (steps, evaluations, scores) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        Self { world_size, predictions, samples, steps, evaluations, scores, last_end: None }
     }
 
     /// Adds one rank's report of a step. Returns the metrics once all ranks have reported it.
@@ -43,7 +47,10 @@ impl Collector {
         let start = self.last_end.map_or(start, |last| if self.follows_evaluation(step) { start } else { last });
         let seconds = end.saturating_sub(start) as f64 * 1e-9;
         let metrics = reports.iter().map(|report| &report.metrics);
-        let loss = sum(metrics.clone(), MetricKind::Loss) / self.predictions as f64;
+        // With weighted classes the loss is a mean by weight.
+        let is_weighted = metrics.clone().flatten().any(|(kind, _)| *kind == MetricKind::Weight);
+        let weight = if is_weighted { sum(metrics.clone(), MetricKind::Weight) } else { self.predictions as f64 };
+        let loss = sum(metrics.clone(), MetricKind::Loss) / weight;
         let gradient_norm = sum(metrics.clone(), MetricKind::SquaredGradientNorm).sqrt();
         let has_mixtures = metrics.clone().flatten().any(|(kind, _)| *kind == MetricKind::Dropped);
         let dropped_tokens = has_mixtures.then(|| sum(metrics.clone(), MetricKind::Dropped) as u64);
@@ -73,8 +80,17 @@ impl Collector {
         let predictions = (samples * predictions_per_sample) as f64;
         let metrics = reports.iter().map(|report| &report.metrics);
         let loss = sum(metrics.clone(), MetricKind::Loss) / predictions;
-        let top1 = sum(metrics, MetricKind::Correct) / predictions;
-        Some(Evaluation { step, epoch, loss, top1, samples })
+        let top1 = sum(metrics.clone(), MetricKind::Correct) / predictions;
+        let top5 = sum(metrics, MetricKind::TopFive) / predictions;
+        let classification = self.scores.remove(&step).and_then(|scores| classification(&scores));
+        Some(Evaluation { step, epoch, loss, top1, top5, perplexity: loss.exp(), classification, samples })
+    }
+
+    /// Adds one rank's scores of an evaluation batch. A rank sends them before its report of the
+    /// evaluation.
+    pub(super) fn scores(&mut self, report: ScoreReport) {
+        let samples = report.samples.into_iter().map(|sample| sample.into_iter().map(f32::from_bits).collect());
+        self.scores.entry(report.step).or_default().extend(samples);
     }
 }
 

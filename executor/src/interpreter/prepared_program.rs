@@ -4,6 +4,7 @@ use super::stream_key::StreamKey;
 use crate::arena::Arenas;
 use crate::backend::{BackendError, Hyperparameters, KernelCall, Operand};
 use crate::error::ExecutorError;
+use foretell_models::Kernel;
 use foretell_program::{BufferId, Mesh, Metric, Operation, Program, Rank, StageProgram};
 use foretell_units::DataType;
 
@@ -25,6 +26,8 @@ pub(super) struct PreparedProgram {
     pub(super) precision: DataType,
     /// The reported metrics, each with the buffer that holds its value, one `f32`.
     pub(super) metrics: Vec<(Metric, Operand)>,
+    /// The scores that an evaluation leaves, each with the numbers of a sample.
+    pub(super) scores: Vec<(usize, Operand)>,
 }
 
 /// The operands of an instruction, in the order of its reads and writes.
@@ -89,6 +92,7 @@ impl PreparedProgram {
             .iter()
             .map(|metric| Ok((metric.clone(), operand(&metric.buffer)?)))
             .collect::<Result<_, ExecutorError>>()?;
+        let scores = scores(stage).map(|(width, buffer)| Ok((width, operand(&buffer)?))).collect::<Result<_, ExecutorError>>()?;
         Ok(Self {
             stage: stage.clone(),
             stream_instructions,
@@ -98,6 +102,7 @@ impl PreparedProgram {
             samples_before,
             precision: program.precision,
             metrics,
+            scores,
         })
     }
 
@@ -134,4 +139,15 @@ impl PreparedProgram {
         let name = || self.stage.name_of(&self.stage.instructions[instruction as usize]).into();
         run(&call).map_err(|source| ExecutorError::Kernel { instruction, name: name(), source })
     }
+}
+
+/// The buffers in which a list leaves scores, in the order of its micro-batches, each with the
+/// numbers of a sample.
+fn scores(stage: &StageProgram) -> impl Iterator<Item = (usize, BufferId)> {
+    stage.instructions.iter().filter_map(|instruction| match *instruction.operation {
+        Operation::Compute { kernel: Kernel::ClassScores { classes, .. }, .. } => {
+            instruction.writes.first().map(|&buffer| (classes + 1, buffer))
+        }
+        _ => None,
+    })
 }

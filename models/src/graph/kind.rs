@@ -3,7 +3,7 @@
 use super::loops::{Extent, Slots};
 use crate::attention::RelativePositions;
 use crate::dropout::DropoutSite;
-use crate::kernel::{Activation, EightBits, Epsilon, WeightLayout, Window};
+use crate::kernel::{Activation, EightBits, Epsilon, Smoothing, WeightLayout, Window};
 
 /// The computation of an operator, except its sizes, which are those of its loops.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -97,6 +97,22 @@ pub enum OperatorKind {
     CrossEntropy,
     LogitStatistics,
     CrossEntropyOfStatistics,
+    LabelRanks,
+    TopLabels {
+        /// Number of the best classes.
+        top: usize,
+    },
+    ClassScores,
+    WeightedCrossEntropy {
+        /// Smoothing of the targets.
+        smoothing: Smoothing,
+    },
+    WeightedCrossEntropyGradient {
+        /// Smoothing of the targets.
+        smoothing: Smoothing,
+        /// Predictions of the global batch.
+        normalizer: usize,
+    },
     CrossEntropyGradient {
         normalizer: usize,
     },
@@ -132,6 +148,11 @@ pub enum OperatorKind {
 }
 
 impl OperatorKind {
+    /// Whether it works on the part of the classes that a rank has, and must have that part.
+    pub fn works_on_parts_of_classes(&self) -> bool {
+        matches!(self, OperatorKind::LogitStatistics | OperatorKind::LabelRanks)
+    }
+
     /// Whether it is attention. Its sequence is sharded by other means than that of operators that
     /// work position by position.
     pub fn is_attention(&self) -> bool {
@@ -143,7 +164,9 @@ impl OperatorKind {
     pub fn positional_role(&self) -> Option<Extent> {
         match self {
             OperatorKind::Embedding | OperatorKind::EmbeddingWeightGradient => Some(Extent::Vocabulary),
-            OperatorKind::LogitStatistics | OperatorKind::CrossEntropyGradient { .. } => Some(Extent::Features),
+            OperatorKind::LogitStatistics | OperatorKind::LabelRanks | OperatorKind::CrossEntropyGradient { .. } => {
+                Some(Extent::Features)
+            }
             OperatorKind::Attention { .. }
             | OperatorKind::AttentionGradient { .. }
             | OperatorKind::Rope { .. }

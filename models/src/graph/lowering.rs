@@ -165,6 +165,15 @@ impl Operator {
             OperatorKind::CrossEntropy => Kernel::CrossEntropy { rows, classes: features },
             OperatorKind::LogitStatistics => Kernel::LogitStatistics { rows, classes: features, parts: parts(Extent::Features) },
             OperatorKind::CrossEntropyOfStatistics => Kernel::CrossEntropyOfStatistics { rows, parts: positions },
+            OperatorKind::LabelRanks => Kernel::LabelRanks { rows, classes: features, parts: parts(Extent::Features) },
+            OperatorKind::TopLabels { top } => Kernel::TopLabels { rows, top },
+            OperatorKind::ClassScores => Kernel::ClassScores { rows, classes: features },
+            OperatorKind::WeightedCrossEntropy { smoothing } => {
+                Kernel::WeightedCrossEntropy { rows, classes: features, smoothing }
+            }
+            OperatorKind::WeightedCrossEntropyGradient { smoothing, normalizer } => {
+                Kernel::WeightedCrossEntropyGradient { rows, classes: features, smoothing, normalizer, scaled: false }
+            }
             OperatorKind::CrossEntropyGradient { normalizer } => Kernel::CrossEntropyGradient {
                 rows,
                 classes: features,

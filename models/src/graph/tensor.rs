@@ -1,6 +1,7 @@
 //! Tensors: name, shape, purpose and storage. A tensor does not know the operators that use it.
 
 use crate::storage::Storage;
+use std::sync::Arc;
 
 /// Index of a tensor in [`Graph::tensors`](super::Graph::tensors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -76,12 +77,18 @@ pub enum Role {
     Parameter(Parameter),
     /// Kept between steps but not trained: running mean and variance of batch norm.
     Running,
+    /// Given with the graph, and never written: these values.
+    Constant(Arc<[f32]>),
     /// Made by an operator and read by others.
     Activation,
     /// Made from this parameter alone, and thus equal in all micro-batches of a step.
     OfParameter(TensorId),
     /// Gradient of this parameter, summed over micro-batches.
     ParameterGradient(TensorId),
+    /// Made by an operator and kept to the end of the step, for all micro-batches.
+    Kept,
+    /// A sum that a kernel makes beside others, and that nothing reads.
+    UnreadSum,
     /// A sum over the batch, and over micro-batches: loss, correct predictions, batch statistics.
     Sum,
 }

@@ -1,7 +1,7 @@
 //! Kernels whose work depends on the part of a whole that a rank has, and kernels as they are
 //! timed.
 
-use super::{Epsilon, Kernel};
+use super::{Epsilon, Kernel, Smoothing};
 use crate::attention::Attention;
 
 impl Kernel {
@@ -71,9 +71,20 @@ impl Kernel {
             Kernel::CrossEntropyGradient { rows, classes, .. } => {
                 Kernel::CrossEntropyGradient { rows, classes, normalizer: 1, parts: 1, scaled: false }
             }
+            Kernel::WeightedCrossEntropy { rows, classes, .. } => {
+                Kernel::WeightedCrossEntropy { rows, classes, smoothing: Smoothing::default() }
+            }
+            Kernel::WeightedCrossEntropyGradient { rows, classes, .. } => {
+                let smoothing = Smoothing::default();
+                Kernel::WeightedCrossEntropyGradient { rows, classes, smoothing, normalizer: 1, scaled: false }
+            }
+            Kernel::LambDirection { elements, .. } => Kernel::LambDirection { elements, controlled: false, exempt: false },
+            Kernel::LambStep { elements, .. } => Kernel::LambStep { elements, controlled: false },
             Kernel::RunningStatistics { channels, .. } => Kernel::RunningStatistics { channels, contributions: 1 },
-            Kernel::Sgd { elements, momentum, nesterov, .. } => Kernel::Sgd { elements, momentum, nesterov, controlled: false },
-            Kernel::AdamW { elements, .. } => Kernel::AdamW { elements, controlled: false },
+            Kernel::Sgd { elements, momentum, nesterov, .. } => {
+                Kernel::Sgd { elements, momentum, nesterov, controlled: false, exempt: false }
+            }
+            Kernel::AdamW { elements, .. } => Kernel::AdamW { elements, controlled: false, exempt: false },
             Kernel::LayerNorm { rows, features, .. } => Kernel::LayerNorm { rows, features, epsilon: Epsilon::new(5) },
             Kernel::RmsNorm { rows, features, .. } => Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) },
             Kernel::Rope(sizes) => Kernel::Rope(sizes.without_constants()),
@@ -93,6 +104,7 @@ impl Kernel {
             | Kernel::Embedding { parts, .. }
             | Kernel::EmbeddingWeightGradient { parts, .. }
             | Kernel::LogitStatistics { parts, .. }
+            | Kernel::LabelRanks { parts, .. }
             | Kernel::CrossEntropyGradient { parts, .. } => parts,
             Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => sizes.parts(),
             Kernel::Rope(sizes) | Kernel::RopeGradient(sizes) => sizes.position_parts,

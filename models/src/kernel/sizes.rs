@@ -106,6 +106,26 @@ impl Epsilon {
     }
 }
 
+/// The part of a target's weight that label smoothing spreads over all classes (Szegedy et al.
+/// 2016), in millionths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Smoothing {
+    millionths: u32,
+}
+
+impl Smoothing {
+    /// The nearest smoothing to a part from 0 to 1.
+    pub fn new(part: f32) -> Self {
+        Self { millionths: (f64::from(part) * 1e6).round().clamp(0.0, 1e6) as u32 }
+    }
+
+    /// Returns the part.
+    pub fn value(self) -> f64 {
+        f64::from(self.millionths) * 1e-6
+    }
+}
+
 /// Sizes of a two-dimensional convolution or pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Window {

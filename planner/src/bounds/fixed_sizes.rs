@@ -24,6 +24,11 @@ impl Bounds<'_> {
             FixedAxis { name: "context", size: fixed.context, set: |layout, size| layout.context = size },
             FixedAxis { name: "expert", size: fixed.expert, set: |layout, size| layout.expert = size },
         ];
+        let sizes = axes.iter().filter_map(|axis| axis.size).chain(fixed.data).chain(fixed.pipeline);
+        if sizes.fold(1, usize::saturating_mul) > self.request.devices {
+            // Too many ranks are a plainer reason, which the search gives.
+            return None;
+        }
         axes.iter().find_map(|axis| self.refusal_of_axis(axis))
     }
 
@@ -38,6 +43,8 @@ impl Bounds<'_> {
             return None;
         }
         let name = axis.name;
+        // The compiler's own hint knows neither `--fix` nor the other sizes.
+        let message = message.split("; hint:").next().unwrap_or_default();
         let reason = format!("{message}; `{name}` may be {}", possible.join(", "));
         Some(PlannerError::no_layout(request, reason, &format!("`--fix` another `{name}`, or leave it open")))
     }

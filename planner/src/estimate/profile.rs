@@ -151,7 +151,7 @@ impl KernelTimes {
     fn of(request: &Request<'_>, graph: &Graph) -> Self {
         let mut times = Self::default();
         let mut known: HashMap<Kernel, f64> = HashMap::new();
-        let both = differentiate(graph, 1);
+        let both = differentiate(graph, 1, |name| request.base.training.frozen.match_name(name));
         let mut time_of = |operator: &Operator| {
             let kernel = operator.kernel(&operator.extents());
             *known.entry(kernel).or_insert_with(|| {

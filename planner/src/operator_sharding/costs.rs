@@ -282,16 +282,20 @@ impl Pricer<'_> {
     fn update(&self, elements: usize) -> Picoseconds {
         let bucket = (self.plan.layout.bucket.count() / 4) as usize;
         let shards = self.choices.mesh.size(Axis::Shard);
-        let of = |elements| match self.plan.optimizer {
-            Optimizer::Sgd => Kernel::Sgd {
-                elements,
-                momentum: self.plan.training.momentum != 0.0,
-                nesterov: self.plan.training.nesterov,
-                controlled: false,
-            },
-            Optimizer::Adam | Optimizer::AdamW => Kernel::AdamW { elements, controlled: false },
+        let (whole, controlled, exempt) = (bucket.max(1), false, false);
+        let kernels = match self.plan.optimizer {
+            Optimizer::Sgd => {
+                let (momentum, nesterov) = (self.plan.training.momentum != 0.0, self.plan.training.nesterov);
+                vec![Kernel::Sgd { elements: whole, momentum, nesterov, controlled, exempt }]
+            }
+            Optimizer::Adam | Optimizer::AdamW => vec![Kernel::AdamW { elements: whole, controlled, exempt }],
+            Optimizer::Lamb => vec![
+                Kernel::LambDirection { elements: whole, controlled, exempt },
+                Kernel::LambStep { elements: whole, controlled },
+            ],
         };
-        share_of(self.kernel(of(bucket.max(1)), false), elements / shards, bucket)
+        let share = |kernel| share_of(self.kernel(kernel, false), elements / shards, bucket);
+        kernels.into_iter().map(share).fold(Picoseconds(0), |sum, share| sum + share)
     }
 
     /// Returns the share of a full bucket's reduction that so many elements take.

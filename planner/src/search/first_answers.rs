@@ -9,6 +9,7 @@
 //! Nothing is settled here: each family stays in the queue, if it is in there.
 
 use super::queue::{LayoutIndex, QueuedLayout};
+use super::records::{Manner, manner};
 use super::searcher::Searcher;
 use super::simulation::{Outcome, Simulations, most};
 use crate::bounds::{Bound, Bounded};
@@ -60,17 +61,6 @@ struct Promising {
     turn: usize,
     micro_batches: usize,
     layout: Layout,
-}
-
-/// A manner of layouts: whether `tensor` or `context` shards blocks, and whether there is a pipeline.
-/// Estimates of one manner are off by much the same factor.
-pub(super) type Manner = (bool, bool);
-
-/// By manner, the least simulated value over its estimate.
-pub(super) type Corrections = BTreeMap<Manner, f64>;
-
-fn manner(layout: &Layout) -> Manner {
-    (layout.tensor * layout.context > 1, layout.pipeline > 1)
 }
 
 /// A family that is opened.

@@ -35,7 +35,7 @@ impl Searcher<'_> {
     ///
     /// [`Request::simplicity_margin`]: crate::Request::simplicity_margin
     pub(super) fn improve_locally(&mut self) -> Result<(), PlannerError> {
-        if !self.request.searches_locally {
+        if !self.request.searches_locally || self.is_over() {
             return Ok(());
         }
         for _ in 0..ROUNDS {
@@ -75,7 +75,8 @@ impl Searcher<'_> {
         margin: f64,
     ) -> Result<Vec<LayoutIndex>, PlannerError> {
         let own = self.value_of_bound(layout).unwrap_or(0.0);
-        let bounded = close.into_par_iter().filter_map(|layout| Some((self.value_of_bound(&layout)?, layout)));
+        let bounded =
+            close.into_par_iter().filter(|_| !self.is_over()).filter_map(|layout| Some((self.value_of_bound(&layout)?, layout)));
         let mut bounded: Vec<(f64, Layout)> = bounded.collect();
         bounded.retain(|(bound, _)| *bound <= (own * (1.0 + margin) * (1.0 + LEAST_GAIN)).min(to_beat));
         if margin == 0.0 {

@@ -1,7 +1,7 @@
-//! Records about layouts that do not fit.
+//! Records about layouts that do not fit, and about estimates that were off.
 
 use super::queue::LayoutIndex;
-use foretell_program::Offload;
+use foretell_program::{Layout, Offload};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A family, and one variant of it; `None` means all its variants.
@@ -14,6 +14,18 @@ pub(super) struct OffloadedTooLarge(BTreeSet<(usize, Option<usize>, Offload)>);
 /// By layout, how often it was refitted, and the smallest memory budget that each of its stages
 /// had.
 pub(super) type Refits = BTreeMap<LayoutIndex, (usize, Vec<f64>)>;
+
+/// A manner of layouts: whether `tensor` or `context` shards blocks, and whether there is a
+/// pipeline. Estimates of one manner are off by much the same factor.
+pub(super) type Manner = (bool, bool);
+
+/// By manner, the least simulated value over its estimate.
+pub(super) type Corrections = BTreeMap<Manner, f64>;
+
+/// Returns the manner of a layout.
+pub(super) fn manner(layout: &Layout) -> Manner {
+    (layout.tensor * layout.context > 1, layout.pipeline > 1)
+}
 
 impl OffloadedTooLarge {
     pub(super) fn insert(&mut self, (family, variant): Place, offload: Offload) {

@@ -1,10 +1,9 @@
 //! The search itself: opening families, and rounds of simulations.
 
 use super::answer::{Planned, Search};
-use super::first_answers::Corrections;
 use super::incumbents::Incumbents;
 use super::queue::{LayoutIndex, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
-use super::records::{OffloadedTooLarge, Refits};
+use super::records::{Corrections, OffloadedTooLarge, Refits};
 use super::refusal::nothing_found;
 use super::simulation::{FirstOutcome, Outcome, Simulations};
 use crate::bounds::{Bound, Bounded, Bounds, Excluded};
@@ -130,9 +129,9 @@ impl<'a> Searcher<'a> {
     /// Queues every family of the space with its arithmetic bound, and counts the layouts. Simulates
     /// those that the estimates rank first.
     fn fill_queue(&mut self) -> Result<(), PlannerError> {
-        if self.is_over() {
+        if self.has_answer() && self.is_over() {
             self.bound_of_unlisted = Some(self.bounds.least_value());
-            return if self.has_answer() { Ok(()) } else { Err(self.out_of_time()) };
+            return Ok(());
         }
         let families = with_sharded_operators(self.request, self.bounds.space.families(), &|| self.is_over());
         let ranked = self.ranked(&families);

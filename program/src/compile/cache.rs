@@ -4,7 +4,7 @@
 use super::lowering::{Lowering, Lowerings, Purpose, vocabulary_parts};
 use crate::fusion::Fusions;
 use crate::mesh::{Mesh, StageMesh};
-use crate::plan::{ContextMethod, OperatorPatterns, Plan, PlanError};
+use crate::plan::{ContextMethod, OperatorPatterns, Plan, PlanError, Training};
 use foretell_models::Model;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -37,6 +37,9 @@ struct Key {
     operators: OperatorPatterns,
     fusions: Fusions,
     quantises: bool,
+    /// The recipe, of which the graph depends on what is frozen and on the loss. A caller's plans
+    /// mostly have one recipe.
+    training: Training,
 }
 
 impl<'a> LoweringCache<'a> {
@@ -78,6 +81,7 @@ impl<'a> LoweringCache<'a> {
             operators: plan.layout.operators.clone(),
             fusions: Fusions::of(plan),
             quantises: plan.quantises(),
+            training: plan.training.clone(),
         };
         let entry = {
             let mut entries = self.entries();

@@ -37,6 +37,7 @@ use crate::schedule::{StagePass, Task};
 use activations::OffloadedActivations;
 use buckets::GradientBuckets;
 use foretell_models::{Kernel, OperatorId, Pass, Role, TensorId};
+use foretell_units::DataType;
 use gather::GatheredParameters;
 use list::{Label, ListBuilder};
 use live::{ALL_MICRO_BATCHES, LiveTensors};
@@ -194,9 +195,16 @@ impl<'a> StageEmitter<'a> {
             .map(|input| self.fetch(input.tensor, micro_batch, lowering.sharding.wanted(id, input), phase))
             .collect();
         let (writes, accumulate) = self.output_buffers(id, micro_batch, phase);
+        if accumulate {
+            self.clear_unread_sums(id, &writes, (micro_batch, phase));
+        }
         let mut kernel = operator.kernel(&lowering.sharding.local_extents(&lowering.graph, id, &lowering.mesh));
         let loss_scale = self.persistent.control.filter(|_| stage.plan.scales_loss());
-        if let (Kernel::CrossEntropyGradient { scaled, .. }, Some(control)) = (&mut kernel, loss_scale) {
+        if let (
+            Kernel::CrossEntropyGradient { scaled, .. } | Kernel::WeightedCrossEntropyGradient { scaled, .. },
+            Some(control),
+        ) = (&mut kernel, loss_scale)
+        {
             *scaled = true;
             reads.push(control);
         }
@@ -237,6 +245,11 @@ impl<'a> StageEmitter<'a> {
                         buffers.push(target.buffer);
                     }
                 }
+                // Each micro-batch has a buffer of its own until the end of the step.
+                Role::Kept => {
+                    let shape = produced.local_shape(&stage.lowering.shape(output.tensor), &stage.lowering.mesh);
+                    buffers.push(self.list.add_persistent(stage.name(output.tensor), BufferRole::Sum, shape, DataType::Fp32));
+                }
                 Role::OfParameter(_) => {
                     let instance = (output.tensor, ALL_MICRO_BATCHES);
                     let buffer = self.live.new_variant(&mut self.list, stage, instance, produced);
@@ -247,6 +260,18 @@ impl<'a> StageEmitter<'a> {
             }
         }
         (buffers, accumulate)
+    }
+
+    /// Zeroes the outputs that nothing reads, before their kernel adds to them.
+    fn clear_unread_sums(&mut self, id: OperatorId, writes: &[BufferId], (micro_batch, phase): (usize, Phase)) {
+        let operator = self.stage.operator(id);
+        let label = Label { name: &operator.name, micro_batch: Some(micro_batch), phase };
+        for (output, &buffer) in operator.outputs.iter().zip(writes) {
+            if self.stage.lowering.graph.tensor(output.tensor).role == Role::UnreadSum {
+                let elements = self.list.elements(buffer);
+                self.list.compute(label, Kernel::Zero { elements }, &[], &[buffer]);
+            }
+        }
     }
 
     /// Receives a tensor from another stage.

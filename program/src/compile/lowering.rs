@@ -4,12 +4,13 @@
 //! A lowering covers the whole model, as if every stage had this mesh. Each stage later takes its
 //! own blocks from the lowering of its mesh.
 
+use super::recipe::check_recipe;
 use crate::fusion::{Fusions, fuse};
 use crate::mesh::{Axis, Coordinates, Mesh, StageMesh};
 use crate::plan::{Layout, Plan, PlanError, ShardedPart};
 use crate::quantisation::quantise;
 use crate::strategy::{Sharding, consumers, producers};
-use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate};
+use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate, with_evaluation};
 use std::sync::Arc;
 
 /// The use of a Program.
@@ -125,8 +126,11 @@ pub(crate) fn training_graph(model: &Model, name: &str, plan: &Plan) -> Result<(
 }
 
 /// The number of parts that the head's vocabulary is cut into: the `tensor` size of the stage that
-/// has the last block. Only that stage has a head.
+/// has the last block. Only that stage has a head. A smoothed or weighted loss needs whole classes.
 pub(super) fn vocabulary_parts(plan: &Plan, mesh: &Mesh) -> usize {
+    if !plan.training.loss_target().is_plain() {
+        return 1;
+    }
     let Layout { pipeline, virtual_stages, schedule, .. } = plan.layout;
     let positions = pipeline.saturating_mul(virtual_stages);
     let (last_stage, _) = schedule.place(pipeline, virtual_stages, positions.saturating_sub(1));
@@ -153,7 +157,12 @@ fn graph(
     // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24
     // predictions.
     let normalizer = plan.global_batch * forward.predictions_per_sample;
-    Ok(if inference { forward } else { differentiate(&forward, normalizer) })
+    if inference {
+        return Ok(with_evaluation(forward));
+    }
+    check_recipe(&forward, &plan.training)?;
+    let forward = plan.training.loss_target().apply(forward);
+    Ok(differentiate(&forward, normalizer, |name| plan.training.frozen.match_name(name)))
 }
 
 /// The number of sample groups that share batch statistics, over all ranks of a stage.

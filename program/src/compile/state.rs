@@ -8,9 +8,10 @@
 
 use super::cuts::Cuts;
 use super::lowering::Lowering;
+use super::recipe::{BucketTraining, Constant, constants, exempt_parameters, frozen_parameters};
 use crate::mesh::{Axis, Mesh};
 use crate::placement::{Placement, Placements};
-use crate::plan::{Plan, PlanError};
+use crate::plan::{Optimizer, Plan, PlanError};
 use foretell_models::{Operator, OperatorKind, Role, TensorId};
 use foretell_units::{Bytes, DataType};
 use rustc_hash::FxHashMap;
@@ -49,6 +50,7 @@ pub(super) struct Bucket {
     pub(super) stages: Vec<usize>,
     /// The number of operators that add to the gradients, for one micro-batch.
     pub(super) writers: usize,
+    pub(super) training: BucketTraining,
 }
 
 /// The running statistics of one batch norm.
@@ -84,6 +86,10 @@ pub(super) struct StageState {
     pub(super) has_master_copy: bool,
     /// The number of optimizer values for each parameter, without the single-precision copy.
     pub(super) optimizer_states: usize,
+    /// The constants that the training step reads.
+    pub(super) constants: Vec<Constant>,
+    /// Whether the optimizer treats each parameter as a whole, so that each has its own bucket.
+    one_bucket_each: bool,
 }
 
 /// When parameters that are kept as shards are gathered.
@@ -136,6 +142,7 @@ impl StageState {
         } else {
             ParameterGathers::Never
         };
+        let is_of_stage = |operator: &Operator| cuts.stage(operator) == stage;
         let mut state = Self {
             buckets: Vec::new(),
             bucket_of_gradient: FxHashMap::default(),
@@ -146,10 +153,20 @@ impl StageState {
             precision: plan.storage(),
             has_master_copy: plan.has_master_copy(),
             optimizer_states: plan.optimizer_states(),
+            constants: constants(&lowering.graph, is_of_stage),
+            one_bucket_each: plan.optimizer == Optimizer::Lamb,
         };
+        let exempt = exempt_parameters(&lowering.graph, &plan.training);
         for completed in completed_gradients(lowering, cuts, stage) {
-            refuse_unequal_meshes(lowering, &completed, stage, mesh)?;
-            state.add_to_bucket(lowering, completed, plan.layout.bucket);
+            refuse_unequal_meshes(lowering, completed.parameter, &completed.stages, stage, mesh)?;
+            let training = if exempt.contains(&completed.parameter) { BucketTraining::Exempt } else { BucketTraining::Decayed };
+            state.add_trained(lowering, completed, training, plan.layout.bucket);
+        }
+        let is_trained = |name: &str| state.bucket_of_parameter(name).is_some();
+        for (operator, parameter) in frozen_parameters(&lowering.graph, is_of_stage, is_trained) {
+            let stages = stages_with(lowering, cuts, parameter);
+            refuse_unequal_meshes(lowering, parameter, &stages, stage, mesh)?;
+            state.add_frozen(lowering, operator, parameter, stages, plan.layout.bucket);
         }
         for bucket in &mut state.buckets {
             bucket.elements = bucket.elements.next_multiple_of(BUCKET_ALIGNMENT * bucket.shards);
@@ -162,10 +179,33 @@ impl StageState {
         Ok(state)
     }
 
-    /// Adds a parameter to the last bucket of its kind, or to a new one if that bucket would become
-    /// larger than `limit`.
-    fn add_to_bucket(&mut self, lowering: &Lowering, completed: CompletedGradient, limit: Bytes) {
+    /// Adds a parameter with a gradient to a bucket.
+    fn add_trained(&mut self, lowering: &Lowering, completed: CompletedGradient, training: BucketTraining, limit: Bytes) {
         let CompletedGradient { operator, parameter, gradient, stages, .. } = completed;
+        let kind = bucket_kind(lowering.sharding.produced(gradient));
+        let index = self.add_to_bucket(lowering, (operator, parameter), (kind, stages, training), limit);
+        self.bucket_of_gradient.insert(gradient, index);
+    }
+
+    /// Adds a frozen parameter to a bucket. ZeRO shards it only if it shards the others: it has no
+    /// gradients or optimizer state to shard.
+    fn add_frozen(&mut self, lowering: &Lowering, operator: usize, parameter: TensorId, stages: Vec<usize>, limit: Bytes) {
+        let settled = lowering.sharding.settled(parameter);
+        let is_sharded = self.gathers == ParameterGathers::EveryPass && settled.get(Axis::Shard) == Placement::Replicate;
+        // `Partial` along `shard` is what the gradients of a bucket have that ZeRO shards.
+        let kind = if is_sharded { settled.with(Axis::Shard, Placement::Partial) } else { settled };
+        self.add_to_bucket(lowering, (operator, parameter), (bucket_kind(kind), stages, BucketTraining::Frozen), limit);
+    }
+
+    /// Adds a parameter to the last bucket of its kind, or to a new one if that bucket would become
+    /// larger than `limit`. Returns the bucket.
+    fn add_to_bucket(
+        &mut self,
+        lowering: &Lowering,
+        (operator, parameter): (usize, TensorId),
+        (kind, stages, training): (Placements, Vec<usize>, BucketTraining),
+        limit: Bytes,
+    ) -> usize {
         let placements = lowering.sharding.settled(parameter);
         // Parameters that are dropped after use are gathered block by block.
         let is_dropped = self.gathers == ParameterGathers::EveryPass && stages.len() == 1;
@@ -174,24 +214,25 @@ impl StageState {
         let elements: usize = shape.iter().product();
         let padded = elements.next_multiple_of(BUCKET_ALIGNMENT);
         let most_elements = limit.count() as usize / 4;
-        let kind = bucket_kind(lowering.sharding.produced(gradient));
-        let open = self
-            .buckets
-            .iter()
-            .rposition(|bucket| bucket.stages == stages && bucket.gradient == kind && bucket.block == block)
-            .filter(|&index| self.buckets[index].elements + padded <= most_elements);
+        let takes_more = training.is_frozen() || !self.one_bucket_each;
+        let is_alike = |bucket: &Bucket| {
+            bucket.stages == stages && bucket.gradient == kind && bucket.block == block && bucket.training == training
+        };
+        let open = self.buckets.iter().rposition(is_alike);
+        let open = open.filter(|&index| takes_more && self.buckets[index].elements + padded <= most_elements);
         let index = open.unwrap_or_else(|| {
             let is_sharded = kind.get(Axis::Shard) == Placement::Partial;
             let shards = if is_sharded { lowering.mesh.size(Axis::Shard) } else { 1 };
-            self.buckets.push(Bucket { members: Vec::new(), elements: 0, shards, block, gradient: kind, stages, writers: 0 });
+            let (members, elements, writers) = (Vec::new(), 0, 0);
+            self.buckets.push(Bucket { members, elements, shards, block, gradient: kind, stages, writers, training });
             self.buckets.len() - 1
         });
         let name = lowering.graph.tensor(parameter).name.clone();
-        self.bucket_of_gradient.insert(gradient, index);
         self.bucket_of_parameter.insert(name.clone(), index);
         let bucket = &mut self.buckets[index];
         bucket.members.push(Member { parameter, name, shape, placements, offset: bucket.elements });
         bucket.elements += padded;
+        index
     }
 
     /// Whether each rank keeps only its shard of a bucket's gradients between micro-batches.
@@ -202,6 +243,11 @@ impl StageState {
     /// Whether each rank keeps only its shard of a bucket's parameters between steps.
     pub(super) fn shards_parameters(&self, bucket: usize) -> bool {
         self.gathers != ParameterGathers::Never && self.buckets[bucket].shards > 1
+    }
+
+    /// The numbers of the buckets that are trained.
+    pub(super) fn trained_buckets(&self) -> impl Iterator<Item = usize> + use<'_> {
+        (0..self.buckets.len()).filter(|&bucket| !self.buckets[bucket].training.is_frozen())
     }
 
     /// The bucket of a gradient tensor.
@@ -259,14 +305,20 @@ fn completed_gradients(lowering: &Lowering, cuts: &Cuts, stage: usize) -> Vec<Co
 }
 
 /// Refuses a parameter of several stages whose meshes have different sizes.
-fn refuse_unequal_meshes(lowering: &Lowering, completed: &CompletedGradient, stage: usize, mesh: &Mesh) -> Result<(), PlanError> {
+fn refuse_unequal_meshes(
+    lowering: &Lowering,
+    parameter: TensorId,
+    stages: &[usize],
+    stage: usize,
+    mesh: &Mesh,
+) -> Result<(), PlanError> {
     let has_other_sizes = |&&other: &&usize| !mesh.stage(other).has_sizes_of(mesh.stage(stage));
-    let Some(other) = completed.stages.iter().find(has_other_sizes) else { return Ok(()) };
+    let Some(other) = stages.iter().find(has_other_sizes) else { return Ok(()) };
     Err(PlanError::Invalid {
         field: "stages",
         reason: format!(
             "stages {stage} and {other} share `{}`, but their meshes have different sizes",
-            lowering.graph.tensor(completed.parameter).name
+            lowering.graph.tensor(parameter).name
         ),
         hint: "give them the same sizes, or use a model that shares no parameters (`tied_embeddings: false`)".into(),
     })

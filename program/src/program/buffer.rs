@@ -98,6 +98,8 @@ pub enum StateContents {
     },
     /// The control of the update. It starts with these values, then zeros.
     Control(Vec<f32>),
+    /// These values, which the plan gives and no step changes. A checkpoint need not have them.
+    Constant(Arc<[f32]>),
 }
 
 /// A value that training keeps for each element of a tensor.

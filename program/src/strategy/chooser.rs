@@ -98,7 +98,7 @@ impl Chooser<'_> {
     /// Places a parameter, running statistics or an input that no earlier operator read.
     fn place_input(&mut self, input: &Operand, strategy: Strategy) {
         let role = &self.rules.graph.tensor(input.tensor).role;
-        let is_kept = matches!(role, Role::Parameter(_) | Role::Running | Role::Input(_));
+        let is_kept = matches!(role, Role::Parameter(_) | Role::Running | Role::Constant(_) | Role::Input(_));
         if !is_kept || std::mem::replace(&mut self.is_placed[input.tensor.0], true) {
             return;
         }

@@ -4,7 +4,7 @@ use super::Strategy;
 use super::rules::Rules;
 use crate::mesh::{Axis, StageMesh};
 use crate::plan::{Layout, OperatorPatterns, PlanError, ShardedPart};
-use foretell_models::{BATCH, EXPERTS, Extent, Graph, LoopId, Operator, OperatorId, OperatorKind, Pass};
+use foretell_models::{BATCH, EXPERTS, Extent, Graph, LoopId, Operator, OperatorId, Pass};
 use std::collections::BTreeSet;
 
 /// The requests for all operators of a graph.
@@ -99,7 +99,7 @@ fn requested_loop(rules: &Rules<'_>, operator: &Operator, part: ShardedPart) -> 
     // The outputs of logit statistics have a slot for each rank's part of the classes, and
     // spreading experts is a choice of its own.
     let is_decided =
-        operator.kind == OperatorKind::LogitStatistics || (rules.spreads_experts && operator.find_loop(EXPERTS).is_some());
+        operator.kind.works_on_parts_of_classes() || (rules.spreads_experts && operator.find_loop(EXPERTS).is_some());
     if is_decided {
         return Ok(None);
     }

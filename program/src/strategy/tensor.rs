@@ -44,7 +44,7 @@ impl TensorRule<'_> {
             let mut loops = (0..operator.loops.len()).map(LoopId);
             loops.find(|&one| operator.loops[one.0].role == role && rules.can_shard(operator, one))
         };
-        if operator.kind == OperatorKind::LogitStatistics {
+        if operator.kind.works_on_parts_of_classes() {
             // The outputs have a slot for each rank's part of the classes.
             let classes = operator.loops.iter().position(|one| one.role == Extent::Features).map(LoopId);
             return classes.filter(|&classes| rules.can_shard(operator, classes));
@@ -103,7 +103,7 @@ impl TensorRule<'_> {
                 if !self.rules.can_shard(operator, walked) {
                     return false;
                 }
-                if operator.loops[walked.0].role == Extent::Contracted || operator.kind == OperatorKind::LogitStatistics {
+                if operator.loops[walked.0].role == Extent::Contracted || operator.kind.works_on_parts_of_classes() {
                     is_summed = true;
                     continue;
                 }

@@ -4,6 +4,7 @@
 mod context;
 mod dropout;
 mod experts;
+mod recipes;
 mod recompute;
 mod refusals;
 mod state;
@@ -11,8 +12,9 @@ mod tensor;
 
 use foretell_models::{DropoutRate, Gpt, Kernel, Llama, Mlp, Model, Resnet, Stem, Vgg};
 use foretell_program::{
-    Axis, BufferRole, Collective, CollectiveRole, Compiled, ContextMethod, Instruction, Keep, Kept, Layout, MemoryKind, Offload,
-    Operation, Optimizer, Overlap, Phase, Plan, PlanError, Program, Recompute, Schedule, StageProgram, Training, compile,
+    Axis, BufferRole, Collective, CollectiveRole, Compiled, ContextMethod, Instruction, Keep, Kept, Layout, LearningRateSchedule,
+    MemoryKind, Offload, Operation, Optimizer, Overlap, Period, Phase, Plan, PlanError, Program, Recompute, Schedule,
+    StageProgram, Training, WarmUp, compile,
 };
 use foretell_units::{Bytes, DataType};
 

@@ -69,21 +69,31 @@ fn plans_beyond_any_machine_are_refused_before_memory_runs_out() {
 #[test]
 fn meaningless_optimizer_parameters_are_refused() {
     let model = Model::Mlp(Mlp { widths: vec![8, 8, 4] });
-    let usual = Training::default();
+    let usual = Training::default;
     let cases = [
-        ("learning_rate", Training { learning_rate: Some(f32::NAN), ..usual }),
-        ("learning_rate", Training { learning_rate: Some(-0.1), ..usual }),
-        ("momentum", Training { momentum: f32::INFINITY, ..usual }),
-        ("weight_decay", Training { weight_decay: -1.0, ..usual }),
-        ("beta1", Training { beta1: 1.0, ..usual }),
-        ("beta2", Training { beta2: f32::NAN, ..usual }),
-        ("epsilon", Training { epsilon: 0.0, ..usual }),
+        ("learning_rate", Training { learning_rate: Some(f32::NAN), ..usual() }),
+        ("learning_rate", Training { learning_rate: Some(-0.1), ..usual() }),
+        ("momentum", Training { momentum: f32::INFINITY, ..usual() }),
+        ("weight_decay", Training { weight_decay: -1.0, ..usual() }),
+        ("beta1", Training { beta1: 1.0, ..usual() }),
+        ("beta2", Training { beta2: f32::NAN, ..usual() }),
+        ("epsilon", Training { epsilon: 0.0, ..usual() }),
+        ("label_smoothing", Training { label_smoothing: 1.0, ..usual() }),
+        ("class_weights", Training { class_weights: vec![1.0; 3], ..usual() }),
+        ("class_weights", Training { class_weights: vec![0.0; 4], ..usual() }),
+        ("class_weights", Training { class_weights: vec![1.0, 1.0, 1.0, -1.0], ..usual() }),
+        ("schedule", Training { schedule: LearningRateSchedule::Step { every: Period::Steps(0), factor: 0.1 }, ..usual() }),
+        ("warm_up.length", Training { warm_up: Some(WarmUp { length: Period::Epochs(0), from: 0.5 }), ..usual() }),
+        ("warm_up.from", Training { warm_up: Some(WarmUp { length: Period::Epochs(1), from: 2.0 }), ..usual() }),
+        ("evaluate_every", Training { evaluate_every: Some(Period::Steps(0)), ..usual() }),
+        ("frozen", Training { frozen: ["head.*"].into_iter().collect(), ..usual() }),
+        ("frozen", Training { frozen: ["*"].into_iter().collect(), ..usual() }),
     ];
     for (field, training) in cases {
         let plan = Plan { training, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 4) };
         assert!(matches!(compile(&model, "m", &plan), Err(PlanError::Invalid { .. })));
         assert!(refusal(&model, &plan).starts_with(&format!("`training.{field}`: ")), "{field}");
     }
-    let zero = Training { learning_rate: Some(0.0), momentum: 0.0, beta1: 0.0, ..usual };
+    let zero = Training { learning_rate: Some(0.0), momentum: 0.0, beta1: 0.0, ..usual() };
     assert!(compile(&model, "m", &Plan { training: zero, ..Plan::new(Layout::default(), 4) }).is_ok());
 }

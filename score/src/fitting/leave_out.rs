@@ -66,7 +66,8 @@ pub fn score_left_out(rows: &[Row], split: &Split, by: LeaveOut, progress: Progr
         scored.extend(part.iter().copied().zip(scores.rows));
         progress(&format!("{} rows without {} are scored", part.len(), names.get(place).map_or("anything", String::as_str)));
     }
-    Ok(Scores::of(scored.into_values().collect(), library.fitted_values()))
+    // No row had a part in the fit of its values.
+    Ok(Scores::of(scored.into_values().collect(), None, library.fitted_values()))
 }
 
 /// Returns the names of all that is left out, and the profiles without each.

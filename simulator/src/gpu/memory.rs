@@ -148,7 +148,7 @@ fn is_narrow(precision: DataType) -> bool {
 /// Returns the elements of optimizer state per parameter, without a master copy.
 fn moments(list: &StageProgram) -> f64 {
     let of_kernel = |instruction: &Instruction| match *instruction.operation {
-        Operation::Compute { kernel: Kernel::AdamW { .. }, .. } => Some(2.0),
+        Operation::Compute { kernel: Kernel::AdamW { .. } | Kernel::LambDirection { .. }, .. } => Some(2.0),
         Operation::Compute { kernel: Kernel::Sgd { momentum, .. }, .. } => Some(if momentum { 1.0 } else { 0.0 }),
         _ => None,
     };
@@ -231,6 +231,7 @@ fn shards_logits(instruction: &Instruction) -> bool {
 fn logits(instruction: &Instruction) -> f64 {
     match *instruction.operation {
         Operation::Compute { kernel: Kernel::CrossEntropy { rows, classes }, .. }
+        | Operation::Compute { kernel: Kernel::WeightedCrossEntropy { rows, classes, .. }, .. }
         | Operation::Compute { kernel: Kernel::LogitStatistics { rows, classes, .. }, .. } => rows as f64 * classes as f64,
         _ => 0.0,
     }

@@ -57,7 +57,7 @@ impl StageBuilder {
     }
 
     pub fn update(&mut self, elements: usize, after: &[InstructionId]) -> InstructionId {
-        let kernel = Kernel::AdamW { elements, controlled: false };
+        let kernel = Kernel::AdamW { elements, controlled: false, exempt: false };
         let id = self.push(Stream::Compute, Operation::Compute { kernel, accumulate: false, group: None }, after);
         self.0.instructions[id.0 as usize].phase = Phase::Update;
         id

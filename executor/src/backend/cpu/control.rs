@@ -15,15 +15,19 @@ const CLIP_EPSILON: f32 = 1e-6;
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn update(call: &KernelCall<'_>, clip: bool, scaled: bool) {
+pub(super) unsafe fn update(call: &KernelCall<'_>, clip: bool, scaled: bool, predictions: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (norm, control) = unsafe { (floats(&call.reads[0])[0], floats_mut(&call.writes[0])) };
     let used = control[Control::LossScale.place()];
-    let squared = norm / used / used;
+    // A gradient is divided by the predictions. With weighted classes it should have been divided
+    // by their weight.
+    // SAFETY: as above; a control of weighted classes also reads the weight.
+    let divisor = if predictions > 0 { used * (unsafe { floats(&call.reads[1]) })[0] / predictions as f32 } else { used };
+    let squared = norm / divisor / divisor;
     let overflowed = scaled && !norm.is_finite();
     control[Control::SquaredGradientNorm.place()] = squared;
     control[Control::IsSkipped.place()] = f32::from(u8::from(overflowed));
-    let mut factor = 1.0 / used;
+    let mut factor = 1.0 / divisor;
     if clip {
         factor *= (call.hyperparameters.clip_norm / (squared.sqrt() + CLIP_EPSILON)).min(1.0);
     }

@@ -29,14 +29,18 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, classes: usize) -> Result<()
         *log_sum = largest + sum.ln();
         let label = label as usize;
         losses += f64::from(*log_sum - row[label]);
-        // The first of equal logits is the prediction, as with `argmax`. So a row of equal logits
-        // counts as correct only for class 0.
-        hits += usize::from(row[label] == largest && row[..label].iter().all(|&logit| logit < largest));
+        hits += usize::from(is_first_maximum(row, label, largest));
     }
     let (earlier_loss, earlier_correct) = if call.accumulate { (loss[0], correct[0]) } else { (0.0, 0.0) };
     loss[0] = (f64::from(earlier_loss) + losses) as f32;
     correct[0] = earlier_correct + hits as f32;
     Ok(())
+}
+
+/// Whether a label is the prediction: the first of equal logits, as with `argmax`. So a row of equal
+/// logits counts as correct only for class 0.
+pub(super) fn is_first_maximum(row: &[f32], label: usize, largest: f32) -> bool {
+    row[label] == largest && row[..label].iter().all(|&logit| logit < largest)
 }
 
 /// # Safety
@@ -107,7 +111,7 @@ pub(super) unsafe fn given<'a, N: Number>(
 }
 
 /// Returns the first class of a rank's part.
-fn first_class(call: &KernelCall<'_>, classes: usize, parts: usize) -> usize {
+pub(super) fn first_class(call: &KernelCall<'_>, classes: usize, parts: usize) -> usize {
     if parts > 1 { call.group_index * classes } else { 0 }
 }
 
@@ -122,7 +126,7 @@ pub(super) unsafe fn statistics(call: &KernelCall<'_>, classes: usize, parts: us
     for ((row, &label), statistics) in logits.chunks_exact(classes.max(1)).zip(labels).zip(statistics.chunks_exact_mut(4)) {
         let (largest, sum) = largest_and_sum(row);
         let own = usize::try_from(label).ok().and_then(|label| label.checked_sub(first)).filter(|&own| own < classes);
-        let is_first = own.is_some_and(|own| row[own] == largest && row[..own].iter().all(|&logit| logit < largest));
+        let is_first = own.is_some_and(|own| is_first_maximum(row, own, largest));
         let logit = own.map_or(f32::NEG_INFINITY, |own| row[own]);
         statistics.copy_from_slice(&[largest, sum, logit, f32::from(u8::from(is_first))]);
     }
@@ -162,7 +166,7 @@ pub(super) unsafe fn of_statistics(call: &KernelCall<'_>, rows: usize) {
 
 multiversion! {
     /// Returns the maximum logit and the sum of exponentials relative to it.
-    fn largest_and_sum(row: &[f32]) -> (f32, f32) {
+    pub(super) fn largest_and_sum(row: &[f32]) -> (f32, f32) {
         let largest = maximum(row);
         let mut lanes = [0.0; LANES];
         let chunks = row.chunks_exact(LANES);
@@ -178,13 +182,13 @@ multiversion! {
         (largest, sum_lanes(lanes))
     }
 
-    fn probabilities(row: &mut [f32], logits: &[f32], log_sum: f32, factor: f32) {
+    pub(super) fn probabilities(row: &mut [f32], logits: &[f32], log_sum: f32, factor: f32) {
         for (gradient, &logit) in row.iter_mut().zip(logits) {
             *gradient = factor * exponential::<FUSED>(logit - log_sum);
         }
     }
 
-    fn probabilities_in_place(row: &mut [f32], log_sum: f32, factor: f32) {
+    pub(super) fn probabilities_in_place(row: &mut [f32], log_sum: f32, factor: f32) {
         for logit in row {
             *logit = factor * exponential::<FUSED>(*logit - log_sum);
         }

@@ -102,9 +102,13 @@ pub(super) unsafe fn multiply(call: &KernelCall<'_>) {
 pub(super) unsafe fn sum_of_squares(call: &KernelCall<'_>) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (x, sum) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
-    // Blocks are added in double precision: one chain of a billion squares in single precision
-    // would lose digits.
-    sum[0] = x.chunks(1 << 14).map(|block| f64::from(squares(block))).sum::<f64>() as f32;
+    sum[0] = squared_norm(x);
+}
+
+/// Returns the sum of squares. Blocks are added in double precision: one chain of a billion squares
+/// in single precision would lose digits.
+pub(super) fn squared_norm(x: &[f32]) -> f32 {
+    x.chunks(1 << 14).map(|block| f64::from(squares(block))).sum::<f64>() as f32
 }
 
 /// The logistic function of `2 √(2/π) (x + 0.044715 x³)`, which equals `½ (1 + tanh(·))` of half

@@ -28,11 +28,13 @@ mod pooling;
 mod product;
 mod rms_norm;
 mod rope;
+mod scores;
 mod strided;
 mod sums;
 mod transpose;
 mod vector;
 mod view;
+mod weighted_cross_entropy;
 
 use dropout::ProbabilityDropout;
 use foretell_models::Kernel;
@@ -208,6 +210,15 @@ impl Backend for CpuBackend {
                 Kernel::Split { columns, .. } => movement::split::<f32>(call, columns),
                 Kernel::Join { columns, .. } => movement::join::<f32>(call, columns),
                 Kernel::CrossEntropy { classes, .. } => cross_entropy::forward(call, classes)?,
+                Kernel::LabelRanks { rows, classes, parts } => scores::label_ranks(call, rows, classes, parts)?,
+                Kernel::TopLabels { top, .. } => scores::top_labels(call, top),
+                Kernel::ClassScores { classes, .. } => scores::class_scores(call, classes)?,
+                Kernel::WeightedCrossEntropy { classes, smoothing, .. } => {
+                    weighted_cross_entropy::forward(call, classes, smoothing)?;
+                }
+                Kernel::WeightedCrossEntropyGradient { classes, smoothing, normalizer, scaled, .. } => {
+                    weighted_cross_entropy::gradient(call, classes, smoothing, normalizer, scaled)?;
+                }
                 Kernel::Scale { square, .. } => elementwise::scale(call, 1.0 / (square as f64).sqrt()),
                 Kernel::Multiply { .. } => elementwise::multiply(call),
                 Kernel::Route { experts, top, .. } => mixture::route(call, experts, top),
@@ -234,13 +245,17 @@ impl Backend for CpuBackend {
                 Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } => {
                     cross_entropy::gradient(call, classes, normalizer, parts, scaled)?;
                 }
-                Kernel::UpdateControl { clip, scaled } => control::update(call, clip, scaled),
+                Kernel::UpdateControl { clip, scaled, predictions } => control::update(call, clip, scaled, predictions),
                 Kernel::Sum { .. } => control::sum(call),
                 Kernel::Accumulate { .. } => control::accumulate(call),
                 Kernel::Narrow { .. } => control::narrow(call),
                 Kernel::Zero { .. } => control::zero(call),
-                Kernel::Sgd { momentum, nesterov, controlled, .. } => optimizers::sgd(call, momentum, nesterov, controlled),
-                Kernel::AdamW { controlled, .. } => optimizers::adamw(call, controlled),
+                Kernel::Sgd { momentum, nesterov, controlled, exempt, .. } => {
+                    optimizers::sgd(call, momentum, nesterov, [controlled, exempt]);
+                }
+                Kernel::AdamW { controlled, exempt, .. } => optimizers::adamw(call, controlled, exempt),
+                Kernel::LambDirection { controlled, exempt, .. } => optimizers::lamb_direction(call, controlled, exempt),
+                Kernel::LambStep { controlled, .. } => optimizers::lamb_step(call, controlled),
                 Kernel::Slice { parts, inner, .. } => movement::slice::<f32>(call, parts, inner),
                 Kernel::Interleave { outer, parts, inner } => movement::exchange::<f32>(call, parts, outer, inner),
                 Kernel::Deinterleave { outer, parts, inner } => movement::exchange::<f32>(call, outer, parts, inner),

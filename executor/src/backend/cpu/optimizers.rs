@@ -1,17 +1,19 @@
 //! Optimizer steps: one pass over gradient, parameter and state, since memory bounds them.
 
 use super::control::told;
+use super::elementwise::squared_norm;
 use super::memory::{floats, floats_mut};
 use super::vector::{multiply_add, multiversion};
-use crate::backend::KernelCall;
+use crate::backend::{Hyperparameters, KernelCall};
 
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn sgd(call: &KernelCall<'_>, momentum: bool, nesterov: bool, controlled: bool) {
+pub(super) unsafe fn sgd(call: &KernelCall<'_>, momentum: bool, nesterov: bool, [controlled, exempt]: [bool; 2]) {
     // SAFETY: the caller's promise.
     let Some(parameters) = (unsafe { told(call, controlled) }) else { return };
-    let rates = [parameters.gradient_scale, parameters.weight_decay, parameters.learning_rate, parameters.momentum];
+    let decay = if exempt { 0.0 } else { parameters.weight_decay };
+    let rates = [parameters.gradient_scale, decay, parameters.learning_rate, parameters.momentum];
     // SAFETY: reads and writes are valid and do not overlap; with momentum there is a second write.
     unsafe {
         let (gradient, parameter) = (floats(&call.reads[0]), floats_mut(&call.writes[0]));
@@ -26,27 +28,74 @@ pub(super) unsafe fn sgd(call: &KernelCall<'_>, momentum: bool, nesterov: bool, 
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn adamw(call: &KernelCall<'_>, controlled: bool) {
+pub(super) unsafe fn adamw(call: &KernelCall<'_>, controlled: bool, exempt: bool) {
     // SAFETY: the caller's promise.
     let Some(parameters) = (unsafe { told(call, controlled) }) else { return };
-    // In double precision: 1 - 0.999^step loses four digits in single precision for small steps.
-    let corrected = |beta: f32| 1.0 - f64::from(beta).powf(parameters.step.max(1) as f64);
-    let rate = f64::from(parameters.learning_rate) / corrected(parameters.beta1);
-    let constants = AdamW {
-        gradient_scale: parameters.gradient_scale,
-        keep: 1.0 - parameters.learning_rate * parameters.weight_decay,
-        beta1: parameters.beta1,
-        rest1: (1.0 - f64::from(parameters.beta1)) as f32,
-        beta2: parameters.beta2,
-        rest2: (1.0 - f64::from(parameters.beta2)) as f32,
-        rate: rate as f32,
-        root_scale: (1.0 / corrected(parameters.beta2).sqrt()) as f32,
-        epsilon: parameters.epsilon,
-    };
+    let decay = if exempt { 0.0 } else { parameters.weight_decay };
+    let constants = AdamW::new(&parameters, parameters.learning_rate, 1.0 - parameters.learning_rate * decay);
     // SAFETY: reads and writes are valid and do not overlap.
     unsafe {
         let (first, second) = (floats_mut(&call.writes[1]), floats_mut(&call.writes[2]));
         adamw_step(floats_mut(&call.writes[0]), first, second, floats(&call.reads[0]), constants);
+    }
+}
+
+/// Writes LAMB's direction, the moments and the two norms. A skipped step leaves the moments, and
+/// [`lamb_step`] then reads nothing.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn lamb_direction(call: &KernelCall<'_>, controlled: bool, exempt: bool) {
+    // SAFETY: reads and writes are valid and do not overlap; the parameter is the last read.
+    let (gradient, parameter) = unsafe { (floats(&call.reads[0]), floats(&call.reads[call.reads.len() - 1])) };
+    // SAFETY: as above.
+    let (direction, norms) = unsafe { (floats_mut(&call.writes[0]), floats_mut(&call.writes[3])) };
+    // SAFETY: the caller's promise.
+    let Some(parameters) = (unsafe { told(call, controlled) }) else {
+        direction.fill(0.0);
+        norms.copy_from_slice(&[squared_norm(parameter), 0.0]);
+        return;
+    };
+    let decay = if exempt { 0.0 } else { parameters.weight_decay };
+    let constants = AdamW::new(&parameters, 1.0, decay);
+    // SAFETY: as above.
+    let (first, second) = unsafe { (floats_mut(&call.writes[1]), floats_mut(&call.writes[2])) };
+    lamb_directions(direction, first, second, [gradient, parameter], constants);
+    norms[0] = squared_norm(parameter);
+    norms[1] = squared_norm(direction);
+}
+
+/// # Safety
+///
+/// The call's operands are checked and valid.
+pub(super) unsafe fn lamb_step(call: &KernelCall<'_>, controlled: bool) {
+    // SAFETY: the caller's promise.
+    let Some(parameters) = (unsafe { told(call, controlled) }) else { return };
+    // SAFETY: reads and writes are valid and do not overlap; the norms are the last read.
+    let (direction, norms) = unsafe { (floats(&call.reads[0]), floats(&call.reads[call.reads.len() - 1])) };
+    let ratio = if norms[0] > 0.0 && norms[1] > 0.0 { norms[0].sqrt() / norms[1].sqrt() } else { 1.0 };
+    // SAFETY: as above.
+    along(unsafe { floats_mut(&call.writes[0]) }, direction, parameters.learning_rate * ratio);
+}
+
+impl AdamW {
+    /// The factors of a step whose parameters are multiplied by `keep`, or for LAMB decay by it.
+    fn new(parameters: &Hyperparameters, learning_rate: f32, keep: f32) -> Self {
+        // In double precision: 1 - 0.999^step loses four digits in single precision for small
+        // steps.
+        let corrected = |beta: f32| 1.0 - f64::from(beta).powf(parameters.step.max(1) as f64);
+        AdamW {
+            gradient_scale: parameters.gradient_scale,
+            keep,
+            beta1: parameters.beta1,
+            rest1: (1.0 - f64::from(parameters.beta1)) as f32,
+            beta2: parameters.beta2,
+            rest2: (1.0 - f64::from(parameters.beta2)) as f32,
+            rate: (f64::from(learning_rate) / corrected(parameters.beta1)) as f32,
+            root_scale: (1.0 / corrected(parameters.beta2).sqrt()) as f32,
+            epsilon: parameters.epsilon,
+        }
     }
 }
 
@@ -100,6 +149,27 @@ multiversion! {
             *second = multiply_add::<FUSED>(beta2, *second, rest2 * gradient * gradient);
             let denominator = multiply_add::<FUSED>(second.sqrt(), root_scale, epsilon);
             *parameter = multiply_add::<FUSED>(keep, *parameter, -rate * *first / denominator);
+        }
+    }
+    /// Here `keep` is the weight decay.
+    fn lamb_directions(direction: &mut [f32], first: &mut [f32], second: &mut [f32], reads: [&[f32]; 2], constants: AdamW) {
+        let AdamW { gradient_scale, keep: decay, beta1, rest1, beta2, rest2, rate, root_scale, epsilon } = constants;
+        let [gradient, parameter] = reads;
+        let moments = first.iter_mut().zip(second);
+        for (((direction, (first, second)), &gradient), &parameter) in
+            direction.iter_mut().zip(moments).zip(gradient).zip(parameter)
+        {
+            let gradient = gradient_scale * gradient;
+            *first = multiply_add::<FUSED>(beta1, *first, rest1 * gradient);
+            *second = multiply_add::<FUSED>(beta2, *second, rest2 * gradient * gradient);
+            let denominator = multiply_add::<FUSED>(second.sqrt(), root_scale, epsilon);
+            *direction = multiply_add::<FUSED>(decay, parameter, rate * *first / denominator);
+        }
+    }
+
+    fn along(parameter: &mut [f32], direction: &[f32], rate: f32) {
+        for (parameter, &direction) in parameter.iter_mut().zip(direction) {
+            *parameter = multiply_add::<FUSED>(-rate, direction, *parameter);
         }
     }
 }

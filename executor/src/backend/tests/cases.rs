@@ -2,8 +2,8 @@
 
 use super::{dropout, eight_bits, lstm, mixture};
 use foretell_models::{
-    Activation, Attention, AttentionDropout, DropoutRate, DropoutSite, Epsilon, Kernel, RelativePositions, Rope, WeightLayout,
-    Window,
+    Activation, Attention, AttentionDropout, DropoutRate, DropoutSite, Epsilon, Kernel, RelativePositions, Rope, Smoothing,
+    WeightLayout, Window,
 };
 
 pub(super) fn window(extents: [usize; 8]) -> Window {
@@ -135,10 +135,10 @@ pub(super) fn cases() -> Vec<Kernel> {
             Kernel::Sum { elements },
             Kernel::Accumulate { elements },
             Kernel::Zero { elements },
-            Kernel::AdamW { elements, controlled: false },
+            Kernel::AdamW { elements, controlled: false, exempt: false },
         ]);
         for (momentum, nesterov) in [(false, false), (true, false), (true, true)] {
-            cases.push(Kernel::Sgd { elements, momentum, nesterov, controlled: false });
+            cases.push(Kernel::Sgd { elements, momentum, nesterov, controlled: false, exempt: false });
         }
     }
     for extents in [
@@ -250,6 +250,37 @@ pub(super) fn cases() -> Vec<Kernel> {
     ]);
     cases.extend(fused_products());
     cases.extend(eight_bits::cases());
+    cases.extend(recipes());
+    cases
+}
+
+/// Losses, measures and updates that a recipe asks for. They come last, so that the random operands
+/// of the other cases stay the same.
+fn recipes() -> Vec<Kernel> {
+    let mut cases = Vec::new();
+    for [rows, classes] in [[1, 1], [131, 37], [67, 200], [3, 64], [3, 4099]] {
+        cases.extend([
+            Kernel::LabelRanks { rows, classes, parts: 1 },
+            Kernel::TopLabels { rows, top: 5 },
+            Kernel::ClassScores { rows, classes },
+        ]);
+        for smoothing in [0.0, 0.1].map(Smoothing::new) {
+            let (normalizer, scaled) = (7, false);
+            cases.extend([
+                Kernel::WeightedCrossEntropy { rows, classes, smoothing },
+                Kernel::WeightedCrossEntropyGradient { rows, classes, smoothing, normalizer, scaled },
+            ]);
+        }
+    }
+    for elements in [1, 15, 64, 1037, 40_003] {
+        let controlled = false;
+        cases.push(Kernel::LambStep { elements, controlled });
+        cases.extend([false, true].map(|exempt| Kernel::LambDirection { elements, controlled, exempt }));
+        cases.push(Kernel::AdamW { elements, controlled, exempt: true });
+        for (momentum, nesterov) in [(false, false), (true, false), (true, true)] {
+            cases.push(Kernel::Sgd { elements, momentum, nesterov, controlled, exempt: true });
+        }
+    }
     cases
 }
 

@@ -2,7 +2,7 @@
 //! direction d of one input, `<gradient, d>` must be `(<u, f(x + h d)> - <u, f(x - h d)>) / 2h` for
 //! a random upstream gradient u.
 
-use foretell_models::{Activation, Epsilon, Kernel, Mixture, WeightLayout};
+use foretell_models::{Activation, Epsilon, Kernel, Mixture, Smoothing, WeightLayout};
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
@@ -143,6 +143,10 @@ fn cases() -> Vec<Case> {
     case(forward, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
     let (rows, classes, normalizer) = (9, 31, 1);
     let gradient = Kernel::CrossEntropyGradient { rows, classes, normalizer, parts: 1, scaled: false };
+    let smoothing = Smoothing::new(0.2);
+    let weighted = Kernel::WeightedCrossEntropyGradient { rows, classes, smoothing, normalizer, scaled: false };
+    let reads = |_: &Tensor, x: &[Tensor], y: &[Tensor]| vec![x[0].clone(), x[1].clone(), y[2].clone(), x[2].clone()];
+    case(Kernel::WeightedCrossEntropy { rows, classes, smoothing }, 0, weighted, 0, reads);
     case(Kernel::CrossEntropy { rows, classes }, 0, gradient, 0, |_, x, y| vec![x[0].clone(), x[1].clone(), y[2].clone()]);
     cases
 }
@@ -154,7 +158,7 @@ fn every_gradient_is_the_slope_of_its_forward_kernel() {
         let (reads, before) = operands(&forward, &mut random);
         let value = |reads: &[Tensor]| reference::run(&forward, reads, &before, false, &PARAMETERS, last_member(&forward));
         // A loss is its own upstream gradient; of the others the first write is the output.
-        let upstream = if matches!(forward, Kernel::CrossEntropy { .. }) {
+        let upstream = if matches!(forward, Kernel::CrossEntropy { .. } | Kernel::WeightedCrossEntropy { .. }) {
             vec![1.0]
         } else {
             operands(&Kernel::Relu { elements: before[0].len() }, &mut random).0.remove(0)

@@ -13,6 +13,9 @@ pub(super) fn integers(kernel: &Kernel, index: usize) -> Option<usize> {
     match (*kernel, index) {
         (Kernel::Embedding { vocabulary, .. }, 0) | (Kernel::EmbeddingWeightGradient { vocabulary, .. }, 1) => Some(vocabulary),
         (Kernel::CrossEntropy { classes, .. } | Kernel::CrossEntropyGradient { classes, .. }, 1) => Some(classes),
+        (Kernel::LabelRanks { classes, .. } | Kernel::ClassScores { classes, .. }, 1) => Some(classes),
+        (Kernel::TopLabels { .. }, 0 | 1) => Some(9),
+        (Kernel::WeightedCrossEntropy { classes, .. } | Kernel::WeightedCrossEntropyGradient { classes, .. }, 1) => Some(classes),
         (Kernel::MaxPoolGradient(window), 1) => Some(window.input_elements()),
         _ => mixture::integers(kernel, index),
     }
@@ -60,8 +63,26 @@ pub(super) fn operands_in(kernel: &Kernel, precision: DataType, random: &mut Cha
         Kernel::MaxPoolGradient(window) => {
             reads[1] = forward(Kernel::MaxPool(window), &[vec![0.0; window.input_elements()]]).remove(1)
         }
-        Kernel::AdamW { .. } => writes[2].iter_mut().for_each(|moment| *moment = moment.abs()),
-        Kernel::CrossEntropy { .. } if reads[1].len() > 2 => reads[1][1] = -1.0,
+        Kernel::LambStep { .. } => reads[1].iter_mut().for_each(|norm| *norm = norm.abs()),
+        Kernel::WeightedCrossEntropy { .. } => {
+            reads[2].iter_mut().for_each(|weight| *weight = weight.abs());
+            if reads[1].len() > 2 {
+                reads[1][1] = -1.0;
+            }
+        }
+        Kernel::WeightedCrossEntropyGradient { rows, classes, smoothing, .. } => {
+            reads[3].iter_mut().for_each(|weight| *weight = weight.abs());
+            let inputs = [reads[0].clone(), reads[1].clone(), reads[3].clone()];
+            reads[2] = forward(Kernel::WeightedCrossEntropy { rows, classes, smoothing }, &inputs).remove(2);
+            reads[1][rows / 2] = -1.0;
+        }
+        Kernel::AdamW { .. } | Kernel::LambDirection { .. } => writes[2].iter_mut().for_each(|moment| *moment = moment.abs()),
+        Kernel::CrossEntropy { .. } | Kernel::LabelRanks { .. } | Kernel::TopLabels { .. } if reads[1].len() > 2 => {
+            reads[1][1] = -1.0;
+        }
+        Kernel::ClassScores { rows, classes } => {
+            reads[2] = forward(Kernel::CrossEntropy { rows, classes }, &reads[..2]).remove(2);
+        }
         Kernel::CrossEntropyGradient { rows, classes, .. } => {
             reads[2] = forward(Kernel::CrossEntropy { rows, classes }, &reads[..2]).remove(2);
             reads[1][rows / 2] = -1.0;

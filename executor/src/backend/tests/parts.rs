@@ -77,6 +77,18 @@ fn cross_entropy_in_parts_is_that_of_the_whole() {
         statistics.extend_from_slice(&written[0]);
     }
     let mut joined = [vec![0.0], vec![0.0], vec![0.0; rows]];
+    let mut whole_ranks = [vec![0.0; rows]];
+    let ranks = |classes, parts| Kernel::LabelRanks { rows, classes, parts };
+    run(ranks(classes, 1), &mut [logits.clone(), labels.clone()], &mut whole_ranks, 0, &PARAMETERS);
+    let mut sum = vec![0.0; rows];
+    for part in 0..parts {
+        let mut own = [vec![0.0; rows]];
+        let mut reads = [columns(&logits, rows, parts, part), labels.clone(), statistics.clone()];
+        run(ranks(classes / parts, parts), &mut reads, &mut own, part, &PARAMETERS);
+        sum.iter_mut().zip(&own[0]).for_each(|(sum, own)| *sum += own);
+    }
+    assert_eq!(sum, whole_ranks[0]);
+    assert!(sum.iter().any(|&rank| rank > 0.0), "some label is not the best class");
     run(Kernel::CrossEntropyOfStatistics { rows, parts }, &mut [statistics, labels.clone()], &mut joined, 0, &PARAMETERS);
     assert_eq!(whole[1], joined[1], "right predictions");
     for (one, other) in whole.iter().flatten().zip(joined.iter().flatten()) {
@@ -131,7 +143,7 @@ fn controls(kernel: Kernel, scale: f32, norms: &[f32]) -> Vec<Vec<f32>> {
 
 #[test]
 fn a_long_gradient_is_shortened_and_a_short_one_is_not() {
-    let controls = controls(Kernel::UpdateControl { clip: true, scaled: false }, 1.0, &[4.0, 0.25]);
+    let controls = controls(Kernel::UpdateControl { clip: true, scaled: false, predictions: 0 }, 1.0, &[4.0, 0.25]);
     assert!((controls[0][1] - 0.5).abs() < 1e-6, "norm 2 to the limit of 1: {controls:?}");
     assert_eq!(controls[1][1], 1.0);
     assert_eq!(controls[1][3], 2.0, "both are updates");
@@ -140,7 +152,7 @@ fn a_long_gradient_is_shortened_and_a_short_one_is_not() {
 #[test]
 fn an_overflow_halves_the_loss_scale_and_skips_and_a_streak_doubles_it() {
     let norms = [f32::INFINITY, f32::NAN, 16.0, 16.0, 16.0, 16.0];
-    let controls = controls(Kernel::UpdateControl { clip: false, scaled: true }, 16.0, &norms);
+    let controls = controls(Kernel::UpdateControl { clip: false, scaled: true, predictions: 0 }, 16.0, &norms);
     let scales: Vec<f32> = controls.iter().map(|control| control[0]).collect();
     assert_eq!(scales, [8.0, 4.0, 4.0, 4.0, 8.0, 8.0], "the growth interval is three steps");
     let skipped: Vec<f32> = controls.iter().map(|control| control[2]).collect();
@@ -152,13 +164,35 @@ fn an_overflow_halves_the_loss_scale_and_skips_and_a_streak_doubles_it() {
 }
 
 #[test]
+fn weighted_classes_divide_the_gradient_by_their_weight() {
+    let kernel = Kernel::UpdateControl { clip: false, scaled: false, predictions: 8 };
+    let mut control = [vec![1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]];
+    run(kernel, &mut [vec![9.0], vec![2.0]], &mut control, 0, &PARAMETERS);
+    assert_eq!(control[0][1], 4.0, "eight predictions of weight two");
+    assert_eq!(control[0][5], 144.0, "the norm is that of the divided gradient");
+}
+
+#[test]
+fn a_skipped_step_of_lamb_leaves_the_moments_and_the_parameter() {
+    let control = vec![1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+    let mut writes = [vec![7.0; 3], vec![0.5; 3], vec![0.25; 3], vec![7.0; 2]];
+    let direction = Kernel::LambDirection { elements: 3, controlled: true, exempt: false };
+    run(direction, &mut [vec![f32::NAN; 3], control.clone(), vec![1.0; 3]], &mut writes, 0, &PARAMETERS);
+    assert_eq!(writes, [vec![0.0; 3], vec![0.5; 3], vec![0.25; 3], vec![3.0, 0.0]]);
+    let mut parameter = [vec![1.0, 2.0, 3.0]];
+    let step = Kernel::LambStep { elements: 3, controlled: true };
+    run(step, &mut [vec![f32::NAN; 3], control, vec![f32::NAN; 2]], &mut parameter, 0, &PARAMETERS);
+    assert_eq!(parameter[0], [1.0, 2.0, 3.0]);
+}
+
+#[test]
 fn a_skipped_update_leaves_everything_as_it_is() {
     let mut reads = [vec![f32::NAN; 3], vec![1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0]];
     let mut writes = [vec![1.0, 2.0, 3.0], vec![0.5; 3], vec![0.25; 3]];
     let before = writes.clone();
-    run(Kernel::AdamW { elements: 3, controlled: true }, &mut reads, &mut writes, 0, &PARAMETERS);
+    run(Kernel::AdamW { elements: 3, controlled: true, exempt: false }, &mut reads, &mut writes, 0, &PARAMETERS);
     assert_eq!(writes, before);
-    let sgd = Kernel::Sgd { elements: 3, momentum: true, nesterov: false, controlled: true };
+    let sgd = Kernel::Sgd { elements: 3, momentum: true, nesterov: false, controlled: true, exempt: false };
     run(sgd, &mut reads, &mut writes[..2], 0, &PARAMETERS);
     assert_eq!(writes, before);
     reads[0].fill(1.0);

@@ -52,7 +52,7 @@ pub(super) fn assert_close(kernel: &Kernel, half: Half, what: &str, computed: &[
 /// What the kernel should write: the reference's numbers; of optimizers the step is the master
 /// copy's, which the parameter follows.
 fn expected(kernel: &Kernel, reads: &[Tensor], before: &[Tensor], accumulate: bool, group_index: usize) -> Vec<Tensor> {
-    if !matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. }) {
+    if !matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. }) {
         return reference::run(kernel, reads, before, accumulate, &PARAMETERS, group_index);
     }
     let mut single = before[..before.len() - 1].to_vec();
@@ -118,7 +118,7 @@ fn conforms(mut backends: Vec<Box<dyn Backend>>, is_tried: fn(&Kernel) -> bool) 
     for (precision, half) in PRECISIONS {
         for kernel in cases().into_iter().filter(is_tried) {
             let (reads, mut before) = operands_in(&kernel, precision, &mut random);
-            if matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. }) {
+            if matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. }) {
                 // The master copy, which the parameter is not read beside.
                 before.push(reads[0].iter().map(|x| f64::from((1.0 - 0.7 * x) as f32)).collect());
             }
@@ -212,9 +212,9 @@ fn a_parameter_follows_its_master_copy_even_if_the_update_is_skipped() {
     let mut random = ChaCha8Rng::seed_from_u64(8);
     for backend in &mut super::all_backends() {
         for kernel in [
-            Kernel::Sgd { elements, momentum: false, nesterov: false, controlled: true },
-            Kernel::Sgd { elements, momentum: true, nesterov: true, controlled: true },
-            Kernel::AdamW { elements, controlled: true },
+            Kernel::Sgd { elements, momentum: false, nesterov: false, controlled: true, exempt: false },
+            Kernel::Sgd { elements, momentum: true, nesterov: true, controlled: true, exempt: false },
+            Kernel::AdamW { elements, controlled: true, exempt: false },
         ] {
             for skip in [0.0, 1.0] {
                 let (mut reads, mut before) = operands_in(&kernel, DataType::Fp32, &mut random);

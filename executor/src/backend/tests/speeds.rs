@@ -146,8 +146,8 @@ fn print_kernel_speeds_of_optimizers_and_an_mlp() {
     println!("optimizers, 5 million parameters");
     let elements = 5_000_000;
     let kernels = [
-        Kernel::AdamW { elements, controlled: false },
-        Kernel::Sgd { elements, momentum: true, nesterov: false, controlled: false },
+        Kernel::AdamW { elements, controlled: false, exempt: false },
+        Kernel::Sgd { elements, momentum: true, nesterov: false, controlled: false, exempt: false },
         Kernel::SumOfSquares { elements },
     ];
     for kernel in kernels {

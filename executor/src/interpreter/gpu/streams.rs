@@ -246,14 +246,20 @@ impl GpuStreams {
 
     /// Reads one number from the device arena. Call it between steps.
     pub(in crate::interpreter) fn read_f32(&self, operand: &Operand) -> Result<f32, ExecutorError> {
-        let mut value = 0.0_f32;
+        let mut value = [0.0_f32];
+        self.read_into(operand, &mut value)?;
+        Ok(value[0])
+    }
+
+    /// Reads numbers from the start of an operand in the device arena. Call it between steps.
+    pub(in crate::interpreter) fn read_into(&self, operand: &Operand, values: &mut [f32]) -> Result<(), ExecutorError> {
         let stream = self.streams[COMPUTE];
         let from = DeviceAddress::from_pointer(operand.pointer);
-        // SAFETY: the operand lies in the arena and holds one `f32`. `value` lives until the stream
-        // is done.
-        unsafe { self.driver.copy_out((&raw mut value).cast(), from, size_of::<f32>(), stream) }?;
-        self.driver.synchronize(stream)?;
-        Ok(value)
+        let bytes = size_of_val(values).min(operand.bytes);
+        // SAFETY: the operand lies in the arena and is as long. `values` lives until the stream is
+        // done.
+        unsafe { self.driver.copy_out(values.as_mut_ptr().cast(), from, bytes, stream) }?;
+        Ok(self.driver.synchronize(stream)?)
     }
 }
 

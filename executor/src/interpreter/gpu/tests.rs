@@ -13,7 +13,7 @@ use crate::interpreter::{Interpreter, STREAM_COUNT, StepRequest};
 use crate::samples::Samples;
 use crate::transport::{Segment, SegmentShape, SharedMemory, Transport, WaitPolicy};
 use foretell_models::{GraphOptions, Model};
-use foretell_program::{Layout, MetricKind, Offload, Optimizer, Plan, Rank, Recompute, Stack, compile};
+use foretell_program::{Layout, MetricKind, Offload, Optimizer, Plan, Rank, Recompute, RunLength, Stack, compile};
 use foretell_units::{Bytes, DataType};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,7 +60,7 @@ fn train_rank(
     for step in 0..STEPS {
         let next = samples(step + 1);
         let is_timed = timed == TimedSteps::FirstTwo && step < 2;
-        let hyperparameters = hyperparameters(plan, 1, step);
+        let hyperparameters = hyperparameters(plan, 1, step, RunLength { steps: STEPS, steps_per_epoch: STEPS });
         let request = StepRequest { program: 0, samples: upcoming, next: Some(Arc::clone(&next)), hyperparameters, is_timed };
         interpreter.run(request).expect("the step runs");
         upcoming = next;

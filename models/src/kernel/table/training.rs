@@ -31,9 +31,37 @@ pub(in crate::kernel) fn adamw(elements: usize, controlled: bool) -> KernelSpec 
 }
 
 #[inline(always)]
-pub(in crate::kernel) fn update_control() -> KernelSpec {
+pub(in crate::kernel) fn lamb_direction(elements: usize, controlled: bool) -> KernelSpec {
+    KernelSpec {
+        flops: Some(16.0 * elements as f64),
+        ..KernelSpec::new("lamb_direction", KernelFamily::Optimizer, [elements], [
+            read("gradient", elements).single(),
+            read("control", Control::LENGTH).single().when(controlled).uncounted(),
+            read("parameter", elements).single(),
+            write("direction", elements).single(), update("first moment", elements),
+            update("second moment", elements), write("norms", 2).single().uncounted(),
+        ])
+    }
+}
+
+#[inline(always)]
+pub(in crate::kernel) fn lamb_step(elements: usize, controlled: bool) -> KernelSpec {
+    KernelSpec {
+        flops: Some(2.0 * elements as f64),
+        ..KernelSpec::new("lamb_step", KernelFamily::Optimizer, [elements], [
+            read("direction", elements).single(),
+            read("control", Control::LENGTH).single().when(controlled).uncounted(),
+            read("norms", 2).single().uncounted(),
+            write("parameter", elements).updated(), write("master copy", elements).single().master_copy(),
+        ])
+    }
+}
+
+#[inline(always)]
+pub(in crate::kernel) fn update_control(weighted: bool) -> KernelSpec {
     KernelSpec::new("update_control", KernelFamily::Bucket, [], [
         read("sum of squares", 1).single(),
+        read("weight", 1).single().when(weighted),
         update("control", Control::LENGTH),
     ])
 }

@@ -159,7 +159,7 @@ impl GradientBuckets {
         root: BufferId,
     ) {
         let name = format!("gradients {bucket}");
-        let sum = persistent.buckets[bucket].gradients;
+        let Some(sum) = persistent.buckets[bucket].gradients else { return };
         let group = Group::along(Axis::Shard);
         if self.reduced[bucket].replace(sum).is_none() {
             list.collective_of_step(&name, Collective::ReduceScatter, group, [root, sum], Phase::Backward);
@@ -175,7 +175,7 @@ impl GradientBuckets {
     fn reduce(&mut self, list: &mut ListBuilder, stage: &Stage<'_>, persistent: &PersistentBuffers, index: usize) {
         let bucket = &stage.state.buckets[index];
         let name = format!("gradients {index}");
-        let gradients = persistent.buckets[index].gradients;
+        let Some(gradients) = persistent.buckets[index].gradients else { return };
         let axes: Vec<Axis> = bucket.gradient.partial_axes().filter(|&axis| !bucket.scatters_over(axis)).collect();
         let reduced = match self.reduced[index] {
             Some(shard) => shard,

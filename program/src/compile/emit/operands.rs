@@ -20,7 +20,7 @@ impl StageEmitter<'_> {
                 let gathered = bucket.and_then(|bucket| self.parameters.find(bucket, &description.name));
                 gathered.or_else(|| self.persistent.find(&description.name))
             }
-            Role::Running => self.persistent.find(&description.name),
+            Role::Running | Role::Constant(_) => self.persistent.find(&description.name),
             _ => None,
         };
         if let Some(buffer) = persistent {

@@ -15,6 +15,8 @@ const STAGING_BUFFERS: usize = 3;
 
 /// The staging buffers of offloaded optimizer states. Buckets use them in turn.
 pub(super) struct StagedStates {
+    /// The number of buckets that have states.
+    trained: usize,
     staging: Vec<BufferId>,
     /// By bucket, as far as they have come in: the device's copy of each of its states.
     on_device: Vec<Vec<BufferId>>,
@@ -24,7 +26,9 @@ impl StagedStates {
     /// Adds staging buffers, each as large as the largest bucket that uses it, and begins to bring
     /// in the first buckets. `None` if the states are on the device anyway.
     pub(super) fn new(list: &mut ListBuilder, persistent: &PersistentBuffers) -> Option<Self> {
-        let buckets = &persistent.buckets;
+        // Frozen buckets, which have no states, come last.
+        let trained = persistent.buckets.iter().take_while(|bucket| !bucket.states.is_empty()).count();
+        let buckets = &persistent.buckets[..trained];
         let is_offloaded = |state: &BufferId| list.buffer(*state).memory == MemoryKind::Host;
         if !buckets.iter().flat_map(|bucket| &bucket.states).any(is_offloaded) {
             return None;
@@ -36,7 +40,7 @@ impl StagedStates {
             .into_iter()
             .map(|size| list.add_buffer("optimizer state", BufferRole::OptimizerState, vec![size], DataType::Fp32))
             .collect();
-        let mut staged = Self { staging, on_device: Vec::new() };
+        let mut staged = Self { trained, staging, on_device: Vec::new() };
         for bucket in 0..staged.staging.len() {
             staged.bring_in(list, persistent, bucket);
         }
@@ -56,7 +60,7 @@ impl StagedStates {
             list.copy(Label::of_step(&name, Phase::Update), device, host);
         }
         let next = bucket + self.staging.len();
-        if next < persistent.buckets.len() {
+        if next < self.trained {
             self.bring_in(list, persistent, next);
         }
     }

@@ -3,11 +3,12 @@
 
 use super::list::ListBuilder;
 use super::stage::Stage;
+use crate::compile::recipe::Constant;
 use crate::compile::state::{Bucket, Member, RunningStatistics};
 use crate::mesh::Axis;
 use crate::placement::{Placement, Placements};
 use crate::program::{BufferId, BufferRole, MemoryKind, Metric, MetricKind, StateContents, StateValue, TensorShard};
-use foretell_models::{Control, Role};
+use foretell_models::{Control, Role, TOP_FIVE, WEIGHT};
 use foretell_units::DataType;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -37,9 +38,10 @@ pub(super) struct PersistentBuffers {
 pub(super) struct BucketBuffers {
     /// All parameters, or the rank's shard if ZeRO shards parameters.
     pub(super) parameters: BufferId,
-    /// All gradients, or the rank's shard if ZeRO shards gradients.
-    pub(super) gradients: BufferId,
+    /// All gradients, or the rank's shard if ZeRO shards gradients; `None` if the bucket is frozen.
+    pub(super) gradients: Option<BufferId>,
     /// The optimizer's values, each for the rank's shard. The single-precision copy comes last.
+    /// Empty if the bucket is frozen.
     pub(super) states: Vec<BufferId>,
 }
 
@@ -69,6 +71,7 @@ impl PersistentBuffers {
         buffers.norms = squared_norms(list, stage);
         buffers.control = update_control(list, stage);
         buffers.declare_statistics(list, stage);
+        buffers.declare_constants(list, stage);
         buffers.declare_sums(list, stage);
         buffers
     }
@@ -86,11 +89,14 @@ impl PersistentBuffers {
         let (shards_parameters, shards_gradients) = (state.shards_parameters(index), state.shards_gradients(index));
         let name = format!("parameters {index}");
         let parameters = list.add_persistent(&name, BufferRole::Parameter, shape(shards_parameters), state.precision);
+        let is_frozen = bucket.training.is_frozen();
         let name = format!("gradients {index}");
-        let gradients = list.add_persistent(&name, BufferRole::Gradient, shape(shards_gradients), DataType::Fp32);
+        let gradients =
+            (!is_frozen).then(|| list.add_persistent(&name, BufferRole::Gradient, shape(shards_gradients), DataType::Fp32));
         let is_offloaded = stage.plan.layout.offload.is_of_optimizer();
         let memory = if is_offloaded { MemoryKind::Host } else { MemoryKind::Device };
-        let states: Vec<BufferId> = (0..state.optimizer_states + usize::from(state.has_master_copy))
+        let state_count = if is_frozen { 0 } else { state.optimizer_states + usize::from(state.has_master_copy) };
+        let states: Vec<BufferId> = (0..state_count)
             .map(|number| {
                 let name = format!("optimizer state {index}.{number}");
                 let buffer = list.add_persistent(&name, BufferRole::OptimizerState, shape(true), DataType::Fp32);
@@ -116,7 +122,7 @@ impl PersistentBuffers {
                 let parameter = list.add_view(&member.name, parameters, member.offset, member.shape.clone());
                 self.by_name.insert(member.name.clone(), parameter);
             }
-            if !shards_gradients {
+            if let Some(gradients) = gradients.filter(|_| !shards_gradients) {
                 let name = format!("{}.gradient", member.name);
                 let gradient = list.add_view(&name, gradients, member.offset, member.shape.clone());
                 self.by_name.insert(name, gradient);
@@ -150,6 +156,15 @@ impl PersistentBuffers {
         }
     }
 
+    /// Tensors that the graph gives values to. Evaluation declares them, too, and leaves them alone.
+    fn declare_constants(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
+        for Constant { name, values } in &stage.state.constants {
+            let buffer = list.add_persistent(name, BufferRole::Running, vec![values.len()], DataType::Fp32);
+            list.set_state(buffer, StateContents::Constant(Arc::clone(values)));
+            self.by_name.insert(name.clone(), buffer);
+        }
+    }
+
     /// The loss, the number of correct predictions, and the number of expert choices without a free
     /// slot, in the stage that computes them.
     fn declare_sums(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
@@ -164,6 +179,8 @@ impl PersistentBuffers {
                 let kind = match tensor.name.as_str() {
                     "loss" => MetricKind::Loss,
                     "dropped" => MetricKind::Dropped,
+                    WEIGHT => MetricKind::Weight,
+                    TOP_FIVE => MetricKind::TopFive,
                     _ => MetricKind::Correct,
                 };
                 let placements = stage.lowering.sharding.produced(output.tensor);
@@ -180,7 +197,8 @@ fn tensor_shard(member: &Member) -> TensorShard {
 /// The buffers for squared gradient norms. Parameters of several stages count in the first of them.
 fn squared_norms(list: &mut ListBuilder, stage: &Stage<'_>) -> Vec<SquaredNorms> {
     let mut by_placements: BTreeMap<Placements, Vec<usize>> = BTreeMap::new();
-    for (index, bucket) in stage.state.buckets.iter().enumerate() {
+    for index in stage.state.trained_buckets() {
+        let bucket = &stage.state.buckets[index];
         if bucket.stages.first() == Some(&stage.index) {
             by_placements.entry(placements_after_reduction(bucket)).or_default().push(index);
         }
@@ -196,7 +214,7 @@ fn squared_norms(list: &mut ListBuilder, stage: &Stage<'_>) -> Vec<SquaredNorms>
 }
 
 /// The placements of a bucket's gradients after their reduction.
-fn placements_after_reduction(bucket: &Bucket) -> Placements {
+pub(super) fn placements_after_reduction(bucket: &Bucket) -> Placements {
     bucket.gradient.partial_axes().fold(bucket.gradient, |reduced, axis| {
         reduced.with(axis, if bucket.scatters_over(axis) { Placement::Shard(0) } else { Placement::Replicate })
     })
@@ -206,7 +224,8 @@ fn placements_after_reduction(bucket: &Bucket) -> Placements {
 /// step.
 fn update_control(list: &mut ListBuilder, stage: &Stage<'_>) -> Option<BufferId> {
     let scales_loss = stage.plan.scales_loss();
-    if stage.plan.training.clip_norm.is_none() && !scales_loss {
+    let training = &stage.plan.training;
+    if training.clip_norm.is_none() && !training.weighs_classes() && !scales_loss {
         return None;
     }
     let control = list.add_persistent("update control", BufferRole::OptimizerState, vec![Control::LENGTH], DataType::Fp32);

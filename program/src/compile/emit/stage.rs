@@ -6,6 +6,7 @@ use crate::compile::lowering::Lowering;
 use crate::compile::reshard::Routes;
 use crate::compile::state::StageState;
 use crate::mesh::{Axis, Mesh};
+use crate::placement::Placements;
 use crate::plan::Plan;
 use crate::schedule::{StagePass, Task};
 use foretell_models::{BATCH, Operator, OperatorId, TensorId};
@@ -55,6 +56,22 @@ impl<'a> Stage<'a> {
 
     pub(super) fn name(&self, tensor: TensorId) -> &'a str {
         &self.lowering.graph.tensor(tensor).name
+    }
+
+    /// The number of predictions of a step, over all ranks.
+    pub(super) fn predictions(&self) -> usize {
+        self.plan.global_batch * self.lowering.graph.predictions_per_sample
+    }
+
+    /// The number of micro-batches of a step.
+    pub(super) fn micro_batches(&self) -> usize {
+        self.plan.global_batch / self.plan.layout.samples_at_once()
+    }
+
+    /// The placements of a sum as its operators leave it.
+    pub(super) fn placements_of_sum(&self, name: &str) -> Placements {
+        let tensor = self.lowering.graph.tensors.iter().position(|tensor| tensor.name == name);
+        tensor.map_or_else(Placements::default, |tensor| self.lowering.sharding.produced(TensorId(tensor)))
     }
 
     /// The operators that a task runs, in order.

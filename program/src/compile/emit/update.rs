@@ -7,13 +7,14 @@
 use super::buckets::GradientBuckets;
 use super::list::{Label, ListBuilder};
 use super::optimizer_states::StagedStates;
-use super::persistent::{BatchStatistics, PersistentBuffers, SquaredNorms};
+use super::persistent::{BatchStatistics, PersistentBuffers, SquaredNorms, placements_after_reduction};
 use super::stage::Stage;
 use crate::collective::Collective;
+use crate::compile::recipe::BucketTraining;
 use crate::mesh::{Axis, Group};
 use crate::plan::Optimizer;
 use crate::program::{BufferId, BufferRole, Metric, MetricKind, Phase};
-use foretell_models::Kernel;
+use foretell_models::{Kernel, WEIGHT};
 use foretell_units::DataType;
 
 /// Appends the update of one stage to a list, after all gradients are reduced.
@@ -28,7 +29,7 @@ impl Update<'_> {
     pub(super) fn run(&mut self) {
         self.gradient_norm();
         let mut staged = StagedStates::new(self.list, self.persistent);
-        for bucket in 0..self.stage.state.buckets.len() {
+        for bucket in self.stage.state.trained_buckets() {
             self.update_bucket(bucket, staged.as_ref());
             if let Some(staged) = &mut staged {
                 staged.take_out(self.list, self.persistent, bucket);
@@ -86,14 +87,42 @@ impl Update<'_> {
     /// Sums the squares over all stages, and decides from the norm whether and how parameters are
     /// updated.
     fn decide_update(&mut self, totals: BufferId, elements: usize, control: BufferId) {
-        let name = "squared norm";
-        let norm = self.list.add_buffer(name, BufferRole::Sum, vec![1], DataType::Fp32);
-        let (mesh, plan) = (self.stage.mesh, self.stage.plan);
+        let plan = self.stage.plan;
+        let mut reads = vec![self.sum_over_stages("squared norm", Some((totals, elements)))];
+        let weighted = plan.training.weighs_classes();
+        if weighted {
+            reads.push(self.weight_of_labels());
+        }
+        let predictions = if weighted { self.stage.predictions() } else { 0 };
+        let (clip, scaled) = (plan.training.clip_norm.is_some(), plan.scales_loss());
+        let kernel = Kernel::UpdateControl { clip, scaled, predictions };
+        self.compute("update control", kernel, &reads, &[control]);
+    }
+
+    /// Sums the weights of the step's labels over all ranks. Stages without the loss have none.
+    fn weight_of_labels(&mut self) -> BufferId {
+        let own = self.persistent.find(WEIGHT).map(|own| {
+            let sum = self.list.add_buffer(WEIGHT, BufferRole::Sum, vec![1], DataType::Fp32);
+            self.compute(WEIGHT, Kernel::Sum { elements: 1 }, &[own], &[sum]);
+            let axes: Vec<Axis> = self.stage.placements_of_sum(WEIGHT).partial_axes().collect();
+            if !axes.is_empty() {
+                self.list.all_reduce_of_step(WEIGHT, Group::over(axes), sum);
+            }
+            (sum, 1)
+        });
+        self.sum_over_stages(WEIGHT, own)
+    }
+
+    /// Sums a stage's numbers, which all its ranks have, and then these sums over all stages. A
+    /// stage without numbers contributes zero.
+    fn sum_over_stages(&mut self, name: &str, own: Option<(BufferId, usize)>) -> BufferId {
+        let sum = self.list.add_buffer(name, BufferRole::Sum, vec![1], DataType::Fp32);
+        let mesh = self.stage.mesh;
         let stages = 0..mesh.stage_count();
         if stages.clone().all(|stage| mesh.stage(stage).has_sizes_of(mesh.stage(0))) {
-            self.compute(name, Kernel::Sum { elements }, &[totals], &[norm]);
+            self.sum_or_zero(name, own, sum);
             if stages.len() > 1 {
-                self.list.all_reduce_of_step(name, Group::across(stages.collect()), norm);
+                self.list.all_reduce_of_step(name, Group::across(stages.collect()), sum);
             }
         } else {
             // The all-reduce is over all ranks of all stages. In each stage, one rank contributes
@@ -102,19 +131,25 @@ impl Update<'_> {
             let contributions = self.list.add_buffer(name, BufferRole::Sum, vec![ranks], DataType::Fp32);
             let first = self.list.add_view(name, contributions, 0, vec![1]);
             self.compute(name, Kernel::Zero { elements: ranks }, &[], &[contributions]);
-            self.compute(name, Kernel::Sum { elements }, &[totals], &[first]);
-            self.slice(name, (ranks, 1), Group::over(Axis::WITHIN_STAGE.to_vec()), contributions, norm);
-            self.list.all_reduce_of_step(name, Group::everyone(mesh), norm);
+            self.sum_or_zero(name, own, first);
+            self.slice(name, (ranks, 1), Group::over(Axis::WITHIN_STAGE.to_vec()), contributions, sum);
+            self.list.all_reduce_of_step(name, Group::everyone(mesh), sum);
         }
-        let kernel = Kernel::UpdateControl { clip: plan.training.clip_norm.is_some(), scaled: plan.scales_loss() };
-        self.compute("update control", kernel, &[norm], &[control]);
+        sum
+    }
+
+    fn sum_or_zero(&mut self, name: &str, own: Option<(BufferId, usize)>, sum: BufferId) {
+        match own {
+            Some((numbers, elements)) => self.compute(name, Kernel::Sum { elements }, &[numbers], &[sum]),
+            None => self.compute(name, Kernel::Zero { elements: 1 }, &[], &[sum]),
+        }
     }
 
     fn update_bucket(&mut self, index: usize, staged: Option<&StagedStates>) {
         let (state, persistent) = (self.stage.state, self.persistent);
         let (bucket, buffers) = (&state.buckets[index], &persistent.buckets[index]);
         let elements = bucket.shard_elements();
-        let gradients = self.gradients.reduced(index).unwrap_or(buffers.gradients);
+        let Some(gradients) = self.gradients.reduced(index).or(buffers.gradients) else { return };
         let states = staged.map_or(buffers.states.as_slice(), |staged| staged.of_bucket(index));
         let name = format!("parameters {index}");
         // A rank that keeps whole parameters updates a copy of its shard, which is then gathered.
@@ -130,28 +165,56 @@ impl Update<'_> {
         } else {
             buffers.parameters
         };
-        let training = self.stage.plan.training;
+        let training = &self.stage.plan.training;
         let controlled = persistent.control.is_some();
-        let kernel = match self.stage.plan.optimizer {
-            Optimizer::Sgd => {
-                Kernel::Sgd { elements, momentum: training.momentum != 0.0, nesterov: training.nesterov, controlled }
-            }
-            Optimizer::Adam | Optimizer::AdamW => Kernel::AdamW { elements, controlled },
-        };
+        let exempt = bucket.training == BucketTraining::Exempt;
         let reads: Vec<BufferId> = std::iter::once(gradients).chain(persistent.control).collect();
         let writes: Vec<BufferId> = std::iter::once(updated).chain(states.iter().copied()).collect();
-        self.compute(&name, kernel, &reads, &writes);
+        match self.stage.plan.optimizer {
+            Optimizer::Sgd => {
+                let (momentum, nesterov) = (training.momentum != 0.0, training.nesterov);
+                self.compute(&name, Kernel::Sgd { elements, momentum, nesterov, controlled, exempt }, &reads, &writes);
+            }
+            Optimizer::Adam | Optimizer::AdamW => {
+                self.compute(&name, Kernel::AdamW { elements, controlled, exempt }, &reads, &writes);
+            }
+            Optimizer::Lamb => self.update_by_lamb(index, &name, (&reads, &writes)),
+        }
         if gathers {
             let buffers = [updated, buffers.parameters];
             self.list.collective_of_step(&name, Collective::AllGather, Group::along(Axis::Shard), buffers, Phase::Update);
         }
     }
 
+    /// Updates the one parameter of a bucket by LAMB: each rank finds the direction of its shard,
+    /// the ranks add the norms of their shards, and each steps along its own.
+    fn update_by_lamb(&mut self, index: usize, name: &str, (reads, writes): (&[BufferId], &[BufferId])) {
+        let bucket = &self.stage.state.buckets[index];
+        let elements = bucket.shard_elements();
+        let controlled = self.persistent.control.is_some();
+        let exempt = bucket.training == BucketTraining::Exempt;
+        let direction = self.list.add_buffer(name, BufferRole::Workspace, vec![elements], DataType::Fp32);
+        let norms = self.list.add_buffer(name, BufferRole::Sum, vec![2], DataType::Fp32);
+        // After the parameter come the two moments and, in mixed precision, its master copy.
+        let (updated, moments, master) = (writes[0], &writes[1..3], writes.get(3).copied());
+        let parameter = master.unwrap_or(updated);
+        let direction_reads = [reads, &[parameter]].concat();
+        let direction_writes = [&[direction], moments, &[norms]].concat();
+        self.compute(name, Kernel::LambDirection { elements, controlled, exempt }, &direction_reads, &direction_writes);
+        let axes: Vec<Axis> = placements_after_reduction(bucket).sharded_axes().collect();
+        if !axes.is_empty() {
+            self.list.all_reduce_of_step(name, Group::over(axes), norms);
+        }
+        let step_reads: Vec<BufferId> = std::iter::once(direction).chain(self.persistent.control).chain([norms]).collect();
+        let step_writes: Vec<BufferId> = std::iter::once(updated).chain(master).collect();
+        self.compute(name, Kernel::LambStep { elements, controlled }, &step_reads, &step_writes);
+    }
+
     fn update_running_statistics(&mut self) {
         for BatchStatistics { axes, root } in self.persistent.statistics.iter().filter(|one| !one.axes.is_empty()) {
             self.list.all_reduce_of_step("batch statistics", Group::over(axes.clone()), *root);
         }
-        let micro_batches = self.stage.plan.global_batch / self.stage.plan.layout.samples_at_once();
+        let micro_batches = self.stage.micro_batches();
         for running in &self.stage.state.running {
             let buffers = [&running.statistics, &running.name].map(|name| self.persistent.find(name));
             let [Some(statistics), Some(buffer)] = buffers else { continue };

@@ -74,7 +74,7 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
             Kernel::CrossEntropyGradient { classes, normalizer, parts, scaled, .. } if half == Half::Bf16 => {
                 cross_entropy::gradient(call, classes, normalizer, parts, scaled)
             }
-            Kernel::Sgd { .. } | Kernel::AdamW { .. } => optimizers::step(backend, call, half),
+            Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. } => optimizers::step(backend, call, half),
             Kernel::BatchNorm { groups, positions, channels } if groups * positions * channels > 0 => {
                 batch_norm::forward(call, positions, channels, half, &mut backend.half.scratch);
                 Ok(())
@@ -154,7 +154,10 @@ fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
         | Kernel::RmsNormInputGradient { rows, .. }
         | Kernel::RmsNormWeightGradient { rows, .. }
         | Kernel::LogitStatistics { rows, .. }
-        | Kernel::CrossEntropyGradient { rows, .. } => Some(rows),
+        | Kernel::CrossEntropyGradient { rows, .. }
+        | Kernel::ClassScores { rows, .. }
+        | Kernel::WeightedCrossEntropy { rows, .. }
+        | Kernel::WeightedCrossEntropyGradient { rows, .. } => Some(rows),
         Kernel::BatchNormInference { positions, .. } => Some(positions),
         Kernel::EmbeddingWeightGradient { tokens, .. } => Some(tokens),
         Kernel::GlobalAveragePool { batch, .. }

@@ -30,13 +30,18 @@ pub(super) unsafe fn step(backend: &mut CpuBackend, call: &KernelCall<'_>, half:
         let mut writes = [part(&states[states.len() - 1], 4); 3];
         writes[1..].iter_mut().zip(states).for_each(|(write, state)| *write = part(state, 4));
         let kernel = match *call.kernel {
-            Kernel::Sgd { momentum, nesterov, controlled, .. } => Kernel::Sgd { elements: count, momentum, nesterov, controlled },
-            Kernel::AdamW { controlled, .. } => Kernel::AdamW { elements: count, controlled },
+            Kernel::Sgd { momentum, nesterov, controlled, exempt, .. } => {
+                Kernel::Sgd { elements: count, momentum, nesterov, controlled, exempt }
+            }
+            Kernel::AdamW { controlled, exempt, .. } => Kernel::AdamW { elements: count, controlled, exempt },
+            Kernel::LambStep { controlled, .. } => Kernel::LambStep { elements: count, controlled },
             kernel => kernel,
         };
-        // All blocks share the control, if there is one. If it skips the update, the parameter is
-        // still rounded from its master copy: it may be a shard without content yet.
-        let reads = [part(gradient, 4), *call.reads.last().unwrap_or(gradient)];
+        // All blocks share the control and LAMB's norms, if there are any. If the control skips the
+        // update, the parameter is still rounded from its master copy: it may be a shard without
+        // content yet.
+        let mut reads = [part(gradient, 4); 3];
+        reads[1..].iter_mut().zip(&call.reads[1..]).for_each(|(read, shared)| *read = *shared);
         let (reads, writes) = (&reads[..call.reads.len()], &writes[..states.len()]);
         // SAFETY: these are parts of the call's operands.
         unsafe {

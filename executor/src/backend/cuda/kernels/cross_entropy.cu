@@ -185,3 +185,160 @@ KERNEL(cross_entropy_gradient) {
         }
     }
 }
+
+// Cross-entropy against targets weight · (kept [class = label] + spread): reads logits, labels,
+// weights; writes (loss, correct,) log-sum-exp. sizes: rows, classes; numbers: kept, spread;
+// scratch: each row's loss, 1 if its label has the largest logit, and the label's weight
+KERNEL(weighted_cross_entropy_rows) {
+    const index rows = arguments.sizes[0], classes = arguments.sizes[1];
+    const float kept = arguments.numbers[0], spread = arguments.numbers[1];
+    float *row_results = (float *)arguments.scratch, *log_sums = written<float>(arguments, 2);
+    const float *weights = read<float>(arguments, 2);
+    for (index row = blockIdx.x; row < rows; row += gridDim.x) {
+        const number *logits = read<number>(arguments, 0) + row * classes;
+        const int label = read<int>(arguments, 1)[row];
+        const RowSummary summary = summarise(logits, classes);
+        const float log_sum = summary.largest + logf(summary.sum);
+        double losses = 0.0;
+        if (spread != 0.0f) {
+            for (index i = threadIdx.x; i < classes; i += blockDim.x) {
+                losses += weights[i] != 0.0f ? (double)weights[i] * (double)(log_sum - widen(logits[i])) : 0.0;
+            }
+            losses = block_sum(losses);
+        }
+        if (threadIdx.x == 0) {
+            const bool counts = label != -1 && is_within(arguments, label, classes, row);
+            const float weight = counts ? weights[label] : 0.0f;
+            log_sums[row] = counts ? log_sum : 0.0f;
+            row_results[3 * row] = counts ? kept * weight * (log_sum - widen(logits[label])) + spread * (float)losses : 0.0f;
+            row_results[3 * row + 1] = counts && summary.position == label ? 1.0f : 0.0f;
+            row_results[3 * row + 2] = weight;
+        }
+    }
+}
+
+// Sums what each row has: writes loss, correct, (log-sum-exp,) weight. sizes: rows; one block
+KERNEL(weighted_cross_entropy_sums) {
+    const float *row_results = (const float *)arguments.scratch;
+    double sums[3] = {0.0, 0.0, 0.0};
+    for (index row = threadIdx.x; row < arguments.sizes[0]; row += blockDim.x) {
+        for (int n = 0; n < 3; n++) {
+            sums[n] += row_results[3 * row + n];
+        }
+    }
+    const int operands[3] = {0, 1, 3};
+    for (int n = 0; n < 3; n++) {
+        const double sum = block_sum(sums[n]);
+        if (threadIdx.x == 0) {
+            store(arguments, written<float>(arguments, operands[n]), (float)sum);
+        }
+    }
+}
+
+// Reads logits, labels, log-sum-exp, weights (, control); writes dlogits, which may be the logits.
+// sizes: rows, classes, whether the loss is scaled; numbers: kept, spread, normalizer
+KERNEL(weighted_cross_entropy_gradient) {
+    const index rows = arguments.sizes[0], classes = arguments.sizes[1];
+    const float kept = arguments.numbers[0], spread = arguments.numbers[1];
+    const float loss_scale = arguments.sizes[2] != 0 ? read<float>(arguments, 4)[0] : 1.0f;
+    const float factor = loss_scale / arguments.numbers[2];
+    const float *weights = read<float>(arguments, 3);
+    double all = 0.0;
+    if (spread != 0.0f) {
+        for (index i = threadIdx.x; i < classes; i += blockDim.x) {
+            all += weights[i];
+        }
+        all = block_sum(all);
+    }
+    const float weight_of_all = (float)all;
+    for (index row = blockIdx.x; row < rows; row += gridDim.x) {
+        const number *logits = read<number>(arguments, 0) + row * classes;
+        number *dlogits = written<number>(arguments, 0) + row * classes;
+        const int label = read<int>(arguments, 1)[row];
+        const float log_sum = read<float>(arguments, 2)[row];
+        // Every thread needs the label's weight, so none may read beyond the weights.
+        const bool is_class = label >= 0 && label < classes;
+        const bool counts = label != -1 && (threadIdx.x != 0 || is_within(arguments, label, classes, row)) && is_class;
+        const float of_label = is_class ? kept * weights[label] : 0.0f;
+        const float sum = (of_label + spread * weight_of_all) * factor;
+        // The loads come before the stores, because dlogits may be the logits.
+        for (index start = threadIdx.x; start < classes; start += AT_ONCE * blockDim.x) {
+            float x[AT_ONCE];
+            load_logits(x, logits, start, classes);
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; n++) {
+                const index i = start + n * blockDim.x;
+                if (i < classes) {
+                    const float target = (i == label ? of_label : 0.0f) + spread * weights[i];
+                    narrow(dlogits[i], counts ? sum * expf(x[n] - log_sum) - target * factor : 0.0f);
+                }
+            }
+        }
+    }
+}
+
+// Reads logits of this rank's classes, labels (, statistics [parts, rows, 4] of all classes); writes
+// the number of these classes that come before the label's. sizes: rows, classes, this rank's first
+// class, classes of all ranks, parts
+KERNEL(label_ranks) {
+    const index rows = arguments.sizes[0], classes = arguments.sizes[1], first = arguments.sizes[2], parts = arguments.sizes[4];
+    for (index row = blockIdx.x; row < rows; row += gridDim.x) {
+        const number *logits = read<number>(arguments, 0) + row * classes;
+        const int label = read<int>(arguments, 1)[row];
+        const bool is_class = label >= 0 && label < arguments.sizes[3];
+        if (threadIdx.x == 0 && label != -1) {
+            is_within(arguments, label, arguments.sizes[3], row);
+        }
+        float logit = -INFINITY;
+        if (parts > 1) {
+            for (index part = 0; part < parts; part++) {
+                logit = fmaxf(logit, read<float>(arguments, 2)[4 * (part * rows + row) + 2]);
+            }
+        } else if (is_class) {
+            logit = widen(logits[label]);
+        }
+        float before = 0.0f;
+        for (index i = threadIdx.x; is_class && i < classes; i += blockDim.x) {
+            const float other = widen(logits[i]);
+            before += other > logit || (other == logit && first + i < label) ? 1.0f : 0.0f;
+        }
+        before = block_sum(before);
+        if (threadIdx.x == 0) {
+            written<float>(arguments, 0)[row] = before;
+        }
+    }
+}
+
+// Reads ranks, labels; writes the number of labels among the best classes. sizes: rows, how many
+// classes are the best; one block
+KERNEL(top_labels) {
+    float count = 0.0f;
+    for (index row = threadIdx.x; row < arguments.sizes[0]; row += blockDim.x) {
+        const bool is_top = read<float>(arguments, 0)[row] < (float)arguments.sizes[1];
+        count += read<int>(arguments, 1)[row] != -1 && is_top ? 1.0f : 0.0f;
+    }
+    count = block_sum(count);
+    if (threadIdx.x == 0) {
+        store(arguments, written<float>(arguments, 0), count);
+    }
+}
+
+// Reads logits, labels, log-sum-exp; writes each row's probabilities and label. sizes: rows, classes
+KERNEL(class_scores) {
+    const index rows = arguments.sizes[0], classes = arguments.sizes[1];
+    for (index row = blockIdx.x; row < rows; row += gridDim.x) {
+        const number *logits = read<number>(arguments, 0) + row * classes;
+        const int label = read<int>(arguments, 1)[row];
+        float *scores = written<float>(arguments, 0) + row * (classes + 1);
+        const float log_sum = read<float>(arguments, 2)[row];
+        for (index i = threadIdx.x; i < classes; i += blockDim.x) {
+            scores[i] = expf(widen(logits[i]) - log_sum);
+        }
+        if (threadIdx.x == 0) {
+            if (label != -1) {
+                is_within(arguments, label, classes, row);
+            }
+            scores[classes] = (float)label;
+        }
+    }
+}

@@ -21,14 +21,57 @@ __device__ __forceinline__ UpdateInputs update_inputs(const Arguments &arguments
     return inputs;
 }
 
+// The weight decay of parameters that are exempt from it, or are not.
+__device__ __forceinline__ float weight_decay(const Arguments &arguments, bool is_exempt) {
+    return is_exempt ? 0.0f : (float)arguments.step->weight_decay;
+}
+
+// The factors of Adam's moments at a step.
+struct Moments {
+    float beta1, rest1, beta2, rest2, root_scale, epsilon;
+    // Reciprocal of the correction of the first moment.
+    double scale;
+
+    // Updates the moments by a gradient; returns the step of a parameter. `rate` has the scale.
+    __device__ __forceinline__ float update(float &first, float &second, float gradient, float rate) const {
+        first = beta1 * first + rest1 * gradient;
+        second = beta2 * second + rest2 * gradient * gradient;
+        return rate * first / (sqrtf(second) * root_scale + epsilon);
+    }
+};
+
+// The factors for all threads of the block, of which one computes the powers.
+__device__ Moments moments_at(const Arguments &arguments, double update) {
+    __shared__ double shared_scale;
+    __shared__ float shared_root_scale;
+    const StepParameters *step = arguments.step;
+    if (threadIdx.x == 0) {
+        // Double precision: at small steps 1 - 0.999^step loses four digits in single precision.
+        const double count = update < 1.0 ? 1.0 : update;
+        shared_scale = 1.0 / (1.0 - pow(step->beta1, count));
+        shared_root_scale = (float)(1.0 / sqrt(1.0 - pow(step->beta2, count)));
+    }
+    __syncthreads();
+    Moments moments;
+    moments.beta1 = (float)step->beta1;
+    moments.rest1 = (float)(1.0 - step->beta1);
+    moments.beta2 = (float)step->beta2;
+    moments.rest2 = (float)(1.0 - step->beta2);
+    moments.root_scale = shared_root_scale;
+    moments.epsilon = (float)step->epsilon;
+    moments.scale = shared_scale;
+    return moments;
+}
+
 // Reads gradients (, control); writes parameters (, velocities) (, masters). sizes: elements,
 // whether there is a control, whether there is momentum, whether it is Nesterov's, which write the
-// masters are (0 for the parameters themselves)
+// masters are (0 for the parameters themselves), whether the parameters are exempt from weight decay
 KERNEL(sgd) {
     const index elements = arguments.sizes[0];
     const bool has_momentum = arguments.sizes[2] != 0, is_nesterov = arguments.sizes[3] != 0, is_mixed = arguments.sizes[4] != 0;
     const UpdateInputs now = update_inputs(arguments, arguments.sizes[1] != 0);
-    const float rate = (float)arguments.step->learning_rate, decay = (float)arguments.step->weight_decay;
+    const float rate = (float)arguments.step->learning_rate;
+    const float decay = weight_decay(arguments, arguments.sizes[5] != 0);
     const float momentum = (float)arguments.step->momentum;
     const float *gradients = read<float>(arguments, 0);
     float *masters = written<float>(arguments, (int)arguments.sizes[4]), *velocities = written<float>(arguments, 1);
@@ -53,36 +96,23 @@ KERNEL(sgd) {
 
 // Reads gradients (, control); writes parameters, first moments, second moments (, masters).
 // sizes: elements, whether there is a control, which write the masters are (0 for the parameters
-// themselves)
+// themselves), whether the parameters are exempt from weight decay
 KERNEL(adamw) {
-    __shared__ float shared_rate, shared_root_scale;
     const index elements = arguments.sizes[0];
     const bool is_mixed = arguments.sizes[2] != 0;
     const StepParameters *step = arguments.step;
     const UpdateInputs now = update_inputs(arguments, arguments.sizes[1] != 0);
-    if (threadIdx.x == 0) {
-        // Double precision: at small steps 1 - 0.999^step loses four digits in single precision.
-        const double count = now.step < 1.0 ? 1.0 : now.step;
-        shared_rate = (float)(step->learning_rate / (1.0 - pow(step->beta1, count)));
-        shared_root_scale = (float)(1.0 / sqrt(1.0 - pow(step->beta2, count)));
-    }
-    __syncthreads();
-    const float rate = shared_rate, root_scale = shared_root_scale;
-    const float beta1 = (float)step->beta1, beta2 = (float)step->beta2, epsilon = (float)step->epsilon;
-    const float rest1 = (float)(1.0 - step->beta1), rest2 = (float)(1.0 - step->beta2);
-    const float keep = 1.0f - (float)step->learning_rate * (float)step->weight_decay;
+    const Moments moments = moments_at(arguments, now.step);
+    const float rate = (float)(step->learning_rate * moments.scale);
+    const float keep = 1.0f - (float)step->learning_rate * weight_decay(arguments, arguments.sizes[3] != 0);
     const float *gradients = read<float>(arguments, 0);
     float *masters = written<float>(arguments, (int)arguments.sizes[2]);
     float *firsts = written<float>(arguments, 1), *seconds = written<float>(arguments, 2);
     for (index i = thread_index(); i < elements; i += thread_count()) {
         float parameter = masters[i];
         if (!now.is_skipped) {
-            const float gradient = now.gradient_scale * gradients[i];
-            const float first = beta1 * firsts[i] + rest1 * gradient;
-            const float second = beta2 * seconds[i] + rest2 * gradient * gradient;
-            firsts[i] = first;
-            seconds[i] = second;
-            parameter = keep * parameter - rate * first / (sqrtf(second) * root_scale + epsilon);
+            const float step_of_adam = moments.update(firsts[i], seconds[i], now.gradient_scale * gradients[i], rate);
+            parameter = keep * parameter - step_of_adam;
             masters[i] = parameter;
         }
         if (is_mixed) {
@@ -91,8 +121,53 @@ KERNEL(adamw) {
     }
 }
 
-// Reads the gradients' sum of squares; updates the control. sizes: whether to clip, whether the
-// loss is scaled; one thread
+// LAMB's direction: reads gradients (, control), parameters; writes directions, first moments,
+// second moments. A skipped step has no direction. sizes: elements, whether there is a control,
+// whether the parameters are exempt from weight decay
+KERNEL(lamb_direction) {
+    const index elements = arguments.sizes[0];
+    const bool is_controlled = arguments.sizes[1] != 0;
+    const UpdateInputs now = update_inputs(arguments, is_controlled);
+    const Moments moments = moments_at(arguments, now.step);
+    const float rate = (float)moments.scale, decay = weight_decay(arguments, arguments.sizes[2] != 0);
+    const float *gradients = read<float>(arguments, 0), *parameters = read<float>(arguments, is_controlled ? 2 : 1);
+    float *directions = written<float>(arguments, 0);
+    float *firsts = written<float>(arguments, 1), *seconds = written<float>(arguments, 2);
+    for (index i = thread_index(); i < elements; i += thread_count()) {
+        float direction = 0.0f;
+        if (!now.is_skipped) {
+            const float step_of_adam = moments.update(firsts[i], seconds[i], now.gradient_scale * gradients[i], rate);
+            direction = decay * parameters[i] + step_of_adam;
+        }
+        directions[i] = direction;
+    }
+}
+
+// LAMB's step: reads directions (, control), the squared norms of parameter and direction; writes
+// parameters (, masters). sizes: elements, whether there is a control, which write the masters are
+// (0 for the parameters themselves)
+KERNEL(lamb_step) {
+    const index elements = arguments.sizes[0];
+    const bool is_controlled = arguments.sizes[1] != 0, is_mixed = arguments.sizes[2] != 0;
+    const UpdateInputs now = update_inputs(arguments, is_controlled);
+    const float *directions = read<float>(arguments, 0), *norms = read<float>(arguments, is_controlled ? 2 : 1);
+    const float ratio = norms[0] > 0.0f && norms[1] > 0.0f ? sqrtf(norms[0]) / sqrtf(norms[1]) : 1.0f;
+    const float rate = (float)arguments.step->learning_rate * ratio;
+    float *masters = written<float>(arguments, (int)arguments.sizes[2]);
+    for (index i = thread_index(); i < elements; i += thread_count()) {
+        float parameter = masters[i];
+        if (!now.is_skipped) {
+            parameter -= rate * directions[i];
+            masters[i] = parameter;
+        }
+        if (is_mixed) {
+            narrow(written<number>(arguments, 0)[i], parameter);
+        }
+    }
+}
+
+// Reads the gradients' sum of squares (, the labels' weight); updates the control. sizes: whether to
+// clip, whether the loss is scaled, the predictions if there is a weight, else 0; one thread
 KERNEL(update_control) {
     if (threadIdx.x != 0) {
         return;
@@ -101,11 +176,13 @@ KERNEL(update_control) {
     const float norm = read<float>(arguments, 0)[0];
     float *control = written<float>(arguments, 0);
     const float loss_scale = control[LOSS_SCALE];
-    const float squared = norm / loss_scale / loss_scale;
+    const float predictions = (float)arguments.sizes[2];
+    const float divisor = predictions > 0.0f ? loss_scale * read<float>(arguments, 1)[0] / predictions : loss_scale;
+    const float squared = norm / divisor / divisor;
     const bool overflowed = scales && !isfinite(norm);
     control[SQUARED_GRADIENT_NORM] = squared;
     control[IS_SKIPPED] = overflowed ? 1.0f : 0.0f;
-    float factor = 1.0f / loss_scale;
+    float factor = 1.0f / divisor;
     if (clips) {
         factor *= fminf((float)arguments.step->clip_norm / (sqrtf(squared) + 1e-6f), 1.0f);
     }

@@ -1,7 +1,7 @@
 //! Elementwise kernels, sums of all elements, and sums of columns.
 
 use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
-use crate::backend::cuda::driver::{CudaError, addresses};
+use crate::backend::cuda::driver::{CudaError, DeviceAddress, addresses};
 use foretell_models::Kernel;
 use std::ops::Range;
 
@@ -53,7 +53,9 @@ impl Dispatcher<'_> {
             }
             Kernel::Sum { elements } | Kernel::SumOfSquares { elements } => {
                 // SAFETY: the caller's promise.
-                unsafe { self.sum(elements, matches!(kernel, Kernel::SumOfSquares { .. })) }?;
+                unsafe {
+                    self.sum_between(elements, matches!(kernel, Kernel::SumOfSquares { .. }), self.read(0), self.written(0))
+                }?;
                 return Ok(true);
             }
             Kernel::Zero { .. } => {
@@ -115,17 +117,33 @@ impl Dispatcher<'_> {
         }
     }
 
-    unsafe fn sum(&mut self, elements: usize, is_squared: bool) -> Result<(), CudaError> {
+    /// Queues the sum of the elements at `from`, or of their squares, into the number at `to`.
+    ///
+    /// # Safety
+    /// As for [`super::dispatch`].
+    pub(super) unsafe fn sum_between(
+        &mut self,
+        elements: usize,
+        is_squared: bool,
+        from: DeviceAddress,
+        to: DeviceAddress,
+    ) -> Result<(), CudaError> {
         // A thread sums at least 16 elements; one block can then sum all blocks' sums at once.
         let blocks = elements.div_ceil(4096).clamp(1, 1024);
         self.scratch(blocks * size_of::<f64>())?;
-        let mut arguments = self.arguments(&LaunchConfig::new("sum_of_parts", Grid::Rows(1), &[blocks]));
+        let sizes = [elements, usize::from(is_squared)];
+        let parts = LaunchConfig::new("sum_parts", Grid::Rows(blocks), &sizes);
+        let mut part_arguments = self.arguments(&parts);
+        part_arguments.reads[0] = from.0;
+        let blocks = [blocks];
+        let whole = LaunchConfig::new("sum_of_parts", Grid::Rows(1), &blocks);
+        let mut arguments = self.arguments(&whole);
         // These kernels always overwrite.
-        arguments.accumulate = 0;
+        (arguments.accumulate, arguments.writes[0]) = (0, to.0);
         // SAFETY: the caller's promise; the scratch memory holds the blocks' sums.
         unsafe {
-            self.launch(LaunchConfig::new("sum_parts", Grid::Rows(blocks), &[elements, usize::from(is_squared)]))?;
-            self.launch_with(LaunchConfig::new("sum_of_parts", Grid::Rows(1), &[blocks]), arguments)
+            self.launch_with(parts, part_arguments)?;
+            self.launch_with(whole, arguments)
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
 use crate::backend::cuda::driver::CudaError;
-use foretell_models::Kernel;
+use foretell_models::{Kernel, Smoothing};
 
 impl Dispatcher<'_> {
     /// Queues a kernel of this family, or returns `false`.
@@ -37,22 +37,63 @@ impl Dispatcher<'_> {
                     let config = LaunchConfig::new("cross_entropy_gradient", Grid::Rows(rows), &sizes);
                     self.launch(LaunchConfig { numbers: &[normalizer as f32], ..config })?;
                 }
-                Kernel::Sgd { elements, controlled, momentum, nesterov } => {
-                    let flags = [controlled, momentum, nesterov].map(usize::from);
-                    let sizes = [elements, flags[0], flags[1], flags[2], master];
+                Kernel::LabelRanks { rows, classes, parts } => {
+                    let sizes = [rows, classes, first_class(parts, classes), parts * classes, parts];
+                    self.launch(LaunchConfig::new("label_ranks", Grid::Rows(rows), &sizes))?;
+                }
+                Kernel::TopLabels { rows, top } => {
+                    self.launch(LaunchConfig::new("top_labels", Grid::Rows(1), &[rows, top]))?;
+                }
+                Kernel::ClassScores { rows, classes } => {
+                    self.launch(LaunchConfig::new("class_scores", Grid::Rows(rows), &[rows, classes]))?;
+                }
+                Kernel::WeightedCrossEntropy { rows, classes, smoothing } => {
+                    self.scratch(rows * 3 * size_of::<f32>())?;
+                    let sizes = [rows, classes];
+                    let config = LaunchConfig::new("weighted_cross_entropy_rows", Grid::Rows(rows), &sizes);
+                    self.launch(LaunchConfig { numbers: &targets(smoothing, classes), ..config })?;
+                    self.launch(LaunchConfig::new("weighted_cross_entropy_sums", Grid::Rows(1), &[rows]))?;
+                }
+                Kernel::WeightedCrossEntropyGradient { rows, classes, smoothing, normalizer, scaled } => {
+                    let sizes = [rows, classes, usize::from(scaled)];
+                    let [kept, spread] = targets(smoothing, classes);
+                    let config = LaunchConfig::new("weighted_cross_entropy_gradient", Grid::Rows(rows), &sizes);
+                    self.launch(LaunchConfig { numbers: &[kept, spread, normalizer as f32], ..config })?;
+                }
+                Kernel::Sgd { elements, controlled, momentum, nesterov, exempt } => {
+                    let flags = [controlled, momentum, nesterov, exempt].map(usize::from);
+                    let sizes = [elements, flags[0], flags[1], flags[2], master, flags[3]];
                     self.launch(LaunchConfig::new("sgd", Grid::Elements(elements), &sizes))?;
                 }
-                Kernel::AdamW { elements, controlled } => {
-                    let sizes = [elements, usize::from(controlled), master];
+                Kernel::AdamW { elements, controlled, exempt } => {
+                    let sizes = [elements, usize::from(controlled), master, usize::from(exempt)];
                     self.launch(LaunchConfig::new("adamw", Grid::Elements(elements), &sizes))?;
                 }
-                Kernel::UpdateControl { clip, scaled } => {
-                    let flags = [clip, scaled].map(usize::from);
-                    self.launch(LaunchConfig::new("update_control", Grid::Rows(1), &flags))?;
+                Kernel::LambDirection { elements, controlled, exempt } => {
+                    let sizes = [elements, usize::from(controlled), usize::from(exempt)];
+                    self.launch(LaunchConfig::new("lamb_direction", Grid::Elements(elements), &sizes))?;
+                    let parameter = self.read(self.call.reads.len() - 1);
+                    let (direction, norms) = (self.written(0), self.written(3));
+                    self.sum_between(elements, true, parameter, norms)?;
+                    self.sum_between(elements, true, direction, norms.offset(size_of::<f32>()))?;
+                }
+                Kernel::LambStep { elements, controlled } => {
+                    let sizes = [elements, usize::from(controlled), master];
+                    self.launch(LaunchConfig::new("lamb_step", Grid::Elements(elements), &sizes))?;
+                }
+                Kernel::UpdateControl { clip, scaled, predictions } => {
+                    let sizes = [usize::from(clip), usize::from(scaled), predictions];
+                    self.launch(LaunchConfig::new("update_control", Grid::Rows(1), &sizes))?;
                 }
                 _ => return Ok(false),
             }
         }
         Ok(true)
     }
+}
+
+/// The factors by which targets follow from labels: that of the label, and that of every class.
+fn targets(smoothing: Smoothing, classes: usize) -> [f32; 2] {
+    let smoothing = smoothing.value();
+    [(1.0 - smoothing) as f32, (smoothing / classes.max(1) as f64) as f32]
 }

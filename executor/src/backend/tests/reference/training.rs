@@ -1,7 +1,7 @@
 //! Losses, sums and optimizers.
 
 use super::{Given, Tensor, zip};
-use foretell_models::Kernel;
+use foretell_models::{Kernel, Smoothing};
 
 /// The writes of a kernel of this kind; of no other.
 pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
@@ -37,20 +37,88 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
         Kernel::Zero { elements } => vec![vec![0.0; elements]],
         // What works on parts, or decides, has tests of its own.
         Kernel::LogitStatistics { .. } | Kernel::CrossEntropyOfStatistics { .. } | Kernel::UpdateControl { .. } => Vec::new(),
-        Kernel::Sgd { momentum, nesterov, .. } => {
+        Kernel::LabelRanks { rows, classes, parts: 1 } => {
+            let rank = |r: usize| {
+                let (row, label) = (&reads[0][r * classes..(r + 1) * classes], reads[1][r]);
+                let comes_before =
+                    |c: &usize| row[*c] > row[label as usize] || (row[*c] == row[label as usize] && (*c as f64) < label);
+                if label < 0.0 { 0.0 } else { (0..classes).filter(comes_before).count() as f64 }
+            };
+            vec![(0..rows).map(rank).collect()]
+        }
+        Kernel::TopLabels { top, .. } => {
+            let hits = reads[0].iter().zip(&reads[1]).filter(|&(&rank, &label)| label >= 0.0 && rank < top as f64).count();
+            vec![added(0, vec![hits as f64])]
+        }
+        Kernel::ClassScores { rows, classes } => {
+            let mut scores = Vec::new();
+            for r in 0..rows {
+                scores.extend(reads[0][r * classes..(r + 1) * classes].iter().map(|logit| (logit - reads[2][r]).exp()));
+                scores.push(reads[1][r]);
+            }
+            vec![scores]
+        }
+        Kernel::WeightedCrossEntropy { rows, classes, smoothing } => {
+            let (mut loss, mut correct, mut log_sums, mut weight) = (0.0, 0.0, vec![0.0; rows], 0.0);
+            for r in (0..rows).filter(|&r| reads[1][r] >= 0.0) {
+                let row = &reads[0][r * classes..(r + 1) * classes];
+                let label = reads[1][r] as usize;
+                let largest = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                log_sums[r] = largest + row.iter().map(|x| (x - largest).exp()).sum::<f64>().ln();
+                for (class, logit) in row.iter().enumerate() {
+                    loss += target(&reads[2], smoothing, label, class) * (log_sums[r] - logit);
+                }
+                correct += f64::from(row.iter().position(|&x| x == largest) == Some(label));
+                weight += reads[2][label];
+            }
+            vec![added(0, vec![loss]), added(1, vec![correct]), log_sums, added(3, vec![weight])]
+        }
+        Kernel::WeightedCrossEntropyGradient { rows, classes, smoothing, normalizer, .. } => {
+            let mut dlogits = vec![0.0; rows * classes];
+            for r in (0..rows).filter(|&r| reads[1][r] >= 0.0) {
+                let targets: Vec<f64> = (0..classes).map(|c| target(&reads[3], smoothing, reads[1][r] as usize, c)).collect();
+                let sum: f64 = targets.iter().sum();
+                for (c, target) in targets.iter().enumerate() {
+                    let probability = (reads[0][r * classes + c] - reads[2][r]).exp();
+                    dlogits[r * classes + c] = (probability * sum - target) / normalizer as f64;
+                }
+            }
+            vec![dlogits]
+        }
+        Kernel::LambDirection { elements, exempt, .. } => {
+            let decay = if exempt { 0.0 } else { f64::from(parameters.weight_decay) };
+            let [beta1, beta2, epsilon, scale] =
+                [parameters.beta1, parameters.beta2, parameters.epsilon, parameters.gradient_scale].map(f64::from);
+            let mut after = before.to_vec();
+            for i in 0..elements {
+                let g = scale * reads[0][i];
+                after[1][i] = beta1 * after[1][i] + (1.0 - beta1) * g;
+                after[2][i] = beta2 * after[2][i] + (1.0 - beta2) * g * g;
+                let first = after[1][i] / (1.0 - beta1.powi(parameters.step as i32));
+                let second = after[2][i] / (1.0 - beta2.powi(parameters.step as i32));
+                after[0][i] = first / (second.sqrt() + epsilon) + decay * reads[1][i];
+            }
+            let squares = |x: &Tensor| x.iter().map(|x| x * x).sum();
+            after[3] = vec![squares(&reads[1]), squares(&after[0])];
+            after
+        }
+        Kernel::LambStep { .. } => {
+            let rate = f64::from(parameters.learning_rate) * (reads[1][0] / reads[1][1]).sqrt();
+            vec![zip(&before[0], &reads[0], |parameter, direction| parameter - rate * direction)]
+        }
+        Kernel::Sgd { momentum, nesterov, exempt, .. } => {
+            let decay = if exempt { 0.0 } else { parameters.weight_decay };
             let factor = f64::from(parameters.momentum);
-            let gradient = zip(&reads[0], &before[0], |g, p| {
-                f64::from(parameters.gradient_scale) * g + f64::from(parameters.weight_decay) * p
-            });
+            let gradient = zip(&reads[0], &before[0], |g, p| f64::from(parameters.gradient_scale) * g + f64::from(decay) * p);
             let velocity = if momentum { zip(&before[1], &gradient, |v, g| factor * v + g) } else { gradient.clone() };
             let step = if nesterov { zip(&gradient, &velocity, |g, v| g + factor * v) } else { velocity.clone() };
             let parameter = zip(&before[0], &step, |p, s| p - f64::from(parameters.learning_rate) * s);
             if momentum { vec![parameter, velocity] } else { vec![parameter] }
         }
-        Kernel::AdamW { elements, .. } => {
+        Kernel::AdamW { elements, exempt, .. } => {
             let [rate, decay, beta1, beta2, epsilon, scale] = [
                 parameters.learning_rate,
-                parameters.weight_decay,
+                if exempt { 0.0 } else { parameters.weight_decay },
                 parameters.beta1,
                 parameters.beta2,
                 parameters.epsilon,
@@ -72,4 +140,10 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
         Kernel::SumOfSquares { .. } => vec![vec![reads[0].iter().map(|x| x * x).sum()]],
         _ => return None,
     })
+}
+
+/// The target of a class: the label's smoothed, times the weight of the class.
+fn target(weights: &Tensor, smoothing: Smoothing, label: usize, class: usize) -> f64 {
+    let spread = smoothing.value() / weights.len() as f64;
+    weights[class] * (if class == label { 1.0 - smoothing.value() } else { 0.0 } + spread)
 }

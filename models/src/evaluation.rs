@@ -1,0 +1,90 @@
+//! What an evaluation measures beside the loss: the labels among the five best classes, and the
+//! probabilities that a classifier gives to each class.
+//!
+//! This pass adds operators to a forward graph. Families do not know of them.
+
+use crate::graph::{
+    BATCH, Dimension, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorKind, Pass, Role, Tensor, TensorId,
+};
+use crate::storage::Storage;
+
+/// Name of the number of labels among the five best classes.
+pub const TOP_FIVE: &str = "top5";
+
+/// Name of the probabilities and labels of all samples.
+const SCORES: &str = "scores";
+
+/// The most classes whose probabilities are kept. A vocabulary has more.
+const MOST_SCORED_CLASSES: usize = 1 << 14;
+
+/// Returns a forward graph that also counts labels among the five best classes, and keeps the
+/// probabilities of a classifier.
+pub fn with_evaluation(mut graph: Graph) -> Graph {
+    for index in 0..graph.operators.len() {
+        let operator = graph.operators[index].clone();
+        match operator.kind {
+            OperatorKind::CrossEntropy => {
+                count_top_labels(&mut graph, &operator, None);
+                let classes = operator.loops.last().map_or(0, |one| one.extent);
+                if operator.loops.len() == 2 && operator.loops[0].name == BATCH && classes <= MOST_SCORED_CLASSES {
+                    keep_scores(&mut graph, &operator);
+                }
+            }
+            OperatorKind::LogitStatistics => {
+                let statistics = operator.outputs[0].tensor;
+                count_top_labels(&mut graph, &operator, Some(statistics));
+            }
+            _ => {}
+        }
+    }
+    graph
+}
+
+/// Adds the ranks of labels among the classes of `loss`, and the number of the first five. Where
+/// ranks shard the classes, `statistics` has the labels' logits.
+fn count_top_labels(graph: &mut Graph, loss: &Operator, statistics: Option<TensorId>) {
+    let row_count = loss.loops.len() - 1;
+    let rows: Vec<Option<LoopId>> = (0..row_count).map(|index| Some(LoopId(index))).collect();
+    let dimensions: Vec<Dimension> =
+        loss.loops[..row_count].iter().map(|one| Dimension { name: one.name, extent: one.extent }).collect();
+    let ranks = add_tensor(graph, "label_ranks", Role::Activation, dimensions);
+    let mut inputs = loss.inputs.clone();
+    inputs.extend(statistics.map(|tensor| {
+        // Every rank reads the statistics of all parts.
+        Operand { tensor, axes: [&[None][..], &rows, &[None]].concat() }
+    }));
+    let output = vec![Operand { tensor: ranks, axes: rows.clone() }];
+    add_operator(graph, loss, (OperatorKind::LabelRanks, loss.loops.clone()), inputs, output);
+    let top = add_tensor(graph, TOP_FIVE, Role::Sum, Vec::new());
+    let inputs = vec![Operand { tensor: ranks, axes: rows }, loss.inputs[1].clone()];
+    let output = vec![Operand { tensor: top, axes: Vec::new() }];
+    add_operator(graph, loss, (OperatorKind::TopLabels { top: 5 }, loss.loops[..row_count].to_vec()), inputs, output);
+}
+
+/// Adds the probabilities of the classes of `loss`, with the labels behind them.
+fn keep_scores(graph: &mut Graph, loss: &Operator) {
+    let [row, class] = [0, 1].map(|index| &loss.loops[index]);
+    let dimensions = vec![Dimension { name: row.name, extent: row.extent }, Dimension { name: SCORES, extent: class.extent + 1 }];
+    let scores = add_tensor(graph, SCORES, Role::Kept, dimensions);
+    let inputs = [&loss.inputs[..], &loss.outputs[2..3]].concat();
+    let output = vec![Operand { tensor: scores, axes: vec![Some(LoopId(0)), None] }];
+    let loops = vec![*row, Loop { shardable: false, role: Extent::Features, ..*class }];
+    add_operator(graph, loss, (OperatorKind::ClassScores, loops), inputs, output);
+}
+
+fn add_tensor(graph: &mut Graph, name: &str, role: Role, dimensions: Vec<Dimension>) -> TensorId {
+    graph.tensors.push(Tensor { name: name.into(), role, dimensions, storage: Storage::Single });
+    TensorId(graph.tensors.len() - 1)
+}
+
+/// Adds an operator in the block of the loss.
+fn add_operator(
+    graph: &mut Graph,
+    loss: &Operator,
+    (kind, loops): (OperatorKind, Vec<Loop>),
+    inputs: Vec<Operand>,
+    outputs: Vec<Operand>,
+) {
+    let (name, block) = (loss.name.clone(), loss.block);
+    graph.operators.push(Operator { name, kind, loops, inputs, outputs, block, pass: Pass::Forward, forward: None });
+}

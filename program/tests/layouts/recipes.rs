@@ -1,0 +1,88 @@
+//! What a recipe changes in a Program: frozen parameters, weight decay, LAMB, the loss.
+
+use super::*;
+use foretell_program::DecayExemptions;
+
+fn with(training: Training, optimizer: Optimizer, layout: Layout) -> StageProgram {
+    let model = Model::Mlp(Mlp { widths: vec![64, 48, 32, 16] });
+    let plan = Plan { training, optimizer, ..Plan::new(layout, 8) };
+    compile(&model, "model", &plan).expect("a plan that fits").training.lists.swap_remove(0)
+}
+
+/// The elements of all persistent buffers of a role.
+fn kept(list: &StageProgram, role: BufferRole) -> usize {
+    let buffers = list.buffers.iter().filter(|one| one.persistent && one.parent.is_none() && one.role == role);
+    buffers.map(|one| one.shape.iter().product::<usize>()).sum()
+}
+
+#[test]
+fn frozen_parameters_have_no_gradient_and_no_state() {
+    let frozen = |patterns: &[&str]| Training { frozen: patterns.iter().copied().collect(), ..Training::default() };
+    for zero in 0..4 {
+        let layout = || Layout { data: 2, zero, ..Layout::default() };
+        let all = with(frozen(&[]), Optimizer::AdamW, layout());
+        let head = with(frozen(&["0.*", "2.*"]), Optimizer::AdamW, layout());
+        let roles = [BufferRole::Parameter, BufferRole::Gradient, BufferRole::OptimizerState];
+        let [[parameters, ..], [kept_parameters, gradients, states]] =
+            [&all, &head].map(|list| roles.map(|role| kept(list, role)));
+        let padding = 64;
+        assert!(kept_parameters.abs_diff(parameters) <= padding, "ZeRO {zero}: {kept_parameters} of {parameters}");
+        // The head's weight and bias, of which ZeRO gives each rank a half.
+        let trained = 32 * 16 + 16;
+        let (of_gradients, of_states) = (if zero >= 2 { 2 } else { 1 }, if zero >= 1 { 2 } else { 1 });
+        assert!(gradients.abs_diff(trained / of_gradients) <= padding, "ZeRO {zero}: {gradients}");
+        assert!(states.abs_diff(2 * trained / of_states) <= 2 * padding, "ZeRO {zero}: {states}");
+        // The backward pass ends at the head: nothing before it is trained.
+        assert_eq!(count(&head, "matmul_input_gradient"), 0, "ZeRO {zero}");
+        assert_eq!(count(&head, "matmul_weight_gradient"), 1, "ZeRO {zero}");
+        assert_eq!((count(&all, "matmul_input_gradient"), count(&all, "matmul_weight_gradient")), (2, 3));
+    }
+    // Gradients pass through frozen layers to those before them.
+    let first = with(frozen(&["2.*", "4.*"]), Optimizer::Sgd, Layout::default());
+    assert_eq!((count(&first, "matmul_input_gradient"), count(&first, "matmul_weight_gradient")), (2, 1));
+}
+
+#[test]
+fn exempt_parameters_are_updated_apart_from_those_that_decay() {
+    let updated = |weight_decay, biases, names: &[&str]| {
+        let no_decay = DecayExemptions { biases, norms: false, names: names.iter().copied().collect() };
+        let list = with(Training { weight_decay, no_decay, ..Training::default() }, Optimizer::AdamW, Layout::default());
+        let elements = |wanted: bool| -> usize {
+            let of_kernel = |one: &Instruction| match *one.operation {
+                Operation::Compute { kernel: Kernel::AdamW { elements, exempt, .. }, .. } if exempt == wanted => elements,
+                _ => 0,
+            };
+            list.instructions.iter().map(of_kernel).sum()
+        };
+        [elements(false), elements(true)]
+    };
+    let (weights, biases) = (64 * 48 + 48 * 32 + 32 * 16, 48 + 32 + 16);
+    assert_eq!(updated(0.1, false, &[]), [weights + biases, 0]);
+    assert_eq!(updated(0.1, true, &[]), [weights, biases]);
+    assert_eq!(updated(0.1, true, &["4.*"]), [weights - 32 * 16, biases + 32 * 16]);
+    assert_eq!(updated(0.0, true, &[]), [weights + biases, 0], "nothing decays");
+}
+
+#[test]
+fn lamb_has_a_bucket_and_a_norm_for_each_parameter() {
+    let list = with(Training::default(), Optimizer::Lamb, Layout { data: 2, zero: 1, ..Layout::default() });
+    assert_eq!((count(&list, "lamb_direction"), count(&list, "lamb_step")), (6, 6));
+    // Ranks have halves of the parameters, and so of the norms.
+    assert_eq!(count(&list, "all_reduce"), 6, "{list:?}");
+    let whole = with(Training::default(), Optimizer::Lamb, Layout::default());
+    assert_eq!(count(&whole, "all_reduce"), 0);
+}
+
+#[test]
+fn a_weighted_loss_has_its_own_kernels_and_divides_by_weight() {
+    let training = Training { class_weights: vec![0.5; 16], label_smoothing: 0.1, ..Training::default() };
+    let list = with(training, Optimizer::Sgd, Layout { data: 2, ..Layout::default() });
+    assert_eq!((count(&list, "weighted_cross_entropy"), count(&list, "weighted_cross_entropy_gradient")), (4, 4));
+    assert_eq!((count(&list, "cross_entropy"), count(&list, "update_control")), (0, 1));
+    let weighted = |one: &Instruction| {
+        matches!(*one.operation, Operation::Compute { kernel: Kernel::UpdateControl { predictions: 8, .. }, .. })
+    };
+    assert!(list.instructions.iter().any(weighted));
+    let smoothed = with(Training { label_smoothing: 0.1, ..Training::default() }, Optimizer::Sgd, Layout::default());
+    assert_eq!(count(&smoothed, "update_control"), 0, "all labels weigh the same");
+}
