@@ -251,7 +251,7 @@ mod tests {
         let segment = Segment::create(&SegmentShape::new(vec![0], crate::interpreter::STREAM_COUNT)).expect("shared memory");
         let transport = Arc::new(SharedMemory::attach(&segment, 0, 1, WaitPolicy::default()).expect("the rank attaches"));
         let device = device.map(|device| device as Arc<dyn Driver>);
-        (Member { rank: Rank(0), world_size: 1, control: Arc::new(control), transport, device }, server)
+        (Member { rank: Rank(0), world_size: 1, control: Arc::new(control), transport, device, gate: Arc::default() }, server)
     }
 
     #[test]
