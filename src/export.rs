@@ -1,4 +1,5 @@
-//! `foretell export`: writes a plan's step in other tools' formats.
+//! `foretell export`: writes a plan's step in other tools' formats, and the plan as a job of
+//! another framework.
 
 use crate::failure::Failure;
 use crate::inputs;
@@ -6,18 +7,19 @@ use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict::{self, PredictedPlan};
 use clap::{Args, ValueEnum};
-use foretell_export::{AstraSim, Chakra};
-use foretell_program::{Profile, Rank};
+use foretell_export::{AstraSim, Chakra, Framework, Job, export_job};
+use foretell_program::{Plan, Profile, Rank};
 use foretell_reports::write_trace;
 use foretell_simulator::CostModel;
 use serde_json::json;
 use std::path::{Path, PathBuf};
 
-/// Write a plan's step for other tools
+/// Write a plan as another framework's job, or its step for other tools
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   foretell export --plan plan.yaml --to chakra -o traces      (MLCommons Chakra traces, and what ASTRA-sim wants beside them)
-  foretell export --plan plan.yaml --to perfetto -o trace.json")]
+  foretell export --plan plan.yaml --to perfetto -o trace.json
+  foretell export --plan plan.yaml --to megatron -o job; cd job; bash run.sh")]
 pub struct Arguments {
     /// The plan
     #[arg(long, value_name = "FILE")]
@@ -28,7 +30,7 @@ pub struct Arguments {
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Output: a folder for `chakra`, a file for `perfetto`
+    /// Output: a file for `perfetto`, a folder for all others
     #[arg(short, long, value_name = "PATH")]
     output: PathBuf,
     /// Let ranks share devices, to check a layout without timing it
@@ -43,26 +45,38 @@ enum Target {
     Chakra,
     /// One trace for Perfetto or Chrome
     Perfetto,
-    #[value(hide = true)]
+    /// Arguments of Megatron-LM's `pretrain_gpt.py`
     Megatron,
-    #[value(hide = true)]
+    /// torchtitan's settings
     Torchtitan,
-    #[value(hide = true)]
+    /// DeepSpeed's configuration
     Deepspeed,
-    #[value(hide = true)]
+    /// Hugging Face Accelerate's configuration, with a Trainer's arguments
     Accelerate,
-    #[value(hide = true)]
+    /// A batch script that runs Foretell on Slurm
     Slurm,
+}
+
+impl Target {
+    /// The framework whose job this is. `None` for formats of a step.
+    fn framework(self) -> Option<Framework> {
+        match self {
+            Target::Megatron => Some(Framework::Megatron),
+            Target::Torchtitan => Some(Framework::Torchtitan),
+            Target::Deepspeed => Some(Framework::Deepspeed),
+            Target::Accelerate => Some(Framework::Accelerate),
+            Target::Slurm => Some(Framework::Slurm),
+            Target::Chakra | Target::Perfetto => None,
+        }
+    }
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
-    if !matches!(arguments.to, Target::Chakra | Target::Perfetto) {
-        let name = arguments.to.to_possible_value().map_or(String::new(), |value| value.get_name().to_string());
-        let hint = "this version writes `chakra` and `perfetto`";
-        return Err(Failure::Undone(format!("plans cannot be exported to `{name}` yet; hint: {hint}")));
-    }
     let loaded = PlanFile::load(&arguments.plan)?;
+    if let Some(framework) = arguments.to.framework() {
+        return job(&loaded, framework, &arguments.output, json);
+    }
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let predicted = predict::predict(&loaded, profile.as_ref(), arguments.oversubscribe)?;
     predict::print_caveats(
@@ -75,6 +89,36 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         Target::Chakra => chakra(&predicted, &loaded, profile.as_ref(), &arguments.output, json),
         _ => perfetto(&predicted, &arguments.output, json),
     }
+}
+
+/// Writes a plan as a framework's job, and beside it the plan that the job expresses.
+fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> Result<(), Failure> {
+    let topology = &loaded.topology;
+    let devices_per_node = topology.device_count() / topology.node_count().max(1);
+    let job = Job { name: &loaded.model.name, model: &loaded.model.model, plan: &loaded.plan, devices_per_node };
+    let exported = export_job(&job, framework).map_err(|error| Failure::in_file(&loaded.path, &error))?;
+    for (name, text) in &exported.files {
+        output::write(&folder.join(name), text.as_bytes())?;
+    }
+    let overlap = inputs::stack(exported.plan.stack.name())?.defaults.overlap;
+    let expressed = Plan { overlap, ..exported.plan.clone() };
+    let expressed = if framework == Framework::Slurm { exported.plan.clone() } else { expressed };
+    let mut plan = PlanFile::new(loaded.file.model.clone(), loaded.file.topology.clone(), loaded.file.nodes, &expressed);
+    plan.first_nodes.clone_from(&loaded.file.first_nodes);
+    plan.relative_to(loaded.path.parent().unwrap_or(Path::new(".")), folder)?;
+    output::write(&folder.join("plan.yaml"), plan.to_yaml()?.as_bytes())?;
+    for difference in &exported.differences {
+        output::note(&format!("not the plan that was asked for: {difference}"));
+    }
+    let files: Vec<&str> = exported.files.iter().map(|(name, _)| name.as_str()).chain(["plan.yaml"]).collect();
+    if json {
+        return output::json(&json!({
+            "folder": folder, "files": files, "command": exported.command, "version": exported.version,
+            "differences": exported.differences, "plan": plan,
+        }));
+    }
+    output::line(&format!("{} in {}, for {}", files.join(", "), folder.display(), exported.version))?;
+    output::line(&format!("run it with: cd {}; {}", folder.display(), exported.command))
 }
 
 fn perfetto(predicted: &PredictedPlan, path: &Path, json: bool) -> Result<(), Failure> {

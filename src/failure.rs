@@ -4,6 +4,7 @@ use foretell_executor::ExecutorError;
 use foretell_planner::PlannerError;
 use foretell_program::PlanError;
 use foretell_simulator::SimulationError;
+use serde_json::{Value, json};
 use std::fmt;
 use std::path::Path;
 
@@ -33,6 +34,31 @@ impl Failure {
         Failure::Input(format!("{}: {error}", path.display()))
     }
 
+    /// Prints the failure on standard error, and with `--json` also as one document on standard
+    /// output.
+    pub fn report(&self, json: bool) {
+        crate::output::message(&format!("error: {self}"));
+        if json {
+            let _ = crate::output::json(&self.document());
+        }
+    }
+
+    /// The failure as JSON: what happened, how to fix it, and where.
+    pub fn document(&self) -> Value {
+        let (code, text) = match self {
+            Failure::Input(text) => ("input", text),
+            Failure::Undone(text) => ("undone", text),
+            Failure::Stopped { message, .. } => ("stopped", message),
+        };
+        let (text, hint) = text.split_once("; hint: ").map_or((text.as_str(), None), |(text, hint)| (text, Some(hint)));
+        let (place, message) = text.split_once(": ").map_or((None, text), |(place, rest)| match read_place(place) {
+            Some(place) => (Some(place), rest),
+            None => (None, text),
+        });
+        let (file, line) = place.map_or((None, None), |(file, line)| (Some(file), line));
+        json!({"error": {"code": code, "message": message, "hint": hint, "file": file, "line": line}})
+    }
+
     /// The exit status.
     pub fn status(&self) -> u8 {
         match self {
@@ -42,6 +68,18 @@ impl Failure {
             Failure::Stopped { signal, .. } => 128_u8.saturating_add(*signal),
         }
     }
+}
+
+/// Reads the place at the head of a message: a file that exists, with or without line and column.
+fn read_place(text: &str) -> Option<(&str, Option<usize>)> {
+    let text = text.trim_matches('`');
+    if Path::new(text).is_file() {
+        return Some((text, None));
+    }
+    let mut parts = text.rsplitn(3, ':');
+    let (column, line, file) = (parts.next()?, parts.next()?, parts.next()?);
+    column.parse::<usize>().ok()?;
+    Path::new(file).is_file().then(|| (file, line.parse().ok()))
 }
 
 impl fmt::Display for Failure {

@@ -1,19 +1,24 @@
-//! `foretell import`: other tools' files as topology and model files.
+//! `foretell import`: other tools' files as topology, model and plan files.
 
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
+use crate::plan_file::{ModelReference, PlanFile};
 use clap::{Args, ValueEnum};
-use foretell_topologies::{ImportOptions, from_nccl_xml, from_smi_topo};
+use foretell_export::{PlanForm, import_plan};
+use foretell_program::Plan;
+use foretell_topologies::{ImportOptions, TopologyReference, from_nccl_xml, from_smi_topo};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Make a topology file or a model file from other tools' files
+/// Make a topology, model or plan file from other tools' files
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   nvidia-smi topo -m > topo.txt; foretell import nvidia-smi-topo topo.txt --device h100-sxm-80g --nic-bandwidth 400Gbit/s -o here.yaml
   NCCL_TOPO_DUMP_FILE=topo.xml all_reduce_perf -g 8; foretell import nccl-xml topo.xml -o here.yaml
-  foretell import hf-config Qwen3-8B/config.json --sequence 4096 -o qwen3-8b.yaml")]
+  foretell import hf-config Qwen3-8B/config.json --sequence 4096 -o qwen3-8b.yaml
+  foretell import megatron-args train.sh --topology dgx-h100 --nodes 4 -o plan.yaml
+  foretell import deepspeed-json ds_config.json --model llama3-8b --topology dgx-a100-80g -o plan.yaml")]
 pub struct Arguments {
     /// The file's format
     #[arg(value_enum)]
@@ -29,6 +34,15 @@ pub struct Arguments {
     /// Positions of a sample; default for `hf-config`: the most that the file allows
     #[arg(long, value_name = "N")]
     sequence: Option<usize>,
+    /// The plan's model, if the file does not describe it: a zoo name or a model file
+    #[arg(long)]
+    model: Option<String>,
+    /// The plan's cluster: a library name or a topology file
+    #[arg(long)]
+    topology: Option<String>,
+    /// Number of nodes of the topology's node template
+    #[arg(long, value_name = "N")]
+    nodes: Option<usize>,
     /// The file to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -43,14 +57,41 @@ enum Form {
     NcclXml,
     /// The `config.json` beside a model's weights (Hugging Face Transformers)
     HfConfig,
+    /// Arguments of Megatron-LM's `pretrain_gpt.py`, or a script that has them
+    MegatronArgs,
+    /// torchtitan's TOML file
+    TorchtitanToml,
+    /// DeepSpeed's configuration
+    DeepspeedJson,
+    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON
+    HfTrainer,
+}
+
+impl Form {
+    /// The form of a plan. `None` for topologies and models.
+    fn plan(self) -> Option<PlanForm> {
+        match self {
+            Form::MegatronArgs => Some(PlanForm::MegatronArguments),
+            Form::TorchtitanToml => Some(PlanForm::Torchtitan),
+            Form::DeepspeedJson => Some(PlanForm::Deepspeed),
+            Form::HfTrainer => Some(PlanForm::HuggingFaceTrainer),
+            Form::NvidiaSmiTopo | Form::NcclXml | Form::HfConfig => None,
+        }
+    }
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let text = inputs::read(&arguments.file)?;
-    let (what, imported) = match arguments.form {
-        Form::NvidiaSmiTopo | Form::NcclXml => ("topology", topology(arguments, &text)?),
-        Form::HfConfig => {
+    let mut unread = Vec::new();
+    let (what, imported) = match (arguments.form, arguments.form.plan()) {
+        (_, Some(form)) => {
+            let (yaml, ignored) = plan(arguments, &text, form)?;
+            unread = ignored;
+            ("plan", yaml)
+        }
+        (Form::NvidiaSmiTopo | Form::NcclXml, _) => ("topology", topology(arguments, &text)?),
+        _ => {
             let named = inputs::hugging_face(&text, &arguments.file, arguments.sequence)?;
             let yaml = serde_saphyr::to_string(&named.model).map_err(|error| Failure::Undone(error.to_string()))?;
             ("model", yaml)
@@ -62,10 +103,42 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         None => {}
     }
     match (json, &arguments.output) {
-        (true, path) => output::json(&json!({what: imported, "file": path})),
+        (true, path) => output::json(&json!({what: imported, "file": path, "unread": unread})),
         (false, Some(path)) => output::line(&format!("the {what} is in {}", path.display())),
         (false, None) => Ok(()),
     }
+}
+
+/// The text of a plan file, and the settings that were not understood.
+fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Vec<String>), Failure> {
+    let missing =
+        |what: &str| Failure::Input(format!("`{}` does not say the {what}; hint: add `--{what}`", arguments.file.display()));
+    let name = arguments.topology.as_deref().ok_or_else(|| missing("topology"))?;
+    let topology = inputs::topology(name, arguments.nodes)?;
+    let imported = import_plan(text, form, topology.device_count()).map_err(|error| Failure::in_file(&arguments.file, &error))?;
+    let model = match (&arguments.model, imported.model) {
+        (Some(name), _) => {
+            inputs::model(name)?;
+            ModelReference::Named(name.clone())
+        }
+        (None, Some(model)) => {
+            let known = foretell_models::Model::zoo().find(|(_, known)| *known == model);
+            known.map_or(ModelReference::InPlace(model), |(name, _)| ModelReference::Named(name.into()))
+        }
+        (None, None) => return Err(missing("model")),
+    };
+    for setting in &imported.unread {
+        output::note(&format!("not understood, and it may change time or memory: `{setting}`"));
+    }
+    // The stack's usual overlap is what a file without `overlap` means.
+    let stack = inputs::stack(imported.plan.stack.name())?;
+    let plan = Plan { overlap: stack.defaults.overlap, ..imported.plan };
+    let mut file = PlanFile::new(model, TopologyReference::Named(name.into()), arguments.nodes, &plan);
+    if let Some(folder) = arguments.output.as_ref().and_then(|path| path.parent()).filter(|folder| !folder.as_os_str().is_empty())
+    {
+        file.relative_to(std::path::Path::new("."), folder)?;
+    }
+    Ok((file.to_yaml()?, imported.unread))
 }
 
 /// The text of a topology file.

@@ -34,7 +34,7 @@ mod sizes;
 mod tensorboard;
 mod what_if;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use failure::Failure;
 use std::process::ExitCode;
 
@@ -69,6 +69,18 @@ enum Command {
     Topologies(library::Topologies),
     Lab(lab::Arguments),
     Doctor(doctor::Arguments),
+    /// Print the completions of a shell
+    #[command(after_help = "Example:\n  foretell completions bash > ~/.local/share/bash-completion/completions/foretell")]
+    Completions {
+        /// The shell
+        shell: clap_complete::Shell,
+    },
+    /// Writes a manual page for each command into a folder.
+    #[command(hide = true)]
+    Manual {
+        /// The folder
+        folder: std::path::PathBuf,
+    },
     /// Runs as one rank; started by `execute`.
     #[command(hide = true)]
     Rank,
@@ -88,6 +100,12 @@ fn main() -> ExitCode {
             // A request for help or the version is not a mistake.
             let status = if error.use_stderr() { Failure::INPUT } else { 0 };
             let _ = error.print();
+            if status != 0 && std::env::args_os().any(|one| one == "--json") {
+                // The first paragraph says what is wrong.
+                let text = error.to_string();
+                let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").trim();
+                let _ = output::json(&Failure::Input(message.into()).document());
+            }
             return ExitCode::from(status);
         }
     };
@@ -110,12 +128,20 @@ fn main() -> ExitCode {
         },
         Command::Keeper { id } => foretell_lab::keep(&id).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(&arguments, json),
+        Command::Completions { shell } => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), "foretell", &mut text);
+            output::line(String::from_utf8_lossy(&text).trim_end())
+        }
+        Command::Manual { folder } => std::fs::create_dir_all(&folder)
+            .and_then(|()| clap_mangen::generate_to(Arguments::command(), &folder))
+            .map_err(|error| Failure::Undone(format!("the manual pages cannot be written: {error}"))),
         Command::Rank => return foretell_executor::run_rank(),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            output::message(&format!("error: {failure}"));
+            failure.report(json);
             ExitCode::from(failure.status())
         }
     }

@@ -67,7 +67,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     };
     if let Some(path) = &arguments.output {
         let mut file = arguments.choices.plan_file(&setting, &best.plan);
-        file.absolute_paths()?;
+        file.relative_to(
+            Path::new("."),
+            path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
+        )?;
         output::write(path, file.to_yaml()?.as_bytes())?;
     }
     let compared = arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), &arguments.choices)).transpose()?;

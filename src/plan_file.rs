@@ -199,6 +199,30 @@ impl PlanFile {
         }
     }
 
+    /// Makes paths that are relative to one folder relative to another, if a name is a path at all.
+    pub fn relative_to(&mut self, from: &Path, to: &Path) -> Result<(), Failure> {
+        let absolute = |path: &Path| {
+            std::path::absolute(path)
+                .map_err(|error| Failure::Undone(format!("the path `{}` cannot be made absolute: {error}", path.display())))
+        };
+        let (from, to) = (absolute(from)?, absolute(to)?);
+        let moved = |name: &mut String, is_known: bool| {
+            let path = from.join(name.as_str());
+            if !is_known && path.is_file() {
+                *name = relative(&path, &to).display().to_string();
+            }
+        };
+        if let ModelReference::Named(name) = &mut self.model {
+            let is_known = inputs::is_zoo_name(name);
+            moved(name, is_known);
+        }
+        if let TopologyReference::Named(name) = &mut self.topology {
+            let is_known = inputs::is_library_name(name);
+            moved(name, is_known);
+        }
+        Ok(())
+    }
+
     /// Makes typed paths absolute, so the file can be stored anywhere. Zoo and library names stay.
     pub fn absolute_paths(&mut self) -> Result<(), Failure> {
         let absolute = |name: &mut String, is_known: bool| {
@@ -281,6 +305,16 @@ fn without_padding(model: NamedModel, plan: &Plan, usual: f64) -> (NamedModel, V
         plan.stack.name()
     );
     (NamedModel { model: shorter, ..model }, vec![remark])
+}
+
+/// Returns a path as seen from a folder. Both are absolute.
+fn relative(path: &Path, folder: &Path) -> PathBuf {
+    // `..` can only be undone by name after it is resolved.
+    let resolve = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
+    let (path, folder) = (resolve(path), resolve(folder));
+    let common = path.components().zip(folder.components()).take_while(|(one, other)| one == other).count();
+    let up = folder.components().skip(common).map(|_| std::path::Component::ParentDir);
+    up.chain(path.components().skip(common)).collect()
 }
 
 /// Returns which communication a stack overlaps with kernels.

@@ -1,8 +1,10 @@
-//! Writes Programs in the formats of other tools.
+//! Writes Programs and plans in the formats of other tools, and reads plans back.
 //!
 //! The nouns: [`Chakra`] makes an MLCommons Chakra execution trace of each rank of a
 //! [`Program`](foretell_program::Program), and lists the members of each communicator. [`AstraSim`]
 //! has the configuration files with which ASTRA-sim 2 runs such traces on a topology.
+//!
+//! [`export_job`] writes a plan as a job of another framework, and [`import_plan`] reads one.
 //!
 //! The flow: a Program and a [`Timeline`](foretell_program::Timeline) → nodes, one or two per
 //! instruction → bytes. The caller writes the files. This crate depends on neither simulator nor
@@ -33,8 +35,10 @@
 mod astra_sim;
 mod chakra;
 mod error;
+mod frameworks;
 mod wire;
 
 pub use astra_sim::AstraSim;
 pub use chakra::Chakra;
 pub use error::ExportError;
+pub use frameworks::{Framework, FrameworkError, ImportedPlan, Job, JobFiles, PlanForm, export_job, import_plan, words};

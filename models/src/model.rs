@@ -146,6 +146,43 @@ impl Model {
         Some(model)
     }
 
+    /// Returns the model as a decoder. `None` if it is of another kind.
+    pub fn as_decoder(&self) -> Option<Decoder> {
+        match self {
+            Model::Llama(sizes) => Some(sizes.decoder()),
+            Model::Moe(sizes) => Some(sizes.decoder()),
+            Model::Decoder(sizes) => Some(sizes.clone()),
+            _ => None,
+        }
+    }
+
+    /// Returns a decoder as a model of the first family that has all of its parts: Llama, Mixtral,
+    /// or decoders in general.
+    pub fn of_decoder(decoder: Decoder) -> Self {
+        let llama = Llama::of_decoder(&decoder);
+        if llama.decoder() == decoder {
+            return Model::Llama(llama);
+        }
+        match Moe::of_decoder(&decoder).filter(|moe| moe.decoder() == decoder) {
+            Some(moe) => Model::Moe(moe),
+            None => Model::Decoder(decoder),
+        }
+    }
+
+    /// Returns the model with samples of another length. `None` if it has no such length.
+    pub fn with_sequence(&self, length: usize) -> Option<Self> {
+        let mut model = self.clone();
+        match &mut model {
+            Model::Gpt(sizes) => sizes.sequence = length,
+            Model::Llama(sizes) => sizes.sequence = length,
+            Model::Moe(sizes) => sizes.sequence = length,
+            Model::Decoder(sizes) => sizes.sequence = length,
+            Model::Bert(sizes) => sizes.sequence = length,
+            _ => return None,
+        }
+        Some(model)
+    }
+
     /// Returns the experts of each mixture. `None` without mixtures.
     pub fn experts(&self) -> Option<usize> {
         with_family!(self, sizes => sizes.experts())

@@ -159,13 +159,18 @@ impl Plan {
         }
     }
 
-    /// The learning rate of a step, counted from 0.
-    pub fn learning_rate_at(&self, step: usize, run: RunLength) -> f32 {
+    /// The learning rate before any schedule: the stated one, or the optimizer's usual one.
+    pub fn learning_rate(&self) -> f32 {
         let usual = match self.optimizer {
             Optimizer::Sgd => 0.05,
             Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb => 1e-3,
         };
-        self.training.learning_rate_at(usual, step, run)
+        self.training.learning_rate.unwrap_or(usual)
+    }
+
+    /// The learning rate of a step, counted from 0.
+    pub fn learning_rate_at(&self, step: usize, run: RunLength) -> f32 {
+        self.training.learning_rate_at(self.learning_rate(), step, run)
     }
 
     /// The number format of tensors. In an eight-bit plan it is bfloat16: products quantise their

@@ -50,6 +50,26 @@ fn every_recipe_trains_as_on_one_rank() {
 }
 
 #[test]
+fn decoders_of_every_kind_train_as_on_one_rank() {
+    let decoders = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("family: decoder"));
+    for (index, model) in decoders.enumerate() {
+        for (data, tensor, pipeline, context) in [(1, 2, 1, 2), (2, 1, 2, 1)] {
+            check(&Case {
+                data,
+                tensor,
+                pipeline,
+                context,
+                micro_batches: 2,
+                recompute: if index % 2 == 0 { "full" } else { "none" },
+                zero: index,
+                sequence_parallel: tensor > 1 && context == 1,
+                ..Case::usual(model)
+            });
+        }
+    }
+}
+
+#[test]
 fn mixtures_and_encoder_decoders_train_as_on_one_rank() {
     let models_of =
         |family: &str| MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains(family)).collect::<Vec<_>>();

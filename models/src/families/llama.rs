@@ -44,6 +44,22 @@ fn rope_theta() -> usize {
 }
 
 impl Llama {
+    /// The Llama that a decoder is, if it has no other parts.
+    pub(crate) fn of_decoder(decoder: &Decoder) -> Self {
+        Self {
+            layers: decoder.layers,
+            hidden: decoder.hidden,
+            heads: decoder.heads,
+            kv_heads: decoder.kv_heads,
+            head_dimension: decoder.head_dimension,
+            ffn: decoder.ffn,
+            vocab: decoder.vocab,
+            sequence: decoder.sequence,
+            tied_embeddings: decoder.tied_embeddings,
+            rope_theta: decoder.rope_theta,
+        }
+    }
+
     /// The model as a decoder.
     pub(crate) fn decoder(&self) -> Decoder {
         let Self { layers, hidden, heads, ffn, vocab, sequence, .. } = *self;

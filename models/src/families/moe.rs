@@ -94,6 +94,32 @@ impl Moe {
         }
     }
 
+    /// The Mixtral that a decoder is, if it has no other parts. `None` without mixtures.
+    pub(crate) fn of_decoder(decoder: &Decoder) -> Option<Self> {
+        let mixtures = decoder.mixtures?;
+        Some(Self {
+            layers: decoder.layers,
+            hidden: decoder.hidden,
+            heads: decoder.heads,
+            kv_heads: decoder.kv_heads,
+            head_dimension: decoder.head_dimension,
+            query_rank: decoder.query_rank,
+            key_value_rank: decoder.key_value_rank,
+            ffn: mixtures.ffn,
+            dense_ffn: Some(decoder.ffn).filter(|&ffn| ffn != mixtures.ffn),
+            shared_ffn: mixtures.shared_ffn,
+            dense_layers: mixtures.first,
+            vocab: decoder.vocab,
+            sequence: decoder.sequence,
+            experts: mixtures.experts,
+            top_k: mixtures.top_k,
+            moe_every: mixtures.every,
+            capacity_factor: mixtures.capacity_factor,
+            rope_theta: decoder.rope_theta,
+            tied_embeddings: decoder.tied_embeddings,
+        })
+    }
+
     /// The model as a decoder.
     pub(crate) fn decoder(&self) -> Decoder {
         let Self { layers, hidden, heads, ffn, vocab, sequence, .. } = *self;

@@ -1,7 +1,7 @@
 //! Decoders of Llama's kind: RMS norms, rotary positions, a gated feed-forward network.
 
 use super::fields::{ConfigError, Fields, inexpressible};
-use crate::families::{Decoder, FeedForward, Llama, Mixtures, Moe};
+use crate::families::{Decoder, FeedForward, Mixtures};
 use crate::model::Model;
 use serde_json::{Map, Value, json};
 
@@ -124,30 +124,13 @@ fn silu(fields: &mut Fields) -> Result<(), ConfigError> {
     fields.must_be("hidden_act", &[json!("silu"), json!("swish")], "the feed-forward network of this type is a gated SiLU")
 }
 
-/// As `llama` if it is one in every respect, so that weights of Llama load.
-fn plain(decoder: Decoder) -> Model {
-    let llama = Llama {
-        layers: decoder.layers,
-        hidden: decoder.hidden,
-        heads: decoder.heads,
-        kv_heads: decoder.kv_heads,
-        head_dimension: decoder.head_dimension,
-        ffn: decoder.ffn,
-        vocab: decoder.vocab,
-        sequence: decoder.sequence,
-        tied_embeddings: decoder.tied_embeddings,
-        rope_theta: decoder.rope_theta,
-    };
-    if llama.decoder() == decoder { Model::Llama(llama) } else { Model::Decoder(decoder) }
-}
-
 pub(super) fn llama(fields: &mut Fields) -> Result<Model, ConfigError> {
     silu(fields)?;
     fields.neutral(&["pretraining_tp"]);
     let has_bias = fields.flag_or("attention_bias", false)?;
     let ffn_bias = fields.flag_or("mlp_bias", false)?;
     let decoder = common(fields, &LLAMA)?;
-    Ok(plain(Decoder { qkv_bias: has_bias, attention_output_bias: has_bias, ffn_bias, ..decoder }))
+    Ok(Model::of_decoder(Decoder { qkv_bias: has_bias, attention_output_bias: has_bias, ffn_bias, ..decoder }))
 }
 
 pub(super) fn mistral(fields: &mut Fields) -> Result<Model, ConfigError> {
@@ -156,7 +139,7 @@ pub(super) fn mistral(fields: &mut Fields) -> Result<Model, ConfigError> {
     let default = if fields.has("sliding_window") { None } else { Some(4096) };
     let window = fields.optional("sliding_window")?.or(default);
     let decoder = common(fields, &Defaults { sequence: 131_072, kv_heads: Some(8), ..LLAMA })?;
-    Ok(plain(windowed(decoder, window)))
+    Ok(Model::of_decoder(windowed(decoder, window)))
 }
 
 /// Sets a window if it hides any position.
@@ -175,28 +158,7 @@ pub(super) fn mixtral(fields: &mut Fields) -> Result<Model, ConfigError> {
     let decoder = common(fields, &Defaults { sequence: 131_072, epsilon: 1e-5, kv_heads: Some(8), rope_theta: 1e6, ..LLAMA })?;
     let mixtures = mixtures([experts, top_k, decoder.ffn]);
     let decoder = windowed(Decoder { mixtures: Some(mixtures), ..decoder }, window);
-    let moe = Moe {
-        layers: decoder.layers,
-        hidden: decoder.hidden,
-        heads: decoder.heads,
-        kv_heads: decoder.kv_heads,
-        head_dimension: decoder.head_dimension,
-        query_rank: None,
-        key_value_rank: None,
-        ffn: decoder.ffn,
-        dense_ffn: None,
-        shared_ffn: None,
-        dense_layers: 0,
-        vocab: decoder.vocab,
-        sequence: decoder.sequence,
-        experts,
-        top_k,
-        moe_every: 1,
-        capacity_factor: mixtures.capacity_factor,
-        rope_theta: decoder.rope_theta,
-        tied_embeddings: decoder.tied_embeddings,
-    };
-    Ok(if moe.decoder() == decoder { Model::Moe(moe) } else { Model::Decoder(decoder) })
+    Ok(Model::of_decoder(decoder))
 }
 
 /// Reads what routers have that no cost depends on.
@@ -355,5 +317,5 @@ pub(super) fn phi3(fields: &mut Fields) -> Result<Model, ConfigError> {
     let dropout = fields.dropout(&[("resid_pdrop", 0.0), ("embd_pdrop", 0.0)])?;
     let window = fields.optional("sliding_window")?;
     let decoder = common(fields, &Defaults { sequence: 4096, epsilon: 1e-5, ..LLAMA })?;
-    Ok(plain(windowed(Decoder { dropout, ..decoder }, window)))
+    Ok(Model::of_decoder(windowed(Decoder { dropout, ..decoder }, window)))
 }

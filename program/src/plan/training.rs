@@ -126,10 +126,9 @@ impl Default for Training {
 }
 
 impl Training {
-    /// The learning rate of a step, counted from 0, for an optimizer whose default is `usual`.
-    pub(super) fn learning_rate_at(&self, usual: f32, step: usize, run: RunLength) -> f32 {
-        let base = f64::from(self.learning_rate.unwrap_or(usual));
-        learning_rate_at(base, &self.schedule, self.warm_up, step, run) as f32
+    /// The learning rate of a step, counted from 0, with this rate before any schedule.
+    pub(super) fn learning_rate_at(&self, base: f32, step: usize, run: RunLength) -> f32 {
+        learning_rate_at(f64::from(base), &self.schedule, self.warm_up, step, run) as f32
     }
 
     /// The target of the loss.

@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""Exports plans with Foretell and gives the files to the frameworks' own parsers.
+
+Needs torch, transformers, megatron-core, torchtitan, deepspeed and accelerate from PyPI; no GPU. With --megatron-lm FOLDER, a checkout of
+Megatron-LM, its argument parser reads the arguments too.
+
+Usage: benches/framework_parsers.py --foretell target/debug/foretell [--megatron-lm FOLDER]
+"""
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+PLAN = """model: {model}
+topology: dgx-h100
+nodes: {nodes}
+global_batch: 64
+precision: bf16
+optimizer: adamw
+training: {{learning_rate: 0.0003, weight_decay: 0.1, clip_norm: 1.0}}
+layout: {layout}
+"""
+CASES = {
+    "megatron": ("llama3-8b", 2, "{data: 2, tensor: 2, pipeline: 4, zero: 1, sequence_parallel: true, cuts: [7, 9, 9, 9], recompute: selective}"),
+    "megatron-interleaved": ("mixtral-8x7b", 2, "{data: 1, expert: 4, pipeline: 2, tensor: 2, virtual_stages: 2, schedule: interleaved, zero: 1}"),
+    "torchtitan": ("llama3-8b", 2, "{data: 4, tensor: 2, pipeline: 2, zero: 3, sequence_parallel: true, cuts: [16, 18], recompute: full}"),
+    "torchtitan-fsdp": ("qwen3-32b", 1, "{data: 8, zero: 3, shard_group: 4}"),
+    "deepspeed": ("llama3-8b", 1, "{data: 8, zero: 3, micro_batch: 2, offload: optimizer}"),
+    "accelerate": ("llama3-8b", 1, "{data: 8, zero: 3, micro_batch: 2, recompute: full}"),
+}
+
+
+def megatron(folder, checkout):
+    flags = [line.split() for line in (folder / "megatron.args").read_text().splitlines() if not line.startswith("#")]
+    values = {flag[0][2:]: (flag[1] if len(flag) > 1 else True) for flag in flags}
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+    layout = PipelineParallelLayerLayout(values["pipeline-model-parallel-layout"], int(values["pipeline-model-parallel-size"]))
+    layout.validate_layer_layout(int(values["num-layers"]), 0)
+    print("  chunks by stage:", [[len(chunk) for chunk in stage] for stage in layout.layout])
+    if checkout:
+        code = ("import sys; sys.argv = ['x'] + sys.argv[1:]\n"
+                "from megatron.training.arguments import parse_args\n"
+                "a = parse_args()\n"
+                "print('  parse_args:', a.tensor_model_parallel_size, a.pipeline_model_parallel_size, a.num_layers, a.bf16)\n")
+        words = [word for flag in flags for word in flag]
+        subprocess.run([sys.executable, "-c", code, *words], check=True, env={**os.environ, "PYTHONPATH": checkout})
+
+
+def torchtitan(folder, _):
+    sys.path.insert(0, str(folder))
+    sys.modules.pop("foretell_job", None)
+    from torchtitan.config.manager import ConfigManager
+
+    config = ConfigManager().parse_args(["--module", "foretell_job", "--config", "job"])
+    sys.path.pop(0)
+    print("  parallelism:", config.parallelism.data_parallel_shard_degree, config.parallelism.tensor_parallel_degree,
+          config.parallelism.pipeline_parallel_degree, type(config.activation_checkpoint).__qualname__)
+
+
+def deepspeed(folder, _):
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    document = json.loads((folder / "deepspeed.json").read_text())
+    # One process stands for all ranks, so the batch of one rank is what it checks.
+    document["train_batch_size"] //= 8
+    config = DeepSpeedConfig(document)
+    print("  stage", config.zero_config.stage, "micro-batch", config.train_micro_batch_size_per_gpu, config.optimizer_name)
+
+
+def accelerate(folder, _):
+    from accelerate.commands.config.config_args import load_config_from_file
+    from transformers import HfArgumentParser, TrainingArguments
+
+    config = load_config_from_file(str(folder / "accelerate.yaml"))
+    document = json.loads((folder / "training_arguments.json").read_text())
+    # A machine without GPUs trains neither in bf16 nor with FSDP; the parser still reads every field.
+    fields = {field.name for field in __import__("dataclasses").fields(TrainingArguments)}
+    unknown = set(document) - fields
+    assert not unknown, unknown
+    document.pop("fsdp", None)
+    [arguments] = HfArgumentParser(TrainingArguments).parse_dict({**document, "bf16": False})
+    print("  ", config.distributed_type, config.num_processes, arguments.per_device_train_batch_size, arguments.optim)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--foretell", required=True)
+    parser.add_argument("--megatron-lm")
+    arguments = parser.parse_args()
+    foretell = str(pathlib.Path(arguments.foretell).resolve())
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, (model, nodes, layout) in CASES.items():
+            framework = name.split("-")[0]
+            folder = pathlib.Path(scratch) / name
+            plan = pathlib.Path(scratch) / f"{name}.yaml"
+            plan.write_text(PLAN.format(model=model, nodes=nodes, layout=layout))
+            subprocess.run([foretell, "export", "--plan", plan, "--to", framework, "-o", folder], check=True)
+            globals()[framework](folder, arguments.megatron_lm)
+            print(f"{name}: accepted")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,168 @@
+//! Plans as other frameworks' jobs, and back: Megatron-Core, torchtitan, DeepSpeed, Accelerate,
+//! and Slurm's start of any of them.
+//!
+//! A framework expresses some plans. Each exporter first makes the nearest plan that its framework
+//! expresses, with a sentence for each difference, and then writes that one. What it writes reads
+//! back as the same plan.
+
+mod accelerate;
+mod arguments;
+mod deepspeed;
+mod hf_trainer;
+mod megatron;
+mod nearest;
+mod slurm;
+mod torchtitan;
+
+pub use arguments::words;
+
+use foretell_models::Model;
+use foretell_program::{Plan, PlanError};
+use thiserror::Error;
+
+/// A plan with what a framework needs beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// Name of the model.
+    pub name: &'a str,
+    /// The model.
+    pub model: &'a Model,
+    /// The plan.
+    pub plan: &'a Plan,
+    /// Devices of a node, one rank each.
+    pub devices_per_node: usize,
+}
+
+impl Job<'_> {
+    /// The number of ranks.
+    fn ranks(&self) -> Result<usize, FrameworkError> {
+        Ok(self.plan.mesh()?.world_size())
+    }
+
+    /// The nodes and the ranks of each.
+    fn nodes(&self) -> Result<[usize; 2], FrameworkError> {
+        let ranks = self.ranks()?;
+        let per_node = self.devices_per_node.clamp(1, ranks.max(1));
+        Ok([ranks.div_ceil(per_node), per_node])
+    }
+}
+
+/// A framework's job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct JobFiles {
+    /// The release that the files are for.
+    pub version: &'static str,
+    /// Names and contents of the files.
+    pub files: Vec<(String, String)>,
+    /// The command that runs the job in the files' folder, on each node.
+    pub command: String,
+    /// The plan that the files express.
+    pub plan: Plan,
+    /// How it differs from the plan that was asked for, a sentence each.
+    pub differences: Vec<String>,
+}
+
+/// A plan that was read from a framework's files.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ImportedPlan {
+    /// The plan.
+    pub plan: Plan,
+    /// The model, if the files describe it.
+    pub model: Option<Model>,
+    /// Settings that were not understood and may change time or memory.
+    pub unread: Vec<String>,
+}
+
+/// Why a plan was not exported or imported.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum FrameworkError {
+    /// The framework trains no such model.
+    #[error("{framework} does not train this model: {reason}; hint: {hint}")]
+    Model {
+        /// The framework.
+        framework: &'static str,
+        /// What it lacks.
+        reason: String,
+        /// What else can be done.
+        hint: &'static str,
+    },
+    /// The framework has no such layout, and none near it.
+    #[error("{framework} has no plan near this one: {reason}; hint: {hint}")]
+    Layout {
+        /// The framework.
+        framework: &'static str,
+        /// What it lacks.
+        reason: String,
+        /// What else can be done.
+        hint: String,
+    },
+    /// A file that does not have the form of its framework.
+    #[error("{reason}; hint: {hint}")]
+    Form {
+        /// What is wrong with it.
+        reason: String,
+        /// How to fix it.
+        hint: String,
+    },
+    /// A plan that contradicts itself.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+}
+
+/// The frameworks that plans are written for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framework {
+    /// Megatron-LM with Megatron-Core.
+    Megatron,
+    /// torchtitan.
+    Torchtitan,
+    /// DeepSpeed.
+    Deepspeed,
+    /// Hugging Face Accelerate.
+    Accelerate,
+    /// A batch script for Slurm, which runs Foretell itself.
+    Slurm,
+}
+
+/// Writes a plan as a framework's job.
+///
+/// # Errors
+/// [`FrameworkError`] if the framework expresses neither the plan nor one near it.
+pub fn export_job(job: &Job<'_>, framework: Framework) -> Result<JobFiles, FrameworkError> {
+    match framework {
+        Framework::Megatron => megatron::export(job),
+        Framework::Torchtitan => torchtitan::export(job),
+        Framework::Deepspeed => deepspeed::export(job),
+        Framework::Accelerate => accelerate::export(job),
+        Framework::Slurm => slurm::export(job),
+    }
+}
+
+/// The forms of files that plans are read from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PlanForm {
+    /// Arguments of Megatron-LM's `pretrain_gpt.py`.
+    MegatronArguments,
+    /// torchtitan's TOML file, or its command line.
+    Torchtitan,
+    /// DeepSpeed's configuration.
+    Deepspeed,
+    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON.
+    HuggingFaceTrainer,
+}
+
+/// Reads a plan for a number of ranks.
+///
+/// # Errors
+/// [`FrameworkError::Form`] if the text has another form, and [`FrameworkError::Layout`] if no plan
+/// says the same.
+pub fn import_plan(text: &str, form: PlanForm, ranks: usize) -> Result<ImportedPlan, FrameworkError> {
+    let imported = match form {
+        PlanForm::MegatronArguments => megatron::import(text, ranks),
+        PlanForm::Torchtitan => torchtitan::import(text, ranks),
+        PlanForm::Deepspeed => deepspeed::import(text, ranks),
+        PlanForm::HuggingFaceTrainer => hf_trainer::import(text, ranks),
+    }?;
+    imported.plan.validate()?;
+    Ok(imported)
+}

@@ -1,0 +1,128 @@
+//! Hugging Face Accelerate: its configuration, and the `TrainingArguments` of a Trainer beside it.
+
+use super::deepspeed::{decimal, usual_training};
+use super::nearest::Nearest;
+use super::{FrameworkError, Job, JobFiles};
+use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Schedule, Training};
+use foretell_units::DataType;
+use serde_json::{Value, json};
+
+const VERSION: &str = "accelerate 1.15.0";
+
+const FRAMEWORK: &str = "Accelerate";
+
+/// Its FSDP is PyTorch's second one.
+pub(super) const STACK: &str = "fsdp2";
+
+pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
+    let mut nearest = Nearest::new(job.plan, FRAMEWORK, STACK)?;
+    restrict(&mut nearest)?;
+    let plan = nearest.plan;
+    let [nodes, per_node] = job.nodes()?;
+    let arguments = serde_json::to_string_pretty(&training_arguments(&plan)?).unwrap_or_default();
+    let run = format!(
+        "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. Run it on each node with NODE_RANK and MASTER_ADDR set. The\n\
+         # first argument is a training script that reads TrainingArguments from a JSON file (HfArgumentParser).\nset -e\n\
+         here=$(dirname \"$(readlink -f \"$0\")\")\n\
+         accelerate launch --config_file \"$here/accelerate.yaml\" --machine_rank \"${{NODE_RANK:-0}}\" \\\n  \
+         --main_process_ip \"${{MASTER_ADDR:-localhost}}\" --main_process_port \"${{MASTER_PORT:-29500}}\" \\\n  \
+         \"$1\" \"$here/training_arguments.json\" \"${{@:2}}\"\n",
+        job.name
+    );
+    Ok(JobFiles {
+        version: VERSION,
+        files: vec![
+            ("accelerate.yaml".into(), configuration(&plan, nodes, per_node)),
+            ("training_arguments.json".into(), format!("{arguments}\n")),
+            ("run.sh".into(), run),
+        ],
+        command: "bash run.sh train.py".into(),
+        plan,
+        differences: nearest.differences,
+    })
+}
+
+/// Replaces what Accelerate lacks.
+fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
+    let Layout { tensor, pipeline, context, expert, .. } = nearest.plan.layout;
+    for (size, axis) in [(tensor, "tensor"), (pipeline, "pipeline"), (context, "context"), (expert, "expert")] {
+        nearest.without_axis(size, axis)?;
+    }
+    let layout = &mut nearest.plan.layout;
+    (layout.expert_tensor, layout.cuts, layout.context_method) = (None, None, ContextMethod::Gather);
+    (layout.schedule, layout.virtual_stages) = (Schedule::OneForwardOneBackward, 1);
+    nearest.replace(|plan| &mut plan.layout.sequence_parallel, false, "without `tensor` there is no sequence parallelism");
+    if nearest.plan.layout.zero == 1 {
+        nearest.replace(|plan| &mut plan.layout.zero, 2, "FSDP shards gradients with the optimizer's state: `zero: 2`");
+    }
+    nearest.replace(|plan| &mut plan.layout.shard_group, None, "all ranks of `data` are one shard group");
+    nearest.coarse_recompute(&[Recompute::None, Recompute::Full]);
+    nearest.replace(|plan| &mut plan.layout.offload, Offload::None, "everything stays in device memory");
+    match nearest.plan.precision {
+        DataType::Tf32 => nearest.replace(|plan| &mut plan.precision, DataType::Fp32, "the precision is fp32"),
+        DataType::Fp8 => nearest.replace(|plan| &mut plan.precision, DataType::Bf16, "the precision is bf16"),
+        _ => {}
+    }
+    nearest.usual_bucket();
+    // A Trainer's SGD has no momentum.
+    if nearest.plan.optimizer == Optimizer::Sgd {
+        nearest.replace(|plan| &mut plan.training.momentum, 0.0, "a Trainer's SGD has no momentum");
+        nearest.plan.training.nesterov = false;
+    }
+    usual_training(&mut nearest.plan);
+    nearest.plan.training.loss_scale = Training::default().loss_scale;
+    Ok(())
+}
+
+/// Accelerate's file.
+fn configuration(plan: &Plan, nodes: usize, per_node: usize) -> String {
+    let layout = &plan.layout;
+    let precision = match plan.precision {
+        DataType::Bf16 => "bf16",
+        DataType::Fp16 => "fp16",
+        _ => "'no'",
+    };
+    let (kind, fsdp) = if layout.zero == 0 {
+        (if nodes * per_node > 1 { "MULTI_GPU" } else { "'NO'" }, String::new())
+    } else {
+        let fsdp = format!(
+            "fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_reshard_after_forward: {}\n  \
+             fsdp_activation_checkpointing: false\n  fsdp_offload_params: false\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n",
+            layout.zero == 3,
+        );
+        ("FSDP", fsdp)
+    };
+    format!(
+        "# {VERSION}\ncompute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: {kind}\n{fsdp}machine_rank: 0\n\
+         main_training_function: main\nmixed_precision: {precision}\nnum_machines: {nodes}\nnum_processes: {}\nrdzv_backend: static\n\
+         same_network: true\nuse_cpu: false\n",
+        nodes * per_node
+    )
+}
+
+/// The arguments of a Trainer.
+fn training_arguments(plan: &Plan) -> Result<Value, FrameworkError> {
+    let layout = &plan.layout;
+    let training = &plan.training;
+    let optimizer = if plan.optimizer == Optimizer::Sgd { "sgd" } else { "adamw_torch_fused" };
+    let mut document = json!({
+        "output_dir": "output",
+        "per_device_train_batch_size": layout.micro_batch,
+        "gradient_accumulation_steps": plan.micro_batches()?,
+        "bf16": plan.precision == DataType::Bf16,
+        "fp16": plan.precision == DataType::Fp16,
+        "gradient_checkpointing": layout.recompute == Recompute::Full,
+        "optim": optimizer,
+        "learning_rate": decimal(plan.learning_rate()),
+        "weight_decay": decimal(training.weight_decay),
+        "adam_beta1": decimal(training.beta1),
+        "adam_beta2": decimal(training.beta2),
+        "adam_epsilon": decimal(training.epsilon),
+        "max_grad_norm": decimal(training.clip_norm.unwrap_or(0.0)),
+        "max_steps": 50,
+    });
+    if layout.zero > 0 {
+        document["fsdp"] = json!(if layout.zero == 3 { "full_shard auto_wrap" } else { "shard_grad_op auto_wrap" });
+    }
+    Ok(document)
+}

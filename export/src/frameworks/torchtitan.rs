@@ -1,0 +1,355 @@
+//! torchtitan: its settings as sections of a TOML file, which is the file of releases up to 0.2. A
+//! small Python module applies the same file to a configuration of later releases.
+
+mod settings;
+
+use super::nearest::Nearest;
+use super::{FrameworkError, ImportedPlan, Job, JobFiles};
+use foretell_models::Model;
+use foretell_program::{Kept, Layout, Offload, Optimizer, Plan, PlanError, Recompute, Schedule, Stack, Training};
+use foretell_units::DataType;
+use settings::Settings;
+
+const VERSION: &str = "torchtitan 0.3.0";
+
+const STACK: &str = "torchtitan";
+
+const FRAMEWORK: &str = "torchtitan";
+
+/// Models of our zoo, and torchtitan's: module, function of its configuration, and the flavor of
+/// older files.
+const MODELS: [(&str, &str, &str, &str); 5] = [
+    ("llama3-8b", "llama3", "llama3_8b", "8B"),
+    ("llama3-70b", "llama3", "llama3_70b", "70B"),
+    ("llama3-405b", "llama3", "llama3_405b", "405B"),
+    ("qwen3-0.6b", "qwen3", "qwen3_0_6b", "0.6B"),
+    ("qwen3-32b", "qwen3", "qwen3_32b", "32B"),
+];
+
+/// What torchtitan's selective checkpointing keeps.
+const SELECTIVE: Kept = Kept { attention: true, products: false, projections: false, odd_products: true, sums: true };
+
+/// Applies the TOML file to a configuration.
+const MODULE: &str = r#""""Makes the configuration of a job from torchtitan.toml beside this file, for torchtitan 0.3.0."""
+import importlib
+import pathlib
+import tomllib
+
+from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
+
+SETTINGS = tomllib.loads((pathlib.Path(__file__).parent / "torchtitan.toml").read_text())
+
+
+def job():
+    model = SETTINGS["model"]
+    registry = importlib.import_module(f"torchtitan.models.{model['name']}.config_registry")
+    config = getattr(registry, model["config"])()
+    for section in ["training", "parallelism"]:
+        for key, value in SETTINGS[section].items():
+            if not hasattr(getattr(config, section), key):
+                raise AttributeError(f"{section}.{key} is no setting of this torchtitan")
+            setattr(getattr(config, section), key, value)
+    mode = SETTINGS["activation_checkpoint"]["mode"]
+    config.activation_checkpoint = {"none": lambda: None, "full": FullAC.Config, "selective": SelectiveAC.Config}[mode]()
+    optimizer = SETTINGS["optimizer"]
+    for group in config.optimizer.param_groups:
+        group.optimizer_name = optimizer["name"]
+        group.optimizer_kwargs = dict(lr=optimizer["lr"], betas=(optimizer["beta1"], optimizer["beta2"]), eps=optimizer["eps"],
+                                      weight_decay=optimizer["weight_decay"])
+    return config
+"#;
+
+pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
+    let (module, config, _, blocks) = find_model(job.model)?;
+    let mut nearest = Nearest::new(job.plan, FRAMEWORK, STACK)?;
+    restrict(&mut nearest)?;
+    let plan = nearest.plan;
+    let settings = plan_settings(&plan, blocks)?;
+    let sequence = job.model.sample().tokens().map_or(0, |(sequence, _)| sequence);
+    let text = format!(
+        "# {VERSION}\n[model]\nname = \"{module}\"\nconfig = \"{config}\"\n\n{}",
+        settings.replace("[training]\n", &format!("[training]\nseq_len = {sequence}\n"))
+    );
+    let [nodes, per_node] = job.nodes()?;
+    let run = format!(
+        "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. Run it on each node, with MASTER_ADDR set.\nset -e\n\
+         export PYTHONPATH=$(dirname \"$(readlink -f \"$0\")\"):$PYTHONPATH\n\
+         torchrun --nnodes {nodes} --nproc-per-node {per_node} --rdzv-backend c10d \\\n  \
+         --rdzv-endpoint \"${{MASTER_ADDR:-localhost}}:${{MASTER_PORT:-29500}}\" \\\n  \
+         -m torchtitan.train --module foretell_job --config job \"$@\"\n",
+        job.name
+    );
+    Ok(JobFiles {
+        version: VERSION,
+        files: vec![("torchtitan.toml".into(), text), ("foretell_job.py".into(), MODULE.into()), ("run.sh".into(), run)],
+        command: "bash run.sh".into(),
+        plan,
+        differences: nearest.differences,
+    })
+}
+
+/// Finds torchtitan's name of a model of any sequence length, and the number of its blocks.
+fn find_model(model: &Model) -> Result<(&'static str, &'static str, &'static str, usize), FrameworkError> {
+    let sequence = model.sample().tokens().map(|(sequence, _)| sequence);
+    let is_same = |name: &str| {
+        let known = Model::named(name).ok();
+        sequence.is_some() && known.and_then(|known| known.with_sequence(sequence.unwrap_or(1))).as_ref() == Some(model)
+    };
+    let found = MODELS.into_iter().find(|(name, ..)| is_same(name));
+    let blocks = model.repeated_layers().map_or(0, |layers| layers + 2);
+    found.map(|(_, module, config, flavor)| (module, config, flavor, blocks)).ok_or_else(|| FrameworkError::Model {
+        framework: FRAMEWORK,
+        reason: format!("its registry has {}", MODELS.map(|(name, ..)| name).join(", ")),
+        hint: "use one of these models, or `--to megatron` for other sizes",
+    })
+}
+
+/// Replaces what torchtitan lacks.
+fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
+    let layout = &nearest.plan.layout;
+    nearest.without_axis(layout.expert, "expert")?;
+    nearest.plan.layout.expert_tensor = None;
+    if nearest.plan.layout.schedule != Schedule::Gpipe {
+        nearest.plain_schedule();
+    }
+    if nearest.plan.layout.zero == 1 {
+        nearest.replace(|plan| &mut plan.layout.zero, 2, "FSDP shards gradients with the optimizer's state: `zero: 2`");
+    }
+    // With one rank of `data` nothing is sharded.
+    if nearest.plan.layout.data == 1 || nearest.plan.layout.zero == 0 {
+        nearest.plan.layout.zero = 0;
+        nearest.plan.layout.shard_group = None;
+    }
+    if nearest.plan.layout.tensor == 1 {
+        nearest.replace(|plan| &mut plan.layout.sequence_parallel, false, "without `tensor` there is no sequence parallelism");
+    }
+    nearest.coarse_recompute(&[Recompute::None, Recompute::Full, Recompute::AllBut(SELECTIVE)]);
+    nearest.replace(|plan| &mut plan.layout.offload, Offload::None, "everything stays in device memory");
+    if nearest.plan.layout.context > 1 {
+        nearest.replace(
+            |plan| &mut plan.layout.context_method,
+            foretell_program::ContextMethod::Gather,
+            "keys and values are gathered over `context`",
+        );
+    } else {
+        nearest.plan.layout.context_method = foretell_program::ContextMethod::Gather;
+    }
+    if !matches!(nearest.plan.precision, DataType::Bf16 | DataType::Fp32) {
+        nearest.replace(|plan| &mut plan.precision, DataType::Bf16, "the precision is bf16");
+    }
+    nearest.usual_bucket();
+    let usual = Training::default();
+    nearest.plan.training.loss_scale = usual.loss_scale;
+    nearest.plan.training.momentum = usual.momentum;
+    nearest.plan.training.nesterov = false;
+    if nearest.plan.optimizer == Optimizer::Sgd {
+        nearest.replace(|plan| &mut plan.optimizer, Optimizer::Adam, "the optimizer is Adam");
+        nearest.plan.training.learning_rate = None;
+        nearest.plan.training.weight_decay = 0.0;
+    }
+    let rate = nearest.plan.learning_rate();
+    nearest.plan.training.learning_rate = Some(rate);
+    Ok(())
+}
+
+/// The sections of the file.
+fn plan_settings(plan: &Plan, blocks: usize) -> Result<String, FrameworkError> {
+    let layout = &plan.layout;
+    let training = &plan.training;
+    let micro_batches = plan.micro_batches()?;
+    let local = if layout.pipeline > 1 { layout.micro_batch * micro_batches } else { layout.micro_batch };
+    let shard = if layout.zero == 0 { 1 } else { layout.shard_group.unwrap_or(layout.data) };
+    let dtype = if plan.precision == DataType::Bf16 { "bfloat16" } else { "float32" };
+    let mode = match layout.recompute {
+        Recompute::None => "none",
+        Recompute::Full => "full",
+        _ => "selective",
+    };
+    let schedule = match layout.schedule {
+        Schedule::Gpipe => "GPipe",
+        _ if layout.virtual_stages > 1 => "Interleaved1F1B",
+        _ => "1F1B",
+    };
+    let name = if plan.optimizer == Optimizer::AdamW { "AdamW" } else { "Adam" };
+    let parts = layout.cuts.as_ref().filter(|_| layout.pipeline > 1).map_or(String::new(), |cuts| model_parts(cuts, blocks));
+    let per_stage = match (&layout.cuts, layout.pipeline) {
+        (None, stages) if stages > 1 => {
+            let chunks = stages * layout.virtual_stages;
+            let layers = blocks.div_ceil(chunks);
+            if blocks.div_ceil(layers.max(1)) != chunks {
+                return Err(FrameworkError::Layout {
+                    framework: FRAMEWORK,
+                    reason: format!("it does not divide {blocks} blocks into {chunks} chunks"),
+                    hint: "give `cuts` in the plan".into(),
+                });
+            }
+            format!("pipeline_parallel_layers_per_stage = {layers}\n")
+        }
+        _ => String::new(),
+    };
+    Ok(format!(
+        "[training]\nlocal_batch_size = {local}\nglobal_batch_size = {}\nmax_norm = {:?}\nmixed_precision_param = \"{dtype}\"\n\n\
+         [parallelism]\ndata_parallel_replicate_degree = {}\ndata_parallel_shard_degree = {shard}\n\
+         fsdp_reshard_after_forward = \"{}\"\ntensor_parallel_degree = {}\nenable_sequence_parallel = {}\n\
+         pipeline_parallel_degree = {}\npipeline_parallel_schedule = \"{schedule}\"\npipeline_parallel_microbatch_size = {}\n\
+         {per_stage}{parts}context_parallel_degree = {}\nexpert_parallel_degree = 1\n\n\
+         [activation_checkpoint]\nmode = \"{mode}\"\n\n\
+         [optimizer]\nname = \"{name}\"\nlr = {:?}\nbeta1 = {:?}\nbeta2 = {:?}\neps = {:?}\nweight_decay = {:?}\n",
+        plan.global_batch,
+        // torchtitan clips by a large norm where nothing is clipped.
+        training.clip_norm.unwrap_or(UNCLIPPED),
+        layout.data / shard.max(1),
+        if layout.zero == 3 { "always" } else { "never" },
+        layout.tensor,
+        layout.sequence_parallel,
+        layout.pipeline,
+        layout.micro_batch,
+        layout.context,
+        plan.learning_rate(),
+        training.beta1,
+        training.beta2,
+        training.epsilon,
+        training.weight_decay,
+    ))
+}
+
+/// A norm that no gradient exceeds.
+const UNCLIPPED: f32 = 1e30;
+
+/// The modules of each chunk.
+fn model_parts(cuts: &[usize], blocks: usize) -> String {
+    let mut first = 0;
+    let chunk = |&count: &usize| {
+        let names: Vec<String> = (first..first + count)
+            .flat_map(|block| match block {
+                0 => vec!["\"tok_embeddings\"".to_string()],
+                last if last + 1 == blocks => vec!["\"norm\"".into(), "\"lm_head\"".into()],
+                layer => vec![format!("\"layers.{}\"", layer - 1)],
+            })
+            .collect();
+        first += count;
+        format!("[{}]", names.join(", "))
+    };
+    format!("module_fqns_per_model_part = [{}]\n", cuts.iter().map(chunk).collect::<Vec<_>>().join(", "))
+}
+
+/// Sections that change neither the time of a step nor its memory.
+const NEUTRAL_SECTIONS: [&str; 12] = [
+    "job",
+    "profiling",
+    "profiler",
+    "metrics",
+    "checkpoint",
+    "lr_scheduler",
+    "comm",
+    "fault_tolerance",
+    "experimental",
+    "validation",
+    "debug",
+    "tokenizer",
+];
+
+pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, FrameworkError> {
+    let mut settings = Settings::parse(text)?;
+    settings.neutral_sections(&NEUTRAL_SECTIONS);
+    settings.neutral(&["training.steps", "training.dataset", "training.dataset_path", "training.seed", "model.hf_assets_path"]);
+    settings.neutral(&["model.tokenizer_path", "training.gc_freq", "training.warmup_steps", "optimizer.implementation"]);
+    let model = read_model(&mut settings)?;
+    let blocks = model.as_ref().and_then(Model::repeated_layers).map(|layers| layers + 2);
+    let layout = read_layout(&mut settings, ranks, blocks)?;
+    let micro = settings.size_or("parallelism.pipeline_parallel_microbatch_size", 1)?;
+    let local = settings.size_or("training.local_batch_size", 8)?;
+    let replicas = layout.data;
+    let global = settings.size("training.global_batch_size")?.unwrap_or_else(|| local.saturating_mul(replicas));
+    let micro_batch = if layout.pipeline > 1 { micro } else { local };
+    let mut plan = Plan::new(Layout { micro_batch, ..layout }, global);
+    plan.stack = Stack::new(STACK);
+    plan.precision = match settings.text_or("training.mixed_precision_param", "bfloat16")?.as_str() {
+        "float32" => DataType::Fp32,
+        _ => DataType::Bf16,
+    };
+    plan.optimizer = if settings.text_or("optimizer.name", "AdamW")? == "Adam" { Optimizer::Adam } else { Optimizer::AdamW };
+    plan.training = Training {
+        learning_rate: Some(settings.number_or("optimizer.lr", 8e-4)?),
+        beta1: settings.number_or("optimizer.beta1", 0.9)?,
+        beta2: settings.number_or("optimizer.beta2", 0.95)?,
+        epsilon: settings.number_or("optimizer.eps", 1e-8)?,
+        weight_decay: settings.number_or("optimizer.weight_decay", 0.1)?,
+        clip_norm: Some(settings.number_or("training.max_norm", 1.0)?).filter(|&norm| norm < UNCLIPPED),
+        ..Training::default()
+    };
+    Ok(ImportedPlan { plan, model, unread: settings.unread() })
+}
+
+fn read_model(settings: &mut Settings) -> Result<Option<Model>, FrameworkError> {
+    let module = settings.text_or("model.name", "")?;
+    let config = settings.text_or("model.config", "")?;
+    let flavor = settings.text_or("model.flavor", "")?;
+    let sequence = settings.size("training.seq_len")?;
+    let is_meant = |one: &(&str, &str, &str, &str)| one.1 == module && (one.2 == config || one.3 == flavor);
+    let Some((name, ..)) = MODELS.into_iter().find(is_meant) else { return Ok(None) };
+    let model = Model::named(name).map_err(PlanError::from)?;
+    Ok(sequence.and_then(|sequence| model.with_sequence(sequence)).or(Some(model)))
+}
+
+fn read_layout(settings: &mut Settings, ranks: usize, blocks: Option<usize>) -> Result<Layout, FrameworkError> {
+    let tensor = settings.size_or("parallelism.tensor_parallel_degree", 1)?;
+    let pipeline = settings.size_or("parallelism.pipeline_parallel_degree", 1)?;
+    let context = settings.size_or("parallelism.context_parallel_degree", 1)?;
+    let replicate = settings.size_or("parallelism.data_parallel_replicate_degree", 1)?;
+    let experts = settings.size_or("parallelism.expert_parallel_degree", 1)?;
+    let model_ranks = [tensor, pipeline, context, replicate].into_iter().try_fold(1usize, usize::checked_mul).unwrap_or(0);
+    let wrong = |reason: String| FrameworkError::Form { reason, hint: "say the cluster with `--topology` and `--nodes`".into() };
+    if model_ranks == 0 || !ranks.is_multiple_of(model_ranks) {
+        return Err(wrong(format!("{ranks} ranks are no multiple of the degrees' product, {model_ranks}")));
+    }
+    if experts > 1 {
+        return Err(FrameworkError::Form {
+            reason: format!("`expert_parallel_degree = {experts}` is not read"),
+            hint: "leave it out, and give `expert` in the plan".into(),
+        });
+    }
+    // -1 means all other ranks.
+    let shard = settings.size("parallelism.data_parallel_shard_degree")?.unwrap_or(ranks / model_ranks);
+    if replicate.saturating_mul(shard).saturating_mul(tensor * pipeline * context) != ranks {
+        return Err(wrong(format!("the degrees make {} ranks of {ranks}", replicate * shard * tensor * pipeline * context)));
+    }
+    let reshards = settings.text_or("parallelism.fsdp_reshard_after_forward", "default")?;
+    let zero = match (shard, reshards.as_str()) {
+        (1, _) => 0,
+        (_, "never") => 2,
+        // By default a pipeline keeps parameters gathered.
+        (_, "default") if pipeline > 1 => 2,
+        _ => 3,
+    };
+    let data = replicate * shard;
+    let mut layout = Layout { data, tensor, pipeline, context, zero, ..Layout::default() };
+    layout.shard_group = Some(shard).filter(|&shard| zero > 0 && shard != data);
+    layout.sequence_parallel = settings.flag_or("parallelism.enable_sequence_parallel", true)? && tensor > 1;
+    layout.recompute = match settings.text_or("activation_checkpoint.mode", "selective")?.as_str() {
+        "none" => Recompute::None,
+        "full" => Recompute::Full,
+        _ => Recompute::AllBut(SELECTIVE),
+    };
+    let schedule = settings.text_or("parallelism.pipeline_parallel_schedule", "1F1B")?;
+    let per_stage = settings.size("parallelism.pipeline_parallel_layers_per_stage")?;
+    if pipeline > 1 {
+        layout.cuts = settings.chunks("parallelism.module_fqns_per_model_part")?;
+        let chunks = layout.cuts.as_ref().map(Vec::len).or_else(|| Some(blocks?.div_ceil(per_stage?)));
+        layout.virtual_stages =
+            chunks.map_or(if schedule == "Interleaved1F1B" { 2 } else { 1 }, |chunks| (chunks / pipeline).max(1));
+        layout.schedule = match schedule.as_str() {
+            "GPipe" => Schedule::Gpipe,
+            "ZBVZeroBubble" => Schedule::ZeroBubbleV,
+            "1F1B" => Schedule::OneForwardOneBackward,
+            "Interleaved1F1B" => Schedule::Interleaved,
+            other => {
+                return Err(FrameworkError::Form {
+                    reason: format!("the schedule `{other}` is not one of ours"),
+                    hint: "schedules: 1F1B, Interleaved1F1B, GPipe, ZBVZeroBubble".into(),
+                });
+            }
+        };
+    }
+    Ok(layout)
+}
