@@ -12,12 +12,14 @@ use crate::output;
 use crate::plan_file::PlanFile;
 use crate::predict;
 use clap::Args;
+use foretell_executor::data::{DataSource, Dataset};
 use foretell_executor::{
-    CalibratedDevice, CalibratedGroup, CalibrationJob, TransportKind, calibrate, executable, message_sizes, supported,
+    CalibratedDevice, CalibratedGroup, CalibrationJob, ExecutorError, TransportKind, calibrate, executable, input_costs,
+    message_sizes, supported,
 };
 use foretell_models::Model;
 use foretell_planner::Fixed;
-use foretell_program::{Exchange, Plan, Profile, Reach};
+use foretell_program::{Exchange, InputCosts, Plan, Profile, Reach};
 use foretell_topologies::{DeviceId, DeviceKind, LinkClass, Topology};
 use foretell_units::{Bytes, DataType, Seconds};
 use needs::MOST_BETWEEN_EXCHANGES;
@@ -46,6 +48,9 @@ pub struct Arguments {
     precision: Option<Precision>,
     #[command(flatten)]
     patience: Patience,
+    /// Folder of pictures whose reading and decoding is measured too
+    #[arg(long, value_name = "DIR")]
+    data: Option<DataSource>,
     /// Measure TCP over the loopback interface instead of shared memory
     #[arg(long)]
     tcp: bool,
@@ -107,7 +112,15 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let model = models.first().map(|model| model.model.clone());
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-    let profile = measure(needs, precision.tensor_format(), model, &topology, arguments.patience, transport)?;
+    let input = match (&arguments.data, &model) {
+        (Some(_), Some(_)) if arguments.model.is_none() && arguments.plan.is_none() => {
+            return Err(Failure::Input("`--data` needs the model that reads it; hint: give `--model` or `--plan`".into()));
+        }
+        (Some(data), Some(model)) => measure_input(data, model)?,
+        _ => None,
+    };
+    let measured = measure(needs, precision.tensor_format(), model, &topology, arguments.patience, transport)?;
+    let profile = Profile { input, ..measured };
     let text = to_yaml(&profile)?;
     output::write(&arguments.output, text.as_bytes())?;
     if json {
@@ -125,6 +138,16 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         profile.stream_handoff.median,
         profile.step_overhead.median,
     ))
+}
+
+/// Measures what the samples of a data set cost to read and decode.
+fn measure_input(data: &DataSource, model: &Model) -> Result<Option<InputCosts>, Failure> {
+    let costs = Dataset::open(data, &model.sample(), 0).and_then(|dataset| input_costs(&dataset));
+    let costs = costs.map_err(ExecutorError::from)?;
+    if costs.is_none() {
+        output::note("the samples of this data are in memory, so there is nothing to measure but their copy");
+    }
+    Ok(costs)
 }
 
 /// The device kind that a calibration measures: one at full speed, if there is one.

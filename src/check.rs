@@ -1,13 +1,15 @@
 //! `foretell check`: compares a run's prediction with its measurement, instruction by instruction.
 
 use crate::failure::Failure;
+use crate::input::bound_phrase;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::run_folder::{Measured, Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::read_timeline;
 use foretell_program::{Compiled, Timeline};
-use foretell_reports::{CheckDocument, LossPoint, Plot, Section, check_table, compare, page, write_trace};
+use foretell_reports::{CheckDocument, InputCheck, KindRow, LossPoint, Plot, Section, check_table, compare, page, write_trace};
+use foretell_simulator::InputBound;
 use foretell_units::{Bytes, Seconds};
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -74,6 +76,17 @@ pub fn check_compiled(folder: &RunFolder, loaded: LoadedPlan, compiled: Compiled
     // The step from end to end, as users count it, is what the prediction is judged by. The spans
     // explain it.
     let interval = (prediction.step_seconds_p10, prediction.step_seconds_p90);
+    document.input = predicted.input.map(|input| {
+        let wait =
+            |side: fn(&KindRow) -> Seconds| document.comparison.by_kind.iter().filter(|row| row.kind == "load").map(side).sum();
+        InputCheck::new(
+            bound_phrase(input.bound),
+            input.bound != InputBound::Step,
+            wait(|row| row.predicted),
+            wait(|row| row.measured),
+            Seconds::new(totals.step_seconds),
+        )
+    });
     document.set_steps(prediction.step_seconds, Seconds::new(totals.step_seconds), interval.0, interval.1);
     Ok(Checked { document, folder: folder.clone(), loaded, compiled, predicted: predicted.timeline, measured })
 }

@@ -1,17 +1,18 @@
 //! `foretell execute`: predicts a plan, then trains as it says.
 
 use crate::failure::Failure;
+use crate::input;
 use crate::inputs;
 use crate::launch::{Hosts, backend_for, enough_devices, this_program};
 use crate::live::LiveProgress;
 use crate::output;
-use crate::plan_file::{LoadedPlan, PlanFile};
+use crate::plan_file::{Input, LoadedPlan, PlanFile};
 use crate::predict::{self, PredictedPlan};
 use crate::recovery::{Recovery, Resumption};
 use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::checkpoint::check_start;
-use foretell_executor::data::{DataSource, Dataset};
+use foretell_executor::data::{Augmentation, DataSource, Dataset, InputOptions, OnBadSample};
 use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{
     BackendKind, Checkpoints, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics, StopSignals, TrainingJob,
@@ -74,10 +75,24 @@ pub struct TrainingArguments {
     /// Number of passes over the data
     #[arg(long, value_name = "E")]
     pub epochs: Option<usize>,
-    /// Data: digits, text, synthetic, or a path of IDX, CIFAR, .txt or token files [default: by the
-    /// model]
+    /// Data: digits, text, synthetic, a folder of pictures (train/CLASS/*), of IDX or CIFAR files,
+    /// a .txt file, or files of tokens [default: by the model]
     #[arg(long, value_name = "D")]
     pub data: Option<DataSource>,
+    /// Threads per rank that read and decode samples ahead of the steps [default: the plan's, or
+    /// one per free core up to 4 for pictures]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=1024))]
+    pub workers: Option<u16>,
+    /// Batches that are prepared ahead of the step [default: the plan's, or 2]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub prefetch: Option<u16>,
+    /// Random changes of training pictures: none, or a list of crop, flip and jitter=S (brightness,
+    /// contrast and saturation; jitter=B:C:S:H for each and the hue) [default: crop,flip]
+    #[arg(long, value_name = "LIST")]
+    pub augment: Option<Augmentation>,
+    /// What to do with a sample that cannot be used: end the run, or take another and count it
+    #[arg(long, value_name = "WHAT", default_value = "error")]
+    pub on_bad_sample: BadSamplePolicy,
     /// Seed of everything random [default: 0]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
@@ -103,6 +118,22 @@ pub struct TrainingArguments {
     /// Connect ranks by TCP over the loopback interface instead of shared memory
     #[arg(long)]
     pub tcp: bool,
+}
+
+/// What to do with a sample that cannot be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum BadSamplePolicy {
+    Error,
+    Skip,
+}
+
+impl From<BadSamplePolicy> for OnBadSample {
+    fn from(policy: BadSamplePolicy) -> Self {
+        match policy {
+            BadSamplePolicy::Error => OnBadSample::Error,
+            BadSamplePolicy::Skip => OnBadSample::Skip,
+        }
+    }
 }
 
 /// When checkpoints are written.
@@ -151,12 +182,15 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if let Some(world) = world.as_ref().filter(|world| world.rank > 0) {
         return Err(world.become_rank(&this_program()?, backend).into());
     }
-    training.check_possible(&loaded.model.model, &loaded.plan, backend)?;
-    if loaded.file.input.is_some() {
-        output::note("the plan's `input` is only simulated; here each rank reads or generates its samples on one thread");
-    }
+    let dataset = training.check_possible(&loaded.model.model, &loaded.plan, loaded.file.input.as_ref(), backend)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let predicted = predict::predict(&loaded, profile.as_ref(), arguments.oversubscribe)?;
+    let mut predicted = predict::predict(&loaded, profile.as_ref(), arguments.oversubscribe)?;
+    let options = training.input_options(loaded.file.input.as_ref());
+    let waiting = input::waiting_for(&loaded, &dataset, &options, profile.as_ref(), &predicted)?;
+    if let Some(waiting) = &waiting {
+        waiting.apply(&mut predicted);
+    }
+    drop(dataset);
     let ranks = predicted.compiled.training.mesh.world_size();
     let here = world.as_ref().map_or(ranks, World::local_size);
     enough_devices(here, &loaded.topology, backend, arguments.oversubscribe)?;
@@ -194,17 +228,37 @@ fn is_same_folder(one: &Path, other: &Path) -> bool {
 impl TrainingArguments {
     /// Refuses what cannot be trained, before anything is measured: no steps, a precision that the
     /// backend lacks, missing data, or fewer samples than a batch.
-    pub fn check_possible(&self, model: &Model, plan: &Plan, backend: BackendKind) -> Result<(), Failure> {
+    pub fn check_possible(
+        &self,
+        model: &Model,
+        plan: &Plan,
+        input: Option<&Input>,
+        backend: BackendKind,
+    ) -> Result<Dataset, Failure> {
         if self.steps == Some(0) || self.epochs == Some(0) {
             return Err(Failure::Input("a run of 0 steps trains nothing; hint: ask for at least 1".into()));
         }
         executable(model)?;
         supported(plan, backend)?;
-        let shape = model.sample();
-        Dataset::open(&self.data_for(model), &shape, self.seed())
-            .and_then(|data| data.steps_per_epoch(plan.global_batch))
+        let options = self.input_options(input);
+        let dataset = Dataset::open_with(&self.data_for(model), &model.sample(), self.seed(), &options)
+            .and_then(|data| data.steps_per_epoch(plan.global_batch).map(|_| data))
             .map_err(foretell_executor::ExecutorError::from)?;
-        Ok(())
+        if dataset.bad_samples() > 0 {
+            output::note(&format!("{} bad samples, files or classes are left out", dataset.bad_samples()));
+        }
+        Ok(dataset)
+    }
+
+    /// How samples are read: as the command line says, else the plan.
+    pub fn input_options(&self, input: Option<&Input>) -> InputOptions {
+        let usual = InputOptions::default();
+        InputOptions {
+            workers: self.workers.map(usize::from).or(input.map(|input| input.workers)),
+            prefetch: self.prefetch.map(usize::from).or(input.map(|input| input.prefetch)).unwrap_or(usual.prefetch),
+            augmentation: self.augment.unwrap_or_default(),
+            on_bad_sample: self.on_bad_sample.into(),
+        }
     }
 
     /// Refuses weights or a checkpoint from which a job cannot start. Notes what starts anew.
@@ -233,6 +287,7 @@ impl TrainingArguments {
             name: loaded.model.name.clone(),
             plan: loaded.plan.clone(),
             data: self.data_for(&loaded.model.model),
+            input: self.input_options(loaded.file.input.as_ref()),
             seed: self.seed(),
             length: match (self.steps, self.epochs) {
                 (_, Some(epochs)) => Length::Epochs(epochs),
@@ -287,6 +342,7 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Vec<Step
         name: loaded.model.name.clone(),
         prediction: predicted.prediction.clone(),
         timeline: predicted.simulation.timeline.clone(),
+        input: predicted.input,
     })?;
     let job = arguments.job(loaded, start.clone());
     let tensorboard = arguments.tensorboard.then(|| folder.file("tensorboard"));
@@ -331,6 +387,7 @@ pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
         "peak_memory_bytes": outcome.arenas.iter().map(|arena| arena.count()).collect::<Vec<_>>(),
         "samples_per_second": outcome.samples_per_second(),
         "evaluation": outcome.evaluations.last().map(evaluation_document),
+        "bad_samples": outcome.steps.last().and_then(|step| step.bad_samples),
         "resumed_from_step": outcome.resumed_from_step,
         "restarts": outcome.restarts,
         "world_size": outcome.world_size,
@@ -367,6 +424,9 @@ pub fn summary(outcome: &Outcome) -> String {
         outcome.world_size,
         outcome.median_step()
     );
+    if let Some(bad) = outcome.steps.last().and_then(|step| step.bad_samples).filter(|&bad| bad > 0) {
+        text.push_str(&format!("\n{bad} bad samples were left out or replaced; `ranks/` names them"));
+    }
     if let Some(evaluation) = outcome.evaluations.last() {
         text.push_str(&format!(
             "\nevaluation on {} samples: loss {:.4}, top-1 {:.2} %",

@@ -1,14 +1,21 @@
-//! The plan's `input` section: how long a step waits for samples. This is simulated only. The
-//! executor reads or generates samples on one thread of each rank, which is the `load` of a
-//! Program.
+//! The input pipeline: how long a step waits for samples. Its costs are the plan's, or measured on
+//! the data of the run, or the calibration's.
 
+use crate::failure::Failure;
+use crate::output;
 use crate::plan_file::LoadedPlan;
-use foretell_program::{Operation, Program};
+use crate::predict::PredictedPlan;
+use crate::run_folder::PredictedInput;
+use foretell_executor::data::{Dataset, InputOptions};
+use foretell_executor::{ExecutorError, input_costs};
+use foretell_program::{InputCosts, Operation, Profile, Program, RankTimeline, Timeline};
 use foretell_reports::{Column, table};
 use foretell_simulator::{InputBound, InputPipeline, Prediction};
-use foretell_units::Seconds;
+use foretell_topologies::{Architecture, Topology};
+use foretell_units::{BytesPerSecond, Picoseconds, Seconds};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 /// Number of steps simulated from an empty queue, to find the first step's wait.
 const START: usize = 100;
@@ -16,6 +23,9 @@ const START: usize = 100;
 /// How long steps wait for samples, and why.
 pub struct Waiting {
     bound: InputBound,
+    pipeline: InputPipeline,
+    /// Bandwidth of storage for all ranks together; `None` if it is not known.
+    storage: Option<BytesPerSecond>,
     /// The step time without waiting.
     step: Seconds,
     /// Waiting time per step in the long run.
@@ -26,66 +36,149 @@ pub struct Waiting {
     ranks: usize,
 }
 
+/// The costs of a sample, and who prepares it.
+struct Source {
+    costs: InputCosts,
+    workers: usize,
+    prefetch: usize,
+}
+
 /// Predicts how long steps wait for the plan's input pipeline; `None` if the plan has no `input`.
-pub fn waiting(loaded: &LoadedPlan, program: &Program, prediction: &Prediction) -> Option<Waiting> {
+pub fn waiting(loaded: &LoadedPlan, profile: Option<&Profile>, program: &Program, prediction: &Prediction) -> Option<Waiting> {
     let input = loaded.file.input?;
-    // Samples that a rank of each list reads per step. Of several inputs (images, labels) one
-    // counts.
-    let samples: Vec<usize> = program
-        .lists
-        .iter()
-        .map(|list| {
-            let mut by_input = BTreeMap::new();
-            for instruction in &list.instructions {
-                if let Operation::Load { input, samples, .. } = *instruction.operation {
-                    *by_input.entry(input).or_insert(0) += samples;
-                }
+    let costs = costs(loaded, profile.and_then(|profile| profile.input));
+    if costs.is_none() {
+        output::note(
+            "the plan's `input` states no costs and the profile has none, so loading is not predicted; hint: state `bytes_per_sample` and `decode`, or calibrate with `--data`",
+        );
+    }
+    let source = Source { costs: costs?, workers: input.workers, prefetch: input.prefetch };
+    predict(&source, &loaded.topology, program, prediction)
+}
+
+/// Predicts how long the steps of a run wait for samples; `None` if the samples are in memory. What
+/// the plan does not state is measured on the run's own data.
+pub fn waiting_for(
+    loaded: &LoadedPlan,
+    dataset: &Dataset,
+    options: &InputOptions,
+    profile: Option<&Profile>,
+    predicted: &PredictedPlan,
+) -> Result<Option<Waiting>, Failure> {
+    let measured = input_costs(dataset).map_err(ExecutorError::from)?;
+    let costs = costs(loaded, measured.or(profile.and_then(|profile| profile.input)));
+    // A plan may describe a pipeline that this run's data does not have.
+    let Some(costs) = costs.filter(|_| measured.is_some()) else { return Ok(None) };
+    let program = &predicted.compiled.training;
+    let ranks = program.mesh.world_size();
+    let workers = options.workers.unwrap_or_else(|| dataset.usual_workers(loaded.topology.device_count() / ranks.max(1)));
+    let source = Source { costs, workers, prefetch: options.prefetch };
+    Ok(predict(&source, &loaded.topology, program, &predicted.prediction))
+}
+
+/// The plan's costs, and the measured ones where it states none.
+fn costs(loaded: &LoadedPlan, measured: Option<InputCosts>) -> Option<InputCosts> {
+    let (bytes, decode) = loaded.file.input.map_or((None, None), |input| (input.bytes_per_sample, input.decode));
+    bytes.or(measured.map(|costs| costs.bytes_per_sample)).map(|bytes_per_sample| InputCosts {
+        bytes_per_sample,
+        decode: decode.or(measured.map(|costs| costs.decode)).unwrap_or(Seconds::ZERO),
+        // Only a measurement says so.
+        read: measured.map_or(BytesPerSecond::new(f64::INFINITY), |costs| costs.read),
+    })
+}
+
+/// Samples that a rank of each list reads per step.
+fn samples_by_list(program: &Program) -> Vec<usize> {
+    let samples = program.lists.iter().map(|list| {
+        // Of several inputs (images, labels) one counts.
+        let mut by_input = BTreeMap::new();
+        for instruction in &list.instructions {
+            if let Operation::Load { input, samples, .. } = *instruction.operation {
+                *by_input.entry(input).or_insert(0) += samples;
             }
-            // Labels come with the samples, which the first stage reads.
-            if list.stage == 0 { by_input.values().copied().max().unwrap_or(0) } else { 0 }
-        })
-        .collect();
+        }
+        // Labels come with the samples, which the first stage reads.
+        if list.stage == 0 { by_input.values().copied().max().unwrap_or(0) } else { 0 }
+    });
+    samples.collect()
+}
+
+fn predict(source: &Source, topology: &Topology, program: &Program, prediction: &Prediction) -> Option<Waiting> {
+    let samples = samples_by_list(program);
     let readers = program.list_of_rank.iter().map(|&list| samples[list as usize]).filter(|&samples| samples > 0);
     let (ranks, total) = readers.fold((0usize, 0usize), |(ranks, total), samples| (ranks + 1, total + samples));
     let most = samples.iter().copied().max().filter(|&most| most > 0)?;
+    let is_cpu = topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Cpu);
+    let cores = topology.device_count() as f64 / program.mesh.world_size().max(1) as f64;
+    // Without workers the rank's own core does it.
+    let cores = if source.workers == 0 { 1.0 } else { cores.max(1.0) };
+    let measured = Some(source.costs.read).filter(|rate| rate.value().is_finite());
+    let storage = topology.storage_bandwidth().or(measured);
     let pipeline = InputPipeline {
-        bytes_per_sample: input.bytes_per_sample,
+        bytes_per_sample: source.costs.bytes_per_sample,
         // All ranks read at once, each in proportion to its samples.
-        storage: loaded.topology.storage_bandwidth().map(|rate| rate * (most as f64 / total as f64)),
-        decode: input.decode,
-        workers: input.workers.max(1),
-        prefetch: input.prefetch.max(1),
+        storage: storage.map(|rate| rate * (most as f64 / total as f64)),
+        decode: source.costs.decode,
+        workers: source.workers.max(1),
+        prefetch: source.prefetch.max(1),
         samples: most,
+        shared_cores: is_cpu.then_some(cores),
     };
     let step = prediction.step_seconds;
     let (_, bound) = pipeline.bound(step);
     let steady = pipeline.steady_step(step).max(step);
     let first = pipeline.simulate(step, START).waits.first().copied().unwrap_or_default();
-    Some(Waiting { bound, step, wait: steady - step, first, ranks })
+    Some(Waiting { bound, pipeline, storage, step, wait: steady - step, first, ranks })
+}
+
+/// Makes every rank's first load take `wait` longer, and all that follows later.
+fn delay(timeline: &mut Timeline, program: &Program, wait: Seconds) {
+    let wait = Picoseconds::from(wait);
+    // Ranks that were simulated as one share a timeline.
+    let mut delayed: BTreeMap<*const RankTimeline, Arc<RankTimeline>> = BTreeMap::new();
+    for (list, rank) in program.list_of_rank.iter().zip(&mut timeline.ranks) {
+        let instructions = &program.lists[*list as usize].instructions;
+        let shared = delayed.entry(Arc::as_ptr(rank)).or_insert_with(|| {
+            let mut own = RankTimeline::clone(rank);
+            let is_load = |id: usize| instructions.get(id).is_some_and(|one| matches!(*one.operation, Operation::Load { .. }));
+            let loads = own.spans.iter().filter(|span| is_load(span.instruction.0 as usize));
+            let first = loads.min_by_key(|span| span.start).map(|span| span.instruction);
+            for span in &mut own.spans {
+                span.start += if first == Some(span.instruction) { Picoseconds::ZERO } else { wait };
+                span.end += wait;
+            }
+            own.end += wait;
+            Arc::new(own)
+        });
+        *rank = Arc::clone(shared);
+    }
 }
 
 impl Waiting {
-    /// Adds the waiting time to a prediction.
+    /// Adds the wait to a prediction and its spans.
+    pub fn apply(&self, predicted: &mut PredictedPlan) {
+        predicted.prediction = self.applied(predicted.prediction.clone());
+        predicted.input =
+            Some(PredictedInput { bound: self.bound, wait_seconds: self.wait.value(), workers: self.pipeline.workers });
+        delay(&mut predicted.simulation.timeline, &predicted.compiled.training, self.wait);
+    }
+
+    /// Adds the wait to a prediction.
     pub fn applied(&self, prediction: Prediction) -> Prediction {
         prediction.waiting_for_input(self.wait)
     }
 
     /// Formats the answer as a table.
-    pub fn table(&self, loaded: &LoadedPlan) -> String {
-        let bound = match self.bound {
-            InputBound::Step => "the step itself: samples arrive in time",
-            InputBound::Storage => "storage: the run is input-bound",
-            InputBound::Workers => "decoding: the run is input-bound; more `workers` help",
-            InputBound::Prefetch => "too few batches in flight: a larger `prefetch` helps",
-        };
-        let storage = loaded.topology.storage_bandwidth().map_or_else(
+    pub fn table(&self) -> String {
+        let storage = self.storage.map_or_else(
             || "not stated in the topology; assumed unbounded".to_string(),
             |rate| format!("{rate} for {} ranks", self.ranks),
         );
         let rows = [
-            ("input pipeline bound by", bound.to_string()),
+            ("input pipeline bound by", bound_phrase(self.bound).to_string()),
             ("a step waits for samples", format!("{} in addition to its {}", self.wait, self.step)),
             ("the first step waits", self.first.to_string()),
+            ("a sample", format!("{}, decoded in {}", self.pipeline.bytes_per_sample, self.pipeline.decode)),
             ("storage", storage),
         ];
         let rows: Vec<Vec<String>> = rows.map(|(what, value)| vec![what.into(), value]).into();
@@ -100,6 +193,21 @@ impl Waiting {
             "wait_seconds": self.wait.value(),
             "first_wait_seconds": self.first.value(),
             "reading_ranks": self.ranks,
+            "bytes_per_sample": self.pipeline.bytes_per_sample.count(),
+            "decode_seconds": self.pipeline.decode.value(),
+            "workers": self.pipeline.workers,
+            "prefetch": self.pipeline.prefetch,
         })
+    }
+}
+
+/// The part of a pipeline that limits a step, in words.
+pub fn bound_phrase(bound: InputBound) -> &'static str {
+    match bound {
+        InputBound::Step => "the step itself: samples arrive in time",
+        InputBound::Storage => "storage: the run is input-bound",
+        InputBound::Workers => "decoding: the run is input-bound; more `workers` help",
+        InputBound::Cores => "the cores, which decoding and kernels share: the run is input-bound; fewer ranks per machine help",
+        InputBound::Prefetch => "too few batches in flight: a larger `prefetch` helps",
     }
 }

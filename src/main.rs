@@ -7,6 +7,7 @@ mod beside;
 mod calibrate;
 mod check;
 mod choices;
+mod data;
 mod doctor;
 mod execute;
 mod explain;
@@ -61,6 +62,7 @@ enum Command {
     Calibrate(calibrate::Arguments),
     Execute(execute::Arguments),
     Check(check::Arguments),
+    Data(data::Arguments),
     Score(score::Arguments),
     Export(export::Arguments),
     Import(import::Arguments),
@@ -116,6 +118,7 @@ fn main() -> ExitCode {
         Command::Calibrate(arguments) => calibrate::run(&arguments, json),
         Command::Execute(arguments) => execute::run(&arguments, json),
         Command::Check(arguments) => check::run(&arguments, json),
+        Command::Data(arguments) => data::run(&arguments, json),
         Command::Score(arguments) => score::run(&arguments, json),
         Command::Export(arguments) => export::run(&arguments, json),
         Command::Import(arguments) => import::run(&arguments, json),

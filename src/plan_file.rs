@@ -47,7 +47,7 @@ pub struct PlanFile {
     workload: PlannedWorkload,
     #[serde(default)]
     mode: Mode,
-    /// The input pipeline, which is simulated only.
+    /// The input pipeline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Input>,
 }
@@ -56,15 +56,17 @@ fn default_precision() -> DataType {
     DataType::Fp32
 }
 
-/// The input pipeline of a rank.
+/// The input pipeline of a rank. Costs that the file does not state are measured: by `execute` on
+/// its data, else by the calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Input {
     /// Size of a sample in storage.
-    pub bytes_per_sample: Bytes,
-    /// Time that one worker takes to decode a sample.
-    #[serde(default)]
-    pub decode: Seconds,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_per_sample: Option<Bytes>,
+    /// Time that one worker takes to read, decode and change a sample.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decode: Option<Seconds>,
     /// Number of workers per rank.
     #[serde(default = "one_worker")]
     pub workers: usize,

@@ -3,6 +3,7 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
+use crate::run_folder::PredictedInput;
 use foretell_models::Model;
 use foretell_program::{Compiled, Plan, Profile, Recompute, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
@@ -28,6 +29,8 @@ pub struct PredictedPlan {
     pub remarks: Vec<String>,
     /// The memory that the run needs.
     memory: MemoryUse,
+    /// What limits the input pipeline, if the prediction has one.
+    pub input: Option<PredictedInput>,
 }
 
 /// Whether several ranks may share a device.
@@ -68,7 +71,7 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     let undisturbed = undisturbed.transpose()?.map(|simulation| simulation.step.into());
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
     let remarks = loaded.remarks.iter().chain(&costs.remarks).cloned().collect();
-    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory, remarks })
+    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory, remarks, input: None })
 }
 
 /// Makes the cost model: from the profile where it has the device kind, else from the GPU profiles

@@ -5,6 +5,7 @@ use crate::check::check_compiled;
 use crate::choices::Choices;
 use crate::execute::{self, Training, TrainingArguments};
 use crate::failure::Failure;
+use crate::input;
 use crate::inputs::{self, NamedModel};
 use crate::launch::{backend_here, enough_devices};
 use crate::output;
@@ -51,7 +52,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let backend = backend_here(&setting.topology)?;
     let devices = choices.devices(&setting.topology);
     enough_devices(devices, &setting.topology, backend, choices.oversubscribe)?;
-    arguments.training.check_possible(&setting.model.model, &setting.base, backend)?;
+    let dataset = arguments.training.check_possible(&setting.model.model, &setting.base, None, backend)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let folder = RunFolder::claim(arguments.run.as_deref(), arguments.overwrite)?;
     folder.clear()?;
@@ -101,7 +102,13 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         path: chosen,
         remarks: Vec::new(),
     };
-    let predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
+    let mut predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
+    let options = arguments.training.input_options(None);
+    let waiting = input::waiting_for(&loaded, &dataset, &options, Some(&profile), &predicted)?;
+    if let Some(waiting) = &waiting {
+        waiting.apply(&mut predicted);
+    }
+    drop(dataset);
     predict::require_fit(&predicted, &loaded)?;
     predict::print_caveats(
         &loaded.topology,

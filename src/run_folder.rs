@@ -6,7 +6,7 @@ use crate::output;
 use crate::plan_file::{LoadedPlan, ModelReference, PlanFile};
 use foretell_executor::Outcome;
 use foretell_program::Timeline;
-use foretell_simulator::Prediction;
+use foretell_simulator::{InputBound, Prediction};
 use foretell_topologies::{Topology, TopologyReference, TopologySpec};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
@@ -25,6 +25,20 @@ pub struct Predicted {
     pub prediction: Prediction,
     /// The predicted spans.
     pub timeline: Timeline,
+    /// The part of the input pipeline that limits the step, if the run has a pipeline.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<PredictedInput>,
+}
+
+/// What the prediction says of the input pipeline.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub struct PredictedInput {
+    /// The part that limits the step.
+    pub bound: InputBound,
+    /// The time per step that waits for samples.
+    pub wait_seconds: f64,
+    /// Workers of each rank.
+    pub workers: usize,
 }
 
 /// `measured.json`: totals of a finished run.
@@ -198,7 +212,8 @@ impl RunFolder {
             ModelReference::Named(name) if inputs::is_zoo_name(name) => ModelReference::Named(name.clone()),
             _ => ModelReference::InPlace(loaded.model.model.clone()),
         };
-        let file = PlanFile::new(model, topology, None, &loaded.plan);
+        let mut file = PlanFile::new(model, topology, None, &loaded.plan);
+        file.input = loaded.file.input;
         output::write(&self.file("plan.yaml"), file.to_yaml()?.as_bytes())
     }
 

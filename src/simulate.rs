@@ -153,9 +153,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if arguments.ranks == Ranks::OnePerStage {
         predicted.prediction = of_representatives(&loaded, predicted.prediction)?;
     }
-    let waiting = input::waiting(&loaded, &predicted.compiled.training, &predicted.prediction);
+    let waiting = input::waiting(&loaded, profile.as_ref(), &predicted.compiled.training, &predicted.prediction);
     if let Some(waiting) = &waiting {
-        predicted.prediction = waiting.applied(predicted.prediction);
+        waiting.apply(&mut predicted);
     }
     let predicted = predicted;
     let program = &predicted.compiled.training;
@@ -232,7 +232,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             Some(path) => output::line(&what_if::path_line(path))?,
             None => {}
         }
-        let parts = [waiting.map(|waiting| waiting.table(&loaded)), running.table()];
+        let parts = [waiting.map(|waiting| waiting.table()), running.table()];
         for part in parts.into_iter().flatten() {
             output::line(&format!("\n{part}"))?;
         }

@@ -54,7 +54,7 @@ pub fn answer(
             let memory = memory_use(program, Some(&predicted.compiled.evaluation), &topology, &costs);
             let options = Options { oversubscription, folding, recording: Recording::Ends, ..Options::default() };
             let (prediction, _) = predict_with_memory(program, memory, &topology, &costs, &options)?;
-            let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, program, &prediction) {
+            let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, profile, program, &prediction) {
                 Some(waiting) => waiting.applied(prediction),
                 None => prediction,
             };

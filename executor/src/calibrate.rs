@@ -110,6 +110,8 @@ impl RankMeasurements {
         };
         Profile {
             device: device.into(),
+            // The caller knows the data set.
+            input: None,
             machine: MachineIdentity { cores, ..identity(devices, options) },
             backend: options.backend.name().into(),
             transport: transport.into(),

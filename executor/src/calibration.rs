@@ -8,8 +8,11 @@ mod cpu_kernels;
 mod gpu_communication;
 mod gpu_kernels;
 mod host_communication;
+mod input;
 mod overheads;
 mod statistics;
+
+pub use input::input_costs;
 
 use crate::arena::Arena;
 use crate::backend::cuda::Driver;
@@ -193,7 +196,7 @@ fn time_loading(model: &Model) -> Result<Seconds, ExecutorError> {
     let arena = Arena::new(bytes)?;
     let operand =
         Operand { pointer: arena.at(Bytes::ZERO, bytes).unwrap_or(std::ptr::null_mut()), bytes: bytes.count() as usize };
-    let samples = Samples { indices: (0..count).collect(), dataset, split: Split::Training };
+    let samples = Samples::new(dataset, Split::Training, 0, (0..count).collect());
     let mut seconds = Vec::new();
     for _ in 0..MIN_DURATIONS {
         let start = clock::now();

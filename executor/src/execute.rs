@@ -7,15 +7,16 @@ mod collector;
 mod files;
 
 use crate::backend_kind::BackendKind;
+use crate::data::{Dataset, OnBadSample};
 use crate::error::ExecutorError;
 use crate::files::write_whole;
 use crate::job::{Job, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
-use crate::{data::Dataset, executable, supported};
+use crate::{executable, supported};
 use checkpoints::SavedCheckpoints;
 pub use classification::{Classification, PerClass, classification};
-use collector::Collector;
+use collector::{BadSamples, Collector};
 use files::RunFiles;
 use foretell_program::{Compiled, Mesh, Rank, RunLength, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
@@ -50,6 +51,10 @@ pub struct StepMetrics {
     /// experts; `None` if the model has no mixtures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped_tokens: Option<u64>,
+    /// The number of samples so far that could not be used: replaced by others, or left out when
+    /// the data was opened. `None` if such a sample ends the run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bad_samples: Option<u64>,
     /// The state of loss scaling; `None` if the loss is not scaled.
     #[serde(flatten)]
     pub scaling: Option<LossScaling>,
@@ -145,11 +150,14 @@ pub fn execute(
     supported(&job.plan, options.backend)?;
     let compiled = compile(&job.model, &job.name, &job.plan)?;
     let mesh = &compiled.training.mesh;
-    let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
+    let dataset = Dataset::open_with(&job.data, &job.model.sample(), job.seed, &job.input)?;
     let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;
     let steps = job.length.steps(steps_per_epoch)?;
+    let left_out = dataset.bad_samples();
     let length = RunLength { steps, steps_per_epoch };
     drop(dataset);
+    let skips = job.input.on_bad_sample == OnBadSample::Skip;
+    let bad = skips.then(|| BadSamples::new(left_out));
     if steps <= job.start.step() {
         return Err(ExecutorError::Unsupported {
             what: format!("going on after {} steps to a run of {steps}", job.start.step()),
@@ -167,7 +175,7 @@ pub fn execute(
         write_whole(&folder.join("ranks").join("pids"), ids.join("\n").as_bytes())?;
     }
     progress(RunEvent::Started { length });
-    let mut run = ActiveRun::new(&compiled, files, saving, options.backend, progress);
+    let mut run = ActiveRun::new(&compiled, bad, files, saving, options.backend, progress);
     run.outcome.resumed_from_step = first_step;
     run.receive_reports(&mut ranks, mesh)?;
     let (mut outcome, checkpoint) = (run.outcome, run.saving.map(SavedCheckpoints::finish).transpose()?.flatten());
@@ -203,6 +211,7 @@ struct ActiveRun<'a> {
 impl<'a> ActiveRun<'a> {
     fn new(
         compiled: &Compiled,
+        bad: Option<BadSamples>,
         files: Option<RunFiles>,
         saving: Option<SavedCheckpoints>,
         backend: BackendKind,
@@ -221,7 +230,7 @@ impl<'a> ActiveRun<'a> {
             backend,
         };
         Self {
-            collector: Collector::new(world_size, training.predictions, training.samples),
+            collector: Collector::new(world_size, training.predictions, training.samples, bad),
             predictions_per_sample: training.predictions / training.samples.max(1),
             files,
             saving,

@@ -3,12 +3,13 @@
 //! The launcher sends a [`Job`] first and an [`Order`] at the end. A rank sends [`Report`]s.
 
 use crate::checkpoint::Scaler;
-use crate::data::DataSource;
+use crate::data::{DataSource, InputOptions};
 use crate::error::ExecutorError;
 use foretell_models::{Kernel, Model};
 use foretell_program::{Exchange, MetricKind, Period, Plan, Reach, Sample};
 use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// The work of all ranks.
@@ -29,6 +30,8 @@ pub struct TrainingJob {
     pub plan: Plan,
     /// The training and evaluation samples.
     pub data: DataSource,
+    /// How samples are read.
+    pub input: InputOptions,
     /// The seed of everything random.
     pub seed: u64,
     /// When training ends.
@@ -279,6 +282,8 @@ pub(crate) struct StepReport {
     pub(crate) learning_rate: Bits,
     /// The metrics that this rank contributes, to be summed over ranks.
     pub(crate) metrics: Vec<(MetricKind, Bits)>,
+    /// The samples that this rank could not use and replaced, as indices into the training split.
+    pub(crate) bad_samples: BTreeSet<usize>,
 }
 
 /// One rank's part of an evaluation.
@@ -292,6 +297,8 @@ pub(crate) struct EvaluationReport {
     pub(crate) samples: usize,
     /// The metrics that this rank contributes, to be summed over ranks.
     pub(crate) metrics: Vec<(MetricKind, Bits)>,
+    /// The samples that this rank could not use and replaced, as indices into the evaluation split.
+    pub(crate) bad_samples: BTreeSet<usize>,
 }
 
 /// One rank's scores of an evaluation batch.
@@ -345,7 +352,8 @@ mod tests {
     fn a_report_carries_nan_infinities_and_negative_zero() {
         for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 0.1] {
             let metrics = vec![(MetricKind::Loss, Bits::from(value))];
-            let report = StepReport { step: 3, start: 1, end: 2, learning_rate: value.into(), metrics };
+            let report =
+                StepReport { step: 3, start: 1, end: 2, learning_rate: value.into(), metrics, bad_samples: BTreeSet::new() };
             let text = serde_json::to_vec(&Report::Steps(vec![report])).expect("a report is JSON");
             let read: Report = serde_json::from_slice(&text).expect("JSON is a report");
             let Report::Steps(read) = &read else { unreachable!("expected steps, got {read:?}") };

@@ -13,7 +13,7 @@
 //! The crate knows no layouts, no search and no cost model: all of that is in the Program.
 //!
 //! ```
-//! use foretell_executor::data::{DataSource, Dataset};
+//! use foretell_executor::data::{DataSource, Dataset, InputOptions};
 //! use foretell_executor::{BackendKind, Length, TrainingJob, supported};
 //! use foretell_models::{Mlp, Model};
 //! use foretell_program::{Layout, Plan};
@@ -23,6 +23,7 @@
 //!     name: "digits".into(),
 //!     plan: Plan::new(Layout { data: 2, ..Layout::default() }, 64),
 //!     data: DataSource::Digits,
+//!     input: InputOptions::default(),
 //!     seed: 0,
 //!     length: Length::Epochs(1),
 //!     evaluate: true,
@@ -42,6 +43,7 @@
 mod arena;
 pub mod backend;
 mod backend_kind;
+mod batches;
 mod calibrate;
 mod calibration;
 pub mod checkpoint;
@@ -77,6 +79,7 @@ mod whole_file;
 
 pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};
+pub use calibration::input_costs;
 pub use error::ExecutorError;
 pub use execute::{Classification, Evaluation, LossScaling, Outcome, PerClass, RunEvent, StepMetrics, classification, execute};
 pub use files::write_whole;

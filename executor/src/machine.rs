@@ -166,6 +166,18 @@ pub(crate) fn run_in_short_slices() {
     unsafe { libc::syscall(libc::SYS_sched_setattr, 0, &raw const attributes, 0) };
 }
 
+/// Makes this thread one that works ahead: it may run on the logical CPUs `cpus`, and leaves them to
+/// threads of usual priority that have work. Where the system refuses, the thread stays as it is.
+pub(crate) fn run_in_background(cpus: &[usize]) {
+    /// About a tenth of a core's time beside a thread of usual priority.
+    const PRIORITY: i32 = 10;
+    let mut set = CpuSet::new();
+    cpus.iter().filter(|&&cpu| cpu < CpuSet::MAX_CPU).for_each(|&cpu| set.set(cpu));
+    let _ = sched_setaffinity(None, &set);
+    // On Linux a priority belongs to a thread.
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), PRIORITY);
+}
+
 /// Has the kernel kill this process when its parent ends, so that no rank outlives its launcher.
 pub(crate) fn die_with_parent() {
     // If the call fails, the end of the control connection still stops the rank.

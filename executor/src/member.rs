@@ -19,6 +19,8 @@ pub(crate) struct Member {
     pub(crate) transport: Arc<dyn Transport>,
     /// The GPU that runs the kernels; `None` if the CPU does.
     pub(crate) device: Option<Arc<dyn Driver>>,
+    /// The logical CPUs that the process might use before it was pinned to one.
+    pub(crate) cpus: Vec<usize>,
     /// Lets the rank start its steps until the launcher stops it.
     pub(crate) gate: Arc<StepGate>,
 }

@@ -146,6 +146,7 @@ fn join() -> Result<Member, ExecutorError> {
     let rank = number(RANK_VARIABLE)?;
     let world_size = number(WORLD_VARIABLE)?;
     let launcher: SocketAddr = variable(LAUNCHER_VARIABLE)?.parse().map_err(|_| not_set(LAUNCHER_VARIABLE))?;
+    let cpus = machine::allowed_cores();
     if let Ok(core) = number(CORE_VARIABLE) {
         machine::pin_to_core(core)?;
     }
@@ -174,7 +175,7 @@ fn join() -> Result<Member, ExecutorError> {
         let shared_memory = shared_memory.ok_or_else(|| not_set(TRANSPORT_VARIABLE))?;
         let (control, ..) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
         let (control, transport) = (Arc::new(control), Arc::new(shared_memory));
-        return Ok(Member { rank: Rank(rank), world_size, control, transport, device, gate: Arc::default() });
+        return Ok(Member { rank: Rank(rank), world_size, control, transport, device, cpus, gate: Arc::default() });
     }
     let address: IpAddr = variable(ADDRESS_VARIABLE)?.parse().map_err(|_| not_set(ADDRESS_VARIABLE))?;
     let listener = TcpListener::bind(SocketAddr::new(address, 0))
@@ -188,7 +189,8 @@ fn join() -> Result<Member, ExecutorError> {
         Some(shared_memory) => Arc::new(Mixed::new(shared_memory, tcp)?),
         None => Arc::new(tcp),
     };
-    Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport, device, gate: Arc::default() })
+    let control = Arc::new(control);
+    Ok(Member { rank: Rank(rank), world_size, control, transport, device, cpus, gate: Arc::default() })
 }
 
 /// Opens the GPU that the environment assigns; `None` if it assigns none.

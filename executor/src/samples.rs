@@ -1,22 +1,58 @@
 //! The samples of one global batch, from which `load` instructions fill their buffers.
 
+#[cfg(test)]
+mod tests;
+mod workers;
+
+pub(crate) use workers::WorkerPool;
+
 use crate::backend::Operand;
 use crate::data::{DataError, Dataset, Split};
 use crate::error::ExecutorError;
 use crate::half::Half;
 use foretell_models::{InputKind, SampleShape};
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex, PoisonError};
+use workers::Prepared;
 
 /// A global batch. Samples are addressed by their position in it, in every layout.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Samples {
-    pub(crate) dataset: Arc<Dataset>,
-    pub(crate) split: Split,
+    dataset: Arc<Dataset>,
+    split: Split,
+    /// The epoch that random changes belong to.
+    epoch: u64,
     /// The batch's samples, as indices into the data set's split.
-    pub(crate) indices: Vec<usize>,
+    indices: Vec<usize>,
+    /// The images that workers prepare. The others are read when they are loaded.
+    prepared: Option<Arc<Prepared>>,
+    /// The samples that could not be read, of those that this rank has loaded.
+    replaced: Mutex<BTreeSet<usize>>,
 }
 
 impl Samples {
+    pub(crate) fn new(dataset: Arc<Dataset>, split: Split, epoch: u64, indices: Vec<usize>) -> Self {
+        Self { dataset, split, epoch, indices, prepared: None, replaced: Mutex::default() }
+    }
+
+    /// Has workers prepare the images at these positions, in this order.
+    pub(crate) fn prepared_by(mut self, pool: &WorkerPool, positions: &[usize]) -> Self {
+        let samples = positions.iter().filter_map(|&position| Some((position, *self.indices.get(position)?)));
+        self.prepared = Some(pool.prepare(&self.dataset, self.split, self.epoch, samples));
+        self
+    }
+
+    /// The samples that could not be read and were replaced, of those that this rank has loaded.
+    pub(crate) fn replaced(&self) -> BTreeSet<usize> {
+        self.replaced.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note_replaced(&self, samples: BTreeSet<usize>) {
+        if !samples.is_empty() {
+            self.replaced.lock().unwrap_or_else(PoisonError::into_inner).extend(samples);
+        }
+    }
+
     /// Fills `write` with one kind of input of `count` samples, from position `first` of the batch
     /// on. With `half`, images and features are stored in that format.
     ///
@@ -42,7 +78,7 @@ impl Samples {
         if let (InputKind::Images | InputKind::Features, Some(half)) = (input, half) {
             // SAFETY: the caller's promise.
             let halves = unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<u16>(), write.bytes / 2) };
-            return self.load_in_half_precision(half, indices, halves);
+            return self.load_images(first, indices, halves, |halves, values| half.narrow(halves, values));
         }
         let elements = write.bytes / 4;
         // SAFETY: the caller's promise.
@@ -54,16 +90,18 @@ impl Samples {
         }
         let has_tokens = self.dataset.shape().tokens().is_some();
         match input {
-            InputKind::Images | InputKind::Features => self.dataset.fill_images(self.split, indices, floats())?,
+            InputKind::Images | InputKind::Features => {
+                return self.load_images(first, indices, floats(), <[f32]>::copy_from_slice);
+            }
             // The data set makes tokens and labels together; the half that is not asked for is
             // thrown away.
             InputKind::Tokens | InputKind::SourceTokens => {
                 let mut labels = vec![0; elements];
-                self.dataset.fill_tokens(self.split, indices, integers(), &mut labels)?;
+                self.note_replaced(self.dataset.fill_tokens(self.split, indices, integers(), &mut labels)?);
             }
             InputKind::Labels if has_tokens => {
                 let mut tokens = vec![0; elements];
-                self.dataset.fill_tokens(self.split, indices, &mut tokens, integers())?;
+                self.note_replaced(self.dataset.fill_tokens(self.split, indices, &mut tokens, integers())?);
             }
             InputKind::Labels => self.dataset.fill_labels(self.split, indices, integers())?,
             InputKind::TokenTypes => integers().fill(0),
@@ -76,16 +114,34 @@ impl Samples {
         Ok(())
     }
 
-    /// Fills `halves` with images or features, narrowed sample by sample.
-    fn load_in_half_precision(&self, half: Half, indices: &[usize], halves: &mut [u16]) -> Result<(), ExecutorError> {
-        let mut sample = vec![0.0; self.dataset.sample_size()];
-        let needed = indices.len() * sample.len();
-        if halves.len() != needed {
-            return Err(DataError::BufferSize { given: halves.len(), samples: indices.len(), needed }.into());
+    /// Stores images or features sample by sample: those that workers prepare when they are ready,
+    /// the others at once. `first` is the position of the first.
+    fn load_images<T>(
+        &self,
+        first: usize,
+        indices: &[usize],
+        out: &mut [T],
+        store: impl Fn(&mut [T], &[f32]),
+    ) -> Result<(), ExecutorError> {
+        let size = self.dataset.sample_size();
+        let needed = indices.len() * size;
+        if out.len() != needed {
+            return Err(DataError::BufferSize { given: out.len(), samples: indices.len(), needed }.into());
         }
-        for (index, halves) in indices.iter().zip(halves.chunks_mut(sample.len().max(1))) {
-            self.dataset.fill_images(self.split, &[*index], &mut sample)?;
-            half.narrow(halves, &sample);
+        let mut sample = Vec::new();
+        for ((position, &index), out) in (first..).zip(indices).zip(out.chunks_mut(size.max(1))) {
+            match self.prepared.as_ref().and_then(|prepared| prepared.get(position)) {
+                Some(ready) => {
+                    let ready = ready?;
+                    store(out, &ready.values);
+                    self.note_replaced(ready.is_replaced.then_some(index).into_iter().collect());
+                }
+                None => {
+                    sample.resize(size, 0.0);
+                    self.note_replaced(self.dataset.fill_images(self.split, self.epoch, &[index], &mut sample)?);
+                    store(out, &sample);
+                }
+            }
         }
         Ok(())
     }

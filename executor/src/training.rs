@@ -1,6 +1,7 @@
 //! A rank's training run: compile the plan, allocate and fill the arenas, then run step after step.
 
 use crate::arena::Arenas;
+use crate::batches::BatchSequence;
 use crate::checkpoint::{CheckpointLayout, CheckpointWriter, StateSource};
 use crate::clock;
 use crate::data::{Dataset, Split};
@@ -12,10 +13,11 @@ use crate::job::{Checkpoints, EvaluationReport, Report, ScoreReport, StepReport,
 use crate::log::log;
 use crate::member::Member;
 use crate::recording::SpanRecorder;
-use crate::samples::Samples;
+use crate::samples::{Samples, WorkerPool};
 use crate::state::RankState;
-use foretell_models::GraphOptions;
-use foretell_program::{Compiled, MetricKind, Period, PlanError, RunLength, compile};
+use foretell_models::{GraphOptions, InputKind};
+use foretell_program::{Compiled, MetricKind, Operation, Period, PlanError, Program, Rank, RunLength, compile};
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -37,13 +39,13 @@ const EVALUATION: usize = 1;
 /// Trains as one rank of a run.
 pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorError> {
     let compiled = compile(&job.model, &job.name, &job.plan)?;
-    let dataset = Arc::new(Dataset::open(&job.data, &job.model.sample(), job.seed)?);
+    let dataset = Arc::new(Dataset::open_with(&job.data, &job.model.sample(), job.seed, &job.input)?);
     let memory_before = member.device.as_ref().map(|driver| driver.memory()).transpose()?;
     let arenas = member.arenas(compiled.arena_of(member.rank), compiled.host_arena_of(member.rank))?;
     let arena = &arenas.device;
     // Initial values depend on the parameters' names, shapes and distributions, not on the batch.
     let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(PlanError::from)?;
-    let samples = Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices: Vec::new() };
+    let samples = Samples::new(Arc::clone(&dataset), Split::Training, 0, Vec::new());
     let programs = [&compiled.training, &compiled.evaluation];
     let interpreter = Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::new(samples))?;
     // After the interpreter's start, which may clear the arena.
@@ -54,7 +56,11 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
         CheckpointWriter::new(&checkpoints.folder, layout, &state, &compiled.training, member.rank, &member.control)
     };
     let checkpoints = job.checkpoints.as_ref().map(writer).transpose()?;
-    let (upcoming, unsent, sent) = (None, Vec::new(), Instant::now());
+    let cores = member.cpus.len() / member.world_size.max(1);
+    let workers = match job.input.workers.unwrap_or_else(|| dataset.usual_workers(cores)) {
+        0 => None,
+        count => Some(WorkerPool::start(count, &member.cpus)?),
+    };
     let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;
     let length = RunLength { steps: job.length.steps(steps_per_epoch)?, steps_per_epoch };
     let mut run = TrainingRun {
@@ -65,9 +71,11 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
         interpreter,
         arenas: &arenas,
         checkpoints,
-        upcoming,
-        unsent,
-        sent,
+        workers,
+        images: programs.map(|program| image_positions(program, member.rank)),
+        upcoming: VecDeque::new(),
+        unsent: Vec::new(),
+        sent: Instant::now(),
         length,
     };
     run.train()?;
@@ -82,6 +90,20 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     Ok(())
 }
 
+/// The positions in the global batch of the images that a rank loads, in the order in which it
+/// loads them.
+fn image_positions(program: &Program, rank: Rank) -> Vec<usize> {
+    let coordinates = program.mesh.coordinates(rank);
+    let before = program.mesh.stage_at(coordinates).samples_before(coordinates);
+    let loads = program.list_of(rank).instructions.iter().filter_map(|instruction| match *instruction.operation {
+        Operation::Load { input: InputKind::Images | InputKind::Features, first_sample, samples } => {
+            Some(first_sample + before..first_sample + before + samples)
+        }
+        _ => None,
+    });
+    loads.flatten().collect()
+}
+
 /// A training run in progress.
 struct TrainingRun<'a> {
     member: &'a Member,
@@ -92,8 +114,12 @@ struct TrainingRun<'a> {
     arenas: &'a Arenas,
     /// Writes this rank's part of checkpoints; `None` if the run writes none.
     checkpoints: Option<CheckpointWriter<'a>>,
-    /// The samples of a future step, and that step's number. They may be prepared already.
-    upcoming: Option<(usize, Arc<Samples>)>,
+    /// `None`: samples are prepared when they are loaded.
+    workers: Option<WorkerPool>,
+    /// The positions of the images that this rank loads, by Program.
+    images: [Vec<usize>; 2],
+    /// The samples of the next steps, from the next one on. Workers prepare them.
+    upcoming: VecDeque<Arc<Samples>>,
     /// Steps that are not yet reported to the launcher.
     unsent: Vec<StepReport>,
     /// The time of the last report.
@@ -104,23 +130,24 @@ struct TrainingRun<'a> {
 impl TrainingRun<'_> {
     /// Runs all steps and evaluations, then writes the measured spans.
     fn train(&mut self) -> Result<(), ExecutorError> {
+        let mut batches = BatchSequence::new(&self.dataset, self.job.plan.global_batch)?;
         let RunLength { steps: total, steps_per_epoch: per_epoch } = self.length;
         let mut recorder = SpanRecorder::new(self.compiled.training.list_of(self.member.rank).instructions.len());
         let first = self.job.start.step();
-        let mut order = self.dataset.epoch_order((first / per_epoch) as u64);
         let (mut made, mut saved) = (first, first);
         for step in first..total {
             if !self.member.gate.may_start(step)? {
                 break;
             }
-            let (epoch, within) = (step / per_epoch, step % per_epoch);
-            if within == 0 {
-                order = self.dataset.epoch_order(epoch as u64);
+            // The step's own samples, and those of the steps after it.
+            let ahead = self.job.input.prefetch.max(1);
+            for upcoming in step + self.upcoming.len()..total.min(step + 1 + ahead) {
+                let batch = batches.batch(upcoming)?;
+                self.upcoming.push_back(self.samples(TRAINING, batch.epoch, batch.indices));
             }
-            let batch = self.job.plan.global_batch;
-            // Across the end of an epoch the next samples are not known: the order changes.
-            let next = (step + 1 < total && within + 1 < per_epoch).then(|| order.batch(within + 1, batch)).transpose()?;
-            self.step(step, order.batch(within, batch)?, next, &mut recorder)?;
+            let Some(samples) = self.upcoming.pop_front() else { break };
+            self.step(step, samples, &mut recorder)?;
+            let epoch = step / per_epoch;
             let every = self.job.plan.training.evaluate_every.unwrap_or(Period::Epochs(1));
             if self.job.evaluate && (every.ends_with(step, self.length) || step + 1 == total) {
                 self.evaluate(step, epoch)?;
@@ -153,23 +180,22 @@ impl TrainingRun<'_> {
         self.checkpoints.as_mut().map_or(Ok(()), |checkpoints| checkpoints.save(step, self.arenas))
     }
 
-    /// Runs one step on the samples at `indices`. `next` has the indices of the step after it, if
-    /// they are known.
-    fn step(
-        &mut self,
-        step: usize,
-        indices: Vec<usize>,
-        next: Option<Vec<usize>>,
-        recorder: &mut SpanRecorder,
-    ) -> Result<(), ExecutorError> {
+    /// The samples of a batch. If there are workers, they begin to prepare them.
+    fn samples(&self, program: usize, epoch: u64, indices: Vec<usize>) -> Arc<Samples> {
+        let split = if program == TRAINING { Split::Training } else { Split::Evaluation };
+        let samples = Samples::new(Arc::clone(&self.dataset), split, epoch, indices);
+        Arc::new(match &self.workers {
+            Some(workers) => samples.prepared_by(workers, &self.images[program]),
+            None => samples,
+        })
+    }
+
+    /// Runs one step.
+    fn step(&mut self, step: usize, samples: Arc<Samples>, recorder: &mut SpanRecorder) -> Result<(), ExecutorError> {
         let start = clock::now();
         let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step, self.length);
-        let samples = match self.upcoming.take() {
-            Some((known, samples)) if known == step => samples,
-            _ => Arc::new(self.training_samples(indices)),
-        };
-        let next = next.map(|indices| Arc::new(self.training_samples(indices)));
-        self.upcoming = next.clone().map(|samples| (step + 1, samples));
+        let next = self.upcoming.front().cloned();
+        let own = Arc::clone(&samples);
         let is_timed = self.job.timeline.is_some() && step < TIMED_STEPS;
         self.interpreter.run(StepRequest { program: TRAINING, samples, next, hyperparameters, is_timed })?;
         let metrics = self.interpreter.metrics(TRAINING, &self.compiled.training.mesh, self.member.rank)?;
@@ -180,12 +206,19 @@ impl TrainingRun<'_> {
         }
         let learning_rate = f64::from(hyperparameters.learning_rate).into();
         let metrics = metrics.into_iter().map(|(kind, value)| (kind, value.into())).collect();
-        self.unsent.push(StepReport { step, start, end, learning_rate, metrics });
+        let bad_samples = self.bad_samples(Split::Training, &own);
+        self.unsent.push(StepReport { step, start, end, learning_rate, metrics, bad_samples });
         if self.sent.elapsed() > REPORT_INTERVAL { self.send_steps() } else { Ok(()) }
     }
 
-    fn training_samples(&self, indices: Vec<usize>) -> Samples {
-        Samples { dataset: Arc::clone(&self.dataset), split: Split::Training, indices }
+    /// The samples of a batch that this rank had to replace. Their names go to the rank's log.
+    fn bad_samples(&self, split: Split, samples: &Samples) -> BTreeSet<usize> {
+        let bad = samples.replaced();
+        for &index in &bad {
+            let name = self.dataset.sample_name(split, index);
+            log(&format!("bad sample: `{name}` cannot be used; another took its place"));
+        }
+        bad
     }
 
     /// Reports all unsent steps to the launcher.
@@ -200,11 +233,18 @@ impl TrainingRun<'_> {
         self.send_steps()?;
         let global_batch = self.job.plan.global_batch;
         let mut metrics: Vec<(MetricKind, f64)> = Vec::new();
-        for batch in 0..self.dataset.evaluation_batches(global_batch) {
-            let indices = self.dataset.evaluation_indices(batch, global_batch)?;
-            let samples = Arc::new(Samples { dataset: Arc::clone(&self.dataset), split: Split::Evaluation, indices });
+        let batches = self.dataset.evaluation_batches(global_batch);
+        let (mut upcoming, mut bad_samples) = (VecDeque::new(), BTreeSet::new());
+        for batch in 0..batches {
+            for ahead in batch + upcoming.len()..batches.min(batch + 1 + self.job.input.prefetch) {
+                let indices = self.dataset.evaluation_indices(ahead, global_batch)?;
+                upcoming.push_back(self.samples(EVALUATION, 0, indices));
+            }
+            let Some(samples) = upcoming.pop_front() else { break };
             let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step, self.length);
+            let own = Arc::clone(&samples);
             self.interpreter.run(StepRequest { program: EVALUATION, samples, next: None, hyperparameters, is_timed: false })?;
+            bad_samples.extend(self.bad_samples(Split::Evaluation, &own));
             for (kind, value) in self.interpreter.metrics(EVALUATION, &self.compiled.evaluation.mesh, self.member.rank)? {
                 match metrics.iter_mut().find(|(known, _)| *known == kind) {
                     Some(sum) => sum.1 += value,
@@ -220,6 +260,6 @@ impl TrainingRun<'_> {
         }
         let metrics = metrics.into_iter().map(|(kind, value)| (kind, value.into())).collect();
         let samples = self.dataset.len(Split::Evaluation);
-        Ok(self.member.control.send(&Report::Evaluation(EvaluationReport { step, epoch, samples, metrics }))?)
+        Ok(self.member.control.send(&Report::Evaluation(EvaluationReport { step, epoch, samples, metrics, bad_samples }))?)
     }
 }

@@ -59,7 +59,9 @@ pub use plan::{
     NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer, Overlap, Period, Plan, PlanError, PlannedWorkload,
     Recompute, RunLength, ShardedPart, Stack, StageLayout, Trained, Training, WarmUp,
 };
-pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown};
+pub use profile::{
+    Exchange, ExchangeSample, InputCosts, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown,
+};
 pub use program::{
     Buffer, BufferId, BufferRole, Few, GroupId, Instruction, InstructionId, MemoryKind, Metric, MetricKind, Operation, Pass,
     Peer, PeerId, Phase, Program, StageProgram, StateContents, StateValue, Stream, StreamId, TensorShard,

@@ -3,7 +3,7 @@
 //! their spread and count, and no fits.
 
 use foretell_models::Kernel;
-use foretell_units::{DataType, Seconds};
+use foretell_units::{Bytes, BytesPerSecond, DataType, Seconds};
 use serde::{Deserialize, Serialize};
 
 /// Repeated measurements of one duration. Outliers beyond three scaled median absolute deviations
@@ -138,6 +138,19 @@ impl Slowdown {
     }
 }
 
+/// The costs of reading the samples of a data set from storage.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InputCosts {
+    /// The size of a sample in storage, on average.
+    pub bytes_per_sample: Bytes,
+    /// The time that one worker takes to read a sample that is cached, decode it and change it.
+    pub decode: Seconds,
+    /// The rate at which several threads together read the data set's files, as far as they are
+    /// cached now.
+    pub read: BytesPerSecond,
+}
+
 /// The measurements of a calibration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -189,6 +202,9 @@ pub struct Profile {
     /// whole core.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub speeds: Vec<RelativeSpeed>,
+    /// The costs of reading samples from storage; `None` if the samples are in memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<InputCosts>,
     /// The samples of kernels.
     pub kernels: Vec<KernelSample>,
     /// The samples of collectives and messages.

@@ -157,6 +157,55 @@ pub struct CheckDocument {
     pub inside_interval: bool,
     /// Predicted over measured peak memory, less one; `None` if memory was not measured.
     pub memory_error: Option<f64>,
+    /// Whether loading limits the step; `None` if the run's samples are in memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub input: Option<InputCheck>,
+}
+
+/// Whether loading limits the step, predicted and measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct InputCheck {
+    /// The part of the input pipeline that limits the step by the prediction, in words.
+    pub predicted_bound: String,
+    /// Whether the prediction says that the run is input-bound.
+    pub predicted_input_bound: bool,
+    /// Whether kernels were seen to wait for samples for a good part of the step.
+    pub input_bound: bool,
+    /// Predicted time per step in which kernels wait for samples.
+    #[serde(rename = "predicted_wait_seconds", serialize_with = "number")]
+    pub predicted_wait: Seconds,
+    /// Measured time per step in which kernels wait for samples.
+    #[serde(rename = "measured_wait_seconds", serialize_with = "number")]
+    pub measured_wait: Seconds,
+}
+
+impl InputCheck {
+    /// The share of a step that kernels wait for samples in a run that is called input-bound. Below
+    /// it more workers would hardly help.
+    const BOUND: f64 = 0.1;
+
+    /// Judges a measured step by its wait.
+    pub fn new(
+        predicted_bound: &str,
+        predicted_input_bound: bool,
+        predicted_wait: Seconds,
+        measured_wait: Seconds,
+        measured_step: Seconds,
+    ) -> Self {
+        let input_bound = measured_wait > measured_step * Self::BOUND;
+        let predicted_bound = predicted_bound.to_owned();
+        Self { predicted_bound, predicted_input_bound, input_bound, predicted_wait, measured_wait }
+    }
+
+    /// A line of text.
+    pub fn sentence(&self) -> String {
+        let verdict = if self.input_bound { "input-bound" } else { "not input-bound" };
+        let predicted = if self.predicted_input_bound { "input-bound" } else { "not input-bound" };
+        format!(
+            "the run is {verdict}: a step waits {} for samples; predicted: {predicted}, {} ({})",
+            self.measured_wait, self.predicted_wait, self.predicted_bound
+        )
+    }
 }
 
 impl CheckDocument {
@@ -172,7 +221,7 @@ impl CheckDocument {
         let inside_interval = (p10..=p90).contains(&comparison.measured_step);
         let measured_memory = measured_memory.filter(|&measured| measured > Bytes::ZERO);
         let memory_error = measured_memory.map(|measured| predicted_memory / measured - 1.0);
-        Self { comparison, inside_interval, memory_error }
+        Self { comparison, inside_interval, memory_error, input: None }
     }
 
     /// Replaces the timelines' totals. A run measures steps from end to end, including the

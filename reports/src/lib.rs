@@ -54,7 +54,7 @@ mod sample;
 mod tables;
 mod trace;
 
-pub use compare::{Cause, CheckDocument, Comparison, KindRow, WorstRow, compare};
+pub use compare::{Cause, CheckDocument, Comparison, InputCheck, KindRow, WorstRow, compare};
 pub use error::ReportError;
 pub use page::{Section, page};
 pub use plots::{CurvePoint, LossPoint, Plot, ScatterPoint};

@@ -237,8 +237,9 @@ pub(crate) fn headline(document: &CheckDocument) -> String {
     let comparison = &document.comparison;
     let inside = if document.inside_interval { "inside" } else { "outside" };
     let memory = document.memory_error.map_or_else(String::new, |error| format!("; memory error {}", signed_percent(error)));
+    let input = document.input.as_ref().map_or_else(String::new, |input| format!("\n{}", input.sentence()));
     format!(
-        "predicted {}, measured {}: error {}, {inside} the 80 % interval{memory}",
+        "predicted {}, measured {}: error {}, {inside} the 80 % interval{memory}{input}",
         comparison.predicted_step,
         comparison.measured_step,
         signed_percent(comparison.error)

@@ -52,6 +52,7 @@ fn profile() -> Profile {
         buffered_bytes: 0,
         paces: vec![1.0],
         speeds: Vec::new(),
+        input: None,
         kernels: [64, 256, 1024, 4096]
             .into_iter()
             .map(|rows| kernel(matmul(rows), product_time(rows)))

@@ -12,6 +12,7 @@ const PIPELINE: InputPipeline = InputPipeline {
     workers: 4,
     prefetch: 2,
     samples: 32,
+    shared_cores: None,
 };
 
 #[test]
@@ -23,6 +24,11 @@ fn a_step_takes_as_long_as_the_slowest_part() {
         (deep, 0.05, 0.064, InputBound::Workers),
         (InputPipeline { workers: 16, ..deep }, 0.02, 0.032, InputBound::Storage),
         (InputPipeline { workers: 16, storage: None, ..deep }, 0.02, 0.02, InputBound::Step),
+        // On one core the kernels' 50 ms and the decoding's 256 ms follow each other; three do it in
+        // a third, and with six the four workers limit.
+        (InputPipeline { shared_cores: Some(1.0), ..deep }, 0.05, 0.306, InputBound::Cores),
+        (InputPipeline { shared_cores: Some(3.0), ..deep }, 0.05, 0.102, InputBound::Cores),
+        (InputPipeline { shared_cores: Some(6.0), ..deep }, 0.05, 0.064, InputBound::Workers),
         // With one batch in flight, its first millisecond of storage comes before the workers.
         (InputPipeline { prefetch: 1, ..PIPELINE }, 0.05, 0.065 + 0.003, InputBound::Prefetch),
     ] {
@@ -66,6 +72,7 @@ proptest! {
             // Deep enough that every part can be busy at once.
             prefetch: 24,
             samples: workers * batches,
+            shared_cores: None,
         };
         let (closed, bound) = pipeline.bound(Seconds::new(step));
         let simulated = pipeline.steady_step(Seconds::new(step));

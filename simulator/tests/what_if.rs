@@ -110,6 +110,7 @@ fn measured_costs_scale_as_the_data_sheet_does() {
         interruption: Seconds::ZERO,
         paces: Vec::new(),
         speeds: Vec::new(),
+        input: None,
     };
     let costs = CostModel::new(Some(&profile), &topology);
     let mut stage = StageBuilder::new(0);

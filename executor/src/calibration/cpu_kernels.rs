@@ -200,8 +200,7 @@ impl PreparedStep {
         let shape = model.sample();
         let dataset = Arc::new(Dataset::open(&DataSource::default_for(&shape), &shape, 0)?);
         let length = dataset.len(Split::Training).max(1);
-        let samples =
-            Samples { dataset, split: Split::Training, indices: (0..plan.global_batch).map(|sample| sample % length).collect() };
+        let samples = Samples::new(dataset, Split::Training, 0, (0..plan.global_batch).map(|sample| sample % length).collect());
         let graph = model.graph(&step.name, &GraphOptions::ONE).map_err(PlanError::from)?;
         let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..hyperparameters(plan, 0, 0, ONE_STEP) };
         let instructions =

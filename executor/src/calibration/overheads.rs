@@ -174,7 +174,7 @@ fn time_steps(member: &Member, program: &Program) -> Result<Sample, ExecutorErro
     let mut other_data = vec![0u8; BYTES_BETWEEN_STEPS];
     let shape = SampleShape::Features { width: 1, classes: 2 };
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0)?);
-    let samples = Arc::new(Samples { dataset, split: Split::Training, indices: Vec::new() });
+    let samples = Arc::new(Samples::new(dataset, Split::Training, 0, Vec::new()));
     let mut interpreter =
         Interpreter::start(&[program], member.rank, &arenas, Arc::clone(&member.transport), Arc::clone(&samples))?;
     let mut seconds = Vec::new();
@@ -251,7 +251,18 @@ mod tests {
         let segment = Segment::create(&SegmentShape::new(vec![0], crate::interpreter::STREAM_COUNT)).expect("shared memory");
         let transport = Arc::new(SharedMemory::attach(&segment, 0, 1, WaitPolicy::default()).expect("the rank attaches"));
         let device = device.map(|device| device as Arc<dyn Driver>);
-        (Member { rank: Rank(0), world_size: 1, control: Arc::new(control), transport, device, gate: Arc::default() }, server)
+        (
+            Member {
+                rank: Rank(0),
+                world_size: 1,
+                control: Arc::new(control),
+                transport,
+                device,
+                cpus: Vec::new(),
+                gate: Arc::default(),
+            },
+            server,
+        )
     }
 
     #[test]

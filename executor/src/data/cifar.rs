@@ -6,6 +6,7 @@
 
 use super::error::DataError;
 use super::images::LabelledImages;
+use super::options::OnBadSample;
 
 const SIDE: usize = 32;
 const CHANNELS: usize = 3;
@@ -45,14 +46,22 @@ impl Variant {
 
 /// An empty set of images of CIFAR's shape.
 pub(crate) fn empty() -> LabelledImages {
-    LabelledImages { channels: CHANNELS, height: SIDE, width: SIDE, pixels: Vec::new(), labels: Vec::new() }
+    LabelledImages { channels: CHANNELS, height: SIDE, width: SIDE, pixels: Vec::new(), labels: Vec::new(), bad: 0 }
 }
 
 /// Appends the images of one file.
-pub(crate) fn append(images: &mut LabelledImages, variant: Variant, name: &str, bytes: &[u8]) -> Result<(), DataError> {
+pub(crate) fn append(
+    images: &mut LabelledImages,
+    variant: Variant,
+    name: &str,
+    bytes: &[u8],
+    policy: OnBadSample,
+) -> Result<(), DataError> {
     let record_bytes = variant.label_bytes() + CHANNELS * PLANE;
     let malformed = |problem: String| DataError::malformed(name, problem, "fetch the \"binary version\" of the data set again");
-    if bytes.is_empty() || !bytes.len().is_multiple_of(record_bytes) {
+    let is_whole = !bytes.is_empty() && bytes.len().is_multiple_of(record_bytes);
+    images.bad += usize::from(!is_whole);
+    if !is_whole && policy == OnBadSample::Error {
         return Err(malformed(format!(
             "is not a {} file, or is cut short: {} bytes are not a whole number of {record_bytes}-byte records",
             variant.name(),
@@ -62,6 +71,10 @@ pub(crate) fn append(images: &mut LabelledImages, variant: Variant, name: &str, 
     for (number, record) in bytes.chunks_exact(record_bytes).enumerate() {
         let (labels, planes) = record.split_at_checked(variant.label_bytes()).unwrap_or_default();
         let label = labels.last().copied().unwrap_or_default();
+        if label >= variant.classes() && policy == OnBadSample::Skip {
+            images.bad += 1;
+            continue;
+        }
         if label >= variant.classes() {
             let (name, classes) = (variant.name(), variant.classes());
             return Err(malformed(format!(
@@ -94,13 +107,13 @@ pub(crate) mod tests {
     #[test]
     fn records_are_read_with_channels_last() {
         let mut images = empty();
-        append(&mut images, Variant::Cifar10, "a", &[record(&[3]), record(&[9])].concat()).unwrap();
-        append(&mut images, Variant::Cifar10, "b", &record(&[0])).unwrap();
+        append(&mut images, Variant::Cifar10, "a", &[record(&[3]), record(&[9])].concat(), OnBadSample::Error).unwrap();
+        append(&mut images, Variant::Cifar10, "b", &record(&[0]), OnBadSample::Error).unwrap();
         assert_eq!(images.labels, [3, 9, 0]);
         assert_eq!(images.pixels.len(), 3 * 3072);
         assert_eq!(images.pixels[..6], [11, 20, 30, 10, 20, 30]);
         let mut images = empty();
-        append(&mut images, Variant::Cifar100, "c", &record(&[19, 99])).unwrap();
+        append(&mut images, Variant::Cifar100, "c", &record(&[19, 99]), OnBadSample::Error).unwrap();
         assert_eq!((images.labels.as_slice(), &images.pixels[..3]), ([99].as_slice(), [11, 20, 30].as_slice()));
     }
 
@@ -108,11 +121,12 @@ pub(crate) mod tests {
     fn truncated_files_and_labels_out_of_range_are_refused() {
         let whole = record(&[3]);
         for length in [0, 1, 3072] {
-            let message = append(&mut empty(), Variant::Cifar10, "a", &whole[..length]).unwrap_err().to_string();
+            let message =
+                append(&mut empty(), Variant::Cifar10, "a", &whole[..length], OnBadSample::Error).unwrap_err().to_string();
             assert!(message.contains("`a` is not a CIFAR-10 file, or is cut short"), "{message}");
         }
-        let message = append(&mut empty(), Variant::Cifar10, "a", &record(&[10])).unwrap_err().to_string();
+        let message = append(&mut empty(), Variant::Cifar10, "a", &record(&[10]), OnBadSample::Error).unwrap_err().to_string();
         assert!(message.contains("image 0 has the label 10, but there are 10 classes"), "{message}");
-        assert!(append(&mut empty(), Variant::Cifar100, "a", &record(&[0, 100])).is_err());
+        assert!(append(&mut empty(), Variant::Cifar100, "a", &record(&[0, 100]), OnBadSample::Error).is_err());
     }
 }

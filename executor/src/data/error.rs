@@ -23,6 +23,14 @@ pub enum DataError {
         /// The operating system's reason, or ours.
         reason: String,
     },
+    /// The file cannot be written.
+    #[error("cannot write `{}`: {reason}; hint: check that the folder is yours and that the disk has room", .path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// The operating system's reason.
+        reason: String,
+    },
     /// The content is not valid in its format.
     #[error("`{name}` {problem}; hint: {hint}")]
     Malformed {

@@ -5,6 +5,7 @@
 
 use super::error::DataError;
 use super::images::LabelledImages;
+use super::options::OnBadSample;
 
 /// The third byte of the magic number, for elements that are unsigned bytes. No other type is read.
 const UNSIGNED_BYTE: u8 = 0x08;
@@ -15,9 +16,19 @@ pub(crate) fn labelled_images(
     images: &[u8],
     labels_name: &str,
     labels: &[u8],
+    policy: OnBadSample,
 ) -> Result<LabelledImages, DataError> {
-    let ([count, height, width], pixels) = parse(images_name, images)?;
-    let ([label_count], labels) = parse(labels_name, labels)?;
+    let ([declared, height, width], mut pixels) = parse(images_name, images, policy)?;
+    let ([declared_labels], mut labels) = parse(labels_name, labels, policy)?;
+    let (mut count, mut label_count, mut bad) = (declared, declared_labels, 0);
+    if policy == OnBadSample::Skip {
+        // As many as both files hold whole.
+        let whole = pixels.len() / (height * width).max(1);
+        count = declared.min(declared_labels).min(whole).min(labels.len());
+        (bad, label_count) = (declared.max(declared_labels) - count, count);
+        pixels = pixels.get(..count * height * width).unwrap_or_default();
+        labels = labels.get(..count).unwrap_or_default();
+    }
     if count != label_count {
         let problem = format!("has {label_count} labels for the {count} images of `{images_name}`");
         return Err(DataError::malformed(labels_name, problem, "take both files from the same data set"));
@@ -26,13 +37,15 @@ pub(crate) fn labelled_images(
         let problem = format!("holds {count} images of {height}x{width} pixels");
         return Err(DataError::malformed(images_name, problem, "use a file with at least one image"));
     }
-    Ok(LabelledImages { channels: 1, height, width, pixels: pixels.to_vec(), labels: labels.to_vec() })
+    Ok(LabelledImages { channels: 1, height, width, pixels: pixels.to_vec(), labels: labels.to_vec(), bad })
 }
 
-/// Reads the sizes and the elements of a file with exactly `DIMENSIONS` dimensions.
+/// Reads the sizes and the elements of a file with exactly `DIMENSIONS` dimensions. If bad samples
+/// are skipped, there may be fewer or more elements than the sizes say.
 fn parse<'bytes, const DIMENSIONS: usize>(
     name: &str,
     bytes: &'bytes [u8],
+    policy: OnBadSample,
 ) -> Result<([usize; DIMENSIONS], &'bytes [u8]), DataError> {
     let malformed =
         |problem: String| DataError::malformed(name, problem, "fetch the file again, and unpack it if it is still packed");
@@ -52,7 +65,8 @@ fn parse<'bytes, const DIMENSIONS: usize>(
         rest = after;
     }
     let elements = dimensions.iter().try_fold(1_usize, |product, &size| product.checked_mul(size));
-    if elements != Some(rest.len()) {
+    let is_enough = policy == OnBadSample::Skip && elements.is_some();
+    if elements != Some(rest.len()) && !is_enough {
         let sizes: Vec<String> = dimensions.iter().map(usize::to_string).collect();
         let (sizes, held) = (sizes.join(" x "), rest.len());
         return Err(malformed(format!("declares {sizes} bytes but holds {held} after its header")));
@@ -73,12 +87,13 @@ pub(crate) mod tests {
     }
 
     fn problem(images: &[u8], labels: &[u8]) -> String {
-        labelled_images("images", images, "labels", labels).unwrap_err().to_string()
+        labelled_images("images", images, "labels", labels, OnBadSample::Error).unwrap_err().to_string()
     }
 
     #[test]
     fn a_valid_pair_of_files_is_read() {
-        let images = labelled_images("i", &file(&[2, 1, 3], &[1, 2, 3, 4, 5, 6]), "l", &file(&[2], &[7, 8])).unwrap();
+        let images =
+            labelled_images("i", &file(&[2, 1, 3], &[1, 2, 3, 4, 5, 6]), "l", &file(&[2], &[7, 8]), OnBadSample::Error).unwrap();
         assert_eq!((images.channels, images.height, images.width), (1, 1, 3));
         assert_eq!((images.pixels, images.labels), (vec![1, 2, 3, 4, 5, 6], vec![7, 8]));
     }

@@ -4,6 +4,7 @@
 //! module knows neither files nor batches.
 
 use super::error::DataError;
+use super::options::OnBadSample;
 use super::{SampleShape, Split};
 
 /// Images with a label each: one split, as a reader returns it.
@@ -15,9 +16,23 @@ pub(crate) struct LabelledImages {
     /// Bytes, `[image, height, width, channels]`.
     pub pixels: Vec<u8>,
     pub labels: Vec<u8>,
+    /// Images that were left out because they are cut short or have no valid label.
+    pub bad: usize,
 }
 
 impl LabelledImages {
+    /// Leaves out images whose label the model does not have.
+    fn without_labels_from(&mut self, classes: usize) {
+        let (size, mut kept) = (self.image_size(), Vec::with_capacity(self.pixels.len()));
+        let is_valid = |label: &u8| usize::from(*label) < classes;
+        for (pixels, _) in self.pixels.chunks_exact(size).zip(&self.labels).filter(|(_, label)| is_valid(label)) {
+            kept.extend_from_slice(pixels);
+        }
+        let before = self.labels.len();
+        self.labels.retain(is_valid);
+        (self.pixels, self.bad) = (kept, self.bad + before - self.labels.len());
+    }
+
     fn image_size(&self) -> usize {
         self.channels * self.height * self.width
     }
@@ -33,7 +48,7 @@ impl LabelledImages {
     /// Images are counted by class, because the shipped digits are in counting order: every fifth
     /// of all images would mostly be a zero or a five.
     pub(crate) fn split_off_every_fifth(self) -> (LabelledImages, LabelledImages) {
-        let empty = LabelledImages { pixels: Vec::new(), labels: Vec::new(), ..self };
+        let empty = LabelledImages { pixels: Vec::new(), labels: Vec::new(), bad: 0, ..self };
         let (mut training, mut evaluation) = (empty.clone(), empty);
         let mut seen = [0_usize; 256];
         for (pixels, &label) in self.pixels.chunks_exact(self.image_size()).zip(&self.labels) {
@@ -121,9 +136,10 @@ impl ImageData {
     /// Fits two splits to a model.
     pub(crate) fn new(
         name: &str,
-        training: LabelledImages,
-        evaluation: LabelledImages,
+        mut training: LabelledImages,
+        mut evaluation: LabelledImages,
         wanted: &SampleShape,
+        policy: OnBadSample,
     ) -> Result<Self, DataError> {
         let shape = |images: &LabelledImages| (images.channels, images.height, images.width);
         if shape(&training) != shape(&evaluation) {
@@ -140,6 +156,10 @@ impl ImageData {
                 return Err(DataError::unsuitable(name, problem, "use `text`, `synthetic`, or the path of a text"));
             }
         };
+        if policy == OnBadSample::Skip {
+            training.without_labels_from(classes);
+            evaluation.without_labels_from(classes);
+        }
         let highest = training.labels.iter().chain(&evaluation.labels).max().copied().unwrap_or_default();
         if usize::from(highest) >= classes {
             let needed = usize::from(highest) + 1;
@@ -148,6 +168,11 @@ impl ImageData {
         }
         let normalised = (0..training.channels).map(|channel| normalisation(&training, channel)).collect();
         Ok(ImageData { training, evaluation, fit, normalised })
+    }
+
+    /// Images that were left out.
+    pub(crate) fn bad_samples(&self) -> usize {
+        self.training.bad + self.evaluation.bad
     }
 
     /// The images of a split.
@@ -210,7 +235,11 @@ mod tests {
     use super::*;
 
     fn images(channels: usize, height: usize, width: usize, pixels: &[u8], labels: &[u8]) -> LabelledImages {
-        LabelledImages { channels, height, width, pixels: pixels.to_vec(), labels: labels.to_vec() }
+        LabelledImages { channels, height, width, pixels: pixels.to_vec(), labels: labels.to_vec(), bad: 0 }
+    }
+
+    fn open(training: LabelledImages, evaluation: LabelledImages, wanted: &SampleShape) -> Result<ImageData, DataError> {
+        ImageData::new("d", training, evaluation, wanted, OnBadSample::Error)
     }
 
     fn blank(channels: usize, side: usize) -> LabelledImages {
@@ -225,7 +254,7 @@ mod tests {
     fn images_are_magnified_centred_on_black_and_repeated_over_channels() {
         // Mean 1, deviation 1: the bytes 0 and 2 become -1 and 1.
         let grey = images(1, 1, 2, &[0, 2], &[1]);
-        let data = ImageData::new("d", grey.clone(), grey, &image(3, 3, 4)).unwrap();
+        let data = open(grey.clone(), grey, &image(3, 3, 4)).unwrap();
         let mut out = vec![9.0; 36];
         data.fill(&[2, 2], &mut out);
         let rows: Vec<&[f32]> = out.chunks(12).collect();
@@ -237,7 +266,7 @@ mod tests {
     #[test]
     fn each_channel_is_normalised_on_its_own() {
         let colour = images(2, 1, 2, &[0, 10, 2, 30], &[0]);
-        let data = ImageData::new("d", colour.clone(), colour, &image(2, 1, 2)).unwrap();
+        let data = open(colour.clone(), colour, &image(2, 1, 2)).unwrap();
         let mut out = [9.0; 4];
         data.fill(&[0, 10, 2, 30], &mut out);
         assert_eq!(out, [-1.0, -1.0, 1.0, 1.0]);
@@ -275,13 +304,13 @@ mod tests {
     fn images_that_do_not_fit_are_refused_with_a_hint() {
         let refused = |data: LabelledImages, wanted| {
             let evaluation = data.clone();
-            ImageData::new("d", data, evaluation, &wanted).unwrap_err().to_string()
+            open(data, evaluation, &wanted).unwrap_err().to_string()
         };
         assert!(refused(blank(1, 8), image(1, 7, 8)).contains("hint: give the model inputs of at least 8x8"));
         assert!(refused(blank(3, 8), image(1, 8, 8)).contains("hint: give the model 3 input channels"));
         assert!(refused(images(1, 1, 1, &[0], &[2]), image(1, 1, 1)).contains("hint: give the model at least 3 classes"));
         assert!(refused(blank(1, 8), SampleShape::Tokens { sequence: 8, vocabulary: 8 }).contains("the model wants tokens"));
-        let message = ImageData::new("d", blank(1, 8), blank(1, 9), &image(1, 9, 9)).unwrap_err().to_string();
+        let message = open(blank(1, 8), blank(1, 9), &image(1, 9, 9)).unwrap_err().to_string();
         assert!(message.contains("different sizes"), "{message}");
     }
 

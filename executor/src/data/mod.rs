@@ -13,7 +13,7 @@
 //! let batch = digits.epoch_order(0).batch(3, 64)?;
 //! let second_of_two_ranks = &batch[32..];
 //! let mut images = vec![0.0; 32 * digits.sample_size()];
-//! digits.fill_images(Split::Training, second_of_two_ranks, &mut images)?;
+//! digits.fill_images(Split::Training, 0, second_of_two_ranks, &mut images)?;
 //! # Ok::<(), foretell_executor::data::DataError>(())
 //! ```
 
@@ -26,7 +26,9 @@ mod files;
 mod idx;
 mod images;
 mod masking;
+mod options;
 mod order;
+mod pictures;
 mod source;
 mod synthetic;
 #[cfg(test)]
@@ -34,16 +36,20 @@ mod tests;
 mod tokens;
 
 pub use error::DataError;
+pub use options::{Augmentation, AugmentationError, InputOptions, OnBadSample};
 pub use order::EpochOrder;
 pub use source::{DataSource, EmptyDataName};
+pub use tokens::TokenFileWriter;
 
 pub use foretell_models::SampleShape;
 
 use files::FileContents;
 use images::ImageData;
+use pictures::{Filled, PictureFolder};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
 use synthetic::Synthetic;
-use tokens::{TokenData, TokenWidth};
+use tokens::{TokenData, Tokens};
 
 /// The index of a row without a sample. It is filled with zeros, and its labels are
 /// [`IGNORED_LABEL`].
@@ -53,6 +59,9 @@ pub const IGNORED_LABEL: i32 = -1;
 
 /// The most elements of one sample, a gigabyte in single precision. A larger shape is a mistake.
 const MAX_SAMPLE: usize = 1 << 28;
+
+/// The most workers per rank that are started unless the user asks for more.
+const MOST_USUAL_WORKERS: usize = 4;
 
 /// A part of the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -76,6 +85,7 @@ pub struct Dataset {
 #[derive(Debug)]
 enum Contents {
     Images(ImageData),
+    Pictures(Box<PictureFolder>),
     Tokens(TokenData),
     Synthetic(Synthetic),
 }
@@ -87,32 +97,64 @@ impl Dataset {
     /// # Errors
     /// If the data cannot be read, is not valid in its format, or does not fit the model.
     pub fn open(source: &DataSource, shape: &SampleShape, seed: u64) -> Result<Dataset, DataError> {
-        let name = source.to_string();
+        Self::open_with(source, shape, seed, &InputOptions::default())
+    }
+
+    /// Opens data for a model, with random changes of pictures and a policy for bad samples.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(source: &DataSource, shape: &SampleShape, seed: u64, options: &InputOptions) -> Result<Dataset, DataError> {
+        let (name, policy) = (source.to_string(), options.on_bad_sample);
         check_shape(&name, shape)?;
         let contents = match source {
             DataSource::Synthetic => Contents::Synthetic(Synthetic::new(*shape, seed)),
             DataSource::Digits => {
                 let (training, evaluation) = shipped_digits()?.split_off_every_fifth();
-                Contents::Images(ImageData::new(&name, training, evaluation, shape)?)
+                Contents::Images(ImageData::new(&name, training, evaluation, shape, policy)?)
             }
             DataSource::Text => {
                 let text = concat!(include_str!("../../../LICENSE-MIT"), "\n", include_str!("../../../LICENSE-APACHE"));
-                Contents::Tokens(TokenData::new(&name, text.as_bytes().to_vec(), TokenWidth::Byte, shape)?)
+                Contents::Tokens(TokenData::new(&name, Tokens::text(&name, text), shape, policy)?)
             }
-            DataSource::Path(path) => match files::open_path(path)? {
+            DataSource::Path(path) => match files::open_path(path, policy)? {
                 FileContents::Images { training, evaluation } => {
-                    Contents::Images(ImageData::new(&name, training, evaluation, shape)?)
+                    Contents::Images(ImageData::new(&name, training, evaluation, shape, policy)?)
                 }
-                FileContents::Tokens { bytes, width } => Contents::Tokens(TokenData::new(&name, bytes, width, shape)?),
+                FileContents::Pictures => Contents::Pictures(Box::new(PictureFolder::open(path, shape, seed, options)?)),
+                FileContents::Tokens(tokens) => Contents::Tokens(TokenData::new(&name, tokens, shape, policy)?),
             },
         };
         Ok(Dataset { name, shape: *shape, seed, contents })
     }
 
-    /// The number of samples of a split: at least one.
+    /// The number of workers per rank that the data profits from, if the user does not say: reading
+    /// pictures takes long, and other samples are in memory. `cores` is the number of cores per
+    /// rank.
+    pub fn usual_workers(&self, cores: usize) -> usize {
+        match self.contents {
+            Contents::Pictures(_) => cores.clamp(1, MOST_USUAL_WORKERS),
+            _ => 0,
+        }
+    }
+
+    /// The number of classes, files and samples that were left out when the data was opened. Only
+    /// [`OnBadSample::Skip`] leaves anything out.
+    pub fn bad_samples(&self) -> usize {
+        match &self.contents {
+            Contents::Images(images) => images.bad_samples(),
+            Contents::Pictures(pictures) => pictures.bad_samples(),
+            Contents::Tokens(tokens) => tokens.bad_samples(),
+            Contents::Synthetic(_) => 0,
+        }
+    }
+
+    /// The number of samples of a split: at least one for training. A folder of pictures without
+    /// `val` has none for evaluation.
     pub fn len(&self, split: Split) -> usize {
         match &self.contents {
             Contents::Images(images) => images.split(split).labels.len(),
+            Contents::Pictures(pictures) => pictures.len(split),
             Contents::Tokens(tokens) => tokens.len(split),
             Contents::Synthetic(synthetic) => synthetic.len(split),
         }
@@ -133,10 +175,32 @@ impl Dataset {
         self.shape
     }
 
+    /// Reads the file of a sample and returns its length; `None` if the sample has no file of its
+    /// own. A file that cannot be read has no bytes.
+    pub fn stored_bytes(&self, split: Split, index: usize) -> Option<u64> {
+        match &self.contents {
+            Contents::Pictures(pictures) => {
+                let read = pictures.path(split, index).map(|path| pictures::read_file(&path));
+                Some(read.and_then(Result::ok).map_or(0, |bytes| bytes.len() as u64))
+            }
+            _ => None,
+        }
+    }
+
+    /// The name of a sample for messages: its file, if it has one of its own.
+    pub fn sample_name(&self, split: Split, index: usize) -> String {
+        let file = match &self.contents {
+            Contents::Pictures(pictures) => pictures.path(split, index),
+            _ => None,
+        };
+        file.map_or_else(|| format!("sample {index} of {}", self.name), |path| path.display().to_string())
+    }
+
     /// A line of text: the name, the number of samples, and how they were fitted to the model.
     pub fn description(&self) -> String {
         let kind = match (&self.contents, self.shape) {
             (Contents::Images(images), _) => images.description(),
+            (Contents::Pictures(pictures), _) => pictures.description(),
             (_, SampleShape::Image { channels, height, width, .. }) => format!("images of {height}x{width}x{channels}"),
             (_, SampleShape::Features { width, .. }) => format!("{width} features"),
             (_, SampleShape::Tokens { sequence, .. }) => format!("windows of {sequence} tokens"),
@@ -179,23 +243,38 @@ impl Dataset {
     }
 
     /// Fills `out` with images, `[sample, height, width, channels]`, or with features,
-    /// `[sample, width]`. Both are normalised over the training split.
+    /// `[sample, width]`. Both are normalised: pictures of a folder by ImageNet's mean and
+    /// deviation, others over the training split. Pictures change at random from epoch to epoch.
+    ///
+    /// Returns which samples could not be read and were replaced by others, in ascending order.
     ///
     /// # Errors
-    /// If the data holds tokens, an index is beyond the split, or the buffer is not exactly as long
-    /// as the samples.
-    pub fn fill_images(&self, split: Split, indices: &[usize], out: &mut [f32]) -> Result<(), DataError> {
+    /// If the data holds tokens, an index is beyond the split, the buffer is not exactly as long as
+    /// the samples, or a picture cannot be read.
+    pub fn fill_images(
+        &self,
+        split: Split,
+        epoch: u64,
+        indices: &[usize],
+        out: &mut [f32],
+    ) -> Result<BTreeSet<usize>, DataError> {
         self.check_classified("images")?;
         self.check_request(split, indices, self.sample_size(), out.len())?;
+        let mut replaced = BTreeSet::new();
         for (&index, sample) in indices.iter().zip(out.chunks_exact_mut(self.sample_size())) {
             match &self.contents {
                 _ if index == PADDING => sample.fill(0.0),
+                Contents::Pictures(pictures) => {
+                    if pictures.fill(split, epoch, index, sample)? == Filled::Replaced {
+                        replaced.insert(index);
+                    }
+                }
                 Contents::Images(images) => images.fill(images.split(split).get(index).unwrap_or_default().0, sample),
                 Contents::Synthetic(synthetic) => synthetic.fill(split, index, sample),
                 Contents::Tokens(_) => {}
             }
         }
-        Ok(())
+        Ok(replaced)
     }
 
     /// Fills `out` with the class of each sample, [`IGNORED_LABEL`] for padding.
@@ -209,6 +288,7 @@ impl Dataset {
         for (&index, label) in indices.iter().zip(out) {
             *label = match &self.contents {
                 _ if index == PADDING => IGNORED_LABEL,
+                Contents::Pictures(pictures) => pictures.label(split, index),
                 Contents::Images(images) => i32::from(images.split(split).get(index).unwrap_or_default().1),
                 Contents::Synthetic(synthetic) => synthetic.label(split, index) as i32,
                 Contents::Tokens(_) => IGNORED_LABEL,
@@ -221,20 +301,33 @@ impl Dataset {
     /// one. If tokens are masked, the labels are the original tokens at the masked positions and
     /// [`IGNORED_LABEL`] elsewhere. The labels of padding are [`IGNORED_LABEL`].
     ///
+    /// Returns which samples could not be used and were replaced by others, in ascending order.
+    ///
     /// # Errors
     /// If the data holds images, an index is beyond the split, or a buffer is not exactly as long
     /// as the samples.
-    pub fn fill_tokens(&self, split: Split, indices: &[usize], tokens: &mut [i32], labels: &mut [i32]) -> Result<(), DataError> {
+    pub fn fill_tokens(
+        &self,
+        split: Split,
+        indices: &[usize],
+        tokens: &mut [i32],
+        labels: &mut [i32],
+    ) -> Result<BTreeSet<usize>, DataError> {
         let sequence = self.sample_size();
         if self.shape.tokens().is_none() {
             return Err(DataError::WrongKind { asked: "tokens", opened_for: "images or features" });
         }
         self.check_request(split, indices, sequence, tokens.len())?;
         self.check_request(split, indices, sequence, labels.len())?;
+        let mut replaced = BTreeSet::new();
         let rows = tokens.chunks_exact_mut(sequence).zip(labels.chunks_exact_mut(sequence));
         for (&index, (tokens, labels)) in indices.iter().zip(rows) {
             match &self.contents {
-                Contents::Tokens(data) if index != PADDING => data.fill(split, index, tokens, labels),
+                Contents::Tokens(data) if index != PADDING => {
+                    if data.fill(split, index, tokens, labels)? == Filled::Replaced {
+                        replaced.insert(index);
+                    }
+                }
                 Contents::Synthetic(data) if index != PADDING => data.fill_tokens(split, index, tokens, labels),
                 _ => {
                     tokens.fill(0);
@@ -247,7 +340,7 @@ impl Dataset {
                 masking::mask(self.seed, split, index, vocabulary, predictions, tokens, labels);
             }
         }
-        Ok(())
+        Ok(replaced)
     }
 
     /// Fills pairs of sequences. `sources` is `[sample, source]`. `labels`, the target, and
@@ -313,7 +406,7 @@ impl Dataset {
 fn shipped_digits() -> Result<images::LabelledImages, DataError> {
     let images = include_bytes!("../../data/digits-images.idx3-ubyte");
     let labels = include_bytes!("../../data/digits-labels.idx1-ubyte");
-    idx::labelled_images("the images of `digits`", images, "the labels of `digits`", labels)
+    idx::labelled_images("the images of `digits`", images, "the labels of `digits`", labels, OnBadSample::Error)
 }
 
 /// Refuses shapes with a size of zero, and those larger than any buffer.

@@ -20,11 +20,17 @@ pub(crate) enum Purpose {
     MarkovChain = 5,
     TrainingMask = 6,
     EvaluationMask = 7,
+    Augmentation = 8,
 }
 
 /// The stream of seeded numbers for one purpose and one item (an epoch, a class, a sample).
 pub(crate) fn stream(seed: u64, purpose: Purpose, item: u64) -> ChaCha8Rng {
-    let words = [seed, purpose as u64, item, 0];
+    stream_in_epoch(seed, purpose, item, 0)
+}
+
+/// The stream of seeded numbers for one purpose and one item in one epoch.
+pub(crate) fn stream_in_epoch(seed: u64, purpose: Purpose, item: u64, epoch: u64) -> ChaCha8Rng {
+    let words = [seed, purpose as u64, item, epoch];
     let mut key = [0_u8; 32];
     for (bytes, word) in key.chunks_exact_mut(8).zip(words) {
         bytes.copy_from_slice(&word.to_le_bytes());
@@ -48,6 +54,13 @@ pub(crate) fn below(random: &mut ChaCha8Rng, bound: u64) -> u64 {
             return (product >> 64) as u64;
         }
     }
+}
+
+/// A uniformly distributed number from 0 to 1, without 1.
+pub(crate) fn unit(random: &mut ChaCha8Rng) -> f64 {
+    /// A float holds 53 bits.
+    const STEP: f64 = 1.0 / (1_u64 << 53) as f64;
+    (random.next_u64() >> 11) as f64 * STEP
 }
 
 /// The order of the training samples in one epoch.

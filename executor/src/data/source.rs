@@ -18,7 +18,7 @@ pub enum DataSource {
     Text,
     /// Seeded random data of any shape, from which a model can learn something.
     Synthetic,
-    /// A folder of IDX (MNIST) or CIFAR files, a `.txt` file, or a `.bin` file of 16-bit tokens.
+    /// A folder of pictures, of IDX (MNIST) or CIFAR files, a text, or files of tokens.
     Path(PathBuf),
 }
 

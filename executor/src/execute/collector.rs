@@ -4,7 +4,7 @@ use super::classification::classification;
 use super::{Evaluation, LossScaling, StepMetrics};
 use crate::job::{Bits, EvaluationReport, ScoreReport, StepReport};
 use foretell_program::MetricKind;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Collects the ranks' reports until those of a step or an evaluation are complete.
 pub(super) struct Collector {
@@ -17,17 +17,38 @@ pub(super) struct Collector {
     steps: BTreeMap<usize, Vec<StepReport>>,
     /// The reports of all evaluations, by the training step that they follow.
     evaluations: BTreeMap<usize, Vec<EvaluationReport>>,
+    /// The samples that could not be used so far; `None` where they end the run.
+    bad: Option<BadSamples>,
     /// The scores of evaluations that are not complete, by the training step that they follow.
     scores: BTreeMap<usize, Vec<Vec<f32>>>,
     /// The end of the last complete step, in nanoseconds of the machine's clock.
     last_end: Option<u64>,
 }
 
+/// Samples that could not be used. Several ranks may load the same one, and each counts once.
+#[derive(Debug, Default)]
+pub(super) struct BadSamples {
+    /// Those left out when the data was opened.
+    left_out: usize,
+    training: BTreeSet<usize>,
+    evaluation: BTreeSet<usize>,
+}
+
+impl BadSamples {
+    pub(super) fn new(left_out: usize) -> Self {
+        Self { left_out, ..Self::default() }
+    }
+
+    fn count(&self) -> u64 {
+        (self.left_out + self.training.len() + self.evaluation.len()) as u64
+    }
+}
+
 impl Collector {
     /// A collector for this many ranks, with so many predictions and samples in a step.
-    pub(super) fn new(world_size: usize, predictions: usize, samples: usize) -> Self {
+    pub(super) fn new(world_size: usize, predictions: usize, samples: usize, bad: Option<BadSamples>) -> Self {
         let (steps, evaluations, scores) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { world_size, predictions, samples, steps, evaluations, scores, last_end: None }
+        Self { world_size, predictions, samples, steps, evaluations, scores, bad, last_end: None }
     }
 
     /// Adds one rank's report of a step. Returns the metrics once all ranks have reported it.
@@ -59,9 +80,23 @@ impl Collector {
         let scaling = shared(MetricKind::LossScale)
             .zip(shared(MetricKind::SkippedSteps))
             .map(|(loss_scale, skipped_steps)| LossScaling { loss_scale, skipped_steps });
+        if let Some(bad) = &mut self.bad {
+            bad.training.extend(reports.iter().flat_map(|report| &report.bad_samples));
+        }
+        let bad_samples = self.bad.as_ref().map(BadSamples::count);
         self.last_end = Some(end);
         let samples_per_second = self.samples as f64 / seconds;
-        Some(StepMetrics { step, loss, seconds, learning_rate, samples_per_second, gradient_norm, dropped_tokens, scaling })
+        Some(StepMetrics {
+            step,
+            loss,
+            seconds,
+            learning_rate,
+            samples_per_second,
+            gradient_norm,
+            dropped_tokens,
+            bad_samples,
+            scaling,
+        })
     }
 
     fn follows_evaluation(&self, step: usize) -> bool {
@@ -76,6 +111,9 @@ impl Collector {
         reports.push(report);
         if reports.len() < self.world_size {
             return None;
+        }
+        if let Some(bad) = &mut self.bad {
+            bad.evaluation.extend(reports.iter().flat_map(|report| &report.bad_samples));
         }
         let predictions = (samples * predictions_per_sample) as f64;
         let metrics = reports.iter().map(|report| &report.metrics);
@@ -108,12 +146,12 @@ mod tests {
 
     fn report(step: usize, loss: f64) -> StepReport {
         let metrics = vec![(MetricKind::Loss, loss.into()), (MetricKind::SquaredGradientNorm, f64::INFINITY.into())];
-        StepReport { step, start: 0, end: 1_000, learning_rate: f64::from(0.1_f32).into(), metrics }
+        StepReport { step, start: 0, end: 1_000, learning_rate: f64::from(0.1_f32).into(), metrics, bad_samples: BTreeSet::new() }
     }
 
     #[test]
     fn a_step_is_complete_when_all_ranks_have_reported_it() {
-        let mut collector = Collector::new(2, 4, 4);
+        let mut collector = Collector::new(2, 4, 4, None);
         assert!(collector.step(report(0, 2.0)).is_none());
         assert!(collector.step(report(1, f64::NAN)).is_none());
         let first = collector.step(report(0, 6.0)).expect("both have reported it");
@@ -124,8 +162,20 @@ mod tests {
     }
 
     #[test]
+    fn a_bad_sample_that_several_ranks_load_counts_once() {
+        let mut collector = Collector::new(2, 4, 4, Some(BadSamples::new(3)));
+        let with = |step, bad_samples| StepReport { bad_samples, ..report(step, 1.0) };
+        collector.step(with(0, BTreeSet::from([7])));
+        let first = collector.step(with(0, BTreeSet::from([7, 9]))).expect("both have reported it");
+        collector.step(with(1, BTreeSet::from([7])));
+        let second = collector.step(with(1, BTreeSet::new())).expect("both have reported it");
+        assert_eq!((first.bad_samples, second.bad_samples), (Some(5), Some(5)));
+        assert_eq!(Collector::new(1, 4, 4, None).step(report(0, 2.0)).expect("a step").bad_samples, None);
+    }
+
+    #[test]
     fn metrics_that_are_not_finite_are_written_as_null() {
-        let metrics = Collector::new(1, 4, 4).step(report(0, 2.0)).expect("the only rank has reported it");
+        let metrics = Collector::new(1, 4, 4, None).step(report(0, 2.0)).expect("the only rank has reported it");
         let text = serde_json::to_string(&metrics).expect("it is written");
         assert!(text.contains(r#""gradient_norm":null"#), "{text}");
     }

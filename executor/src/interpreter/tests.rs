@@ -80,7 +80,7 @@ fn run_alone(program: &Program) -> ExecutorError {
     let arenas = Arenas::new(BYTES, Bytes::ZERO, None).expect("a small arena");
     let shape = SampleShape::Features { width: 1, classes: 2 };
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0).expect("synthetic data"));
-    let samples = Arc::new(Samples { dataset, split: Split::Training, indices: vec![0] });
+    let samples = Arc::new(Samples::new(dataset, Split::Training, 0, vec![0]));
     let mut interpreter =
         Interpreter::start(&[program], Rank(0), &arenas, transport, Arc::clone(&samples)).expect("the streams start");
     let start = Instant::now();

@@ -173,6 +173,7 @@ pub fn profile(device: &str, paces: Vec<f64>) -> Profile {
         buffered_bytes: 4096,
         paces,
         speeds: Vec::new(),
+        input: None,
         kernels: vec![KernelSample {
             kernel: foretell_models::Kernel::Relu { elements: 1 << 20 },
             accumulate: false,

@@ -28,6 +28,9 @@ pub struct InputPipeline {
     pub prefetch: usize,
     /// Number of the rank's samples in one step.
     pub samples: usize,
+    /// Number of cores that the rank's kernels and its workers share, where kernels run on
+    /// processors; `None` where the workers have cores of their own.
+    pub shared_cores: Option<f64>,
 }
 
 /// The part of the pipeline that limits the step time in the long run.
@@ -40,6 +43,9 @@ pub enum InputBound {
     Storage,
     /// Decoding by the workers.
     Workers,
+    /// The cores that workers and kernels share: together they have more work than the cores do in
+    /// a step.
+    Cores,
     /// The depth of the queue: too few batches are in progress to keep storage or workers busy.
     Prefetch,
 }
@@ -67,6 +73,12 @@ impl InputPipeline {
         self.decode * (self.samples as f64 / self.workers.max(1) as f64)
     }
 
+    /// Least time of a step in which the shared cores do the step's own work and the decoding. Zero
+    /// if no cores are shared.
+    fn on_shared_cores(&self, step: Seconds) -> Seconds {
+        self.shared_cores.map_or(Seconds::ZERO, |cores| (step + self.decode * self.samples as f64) / cores.max(1.0))
+    }
+
     /// Time from the beginning of a batch until it is ready, with nothing else in progress.
     fn alone(&self) -> Seconds {
         let run = self.simulate(Seconds::ZERO, 1);
@@ -76,13 +88,14 @@ impl InputPipeline {
     /// Returns the long-run time of a step whose own work takes `step`, in closed form, and the
     /// part that limits it.
     ///
-    /// It is the maximum of the work, storage, the workers, and the latency of one batch divided by
-    /// `prefetch`, the number of batches in progress.
+    /// It is the maximum of the work, storage, the workers, the cores if they are shared, and the
+    /// latency of one batch divided by `prefetch`, the number of batches in progress.
     pub fn bound(&self, step: Seconds) -> (Seconds, InputBound) {
         let parts = [
             (step, InputBound::Step),
             (self.reading(), InputBound::Storage),
             (self.decoding(), InputBound::Workers),
+            (self.on_shared_cores(step), InputBound::Cores),
             (self.alone() / self.prefetch.max(1) as f64, InputBound::Prefetch),
         ];
         // On a tie the first part wins.
@@ -117,16 +130,18 @@ impl InputPipeline {
         InputRun { begins, waits }
     }
 
-    /// Returns the simulated long-run time of a step: the average over the second half of a run.
+    /// Returns the simulated long-run time of a step: the average over the second half of a run, or
+    /// what the shared cores need at least.
     pub fn steady_step(&self, step: Seconds) -> Seconds {
         // Several times as many steps as batches can be in progress, so the queue settles well
         // before the second half.
         let steps = 8 * (self.prefetch + 8);
         let begins = self.simulate(step, steps).begins;
-        match (begins.get(steps / 2), begins.last()) {
+        let simulated = match (begins.get(steps / 2), begins.last()) {
             (Some(&middle), Some(&last)) => (last - middle) / (steps - 1 - steps / 2) as f64,
             _ => step,
-        }
+        };
+        simulated.max(self.on_shared_cores(step))
     }
 }
 

@@ -49,7 +49,7 @@ fn train_rank(
     let order = dataset.epoch_order(0);
     let samples = |step| {
         let indices = order.batch(step, plan.global_batch).expect("enough samples");
-        Arc::new(Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices })
+        Arc::new(Samples::new(Arc::clone(&dataset), Split::Training, 0, indices))
     };
     let programs = [&compiled.training, &compiled.evaluation];
     let mut interpreter = Interpreter::start(&programs, rank, &arenas, transport, samples(0)).expect("the streams start");

@@ -1,0 +1,139 @@
+//! `foretell data`: prepares data for training.
+
+mod documents;
+
+use crate::execute::BadSamplePolicy;
+use crate::failure::Failure;
+use crate::output;
+use clap::{Args, Subcommand};
+use documents::Documents;
+use foretell_executor::data::TokenFileWriter;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use tokenizers::Tokenizer;
+
+/// Prepare data for training
+#[derive(Debug, Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Tokenize(Tokenize),
+}
+
+/// Turn texts into a file of tokens, which `execute --data` reads without loading it
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  foretell data tokenize --tokenizer tokenizer.json books.txt web.jsonl -o corpus.tokens\n  foretell execute --plan plan.yaml --data corpus.tokens"
+)]
+struct Tokenize {
+    /// The tokenizer, as Hugging Face's models have it
+    #[arg(long, value_name = "FILE")]
+    tokenizer: PathBuf,
+    /// Texts: `.txt`, each one document, or `.jsonl` with a document in the field `text` of each
+    /// line
+    #[arg(value_name = "IN", required = true)]
+    inputs: Vec<PathBuf>,
+    /// The file to write; `.tokens` is its usual ending
+    #[arg(short, long, value_name = "OUT")]
+    output: PathBuf,
+    /// The token between documents [default: the tokenizer's own, such as <|endoftext|>]
+    #[arg(long, value_name = "TOKEN")]
+    end_of_text: Option<String>,
+    /// What to do with a line that is not a document
+    #[arg(long, value_name = "WHAT", default_value = "error")]
+    on_bad_sample: BadSamplePolicy,
+}
+
+/// What the end of a document is called, by usual tokenizers.
+const ENDS_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
+
+/// About how many bytes of text are tokenized at once, on all cores.
+const BATCH: usize = 8 << 20;
+
+/// Runs the command.
+pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let Command::Tokenize(arguments) = &arguments.command;
+    tokenize(arguments, json)
+}
+
+fn tokenize(arguments: &Tokenize, json: bool) -> Result<(), Failure> {
+    let tokenizer = open_tokenizer(&arguments.tokenizer)?;
+    let vocabulary = tokenizer.get_vocab(true).into_values().max().map_or(0, |highest| highest as usize + 1);
+    let end = end_of_text(&tokenizer, arguments)?;
+    if end.is_none() {
+        output::note("the tokenizer has no usual token for the end of a text, so none stands between documents");
+    }
+    let mut writer = TokenFileWriter::create(&arguments.output, vocabulary).map_err(unwritten)?;
+    let mut documents = Documents::new(&arguments.inputs, arguments.on_bad_sample.into());
+    let mut written = 0_u64;
+    loop {
+        let (mut texts, mut bytes, mut ends) = (Vec::new(), 0, Vec::new());
+        while bytes < BATCH
+            && let Some(piece) = documents.next_piece()?
+        {
+            bytes += piece.text.len();
+            written += u64::from(piece.ends_document);
+            ends.push(piece.ends_document);
+            texts.push(piece.text);
+        }
+        if texts.is_empty() {
+            break;
+        }
+        let encoded = tokenizer
+            .encode_batch(texts, false)
+            .map_err(|error| Failure::Input(format!("`{}` cannot encode the texts: {error}", arguments.tokenizer.display())))?;
+        for (encoding, ends_document) in encoded.iter().zip(ends) {
+            writer.push(encoding.get_ids()).map_err(unwritten)?;
+            if let Some((id, _)) = end.as_ref().filter(|_| ends_document) {
+                writer.push(&[*id]).map_err(unwritten)?;
+            }
+        }
+    }
+    let (tokens, token_bytes) = (writer.count(), writer.token_bytes());
+    if tokens == 0 {
+        return Err(Failure::Input(
+            "the texts hold no tokens, so nothing is written; hint: give texts that are not empty".into(),
+        ));
+    }
+    writer.finish().map_err(unwritten)?;
+    let (bad, end) = (documents.bad(), end.map(|(_, name)| name));
+    if json {
+        return output::json(&json!({
+            "output": arguments.output.display().to_string(), "tokens": tokens, "documents": written,
+            "vocabulary": vocabulary, "bytes_per_token": token_bytes, "end_of_text": end, "bad_samples": bad,
+        }));
+    }
+    let left_out = if bad == 0 { String::new() } else { format!("; {bad} bad documents were left out") };
+    output::line(&format!(
+        "{tokens} tokens of {written} documents, {token_bytes} bytes each, below {vocabulary}, are in {}{left_out}",
+        arguments.output.display()
+    ))
+}
+
+/// Reads a `tokenizer.json`.
+pub fn open_tokenizer(path: &Path) -> Result<Tokenizer, Failure> {
+    let text = crate::inputs::read(path)?;
+    text.parse().map_err(|error| {
+        let hint = "give the `tokenizer.json` of a model on Hugging Face";
+        Failure::Input(format!("`{}` is not a tokenizer: {error}; hint: {hint}", path.display()))
+    })
+}
+
+fn end_of_text(tokenizer: &Tokenizer, arguments: &Tokenize) -> Result<Option<(u32, String)>, Failure> {
+    let id = |name: &str| Some((tokenizer.token_to_id(name)?, name.to_owned()));
+    match &arguments.end_of_text {
+        Some(name) => id(name).map(Some).ok_or_else(|| {
+            let hint = "name one of its `added_tokens`";
+            Failure::Input(format!("`{}` has no token `{name}`; hint: {hint}", arguments.tokenizer.display()))
+        }),
+        None => Ok(ENDS_OF_TEXT.into_iter().find_map(id)),
+    }
+}
+
+fn unwritten(error: foretell_executor::data::DataError) -> Failure {
+    Failure::Undone(error.to_string())
+}
