@@ -395,8 +395,8 @@ pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
     })
 }
 
-/// An evaluation without its tables by class, which `evaluation.jsonl` has. Measures that a model of
-/// sequences lacks are null.
+/// An evaluation without its tables by class, which `evaluation.jsonl` has. Measures that a model
+/// of sequences lacks are null.
 fn evaluation_document(evaluation: &Evaluation) -> Value {
     let classes = evaluation.classification.as_ref();
     json!({

@@ -1,5 +1,5 @@
-//! The progress of a run while it goes: a bar on a terminal, lines elsewhere, and TensorBoard's event
-//! files. It only shows what it is given, and knows no ranks or files of the run.
+//! The progress of a run while it goes: a bar on a terminal, lines elsewhere, and TensorBoard's
+//! event files. It only shows what it is given, and knows no ranks or files of the run.
 
 use crate::failure::Failure;
 use crate::output;

@@ -2,7 +2,8 @@
 //!
 //! A file is a sequence of records, as TensorFlow's `TFRecord` has them: the length, the masked
 //! CRC-32C of the length, the bytes of a protobuf message `Event`, and their masked CRC-32C
-//! (`tensorflow/core/lib/io/record_writer.cc`, `tensorflow/core/util/event.proto`). It knows no runs.
+//! (`tensorflow/core/lib/io/record_writer.cc`, `tensorflow/core/util/event.proto`). It knows no
+//! runs.
 
 use crate::failure::Failure;
 use prost::Message;

@@ -24,8 +24,8 @@ fn evaluation(scratch: &Scratch, model: &str, learning_rate: &str, layout: &str)
 }
 
 /// Asserts that several layouts evaluate as one rank does. Returns the top-1 accuracy on one rank.
-/// `tolerance` is relative for the loss and absolute for the measures, because layouts add in different
-/// orders.
+/// `tolerance` is relative for the loss and absolute for the measures, because layouts add in
+/// different orders.
 fn assert_same_in_every_layout(model: &str, learning_rate: &str, tolerance: f64) -> f64 {
     let scratch = Scratch::new();
     let (loss, measures, samples) = evaluation(&scratch, model, learning_rate, "micro_batch: 48");

@@ -241,10 +241,10 @@ pub enum Kernel {
         parts: usize,
         scaled: bool,
     },
-    /// The number of classes, of the rank's part, that come before the label's: with a larger logit,
-    /// or an equal one and a smaller number. Reads logits, labels and, if there are several parts,
-    /// the statistics `[parts, rows, 4]` of [`Kernel::LogitStatistics`]. Writes `ranks [rows]`, 0
-    /// where the label is ignored.
+    /// The number of classes, of the rank's part, that come before the label's: with a larger
+    /// logit, or an equal one and a smaller number. Reads logits, labels and, if there are several
+    /// parts, the statistics `[parts, rows, 4]` of [`Kernel::LogitStatistics`]. Writes `ranks
+    /// [rows]`, 0 where the label is ignored.
     LabelRanks { rows: usize, classes: usize, parts: usize },
     /// The number of labels among the `top` best classes: reads `ranks [rows]` over all classes and
     /// labels, and writes `count [1]` (may accumulate).

@@ -37,8 +37,8 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, classes: usize) -> Result<()
     Ok(())
 }
 
-/// Whether a label is the prediction: the first of equal logits, as with `argmax`. So a row of equal
-/// logits counts as correct only for class 0.
+/// Whether a label is the prediction: the first of equal logits, as with `argmax`. So a row of
+/// equal logits counts as correct only for class 0.
 pub(super) fn is_first_maximum(row: &[f32], label: usize, largest: f32) -> bool {
     row[label] == largest && row[..label].iter().all(|&logit| logit < largest)
 }

@@ -156,7 +156,8 @@ impl PersistentBuffers {
         }
     }
 
-    /// Tensors that the graph gives values to. Evaluation declares them, too, and leaves them alone.
+    /// Tensors that the graph gives values to. Evaluation declares them, too, and leaves them
+    /// alone.
     fn declare_constants(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
         for Constant { name, values } in &stage.state.constants {
             let buffer = list.add_persistent(name, BufferRole::Running, vec![values.len()], DataType::Fp32);

@@ -277,9 +277,9 @@ KERNEL(weighted_cross_entropy_gradient) {
     }
 }
 
-// Reads logits of this rank's classes, labels (, statistics [parts, rows, 4] of all classes); writes
-// the number of these classes that come before the label's. sizes: rows, classes, this rank's first
-// class, classes of all ranks, parts
+// Reads logits of this rank's classes, labels (, statistics [parts, rows, 4] of all classes);
+// writes the number of these classes that come before the label's. sizes: rows, classes, this
+// rank's first class, classes of all ranks, parts
 KERNEL(label_ranks) {
     const index rows = arguments.sizes[0], classes = arguments.sizes[1], first = arguments.sizes[2], parts = arguments.sizes[4];
     for (index row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -323,7 +323,8 @@ KERNEL(top_labels) {
     }
 }
 
-// Reads logits, labels, log-sum-exp; writes each row's probabilities and label. sizes: rows, classes
+// Reads logits, labels, log-sum-exp; writes each row's probabilities and label. sizes: rows,
+// classes
 KERNEL(class_scores) {
     const index rows = arguments.sizes[0], classes = arguments.sizes[1];
     for (index row = blockIdx.x; row < rows; row += gridDim.x) {

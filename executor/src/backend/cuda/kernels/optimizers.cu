@@ -65,7 +65,8 @@ __device__ Moments moments_at(const Arguments &arguments, double update) {
 
 // Reads gradients (, control); writes parameters (, velocities) (, masters). sizes: elements,
 // whether there is a control, whether there is momentum, whether it is Nesterov's, which write the
-// masters are (0 for the parameters themselves), whether the parameters are exempt from weight decay
+// masters are (0 for the parameters themselves), whether the parameters are exempt from weight
+// decay
 KERNEL(sgd) {
     const index elements = arguments.sizes[0];
     const bool has_momentum = arguments.sizes[2] != 0, is_nesterov = arguments.sizes[3] != 0, is_mixed = arguments.sizes[4] != 0;
@@ -166,8 +167,8 @@ KERNEL(lamb_step) {
     }
 }
 
-// Reads the gradients' sum of squares (, the labels' weight); updates the control. sizes: whether to
-// clip, whether the loss is scaled, the predictions if there is a weight, else 0; one thread
+// Reads the gradients' sum of squares (, the labels' weight); updates the control. sizes: whether
+// to clip, whether the loss is scaled, the predictions if there is a weight, else 0; one thread
 KERNEL(update_control) {
     if (threadIdx.x != 0) {
         return;
