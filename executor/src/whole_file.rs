@@ -1,8 +1,8 @@
 //! Writes a file whole or not at all, whatever ends the process meanwhile.
 //!
-//! The contents go into a file without a name (`O_TMPFILE`), which disappears with its process. Only
-//! the complete file gets a name. Where the file system has no such files, it has a temporary name
-//! while it is written.
+//! The contents go into a file without a name (`O_TMPFILE`), which disappears with its process.
+//! Only the complete file gets a name. Where the file system has no such files, it has a temporary
+//! name while it is written.
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use rustix::io::Errno;

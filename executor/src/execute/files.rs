@@ -88,8 +88,8 @@ mod tests {
 
     use super::*;
 
-    /// A limit on file sizes stands for a full disk: the kernel writes the part that fits. The limit
-    /// is that of a whole process, so the test runs itself again as a child.
+    /// A limit on file sizes stands for a full disk: the kernel writes the part that fits. The
+    /// limit is that of a whole process, so the test runs itself again as a child.
     #[test]
     fn a_line_that_does_not_fit_leaves_only_whole_lines() {
         const PATH: &str = "FORETELL_TEST_LINES";

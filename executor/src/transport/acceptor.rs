@@ -34,8 +34,8 @@ pub(super) trait ConnectionOwner: Send + Sync + 'static {
     /// Decides about a connection from a process that has proved itself. After
     /// [`Verdict::Welcome`], [`accept`](Self::accept) follows unless the connection breaks first.
     fn admit(&self, hello: &Hello) -> Verdict;
-    /// Takes back a welcome: the connection broke before its process knew of it, so the process will
-    /// try again.
+    /// Takes back a welcome: the connection broke before its process knew of it, so the process
+    /// will try again.
     fn withdraw(&self, hello: &Hello);
     /// Takes over a connection that was admitted. Returns `false` if it cannot.
     fn accept(self: Arc<Self>, hello: &Hello, stream: TcpStream, session: Session) -> bool;

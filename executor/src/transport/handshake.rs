@@ -70,8 +70,8 @@ impl Verdict {
 pub(super) enum HandshakeError {
     /// The connection broke or stalled; a retry may succeed.
     Broken(io::Error),
-    /// The other end still holds an earlier connection for the same; a retry may succeed once it has
-    /// noticed that this one is broken.
+    /// The other end still holds an earlier connection for the same; a retry may succeed once it
+    /// has noticed that this one is broken.
     Busy(TransportError),
     /// A retry cannot succeed.
     Final(TransportError),

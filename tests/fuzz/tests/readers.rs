@@ -1,8 +1,8 @@
 //! Every reader of files gets mutated files. It must return a value or an error, within seconds and
 //! within a bound on memory.
 //!
-//! `FORETELL_FUZZ_INPUTS` sets how many inputs each reader gets, and `FORETELL_FUZZ_FIRST` the number
-//! of the first, so that a failure replays alone.
+//! `FORETELL_FUZZ_INPUTS` sets how many inputs each reader gets, and `FORETELL_FUZZ_FIRST` the
+//! number of the first, so that a failure replays alone.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails may panic")]
 
 use foretell_executor::transport::RunKey;

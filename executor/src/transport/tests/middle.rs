@@ -1,5 +1,5 @@
-//! A man in the middle without the run's secret: whatever he changes is noticed, and nothing that he
-//! changed is used.
+//! A man in the middle without the run's secret: whatever he changes is noticed, and nothing that
+//! he changed is used.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,5 +1,5 @@
-//! A man in the middle: relays TCP connections to a server, and may change, repeat or hold back what
-//! passes, and cut the connections.
+//! A man in the middle: relays TCP connections to a server, and may change, repeat or hold back
+//! what passes, and cut the connections.
 
 use super::local;
 use std::io::{Read, Write};

@@ -1,6 +1,6 @@
-//! Collectives over a simulated network with faults that a seed decides: delays, stalls, crashes and
-//! broken links, and every order in which ranks and bytes may move. A seed always gives the same
-//! run.
+//! Collectives over a simulated network with faults that a seed decides: delays, stalls, crashes
+//! and broken links, and every order in which ranks and bytes may move. A seed always gives the
+//! same run.
 //!
 //! Ranks are threads, of which one runs at a time: whenever a rank looks at a channel, the seed
 //! decides who runs next. Time is the number of such decisions. Every run must end, each rank with
