@@ -103,7 +103,7 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "\"whole\"\n\"whole\"\n");
             return;
         };
-        let mut lines = LineFile::create(path).unwrap();
+        let mut lines = LineFile::open(path, 0).unwrap();
         let limit = rustix::process::Rlimit { current: Some(20), maximum: Some(20) };
         rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
         // SAFETY: the handler is one that the system has. Without it the signal ends the process.
