@@ -113,7 +113,7 @@ impl StageBuilder {
             bytes: Bytes::new(bytes),
             persistent: false,
             lifetime: None,
-            initial: None,
+            state: None,
         });
         let id = self.push(Stream::Load, Operation::Load { input: InputKind::Features, first_sample: 0, samples: 1 }, &[]);
         self.0.instructions[id.0 as usize].writes.push(buffer);
