@@ -27,7 +27,7 @@ fn program(stream: Stream, other: Operation) -> Program {
         bytes: BYTES,
         persistent: true,
         lifetime: None,
-        initial: None,
+        state: None,
     };
     let all_reduce = Operation::Collective {
         kind: Collective::AllReduce,

@@ -6,11 +6,13 @@
 use crate::arena::Arenas;
 use crate::backend::cuda::Driver;
 use crate::backend::cuda::tests::device::{DriverCall, InjectedFault, TestDevice};
+use crate::checkpoint::StateSource;
 use crate::data::{DataSource, Dataset, Split};
 use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
 use crate::interpreter::{Interpreter, STREAM_COUNT, StepRequest};
 use crate::samples::Samples;
+use crate::state::RankState;
 use crate::transport::{Segment, SegmentShape, SharedMemory, Transport, WaitPolicy};
 use foretell_models::{GraphOptions, Model};
 use foretell_program::{Layout, MetricKind, Offload, Optimizer, Plan, Rank, Recompute, RunLength, Stack, compile};
@@ -40,12 +42,9 @@ fn train_rank(
     timed: TimedSteps,
 ) -> Reports {
     let compiled = compile(model, "model", plan).expect("the plan compiles");
-    let mesh = compiled.training.mesh.clone();
-    let coordinates = mesh.coordinates(rank);
     let driver = device.map(|device| device as Arc<dyn Driver>);
     let arenas = Arenas::new(compiled.arena_of(rank), compiled.host_arena_of(rank), driver.as_ref()).expect("small arenas");
     let graph = model.graph("model", &GraphOptions::ONE).expect("a valid model");
-    let stage = mesh.stage_at(coordinates);
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &model.sample(), 1).expect("synthetic data"));
     let order = dataset.epoch_order(0);
     let samples = |step| {
@@ -54,7 +53,8 @@ fn train_rank(
     };
     let programs = [&compiled.training, &compiled.evaluation];
     let mut interpreter = Interpreter::start(&programs, rank, &arenas, transport, samples(0)).expect("the streams start");
-    initialise(compiled.training.list_of(rank), &graph, stage, coordinates, &arenas, 1).expect("parameters are initialised");
+    let state = RankState::new(&compiled.training, &graph, rank);
+    initialise(&state, &arenas, &StateSource::anew(), 1).expect("parameters are initialised");
     let mut reports = Vec::new();
     let mut upcoming = samples(0);
     for step in 0..STEPS {
@@ -64,7 +64,7 @@ fn train_rank(
         let request = StepRequest { program: 0, samples: upcoming, next: Some(Arc::clone(&next)), hyperparameters, is_timed };
         interpreter.run(request).expect("the step runs");
         upcoming = next;
-        reports.push(interpreter.metrics(0, &mesh, rank).expect("metrics"));
+        reports.push(interpreter.metrics(0, &compiled.training.mesh, rank).expect("metrics"));
         let spans = interpreter.spans(0).expect("spans");
         assert!(arenas.driver().is_none() || spans.is_empty() != is_timed, "step {step}");
     }
