@@ -3,7 +3,7 @@
 
 use foretell_export::{Framework, FrameworkError, Job, JobFiles, PlanForm, export_job, import_plan, words};
 use foretell_models::Model;
-use foretell_program::{ContextMethod, Layout, Optimizer, Plan, Recompute, Schedule, StageLayout, Training};
+use foretell_program::{ContextMethod, Layout, Optimizer, Plan, Recompute, RunLength, Schedule, StageLayout, Training};
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 
@@ -76,7 +76,7 @@ prop_compose! {
 /// The plan with what a reader always states.
 fn stated(plan: &Plan) -> Plan {
     let mut plan = plan.clone();
-    plan.training.learning_rate = Some(plan.learning_rate());
+    plan.training.learning_rate = Some(plan.learning_rate_at(0, RunLength { steps: 1, steps_per_epoch: 1 }));
     plan.layout = plan.layout.normalised();
     if plan.layout.context == 1 {
         plan.layout.context_method = ContextMethod::Gather;
@@ -107,7 +107,7 @@ proptest! {
 #[test]
 fn models_of_every_kind_read_back_from_megatrons_arguments() {
     let plan = Plan::new(Layout::default(), 4);
-    for name in ["gpt2", "llama2-70b", "llama3-8b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-8b"] {
+    for name in ["gpt2", "llama2-70b", "llama3-8b", "mixtral-8x7b", "qwen2.5-7b", "qwen3-32b"] {
         let model = Model::named(name).expect("in the zoo");
         let job = exported(&model, &plan, Framework::Megatron).expect("it is expressible");
         let imported = read_back(&job, PlanForm::MegatronArguments, "megatron.args");

@@ -1,5 +1,6 @@
 //! `config.json` files of Transformers: the number of parameters, and what is refused.
 //! `benches/hugging_face.py` writes the cases with the real package.
+#![allow(clippy::panic, reason = "a test that fails may panic")]
 
 use foretell_models::{GraphOptions, Model, PositionKind, from_hugging_face, hugging_face_types};
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! Hugging Face Accelerate: its configuration, and the `TrainingArguments` of a Trainer beside it.
 
 use super::deepspeed::{decimal, usual_training};
-use super::nearest::Nearest;
+use super::nearest::{Nearest, learning_rate};
 use super::{FrameworkError, Job, JobFiles};
 use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Schedule, Training};
 use foretell_units::DataType;
@@ -113,7 +113,7 @@ fn training_arguments(plan: &Plan) -> Result<Value, FrameworkError> {
         "fp16": plan.precision == DataType::Fp16,
         "gradient_checkpointing": layout.recompute == Recompute::Full,
         "optim": optimizer,
-        "learning_rate": decimal(plan.learning_rate()),
+        "learning_rate": decimal(learning_rate(plan)),
         "weight_decay": decimal(training.weight_decay),
         "adam_beta1": decimal(training.beta1),
         "adam_beta2": decimal(training.beta2),

@@ -1,7 +1,7 @@
 //! DeepSpeed's configuration. It has batches, ZeRO, precision and the optimizer; the model is the
 //! training script's, and so is what it recomputes.
 
-use super::nearest::Nearest;
+use super::nearest::{Nearest, learning_rate};
 use super::{FrameworkError, ImportedPlan, Job, JobFiles};
 use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Schedule, Stack, Training};
 use foretell_units::{Bytes, DataType};
@@ -79,7 +79,7 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
 /// States the learning rate, and resets what the optimizer does not use.
 pub(super) fn usual_training(plan: &mut Plan) {
     let usual = Training::default();
-    plan.training.learning_rate = Some(plan.learning_rate());
+    plan.training.learning_rate = Some(learning_rate(plan));
     match plan.optimizer {
         Optimizer::Sgd => {
             let training = &mut plan.training;
@@ -109,11 +109,11 @@ fn configuration(plan: &Plan) -> Result<Value, FrameworkError> {
     }
     let optimizer = match plan.optimizer {
         Optimizer::Sgd => {
-            json!({"type": "SGD", "params": {"lr": decimal(plan.learning_rate()), "momentum": decimal(training.momentum),
+            json!({"type": "SGD", "params": {"lr": decimal(learning_rate(plan)), "momentum": decimal(training.momentum),
             "nesterov": training.nesterov, "weight_decay": decimal(training.weight_decay)}})
         }
         adam => json!({"type": if adam == Optimizer::AdamW { "AdamW" } else { "Adam" }, "params": {
-            "lr": decimal(plan.learning_rate()), "betas": [decimal(training.beta1), decimal(training.beta2)],
+            "lr": decimal(learning_rate(plan)), "betas": [decimal(training.beta1), decimal(training.beta2)],
             "eps": decimal(training.epsilon), "weight_decay": decimal(training.weight_decay)}}),
     };
     let mut document = json!({

@@ -3,7 +3,7 @@
 mod model;
 
 use super::arguments::Flags;
-use super::nearest::Nearest;
+use super::nearest::{Nearest, learning_rate};
 use super::{FrameworkError, ImportedPlan, Job, JobFiles};
 use foretell_models::GraphOptions;
 use foretell_program::{
@@ -101,6 +101,7 @@ fn restrict(nearest: &mut Nearest) {
     nearest.replace(|plan| &mut plan.layout.bucket, whole, "`bucket` is a whole number of parameters");
     if nearest.plan.optimizer == Optimizer::Adam {
         nearest.replace(|plan| &mut plan.training.momentum, Training::default().momentum, String::new());
+        nearest.differences.retain(|difference| !difference.is_empty());
     }
 }
 
@@ -217,7 +218,7 @@ fn training_arguments(plan: &Plan) -> Arguments {
     let mut arguments: Arguments = vec![
         ("micro-batch-size", plan.layout.micro_batch.to_string()),
         ("global-batch-size", plan.global_batch.to_string()),
-        ("lr", plan.learning_rate().to_string()),
+        ("lr", learning_rate(plan).to_string()),
         ("weight-decay", training.weight_decay.to_string()),
         ("clip-grad", training.clip_norm.unwrap_or(0.0).to_string()),
     ];
@@ -226,7 +227,6 @@ fn training_arguments(plan: &Plan) -> Arguments {
             arguments.push(("optimizer", "sgd".into()));
             arguments.push(("sgd-momentum", training.momentum.to_string()));
         }
-        // The nearest plan of LAMB has AdamW.
         Optimizer::Adam | Optimizer::AdamW | Optimizer::Lamb => {
             arguments.push(("optimizer", "adam".into()));
             arguments.push(("adam-beta1", training.beta1.to_string()));

@@ -2,7 +2,9 @@
 //! framework's own file has the rest.
 
 use super::FrameworkError;
-use foretell_program::{CollectiveAlgorithm, Layout, Optimizer, Overlap, Plan, Recompute, Schedule, Stack, Training};
+use foretell_program::{
+    CollectiveAlgorithm, Layout, Optimizer, Overlap, Plan, PlannedWorkload, Recompute, RunLength, Schedule, Stack, Training,
+};
 use foretell_units::Bytes;
 
 /// A plan on its way to a framework.
@@ -27,7 +29,7 @@ impl Nearest {
         let plan = Plan { layout, stack: Stack::new(stack), overlap: Overlap::default(), ..plan.clone() };
         let mut nearest = Self { framework, plan, differences: Vec::new() };
         nearest.uniform();
-        nearest.without_recipe();
+        nearest.plain_training();
         // Adam without weight decay and AdamW without it are the same.
         if nearest.plan.training.weight_decay == 0.0 && nearest.plan.optimizer == Optimizer::AdamW {
             nearest.plan.optimizer = Optimizer::Adam;
@@ -61,33 +63,39 @@ impl Nearest {
         }
     }
 
-    /// Removes what of a recipe is code in frameworks, and not an option that all of them have.
-    fn without_recipe(&mut self) {
-        let usual = Training::default();
-        let optimizer = if self.plan.optimizer == Optimizer::Lamb { Optimizer::AdamW } else { self.plan.optimizer };
-        self.replace(|plan| &mut plan.optimizer, optimizer, "the optimizer is AdamW, and not LAMB");
-        self.replace(|plan| &mut plan.training.optimizer, usual.optimizer, String::new());
-        self.replace(|plan| &mut plan.training.schedule, usual.schedule, "the learning rate is constant: `schedule` is left out");
-        self.replace(|plan| &mut plan.training.warm_up, usual.warm_up, "`warm_up` is left out");
-        self.replace(|plan| &mut plan.training.no_decay, usual.no_decay, "the framework decides which weights decay");
-        self.replace(|plan| &mut plan.training.label_smoothing, usual.label_smoothing, "`label_smoothing` is left out");
-        self.replace(|plan| &mut plan.training.class_weights, usual.class_weights, "`class_weights` are left out");
-        self.replace(|plan| &mut plan.training.frozen, usual.frozen, "every parameter is trained: `frozen` is left out");
-        self.replace(|plan| &mut plan.training.print_every, usual.print_every, String::new());
-        self.replace(|plan| &mut plan.training.save_every, usual.save_every, String::new());
-        self.replace(|plan| &mut plan.training.evaluate_every, usual.evaluate_every, String::new());
+    /// Keeps the optimizer's numbers of the training, and leaves the rest to the framework.
+    fn plain_training(&mut self) {
+        if self.plan.optimizer == Optimizer::Lamb {
+            self.plan.optimizer = Optimizer::AdamW;
+            self.differences.push("the optimizer is adamw, and not lamb".into());
+        }
+        let training = &self.plan.training;
+        let plain = Training {
+            learning_rate: training.learning_rate,
+            momentum: training.momentum,
+            nesterov: training.nesterov,
+            weight_decay: training.weight_decay,
+            beta1: training.beta1,
+            beta2: training.beta2,
+            epsilon: training.epsilon,
+            clip_norm: training.clip_norm,
+            loss_scale: training.loss_scale,
+            ..Training::default()
+        };
+        let without_optimizer = Training { optimizer: None, ..training.clone() };
+        if without_optimizer != plain {
+            self.differences.push("`training` keeps its optimizer's numbers only; the framework has its own recipe".into());
+        }
+        self.plan.training = plain;
+        self.replace(|plan| &mut plan.workload, PlannedWorkload::default(), "`workload` is left out");
     }
 
-    /// Replaces a value that the framework lacks. An empty `difference` is not told: it changes
-    /// nothing that the framework does.
+    /// Replaces a value that the framework lacks.
     pub(super) fn replace<T: PartialEq>(&mut self, field: fn(&mut Plan) -> &mut T, value: T, difference: impl Into<String>) {
         let place = field(&mut self.plan);
         if *place != value {
             *place = value;
-            let difference = difference.into();
-            if !difference.is_empty() {
-                self.differences.push(difference);
-            }
+            self.differences.push(difference.into());
         }
     }
 
@@ -136,4 +144,9 @@ impl Nearest {
         self.plan.layout.recompute = Recompute::Full;
         self.differences.push("every block is recomputed: `recompute: full`".into());
     }
+}
+
+/// The learning rate of a plan without a schedule.
+pub(super) fn learning_rate(plan: &Plan) -> f32 {
+    plan.learning_rate_at(0, RunLength { steps: 1, steps_per_epoch: 1 })
 }

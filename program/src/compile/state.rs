@@ -12,7 +12,7 @@ use super::recipe::{BucketTraining, Constant, constants, exempt_parameters, froz
 use crate::mesh::{Axis, Mesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Optimizer, Plan, PlanError};
-use foretell_models::{Operator, OperatorKind, Role, TensorId};
+use foretell_models::{Graph, Operator, OperatorKind, Role, TensorId};
 use foretell_units::{Bytes, DataType};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
@@ -72,8 +72,6 @@ pub(super) struct RunningStatistics {
 #[derive(Clone, Debug)]
 pub(super) struct StageState {
     pub(super) buckets: Vec<Bucket>,
-    /// The bucket of each gradient tensor.
-    bucket_of_gradient: FxHashMap<TensorId, usize>,
     /// The bucket of each parameter, by name: evaluation numbers its tensors differently.
     bucket_of_parameter: FxHashMap<String, usize>,
     /// Whether each rank keeps only its shard of the gradients between micro-batches (ZeRO 2).
@@ -145,7 +143,6 @@ impl StageState {
         let is_of_stage = |operator: &Operator| cuts.stage(operator) == stage;
         let mut state = Self {
             buckets: Vec::new(),
-            bucket_of_gradient: FxHashMap::default(),
             bucket_of_parameter: FxHashMap::default(),
             shards_gradients: shards > 1 && plan.layout.zero >= 2,
             gathers,
@@ -172,7 +169,7 @@ impl StageState {
             bucket.elements = bucket.elements.next_multiple_of(BUCKET_ALIGNMENT * bucket.shards);
         }
         for operator in lowering.graph.operators.iter().filter(|operator| cuts.stage(operator) == stage) {
-            for bucket in state.buckets_written(operator) {
+            for bucket in state.buckets_written(&lowering.graph, operator) {
                 state.buckets[bucket].writers += 1;
             }
         }
@@ -183,8 +180,7 @@ impl StageState {
     fn add_trained(&mut self, lowering: &Lowering, completed: CompletedGradient, training: BucketTraining, limit: Bytes) {
         let CompletedGradient { operator, parameter, gradient, stages, .. } = completed;
         let kind = bucket_kind(lowering.sharding.produced(gradient));
-        let index = self.add_to_bucket(lowering, (operator, parameter), (kind, stages, training), limit);
-        self.bucket_of_gradient.insert(gradient, index);
+        self.add_to_bucket(lowering, (operator, parameter), (kind, stages, training), limit);
     }
 
     /// Adds a frozen parameter to a bucket. ZeRO shards it only if it shards the others: it has no
@@ -198,14 +194,14 @@ impl StageState {
     }
 
     /// Adds a parameter to the last bucket of its kind, or to a new one if that bucket would become
-    /// larger than `limit`. Returns the bucket.
+    /// larger than `limit`.
     fn add_to_bucket(
         &mut self,
         lowering: &Lowering,
         (operator, parameter): (usize, TensorId),
         (kind, stages, training): (Placements, Vec<usize>, BucketTraining),
         limit: Bytes,
-    ) -> usize {
+    ) {
         let placements = lowering.sharding.settled(parameter);
         // Parameters that are dropped after use are gathered block by block.
         let is_dropped = self.gathers == ParameterGathers::EveryPass && stages.len() == 1;
@@ -232,7 +228,6 @@ impl StageState {
         let bucket = &mut self.buckets[index];
         bucket.members.push(Member { parameter, name, shape, placements, offset: bucket.elements });
         bucket.elements += padded;
-        index
     }
 
     /// Whether each rank keeps only its shard of a bucket's gradients between micro-batches.
@@ -251,8 +246,10 @@ impl StageState {
     }
 
     /// The bucket of a gradient tensor.
-    pub(super) fn bucket_of_gradient(&self, gradient: TensorId) -> Option<usize> {
-        self.bucket_of_gradient.get(&gradient).copied()
+    pub(super) fn bucket_of_gradient(&self, graph: &Graph, tensor: TensorId) -> Option<usize> {
+        // By the parameter's name, since graphs number their tensors differently.
+        let Role::ParameterGradient(parameter) = graph.tensor(tensor).role else { return None };
+        self.bucket_of_parameter(&graph.tensor(parameter).name)
     }
 
     /// The bucket of a parameter.
@@ -261,8 +258,8 @@ impl StageState {
     }
 
     /// The buckets whose gradients an operator adds to, ascending.
-    pub(super) fn buckets_written(&self, operator: &Operator) -> BTreeSet<usize> {
-        operator.outputs.iter().filter_map(|output| self.bucket_of_gradient(output.tensor)).collect()
+    pub(super) fn buckets_written(&self, graph: &Graph, operator: &Operator) -> BTreeSet<usize> {
+        operator.outputs.iter().filter_map(|output| self.bucket_of_gradient(graph, output.tensor)).collect()
     }
 }
 

@@ -49,7 +49,10 @@ impl ProfiledGpu {
         let rate = group.nics.map(|nics| nics.total_bandwidth());
         let link = group.link.filter(|link| link.kind == NodeLinkKind::Pcie).map(|link| pcie_generation(link).0);
         let mut cluster = profiles.cluster(name, link, group.devices, topology.device_count(), rate).ok()?;
-        cluster.gpu.estimated |= known.is_none();
+        if known.is_none() {
+            cluster.gpu.estimated = true;
+            cluster.gpu.spread = Some(profiles.unseen_device.unwrap_or(profiles.unseen));
+        }
         let generation = &cluster.gpu.generation;
         let remark = match known {
             None => Some(format!(

@@ -190,10 +190,10 @@ impl Profiles {
             }
         }
         self.fitted_values += fitted.network.len();
-        if let Some(spread) = fitted.unseen_device {
-            self.unseen_device = Some(spread);
-            self.devices.values_mut().filter(|device| device.estimated).for_each(|device| device.spread = Some(spread));
-        }
+        self.unseen_device = fitted.unseen_device;
+        // Devices without runs have the interval of sources without, until that of devices is known.
+        let spread = self.unseen_device.or(fitted.unseen);
+        self.devices.values_mut().filter(|device| device.estimated).for_each(|device| device.spread = spread);
         Ok(())
     }
 

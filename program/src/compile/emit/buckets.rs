@@ -86,7 +86,11 @@ impl GradientBuckets {
         (tensor, micro_batch): (TensorId, usize),
     ) -> Option<SumTarget> {
         let name = stage.name(tensor);
-        let buffer = match stage.state.bucket_of_gradient(tensor).filter(|&bucket| stage.state.shards_gradients(bucket)) {
+        let buffer = match stage
+            .state
+            .bucket_of_gradient(&stage.lowering.graph, tensor)
+            .filter(|&bucket| stage.state.shards_gradients(bucket))
+        {
             Some(bucket) => {
                 let unscattered =
                     self.unscattered.entry((bucket, micro_batch)).or_insert_with(|| unscattered_bucket(list, stage, bucket));
@@ -104,7 +108,7 @@ impl GradientBuckets {
         let writers = self.writers.entry((task.chunk, task.pass)).or_insert_with(|| {
             let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
             for &id in stage.operators_of(task) {
-                for bucket in stage.state.buckets_written(stage.operator(id)) {
+                for bucket in stage.state.buckets_written(&stage.lowering.graph, stage.operator(id)) {
                     *counts.entry(bucket).or_default() += 1;
                 }
             }
@@ -124,7 +128,7 @@ impl GradientBuckets {
         id: OperatorId,
         micro_batch: usize,
     ) {
-        for bucket in stage.state.buckets_written(stage.operator(id)) {
+        for bucket in stage.state.buckets_written(&stage.lowering.graph, stage.operator(id)) {
             self.writers_left[bucket] -= 1;
             let is_complete = self.writers_left[bucket] == 0;
             if stage.state.shards_gradients(bucket) {
