@@ -42,8 +42,8 @@ pub struct Choices {
     /// Memory limit per rank, such as 72GB
     #[arg(long, value_name = "SIZE")]
     pub memory_limit: Option<Bytes>,
-    /// Share of each GPU's memory to leave free, such as `6%`, for the driver, the libraries and what
-    /// an allocator loses [default: 2.5% with our own stack, 6% with others; none with
+    /// Share of each GPU's memory to leave free, such as `6%`, for the driver, the libraries and
+    /// what an allocator loses [default: 2.5% with our own stack, 6% with others; none with
     /// `--memory-limit`]
     #[arg(long, value_name = "SHARE", value_parser = share)]
     pub headroom: Option<f64>,

@@ -59,8 +59,8 @@ pub fn explanation(
     Ok(text)
 }
 
-/// Says that a search was ended early, and how far its answer may be from the best; `None` if it was
-/// not.
+/// Says that a search was ended early, and how far its answer may be from the best; `None` if it
+/// was not.
 pub fn cut_off(planned: &Planned) -> Option<String> {
     let search = &planned.search;
     let gap = if search.gap.is_finite() {

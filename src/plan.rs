@@ -36,7 +36,8 @@ pub struct Arguments {
     /// Pareto front of step time, memory and devices
     #[arg(long, conflicts_with_all = ["output", "explain"])]
     front: bool,
-    /// Lay a plan of your own beside the answer: its prediction, and where the difference comes from
+    /// Lay a plan of your own beside the answer: its prediction, and where the difference comes
+    /// from
     #[arg(long, value_name = "FILE", conflicts_with_all = ["scaling", "front"])]
     compare: Option<PathBuf>,
     /// Write the plot of `--scaling` or `--front` into a folder (SVG and PNG)

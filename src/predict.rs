@@ -152,8 +152,8 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
     })
 }
 
-/// Prints the caveats of a prediction: estimated devices, what costs assume, estimated costs, shared
-/// devices.
+/// Prints the caveats of a prediction: estimated devices, what costs assume, estimated costs,
+/// shared devices.
 pub fn print_caveats(topology: &Topology, prediction: &Prediction, ranks: usize, remarks: &[String]) {
     for remark in topology.notes().iter().chain(remarks) {
         note(remark);

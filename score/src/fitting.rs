@@ -7,8 +7,8 @@
 //!
 //! The nouns: a [`Case`] is a row of the fit, compiled. A [`Fit`] has the values, and the residuals
 //! of rows held out by row, by group and by source. [`score_left_out`] refits without a source, a
-//! device, a stack or a model, and scores its rows. It must not read `fitted.yaml` for a row that it
-//! leaves out, except for the point at which it linearises.
+//! device, a stack or a model, and scores its rows. It must not read `fitted.yaml` for a row that
+//! it leaves out, except for the point at which it linearises.
 
 mod cases;
 mod leave_out;

@@ -98,8 +98,8 @@ fn find(names: &Names, text: &str) -> Option<&'static str> {
 }
 
 /// Returns whether a text has a word, in any case. A word ends where letters and digits meet others
-/// or each other: `RTX4090` has `4090` and `GB200` no `b200`. An underscore joins: `q_lora_rank` has
-/// no `lora`.
+/// or each other: `RTX4090` has `4090` and `GB200` no `b200`. An underscore joins: `q_lora_rank`
+/// has no `lora`.
 pub(crate) fn says(text: &str, word: &str) -> bool {
     let text = text.to_lowercase();
     let kind = |character: char| match character {

@@ -1,5 +1,5 @@
-//! Cells of the published table that are unclear: `tests/published/unclear.yaml` lists them, each with
-//! the value to read in its place and the reason.
+//! Cells of the published table that are unclear: `tests/published/unclear.yaml` lists them, each
+//! with the value to read in its place and the reason.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;

@@ -1,5 +1,5 @@
-//! What `score` knows of a row can be said in a plan: the plan's prediction is the row's, to the last
-//! bit.
+//! What `score` knows of a row can be said in a plan: the plan's prediction is the row's, to the
+//! last bit.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use foretell_models::Model;

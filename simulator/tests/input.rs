@@ -24,8 +24,8 @@ fn a_step_takes_as_long_as_the_slowest_part() {
         (deep, 0.05, 0.064, InputBound::Workers),
         (InputPipeline { workers: 16, ..deep }, 0.02, 0.032, InputBound::Storage),
         (InputPipeline { workers: 16, storage: None, ..deep }, 0.02, 0.02, InputBound::Step),
-        // On one core the kernels' 50 ms and the decoding's 256 ms follow each other; three do it in
-        // a third, and with six the four workers limit.
+        // On one core the kernels' 50 ms and the decoding's 256 ms follow each other; three do it
+        // in a third, and with six the four workers limit.
         (InputPipeline { shared_cores: Some(1.0), ..deep }, 0.05, 0.306, InputBound::Cores),
         (InputPipeline { shared_cores: Some(3.0), ..deep }, 0.05, 0.102, InputBound::Cores),
         (InputPipeline { shared_cores: Some(6.0), ..deep }, 0.05, 0.064, InputBound::Workers),

@@ -46,8 +46,8 @@ pub fn input_costs(dataset: &Dataset) -> Result<Option<InputCosts>, DataError> {
 }
 
 /// Reads the files of samples, group by group. Returns their size together, and the rate of the
-/// group that was read fastest: others may have met other work on the machine. `None` if the samples
-/// have no files.
+/// group that was read fastest: others may have met other work on the machine. `None` if the
+/// samples have no files.
 fn read(dataset: &Dataset, samples: &[usize]) -> Option<(u64, BytesPerSecond)> {
     let (mut total, mut fastest) = (0, 0.0_f64);
     for group in samples.chunks(READERS * FILES_PER_READER) {

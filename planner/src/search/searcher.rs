@@ -126,8 +126,8 @@ impl<'a> Searcher<'a> {
         PlannerError::OutOfTime { layouts: self.search.layouts, out_of_memory: self.search.out_of_memory }
     }
 
-    /// Queues every family of the space with its arithmetic bound, and counts the layouts. Simulates
-    /// those that the estimates rank first.
+    /// Queues every family of the space with its arithmetic bound, and counts the layouts.
+    /// Simulates those that the estimates rank first.
     fn fill_queue(&mut self) -> Result<(), PlannerError> {
         if self.has_answer() && self.is_over() {
             self.bound_of_unlisted = Some(self.bounds.least_value());

@@ -25,8 +25,8 @@ pub(crate) struct DeviceKinds {
 }
 
 impl DeviceKinds {
-    /// Describes the first `devices` devices of `topology`, whose ranks may use at most `limit`, and
-    /// on GPUs all memory but a share `headroom`.
+    /// Describes the first `devices` devices of `topology`, whose ranks may use at most `limit`,
+    /// and on GPUs all memory but a share `headroom`.
     pub(crate) fn new(topology: &Topology, devices: usize, limit: Option<Bytes>, headroom: f64) -> Self {
         let (mut kinds, mut runs): (Vec<usize>, Vec<(usize, usize)>) = (Vec::new(), Vec::new());
         for device in 0..devices.min(topology.device_count()) {

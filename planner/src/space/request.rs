@@ -52,8 +52,8 @@ pub struct Request<'a> {
     /// Gap at which the search may end: how far the best candidate may lie above the lower bound,
     /// as a share of the bound. Small spaces are always searched until the gap is zero.
     pub tolerance: f64,
-    /// Whether neighbours of the answer are simulated that no layout of the space is: other buckets,
-    /// cuts block by block, recomputation by stage.
+    /// Whether neighbours of the answer are simulated that no layout of the space is: other
+    /// buckets, cuts block by block, recomputation by stage.
     pub searches_locally: bool,
     /// How much slower a simpler layout may be to be preferred, as a share.
     pub simplicity_margin: f64,

@@ -19,8 +19,8 @@
 //! - `scores FILE` scores all rows and writes them to FILE.
 //! - `without SOURCE,SOURCE...` fits without these sources and scores their declared rows, once for
 //!   each list.
-//! - `left-out FILE source|device|stack|model` scores all rows as `foretell score --leave-out` does,
-//!   and writes them to FILE.
+//! - `left-out FILE source|device|stack|model` scores all rows as `foretell score --leave-out`
+//!   does, and writes them to FILE.
 //! - `kernels ROW STAGE` prints a stage's memory and the time of its instructions.
 //!
 //! The environment variable PROFILES names a folder of profile files to use in place of the

@@ -92,7 +92,8 @@ fn refits(
             residuals: &state.residuals,
             offsets: &state.offsets,
         };
-        // Folds in the order of `names`; a name without rows of this quantity has none to leave out.
+        // Folds in the order of `names`; a name without rows of this quantity has none to leave
+        // out.
         let own: Vec<String> = problem.measured.iter().map(|(index, _)| keys[*index].clone()).collect();
         let of_fold: Vec<Refit> = linear.refits(&folds(&own, usize::MAX))?;
         let found: Vec<&String> = own.iter().collect::<BTreeSet<_>>().into_iter().collect();

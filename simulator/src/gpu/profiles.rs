@@ -191,7 +191,8 @@ impl Profiles {
         }
         self.fitted_values += fitted.network.len();
         self.unseen_device = fitted.unseen_device;
-        // Devices without runs have the interval of sources without, until that of devices is known.
+        // Devices without runs have the interval of sources without, until that of devices is
+        // known.
         let spread = self.unseen_device.or(fitted.unseen);
         self.devices.values_mut().filter(|device| device.estimated).for_each(|device| device.spread = spread);
         Ok(())
