@@ -77,7 +77,8 @@ def accelerate(folder, _):
 
     config = load_config_from_file(str(folder / "accelerate.yaml"))
     document = json.loads((folder / "training_arguments.json").read_text())
-    # A machine without GPUs trains neither in bf16 nor with FSDP; the parser still reads every field.
+    # A machine without GPUs trains neither in bf16 nor with FSDP. The parser still reads every
+    # field.
     fields = {field.name for field in __import__("dataclasses").fields(TrainingArguments)}
     unknown = set(document) - fields
     assert not unknown, unknown

@@ -2,9 +2,9 @@
 
 mod documents;
 
-use crate::execute::BadSamplePolicy;
 use crate::failure::Failure;
 use crate::output;
+use crate::training::BadSamplePolicy;
 use clap::{Args, Subcommand};
 use documents::Documents;
 use foretell_executor::data::TokenFileWriter;

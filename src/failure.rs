@@ -34,15 +34,6 @@ impl Failure {
         Failure::Input(format!("{}: {error}", path.display()))
     }
 
-    /// Prints the failure on standard error, and with `--json` also as one document on standard
-    /// output.
-    pub fn report(&self, json: bool) {
-        crate::output::message(&format!("error: {self}"));
-        if json {
-            let _ = crate::output::json(&self.document());
-        }
-    }
-
     /// The failure as JSON: what happened, how to fix it, and where.
     pub fn document(&self) -> Value {
         let (code, text) = match self {

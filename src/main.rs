@@ -33,6 +33,7 @@ mod score;
 mod simulate;
 mod sizes;
 mod tensorboard;
+mod training;
 mod what_if;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -94,6 +95,15 @@ enum Command {
     },
 }
 
+/// Prints a failure on standard error, and with `--json` also as one document on standard output.
+fn report(failure: &Failure, json: bool) {
+    output::message(&format!("error: {failure}"));
+    if json {
+        // The exit status tells the failure even if standard output is closed.
+        let _ = output::json(&failure.document());
+    }
+}
+
 fn main() -> ExitCode {
     foretell_executor::machine::keep_freed_memory();
     let arguments = match Arguments::try_parse() {
@@ -144,7 +154,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            failure.report(json);
+            report(&failure, json);
             ExitCode::from(failure.status())
         }
     }

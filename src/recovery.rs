@@ -1,11 +1,11 @@
 //! Going on: from a run's checkpoint (`--resume`), and after the loss of a rank (`--max-restarts`,
 //! `--elastic`).
 
-use crate::execute::{ExecutorFailure, SaveEvery, Training, TrainingArguments, train};
 use crate::failure::Failure;
 use crate::output;
 use crate::plan_file::LoadedPlan;
 use crate::predict::{self, oversubscription};
+use crate::training::{ExecutorFailure, SaveEvery, Training, TrainingArguments, train};
 use foretell_executor::checkpoint::{CheckpointError, CheckpointState, FoundCheckpoint, last_whole};
 use foretell_executor::{ExecutorError, Length, Outcome, Start, StopSignals, World};
 use foretell_planner::{Request, plan};

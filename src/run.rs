@@ -3,7 +3,7 @@
 use crate::calibrate::{Needs, Patience, measure, to_yaml};
 use crate::check::check_compiled;
 use crate::choices::Choices;
-use crate::execute::{self, Training, TrainingArguments};
+use crate::execute;
 use crate::failure::Failure;
 use crate::input;
 use crate::inputs::{self, NamedModel};
@@ -14,6 +14,7 @@ use crate::plan_file::LoadedPlan;
 use crate::predict;
 use crate::recovery::Recovery;
 use crate::run_folder::RunFolder;
+use crate::training::{Training, TrainingArguments};
 use clap::Args;
 use foretell_executor::TransportKind;
 use foretell_reports::{check_table, layouts_table};

@@ -177,7 +177,7 @@ fn weights_initialise_a_model_whose_head_may_differ() {
     let output = scratch.run(&[&basic[..], &["--no-evaluation", "--oversubscribe"]].concat());
     let message = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{message}");
-    assert!(message.contains("`fc.weight`") && message.contains("start anew"), "{message}");
+    assert!(message.contains("`fc.weight`") && message.contains("start fresh"), "{message}");
     // With the same head the first loss is that of the trained weights.
     let tuned = scratch.train(RESNET, 1, 0, &["--init", weights, "--data", "synthetic", "--run", "same"]);
     let fresh = scratch.train(RESNET, 1, 0, &["--data", "synthetic", "--run", "fresh"]);

@@ -10,7 +10,6 @@
 //! name is whole, unless the disk damaged it, which [`last_whole`] notices.
 
 mod commit;
-mod error;
 mod finding;
 mod layout;
 mod loading;
@@ -18,10 +17,11 @@ mod state;
 mod weights;
 mod writer;
 
-pub use error::CheckpointError;
+pub use crate::checkpoint_error::CheckpointError;
+pub use crate::job::Scaler;
 pub use finding::{FoundCheckpoint, last_whole};
 pub use loading::check_start;
-pub use state::{CheckpointState, DataPosition, FileState, Scaler};
+pub use state::{CheckpointState, DataPosition, FileState};
 pub use weights::InitialWeights;
 
 pub(crate) use commit::{CheckpointFolder, Commit};

@@ -1,12 +1,12 @@
 //! Errors of a run, worded for the person who started it.
 
 use crate::backend::BackendError;
-use crate::checkpoint::CheckpointError;
+use crate::checkpoint_error::CheckpointError;
 use crate::data::DataError;
-use crate::signals::stop_signal_name;
 use crate::transport::TransportError;
 use foretell_program::PlanError;
 use foretell_units::Bytes;
+use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -137,6 +137,16 @@ impl ExecutorError {
                 | ExecutorError::Cuda(crate::backend::CudaError::Aborted)
                 | ExecutorError::Transport(TransportError::PeerLost { .. } | TransportError::Aborted)
         )
+    }
+}
+
+/// The name of a signal that stops runs.
+pub fn stop_signal_name(signal: i32) -> &'static str {
+    match signal {
+        SIGTERM => "SIGTERM",
+        SIGINT => "SIGINT",
+        SIGUSR1 => "SIGUSR1",
+        _ => "a signal",
     }
 }
 

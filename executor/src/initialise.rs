@@ -175,7 +175,7 @@ mod tests {
             let stage = compiled.training.list_of(Rank(1)).clone();
             let arena = Arenas::new(stage.arena, stage.host_arena, None).expect("a small arena");
             let state = RankState::new(&compiled.training, &graph, Rank(1));
-            let source = StateSource::anew();
+            let source = StateSource::fresh();
             initialise(&state, &arena, &source, 3).expect("the parameters are initialised");
             (stage, arena)
         };

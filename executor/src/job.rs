@@ -2,10 +2,9 @@
 //!
 //! The launcher sends a [`Job`] first and an [`Order`] at the end. A rank sends [`Report`]s.
 
-use crate::checkpoint::Scaler;
 use crate::data::{DataSource, InputOptions};
 use crate::error::ExecutorError;
-use foretell_models::{Kernel, Model};
+use foretell_models::{Control, Kernel, Model};
 use foretell_program::{Exchange, MetricKind, Period, Plan, Reach, Sample};
 use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Serialize};
@@ -51,7 +50,7 @@ pub struct TrainingJob {
 pub enum Start {
     /// Initial values that are drawn.
     #[default]
-    Anew,
+    Fresh,
     /// The weights in a safetensors file, an index of several, or a folder of either.
     Weights(PathBuf),
     /// A checkpoint.
@@ -342,6 +341,46 @@ pub(crate) enum Order {
     StopAfter { steps: usize },
     /// Exit: all ranks have finished, or the cause of a failure is known.
     Leave,
+}
+
+/// The state of loss scaling and of clipping.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Scaler {
+    /// The factor on the loss.
+    pub loss_scale: f32,
+    /// The number of updates, without those that were skipped.
+    pub updates: f32,
+    /// The number of steps since the factor changed.
+    pub growth_tracker: f32,
+    /// The number of steps whose update was skipped.
+    pub skipped_steps: f32,
+}
+
+impl Scaler {
+    /// Takes it out of the control of an update.
+    pub(crate) fn of_control(control: &[f32]) -> Self {
+        let number = |number: Control| control.get(number.place()).copied().unwrap_or_default();
+        Self {
+            loss_scale: number(Control::LossScale),
+            updates: number(Control::Updates),
+            growth_tracker: number(Control::Streak),
+            skipped_steps: number(Control::SkippedSteps),
+        }
+    }
+
+    /// Puts it into the control of an update.
+    pub(crate) fn put_into(self, control: &mut [f32]) {
+        for (number, value) in [
+            (Control::LossScale, self.loss_scale),
+            (Control::Updates, self.updates),
+            (Control::Streak, self.growth_tracker),
+            (Control::SkippedSteps, self.skipped_steps),
+        ] {
+            if let Some(place) = control.get_mut(number.place()) {
+                *place = value;
+            }
+        }
+    }
 }
 
 #[cfg(test)]

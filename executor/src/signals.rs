@@ -44,13 +44,3 @@ impl StopSignals {
         }
     }
 }
-
-/// The name of a signal that stops runs.
-pub fn stop_signal_name(signal: i32) -> &'static str {
-    match signal {
-        SIGTERM => "SIGTERM",
-        SIGINT => "SIGINT",
-        SIGUSR1 => "SIGUSR1",
-        _ => "a signal",
-    }
-}

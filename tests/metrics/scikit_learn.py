@@ -32,7 +32,8 @@ def case(samples, classes, unpredicted, seed):
         "f1": f1.tolist(),
         "support": support.tolist(),
         "macro": list(macro[:3]),
-        # scikit-learn refuses scores whose sums are not exactly one; its macro average is this mean.
+        # scikit-learn refuses scores whose sums are not exactly one. Its macro average is this
+        # mean.
         "roc_auc": areas,
         "macro_roc_auc": float(numpy.mean(areas)),
         "confusion": confusion_matrix(labels, predictions).tolist(),

@@ -210,7 +210,7 @@ impl PreparedStep {
 
     /// Fills the parameters.
     fn initialise(&self, arenas: &Arenas) -> Result<(), ExecutorError> {
-        initialise(&RankState::new(&self.program, &self.graph, self.rank), arenas, &StateSource::anew(), 0)
+        initialise(&RankState::new(&self.program, &self.graph, self.rank), arenas, &StateSource::fresh(), 0)
     }
 }
 

@@ -1,9 +1,9 @@
 //! The launcher's part of writing checkpoints: the folder, and what makes a checkpoint whole.
 
-use super::error::CheckpointError;
 use super::layout::CheckpointLayout;
 use super::state::{CheckpointState, FileState};
 use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
+use crate::checkpoint_error::CheckpointError;
 use crate::files::write_whole;
 use sha2::{Digest, Sha256};
 use std::fs::File;

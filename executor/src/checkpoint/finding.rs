@@ -1,9 +1,9 @@
 //! Finding the checkpoint to go on from.
 
 use super::commit::{CheckpointFolder, describe};
-use super::error::CheckpointError;
 use super::state::CheckpointState;
 use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
+use crate::checkpoint_error::CheckpointError;
 use std::path::{Path, PathBuf};
 
 /// A whole checkpoint.

@@ -1,7 +1,7 @@
 //! The places of all tensors in a checkpoint's files. They follow from the model and the optimizer,
 //! so that every rank knows them without asking.
 
-use super::error::CheckpointError;
+use crate::checkpoint_error::CheckpointError;
 use foretell_models::{Graph, Tensor, TensorId};
 use foretell_program::{Plan, StateValue};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};

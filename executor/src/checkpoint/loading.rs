@@ -1,9 +1,9 @@
 //! The values that a run starts with: those of a checkpoint, or of a file of weights.
 
-use super::error::CheckpointError;
 use super::state::CheckpointState;
 use super::weights::{Heads, InitialWeights, Matching, TensorFiles};
 use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
+use crate::checkpoint_error::CheckpointError;
 use crate::job::{Start, TrainingJob};
 use foretell_models::{Graph, GraphOptions, Tensor};
 use foretell_program::{PlanError, StateValue};
@@ -46,7 +46,7 @@ impl StateSource {
     pub(crate) fn open(job: &TrainingJob, graph: &Graph) -> Result<Self, CheckpointError> {
         let scales_loss = job.plan.scales_loss();
         match &job.start {
-            Start::Anew => Ok(Self::anew()),
+            Start::Fresh => Ok(Self::anew()),
             Start::Weights(path) => {
                 let files = TensorFiles::open(path)?;
                 let matching = Matching::new(&files, graph, Heads::MayDiffer)?;
@@ -64,8 +64,8 @@ impl StateSource {
         }
     }
 
-    /// The source of a run that starts anew.
-    pub(crate) fn anew() -> Self {
+    /// The source of a run that starts fresh.
+    pub(crate) fn fresh() -> Self {
         Self { weights: None, checkpoint: None, scales_loss: false }
     }
 

@@ -1,15 +1,12 @@
 //! `state.json`: the part of a checkpoint that is not tensors.
 
-use super::error::CheckpointError;
-use crate::job::{Length, TrainingJob};
-use foretell_models::{Control, Model, Optimizer};
+use crate::checkpoint_error::{CheckpointError, FORMAT};
+use crate::job::{Length, Scaler, TrainingJob};
+use foretell_models::{Model, Optimizer};
 use foretell_program::{Plan, RunLength};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
-
-/// The newest format of checkpoints that this version knows, which is the one that it writes.
-pub(super) const FORMAT: u64 = 1;
 
 /// The contents of `state.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -55,19 +52,6 @@ pub struct DataPosition {
     pub step: usize,
     /// The number of samples of the epoch that were used.
     pub samples: usize,
-}
-
-/// The state of loss scaling and of clipping.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Scaler {
-    /// The factor on the loss.
-    pub loss_scale: f32,
-    /// The number of updates, without those that were skipped.
-    pub updates: f32,
-    /// The number of steps since the factor changed.
-    pub growth_tracker: f32,
-    /// The number of steps whose update was skipped.
-    pub skipped_steps: f32,
 }
 
 /// A file of a checkpoint, as it was written.
@@ -132,14 +116,14 @@ impl CheckpointState {
         if own.state_names() != other.state_names() {
             return refuse(
                 format!("its optimizer is `{}`, the plan's `{}`", own.name(), other.name()),
-                "use the same optimizer, or start anew from its weights with `--init`",
+                "use the same optimizer, or start fresh from its weights with `--init`",
             );
         }
         let (own, other) = (self.plan.global_batch, job.plan.global_batch);
         if own != other {
             return refuse(
                 format!("its global batch has {own} samples, the plan's {other}"),
-                "keep `global_batch`, or start anew from its weights with `--init`",
+                "keep `global_batch`, or start fresh from its weights with `--init`",
             );
         }
         if self.seed != job.seed {
@@ -152,36 +136,9 @@ impl CheckpointState {
         if self.data != data {
             return refuse(
                 format!("it was trained on `{}`, not on `{data}`", self.data),
-                "use the same `--data`, or start anew from its weights with `--init`",
+                "use the same `--data`, or start fresh from its weights with `--init`",
             );
         }
         Ok(())
-    }
-}
-
-impl Scaler {
-    /// Takes it out of the control of an update.
-    pub(crate) fn of_control(control: &[f32]) -> Self {
-        let number = |number: Control| control.get(number.place()).copied().unwrap_or_default();
-        Self {
-            loss_scale: number(Control::LossScale),
-            updates: number(Control::Updates),
-            growth_tracker: number(Control::Streak),
-            skipped_steps: number(Control::SkippedSteps),
-        }
-    }
-
-    /// Puts it into the control of an update.
-    pub(super) fn put_into(self, control: &mut [f32]) {
-        for (number, value) in [
-            (Control::LossScale, self.loss_scale),
-            (Control::Updates, self.updates),
-            (Control::Streak, self.growth_tracker),
-            (Control::SkippedSteps, self.skipped_steps),
-        ] {
-            if let Some(place) = control.get_mut(number.place()) {
-                *place = value;
-            }
-        }
     }
 }

@@ -1,6 +1,6 @@
 //! Files of weights: opening them, and finding a model's tensors in them.
 
-use super::error::CheckpointError;
+use crate::checkpoint_error::CheckpointError;
 use crate::half::Half;
 use foretell_models::{Graph, PublicTensor, Role, Tensor};
 use memmap2::Mmap;
@@ -42,7 +42,7 @@ const BASE_PREFIXES: [&str; 3] = ["transformer.", "model.", "bert."];
 /// What was found in a file of weights.
 #[derive(Clone, Debug, Default)]
 pub struct InitialWeights {
-    /// The tensors that start anew because the file has them in another size, or not at all.
+    /// The tensors that start fresh because the file has them in another size, or not at all.
     pub fresh: Vec<String>,
     /// The tensors of the file that the model does not use.
     pub unused: Vec<String>,
@@ -166,14 +166,14 @@ impl StoredTensor<'_> {
 /// Whether the last layer of a classifier may be missing or have another size.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heads {
-    /// It then starts anew.
+    /// It then starts fresh.
     MayDiffer,
     MustMatch,
 }
 
 /// A model's public tensors, and their names in some files.
 pub(super) struct Matching {
-    /// By public name. Tensors that start anew have no entry.
+    /// By public name. Tensors that start fresh have no entry.
     pub(super) stored: BTreeMap<String, String>,
     pub(super) found: InitialWeights,
 }
@@ -190,7 +190,7 @@ impl Matching {
         };
         for tensor in &graph.tensors {
             let is_head = tensor.dimensions.iter().any(|dimension| dimension.name == "classes");
-            let may_start_anew = heads == Heads::MayDiffer && is_head;
+            let may_start_fresh = heads == Heads::MayDiffer && is_head;
             for PublicTensor { name, shape, .. } in tensor.public_tensors() {
                 let stored = names_in_files(&name).into_iter().find_map(|name| files.tensors.get_key_value(&name));
                 match stored {
@@ -198,11 +198,11 @@ impl Matching {
                         matching.stored.insert(name, stored.clone());
                     }
                     // A name that is known but not used is not one that the model lacks.
-                    Some((stored, _)) if may_start_anew => {
+                    Some((stored, _)) if may_start_fresh => {
                         matching.found.unused.push(stored.clone());
                         matching.found.fresh.push(name);
                     }
-                    None if may_start_anew => matching.found.fresh.push(name),
+                    None if may_start_fresh => matching.found.fresh.push(name),
                     Some((_, (.., info))) => {
                         let (reason, hint) = other_shape(tensor, &name, &shape, &info.shape);
                         return Err(refused(reason, hint));

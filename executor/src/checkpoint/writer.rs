@@ -2,15 +2,14 @@
 //! writes the copy.
 
 use super::commit::partial_folder;
-use super::error::CheckpointError;
 use super::layout::{CheckpointLayout, FileLayout};
-use super::state::Scaler;
 use super::{MODEL_FILE, OPTIMIZER_FILE};
 use crate::arena::Arenas;
 use crate::backend::cuda::{DeviceAddress, StreamHandle};
+use crate::checkpoint_error::CheckpointError;
 use crate::error::ExecutorError;
 use crate::half::Half;
-use crate::job::Report;
+use crate::job::{Report, Scaler};
 use crate::state::{Order, Piece, RankState, Shard};
 use crate::transport::ControlClient;
 use foretell_models::Control;

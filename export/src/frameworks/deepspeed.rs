@@ -22,7 +22,8 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let [nodes, per_node] = job.nodes()?;
     let run = format!(
         "#!/bin/bash\n# {VERSION}, for {} on {nodes} nodes of {per_node} GPUs. The first argument is your training script, which calls\n\
-         # deepspeed.initialize; a hostfile names the nodes.\nset -e\nhere=$(dirname \"$(readlink -f \"$0\")\")\n\
+         # deepspeed.initialize; a hostfile names the nodes.\nset -e\n\
+         here=$(dirname \"$(readlink -f \"$0\")\")\n\
          deepspeed --num_nodes {nodes} --num_gpus {per_node} \"$1\" --deepspeed --deepspeed_config \"$here/deepspeed.json\" \"${{@:2}}\"\n",
         job.name
     );

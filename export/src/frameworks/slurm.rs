@@ -14,7 +14,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
         "#!/bin/bash\n#SBATCH --job-name={name}\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks={ranks}\n#SBATCH --ntasks-per-node={per_node}\n\
          #SBATCH --exclusive\n#SBATCH --output=%x-%j.log\n# {VERSION}. On GPUs add: #SBATCH --gpus-per-node={per_node}\nset -e\n\
          MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\n\
-         # Each rank reads its number from Slurm's environment. The folder must be shared by all nodes.\n\
+         # Each rank reads its number from Slurm's environment. All nodes must share the folder.\n\
          export MASTER_ADDR FORETELL_PORT=$((20000 + SLURM_JOB_ID % 20000)) FORETELL_RENDEZVOUS_DIR=$PWD\n\
          srun foretell execute --plan plan.yaml --run \"run-$SLURM_JOB_ID\" \"$@\"\n"
     );

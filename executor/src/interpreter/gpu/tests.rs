@@ -54,7 +54,7 @@ fn train_rank(
     let programs = [&compiled.training, &compiled.evaluation];
     let mut interpreter = Interpreter::start(&programs, rank, &arenas, transport, samples(0)).expect("the streams start");
     let state = RankState::new(&compiled.training, &graph, rank);
-    initialise(&state, &arenas, &StateSource::anew(), 1).expect("parameters are initialised");
+    initialise(&state, &arenas, &StateSource::fresh(), 1).expect("parameters are initialised");
     let mut reports = Vec::new();
     let mut upcoming = samples(0);
     for step in 0..STEPS {

@@ -1,8 +1,10 @@
 //! Errors of checkpoints and of files of weights.
 
-use super::state::FORMAT;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
+
+/// The newest format of checkpoints that this version knows, which is the one that it writes.
+pub(crate) const FORMAT: u64 = 1;
 
 /// The reason why a checkpoint or a file of weights cannot be used or written.
 #[derive(Debug, Error)]
