@@ -46,7 +46,7 @@ impl StateSource {
     pub(crate) fn open(job: &TrainingJob, graph: &Graph) -> Result<Self, CheckpointError> {
         let scales_loss = job.plan.scales_loss();
         match &job.start {
-            Start::Fresh => Ok(Self::anew()),
+            Start::Fresh => Ok(Self::fresh()),
             Start::Weights(path) => {
                 let files = TensorFiles::open(path)?;
                 let matching = Matching::new(&files, graph, Heads::MayDiffer)?;
