@@ -260,7 +260,7 @@ fn a_step_of_half_a_year_is_an_error_that_names_an_instruction() {
     let path =
         scratch.file("plan.yaml", "model: gpt2\ntopology: slow.yaml\nglobal_batch: 2\nlayout: {data: 2, micro_batch: 1}\n");
     let message = refused(&scratch, &["simulate", "--plan", text(&path)], 1);
-    assert_contains(&message, &["the step does not end within", "instruction", "all-reduce"]);
+    assert_contains(&message, &["the step does not end within", "instruction", "`all_reduce`"]);
     let path =
         scratch.file("fast.yaml", "model: mlp\ntopology: dgx-a100-80g\nglobal_batch: 4\nlayout: {data: 2, micro_batch: 2}\n");
     let message = refused(&scratch, &["simulate", "--plan", text(&path), "--straggler", "1=1e18"], 1);

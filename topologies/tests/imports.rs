@@ -106,3 +106,10 @@ fn unequal_links_and_unknown_gpus_are_reported() {
     let error = from_discovered(&Discovered { gpus: vec![unknown], port_rates: Vec::new() }, &options(None, None)).unwrap_err();
     assert!(error.to_string().contains("NVIDIA GB300, PCI device 0x31c2"), "{error}");
 }
+
+#[test]
+fn a_matrix_with_an_impossible_number_of_links_is_no_overflow() {
+    let text = include_str!("imports/h20-vm.smi-topo.txt").replacen("NV18", "NV9223372036854775808", 3);
+    let imported = from_smi_topo(&text, &options(Some("h100-sxm-80g"), None));
+    assert!(imported.is_ok_and(|text| text.contains("not every pair of GPUs has an NVLink")));
+}

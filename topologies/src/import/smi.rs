@@ -24,7 +24,9 @@ pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportEr
         if row.len() < gpus {
             return Err(wrong("a GPU's line is shorter than the first line says"));
         }
-        let of_pair = |word: &&str| word.strip_prefix("NV").and_then(|count| count.parse().ok()).unwrap_or(0);
+        // A GPU has some 18 links, so 16 bits are enough, and no sum overflows.
+        let links = |word: &&str| word.strip_prefix("NV").and_then(|count| count.parse::<u16>().ok());
+        let of_pair = |word: &&str| links(word).map_or(0, usize::from);
         wires.push(row[..gpus].iter().map(of_pair).collect());
     }
     if gpus == 0 || wires.len() != gpus {
