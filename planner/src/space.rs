@@ -64,6 +64,8 @@ pub(crate) struct ModelFacts {
     pub(crate) sequence: Option<usize>,
     /// Number of experts, if the model has any.
     pub(crate) experts: Option<usize>,
+    /// Fewest heads of an attention operator, if the model has attention.
+    pub(crate) heads: Option<usize>,
     /// Whether selective recomputation (attention only) makes a difference.
     pub(crate) has_attention: bool,
     /// Whether some blocks may be recomputed.

@@ -47,6 +47,16 @@ impl<'a> Column<'a> {
 
 /// Formats a table without a line break at its end. If every title is empty the head is left out.
 pub fn table(columns: &[Column<'_>], rows: &[Vec<String>]) -> String {
+    padded_table(columns, rows, USUAL_PADDING)
+}
+
+/// Spaces left and right of a cell's text.
+const USUAL_PADDING: (u16, u16) = (1, 1);
+
+/// The same for a table that would else be wider than a terminal.
+const NARROW_PADDING: (u16, u16) = (0, 1);
+
+fn padded_table(columns: &[Column<'_>], rows: &[Vec<String>], padding: (u16, u16)) -> String {
     let mut table = Table::new();
     table.load_style(LINES).set_width(WIDTH);
     table.set_content_arrangement(ContentArrangement::Dynamic);
@@ -62,6 +72,9 @@ pub fn table(columns: &[Column<'_>], rows: &[Vec<String>]) -> String {
     for row in rows {
         table.add_row(columns.iter().zip(row).map(|(column, text)| cell(text, column.alignment)));
     }
+    table.column_iter_mut().for_each(|column| {
+        column.set_padding(padding);
+    });
     table.trim_fmt()
 }
 
@@ -210,7 +223,15 @@ pub fn layouts_table(layouts: &[LayoutRow]) -> String {
             layout.mfu.map_or_else(|| "-".to_owned(), percent),
         ]
     };
-    table(&columns, &layouts.iter().enumerate().map(row).collect::<Vec<_>>())
+    let rows: Vec<Vec<String>> = layouts.iter().enumerate().map(row).collect();
+    // With long names of schedules the columns stand closer, so that no word is broken.
+    let width_of = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([columns[column].title.chars().count()]).max().unwrap_or(0)
+    };
+    let text: usize = (0..columns.len()).map(width_of).sum();
+    let usual_width = text + columns.len() * (usize::from(USUAL_PADDING.0 + USUAL_PADDING.1) + 1);
+    padded_table(&columns, &rows, if usual_width > usize::from(WIDTH) { NARROW_PADDING } else { USUAL_PADDING })
 }
 
 /// Formats the sizes of stages, such as `4/6`.

@@ -11,6 +11,8 @@ const TRIED: [usize; 20] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 1
 struct FixedAxis {
     name: &'static str,
     size: Option<usize>,
+    /// Whether it shards the heads of attention.
+    shards_heads: bool,
     set: fn(&mut Layout, usize),
 }
 
@@ -20,9 +22,9 @@ impl Bounds<'_> {
     pub(crate) fn refusal_of_fixed_sizes(&self) -> Option<PlannerError> {
         let fixed = &self.request.fixed;
         let axes = [
-            FixedAxis { name: "tensor", size: fixed.tensor, set: |layout, size| layout.tensor = size },
-            FixedAxis { name: "context", size: fixed.context, set: |layout, size| layout.context = size },
-            FixedAxis { name: "expert", size: fixed.expert, set: |layout, size| layout.expert = size },
+            FixedAxis { name: "tensor", size: fixed.tensor, shards_heads: true, set: |layout, size| layout.tensor = size },
+            FixedAxis { name: "context", size: fixed.context, shards_heads: false, set: |layout, size| layout.context = size },
+            FixedAxis { name: "expert", size: fixed.expert, shards_heads: false, set: |layout, size| layout.expert = size },
         ];
         let sizes = axes.iter().filter_map(|axis| axis.size).chain(fixed.data).chain(fixed.pipeline);
         if sizes.fold(1, usize::saturating_mul) > self.request.devices {
@@ -52,6 +54,12 @@ impl Bounds<'_> {
     /// Returns the compiler's message about a layout whose only axis of several ranks has this
     /// size, or `None` if it can be laid out.
     fn message_about(&self, axis: &FixedAxis, size: usize) -> Option<String> {
+        // The compiler replicates attention whose heads it cannot shard. That fits no framework, and
+        // wastes all but one rank on it.
+        let heads = self.space.model.heads.filter(|_| axis.shards_heads);
+        if let Some(heads) = heads.filter(|heads| !heads.is_multiple_of(size)) {
+            return Some(format!("{heads} heads of attention are not divisible by {} ({size})", axis.name));
+        }
         let mut layout = Layout { micro_batch: 1, ..Layout::default() };
         (axis.set)(&mut layout, size);
         if self.truncated.represent(&layout) {

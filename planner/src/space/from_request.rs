@@ -3,7 +3,7 @@
 use super::stage_meshes::DeviceRun;
 use super::variants::bucket_sizes;
 use super::{DeviceFacts, DeviceKinds, ModelFacts, Request, Space};
-use foretell_models::{Graph, Pass, Role};
+use foretell_models::{Extent, Graph, Pass, Role};
 use foretell_program::{BUCKET_ALIGNMENT, Offload, Plan, work_of_blocks};
 use foretell_topologies::{Architecture, DeviceId};
 use foretell_units::Bytes;
@@ -22,6 +22,7 @@ impl<'a> Space<'a> {
             work: work_of_blocks(graph),
             sequence: graph.tokens_per_sample.filter(|_| has_attention),
             experts: request.model.experts(),
+            heads: heads(graph),
             has_attention,
             is_recomputable: graph.blocks.iter().any(|block| block.recomputable),
             is_stack: request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_EQUAL_BLOCKS),
@@ -54,6 +55,16 @@ fn bucketed_gradients(graph: &Graph) -> Bytes {
     const SINGLE_PRECISION: usize = 4;
     let elements: usize = graph.parameters().map(|(_, tensor)| tensor.elements().next_multiple_of(BUCKET_ALIGNMENT)).sum();
     Bytes::new((elements * SINGLE_PRECISION) as u64)
+}
+
+/// Returns the fewest heads of an attention operator, those of queries; `None` without attention.
+fn heads(graph: &Graph) -> Option<usize> {
+    let of_attention = graph.operators.iter().filter(|operator| operator.kind.is_attention());
+    let heads = of_attention.map(|operator| {
+        let of_heads = operator.loops.iter().filter(|one| matches!(one.role, Extent::Heads | Extent::Group));
+        of_heads.map(|one| one.extent).product()
+    });
+    heads.min()
 }
 
 /// Returns `true` if operators of different blocks read the same parameter.

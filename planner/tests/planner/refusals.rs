@@ -129,6 +129,6 @@ fn a_fixed_size_that_divides_nothing_is_refused_with_those_that_do() {
         request.give_up = &|| true;
     })
     .to_string();
-    assert!(text.contains("is not divisible by tensor (7); `tensor` may be 1, 2, 4"), "{text}");
+    assert!(text.contains("4 heads of attention are not divisible by tensor (7); `tensor` may be 1, 2, 4)"), "{text}");
     assert!(text.contains("`--fix` another `tensor`, or leave it open"), "{text}");
 }

@@ -32,6 +32,24 @@ fn layouts_are_printed_in_columns() {
 }
 
 #[test]
+fn names_of_schedules_are_not_broken() {
+    let row = LayoutRow {
+        data: vec![1024],
+        tensor: vec![8],
+        pipeline: 16,
+        schedule: "interleaved".into(),
+        micro_batch: 16,
+        recompute: "selective".into(),
+        step: Seconds::new(14.6699),
+        samples_per_second: 7890.0,
+        memory: Bytes::new(751 << 27),
+        mfu: Some(0.431),
+    };
+    let text = layouts_table(&[row]);
+    assert!(widest(&text) <= 100 && text.contains("interleaved") && text.contains("selective"), "{text}");
+}
+
+#[test]
 fn a_prediction_fits_the_terminal() {
     let summary = PredictionSummary {
         step: Seconds::new(0.25),
