@@ -1,5 +1,5 @@
 //! `foretell export`: writes a plan's step in other tools' formats, and the plan as a job of
-//! another framework.
+//! another framework or of Slurm.
 
 use crate::failure::Failure;
 use crate::inputs;
@@ -27,13 +27,13 @@ pub struct Arguments {
     /// The format
     #[arg(long, value_enum)]
     to: Target,
-    /// Measured costs, from `foretell calibrate`
+    /// Measured costs, from `foretell calibrate`, for chakra and perfetto
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
     /// Output: a file for `perfetto`, a folder for all others
     #[arg(short, long, value_name = "PATH")]
     output: PathBuf,
-    /// Let ranks share devices, to check a layout without timing it
+    /// Let ranks share devices, to check a layout without timing it, for chakra and perfetto
     #[arg(long)]
     oversubscribe: bool,
 }
@@ -149,8 +149,8 @@ fn chakra(
         output::write(&folder.join(format!("{name}.{}.et", rank.0)), &trace)?;
     }
     output::write(&folder.join("communicators.json"), chakra.communicators().as_bytes())?;
-    // Share of a link's rate that long messages reach, by nccl-tests or the profile. A stack's own
-    // costs have no single rate.
+    // ASTRA-sim takes one efficiency per class of link. It comes from the profile, or else from the
+    // assumed defaults.
     let links = CostModel::new(profile, &loaded.topology).links;
     let astra_sim = AstraSim::new(&loaded.topology, ranks, &|class| links.of(class));
     match &astra_sim {

@@ -95,10 +95,11 @@ enum Command {
     },
 }
 
-/// Prints a failure on standard error, and with `--json` also as one document on standard output.
+/// Prints a failure on standard error, and with `--json` also as one document on standard output,
+/// unless the command has printed its own.
 fn report(failure: &Failure, json: bool) {
     output::message(&format!("error: {failure}"));
-    if json {
+    if json && !output::has_document() {
         // The exit status tells the failure even if standard output is closed.
         let _ = output::json(&failure.document());
     }

@@ -7,11 +7,21 @@ use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Whether the command has printed its JSON document.
+static HAS_DOCUMENT: AtomicBool = AtomicBool::new(false);
 
 /// Prints a command's only JSON document.
 pub fn json<T: Serialize>(document: &T) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(document).map_err(|error| Failure::Undone(error.to_string()))?;
+    HAS_DOCUMENT.store(true, Ordering::Relaxed);
     line(&text)
+}
+
+/// Whether the command has printed its JSON document: a failure after it prints no second one.
+pub fn has_document() -> bool {
+    HAS_DOCUMENT.load(Ordering::Relaxed)
 }
 
 /// Prints text. A closed pipe (`| head`) is no error.

@@ -25,7 +25,7 @@ pub struct Arguments {
     /// `score` does
     #[arg(long, value_name = "DIR")]
     plans: Option<PathBuf>,
-    /// Include rows on which parameters were fitted
+    /// Show rows on which parameters were fitted in the table, too
     #[arg(long)]
     all: bool,
     /// Score each row with values that were fitted without its source, its device, its stack or its
@@ -88,7 +88,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if json {
         return output::json(&scores);
     }
-    // A row whose source, device, stack or model is left out is fitted nowhere.
+    // With `--leave-out` no row is scored with values fitted on it, so all rows are shown.
     let subset = if arguments.all || arguments.leave_out.is_some() { None } else { Some(Subset::Score) };
     output::line(&scores.table(subset))?;
     output::line(&format!("{} fitted values", scores.fitted_values))?;

@@ -48,7 +48,10 @@ fn an_unknown_model_is_refused_with_the_known_models() {
 #[test]
 fn an_unknown_topology_is_refused_with_the_known_topologies() {
     let scratch = Scratch::new();
-    assert_contains(&refused(&scratch, &["plan", "--model", "mlp", "--topology", "dgx-b1"], 2), &["dgx-b1", "dgx-a100-80g"]);
+    assert_contains(
+        &refused(&scratch, &["plan", "--model", "mlp", "--topology", "dgx-b1"], 2),
+        &["dgx-b1", "did you mean `dgx-b200`", "dgx-h100"],
+    );
 }
 
 #[test]

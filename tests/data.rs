@@ -76,11 +76,14 @@ fn a_folder_of_pictures_is_learnt_the_same_with_any_number_of_workers() {
 fn layouts_see_the_same_pictures() {
     let scratch = Scratch::new();
     write_folder(&scratch.path("pictures"), 64, 0);
+    // With hardly any learning a loss depends on the step's pictures alone. Else a rounding that
+    // moves one number across the kink of a ReLU shows in later steps.
+    let plan = |layout: &str| plan(layout).replace("learning_rate: 0.02", "learning_rate: 1e-7");
     let one = scratch.train(&plan("micro_batch: 16"), 4, 3, &["--data", "pictures", "--workers", "2"]);
     for layout in ["data: 2, micro_batch: 8", "pipeline: 2, micro_batch: 8"] {
         let other = scratch.train(&plan(layout), 4, 3, &["--data", "pictures", "--workers", "2"]);
         for (one, other) in one.losses.iter().zip(&other.losses) {
-            assert!((one - other).abs() < 1e-3 * one, "{layout}: {one} and {other}");
+            assert!((one - other).abs() < 1e-5 * one, "{layout}: {one} and {other}");
         }
     }
 }

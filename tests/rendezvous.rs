@@ -75,6 +75,7 @@ impl Site {
             "--no-evaluation",
             "--run",
             run,
+            "--overwrite",
             "--json",
         ];
         let mut command = self.scratch.command(&arguments);

@@ -52,22 +52,6 @@ pub const MODELS: [(&str, usize); 21] = [
     ("{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 12, tied_embeddings: true}", 4),
     ("{family: gpt, layers: 3, hidden: 24, heads: 2, vocab: 130, sequence: 8, tied_embeddings: false}", 5),
     ("{family: llama, layers: 2, hidden: 16, heads: 4, kv_heads: 2, ffn: 24, vocab: 130, sequence: 8}", 4),
-    (
-        "{family: decoder, layers: 2, hidden: 16, heads: 4, kv_heads: 2, ffn: 24, vocab: 130, sequence: 8, query_key_norm: true, \
-         output_norms: true, feed_forward: gated_gelu_tanh, tied_embeddings: true, norm_epsilon: 1e-6}",
-        4,
-    ),
-    (
-        "{family: decoder, layers: 2, hidden: 16, heads: 2, ffn: 24, vocab: 128, sequence: 8, norm: layer, rotary_dimension: 4, \
-         feed_forward: gelu, qkv_bias: true, attention_output_bias: true, ffn_bias: true, head_bias: true, parallel_block: own_norms}",
-        4,
-    ),
-    (
-        "{family: decoder, layers: 2, hidden: 16, heads: 2, ffn: 24, vocab: 128, sequence: 8, norm: layer, positions: learned, \
-         position_rows: 14, first_position: 2, feed_forward: relu, qkv_bias: true, embedding_norm: true, parallel_block: one_norm, \
-         dropout: 0.1, attention_dropout: 0.1}",
-        4,
-    ),
     ("{family: bert, layers: 2, hidden: 16, heads: 2, vocab: 128, sequence: 12}", 4),
     (
         "{family: vit, layers: 2, hidden: 16, heads: 2, patch: 4, image: 8, channels: 1, classes: 10, dropout: 0.1, attention_dropout: 0.1}",
@@ -109,6 +93,22 @@ pub const MODELS: [(&str, usize); 21] = [
         4,
     ),
     ("{family: bert, layers: 2, hidden: 16, heads: 2, vocab: 128, sequence: 12, dropout: 0.2, attention_dropout: 0.3}", 4),
+    (
+        "{family: decoder, layers: 2, hidden: 16, heads: 4, kv_heads: 2, ffn: 24, vocab: 130, sequence: 8, query_key_norm: true, \
+         output_norms: true, feed_forward: gated_gelu_tanh, tied_embeddings: true, norm_epsilon: 1e-6}",
+        4,
+    ),
+    (
+        "{family: decoder, layers: 2, hidden: 16, heads: 2, ffn: 24, vocab: 128, sequence: 8, norm: layer, rotary_dimension: 4, \
+         feed_forward: gelu, qkv_bias: true, attention_output_bias: true, ffn_bias: true, head_bias: true, parallel_block: own_norms}",
+        4,
+    ),
+    (
+        "{family: decoder, layers: 2, hidden: 16, heads: 2, ffn: 24, vocab: 128, sequence: 8, norm: layer, positions: learned, \
+         position_rows: 14, first_position: 2, feed_forward: relu, qkv_bias: true, embedding_norm: true, parallel_block: one_norm, \
+         dropout: 0.1, attention_dropout: 0.1}",
+        4,
+    ),
 ];
 
 /// Divides `blocks` among `runs` chunks, pseudo-randomly by the seed. For odd seeds `None`: the

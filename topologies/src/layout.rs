@@ -37,9 +37,9 @@ pub struct Route {
     pub links: Vec<LinkId>,
     /// Sum of the links' latencies.
     pub latency: Seconds,
-    /// Rate limit of a single flow, if lower than that of the links: on an `nvlink-mesh`, the wires
-    /// of one pair. Collectives that use all wires at once (NCCL's several rings) are limited by
-    /// the links alone.
+    /// Rate limit of a single flow, if lower than the links' rate. On an `nvlink-mesh` it is the
+    /// rate of one pair's wires. Collectives that use all wires at once (NCCL's several rings) are
+    /// limited by the links alone.
     pub single_flow_limit: Option<BytesPerSecond>,
 }
 
@@ -56,7 +56,7 @@ pub struct InterchangeableNodes {
     pub links: usize,
 }
 
-/// First node, device and link of a group.
+/// First node, device and link of a group, and the links of one of its nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GroupLayout {
     pub(crate) first_node: usize,
@@ -103,8 +103,7 @@ impl Layout {
             device_count += group.count * group.devices;
             link_count += of_group;
         }
-        // The fabric knows the switch of each node; its links are numbered after those of the
-        // nodes.
+        // The fabric's links are numbered after the nodes' links.
         let mut of_fabric = NewLinks::after(link_count);
         let fabric = FabricLayout::new(network, &ports, &mut of_fabric);
         let mut links = Vec::with_capacity(of_fabric.next());
@@ -178,7 +177,8 @@ impl Layout {
         (self.fabric.treats_nodes_alike() && nodes.links > 0).then_some(nodes)
     }
 
-    /// Number of the fabric's paths between two devices: 1 within a node, 0 if there is none.
+    /// Number of the fabric's paths between two devices, 0 if there is none. A fabric that joins
+    /// devices (a torus) counts paths within a node too; with any other it is 1 there.
     pub(crate) fn equal_paths(&self, from: Position, to: Position) -> u64 {
         let rail = |position: Position| self.groups[position.group].links.rail(position.device_in_node);
         if self.fabric.joins_devices() {
@@ -195,7 +195,7 @@ impl Layout {
         }
     }
 
-    /// Leaf switches of a fat tree.
+    /// Leaf switches of a fat tree over nodes. Empty for rails and other fabrics.
     pub(crate) fn leaves(&self) -> Vec<Leaf> {
         self.fabric.leaves(self.node_count, &self.links)
     }

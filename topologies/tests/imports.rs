@@ -24,7 +24,6 @@ fn summary(text: &str) -> (usize, String, NodeLinkKind, f64, Option<(usize, f64)
 #[test]
 fn nvlinks_that_reach_every_gpu_mean_a_switch() {
     let text = include_str!("imports/h20-vm.smi-topo.txt");
-    // The library has no H20; its NVLinks are the H100's.
     let imported = from_smi_topo(text, &options(Some("h100-sxm-80g"), Some("400Gbit/s"))).unwrap();
     let expected = (8, "h100-sxm-80g".into(), NodeLinkKind::NvSwitch, 450.0, Some((8, 400.0)));
     assert_eq!(summary(&imported), expected);
@@ -47,7 +46,7 @@ fn a_matrix_without_a_known_gpu_is_refused() {
     assert!(error.to_string().contains("a100-sxm-80g"), "{error}");
     let error = from_smi_topo("nothing of the kind", &options(Some("l40s"), None)).unwrap_err();
     assert!(matches!(error, ImportError::Form { .. }), "{error}");
-    let error = from_smi_topo(include_str!("imports/h20-vm.smi-topo.txt"), &options(Some("h20"), None)).unwrap_err();
+    let error = from_smi_topo(include_str!("imports/h20-vm.smi-topo.txt"), &options(Some("h21"), None)).unwrap_err();
     assert!(matches!(error, ImportError::UnknownDevice { .. }), "{error}");
 }
 

@@ -1,5 +1,5 @@
-//! The places of all tensors in a checkpoint's files. They follow from the model and the optimizer,
-//! so that every rank knows them without asking.
+//! The places of all tensors in a checkpoint's files. They follow from the model, the
+//! optimizer and the frozen parameters, so that every rank knows them without asking.
 
 use crate::checkpoint_error::CheckpointError;
 use foretell_models::{Graph, Tensor, TensorId};
@@ -19,9 +19,9 @@ pub(crate) struct CheckpointLayout {
 pub(crate) struct FileLayout {
     /// The bytes before the tensors' elements.
     pub(super) header: Vec<u8>,
-    /// The first byte of each tensor's public form. Its parts follow each other.
+    /// The offset in the file of each tensor's public form. The parts of a form are contiguous.
     places: BTreeMap<(TensorId, StateValue), u64>,
-    /// The first bytes of the numbers of batches of running statistics.
+    /// The offset of each batch counter (`num_batches_tracked`) of batch normalisation.
     pub(super) batch_counts: Vec<u64>,
     /// The size of the file.
     pub(crate) bytes: u64,
@@ -39,7 +39,7 @@ impl CheckpointLayout {
         let tensors = || graph.tensors.iter().enumerate().map(|(index, tensor)| (TensorId(index), tensor));
         for (id, tensor) in tensors() {
             let parts = tensor.public_tensors();
-            // Whether it is a parameter or running statistics, its weights have one place.
+            // Parameters and running statistics both use the key `Parameter`.
             if !parts.is_empty() {
                 model.places.insert((id, StateValue::Parameter), model.end);
             }
@@ -86,7 +86,7 @@ struct FileBuilder {
 }
 
 impl FileBuilder {
-    /// Appends a tensor. Returns its first byte.
+    /// Appends a tensor. Returns its offset from the first tensor.
     fn add(&mut self, name: String, dtype: Dtype, shape: Vec<usize>) -> u64 {
         let start = self.end;
         let size = (dtype.bitsize() / 8) as u64;
@@ -106,7 +106,7 @@ impl FileBuilder {
         let framework = HashMap::from([("format".to_string(), "pt".to_string())]);
         let metadata = Metadata::new(Some(framework), self.tensors).map_err(|error| unusable(error.to_string()))?;
         let mut text = serde_json::to_vec(&metadata).map_err(|error| unusable(error.to_string()))?;
-        // Elements start at a multiple of eight bytes.
+        // The first tensor starts at a multiple of eight bytes.
         text.resize(text.len().next_multiple_of(8), b' ');
         let mut header = (text.len() as u64).to_le_bytes().to_vec();
         header.append(&mut text);

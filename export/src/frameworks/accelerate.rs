@@ -11,7 +11,7 @@ const VERSION: &str = "accelerate 1.15.0";
 
 const FRAMEWORK: &str = "Accelerate";
 
-/// Its FSDP is PyTorch's second one.
+/// Accelerate's FSDP is PyTorch's FSDP2.
 pub(super) const STACK: &str = "fsdp2";
 
 pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
@@ -43,7 +43,8 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     })
 }
 
-/// Replaces what Accelerate lacks.
+/// Replaces settings that Accelerate lacks. Refuses the axes `tensor`, `pipeline`, `context` and
+/// `expert`.
 fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     let Layout { tensor, pipeline, context, expert, .. } = nearest.plan.layout;
     for (size, axis) in [(tensor, "tensor"), (pipeline, "pipeline"), (context, "context"), (expert, "expert")] {
@@ -75,7 +76,7 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// Accelerate's file.
+/// The text of `accelerate.yaml`.
 fn configuration(plan: &Plan, nodes: usize, per_node: usize) -> String {
     let layout = &plan.layout;
     let precision = match plan.precision {

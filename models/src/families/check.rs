@@ -72,8 +72,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Refuses heads whose features do not form pairs, which rotary positions rotate. `heads` is at
-    /// least 1.
+    /// Refuses heads whose features do not form pairs, which rotary positions rotate, heads of too
+    /// many features, and a `hidden` that the heads do not divide. `heads` is at least 1.
     pub(super) fn rotary_head(&self, hidden: usize, heads: usize, head_dimension: Option<usize>) -> Result<(), ModelError> {
         let features = match head_dimension {
             Some(features) if features > MOST_HEAD_FEATURES => {

@@ -29,7 +29,8 @@ pub struct Resnet {
     /// Number of classes.
     #[serde(default = "images::classes")]
     pub classes: usize,
-    /// Channels of the first stage.
+    /// Channels after the stem. Basic blocks keep them in the first stage; bottlenecks put out four
+    /// times as many.
     #[serde(default = "images::width")]
     pub width: usize,
 }

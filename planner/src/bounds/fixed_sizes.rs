@@ -54,8 +54,8 @@ impl Bounds<'_> {
     /// Returns the compiler's message about a layout whose only axis of several ranks has this
     /// size, or `None` if it can be laid out.
     fn message_about(&self, axis: &FixedAxis, size: usize) -> Option<String> {
-        // The compiler replicates attention whose heads it cannot shard. That fits no framework, and
-        // wastes all but one rank on it.
+        // The compiler replicates attention whose heads it cannot shard. That fits no framework,
+        // and wastes all but one rank on it.
         let heads = self.space.model.heads.filter(|_| axis.shards_heads);
         if let Some(heads) = heads.filter(|heads| !heads.is_multiple_of(size)) {
             return Some(format!("{heads} heads of attention are not divisible by {} ({size})", axis.name));

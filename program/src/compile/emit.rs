@@ -1,9 +1,9 @@
 //! Emitting the instruction list of a stage: the operators of each task in the graph's order, with
 //! the communication and conversions that bring each operand where it is needed.
 //!
-//! Buffers are numbered and instructions listed; nothing has a place in memory and nothing waits
-//! yet. A tensor may have several variants at a time, one for each placement in which an operator
-//! wanted it.
+//! The emitter numbers buffers and lists instructions. Later passes assign memory and add waits. A
+//! tensor may have several variants at a time, one for each placement in which an operator wanted
+//! it.
 //!
 //! [`StageEmitter`] only decides what comes next, and brings operands where they are wanted
 //! ([`operands`]). It works on a list builder ([`list`]), the live tensors ([`live`]), the
@@ -48,12 +48,12 @@ use rustc_hash::FxHashMap;
 use std::rc::Rc;
 use update::Update;
 
-/// How often the instructions that micro-batches have in common are emitted. The lists are equal.
+/// How the emitter handles instructions that micro-batches share. Both ways give the same list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Emission {
     /// Once, then copied.
     Once,
-    /// For each micro-batch: the oracle of tests.
+    /// Emitted for each micro-batch. Tests compare `Once` with it.
     #[cfg(test)]
     Each,
 }

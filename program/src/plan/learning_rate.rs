@@ -24,7 +24,7 @@ pub enum LearningRateSchedule {
     },
     /// It is multiplied by `factor` at each milestone.
     MultiStep {
-        /// The milestones, counted from the end of the warm-up, ascending.
+        /// The milestones, counted from the end of the warm-up, in any order.
         milestones: Vec<Period>,
         /// The factor.
         #[serde(default = "tenth")]
@@ -78,8 +78,8 @@ fn one() -> f64 {
 }
 
 impl LearningRateSchedule {
-    /// The learning rate `step` steps after the warm-up, of which `rest` steps of the run are left
-    /// in all.
+    /// The learning rate `step` steps after the warm-up. The run has `rest` steps after the
+    /// warm-up.
     fn at(&self, base: f64, step: usize, rest: usize, run: RunLength) -> f64 {
         match self {
             LearningRateSchedule::Constant => base,
@@ -99,7 +99,7 @@ impl LearningRateSchedule {
         }
     }
 
-    /// Refuses periods of no steps and factors that are no numbers.
+    /// Refuses periods of no steps, and factors or minima that are negative or not finite.
     pub(super) fn validate(&self) -> Result<(), PlanError> {
         let refuse = |reason: &str, hint: &str| {
             Err(PlanError::Invalid { field: "training.schedule", reason: reason.into(), hint: hint.into() })

@@ -27,6 +27,8 @@ struct Efficiency {
     ramp: Seconds,
 }
 
+/// The assumed efficiency of a GPU.
+///
 /// - Products: cuBLAS reaches 0.6 to 0.8 of the dense peak of an A100 or H100 on large bf16
 ///   matrices. cuDNN reaches somewhat less on convolutions of ResNet's sizes. FlashAttention-2
 ///   reaches 0.4 to 0.6 (Dao 2023, figure 4).
@@ -45,9 +47,10 @@ const GPU: Efficiency = Efficiency {
     ramp: Seconds::new(3e-6),
 };
 
-/// Products on a core run from its caches at about 0.8 of the fused multiply-add peak. Convolutions
-/// lose some of it to gathering their windows. Transcendental functions cost about ten operations
-/// each. All cores share the memory. A call and its loop set-up take a fraction of a microsecond.
+/// The assumed efficiency of a CPU. Products on a core run from its caches at about 0.8 of the
+/// fused multiply-add peak. Convolutions lose some of it to gathering their windows. Transcendental
+/// functions cost about ten operations each. All cores share the memory. A call and its loop set-up
+/// take a fraction of a microsecond.
 const CPU: Efficiency = Efficiency {
     product: 0.8,
     convolution: 0.65,
@@ -102,7 +105,8 @@ pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType
     arithmetic.max(bytes / (kind.memory_bandwidth * efficiency.memory)) + efficiency.launch
 }
 
-/// Returns the costs of a kind of device other than those of kernels, if no profile states them.
+/// Returns the costs of a device kind apart from its kernels. They hold where no profile states
+/// them.
 ///
 /// - GPU: a CUDA event from stream to stream takes about 2 us. The launch and set-up of a
 ///   collective take about 6 us (NCCL's latency floor beyond the hops). NCCL's channels use 16 of

@@ -1,4 +1,4 @@
-//! Elementwise kernels. Each has a second loop for working in place, since two slices of the same
+//! Elementwise kernels. Most have a second loop for working in place, since two slices of the same
 //! memory must not exist at once.
 
 use super::memory::{Number, floats, floats_mut, numbers, numbers_mut, same};
@@ -25,7 +25,7 @@ pub(super) unsafe fn of_one<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut 
 ///
 /// As [`of_one`].
 pub(super) unsafe fn of_two<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut [N], &[N]), apart: fn(&mut [N], &[N], &[N])) {
-    // SAFETY: reads and writes are valid; when the first of both are the same only the write's
+    // SAFETY: reads and writes are valid; if the first read is the first write, only the write's
     // slice is made.
     unsafe {
         let (b, y) = (numbers(&call.reads[1]), numbers_mut(&call.writes[0]));
@@ -111,8 +111,8 @@ pub(super) fn squared_norm(x: &[f32]) -> f32 {
     x.chunks(1 << 14).map(|block| f64::from(squares(block))).sum::<f64>() as f32
 }
 
-/// The logistic function of `2 √(2/π) (x + 0.044715 x³)`, which equals `½ (1 + tanh(·))` of half
-/// the argument. GELU is x times this.
+/// The logistic function of `2 √(2/π) (x + 0.044715 x³)`, which equals `½ (1 + tanh(u))` for
+/// half the argument, u. GELU is x times this.
 #[inline(always)]
 fn gelu_gate<const FUSED: bool>(x: f32) -> f32 {
     const TWICE_ROOT: f32 = 1.595_769;

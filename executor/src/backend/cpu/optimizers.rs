@@ -1,4 +1,5 @@
-//! Optimizer steps: one pass over gradient, parameter and state, since memory bounds them.
+//! Optimizer steps. SGD and AdamW make one pass over gradient, parameter and state, since memory
+//! bounds them. LAMB has two kernels, because its step needs the norms of the whole tensor.
 
 use super::control::told;
 use super::elementwise::squared_norm;
@@ -40,8 +41,8 @@ pub(super) unsafe fn adamw(call: &KernelCall<'_>, controlled: bool, exempt: bool
     }
 }
 
-/// Writes LAMB's direction, the moments and the two norms. A skipped step leaves the moments, and
-/// [`lamb_step`] then reads nothing.
+/// Writes LAMB's direction, the moments and the two norms. A skipped step keeps the moments;
+/// [`lamb_step`] then reads only the control.
 ///
 /// # Safety
 ///
@@ -80,9 +81,10 @@ pub(super) unsafe fn lamb_step(call: &KernelCall<'_>, controlled: bool) {
 }
 
 impl AdamW {
-    /// The factors of a step whose parameters are multiplied by `keep`, or for LAMB decay by it.
+    /// The factors of one step. AdamW multiplies parameters by `keep`; for LAMB it is the weight
+    /// decay.
     fn new(parameters: &Hyperparameters, learning_rate: f32, keep: f32) -> Self {
-        // In double precision: 1 - 0.999^step loses four digits in single precision for small
+        // In double precision: 1 - 0.999^step loses three digits in single precision for small
         // steps.
         let corrected = |beta: f32| 1.0 - f64::from(beta).powf(parameters.step.max(1) as f64);
         AdamW {
@@ -99,7 +101,7 @@ impl AdamW {
     }
 }
 
-/// Factors of one AdamW step.
+/// Factors of one step of AdamW or LAMB.
 #[derive(Clone, Copy)]
 struct AdamW {
     gradient_scale: f32,

@@ -70,7 +70,7 @@ impl<'a> Interpreter<'a> {
         let (block_list, first_stream, first_slot) = (rank.block_list, rank.first_stream as usize, rank.first_slot as usize);
         let times = &rank.times[task.block as usize];
         if times.host_waits {
-            // The host launches later blocks from now on.
+            // The host waited for this block, so all its later launches are at least this late.
             rank.host_delay = rank.host_delay.max(now.saturating_sub(times.launched));
         }
         self.unfinished -= block.range().len();
@@ -89,7 +89,7 @@ impl<'a> Interpreter<'a> {
             Following::Nothing => {}
             Following::One(next, start) => self.plan_at(Task { rank: task.rank, block: next }, start),
             Following::Several => {
-                // None of them may run ahead before the others have begun.
+                // No block may run ahead before all these blocks have begun.
                 let may_run_ahead = self.run_ahead.forbid();
                 for stream in block_list.streams_of(dependent_streams(block)).chain([block.stream]) {
                     self.try_stream(task.rank, stream);
@@ -156,8 +156,8 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    /// Starts a block at a later time without an event of its own, if that is possible: a kernel on
-    /// an idle processor, or a member's arrival at a collective. If something else comes onto the
+    /// Starts a block at a later time without a start event. Returns `false` unless it is a kernel
+    /// on an idle processor or a member's arrival at a collective. If something else comes onto the
     /// processor before `start`, the kernel is planned again.
     fn start_in_advance(&mut self, task: Task, start: Picoseconds) -> bool {
         let block = self.block(task);
@@ -191,8 +191,8 @@ impl<'a> Interpreter<'a> {
         self.lowered.costs.parameters(self.lowered.ranks[rank as usize].kind)
     }
 
-    /// The communicator that a rank numbers so: its groups come first, then the channels on which
-    /// it sends, then those on which it receives.
+    /// The communicator with this number on a rank. A rank numbers its groups first, then its send
+    /// channels, then its receive channels.
     pub(super) fn communicator_of(&self, rank: u32, number: u32) -> u32 {
         self.communicators[(self.ranks[rank as usize].first_communicator + number) as usize]
     }

@@ -23,7 +23,8 @@ pub(super) const TILE: usize = 14;
 /// Pairs summed in one call of the micro-kernel: their panel, 32 KiB, stays in the L1 cache.
 pub(super) const CHUNK: usize = 256;
 
-/// Words per band of rows over which all panels pass: 256 KiB, which stay in the L2 cache.
+/// The usual words per band of rows over which all panels pass: 256 KiB, which stay in the L2
+/// cache. A band has at least a minimum of rows, so bands of long rows are larger.
 const BAND_WORDS: usize = 64 << 10;
 
 /// Rows and columns per block of a weight gradient: with [`CHUNK`] pairs each, 224 KiB and 512 KiB.
@@ -44,30 +45,31 @@ pub(super) struct Finish<'a> {
     pub(super) last: Last<'a>,
 }
 
-/// The last step of an epilogue, after the bias.
+/// The last step of an epilogue.
 pub(super) enum Last<'a> {
-    /// An activation. Its argument is written too if a destination is given.
+    /// An activation, after the bias. GELU also writes its argument if a destination is given; the
+    /// others ignore it.
     Activation(Activation, Option<&'a mut [u16]>),
-    /// Multiplication by the slope of GELU at these numbers.
+    /// Multiplication by the slope of GELU at these numbers. It ignores the bias.
     GeluSlope(&'a [u16]),
 }
 
-/// Views pairs of numbers as words. Their address is a multiple of four.
+/// Views pairs of numbers as words. Panics if their address is not a multiple of four.
 pub(super) fn words(halves: &[u16]) -> &[f32] {
     assert!(halves.as_ptr().cast::<f32>().is_aligned());
-    // SAFETY: aligned as was just seen, and every bit pattern is a number.
+    // SAFETY: aligned as was just seen, and every bit pattern is a valid value.
     unsafe { std::slice::from_raw_parts(halves.as_ptr().cast(), halves.len() / 2) }
 }
 
 /// Views words as half-precision numbers.
 pub(super) fn halves_of(words: &[f32]) -> &[u16] {
-    // SAFETY: half of a word needs less alignment, and every bit pattern is a number.
+    // SAFETY: half of a word needs less alignment, and every bit pattern is a valid value.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 2 * words.len()) }
 }
 
 /// As [`halves_of`], writable.
 pub(super) fn halves_of_mut(words: &mut [f32]) -> &mut [u16] {
-    // SAFETY: as there.
+    // SAFETY: as in [`halves_of`].
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
 }
 
@@ -120,15 +122,15 @@ pub(super) fn multiply(
                     let sums = sums[row * WIDTH..][..height * WIDTH].as_mut_ptr();
                     let targets: [*mut f32; MOST_ROWS] = std::array::from_fn(|index| sums.wrapping_add(index * WIDTH));
                     let panel = panel[first * WIDTH..].as_ptr();
-                    // SAFETY: the rows are x's, the panel has a line for every pair, the sums are
-                    // the scratch's.
+                    // SAFETY: the row pointers lie in `x`, the panel has one line per pair, and
+                    // `sums` lies in the scratch.
                     unsafe { kernel.tile(&taps, Rows::Anywhere(&left[..height]), panel, &targets[..height], WIDTH, first > 0) };
                     if first + length == pairs {
                         let place = (first_row + row) * columns + column;
                         // SAFETY: nobody else has these sums.
                         let tile = unsafe { std::slice::from_raw_parts_mut(sums, height * WIDTH) };
-                        // SAFETY: the machine multiplies bfloat16; so many rows of y have so many
-                        // columns from here on.
+                        // SAFETY: the machine multiplies bfloat16; `y` has `height` rows of `width`
+                        // numbers from `place` on.
                         unsafe { finish_tile(tile, &mut y[place..], columns, [height, width], &bias, &mut finish.last, place) };
                     }
                 }
@@ -141,7 +143,7 @@ pub(super) fn multiply(
 ///
 /// # Safety
 ///
-/// As [`narrow_tile`], also for what is read or written at `place` beside `y`.
+/// As [`narrow_tile`]. The slice in `last` also has such rows from `place` on.
 unsafe fn finish_tile(
     sums: &mut [f32],
     y: &mut [u16],
@@ -179,7 +181,7 @@ unsafe fn finish_tile(
     }
 }
 
-/// Adds the bias to sums, applies ReLU, and writes them as bf16.
+/// Adds the bias to sums, applies ReLU if `relu`, and writes them as bf16.
 ///
 /// # Safety
 ///
@@ -282,7 +284,7 @@ pub(super) fn pack_columns(packed: &mut [f32], w: &[f32], columns: usize, pairs:
     }
 }
 
-/// Packs `columns` columns of the `contracted` rows of `w` (row stride `stride`) into panels
+/// Packs the range `columns` of the `contracted` rows of `w` (row stride `stride`) into panels
 /// `[pairs, PANEL]` of columns, padded with zeros.
 fn pack_rows<const PANEL: usize>(
     packed: &mut [f32],
