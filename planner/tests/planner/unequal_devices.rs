@@ -24,7 +24,7 @@ fn a_search_on_unequal_devices_finds_what_brute_force_finds() {
     let mut reordered = 0;
     for memory in ["32GiB", "30MiB"] {
         let topology = slow_and_fast(2, memory);
-        let model = Model::Mlp(Mlp { widths: vec![1024; 9] });
+        let model = Model::Mlp(Mlp { widths: [vec![1024; 9], vec![16]].concat() });
         let costs = CostModel::new(None, &topology);
         let base = Plan { precision: DataType::Fp16, ..Plan::new(Layout::default(), 16384) };
         let request = Request { tolerance: 0.0, ..Request::new(&model, "model", &topology, &costs, &base) };

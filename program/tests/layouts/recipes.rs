@@ -26,9 +26,12 @@ fn frozen_parameters_have_no_gradient_and_no_state() {
         let [[parameters, ..], [kept_parameters, gradients, states]] =
             [&all, &head].map(|list| roles.map(|role| kept(list, role)));
         let padding = 64;
-        assert!(kept_parameters.abs_diff(parameters) <= padding, "ZeRO {zero}: {kept_parameters} of {parameters}");
         // The head's weight and bias, of which ZeRO gives each rank a half.
         let trained = 32 * 16 + 16;
+        // Without an optimizer state to shard, ZeRO 1 and 2 keep frozen parameters whole.
+        let frozen = 64 * 48 + 48 + 48 * 32 + 32;
+        let expected = if matches!(zero, 1 | 2) { frozen + trained / 2 } else { parameters };
+        assert!(kept_parameters.abs_diff(expected) <= padding, "ZeRO {zero}: {kept_parameters} of {expected}");
         let (of_gradients, of_states) = (if zero >= 2 { 2 } else { 1 }, if zero >= 1 { 2 } else { 1 });
         assert!(gradients.abs_diff(trained / of_gradients) <= padding, "ZeRO {zero}: {gradients}");
         assert!(states.abs_diff(2 * trained / of_states) <= 2 * padding, "ZeRO {zero}: {states}");

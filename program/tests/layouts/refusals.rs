@@ -31,7 +31,7 @@ fn plans_beyond_any_machine_are_refused_before_memory_runs_out() {
     let plan = |layout: Layout, global_batch| Plan::new(layout, global_batch);
     let max = usize::MAX;
     let cases = [
-        (small.clone(), plan(layout.clone(), 1 << 30), "raise `micro_batch`"),
+        (small.clone(), plan(layout.clone(), 1 << 30), "or raise `data` or `micro_batch`"),
         (small.clone(), plan(layout.clone(), max), "`global_batch`: more than"),
         (small.clone(), plan(Layout { micro_batch: max, data: 2, ..layout.clone() }, 1 << 32), "is not divisible by"),
         (small.clone(), plan(Layout { data: max, tensor: max, ..layout.clone() }, 1 << 32), "global_batch (4294967296)"),
