@@ -4,9 +4,9 @@
 //! under their public names, and `state.json` ([`CheckpointState`]) with everything else. STEP is
 //! the number of steps that were made.
 //!
-//! Every rank copies the pieces that it saves ([`CheckpointWriter`]) and goes on training; a thread
+//! Every rank copies the pieces that it saves (`CheckpointWriter`) and goes on training; a thread
 //! writes them into the files of a folder with a temporary name. When all ranks have reported, the
-//! launcher adds the checksums and renames the folder ([`commit`]). So a folder with a number for a
+//! launcher adds the checksums and renames the folder (`commit`). So a folder with a number for a
 //! name is whole, unless the disk damaged it, which [`last_whole`] notices.
 
 mod commit;

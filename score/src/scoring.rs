@@ -43,7 +43,7 @@ pub struct ScoredRow {
     /// What was assumed, one sentence each.
     #[serde(rename = "stand_ins")]
     pub assumptions: Vec<String>,
-    /// Which part of the time is implausible, of a row that is off by more than [`FAR_OFF`].
+    /// Which part of the time is implausible, of a row that is off by more than `FAR_OFF`.
     pub implausible: Option<String>,
     /// Why the row has no prediction.
     pub refused: Option<String>,

@@ -61,7 +61,7 @@ impl Case {
 }
 
 /// Returns the measured rows of [`Subset::Fit`] that can be simulated, limited by
-/// [`MOST_OF_GROUP`].
+/// `MOST_OF_GROUP`.
 ///
 /// # Errors
 /// [`FitError`] if a compiled-in file is malformed. A test excludes this.

@@ -222,7 +222,7 @@ fn errors(fit: &Fit, index: usize, residual: f64) -> [f64; 4] {
         .map(|residual| residual.exp() - 1.0)
 }
 
-/// Lists the values, and the errors of each row and source in the order of [`errors`].
+/// Lists the values, and the errors of each row and source in the order of `errors`.
 pub fn print_fit(cases: &[Case], time: &Fit, memory: &Fit) -> String {
     let mut text = String::new();
     for fit in [time, memory] {
@@ -300,7 +300,7 @@ fn row_line(case: &Case, errors: [f64; 4]) -> String {
 }
 
 /// Lists the memory values, and the memory errors of each row and source in the order of
-/// [`errors`].
+/// `errors`.
 pub fn print_memory_fit(cases: &[Case], memory: &Fit) -> String {
     let mut text = String::new();
     let mut sources: BTreeMap<&str, Vec<[f64; 4]>> = BTreeMap::new();

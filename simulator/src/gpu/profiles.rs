@@ -208,7 +208,7 @@ impl Profiles {
 
     /// Returns the name of the device with a profile that is most like one without: the one whose
     /// peak of half-precision products and memory bandwidth are nearest. `None` for CPUs, and if
-    /// none is within a factor of [`SIMILAR`] in both.
+    /// none is within a factor of `SIMILAR` in both.
     pub fn similar_gpu(&self, kind: &DeviceKind) -> Option<&str> {
         let peak = |kind: &DeviceKind| {
             let rates = [DataType::Bf16, DataType::Fp16].into_iter().filter_map(|format| kind.peak_rate(format));

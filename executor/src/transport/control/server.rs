@@ -156,7 +156,7 @@ impl ControlServer {
     }
 
     /// The ranks that have joined and not left, and from which nothing has arrived for `limit`.
-    /// Call it several times a second: if it was not called for [`HEARTBEAT`], this process was
+    /// Call it several times a second: if it was not called for `HEARTBEAT`, this process was
     /// stopped or had no processor itself, and that time does not count.
     pub fn silent_ranks(&self, limit: Duration) -> Vec<usize> {
         let now = Instant::now();
