@@ -204,6 +204,8 @@ impl PlanFile {
     /// Makes paths that are relative to one folder relative to another, if a name is a path at all.
     pub fn relative_to(&mut self, from: &Path, to: &Path) -> Result<(), Failure> {
         let absolute = |path: &Path| {
+            // The folder of a bare file name is empty.
+            let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
             std::path::absolute(path)
                 .map_err(|error| Failure::Undone(format!("the path `{}` cannot be made absolute: {error}", path.display())))
         };

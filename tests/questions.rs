@@ -152,7 +152,7 @@ fn chakra_traces_are_written_for_every_rank() {
     scratch.json(&["export", "--plan", text(&plan), "--to", "perfetto", "-o", "trace.json"]);
     let trace = std::fs::read_to_string(scratch.path("trace.json")).expect("written");
     assert!(serde_json::from_str::<Value>(&trace).expect("JSON")["traceEvents"].is_array());
-    scratch.json(&["export", "--plan", text(&plan), "--to", "megatron", "-o", "job"]);
+    scratch.json(&["export", "--plan", "plan.yaml", "--to", "megatron", "-o", "job"]);
     assert!(std::fs::read_dir(scratch.path("job")).expect("a folder").count() > 0);
 }
 
