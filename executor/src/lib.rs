@@ -14,7 +14,7 @@
 //!
 //! ```
 //! use foretell_executor::data::{DataSource, Dataset, InputOptions};
-//! use foretell_executor::{BackendKind, Length, TrainingJob, supported};
+//! use foretell_executor::{BackendKind, Length, Start, TrainingJob, supported};
 //! use foretell_models::{Mlp, Model};
 //! use foretell_program::{Layout, Plan};
 //!
@@ -28,6 +28,8 @@
 //!     length: Length::Epochs(1),
 //!     evaluate: true,
 //!     timeline: None,
+//!     start: Start::Fresh,
+//!     checkpoints: None,
 //! };
 //! supported(&job.plan, BackendKind::Cpu)?;
 //! let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
