@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let mut predicted = predict::predict(&loaded, profile.as_ref(), arguments.oversubscribe)?;
     let options = training.input_options(loaded.file.input.as_ref());
-    let waiting = input::waiting_for(&loaded, &dataset, &options, profile.as_ref(), &predicted)?;
+    let waiting = input::waiting_for(&loaded, &dataset, &options, &predicted)?;
     if let Some(waiting) = &waiting {
         waiting.apply(&mut predicted);
     }
@@ -95,6 +95,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let start = resumption.as_ref().map_or_else(|| training.start(), Resumption::start);
     // Before anything of the folder is touched.
     training.check_start(&training.job(&loaded, start.clone()))?;
+    if let (Some(init), Some(run), true) = (&training.init, &arguments.run, arguments.overwrite) {
+        refuse_weights_in(init, run)?;
+    }
     let folder = match (&arguments.run, &arguments.resume) {
         (Some(path), Some(run)) if is_same_folder(run, path) => RunFolder::claim_to_resume(path)?,
         (None, Some(run)) => RunFolder::claim_to_resume(run)?,
@@ -106,6 +109,19 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     output::line(&summary(&outcome))?;
     output::line(&format!("the run is in {0}; `foretell check {0}` compares it with its prediction", folder.path().display()))
+}
+
+/// Refuses weights that lie in the run that is to be replaced.
+fn refuse_weights_in(weights: &Path, run: &Path) -> Result<(), Failure> {
+    let canonical = |path: &Path| std::fs::canonicalize(path).ok();
+    match (canonical(weights), canonical(run)) {
+        (Some(inside), Some(folder)) if inside.starts_with(&folder) => {
+            let (weights, run) = (weights.display(), run.display());
+            let hint = "give another folder with `--run`";
+            Err(Failure::Input(format!("`--overwrite` would delete the weights `{weights}`, which lie in `{run}`; hint: {hint}")))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether two paths lead to one folder.

@@ -1,6 +1,6 @@
 //! `foretell plan --explain`: why the best layout is best, and where the others lose.
 
-use crate::choices::{Choices, Setting};
+use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
 use crate::predict;
 use foretell_planner::{Candidate, Planned};
@@ -87,7 +87,7 @@ pub fn rates_of_device(candidate: &Candidate) -> Result<String, Failure> {
     Ok(format!("{rate} {what} and {flops:.1} TFLOP/s on each device"))
 }
 
-/// Explains an answer in at most five lines: what binds, the second best, how sure the order is,
+/// Explains an answer in a few lines: what binds, the second best, how sure the order is,
 /// what is odd about it, and the memory that stays free.
 pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
     let Some(best) = planned.candidates.first() else { return Ok(Vec::new()) };
@@ -98,10 +98,12 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
     }
     let gap = planned.search.gap * 100.0;
     if !planned.search.is_cut_off {
-        lines.push(format!("proven: no layout of the space is more than {gap:.2} % faster (`--explain` states the space)"));
+        let better = if matches!(choices.objective, Objective::Time) { "faster" } else { "better" };
+        lines.push(format!("proven: no layout of the space is more than {gap:.2} % {better} (`--explain` states the space)"));
     }
     lines.extend(oddities(best, setting, choices)?);
-    if choices.headroom() > 0.0 {
+    let has_gpus = setting.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Gpu);
+    if has_gpus && choices.headroom() > 0.0 {
         let share = choices.headroom() * 100.0;
         lines.push(format!("{share:.1} % of each GPU's memory stays free for the driver and its libraries (`--headroom`)"));
     }
@@ -155,14 +157,14 @@ fn oddities(best: &Candidate, setting: &Setting, choices: &Choices) -> Result<Ve
         ));
     }
     let per_node = topology.node_groups().iter().map(|group| group.devices).min().unwrap_or(1);
-    if layout.tensor > per_node {
+    if layout.tensor > per_node && choices.fix.tensor.is_none() {
         said.push(format!(
-            "`tensor` spans {} nodes: with smaller groups the step is longer or does not fit",
+            "`tensor` spans {} nodes: no layout with smaller groups is known to be faster",
             layout.tensor.div_ceil(per_node)
         ));
     }
-    if layout.pipeline > MANY_STAGES {
-        said.push(format!("{} stages are many: shorter pipelines are slower or do not fit", layout.pipeline));
+    if layout.pipeline > MANY_STAGES && choices.fix.pipeline.is_none() {
+        said.push(format!("{} stages are many: no shorter pipeline is known to be faster", layout.pipeline));
     }
     Ok(said)
 }

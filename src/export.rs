@@ -105,6 +105,7 @@ fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> 
     let expressed = if framework == Framework::Slurm { exported.plan.clone() } else { expressed };
     let mut plan = PlanFile::new(loaded.file.model.clone(), loaded.file.topology.clone(), loaded.file.nodes, &expressed);
     plan.first_nodes.clone_from(&loaded.file.first_nodes);
+    plan.input.clone_from(&loaded.file.input);
     plan.relative_to(loaded.path.parent().unwrap_or(Path::new(".")), folder)?;
     output::write(&folder.join("plan.yaml"), plan.to_yaml()?.as_bytes())?;
     for difference in &exported.differences {

@@ -19,7 +19,7 @@ pub enum Failure {
     Stopped {
         /// The signal's number.
         signal: u8,
-        /// What was done, and how to go on.
+        /// The state that the command left, and how to continue.
         message: String,
     },
 }

@@ -36,7 +36,7 @@ pub struct Waiting {
     ranks: usize,
 }
 
-/// The costs of a sample, and who prepares it.
+/// The costs of a sample, and the workers and queue that prepare it.
 struct Source {
     costs: InputCosts,
     workers: usize,
@@ -49,26 +49,24 @@ pub fn waiting(loaded: &LoadedPlan, profile: Option<&Profile>, program: &Program
     let costs = costs(loaded, profile.and_then(|profile| profile.input));
     if costs.is_none() {
         output::note(
-            "the plan's `input` states no costs and the profile has none, so loading is not predicted; hint: state `bytes_per_sample` and `decode`, or calibrate with `--data`",
+            "the plan's `input` states no `bytes_per_sample` and the profile has no costs of input, so loading is not predicted; hint: state `bytes_per_sample` and `decode`, or calibrate with `--data`",
         );
     }
     let source = Source { costs: costs?, workers: input.workers, prefetch: input.prefetch };
     predict(&source, &loaded.topology, program, prediction)
 }
 
-/// Predicts how long the steps of a run wait for samples; `None` if the samples are in memory. What
-/// the plan does not state is measured on the run's own data.
+/// Predicts how long the steps of a run wait for samples; `None` if samples have no files of
+/// their own. Costs that the plan does not state are measured on the run's own data.
 pub fn waiting_for(
     loaded: &LoadedPlan,
     dataset: &Dataset,
     options: &InputOptions,
-    profile: Option<&Profile>,
     predicted: &PredictedPlan,
 ) -> Result<Option<Waiting>, Failure> {
-    let measured = input_costs(dataset).map_err(ExecutorError::from)?;
-    let costs = costs(loaded, measured.or(profile.and_then(|profile| profile.input)));
     // A plan may describe a pipeline that this run's data does not have.
-    let Some(costs) = costs.filter(|_| measured.is_some()) else { return Ok(None) };
+    let Some(measured) = input_costs(dataset).map_err(ExecutorError::from)? else { return Ok(None) };
+    let Some(costs) = costs(loaded, Some(measured)) else { return Ok(None) };
     let program = &predicted.compiled.training;
     let ranks = program.mesh.world_size();
     let workers = options.workers.unwrap_or_else(|| dataset.usual_workers(loaded.topology.device_count() / ranks.max(1)));
@@ -122,7 +120,8 @@ fn predict(source: &Source, topology: &Topology, program: &Program, prediction: 
         workers: source.workers.max(1),
         prefetch: source.prefetch.max(1),
         samples: most,
-        shared_cores: is_cpu.then_some(cores),
+        // Without workers a rank decodes inside its step, on a GPU too.
+        shared_cores: (is_cpu || source.workers == 0).then_some(cores),
     };
     let step = prediction.step_seconds;
     let (_, bound) = pipeline.bound(step);

@@ -48,14 +48,13 @@ fn read_up_to(path: &Path, most: u64) -> Result<String, Failure> {
     let refused = |why: &dyn std::fmt::Display, hint: &str| {
         Failure::Input(format!("`{}` cannot be read: {why}; hint: {hint}", path.display()))
     };
-    let mut text = String::new();
-    File::open(path)
-        .and_then(|file| file.take(most + 1).read_to_string(&mut text))
-        .map_err(|error| refused(&error, "check that the path exists and that the file is readable text"))?;
-    if text.len() as u64 > most {
+    const HINT: &str = "check that the path exists and that the file is readable text";
+    let mut bytes = Vec::new();
+    File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes)).map_err(|error| refused(&error, HINT))?;
+    if bytes.len() as u64 > most {
         return Err(refused(&format!("it is longer than {} MiB", most >> 20), "check that it is the file that you mean"));
     }
-    Ok(text)
+    String::from_utf8(bytes).map_err(|error| refused(&error, HINT))
 }
 
 /// Parses YAML (or JSON, a subset of it). An error names line and column.

@@ -9,7 +9,7 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Whether the command has printed its JSON document.
+/// Set once the command has printed its JSON document.
 static HAS_DOCUMENT: AtomicBool = AtomicBool::new(false);
 
 /// Prints a command's only JSON document.
@@ -19,7 +19,8 @@ pub fn json<T: Serialize>(document: &T) -> Result<(), Failure> {
     line(&text)
 }
 
-/// Whether the command has printed its JSON document: a failure after it prints no second one.
+/// Returns whether the command has printed its JSON document. A failure after it prints no second
+/// one.
 pub fn has_document() -> bool {
     HAS_DOCUMENT.load(Ordering::Relaxed)
 }
@@ -49,14 +50,16 @@ pub fn message(text: &str) {
 fn escaped(text: &str) -> Cow<'_, str> {
     let is_plain = |character: char| match character {
         '\n' | '\t' => true,
-        '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => false,
+        '\u{061c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => false,
         character => !character.is_control(),
     };
     if text.chars().all(is_plain) {
         return text.into();
     }
+    // This form is JSON's too, so an escaped document stays one. All these characters have four
+    // digits.
     let escape =
-        |character: char| if is_plain(character) { character.to_string() } else { character.escape_unicode().to_string() };
+        |character: char| if is_plain(character) { character.to_string() } else { format!("\\u{:04x}", u32::from(character)) };
     text.chars().map(escape).collect()
 }
 
@@ -84,6 +87,8 @@ mod tests {
     #[test]
     fn characters_that_control_a_terminal_are_escaped() {
         assert_eq!(escaped("two\nlines, a\ttab and µs"), "two\nlines, a\ttab and µs");
-        assert_eq!(escaped("\u{1b}[2Jred\r\u{9b}\u{202e}"), r"\u{1b}[2Jred\u{d}\u{9b}\u{202e}");
+        assert_eq!(escaped("\u{1b}[2Jred\r\u{9b}\u{202e}"), r"\u001b[2Jred\u000d\u009b\u202e");
+        let json = serde_json::to_string("\u{9b}\u{202e}").expect("a text is JSON");
+        assert!(serde_json::from_str::<String>(&escaped(&json)).is_ok(), "an escaped document stays one");
     }
 }

@@ -75,7 +75,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::write(path, file.to_yaml()?.as_bytes())?;
     }
     let compared = arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), &arguments.choices)).transpose()?;
-    let remarks = predict::costs(None, &setting.topology, &best.plan, &setting.model.model)?.remarks;
+    let remarks = predict::costs(profile.as_ref(), &setting.topology, &best.plan, &setting.model.model)?.remarks;
     predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size(), &remarks);
     if json {
         let mut document = document(&arguments.choices, &setting, &planned);

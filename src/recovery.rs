@@ -10,6 +10,7 @@ use foretell_executor::checkpoint::{CheckpointError, CheckpointState, FoundCheck
 use foretell_executor::{ExecutorError, Length, Outcome, Start, StopSignals, World};
 use foretell_planner::{Request, plan};
 use foretell_program::{Layout, Plan, Profile};
+use foretell_simulator::CostModel;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -31,7 +32,7 @@ impl Resumption {
         Ok(Self { found })
     }
 
-    /// What a run that goes on starts from.
+    /// The start of the resumed run.
     pub fn start(&self) -> Start {
         Start::Checkpoint { path: self.found.path.clone(), step: self.found.state.step }
     }
@@ -95,6 +96,7 @@ impl Recovery<'_> {
         let signals = StopSignals::catch()?;
         let folder = training.folder;
         let (mut made, mut restarts) = (Vec::new(), 0);
+        let first = training.start.step();
         let mut outcome = loop {
             let lost = match train(&training, &signals, &mut made) {
                 Ok(outcome) => break outcome,
@@ -120,6 +122,7 @@ impl Recovery<'_> {
             output::note(&format!("{lost}; the run goes on from step {step} with {ranks} of {before} ranks"));
         };
         outcome.steps = made;
+        outcome.resumed_from_step = first;
         outcome.restarts = restarts;
         folder.keep_measured(&outcome)?;
         Ok(outcome)
@@ -128,9 +131,12 @@ impl Recovery<'_> {
     /// The same run in the best layout of `ranks` ranks, or of fewer if none has so many.
     fn planned_again<'b>(&self, training: Training<'b>, ranks: usize) -> Result<Training<'b>, Failure> {
         let loaded = &training.loaded;
+        let costs = predict::costs(self.profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
+        let started = Instant::now();
+        let is_over = || started.elapsed() > LONGEST_SEARCH;
         let mut refusal = Failure::Undone("no rank is left".into());
         for ranks in (1..=ranks).rev() {
-            match self.layout_of(loaded, ranks) {
+            match self.layout_of(loaded, ranks, &costs, &is_over) {
                 Ok(found) => {
                     let loaded = LoadedPlan { plan: found, ..loaded.clone() };
                     let predicted = predict::predict(&loaded, self.profile, self.oversubscribe)?;
@@ -143,17 +149,20 @@ impl Recovery<'_> {
     }
 
     /// The fastest layout of so many ranks.
-    fn layout_of(&self, loaded: &LoadedPlan, ranks: usize) -> Result<Plan, Failure> {
-        let started = Instant::now();
-        let is_over = || started.elapsed() > LONGEST_SEARCH;
-        let costs = predict::costs(self.profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
+    fn layout_of(
+        &self,
+        loaded: &LoadedPlan,
+        ranks: usize,
+        costs: &CostModel,
+        is_over: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Plan, Failure> {
         let base = Plan { layout: Layout::default(), ..loaded.plan.clone() };
         let request = Request {
             devices: ranks,
             oversubscription: oversubscription(self.oversubscribe),
             top: 1,
-            stop: &is_over,
-            ..Request::new(&loaded.model.model, &loaded.model.name, &loaded.topology, &costs, &base)
+            stop: is_over,
+            ..Request::new(&loaded.model.model, &loaded.model.name, &loaded.topology, costs, &base)
         };
         let found = plan(&request)?.candidates.into_iter().next();
         found.map(|candidate| candidate.plan).ok_or_else(|| Failure::Undone(format!("no layout of {ranks} ranks was found")))

@@ -105,7 +105,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     };
     let mut predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
     let options = arguments.training.input_options(None);
-    let waiting = input::waiting_for(&loaded, &dataset, &options, Some(&profile), &predicted)?;
+    let waiting = input::waiting_for(&loaded, &dataset, &options, &predicted)?;
     if let Some(waiting) = &waiting {
         waiting.apply(&mut predicted);
     }

@@ -68,8 +68,8 @@ pub struct Arguments {
     /// A rank that is slower by a factor, such as 7=1.3; repeatable
     #[arg(long = "straggler", value_name = "RANK=TIMES", value_parser = straggler)]
     stragglers: Vec<(Rank, f64)>,
-    /// Ranks to simulate: all, or one per stage and few micro-batches, as `score` does; then the
-    /// answer is that of `score` to the last digit
+    /// Take the step time from all ranks, or from one rank per stage as `score` does, to the last
+    /// digit. Breakdown and traces are of all ranks
     #[arg(long, value_enum, default_value_t = Ranks::All)]
     ranks: Ranks,
     /// Print the Program: every instruction of every stage, with its operands' offsets

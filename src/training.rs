@@ -173,7 +173,7 @@ impl TrainingArguments {
         Ok(())
     }
 
-    /// What a run that goes on from no other starts from.
+    /// The start of a run that resumes no other.
     pub fn start(&self) -> Start {
         self.init.clone().map_or(Start::Fresh, Start::Weights)
     }
@@ -253,8 +253,10 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Vec<Step
         live.show(&event);
     };
     let outcome = execute(&job, Some(folder.path()), &hosts.options, &mut show);
-    live.finish()?;
+    // The run's own error comes before that of the display: a lost rank may be restarted.
+    let shown = live.finish();
     let outcome = outcome.map_err(ExecutorFailure::Run)?;
+    shown?;
     hosts.close()?;
     Ok(outcome)
 }

@@ -51,7 +51,9 @@ pub fn run_rank() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    if let Err(error) = pass_on_signals(&member) {
+    if matches!(job, Job::Train(_))
+        && let Err(error) = pass_on_signals(&member)
+    {
         report_failure(&member, &error);
         return ExitCode::FAILURE;
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 const SIGNALS: [i32; 3] = [SIGTERM, SIGINT, SIGUSR1];
 
-/// The first signal that asked this process to stop. Clones share it.
+/// The last signal that asked this process to stop. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignals {
     received: Arc<AtomicUsize>,
@@ -36,7 +36,7 @@ impl StopSignals {
         Ok(signals)
     }
 
-    /// The signal that asked to stop, if there was one.
+    /// The last signal that asked to stop, if there was one.
     pub fn received(&self) -> Option<i32> {
         match self.received.load(Ordering::Relaxed) {
             0 => None,

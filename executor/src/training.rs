@@ -196,7 +196,7 @@ impl TrainingRun<'_> {
         let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step, self.length);
         let next = self.upcoming.front().cloned();
         let own = Arc::clone(&samples);
-        let is_timed = self.job.timeline.is_some() && step < TIMED_STEPS;
+        let is_timed = self.job.timeline.is_some() && step < self.job.start.step() + TIMED_STEPS;
         self.interpreter.run(StepRequest { program: TRAINING, samples, next, hyperparameters, is_timed })?;
         let metrics = self.interpreter.metrics(TRAINING, &self.compiled.training.mesh, self.member.rank)?;
         let spans: Vec<RawSpan> = self.interpreter.spans(TRAINING)?;

@@ -39,11 +39,13 @@ impl Job<'_> {
         Ok(self.plan.mesh()?.world_size())
     }
 
-    /// The nodes and the ranks of each.
+    /// The nodes and the ranks of each: as many on a node as divide the ranks, since launchers
+    /// start the same number on every node.
     fn nodes(&self) -> Result<[usize; 2], FrameworkError> {
         let ranks = self.ranks()?;
-        let per_node = self.devices_per_node.clamp(1, ranks.max(1));
-        Ok([ranks.div_ceil(per_node), per_node])
+        let most = self.devices_per_node.clamp(1, ranks.max(1));
+        let per_node = (1..=most).rev().find(|&count| ranks.is_multiple_of(count)).unwrap_or(1);
+        Ok([ranks / per_node, per_node])
     }
 }
 

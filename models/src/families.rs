@@ -32,7 +32,7 @@ pub use t5::T5;
 pub use vgg::Vgg;
 pub use vit::Vit;
 
-pub(crate) use check::Check;
+pub(crate) use check::{Check, MOST};
 
 use crate::builder::GraphOptions;
 use crate::error::ModelError;

@@ -59,7 +59,7 @@ pub fn hugging_face_types() -> impl Iterator<Item = &'static str> {
     READERS.into_iter().map(|(name, _)| name)
 }
 
-/// Whether a text looks like a `config.json`: JSON or YAML with a `model_type` and no `family`.
+/// Whether a text looks like a `config.json`: JSON with a `model_type` and no `family`.
 pub fn is_hugging_face_config(text: &str) -> bool {
     let Ok(serde_json::Value::Object(object)) = serde_json::from_str(text) else { return false };
     object.contains_key("model_type") && !object.contains_key("family")

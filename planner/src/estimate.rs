@@ -25,7 +25,7 @@ const OVERLAPPED_SHARE: f64 = 0.8;
 /// Share of the shorter of messages and kernels that the longer does not hide.
 const EXPOSED_MESSAGES: f64 = 0.25;
 
-/// What a layout may need.
+/// The estimated step time and memory of a layout.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Estimate {
     /// Step time with the stage of ZeRO that suits best.

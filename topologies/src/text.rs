@@ -238,7 +238,7 @@ const MOST_SUGGESTED: usize = 24;
 const NEAREST: usize = 5;
 
 /// Lists the known names, with the closest one first if it is close: `did you mean `a`? There are
-/// `a`, `b``.
+/// `a`, `b``. Of more than [`MOST_SUGGESTED`] names only the nearest are listed.
 pub(crate) fn suggest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
     // A prefix counts as a perfect match: `dgx-a100` lacks the end of a name, it is no misspelling.
@@ -247,14 +247,20 @@ pub(crate) fn suggest<'a>(written: &str, known: impl IntoIterator<Item = &'a str
     let mut by_distance: Vec<(usize, &str)> = known.iter().map(|name| (distance(name), *name)).collect();
     by_distance.sort();
     let listed = |names: &[&str]| names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    let all = listed(&known);
+    let all = || listed(&known);
     match by_distance.first().copied() {
         Some((distance, name)) if distance <= 1 + name.chars().count() / 3 && known.len() > MOST_SUGGESTED => {
             let others: Vec<&str> = by_distance.iter().skip(1).take(NEAREST).map(|(_, name)| *name).collect();
             format!("did you mean `{name}`? Of {} others, the nearest are {}", known.len() - 1, listed(&others))
         }
-        Some((distance, name)) if distance <= 1 + name.chars().count() / 3 => format!("did you mean `{name}`? There are {all}"),
-        Some(_) => format!("there are {all}"),
+        Some((distance, name)) if distance <= 1 + name.chars().count() / 3 => {
+            format!("did you mean `{name}`? There are {}", all())
+        }
+        Some(_) if known.len() > MOST_SUGGESTED => {
+            let nearest: Vec<&str> = by_distance.iter().take(NEAREST).map(|(_, name)| *name).collect();
+            format!("of {} names, the nearest are {}", known.len(), listed(&nearest))
+        }
+        Some(_) => format!("there are {}", all()),
         None => "there are none".into(),
     }
 }

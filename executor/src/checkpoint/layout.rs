@@ -60,13 +60,13 @@ impl CheckpointLayout {
         Ok(Self { model: model.finish()?, optimizer: optimizer.finish()? })
     }
 
-    /// The file that holds a value of a tensor, and the first byte there of its public form.
-    pub(crate) fn place(&self, tensor: TensorId, value: StateValue) -> Option<(&FileLayout, u64)> {
+    /// The offset of a tensor's value in its file.
+    pub(crate) fn place(&self, tensor: TensorId, value: StateValue) -> Option<u64> {
         let (file, value) = match value {
             StateValue::Optimizer(_) => (&self.optimizer, value),
             StateValue::Parameter | StateValue::Master | StateValue::Running => (&self.model, StateValue::Parameter),
         };
-        Some((file, *file.places.get(&(tensor, value))?))
+        file.places.get(&(tensor, value)).copied()
     }
 
     /// The size of both files.

@@ -93,15 +93,14 @@ impl StateSource {
     pub(crate) fn control(&self, initial: &[f32], control: &mut [f32]) {
         control[..initial.len()].copy_from_slice(initial);
         let Some(OpenCheckpoint { state, .. }) = &self.checkpoint else { return };
-        let Some(scaler) = state.scaler else {
+        let usual = super::Scaler::of_control(control);
+        let scaler = match state.scaler {
+            Some(scaler) if self.scales_loss && state.plan.scales_loss() => scaler,
+            // Loss scaling starts fresh, with its count of steps since the factor changed.
+            Some(scaler) => super::Scaler { updates: scaler.updates, ..usual },
             // A run without a control made an update in every step.
-            let updates = super::Scaler { updates: state.step as f32, ..super::Scaler::of_control(control) };
-            updates.put_into(control);
-            return;
+            None => super::Scaler { updates: state.step as f32, ..usual },
         };
         scaler.put_into(control);
-        if !(self.scales_loss && state.plan.scales_loss()) {
-            control[..initial.len()].copy_from_slice(initial);
-        }
     }
 }

@@ -1,5 +1,6 @@
 //! Files of weights: opening them, and finding a model's tensors in them.
 
+use super::MODEL_FILE;
 use crate::checkpoint_error::CheckpointError;
 use crate::half::Half;
 use foretell_models::{Graph, PublicTensor, Role, Tensor};
@@ -39,7 +40,7 @@ const TIED_NAMES: [&str; 5] = [
 /// First parts of names that a file without the model's head leaves out.
 const BASE_PREFIXES: [&str; 3] = ["transformer.", "model.", "bert."];
 
-/// What was found in a file of weights.
+/// The outcome of matching a file of weights with a model.
 #[derive(Clone, Debug, Default)]
 pub struct InitialWeights {
     /// The tensors that start fresh because the file has them in another size, or not at all.
@@ -69,8 +70,14 @@ impl TensorFiles {
     /// Opens a safetensors file, an index of several, or a folder with either.
     pub(super) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let mut files = Self { path: path.into(), files: Vec::new(), tensors: BTreeMap::new() };
-        let in_folder = ["model.safetensors", INDEX_FILE].map(|name| path.join(name)).into_iter().find(|file| file.is_file());
-        let path = in_folder.filter(|_| path.is_dir()).unwrap_or_else(|| path.into());
+        let in_folder = [MODEL_FILE, INDEX_FILE].map(|name| path.join(name)).into_iter().find(|file| file.is_file());
+        let path = match in_folder {
+            Some(file) => file,
+            None if path.is_dir() => {
+                return Err(CheckpointError::read(path, std::io::Error::other(format!("it has no `{MODEL_FILE}`"))));
+            }
+            None => path.into(),
+        };
         if path.extension().is_some_and(|extension| extension == "json") {
             for part in parts_of_index(&path)? {
                 files.add(part)?;

@@ -52,7 +52,7 @@ struct FilePlaces {
 struct PiecePlace {
     shard: Shard,
     piece: std::ops::Range<usize>,
-    /// Whether it lies in the optimizer's file.
+    /// Whether the piece lies in the optimizer's file.
     is_optimizers: bool,
     /// The first byte of the whole tensor there.
     first: u64,
@@ -75,7 +75,7 @@ impl<'a> CheckpointWriter<'a> {
             .saved_pieces(program)
             .into_iter()
             .filter_map(|piece| {
-                let (_, first) = layout.place(piece.tensor, piece.value)?;
+                let first = layout.place(piece.tensor, piece.value)?;
                 let is_optimizers = matches!(piece.value, StateValue::Optimizer(_));
                 let shard = state.shard(&piece, Order::Public);
                 let place = PiecePlace { shard, piece: piece.elements.clone(), is_optimizers, first };
@@ -247,11 +247,18 @@ struct Staging<'a> {
 
 impl Staging<'_> {
     fn add<'b>(&mut self, place: u64, values: impl Iterator<Item = &'b f32>) -> std::io::Result<()> {
-        if place != self.first + self.bytes.len() as u64 || self.bytes.len() >= STAGING_BYTES {
+        if place != self.first + self.bytes.len() as u64 {
             self.flush()?;
             self.first = place;
         }
-        values.for_each(|value| self.bytes.extend_from_slice(&value.to_le_bytes()));
+        for value in values {
+            if self.bytes.len() >= STAGING_BYTES {
+                let next = self.first + self.bytes.len() as u64;
+                self.flush()?;
+                self.first = next;
+            }
+            self.bytes.extend_from_slice(&value.to_le_bytes());
+        }
         Ok(())
     }
 

@@ -160,6 +160,10 @@ impl ImageData {
             training.without_labels_from(classes);
             evaluation.without_labels_from(classes);
         }
+        if training.labels.is_empty() {
+            let problem = format!("no training image is whole and has a label below {classes}");
+            return Err(DataError::unsuitable(name, problem, "give the model more classes, or fetch the data again"));
+        }
         let highest = training.labels.iter().chain(&evaluation.labels).max().copied().unwrap_or_default();
         if usize::from(highest) >= classes {
             let needed = usize::from(highest) + 1;
@@ -200,14 +204,6 @@ impl ImageData {
                 }
             }
         }
-    }
-
-    /// A phrase with the size of the images, and of the model's input if it differs.
-    pub(crate) fn description(&self) -> String {
-        let (data, fit) = (&self.training, &self.fit);
-        let own = format!("{}x{}x{}", data.height, data.width, data.channels);
-        let wanted = format!("{}x{}x{}", fit.height, fit.width, fit.channels);
-        if own == wanted { format!("images of {own}") } else { format!("images of {own} fitted into {wanted}") }
     }
 }
 

@@ -196,23 +196,6 @@ impl Dataset {
         file.map_or_else(|| format!("sample {index} of {}", self.name), |path| path.display().to_string())
     }
 
-    /// A line of text: the name, the number of samples, and how they were fitted to the model.
-    pub fn description(&self) -> String {
-        let kind = match (&self.contents, self.shape) {
-            (Contents::Images(images), _) => images.description(),
-            (Contents::Pictures(pictures), _) => pictures.description(),
-            (_, SampleShape::Image { channels, height, width, .. }) => format!("images of {height}x{width}x{channels}"),
-            (_, SampleShape::Features { width, .. }) => format!("{width} features"),
-            (_, SampleShape::Tokens { sequence, .. }) => format!("windows of {sequence} tokens"),
-            (_, SampleShape::Pair { source, target, .. }) => format!("pairs of {source} source and {target} target tokens"),
-            (_, SampleShape::MaskedTokens { sequence, predictions, .. }) => {
-                format!("windows of {sequence} tokens, {predictions} of them masked")
-            }
-        };
-        let (training, evaluation) = (self.len(Split::Training), self.len(Split::Evaluation));
-        format!("{}: {training} training and {evaluation} evaluation samples, {kind}", self.name)
-    }
-
     /// The number of steps of one epoch of training. A last incomplete batch is dropped.
     ///
     /// # Errors

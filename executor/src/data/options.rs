@@ -6,7 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// What to do with a sample that cannot be used: a corrupt picture, a token beyond the vocabulary,
+/// The policy for samples that cannot be used: a corrupt picture, a token beyond the vocabulary,
 /// a label that the model does not have.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -56,7 +56,11 @@ struct LineFile {
 
 impl LineFile {
     fn open(path: PathBuf, first_step: usize) -> Result<Self, ExecutorError> {
-        let old = std::fs::read_to_string(&path).unwrap_or_default();
+        let old = match std::fs::read(&path) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(ExecutorError::system(format!("read `{}`", path.display()), error)),
+        };
         let kept: String = old.split_inclusive('\n').filter(|line| is_before(line, first_step)).collect();
         write_whole(&path, kept.as_bytes())?;
         let file = OpenOptions::new()

@@ -94,9 +94,9 @@ fn accept_all<O: ConnectionOwner>(listener: &TcpListener, is_stopping: &AtomicBo
         let number = unproven.add(address.ip(), &stream);
         let (key, owner, all) = (key.clone(), Arc::clone(owner), Arc::clone(&unproven));
         let handshake = move || {
-            let session = shake_hands(&stream, &key, &*owner);
+            let session = shake_hands(&stream, &key, &*owner, || all.remove(number));
             all.remove(number);
-            // Strangers get no answer, and no line in a log that they could fill.
+            // Strangers get no verdict, and no line in a log that they could fill.
             let Ok(Some((hello, session))) = session else { return };
             let is_taken = Arc::into_inner(stream).is_some_and(|stream| Arc::clone(&owner).accept(&hello, stream, session));
             if !is_taken {
@@ -112,10 +112,17 @@ fn accept_all<O: ConnectionOwner>(listener: &TcpListener, is_stopping: &AtomicBo
 }
 
 /// The accepting side of a handshake. Returns the hello and the keys of a process of the run that
-/// `owner` welcomes.
-fn shake_hands<O: ConnectionOwner>(stream: &TcpStream, key: &RunKey, owner: &O) -> io::Result<Option<(Hello, Session)>> {
+/// `owner` welcomes. Calls `proven` before the peer is admitted: strangers can no longer displace
+/// its connection.
+fn shake_hands<O: ConnectionOwner>(
+    stream: &TcpStream,
+    key: &RunKey,
+    owner: &O,
+    proven: impl FnOnce(),
+) -> io::Result<Option<(Hello, Session)>> {
     configure(stream)?;
     let Some(proved) = handshake::respond(stream, key)? else { return Ok(None) };
+    proven();
     let hello = proved.hello;
     let verdict = owner.admit(&hello);
     let answered = proved.answer(verdict);

@@ -1,9 +1,9 @@
 //! Hugging Face Accelerate: its configuration, and the `TrainingArguments` of a Trainer beside it.
 
-use super::deepspeed::{decimal, usual_training};
-use super::nearest::{Nearest, learning_rate};
+use super::deepspeed::decimal;
+use super::nearest::{Nearest, usual_training};
 use super::{FrameworkError, Job, JobFiles};
-use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Schedule, Training};
+use foretell_program::{Offload, Optimizer, Plan, Recompute, Training};
 use foretell_units::DataType;
 use serde_json::{Value, json};
 
@@ -46,14 +46,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
 /// Replaces settings that Accelerate lacks. Refuses the axes `tensor`, `pipeline`, `context` and
 /// `expert`.
 fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
-    let Layout { tensor, pipeline, context, expert, .. } = nearest.plan.layout;
-    for (size, axis) in [(tensor, "tensor"), (pipeline, "pipeline"), (context, "context"), (expert, "expert")] {
-        nearest.without_axis(size, axis)?;
-    }
-    let layout = &mut nearest.plan.layout;
-    (layout.expert_tensor, layout.cuts, layout.context_method) = (None, None, ContextMethod::Gather);
-    (layout.schedule, layout.virtual_stages) = (Schedule::OneForwardOneBackward, 1);
-    nearest.replace(|plan| &mut plan.layout.sequence_parallel, false, "without `tensor` there is no sequence parallelism");
+    nearest.only_data_parallel()?;
     if nearest.plan.layout.zero == 1 {
         nearest.replace(|plan| &mut plan.layout.zero, 2, "FSDP shards gradients with the optimizer's state: `zero: 2`");
     }
@@ -115,7 +108,7 @@ fn training_arguments(plan: &Plan) -> Result<Value, FrameworkError> {
         "fp16": plan.precision == DataType::Fp16,
         "gradient_checkpointing": layout.recompute == Recompute::Full,
         "optim": optimizer,
-        "learning_rate": decimal(learning_rate(plan)),
+        "learning_rate": decimal(plan.learning_rate()),
         "weight_decay": decimal(training.weight_decay),
         "adam_beta1": decimal(training.beta1),
         "adam_beta2": decimal(training.beta2),

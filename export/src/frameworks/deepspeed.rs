@@ -1,9 +1,9 @@
 //! DeepSpeed's configuration. It has batches, ZeRO, precision and the optimizer; the model is the
 //! training script's, and so is what it recomputes.
 
-use super::nearest::{Nearest, learning_rate};
+use super::nearest::{Nearest, usual_training};
 use super::{FrameworkError, ImportedPlan, Job, JobFiles};
-use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Schedule, Stack, Training};
+use foretell_program::{Layout, Offload, Optimizer, Plan, Recompute, Stack, Training};
 use foretell_units::{Bytes, DataType};
 use serde_json::{Map, Value, json};
 
@@ -38,14 +38,7 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
 
 /// Replaces what DeepSpeed's configuration lacks.
 fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
-    let Layout { tensor, pipeline, context, expert, .. } = nearest.plan.layout;
-    for (size, axis) in [(tensor, "tensor"), (pipeline, "pipeline"), (context, "context"), (expert, "expert")] {
-        nearest.without_axis(size, axis)?;
-    }
-    let layout = &mut nearest.plan.layout;
-    (layout.expert_tensor, layout.cuts, layout.context_method) = (None, None, ContextMethod::Gather);
-    (layout.schedule, layout.virtual_stages) = (Schedule::OneForwardOneBackward, 1);
-    nearest.replace(|plan| &mut plan.layout.sequence_parallel, false, "without `tensor` there is no sequence parallelism");
+    nearest.only_data_parallel()?;
     if nearest.plan.layout.zero != 3 {
         nearest.replace(|plan| &mut plan.layout.shard_group, None, "groups of ranks shard with stage 3 only");
     }
@@ -77,22 +70,6 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     Ok(())
 }
 
-/// States the learning rate, and resets what the optimizer does not use.
-pub(super) fn usual_training(plan: &mut Plan) {
-    let usual = Training::default();
-    plan.training.learning_rate = Some(learning_rate(plan));
-    match plan.optimizer {
-        Optimizer::Sgd => {
-            let training = &mut plan.training;
-            (training.beta1, training.beta2, training.epsilon) = (usual.beta1, usual.beta2, usual.epsilon);
-        }
-        _ => (plan.training.momentum, plan.training.nesterov) = (usual.momentum, usual.nesterov),
-    }
-    if plan.precision != DataType::Fp16 {
-        plan.training.loss_scale = usual.loss_scale;
-    }
-}
-
 /// A number as it is written in decimal, so that it reads back the same.
 pub(super) fn decimal(number: f32) -> Value {
     number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
@@ -110,11 +87,11 @@ fn configuration(plan: &Plan) -> Result<Value, FrameworkError> {
     }
     let optimizer = match plan.optimizer {
         Optimizer::Sgd => {
-            json!({"type": "SGD", "params": {"lr": decimal(learning_rate(plan)), "momentum": decimal(training.momentum),
+            json!({"type": "SGD", "params": {"lr": decimal(plan.learning_rate()), "momentum": decimal(training.momentum),
             "nesterov": training.nesterov, "weight_decay": decimal(training.weight_decay)}})
         }
         adam => json!({"type": if adam == Optimizer::AdamW { "AdamW" } else { "Adam" }, "params": {
-            "lr": decimal(learning_rate(plan)), "betas": [decimal(training.beta1), decimal(training.beta2)],
+            "lr": decimal(plan.learning_rate()), "betas": [decimal(training.beta1), decimal(training.beta2)],
             "eps": decimal(training.epsilon), "weight_decay": decimal(training.weight_decay)}}),
     };
     let mut document = json!({

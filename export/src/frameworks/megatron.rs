@@ -3,7 +3,7 @@
 mod model;
 
 use super::arguments::Flags;
-use super::nearest::{Nearest, learning_rate};
+use super::nearest::{Nearest, usual_training};
 use super::{FrameworkError, ImportedPlan, Job, JobFiles};
 use foretell_models::GraphOptions;
 use foretell_program::{
@@ -99,10 +99,8 @@ fn restrict(nearest: &mut Nearest) {
     let parameters = nearest.plan.layout.bucket.count() / 4;
     let whole = Bytes::new(4 * parameters.max(1));
     nearest.replace(|plan| &mut plan.layout.bucket, whole, "`bucket` is a whole number of parameters");
-    if nearest.plan.optimizer == Optimizer::Adam {
-        nearest.replace(|plan| &mut plan.training.momentum, Training::default().momentum, String::new());
-        nearest.differences.retain(|difference| !difference.is_empty());
-    }
+    usual_training(&mut nearest.plan);
+    nearest.replace(|plan| &mut plan.training.nesterov, false, "Megatron's SGD has no Nesterov momentum");
 }
 
 /// The flags of a layout.
@@ -218,7 +216,7 @@ fn training_arguments(plan: &Plan) -> Arguments {
     let mut arguments: Arguments = vec![
         ("micro-batch-size", plan.layout.micro_batch.to_string()),
         ("global-batch-size", plan.global_batch.to_string()),
-        ("lr", learning_rate(plan).to_string()),
+        ("lr", plan.learning_rate().to_string()),
         ("weight-decay", training.weight_decay.to_string()),
         ("clip-grad", training.clip_norm.unwrap_or(0.0).to_string()),
     ];
@@ -363,6 +361,10 @@ fn read_layout(flags: &mut Flags, ranks: usize) -> Result<Layout, FrameworkError
         _ => usize::from(is_sharded),
     };
     if let Some(instances) = flags.number::<usize>("num-distributed-optimizer-instances")?.filter(|&instances| instances > 1) {
+        if !data.is_multiple_of(instances) {
+            let reason = format!("{instances} instances of the optimizer for {data} ranks of data");
+            return Err(impossible(reason, "choose a number that divides them"));
+        }
         layout.shard_group = Some(data / instances);
     }
     if flags.switch("optimizer-cpu-offload") {
@@ -438,6 +440,9 @@ fn read_training(flags: &mut Flags, layout: Layout) -> Result<Plan, FrameworkErr
     training.clip_norm = Some(flags.number("clip-grad")?.unwrap_or(1.0f32)).filter(|&norm| norm > 0.0);
     plan.optimizer = match flags.text("optimizer").as_deref() {
         Some("sgd") => Optimizer::Sgd,
+        Some(other) if other != "adam" => {
+            return Err(impossible(format!("the optimizer `{other}` is not one of ours"), "optimizers: adam, sgd"));
+        }
         _ if training.weight_decay == 0.0 => Optimizer::Adam,
         _ => Optimizer::AdamW,
     };

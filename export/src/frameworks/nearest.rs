@@ -3,9 +3,9 @@
 
 use super::FrameworkError;
 use foretell_program::{
-    CollectiveAlgorithm, Layout, Optimizer, Overlap, Plan, PlannedWorkload, Recompute, RunLength, Schedule, Stack, Training,
+    CollectiveAlgorithm, ContextMethod, Layout, Optimizer, Overlap, Plan, PlannedWorkload, Recompute, Schedule, Stack, Training,
 };
-use foretell_units::Bytes;
+use foretell_units::{Bytes, DataType};
 
 /// A plan on its way to a framework.
 pub(super) struct Nearest {
@@ -99,6 +99,19 @@ impl Nearest {
         }
     }
 
+    /// Refuses all axes but `data`, and removes what only they use.
+    pub(super) fn only_data_parallel(&mut self) -> Result<(), FrameworkError> {
+        let Layout { tensor, pipeline, context, expert, .. } = self.plan.layout;
+        for (size, axis) in [(tensor, "tensor"), (pipeline, "pipeline"), (context, "context"), (expert, "expert")] {
+            self.without_axis(size, axis)?;
+        }
+        let layout = &mut self.plan.layout;
+        (layout.expert_tensor, layout.cuts, layout.context_method) = (None, None, ContextMethod::Gather);
+        (layout.schedule, layout.virtual_stages) = (Schedule::OneForwardOneBackward, 1);
+        self.replace(|plan| &mut plan.layout.sequence_parallel, false, "without `tensor` there is no sequence parallelism");
+        Ok(())
+    }
+
     /// Refuses a plan that uses an axis which the framework lacks.
     pub(super) fn without_axis(&self, size: usize, axis: &str) -> Result<(), FrameworkError> {
         if size == 1 {
@@ -146,7 +159,18 @@ impl Nearest {
     }
 }
 
-/// The learning rate of a plan without a schedule.
-pub(super) fn learning_rate(plan: &Plan) -> f32 {
-    plan.learning_rate_at(0, RunLength { steps: 1, steps_per_epoch: 1 })
+/// States the learning rate, and resets what the optimizer does not use.
+pub(super) fn usual_training(plan: &mut Plan) {
+    let usual = Training::default();
+    plan.training.learning_rate = Some(plan.learning_rate());
+    match plan.optimizer {
+        Optimizer::Sgd => {
+            let training = &mut plan.training;
+            (training.beta1, training.beta2, training.epsilon) = (usual.beta1, usual.beta2, usual.epsilon);
+        }
+        _ => (plan.training.momentum, plan.training.nesterov) = (usual.momentum, usual.nesterov),
+    }
+    if plan.precision != DataType::Fp16 {
+        plan.training.loss_scale = usual.loss_scale;
+    }
 }

@@ -3,7 +3,7 @@
 
 mod settings;
 
-use super::nearest::{Nearest, learning_rate};
+use super::nearest::Nearest;
 use super::{FrameworkError, ImportedPlan, Job, JobFiles};
 use foretell_models::Model;
 use foretell_program::{Kept, Layout, Offload, Optimizer, Plan, PlanError, Recompute, Schedule, Stack, Training};
@@ -147,7 +147,7 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
         nearest.plan.training.learning_rate = None;
         nearest.plan.training.weight_decay = 0.0;
     }
-    let rate = learning_rate(&nearest.plan);
+    let rate = nearest.plan.learning_rate();
     nearest.plan.training.learning_rate = Some(rate);
     Ok(())
 }
@@ -205,7 +205,7 @@ fn plan_settings(plan: &Plan, blocks: usize) -> Result<String, FrameworkError> {
         layout.pipeline,
         layout.micro_batch,
         layout.context,
-        learning_rate(plan),
+        plan.learning_rate(),
         training.beta1,
         training.beta2,
         training.epsilon,

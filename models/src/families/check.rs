@@ -6,7 +6,7 @@ use crate::error::ModelError;
 pub(super) const MOST_LAYERS: usize = 10_000;
 
 /// The largest size of any kind.
-const MOST: usize = 1 << 24;
+pub(crate) const MOST: usize = 1 << 24;
 
 /// The most features of a head.
 const MOST_HEAD_FEATURES: usize = 1 << 16;

@@ -1,7 +1,7 @@
 //! The fields of a `config.json`, and which of them have been read.
 
 use crate::dropout::DropoutRate;
-use crate::families::NormEpsilon;
+use crate::families::{MOST, NormEpsilon};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use thiserror::Error;
@@ -209,7 +209,7 @@ impl Fields {
         self.optional(field)?.ok_or_else(|| ConfigError::Value {
             field: field.into(),
             reason: "is missing".into(),
-            expected: "a whole number above 0",
+            expected: "a whole number from 1 to 16,777,216",
         })
     }
 
@@ -351,7 +351,7 @@ fn whole(field: &str, value: &Value) -> Result<usize, ConfigError> {
     // Some files write 32.0.
     let from_float =
         || value.as_f64().filter(|number| number.fract() == 0.0 && (1.0..9e15).contains(number)).map(|number| number as u64);
-    let number = value.as_u64().or_else(from_float).filter(|&number| number > 0);
+    let number = value.as_u64().or_else(from_float).filter(|number| (1..=MOST as u64).contains(number));
     number.and_then(|number| usize::try_from(number).ok()).ok_or_else(|| ConfigError::Value {
         field: field.into(),
         reason: format!("is {value}"),

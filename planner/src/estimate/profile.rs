@@ -1,4 +1,4 @@
-//! What estimates know of a model: times of its kernels and sizes of its tensors.
+//! Properties of a model that estimates use: times of its kernels and sizes of its tensors.
 
 use crate::space::Request;
 use foretell_models::{Graph, GraphOptions, Kernel, Operator, Pass, Role, TensorId, differentiate};

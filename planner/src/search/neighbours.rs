@@ -31,8 +31,8 @@ pub(super) fn neighbours(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     found
 }
 
-/// Returns simpler layouts with the same ranks: fewer stages, no context parallelism, fewer chunks,
-/// usual cuts and rank order.
+/// Returns simpler layouts of no more ranks: fewer stages, no context parallelism, usual cuts and
+/// rank order, a lower stage of ZeRO. Fixed fields stay.
 pub(super) fn simpler(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     let fixed = &bounds.space.fixed;
     let mut found = Vec::new();
@@ -47,21 +47,28 @@ pub(super) fn simpler(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
         let micro_batch = (bounds.space.global_batch / (data * layout.expert)).min(layout.micro_batch).max(1);
         Layout { data, micro_batch, cuts: None, stage_places: None, placement: None, ..layout.clone() }
     };
-    let data_is_open = fixed.data.is_none();
+    let may_merge = fixed.data.is_none()
+        && fixed.micro_batch.is_none()
+        && fixed.cuts.is_none()
+        && fixed.stage_places.is_none()
+        && fixed.rank_order.is_none();
     if layout.context > 1 {
         let without = Layout { context: 1, ..merged(layout, layout.context) };
-        push(data_is_open && fixed.context.is_none(), without);
+        push(may_merge && fixed.context.is_none(), without);
     }
-    for factor in [layout.pipeline, 2, 3].into_iter().filter(|factor| *factor > 1 && layout.pipeline.is_multiple_of(*factor)) {
+    let factors = (2..=layout.pipeline).rev();
+    let is_tried = |factor: &usize| (*factor <= 3 || *factor == layout.pipeline) && layout.pipeline.is_multiple_of(*factor);
+    for factor in factors.filter(is_tried) {
         let pipeline = layout.pipeline / factor;
         let fewer = Layout { pipeline, ..merged(layout, factor) };
         let fewer =
             if pipeline == 1 { Layout { virtual_stages: 1, schedule: bounds.space.base.schedule, ..fewer } } else { fewer };
-        push(data_is_open && fixed.pipeline.is_none() && fixed.schedule.is_none(), fewer);
+        let is_open = fixed.pipeline.is_none() && fixed.schedule.is_none() && fixed.virtual_stages.is_none();
+        push(may_merge && is_open, fewer);
     }
     push(fixed.cuts.is_none() && layout.cuts.is_some(), Layout { cuts: None, ..layout.clone() });
     push(fixed.rank_order.is_none() && layout.placement.is_some(), Layout { placement: None, ..layout.clone() });
-    let zeros = (0..layout.zero).filter(|_| fixed.zero.is_none());
+    let zeros = (0..layout.zero).filter(|&zero| fixed.zero.is_none() && (zero > 0 || fixed.shard_group.is_none()));
     for zero in zeros {
         push(true, Layout { zero, shard_group: layout.shard_group.filter(|_| zero > 0), ..layout.clone() });
     }
@@ -123,11 +130,7 @@ fn recomputations(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
                 if (from..to).contains(&stage) { own.saturating_sub(by) } else { own }
             },
         );
-        let reduced: Vec<usize> = reduced.collect();
-        match reduced.as_slice() {
-            [first, rest @ ..] if rest.iter().all(|other| other == first) => with(Recompute::FullLayers(*first)),
-            _ => with(Recompute::FullLayersOfStages(reduced)),
-        }
+        with(Recompute::full_layers(reduced.collect()))
     };
     let stages = layout.pipeline;
     let mut found = vec![with(Recompute::Selective), fewer(0, stages, 1), fewer(0, stages, layers.div_ceil(4))];

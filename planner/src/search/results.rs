@@ -67,7 +67,9 @@ impl Searcher<'_> {
         // caller compares searches by time.
         self.search.best_seconds = candidates.first().map_or(best, |best| best.prediction.step_seconds.value());
         // The bound is a value; as a share of the best value it gives a time.
-        let share = left.map_or(1.0, |left| (left / best).min(1.0));
+        // A preferred simpler layout may be slower than others that are known.
+        let known = self.incumbents.list.iter().map(|incumbent| incumbent.value);
+        let share = left.into_iter().chain(known).fold(best, f64::min) / best;
         self.search.lower_bound_seconds = self.search.best_seconds * share;
         self.search.gap = if share > 0.0 { 1.0 / share - 1.0 } else { f64::INFINITY };
         self.search.space = self.bounds.space.statement();

@@ -68,22 +68,28 @@ impl<'a> Searcher<'a> {
         self.fill_queue()?;
         let (predicted, left) = loop {
             let left = self.look_at_queue()?.or(self.bound_of_unlisted);
+            // Before a simpler and slower layout may be preferred.
+            let is_unsettled = left.is_some_and(|left| !self.incumbents.settles_by_value(left));
             if let Some(value) = self.request.must_beat {
                 self.incumbents.list.retain(|incumbent| incumbent.value < value);
                 if self.incumbents.is_empty() {
+                    self.search.is_cut_off |= is_unsettled;
                     break (Vec::new(), left);
                 }
             }
             if self.incumbents.is_empty() {
+                if self.bound_of_unlisted.is_some() {
+                    return Err(self.out_of_time());
+                }
                 let (blocks, limit) = (self.bounds.space.model.blocks, self.bounds.memory_limit);
                 return Err(nothing_found(self.request, blocks, self.least_needed, limit, self.refusal));
             }
             self.improve_locally()?;
             if let Some(predicted) = self.predict_returned()? {
+                self.search.is_cut_off |= is_unsettled;
                 break (predicted, left);
             }
         };
-        self.search.is_cut_off |= left.is_some_and(|left| !self.incumbents.settles_by_value(left));
         self.search.bounded_out += self.queue.iter().map(|Reverse(entry)| self.layouts_of(entry)).sum::<usize>();
         self.search.stopped = self.queue.iter().map(|Reverse(entry)| entry.stopped()).sum();
         Ok(self.answer(predicted, left))

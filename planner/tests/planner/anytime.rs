@@ -72,6 +72,7 @@ fn a_simpler_layout_is_preferred_within_the_margin() {
     let (fastest, simple) = (with_margin(0.0), with_margin(10.0));
     let stages = |planned: &Planned| planned.candidates[0].plan.layout.pipeline;
     assert!(simple.search.best_seconds >= fastest.search.best_seconds);
+    assert!(simple.search.lower_bound_seconds <= fastest.search.best_seconds, "a known faster layout is below the bound");
     assert!(simple.search.best_seconds <= 11.0 * fastest.search.best_seconds);
     assert_eq!(stages(&simple), 1);
     assert_eq!(simple.candidates[0].plan.layout.zero, 0, "a lower stage of ZeRO is simpler");

@@ -1,6 +1,6 @@
-//! What a recipe asks of single parameters and of the loss: whether it fits the model, which
-//! parameters are frozen or exempt from weight decay, and the constants of the loss. It knows
-//! graphs, and no meshes or buckets.
+//! The parts of a recipe that concern single parameters and the loss: a check that they fit the
+//! model, the frozen parameters, those exempt from weight decay, and the constants of the loss. It
+//! knows graphs, and no meshes or buckets.
 
 use crate::plan::{PlanError, Training};
 use foretell_models::{Graph, Operator, OperatorKind, Role, Tensor, TensorId};

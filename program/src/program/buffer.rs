@@ -78,12 +78,12 @@ pub struct Buffer {
     pub persistent: bool,
     /// The first and the last instruction that touch it; `None` if none does.
     pub lifetime: Option<(InstructionId, InstructionId)>,
-    /// What it holds of the state of training; `None` for everything else, which starts as zeros.
+    /// Its part of the state of training; `None` if it has none and starts as zeros.
     pub state: Option<Box<StateContents>>,
 }
 
-/// What a persistent buffer holds of the state of training: of all that a run needs in order to go
-/// on from a step.
+/// A persistent buffer's part of the state of training. The state is everything that a run needs to
+/// go on from a step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StateContents {
     /// Shards of tensors of the model, one after the other.

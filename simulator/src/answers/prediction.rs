@@ -88,12 +88,16 @@ impl Prediction {
         (self.step_seconds_p05, self.step_seconds_p95) =
             (scale(self.step_seconds_p05, self.step_seconds), scale(self.step_seconds_p95, self.step_seconds));
         (self.step_seconds, self.step_seconds_p10, self.step_seconds_p90) = (step, p10, p90);
+        self.scale_rates(pace);
+        self
+    }
+
+    fn scale_rates(&mut self, pace: f64) {
         self.samples_per_second *= pace;
         self.tokens_per_second = self.tokens_per_second.map(|tokens| tokens * pace);
         self.model_flops_per_device_per_second = self.model_flops_per_device_per_second * pace;
         self.mfu *= pace;
         self.hfu *= pace;
-        self
     }
 
     /// Adds a wait for samples to each step, and lowers the rates accordingly.
@@ -111,11 +115,7 @@ impl Prediction {
         }
         self.breakdown_seconds.data += wait;
         let pace = if self.step_seconds > Seconds::ZERO { before / self.step_seconds } else { 1.0 };
-        self.samples_per_second *= pace;
-        self.tokens_per_second = self.tokens_per_second.map(|tokens| tokens * pace);
-        self.model_flops_per_device_per_second = self.model_flops_per_device_per_second * pace;
-        self.mfu *= pace;
-        self.hfu *= pace;
+        self.scale_rates(pace);
         self
     }
 }

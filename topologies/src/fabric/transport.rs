@@ -1,4 +1,4 @@
-//! What carries messages between nodes: RDMA over InfiniBand or Ethernet, a cloud's own, or TCP.
+//! The transport between nodes: RDMA over InfiniBand or Ethernet, a cloud's own, or TCP.
 //!
 //! The kind of fabric says where links are. The transport says how much of a link's rate messages
 //! reach and how long a hop takes; the simulator's profiles of networks have those figures by name.

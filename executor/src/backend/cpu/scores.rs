@@ -1,4 +1,4 @@
-//! What an evaluation measures beside the loss: the ranks of labels, and probabilities.
+//! Metrics of an evaluation beside the loss: the ranks of labels, and probabilities.
 
 use super::cross_entropy::{IGNORED, first_class};
 use super::memory::{check_indices, floats, floats_mut, integers};

@@ -33,7 +33,6 @@ const MAX_FILE: u64 = 1 << 30;
 pub(crate) struct PictureFolder {
     training: Listing,
     evaluation: Listing,
-    classes: usize,
     /// The model's width and height.
     size: [usize; 2],
     seed: u64,
@@ -104,8 +103,8 @@ impl PictureFolder {
         training.bad += bad;
         let table = |(mean, deviation): (f32, f32)| std::array::from_fn(|byte| (byte as f32 / 255.0 - mean) / deviation);
         let normalised = MEAN.into_iter().zip(DEVIATION).map(table).collect();
-        let (classes, augmentation) = (names.len(), options.augmentation);
-        Ok(PictureFolder { training, evaluation, classes, size: [width, height], seed, augmentation, policy, normalised })
+        let augmentation = options.augmentation;
+        Ok(PictureFolder { training, evaluation, size: [width, height], seed, augmentation, policy, normalised })
     }
 
     fn listing(&self, split: Split) -> &Listing {
@@ -188,16 +187,6 @@ impl PictureFolder {
                 false => out.iter_mut().zip(source).for_each(|(out, source)| pixel(out, source)),
             }
         }
-    }
-
-    /// A phrase with the number of classes and the size.
-    pub(crate) fn description(&self) -> String {
-        let ([width, height], classes) = (self.size, self.classes);
-        let unread = match self.bad_samples() {
-            0 => String::new(),
-            bad => format!(", {bad} classes and files left out"),
-        };
-        format!("pictures of {classes} classes cut to {height}x{width}x3 ({}){unread}", self.augmentation)
     }
 }
 

@@ -175,7 +175,8 @@ impl ControlServer {
         silent
     }
 
-    /// Whether the connections of all ranks have ended. No further event can arrive then.
+    /// Returns whether no rank is connected: each has left or has not joined. All events of those
+    /// that left have then been queued.
     pub fn have_all_left(&self) -> bool {
         self.shared.ranks().iter().all(|connection| matches!(connection.state, JoinState::Absent | JoinState::Lost))
     }

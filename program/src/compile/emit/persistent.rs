@@ -166,8 +166,9 @@ impl PersistentBuffers {
         }
     }
 
-    /// The loss, the number of correct predictions, and the number of expert choices without a free
-    /// slot, in the stage that computes them.
+    /// The loss, the numbers of correct predictions and of labels among the five best classes, the
+    /// weight of the labels, and the number of expert choices without a free slot, in the stage
+    /// that computes them.
     fn declare_sums(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
         for id in stage.forward_operators() {
             for output in &stage.operator(id).outputs {
