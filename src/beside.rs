@@ -69,6 +69,7 @@ pub fn predict(
 }
 
 fn prepare(loaded: &LoadedPlan, topology: &Topology, profile: Option<&Profile>, first_node: NodeId) -> Result<Prepared, Failure> {
+    loaded.require_equal_steps("the prediction of several jobs")?;
     let plan = loaded.path.display().to_string();
     let compiled = loaded.compile()?;
     let ranks = compiled.training.mesh.world_size();

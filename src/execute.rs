@@ -79,6 +79,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if let Some(waiting) = &waiting {
         waiting.apply(&mut predicted);
     }
+    let start = resumption.as_ref().map_or_else(|| training.start(), Resumption::start);
+    let job = training.job(&loaded, start.clone());
+    let steps_per_epoch = dataset.steps_per_epoch(loaded.plan.global_batch).map_err(foretell_executor::ExecutorError::from)?;
+    job.check_rounds(steps_per_epoch)?;
     drop(dataset);
     let ranks = predicted.compiled.training.mesh.world_size();
     let here = world.as_ref().map_or(ranks, World::local_size);
@@ -91,10 +95,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         profile: profile.as_ref(),
         oversubscribe: arguments.oversubscribe,
     };
-    recovery.check(world.as_ref(), &training)?;
-    let start = resumption.as_ref().map_or_else(|| training.start(), Resumption::start);
+    recovery.check(world.as_ref(), &training, &loaded.plan)?;
     // Before anything of the folder is touched.
-    training.check_start(&training.job(&loaded, start.clone()))?;
+    training.check_start(&job)?;
     if let (Some(init), Some(run), true) = (&training.init, &arguments.run, arguments.overwrite) {
         refuse_weights_in(init, run)?;
     }

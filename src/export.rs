@@ -74,6 +74,9 @@ impl Target {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let loaded = PlanFile::load(&arguments.plan)?;
+    if !matches!(arguments.to, Target::Slurm | Target::Perfetto) {
+        loaded.require_equal_steps("a plan in another tool's format")?;
+    }
     if let Some(framework) = arguments.to.framework() {
         return job(&loaded, framework, &arguments.output, json);
     }

@@ -66,6 +66,9 @@ pub fn parse_yaml<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, Fai
         let message = error.to_string();
         let message = message.lines().next().unwrap_or("it is not valid YAML");
         let message = message.split(" at line ").next().unwrap_or(message).trim_start_matches("error: ");
+        if message.contains("hint: ") {
+            return Failure::Input(format!("{}{place}: {message}", path.display()));
+        }
         let hint = "`foretell models show`, `foretell topologies show` and `foretell plan -o` print files in the right form";
         Failure::Input(format!("{}{place}: {message}; hint: {hint}", path.display()))
     })

@@ -155,6 +155,15 @@ impl LoadedPlan {
         self.plan.validate().map_err(|error| Failure::in_file(recipe, &error))
     }
 
+    /// Refuses a plan in a mode whose steps differ, for what is about one kind of step.
+    pub fn require_equal_steps(&self, what: &str) -> Result<(), Failure> {
+        if self.plan.mode.is_synchronous() {
+            return Ok(());
+        }
+        let message = format!("`mode`: {what} is there for the synchronous mode only; hint: use `mode: synchronous`");
+        Err(Failure::in_file(&self.path, &message))
+    }
+
     /// Compiles the plan. An error names the file.
     pub fn compile(&self) -> Result<Compiled, Failure> {
         compile(&self.model.model, &self.model.name, &self.plan).map_err(|error| Failure::in_file(&self.path, &error))

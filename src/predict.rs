@@ -5,11 +5,11 @@ use crate::output::note;
 use crate::plan_file::LoadedPlan;
 use crate::run_folder::PredictedInput;
 use foretell_models::Model;
-use foretell_program::{Compiled, Plan, Profile, Recompute, StageLayout};
+use foretell_program::{Compiled, Plan, Profile, Program, Recompute, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{
-    CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, Prediction, Recording, Simulation, memory_use,
-    predict_with_memory, simulate,
+    CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, Prediction, Recording, Simulation,
+    SimulationError, StepKind, memory_use, predict_with_memory, simulate,
 };
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{DataType, Seconds};
@@ -21,7 +21,7 @@ pub struct PredictedPlan {
     pub compiled: Compiled,
     /// The prediction's figures.
     pub prediction: Prediction,
-    /// The simulated timeline and its analysis.
+    /// The simulated timeline and its analysis; where steps differ, those of the usual one.
     pub simulation: Simulation,
     /// The step time without jitter and stragglers, if some were simulated.
     pub undisturbed: Option<Seconds>,
@@ -62,16 +62,43 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     }
     let costs = costs(profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
     let memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
-    let (mut prediction, simulation) =
-        predict_with_memory(&compiled.training, memory.clone(), &loaded.topology, &costs, options)?;
+    let (mut prediction, simulation) = predict_cycle(&compiled, &memory, &loaded.topology, &costs, options)?;
     let undisturbed = (!options.disturbance.is_none()).then(|| {
         let options = Options { disturbance: Disturbance::default(), recording: Recording::Ends, ..options.clone() };
-        simulate(&compiled.training, &loaded.topology, &costs, &options)
+        let total = compiled.cycle.steps() as f64;
+        let share = |(program, count): (&Program, &usize)| {
+            let simulation = simulate(program, &loaded.topology, &costs, &options)?;
+            Ok(Seconds::from(simulation.step) * (*count as f64 / total))
+        };
+        compiled.step_programs().into_iter().zip(&compiled.cycle.counts()).map(share).sum::<Result<Seconds, SimulationError>>()
     });
-    let undisturbed = undisturbed.transpose()?.map(|simulation| simulation.step.into());
+    let undisturbed = undisturbed.transpose()?;
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
-    let remarks = loaded.remarks.iter().chain(&costs.remarks).cloned().collect();
+    let of_usual_step = (compiled.cycle.steps() > 1).then(|| {
+        let steps = compiled.cycle.steps();
+        format!("steps differ, in a cycle of {steps}; the timeline, the critical path and the energy are those of its first step")
+    });
+    let remarks = loaded.remarks.iter().chain(&costs.remarks).cloned().chain(of_usual_step).collect();
     Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory, remarks, input: None })
+}
+
+/// Simulates each kind of step in a cycle. Returns the prediction of the mean step, and the
+/// simulation of the usual one.
+pub fn predict_cycle(
+    compiled: &Compiled,
+    memory: &MemoryUse,
+    topology: &Topology,
+    costs: &CostModel,
+    options: &Options,
+) -> Result<(Prediction, Simulation), Failure> {
+    let mut usual = None;
+    let mut steps = Vec::new();
+    for (program, count) in compiled.step_programs().into_iter().zip(compiled.cycle.counts()) {
+        let (prediction, simulation) = predict_with_memory(program, memory.clone(), topology, costs, options)?;
+        usual.get_or_insert(simulation);
+        steps.push((prediction, count));
+    }
+    Prediction::of_cycle(steps).zip(usual).ok_or_else(|| Failure::Undone("the plan has no step".into()))
 }
 
 /// Makes the cost model: from the profile where it has the device kind, else from the GPU profiles
@@ -128,7 +155,7 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
     let breakdown = &prediction.breakdown_seconds;
     let known_peak = prediction.mfu > 0.0;
     let fullest = prediction.memory_by_component.iter().max_by_key(|footprint| footprint.total());
-    prediction_table(&PredictionSummary {
+    let mut text = prediction_table(&PredictionSummary {
         step: prediction.step_seconds,
         interval: Some((prediction.step_seconds_p10, prediction.step_seconds_p90)),
         samples_per_second: prediction.samples_per_second,
@@ -149,7 +176,13 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
             optimizer: breakdown.optimizer,
         },
         calibrated: prediction.calibrated,
-    })
+    });
+    for StepKind { steps, step_seconds, exposed_communication_seconds } in &prediction.cycle {
+        let steps = if *steps == 1 { "1 step".into() } else { format!("{steps} steps") };
+        let waits = format!("which waits {exposed_communication_seconds} for communication");
+        text.push_str(&format!("\n{steps} of a cycle: {step_seconds} each, {waits}"));
+    }
+    text
 }
 
 /// Prints the caveats of a prediction: estimated devices, what costs assume, estimated costs,

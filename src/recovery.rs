@@ -73,9 +73,15 @@ impl Recovery<'_> {
     }
 
     /// Refuses what cannot be gone on with.
-    pub fn check(&self, world: Option<&World>, arguments: &TrainingArguments) -> Result<(), Failure> {
+    pub fn check(&self, world: Option<&World>, arguments: &TrainingArguments, plan: &Plan) -> Result<(), Failure> {
         if self.max_restarts == 0 {
             return Ok(());
+        }
+        if self.elastic && !plan.mode.is_synchronous() {
+            let hint = "use `--max-restarts`, which starts as many ranks again";
+            return Err(Failure::Input(format!(
+                "`--elastic` changes the number of replicas, and in this `mode` each has optimizer states of its own; hint: {hint}"
+            )));
         }
         if let Some(world) = world {
             let hint = "leave out `--elastic` and `--max-restarts`, and let it start the ranks again with `--resume`";

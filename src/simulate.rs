@@ -249,6 +249,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 
 /// Returns the prediction with the step time of one rank per stage.
 fn of_representatives(loaded: &LoadedPlan, prediction: Prediction) -> Result<Prediction, Failure> {
+    loaded.require_equal_steps("a prediction of one rank per stage")?;
     let refused = |refusal: Refusal| Failure::Undone(format!("{}: {refusal}", loaded.path.display()));
     let run = Run::of_plan(&loaded.model.model, &loaded.plan, &loaded.topology).map_err(refused)?;
     let step = CompiledRun::new(&run).and_then(|compiled| compiled.predict(&run)).map_err(refused)?;

@@ -189,7 +189,10 @@ impl TrainingArguments {
             seed: self.seed(),
             length: match (self.steps, self.epochs) {
                 (_, Some(epochs)) => Length::Epochs(epochs),
-                (steps, None) => Length::Steps(steps.unwrap_or(50)),
+                // Where replicas exchange only after a round, a run ends with one.
+                (steps, None) => Length::Steps(
+                    steps.unwrap_or_else(|| 50_usize.checked_next_multiple_of(loaded.plan.cycle().round_steps()).unwrap_or(50)),
+                ),
             },
             evaluate: !self.no_evaluation,
             timeline: None,

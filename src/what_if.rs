@@ -7,9 +7,7 @@ use crate::plan_file::LoadedPlan;
 use crate::predict::{self, PredictedPlan};
 use foretell_program::{Profile, Program};
 use foretell_reports::{Column, table};
-use foretell_simulator::{
-    CriticalPath, Folding, Options, Oversubscription, Prediction, Recording, WhatIf, memory_use, predict_with_memory,
-};
+use foretell_simulator::{CriticalPath, Folding, Options, Oversubscription, Prediction, Recording, WhatIf, memory_use};
 use foretell_units::Seconds;
 use serde_json::{Value, json};
 
@@ -53,7 +51,7 @@ pub fn answer(
             let costs = what_if.costs(&costs);
             let memory = memory_use(program, Some(&predicted.compiled.evaluation), &topology, &costs);
             let options = Options { oversubscription, folding, recording: Recording::Ends, ..Options::default() };
-            let (prediction, _) = predict_with_memory(program, memory, &topology, &costs, &options)?;
+            let (prediction, _) = predict::predict_cycle(&predicted.compiled, &memory, &topology, &costs, &options)?;
             let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, profile, program, &prediction) {
                 Some(waiting) => waiting.applied(prediction),
                 None => prediction,

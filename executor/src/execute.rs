@@ -18,7 +18,7 @@ use checkpoints::SavedCheckpoints;
 pub use classification::{Classification, PerClass, classification};
 use collector::{BadSamples, Collector};
 use files::RunFiles;
-use foretell_program::{Compiled, Mesh, Rank, RunLength, Timeline, compile};
+use foretell_program::{Compiled, Cycle, Mesh, Rank, RunLength, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
@@ -115,15 +115,25 @@ pub struct Outcome {
     pub world_size: usize,
     /// The backend that ran the kernels.
     pub backend: BackendKind,
+    /// The order of the run's steps, if they differ.
+    pub cycle: Cycle,
 }
 
 impl Outcome {
     /// The median duration of the steps. The first step warms up, so it is left out if there are
-    /// more than two.
+    /// more than two. Where steps differ, the mean over a cycle of the medians of each kind.
     pub fn median_step(&self) -> Seconds {
-        let mut seconds: Vec<f64> = self.steps.iter().map(|step| step.seconds).skip(usize::from(self.steps.len() > 2)).collect();
-        seconds.sort_by(f64::total_cmp);
-        Seconds::new(seconds.get(seconds.len() / 2).copied().unwrap_or(0.0))
+        let measured = &self.steps[usize::from(self.steps.len() > 2)..];
+        let medians = self.cycle.counts().into_iter().enumerate().filter_map(|(program, count)| {
+            let of_program = measured.iter().filter(|step| self.cycle.program_of_step(step.step) == program);
+            let mut seconds: Vec<f64> = of_program.map(|step| step.seconds).collect();
+            seconds.sort_by(f64::total_cmp);
+            Some((count as f64, *seconds.get(seconds.len() / 2)?))
+        });
+        // A short run may not have made steps of every kind.
+        let (steps, total) =
+            medians.fold((0.0, 0.0), |(steps, total), (count, seconds)| (steps + count, total + count * seconds));
+        Seconds::new(if steps > 0.0 { total / steps } else { 0.0 })
     }
 
     /// The throughput at the median duration of the steps.
@@ -153,6 +163,7 @@ pub fn execute(
     let dataset = Dataset::open_with(&job.data, &job.model.sample(), job.seed, &job.input)?;
     let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;
     let steps = job.length.steps(steps_per_epoch)?;
+    job.check_rounds(steps_per_epoch)?;
     let left_out = dataset.bad_samples();
     let length = RunLength { steps, steps_per_epoch };
     drop(dataset);
@@ -228,6 +239,7 @@ impl<'a> ActiveRun<'a> {
             restarts: 0,
             world_size,
             backend,
+            cycle: compiled.cycle,
         };
         Self {
             collector: Collector::new(world_size, training.predictions, training.samples, bad),

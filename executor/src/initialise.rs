@@ -103,10 +103,10 @@ impl Initialiser<'_> {
     /// Writes the first values of a piece into its buffer.
     fn fill_piece(&self, piece: &Piece<'_>, buffer: &mut [f32]) -> Result<(), ExecutorError> {
         let tensor = self.state.graph.tensor(piece.tensor);
-        let (whole, order) = match (self.source.whole(tensor, piece.value)?, piece.value) {
+        let (whole, order) = match (self.source.whole(tensor, piece.value, piece.replica)?, piece.value) {
             (Some(whole), _) => (whole, Order::Public),
-            // The optimizer's values start as zeros.
-            (None, StateValue::Optimizer(_)) => return Ok(()),
+            // The optimizers' values start as zeros.
+            (None, StateValue::Optimizer(_) | StateValue::OuterVelocity) => return Ok(()),
             (None, _) => (whole_tensor(tensor, self.seed), Order::Own),
         };
         self.state.shard(piece, order).lines(piece.elements.clone(), &mut |line| {

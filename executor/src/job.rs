@@ -5,7 +5,7 @@
 use crate::data::{DataSource, InputOptions};
 use crate::error::ExecutorError;
 use foretell_models::{Control, Kernel, Model};
-use foretell_program::{Exchange, MetricKind, Period, Plan, Reach, Sample};
+use foretell_program::{Exchange, MetricKind, Period, Plan, Reach, RunLength, Sample};
 use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
@@ -43,6 +43,32 @@ pub struct TrainingJob {
     pub start: Start,
     /// How checkpoints are written, into the run's folder; `None` writes none.
     pub checkpoints: Option<Checkpoints>,
+}
+
+impl TrainingJob {
+    /// Checks that the run and its checkpoints end after a round, where replicas exchange only
+    /// then: within a round there is no one model to keep.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Unsupported`] with the numbers of steps that would do.
+    pub fn check_rounds(&self, steps_per_epoch: usize) -> Result<(), ExecutorError> {
+        let round = self.plan.cycle().round_steps();
+        let check = |what: &str, option: &str, steps: usize| {
+            if steps.is_multiple_of(round) {
+                return Ok(());
+            }
+            let (before, after) = (steps / round * round, steps.next_multiple_of(round));
+            let others = if before == 0 { after.to_string() } else { format!("{before} or {after}") };
+            Err(ExecutorError::Unsupported {
+                what: format!("{what} of {steps} steps, when replicas exchange after every {round},"),
+                hint: format!("use `{option}` with {others} steps, or an `every` that divides {steps}"),
+            })
+        };
+        check("a run", "--steps", self.length.steps(steps_per_epoch)?)?;
+        let every = self.checkpoints.as_ref().and_then(|checkpoints| checkpoints.every);
+        let run = RunLength { steps: 0, steps_per_epoch };
+        every.map_or(Ok(()), |every| check("a checkpoint after each run", "--save-every", every.steps(run)))
+    }
 }
 
 /// What a run starts from.

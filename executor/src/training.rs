@@ -31,10 +31,10 @@ const TIMED_STEPS: usize = 21;
 /// The most scores in one message: some ten megabytes of text.
 const MOST_SCORES: usize = 1 << 20;
 
-/// Index of the training Program in the interpreter.
-const TRAINING: usize = 0;
-/// Index of the evaluation Program in the interpreter.
-const EVALUATION: usize = 1;
+/// Index of the evaluation Program in the interpreter. Those of the steps follow it.
+const EVALUATION: usize = 0;
+/// Index of the first step's Program in the interpreter.
+const FIRST_STEP: usize = 1;
 
 /// Trains as one rank of a run.
 pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorError> {
@@ -46,7 +46,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     // Initial values depend on the parameters' names, shapes and distributions, not on the batch.
     let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(PlanError::from)?;
     let samples = Samples::new(Arc::clone(&dataset), Split::Training, 0, Vec::new());
-    let programs = [&compiled.training, &compiled.evaluation];
+    let programs: Vec<&Program> = std::iter::once(&compiled.evaluation).chain(compiled.step_programs()).collect();
     let interpreter = Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::new(samples))?;
     // After the interpreter's start, which may clear the arena.
     let state = RankState::new(&compiled.training, &graph, member.rank);
@@ -63,6 +63,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     };
     let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;
     let length = RunLength { steps: job.length.steps(steps_per_epoch)?, steps_per_epoch };
+    let images = programs.iter().map(|program| image_positions(program, member.rank)).collect();
     let mut run = TrainingRun {
         member,
         job,
@@ -72,7 +73,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
         arenas: &arenas,
         checkpoints,
         workers,
-        images: programs.map(|program| image_positions(program, member.rank)),
+        images,
         upcoming: VecDeque::new(),
         unsent: Vec::new(),
         sent: Instant::now(),
@@ -117,7 +118,7 @@ struct TrainingRun<'a> {
     /// `None`: samples are prepared when they are loaded.
     workers: Option<WorkerPool>,
     /// The positions of the images that this rank loads, by Program.
-    images: [Vec<usize>; 2],
+    images: Vec<Vec<usize>>,
     /// The samples of the next steps, from the next one on. Workers prepare them.
     upcoming: VecDeque<Arc<Samples>>,
     /// Steps that are not yet reported to the launcher.
@@ -133,17 +134,18 @@ impl TrainingRun<'_> {
         let mut batches = BatchSequence::new(&self.dataset, self.job.plan.global_batch)?;
         let RunLength { steps: total, steps_per_epoch: per_epoch } = self.length;
         let mut recorder = SpanRecorder::new(self.compiled.training.list_of(self.member.rank).instructions.len());
-        let first = self.job.start.step();
+        let (cycle, first) = (self.compiled.cycle, self.job.start.step());
         let (mut made, mut saved) = (first, first);
         for step in first..total {
-            if !self.member.gate.may_start(step)? {
+            // Within a round, replicas differ: a run stops only after one.
+            if !self.member.gate.may_start(step)? && step.is_multiple_of(cycle.round_steps()) {
                 break;
             }
             // The step's own samples, and those of the steps after it.
             let ahead = self.job.input.prefetch.max(1);
             for upcoming in step + self.upcoming.len()..total.min(step + 1 + ahead) {
                 let batch = batches.batch(upcoming)?;
-                self.upcoming.push_back(self.samples(TRAINING, batch.epoch, batch.indices));
+                self.upcoming.push_back(self.samples(FIRST_STEP, batch.epoch, batch.indices));
             }
             let Some(samples) = self.upcoming.pop_front() else { break };
             self.step(step, samples, &mut recorder)?;
@@ -182,7 +184,7 @@ impl TrainingRun<'_> {
 
     /// The samples of a batch. If there are workers, they begin to prepare them.
     fn samples(&self, program: usize, epoch: u64, indices: Vec<usize>) -> Arc<Samples> {
-        let split = if program == TRAINING { Split::Training } else { Split::Evaluation };
+        let split = if program == EVALUATION { Split::Evaluation } else { Split::Training };
         let samples = Samples::new(Arc::clone(&self.dataset), split, epoch, indices);
         Arc::new(match &self.workers {
             Some(workers) => samples.prepared_by(workers, &self.images[program]),
@@ -194,14 +196,19 @@ impl TrainingRun<'_> {
     fn step(&mut self, step: usize, samples: Arc<Samples>, recorder: &mut SpanRecorder) -> Result<(), ExecutorError> {
         let start = clock::now();
         let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step, self.length);
-        let next = self.upcoming.front().cloned();
         let own = Arc::clone(&samples);
+        let number = self.compiled.cycle.program_of_step(step);
+        let program = FIRST_STEP + number;
+        // Samples are prepared for a Program.
+        let is_same = self.compiled.cycle.program_of_step(step + 1) == number;
+        let next = self.upcoming.front().filter(|_| is_same).cloned();
         let is_timed = self.job.timeline.is_some() && step < self.job.start.step() + TIMED_STEPS;
-        self.interpreter.run(StepRequest { program: TRAINING, samples, next, hyperparameters, is_timed })?;
-        let metrics = self.interpreter.metrics(TRAINING, &self.compiled.training.mesh, self.member.rank)?;
-        let spans: Vec<RawSpan> = self.interpreter.spans(TRAINING)?;
+        self.interpreter.run(StepRequest { program, samples, next, hyperparameters, is_timed })?;
+        let metrics = self.interpreter.metrics(program, &self.compiled.training.mesh, self.member.rank)?;
+        let spans: Vec<RawSpan> = self.interpreter.spans(program)?;
         let end = clock::now();
-        if !spans.is_empty() {
+        // A Timeline is of one Program: that of usual steps.
+        if number == 0 && !spans.is_empty() {
             recorder.add(step, start, end, spans);
         }
         let learning_rate = f64::from(hyperparameters.learning_rate).into();

@@ -346,6 +346,23 @@ pub enum Kernel {
     /// the two norms. The ratio is 1 if either norm is zero. In mixed precision as
     /// [`Kernel::Sgd`].
     LambStep { elements: usize, controlled: bool },
+    /// `y /= parts`, in single precision: the sum over `parts` replicas becomes their mean.
+    Average { elements: usize, parts: usize },
+    /// `y = a - b`, in single precision: how far a replica has moved from the parameters that it
+    /// started a round with.
+    Difference { elements: usize },
+    /// The outer step of local SGD (DiLoCo, Douillard et al. 2023): SGD on the outer parameters,
+    /// whose gradient is the mean of the replicas' [`Kernel::Difference`]s. The replica's parameters
+    /// become the outer ones. In single precision.
+    OuterStep {
+        elements: usize,
+        /// The number of replicas. The kernel reads the sum of their differences.
+        replicas: usize,
+        /// Whether there is a velocity.
+        momentum: bool,
+        /// Whether the momentum is Nesterov's.
+        nesterov: bool,
+    },
     /// Decides how optimizers use this step's gradient, from the sum of its squares over the whole
     /// model. Updates the [`Control`].
     UpdateControl {
@@ -516,6 +533,9 @@ impl Kernel {
             Kernel::AdamW { elements, controlled, .. } => fact(&training::adamw(elements, controlled)),
             Kernel::LambDirection { elements, controlled, .. } => fact(&training::lamb_direction(elements, controlled)),
             Kernel::LambStep { elements, controlled } => fact(&training::lamb_step(elements, controlled)),
+            Kernel::Average { elements, .. } => fact(&training::average(elements)),
+            Kernel::Difference { elements } => fact(&training::difference(elements)),
+            Kernel::OuterStep { elements, momentum, nesterov, .. } => fact(&training::outer_step(elements, momentum, nesterov)),
             Kernel::UpdateControl { predictions, .. } => fact(&training::update_control(predictions > 0)),
             Kernel::Sum { elements } => fact(&training::sum("sum", elements)),
             Kernel::Accumulate { elements } => fact(&training::accumulate(elements)),

@@ -32,6 +32,7 @@
 mod choices;
 mod collective;
 mod compile;
+mod cycle;
 mod footprint;
 mod fusion;
 mod memory;
@@ -50,14 +51,16 @@ mod timeline;
 pub use choices::{Choice, Choices};
 pub use collective::{Collective, CollectiveAlgorithm, CollectiveRole};
 pub use compile::{BUCKET_ALIGNMENT, Compiled, Compiler, compile, compile_training, cuts_by_speed, usual_cuts, work_of_blocks};
+pub use cycle::Cycle;
 pub use footprint::Footprint;
 pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    ContextMethod, DecayExemptions, Keep, Kept, Layout, LearningRateSchedule, LossScale, MOST_RANKS, MOST_SAMPLES, Mode,
-    NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer, Overlap, Period, Plan, PlanError, PlannedWorkload,
-    Recompute, RunLength, ShardedPart, Stack, StageLayout, Trained, Training, WarmUp,
+    AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LearningRateSchedule, LocalSgd, LossScale,
+    MOST_RANKS, MOST_SAMPLES, Mode, NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule,
+    Overlap, Period, Plan, PlanError, PlannedWorkload, Recompute, RunLength, ShardedPart, Stack, StageLayout, Trained, Training,
+    WarmUp,
 };
 pub use profile::{
     Exchange, ExchangeSample, InputCosts, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown,

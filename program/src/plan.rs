@@ -3,6 +3,7 @@
 
 mod layout;
 mod learning_rate;
+mod mode;
 mod normal_form;
 mod offload;
 mod operators;
@@ -16,6 +17,7 @@ mod workload;
 pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Layout, StageLayout};
 pub use learning_rate::{LearningRateSchedule, WarmUp};
+pub use mode::{AveragingGraph, Decentralised, LocalSgd, Mode, OuterOptimizer, OuterRule};
 pub use offload::Offload;
 pub use operators::{OperatorPatterns, ShardedPart};
 pub use overlap::Overlap;
@@ -62,7 +64,7 @@ pub struct Plan {
     /// Facts about a run under another stack.
     #[serde(default, skip_serializing_if = "PlannedWorkload::is_usual")]
     pub workload: PlannedWorkload,
-    /// How ranks synchronise.
+    /// How the replicas of the model stay together.
     #[serde(default)]
     pub mode: Mode,
 }
@@ -95,15 +97,6 @@ impl Default for Stack {
     fn default() -> Self {
         Self("foretell".into())
     }
-}
-
-/// How ranks synchronise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Mode {
-    /// Every update uses the gradients of all ranks.
-    #[default]
-    Synchronous,
 }
 
 fn default_precision() -> DataType {
@@ -337,6 +330,7 @@ impl Plan {
             );
         }
         self.training.validate()?;
+        self.validate_mode()?;
         self.micro_batches()?;
         Ok(())
     }

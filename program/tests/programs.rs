@@ -4,8 +4,9 @@ mod soundness;
 
 use foretell_models::{Bert, DropoutRate, Gpt, GraphOptions, Llama, Mlp, Model, Resnet, SampleShape, Stem, Vit};
 use foretell_program::{
-    Compiled, ContextMethod, DecayExemptions, Footprint, Kept, Layout, NamePatterns, Offload, OperatorPatterns, Optimizer,
-    Overlap, Plan, Rank, Recompute, Schedule, ShardedPart, StageLayout, Training, compile,
+    AveragingGraph, Axis, Compiled, ContextMethod, DecayExemptions, Decentralised, Footprint, Instruction, Kept, Layout,
+    LocalSgd, Mode, NamePatterns, Offload, Operation, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule, Overlap, Plan,
+    Program, Rank, Recompute, Schedule, ShardedPart, StageLayout, Training, compile,
 };
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
@@ -248,6 +249,66 @@ proptest! {
             prop_assert_eq!(Footprint::of(list).total(), list.arena, "the components add up to the arena");
         }
         assert_shares_arena(&compiled);
+    }
+}
+
+fn modes() -> impl Strategy<Value = Mode> {
+    let outer = prop_oneof![
+        Just(None),
+        Just(Some(OuterOptimizer { optimizer: OuterRule::Sgd, learning_rate: 0.5, momentum: 0.0 })),
+        Just(Some(OuterOptimizer { optimizer: OuterRule::Nesterov, learning_rate: 0.7, momentum: 0.9 })),
+    ];
+    let graph = proptest::sample::select(vec![AveragingGraph::Ring, AveragingGraph::Exponential, AveragingGraph::Complete]);
+    prop_oneof![
+        (1usize..4, outer).prop_map(|(every, outer)| Mode::LocalSgd(LocalSgd { every, outer })),
+        (1usize..4, graph).prop_map(|(every, graph)| Mode::Decentralised(Decentralised { graph, every })),
+    ]
+}
+
+/// Whether an instruction communicates with a rank of another replica.
+fn is_between_replicas(program: &Program, rank: Rank, instruction: &Instruction) -> bool {
+    let (mesh, list) = (&program.mesh, program.list_of(rank));
+    let replica = |rank: Rank| mesh.coordinates(rank).along(Axis::Data);
+    match *instruction.operation {
+        Operation::Collective { group, .. } => {
+            list.groups[group.0 as usize].members(mesh, rank).into_iter().any(|member| replica(member) != replica(rank))
+        }
+        Operation::Send { peer, .. } | Operation::Receive { peer, .. } => {
+            replica(list.peers[peer.0 as usize].of(mesh, rank)) != replica(rank)
+        }
+        _ => false,
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(128))]
+
+    #[test]
+    fn all_steps_of_a_mode_are_sound_and_only_the_last_of_a_round_exchanges(
+        model in models(), (layout, batch) in layouts(), (optimizer, training) in recipes(), precision in precisions(),
+        mode in modes()
+    ) {
+        let plan = Plan { optimizer, training: for_model(training, &model), precision, mode, ..Plan::new(layout, batch) };
+        let compiled = match compile(&model, "model", &plan) {
+            Ok(compiled) => compiled,
+            Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
+        };
+        let (steps, cycle) = (compiled.step_programs(), compiled.cycle);
+        prop_assert_eq!(steps.len(), cycle.program_count());
+        for step in 0..cycle.steps() {
+            let program = steps[cycle.program_of_step(step)];
+            assert_sound(program);
+            for rank in (0..program.mesh.world_size()).map(Rank) {
+                let exchanges = program.list_of(rank).instructions.iter().any(|one| is_between_replicas(program, rank, one));
+                prop_assert!(cycle.ends_round(step) || !exchanges, "step {} exchanges", step);
+                prop_assert!(program.list_of(rank).arena == compiled.training.list_of(rank).arena);
+            }
+            let all = program.lists.iter().flat_map(|list| &list.instructions);
+            let averages = all.filter(|one| matches!(one.operation.kind(), "average" | "outer_step")).count();
+            prop_assert_eq!(averages > 0, cycle.ends_round(step), "step {}", step);
+            let training = program.clone();
+            assert_shares_arena(&Compiled { training, ..compiled.clone() });
+        }
     }
 }
 

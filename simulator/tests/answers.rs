@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use foretell_program::{Axis, Collective, Group, InstructionId};
-use foretell_simulator::{Folding, Options, Oversubscription, SimulationError, critical_path, predict, simulate};
+use foretell_simulator::{Folding, Options, Oversubscription, Prediction, SimulationError, critical_path, predict, simulate};
 use foretell_units::{Picoseconds, Seconds};
 
 #[test]
@@ -155,4 +155,34 @@ fn the_critical_path_leads_from_start_to_end_without_gaps() {
     let simulation = run(&program, &topology, &costs);
     let path = critical_path(&simulation.timeline, &program).unwrap();
     assert!(path.between > Seconds::ZERO && path.between < simulation.step.into());
+}
+
+#[test]
+fn a_cycle_takes_the_mean_of_its_steps() {
+    let topology = node(2);
+    let costs = ideal(&topology);
+    // A thousand numbers read and written at 1 GB/s take 8 us. An exchange of 3 kB between two
+    // ranks with links of 1 GB/s takes 3 us more, and its latency.
+    let step = |exchanged: Option<u64>| {
+        let mut stage = StageBuilder::new(0);
+        let computed = stage.compute(1000, &[]);
+        exchanged.map(|bytes| stage.collective(Collective::AllReduce, Group::along(Axis::Data), bytes, &[computed]));
+        program(2, 1, vec![stage.done()])
+    };
+    let [plain, short, long] = [None, Some(1), Some(3001)]
+        .map(|exchanged| predict(&step(exchanged), &topology, &costs, Oversubscription::Refused, Folding::On).unwrap().0);
+    let computing = Seconds::from(kernel(&costs, 1000));
+    assert!(about(plain.step_seconds.into(), computing) && (computing.value() - 8e-6).abs() < 1e-9);
+    let latency = short.step_seconds - computing;
+    let exchange = long.step_seconds - computing - latency;
+    assert!((exchange.value() - 3e-6).abs() < 2e-9, "{exchange}");
+    let cycle = Prediction::of_cycle(vec![(plain.clone(), 3), (long.clone(), 1)]).unwrap();
+    let expected = computing + (Seconds::new(3e-6) + latency) / 4.0;
+    assert!(about(cycle.step_seconds.into(), expected), "{} {expected}", cycle.step_seconds);
+    assert!((cycle.samples_per_second - 8.0 / expected.value()).abs() < 1e-3 * cycle.samples_per_second);
+    let parts = cycle.breakdown_seconds;
+    assert!(about(parts.exposed_communication.into(), (Seconds::new(3e-6) + latency) / 4.0), "{parts:?}");
+    assert_eq!(cycle.cycle.iter().map(|kind| kind.steps).collect::<Vec<_>>(), [3, 1]);
+    assert_eq!(Prediction::of_cycle(vec![(long.clone(), 1)]), Some(long));
+    assert_eq!(Prediction::of_cycle(Vec::new()), None);
 }

@@ -6,6 +6,7 @@ mod case;
 #[path = "../common/mod.rs"]
 mod common;
 mod dimensions;
+mod modes;
 mod random;
 mod resuming;
 

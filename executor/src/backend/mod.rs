@@ -49,6 +49,10 @@ pub struct Hyperparameters {
     pub gradient_scale: f32,
     /// The norm to which [`Kernel::UpdateControl`] shortens a longer gradient.
     pub clip_norm: f32,
+    /// The learning rate of [`Kernel::OuterStep`].
+    pub outer_learning_rate: f32,
+    /// The momentum of [`Kernel::OuterStep`].
+    pub outer_momentum: f32,
     /// Steps without an overflow after which [`Kernel::UpdateControl`] doubles the loss scale.
     pub growth_interval: u32,
     /// The step's number, from 1, for [`Kernel::AdamW`]'s bias correction and for what
@@ -70,6 +74,8 @@ impl Default for Hyperparameters {
             epsilon: 1e-8,
             gradient_scale: 1.0,
             clip_norm: 1.0,
+            outer_learning_rate: 1.0,
+            outer_momentum: 0.0,
             growth_interval: 2000,
             step: 1,
             seed: 0,

@@ -7,6 +7,14 @@ use foretell_program::{Plan, StateValue};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashMap};
 
+/// The name of the outer optimizer's velocity.
+pub(super) const OUTER_VELOCITY: &str = "outer_momentum_buffer";
+/// The name of the parameters of replicas other than the first.
+pub(super) const PARAMETER: &str = "parameter";
+
+/// The offset in a file of each tensor's value, by replica.
+type Places = BTreeMap<(TensorId, StateValue, usize), u64>;
+
 /// The files of a checkpoint that hold tensors.
 #[derive(Clone, Debug)]
 pub(crate) struct CheckpointLayout {
@@ -20,7 +28,7 @@ pub(crate) struct FileLayout {
     /// The bytes before the tensors' elements.
     pub(super) header: Vec<u8>,
     /// The offset in the file of each tensor's public form. The parts of a form are contiguous.
-    places: BTreeMap<(TensorId, StateValue), u64>,
+    places: Places,
     /// The offset of each batch counter (`num_batches_tracked`) of batch normalisation.
     pub(super) batch_counts: Vec<u64>,
     /// The size of the file.
@@ -41,32 +49,41 @@ impl CheckpointLayout {
             let parts = tensor.public_tensors();
             // Parameters and running statistics both use the key `Parameter`.
             if !parts.is_empty() {
-                model.places.insert((id, StateValue::Parameter), model.end);
+                model.places.insert((id, StateValue::Parameter, 0), model.end);
             }
             for part in parts {
                 model.add(part.name, Dtype::F32, part.shape);
             }
         }
         let mut optimizer = FileBuilder::default();
-        for (number, state) in plan.optimizer.state_names().iter().enumerate().take(plan.optimizer_states()) {
-            let is_trained = |(_, tensor): &(TensorId, &Tensor)| !plan.training.frozen.match_name(&tensor.name);
+        let is_trained = |(_, tensor): &(TensorId, &Tensor)| !plan.training.frozen.match_name(&tensor.name);
+        for (value, state) in optimizer_values(plan) {
             for (id, tensor) in graph.parameters().filter(is_trained) {
-                optimizer.places.insert((id, StateValue::Optimizer(number)), optimizer.end);
-                for part in tensor.public_tensors() {
-                    optimizer.add(format!("{}.{state}", part.name), Dtype::F32, part.shape);
+                let replicas = if plan.mode.differs_after_exchange(value) { plan.replicas() } else { 1 };
+                // The parameters of the first replica are in the other file.
+                let first = usize::from(value == StateValue::Parameter);
+                for replica in first..replicas {
+                    optimizer.places.insert((id, value, replica), optimizer.end);
+                    for part in tensor.public_tensors() {
+                        optimizer.add(name_of_state(&part.name, state, replica), Dtype::F32, part.shape);
+                    }
                 }
             }
         }
         Ok(Self { model: model.finish()?, optimizer: optimizer.finish()? })
     }
 
-    /// The offset of a tensor's value in its file.
-    pub(crate) fn place(&self, tensor: TensorId, value: StateValue) -> Option<u64> {
-        let (file, value) = match value {
-            StateValue::Optimizer(_) => (&self.optimizer, value),
-            StateValue::Parameter | StateValue::Master | StateValue::Running => (&self.model, StateValue::Parameter),
+    /// The offset of a replica's value of a tensor in its file, and whether that is the optimizer's.
+    pub(crate) fn place(&self, tensor: TensorId, value: StateValue, replica: usize) -> Option<(u64, bool)> {
+        let value = match value {
+            StateValue::Master | StateValue::Running => StateValue::Parameter,
+            // They equal the parameters after an exchange.
+            StateValue::OuterParameter => return None,
+            value => value,
         };
-        file.places.get(&(tensor, value)).copied()
+        let is_optimizers = value != StateValue::Parameter || replica > 0;
+        let file = if is_optimizers { &self.optimizer } else { &self.model };
+        Some((*file.places.get(&(tensor, value, replica))?, is_optimizers))
     }
 
     /// The size of both files.
@@ -75,11 +92,32 @@ impl CheckpointLayout {
     }
 }
 
+/// The values that the optimizer's file has for each parameter, with their names.
+fn optimizer_values(plan: &Plan) -> Vec<(StateValue, &'static str)> {
+    let states = plan.optimizer.state_names().iter().take(plan.optimizer_states()).enumerate();
+    let mut values: Vec<(StateValue, &str)> = states.map(|(number, &state)| (StateValue::Optimizer(number), state)).collect();
+    if plan.mode.outer().is_some_and(|outer| outer.momentum != 0.0) {
+        values.push((StateValue::OuterVelocity, OUTER_VELOCITY));
+    }
+    if plan.mode.differs_after_exchange(StateValue::Parameter) {
+        values.push((StateValue::Parameter, PARAMETER));
+    }
+    values
+}
+
+/// The name of a replica's value of a parameter in the optimizer's file.
+pub(super) fn name_of_state(parameter: &str, state: &str, replica: usize) -> String {
+    match replica {
+        0 => format!("{parameter}.{state}"),
+        _ => format!("{parameter}.{state}.replica_{replica}"),
+    }
+}
+
 /// The tensors of a file, while it is planned.
 #[derive(Default)]
 struct FileBuilder {
     tensors: Vec<(String, TensorInfo)>,
-    places: BTreeMap<(TensorId, StateValue), u64>,
+    places: Places,
     batch_counts: Vec<u64>,
     /// The end of the last tensor, counted from the first one's start.
     end: u64,

@@ -1,5 +1,6 @@
 //! The values that a run starts with: those of a checkpoint, or of a file of weights.
 
+use super::layout::{OUTER_VELOCITY, PARAMETER, name_of_state};
 use super::state::CheckpointState;
 use super::weights::{Heads, InitialWeights, Matching, TensorFiles};
 use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
@@ -69,19 +70,26 @@ impl StateSource {
         Self { weights: None, checkpoint: None, scales_loss: false }
     }
 
-    /// The values of a whole tensor in the order of its public form; `None` if it starts with its
-    /// usual initial values.
-    pub(crate) fn whole(&self, tensor: &Tensor, value: StateValue) -> Result<Option<Vec<f32>>, CheckpointError> {
+    /// A replica's values of a whole tensor in the order of its public form; `None` if it starts
+    /// with its usual initial values.
+    pub(crate) fn whole(&self, tensor: &Tensor, value: StateValue, replica: usize) -> Result<Option<Vec<f32>>, CheckpointError> {
         let mut values = vec![0.0; tensor.elements()];
         for public in tensor.public_tensors() {
+            let of_optimizer = |state: &str| {
+                let checkpoint = self.checkpoint.as_ref()?;
+                // Replicas of a synchronous run were one.
+                let replica = if checkpoint.state.plan.replicas() > 1 { replica } else { 0 };
+                checkpoint.optimizer.find(&name_of_state(&public.name, state, replica))
+            };
+            let of_model = || self.weights.as_ref().and_then(|(files, matching)| files.find(matching.stored.get(&public.name)?));
             let stored = match value {
                 StateValue::Optimizer(number) => self.checkpoint.as_ref().and_then(|checkpoint| {
                     let state = checkpoint.state.optimizer.state_names().get(number)?;
-                    checkpoint.optimizer.find(&format!("{}.{state}", public.name))
+                    of_optimizer(state)
                 }),
-                StateValue::Parameter | StateValue::Master | StateValue::Running => {
-                    self.weights.as_ref().and_then(|(files, matching)| files.find(matching.stored.get(&public.name)?))
-                }
+                StateValue::OuterVelocity => of_optimizer(OUTER_VELOCITY),
+                StateValue::Parameter | StateValue::Master if replica > 0 => of_optimizer(PARAMETER).or_else(of_model),
+                StateValue::Parameter | StateValue::Master | StateValue::Running | StateValue::OuterParameter => of_model(),
             };
             let (Some(stored), Some(part)) = (stored, values.get_mut(public.elements)) else { return Ok(None) };
             stored.read(part)?;

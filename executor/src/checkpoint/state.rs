@@ -3,7 +3,7 @@
 use crate::checkpoint_error::{CheckpointError, FORMAT};
 use crate::job::{Length, Scaler, TrainingJob};
 use foretell_models::{Model, Optimizer};
-use foretell_program::{Plan, RunLength};
+use foretell_program::{Plan, RunLength, StateValue};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -124,6 +124,21 @@ impl CheckpointState {
             return refuse(
                 format!("its global batch has {own} samples, the plan's {other}"),
                 "keep `global_batch`, or start fresh from its weights with `--init`",
+            );
+        }
+        let (own, other) = (self.plan.replicas(), job.plan.replicas());
+        // Replicas that were one may part, and then each begins with the state of all.
+        if own > 1 && own != other {
+            return refuse(
+                format!("it has the optimizer states of {own} replicas, the plan's mode keeps {other}"),
+                "keep `mode` and the number of replicas, or start fresh from its weights with `--init`",
+            );
+        }
+        let differ = |plan: &Plan| plan.mode.differs_after_exchange(StateValue::Parameter);
+        if own > 1 && differ(&self.plan) != differ(&job.plan) {
+            return refuse(
+                "in only one of its mode and the plan's do replicas keep parameters of their own".into(),
+                "keep `mode`, or start fresh from its weights with `--init`",
             );
         }
         if self.seed != job.seed {

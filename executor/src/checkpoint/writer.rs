@@ -13,7 +13,7 @@ use crate::job::{Report, Scaler};
 use crate::state::{Order, Piece, RankState, Shard};
 use crate::transport::ControlClient;
 use foretell_models::Control;
-use foretell_program::{Buffer, Program, Rank, StateContents, StateValue};
+use foretell_program::{Buffer, Program, Rank, StateContents};
 use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -75,8 +75,7 @@ impl<'a> CheckpointWriter<'a> {
             .saved_pieces(program)
             .into_iter()
             .filter_map(|piece| {
-                let first = layout.place(piece.tensor, piece.value)?;
-                let is_optimizers = matches!(piece.value, StateValue::Optimizer(_));
+                let (first, is_optimizers) = layout.place(piece.tensor, piece.value, piece.replica)?;
                 let shard = state.shard(&piece, Order::Public);
                 let place = PiecePlace { shard, piece: piece.elements.clone(), is_optimizers, first };
                 Some((piece, place))

@@ -20,8 +20,12 @@ pub(crate) struct Piece<'a> {
     pub(crate) placements: Placements,
     /// The elements' numbers in the rank's shard of the tensor.
     pub(crate) elements: Range<usize>,
+    /// The replica whose values these are; 0 if all replicas have the same.
+    pub(crate) replica: usize,
     /// The axis whose ranks hold the other parts of the shard.
     axis: Option<Axis>,
+    /// The axis whose ranks hold the values of other replicas.
+    replicas: Option<Axis>,
 }
 
 /// A rank's memory and its place in the mesh.
@@ -42,7 +46,7 @@ impl<'a> RankState<'a> {
 
     /// The pieces of a buffer: one for each tensor of which it holds elements.
     pub(crate) fn pieces(&self, buffer: &'a Buffer) -> Vec<Piece<'a>> {
-        let Some(StateContents::Tensors { value, members, axis }) = buffer.state.as_deref() else { return Vec::new() };
+        let Some(StateContents::Tensors { value, members, axis, replicas }) = buffer.state.as_deref() else { return Vec::new() };
         let held: usize = buffer.shape.iter().product();
         let first = axis.map_or(0, |axis| self.coordinates.along(axis) * held);
         let piece = |(offset, TensorShard { tensor, placements }): &(usize, TensorShard)| {
@@ -57,7 +61,9 @@ impl<'a> RankState<'a> {
                 tensor: *tensor,
                 placements: *placements,
                 elements: from - offset..until - offset,
+                replica: replicas.map_or(0, |axis| self.coordinates.along(axis)),
                 axis: *axis,
+                replicas: *replicas,
             })
         };
         members.iter().filter_map(piece).collect()
@@ -86,7 +92,8 @@ impl<'a> RankState<'a> {
 
     /// This rank's part of a piece that several ranks hold; `None` if it is empty.
     fn part_of_replica(&self, mut piece: Piece<'a>) -> Option<Piece<'a>> {
-        let is_replicated = |&axis: &Axis| piece.placements.get(axis) == Placement::Replicate && piece.axis != Some(axis);
+        let has_others = |axis: Axis| piece.axis == Some(axis) || piece.replicas == Some(axis);
+        let is_replicated = |&axis: &Axis| piece.placements.get(axis) == Placement::Replicate && !has_others(axis);
         let (mut replicas, mut own) = (1, 0);
         for axis in Axis::WITHIN_STAGE.into_iter().filter(is_replicated) {
             own += self.coordinates.along(axis) * replicas;

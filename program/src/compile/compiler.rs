@@ -2,8 +2,7 @@
 
 use super::cache::LoweringCache;
 use super::emit::Emission;
-use super::lowering::Purpose;
-use super::programs::{Compiled, Offsets, programs};
+use super::programs::{Compiled, Offsets, Wanted, programs};
 use crate::plan::{Plan, PlanError};
 use crate::program::Program;
 use foretell_models::Model;
@@ -45,14 +44,12 @@ impl<'a> Compiler<'a> {
         Self { cache: self.cache.with_operator_limit(operators) }
     }
 
-    /// Compiles the training step and the evaluation.
+    /// Compiles the training steps and the evaluation.
     ///
     /// # Errors
     /// As [`super::compile`].
     pub fn compile(&self, plan: &Plan) -> Result<Compiled, PlanError> {
-        let purposes = [Purpose::Training, Purpose::Evaluation];
-        let [training, evaluation] = programs(&self.cache, plan, purposes, Emission::Once, Offsets::Planned)?;
-        Ok(Compiled { training, evaluation })
+        self.all(plan, Emission::Once)
     }
 
     /// Compiles the training step alone. It may have fewer lists than in [`Compiler::compile`]:
@@ -61,8 +58,7 @@ impl<'a> Compiler<'a> {
     /// # Errors
     /// As [`super::compile`].
     pub fn training(&self, plan: &Plan) -> Result<Program, PlanError> {
-        let [training] = programs(&self.cache, plan, [Purpose::Training], Emission::Once, Offsets::Planned)?;
-        Ok(training)
+        self.one(plan, first_step(plan), Offsets::Planned)
     }
 
     /// Compiles the evaluation alone.
@@ -70,8 +66,7 @@ impl<'a> Compiler<'a> {
     /// # Errors
     /// As [`super::compile`].
     pub fn evaluation(&self, plan: &Plan) -> Result<Program, PlanError> {
-        let [evaluation] = programs(&self.cache, plan, [Purpose::Evaluation], Emission::Once, Offsets::Planned)?;
-        Ok(evaluation)
+        self.one(plan, Wanted::Evaluation, Offsets::Planned)
     }
 
     /// Compiles the training step without a memory plan: no buffer has an offset, and no
@@ -81,16 +76,30 @@ impl<'a> Compiler<'a> {
     /// # Errors
     /// As [`super::compile`].
     pub fn unplaced(&self, plan: &Plan) -> Result<Program, PlanError> {
-        let [training] = programs(&self.cache, plan, [Purpose::Training], Emission::Once, Offsets::None)?;
-        Ok(training)
+        self.one(plan, first_step(plan), Offsets::None)
     }
 
-    /// The Programs without the shortcut for micro-batches that repeat others: the oracle of tests.
-    #[cfg(test)]
-    pub(super) fn programs(&self, plan: &Plan, emission: Emission) -> Result<Vec<Program>, PlanError> {
-        let purposes = [Purpose::Training, Purpose::Evaluation];
-        Ok(programs(&self.cache, plan, purposes, emission, Offsets::Planned)?.to_vec())
+    fn one(&self, plan: &Plan, wanted: Wanted, offsets: Offsets) -> Result<Program, PlanError> {
+        let programs = programs(&self.cache, plan, &[wanted], Emission::Once, offsets)?;
+        programs.into_iter().next().ok_or_else(|| unreachable!("one Program was wanted"))
     }
+
+    /// All Programs of a run.
+    pub(super) fn all(&self, plan: &Plan, emission: Emission) -> Result<Compiled, PlanError> {
+        let cycle = plan.cycle();
+        let steps = cycle.exchanges().into_iter().map(Wanted::Step);
+        let wanted: Vec<Wanted> = std::iter::once(Wanted::Evaluation).chain(steps).collect();
+        let mut programs = programs(&self.cache, plan, &wanted, emission, Offsets::Planned)?.into_iter();
+        match (programs.next(), programs.next()) {
+            (Some(evaluation), Some(training)) => Ok(Compiled { training, other_steps: programs.collect(), cycle, evaluation }),
+            _ => unreachable!("an evaluation and at least one step were wanted"),
+        }
+    }
+}
+
+/// The first step of a run.
+fn first_step(plan: &Plan) -> Wanted {
+    Wanted::Step(plan.cycle().exchanges().first().copied().flatten())
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@
 mod activations;
 mod buckets;
 mod convert;
+mod exchange;
 mod gather;
 mod list;
 mod live;
@@ -36,6 +37,7 @@ use crate::program::{BufferId, BufferRole, Operation, Phase, StageProgram};
 use crate::schedule::{StagePass, Task};
 use activations::OffloadedActivations;
 use buckets::GradientBuckets;
+use exchange::Exchange;
 use foretell_models::{Kernel, OperatorId, Pass, Role, TensorId};
 use foretell_units::DataType;
 use gather::GatheredParameters;
@@ -321,11 +323,13 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// Emits the end of the step, after the last backward pass.
-    pub(super) fn update(&mut self) {
+    /// Emits the end of the step, after the last backward pass, with the exchange of this kind of
+    /// round if it ends with the step.
+    pub(super) fn update(&mut self, round: Option<usize>) {
         self.gradients.finish(&mut self.list, self.stage, &self.persistent);
         let Self { stage, list, persistent, gradients, .. } = self;
-        Update { list, stage, persistent, gradients }.run();
+        let exchange = round.map(|round| Exchange::new(stage, round));
+        Update { list, stage, persistent, gradients, exchange }.run();
     }
 
     fn label(&self, tensor: TensorId, micro_batch: usize, phase: Phase) -> Label<'a> {

@@ -156,7 +156,8 @@ fn graph(
     let forward = model.graph(name, &options)?;
     // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24
     // predictions.
-    let normalizer = plan.global_batch * forward.predictions_per_sample;
+    // A replica's loss is the mean over its own samples.
+    let normalizer = plan.global_batch / plan.replicas() * forward.predictions_per_sample;
     if inference {
         return Ok(with_evaluation(forward));
     }

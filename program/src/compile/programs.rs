@@ -8,6 +8,7 @@ use super::messages::{self, Receive};
 use super::reshard::{Crossings, ListRanks, list_ranks};
 use super::state::StageState;
 use super::{dependencies, limits, unread};
+use crate::cycle::Cycle;
 use crate::memory;
 use crate::mesh::{Mesh, Rank};
 use crate::plan::{Plan, PlanError};
@@ -19,13 +20,22 @@ use rayon::prelude::*;
 /// The Programs of a run. Both use one arena: persistent buffers lie at the same offsets in both.
 #[derive(Clone, Debug)]
 pub struct Compiled {
-    /// One training step.
+    /// One training step. Where steps differ, the first and usual one.
     pub training: Program,
+    /// The other steps that a run makes, in the order of their numbers, from 1.
+    pub other_steps: Vec<Program>,
+    /// Which of them each step runs.
+    pub cycle: Cycle,
     /// The loss and the number of correct predictions of one global batch, without gradients.
     pub evaluation: Program,
 }
 
 impl Compiled {
+    /// The Programs of all steps, by number.
+    pub fn step_programs(&self) -> Vec<&Program> {
+        std::iter::once(&self.training).chain(&self.other_steps).collect()
+    }
+
     /// The size of each stage's largest arena, over training and evaluation.
     pub fn arenas(&self) -> Vec<Bytes> {
         let both = self.training.arenas().into_iter().zip(self.evaluation.arenas());
@@ -56,41 +66,64 @@ pub(super) enum Offsets {
     None,
 }
 
-/// Compiles the Programs for `purposes`, over one arena.
+/// One of the Programs of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// A training step, and what replicas exchange at its end.
+    Step(Option<usize>),
+    Evaluation,
+}
+
+/// Compiles the wanted Programs, over one arena.
 ///
 /// Persistent buffers are always those of the training step. If evaluation is compiled, ranks share
 /// a list only if they do the same in training and in evaluation.
-pub(super) fn programs<const COUNT: usize>(
+pub(super) fn programs(
     cache: &LoweringCache<'_>,
     plan: &Plan,
-    purposes: [Purpose; COUNT],
+    wanted: &[Wanted],
     emission: Emission,
     offsets: Offsets,
-) -> Result<[Program; COUNT], PlanError> {
+) -> Result<Vec<Program>, PlanError> {
     plan.validate()?;
     // From here on, plans whose layouts mean the same thing are equal.
-    let plan = &Plan { layout: plan.layout.clone().normalised(), ..plan.clone() };
+    let plan = &Plan { layout: plan.layout.clone().normalised(), mode: plan.mode.clone().normalised(), ..plan.clone() };
     let mesh = plan.mesh()?;
     let training = cache.lowerings(plan, &mesh, Purpose::Training)?;
     for lowering in training.iter() {
         limits::check(lowering, plan)?;
     }
     let cuts = Cuts::new(&training.any().graph, plan)?;
-    let mut lowered = vec![(Purpose::Training, training)];
-    if purposes.contains(&Purpose::Evaluation) {
-        lowered.push((Purpose::Evaluation, cache.lowerings(plan, &mesh, Purpose::Evaluation)?));
+    let mut lowered = vec![training];
+    if wanted.contains(&Wanted::Evaluation) {
+        lowered.push(cache.lowerings(plan, &mesh, Purpose::Evaluation)?);
     }
     let crossings =
-        lowered.iter().map(|(_, lowerings)| Crossings::new(lowerings, &cuts, &mesh)).collect::<Result<Vec<_>, PlanError>>()?;
+        lowered.iter().map(|lowerings| Crossings::new(lowerings, &cuts, &mesh)).collect::<Result<Vec<_>, PlanError>>()?;
     let lists = list_ranks(&mesh, &crossings);
-    let state = |list: &ListRanks| StageState::new(lowering_of(&lowered[0].1, list, &mesh), &cuts, list.stage, plan, &mesh);
+    let state = |list: &ListRanks| StageState::new(lowering_of(&lowered[0], list, &mesh), &cuts, list.stage, plan, &mesh);
     let states = lists.iter().map(state).collect::<Result<Vec<_>, PlanError>>()?;
     let compilation = Compilation { plan, mesh: &mesh, cuts: &cuts, lists: &lists, states: &states, emission, offsets };
-    let wanted = lowered.iter().zip(&crossings).filter(|((purpose, _), _)| purposes.contains(purpose));
-    let programs = wanted
-        .map(|((purpose, lowerings), crossings)| compilation.program(lowerings, crossings, *purpose))
-        .collect::<Result<Vec<_>, PlanError>>()?;
-    Ok(programs.try_into().unwrap_or_else(|_| unreachable!("one Program was compiled for each purpose")))
+    let compile = |&wanted: &Wanted| {
+        let index = usize::from(wanted == Wanted::Evaluation);
+        compilation.program(&lowered[index], &crossings[index], wanted)
+    };
+    let mut programs = wanted.iter().map(compile).collect::<Result<Vec<_>, PlanError>>()?;
+    share_arenas(&mut programs, wanted);
+    Ok(programs)
+}
+
+/// Gives all steps of a list the arena of the largest: a run allocates it once.
+fn share_arenas(programs: &mut [Program], wanted: &[Wanted]) {
+    let mut steps: Vec<&mut Program> =
+        programs.iter_mut().zip(wanted).filter(|(_, one)| **one != Wanted::Evaluation).map(|(program, _)| program).collect();
+    for list in 0..steps.first().map_or(0, |program| program.lists.len()) {
+        let largest = |size: fn(&StageProgram) -> Bytes| steps.iter().map(|program| size(&program.lists[list])).max();
+        let (arena, host) = (largest(|list| list.arena).unwrap_or_default(), largest(|list| list.host_arena).unwrap_or_default());
+        for program in &mut steps {
+            (program.lists[list].arena, program.lists[list].host_arena) = (arena, host);
+        }
+    }
 }
 
 /// The lowering of the ranks that share a list.
@@ -112,18 +145,18 @@ struct Compilation<'a> {
 }
 
 impl Compilation<'_> {
-    fn program(&self, lowerings: &Lowerings, crossings: &Crossings, purpose: Purpose) -> Result<Program, PlanError> {
+    fn program(&self, lowerings: &Lowerings, crossings: &Crossings, wanted: Wanted) -> Result<Program, PlanError> {
         let Compilation { plan, mesh, cuts, .. } = *self;
         let micro_batches = plan.micro_batches()?;
         let mut orders = plan.layout.schedule.orders(cuts.stages, micro_batches, cuts.chunks);
-        if purpose == Purpose::Evaluation {
+        if wanted == Wanted::Evaluation {
             // Orders without a cyclic wait have none after passes are removed.
             orders.iter_mut().for_each(|order| order.retain(|task| task.pass == StagePass::Forward));
         }
         let receives = messages::receives(lowerings.any(), cuts, plan.layout.schedule, &orders);
         let compile_list = |(list, state): (&ListRanks, &StageState)| {
             let order = (orders[list.stage].as_slice(), receives[list.stage].as_slice());
-            let program = self.list(lowering_of(lowerings, list, mesh), crossings, list, state, order, purpose);
+            let program = self.list(lowering_of(lowerings, list, mesh), crossings, list, state, order, wanted);
             (hardware_flops(&program) * list.ranks.len() as f64, program)
         };
         // Lists are independent. Rayon may run other tasks of its pool inside these loops, so a
@@ -165,15 +198,15 @@ impl Compilation<'_> {
         list: &ListRanks,
         state: &StageState,
         (tasks, receives): (&[Task], &[Vec<Receive>]),
-        purpose: Purpose,
+        wanted: Wanted,
     ) -> StageProgram {
         let Compilation { plan, mesh, cuts, .. } = *self;
         let routes = crossings.routes(list.stage, &list.ranks);
         let stage = Stage::new(lowering, plan, mesh, cuts, list.stage, state, &routes);
         let mut emitter = StageEmitter::new(&stage);
         emitter.tasks(tasks, receives, self.emission);
-        if purpose == Purpose::Training {
-            emitter.update();
+        if let Wanted::Step(exchange) = wanted {
+            emitter.update(exchange);
         }
         let mut program = emitter.finish();
         unread::remove_unread_copies(&mut program);

@@ -64,7 +64,8 @@ pub(super) struct RunningStatistics {
     /// The name of the tensor with the sums of batch statistics that update them.
     pub(super) statistics: String,
     pub(super) statistics_placements: Placements,
-    /// The number of sample groups that one micro-batch adds to the statistics, over all ranks.
+    /// The number of sample groups that one micro-batch adds to the statistics, over all ranks of a
+    /// replica.
     pub(super) contributions: usize,
 }
 
@@ -354,10 +355,11 @@ fn running_statistics(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Pla
         let groups = operator.loops[0].extent;
         // Groups of a stated size scale with the samples of all ranks. Otherwise each rank's
         // samples are one group.
-        let contributions = match plan.batch_norm_group {
+        let of_all = match plan.batch_norm_group {
             Some(_) => groups * plan.layout.samples_at_once() / lowering.mesh.samples_at_once(),
             None => groups,
         };
+        let contributions = of_all / plan.replicas();
         all.push(RunningStatistics {
             tensor,
             name,

@@ -95,6 +95,9 @@ pub enum StateContents {
         /// The axis along which each rank holds one of equal parts of the shards; `None` if the
         /// buffer holds all of them.
         axis: Option<Axis>,
+        /// The axis along which each rank holds values of its own, since there are replicas that
+        /// differ after an exchange, too; `None` if all hold the same.
+        replicas: Option<Axis>,
     },
     /// The control of the update. It starts with these values, then zeros.
     Control(Vec<f32>),
@@ -113,6 +116,11 @@ pub enum StateValue {
     Optimizer(usize),
     /// The running statistics of batch norm.
     Running,
+    /// The outer parameters, which all replicas share: the parameters at the last exchange. They
+    /// start as the parameters in single precision.
+    OuterParameter,
+    /// The velocity of the outer optimizer. It starts as zero.
+    OuterVelocity,
 }
 
 /// A rank's shard of a parameter or of running statistics.

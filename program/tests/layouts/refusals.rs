@@ -97,3 +97,69 @@ fn meaningless_optimizer_parameters_are_refused() {
     let zero = Training { learning_rate: Some(0.0), momentum: 0.0, beta1: 0.0, ..usual() };
     assert!(compile(&model, "m", &Plan { training: zero, ..Plan::new(Layout::default(), 4) }).is_ok());
 }
+
+/// The message of a plan of four replicas in a mode, as a file has it.
+fn refused_mode(mode: &str, change: impl Fn(&mut Plan)) -> String {
+    let model = Model::Mlp(Mlp { widths: vec![8, 8, 4] });
+    match serde_json::from_str(mode) {
+        Ok(mode) => {
+            let mut plan = Plan { mode, ..Plan::new(Layout { data: 4, ..Layout::default() }, 4) };
+            change(&mut plan);
+            refusal(&model, &plan)
+        }
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn a_mode_without_meaning_or_not_there_yet_is_refused_in_a_sentence() {
+    for (mode, expected) in [
+        (r#"{"local_sgd": {"every": 0}}"#, "after every 0 steps"),
+        (r#"{"decentralised": {"graph": "ring", "every": 0}}"#, "after every 0 steps"),
+        (r#"{"local_sgd": {"every": 2, "outer": {"learning_rate": 0}}}"#, "not above 0"),
+        (r#"{"local_sgd": {"every": 2, "outer": {"momentum": 1}}}"#, "momentum is not from 0"),
+        (r#"{"local_sgd": {"every": 2, "outer": {"optimizer": "nesterov", "momentum": 0}}}"#, "needs a momentum"),
+        (r#"{"local_sgd": {"every": 2, "fragments": 4}}"#, "`fragments` is not there yet; hint: "),
+        (r#"{"local_sgd": {"every": 2, "overlap": 1}}"#, "`overlap` is not there yet; hint: "),
+        (r#"{"local_sgd": {"every": 2, "compression": "int8"}}"#, "`compression` is not there yet; hint: "),
+        (r#"{"parameter_server": {"servers": 2, "staleness": 0}}"#, "`parameter_server` is not there yet; hint: "),
+        (r#"{"decentralised": {"graph": "star"}}"#, "unknown variant `star`"),
+    ] {
+        let error = refused_mode(mode, |_| {});
+        assert!(error.contains(expected), "{mode}: {error}");
+    }
+}
+
+#[test]
+fn a_mode_that_the_rest_of_the_plan_cannot_have_is_refused() {
+    let local = r#"{"local_sgd": {"every": 2}}"#;
+    let layout = |change: fn(&mut Layout)| move |plan: &mut Plan| change(&mut plan.layout);
+    let check = |error: String, expected: &str| assert!(error.contains(expected), "{error}");
+    check(refused_mode(local, layout(|layout| layout.data = 1)), "one replica has no other");
+    check(refused_mode(local, layout(|layout| layout.zero = 1)), "ZeRO shards the state over all of `data`");
+    check(refused_mode(local, layout(|layout| (layout.data, layout.shares) = (2, Some(vec![3, 1])))), "equal parts of the batch");
+    check(refused_mode(local, layout(|layout| layout.offload = Offload::Optimizer)), "not there yet in this mode");
+    check(refused_mode(local, |plan| plan.precision = DataType::Fp16), "loss scale of its own");
+    let exponential = r#"{"decentralised": {"graph": "exponential"}}"#;
+    let of_six = |plan: &mut Plan| (plan.layout.data, plan.global_batch) = (6, 6);
+    check(refused_mode(exponential, of_six), "a power of two of replicas, and there are 6");
+}
+
+#[test]
+fn a_mode_reads_back_as_it_is_written() {
+    for mode in [
+        r#""synchronous""#,
+        r#"{"local_sgd":{"every":50}}"#,
+        r#"{"local_sgd":{"every":50,"outer":{"optimizer":"nesterov","learning_rate":0.5,"momentum":0.75}}}"#,
+        r#"{"decentralised":{"graph":"exponential","every":2}}"#,
+    ] {
+        let read: Mode = serde_json::from_str(mode).expect("a mode");
+        assert_eq!(serde_json::to_string(&read).expect("it is written"), mode);
+    }
+    let usual: Mode = serde_json::from_str(r#"{"local_sgd": {"every": 1, "outer": {"optimizer": "nesterov"}}}"#).expect("a mode");
+    assert_eq!(usual.outer().map(|outer| (outer.learning_rate, outer.momentum)), Some((0.7, 0.9)));
+    let [plain, all]: [Mode; 2] =
+        [r#"{"local_sgd": {"every": 3, "outer": {}}}"#, r#"{"decentralised": {"graph": "complete", "every": 3}}"#]
+            .map(|mode| serde_json::from_str(mode).expect("a mode"));
+    assert_eq!(plain.normalised(), all.normalised());
+}

@@ -64,9 +64,26 @@ pub struct Prediction {
     pub events: u64,
     /// Number of ranks that were simulated; equivalent ranks count once.
     pub simulated_ranks: usize,
+    /// The kinds of steps in a cycle, if steps differ; the other figures are then those of the mean
+    /// step.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cycle: Vec<StepKind>,
     /// Duration of the simulation itself. It is 0 until a caller with a clock sets it.
     #[serde(with = "si")]
     pub wall_seconds: Seconds,
+}
+
+/// The steps of one kind in a cycle.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepKind {
+    /// How many steps of the cycle are of this kind.
+    pub steps: usize,
+    /// The median time of one.
+    #[serde(with = "si")]
+    pub step_seconds: Seconds,
+    /// The time that one waits for communication.
+    #[serde(with = "si")]
+    pub exposed_communication_seconds: Seconds,
 }
 
 impl Prediction {
@@ -225,6 +242,7 @@ pub fn predict_with_memory(
         uncalibrated: median.uncalibrated.clone(),
         events: median.events,
         simulated_ranks: median.simulated_ranks,
+        cycle: Vec::new(),
         wall_seconds: Seconds::ZERO,
     };
     Ok((prediction.with_memory(memory), median))

@@ -13,6 +13,7 @@ mod direct;
 mod dropout;
 mod eight_bits;
 mod elementwise;
+mod exchange;
 mod experts;
 mod half;
 mod head_products;
@@ -248,6 +249,11 @@ impl Backend for CpuBackend {
                 Kernel::UpdateControl { clip, scaled, predictions } => control::update(call, clip, scaled, predictions),
                 Kernel::Sum { .. } => control::sum(call),
                 Kernel::Accumulate { .. } => control::accumulate(call),
+                Kernel::Average { parts, .. } => exchange::average(call, parts),
+                Kernel::Difference { .. } => exchange::difference(call),
+                Kernel::OuterStep { replicas, momentum, nesterov, .. } => {
+                    exchange::outer_step(call, replicas, momentum, nesterov)
+                }
                 Kernel::Narrow { .. } => control::narrow(call),
                 Kernel::Zero { .. } => control::zero(call),
                 Kernel::Sgd { momentum, nesterov, controlled, exempt, .. } => {

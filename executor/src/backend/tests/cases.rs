@@ -135,10 +135,13 @@ pub(super) fn cases() -> Vec<Kernel> {
             Kernel::Sum { elements },
             Kernel::Accumulate { elements },
             Kernel::Zero { elements },
+            Kernel::Average { elements, parts: 3 },
+            Kernel::Difference { elements },
             Kernel::AdamW { elements, controlled: false, exempt: false },
         ]);
         for (momentum, nesterov) in [(false, false), (true, false), (true, true)] {
             cases.push(Kernel::Sgd { elements, momentum, nesterov, controlled: false, exempt: false });
+            cases.push(Kernel::OuterStep { elements, replicas: 3, momentum, nesterov });
         }
     }
     for extents in [

@@ -48,6 +48,8 @@ const PARAMETERS: Hyperparameters = Hyperparameters {
     epsilon: 1e-6,
     gradient_scale: 0.5,
     clip_norm: 1.0,
+    outer_learning_rate: 0.7,
+    outer_momentum: 0.8,
     growth_interval: 3,
     step: 3,
     seed: 11,

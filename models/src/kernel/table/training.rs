@@ -58,6 +58,32 @@ pub(in crate::kernel) fn lamb_step(elements: usize, controlled: bool) -> KernelS
 }
 
 #[inline(always)]
+pub(in crate::kernel) fn average(elements: usize) -> KernelSpec {
+    KernelSpec::new("average", KernelFamily::Bucket, [elements], [update("y", elements)])
+}
+
+#[inline(always)]
+pub(in crate::kernel) fn difference(elements: usize) -> KernelSpec {
+    KernelSpec::new("difference", KernelFamily::Bucket, [elements], [
+        read("a", elements).single(),
+        read("b", elements).single(),
+        write("y", elements).single(),
+    ])
+}
+
+#[inline(always)]
+pub(in crate::kernel) fn outer_step(elements: usize, momentum: bool, nesterov: bool) -> KernelSpec {
+    KernelSpec {
+        flags: [momentum, nesterov, false, false],
+        ..KernelSpec::new("outer_step", KernelFamily::Optimizer, [elements], [
+            read("difference", elements).single(),
+            write("parameter", elements).single(),
+            update("outer parameter", elements), update("velocity", elements).when(momentum),
+        ])
+    }
+}
+
+#[inline(always)]
 pub(in crate::kernel) fn update_control(weighted: bool) -> KernelSpec {
     KernelSpec::new("update_control", KernelFamily::Bucket, [], [
         read("sum of squares", 1).single(),

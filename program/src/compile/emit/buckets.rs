@@ -180,7 +180,8 @@ impl GradientBuckets {
         let bucket = &stage.state.buckets[index];
         let name = format!("gradients {index}");
         let Some(gradients) = persistent.buckets[index].gradients else { return };
-        let axes: Vec<Axis> = bucket.gradient.partial_axes().filter(|&axis| !bucket.scatters_over(axis)).collect();
+        let mut axes = stage.summed_axes(bucket.gradient);
+        axes.retain(|&axis| !bucket.scatters_over(axis));
         let reduced = match self.reduced[index] {
             Some(shard) => shard,
             None if bucket.shards > 1 => {

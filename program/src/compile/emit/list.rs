@@ -163,7 +163,12 @@ impl ListBuilder {
 
     /// The peer of the same position in another stage with the same mesh.
     pub(super) fn opposite_peer(&mut self, stage: usize) -> PeerId {
-        PeerId(index_or_push(&mut self.program.peers, Peer { stage, ranks: None }))
+        self.peer(Peer { stage, ranks: None })
+    }
+
+    /// The id of a peer, added if it is new.
+    pub(super) fn peer(&mut self, peer: Peer) -> PeerId {
+        PeerId(index_or_push(&mut self.program.peers, peer))
     }
 
     pub(super) fn add_metric(&mut self, metric: Metric) {

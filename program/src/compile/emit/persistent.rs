@@ -43,6 +43,9 @@ pub(super) struct BucketBuffers {
     /// The optimizer's values, each for the rank's shard. The single-precision copy comes last.
     /// Empty if the bucket is frozen.
     pub(super) states: Vec<BufferId>,
+    /// The outer parameters, and the outer optimizer's velocity if it has one. Empty if replicas
+    /// have no outer optimizer.
+    pub(super) outer: Vec<BufferId>,
 }
 
 /// The sums of squared gradients of buckets with equal placements after reduction.
@@ -104,17 +107,30 @@ impl PersistentBuffers {
                 buffer
             })
             .collect();
+        let outer = stage.plan.mode.outer().filter(|_| !is_frozen);
+        let outer_values = [StateValue::OuterParameter, StateValue::OuterVelocity];
+        let outer_count = outer.map_or(0, |outer| if outer.momentum == 0.0 { 1 } else { 2 });
+        let outer: Vec<BufferId> = (0..outer_count)
+            .map(|number| {
+                let name = format!("outer state {index}.{number}");
+                list.add_persistent(&name, BufferRole::OptimizerState, shape(true), DataType::Fp32)
+            })
+            .collect();
         let members: Arc<[(usize, TensorShard)]> =
             bucket.members.iter().map(|member| (member.offset, tensor_shard(member))).collect();
         let contents = |value: StateValue, is_sharded: bool| StateContents::Tensors {
             value,
             members: Arc::clone(&members),
             axis: (is_sharded && bucket.shards > 1).then_some(Axis::Shard),
+            replicas: stage.plan.replica_axis().filter(|_| stage.plan.mode.differs_after_exchange(value) && !is_frozen),
         };
         list.set_state(parameters, contents(StateValue::Parameter, shards_parameters));
         for (number, &buffer) in states.iter().enumerate() {
             let is_master = state.has_master_copy && number == state.optimizer_states;
             let value = if is_master { StateValue::Master } else { StateValue::Optimizer(number) };
+            list.set_state(buffer, contents(value, true));
+        }
+        for (value, &buffer) in outer_values.into_iter().zip(&outer) {
             list.set_state(buffer, contents(value, true));
         }
         for member in &bucket.members {
@@ -128,7 +144,7 @@ impl PersistentBuffers {
                 self.by_name.insert(name, gradient);
             }
         }
-        self.buckets.push(BucketBuffers { parameters, gradients, states });
+        self.buckets.push(BucketBuffers { parameters, gradients, states, outer });
     }
 
     /// Running statistics, and the sums of batch statistics that update them. Sums over the same
@@ -136,7 +152,7 @@ impl PersistentBuffers {
     fn declare_statistics(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
         let mut by_axes: BTreeMap<Vec<Axis>, Vec<&RunningStatistics>> = BTreeMap::new();
         for running in &stage.state.running {
-            by_axes.entry(running.statistics_placements.partial_axes().collect()).or_default().push(running);
+            by_axes.entry(stage.summed_axes(running.statistics_placements)).or_default().push(running);
         }
         for (axes, members) in by_axes {
             let elements: usize = members.iter().map(|one| one.shape.iter().product::<usize>()).sum();
@@ -149,7 +165,10 @@ impl PersistentBuffers {
                 let buffer = list.add_persistent(&running.name, BufferRole::Running, running.shape.clone(), DataType::Fp32);
                 let shard = TensorShard { tensor: running.tensor, placements: running.placements };
                 let members = Arc::from([(0, shard)]);
-                list.set_state(buffer, StateContents::Tensors { value: StateValue::Running, members, axis: None });
+                list.set_state(
+                    buffer,
+                    StateContents::Tensors { value: StateValue::Running, members, axis: None, replicas: None },
+                );
                 self.by_name.insert(running.name.clone(), buffer);
             }
             self.statistics.push(BatchStatistics { axes, root });

@@ -310,19 +310,18 @@ fn from_sample(operation: &Operation, first_sample: usize) -> Option<Operation> 
 
 #[cfg(test)]
 mod tests {
-    use crate::compile::Compiler;
+    use crate::compile::{Compiled, Compiler};
     use crate::compile::emit::Emission;
     use crate::plan::Plan;
-    use crate::program::Program;
     use foretell_models::Model;
 
     /// A plan's Programs, compiled twice: first with copied micro-batches, then with every
     /// micro-batch emitted.
-    fn both(model: &str, rest: &str) -> [Vec<Program>; 2] {
+    fn both(model: &str, rest: &str) -> [Compiled; 2] {
         let model: Model = serde_json::from_str(model).expect("a model");
         let plan: Plan = serde_json::from_str(&format!("{{\"optimizer\": \"adam\", {rest}}}")).expect("a plan");
         [Emission::Once, Emission::Each]
-            .map(|emission| Compiler::new(&model, "m").programs(&plan, emission).expect("a plan that fits the model"))
+            .map(|emission| Compiler::new(&model, "m").all(&plan, emission).expect("a plan that fits the model"))
     }
 
     #[test]

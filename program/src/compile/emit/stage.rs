@@ -58,9 +58,15 @@ impl<'a> Stage<'a> {
         &self.lowering.graph.tensor(tensor).name
     }
 
-    /// The number of predictions of a step, over all ranks.
+    /// The axes along which a step sums a tensor with these placements: those that hold partial
+    /// sums, but not that of replicas with parameters of their own.
+    pub(super) fn summed_axes(&self, placements: Placements) -> Vec<Axis> {
+        placements.partial_axes().filter(|&axis| self.plan.replica_axis() != Some(axis)).collect()
+    }
+
+    /// The number of predictions of a step, over all ranks of a replica.
     pub(super) fn predictions(&self) -> usize {
-        self.plan.global_batch * self.lowering.graph.predictions_per_sample
+        self.plan.global_batch / self.plan.replicas() * self.lowering.graph.predictions_per_sample
     }
 
     /// The number of micro-batches of a step.

@@ -5,6 +5,7 @@
 //! them at once. Otherwise they are gathered in the next step, before kernels that read them.
 
 use super::buckets::GradientBuckets;
+use super::exchange::Exchange;
 use super::list::{Label, ListBuilder};
 use super::optimizer_states::StagedStates;
 use super::persistent::{BatchStatistics, PersistentBuffers, SquaredNorms, placements_after_reduction};
@@ -23,17 +24,32 @@ pub(super) struct Update<'a> {
     pub(super) stage: &'a Stage<'a>,
     pub(super) persistent: &'a PersistentBuffers,
     pub(super) gradients: &'a GradientBuckets,
+    /// What replicas exchange at the end of the step, if they do.
+    pub(super) exchange: Option<Exchange<'a>>,
 }
 
 impl Update<'_> {
     pub(super) fn run(&mut self) {
         self.gradient_norm();
         let mut staged = StagedStates::new(self.list, self.persistent);
+        let mut exchanges = Vec::new();
         for bucket in self.stage.state.trained_buckets() {
-            self.update_bucket(bucket, staged.as_ref());
+            let Some(updated) = self.update_bucket(bucket, staged.as_ref()) else { continue };
             if let Some(staged) = &mut staged {
                 staged.take_out(self.list, self.persistent, bucket);
             }
+            match self.exchange {
+                None => self.gather(bucket, updated),
+                Some(exchange) => {
+                    let buffers = &self.persistent.buckets[bucket];
+                    let begun = exchange.begin(self.list, bucket, buffers, self.gradients, updated);
+                    exchanges.push((exchange, bucket, updated, begun));
+                }
+            }
+        }
+        for (exchange, bucket, updated, begun) in exchanges {
+            exchange.end(self.list, &self.persistent.buckets[bucket], &begun);
+            self.gather(bucket, updated);
         }
         self.update_running_statistics();
     }
@@ -104,7 +120,7 @@ impl Update<'_> {
         let own = self.persistent.find(WEIGHT).map(|own| {
             let sum = self.list.add_buffer(WEIGHT, BufferRole::Sum, vec![1], DataType::Fp32);
             self.compute(WEIGHT, Kernel::Sum { elements: 1 }, &[own], &[sum]);
-            let axes: Vec<Axis> = self.stage.placements_of_sum(WEIGHT).partial_axes().collect();
+            let axes = self.stage.summed_axes(self.stage.placements_of_sum(WEIGHT));
             if !axes.is_empty() {
                 self.list.all_reduce_of_step(WEIGHT, Group::over(axes), sum);
             }
@@ -145,16 +161,30 @@ impl Update<'_> {
         }
     }
 
-    fn update_bucket(&mut self, index: usize, staged: Option<&StagedStates>) {
+    /// Whether a rank keeps whole parameters of a bucket, of which it updates a shard.
+    fn gathers(&self, bucket: usize) -> bool {
+        let state = self.stage.state;
+        state.buckets[bucket].shards > 1 && !state.shards_parameters(bucket)
+    }
+
+    /// Gathers the updated shards of a bucket, if ranks keep whole parameters.
+    fn gather(&mut self, bucket: usize, updated: BufferId) {
+        if self.gathers(bucket) {
+            let (name, buffers) = (format!("parameters {bucket}"), [updated, self.persistent.buckets[bucket].parameters]);
+            self.list.collective_of_step(&name, Collective::AllGather, Group::along(Axis::Shard), buffers, Phase::Update);
+        }
+    }
+
+    /// Updates a bucket, or the rank's shard of it. Returns the buffer with the new parameters.
+    fn update_bucket(&mut self, index: usize, staged: Option<&StagedStates>) -> Option<BufferId> {
         let (state, persistent) = (self.stage.state, self.persistent);
         let (bucket, buffers) = (&state.buckets[index], &persistent.buckets[index]);
         let elements = bucket.shard_elements();
-        let Some(gradients) = self.gradients.reduced(index).or(buffers.gradients) else { return };
+        let gradients = self.gradients.reduced(index).or(buffers.gradients)?;
         let states = staged.map_or(buffers.states.as_slice(), |staged| staged.of_bucket(index));
         let name = format!("parameters {index}");
         // A rank that keeps whole parameters updates a copy of its shard, which is then gathered.
-        let gathers = bucket.shards > 1 && !state.shards_parameters(index);
-        let updated = if gathers {
+        let updated = if self.gathers(index) {
             let shard = self.list.add_buffer(&name, BufferRole::Workspace, vec![elements], state.precision);
             // With a single-precision copy the update does not read the shard.
             if !state.has_master_copy {
@@ -180,10 +210,7 @@ impl Update<'_> {
             }
             Optimizer::Lamb => self.update_by_lamb(index, &name, (&reads, &writes)),
         }
-        if gathers {
-            let buffers = [updated, buffers.parameters];
-            self.list.collective_of_step(&name, Collective::AllGather, Group::along(Axis::Shard), buffers, Phase::Update);
-        }
+        Some(updated)
     }
 
     /// Updates the one parameter of a bucket by LAMB: each rank finds the direction of its shard,
@@ -215,12 +242,17 @@ impl Update<'_> {
             self.list.all_reduce_of_step("batch statistics", Group::over(axes.clone()), *root);
         }
         let micro_batches = self.stage.micro_batches();
+        let mut updated = Vec::new();
         for running in &self.stage.state.running {
             let buffers = [&running.statistics, &running.name].map(|name| self.persistent.find(name));
             let [Some(statistics), Some(buffer)] = buffers else { continue };
             let channels = running.shape.last().copied().unwrap_or(1);
             let kernel = Kernel::RunningStatistics { channels, contributions: running.contributions * micro_batches };
             self.compute(&running.name, kernel, &[statistics], &[buffer]);
+            updated.push(buffer);
+        }
+        if let Some(exchange) = self.exchange {
+            exchange.average(self.list, "running statistics", &updated);
         }
     }
 }

@@ -83,6 +83,8 @@ struct StepParameters {
     double epsilon;
     double gradient_scale;
     double clip_norm;
+    double outer_learning_rate;
+    double outer_momentum;
     index growth_interval;
     long_word step;
     long_word seed;

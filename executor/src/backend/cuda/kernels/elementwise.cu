@@ -96,6 +96,23 @@ KERNEL(accumulate) {
     }
 }
 
+// sizes: elements, parts
+KERNEL(average) {
+    float *y = written<float>(arguments, 0);
+    const float parts = (float)arguments.sizes[1];
+    for (index i = thread_index(); i < arguments.sizes[0]; i += thread_count()) {
+        y[i] /= parts;
+    }
+}
+
+KERNEL(difference) {
+    const float *a = read<float>(arguments, 0), *b = read<float>(arguments, 1);
+    float *y = written<float>(arguments, 0);
+    for (index i = thread_index(); i < arguments.sizes[0]; i += thread_count()) {
+        y[i] = a[i] - b[i];
+    }
+}
+
 KERNEL(narrow_elements) {
     const float *x = read<float>(arguments, 0);
     number *y = written<number>(arguments, 0);

@@ -95,6 +95,30 @@ KERNEL(sgd) {
     }
 }
 
+// Reads the sum of the replicas' differences; writes parameters, outer parameters (, velocities),
+// all in single precision. sizes: elements, replicas, whether there is momentum, whether it is
+// Nesterov's
+KERNEL(outer_step) {
+    const index elements = arguments.sizes[0];
+    const float replicas = (float)arguments.sizes[1];
+    const bool has_momentum = arguments.sizes[2] != 0, is_nesterov = arguments.sizes[3] != 0;
+    const float rate = (float)arguments.step->outer_learning_rate, momentum = (float)arguments.step->outer_momentum;
+    const float *sums = read<float>(arguments, 0);
+    float *parameters = written<float>(arguments, 0), *outer = written<float>(arguments, 1);
+    float *velocities = written<float>(arguments, 2);
+    for (index i = thread_index(); i < elements; i += thread_count()) {
+        const float gradient = sums[i] / replicas;
+        float step = gradient;
+        if (has_momentum) {
+            const float velocity = momentum * velocities[i] + gradient;
+            velocities[i] = velocity;
+            step = is_nesterov ? momentum * velocity + gradient : velocity;
+        }
+        outer[i] -= rate * step;
+        parameters[i] = outer[i];
+    }
+}
+
 // Reads gradients (, control); writes parameters, first moments, second moments (, masters).
 // sizes: elements, whether there is a control, which write the masters are (0 for the parameters
 // themselves), whether the parameters are exempt from weight decay

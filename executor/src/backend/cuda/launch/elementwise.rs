@@ -44,6 +44,8 @@ impl Dispatcher<'_> {
             Kernel::Scale { elements, .. } => ("scale", elements),
             Kernel::BiasAdd { rows, columns } => ("bias_add", rows * columns),
             Kernel::Accumulate { elements } => ("accumulate", elements),
+            Kernel::Average { elements, .. } => ("average", elements),
+            Kernel::Difference { elements } => ("difference", elements),
             Kernel::Narrow { elements } => ("narrow_elements", elements),
             Kernel::Dropout(sizes) => ("dropout", sizes.elements()),
             Kernel::BiasGradient { rows, columns } => {
@@ -69,6 +71,7 @@ impl Dispatcher<'_> {
         match *kernel {
             Kernel::Scale { square, .. } => numbers[0] = (1.0 / (square as f64).sqrt()) as f32,
             Kernel::BiasAdd { columns, .. } => sizes[1] = columns,
+            Kernel::Average { parts, .. } => sizes[1] = parts,
             Kernel::Dropout(dropout) => {
                 let row = dropout.positions * dropout.features;
                 let sample = dropout.first_sample + self.call.samples_before;

@@ -65,6 +65,10 @@ impl Dispatcher<'_> {
                     let sizes = [elements, flags[0], flags[1], flags[2], master, flags[3]];
                     self.launch(LaunchConfig::new("sgd", Grid::Elements(elements), &sizes))?;
                 }
+                Kernel::OuterStep { elements, replicas, momentum, nesterov } => {
+                    let sizes = [elements, replicas, usize::from(momentum), usize::from(nesterov)];
+                    self.launch(LaunchConfig::new("outer_step", Grid::Elements(elements), &sizes))?;
+                }
                 Kernel::AdamW { elements, controlled, exempt } => {
                     let sizes = [elements, usize::from(controlled), master, usize::from(exempt)];
                     self.launch(LaunchConfig::new("adamw", Grid::Elements(elements), &sizes))?;

@@ -115,6 +115,16 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
             let parameter = zip(&before[0], &step, |p, s| p - f64::from(parameters.learning_rate) * s);
             if momentum { vec![parameter, velocity] } else { vec![parameter] }
         }
+        Kernel::Average { parts, .. } => vec![before[0].iter().map(|y| y / parts as f64).collect()],
+        Kernel::Difference { .. } => vec![zip(&reads[0], &reads[1], |a, b| a - b)],
+        Kernel::OuterStep { replicas, momentum, nesterov, .. } => {
+            let (rate, factor) = (f64::from(parameters.outer_learning_rate), f64::from(parameters.outer_momentum));
+            let gradient: Tensor = reads[0].iter().map(|sum| sum / replicas as f64).collect();
+            let velocity = if momentum { zip(&before[2], &gradient, |v, g| factor * v + g) } else { gradient.clone() };
+            let step = if nesterov { zip(&gradient, &velocity, |g, v| g + factor * v) } else { velocity.clone() };
+            let outer = zip(&before[1], &step, |p, s| p - rate * s);
+            if momentum { vec![outer.clone(), outer, velocity] } else { vec![outer.clone(), outer] }
+        }
         Kernel::AdamW { elements, exempt, .. } => {
             let [rate, decay, beta1, beta2, epsilon, scale] = [
                 parameters.learning_rate,

@@ -1,0 +1,319 @@
+//! The mode: how the replicas of a model stay together. In the synchronous mode they sum their
+//! gradients in every step. In the others each replica makes steps of its own, and the replicas
+//! exchange parameters at the end of a round of steps.
+
+use super::{Plan, PlanError};
+use crate::cycle::Cycle;
+use crate::mesh::Axis;
+use crate::program::StateValue;
+use foretell_units::DataType;
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
+
+/// How the replicas of a model stay together.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", try_from = "ModeForm")]
+pub enum Mode {
+    /// Every update uses the gradients of all replicas.
+    #[default]
+    Synchronous,
+    /// Replicas make steps of their own, and average their parameters at the end of each round.
+    LocalSgd(LocalSgd),
+    /// As local SGD, but each replica averages with its neighbours in a graph.
+    Decentralised(Decentralised),
+}
+
+/// Local SGD (Stich 2019), and DiLoCo (Douillard et al. 2023) with an outer optimizer.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct LocalSgd {
+    /// The number of steps in a round.
+    pub every: usize,
+    /// The optimizer of the outer step, whose gradient is the mean of the replicas' changes; plain
+    /// averaging if `None`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outer: Option<OuterOptimizer>,
+}
+
+/// The optimizer of the outer step.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "OuterForm")]
+pub struct OuterOptimizer {
+    /// The rule.
+    pub optimizer: OuterRule,
+    /// The learning rate.
+    pub learning_rate: f32,
+    /// The momentum; 0 for none.
+    pub momentum: f32,
+}
+
+/// The rule of the outer step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OuterRule {
+    /// Gradient descent, with momentum if there is one.
+    #[default]
+    Sgd,
+    /// Gradient descent with Nesterov's momentum, as in DiLoCo.
+    Nesterov,
+}
+
+/// Decentralised SGD (D-PSGD, Lian et al. 2017).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Decentralised {
+    /// The neighbours of each replica.
+    pub graph: AveragingGraph,
+    /// The number of steps in a round.
+    pub every: usize,
+}
+
+/// The graph whose edges join the replicas that average with each other. All are connected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AveragingGraph {
+    /// Each replica averages with the next and the previous one.
+    Ring,
+    /// In round k each replica averages with the one 2^k places before it: the one-peer
+    /// exponential graph (Ying et al. 2021). After log2(n) rounds all have the mean of all.
+    Exponential,
+    /// Each replica averages with all others.
+    Complete,
+}
+
+impl Mode {
+    /// Whether every update uses the gradients of all replicas.
+    pub fn is_synchronous(&self) -> bool {
+        *self == Mode::Synchronous
+    }
+
+    /// The outer optimizer, if the replicas have one.
+    pub fn outer(&self) -> Option<OuterOptimizer> {
+        match self {
+            Mode::LocalSgd(mode) => mode.outer,
+            Mode::Synchronous | Mode::Decentralised(_) => None,
+        }
+    }
+
+    /// The mode in normal form: modes that mean the same are equal.
+    #[must_use]
+    pub fn normalised(self) -> Self {
+        let plain = OuterOptimizer { learning_rate: 1.0, ..OuterOptimizer::default() };
+        match self {
+            // The mean of all, by another name.
+            Mode::Decentralised(Decentralised { graph: AveragingGraph::Complete, every }) => {
+                Mode::LocalSgd(LocalSgd { every, outer: None })
+            }
+            Mode::LocalSgd(LocalSgd { every, outer: Some(outer) }) if outer == plain => {
+                Mode::LocalSgd(LocalSgd { every, outer: None })
+            }
+            other => other,
+        }
+    }
+
+    /// Whether replicas hold different values of this kind at the end of a round, too. Only the
+    /// exchange makes values equal: running statistics always, and parameters unless each replica
+    /// averages with its own neighbours.
+    pub fn differs_after_exchange(&self, value: StateValue) -> bool {
+        match (self, value) {
+            (Mode::Synchronous, _) => false,
+            (_, StateValue::Optimizer(_)) => true,
+            (Mode::Decentralised(mode), StateValue::Parameter | StateValue::Master) => mode.graph != AveragingGraph::Complete,
+            _ => false,
+        }
+    }
+
+    /// The field of the plan that holds the mode.
+    const fn field(&self) -> &'static str {
+        match self {
+            Mode::Synchronous => "mode",
+            Mode::LocalSgd(_) => "mode.local_sgd",
+            Mode::Decentralised(_) => "mode.decentralised",
+        }
+    }
+
+    /// The number of steps in a round.
+    fn every(&self) -> usize {
+        match self {
+            Mode::Synchronous => 1,
+            Mode::LocalSgd(LocalSgd { every, .. }) | Mode::Decentralised(Decentralised { every, .. }) => *every,
+        }
+    }
+}
+
+impl Default for OuterOptimizer {
+    /// What plain averaging does.
+    fn default() -> Self {
+        Self { optimizer: OuterRule::Sgd, learning_rate: 1.0, momentum: 0.0 }
+    }
+}
+
+impl Plan {
+    /// The number of replicas that make steps of their own: 1 in the synchronous mode.
+    pub fn replicas(&self) -> usize {
+        if self.mode.is_synchronous() { 1 } else { self.replicas_of_mesh() }
+    }
+
+    /// The number of shard groups, each of which has a whole model.
+    fn replicas_of_mesh(&self) -> usize {
+        let data = self.layout.data;
+        data / if self.layout.zero == 0 { 1 } else { self.layout.shard_group.unwrap_or(data).max(1) }
+    }
+
+    /// The axis along which ranks do not sum gradients, since they have replicas with parameters of
+    /// their own.
+    pub(crate) fn replica_axis(&self) -> Option<Axis> {
+        (!self.mode.is_synchronous()).then_some(Axis::Data)
+    }
+
+    /// The order of the run's steps.
+    pub fn cycle(&self) -> Cycle {
+        match &self.mode {
+            Mode::Synchronous => Cycle::of_equal_steps(),
+            Mode::Decentralised(Decentralised { graph: AveragingGraph::Exponential, every }) => {
+                Cycle::new(*every, self.replicas().max(2).ilog2() as usize)
+            }
+            other => Cycle::new(other.every(), 1),
+        }
+    }
+
+    /// Refuses a mode that is invalid, that the layout cannot have, or that this version cannot
+    /// compile with the rest of the plan.
+    pub(super) fn validate_mode(&self) -> Result<(), PlanError> {
+        let field = self.mode.field();
+        let refuse = |reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
+        if self.mode.is_synchronous() {
+            return Ok(());
+        }
+        if self.mode.every() == 0 {
+            return refuse("replicas that exchange after every 0 steps never step", "use `every: 1` or more");
+        }
+        if let Some(OuterOptimizer { optimizer, learning_rate, momentum }) = self.mode.outer() {
+            if !(learning_rate > 0.0 && learning_rate.is_finite()) {
+                return refuse("the outer learning rate is not above 0", "use `learning_rate: 0.7`, or leave it out");
+            }
+            if !(0.0..1.0).contains(&momentum) {
+                return refuse("the outer momentum is not from 0 up to, but not including, 1", "use `momentum: 0.9`");
+            }
+            if optimizer == OuterRule::Nesterov && momentum == 0.0 {
+                return refuse("Nesterov's rule needs a momentum", "use `momentum: 0.9`, or `optimizer: sgd`");
+            }
+        }
+        if self.layout.stages.is_some() || self.layout.shares.is_some() {
+            return refuse(
+                "replicas have equal parts of the batch and equal meshes, and `stages` or `shares` make them unequal",
+                "leave out `stages` and `shares`, or use `mode: synchronous`",
+            );
+        }
+        let replicas = self.replicas_of_mesh();
+        if replicas < 2 && self.layout.zero > 0 && self.layout.data > 1 {
+            return refuse(
+                "ZeRO shards the state over all of `data`, so no rank has a replica of its own",
+                "use `zero: 0`, or a `shard_group` smaller than `data`",
+            );
+        }
+        if replicas < 2 {
+            return refuse("one replica has no other to exchange with", "use `data: 2` or more, or `mode: synchronous`");
+        }
+        if let Mode::Decentralised(Decentralised { graph: AveragingGraph::Exponential, .. }) = self.mode
+            && !replicas.is_power_of_two()
+        {
+            return refuse(
+                &format!("an exponential graph needs a power of two of replicas, and there are {replicas}"),
+                "use `graph: ring` or `graph: complete`, or 2, 4, 8, .. replicas",
+            );
+        }
+        if self.precision == DataType::Fp16 {
+            return refuse("each replica would have a loss scale of its own, which is not there yet", "use `precision: bf16`");
+        }
+        if self.layout.offload.is_of_optimizer() {
+            return refuse("offloaded optimizer states are not there yet in this mode", "use `offload: none` or `activations`");
+        }
+        if !self.stack.is_own() {
+            return refuse("other software is modelled in the synchronous mode only", "leave out `stack`");
+        }
+        Ok(())
+    }
+}
+
+/// The form of a mode in a plan file, with what is not there yet.
+#[derive(Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ModeForm {
+    Synchronous,
+    LocalSgd(LocalSgdForm),
+    Decentralised(DecentralisedForm),
+    ParameterServer(IgnoredAny),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct LocalSgdForm {
+    every: usize,
+    outer: Option<OuterOptimizer>,
+    fragments: Option<IgnoredAny>,
+    overlap: Option<IgnoredAny>,
+    compression: Option<IgnoredAny>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DecentralisedForm {
+    graph: AveragingGraph,
+    #[serde(default = "one")]
+    every: usize,
+    compression: Option<IgnoredAny>,
+}
+
+fn one() -> usize {
+    1
+}
+
+impl TryFrom<ModeForm> for Mode {
+    type Error = String;
+
+    fn try_from(form: ModeForm) -> Result<Self, String> {
+        let missing = |what: &str, hint: &str| Err(format!("`{what}` is not there yet; hint: {hint}"));
+        match form {
+            ModeForm::Synchronous => Ok(Mode::Synchronous),
+            ModeForm::LocalSgd(LocalSgdForm { fragments: Some(_), .. }) => {
+                missing("fragments", "leave it out: all parameters are exchanged at the end of a round")
+            }
+            ModeForm::LocalSgd(LocalSgdForm { overlap: Some(_), .. }) => {
+                missing("overlap", "leave it out: replicas wait for the exchange")
+            }
+            ModeForm::LocalSgd(LocalSgdForm { compression: Some(_), .. })
+            | ModeForm::Decentralised(DecentralisedForm { compression: Some(_), .. }) => {
+                missing("compression", "leave it out: parameters are exchanged in single precision")
+            }
+            ModeForm::LocalSgd(LocalSgdForm { every, outer, .. }) => Ok(Mode::LocalSgd(LocalSgd { every, outer })),
+            ModeForm::Decentralised(DecentralisedForm { graph, every, .. }) => {
+                Ok(Mode::Decentralised(Decentralised { graph, every }))
+            }
+            ModeForm::ParameterServer(_) => missing(
+                "parameter_server",
+                "use `mode: synchronous` with `zero: 1`, which shards the update over the ranks of `data`",
+            ),
+        }
+    }
+}
+
+/// The form of the outer optimizer in a plan file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OuterForm {
+    #[serde(default)]
+    optimizer: OuterRule,
+    learning_rate: Option<f32>,
+    momentum: Option<f32>,
+}
+
+impl From<OuterForm> for OuterOptimizer {
+    /// Takes DiLoCo's values for what the file leaves out with Nesterov's rule, else those of plain
+    /// averaging.
+    fn from(OuterForm { optimizer, learning_rate, momentum }: OuterForm) -> Self {
+        let (usual_rate, usual_momentum) = match optimizer {
+            OuterRule::Sgd => (1.0, 0.0),
+            OuterRule::Nesterov => (0.7, 0.9),
+        };
+        Self { optimizer, learning_rate: learning_rate.unwrap_or(usual_rate), momentum: momentum.unwrap_or(usual_momentum) }
+    }
+}

@@ -1,0 +1,45 @@
+//! The prediction of a cycle: steps of several kinds, each as often as the cycle has it.
+
+use super::prediction::{Prediction, StepKind};
+use crate::engine::Breakdown;
+use foretell_units::Seconds;
+use std::collections::BTreeSet;
+
+impl Prediction {
+    /// The mean over a cycle with so many steps of each prediction. Times, rates and the breakdown
+    /// are those of the mean step. Memory is that of the first. `None` if there is no step.
+    ///
+    /// Each step is predicted from a common start. Ranks that do not wait for each other within a
+    /// cycle lose no time by that, as long as the same ranks are slow in every step.
+    pub fn of_cycle(steps: Vec<(Self, usize)>) -> Option<Self> {
+        let kinds: Vec<StepKind> = steps.iter().map(|(one, count)| one.as_kind(*count)).collect();
+        let total = kinds.iter().map(|kind| kind.steps).sum::<usize>() as f64;
+        let mean =
+            |of: &dyn Fn(&Self) -> Seconds| steps.iter().map(|(one, count)| of(one) * (*count as f64 / total)).sum::<Seconds>();
+        let step = mean(&|one| one.step_seconds);
+        let outer = [mean(&|one| one.step_seconds_p05), mean(&|one| one.step_seconds_p95)];
+        let inner = [mean(&|one| one.step_seconds_p10), mean(&|one| one.step_seconds_p90)];
+        let breakdown_seconds = Breakdown {
+            compute: mean(&|one| one.breakdown_seconds.compute),
+            exposed_communication: mean(&|one| one.breakdown_seconds.exposed_communication),
+            bubble: mean(&|one| one.breakdown_seconds.bubble),
+            data: mean(&|one| one.breakdown_seconds.data),
+            optimizer: mean(&|one| one.breakdown_seconds.optimizer),
+        };
+        let uncalibrated: BTreeSet<String> = steps.iter().flat_map(|(one, _)| &one.uncalibrated).cloned().collect();
+        let events = steps.iter().map(|(one, _)| one.events).sum();
+        let calibrated = steps.iter().all(|(one, _)| one.calibrated);
+        let (first, _) = steps.into_iter().next()?;
+        let mut whole = first.with_step(step, inner);
+        [whole.step_seconds_p05, whole.step_seconds_p95] = outer;
+        let uncalibrated = uncalibrated.into_iter().collect();
+        // Steps that are all alike need no list.
+        let cycle = if kinds.len() > 1 { kinds } else { Vec::new() };
+        Some(Self { breakdown_seconds, calibrated, uncalibrated, events, cycle, ..whole })
+    }
+
+    fn as_kind(&self, steps: usize) -> StepKind {
+        let exposed_communication_seconds = self.breakdown_seconds.exposed_communication;
+        StepKind { steps, step_seconds: self.step_seconds, exposed_communication_seconds }
+    }
+}
