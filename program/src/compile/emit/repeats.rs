@@ -310,8 +310,8 @@ fn from_sample(operation: &Operation, first_sample: usize) -> Option<Operation> 
 
 #[cfg(test)]
 mod tests {
-    use crate::compile::{Compiled, Compiler};
     use crate::compile::emit::Emission;
+    use crate::compile::{Compiled, Compiler};
     use crate::plan::Plan;
     use foretell_models::Model;
 

@@ -35,9 +35,6 @@ impl Update<'_> {
         let mut exchanges = Vec::new();
         for bucket in self.stage.state.trained_buckets() {
             let Some(updated) = self.update_bucket(bucket, staged.as_ref()) else { continue };
-            if let Some(staged) = &mut staged {
-                staged.take_out(self.list, self.persistent, bucket);
-            }
             match self.exchange {
                 None => self.gather(bucket, updated),
                 Some(exchange) => {
@@ -45,6 +42,9 @@ impl Update<'_> {
                     let begun = exchange.begin(self.list, bucket, buffers, self.gradients, updated);
                     exchanges.push((exchange, bucket, updated, begun));
                 }
+            }
+            if let Some(staged) = &mut staged {
+                staged.take_out(self.list, self.persistent, bucket);
             }
         }
         for (exchange, bucket, updated, begun) in exchanges {
