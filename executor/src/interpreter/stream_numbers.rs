@@ -6,8 +6,8 @@ use foretell_program::{Group, Mesh, Rank};
 
 /// The number of transport streams that a run opens.
 pub(crate) const STREAM_COUNT: usize = 32;
-const TO_LATER_STAGES: StreamNumber = StreamNumber(0);
-const TO_EARLIER_STAGES: StreamNumber = StreamNumber(1);
+const TO_LATER_RANKS: StreamNumber = StreamNumber(0);
+const TO_EARLIER_RANKS: StreamNumber = StreamNumber(1);
 /// For communication that is not part of a Program: barriers, and calibration among all ranks.
 pub(crate) const OUTSIDE_PROGRAMS: StreamNumber = StreamNumber(2);
 /// The stream of the first group. Each further group has the next one.
@@ -16,7 +16,9 @@ const FIRST_GROUP: usize = 3;
 /// The transport's stream for `key`; `None` for streams without peers. `groups` holds all groups of
 /// the run, in the same order on every rank.
 pub(super) fn stream_number(key: &StreamKey, groups: &[Group], mesh: &Mesh, rank: Rank) -> Option<StreamNumber> {
-    let number = |from: Rank, to: Rank| if mesh.stage_of(from) < mesh.stage_of(to) { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
+    // Within a stage, messages between replicas go either way too.
+    let place = |rank: Rank| (mesh.stage_of(rank), rank);
+    let number = |from: Rank, to: Rank| if place(from) < place(to) { TO_LATER_RANKS } else { TO_EARLIER_RANKS };
     match key {
         StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) => None,
         StreamKey::Group(group) => {
