@@ -183,4 +183,46 @@ mod tests {
         }
         assert!(layouts > 60, "{layouts} layouts");
     }
+
+    #[test]
+    fn each_replica_saves_the_state_that_it_alone_has_once() {
+        let model = Model::Mlp(Mlp { widths: vec![12, 9, 6] });
+        let graph = model.graph("model", &GraphOptions::ONE).expect("a valid model");
+        let outer = r#"{"local_sgd": {"every": 2, "outer": {"optimizer": "nesterov"}}}"#;
+        // Whether replicas keep parameters of their own, and whether there is an outer velocity.
+        for (mode, own_parameters, outer) in [(outer, 1, 1), (r#"{"decentralised": {"graph": "ring"}}"#, 4, 0)] {
+            for (tensor, shard_group) in [(1, None), (2, None), (1, Some(2))] {
+                let replicas = 4;
+                let layout = Layout {
+                    data: replicas * shard_group.unwrap_or(1),
+                    tensor,
+                    zero: usize::from(shard_group.is_some()),
+                    shard_group,
+                    ..Layout::default()
+                };
+                let mode = serde_json::from_str(mode).expect("a mode");
+                let plan = Plan { mode, precision: DataType::Bf16, ..Plan::new(layout, 8) };
+                let Ok(compiled) = compile(&model, "model", &plan) else { continue };
+                let mut saved: BTreeMap<(TensorId, StateValue, usize), Vec<u32>> = BTreeMap::new();
+                for rank in (0..compiled.training.mesh.world_size()).map(Rank) {
+                    let state = RankState::new(&compiled.training, &graph, rank);
+                    for piece in state.saved_pieces(&compiled.training) {
+                        let elements = graph.tensor(piece.tensor).elements();
+                        let key = (piece.tensor, piece.value, piece.replica);
+                        let times = saved.entry(key).or_insert_with(|| vec![0; elements]);
+                        state.shard(&piece, Order::Public).lines(piece.elements.clone(), &mut |line| {
+                            times[line.whole..line.whole + line.count].iter_mut().for_each(|times| *times += 1);
+                        });
+                    }
+                }
+                assert!(saved.values().flatten().all(|&times| times == 1), "{:?}", plan.layout);
+                let count = |is: &dyn Fn(StateValue) -> bool| saved.keys().filter(|(_, value, _)| is(*value)).count();
+                let parameters = graph.parameters().count();
+                assert_eq!(count(&|value| value == StateValue::Master), parameters * own_parameters);
+                let moments = |value| matches!(value, StateValue::Optimizer(_));
+                assert_eq!(count(&moments), parameters * plan.optimizer_states() * replicas);
+                assert_eq!(count(&|value| value == StateValue::OuterVelocity), parameters * outer);
+            }
+        }
+    }
 }
