@@ -352,8 +352,8 @@ pub enum Kernel {
     /// started a round with.
     Difference { elements: usize },
     /// The outer step of local SGD (DiLoCo, Douillard et al. 2023): SGD on the outer parameters,
-    /// whose gradient is the mean of the replicas' [`Kernel::Difference`]s. The replica's parameters
-    /// become the outer ones. In single precision.
+    /// whose gradient is the mean of the replicas' [`Kernel::Difference`]s. The replica's
+    /// parameters become the outer ones. In single precision.
     OuterStep {
         elements: usize,
         /// The number of replicas. The kernel reads the sum of their differences.

@@ -73,7 +73,8 @@ impl CheckpointLayout {
         Ok(Self { model: model.finish()?, optimizer: optimizer.finish()? })
     }
 
-    /// The offset of a replica's value of a tensor in its file, and whether that is the optimizer's.
+    /// The offset of a replica's value of a tensor in its file, and whether that is the
+    /// optimizer's.
     pub(crate) fn place(&self, tensor: TensorId, value: StateValue, replica: usize) -> Option<(u64, bool)> {
         let value = match value {
             StateValue::Master | StateValue::Running => StateValue::Parameter,
