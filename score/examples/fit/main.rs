@@ -93,7 +93,7 @@ fn main() -> Outcome<()> {
                 "model" => LeaveOut::Model,
                 _ => return Err(USAGE.into()),
             };
-            let scores = score_left_out(&published()?, &Split::library()?, by, &progress)?;
+            let scores = score_left_out(&published()?, &Split::library()?, &profiles(None)?, by, &progress)?;
             println!("{}", scores.table(None));
             std::fs::write(file, to_csv(&scores.rows))?;
         }

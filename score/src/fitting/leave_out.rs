@@ -43,12 +43,18 @@ impl LeaveOut {
 }
 
 /// Scores rows, each with values that were fitted without what it belongs to. A row that belongs to
-/// nothing in the fit has the library's values.
+/// nothing in the fit has the values of `library`, at which the fit is linearised.
 ///
 /// # Errors
 /// [`FitError`] if a compiled-in file is malformed, or a refit has no solution.
-pub fn score_left_out(rows: &[Row], split: &Split, by: LeaveOut, progress: Progress<'_>) -> Result<Scores, FitError> {
-    let (library, priors) = (Profiles::library()?, Profiles::priors()?);
+pub fn score_left_out(
+    rows: &[Row],
+    split: &Split,
+    library: &Profiles,
+    by: LeaveOut,
+    progress: Progress<'_>,
+) -> Result<Scores, FitError> {
+    let priors = Profiles::priors()?;
     let cases = declared(&priors)?;
     progress(&format!("{} rows of the fit are compiled", cases.len()));
     let (names, profiles) = refits(&cases, library, by, progress)?;
