@@ -70,7 +70,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let scores = match arguments.leave_out {
         Some(left) => {
             let progress = |line: &str| output::note(line);
-            score_left_out(&rows, &split, profiles, left.into(), &progress).map_err(|error| Failure::Undone(error.to_string()))?
+            score_left_out(&rows, &split, left.into(), &progress).map_err(|error| Failure::Undone(error.to_string()))?
         }
         None => score(&rows, &split, profiles),
     };

@@ -1,14 +1,13 @@
 //! The published rows that come with the project, and their split into rows for fitting and
 //! held-out rows.
 //!
-//! `tests/published/split.yaml` declares the split. It is by whole groups, the rows of a source with
-//! one model on one device, since a row says nearly all about its neighbours. A hash of the group's
-//! name decides, so nobody can choose favourable rows.
+//! `tests/published/split.yaml` declares the split. A hash of the row's name decides, so nobody
+//! can choose favourable rows.
 
 use crate::row::{Row, read_rows};
 use crate::table::TableError;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::LazyLock;
 use thiserror::Error;
 
@@ -23,16 +22,9 @@ pub fn published() -> Result<Vec<Row>, TableError> {
     read_rows(ROWS)
 }
 
-/// Names of the project's own rows, with the source and the group of each.
-static GROUPS: LazyLock<BTreeMap<String, (String, String)>> = LazyLock::new(|| {
-    let rows = published().unwrap_or_default();
-    rows.into_iter().map(|row| (row.row_id.clone(), (row.table.clone(), group(&row)))).collect()
-});
-
-/// Returns the name of the group that a row belongs to: rows of one source, model and device.
-fn group(row: &Row) -> String {
-    format!("{}|{}|{}", row.table, row.model, row.gpu)
-}
+/// Names of the project's own rows.
+static NAMES: LazyLock<BTreeSet<String>> =
+    LazyLock::new(|| published().unwrap_or_default().into_iter().map(|row| row.row_id).collect());
 
 /// What a row is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -44,20 +36,12 @@ pub enum Subset {
     Score,
 }
 
-/// The declared split: of each source's groups, in the order of a hash of their names, the first
-/// `fit` of `parts` are for fitting, rounded up.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Split {
-    /// The groups for fitting.
-    fitted: BTreeSet<String>,
-}
-
-/// Contents of `split.yaml`.
-#[derive(Clone, Copy, Debug, Deserialize)]
+/// The declared split: rows are hashed into `parts`, of which the first `fit` are for fitting.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Shares {
-    parts: usize,
-    fit: usize,
+pub struct Split {
+    parts: u64,
+    fit: u64,
 }
 
 /// An error in the file that declares the split.
@@ -71,29 +55,23 @@ impl Split {
     /// # Errors
     /// [`SplitError`] if the compiled-in file is malformed. A test excludes this.
     pub fn library() -> Result<Self, SplitError> {
-        let shares: Shares = serde_saphyr::from_str(SPLIT).map_err(|error| SplitError(error.to_string()))?;
-        let Shares { parts, fit } = shares;
-        if parts == 0 || fit > parts {
-            return Err(SplitError(format!("`fit: {fit}` must be at most `parts: {parts}`, and that at least 1")));
+        let split: Self = serde_saphyr::from_str(SPLIT).map_err(|error| SplitError(error.to_string()))?;
+        if split.parts == 0 || split.fit > split.parts {
+            return Err(SplitError(format!(
+                "`fit: {}` must be at most `parts: {}`, and that at least 1",
+                split.fit, split.parts
+            )));
         }
-        let mut of_source: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        for (source, group) in GROUPS.values() {
-            of_source.entry(source).or_default().insert(group);
-        }
-        let mut fitted = BTreeSet::new();
-        for groups in of_source.into_values() {
-            let mut groups: Vec<&str> = groups.into_iter().collect();
-            groups.sort_by_key(|group| (hash(group), *group));
-            let count = (groups.len() * fit).div_ceil(parts);
-            fitted.extend(groups.into_iter().take(count).map(String::from));
-        }
-        Ok(Self { fitted })
+        Ok(split)
     }
 
     /// Returns what a row is used for. Rows of other tables than the project's are fitted nowhere.
     pub fn subset(&self, row: &Row) -> Subset {
-        let group = GROUPS.get(&row.row_id).map(|(_, group)| group);
-        if group.is_some_and(|group| self.fitted.contains(group)) { Subset::Fit } else { Subset::Score }
+        if self.is_for_fitting(&row.row_id) && NAMES.contains(&row.row_id) { Subset::Fit } else { Subset::Score }
+    }
+
+    fn is_for_fitting(&self, row_id: &str) -> bool {
+        hash(row_id) % self.parts < self.fit
     }
 }
 
@@ -109,19 +87,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_declared_share_of_each_sources_groups_is_for_fitting() {
+    fn the_declared_share_of_rows_is_for_fitting() {
         let split = Split::library().expect("sound");
-        let mut subsets: BTreeMap<(String, String), BTreeSet<Subset>> = BTreeMap::new();
-        for row in published().expect("sound") {
-            subsets.entry((row.table.clone(), group(&row))).or_default().insert(split.subset(&row));
-        }
-        assert!(subsets.values().all(|subsets| subsets.len() == 1), "a group is on both sides");
-        let sources: BTreeSet<&str> = subsets.keys().map(|(source, _)| source.as_str()).collect();
-        for source in sources {
-            let own = || subsets.iter().filter(|((table, _), _)| table == source);
-            let fit = own().filter(|(_, subsets)| subsets.contains(&Subset::Fit)).count();
-            assert_eq!(fit, (own().count() * 2).div_ceil(5), "{source}");
-        }
+        let fit = (0..10_000).filter(|number| split.is_for_fitting(&format!("source-{number:04}"))).count();
+        let share = split.fit as f64 / split.parts as f64;
+        assert!((fit as f64 / 10_000.0 - share).abs() < 0.03, "{fit} of 10000");
     }
 
     #[test]

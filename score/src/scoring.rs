@@ -71,7 +71,7 @@ pub enum IntervalBasis {
 
 impl IntervalBasis {
     fn of(run: &Run) -> Self {
-        if run.clusters().any(|cluster| cluster.gpu.spread.is_some()) {
+        if run.clusters().any(|cluster| cluster.gpu.estimated) {
             Self::UnknownDevice
         } else if run.stack.estimated || run.plan.workload.unknown_stack {
             Self::UnknownStack
@@ -179,7 +179,7 @@ pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
     let scored: Vec<ScoredRow> = scored.collect();
     // Without held-out rows, as in a table of a user's own, all count.
     let subset = scored.iter().any(|row| row.subset == Subset::Score).then_some(Subset::Score);
-    Scores::of(scored, subset, profiles.factors().count())
+    Scores::of(scored, subset, profiles.fitted_values())
 }
 
 /// Error above which a row is compared with bounds.

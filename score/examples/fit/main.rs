@@ -40,7 +40,7 @@ const USAGE: &str = "usage: fit FILE | memory | only FILE SOURCE... | declared F
                      without SOURCE,SOURCE... | left-out FILE WHAT | kernels ROW STAGE";
 
 /// A `fitted.yaml` without values, which leaves the priors.
-const NOTHING_FITTED: &str = "factors: {}\n";
+const NOTHING_FITTED: &str = "stacks: {}\ndevices: {}\nnetwork: {}\n";
 
 fn main() -> Outcome<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -50,8 +50,8 @@ fn main() -> Outcome<()> {
             let priors = profiles(Some(NOTHING_FITTED))?;
             let cases = declared(&priors)?;
             eprintln!("{} rows declared for fitting are simulated", cases.len());
-            let (time, memory) = fit_both(&cases)?;
-            std::fs::write(file, yaml_of_fit(&cases, &time, &memory))?;
+            let (time, memory) = fit_both(&cases, &priors)?;
+            std::fs::write(file, yaml_of_fit(&cases, &time, &memory, &priors))?;
             print!("{}", print_fit(&cases, &time, &memory));
             std::fs::write(format!("{file}.json"), fit_json(&cases, &time))?;
         }
@@ -59,14 +59,14 @@ fn main() -> Outcome<()> {
             let priors = profiles(Some(NOTHING_FITTED))?;
             let mut cases = declared(&priors)?;
             cases.retain(|case| sources.contains(&case.row.table.as_str()));
-            let (time, memory) = fit_both(&cases)?;
+            let (time, memory) = fit_both(&cases, &priors)?;
             print!("{}", print_fit(&cases, &time, &memory));
             std::fs::write(file, fit_json(&cases, &time))?;
         }
         ["memory"] => {
             let priors = profiles(Some(NOTHING_FITTED))?;
             let cases = declared(&priors)?;
-            print!("{}", print_memory_fit(&cases, &fit(&cases, Quantity::Memory, &progress)?));
+            print!("{}", print_memory_fit(&cases, &fit(&cases, Quantity::Memory, &priors, &progress)?));
         }
         ["scores", file] => {
             let scores = score(&published()?, &Split::library()?, &profiles(None)?);
@@ -93,7 +93,7 @@ fn main() -> Outcome<()> {
                 "model" => LeaveOut::Model,
                 _ => return Err(USAGE.into()),
             };
-            let scores = score_left_out(&published()?, &Split::library()?, &profiles(None)?, by, &progress)?;
+            let scores = score_left_out(&published()?, &Split::library()?, by, &progress)?;
             println!("{}", scores.table(None));
             std::fs::write(file, to_csv(&scores.rows))?;
         }
@@ -107,8 +107,8 @@ fn progress(line: &str) {
     eprintln!("{line}");
 }
 
-fn fit_both(cases: &[Case]) -> Outcome<(Fit, Fit)> {
-    Ok((fit(cases, Quantity::Step, &progress)?, fit(cases, Quantity::Memory, &progress)?))
+fn fit_both(cases: &[Case], priors: &Profiles) -> Outcome<(Fit, Fit)> {
+    Ok((fit(cases, Quantity::Step, priors, &progress)?, fit(cases, Quantity::Memory, priors, &progress)?))
 }
 
 fn declared_rows(split: &Split, is_wanted: impl Fn(&Row) -> bool) -> Outcome<Vec<Row>> {
@@ -120,8 +120,8 @@ fn score_without(sources: &[&str]) -> Outcome<()> {
     let is_left_out = |row: &Row| sources.contains(&row.table.as_str());
     let priors = profiles(Some(NOTHING_FITTED))?;
     let cases: Vec<_> = declared(&priors)?.into_iter().filter(|case| !is_left_out(&case.row)).collect();
-    let (time, memory) = fit_both(&cases)?;
-    let fitted = profiles(Some(&yaml_of_fit(&cases, &time, &memory)))?;
+    let (time, memory) = fit_both(&cases, &priors)?;
+    let fitted = profiles(Some(&yaml_of_fit(&cases, &time, &memory, &priors)))?;
     let split = Split::library()?;
     let rows = declared_rows(&split, is_left_out)?;
     println!("without {sources:?}:\n{}", score(&rows, &split, &fitted).table(Some(Subset::Fit)));

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Largest number of rows of a group that take part in the fit.
-const MOST_OF_GROUP: usize = 14;
+const MOST_OF_GROUP: usize = 10;
 
 /// Sources with at most this many rows take part with all of them.
 const SMALL_SOURCE: usize = 30;
@@ -97,23 +97,15 @@ fn group(row: &Row, run: &Run) -> String {
     format!("{} {} {} {} {}", row.table, row.model, row.gpu, row.framework, run.format)
 }
 
-/// Keeps [`MOST_OF_GROUP`] rows of each group, evenly spaced, and all rows of small sources.
+/// Keeps the first [`MOST_OF_GROUP`] rows of each group, and all rows of small sources.
 fn limited(runs: Vec<(Row, Run)>) -> Vec<(Row, Run)> {
     let mut of_source: BTreeMap<String, usize> = BTreeMap::new();
+    runs.iter().for_each(|(row, _)| *of_source.entry(row.table.clone()).or_default() += 1);
     let mut of_group: BTreeMap<String, usize> = BTreeMap::new();
-    for (row, run) in &runs {
-        *of_source.entry(row.table.clone()).or_default() += 1;
-        *of_group.entry(group(row, run)).or_default() += 1;
-    }
-    let mut places: BTreeMap<String, usize> = BTreeMap::new();
     let mut is_kept = |row: &Row, run: &Run| {
-        let group = group(row, run);
-        let count = of_group[&group];
-        let place = places.entry(group).or_default();
-        *place += 1;
-        // The place moves to another of the kept numbers.
-        let is_next = *place * MOST_OF_GROUP / count > (*place - 1) * MOST_OF_GROUP / count;
-        count <= MOST_OF_GROUP || is_next || of_source[&row.table] <= SMALL_SOURCE
+        let count = of_group.entry(group(row, run)).or_default();
+        *count += 1;
+        *count <= MOST_OF_GROUP || of_source[&row.table] <= SMALL_SOURCE
     };
     runs.into_iter().filter(|(row, run)| is_kept(row, run)).collect()
 }

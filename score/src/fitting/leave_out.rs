@@ -5,16 +5,16 @@
 //! normal equations, which takes no simulation, and its rows are simulated with the values found.
 
 use super::cases::{Case, Quantity, declared};
-use super::linear::{Refit, folds};
-use super::parameters::factors;
-use super::report::{Support, joined, yaml};
-use super::solve::{LeftOut, Problem};
+use super::linear::{Linear, Refit, folds};
+use super::parameters::{Owner, Parameter};
+use super::report::{Found, Support, interval, yaml};
+use super::solve::Problem;
 use super::{FitError, Progress};
 use crate::published::Split;
 use crate::row::Row;
 use crate::run::Run;
 use crate::scoring::{ScoredRow, Scores, score};
-use foretell_simulator::gpu::{Factors, Profiles};
+use foretell_simulator::gpu::Profiles;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a refit leaves out at once.
@@ -43,21 +43,15 @@ impl LeaveOut {
 }
 
 /// Scores rows, each with values that were fitted without what it belongs to. A row that belongs to
-/// nothing in the fit has the values of `library`, at which the fit is linearised.
+/// nothing in the fit has the library's values.
 ///
 /// # Errors
 /// [`FitError`] if a compiled-in file is malformed, or a refit has no solution.
-pub fn score_left_out(
-    rows: &[Row],
-    split: &Split,
-    library: &Profiles,
-    by: LeaveOut,
-    progress: Progress<'_>,
-) -> Result<Scores, FitError> {
-    let priors = Profiles::priors()?;
+pub fn score_left_out(rows: &[Row], split: &Split, by: LeaveOut, progress: Progress<'_>) -> Result<Scores, FitError> {
+    let (library, priors) = (Profiles::library()?, Profiles::priors()?);
     let cases = declared(&priors)?;
     progress(&format!("{} rows of the fit are compiled", cases.len()));
-    let (names, profiles) = refits(&cases, library, by, progress)?;
+    let (names, profiles) = refits(&cases, library, &priors, by, progress)?;
     // Rows by the refit that leaves them out; those without one last.
     let mut parts: Vec<Vec<usize>> = vec![Vec::new(); names.len() + 1];
     for (index, row) in rows.iter().enumerate() {
@@ -73,47 +67,109 @@ pub fn score_left_out(
         progress(&format!("{} rows without {} are scored", part.len(), names.get(place).map_or("anything", String::as_str)));
     }
     // No row had a part in the fit of its values.
-    Ok(Scores::of(scored.into_values().collect(), None, library.factors().count()))
+    Ok(Scores::of(scored.into_values().collect(), None, library.fitted_values()))
 }
 
 /// Returns the names of all that is left out, and the profiles without each.
 fn refits(
     cases: &[Case],
     library: &Profiles,
+    priors: &Profiles,
     by: LeaveOut,
     progress: Progress<'_>,
 ) -> Result<(Vec<String>, Vec<Profiles>), FitError> {
     let keys: Vec<String> = cases.iter().map(|case| by.key(&case.row, &case.run)).collect();
     let names: Vec<String> = keys.iter().cloned().collect::<BTreeSet<_>>().into_iter().collect();
-    let mut found: BTreeMap<&String, Factors> = BTreeMap::new();
-    let mut time_left_out = None;
+    let mut problems = Vec::new();
     for quantity in [Quantity::Step, Quantity::Memory] {
-        let problem = Problem::new(cases, quantity);
-        let offsets = problem.parameters.iter().map(|parameter| parameter.offset_in(library.factors())).collect();
-        let state = problem.state(offsets);
+        let problem = Problem::new(cases, quantity, priors);
+        let state = problem.state_at(|parameter| library_value(parameter, library));
         let jacobian = problem.by_parameter(&problem.slopes(&state, &[]));
-        let linear = problem.linear(&state, &jacobian);
-        let own: Vec<String> = problem.measured.iter().map(|(index, _)| keys[*index].clone()).collect();
-        // Folds are in alphabetical order. A name without rows of this quantity has none to leave
+        let linear = Linear {
+            parameters: &problem.parameters,
+            jacobian: &jacobian,
+            weights: &problem.weights,
+            residuals: &state.residuals,
+            offsets: &state.offsets,
+        };
+        // Folds in the order of `names`; a name without rows of this quantity has none to leave
         // out.
-        let refits = linear.refits(&folds(&own, usize::MAX))?;
-        let refits: BTreeMap<String, Refit> = own.into_iter().collect::<BTreeSet<_>>().into_iter().zip(refits).collect();
-        for name in &names {
-            let offsets = refits.get(name).map_or(state.offsets.as_slice(), |refit| refit.offsets.as_slice());
-            let others = found.remove(name).unwrap_or_default();
-            found.insert(name, joined(others, factors(&problem.parameters, offsets)));
-        }
+        let own: Vec<String> = problem.measured.iter().map(|(index, _)| keys[*index].clone()).collect();
+        let of_fold: Vec<Refit> = linear.refits(&folds(&own, usize::MAX))?;
+        let found: Vec<&String> = own.iter().collect::<BTreeSet<_>>().into_iter().collect();
+        let refits: BTreeMap<String, Refit> = found.into_iter().cloned().zip(of_fold).collect();
         progress(&format!("{quantity:?}: {} refits of {} values", refits.len(), problem.parameters.len()));
-        if quantity == Quantity::Step {
-            time_left_out = Some(LeftOut::of(&problem, &linear)?);
-        }
+        problems.push((problem, state, refits));
     }
-    let Some(left_out) = time_left_out else { return Ok((Vec::new(), Vec::new())) };
-    let profiles = |(name, factors): (&&String, &Factors)| {
-        // Neither values nor intervals know the rows that are left out.
-        let support = Support::of(cases, &left_out, &|case| by.key(&case.row, &case.run) != **name);
-        Ok(Profiles::with_fitted(&yaml(factors, &support))?)
+    let [(time, time_state, time_refits), (memory, memory_state, memory_refits)] = problems.as_slice() else {
+        return Ok((Vec::new(), Vec::new()));
     };
-    let profiles: Vec<Profiles> = found.iter().map(profiles).collect::<Result<_, FitError>>()?;
+    // Measured over predicted of each row of the fit without what it belongs to.
+    let left_out: Vec<(&str, &str, f64)> = time
+        .measured
+        .iter()
+        .enumerate()
+        .filter_map(|(row, (index, _))| {
+            let refit = time_refits.get(&keys[*index])?;
+            Some((keys[*index].as_str(), cases[*index].row.table.as_str(), -refit.residuals[row]))
+        })
+        .collect();
+    let mut profiles = Vec::with_capacity(names.len());
+    for name in &names {
+        let values = |problem: &Problem<'_>, refit: Option<&Refit>, offsets: &[f64]| -> Vec<f64> {
+            let offsets = refit.map_or(offsets, |refit| refit.offsets.as_slice());
+            (0..problem.parameters.len()).map(|index| problem.value(index, offsets)).collect()
+        };
+        let time_values = values(time, time_refits.get(name), &time_state.offsets);
+        let memory_values = values(memory, memory_refits.get(name), &memory_state.offsets);
+        let found = [
+            Found { parameters: &time.parameters, values: &time_values },
+            Found { parameters: &memory.parameters, values: &memory_values },
+        ];
+        let mut support = support(time, cases, &keys, name, &left_out, library);
+        if by == LeaveOut::Device {
+            (support.unseen, support.unseen_device) = (library.unseen, support.unseen);
+        }
+        profiles.push(Profiles::with_fitted(&yaml(&found, &support, priors))?);
+    }
     Ok((names, profiles))
+}
+
+/// Returns a parameter's value in the library.
+fn library_value(parameter: &Parameter, library: &Profiles) -> Option<f64> {
+    match &parameter.owner {
+        Owner::Stack(name) => library.stack(name).ok()?.value(&parameter.name),
+        Owner::Device(name) => library.gpu(name).ok()?.value(&parameter.name),
+        Owner::Network => library.network_value(&parameter.name),
+        Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_) => None,
+    }
+}
+
+/// Returns the support of the values without `name`. Intervals of what is unseen come from the
+/// other names' rows, each without what it belongs to.
+fn support(
+    time: &Problem<'_>,
+    cases: &[Case],
+    keys: &[String],
+    name: &str,
+    left_out: &[(&str, &str, f64)],
+    library: &Profiles,
+) -> Support {
+    let kept = || time.measured.iter().map(|(index, _)| *index).filter(|index| keys[*index] != name).map(|index| &cases[index]);
+    let of_stack = |stack: &str| {
+        let rows = kept().filter(|case| case.run.stack_name == stack).count();
+        let spread = library.stack(stack).map_or(library.unseen, |stack| stack.spread);
+        (stack.to_string(), (rows, spread))
+    };
+    let on = |case: &Case, device: &str| case.run.clusters().any(|cluster| cluster.device == device);
+    let others: Vec<&(&str, &str, f64)> = left_out.iter().filter(|(key, ..)| *key != name).collect();
+    let mut of_source: BTreeMap<&str, f64> = BTreeMap::new();
+    others.iter().for_each(|(_, source, _)| *of_source.entry(source).or_default() += 1.0);
+    let unseen = interval(others.iter().map(|(_, source, ratio)| (*ratio, 1.0 / of_source[source])).collect());
+    Support {
+        stacks: library.stack_names().filter(|stack| library.is_stack(stack)).map(of_stack).collect(),
+        devices: library.gpu_names().map(|device| (device.to_string(), kept().filter(|case| on(case, device)).count())).collect(),
+        unseen,
+        unseen_device: library.unseen_device.unwrap_or(unseen),
+    }
 }

@@ -1,79 +1,175 @@
 //! Writes a fit as `fitted.yaml` or JSON, and lists its residuals.
 
 use super::cases::Case;
-use super::parameters::{Parameter, factors};
-use super::solve::{Fit, LeftOut};
-use foretell_simulator::gpu::{Factors, FactorsByName};
+use super::parameters::{Owner, Parameter, factors_of};
+use super::solve::Fit;
+use foretell_simulator::gpu::Profiles;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 /// Weight of all stacks' residuals in the interval of one stack, in rows of that stack.
 const COMMON_ROWS: f64 = 6.0;
 
+/// Values by name.
+type Values = Vec<(String, f64)>;
+
+/// Values found for some parameters.
+pub(super) struct Found<'a> {
+    pub(super) parameters: &'a [Parameter],
+    pub(super) values: &'a [f64],
+}
+
 /// How many rows stand behind the values, and how far off predictions with them are.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Support {
-    /// Rows of each stack, and the 10th and 90th percentile of measured over predicted.
-    stacks: BTreeMap<String, (usize, [f64; 2])>,
+    /// Rows of each stack, and the 10th and 90th percentile of measured over predicted when rows of
+    /// the same group are held out.
+    pub(super) stacks: BTreeMap<String, (usize, [f64; 2])>,
     /// Rows on each device.
-    devices: BTreeMap<String, usize>,
-    /// The percentiles when the whole source is held out, of rows whose stack no other source has.
-    unseen: [f64; 2],
+    pub(super) devices: BTreeMap<String, usize>,
+    /// The percentiles when the whole source is held out.
+    pub(super) unseen: [f64; 2],
     /// The percentiles when all rows on the device are held out.
-    unseen_device: [f64; 2],
+    pub(super) unseen_device: [f64; 2],
 }
 
-impl Support {
-    /// Returns the support of values that were fitted on the cases that `is_kept` chooses. No other
-    /// case's residual counts.
-    ///
-    /// A stack's interval is that of rows held out with their source, if another source has the
-    /// stack, and else with their group. Every source counts alike in what stacks share.
-    pub(super) fn of(cases: &[Case], left_out: &LeftOut, is_kept: &dyn Fn(&Case) -> bool) -> Self {
-        let kept: Vec<usize> = left_out.group.keys().copied().filter(|index| is_kept(&cases[*index])).collect();
-        let mut sources_of: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
-        let mut rows_of: BTreeMap<&str, f64> = BTreeMap::new();
-        for case in kept.iter().map(|index| &cases[*index]) {
-            sources_of.entry(&case.run.stack_name).or_default().insert(&case.row.table);
-            *rows_of.entry(&case.row.table).or_default() += 1.0;
-        }
-        let is_shared = |index: usize| sources_of[cases[index].run.stack_name.as_str()].len() > 1;
-        // Measured over predicted.
-        let known = |index: usize| {
-            let residuals = if is_shared(index) { &left_out.source } else { &left_out.group };
-            residuals.get(&index).map_or(0.0, |residual| -residual)
-        };
-        let source_weight = |index: usize| 1.0 / rows_of[cases[index].row.table.as_str()];
-        let common: Vec<(f64, f64)> = kept.iter().map(|&index| (known(index), source_weight(index))).collect();
-        let share = COMMON_ROWS / common.iter().map(|(_, weight)| weight).sum::<f64>().max(1e-9);
-        let of_stack = |(name, _): (&&str, &BTreeSet<&str>)| {
-            let own: Vec<usize> = kept.iter().copied().filter(|index| cases[*index].run.stack_name == **name).collect();
-            let own_ratios = own.iter().map(|&index| (known(index), 1.0));
-            let ratios = own_ratios.chain(common.iter().map(|(ratio, weight)| (*ratio, weight * share)));
-            ((*name).to_string(), (own.len(), interval(ratios.collect())))
-        };
-        let mut devices: BTreeMap<String, usize> = BTreeMap::new();
-        for index in &kept {
-            let names: BTreeSet<&str> = cases[*index].run.clusters().map(|cluster| cluster.device.as_str()).collect();
-            names.into_iter().for_each(|device| *devices.entry(device.into()).or_default() += 1);
-        }
-        let unseen: Vec<usize> = kept.iter().copied().filter(|index| !is_shared(*index)).collect();
-        let of = |rows: &[usize], residuals: &BTreeMap<usize, f64>| {
-            interval(rows.iter().filter_map(|index| Some((-residuals.get(index)?, source_weight(*index)))).collect())
-        };
-        Self {
-            stacks: sources_of.iter().map(of_stack).collect(),
-            devices,
-            unseen: of(&unseen, &left_out.source),
-            unseen_device: of(&kept, &left_out.device),
-        }
+/// Returns the text of `fitted.yaml` for a fit of step times and one of memory.
+pub fn yaml_of_fit(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> String {
+    let found = [time, memory].map(|fit| Found { parameters: &fit.parameters, values: &fit.values });
+    yaml(&found, &support(cases, time, profiles), profiles)
+}
+
+/// Returns the support of the values of a fit.
+fn support(cases: &[Case], time: &Fit, profiles: &Profiles) -> Support {
+    let all = by_equal_sources(cases, &time.without_group);
+    let common = COMMON_ROWS / all.iter().map(|(_, weight)| weight).sum::<f64>().max(1e-9);
+    let of_stack = |name: &str| {
+        let own: Vec<usize> = time.residuals.keys().copied().filter(|index| cases[*index].run.stack_name == name).collect();
+        let mut ratios: Vec<(f64, f64)> = own.iter().filter_map(|index| Some((-time.without_group.get(index)?, 1.0))).collect();
+        ratios.extend(all.iter().map(|(ratio, weight)| (*ratio, weight * common)));
+        (name.to_string(), (own.len(), interval(ratios)))
+    };
+    let uses = |index: usize, device: &str| cases[index].run.clusters().any(|cluster| cluster.device == device);
+    let on_device = |name: &str| (name.to_string(), time.residuals.keys().filter(|index| uses(**index, name)).count());
+    Support {
+        stacks: profiles.stack_names().filter(|name| profiles.is_stack(name)).map(of_stack).collect(),
+        devices: profiles.gpu_names().map(on_device).collect(),
+        unseen: interval(by_equal_sources(cases, &time.without_source)),
+        unseen_device: interval(by_equal_sources(cases, &time.without_device)),
     }
 }
 
 /// Returns the 10th and 90th percentile of weighted logarithms, as factors.
-fn interval(mut ratios: Vec<(f64, f64)>) -> [f64; 2] {
+pub(super) fn interval(mut ratios: Vec<(f64, f64)>) -> [f64; 2] {
     ratios.sort_by(|one, two| one.0.total_cmp(&two.0));
     [quantile(&ratios, 0.1).min(-0.005).exp(), quantile(&ratios, 0.9).max(0.005).exp()]
+}
+
+/// Returns the text of `fitted.yaml`.
+pub(super) fn yaml(found: &[Found<'_>], support: &Support, profiles: &Profiles) -> String {
+    let mut stacks: BTreeMap<String, Values> = BTreeMap::new();
+    let mut devices: BTreeMap<String, Values> = BTreeMap::new();
+    let mut network: Values = Vec::new();
+    let mut factors: BTreeMap<(Owner, String), f64> = BTreeMap::new();
+    for found in found {
+        for (parameter, value) in found.parameters.iter().zip(found.values) {
+            let entry = (parameter.name.clone(), *value);
+            match &parameter.owner {
+                Owner::Stack(name) => stacks.entry(name.clone()).or_default().push(entry),
+                Owner::Device(name) => devices.entry(name.clone()).or_default().push(entry),
+                Owner::Network => network.push(entry),
+                Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_) => {
+                    factors.insert((parameter.owner.clone(), parameter.name.clone()), *value);
+                }
+            }
+        }
+    }
+    add_unfitted(&mut stacks, &mut devices, &factors, profiles);
+    let mut text = String::from(
+        "# Written by `cargo run --release -p foretell-score --example fit -- fit FILE`, from the\n\
+         # rows that tests/published/split.yaml declares for fitting. Each value replaces the\n\
+         # prior in devices.yaml, links.yaml or stacks.yaml. `spread` is the 10th and 90th\n\
+         # percentile of measured over predicted when rows of the same group are held out,\n\
+         # `unseen` when the source is, `unseen_device` when all rows on the device are.\n\
+         stacks:\n",
+    );
+    let line = |values: &Values| {
+        let values: Vec<String> = values.iter().map(|(name, value)| format!("'{name}': {}", significant(*value))).collect();
+        values.join(", ")
+    };
+    for (name, values) in &stacks {
+        let (rows, [low, high]) = support.stacks.get(name).copied().unwrap_or((0, support.unseen));
+        let _ =
+            writeln!(text, "  {name}:\n    rows: {rows}\n    spread: [{low:.3}, {high:.3}]\n    values: {{{}}}", line(values));
+    }
+    text.push_str("devices:\n");
+    for (name, values) in &devices {
+        let rows = support.devices.get(name).copied().unwrap_or(0);
+        let _ = writeln!(text, "  {name}: {{rows: {rows}, values: {{{}}}}}", line(values));
+    }
+    let _ = writeln!(text, "network: {{{}}}", line(&network));
+    let [low, high] = support.unseen;
+    let _ = writeln!(text, "unseen: [{low:.3}, {high:.3}]");
+    let [low, high] = support.unseen_device;
+    let _ = writeln!(text, "unseen_device: [{low:.3}, {high:.3}]");
+    text
+}
+
+/// Adds stacks and devices that no row was fitted on, with their prior times the factors that they
+/// share with fitted ones.
+fn add_unfitted(
+    stacks: &mut BTreeMap<String, Values>,
+    devices: &mut BTreeMap<String, Values>,
+    factors: &BTreeMap<(Owner, String), f64>,
+    profiles: &Profiles,
+) {
+    let factor = |owner: Owner, name: &str| {
+        let fitted = factors_of(&owner, name, profiles);
+        fitted.iter().filter_map(|factor| factors.get(factor)).copied().reduce(|one, other| one * other)
+    };
+    for name in profiles.stack_names().filter(|name| profiles.is_stack(name)) {
+        if stacks.contains_key(name) {
+            continue;
+        }
+        let Ok(stack) = profiles.stack(name) else { continue };
+        let value = |value: &String| {
+            Some((value.clone(), stack.value(value)? * factor(Owner::Stack(name.into()), value)?))
+                .filter(|(_, value)| *value > 0.0)
+        };
+        let values: Values = factor_names(factors).iter().filter_map(value).collect();
+        if !values.is_empty() {
+            stacks.insert(name.into(), values);
+        }
+    }
+    for name in profiles.gpu_names() {
+        if devices.contains_key(name) {
+            continue;
+        }
+        let Ok(gpu) = profiles.gpu(name) else { continue };
+        let value = |value: &String| {
+            let share = gpu.value(value)? * factor(Owner::Device(name.into()), value)?;
+            Some((value.clone(), share.min(1.0)))
+        };
+        let formats = ["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"].map(|format| format!("product:{format}"));
+        let names: Vec<String> = formats.into_iter().chain(["attention".to_string()]).collect();
+        let values: Values = names.iter().filter_map(value).collect();
+        if !values.is_empty() {
+            devices.insert(name.into(), values);
+        }
+    }
+}
+
+/// Returns the names of the stack values that have a shared factor.
+fn factor_names(factors: &BTreeMap<(Owner, String), f64>) -> BTreeSet<String> {
+    let names = factors.keys().filter(|(owner, _)| matches!(owner, Owner::Family(_))).map(|(_, name)| name.as_str());
+    names.map(|name| if name.starts_with("attention") { "attention".to_string() } else { name.to_string() }).collect()
+}
+
+/// Returns the logarithms of measured over predicted, weighted so that all sources weigh the same.
+fn by_equal_sources(cases: &[Case], residuals: &BTreeMap<usize, f64>) -> Vec<(f64, f64)> {
+    let mut rows: BTreeMap<&str, f64> = BTreeMap::new();
+    residuals.keys().for_each(|index| *rows.entry(&cases[*index].row.table).or_default() += 1.0);
+    residuals.iter().map(|(index, residual)| (-residual, 1.0 / rows[cases[*index].row.table.as_str()])).collect()
 }
 
 /// Returns the quantile at `share` of sorted values with weights.
@@ -89,64 +185,12 @@ fn quantile(sorted: &[(f64, f64)], share: f64) -> f64 {
     0.0
 }
 
-/// Returns the text of `fitted.yaml` for a fit of step times and one of memory.
-pub fn yaml_of_fit(cases: &[Case], time: &Fit, memory: &Fit) -> String {
-    let found = joined(factors(&time.parameters, &time.offsets), factors(&memory.parameters, &memory.offsets));
-    yaml(&found, &Support::of(cases, &time.left_out, &|_| true))
-}
-
-/// Returns the factors of both, which have different names.
-pub(super) fn joined(mut one: Factors, other: Factors) -> Factors {
-    let join = |one: &mut BTreeMap<String, FactorsByName>, other: BTreeMap<String, FactorsByName>| {
-        other.into_iter().for_each(|(name, values)| one.entry(name).or_default().extend(values));
-    };
-    one.every_stack.extend(other.every_stack);
-    one.network.extend(other.network);
-    join(&mut one.families, other.families);
-    join(&mut one.stacks, other.stacks);
-    join(&mut one.generations, other.generations);
-    one
-}
-
-/// Returns the text of `fitted.yaml`.
-pub(super) fn yaml(factors: &Factors, support: &Support) -> String {
-    let mut text = String::from(
-        "# Written by `cargo run --release -p foretell-score --example fit -- fit FILE`, from the\n\
-         # rows that tests/published/split.yaml declares for fitting. Each factor multiplies the\n\
-         # prior in devices.yaml, links.yaml or stacks.yaml; those of all levels multiply. `spread`\n\
-         # is the 10th and 90th percentile of measured over predicted when rows of the same group\n\
-         # are held out (or of the same source, if another source has the stack), `unseen` when the\n\
-         # only source of a stack is, `unseen_device` when all rows on the device are.\n\
-         factors:\n",
-    );
-    let line = |values: &FactorsByName| {
-        let values: Vec<String> = values.iter().map(|(name, value)| format!("{name}: {}", significant(*value))).collect();
-        format!("{{{}}}", values.join(", "))
-    };
-    let mut level = |name: &str, owners: &BTreeMap<String, FactorsByName>| {
-        let _ = writeln!(text, "  {name}:{}", if owners.is_empty() { " {}" } else { "" });
-        for (owner, values) in owners {
-            let _ = writeln!(text, "    {owner}: {}", line(values));
-        }
-    };
-    level("families", &factors.families);
-    level("stacks", &factors.stacks);
-    level("generations", &factors.generations);
-    let _ = writeln!(text, "  every_stack: {}\n  network: {}\nstacks:", line(&factors.every_stack), line(&factors.network));
-    for (name, (rows, [low, high])) in &support.stacks {
-        let _ = writeln!(text, "  {name}: {{rows: {rows}, spread: [{low:.3}, {high:.3}]}}");
-    }
-    let devices: Vec<String> = support.devices.iter().map(|(name, rows)| format!("{name}: {rows}")).collect();
-    let _ = writeln!(text, "devices: {{{}}}", devices.join(", "));
-    for (name, [low, high]) in [("unseen", support.unseen), ("unseen_device", support.unseen_device)] {
-        let _ = writeln!(text, "{name}: [{low:.3}, {high:.3}]");
-    }
-    text
-}
-
 /// Prints four significant digits.
 fn significant(value: f64) -> String {
-    let digits = (3 - value.abs().max(1e-12).log10().floor() as i32).clamp(0, 9);
+    let digits = 3 - value.abs().max(1e-12).log10().floor() as i32;
+    if digits > 8 {
+        return format!("{value:.3e}");
+    }
     let scale = 10f64.powi(digits);
     format!("{}", (value * scale).round() / scale)
 }
@@ -155,23 +199,13 @@ fn significant(value: f64) -> String {
 /// slope). `benches/hyperparameters.py` reads it.
 pub fn fit_json(cases: &[Case], fit: &Fit) -> String {
     let parameter = |(one, offset): (&Parameter, &f64)| {
-        let Parameter { owner, name, spread } = one;
-        serde_json::json!({"owner": format!("{owner:?}"), "name": name, "spread": spread, "offset": offset})
+        let Parameter { owner, name, spread, factor, .. } = one;
+        serde_json::json!({"owner": format!("{owner:?}"), "name": name, "spread": spread, "kin": factor, "offset": offset})
     };
     let parameters: Vec<_> = fit.parameters.iter().zip(&fit.offsets).map(parameter).collect();
     let row = |(index, residual): (&usize, &f64)| {
         let case = &cases[*index];
-        let run = &case.run;
-        serde_json::json!({
-            "id": case.row.row_id,
-            "source": case.row.table,
-            "group": case.group,
-            "stack": run.stack_name,
-            "family": run.stack.family,
-            "device": run.cluster.device,
-            "generation": run.cluster.gpu.generation,
-            "residual": residual,
-        })
+        serde_json::json!({"id": case.row.row_id, "source": case.row.table, "group": case.group, "residual": residual})
     };
     let rows: Vec<_> = fit.residuals.iter().map(row).collect();
     let slopes = fit.jacobian.iter().enumerate();
@@ -184,7 +218,7 @@ pub fn fit_json(cases: &[Case], fit: &Fit) -> String {
 /// out.
 fn errors(fit: &Fit, index: usize, residual: f64) -> [f64; 4] {
     let held_out = |residuals: &BTreeMap<usize, f64>| residuals.get(&index).copied().unwrap_or(residual);
-    [residual, held_out(&fit.without_row), held_out(&fit.left_out.group), held_out(&fit.left_out.source)]
+    [residual, held_out(&fit.without_row), held_out(&fit.without_group), held_out(&fit.without_source)]
         .map(|residual| residual.exp() - 1.0)
 }
 
@@ -192,8 +226,13 @@ fn errors(fit: &Fit, index: usize, residual: f64) -> [f64; 4] {
 pub fn print_fit(cases: &[Case], time: &Fit, memory: &Fit) -> String {
     let mut text = String::new();
     for fit in [time, memory] {
-        for (Parameter { owner, name, spread }, offset) in fit.parameters.iter().zip(&fit.offsets) {
-            let _ = writeln!(text, "factor {owner:?} {name} {:.4} moved {offset:+.3} of {spread:.2}", offset.exp());
+        for (parameter, value) in fit.parameters.iter().zip(&fit.values) {
+            let moved = (value / parameter.prior).ln();
+            let _ = writeln!(
+                text,
+                "value {:?} {} {:.4} prior {:.4} moved {:+.2} of {:.2}",
+                parameter.owner, parameter.name, value, parameter.prior, moved, parameter.spread
+            );
         }
     }
     let mut sources: BTreeMap<&str, Vec<[f64; 4]>> = BTreeMap::new();
@@ -274,6 +313,9 @@ pub fn print_memory_fit(cases: &[Case], memory: &Fit) -> String {
             "memory {:+.3} {:+.3} {:+.3} {:+.3} {} {} {}",
             errors[0], errors[1], errors[2], errors[3], case.row.row_id, case.run.stack_name, case.row.mem_kind
         );
+    }
+    for (parameter, value) in memory.parameters.iter().zip(&memory.values) {
+        let _ = writeln!(text, "value {:?} {} {value:.4} prior {:.4}", parameter.owner, parameter.name, parameter.prior);
     }
     for (source, errors) in &sources {
         let mean = |index: usize| errors.iter().map(|error| error[index].abs()).sum::<f64>() / errors.len() as f64;

@@ -2,25 +2,32 @@
 
 use super::cases::{Case, Quantity};
 use super::linear::{HUBER, Jacobian, Linear, NOISE, folds, normal_factor, robust_weights, solve};
-use super::parameters::{Parameter, apply, factors, parameters};
+use super::parameters::{Parameter, parameters, total_offset};
 use super::{FitError, Progress};
 use crate::run::Run;
+use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// Result of a fit. Residuals are logarithms of predicted over measured, by index of the case.
 #[derive(Debug)]
 pub struct Fit {
-    /// The fitted factors.
+    /// The fitted values and their shared factors.
     pub(super) parameters: Vec<Parameter>,
+    /// Fitted value of each parameter.
+    pub values: Vec<f64>,
     /// Residual of each measured case.
-    pub residuals: Residuals,
+    pub residuals: BTreeMap<usize, f64>,
     /// Residual of each case when its fold of rows is held out: the error to expect of other rows
     /// of the same sources.
-    pub without_row: Residuals,
-    /// Residuals when more is held out.
-    pub(super) left_out: LeftOut,
-    /// Logarithm of each factor.
+    pub without_row: BTreeMap<usize, f64>,
+    /// Residual of each case when its fold of groups is held out.
+    pub without_group: BTreeMap<usize, f64>,
+    /// Residual of each case when its source is held out.
+    pub without_source: BTreeMap<usize, f64>,
+    /// Residual of each case when all cases on its device are held out.
+    pub without_device: BTreeMap<usize, f64>,
+    /// Logarithm of value over prior of each parameter, without its shared factors.
     pub offsets: Vec<f64>,
     /// Slopes by parameter. Rows are counted among the measured cases.
     pub(super) jacobian: Jacobian,
@@ -46,10 +53,10 @@ const LARGEST_STEP: f64 = 0.7;
 ///
 /// # Errors
 /// [`FitError::NotPositiveDefinite`] if the values are not determined.
-pub fn fit(cases: &[Case], quantity: Quantity, progress: Progress<'_>) -> Result<Fit, FitError> {
-    let problem = Problem::new(cases, quantity);
+pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles, progress: Progress<'_>) -> Result<Fit, FitError> {
+    let problem = Problem::new(cases, quantity, profiles);
     let Problem { parameters, weights, .. } = &problem;
-    let mut state = problem.state(vec![0.0; problem.parameters.len()]);
+    let mut state = problem.start();
     progress(&format!(
         "{quantity:?}: {} values, {} rows of {} kinds, loss {:.2}",
         parameters.len(),
@@ -113,7 +120,7 @@ pub(super) struct State {
 }
 
 impl<'a> Problem<'a> {
-    pub(super) fn new(cases: &'a [Case], quantity: Quantity) -> Self {
+    pub(super) fn new(cases: &'a [Case], quantity: Quantity, profiles: &Profiles) -> Self {
         let measured: Vec<(usize, f64)> =
             cases.iter().enumerate().filter_map(|(index, case)| Some((index, case.measured(quantity)?))).collect();
         let mut numbers: BTreeMap<&str, usize> = BTreeMap::new();
@@ -131,19 +138,30 @@ impl<'a> Problem<'a> {
             }));
         }
         let weights = weights(cases, &measured);
-        let parameters = parameters(cases, quantity);
+        let parameters = parameters(cases, quantity, profiles);
         Self { cases, quantity, measured, weights, parameters, first_of_kind, kinds }
     }
 
-    /// Returns the state at these offsets.
-    pub(super) fn state(&self, offsets: Vec<f64>) -> State {
-        let factors = factors(&self.parameters, &offsets);
-        let run = |index: &usize| {
-            let mut run = self.cases[*index].run.clone();
-            apply(&factors, &mut run);
-            run
-        };
-        let runs: Vec<Run> = self.first_of_kind.iter().map(run).collect();
+    fn start(&self) -> State {
+        let runs: Vec<Run> = self.first_of_kind.iter().map(|index| self.cases[*index].run.clone()).collect();
+        self.state(runs, vec![0.0; self.parameters.len()])
+    }
+
+    /// Returns the state at the values that `value_of` knows, and at the prior of the others.
+    pub(super) fn state_at(&self, value_of: impl Fn(&Parameter) -> Option<f64>) -> State {
+        let mut runs: Vec<Run> = self.first_of_kind.iter().map(|index| self.cases[*index].run.clone()).collect();
+        let mut offsets = vec![0.0; self.parameters.len()];
+        for (parameter, offset) in self.parameters.iter().zip(&mut offsets) {
+            let Some(value) = value_of(parameter).filter(|value| *value > 0.0) else { continue };
+            *offset = (value / parameter.prior).ln();
+            for run in runs.iter_mut().filter(|run| parameter.affects(run)) {
+                parameter.set(run, value);
+            }
+        }
+        self.state(runs, offsets)
+    }
+
+    fn state(&self, runs: Vec<Run>, offsets: Vec<f64>) -> State {
         let predicted: Vec<f64> = (0..runs.len()).into_par_iter().map(|kind| self.predict(kind, &runs[kind])).collect();
         let residuals: Vec<f64> =
             self.measured.iter().zip(&self.kinds).map(|((_, measured), kind)| predicted[*kind] - measured.ln()).collect();
@@ -165,13 +183,32 @@ impl<'a> Problem<'a> {
         residuals.iter().zip(&self.weights).map(row).sum::<f64>() + self.parameters.iter().zip(offsets).map(prior).sum::<f64>()
     }
 
+    /// Returns the value of a parameter at these offsets.
+    pub(super) fn value(&self, index: usize, offsets: &[f64]) -> f64 {
+        let parameter = &self.parameters[index];
+        let value = parameter.prior * total_offset(&self.parameters, offsets, index).exp();
+        value.clamp(parameter.bounds[0], parameter.bounds[1])
+    }
+
     /// Moves the state along a Gauss-Newton step, shortened until the loss falls. Returns whether
     /// to go on, and the share of the step that was taken or tried last.
     fn step(&self, state: &mut State, step: &[f64]) -> (bool, f64) {
         let mut share = 1.0;
         while share >= 0.05 {
-            let moved = |(offset, step): (&f64, &f64)| offset - (share * step).clamp(-LARGEST_STEP, LARGEST_STEP);
-            let tried = self.state(state.offsets.iter().zip(step).map(moved).collect());
+            let moved = |((parameter, offset), step): ((&Parameter, &f64), &f64)| {
+                let moved = (offset - share * step).clamp(offset - LARGEST_STEP, offset + LARGEST_STEP);
+                let [least, most] = parameter.bounds.map(|bound| (bound / parameter.prior).ln());
+                moved.clamp(least, most)
+            };
+            let offsets: Vec<f64> = self.parameters.iter().zip(&state.offsets).zip(step).map(moved).collect();
+            let mut runs = state.runs.clone();
+            for (index, parameter) in self.parameters.iter().enumerate() {
+                let value = self.value(index, &offsets);
+                for run in runs.iter_mut().filter(|run| parameter.affects(run)) {
+                    parameter.set(run, value);
+                }
+            }
+            let tried = self.state(runs, offsets);
             if tried.loss < state.loss {
                 let gain = state.loss - tried.loss;
                 *state = tried;
@@ -188,19 +225,24 @@ impl<'a> Problem<'a> {
     pub(super) fn slopes(&self, state: &State, before: &[Vec<(usize, f64)>]) -> Vec<Vec<(usize, f64)>> {
         let of_kind = |(kind, run): (usize, &Run)| {
             let known: BTreeMap<usize, f64> = before.get(kind).into_iter().flatten().copied().collect();
-            let mut by_effect: BTreeMap<String, f64> = BTreeMap::new();
+            let mut by_effect: BTreeMap<&str, f64> = BTreeMap::new();
             let mut slopes = Vec::new();
             for (index, parameter) in self.parameters.iter().enumerate() {
-                if !parameter.affects(run, self.quantity) {
+                if !parameter.affects(run) {
                     continue;
                 }
+                let of_effect = by_effect.get(parameter.effect()).copied();
+                // Shared factors follow the values that share them. Without such a value they move
+                // nothing.
+                let slope = if parameter.is_factor() { Some(of_effect.unwrap_or(0.0)) } else { of_effect };
                 let negligible = || known.get(&index).copied().filter(|slope| slope.abs() < NEGLIGIBLE);
-                let found = || {
+                let slope = slope.or_else(negligible).unwrap_or_else(|| {
                     let mut other = run.clone();
-                    parameter.scale(&mut other, DIFFERENCE.exp());
+                    let offset = total_offset(&self.parameters, &state.offsets, index) + DIFFERENCE;
+                    parameter.set(&mut other, parameter.prior * offset.exp());
                     (self.predict(kind, &other) - state.predicted[kind]) / DIFFERENCE
-                };
-                let slope = *by_effect.entry(parameter.effect(run)).or_insert_with(|| negligible().unwrap_or_else(found));
+                });
+                by_effect.insert(parameter.effect(), slope);
                 slopes.push((index, slope));
             }
             slopes
@@ -219,65 +261,40 @@ impl<'a> Problem<'a> {
         jacobian
     }
 
-    /// Linearises the fit at a state.
-    pub(super) fn linear<'b>(&'b self, state: &'b State, jacobian: &'b Jacobian) -> Linear<'b> {
-        Linear {
-            parameters: &self.parameters,
-            jacobian,
-            weights: &self.weights,
-            residuals: &state.residuals,
-            offsets: &state.offsets,
-        }
-    }
-
-    /// Returns the residual of each case in a linearised fit without the rows of the same name.
-    /// Names are dealt to `count` folds.
-    pub(super) fn held_out(
-        &self,
-        linear: &Linear<'_>,
-        name: &dyn Fn(&Case) -> String,
-        count: usize,
-    ) -> Result<Residuals, FitError> {
-        let names: Vec<String> = self.measured.iter().map(|(index, _)| name(&self.cases[*index])).collect();
-        let residuals = linear.held_out(&folds(&names, count))?;
-        Ok(self.by_case(residuals))
-    }
-
-    fn by_case(&self, residuals: Vec<f64>) -> Residuals {
-        self.measured.iter().zip(residuals).map(|((index, _), residual)| (*index, residual)).collect()
-    }
-
     /// Computes the held-out residuals and returns the fit.
     fn finish(self, state: State, jacobian: Jacobian) -> Result<Fit, FitError> {
-        let linear = self.linear(&state, &jacobian);
+        let State { residuals, offsets, .. } = state;
+        let linear = Linear {
+            parameters: &self.parameters,
+            jacobian: &jacobian,
+            weights: &self.weights,
+            residuals: &residuals,
+            offsets: &offsets,
+        };
+        let by_case = |residuals: Vec<f64>| -> BTreeMap<usize, f64> {
+            self.measured.iter().zip(residuals).map(|((index, _), residual)| (*index, residual)).collect()
+        };
         // Names begin with the source, so every fold has the same share of each source.
-        let without_row = self.held_out(&linear, &|case| format!("{} {}", case.row.table, case.row.row_id), FOLDS)?;
-        let left_out = LeftOut::of(&self, &linear)?;
-        let residuals = self.by_case(state.residuals);
-        Ok(Fit { parameters: self.parameters, residuals, without_row, left_out, offsets: state.offsets, jacobian })
-    }
-}
-
-/// Residuals by index of the case.
-pub(super) type Residuals = BTreeMap<usize, f64>;
-
-/// The residual of each case when everything of some kind that it belongs to is held out.
-#[derive(Clone, Debug)]
-pub(super) struct LeftOut {
-    /// Its fold of groups.
-    pub(super) group: Residuals,
-    /// Its source.
-    pub(super) source: Residuals,
-    /// All cases on its device.
-    pub(super) device: Residuals,
-}
-
-impl LeftOut {
-    pub(super) fn of(problem: &Problem<'_>, linear: &Linear<'_>) -> Result<Self, FitError> {
-        Ok(Self {
-            group: problem.held_out(linear, &|case| case.group.clone(), FOLDS)?,
-            source: problem.held_out(linear, &|case| case.row.table.clone(), usize::MAX)?,
-            device: problem.held_out(linear, &|case| case.run.cluster.device.clone(), usize::MAX)?,
+        let held_out = |name: &dyn Fn(&Case) -> String, count: usize| {
+            let names: Vec<String> = self.measured.iter().map(|(index, _)| name(&self.cases[*index])).collect();
+            linear.held_out(&folds(&names, count)).map(by_case)
+        };
+        let without_group = held_out(&|case| case.group.clone(), FOLDS)?;
+        let without_row = held_out(&|case| format!("{} {}", case.row.table, case.row.row_id), FOLDS)?;
+        let without_source = held_out(&|case| case.row.table.clone(), usize::MAX)?;
+        let without_device = held_out(&|case| case.run.cluster.device.clone(), usize::MAX)?;
+        let values = (0..self.parameters.len()).map(|index| self.value(index, &offsets)).collect();
+        let residuals = by_case(residuals);
+        Ok(Fit {
+            parameters: self.parameters,
+            values,
+            residuals,
+            without_row,
+            without_group,
+            without_source,
+            without_device,
+            offsets,
+            jacobian,
         })
     }
 }

@@ -84,7 +84,7 @@ impl ProfiledGpu {
     pub(crate) fn fastest_products(&self) -> FlopsPerSecond {
         let gpu = &self.cluster.gpu;
         let rate = |format| {
-            let share = self.stack.product_share(format, self.workload.fp8_scaling);
+            let share = self.stack.product_share(&self.cluster.device, format, self.workload.fp8_scaling);
             gpu.peak(format) * (gpu.product_efficiency(format) * share)
         };
         // In eight-bit runs, products of unsupported sizes are in bf16.

@@ -28,7 +28,7 @@ impl GpuCosts<'_> {
 
     /// Returns the device time of a matrix product in a format.
     pub(super) fn product_time_in(&self, product: &Product, format: ProductFormat) -> Seconds {
-        let share = self.stack.product_share(format, self.workload.fp8_scaling);
+        let share = self.stack.product_share(&self.cluster.device, format, self.workload.fp8_scaling);
         product_time(product, format, &self.cluster.gpu, share)
     }
 

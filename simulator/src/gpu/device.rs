@@ -58,8 +58,8 @@ pub struct GpuProfile {
     /// runs were measured on this one.
     #[serde(default)]
     pub estimated: bool,
-    /// 10th and 90th percentile of a measurement over its prediction, on a device with too few
-    /// measured runs.
+    /// 10th and 90th percentile of a measurement over its prediction, on a device that nothing was
+    /// fitted on.
     #[serde(skip)]
     pub spread: Option<[f64; 2]>,
 }

@@ -35,7 +35,6 @@ pub use category::Category;
 pub use cluster::Cluster;
 pub use costs::GpuCosts;
 pub use device::{GpuProfile, Tiling};
-pub use fitted::{Factors, FactorsByName};
 pub use format::ProductFormat;
 pub use kernels::KernelTime;
 pub use link::{LinkProfile, NetworkProfile};

@@ -3,7 +3,7 @@
 
 use super::cluster::Cluster;
 use super::device::GpuProfile;
-use super::fitted::{FITTED_ROWS, Factors, Fitted};
+use super::fitted::{FITTED_ROWS, Fitted, FittedDevice};
 use super::link::{LinkProfile, NetworkProfile};
 use super::stack::StackProfile;
 use foretell_topologies::DeviceKind;
@@ -87,8 +87,8 @@ pub struct Profiles {
     pub unseen: [f64; 2],
     /// The same on a device that nothing was fitted on, if that is known.
     pub unseen_device: Option<[f64; 2]>,
-    /// The values that measured runs determined, as factors on the priors.
-    factors: Factors,
+    /// Number of values that measured runs determined.
+    fitted_values: usize,
 }
 
 static LIBRARY: LazyLock<Result<Profiles, ProfileError>> = LazyLock::new(|| Profiles::read(DEVICES, LINKS, STACKS, FITTED));
@@ -107,7 +107,7 @@ impl Profiles {
     /// # Errors
     /// As [`Profiles::library`].
     pub fn priors() -> Result<Self, ProfileError> {
-        Self::with_fitted("factors: {}\n")
+        Self::with_fitted("stacks: {}\ndevices: {}\nnetwork: {}\n")
     }
 
     /// Returns the compiled-in profiles with the values of another `fitted.yaml`.
@@ -118,13 +118,19 @@ impl Profiles {
         Self::read(DEVICES, LINKS, STACKS, fitted)
     }
 
-    /// Returns the values that measured runs determined, as factors on the priors.
-    pub fn factors(&self) -> &Factors {
-        &self.factors
+    /// Returns the number of values that measured runs determined: those of stacks and devices with
+    /// rows, and of the network.
+    pub fn fitted_values(&self) -> usize {
+        self.fitted_values
     }
 
-    /// Reads the texts of the profile files. The first three have priors, and `fitted` has factors
-    /// on them.
+    /// Returns a value of the network by name, or `None` if no value has that name.
+    pub fn network_value(&self, name: &str) -> Option<f64> {
+        self.network.value(name)
+    }
+
+    /// Reads the texts of the profile files. The first three have priors, and `fitted` has the
+    /// values that replace them.
     ///
     /// # Errors
     /// [`ProfileError::Unreadable`], with the place in the file.
@@ -145,43 +151,49 @@ impl Profiles {
             device.take_data_sheet(&sheet);
         }
         let mut profiles =
-            Self { devices, links, network, networks, stacks, unseen: UNSEEN, unseen_device: None, factors: Factors::default() };
-        profiles.apply(parse("fitted.yaml", fitted)?)?;
+            Self { devices, links, network, networks, stacks, unseen: UNSEEN, unseen_device: None, fitted_values: 0 };
+        profiles.apply(&parse("fitted.yaml", fitted)?)?;
         Ok(profiles)
     }
 
-    fn apply(&mut self, fitted: Fitted) -> Result<(), ProfileError> {
-        let Fitted { factors, stacks, devices, unseen, unseen_device } = fitted;
-        let unknown = |what: String| ProfileError::Unreadable { file: "fitted.yaml", reason: format!("no profile has {what}") };
-        let of_stacks = factors.stacks.keys().chain(stacks.keys());
-        if let Some(name) = of_stacks.into_iter().find(|name| !self.stacks.contains_key(*name)) {
-            return Err(unknown(format!("the stack `{name}`")));
+    fn apply(&mut self, fitted: &Fitted) -> Result<(), ProfileError> {
+        let unknown = |what: &str| ProfileError::Unreadable { file: "fitted.yaml", reason: format!("no profile has {what}") };
+        for (name, found) in &fitted.stacks {
+            let stack = self.stacks.get_mut(name).ok_or_else(|| unknown(&format!("the stack `{name}`")))?;
+            for (value, number) in &found.values {
+                if !stack.set_value(value, *number) {
+                    return Err(unknown(&format!("the value `{value}` of the stack `{name}`")));
+                }
+            }
+            stack.spread = found.spread;
+            self.fitted_values += if found.rows > 0 { found.values.len() } else { 0 };
+            stack.estimated = found.rows < FITTED_ROWS;
         }
-        if let Some(name) = devices.keys().find(|name| !self.devices.contains_key(*name)) {
-            return Err(unknown(format!("the device `{name}`")));
+        for (name, FittedDevice { rows, values }) in &fitted.devices {
+            let device = self.devices.get_mut(name).ok_or_else(|| unknown(&format!("the device `{name}`")))?;
+            for (value, number) in values {
+                if !device.set_value(value, *number) {
+                    return Err(unknown(&format!("the value `{value}` of the device `{name}`")));
+                }
+            }
+            device.estimated &= *rows < FITTED_ROWS;
+            self.fitted_values += if *rows > 0 { values.len() } else { 0 };
         }
-        self.unseen = unseen.unwrap_or(UNSEEN);
-        self.unseen_device = unseen_device;
-        for (name, stack) in &mut self.stacks {
-            let moved = factors.apply_to_stack(name, stack);
-            moved.map_err(|value| unknown(format!("the value `{value}` of the stack `{name}`")))?;
-            let found = stacks.get(name).filter(|found| found.rows >= FITTED_ROWS);
-            stack.estimated = found.is_none();
-            stack.spread = found.map_or(self.unseen, |found| found.spread);
+        if let Some(unseen) = fitted.unseen {
+            self.unseen = unseen;
+            self.stacks.values_mut().filter(|stack| stack.estimated).for_each(|stack| stack.spread = unseen);
         }
+        for (value, number) in &fitted.network {
+            if !self.network.set_value(value, *number) {
+                return Err(unknown(&format!("the value `{value}` of the network")));
+            }
+        }
+        self.fitted_values += fitted.network.len();
+        self.unseen_device = fitted.unseen_device;
         // Devices without runs have the interval of sources without, until that of devices is
         // known.
-        let spread = unseen_device.or(unseen);
-        for (name, device) in &mut self.devices {
-            let moved = factors.apply_to_device(device);
-            moved.map_err(|value| unknown(format!("the value `{value}` of the device `{name}`")))?;
-            let has_few_rows = devices.get(name).is_none_or(|rows| *rows < FITTED_ROWS);
-            device.estimated &= has_few_rows;
-            device.spread = spread.filter(|_| has_few_rows);
-        }
-        let moved = factors.apply_to_network(&mut self.network);
-        moved.map_err(|value| unknown(format!("the value `{value}` of the network")))?;
-        self.factors = factors;
+        let spread = self.unseen_device.or(fitted.unseen);
+        self.devices.values_mut().filter(|device| device.estimated).for_each(|device| device.spread = spread);
         Ok(())
     }
 
@@ -314,6 +326,11 @@ mod tests {
         }
         for (name, stack) in &profiles.stacks {
             assert!(stack.spread[0] <= 1.0 && stack.spread[1] >= 1.0, "{name}");
+            assert!(stack.products.product.keys().all(|device| profiles.devices.contains_key(device)), "{name}");
+            if let Some(base) = &stack.variant_of {
+                let base = &profiles.stacks[base];
+                assert!(base.family == stack.family && base.variant_of.is_none(), "{name}");
+            }
         }
     }
 
@@ -362,7 +379,8 @@ mod tests {
     #[test]
     fn an_unknown_key_of_a_stack_is_refused() {
         let stacks = STACKS.replace("\nddp:\n", "\nddp:\n  hair: long\n");
-        let error = Profiles::read(DEVICES, LINKS, &stacks, "factors: {}\n").expect_err("unknown key");
+        let fitted = "stacks: {}\ndevices: {}\nnetwork: {}\n";
+        let error = Profiles::read(DEVICES, LINKS, &stacks, fitted).expect_err("unknown key");
         assert!(error.to_string().contains("`ddp` has the unknown key `hair`"), "{error}");
     }
 }

@@ -17,6 +17,16 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
 
+/// Power of the interval on devices without measured kernels or runs, until `fitted.yaml` has the
+/// interval of devices that a fit leaves out. An assumption.
+const ESTIMATED_DEVICE: f64 = 1.4;
+
+/// Returns the bound of an interval with two independent causes, from the bound of each.
+fn wider(one: f64, other: f64) -> f64 {
+    let (one, other) = (one.ln(), other.ln());
+    (one.hypot(other)).copysign(one).exp()
+}
+
 fn yes() -> bool {
     true
 }
@@ -28,6 +38,10 @@ pub struct StackProfile {
     /// Group of stacks of similar design. A fit assumes that they deviate similarly from their
     /// priors.
     pub family: String,
+    /// Name of the stack of the same software, run differently. The two deviate even more
+    /// similarly.
+    #[serde(default)]
+    pub variant_of: Option<String>,
     /// Settings of a run that does not state them.
     #[serde(flatten)]
     pub defaults: RunDefaults,
@@ -52,13 +66,13 @@ pub struct StackProfile {
     pub balances_parts: bool,
     /// Differences between the stack's memory and the Program's.
     pub memory: MemoryRules,
-    /// 10th and 90th percentile of a measurement over its prediction.
-    #[serde(skip)]
+    /// 10th and 90th percentile of a measurement over its prediction, from the rows that the stack
+    /// was fitted on.
     pub spread: [f64; 2],
     /// Source of the figures.
     pub source: String,
     /// True if the stack was fitted on too few measured runs.
-    #[serde(skip)]
+    #[serde(default)]
     pub estimated: bool,
     /// Keys that no field has. Serde cannot refuse them in a struct with flattened parts.
     #[serde(flatten)]
@@ -86,18 +100,27 @@ impl StackProfile {
         self
     }
 
-    /// Returns the interval of a run on these clusters. On devices without measured runs it is at
-    /// least that of devices that a fit leaves out, which has the stack's own errors in it.
+    /// Returns the interval of a run on these clusters. It is wider on devices whose kernels were
+    /// not measured.
     pub fn spread_on<'a>(&self, clusters: impl Iterator<Item = &'a Cluster>) -> [f64; 2] {
-        let unseen = clusters.filter_map(|cluster| cluster.gpu.spread);
-        unseen.fold(self.spread, |[low, high], [other_low, other_high]| [low.min(other_low), high.max(other_high)])
+        let estimated = clusters.filter(|cluster| cluster.gpu.estimated);
+        estimated.fold(self.spread, |[low, high], cluster| match cluster.gpu.spread {
+            Some([other_low, other_high]) => [wider(low, other_low), wider(high, other_high)],
+            None => self.spread.map(|ratio| ratio.powf(ESTIMATED_DEVICE)),
+        })
     }
 
     /// Returns the share of a device's product efficiency that the stack's kernels reach.
-    pub fn product_share(&self, format: ProductFormat, scaling: Fp8Scaling) -> f64 {
+    pub fn product_share(&self, device: &str, format: ProductFormat, scaling: Fp8Scaling) -> f64 {
         let by_row = scaling == Fp8Scaling::Row && format == ProductFormat::Fp8;
         let row_share = if by_row { self.products.scaled_by_row } else { 1.0 };
-        self.products.product_scale * row_share
+        let device_share = self.products.product.get(device).copied().unwrap_or(1.0);
+        self.products.product_scale * device_share * self.format_share(format) * row_share
+    }
+
+    /// Returns the factor on product efficiency in a format.
+    pub fn format_share(&self, format: ProductFormat) -> f64 {
+        self.products.format.get(&format).copied().unwrap_or(1.0)
     }
 
     /// Returns the share of the Program's bytes that kernels of a category move. 0 if they are

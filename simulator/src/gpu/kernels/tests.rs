@@ -40,10 +40,13 @@ fn fused_kernels_take_no_time() {
 fn products_launched_expert_by_expert_match_the_measurements() {
     // In `bf16_op_efficiency.csv`, 160 experts of 154 rows, 3072 x 5120, take 11.3 us each on a
     // B200. A single kernel for all would take 6 us each.
-    let profiles = Profiles::priors().expect("the library is sound");
-    let cluster = profiles.cluster("b200-sxm-180g", None, 8, 8, None).expect("known");
-    let stack = profiles.stack("megatron-core").expect("known");
-    let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, workload: Workload::default() };
+    let profiles = Profiles::library().expect("the library is sound");
+    let mut cluster = profiles.cluster("b200-sxm-180g", None, 8, 8, None).expect("known");
+    assert!(cluster.gpu.set_value("product:bf16", 0.51));
+    let mut stack = profiles.stack("megatron-core").expect("known").clone();
+    assert!(stack.set_value("product_scale", 1.0) && stack.set_value("expert_product", 1.0));
+    stack.products.product = Default::default();
+    let costs = GpuCosts { cluster: &cluster, stack: &stack, format: ProductFormat::Bf16, workload: Workload::default() };
     let kernel = Kernel::ExpertMatmul { experts: 160, rows: 154, columns: 3072, contracted: 5120 };
     let each = costs.kernel_time(&kernel, false, DataType::Bf16).device.value() / 160.0;
     assert!((9e-6..12e-6).contains(&each), "{each}");

@@ -1,6 +1,7 @@
 //! Costs of a framework's kernels, host and communication.
 
 use crate::gpu::category::Category;
+use crate::gpu::format::ProductFormat;
 use foretell_units::Seconds;
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -23,6 +24,12 @@ pub struct ProductCosts {
     /// Share of the devices' product efficiency that the stack's kernels reach.
     #[serde(default = "one")]
     pub product_scale: f64,
+    /// Further factor on product efficiency by device. 1 without an entry.
+    #[serde(default)]
+    pub product: BTreeMap<String, f64>,
+    /// Further factor on product efficiency by number format. 1 without an entry.
+    #[serde(default)]
+    pub format: BTreeMap<ProductFormat, f64>,
     /// Further factor on the efficiency of fp8 products that are scaled by row.
     #[serde(default = "one")]
     pub scaled_by_row: f64,
