@@ -1,4 +1,5 @@
-//! What a prediction under another software stack assumes of a plan, in sentences for the user.
+//! What a prediction under another software stack assumes of a plan, in sentences for the user. It
+//! reads plans and profiles only, and must not know any predicted time.
 
 use foretell_models::{Model, Moe};
 use foretell_program::Plan;

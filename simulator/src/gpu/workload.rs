@@ -58,7 +58,7 @@ impl Workload {
     /// single precision. `is_narrow` says whether parameters are narrower than that.
     pub(super) fn update_share(&self, is_narrow: bool) -> f64 {
         let bytes = |is_pure: bool, moment: f64| {
-            // The gradient is read; the parameter or its copy and both moments are read and written.
+            // The gradient is read; the parameter or its copy, and both moments, also written.
             let (gradient, parameter) = if is_pure { (2.0, 4.0) } else { (4.0, 8.0) };
             let rounded = if is_narrow && !is_pure { 2.0 } else { 0.0 };
             gradient + parameter + rounded + 4.0 * moment
