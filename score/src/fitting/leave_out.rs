@@ -17,6 +17,9 @@ use crate::scoring::{ScoredRow, Scores, score};
 use foretell_simulator::gpu::Profiles;
 use std::collections::{BTreeMap, BTreeSet};
 
+/// What a row belongs to, its source, and the logarithm of measured over predicted.
+type LeftOutRow<'a> = (&'a str, &'a str, f64);
+
 /// Number of folds that groups are dealt to, for the intervals of stacks.
 const GROUP_FOLDS: usize = 20;
 
@@ -111,7 +114,7 @@ fn refits(
         return Ok((Vec::new(), Vec::new()));
     };
     // Measured over predicted of each row of the fit without what it belongs to.
-    let left_out: Vec<(&str, &str, f64)> = time
+    let left_out: Vec<LeftOutRow<'_>> = time
         .measured
         .iter()
         .enumerate()
@@ -158,7 +161,7 @@ fn support(
     cases: &[Case],
     keys: &[String],
     name: &str,
-    (left_out, without_group): (&[(&str, &str, f64)], &BTreeMap<usize, f64>),
+    (left_out, without_group): (&[LeftOutRow<'_>], &BTreeMap<usize, f64>),
     library: &Profiles,
 ) -> Support {
     let kept = || time.measured.iter().map(|(index, _)| *index).filter(|index| keys[*index] != name).map(|index| &cases[index]);
@@ -172,7 +175,7 @@ fn support(
         (stack.to_string(), (own.len(), stack_interval(&own, &all)))
     };
     let on = |case: &Case, device: &str| case.run.clusters().any(|cluster| cluster.device == device);
-    let others: Vec<&(&str, &str, f64)> = left_out.iter().filter(|(key, ..)| *key != name).collect();
+    let others: Vec<&LeftOutRow<'_>> = left_out.iter().filter(|(key, ..)| *key != name).collect();
     let mut of_source: BTreeMap<&str, f64> = BTreeMap::new();
     others.iter().for_each(|(_, source, _)| *of_source.entry(source).or_default() += 1.0);
     let unseen = interval(others.iter().map(|(_, source, ratio)| (*ratio, 1.0 / of_source[source])).collect());
