@@ -58,9 +58,9 @@ pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
     AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LearningRateSchedule, LocalSgd, LossScale,
-    MOST_RANKS, MOST_SAMPLES, Mode, NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule,
-    Overlap, Period, Plan, PlanError, PlannedWorkload, Recompute, RunLength, ShardedPart, Stack, StageLayout, Trained, Training,
-    WarmUp,
+    MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat, NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer,
+    OuterOptimizer, OuterRule, Overlap, Period, Plan, PlanError, PlannedWorkload, Recompute, RunLength, ShardedPart, Stack,
+    StageLayout, Trained, Training, WarmUp,
 };
 pub use profile::{
     Exchange, ExchangeSample, InputCosts, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown,

@@ -121,7 +121,7 @@ impl PersistentBuffers {
         let contents = |value: StateValue, is_sharded: bool| StateContents::Tensors {
             value,
             members: Arc::clone(&members),
-            axis: (is_sharded && bucket.shards > 1).then_some(Axis::Shard),
+            axes: if is_sharded { bucket.shard_axes().into() } else { Arc::from([]) },
             replicas: stage.plan.replica_axis().filter(|_| stage.plan.mode.differs_after_exchange(value) && !is_frozen),
         };
         list.set_state(parameters, contents(StateValue::Parameter, shards_parameters));
@@ -165,10 +165,8 @@ impl PersistentBuffers {
                 let buffer = list.add_persistent(&running.name, BufferRole::Running, running.shape.clone(), DataType::Fp32);
                 let shard = TensorShard { tensor: running.tensor, placements: running.placements };
                 let members = Arc::from([(0, shard)]);
-                list.set_state(
-                    buffer,
-                    StateContents::Tensors { value: StateValue::Running, members, axis: None, replicas: None },
-                );
+                let (axes, replicas) = (Arc::from([]), None);
+                list.set_state(buffer, StateContents::Tensors { value: StateValue::Running, members, axes, replicas });
                 self.by_name.insert(running.name.clone(), buffer);
             }
             self.statistics.push(BatchStatistics { axes, root });

@@ -171,7 +171,8 @@ impl Update<'_> {
     fn gather(&mut self, bucket: usize, updated: BufferId) {
         if self.gathers(bucket) {
             let (name, buffers) = (format!("parameters {bucket}"), [updated, self.persistent.buckets[bucket].parameters]);
-            self.list.collective_of_step(&name, Collective::AllGather, Group::along(Axis::Shard), buffers, Phase::Update);
+            let group = self.stage.state.buckets[bucket].shard_group();
+            self.list.collective_of_step(&name, Collective::AllGather, group, buffers, Phase::Update);
         }
     }
 
@@ -188,7 +189,7 @@ impl Update<'_> {
             let shard = self.list.add_buffer(&name, BufferRole::Workspace, vec![elements], state.precision);
             // With a single-precision copy the update does not read the shard.
             if !state.has_master_copy {
-                let group = Group::along(Axis::Shard);
+                let group = bucket.shard_group();
                 self.slice(&name, (bucket.shards, elements), group, buffers.parameters, shard);
             }
             shard
