@@ -101,7 +101,11 @@ impl Recovery<'_> {
             let lost = match train(&training, &signals, &mut made) {
                 Ok(outcome) => break outcome,
                 Err(ExecutorFailure::Command(failure)) => return Err(failure),
-                Err(ExecutorFailure::Run(error @ ExecutorError::RankDied { .. })) if restarts < self.max_restarts => error,
+                Err(ExecutorFailure::Run(error @ (ExecutorError::RankDied { .. } | ExecutorError::LinkLost { .. })))
+                    if restarts < self.max_restarts =>
+                {
+                    error
+                }
                 Err(ExecutorFailure::Run(error)) => return Err(error.into()),
             };
             restarts += 1;

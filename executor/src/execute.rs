@@ -5,9 +5,12 @@ mod checkpoints;
 mod classification;
 mod collector;
 mod files;
+#[cfg(test)]
+mod simulated;
 
 use crate::backend_kind::BackendKind;
 use crate::data::{Dataset, OnBadSample};
+use crate::disk::SystemDisk;
 use crate::error::ExecutorError;
 use crate::files::write_whole;
 use crate::job::{Job, Report, TrainingJob};
@@ -22,6 +25,7 @@ use foretell_program::{Compiled, Mesh, Rank, RunLength, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The state of dynamic loss scaling after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -167,7 +171,7 @@ pub fn execute(
     let timeline = folder.map(|folder| folder.join("timeline"));
     let mut job = TrainingJob { timeline: timeline.clone().map(absolute).transpose()?, ..job.clone() };
     let files = folder.map(|folder| RunFiles::open(folder, job.start.step())).transpose()?;
-    let saving = SavedCheckpoints::prepare(&mut job, folder, steps_per_epoch, mesh.world_size())?;
+    let saving = SavedCheckpoints::prepare(&mut job, folder, steps_per_epoch, mesh.world_size(), Arc::new(SystemDisk))?;
     let first_step = job.start.step();
     let mut ranks = Ranks::start(mesh.world_size(), &Job::Train(Box::new(job)), options)?;
     if let Some(folder) = folder {

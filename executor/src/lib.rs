@@ -52,6 +52,7 @@ pub mod checkpoint;
 mod checkpoint_error;
 mod clock;
 pub mod data;
+mod disk;
 mod environment;
 mod error;
 mod execute;

@@ -53,7 +53,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     initialise(&state, &arenas, &StateSource::open(job, &graph)?, job.seed)?;
     let writer = |checkpoints: &Checkpoints| {
         let layout = CheckpointLayout::new(&graph, &job.plan)?;
-        CheckpointWriter::new(&checkpoints.folder, layout, &state, &compiled.training, member.rank, &member.control)
+        CheckpointWriter::new(&checkpoints.folder, layout, &state, &compiled.training, member)
     };
     let checkpoints = job.checkpoints.as_ref().map(writer).transpose()?;
     let cores = member.cpus.len() / member.world_size.max(1);

@@ -1,14 +1,15 @@
 //! The launcher's part of writing checkpoints: the folder, and what makes a checkpoint whole.
 
 use super::layout::CheckpointLayout;
-use super::state::{CheckpointState, FileState};
+use super::state::{CheckpointState, FileState, hexadecimal};
 use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
 use crate::checkpoint_error::CheckpointError;
-use crate::files::write_whole;
+use crate::disk::Disk;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The bytes of a file that are hashed at a time.
 const HASHED_BYTES: usize = 1 << 20;
@@ -24,6 +25,7 @@ pub(crate) struct CheckpointFolder {
     pub(crate) path: PathBuf,
     /// The number of checkpoints to keep; `None` keeps all.
     pub(crate) keep: Option<usize>,
+    pub(crate) disk: Arc<dyn Disk>,
 }
 
 /// A checkpoint that all ranks have written.
@@ -41,14 +43,20 @@ impl CheckpointFolder {
     pub(crate) fn prepare(self, layout: &CheckpointLayout) -> Result<Self, CheckpointError> {
         let path = &self.path;
         let refused = |error| CheckpointError::write(path, error);
-        std::fs::create_dir_all(path).map_err(refused)?;
+        self.disk.create_folder(path).map_err(refused)?;
+        // Otherwise a power cut could lose the folder with every checkpoint in it.
+        if let Some(run) = path.parent() {
+            self.disk.sync_folder(run).map_err(refused)?;
+            // The folder above may not be readable.
+            let _ = run.parent().map(|above| self.disk.sync_folder(above));
+        }
         for entry in std::fs::read_dir(path).map_err(refused)?.flatten() {
             let name = entry.file_name();
             let parts: Vec<&str> = name.to_str().unwrap_or_default().split('.').collect();
             if let ["", step, "partial" | "replaced" | "removed"] = parts[..]
                 && step.parse::<usize>().is_ok()
             {
-                std::fs::remove_dir_all(entry.path()).map_err(|error| CheckpointError::write(&entry.path(), error))?;
+                self.disk.remove_folder(&entry.path()).map_err(|error| CheckpointError::write(&entry.path(), error))?;
             }
         }
         tempfile::Builder::new().prefix(".foretell-").tempfile_in(path).map_err(refused)?;
@@ -83,7 +91,7 @@ impl Commit {
     /// Makes the checkpoint whole: adds `state.json` with the checksums, syncs, and gives the
     /// folder its name. Then removes older checkpoints that are not to be kept.
     pub(crate) fn run(mut self) -> Result<PathBuf, CheckpointError> {
-        let (folder, step) = (self.folder.path, self.state.step);
+        let (folder, disk, step) = (self.folder.path, self.folder.disk, self.state.step);
         let partial = partial_folder(&folder, step);
         for (name, bytes) in self.sizes {
             let path = partial.join(name);
@@ -96,40 +104,35 @@ impl Commit {
         }
         let path = partial.join(STATE_FILE);
         let refused = |error| CheckpointError::write(&path, error);
-        let text = serde_json::to_vec_pretty(&self.state).map_err(|error| refused(error.into()))?;
-        write_whole(&path, &text).map_err(|error| refused(std::io::Error::other(error)))?;
+        let text = self.state.to_text().map_err(|error| refused(error.into()))?;
+        // The folder's name makes this file whole too.
+        let write = |file: File| disk.write_at(&file, &text, 0).and_then(|()| disk.sync(&file));
+        disk.open(&path).and_then(write).map_err(refused)?;
         let whole = folder.join(step.to_string());
         let replaced = folder.join(format!(".{step}.replaced"));
         let rename = || -> std::io::Result<()> {
-            sync_folder(&partial)?;
+            disk.sync_folder(&partial)?;
             // A damaged checkpoint of an earlier attempt may have the name.
             if whole.exists() {
-                std::fs::rename(&whole, &replaced)?;
+                disk.rename(&whole, &replaced)?;
             }
-            std::fs::rename(&partial, &whole)?;
-            sync_folder(&folder)?;
-            if replaced.exists() { std::fs::remove_dir_all(&replaced) } else { Ok(()) }
+            disk.rename(&partial, &whole)?;
+            disk.sync_folder(&folder)?;
+            if replaced.exists() { disk.remove_folder(&replaced) } else { Ok(()) }
         };
         rename().map_err(|error| CheckpointError::write(&whole, error))?;
         let older = CheckpointFolder::steps(&folder).into_iter().filter(|&other| other < step);
         for old in older.skip(self.folder.keep.unwrap_or(usize::MAX).saturating_sub(1)) {
-            remove(&folder, old)?;
+            remove(&*disk, &folder, old)?;
         }
         Ok(whole)
     }
 }
 
 /// Removes a checkpoint. A part of it never has a checkpoint's name.
-fn remove(folder: &Path, step: usize) -> Result<(), CheckpointError> {
+fn remove(disk: &dyn Disk, folder: &Path, step: usize) -> Result<(), CheckpointError> {
     let (path, removed) = (folder.join(step.to_string()), folder.join(format!(".{step}.removed")));
-    std::fs::rename(&path, &removed)
-        .and_then(|()| std::fs::remove_dir_all(&removed))
-        .map_err(|error| CheckpointError::write(&path, error))
-}
-
-/// Makes the names in a folder durable.
-fn sync_folder(folder: &Path) -> std::io::Result<()> {
-    File::open(folder)?.sync_all()
+    disk.rename(&path, &removed).and_then(|()| disk.remove_folder(&removed)).map_err(|error| CheckpointError::write(&path, error))
 }
 
 /// The size and checksum of a file.
@@ -147,6 +150,5 @@ pub(super) fn describe(path: &Path) -> std::io::Result<FileState> {
         hash.update(&part[..read]);
         bytes += read as u64;
     }
-    let sha256 = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(FileState { bytes, sha256 })
+    Ok(FileState { bytes, sha256: hexadecimal(&hash.finalize()) })
 }

@@ -2,6 +2,7 @@
 
 use super::MODEL_FILE;
 use crate::checkpoint_error::CheckpointError;
+use crate::files::read_description;
 use crate::half::Half;
 use foretell_models::{Graph, PublicTensor, Role, Tensor};
 use memmap2::Mmap;
@@ -124,7 +125,7 @@ fn parts_of_index(path: &Path) -> Result<BTreeSet<PathBuf>, CheckpointError> {
         weight_map: BTreeMap<String, String>,
     }
     let damaged = |reason: String| CheckpointError::Damaged { path: path.into(), reason, hint: "copy or download it again" };
-    let text = std::fs::read(path).map_err(|error| CheckpointError::read(path, error))?;
+    let text = read_description(path).map_err(|error| CheckpointError::read(path, error))?;
     let index: Index = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let part = |name: String| match Path::new(&name).file_name() {

@@ -7,16 +7,15 @@ use super::{MODEL_FILE, OPTIMIZER_FILE};
 use crate::arena::Arenas;
 use crate::backend::cuda::{DeviceAddress, StreamHandle};
 use crate::checkpoint_error::CheckpointError;
+use crate::disk::Disk;
 use crate::error::ExecutorError;
 use crate::half::Half;
-use crate::job::{Report, Scaler};
+use crate::job::{Report, ReportSink, Scaler};
+use crate::member::Member;
 use crate::state::{Order, Piece, RankState, Shard};
-use crate::transport::ControlClient;
 use foretell_models::Control;
 use foretell_program::{Buffer, Program, Rank, StateContents, StateValue};
-use rustix::fs::FallocateFlags;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -32,7 +31,8 @@ pub(crate) struct CheckpointWriter<'a> {
     places: Arc<FilePlaces>,
     /// The control of the update, which the first rank reports.
     control: Option<&'a Buffer>,
-    launcher: Arc<ControlClient>,
+    launcher: Arc<dyn ReportSink>,
+    disk: Arc<dyn Disk>,
     /// The stream of the GPU that copies; `None` before the first copy and on a CPU.
     stream: Option<StreamHandle>,
     /// The thread that writes the last checkpoint. It returns the copy, to be used again.
@@ -59,37 +59,35 @@ struct PiecePlace {
 }
 
 impl<'a> CheckpointWriter<'a> {
-    /// The writer of `rank`, into the run's folder of checkpoints. The state is that of `program`.
+    /// The writer of a rank, into the run's folder of checkpoints. The state is that of `program`.
     pub(crate) fn new(
         folder: &Path,
         layout: CheckpointLayout,
         state: &RankState<'a>,
         program: &'a Program,
-        rank: Rank,
-        launcher: &Arc<ControlClient>,
+        member: &Member,
     ) -> Result<Self, CheckpointError> {
         if !folder.is_dir() {
             return Err(CheckpointError::NotShared { folder: folder.into() });
         }
-        let saved: Vec<(Piece<'a>, PiecePlace)> = state
-            .saved_pieces(program)
-            .into_iter()
-            .filter_map(|piece| {
-                let first = layout.place(piece.tensor, piece.value)?;
-                let is_optimizers = matches!(piece.value, StateValue::Optimizer(_));
-                let shard = state.shard(&piece, Order::Public);
-                let place = PiecePlace { shard, piece: piece.elements.clone(), is_optimizers, first };
-                Some((piece, place))
-            })
-            .collect();
+        let place_of = |piece: Piece<'a>| {
+            let no_place = || CheckpointError::NoPlace { value: format!("{:?} of tensor {}", piece.value, piece.tensor.0) };
+            let first = layout.place(piece.tensor, piece.value).ok_or_else(no_place)?;
+            let is_optimizers = matches!(piece.value, StateValue::Optimizer(_));
+            let shard = state.shard(&piece, Order::Public);
+            let place = PiecePlace { shard, piece: piece.elements.clone(), is_optimizers, first };
+            Ok((piece, place))
+        };
+        let saved = state.saved_pieces(program).into_iter().map(place_of).collect::<Result<Vec<_>, CheckpointError>>()?;
         let (pieces, places) = saved.into_iter().unzip();
         let is_control = |buffer: &&Buffer| matches!(buffer.state.as_deref(), Some(StateContents::Control(_)));
         Ok(Self {
             folder: folder.into(),
             pieces,
-            places: Arc::new(FilePlaces { layout, pieces: places, is_first: rank == Rank(0) }),
+            places: Arc::new(FilePlaces { layout, pieces: places, is_first: member.rank == Rank(0) }),
             control: state.list.buffers.iter().find(is_control),
-            launcher: Arc::clone(launcher),
+            launcher: Arc::clone(&member.control),
+            disk: Arc::clone(&member.disk),
             stream: None,
             thread: None,
         })
@@ -110,10 +108,10 @@ impl<'a> CheckpointWriter<'a> {
             rest = others;
         }
         let scaler = self.scaler(arenas)?;
-        let (places, launcher) = (Arc::clone(&self.places), Arc::clone(&self.launcher));
+        let (places, launcher, disk) = (Arc::clone(&self.places), Arc::clone(&self.launcher), Arc::clone(&self.disk));
         let folder = partial_folder(&self.folder, step);
         let write = move || {
-            let report = match places.write(&folder, step, &copy) {
+            let report = match places.write(&*disk, &folder, step, &copy) {
                 Ok(()) => Report::CheckpointPart { step, scaler },
                 Err(error) => Report::Failed { message: error.to_string(), consequence: false },
             };
@@ -178,34 +176,35 @@ impl<'a> CheckpointWriter<'a> {
 
 impl FilePlaces {
     /// Writes the copy of a rank's part into the files of `folder`, and syncs them.
-    fn write(&self, folder: &Path, step: usize, copy: &[f32]) -> Result<(), CheckpointError> {
-        std::fs::create_dir_all(folder).map_err(|error| CheckpointError::write(folder, error))?;
+    fn write(&self, disk: &dyn Disk, folder: &Path, step: usize, copy: &[f32]) -> Result<(), CheckpointError> {
+        disk.create_folder(folder).map_err(|error| CheckpointError::write(folder, error))?;
         for (name, file, is_optimizers) in
             [(MODEL_FILE, &self.layout.model, false), (OPTIMIZER_FILE, &self.layout.optimizer, true)]
         {
             let path = folder.join(name);
-            self.write_file(&path, file, is_optimizers, step, copy).map_err(|error| CheckpointError::write(&path, error))?;
+            self.write_file(disk, &path, (file, is_optimizers), step, copy)
+                .map_err(|error| CheckpointError::write(&path, error))?;
         }
         Ok(())
     }
 
     fn write_file(
         &self,
+        disk: &dyn Disk,
         path: &Path,
-        layout: &FileLayout,
-        is_optimizers: bool,
+        (layout, is_optimizers): (&FileLayout, bool),
         step: usize,
         copy: &[f32],
     ) -> std::io::Result<()> {
-        let file = File::options().create(true).truncate(false).write(true).open(path)?;
+        let file = disk.open(path)?;
         if self.is_first {
-            reserve(&file, layout.bytes)?;
-            file.write_all_at(&layout.header, 0)?;
+            disk.reserve(&file, layout.bytes)?;
+            disk.write_at(&file, &layout.header, 0)?;
             for &place in &layout.batch_counts {
-                file.write_all_at(&(step as i64).to_le_bytes(), place)?;
+                disk.write_at(&file, &(step as i64).to_le_bytes(), place)?;
             }
         }
-        let mut staging = Staging { file: &file, first: 0, bytes: Vec::with_capacity(STAGING_BYTES) };
+        let mut staging = Staging { disk, file: &file, first: 0, bytes: Vec::with_capacity(STAGING_BYTES) };
         let mut rest = copy;
         for place in &self.pieces {
             let (values, others) = rest.split_at(place.piece.len());
@@ -223,22 +222,13 @@ impl FilePlaces {
             }
         }
         staging.flush()?;
-        file.sync_all()
-    }
-}
-
-/// Allocates the space of a file, so that a full disk shows at once.
-fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes.max(1)) {
-        Ok(()) => Ok(()),
-        // Some file systems allocate only when they are written to.
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(bytes),
-        Err(error) => Err(error.into()),
+        disk.sync(&file)
     }
 }
 
 /// Bytes that follow each other in a file and are not yet written.
 struct Staging<'a> {
+    disk: &'a dyn Disk,
     file: &'a File,
     /// The place of the first byte in the file.
     first: u64,
@@ -263,7 +253,9 @@ impl Staging<'_> {
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        self.file.write_all_at(&self.bytes, self.first)?;
+        if !self.bytes.is_empty() {
+            self.disk.write_at(self.file, &self.bytes, self.first)?;
+        }
         self.bytes.clear();
         Ok(())
     }

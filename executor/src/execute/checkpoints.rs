@@ -2,12 +2,14 @@
 //! thread that makes a checkpoint whole.
 
 use crate::checkpoint::{CheckpointError, CheckpointFolder, CheckpointLayout, CheckpointState, Commit, Scaler};
+use crate::disk::Disk;
 use crate::error::ExecutorError;
 use crate::job::{Checkpoints, TrainingJob};
 use foretell_models::GraphOptions;
 use foretell_program::PlanError;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// The checkpoints of a run.
@@ -40,13 +42,14 @@ impl SavedCheckpoints {
         run: Option<&Path>,
         steps_per_epoch: usize,
         world_size: usize,
+        disk: Arc<dyn Disk>,
     ) -> Result<Option<Self>, ExecutorError> {
         let (Some(checkpoints), Some(run)) = (job.checkpoints.take(), run) else { return Ok(None) };
         let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(PlanError::from)?;
         let layout = CheckpointLayout::new(&graph, &job.plan)?;
         let folder = super::absolute(run.join("checkpoints"))?;
         job.checkpoints = Some(Checkpoints { folder: folder.clone(), ..checkpoints.clone() });
-        let folder = CheckpointFolder { path: folder, keep: checkpoints.keep }.prepare(&layout)?;
+        let folder = CheckpointFolder { path: folder, keep: checkpoints.keep, disk }.prepare(&layout)?;
         let sizes = Commit::sizes(&layout);
         let (job, parts, committing, last) = (job.clone(), BTreeMap::new(), None, None);
         Ok(Some(Self { job, folder, sizes, steps_per_epoch, world_size, parts, committing, last }))
