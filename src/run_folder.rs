@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, ModelReference, PlanFile};
-use foretell_executor::Outcome;
+use foretell_executor::{Outcome, remove_abandoned};
 use foretell_program::Timeline;
 use foretell_simulator::{InputBound, Prediction};
 use foretell_topologies::{Topology, TopologyReference, TopologySpec};
@@ -124,7 +124,8 @@ impl RunFolder {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 self._lock = Some(Arc::new(file));
-                Ok(())
+                // A command that was killed while it wrote here may have left them.
+                remove_abandoned(&self.path).map_err(failed)
             }
             Err(Errno::WOULDBLOCK) => {
                 let hint = "wait for it to end, or give another folder with `--run`";

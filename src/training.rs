@@ -69,6 +69,9 @@ pub struct TrainingArguments {
     /// How long a rank may send no sign of life before the run ends and names it
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = peer_timeout)]
     pub peer_timeout: Duration,
+    /// Encrypt what ranks send by TCP: always so, this only states it
+    #[arg(long)]
+    pub encrypt: bool,
     /// Also write TensorBoard's event files, into the run's folder
     #[arg(long)]
     pub tensorboard: bool,
@@ -235,6 +238,9 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Vec<Step
     let mut hosts = Hosts::open(&loaded.topology, transport, Some(folder.file("ranks")), world.clone())?;
     hosts.options.signals = Some(signals.clone());
     hosts.options.peer_timeout = arguments.peer_timeout;
+    if arguments.encrypt {
+        output::note("what ranks send by TCP is always encrypted, so `--encrypt` changes nothing");
+    }
     folder.keep_plan(loaded)?;
     folder.keep_prediction(&Predicted {
         name: loaded.model.name.clone(),

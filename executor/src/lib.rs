@@ -93,6 +93,7 @@ pub use rank::run_rank;
 pub use recording::read_timeline;
 pub use rendezvous::{Starter, World};
 pub use signals::StopSignals;
+pub use whole_file::remove_abandoned;
 
 use foretell_models::Model;
 use foretell_program::{CollectiveAlgorithm, Plan};

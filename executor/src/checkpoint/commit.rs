@@ -5,6 +5,7 @@ use super::state::{CheckpointState, FileState, hexadecimal};
 use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
 use crate::checkpoint_error::CheckpointError;
 use crate::disk::Disk;
+use crate::whole_file::remove_abandoned;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Read;
@@ -59,6 +60,8 @@ impl CheckpointFolder {
                 self.disk.remove_folder(&entry.path()).map_err(|error| CheckpointError::write(&entry.path(), error))?;
             }
         }
+        // Left by a run that was killed while it tried what follows.
+        remove_abandoned(path).map_err(refused)?;
         tempfile::Builder::new().prefix(".foretell-").tempfile_in(path).map_err(refused)?;
         if let Ok(space) = rustix::fs::statvfs(path) {
             let (free, needed) = (space.f_bavail.saturating_mul(space.f_frsize), layout.bytes());
