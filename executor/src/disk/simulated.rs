@@ -1,6 +1,8 @@
 //! A disk that a test fills, or whose power it cuts, at any operation. It works on the real files
 //! of a folder. What was not synced when the power failed is lost in part, as a seed decides.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
 use super::{Disk, SystemDisk};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;

@@ -200,7 +200,7 @@ impl Half {
         let mut state = self.network.state();
         state.operate(self.rank, self.key, self.network.fault);
         let count = state.operations[self.rank];
-        if self.network.delay_every.is_some_and(|every| count % every == 0) {
+        if self.network.delay_every.is_some_and(|every| count.is_multiple_of(every)) {
             drop(state);
             std::thread::sleep(Duration::from_micros(300));
             state = self.network.state();
