@@ -138,8 +138,8 @@ fn listen_for_orders(member: &Member, control: &Arc<ControlClient>) -> Result<mp
     thread.map(|_| receiver).map_err(|error| ExecutorError::system("start the thread that listens to the launcher", error))
 }
 
-/// Starts a thread that tells the launcher on which connections no byte arrives, so that it can find
-/// out whether their peers have sent any.
+/// Starts a thread that tells the launcher on which connections no byte arrives, so that it can
+/// find out whether their peers have sent any.
 fn watch_links(member: &Member) -> Result<(), ExecutorError> {
     let (control, transport) = (Arc::clone(&member.control), Arc::clone(&member.transport));
     let watch = move || {

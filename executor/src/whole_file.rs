@@ -1,5 +1,5 @@
-//! Writes a file so that its name always leads to a whole one, the old or the new, whatever ends the
-//! process meanwhile.
+//! Writes a file so that its name always leads to a whole one, the old or the new, whatever ends
+//! the process meanwhile.
 //!
 //! The contents go into a file without a name (`O_TMPFILE`), which disappears with its process.
 //! Only the complete file gets a name. One that replaces another has a temporary name between two
