@@ -8,17 +8,14 @@
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use rustix::io::Errno;
-use std::ffi::OsString;
 use std::fs::{File, Permissions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// Prefix of temporary names.
 const TEMPORARY: &str = ".foretell-";
-/// Attempts to give a file its name while others write the same file.
-const ATTEMPTS: usize = 100;
 
 /// The folder of a file.
 pub(crate) fn folder_of(path: &Path) -> &Path {
@@ -56,35 +53,10 @@ fn name(file: &File, path: &Path) -> io::Result<()> {
         Err(Errno::EXIST) => {}
         linked => return Ok(linked?),
     }
-    // A name cannot be replaced by a link, but by a rename from another name, the same for every
-    // process that writes this file.
-    let mut temporary = OsString::from(TEMPORARY);
-    temporary.push(path.file_name().ok_or(ErrorKind::InvalidInput)?);
-    let temporary = folder_of(path).join(temporary);
-    for _ in 0..ATTEMPTS {
-        match link(&temporary) {
-            // A killed process left it, or another one is about to rename it, finds it gone and
-            // tries again. Every file that has this name is whole.
-            Err(Errno::EXIST) => remove_if_there(&temporary)?,
-            Err(error) => return Err(error.into()),
-            Ok(()) => match std::fs::rename(&temporary, path) {
-                Err(error) if error.kind() == ErrorKind::NotFound => {}
-                Err(error) => {
-                    remove_if_there(&temporary)?;
-                    return Err(error);
-                }
-                Ok(()) => return Ok(()),
-            },
-        }
-    }
-    Err(io::Error::other("other processes write the same file all the time"))
-}
-
-fn remove_if_there(path: &Path) -> io::Result<()> {
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    // A name cannot be replaced by a link, but by a rename. The other name exists only between two
+    // system calls.
+    let named = tempfile::Builder::new().prefix(TEMPORARY).make_in(folder_of(path), |other| Ok(link(other)?))?;
+    named.persist(path).map_err(|error| error.error)
 }
 
 /// Removes the temporary names that killed processes left in a folder. Nothing may write into the
@@ -101,7 +73,7 @@ pub fn remove_abandoned(folder: &Path) -> io::Result<()> {
         // Earlier versions put the file into a folder.
         match entry.file_type()?.is_dir() {
             true => std::fs::remove_dir_all(entry.path())?,
-            false => remove_if_there(&entry.path())?,
+            false => std::fs::remove_file(entry.path())?,
         }
     }
     Ok(())
@@ -139,9 +111,6 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         write(&path, b"one", 0o600).unwrap();
-        std::fs::write(folder.path().join(".foretell-file"), "left").unwrap();
-        write(&path, b"another", 0o600).unwrap();
-        assert_eq!((std::fs::read(&path).unwrap(), names(folder.path())), (b"another".to_vec(), vec!["file".into()]));
         std::fs::write(folder.path().join(".foretell-other"), "left").unwrap();
         std::fs::create_dir(folder.path().join(".foretell-Xy12")).unwrap();
         std::fs::write(folder.path().join(".foretell-Xy12/whole"), "left").unwrap();

@@ -63,6 +63,10 @@ fn an_nccl_dump_gives_gpus_switches_and_nics() {
     let imported = from_nccl_xml(text, &options(Some("a100-sxm-80g"), None)).unwrap();
     assert_eq!(summary(&imported), (4, "a100-sxm-80g".into(), NodeLinkKind::NvLinkMesh, 300.0, Some((1, 100.0))));
     assert!(matches!(from_nccl_xml("<a/>", &options(None, None)), Err(ImportError::Form { .. })));
+    // Counts whose sum overflows.
+    let links = r#"<nvlink count="18446744073709551615"/>"#.repeat(2);
+    let error = from_nccl_xml(&format!("<system><gpu>{links}</gpu></system>"), &options(None, None)).unwrap_err();
+    assert!(error.to_string().contains("a number of links up to 1024"), "{error}");
     // A commented-out GPU does not count, and either kind of quotes is read.
     let text = "<system><pci device='0x2330'><gpu/><!-- <gpu/> --></pci></system>";
     assert_eq!(summary(&from_nccl_xml(text, &options(None, None)).unwrap()).0, 1);
