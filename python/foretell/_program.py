@@ -50,7 +50,7 @@ def document(arguments: Sequence[str], *, timeout: float | None = None) -> Any:
         answer = json.loads(done.stdout) if done.stdout.strip() else {}
     except ValueError:
         raise ForetellError("the program's answer is not JSON", status=done.returncode or 1) from None
-    # A command may fail after its answer, for example where the plan does not fit: the answer says so.
+    # A command may fail after its answer, as where the plan does not fit: the answer says so.
     error = answer.get("error") if isinstance(answer, dict) else None
     if done.returncode != 0 and (isinstance(error, dict) or not answer):
         error = error or {"message": done.stderr.strip() or f"exit status {done.returncode}"}

@@ -1,7 +1,7 @@
 //! The report as one self-contained HTML page. Text, figures and tables are there without a script;
-//! the script draws the charts from a JSON document in the page, with uPlot. A content policy in the
-//! page forbids it to load anything and to run any other script. It follows the reader's light or
-//! dark mode.
+//! the script draws the charts from a JSON document in the page, with uPlot. A content policy in
+//! the page forbids it to load anything and to run any other script. It follows the reader's light
+//! or dark mode.
 
 mod charts;
 
