@@ -4,7 +4,7 @@
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
-use crate::plan_file::{LoadedPlan, PlanFile};
+use crate::plan_file::{LoadedPlan, PlanFile, usual_overlap};
 use crate::predict::{self, PredictedPlan};
 use clap::{Args, ValueEnum};
 use foretell_export::{AstraSim, Chakra, Framework, Job, export_job};
@@ -100,9 +100,11 @@ fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> 
     for (name, text) in &exported.files {
         output::write(&folder.join(name), text.as_bytes())?;
     }
-    let overlap = inputs::stack(exported.plan.stack.name())?.defaults.overlap;
+    let overlap = match framework {
+        Framework::Slurm => exported.plan.overlap,
+        _ => usual_overlap(&exported.plan.stack).unwrap_or_default(),
+    };
     let expressed = Plan { overlap, ..exported.plan.clone() };
-    let expressed = if framework == Framework::Slurm { exported.plan.clone() } else { expressed };
     let mut plan = PlanFile::new(loaded.file.model.clone(), loaded.file.topology.clone(), loaded.file.nodes, &expressed);
     plan.first_nodes.clone_from(&loaded.file.first_nodes);
     plan.input.clone_from(&loaded.file.input);

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
-use crate::plan_file::{ModelReference, PlanFile};
+use crate::plan_file::{ModelReference, PlanFile, usual_overlap};
 use clap::{Args, ValueEnum};
 use foretell_export::{PlanForm, import_plan};
 use foretell_program::Plan;
@@ -130,9 +130,7 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Ve
     for setting in &imported.unread {
         output::note(&format!("not understood, and it may change time or memory: `{setting}`"));
     }
-    // The stack's usual overlap is what a file without `overlap` means.
-    let stack = inputs::stack(imported.plan.stack.name())?;
-    let plan = Plan { overlap: stack.defaults.overlap, ..imported.plan };
+    let plan = Plan { overlap: usual_overlap(&imported.plan.stack).unwrap_or_default(), ..imported.plan };
     let mut file = PlanFile::new(model, TopologyReference::Named(name.into()), arguments.nodes, &plan);
     if let Some(folder) = arguments.output.as_ref().and_then(|path| path.parent()).filter(|folder| !folder.as_os_str().is_empty())
     {

@@ -1,6 +1,6 @@
 //! Hugging Face Accelerate: its configuration, and the `TrainingArguments` of a Trainer beside it.
 
-use super::deepspeed::decimal;
+use super::json_object::decimal;
 use super::nearest::{Nearest, usual_training};
 use super::{FrameworkError, Job, JobFiles};
 use foretell_program::{Offload, Optimizer, Plan, Recompute, Training};

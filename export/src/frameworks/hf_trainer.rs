@@ -1,7 +1,7 @@
 //! The `TrainingArguments` of Hugging Face's Trainer, as JSON.
 
 use super::accelerate::STACK;
-use super::deepspeed::Document;
+use super::json_object::JsonObject;
 use super::{FrameworkError, ImportedPlan};
 use foretell_program::{Layout, Optimizer, Plan, Recompute, Stack, Training};
 use foretell_units::DataType;
@@ -46,7 +46,7 @@ const NEUTRAL: [&str; 34] = [
 ];
 
 pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, FrameworkError> {
-    let mut document = Document::parse(text, "TrainingArguments as JSON (`training_args.to_json_string()`)")?;
+    let mut document = JsonObject::parse(text, "TrainingArguments as JSON (`training_args.to_json_string()`)")?;
     document.neutral(&NEUTRAL);
     let micro_batch = document.size("per_device_train_batch_size")?.unwrap_or(8);
     let accumulation = document.size("gradient_accumulation_steps")?.unwrap_or(1);

@@ -266,9 +266,14 @@ pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, Framework
     plan.stack = Stack::new(STACK);
     plan.precision = match settings.text_or("training.mixed_precision_param", "bfloat16")?.as_str() {
         "float32" => DataType::Fp32,
-        _ => DataType::Bf16,
+        "bfloat16" => DataType::Bf16,
+        other => return Err(unknown("training.mixed_precision_param", other, "precisions: bfloat16, float32")),
     };
-    plan.optimizer = if settings.text_or("optimizer.name", "AdamW")? == "Adam" { Optimizer::Adam } else { Optimizer::AdamW };
+    plan.optimizer = match settings.text_or("optimizer.name", "AdamW")?.as_str() {
+        "Adam" => Optimizer::Adam,
+        "AdamW" => Optimizer::AdamW,
+        other => return Err(unknown("optimizer.name", other, "optimizers: Adam, AdamW")),
+    };
     plan.training = Training {
         learning_rate: Some(settings.number_or("optimizer.lr", 8e-4)?),
         beta1: settings.number_or("optimizer.beta1", 0.9)?,
@@ -279,6 +284,11 @@ pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, Framework
         ..Training::default()
     };
     Ok(ImportedPlan { plan, model, unread: settings.unread() })
+}
+
+/// The error for a value that no plan has.
+fn unknown(setting: &str, value: &str, hint: &str) -> FrameworkError {
+    FrameworkError::Form { reason: format!("`{setting} = \"{value}\"` is not one of ours"), hint: hint.into() }
 }
 
 fn read_model(settings: &mut Settings) -> Result<Option<Model>, FrameworkError> {
@@ -329,7 +339,8 @@ fn read_layout(settings: &mut Settings, ranks: usize, blocks: Option<usize>) -> 
     layout.recompute = match settings.text_or("activation_checkpoint.mode", "selective")?.as_str() {
         "none" => Recompute::None,
         "full" => Recompute::Full,
-        _ => Recompute::AllBut(SELECTIVE),
+        "selective" => Recompute::AllBut(SELECTIVE),
+        other => return Err(unknown("activation_checkpoint.mode", other, "modes: none, selective, full")),
     };
     let schedule = settings.text_or("parallelism.pipeline_parallel_schedule", "1F1B")?;
     let per_stage = settings.size("parallelism.pipeline_parallel_layers_per_stage")?;
@@ -344,10 +355,8 @@ fn read_layout(settings: &mut Settings, ranks: usize, blocks: Option<usize>) -> 
             "1F1B" => Schedule::OneForwardOneBackward,
             "Interleaved1F1B" => Schedule::Interleaved,
             other => {
-                return Err(FrameworkError::Form {
-                    reason: format!("the schedule `{other}` is not one of ours"),
-                    hint: "schedules: 1F1B, Interleaved1F1B, GPipe, ZBVZeroBubble".into(),
-                });
+                let known = "schedules: 1F1B, Interleaved1F1B, GPipe, ZBVZeroBubble";
+                return Err(unknown("parallelism.pipeline_parallel_schedule", other, known));
             }
         };
     }

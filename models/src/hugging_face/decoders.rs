@@ -56,7 +56,7 @@ pub(super) struct Rotary {
 impl Rotary {
     /// The features of a head that are rotated. `None`: all.
     pub(super) fn rotated(&self, decoder: &Decoder) -> Result<Option<usize>, ConfigError> {
-        let features = decoder.head_dimension.unwrap_or(decoder.hidden / decoder.heads.max(1));
+        let features = decoder.head_features();
         let rotated = (features as f64 * self.share) as usize;
         if rotated == 0 || !rotated.is_multiple_of(2) {
             let hint = format!("{rotated} of {features} features would be rotated, and they form pairs");
@@ -289,7 +289,7 @@ fn gemma_with_windows(fields: &mut Fields, sequence: usize, every: usize, query_
     let (score_cap, logit_cap) = (cap(score_cap, defaults[0])?, cap(logit_cap, defaults[1])?);
     let scalar = fields.number_or("query_pre_attn_scalar", 256.0)?;
     let decoder = gemma_parts(fields, sequence, Some(4))?;
-    if decoder.head_dimension.map(|features| features as f64) != Some(scalar) {
+    if decoder.head_features() as f64 != scalar {
         fields.note("scores are scaled by a head's features, and not by `query_pre_attn_scalar`");
     }
     let decoder = windowed(decoder, window);

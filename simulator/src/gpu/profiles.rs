@@ -1,6 +1,7 @@
 //! The library of profiles, read from the YAML files that are compiled in.
 
 use super::cluster::Cluster;
+use super::defaults::one;
 use super::device::GpuProfile;
 use super::fitted::{FITTED_ROWS, Fitted, FittedDevice};
 use super::link::{LinkProfile, NetworkProfile};
@@ -69,10 +70,6 @@ struct NetworkVariant {
     #[serde(default)]
     most: Option<BytesPerSecond>,
     source: String,
-}
-
-fn one() -> f64 {
-    1.0
 }
 
 /// All profiles of devices, links, networks and software stacks.
