@@ -7,7 +7,7 @@ use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, usual_overlap};
 use crate::predict::{self, PredictedPlan};
 use clap::{Args, ValueEnum};
-use foretell_export::{AstraSim, Chakra, Framework, Job, export_job};
+use foretell_export::{AstraSim, Chakra, Framework, Job, JobFiles, export_job};
 use foretell_program::{Plan, Profile, Rank};
 use foretell_reports::write_trace;
 use foretell_simulator::CostModel;
@@ -91,8 +91,22 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// Writes a plan as a framework's job, and beside it the plan that the job expresses.
+/// Writes a plan as a framework's job, and says where.
 fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> Result<(), Failure> {
+    let (exported, plan) = write_job(loaded, framework, folder)?;
+    let files: Vec<&str> = exported.files.iter().map(|(name, _)| name.as_str()).chain(["plan.yaml"]).collect();
+    if json {
+        return output::json(&json!({
+            "folder": folder, "files": files, "command": exported.command, "version": exported.version,
+            "differences": exported.differences, "plan": plan,
+        }));
+    }
+    output::line(&format!("{} in {}, for {}", files.join(", "), folder.display(), exported.version))?;
+    output::line(&format!("run it with: cd {}; {}", folder.display(), exported.command))
+}
+
+/// Writes a plan as a framework's job, and beside it the plan that the job expresses.
+pub fn write_job(loaded: &LoadedPlan, framework: Framework, folder: &Path) -> Result<(JobFiles, PlanFile), Failure> {
     let topology = &loaded.topology;
     let devices_per_node = topology.device_count() / topology.node_count().max(1);
     let job = Job { name: &loaded.model.name, model: &loaded.model.model, plan: &loaded.plan, devices_per_node };
@@ -113,15 +127,7 @@ fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> 
     for difference in &exported.differences {
         output::note(&format!("not the plan that was asked for: {difference}"));
     }
-    let files: Vec<&str> = exported.files.iter().map(|(name, _)| name.as_str()).chain(["plan.yaml"]).collect();
-    if json {
-        return output::json(&json!({
-            "folder": folder, "files": files, "command": exported.command, "version": exported.version,
-            "differences": exported.differences, "plan": plan,
-        }));
-    }
-    output::line(&format!("{} in {}, for {}", files.join(", "), folder.display(), exported.version))?;
-    output::line(&format!("run it with: cd {}; {}", folder.display(), exported.command))
+    Ok((exported, plan))
 }
 
 fn perfetto(predicted: &PredictedPlan, path: &Path, json: bool) -> Result<(), Failure> {

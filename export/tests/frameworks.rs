@@ -3,7 +3,9 @@
 
 use foretell_export::{Framework, FrameworkError, Job, JobFiles, PlanForm, export_job, import_plan, words};
 use foretell_models::Model;
-use foretell_program::{ContextMethod, Layout, LossScale, Optimizer, Plan, Recompute, RunLength, Schedule, StageLayout, Training};
+use foretell_program::{
+    ContextMethod, Layout, LossScale, Optimizer, Plan, Recompute, RunLength, Schedule, StageLayout, Training,
+};
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 

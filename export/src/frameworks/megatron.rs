@@ -418,7 +418,8 @@ fn read_recompute(flags: &mut Flags, unread: &mut Vec<String>) -> Result<Recompu
     let modules = flags.list("recompute-modules");
     // An older name of the selective granularity.
     let is_selective = flags.switch("recompute-activations");
-    let unknown = |flag: &str, value: &str, hint: &str| Err(impossible(format!("`--{flag} {value}` is not one of Megatron's"), hint));
+    let unknown =
+        |flag: &str, value: &str, hint: &str| Err(impossible(format!("`--{flag} {value}` is not one of Megatron's"), hint));
     match granularity.as_deref().or(is_selective.then_some("selective")) {
         None => Ok(Recompute::None),
         Some("selective") => {

@@ -4,8 +4,8 @@
 
 use super::{Check, Family};
 use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, dimension};
-use crate::dropout::DropoutRate;
 use crate::defaults::is_zero;
+use crate::dropout::DropoutRate;
 use crate::error::ModelError;
 use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
 use crate::kernel::{Epsilon, WeightLayout};

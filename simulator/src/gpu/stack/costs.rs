@@ -1,7 +1,7 @@
 //! Costs of a framework's kernels, host and communication.
 
-use crate::gpu::defaults::one;
 use crate::gpu::category::Category;
+use crate::gpu::defaults::one;
 use crate::gpu::format::ProductFormat;
 use foretell_units::Seconds;
 use serde::Deserialize;
