@@ -106,17 +106,17 @@ impl KinetoTrace {
                 step.calls.push(call);
             }
         }
-        for (name, start, own) in found.others {
-            if let Some(step) = steps.iter_mut().find(|step| (step.start..step.end).contains(&start)) {
-                step.others.push((name, own));
-            }
-        }
         steps.retain(|step| !step.calls.is_empty());
         for step in &mut steps {
             step.calls.sort_by_key(|call| (call.start, call.end));
         }
         if has_device {
             follow_the_device(&mut steps);
+        }
+        for (name, start, own) in found.others {
+            if let Some(step) = steps.iter_mut().find(|step| (step.start..step.end).contains(&start)) {
+                step.others.push((name, own));
+            }
         }
         for step in &mut steps {
             step.shift(document.base);
