@@ -40,9 +40,8 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
 /// Replaces what DeepSpeed's configuration lacks.
 fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     nearest.only_data_parallel()?;
-    if nearest.plan.layout.zero != 3 {
-        nearest.replace(|plan| &mut plan.layout.shard_group, None, "groups of ranks shard with stage 3 only");
-    }
+    // MiCS had them until release 0.19.
+    nearest.replace(|plan| &mut plan.layout.shard_group, None, "all ranks of `data` are one shard group");
     nearest.replace(
         |plan| &mut plan.layout.recompute,
         Recompute::None,
@@ -75,9 +74,6 @@ fn configuration(plan: &Plan) -> Result<Value, FrameworkError> {
     let mut zero = json!({"stage": layout.zero, "reduce_bucket_size": bucket_elements(layout), "overlap_comm": true});
     if layout.offload == Offload::Optimizer {
         zero["offload_optimizer"] = json!({"device": "cpu", "pin_memory": true});
-    }
-    if let Some(group) = layout.shard_group {
-        zero["mics_shard_size"] = json!(group);
     }
     let optimizer = match plan.optimizer {
         Optimizer::Sgd => {

@@ -12,7 +12,7 @@ use foretell_program::{
 use foretell_units::DataType;
 
 /// The release that the files are for.
-const VERSION: &str = "megatron-core 0.16.1";
+const VERSION: &str = "megatron-core 0.19.2";
 
 /// Its stack in our profiles.
 const STACK: &str = "megatron-core";

@@ -67,9 +67,11 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let plan = nearest.plan;
     let settings = plan_settings(&plan, blocks)?;
     let sequence = job.model.sample().tokens().map_or(0, |(sequence, _)| sequence);
+    // torchtitan's default captures the step as a CUDA graph, and it captures no pipelines.
+    let uncaptured = if plan.layout.pipeline > 1 { "disable_cuda_graphs = true\n" } else { "" };
     let text = format!(
         "# {VERSION}\n[model]\nname = \"{module}\"\nconfig = \"{config}\"\n\n{}",
-        settings.replace("[training]\n", &format!("[training]\nseq_len = {sequence}\n"))
+        settings.replace("[training]\n", &format!("[training]\nseq_len = {sequence}\n{uncaptured}"))
     );
     let [nodes, per_node] = job.nodes()?;
     let run = format!(
@@ -254,7 +256,13 @@ pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, Framework
     let mut settings = Settings::parse(text)?;
     settings.neutral_sections(&NEUTRAL_SECTIONS);
     settings.neutral(&["training.steps", "training.dataset", "training.dataset_path", "training.seed", "model.hf_assets_path"]);
-    settings.neutral(&["model.tokenizer_path", "training.gc_freq", "training.warmup_steps", "optimizer.implementation"]);
+    settings.neutral(&[
+        "model.tokenizer_path",
+        "training.gc_freq",
+        "training.disable_cuda_graphs",
+        "training.warmup_steps",
+        "optimizer.implementation",
+    ]);
     let model = read_model(&mut settings)?;
     let blocks = model.as_ref().and_then(Model::repeated_layers).map(|layers| layers + 2);
     let layout = read_layout(&mut settings, ranks, blocks)?;
