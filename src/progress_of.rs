@@ -1,4 +1,4 @@
-//! The progress of a run that another process makes, from its folder.
+//! The progress of a run that another process makes, from its folder. Knows no launcher.
 
 use serde::Deserialize;
 use std::fmt;

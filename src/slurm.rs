@@ -1,4 +1,4 @@
-//! Slurm's commands: what they print, and what goes wrong.
+//! Slurm's commands: what they print, and what goes wrong. Knows no plans and no runs.
 
 use crate::failure::Failure;
 use foretell_topologies::SlurmNode;

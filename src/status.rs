@@ -1,4 +1,4 @@
-//! `foretell status`: the utilisation of a Slurm cluster's nodes and jobs.
+//! `foretell status`: the utilisation of a Slurm cluster's nodes and jobs. It changes nothing there.
 
 use crate::failure::Failure;
 use crate::output;
@@ -70,7 +70,7 @@ fn percent(share: Option<f64>) -> String {
 
 fn node_table(nodes: &[SlurmNode]) -> String {
     let rows = nodes.iter().map(|node| {
-        let gpus = node.gpus().map_or("-".into(), |(_, count)| format!("{}/{count}", node.allocated_gpus()));
+        let gpus = node.gpus().map_or("-".into(), |gpus| format!("{}/{}", node.allocated_gpus(), gpus.count));
         let memory = format!("{:.0}%", 100.0 * node.memory.0 as f64 / node.memory.1.max(1) as f64);
         let cpus = format!("{}/{}", node.cpus.0, node.cpus.1);
         vec![node.name.clone(), node.state.to_lowercase(), cpus, percent(busy(node)), gpus, memory]
@@ -104,7 +104,7 @@ fn job_table(jobs: &[Observed]) -> String {
 fn node_document(node: &SlurmNode) -> serde_json::Value {
     json!({
         "node": node.name, "state": node.state, "cpus": node.cpus.1, "allocated_cpus": node.cpus.0, "load": node.load, "busy": busy(node),
-        "gpus": node.gpus().map(|(_, count)| count), "allocated_gpus": node.allocated_gpus(),
+        "gpus": node.gpus().map(|gpus| gpus.count), "allocated_gpus": node.allocated_gpus(),
         "memory_bytes": node.memory.1 << 20, "allocated_memory_bytes": node.memory.0 << 20,
     })
 }

@@ -9,7 +9,7 @@ mod rocm;
 mod slurm;
 mod smi;
 
-pub use slurm::SlurmNode;
+pub use slurm::{SlurmGpus, SlurmNode};
 
 use crate::device::{Architecture, DeviceKind};
 use crate::error::TopologyError;
@@ -124,13 +124,15 @@ pub fn from_rocm_topo(text: &str, options: &ImportOptions) -> Result<String, Imp
 /// As [`from_smi_topo`].
 pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, ImportError> {
     let nodes = SlurmNode::parse_all(text)?;
-    let mut groups: Vec<(Option<(Option<&str>, usize)>, &SlurmNode, usize)> = Vec::new();
+    let mut groups: Vec<(&SlurmNode, usize)> = Vec::new();
     for node in &nodes {
-        let gpus = node.gpus().filter(|(_, count)| *count > 0);
-        let is_same = |other: &SlurmNode| gpus.is_some() || other.cpus.1 == node.cpus.1;
-        match groups.iter_mut().find(|(kind, other, _)| *kind == gpus && is_same(other)) {
-            Some((_, _, count)) => *count += 1,
-            None => groups.push((gpus, node, 1)),
+        let is_same = |other: &SlurmNode| match node.gpus() {
+            Some(gpus) => other.gpus() == Some(gpus),
+            None => other.gpus().is_none() && other.cpus.1 == node.cpus.1,
+        };
+        match groups.iter_mut().find(|(other, _)| is_same(other)) {
+            Some((_, count)) => *count += 1,
+            None => groups.push((node, 1)),
         }
     }
     let mut notes = vec!["Slurm does not say how devices and nodes are joined: links are those of the device's kind".to_owned()];
@@ -141,14 +143,14 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
     }
     let assumed = if nic.is_none() && nodes.len() > 1 { ", nics: {count: 1, bandwidth: 10Gbit/s}" } else { &nics };
     let mut lines = Vec::new();
-    for (index, (gpus, node, count)) in groups.iter().enumerate() {
-        let (kind, devices) = match gpus {
-            Some((kind, devices)) => (device_of_slurm(*kind, options)?, *devices),
+    for (index, (node, count)) in groups.iter().enumerate() {
+        let (kind, devices) = match node.gpus() {
+            Some(gpus) => (device_of_slurm(gpus.kind, options)?, gpus.count),
             None => ("cpu-core".into(), node.cpus.1),
         };
         let link = match library_device(&kind)?.link {
             Some(link) => format!("nvswitch-{}GB/s", link.value() / 1e9),
-            None if gpus.is_some() => format!("pcie-{PCIE}"),
+            None if node.gpus().is_some() => format!("pcie-{PCIE}"),
             None => "shared-memory-10GB/s".into(),
         };
         lines.push(format!(

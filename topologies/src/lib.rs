@@ -51,7 +51,7 @@ pub use fabric::{
     StatedRoute, Torus, Transport, Uplinks,
 };
 pub use import::{
-    Discovered, DiscoveredGpu, ImportError, ImportOptions, SlurmNode, from_discovered, from_nccl_xml, from_rocm_topo,
+    Discovered, DiscoveredGpu, ImportError, ImportOptions, SlurmGpus, SlurmNode, from_discovered, from_nccl_xml, from_rocm_topo,
     from_slurm_nodes, from_smi_topo,
 };
 pub use layout::{DeviceId, InterchangeableNodes, NodeId, Route};

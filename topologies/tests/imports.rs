@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use foretell_topologies::{
-    Discovered, DiscoveredGpu, ImportError, ImportOptions, NodeLinkKind, SlurmNode, Topology, from_discovered, from_nccl_xml,
-    from_rocm_topo, from_slurm_nodes, from_smi_topo,
+    Discovered, DiscoveredGpu, ImportError, ImportOptions, NodeLinkKind, SlurmGpus, SlurmNode, Topology, from_discovered,
+    from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo,
 };
 
 fn options(device: Option<&str>, nic_bandwidth: Option<&str>) -> ImportOptions {
@@ -140,7 +140,7 @@ fn nodes_of_slurm_with_equal_devices_are_one_group() {
 fn a_node_of_slurm_says_what_jobs_have() {
     let nodes = SlurmNode::parse_all(include_str!("imports/gpu-cluster.slurm-nodes.txt")).unwrap();
     assert_eq!((nodes[0].cpus, nodes[0].load, nodes[0].allocated_gpus()), ((16, 96), Some(14.2), 4));
-    assert_eq!(nodes[0].gpus(), Some((Some("h100"), 8)));
+    assert_eq!(nodes[0].gpus(), Some(SlurmGpus { kind: Some("h100"), count: 8 }));
     assert_eq!((nodes[2].gpus(), nodes[2].load), (None, None));
     assert!(SlurmNode::parse_all("no nodes").is_err());
 }

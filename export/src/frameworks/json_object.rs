@@ -1,4 +1,5 @@
 //! JSON objects of frameworks: their entries, which of them have been read, and numbers in decimal.
+//! Knows no framework.
 
 use super::FrameworkError;
 use serde_json::{Map, Value};

@@ -1,5 +1,5 @@
 //! Calls: the outermost operators of known work, with their phase, and the time that they took on
-//! the host or, if there is one, on the device.
+//! the host or, if there is one, on the device. Knows no Programs.
 
 use super::operators::{Work, exchange_of, work_of};
 use super::trace::Event;

@@ -1,4 +1,5 @@
-//! Assigns the calls of a step to the instructions of a Program's list.
+//! Assigns the calls of a step to the instructions of a Program's list. Knows neither the trace's
+//! form nor any prediction.
 
 use super::calls::{Call, Part};
 use super::operators::{ProductShape, Work};

@@ -1,5 +1,5 @@
 //! The operators of PyTorch that a step is made of: the kind of work of each, and the shape by
-//! which its instruction is found.
+//! which its instruction is found. Knows neither times nor Programs.
 
 use foretell_models::KernelFamily;
 use foretell_program::Exchange;

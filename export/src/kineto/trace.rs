@@ -1,4 +1,4 @@
-//! The text of a trace: its events, and its steps.
+//! The text of a trace: its events, and its steps. Knows no Programs.
 
 use super::KinetoError;
 use super::calls::{Call, calls};

@@ -1,4 +1,4 @@
-//! Defaults of fields in the profiles' files.
+//! Defaults of fields in the profiles' files. Knows no profile.
 
 /// A factor that changes nothing.
 pub(super) fn one() -> f64 {

@@ -1,4 +1,4 @@
-//! Reads `rocm-smi --showtopo`: tables of the links between AMD's GPUs.
+//! Reads `rocm-smi --showtopo`: tables of the links between AMD's GPUs. It must not run the tool.
 
 use super::{ImportError, Joined, Machine};
 

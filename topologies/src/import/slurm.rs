@@ -1,5 +1,5 @@
 //! Reads `scontrol show node`: the nodes of a Slurm cluster, with what they have and what is in
-//! use.
+//! use. It must not run the tool.
 
 use super::ImportError;
 use std::collections::BTreeMap;
@@ -22,6 +22,15 @@ pub struct SlurmNode {
     pub memory: (u64, u64),
     /// Generic resources: those of jobs, and all of them, such as `gpu:h100:8`.
     pub resources: (String, String),
+}
+
+/// GPUs of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlurmGpus<'a> {
+    /// Their type, if Slurm was told it.
+    pub kind: Option<&'a str>,
+    /// Their number.
+    pub count: usize,
 }
 
 impl SlurmNode {
@@ -70,24 +79,22 @@ impl SlurmNode {
         })
     }
 
-    /// The GPUs: their type, if Slurm was told it, and their number.
-    pub fn gpus(&self) -> Option<(Option<&str>, usize)> {
+    /// The GPUs, if there are any.
+    pub fn gpus(&self) -> Option<SlurmGpus<'_>> {
         gpus(&self.resources.1)
     }
 
     /// The GPUs that jobs have.
     pub fn allocated_gpus(&self) -> usize {
-        gpus(&self.resources.0).map_or(0, |(_, count)| count)
+        gpus(&self.resources.0).map_or(0, |gpus| gpus.count)
     }
 }
 
 /// The first GPUs of a list of generic resources.
-fn gpus(resources: &str) -> Option<(Option<&str>, usize)> {
+fn gpus(resources: &str) -> Option<SlurmGpus<'_>> {
     // `gpu:h100:8(S:0-1)` or `gpu:8`; other resources stand beside it.
     let of_gpus = resources.split(',').find_map(|one| one.strip_prefix("gpu:"))?;
     let plain = of_gpus.split('(').next().unwrap_or_default();
-    match plain.rsplit_once(':') {
-        Some((kind, count)) => Some((Some(kind), count.parse().ok()?)),
-        None => Some((None, plain.parse().ok()?)),
-    }
+    let (kind, count) = plain.rsplit_once(':').map_or((None, plain), |(kind, count)| (Some(kind), count));
+    Some(SlurmGpus { kind, count: count.parse().ok()? }).filter(|gpus| gpus.count > 0)
 }
