@@ -1,4 +1,5 @@
-//! `foretell status`: the utilisation of a Slurm cluster's nodes and jobs. It changes nothing there.
+//! `foretell status`: the utilisation of a Slurm cluster's nodes and jobs. It changes nothing
+//! there.
 
 use crate::failure::Failure;
 use crate::output;
