@@ -7,6 +7,7 @@
 //! and no files.
 
 mod calls;
+mod event;
 mod matching;
 mod operators;
 mod profile;

@@ -173,14 +173,20 @@ fn device_of_slurm(kind: Option<&str>, options: &ImportOptions) -> Result<String
     let known = library_devices()?;
     let begins = |one: &&DeviceKind| !kind.is_empty() && (one.name == kind || one.name.starts_with(&format!("{kind}-")));
     let found: BTreeSet<&str> = known.iter().filter(begins).map(|one| one.name.as_str()).collect();
-    match found.first() {
-        Some(name) if found.len() == 1 || found.contains(kind.as_str()) => {
-            Ok(if found.contains(kind.as_str()) { kind } else { (*name).to_owned() })
-        }
-        _ => {
+    if found.contains(kind.as_str()) {
+        return Ok(kind);
+    }
+    match found.iter().collect::<Vec<_>>()[..] {
+        [name] => Ok((*name).to_owned()),
+        [] => {
             let why = if kind.is_empty() { String::new() } else { format!(" (Slurm says `{kind}`)") };
-            let names: BTreeSet<String> = known.into_iter().map(|one| one.name).collect();
+            let names: BTreeSet<String> = known.iter().map(|one| one.name.clone()).collect();
             Err(ImportError::UnknownDevice { why, known: names.into_iter().collect::<Vec<_>>().join(", ") })
+        }
+        // Their memories differ, and Slurm does not say them.
+        _ => {
+            let known = found.into_iter().collect::<Vec<_>>().join(", ");
+            Err(ImportError::UnknownDevice { why: format!(" (Slurm says `{kind}`, of which there are several)"), known })
         }
     }
 }

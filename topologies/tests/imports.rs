@@ -129,18 +129,20 @@ fn nodes_of_slurm_with_equal_devices_are_one_group() {
     let topology = Topology::from_yaml(&imported, "imported").unwrap();
     let groups: Vec<(usize, usize)> = topology.node_groups().iter().map(|group| (group.count, group.devices)).collect();
     assert_eq!(groups, [(2, 8), (1, 64)]);
-    assert_eq!(summary(&imported), (8, "h100-sxm-80g".into(), NodeLinkKind::NvSwitch, 450.0, Some((1, 400.0))));
+    assert_eq!(summary(&imported), (8, "h200-sxm-141g".into(), NodeLinkKind::NvSwitch, 450.0, Some((1, 400.0))));
     assert!(from_slurm_nodes(text, &options(None, None)).unwrap().contains("the rate between nodes is assumed"));
-    let unknown = text.replace("gpu:h100", "gpu:quantum");
+    let unknown = text.replace("gpu:h200", "gpu:quantum");
     let error = from_slurm_nodes(&unknown, &options(None, None)).unwrap_err();
     assert!(error.to_string().contains("Slurm says `quantum`"), "{error}");
+    let error = from_slurm_nodes(&text.replace("gpu:h200", "gpu:a100"), &options(None, None)).unwrap_err();
+    assert!(error.to_string().contains("one of a100-sxm-40g, a100-sxm-80g"), "{error}");
 }
 
 #[test]
 fn a_node_of_slurm_says_what_jobs_have() {
     let nodes = SlurmNode::parse_all(include_str!("imports/gpu-cluster.slurm-nodes.txt")).unwrap();
     assert_eq!((nodes[0].cpus, nodes[0].load, nodes[0].allocated_gpus()), ((16, 96), Some(14.2), 4));
-    assert_eq!(nodes[0].gpus(), Some(SlurmGpus { kind: Some("h100"), count: 8 }));
+    assert_eq!(nodes[0].gpus(), Some(SlurmGpus { kind: Some("h200"), count: 8 }));
     assert_eq!((nodes[2].gpus(), nodes[2].load), (None, None));
     assert!(SlurmNode::parse_all("no nodes").is_err());
 }

@@ -1,8 +1,8 @@
 //! Calls: the outermost operators of known work, with their phase, and the time that they took on
 //! the host or, if there is one, on the device. Knows no Programs.
 
+use super::event::Event;
 use super::operators::{Work, exchange_of, work_of};
-use super::trace::Event;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
