@@ -4,7 +4,7 @@
 Checks `sbatch --test-only` on an exported job; submits a job over both nodes and requeues it in the middle; compares its losses with those
 of the same plan without Slurm.
 
-Needs root and Debian's slurmctld, slurmd, slurm-client and munge.
+Needs root and Debian's slurmctld, slurmd, slurm-client and munge. While it runs, /etc/hosts names the two nodes.
 Usage: benches/one_machine_slurm.py --foretell target/debug/foretell
 """
 import argparse
@@ -53,7 +53,7 @@ precision: fp32
 optimizer: sgd
 """
 # A step takes a millisecond or so. The job must still run when it is requeued.
-STEPS = 20000
+STEPS = 2000
 
 
 def start(folder):
@@ -78,6 +78,9 @@ def start(folder):
     return [int(path.read_text()) for path in folder.glob("*.pid")]
 
 
+HOSTS = pathlib.Path("/etc/hosts")
+
+
 def wait_for(what, condition, seconds=300):
     end = time.time() + seconds
     while not condition():
@@ -95,11 +98,11 @@ def check(foretell, folder):
     said = subprocess.run(["sbatch", "--test-only", "job.sbatch"], cwd=folder / "exported", check=True, capture_output=True, text=True)
     print("sbatch --test-only:", said.stderr.strip())
 
-    steps = ["--steps", str(STEPS), "--save-every", "500", "--keep", "2", "--no-evaluation"]
+    steps = ["--steps", str(STEPS), "--save-every", "200", "--keep", "2", "--no-evaluation"]
     job = folder / "job"
     with open(folder / "submit.log", "w") as log:
         submitted = subprocess.Popen([foretell, "submit", "--plan", folder / "plan.yaml", "-o", job, "--", *steps], stdout=log, stderr=log)
-    wait_for("checkpoint", lambda: list(job.glob("run-*/checkpoints/*/state.json")))
+    wait_for("checkpoint", lambda: list(job.glob("run-*/checkpoints/*/state.json")), 100)
     print(subprocess.run([foretell, "status"], check=True, capture_output=True, text=True).stdout)
     [run] = job.glob("run-*")
     number = run.name.removeprefix("run-")
@@ -125,9 +128,13 @@ def main():
     foretell = str(pathlib.Path(parser.parse_args().foretell).resolve())
     with tempfile.TemporaryDirectory() as folder:
         daemons = start(pathlib.Path(folder))
+        # Ranks connect to the nodes by their names.
+        names = HOSTS.read_text()
+        HOSTS.write_text(names + "127.0.0.1 n1 n2\n")
         try:
             check(foretell, pathlib.Path(folder))
         finally:
+            HOSTS.write_text(names)
             for daemon in daemons:
                 os.kill(daemon, signal.SIGTERM)
             time.sleep(2)
