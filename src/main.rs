@@ -27,6 +27,7 @@ mod plan_file;
 mod predict;
 mod progress_of;
 mod recovery;
+mod remarks;
 mod run;
 mod run_folder;
 mod running_cost;
