@@ -26,6 +26,7 @@ mod plan;
 
 mod plan_file;
 mod predict;
+mod progress_of;
 mod recovery;
 mod remarks;
 mod run;
@@ -35,6 +36,9 @@ mod score;
 mod search_report;
 mod simulate;
 mod sizes;
+mod slurm;
+mod status;
+mod submit;
 mod tensorboard;
 mod training;
 mod what_if;
@@ -70,6 +74,8 @@ enum Command {
     Score(score::Arguments),
     Export(export::Arguments),
     Import(import::Arguments),
+    Submit(submit::Arguments),
+    Status(status::Arguments),
     Run(run::Arguments),
     Models(library::Models),
     Topologies(library::Topologies),
@@ -136,6 +142,8 @@ fn main() -> ExitCode {
         Command::Score(arguments) => score::run(&arguments, json),
         Command::Export(arguments) => export::run(&arguments, json),
         Command::Import(arguments) => import::run(&arguments, json),
+        Command::Submit(arguments) => submit::run(&arguments, json),
+        Command::Status(arguments) => status::run(&arguments, json),
         Command::Run(arguments) => run::run(&arguments, json),
         Command::Models(arguments) => library::models(&arguments, json),
         Command::Topologies(arguments) => library::topologies(&arguments, json),
