@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)] // They panic if the stream is closed.
 
 mod beside;
+mod binding;
 mod calibrate;
 mod check;
 mod choices;
@@ -32,6 +33,7 @@ mod run;
 mod run_folder;
 mod running_cost;
 mod score;
+mod search_report;
 mod simulate;
 mod sizes;
 mod slurm;
