@@ -9,6 +9,7 @@ mod compilation;
 mod convolutions;
 pub(crate) mod device;
 pub(crate) mod emulator;
+mod faults;
 mod host_collectives;
 mod launches;
 pub(crate) mod limited_driver;
