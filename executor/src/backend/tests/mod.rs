@@ -28,6 +28,7 @@ use rand_chacha::ChaCha8Rng;
 
 use super::cuda::CudaBackend;
 use super::cuda::tests::{
+    SMALL_LIMITS,
     device::{ConvolutionSupport, TestDevice},
     limited_driver::ProductSupport,
     on_gpu::GpuBackend,
@@ -81,6 +82,14 @@ fn cuda_backend(makes: ProductSupport) -> Vec<Box<dyn Backend>> {
     }
     let backend = TestDevice::with_products(makes).map(|device| CudaBackend::new(device).unwrap());
     backend.into_iter().map(|backend| Box::new(backend) as Box<dyn Backend>).collect()
+}
+
+/// The CUDA backend of `cuda_backend`, with limits at which small operands are copied and split, in the
+/// emulator only.
+fn cuda_backends_with_small_limits() -> Vec<Box<dyn Backend>> {
+    let devices = [TestDevice::new(), TestDevice::with_convolutions(ConvolutionSupport::None)];
+    let backend = |device| CudaBackend::new(device).unwrap().with_limits(SMALL_LIMITS);
+    devices.into_iter().flatten().map(|device| Box::new(backend(device)) as Box<dyn Backend>).collect()
 }
 
 /// The same with the library's products and without its convolutions, which are then products over windows.
@@ -163,6 +172,12 @@ fn what_cuda_products_do_beside_themselves_without_the_library_is_what_the_refer
 #[test]
 fn cuda_convolutions_without_the_library_are_those_of_the_reference() {
     conforms(test_path!(), Arithmetic::of_cuda(), cuda_backend_without_convolutions, is_convolution);
+}
+
+#[test]
+fn cuda_products_and_convolutions_in_parts_are_those_of_the_reference() {
+    let is_tried = |kernel: &Kernel| is_convolution(kernel) || is_small_product(kernel);
+    conforms(test_path!(), Arithmetic::Cpu, cuda_backends_with_small_limits, is_tried);
 }
 
 /// Runs all cases, and lists those that fail. The backends are kept over the cases of a process: what

@@ -93,6 +93,12 @@ fn cuda_convolutions_without_the_library_are_those_of_the_reference_in_sixteen_b
 }
 
 #[test]
+fn cuda_products_and_convolutions_in_parts_are_those_of_the_reference_16_bits() {
+    let is_tried = |kernel: &Kernel| super::is_convolution(kernel) || super::is_small_product(kernel);
+    conforms(test_path!(), Arithmetic::Cpu, super::cuda_backends_with_small_limits, is_tried);
+}
+
+#[test]
 fn cuda_convolutions_of_a_models_sizes_are_those_of_the_reference_in_sixteen_bits() {
     // On a GPU alone: of small ones cuDNN makes the weight's gradient without tensor cores, of these with them (9.19's heuristics for an H200).
     if !super::GpuBackend::is_requested() {

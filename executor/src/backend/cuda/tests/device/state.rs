@@ -133,7 +133,9 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         let addresses: Vec<usize> = self.0.keys().copied().collect();
-        addresses.into_iter().for_each(|address| drop(self.free(address)));
+        for address in addresses {
+            self.free(address);
+        }
     }
 }
 
