@@ -1,4 +1,4 @@
-# The commands of `.ci/run`, one by one. `just ci` runs that script itself, so what counts stands in one place.
+# The commands of `.ci/run`, one by one.
 
 # All that CI runs
 ci:
@@ -12,9 +12,17 @@ fmt:
 clippy:
     cargo clippy --workspace --all-targets --locked -- -D warnings
 
-# The documentation, warnings denied
+# Licences, sources and duplicate versions of dependencies
+deny:
+    cargo deny check licenses bans sources
+
+# API documentation, warnings denied
 doc:
     RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+
+# The book, into target/book
+book:
+    mdbook build docs
 
 # Every test
 test:

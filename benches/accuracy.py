@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Foretells and then runs layouts on this machine and in the labs, and prints the table of docs/reference/accuracy.md.
+"""Predicts and runs layouts on this machine and in labs, and prints the table of docs/reference/accuracy.md.
 
-For each layout in turn: a calibration of its kernels, the prediction, then the run, each once. Nothing is tried again or left out.
+Each layout is calibrated, predicted and run once, in this order. No result is repeated or left out.
 Usage: cargo build --release && benches/accuracy.py [--foretell PATH] [--keep DIR] [--models NAME...] [--topologies NAME...]
-Python 3, nothing else; the labs need root (`foretell doctor`).
+Needs only Python 3. Labs need root (see `foretell doctor`).
 """
 import argparse
 import json
@@ -13,7 +13,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-# model: (global batch, steps on this machine, steps in a lab, samples that share batch statistics)
+# model: (global batch, steps on this machine, steps in a lab, batch norm group or None)
 MODELS = {
     "mlp": (256, 1000, 150, None),
     str(ROOT / "examples/small-resnet.yaml"): (32, 1000, 100, 8),
@@ -21,7 +21,7 @@ MODELS = {
     str(ROOT / "examples/small-llama.yaml"): (16, 200, 40, None),
     str(ROOT / "examples/small-bert.yaml"): (16, 200, 40, None),
 }
-# topology: (layout, the models that it is run with; all where none are named)
+# topology: (layout, the models to run it with, or None for all)
 LAYOUTS = {
     "local": [
         ("data=1,tensor=1,pipeline=1", None),
@@ -78,7 +78,7 @@ def one(program, scratch, topology, model, fix):
 
 
 def is_wanted(only, topology, name, fix):
-    """Whether a row is among those asked for: each is a topology, a model, and a part of the layout, as far as they are said."""
+    """Returns whether a row matches one of the TOPOLOGY[:MODEL[:LAYOUT]] filters in `only`. Without filters all rows match."""
     def fits(asked):
         wanted = dict(zip(("topology", "model", "layout"), asked.split(":", 2)))
         return (wanted["topology"] == topology and wanted.get("model", name) == name and wanted.get("layout", fix) in fix)
@@ -96,7 +96,7 @@ def main():
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(options.keep or scratch)
         scratch.mkdir(parents=True, exist_ok=True)
-        print("| topology | model | layout | foretold | 90 % interval (ms) | measured | error | memory error |")
+        print("| topology | model | layout | predicted | 90 % interval (ms) | measured | error | memory error |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")
         checks = []
         for topology in options.topologies:

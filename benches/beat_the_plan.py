@@ -1,18 +1,20 @@
 #!/usr/bin/env python3
-"""Tries to beat the planner: draws models, clusters and batches, has each planned, simulates the written plan again, and then some sixty layouts that are
-changed by hand from those of the answer. Prints what was found:
+"""Tries to find layouts that are faster than the planner's answer.
 
-  DIFFERS       the plan's simulation says another step than the search did
-  MISCOUNTED    the certificate's counts are not those of the space
-  BELOW BOUND   a changed layout is faster than what the search says none of its space can be: it is not in the space, or a bound is wrong
-  within gap    a changed layout is faster, by no more than the gap that the search admits
+Draws random models, clusters and batches. Plans each one, simulates the written plan, and simulates about seventy random variations of
+the layouts in the answer. Reports:
 
-With --two-kinds the clusters are two nodes of different devices with little memory, and the layouts are found by moving one or two blocks at a time
-from stage to stage and having more or fewer computed again, as long as that is faster, from each pipeline among the answers and the best of two and of
-four stages.
+  DIFFERS       the simulation of the written plan gives another step time than the search
+  MISCOUNTED    the counts in the certificate do not add up to the size of the search space
+  BELOW BOUND   a variation is faster than the lower bound: it is outside the search space, or the bound is wrong
+  within gap    a variation is faster than the plan, but not than the lower bound
+
+With --two-kinds a cluster has two nodes with different devices and little memory. A hill climb then replaces the random variations: it
+moves one or two blocks between stages, or recomputes more or fewer blocks, and keeps what is not slower. It starts from each layout in the
+answer and from the best ones with two and with four stages.
 
 Usage: cargo build --release && benches/beat_the_plan.py SEED SECONDS [--two-kinds] [--foretell PATH] [--keep DIR]
-Python 3, nothing else. What is drawn depends on the seed alone; how much of it is reached, on the machine.
+Needs only Python 3. The cases depend only on the seed; the number of cases depends on the speed of the machine.
 """
 import argparse
 import json
@@ -68,7 +70,7 @@ def draw_topology(rng):
 
 
 def change(rng, layout, world, batch, layers):
-    """A layout with one to three things changed."""
+    """Returns a copy of a layout with one to three random changes."""
     layout = dict(layout)
     for _ in range(rng.choice([1, 1, 2, 3])):
         what = rng.choice(["mesh", "mesh", "zero", "micro", "schedule", "recompute", "sequence", "placement", "cuts", "bucket",
@@ -119,7 +121,7 @@ def change(rng, layout, world, batch, layers):
 
 
 def draw_two_kinds(rng):
-    """A model, a topology and a batch: nodes of two kinds whose memory is a little more than the model's state takes when all of it is shared out."""
+    """Draws a model, a topology and a batch. The nodes are of two kinds, with little more memory than the fully sharded model state needs."""
     layers, hidden = rng.choice([8, 12, 16, 24, 32]), rng.choice([1024, 2048])
     model = {"family": rng.choice(["gpt", "llama"]), "layers": layers, "hidden": hidden, "heads": 16, "ffn": 4 * hidden,
              "vocab": rng.choice([8192, 32000, 50257]), "sequence": rng.choice([512, 1024, 2048])}
@@ -137,7 +139,10 @@ def draw_two_kinds(rng):
 
 
 def climb(rng, layout, layers, step):
-    """The fastest layout found, and its time, by changes of single stages; `step` says what a layout takes, or None."""
+    """Returns the time and layout that hill climbing over cuts and recomputation finds, or None if it does not apply.
+
+    `step` returns the step time of a layout, or None if it does not fit.
+    """
     best, stages = step(layout), layout["pipeline"]
     if best is None or "stages" in layout or layout["virtual_stages"] > 1 or stages == 1:
         return None
@@ -169,7 +174,7 @@ class Foretell:
         self.path = path
 
     def json(self, *arguments, seconds=240):
-        """What it prints, or its error; a panic ends the script."""
+        """Returns (the JSON document, "") or (None, the error). A panic ends the script."""
         try:
             run = subprocess.run([self.path, *arguments, "--json"], capture_output=True, text=True, timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -189,7 +194,7 @@ def beat(foretell, rng, folder, title, two_kinds):
         batch = rng.choice([None, 1, world, 4 * world, 7, 64, 96, 100])
 
     def write(name, value):
-        # YAML has JSON in it.
+        # JSON is valid YAML.
         (folder / name).write_text(json.dumps(value))
         return str(folder / name)
 
@@ -214,7 +219,7 @@ def beat(foretell, rng, folder, title, two_kinds):
     known = {}
 
     def step(layout):
-        """What a layout takes, if it fits."""
+        """Returns the step time of a layout, or None if it does not fit."""
         key = json.dumps(layout, sort_keys=True)
         if key not in known:
             answer, _ = foretell.json("simulate", "--plan", write("changed.yaml", plan | {"layout": layout}), seconds=60)
@@ -248,7 +253,7 @@ def main():
     parser.add_argument("seconds", type=float)
     parser.add_argument("--two-kinds", action="store_true")
     parser.add_argument("--foretell", default=str(ROOT / "target/release/foretell"))
-    parser.add_argument("--keep", help="a folder for the files, of which those of the last case are left")
+    parser.add_argument("--keep", help="keep the files of the last case in this folder")
     arguments = parser.parse_args()
     until, number = time.monotonic() + arguments.seconds, 0
     with tempfile.TemporaryDirectory() as temporary:
@@ -256,8 +261,8 @@ def main():
         folder.mkdir(parents=True, exist_ok=True)
         while time.monotonic() < until:
             number += 1
-            # Each case of its own, whatever those before it took from the generator.
             sys.stdout.flush()
+            # Each case has its own generator, so that it does not depend on the cases before it.
             beat(Foretell(arguments.foretell), random.Random(f"{arguments.seed}-{number}"), folder, f"{arguments.seed}-{number}", arguments.two_kinds)
 
 

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What the fit of published runs assumes, chosen by cross-validation: no simulation, only the linearised fit that
-`cargo run --release -p foretell-score --example fit -- fit FILE` writes to FILE.json.
+"""Cross-validates the hyperparameters of the fit to published runs. Uses the linearised fit that
+`cargo run --release -p foretell-score --example fit -- fit FILE` writes to FILE.json, without simulation.
 
-    benches/hyperparameters.py FILE.json          scores of leaving groups and sources out, with the values of the fit
-    benches/hyperparameters.py FILE.json search   coordinate search, over all sources and nested (on half of them, told of the others)
+    benches/hyperparameters.py FILE.json          scores the current values, with groups and with sources left out
+    benches/hyperparameters.py FILE.json search   coordinate search, over all sources and over half of them, scored on the others
 
-Groups are left out in ten folds, each refitted with rows weighed anew; whole sources by the formula for fixed weights. Needs numpy and
-scipy.
+Groups are left out in ten folds, each refitted with new row weights. Whole sources are left out by the closed form for fixed weights.
+Needs numpy and scipy.
 """
 import json
 import random
@@ -16,10 +16,11 @@ from collections import Counter, defaultdict
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-# As in score/examples/fit/{linear,solve,parameters}.rs: noise, Huber's threshold, powers of groups and sources, shares of kin (a branch's is
-# of what its family leaves).
+# The values in score/examples/fit/{linear,solve,parameters}.rs: noise, Huber's threshold, exponents
+# of the group and source weights, and the shares of variance that related values have in common. A
+# branch's share is a share of what its family leaves.
 FITTED = dict(noise=0.015, huber=0.7, group=0.5, source=0.9, family=0.7, branch=0.8, generation=0.8)
-# Where a search begins: what was set by hand until November 2026.
+# The start of a search: the values that were set by hand until November 2026.
 BY_HAND = dict(noise=0.04, huber=0.7, group=0.7, source=0.7, family=0.6, branch=0.8, generation=0.6)
 SEARCHED = ["noise", "group", "source", "family", "generation"]
 
@@ -41,7 +42,7 @@ class Study:
         self.is_branch = np.array([one == "Branch" for one in owner])
         self.has_kin = np.array([one["kin"] is not None for one in parameters])
         self.of_branch = np.array([one["kin"] is not None and owner[one["kin"]] == "Branch" for one in parameters])
-        # The spread before it was shared out between a value and its kin.
+        # The variance before it was divided between a value and its common part.
         self.variance = np.array([one["spread"] for one in parameters]) ** 2 / self.own(FITTED)
         names = sorted(set(self.groups))
         random.Random(seed).shuffle(names)
@@ -59,7 +60,7 @@ class Study:
         return weights * np.array([(of_source[name] / 10) ** (h["source"] - 1) for name in self.sources])
 
     def own(self, h):
-        """The share of a value's variance that is its own, not its kin's; of kin, what is theirs of the values' variance."""
+        """Returns each parameter's share of the variance: a value's own part, or the part that related values have in common."""
         shares = np.where(self.of_device, h["generation"], h["family"])
         rest = (1 - shares) * np.where(self.of_branch, 1 - h["branch"], 1)
         own = np.where(self.is_common, shares, np.where(self.has_kin, rest, 1))
@@ -95,7 +96,10 @@ class Study:
         return group, source
 
     def score(self, h, sources=None):
-        """Mean absolute errors over sources: group left out, source left out; and what is searched for, two thirds the first."""
+        """Returns the objective and the mean absolute errors over sources with groups and with sources left out.
+
+        The objective weighs the first error by two thirds and the second by one third.
+        """
         errors = [np.abs(np.exp(np.clip(one, -2, 1.2)) - 1) for one in self.left_out(h)]
         names = sorted(set(self.sources)) if sources is None else sources
         group, source = ([np.mean(error[self.sources == name]) for name in names] for error in errors)

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Trains the same models with PyTorch and with Foretell, in turn on the same cores, and prints both times and their ratio.
+"""Trains the same models with PyTorch and with Foretell on the same cores, and prints both times and their ratio.
 
-PyTorch comes from PyPI into a virtual environment of its own (made if it is missing; FORETELL_VENV or --venv says where). For each case
-the two sides take turns, so that the machine's swings hit both alike: PyTorch with its stock settings, PyTorch with the best documented
-ones (channels-last convolutions, fused optimizer, gradients as views of DDP's buckets, and an allocator that keeps its memory), and
-Foretell. The ratio is Foretell's median step over that of the better PyTorch.
+PyTorch is installed from PyPI into a virtual environment, which is made if it is missing (at FORETELL_VENV or --venv). For each case
+three sides take turns, so that changes in the machine's speed affect all equally: PyTorch with its stock settings, PyTorch with the best
+documented settings (channels-last convolutions, fused optimizer, gradients as views of DDP's buckets, an allocator that keeps its
+memory), and Foretell. The ratio is Foretell's median step over that of the faster PyTorch.
 
 Usage: benches/pytorch.py [--cases NAME...] [--ranks 1 2] [--rounds N] [--seconds S] [--precision fp32|bf16] [--update docs/reference/training-speed.md]
 """
@@ -44,18 +44,19 @@ CASES = {
 }
 
 
-# Has glibc keep what is freed instead of giving it back to the system, which costs a page fault for every page of every activation.
+# Makes glibc keep freed memory. Returning it to the system costs a page fault for every page of
+# every activation.
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(16 << 30), "MALLOC_TOP_PAD_": str(1 << 30)}
 
 
 def environment(variant=None):
-    """What both sides run with: one thread."""
+    """Returns the environment of a side: one thread, and for the tuned PyTorch an allocator that keeps its memory."""
     kept = KEEP_MEMORY if variant == "tuned" else {}
     return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **kept}
 
 
 def scheduled(command):
-    """Ahead of whatever else runs on the machine, if that was asked for."""
+    """Returns the command, with real-time priority if `--real-time` is given."""
     return [*(["chrt", "--rr", "20"] if REAL_TIME else []), *command]
 
 
@@ -83,7 +84,7 @@ def build():
 
 
 class PyTorch:
-    """The ranks of one side of PyTorch, started and warm, waiting for how many steps to make."""
+    """The ranks of one PyTorch side: warmed-up processes that wait for a number of steps."""
 
     def __init__(self, python, scratch, case, variant, ranks, precision):
         meeting = scratch / f"meeting-{variant}-{ranks}-{datetime.datetime.now().timestamp()}"
@@ -97,7 +98,7 @@ class PyTorch:
     def answer(rank):
         line = rank.stdout.readline()
         if not line:
-            sys.exit("PyTorch's side ended; what it said stands above")
+            sys.exit("PyTorch ended early; see its messages above")
         return json.loads(line)
 
     def run(self, count):
@@ -114,12 +115,12 @@ class PyTorch:
 
 
 class Foretell:
-    """Foretell's side: a run of `foretell execute` each time."""
+    """The Foretell side: each turn is a run of `foretell execute`."""
 
     def __init__(self, program, scratch, name, batch, optimizer, model, ranks, precision):
         self.program, self.scratch, self.rounds = program, scratch, 0
         self.plan = scratch / f"{name}-{ranks}.plan.yaml"
-        # JSON is YAML.
+        # JSON is valid YAML.
         self.plan.write_text(json.dumps({
             "model": model,
             "topology": "local", "global_batch": batch, "precision": precision, "optimizer": optimizer,
@@ -130,7 +131,7 @@ class Foretell:
     def run(self, count):
         self.rounds += 1
         folder = self.scratch / f"{self.plan.stem}-{self.rounds}.run"
-        # The first steps warm up, as PyTorch's did.
+        # The first two steps warm up, as in PyTorch's processes.
         command = [self.program, "execute", "--plan", self.plan, "--steps", str(count + 2), "--data", "synthetic", "--no-evaluation",
                    "--run", folder, "--json"]
         done = subprocess.run(scheduled(command), capture_output=True, text=True, env=environment())
@@ -146,7 +147,7 @@ def milliseconds(seconds):
 
 
 def train(options, programs, python, scratch, name, ranks):
-    """One line of the table, or a sentence that says why there is none."""
+    """Returns a row of the table, or the reason why the case is skipped."""
     title, batch, optimizer, model = CASES[name]
     foretell = Foretell(programs["foretell"], scratch, name, batch, optimizer, model, ranks, options.precision)
     try:
@@ -212,7 +213,7 @@ def markdown(rows, reductions, options):
             yield f"| {row['case']} | {row['ranks']} | {times} | {row['ratio']:.2f} | {row['ratio_of_least']:.2f} |"
     for row in rows:
         if "skipped" in row:
-            yield f"\n{row['case']}, {row['ranks']} ranks: left out, as this version says: {row['skipped']}"
+            yield f"\n{row['case']}, {row['ranks']} ranks: skipped: {row['skipped']}"
     if reductions:
         yield "\n| all-reduce of two processes | gloo (us) | Foretell (us) | Foretell (GB/s) | ratio of medians |"
         yield "| --- | --- | --- | --- | --- |"
@@ -222,7 +223,7 @@ def markdown(rows, reductions, options):
 
 
 def replace_part(path, precision, text):
-    """Puts the tables between the two comments that mark their place in a document."""
+    """Replaces the text between the two marker comments in a document."""
     begin, end = (f"<!-- benches/pytorch.py {precision}: {word} -->" for word in ("begin", "end"))
     document = path.read_text()
     if begin not in document or end not in document:
@@ -235,14 +236,14 @@ def main():
     parser.add_argument("--cases", nargs="*", default=[*CASES, "all-reduce"], choices=[*CASES, "all-reduce"], metavar="NAME",
                         help=f"of {', '.join([*CASES, 'all-reduce'])}")
     parser.add_argument("--ranks", nargs="*", type=int, default=[1, 2], choices=[1, 2])
-    parser.add_argument("--rounds", type=int, default=5, help="how often each side has its turn")
-    parser.add_argument("--seconds", type=float, default=3.0, help="about how long a turn is")
+    parser.add_argument("--rounds", type=int, default=5, help="number of turns of each side")
+    parser.add_argument("--seconds", type=float, default=3.0, help="approximate length of a turn")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
     parser.add_argument("--venv", type=pathlib.Path, default=os.environ.get("FORETELL_VENV", ROOT / "target/pytorch-venv"))
-    parser.add_argument("--foretell", help="use this program instead of building it (all-reduce is built all the same)")
-    parser.add_argument("--real-time", action="store_true", help="run both sides ahead of all else (`chrt --rr`; needs root)")
+    parser.add_argument("--foretell", help="use this program instead of building it (all-reduce is built anyway)")
+    parser.add_argument("--real-time", action="store_true", help="run all sides with real-time priority (`chrt --rr`; needs root)")
     parser.add_argument("--json", type=pathlib.Path, help="write every step's time here")
-    parser.add_argument("--update", type=pathlib.Path, help="write the tables into this document, between its marks")
+    parser.add_argument("--update", type=pathlib.Path, help="write the tables into this document, between its marker comments")
     options = parser.parse_args()
     global REAL_TIME
     REAL_TIME = options.real_time

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""PyTorch's side of benches/pytorch.py: one rank that trains a case, or reduces, when its standard input says how often.
+"""One PyTorch rank of benches/pytorch.py. Reads a number of repetitions per line from standard input, and trains or all-reduces as often.
 
-Started by benches/pytorch.py in the virtual environment that it made; not by hand. Every answer is one line of JSON.
+Started by benches/pytorch.py in its virtual environment, not by hand. Every answer is one line of JSON.
 """
 import argparse
 import contextlib
@@ -70,7 +70,7 @@ class Bert(nn.Module):
 
 
 def build(sizes, batch):
-    """The model of a case with one synthetic batch: model, inputs, labels, and whether it is a convolutional network."""
+    """Returns the model of a case, the inputs and labels of one synthetic batch, and whether the model is convolutional."""
     family = sizes["family"]
     if family == "mlp":
         widths = sizes["widths"]
@@ -91,7 +91,7 @@ def build(sizes, batch):
 
 
 class Training:
-    """Steps of a case: forward, loss, backward, update."""
+    """Training steps of a case: forward, loss, backward, update."""
 
     def __init__(self, options):
         case = json.loads(options.case)
@@ -130,7 +130,7 @@ class Training:
 
 
 class AllReduce:
-    """gloo's all-reduce, back to back in batches: a single one may find the peer's data there already and seem to take no time."""
+    """gloo's all-reduce, timed in batches. A single one may find the peer's data already there and seem to take no time."""
 
     def __init__(self, options):
         self.sizes = json.loads(options.case)
@@ -158,9 +158,9 @@ def main():
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--rank", type=int, default=0)
     parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--meeting", help="file by which the ranks find each other")
+    parser.add_argument("--meeting", help="file through which the ranks find each other")
     options = parser.parse_args()
-    # As Foretell does: a process for each rank, on a core of its own.
+    # One process per rank, each on its own core, as in Foretell.
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[options.rank]})
     torch.set_num_threads(1)
     torch.manual_seed(options.rank)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Foretells and runs every feasible layout of one model in a lab, and prints how well the order was foretold (Kendall's tau-b), and how
-much slower the planner's choice is than the best that was measured.
+"""Predicts and runs every feasible layout of one model in a lab. Prints how well the predicted order matches the measured one
+(Kendall's tau-b), and how much slower the planner's choice is than the fastest measured layout.
 
 Usage: cargo build --release && benches/ranking.py [--foretell PATH] [--topology lab-4x1g-200m] [--model FILE] [--steps N] [--most N]
-Python 3, nothing else; needs root (`foretell doctor`). One calibration comes first, then each prediction, then the runs.
+Needs Python 3 and root (see `foretell doctor`). Calibrates once, predicts all layouts, then runs them.
 """
 import argparse
 import itertools
@@ -25,7 +25,7 @@ def call(program, *arguments):
 
 
 def kendall(pairs):
-    """Tau-b of (foretold, measured) pairs."""
+    """Returns Kendall's tau-b of (predicted, measured) pairs."""
     concordant = discordant = ties_left = ties_right = 0
     for (a, b), (c, d) in itertools.combinations(pairs, 2):
         left, right = (a > c) - (a < c), (b > d) - (b < d)
@@ -44,10 +44,10 @@ def main():
     parser.add_argument("--model", default=str(ROOT / "examples/small-gpt.yaml"))
     parser.add_argument("--global-batch", type=int, default=16)
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--most", type=int, help="run no more than so many, those that are foretold to be the fastest")
+    parser.add_argument("--most", type=int, help="run only this many layouts, those with the fastest predictions")
     options = parser.parse_args()
     program = options.foretell
-    # So that the lab is taken down by whatever ends this.
+    # Turns SIGTERM into an exception, so that `finally` takes the lab down.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(scratch)
@@ -64,20 +64,20 @@ def rank(program, scratch, options):
     search = call(program, "plan", "--model", options.model, "--topology", options.topology, "--profile", profile,
                   "--global-batch", options.global_batch, "--top", 1000)
     candidates = [{"plan": search["plan"], "predicted": search["predicted"]}, *search["alternatives"]]
-    print(f"{len(candidates)} of {search['search']['layouts']} layouts, by what was foretold\n")
-    print("| layout | foretold | measured | error |\n| --- | --- | --- | --- |")
+    print(f"{len(candidates)} of {search['search']['layouts']} layouts, fastest prediction first\n")
+    print("| layout | predicted | measured | error |\n| --- | --- | --- | --- |")
     pairs = []
     for number, candidate in enumerate(candidates[: options.most]):
         plan = scratch / f"{number}.yaml"
         plan.write_text(json.dumps(candidate["plan"]))
-        foretold = candidate["predicted"]["step_seconds"]
+        predicted = candidate["predicted"]["step_seconds"]
         measured = call(program, "execute", "--plan", plan, "--steps", options.steps, "--no-evaluation",
                         "--run", scratch / f"run-{number}")["step_seconds_median"]
-        pairs.append((foretold, measured))
+        pairs.append((predicted, measured))
         layout = candidate["plan"]["layout"]
         usual = (1, 0, False, None, "none", "gather")
         chosen = ", ".join(f"{key}: {value}" for key, value in layout.items() if value not in usual and key != "bucket")
-        print(f"| {chosen} | {1e3 * foretold:.1f} ms | {1e3 * measured:.1f} ms | {100 * (foretold / measured - 1):+.1f} % |", flush=True)
+        print(f"| {chosen} | {1e3 * predicted:.1f} ms | {1e3 * measured:.1f} ms | {100 * (predicted / measured - 1):+.1f} % |", flush=True)
     best = min(measured for _, measured in pairs)
     print(f"\nKendall's tau {kendall(pairs):.3f} over {len(pairs)} layouts; the planner's choice is "
           f"{100 * (pairs[0][1] / best - 1):.1f} % slower than the best measured")

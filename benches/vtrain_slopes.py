@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""What a layer takes on vTrain's single nodes, from the rows that tests/published/split.yaml declares and no others: no simulation.
+"""Fits the time of a layer to vTrain's single-node runs, without simulation. Uses only the rows that tests/published/split.yaml declares.
 
-A step is taken to be: once, c0 and for each layer a constant and a part that goes with its parameters (more of it with data parallelism);
-for each micro-batch, layers times a value of their width, tensor size and sequences, and logits, which go with sequences over tensor size.
-Prints those values in milliseconds, and the mean error of the whole. Needs numpy and scipy.
+The model of a step has two parts. Once per step: a constant, and for each layer a constant and a time proportional to its parameters,
+which is longer with data parallelism. Per micro-batch: the layers' times, each by hidden size, tensor size and sequences, and the logits'
+time, proportional to sequences over tensor size. Prints these times in milliseconds and the mean error. Needs numpy and scipy.
 
     benches/vtrain_slopes.py
 """
@@ -17,7 +17,7 @@ RUNS = pathlib.Path(__file__).parent.parent / "tests/published/runs.csv"
 
 
 def is_declared(name):
-    """As score/src/published.rs."""
+    """Returns whether a row is in the declared split, as score/src/published.rs computes it."""
     sum = 0xCBF29CE484222325
     for byte in name.encode():
         sum = ((sum ^ byte) * 0x100000001B3) % 2**64

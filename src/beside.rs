@@ -1,4 +1,5 @@
-//! `foretell simulate --beside`: other jobs on the same fabric, and what each step loses by the others'.
+//! `foretell simulate --beside`: other jobs on the same fabric, and how much they slow each other's
+//! steps.
 
 use crate::failure::Failure;
 use crate::plan_file::{LoadedPlan, PlanFile};
@@ -11,7 +12,7 @@ use foretell_units::Seconds;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A job and what is foretold of it.
+/// A job with its predicted steps.
 pub struct JobSteps {
     plan: String,
     first_node: String,
@@ -21,7 +22,7 @@ pub struct JobSteps {
     beside: Seconds,
 }
 
-/// A job that has been read and compiled.
+/// A job that is loaded and compiled.
 struct Prepared {
     plan: String,
     compiled: Compiled,
@@ -30,9 +31,9 @@ struct Prepared {
     nodes: usize,
 }
 
-/// Foretells a plan's step and those of others, each written `PLAN` or `PLAN@NODE`, all on the first one's topology. A job without a node begins on
-/// the first node after the one before it.
-pub fn foretell(
+/// Predicts the steps of a plan and of `others`, each given as `PLAN` or `PLAN@NODE`, on the first
+/// plan's topology. A job without a node starts after the nodes of the job before it.
+pub fn predict(
     loaded: &LoadedPlan,
     others: &[String],
     profile: Option<&Profile>,
@@ -77,7 +78,7 @@ fn prepare(loaded: &LoadedPlan, topology: &Topology, profile: Option<&Profile>, 
         nodes += 1;
     }
     if devices < ranks {
-        let hint = "ask for more `nodes`, or begin it on an earlier one, as in `--beside plan.yaml@NODE`";
+        let hint = "use more `nodes`, or start it on an earlier one with `--beside plan.yaml@NODE`";
         return Err(Failure::Input(format!(
             "{plan}: the layout has {ranks} ranks, but from node {} on `{}` has {devices} devices; hint: {hint}",
             first_node.0,
@@ -88,19 +89,19 @@ fn prepare(loaded: &LoadedPlan, topology: &Topology, profile: Option<&Profile>, 
     Ok(Prepared { plan, compiled, costs, first_node, nodes })
 }
 
-/// A node by its name or its number.
+/// Finds a node by name or number.
 fn named_node(topology: &Topology, text: &str) -> Result<NodeId, Failure> {
     let nodes = topology.node_count();
     let by_number = text.parse().ok().filter(|&number: &usize| number < nodes);
     let found = by_number.or_else(|| (0..nodes).find(|&node| topology.node_name(NodeId(node)) == text));
     found.map(NodeId).ok_or_else(|| {
         let last = topology.node_name(NodeId(nodes.saturating_sub(1)));
-        let hint = format!("they are numbered from 0 to {}, the last is called `{last}`", nodes.saturating_sub(1));
+        let hint = format!("nodes are numbered from 0 to {}; the last one is called `{last}`", nodes.saturating_sub(1));
         Failure::Input(format!("`{}` has no node `{text}`; hint: {hint}", topology.name()))
     })
 }
 
-/// What a person sees of it.
+/// Formats the answer as a table.
 pub fn listing(jobs: &[JobSteps], topology: &Topology) -> String {
     let rows: Vec<Vec<String>> = jobs
         .iter()
@@ -123,10 +124,10 @@ pub fn listing(jobs: &[JobSteps], topology: &Topology) -> String {
         Column::numbers("beside the others"),
         Column::numbers("longer by"),
     ];
-    format!("One step of each job, begun at once on `{}`:\n{}", topology.name(), table(&columns, &rows))
+    format!("One step of each job, started at once on `{}`:\n{}", topology.name(), table(&columns, &rows))
 }
 
-/// The same for `--json`.
+/// The answer as JSON.
 pub fn document(jobs: &[JobSteps]) -> Value {
     let jobs = jobs.iter().map(|job| {
         json!({
@@ -138,7 +139,7 @@ pub fn document(jobs: &[JobSteps]) -> Value {
 }
 
 impl JobSteps {
-    /// The step beside the others over the step alone.
+    /// Step time next to the other jobs over step time alone.
     fn ratio(&self) -> f64 {
         if self.alone > Seconds::ZERO { self.beside / self.alone } else { 1.0 }
     }

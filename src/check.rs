@@ -1,4 +1,4 @@
-//! `foretell check`: a run's prediction beside its measurement, by instruction.
+//! `foretell check`: compares a run's prediction with its measurement, instruction by instruction.
 
 use crate::failure::Failure;
 use crate::output;
@@ -12,7 +12,8 @@ use foretell_units::{Bytes, Seconds};
 use serde::Deserialize;
 use std::path::PathBuf;
 
-/// Lay a run's prediction beside its measurement: by instruction, with the cause of the difference
+/// Compare a run's prediction with its measurement, by instruction, with the cause of each
+/// difference
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  foretell check runs/first")]
 pub struct Arguments {
@@ -32,9 +33,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     output::line(&format!("the report is {}", checked.folder.file("report.html").display()))
 }
 
-/// A run whose prediction was checked.
+/// A run with its comparison.
 pub struct Checked {
-    /// The contract's document.
+    /// The JSON document.
     pub document: CheckDocument,
     folder: RunFolder,
     loaded: LoadedPlan,
@@ -45,26 +46,33 @@ pub struct Checked {
 
 /// Checks the run in a folder.
 pub fn check(folder: &RunFolder) -> Result<Checked, Failure> {
-    folder.finished()?;
+    folder.require_finished()?;
     let mut loaded = PlanFile::load(&folder.file("plan.yaml"))?;
     let predicted: Predicted = folder.read("predicted.json")?;
     loaded.model.name = predicted.name;
-    let totals: Measured = folder.read("measured.json")?;
     let compiled = loaded.compile()?;
+    check_compiled(folder, loaded, compiled)
+}
+
+/// Checks the run in a folder whose plan has been compiled already.
+pub fn check_compiled(folder: &RunFolder, loaded: LoadedPlan, compiled: Compiled) -> Result<Checked, Failure> {
+    let predicted: Predicted = folder.read("predicted.json")?;
+    let totals: Measured = folder.read("measured.json")?;
     let world_size = compiled.training.mesh.world_size();
     let measured = read_timeline(&folder.file("timeline"), world_size)?;
     let comparison = compare(&compiled.training, &predicted.timeline, &measured);
     let prediction = &predicted.prediction;
     let peak = |bytes: &[u64]| Bytes::new(bytes.iter().copied().max().unwrap_or(0));
-    let foretold: Vec<u64> = prediction.peak_memory_bytes.iter().map(|bytes| bytes.count()).collect();
+    let predicted_peaks: Vec<u64> = prediction.peak_memory_bytes.iter().map(|bytes| bytes.count()).collect();
     let mut document = CheckDocument::new(
         comparison,
         prediction.step_seconds_p10,
         prediction.step_seconds_p90,
-        peak(&foretold),
+        peak(&predicted_peaks),
         Some(peak(&totals.peak_memory_bytes)),
     );
-    // The step from end to end, as users count it, decides; the spans explain it.
+    // The step from end to end, as users count it, is what the prediction is judged by. The spans
+    // explain it.
     let interval = (prediction.step_seconds_p10, prediction.step_seconds_p90);
     document.set_steps(prediction.step_seconds, Seconds::new(totals.step_seconds), interval.0, interval.1);
     Ok(Checked { document, folder: folder.clone(), loaded, compiled, predicted: predicted.timeline, measured })
@@ -88,16 +96,16 @@ impl Checked {
             (
                 "timeline",
                 "Timeline",
-                "Each rank's step: foretold above, measured below.",
+                "Each rank's step: predicted above, measured below.",
                 Plot::timeline("One step", program, &both),
             ),
             (
                 "memory",
                 "Memory",
-                "What lies in each stage's arena over the step.",
+                "Bytes in use in each stage's arena over the step.",
                 Plot::memory("Memory over the step", program, &self.predicted),
             ),
-            ("loss", "Loss", "Of the training steps, and of the evaluations.", self.loss_plot()?),
+            ("loss", "Loss", "Loss of the training steps and of the evaluations.", self.loss_plot()?),
         ];
         let mut sections = Section::check(&self.document);
         for (name, heading, caption, plot) in plots {
@@ -106,7 +114,7 @@ impl Checked {
             sections.push(Section::Figure { heading: heading.into(), plot: Box::new(plot), caption: caption.into() });
         }
         sections.push(Section::Listing { heading: "Plan".into(), text: self.loaded.file.to_yaml()? });
-        let title = format!("{}: foretold and measured", self.loaded.model.name);
+        let title = format!("{}: predicted and measured", self.loaded.model.name);
         output::write(&self.folder.file("report.html"), page(&title, &sections)?.as_bytes())
     }
 
@@ -119,7 +127,7 @@ impl Checked {
         let text = crate::inputs::read(&path)?;
         let point = |line: &str| {
             let line: LossLine = serde_json::from_str(line).map_err(|error| {
-                Failure::Input(format!("`{}` is not as `foretell execute` writes it: {error}", path.display()))
+                Failure::Input(format!("`{}` is not in the form that `foretell execute` writes: {error}", path.display()))
             })?;
             Ok(LossPoint { step: line.step as u64, loss: line.loss })
         };

@@ -1,4 +1,4 @@
-//! `foretell doctor`: what this machine has, and what is missing.
+//! `foretell doctor`: reports what this machine has and what is missing.
 
 use crate::failure::Failure;
 use crate::output;
@@ -7,12 +7,13 @@ use foretell_executor::backend::{CudaError, DeviceDescription, Library, devices}
 use foretell_executor::machine;
 use serde_json::json;
 
-/// Say what this machine has (cores, vector units, shared memory, GPUs, MPI, rights), and what is missing
+/// Report what this machine has (cores, vector units, memory, GPUs, libraries, rights) and what is
+/// missing
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  foretell doctor")]
 pub struct Arguments {}
 
-/// One thing that was looked for.
+/// One thing that was checked.
 struct Finding {
     what: &'static str,
     found: bool,
@@ -53,46 +54,42 @@ fn findings() -> Vec<Finding> {
     let missing_for_quotas = foretell_lab::missing_for_quotas();
     let finding = |what, found, detail: String| Finding { what, found, detail };
     let mut findings = vec![
-        finding(
-            "processor",
-            !cores.is_empty(),
-            format!("{} with {} usable cores, {}", identity.device, cores.len(), identity.system),
-        ),
+        finding("CPU", !cores.is_empty(), format!("{} with {} usable cores, {}", identity.device, cores.len(), identity.system)),
         finding("memory", true, format!("{memory} available")),
         finding(
             "vector units",
             !vector.is_empty(),
-            if vector.is_empty() { "plain loops are used".into() } else { vector.join(", ") },
+            if vector.is_empty() { "none; portable loops are used".into() } else { vector.join(", ") },
         ),
         finding("NVIDIA GPUs", gpus.as_ref().is_ok_and(|gpus| !gpus.is_empty()), said_of(&gpus)),
     ];
     findings.extend(Library::ALL.map(library));
     findings.extend([
-        finding("MPI", mpi, said(mpi, "mpirun, but this version starts its ranks itself", "no mpirun; not needed")),
+        finding("MPI", mpi, said(mpi, "mpirun; this version starts its ranks itself", "no mpirun; not needed")),
         finding(
             "rights for a lab",
             missing.is_empty(),
             match missing.is_empty() {
-                true => "a namespace with a shaped link was made and removed: `foretell lab` works here".into(),
-                false => format!("described hosts cannot be made here: missing is {}", missing.join(", ")),
+                true => "made and removed a namespace with a shaped link: `foretell lab` works here".into(),
+                false => format!("labs cannot be made here: missing {}", missing.join(", ")),
             },
         ),
         finding(
             "device speeds",
             missing_for_quotas.is_none(),
             match missing_for_quotas {
-                None => "a control group with a quota was made and removed: a lab's devices can have a `cpu_quota`".into(),
-                Some(missing) => format!("a lab's devices can have no `cpu_quota`: missing is {missing}"),
+                None => "made and removed a control group with a quota: a lab's devices can have a `cpu_quota`".into(),
+                Some(missing) => format!("a lab's devices can have no `cpu_quota`: missing {missing}"),
             },
         ),
     ]);
     findings
 }
 
-/// What the driver says of GPUs.
+/// Describes the GPUs that the driver lists.
 fn said_of(gpus: &Result<Vec<DeviceDescription>, CudaError>) -> String {
     match gpus {
-        Ok(gpus) if gpus.is_empty() => "the driver shows none".into(),
+        Ok(gpus) if gpus.is_empty() => "the driver lists none".into(),
         Ok(gpus) => {
             let each = |gpu: &DeviceDescription| {
                 let (major, minor) = gpu.capability;
@@ -104,7 +101,7 @@ fn said_of(gpus: &Result<Vec<DeviceDescription>, CudaError>) -> String {
     }
 }
 
-/// One of NVIDIA's libraries, loaded as a run would load it.
+/// Checks one of NVIDIA's libraries by loading it as a run would.
 fn library(library: Library) -> Finding {
     let what = match library {
         Library::Driver => "CUDA driver",
@@ -113,7 +110,7 @@ fn library(library: Library) -> Finding {
         Library::Cudnn => "cuDNN",
         Library::Nccl => "NCCL",
     };
-    // Without a driver nothing of a GPU's works, which is said of the driver.
+    // Without a driver nothing works on a GPU; the driver's line says so.
     let fault = Library::Driver.is_present().then(|| library.fault()).flatten();
     let detail = match (library.version(), &fault) {
         (Some(version), Some(fault)) => format!("{version}, but its parts cannot be used, and it is not ({fault})"),

@@ -1,10 +1,10 @@
-//! `foretell export`: a plan's step in the forms that other tools read.
+//! `foretell export`: writes a plan's step in other tools' formats.
 
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
-use crate::predict::{self, Foretold};
+use crate::predict::{self, PredictedPlan};
 use clap::{Args, ValueEnum};
 use foretell_export::{AstraSim, Chakra};
 use foretell_program::{Profile, Rank};
@@ -22,24 +22,24 @@ pub struct Arguments {
     /// The plan
     #[arg(long, value_name = "FILE")]
     plan: PathBuf,
-    /// For whom
+    /// The format
     #[arg(long, value_enum)]
     to: Target,
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Where to: a folder for `chakra`, a file for `perfetto`
+    /// Output: a folder for `chakra`, a file for `perfetto`
     #[arg(short, long, value_name = "PATH")]
     output: PathBuf,
-    /// Let several ranks share a device: to check layouts, not to time them
+    /// Let ranks share devices, to check a layout without timing it
     #[arg(long)]
     oversubscribe: bool,
 }
 
-/// Who reads it.
+/// Formats that can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Target {
-    /// MLCommons Chakra execution traces, and the files by which ASTRA-sim 2 runs them
+    /// MLCommons Chakra execution traces, and the files with which ASTRA-sim 2 runs them
     Chakra,
     /// One trace for Perfetto or Chrome
     Perfetto,
@@ -64,17 +64,17 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let loaded = PlanFile::load(&arguments.plan)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
-    let foretold = predict::foretell(&loaded, profile.as_ref(), arguments.oversubscribe)?;
-    predict::remarks(&loaded.topology, &foretold.prediction, foretold.compiled.training.mesh.world_size());
+    let predicted = predict::predict(&loaded, profile.as_ref(), arguments.oversubscribe)?;
+    predict::print_caveats(&loaded.topology, &predicted.prediction, predicted.compiled.training.mesh.world_size());
     match arguments.to {
-        Target::Chakra => chakra(&foretold, &loaded, profile.as_ref(), &arguments.output, json),
-        _ => perfetto(&foretold, &arguments.output, json),
+        Target::Chakra => chakra(&predicted, &loaded, profile.as_ref(), &arguments.output, json),
+        _ => perfetto(&predicted, &arguments.output, json),
     }
 }
 
-fn perfetto(foretold: &Foretold, path: &Path, json: bool) -> Result<(), Failure> {
+fn perfetto(predicted: &PredictedPlan, path: &Path, json: bool) -> Result<(), Failure> {
     let mut text = Vec::new();
-    write_trace(&foretold.compiled.training, &[&foretold.simulation.timeline], &mut text)?;
+    write_trace(&predicted.compiled.training, &[&predicted.simulation.timeline], &mut text)?;
     output::write(path, &text)?;
     if json {
         return output::json(&json!({"trace": path}));
@@ -82,10 +82,16 @@ fn perfetto(foretold: &Foretold, path: &Path, json: bool) -> Result<(), Failure>
     output::line(&format!("the trace is in {}; open it at ui.perfetto.dev", path.display()))
 }
 
-fn chakra(foretold: &Foretold, loaded: &LoadedPlan, profile: Option<&Profile>, folder: &Path, json: bool) -> Result<(), Failure> {
-    let program = &foretold.compiled.training;
+fn chakra(
+    predicted: &PredictedPlan,
+    loaded: &LoadedPlan,
+    profile: Option<&Profile>,
+    folder: &Path,
+    json: bool,
+) -> Result<(), Failure> {
+    let program = &predicted.compiled.training;
     let ranks = program.mesh.world_size();
-    let chakra = Chakra::new(program, &foretold.simulation.timeline)?;
+    let chakra = Chakra::new(program, &predicted.simulation.timeline)?;
     let name = &loaded.model.name;
     let mut bytes = 0;
     for rank in (0..ranks).map(Rank) {
@@ -94,7 +100,8 @@ fn chakra(foretold: &Foretold, loaded: &LoadedPlan, profile: Option<&Profile>, f
         output::write(&folder.join(format!("{name}.{}.et", rank.0)), &trace)?;
     }
     output::write(&folder.join("communicators.json"), chakra.communicators().as_bytes())?;
-    // What long messages get of a link by nccl-tests or by the profile; a stack's own costs know no single rate.
+    // Share of a link's rate that long messages reach, by nccl-tests or the profile. A stack's own
+    // costs have no single rate.
     let links = CostModel::new(profile, &loaded.topology).links;
     let astra_sim = AstraSim::new(&loaded.topology, ranks, &|class| links.of(class));
     match &astra_sim {
@@ -108,7 +115,7 @@ fn chakra(foretold: &Foretold, loaded: &LoadedPlan, profile: Option<&Profile>, f
                 output::write(&folder.join(file), text.as_bytes())?;
             }
         }
-        // The traces are whole without them.
+        // The traces are complete without these files.
         Err(error) => output::note(&format!("no network for ASTRA-sim: {error}")),
     }
     let at = folder.display();
@@ -123,7 +130,7 @@ fn chakra(foretold: &Foretold, loaded: &LoadedPlan, profile: Option<&Profile>, f
     }
     output::line(&format!("{ranks} traces ({bytes} bytes) are in {at}: {name}.RANK.et"))?;
     if astra_sim.is_ok() {
-        output::line(&format!("ASTRA-sim 2 runs them so:\n{command}"))?;
+        output::line(&format!("ASTRA-sim 2 runs them with:\n{command}"))?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What ends a command: one sentence for the person, and the exit status that says whose fault it is.
+//! Failures of commands: one sentence for the user, and the exit status.
 
 use foretell_executor::ExecutorError;
 use foretell_planner::PlannerError;
@@ -7,12 +7,12 @@ use foretell_simulator::SimulationError;
 use std::fmt;
 use std::path::Path;
 
-/// Why a command did not do what it was asked.
+/// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// The input is wrong: the message says where and how to mend it.
+    /// The input is wrong. The message says where, and how to fix it.
     Input(String),
-    /// The input is right, but it could not be done.
+    /// The input is right, but the command could not be carried out.
     Undone(String),
 }
 
@@ -21,7 +21,7 @@ impl Failure {
     pub const INPUT: u8 = 2;
     const UNDONE: u8 = 1;
 
-    /// What is wrong with the content of a file, which is named.
+    /// An error in a file's content. The message names the file.
     pub fn in_file(path: &Path, error: &dyn fmt::Display) -> Self {
         Failure::Input(format!("{}: {error}", path.display()))
     }
@@ -43,7 +43,7 @@ impl fmt::Display for Failure {
     }
 }
 
-/// Errors that are always the input's.
+/// Error types that always mean wrong input.
 macro_rules! input {
     ($($error:ty),*) => {
         $(impl From<$error> for Failure {
@@ -55,7 +55,7 @@ macro_rules! input {
 }
 input!(PlanError, foretell_models::ModelError, foretell_topologies::TopologyError, foretell_planner::FixedError);
 
-/// Errors that are never the input's.
+/// Error types that never mean wrong input.
 macro_rules! undone {
     ($($error:ty),*) => {
         $(impl From<$error> for Failure {
@@ -73,7 +73,7 @@ impl From<PlannerError> for Failure {
             PlannerError::Model(_) | PlannerError::NoLayout { .. } | PlannerError::Objective { .. } => {
                 Failure::Input(error.to_string())
             }
-            // The design's 1: no layout fits.
+            // The search ran, and no layout fits.
             PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. } | PlannerError::Simulation(_) => {
                 Failure::Undone(error.to_string())
             }

@@ -1,4 +1,4 @@
-//! `foretell import`: what other tools say, as files of ours.
+//! `foretell import`: makes a topology file from other tools' output.
 
 use crate::failure::Failure;
 use crate::inputs;
@@ -8,21 +8,21 @@ use foretell_topologies::{ImportOptions, from_nccl_xml, from_smi_topo};
 use serde_json::json;
 use std::path::PathBuf;
 
-/// Make a topology file of what NVIDIA's tools say of a machine
+/// Make a topology file from the output of NVIDIA's tools
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   nvidia-smi topo -m > topo.txt; foretell import nvidia-smi-topo topo.txt --device h100-sxm-80g --nic-bandwidth 400Gbit/s -o here.yaml
   NCCL_TOPO_DUMP_FILE=topo.xml all_reduce_perf -g 8; foretell import nccl-xml topo.xml -o here.yaml")]
 pub struct Arguments {
-    /// What the file is
+    /// The file's format
     #[arg(value_enum)]
     form: Form,
     /// The file
     file: PathBuf,
-    /// Which GPUs they are, by the library's name, where the file does not say it
+    /// Library name of the GPUs, if the file does not identify them
     #[arg(long, value_name = "KIND")]
     device: Option<String>,
-    /// What one NIC carries, where the file does not say it
+    /// Rate of one NIC, if the file does not state it
     #[arg(long, value_name = "RATE")]
     nic_bandwidth: Option<String>,
     /// The topology file to write [default: standard output]
@@ -30,7 +30,7 @@ pub struct Arguments {
     output: Option<PathBuf>,
 }
 
-/// What can be read.
+/// Formats that can be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Form {
     /// The output of `nvidia-smi topo -m`

@@ -1,61 +1,36 @@
-//! The plan's `input` section: how ranks get their samples, and what of a step that makes wait. It is simulated only; the executor reads or
-//! generates samples on one thread of each rank, which is the `load` of a Program.
+//! The plan's `input` section: how long a step waits for samples. This is simulated only. The
+//! executor reads or generates samples on one thread of each rank, which is the `load` of a
+//! Program.
 
 use crate::plan_file::LoadedPlan;
 use foretell_program::{Operation, Program};
 use foretell_reports::{Column, table};
 use foretell_simulator::{InputBound, InputPipeline, Prediction};
-use foretell_units::{Bytes, Seconds};
-use serde::{Deserialize, Serialize};
+use foretell_units::Seconds;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// How a rank gets its samples.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Input {
-    /// Of a sample in storage.
-    pub bytes_per_sample: Bytes,
-    /// What one worker takes to make a sample of them.
-    #[serde(default)]
-    pub decode: Seconds,
-    /// Workers of a rank.
-    #[serde(default = "one_worker")]
-    pub workers: usize,
-    /// Batches, each of a rank's step, that may be ready or on their way before a step takes them.
-    #[serde(default = "two_batches")]
-    pub prefetch: usize,
-}
-
-fn one_worker() -> usize {
-    1
-}
-
-/// As PyTorch's data loader has it for each worker.
-fn two_batches() -> usize {
-    2
-}
-
-/// Steps in which the start is shown; by then it is over, unless the pipeline is as good as the steps are long.
+/// Number of steps simulated from an empty queue, to find the first step's wait.
 const START: usize = 100;
 
-/// What a step waits for.
+/// How long steps wait for samples, and why.
 pub struct Waiting {
     bound: InputBound,
-    /// The step's own work.
+    /// The step time without waiting.
     step: Seconds,
-    /// What each step waits in the long run.
+    /// Waiting time per step in the long run.
     wait: Seconds,
-    /// What the first step waits, with nothing in the queue.
+    /// Waiting time of the first step, which starts with an empty queue.
     first: Seconds,
-    /// Ranks that read samples.
+    /// Number of ranks that read samples.
     ranks: usize,
 }
 
-/// What the plan's input pipeline makes of a step; `None` where the plan has none.
+/// Predicts how long steps wait for the plan's input pipeline; `None` if the plan has no `input`.
 pub fn waiting(loaded: &LoadedPlan, program: &Program, prediction: &Prediction) -> Option<Waiting> {
     let input = loaded.file.input?;
-    // Samples of each rank's step, where it reads any: of several inputs (images, labels) those of one.
+    // Samples that a rank of each list reads per step. Of several inputs (images, labels) one
+    // counts.
     let samples: Vec<usize> = program
         .lists
         .iter()
@@ -66,7 +41,7 @@ pub fn waiting(loaded: &LoadedPlan, program: &Program, prediction: &Prediction) 
                     *by_input.entry(input).or_insert(0) += samples;
                 }
             }
-            // Labels come with the samples that the first stage reads.
+            // Labels come with the samples, which the first stage reads.
             if list.stage == 0 { by_input.values().copied().max().unwrap_or(0) } else { 0 }
         })
         .collect();
@@ -75,7 +50,7 @@ pub fn waiting(loaded: &LoadedPlan, program: &Program, prediction: &Prediction) 
     let most = samples.iter().copied().max().filter(|&most| most > 0)?;
     let pipeline = InputPipeline {
         bytes_per_sample: input.bytes_per_sample,
-        // All read at once, each as much as it has samples.
+        // All ranks read at once, each in proportion to its samples.
         storage: loaded.topology.storage_bandwidth().map(|rate| rate * (most as f64 / total as f64)),
         decode: input.decode,
         workers: input.workers.max(1),
@@ -90,26 +65,26 @@ pub fn waiting(loaded: &LoadedPlan, program: &Program, prediction: &Prediction) 
 }
 
 impl Waiting {
-    /// The prediction with what steps wait for samples.
+    /// Adds the waiting time to a prediction.
     pub fn applied(&self, prediction: Prediction) -> Prediction {
         prediction.waiting_for_input(self.wait)
     }
 
-    /// What a person sees of it.
+    /// Formats the answer as a table.
     pub fn table(&self, loaded: &LoadedPlan) -> String {
         let bound = match self.bound {
-            InputBound::Step => "the step itself: samples are there in time",
+            InputBound::Step => "the step itself: samples arrive in time",
             InputBound::Storage => "storage: the run is input-bound",
             InputBound::Workers => "decoding: the run is input-bound; more `workers` help",
-            InputBound::Prefetch => "too few batches on their way: a larger `prefetch` helps",
+            InputBound::Prefetch => "too few batches in flight: a larger `prefetch` helps",
         };
         let storage = loaded.topology.storage_bandwidth().map_or_else(
-            || "not stated in the topology, taken for unbounded".to_string(),
+            || "not stated in the topology; assumed unbounded".to_string(),
             |rate| format!("{rate} for {} ranks", self.ranks),
         );
         let rows = [
             ("input pipeline bound by", bound.to_string()),
-            ("a step waits for samples", format!("{} beside {} of its own", self.wait, self.step)),
+            ("a step waits for samples", format!("{} in addition to its {}", self.wait, self.step)),
             ("the first step waits", self.first.to_string()),
             ("storage", storage),
         ];
@@ -117,7 +92,7 @@ impl Waiting {
         table(&[Column::words(""), Column::words("")], &rows)
     }
 
-    /// The same for programs.
+    /// The answer as JSON.
     pub fn document(&self) -> Value {
         json!({
             "bound": self.bound,

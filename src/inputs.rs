@@ -1,4 +1,5 @@
-//! What users name: models and topologies by name or path, profiles, and this machine. All reading of files by the command line is here.
+//! Finds what users name: models and topologies by name or path, profiles, and this machine. All
+//! file reading of the command line is here.
 
 use crate::failure::Failure;
 use foretell_executor::machine;
@@ -10,7 +11,7 @@ use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions,
 use serde::de::DeserializeOwned;
 use std::path::Path;
 
-/// A model and what it is called.
+/// A model with its name.
 #[derive(Clone, Debug)]
 pub struct NamedModel {
     /// The zoo's name, or the file's without its extension.
@@ -19,39 +20,39 @@ pub struct NamedModel {
     pub model: Model,
 }
 
-/// The name of the topology that is discovered: this machine's processors.
+/// Name of the discovered topology of this machine's CPU cores.
 pub const LOCAL: &str = "local";
-/// The same of its NVIDIA GPUs.
+/// Name of the discovered topology of this machine's NVIDIA GPUs.
 pub const LOCAL_GPUS: &str = "local-gpus";
 
 /// Reads a text file.
 pub fn read(path: &Path) -> Result<String, Failure> {
     std::fs::read_to_string(path).map_err(|error| {
-        let hint = "check the path, and that the file is text that you may read";
+        let hint = "check that the path exists and that the file is readable text";
         Failure::Input(format!("`{}` cannot be read: {error}; hint: {hint}", path.display()))
     })
 }
 
-/// Reads YAML (or JSON, which is YAML too), with the place of a mistake.
+/// Parses YAML (or JSON, a subset of it). An error names line and column.
 pub fn parse_yaml<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, Failure> {
     let options = serde_saphyr::options! { with_snippet: false };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let place = error.location().map_or(String::new(), |place| format!(":{}:{}", place.line(), place.column()));
-        // The library says the place itself, in its own words, at the end of the first line.
+        // The library appends the place in its own words, which `place` replaces.
         let message = error.to_string();
         let message = message.lines().next().unwrap_or("it is not valid YAML");
         let message = message.split(" at line ").next().unwrap_or(message).trim_start_matches("error: ");
-        let hint = "the files' forms are shown by `foretell models show`, `foretell topologies show` and `foretell plan -o`";
+        let hint = "`foretell models show`, `foretell topologies show` and `foretell plan -o` print files in the right form";
         Failure::Input(format!("{}{place}: {message}; hint: {hint}", path.display()))
     })
 }
 
-/// A model by its zoo name, or the file at a path.
+/// Finds a model by zoo name, or reads its file.
 pub fn model(text: &str) -> Result<NamedModel, Failure> {
     model_in(text, Path::new("."))
 }
 
-/// As [`model`], with paths from `folder`.
+/// As [`model`], with paths relative to `folder`.
 pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
     if is_zoo_name(text) || !looks_like_path(text, folder) {
         return Ok(NamedModel { name: text.into(), model: Model::named(text)? });
@@ -62,24 +63,24 @@ pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
     sound(NamedModel { name, model }, &path)
 }
 
-/// Refuses a model whose sizes contradict each other, naming the file that it stands in.
+/// Refuses a model whose sizes contradict each other. The error names the file.
 pub fn sound(named: NamedModel, path: &Path) -> Result<NamedModel, Failure> {
     let options = GraphOptions::ONE;
     named.model.graph(&named.name, &options).map_err(|error| Failure::in_file(path, &error))?;
     Ok(named)
 }
 
-/// Whether a model's name is the zoo's, and so no path.
+/// Whether a name is in the zoo, and so not a path.
 pub fn is_zoo_name(text: &str) -> bool {
     Model::names().any(|name| name == text)
 }
 
-/// Whether a topology's name is the library's or this machine's, and so no path.
+/// Whether a name is in the topology library or means this machine, and so is not a path.
 pub fn is_library_name(text: &str) -> bool {
     text == LOCAL || text == LOCAL_GPUS || Topology::library_names().any(|name| name == text)
 }
 
-/// A topology by its library name, the file at a path, or this machine.
+/// Finds a topology by library name, reads its file, or discovers this machine.
 pub fn topology(text: &str, nodes: Option<usize>) -> Result<Topology, Failure> {
     let topology = topology_in(text, Path::new("."))?;
     let topology = match nodes {
@@ -90,7 +91,7 @@ pub fn topology(text: &str, nodes: Option<usize>) -> Result<Topology, Failure> {
     Ok(topology)
 }
 
-/// As [`topology`], with paths from `folder`, and not yet checked.
+/// As [`topology`], with paths relative to `folder`, and not yet validated.
 pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
     if text == LOCAL {
         let machine = machine::describe();
@@ -106,11 +107,11 @@ pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
     Ok(Topology::from_yaml(&read(&path)?, &path.display().to_string())?)
 }
 
-/// This machine's GPUs, as NVML has them.
+/// Makes the topology of this machine's GPUs from NVML.
 fn local_gpus() -> Result<Topology, Failure> {
     let gpus = nvml::gpus().map_err(|error| Failure::Input(error.to_string()))?;
     if gpus.is_empty() {
-        return Err(Failure::Input("NVIDIA's driver shows no GPU; hint: use `local`, this machine's processors".into()));
+        return Err(Failure::Input("NVIDIA's driver lists no GPU; hint: use `local`, this machine's CPU cores".into()));
     }
     let gpu = |gpu: GpuFacts| DiscoveredGpu {
         name: gpu.name,
@@ -125,7 +126,7 @@ fn local_gpus() -> Result<Topology, Failure> {
     let text = from_discovered(&found, &options).map_err(|error| {
         Failure::Input(match error {
             ImportError::UnknownDevice { why, known } => format!(
-                "the library has no such GPU{why}; hint: write a topology file whose device says what it is, or has for its `base` one of {known}"
+                "the library does not have this GPU{why}; hint: write a topology file with the device's figures, or with a `base` among {known}"
             ),
             error => error.to_string(),
         })
@@ -133,7 +134,7 @@ fn local_gpus() -> Result<Topology, Failure> {
     Ok(Topology::from_yaml(&text, LOCAL_GPUS)?)
 }
 
-/// A profile that `calibrate` wrote.
+/// Reads a profile that `calibrate` wrote.
 pub fn profile(path: Option<&Path>) -> Result<Option<Profile>, Failure> {
     path.map(|path| parse_yaml(&read(path)?, path)).transpose()
 }
@@ -142,11 +143,11 @@ fn looks_like_path(text: &str, folder: &Path) -> bool {
     text.contains('/') || [".yaml", ".yml", ".json"].iter().any(|ending| text.ends_with(ending)) || folder.join(text).is_file()
 }
 
-/// What is known of a software stack.
+/// Finds a software stack by name.
 pub fn stack(name: &str) -> Result<&'static StackProfile, Failure> {
     let profiles = Profiles::library().map_err(|error| Failure::Undone(error.to_string()))?;
     profiles.stack(name).map_err(|_| {
         let names: Vec<&str> = profiles.stack_names().collect();
-        Failure::Input(format!("no stack is called `{name}`; hint: use one of {}", names.join(", ")))
+        Failure::Input(format!("unknown stack `{name}`; hint: use one of {}", names.join(", ")))
     })
 }

@@ -1,4 +1,4 @@
-//! `foretell models` and `foretell topologies`: what the library holds.
+//! `foretell models` and `foretell topologies`: list and print what the library holds.
 
 use crate::failure::Failure;
 use crate::inputs;
@@ -9,7 +9,7 @@ use foretell_reports::{Column, table};
 use foretell_topologies::Topology;
 use serde_json::json;
 
-/// List the models that can be named, or show one
+/// List the models of the library, or print one
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  foretell models show resnet50")]
 pub struct Models {
@@ -17,7 +17,7 @@ pub struct Models {
     action: Option<Show>,
 }
 
-/// List the topologies that can be named, or show one
+/// List the topologies of the library, or print one
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  foretell topologies show dgx-a100-80g")]
 pub struct Topologies {
@@ -27,14 +27,14 @@ pub struct Topologies {
 
 #[derive(Debug, Subcommand)]
 enum Show {
-    /// Show one in full, as a file could have it
+    /// Print one in full, in the form of a file
     Show {
-        /// Its name, or a file
+        /// A name or a file
         name: String,
     },
 }
 
-/// Parameters and multiply-adds of a model's forward pass over one sample.
+/// Returns a model's parameters, and the multiply-adds of its forward pass over one sample.
 fn figures(name: &str, model: &Model) -> Result<(usize, f64), Failure> {
     let options = GraphOptions::ONE;
     let graph = model.graph(name, &options)?;
@@ -48,11 +48,15 @@ pub fn models(arguments: &Models, json: bool) -> Result<(), Failure> {
         let (parameters, multiply_adds) = figures(&named.name, &named.model)?;
         if json {
             return output::json(&json!({
-                "name": named.name, "model": named.model, "parameters": parameters, "forward_multiply_adds": multiply_adds,
+                "name": named.name, "model": named.model, "parameters": parameters,
+                "multiply_adds": multiply_adds, "forward_multiply_adds": multiply_adds,
             }));
         }
         let text = serde_saphyr::to_string(&named.model).map_err(|error| Failure::Undone(error.to_string()))?;
-        output::line(&format!("# {parameters} parameters, {:.2} G multiply-adds a sample forward", multiply_adds / 1e9))?;
+        output::line(&format!(
+            "# {parameters} parameters, {:.2} G multiply-adds per sample in the forward pass",
+            multiply_adds / 1e9
+        ))?;
         return output::line(text.trim_end());
     }
     let mut rows = Vec::new();
@@ -60,14 +64,14 @@ pub fn models(arguments: &Models, json: bool) -> Result<(), Failure> {
     for (name, model) in Model::zoo() {
         let (parameters, multiply_adds) = figures(name, &model)?;
         rows.push(vec![name.into(), parameters.to_string(), format!("{:.2}", multiply_adds / 1e9)]);
-        documents.push(json!({"name": name, "parameters": parameters, "forward_multiply_adds": multiply_adds}));
+        documents.push(json!({"name": name, "parameters": parameters, "multiply_adds": multiply_adds, "forward_multiply_adds": multiply_adds}));
     }
     if json {
         return output::json(&documents);
     }
-    let columns = [Column::words("model"), Column::numbers("parameters"), Column::numbers("G multiply-adds a sample")];
+    let columns = [Column::words("model"), Column::numbers("parameters"), Column::numbers("G multiply-adds per sample")];
     output::line(&table(&columns, &rows))?;
-    output::line("a model file gives any size of every family: see `foretell models show NAME`")
+    output::line("a model file describes any other size: see `foretell models show NAME`")
 }
 
 /// Runs `foretell topologies`.
@@ -85,7 +89,7 @@ pub fn topologies(arguments: &Topologies, json: bool) -> Result<(), Failure> {
     }
     let mut rows = Vec::new();
     let mut documents = Vec::new();
-    // Where there are none, the machine has no such topology.
+    // A machine without GPUs has no `local-gpus`.
     let gpus = inputs::topology(inputs::LOCAL_GPUS, None).is_ok().then_some(inputs::LOCAL_GPUS);
     for name in Topology::library_names().chain([inputs::LOCAL]).chain(gpus) {
         let topology = inputs::topology(name, None)?;

@@ -1,21 +1,25 @@
-//! The command line of Foretell: thin, one file a subcommand. What it prints goes to standard output (with `--json` one document and
-//! nothing else), progress and warnings to standard error; it ends with 0 done, 1 could not be done, 2 the input is wrong.
+//! The command line of Foretell: one file per subcommand. Answers go to standard output (with
+//! `--json` exactly one document), progress and warnings to standard error. The exit status is 0
+//! for success, 1 if the command could not be carried out, and 2 for wrong input.
 
 mod beside;
 mod calibrate;
 mod check;
+mod choices;
 mod doctor;
 mod execute;
+mod explain;
 mod export;
 mod failure;
 mod import;
 mod input;
 mod inputs;
 mod lab;
+mod launch;
 mod library;
 mod output;
 mod plan;
-mod plan_answers;
+
 mod plan_file;
 mod predict;
 mod run;
@@ -23,17 +27,19 @@ mod run_folder;
 mod running_cost;
 mod score;
 mod simulate;
+mod sizes;
 mod what_if;
 
 use clap::{Parser, Subcommand};
 use failure::Failure;
 use std::process::ExitCode;
 
-/// A search compiles hundreds of Programs on all cores, and a fifth of its time went into the C library's allocator.
+/// A search compiles hundreds of Programs on all cores; with glibc's allocator it took a fifth
+/// longer.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Tells you how a distributed training run will go before you pay for it, then runs it and shows how far off it was.
+/// Predicts how a distributed training run will go, then runs it and shows how far off it was.
 #[derive(Debug, Parser)]
 #[command(name = "foretell", version, about, propagate_version = true, max_term_width = 110)]
 struct Arguments {
@@ -59,10 +65,10 @@ enum Command {
     Topologies(library::Topologies),
     Lab(lab::Arguments),
     Doctor(doctor::Arguments),
-    /// Runs as one rank; what `execute` starts.
+    /// Runs as one rank; started by `execute`.
     #[command(hide = true)]
     Rank,
-    /// Takes a lab down when the process that uses it has ended; what `lab up` and `execute` start.
+    /// Takes a lab down when the process that uses it ends; started by `lab up` and `execute`.
     #[command(hide = true)]
     Keeper {
         /// The lab.
@@ -75,7 +81,7 @@ fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => {
-            // Asking for help or the version is no mistake.
+            // A request for help or the version is not a mistake.
             let status = if error.use_stderr() { Failure::INPUT } else { 0 };
             let _ = error.print();
             return ExitCode::from(status);

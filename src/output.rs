@@ -1,4 +1,4 @@
-//! Printing: one JSON document, or text; files whole; progress where there is a terminal.
+//! Output: one JSON document or text, whole files, and progress on a terminal.
 
 use crate::failure::Failure;
 use foretell_executor::write_whole;
@@ -7,13 +7,13 @@ use serde::Serialize;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 
-/// Prints the one document of a command.
+/// Prints a command's only JSON document.
 pub fn json<T: Serialize>(document: &T) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(document).map_err(|error| Failure::Undone(error.to_string()))?;
     line(&text)
 }
 
-/// Prints a text. A reader that has closed the pipe (`| head`) has seen enough.
+/// Prints text. A closed pipe (`| head`) is no error.
 pub fn line(text: &str) -> Result<(), Failure> {
     match writeln!(std::io::stdout(), "{text}") {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
@@ -23,17 +23,17 @@ pub fn line(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// A remark for the person, beside the answer.
+/// Prints a note on standard error.
 pub fn note(text: &str) {
     eprintln!("note: {text}");
 }
 
-/// Writes a file whole.
+/// Writes a file whole or not at all.
 pub fn write(path: &Path, contents: &[u8]) -> Result<(), Failure> {
     Ok(write_whole(path, contents)?)
 }
 
-/// A progress bar on a terminal; elsewhere nothing is shown.
+/// Makes a progress bar; hidden if standard error is not a terminal.
 pub fn progress(length: usize, what: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

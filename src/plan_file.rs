@@ -1,18 +1,17 @@
-//! Plan files: the contract's "A plan file", read and written. What a Program is made of is in [`foretell_program::Plan`]; here the model and the
-//! topology stand beside it, by name, by path, or in place.
+//! Plan files, read and written (`docs/reference/contract.md`). [`foretell_program::Plan`] has what
+//! the compiler needs; a plan file adds the model and the topology, by name, by path, or in place.
 
 use crate::failure::Failure;
-use crate::input::Input;
 use crate::inputs::{self, NamedModel};
 use foretell_models::Model;
 use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, Stack, Training, compile};
 use foretell_topologies::{Topology, TopologyReference};
-use foretell_units::DataType;
+use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A plan as it stands in a file.
+/// The content of a plan file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PlanFile {
@@ -20,10 +19,10 @@ pub struct PlanFile {
     pub model: ModelReference,
     /// The devices.
     pub topology: TopologyReference,
-    /// How many of the topology's node template there are.
+    /// Number of nodes of the topology's node template.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
-    /// The kind of node whose devices have the first ranks; the first of the topology's if left out.
+    /// The node kind that holds the first ranks; default: the first of the topology.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_nodes: Option<String>,
     #[serde(default)]
@@ -39,12 +38,12 @@ pub struct PlanFile {
     batch_norm_group: Option<usize>,
     #[serde(default)]
     stack: Stack,
-    /// What the stack does if left out.
+    /// Which communication overlaps kernels; default: the stack's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     overlap: Option<Overlap>,
     #[serde(default)]
     mode: Mode,
-    /// How ranks get their samples: simulated only.
+    /// The input pipeline, which is simulated only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<Input>,
 }
@@ -53,7 +52,33 @@ fn default_precision() -> DataType {
     DataType::Fp32
 }
 
-/// A model by name or path, or in place.
+/// The input pipeline of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Input {
+    /// Size of a sample in storage.
+    pub bytes_per_sample: Bytes,
+    /// Time that one worker takes to decode a sample.
+    #[serde(default)]
+    pub decode: Seconds,
+    /// Number of workers per rank.
+    #[serde(default = "one_worker")]
+    pub workers: usize,
+    /// Batches of a step that may be ready or in flight at once.
+    #[serde(default = "two_batches")]
+    pub prefetch: usize,
+}
+
+fn one_worker() -> usize {
+    1
+}
+
+/// PyTorch's default prefetch factor.
+fn two_batches() -> usize {
+    2
+}
+
+/// A model by name, by path, or in place.
 #[derive(Clone, Debug)]
 pub enum ModelReference {
     /// A zoo name or a path.
@@ -95,30 +120,30 @@ impl<'de> Deserialize<'de> for ModelReference {
     }
 }
 
-/// A plan file with everything that it names found.
+/// A plan file whose model and topology have been loaded.
 #[derive(Clone, Debug)]
 pub struct LoadedPlan {
     /// The model and its name.
     pub model: NamedModel,
     /// The devices.
     pub topology: Topology,
-    /// Everything else.
+    /// The rest of the file, as the compiler takes it.
     pub plan: Plan,
-    /// The file as it stands, model and topology as they are named there.
+    /// The file as written, with model and topology as named there.
     pub file: PlanFile,
-    /// Where it lies.
+    /// The file's path, for messages.
     pub path: PathBuf,
 }
 
 impl LoadedPlan {
-    /// Its Programs. A plan that cannot be laid out is named by its file.
+    /// Compiles the plan. An error names the file.
     pub fn compile(&self) -> Result<Compiled, Failure> {
         compile(&self.model.model, &self.model.name, &self.plan).map_err(|error| Failure::in_file(&self.path, &error))
     }
 }
 
 impl PlanFile {
-    /// The file of a plan.
+    /// Makes the file of a plan.
     pub fn new(model: ModelReference, topology: TopologyReference, nodes: Option<usize>, plan: &Plan) -> Self {
         let plan = plan.clone();
         Self {
@@ -139,7 +164,7 @@ impl PlanFile {
         }
     }
 
-    /// The plan without the model and the topology.
+    /// Returns the plan without model and topology.
     pub fn plan(&self) -> Plan {
         let file = self.clone();
         Plan {
@@ -155,7 +180,7 @@ impl PlanFile {
         }
     }
 
-    /// Makes paths that were typed absolute, so that the file can lie elsewhere. Names of the zoo and the library stay.
+    /// Makes typed paths absolute, so the file can be stored anywhere. Zoo and library names stay.
     pub fn absolute_paths(&mut self) -> Result<(), Failure> {
         let absolute = |name: &mut String, is_known: bool| {
             if !is_known && Path::new(name.as_str()).is_file() {
@@ -176,12 +201,12 @@ impl PlanFile {
         Ok(())
     }
 
-    /// As YAML.
+    /// Formats the file as YAML.
     pub fn to_yaml(&self) -> Result<String, Failure> {
         serde_saphyr::to_string(self).map_err(|error| Failure::Undone(format!("the plan cannot be written: {error}")))
     }
 
-    /// Reads a plan file and what it names.
+    /// Reads a plan file, its model and its topology.
     pub fn load(path: &Path) -> Result<LoadedPlan, Failure> {
         let text = inputs::read(path)?;
         let file: PlanFile = inputs::parse_yaml(&text, path)?;
@@ -214,7 +239,7 @@ impl PlanFile {
     }
 }
 
-/// What communication a stack has run beside kernels.
+/// Returns which communication a stack overlaps with kernels.
 fn usual_overlap(stack: &Stack) -> Option<Overlap> {
     inputs::stack(stack.name()).ok().map(|stack| stack.defaults.overlap)
 }

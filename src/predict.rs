@@ -1,4 +1,4 @@
-//! Foretelling a loaded plan: what `simulate`, `execute` and `run` have in common.
+//! Predicts a loaded plan. Shared by `simulate`, `execute` and `run`.
 
 use crate::failure::Failure;
 use crate::output::note;
@@ -7,21 +7,21 @@ use foretell_program::{Compiled, Plan, Profile, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::{
     CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, Prediction, Recording, Simulation, memory_use,
-    predict_with, simulate,
+    predict_with_memory, simulate,
 };
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{DataType, Seconds};
 use std::time::Instant;
 
-/// A plan's Programs and what is foretold of them.
-pub struct Foretold {
-    /// The Programs.
+/// A plan's Programs and their prediction.
+pub struct PredictedPlan {
+    /// The training and the evaluation Program.
     pub compiled: Compiled,
-    /// The summary.
+    /// The prediction's figures.
     pub prediction: Prediction,
-    /// The timeline and its analysis.
+    /// The simulated timeline and its analysis.
     pub simulation: Simulation,
-    /// Where jitter or stragglers were asked for, the step without them.
+    /// The step time without jitter and stragglers, if some were simulated.
     pub undisturbed: Option<Seconds>,
     /// The memory that the run needs.
     memory: MemoryUse,
@@ -32,13 +32,13 @@ pub fn oversubscription(allowed: bool) -> Oversubscription {
     if allowed { Oversubscription::Allowed } else { Oversubscription::Refused }
 }
 
-/// Compiles and simulates.
-pub fn foretell(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<Foretold, Failure> {
-    foretell_with(loaded, profile, &Options { oversubscription: oversubscription(oversubscribe), ..Options::default() })
+/// Compiles and simulates a plan.
+pub fn predict(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<PredictedPlan, Failure> {
+    predict_as(loaded, profile, &Options { oversubscription: oversubscription(oversubscribe), ..Options::default() })
 }
 
-/// Compiles and simulates as the options say.
-pub fn foretell_with(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Options) -> Result<Foretold, Failure> {
+/// Compiles and simulates a plan with the given options.
+pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Options) -> Result<PredictedPlan, Failure> {
     let started = Instant::now();
     let compiled = loaded.compile()?;
     let ranks = compiled.training.mesh.world_size();
@@ -52,39 +52,40 @@ pub fn foretell_with(loaded: &LoadedPlan, profile: Option<&Profile>, options: &O
         )));
     }
     if let Some((rank, _)) = options.disturbance.stragglers.iter().find(|(rank, _)| rank.0 >= ranks) {
-        return Err(Failure::Input(format!("`--straggler` names {rank}, but the layout has {ranks} ranks, which begin with 0")));
+        return Err(Failure::Input(format!("`--straggler` names {rank}, but the layout has ranks 0 to {}", ranks - 1)));
     }
     let costs = costs(profile, &loaded.topology, &loaded.plan)?;
-    let (prediction, simulation) = predict_with(&compiled.training, &loaded.topology, &costs, options)?;
+    let memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
+    let (mut prediction, simulation) =
+        predict_with_memory(&compiled.training, memory.clone(), &loaded.topology, &costs, options)?;
     let undisturbed = (!options.disturbance.is_none()).then(|| {
         let options = Options { disturbance: Disturbance::default(), recording: Recording::Ends, ..options.clone() };
         simulate(&compiled.training, &loaded.topology, &costs, &options)
     });
     let undisturbed = undisturbed.transpose()?.map(|simulation| simulation.step.into());
-    let memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
-    let mut prediction = prediction.with_memory(memory.clone());
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
-    Ok(Foretold { compiled, prediction, simulation, undisturbed, memory })
+    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory })
 }
 
-/// What things cost: by the profile where there is one for a kind of device, by what is known of such GPUs and the plan's stack, or by the data
-/// sheet.
+/// Makes the cost model: from the profile where it has the device kind, else from the GPU profiles
+/// and the plan's stack, else from the data sheet.
 pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan) -> Result<CostModel, Failure> {
     has_products(topology, plan.precision)?;
     let costs = CostModel::new(profile, topology).with_stack(topology, plan.stack.name(), plan.unstated_format());
     costs.map_err(|error| Failure::Input(error.to_string()))
 }
 
-/// Refuses a precision of whose products a topology's devices know nothing.
+/// Refuses a precision for which a topology's devices state no peak rate.
 pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Failure> {
     if precision == DataType::Fp8 {
         let kinds = topology.device_kinds().iter();
-        // Processors have no arithmetic of eight bits either, and run it to the same numbers: to try out what a GPU would train.
+        // CPUs have no fp8 arithmetic either, but compute the same numbers, so that a GPU's
+        // training can be tried.
         let without = kinds.filter(|kind| kind.architecture != Architecture::Cpu && !kind.peak.contains_key(&DataType::Fp8));
         let names: Vec<String> = without.map(|kind| format!("`{}`", kind.name)).collect();
         if !names.is_empty() {
             return Err(Failure::Input(format!(
-                "`precision: fp8`: no products of eight bits are known of {}; hint: use `precision: bf16`, or state the device's `peak: {{fp8: ..}}`",
+                "`precision: fp8`: no fp8 rate is known for {}; hint: use `precision: bf16`, or state the device's `peak: {{fp8: ..}}`",
                 names.join(", ")
             )));
         }
@@ -93,25 +94,29 @@ pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Fail
 }
 
 /// Refuses a plan that does not fit its devices.
-pub fn fitting(foretold: &Foretold, loaded: &LoadedPlan) -> Result<(), Failure> {
+pub fn require_fit(predicted: &PredictedPlan, loaded: &LoadedPlan) -> Result<(), Failure> {
     let plan = loaded.path.display();
-    if let Some(held) = &foretold.memory.overfull_host {
+    if let Some(held) = &predicted.memory.overfull_host {
         let hint = "use `offload: none`, a higher `zero`, or more nodes";
         return Err(Failure::Undone(format!(
-            "{plan}: the plan does not fit: the ranks of a node have {held} on its host, which is more than it has; hint: {hint}"
+            "{plan}: the plan does not fit: the ranks of a node need {held} of host memory, more than it has; hint: {hint}"
         )));
     }
-    let Some(OverfullDevice { stage, ranks, needed, kind, memory }) = &foretold.memory.overfull_device else {
+    let Some(OverfullDevice { stage, ranks, needed, kind, memory }) = &predicted.memory.overfull_device else {
         return Ok(());
     };
-    let who = if *ranks > 1 { format!("stage {stage} and what shares its device need") } else { format!("stage {stage} needs") };
+    let who = if *ranks > 1 {
+        format!("stage {stage} and the ranks that share its device need")
+    } else {
+        format!("stage {stage} needs")
+    };
     let hint = "use a larger `tensor` or `pipeline`, a smaller `micro_batch`, or `recompute: full`";
     Err(Failure::Undone(format!(
         "{plan}: the plan does not fit: {who} {needed}, but a device of `{kind}` has {memory}; hint: {hint}"
     )))
 }
 
-/// What a person sees of a prediction.
+/// Formats a prediction as a table.
 pub fn table(prediction: &Prediction, topology: &Topology) -> String {
     let breakdown = &prediction.breakdown_seconds;
     let known_peak = prediction.mfu > 0.0;
@@ -126,7 +131,7 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
         peak_memory: prediction.peak_memory_bytes.clone(),
         memory_parts: fullest.map(foretell_program::Footprint::parts).unwrap_or_default(),
         device_memory: topology.device_kinds().first().map(|kind| kind.memory).filter(|memory| {
-            // Of what is not the same for all nothing is said.
+            // Shown only if all device kinds have the same memory.
             topology.device_kinds().iter().all(|kind| kind.memory == *memory)
         }),
         breakdown: Breakdown {
@@ -140,8 +145,8 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
     })
 }
 
-/// What every answer has to say of itself.
-pub fn remarks(topology: &Topology, prediction: &Prediction, ranks: usize) {
+/// Prints the caveats of a prediction: estimated devices, estimated costs, shared devices.
+pub fn print_caveats(topology: &Topology, prediction: &Prediction, ranks: usize) {
     for remark in topology.notes() {
         note(&remark);
     }
@@ -150,11 +155,11 @@ pub fn remarks(topology: &Topology, prediction: &Prediction, ranks: usize) {
         note(&format!("this prediction is not calibrated: {} durations are estimates{example}", prediction.uncalibrated.len()));
     }
     if ranks > topology.device_count() {
-        note(&format!("{ranks} ranks share {} devices: good for checking a layout, not for timing it", topology.device_count()));
+        note(&format!("{ranks} ranks share {} devices: this checks the layout, not its timing", topology.device_count()));
     }
 }
 
-/// A layout's row in the planner's table.
+/// Makes a layout's row in the planner's table.
 pub fn row(plan: &Plan, prediction: &Prediction) -> LayoutRow {
     let layout = &plan.layout;
     let sizes = |size: &dyn Fn(&StageLayout) -> usize| {

@@ -1,13 +1,15 @@
-//! `foretell run`: all of it in one go: calibrate, plan, simulate, execute, check, report.
+//! `foretell run`: calibrates, plans, simulates, trains, checks and reports.
 
 use crate::calibrate::{Needs, Patience, measure, to_yaml};
-use crate::check::check;
-use crate::execute::{self, TrainingArguments, enough_devices, executable_here, train};
+use crate::check::check_compiled;
+use crate::choices::Choices;
+use crate::execute::{self, TrainingArguments, train};
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
+use crate::launch::{backend_here, enough_devices};
 use crate::output;
-use crate::plan::{Choices, document};
-use crate::plan_file::PlanFile;
+use crate::plan::document;
+use crate::plan_file::LoadedPlan;
 use crate::predict;
 use crate::run_folder::RunFolder;
 use clap::Args;
@@ -24,7 +26,7 @@ pub struct Arguments {
     choices: Choices,
     #[command(flatten)]
     training: TrainingArguments,
-    /// Measured costs, instead of a new calibration
+    /// Measured costs, in place of a new calibration
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
     #[command(flatten)]
@@ -39,13 +41,13 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let choices = &arguments.choices;
     let mut setting = choices.setting()?;
     if choices.precision.len() > 1 {
-        return Err(Failure::Input("one number format is calibrated for; hint: name one `--precision`".into()));
+        return Err(Failure::Input("a calibration covers one number format; hint: name one `--precision`".into()));
     }
-    // What cannot be trained here is said before minutes are spent on measuring.
-    let backend = executable_here(&setting.topology)?;
+    // Refuses what cannot be trained here before spending minutes on measuring.
+    let backend = backend_here(&setting.topology)?;
     let devices = choices.devices(&setting.topology);
     enough_devices(devices, &setting.topology, backend, choices.oversubscribe)?;
-    arguments.training.possible(&setting.model.model, &setting.base, backend)?;
+    arguments.training.check_possible(&setting.model.model, &setting.base, backend)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let folder = arguments.run.as_deref().map_or_else(RunFolder::next, |path| Ok(RunFolder::at(path)))?;
     folder.clear()?;
@@ -65,7 +67,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     };
     output::write(&profile_path, to_yaml(&profile)?.as_bytes())?;
     say(&format!(
-        "calibrated: {} kernels, {} exchanges ({})",
+        "calibrated: {} kernels, {} collectives and messages ({})",
         profile.kernels.len(),
         profile.exchanges.len(),
         profile_path.display()
@@ -87,22 +89,28 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     file.absolute_paths()?;
     output::write(&chosen, file.to_yaml()?.as_bytes())?;
 
-    let loaded = PlanFile::load(&chosen)?;
-    let foretold = predict::foretell(&loaded, Some(&profile), choices.oversubscribe)?;
-    predict::fitting(&foretold, &loaded)?;
-    predict::remarks(&loaded.topology, &foretold.prediction, foretold.compiled.training.mesh.world_size());
-    say(&format!("\nforetold:\n{}", predict::table(&foretold.prediction, &loaded.topology)))?;
+    let loaded = LoadedPlan {
+        model: setting.model.clone(),
+        topology: setting.topology.clone(),
+        plan: best.plan.clone(),
+        file,
+        path: chosen,
+    };
+    let predicted = predict::predict(&loaded, Some(&profile), choices.oversubscribe)?;
+    predict::require_fit(&predicted, &loaded)?;
+    predict::print_caveats(&loaded.topology, &predicted.prediction, predicted.compiled.training.mesh.world_size());
+    say(&format!("\npredicted:\n{}", predict::table(&predicted.prediction, &loaded.topology)))?;
 
-    let outcome = train(&loaded, &foretold, &arguments.training, &folder, None)?;
+    let outcome = train(&loaded, &predicted, &arguments.training, &folder, None)?;
     say(&format!("\ntrained: {}", execute::summary(&outcome)))?;
 
-    let checked = check(&folder)?;
+    let checked = check_compiled(&folder, loaded, predicted.compiled)?;
     checked.write_reports()?;
     if json {
         let planned = document(choices, &setting, &planned);
         return output::json(&json!({
             "plan": planned,
-            "predicted": foretold.prediction,
+            "predicted": predicted.prediction,
             "execute": execute::document(&outcome, &folder),
             "check": checked.document,
             "report": folder.path().display().to_string(),

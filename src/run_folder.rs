@@ -1,4 +1,4 @@
-//! A run's folder: the contract's files, and how they are found again.
+//! A run's folder: its files, written and read (`docs/reference/contract.md`).
 
 use crate::failure::Failure;
 use crate::inputs;
@@ -11,30 +11,30 @@ use foretell_topologies::{Topology, TopologyReference, TopologySpec};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 
-/// What was foretold before the run: the summary, and the spans.
+/// `predicted.json`: the prediction made before the run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Predicted {
-    /// The model's name, which a model that stands in place does not have.
+    /// The model's name, which a model written in place lacks.
     pub name: String,
-    /// The contract's document.
+    /// The prediction's figures.
     #[serde(flatten)]
     pub prediction: Prediction,
-    /// When each instruction was to run.
+    /// The predicted spans.
     pub timeline: Timeline,
 }
 
-/// What a run says of itself when it is over.
+/// `measured.json`: totals of a finished run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measured {
-    /// The median of the steps.
+    /// Median step time.
     pub step_seconds: f64,
-    /// Every step.
+    /// Number of steps.
     pub steps: usize,
-    /// The arena of each stage, as it was allocated.
+    /// The allocated arena of each stage.
     pub peak_memory_bytes: Vec<u64>,
 }
 
-/// What a run leaves in its folder and does not overwrite at its start.
+/// Files of a finished run that a new run in the same folder does not overwrite at its start.
 const LEFT_BEHIND: [&str; 6] = ["measured.json", "timeline", "ranks", "trace.json", "report.html", "plots"];
 
 /// A run's folder.
@@ -47,17 +47,18 @@ impl RunFolder {
         Self(path.into())
     }
 
-    /// Where it is.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// A file of it.
+    /// The path of a file in it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 
-    /// A folder for a run that was given none: the next number under `runs`, made here so that two runs never share it.
+    /// Makes the folder with the next free number under `runs`. Making it here keeps two runs from
+    /// sharing it.
     pub fn next() -> Result<Self, Failure> {
         let runs = Path::new("runs");
         let refused = |path: &Path, error: std::io::Error| {
@@ -76,7 +77,8 @@ impl RunFolder {
         }
     }
 
-    /// Removes what an earlier run left here, so that two runs are never mixed. A folder without a prediction is not a run's, and is left alone.
+    /// Removes an earlier run's files, so that two runs never mix. A folder without
+    /// `predicted.json` is not a run's and is left alone.
     pub fn clear(&self) -> Result<(), Failure> {
         if !self.file("predicted.json").is_file() {
             return Ok(());
@@ -96,8 +98,8 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Refuses a folder that no run has finished in.
-    pub fn finished(&self) -> Result<(), Failure> {
+    /// Refuses a folder without a finished run.
+    pub fn require_finished(&self) -> Result<(), Failure> {
         let folder = self.0.display();
         if !self.file("predicted.json").is_file() {
             let hint = "give the folder that `foretell run` or `foretell execute` made";
@@ -110,7 +112,8 @@ impl RunFolder {
         Ok(())
     }
 
-    /// Keeps the plan, with the topology and a model that is not the zoo's in place, so that the folder needs nothing else.
+    /// Writes the plan with its topology, and a model that is not the zoo's, in place: the folder
+    /// needs no other file.
     pub fn keep_plan(&self, loaded: &LoadedPlan) -> Result<(), Failure> {
         let topology = TopologyReference::InPlace(Box::new(specification(&loaded.topology)?));
         let model = match &loaded.file.model {
@@ -121,12 +124,12 @@ impl RunFolder {
         output::write(&self.file("plan.yaml"), file.to_yaml()?.as_bytes())
     }
 
-    /// Keeps a prediction; made before the run, and never changed after it.
+    /// Writes the prediction, before the run.
     pub fn keep_prediction(&self, predicted: &Predicted) -> Result<(), Failure> {
         self.keep("predicted.json", predicted)
     }
 
-    /// Keeps how the run went.
+    /// Writes the totals of a finished run.
     pub fn keep_measured(&self, outcome: &Outcome) -> Result<(), Failure> {
         let measured = Measured {
             step_seconds: outcome.median_step().value(),
@@ -141,18 +144,21 @@ impl RunFolder {
         output::write(&self.file(name), &text)
     }
 
-    /// Reads one of the folder's documents back.
+    /// Reads one of the folder's documents.
     pub fn read<T: for<'de> Deserialize<'de>>(&self, name: &str) -> Result<T, Failure> {
         let path = self.file(name);
         let text = inputs::read(&path)?;
         serde_json::from_str(&text).map_err(|error| {
-            let hint = "the folder is not that of a finished run, or was changed";
-            Failure::Input(format!("`{}` is not as `foretell execute` writes it: {error}; hint: {hint}", path.display()))
+            let hint = "use a folder of a finished run, as it was written";
+            Failure::Input(format!(
+                "`{}` is not in the form that `foretell execute` writes: {error}; hint: {hint}",
+                path.display()
+            ))
         })
     }
 }
 
-/// The form of a topology that files have.
+/// Converts a topology back to the form that files have.
 fn specification(topology: &Topology) -> Result<TopologySpec, Failure> {
     let wrong = |error: &dyn std::fmt::Display| Failure::Undone(format!("the topology cannot be written: {error}"));
     let text = serde_saphyr::to_string(topology).map_err(|error| wrong(&error))?;

@@ -1,9 +1,10 @@
-//! What a step and a run cost: money, energy, and the time that failures take.
+//! `--cost`, `--steps`, `--goodput`: what a step and a run cost in money, energy, and time lost to
+//! failures.
 
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
-use crate::predict::Foretold;
+use crate::predict::PredictedPlan;
 use clap::Args;
 use foretell_planner::checkpoint_bytes;
 use foretell_reports::{Column, table};
@@ -13,34 +14,34 @@ use foretell_units::{Bytes, Joules, Seconds};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 
-/// What is asked of a run.
+/// Options about the cost of a step and a run.
 #[derive(Debug, Clone, Args)]
 pub struct Questions {
-    /// Say what a step costs in money and energy
+    /// Price and energy of a step
     #[arg(long)]
     pub cost: bool,
-    /// And what a run of so many steps does
+    /// Price and energy of a run of N steps
     #[arg(long, value_name = "N", group = "length")]
     pub steps: Option<f64>,
-    /// And what a run over so many samples does
+    /// Price and energy of a run over N samples
     #[arg(long, value_name = "N", group = "length")]
     pub samples: Option<f64>,
-    /// And what a run over so many tokens does: 300e9
+    /// Price and energy of a run over N tokens, such as 300e9
     #[arg(long, value_name = "N", group = "length")]
     pub tokens: Option<f64>,
-    /// Say how much of a long run's time is progress where nodes fail, and how often to write a checkpoint; without being asked where the topology
-    /// says how often nodes fail
+    /// Goodput of a long run when nodes fail, and the best checkpoint interval; on by default if
+    /// the topology states a mean time between failures
     #[arg(long)]
     pub goodput: bool,
-    /// Write a checkpoint each so many steps, not as often as is best
+    /// Steps between checkpoints, in place of the best interval
     #[arg(long, value_name = "N")]
     pub checkpoint_every: Option<u64>,
-    /// Where chance begins: the draws of failures and of jitter
+    /// Seed of failures and jitter
     #[arg(long, value_name = "SEED", default_value_t = 0)]
     pub seed: u64,
 }
 
-/// What was found.
+/// The answer.
 pub struct Answers {
     cost: RunningCost,
     step: Seconds,
@@ -49,35 +50,35 @@ pub struct Answers {
     is_asked: bool,
 }
 
-/// How well a long run goes where nodes fail.
+/// A long run with node failures.
 struct Goodput {
     reliability: Reliability,
     state: Bytes,
-    /// Steps between checkpoints, and the goodput that was simulated with them.
+    /// Steps between checkpoints, and the goodput simulated with that interval.
     every: f64,
     goodput: f64,
-    /// The closed form's.
+    /// Goodput by Daly's closed form.
     expected: f64,
-    /// Whether the interval was searched for.
+    /// Whether the interval is the best one found, or the user's.
     is_best: bool,
 }
 
 impl Questions {
-    /// Whether it is asked what a step or a run costs.
+    /// Whether an option asks for the cost of a step or a run.
     pub fn asks_for_cost(&self) -> bool {
         self.cost || self.steps.is_some() || self.samples.is_some() || self.tokens.is_some()
     }
 }
 
-/// Answers what is asked.
+/// Computes the answer.
 pub fn answer(
     questions: &Questions,
-    foretold: &Foretold,
+    predicted: &PredictedPlan,
     prediction: &Prediction,
     loaded: &LoadedPlan,
 ) -> Result<Answers, Failure> {
-    let program = &foretold.compiled.training;
-    let cost = running_cost(program, &loaded.topology, &foretold.simulation.timeline, &PowerModel::default());
+    let program = &predicted.compiled.training;
+    let cost = running_cost(program, &loaded.topology, &predicted.simulation.timeline, &PowerModel::default());
     let step = prediction.step_seconds;
     let steps = steps(questions, program.samples, program.tokens)?;
     let goodput = goodput(questions, step, loaded, cost.devices)?;
@@ -96,7 +97,7 @@ fn steps(questions: &Questions, samples: usize, tokens: Option<usize>) -> Result
         .or(per_step(questions.tokens, tokens.unwrap_or(1).max(1) as f64));
     match steps {
         Some(steps) if !(steps.is_finite() && steps >= 1.0) => {
-            Err(Failure::Input("a run of no steps has no cost; hint: ask for 1 at least".into()))
+            Err(Failure::Input("a run of 0 steps has no cost; hint: ask for at least 1".into()))
         }
         steps => Ok(steps),
     }
@@ -123,7 +124,7 @@ fn goodput(questions: &Questions, step: Seconds, loaded: &LoadedPlan, devices: u
         }
     };
     let (interval, goodput) = match questions.checkpoint_every {
-        Some(0) => return Err(Failure::Input("--checkpoint-every 0 is never; hint: ask for 1 at least".into())),
+        Some(0) => return Err(Failure::Input("--checkpoint-every 0 would never write one; hint: ask for at least 1".into())),
         Some(every) => (step * every as f64, reliability.long_run(step * every as f64, questions.seed).goodput()),
         None => reliability.best_interval(step, questions.seed),
     };
@@ -138,23 +139,24 @@ fn goodput(questions: &Questions, step: Seconds, loaded: &LoadedPlan, devices: u
 }
 
 impl Answers {
-    /// How long the run takes, failures and all.
+    /// Duration of the run, including failures.
     fn run_time(&self) -> Option<Seconds> {
         let work = self.step * self.steps?;
         match &self.goodput {
-            // A run that never gets on has no length.
+            // A run without progress never ends.
             Some(failing) if failing.goodput <= 0.0 => None,
             Some(failing) => Some(work / failing.goodput),
             None => Some(work),
         }
     }
 
-    /// The devices' energy for the run: what is lost and done again takes as much as what is done once; waiting for checkpoints and restarts is counted so too.
+    /// Energy of the devices over the run. Repeated work, checkpoints and restarts count at the
+    /// mean power of a step.
     fn run_energy(&self) -> Option<Joules> {
         Some(self.cost.step_energy? * (self.run_time()? / self.step))
     }
 
-    /// What a person sees of it, if there is anything to see.
+    /// Formats the answer as a table; `None` if nothing was asked.
     pub fn table(&self) -> Option<String> {
         let mut rows: Vec<Vec<String>> = Vec::new();
         let mut row = |what: &str, value: String| rows.push(vec![what.into(), value]);
@@ -169,13 +171,13 @@ impl Answers {
                 "energy of a step",
                 self.cost.step_energy.map_or_else(
                     || unpowered.clone(),
-                    |energy| format!("{energy}, the devices alone ({:.0} W each on average)", mean(energy)),
+                    |energy| format!("{energy}, devices only ({:.0} W each on average)", mean(energy)),
                 ),
             );
             if let Some(steps) = self.steps {
                 row("the run", format!("{steps} steps"));
-                // A run that fails more often than it gets to a checkpoint.
-                let endless = || "without end".to_string();
+                // The run fails before it reaches a checkpoint, for ever.
+                let endless = || "never ends".to_string();
                 row("  its time", self.run_time().map_or_else(endless, days));
                 let price = |time| self.cost.price(time).map_or(unpriced, money);
                 row("  its price", self.run_time().map_or_else(endless, price));
@@ -188,8 +190,8 @@ impl Answers {
             let Reliability { mean_time_between_failures, checkpoint, restart } = failing.reliability;
             row("time between failures", days(mean_time_between_failures));
             row("a checkpoint", format!("{}, {checkpoint} to write", failing.state));
-            row("a restart", format!("{restart}, reading it among that"));
-            let which = if failing.is_best { "best interval of checkpoints" } else { "interval of checkpoints" };
+            row("a restart", format!("{restart}, including reading the checkpoint"));
+            let which = if failing.is_best { "best checkpoint interval" } else { "checkpoint interval" };
             row(which, format!("{} steps, {}", failing.every, days(interval)));
             let (young, daly) = (failing.reliability.young(), failing.reliability.daly());
             row("  by Young's formula, by Daly's", format!("{}, {}", days(young), days(daly)));
@@ -198,7 +200,7 @@ impl Answers {
         (!rows.is_empty()).then(|| table(&[Column::words(""), Column::words("")], &rows))
     }
 
-    /// The same for programs: `cost`, and `goodput` where failures are known.
+    /// The answer as JSON: `cost`, and `goodput` if the failure rate is known.
     pub fn documents(&self) -> (Value, Option<Value>) {
         let energy = |energy: Option<Joules>| energy.map(Joules::value);
         let mut cost = json!({
@@ -240,7 +242,7 @@ fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// In the currency of the topology's file, which does not say which.
+/// Formats an amount. The topology file does not name its currency.
 fn money(amount: f64) -> String {
     if amount < 1.0 { format!("{amount:.3e}") } else { format!("{amount:.2}") }
 }
@@ -252,5 +254,5 @@ fn days(time: Seconds) -> String {
 
 fn kilowatt_hours(energy: Joules) -> String {
     const KILOWATT_HOUR: f64 = 3.6e6;
-    format!("{energy} ({:.1} kWh), the devices alone", energy.value() / KILOWATT_HOUR)
+    format!("{energy} ({:.1} kWh), devices only", energy.value() / KILOWATT_HOUR)
 }

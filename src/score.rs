@@ -1,4 +1,4 @@
-//! `foretell score`: predictions beside measurements that others published.
+//! `foretell score`: compares predictions with published measurements.
 
 use crate::failure::Failure;
 use crate::{inputs, output};
@@ -8,15 +8,15 @@ use foretell_simulator::gpu::Profiles;
 use foretell_units::Seconds;
 use std::path::PathBuf;
 
-/// Predicts published runs and says how far off the predictions are
+/// Predict published runs and report the errors
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Tables of measured runs (columns: tests/published/INDEX.md); the project's own if left out
+    /// Tables of measured runs (columns: tests/published/INDEX.md) [default: the project's own]
     files: Vec<PathBuf>,
-    /// Write scores.csv and the plot of predicted over measured step times here
+    /// Write scores.csv and the plot of predicted over measured step times into a folder
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
-    /// Print the table of all rows, also of those that parameters may have been fitted on
+    /// Include rows on which parameters were fitted
     #[arg(long)]
     all: bool,
 }

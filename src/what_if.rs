@@ -1,12 +1,15 @@
-//! `--what-if` and `--critical-path` of `foretell simulate`: what the step is made of, and what it would be with other devices or links.
+//! `--what-if` and `--critical-path` of `foretell simulate`: the step with other devices or links,
+//! and the chain of instructions that it consists of.
 
 use crate::failure::Failure;
 use crate::input;
 use crate::plan_file::LoadedPlan;
-use crate::predict::{self, Foretold};
+use crate::predict::{self, PredictedPlan};
 use foretell_program::{Profile, Program};
 use foretell_reports::{Column, table};
-use foretell_simulator::{CriticalPath, Folding, Oversubscription, Prediction, WhatIf, memory_use};
+use foretell_simulator::{
+    CriticalPath, Folding, Options, Oversubscription, Prediction, Recording, WhatIf, memory_use, predict_with_memory,
+};
 use foretell_units::Seconds;
 use serde_json::{Value, json};
 
@@ -16,26 +19,26 @@ pub struct Answer {
     prediction: Prediction,
 }
 
-/// Reads the questions.
+/// Parses the questions.
 pub fn read(questions: &[String]) -> Result<Vec<WhatIf>, Failure> {
     questions.iter().map(|one| one.parse().map_err(|error| Failure::Input(format!("--what-if: {error}")))).collect()
 }
 
-/// The names that can be asked about, for `--help`.
+/// The examples and the list of quantities for `--help`.
 pub fn help() -> String {
     let lines = WhatIf::quantities().map(|(name, what)| format!("  {name:<26}{what}"));
     let lines: Vec<String> = lines.collect();
     format!(
         "Example:\n  foretell simulate --plan plan.yaml --what-if 'inter_node.bandwidth*2' --critical-path\n\n\
-         What can be asked about with --what-if 'NAME*FACTOR' or 'NAME/DIVISOR' (several at once with commas):\n{}",
+         Quantities for --what-if 'NAME*FACTOR' or 'NAME/DIVISOR' (commas join several):\n{}",
         lines.join("\n")
     )
 }
 
-/// Foretells the step again for each question.
+/// Predicts the step again for each question.
 pub fn answer(
     questions: Vec<WhatIf>,
-    foretold: &Foretold,
+    predicted: &PredictedPlan,
     loaded: &LoadedPlan,
     profile: Option<&Profile>,
     oversubscription: Oversubscription,
@@ -46,11 +49,11 @@ pub fn answer(
         .into_iter()
         .map(|what_if| {
             let topology = what_if.topology(&loaded.topology)?;
-            let program = &foretold.compiled.training;
+            let program = &predicted.compiled.training;
             let costs = what_if.costs(&costs);
-            let (prediction, _) = foretell_simulator::predict(program, &topology, &costs, oversubscription, folding)?;
-            let evaluation = Some(&foretold.compiled.evaluation);
-            let prediction = prediction.with_memory(memory_use(program, evaluation, &topology, &costs));
+            let memory = memory_use(program, Some(&predicted.compiled.evaluation), &topology, &costs);
+            let options = Options { oversubscription, folding, recording: Recording::Ends, ..Options::default() };
+            let (prediction, _) = predict_with_memory(program, memory, &topology, &costs, &options)?;
             let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, program, &prediction) {
                 Some(waiting) => waiting.applied(prediction),
                 None => prediction,
@@ -60,7 +63,7 @@ pub fn answer(
         .collect()
 }
 
-/// The answers beside the step as it is.
+/// Formats the answers below the unchanged step.
 pub fn answers_table(original: &Prediction, answers: &[Answer]) -> String {
     let row = |name: String, prediction: &Prediction, change: String| {
         let parts = &prediction.breakdown_seconds;
@@ -71,7 +74,7 @@ pub fn answers_table(original: &Prediction, answers: &[Answer]) -> String {
         cells.insert(0, name);
         cells
     };
-    let mut rows = vec![row("as it is".into(), original, String::new())];
+    let mut rows = vec![row("unchanged".into(), original, String::new())];
     for answer in answers {
         let change = format!("{:+.1} %", change(original, answer) * 100.0);
         rows.push(row(answer.what_if.to_string(), &answer.prediction, change));
@@ -82,7 +85,7 @@ pub fn answers_table(original: &Prediction, answers: &[Answer]) -> String {
     table(&columns, &rows)
 }
 
-/// The same for programs.
+/// The answers as JSON.
 pub fn answers_document(original: &Prediction, answers: &[Answer]) -> Result<Value, Failure> {
     let documents = answers.iter().map(|answer| {
         let predicted = serde_json::to_value(&answer.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
@@ -96,13 +99,14 @@ pub fn answers_document(original: &Prediction, answers: &[Answer]) -> Result<Val
     documents.collect::<Result<Vec<_>, Failure>>().map(Value::from)
 }
 
-/// How much longer the step becomes, as a share.
+/// Relative change of the step time.
 fn change(original: &Prediction, answer: &Answer) -> f64 {
     let before = original.step_seconds.value();
     if before > 0.0 { answer.prediction.step_seconds.value() / before - 1.0 } else { 0.0 }
 }
 
-/// The kinds of time on the critical path; with what lies between instructions they are the step.
+/// Kinds of time on the critical path. Together with the time between instructions they make the
+/// step.
 fn path_times(path: &CriticalPath) -> [(&'static str, Seconds); 5] {
     [
         ("compute", path.by_time.compute),
@@ -113,7 +117,7 @@ fn path_times(path: &CriticalPath) -> [(&'static str, Seconds); 5] {
     ]
 }
 
-/// What the step time is made of, by kinds of time and by kinds of instruction.
+/// Formats the critical path by kind of time and by kind of instruction.
 pub fn path_table(path: &CriticalPath) -> String {
     let times = path_times(path);
     let step: f64 = times.iter().map(|(_, time)| time.value()).sum();
@@ -128,7 +132,7 @@ pub fn path_table(path: &CriticalPath) -> String {
     format!("{by_time}\n\n{}", table(&columns("by instruction"), &rows(&mut { kinds })))
 }
 
-/// The same for programs, with every stretch of the path.
+/// The critical path as JSON, with every segment.
 pub fn path_document(path: &CriticalPath, program: &Program) -> Value {
     let segments = path.segments.iter().map(|segment| {
         let stage = program.list_of(segment.rank);

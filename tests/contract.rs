@@ -1,4 +1,5 @@
-//! The contract's documents and files: exactly one JSON document of each command, with at least the fields that it promises.
+//! The output that scripts depend on: each command prints exactly one JSON document with at least
+//! the promised fields, and writes the promised files.
 
 mod common;
 
@@ -44,7 +45,7 @@ const REPORT_FILES: [&str; 8] = [
 ];
 
 #[track_caller]
-fn has(document: &Value, fields: &[&str]) {
+fn assert_has(document: &Value, fields: &[&str]) {
     for field in fields {
         assert!(document.get(field).is_some(), "`{field}` is missing in {document}");
     }
@@ -56,41 +57,41 @@ fn number(document: &Value, field: &str) -> f64 {
 }
 
 #[track_caller]
-fn is_prediction(document: &Value) {
-    has(document, &PREDICTED);
-    has(&document["breakdown_seconds"], &BREAKDOWN);
+fn assert_is_prediction(document: &Value) {
+    assert_has(document, &PREDICTED);
+    assert_has(&document["breakdown_seconds"], &BREAKDOWN);
     assert!(document["step_seconds"].as_f64().is_some_and(|seconds| seconds > 0.0), "{document}");
     assert!(document["peak_memory_bytes"].as_array().is_some_and(|stages| stages.iter().all(Value::is_u64)));
 }
 
 #[track_caller]
-fn holds(scratch: &Scratch, folder: &str, files: &[&str]) {
+fn assert_holds(scratch: &Scratch, folder: &str, files: &[&str]) {
     for file in files {
         assert!(scratch.path(folder).join(file).is_file(), "`{folder}/{file}` is missing");
     }
 }
 
 #[test]
-fn plan_answers_as_the_contract_says_and_twice_the_same() {
+fn plan_prints_the_promised_fields_and_is_deterministic() {
     let scratch = Scratch::new();
     let command = ["plan", "--model", "resnet50", "--topology", "dgx-a100-80g", "--global-batch", "256", "-o", "best.yaml"];
     let mut first = scratch.json(&command);
-    has(&first, &["plan", "predicted", "alternatives", "search"]);
-    is_prediction(&first["predicted"]);
-    is_prediction(&first["alternatives"][0]["predicted"]);
-    has(&first["alternatives"][0], &["plan", "predicted"]);
-    has(&first["search"], &SEARCH);
+    assert_has(&first, &["plan", "predicted", "alternatives", "search"]);
+    assert_is_prediction(&first["predicted"]);
+    assert_is_prediction(&first["alternatives"][0]["predicted"]);
+    assert_has(&first["alternatives"][0], &["plan", "predicted"]);
+    assert_has(&first["search"], &SEARCH);
     let mut second = scratch.json(&command);
     without_wall_seconds(&mut first);
     without_wall_seconds(&mut second);
     assert_eq!(first.to_string(), second.to_string());
-    // What it wrote can be simulated, and is the same plan.
+    // The plan file that it wrote simulates to the same step.
     let mut simulated = scratch.json(&["simulate", "--plan", "best.yaml"]);
     without_wall_seconds(&mut simulated);
     assert_eq!(simulated["step_seconds"], first["predicted"]["step_seconds"]);
 }
 
-/// What no two runs have in common.
+/// Removes the wall-clock times, which differ between runs.
 fn without_wall_seconds(document: &mut Value) {
     match document {
         Value::Object(fields) => {
@@ -103,21 +104,21 @@ fn without_wall_seconds(document: &mut Value) {
 }
 
 #[test]
-fn a_plan_that_is_written_elsewhere_still_finds_what_was_typed() {
+fn a_plan_written_to_another_folder_still_finds_its_model_file() {
     let scratch = Scratch::new();
     scratch.file("small.yaml", MLP);
     std::fs::create_dir(scratch.path("plans")).expect("a folder");
     let command = ["plan", "--model", "small.yaml", "--topology", "local", "--global-batch", "32", "-o", "plans/best.yaml"];
     scratch.json(&command);
-    is_prediction(&scratch.json(&["simulate", "--plan", "plans/best.yaml"]));
-    // A name stays a name.
+    assert_is_prediction(&scratch.json(&["simulate", "--plan", "plans/best.yaml"]));
+    // A library name is written as it was given.
     scratch.json(&["plan", "--model", "mlp", "--topology", "local", "--global-batch", "32", "-o", "plans/named.yaml"]);
-    let written = std::fs::read_to_string(scratch.path("plans/named.yaml")).expect("it was written");
+    let written = std::fs::read_to_string(scratch.path("plans/named.yaml")).expect("the program wrote the file");
     assert!(written.contains("model: mlp\n") && written.contains("topology: local\n"), "{written}");
 }
 
 #[test]
-fn oversubscribing_uses_as_many_ranks_as_the_layout_that_is_fixed() {
+fn an_oversubscribed_search_uses_the_ranks_of_the_fixed_layout() {
     let scratch = Scratch::new();
     let basic = ["plan", "--model", "mlp", "--topology", "local", "--global-batch", "64", "--oversubscribe"];
     let document = scratch.json(&[&basic[..], &["--fix", "data=4,tensor=2,pipeline=1"]].concat());
@@ -127,7 +128,7 @@ fn oversubscribing_uses_as_many_ranks_as_the_layout_that_is_fixed() {
 }
 
 #[test]
-fn plan_scales_and_trades_and_stops_in_time() {
+fn plan_answers_scaling_and_front_and_obeys_its_time_limit() {
     let scratch = Scratch::new();
     let job = ["plan", "--model", "mlp", "--topology", "dgx-a100-80g", "--global-batch", "512"];
     let scaling = scratch.json(&[&job[..], &["--scaling", "8..16", "--plots", "plots"]].concat());
@@ -147,7 +148,7 @@ fn plan_scales_and_trades_and_stops_in_time() {
 }
 
 #[test]
-fn of_several_number_formats_each_point_takes_the_fastest() {
+fn with_several_precisions_each_point_uses_the_fastest() {
     let scratch = Scratch::new();
     let points = |question: &[&str], name: &str, formats: &str| {
         let job = ["plan", "--model", "gpt2", "--topology", "dgx-a100-80g", "--global-batch", "64", "--precision", formats];
@@ -160,15 +161,16 @@ fn of_several_number_formats_each_point_takes_the_fastest() {
         assert!(number(half, "step_seconds") < number(single, "step_seconds"), "{half} and {single}");
         assert_eq!([&both["precision"], &half["precision"], &single["precision"]], ["bf16", "bf16", "fp32"]);
         assert_eq!([&both["step_seconds"], &both["memory_bytes"]], [&half["step_seconds"], &half["memory_bytes"]]);
-        let layout = both["layout"].as_str().expect("words");
-        assert!(layout.starts_with("bf16, "), "several formats were asked for, so each point says its own: {layout}");
+        let layout = both["layout"].as_str().expect("a text");
+        assert!(layout.starts_with("bf16, "), "with several precisions each point must name its own: {layout}");
     }
-    // In either format points are what they are alone, but those than which one of the other is better in all.
+    // The front of both precisions is at least as good as the front of one. It has no point that
+    // another one dominates.
     let [half, both] = ["bf16", "fp32,bf16"].map(|formats| points(&["--front"], "front", formats));
     let figures = |point: &serde_json::Value| ["step_seconds", "memory_bytes", "devices"].map(|name| number(point, name));
     for one in &half {
         let known = both.iter().map(figures).any(|other| other.iter().zip(figures(one)).all(|(other, one)| *other <= one));
-        assert!(known, "nothing among {both:?} is as good as {one}");
+        assert!(known, "no point of {both:?} is as good as {one}");
     }
     for one in both.iter().map(figures) {
         let beats = |other: &[f64; 3]| *other != one && other.iter().zip(one).all(|(other, one)| *other <= one);
@@ -177,7 +179,7 @@ fn of_several_number_formats_each_point_takes_the_fastest() {
 }
 
 #[test]
-fn folding_leaves_the_answer_as_it_is() {
+fn folding_does_not_change_the_predicted_step() {
     let scratch = Scratch::new();
     let layout = "layout: {data: 4, tensor: 2, pipeline: 2, micro_batch: 2}";
     let plan = scratch.file(
@@ -186,13 +188,13 @@ fn folding_leaves_the_answer_as_it_is() {
     );
     let [folded, unfolded] = ["on", "off"].map(|fold| scratch.json(&["simulate", "--plan", text(&plan), "--fold", fold]));
     assert_eq!(number(&unfolded, "simulated_ranks"), 16.0);
-    assert_eq!(number(&folded, "simulated_ranks"), 2.0, "one of each stage");
+    assert_eq!(number(&folded, "simulated_ranks"), 2.0, "one representative rank per stage");
     let steps = [&folded, &unfolded].map(|document| number(document, "step_seconds"));
     assert!((steps[0] / steps[1] - 1.0).abs() < 1e-9, "{steps:?}");
 }
 
 #[test]
-fn jobs_beside_each_other_are_foretold_alone_and_together() {
+fn jobs_on_one_network_are_predicted_alone_and_together() {
     let scratch = Scratch::new();
     let plan = |network: &str| {
         format!(
@@ -200,19 +202,19 @@ fn jobs_beside_each_other_are_foretold_alone_and_together() {
              - {{name: host, count: 6, devices: {{kind: cpu-core}}, nics: {{bandwidth: 100Mbit/s}}}}\n  network: {network}\n"
         )
     };
-    // The second leaf has the last host of the first job and the first one of the second.
+    // The second leaf switch joins the last host of the first job and the first host of the second.
     let narrow = scratch.file("narrow.yaml", &plan("{kind: fat-tree, nodes_per_leaf: 2, oversubscription: 2}"));
     let wide = scratch.file("wide.yaml", &plan("{kind: fat-tree, nodes_per_leaf: 2}"));
     let jobs = |plan: &std::path::Path| {
         let document = scratch.json(&["simulate", "--plan", text(plan), "--beside", text(&narrow)]);
-        is_prediction(&document);
+        assert_is_prediction(&document);
         document["jobs"].as_array().expect("a list").clone()
     };
     let slowed = jobs(&narrow);
     assert_eq!((slowed[0]["first_node"].as_str(), slowed[1]["first_node"].as_str()), (Some("host-0"), Some("host-3")));
     assert_eq!(slowed.iter().map(|job| number(job, "ranks")).collect::<Vec<_>>(), [3.0, 3.0]);
     for job in &slowed {
-        has(job, &["plan", "nodes", "step_seconds_alone", "step_seconds"]);
+        assert_has(job, &["plan", "nodes", "step_seconds_alone", "step_seconds"]);
         assert!(number(job, "ratio") > 1.5, "{job}");
     }
     assert!(jobs(&wide).iter().all(|job| (number(job, "ratio") - 1.0).abs() < 1e-6));
@@ -222,54 +224,60 @@ fn jobs_beside_each_other_are_foretold_alone_and_together() {
         String::from_utf8(output.stderr).expect("text")
     };
     assert!(refused("host-2").contains("jobs 0 and 1 both run on node `host-2`"), "{}", refused("host-2"));
-    assert!(refused("host-9").contains("has no node `host-9`; hint: they are numbered from 0 to 5, the last is called `host-5`"));
+    assert!(
+        refused("host-9").contains("has no node `host-9`; hint: nodes are numbered from 0 to 5; the last one is called `host-5`")
+    );
     assert!(refused("4").contains("the layout has 3 ranks, but from node 4 on"), "{}", refused("4"));
 }
 
 #[test]
-fn simulate_execute_and_check_answer_as_the_contract_says() {
+fn simulate_execute_and_check_print_the_promised_fields() {
     let scratch = Scratch::new();
     let plan = scratch.file(
         "plan.yaml",
         &format!("model: {MLP}\ntopology: local\nglobal_batch: 64\nlayout: {{pipeline: 2, micro_batch: 16}}\n"),
     );
     let simulated = scratch.json(&["simulate", "--plan", text(&plan), "--oversubscribe", "--critical-path"]);
-    is_prediction(&simulated);
-    has(&simulated["critical_path"], &["by_kind", "between_seconds", "segments"]);
+    assert_is_prediction(&simulated);
+    assert_has(&simulated["critical_path"], &["by_kind", "between_seconds", "segments"]);
     let parts = simulated["critical_path"]["by_kind"].as_array().expect("a list").iter();
     let parts: f64 = parts.filter_map(|part| part["seconds"].as_f64()).sum();
     let whole = parts + simulated["critical_path"]["between_seconds"].as_f64().expect("a number");
     let step = simulated["step_seconds"].as_f64().expect("a number");
-    assert!((whole - step).abs() <= 1e-6 * step, "{whole} on the critical path of a step of {step}");
+    assert!((whole - step).abs() <= 1e-6 * step, "the critical path takes {whole} s, the step {step} s");
 
     let executed = scratch.json(&["execute", "--plan", text(&plan), "--steps", "30", "--oversubscribe"]);
-    has(&executed, &EXECUTE);
-    has(&executed["evaluation"], &["loss", "top1", "samples"]);
+    assert_has(&executed, &EXECUTE);
+    assert_has(&executed["evaluation"], &["loss", "top1", "samples"]);
     assert_eq!(executed["steps"], 30);
     assert_eq!(executed["step_seconds"].as_array().map(Vec::len), Some(30));
     assert_eq!(executed["world_size"], 2);
     assert_eq!(executed["backend"], "cpu");
-    assert_eq!(executed["peak_memory_bytes"], simulated["peak_memory_bytes"], "the arena is what was foretold");
-    assert_eq!(executed["run"], "runs/1", "a run always has a folder");
-    holds(&scratch, "runs/1", &RUN_FILES);
-    assert_eq!(std::fs::read_dir(scratch.path("runs/1/timeline")).map(Iterator::count).ok(), Some(2), "a file a rank");
-    let metrics = std::fs::read_to_string(scratch.path("runs/1/metrics.jsonl")).expect("it was written");
+    assert_eq!(executed["peak_memory_bytes"], simulated["peak_memory_bytes"], "the arenas must have the predicted size");
+    assert_eq!(executed["run"], "runs/1", "without `--run` the folder is numbered");
+    assert_holds(&scratch, "runs/1", &RUN_FILES);
+    assert_eq!(
+        std::fs::read_dir(scratch.path("runs/1/timeline")).map(Iterator::count).ok(),
+        Some(2),
+        "one timeline file per rank"
+    );
+    let metrics = std::fs::read_to_string(scratch.path("runs/1/metrics.jsonl")).expect("the program wrote the file");
     assert_eq!(metrics.lines().count(), 30);
     for line in metrics.lines() {
-        let line: Value = serde_json::from_str(line).expect("a document a line");
-        has(&line, &["step", "loss", "seconds", "learning_rate", "samples_per_second", "gradient_norm"]);
+        let line: Value = serde_json::from_str(line).expect("each line is a JSON document");
+        assert_has(&line, &["step", "loss", "seconds", "learning_rate", "samples_per_second", "gradient_norm"]);
     }
 
     let checked = scratch.json(&["check", "runs/1"]);
-    has(&checked, &CHECK);
+    assert_has(&checked, &CHECK);
     assert_eq!(checked["memory_error"].as_f64(), Some(0.0));
-    holds(&scratch, "runs/1", &REPORT_FILES);
+    assert_holds(&scratch, "runs/1", &REPORT_FILES);
     let again = scratch.json(&["execute", "--plan", text(&plan), "--steps", "2", "--no-evaluation", "--oversubscribe"]);
     assert_eq!(again["run"], "runs/2");
 }
 
 #[test]
-fn a_folder_that_is_used_again_has_nothing_of_the_run_before() {
+fn a_reused_run_folder_keeps_no_file_of_the_previous_run() {
     let scratch = Scratch::new();
     let plan = |layout: &str| format!("model: {MLP}\ntopology: local\nglobal_batch: 32\nlayout: {{{layout}, micro_batch: 16}}\n");
     let basic = ["execute", "--plan", "plan.yaml", "--steps", "3", "--oversubscribe", "--run", "first"];
@@ -279,59 +287,59 @@ fn a_folder_that_is_used_again_has_nothing_of_the_run_before() {
     scratch.file("plan.yaml", &plan("data: 1"));
     scratch.json(&basic);
     for name in ["trace.json", "report.html", "plots", "ranks/1.log"] {
-        assert!(!scratch.path("first").join(name).exists(), "`{name}` is of the run before");
+        assert!(!scratch.path("first").join(name).exists(), "`{name}` is left from the previous run");
     }
     assert_eq!(std::fs::read_dir(scratch.path("first/timeline")).map(Iterator::count).ok(), Some(1));
 }
 
 #[test]
-fn run_does_all_of_it_in_one_go_and_learns_the_digits() {
+fn run_plans_executes_and_checks_and_learns_the_digits() {
     let scratch = Scratch::new();
     scratch.file("digits-mlp.yaml", "{family: mlp, widths: [64, 64, 10]}");
     let basic =
         ["run", "--model", "digits-mlp.yaml", "--topology", "local", "--epochs", "8", "--global-batch", "64", "--run", "out"];
     let document = scratch.json(&[&basic[..], &["--patience", "1ms", "--calibration-time", "100ms"]].concat());
-    has(&document, &["plan", "predicted", "execute", "check", "report"]);
-    is_prediction(&document["predicted"]);
-    has(&document["execute"], &EXECUTE);
-    has(&document["check"], &CHECK);
+    assert_has(&document, &["plan", "predicted", "execute", "check", "report"]);
+    assert_is_prediction(&document["predicted"]);
+    assert_has(&document["execute"], &EXECUTE);
+    assert_has(&document["check"], &CHECK);
     assert_eq!(document["report"], "out");
     assert_eq!(document["execute"]["peak_memory_bytes"], document["predicted"]["peak_memory_bytes"]);
     let top1 = document["execute"]["evaluation"]["top1"].as_f64().expect("a number");
-    assert!(top1 >= 0.9, "{top1}");
-    holds(&scratch, "out", &RUN_FILES);
-    holds(&scratch, "out", &REPORT_FILES);
-    holds(&scratch, "out", &["profile.yaml"]);
-    let page = std::fs::read_to_string(scratch.path("out/report.html")).expect("it was written");
-    assert!(page.contains("digits-mlp: foretold and measured"), "the model keeps its name");
+    assert!(top1 >= 0.9, "top-1 accuracy {top1}");
+    assert_holds(&scratch, "out", &RUN_FILES);
+    assert_holds(&scratch, "out", &REPORT_FILES);
+    assert_holds(&scratch, "out", &["profile.yaml"]);
+    let page = std::fs::read_to_string(scratch.path("out/report.html")).expect("the program wrote the file");
+    assert!(page.contains("digits-mlp: predicted and measured"), "the report must name the model");
 }
 
 #[test]
-fn the_library_and_the_machine_are_one_document_each() {
+fn models_topologies_and_doctor_print_one_document_each() {
     let scratch = Scratch::new();
     let models = scratch.json(&["models"]);
     assert!(models.as_array().is_some_and(|models| models.iter().any(|model| model["name"] == "resnet50")));
-    has(&scratch.json(&["models", "show", "gpt2"]), &["name", "model", "parameters"]);
+    assert_has(&scratch.json(&["models", "show", "gpt2"]), &["name", "model", "parameters"]);
     let topologies = scratch.json(&["topologies"]);
     assert!(topologies.as_array().is_some_and(|all| all.iter().any(|one| one["name"] == "local")));
-    has(&scratch.json(&["topologies", "show", "dgx-a100-80g"]), &["name", "nodes"]);
+    assert_has(&scratch.json(&["topologies", "show", "dgx-a100-80g"]), &["name", "nodes"]);
     let findings = scratch.json(&["doctor"]);
     assert!(findings.as_array().is_some_and(|all| all.iter().all(|one| one["found"].is_boolean())));
 }
 
 #[test]
-fn score_gives_every_row_once_and_what_all_of_them_say() {
+fn score_lists_every_row_once_with_overall_scores() {
     let scratch = Scratch::new();
     let rows = "row_id,table,model,layers,hidden,heads,vocab,seq,gpu,n_gpus,dp,tp,pp,mbs,gbs,precision,framework,step_s\n\
         a,mine,GPT,8,1024,16,50257,1024,A100-SXM4-80GB,8,8,1,1,1,8,bf16,Megatron-LM,0.1\n\
         b,mine,GPT,8,1024,16,50257,1024,abacus,8,8,1,1,1,8,bf16,Megatron-LM,0.1\n";
     let file = scratch.file("rows.csv", rows);
     let document = scratch.json(&["score", text(&file), "--plots", text(&scratch.path("plots"))]);
-    has(&document, &["rows", "by_source", "overall"]);
+    assert_has(&document, &["rows", "by_source", "overall"]);
     let rows = document["rows"].as_array().expect("rows");
     assert_eq!(rows.len(), 2);
     for row in rows {
-        has(
+        assert_has(
             row,
             &[
                 "row_id",

@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Holds what the CUDA backend tells cuDNN to the real library, without a GPU: descriptors and graphs, and engines, plans and workspaces for an H200
-# that the library is told of. `tests/cudnn.sh [VERSION]`, of cuDNN 9.8 or later (9.19.0.56, PyTorch 2.11's, unless said). It downloads about 0.9 GB
-# from PyPI into target/cudnn-tools, once, so CI does not run it.
+# Checks the calls of cuDNN against the library itself, without a GPU: descriptors and graphs, and
+# engines, plans and workspaces for a described H200.
+#
+#   tests/cudnn.sh [VERSION]    cuDNN 9.8 or later; 9.19.0.56 by default, which is PyTorch 2.11's
+#
+# It downloads about 0.9 GB from PyPI into target/cudnn-tools, once, so CI does not run it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=${1:-9.19.0.56}

@@ -1,4 +1,4 @@
-//! `simulate` with jitter, stragglers and collectives step by step, as a user asks for them.
+//! `simulate` with jitter, with stragglers, and with collectives simulated step by step.
 
 mod common;
 
@@ -23,47 +23,48 @@ fn number(document: &Value, path: &str) -> f64 {
 }
 
 #[test]
-fn a_straggler_costs_what_it_holds_up_and_the_answer_says_so() {
+fn the_answer_states_how_much_time_a_straggler_costs() {
     let usual = simulated(&[]);
     assert!(usual.get("disturbance").is_none());
     let slow = simulated(&["--straggler", "3=1.5"]);
     assert_eq!(number(&slow, "/disturbance/undisturbed_step_seconds"), number(&usual, "/step_seconds"));
     let cost = number(&slow, "/step_seconds") - number(&usual, "/step_seconds");
     assert!(cost > 0.0 && (number(&slow, "/disturbance/cost_seconds") - cost).abs() < 1e-12, "{slow}");
-    // Folded, all but few ranks are still alike, and the answer is that of simulating everyone.
-    let everyone = simulated(&["--straggler", "3=1.5", "--fold", "off"]);
-    assert!((number(&slow, "/step_seconds") / number(&everyone, "/step_seconds") - 1.0).abs() < 1e-9);
+    // Most ranks are still equivalent with one straggler. Folding them gives the same answer as
+    // simulating every rank.
+    let unfolded = simulated(&["--straggler", "3=1.5", "--fold", "off"]);
+    assert!((number(&slow, "/step_seconds") / number(&unfolded, "/step_seconds") - 1.0).abs() < 1e-9);
 }
 
 #[test]
-fn jitter_follows_from_its_seed() {
-    let of = |seed: &str| number(&simulated(&["--jitter", "0.05", "--seed", seed]), "/step_seconds");
-    assert_eq!(of("1").to_bits(), of("1").to_bits());
-    assert_ne!(of("1").to_bits(), of("2").to_bits());
+fn the_same_seed_gives_the_same_jitter() {
+    let step = |seed: &str| number(&simulated(&["--jitter", "0.05", "--seed", seed]), "/step_seconds");
+    assert_eq!(step("1").to_bits(), step("1").to_bits());
+    assert_ne!(step("1").to_bits(), step("2").to_bits());
 }
 
 #[test]
-fn collectives_can_be_run_step_by_step() {
-    // Of everyone: folded, both have few ranks, and not the same.
-    let of = |how| simulated(&["--fold", "off", "--collectives", how]);
-    let (flow, steps) = (of("flow"), of("steps"));
+fn collectives_simulated_step_by_step_take_about_as_long_as_flows() {
+    // Without folding, because the two models fold to different numbers of ranks.
+    let with_collectives = |model| simulated(&["--fold", "off", "--collectives", model]);
+    let (flow, steps) = (with_collectives("flow"), with_collectives("steps"));
     let ratio = number(&steps, "/step_seconds") / number(&flow, "/step_seconds");
-    assert!((0.9..1.1).contains(&ratio), "{ratio}");
+    assert!((0.9..1.1).contains(&ratio), "step by step takes {ratio} times as long as flows");
     assert!(number(&steps, "/events") > number(&flow, "/events"));
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_mend() {
+fn impossible_disturbances_are_refused_with_a_hint() {
     let scratch = Scratch::new();
     let plan = scratch.file("plan.yaml", PLAN);
-    for (arguments, word) in [
+    for (arguments, expected) in [
         (["--straggler", "3"], "hint: 7=1.3"),
-        (["--straggler", "3=-1"], "not more than 0"),
-        (["--straggler", "16=2"], "16 ranks"),
+        (["--straggler", "3=-1"], "not a finite number above 0"),
+        (["--straggler", "16=2"], "the layout has ranks 0 to 15"),
         (["--jitter", "20"], "between 0 and 2"),
     ] {
         let output = scratch.run(&[&["simulate", "--plan", text(&plan)], &arguments[..]].concat());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.code() == Some(2) && said.contains(word), "{arguments:?}: {said}");
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && message.contains(expected), "{arguments:?}: {message}");
     }
 }

@@ -1,10 +1,12 @@
-//! Evaluation sees every sample once, in every layout: its loss and its accuracy do not depend on how the ranks share the work.
+//! Evaluation sees every sample exactly once in every layout, so its loss and accuracy do not
+//! depend on the layout.
 
 mod common;
 
 use common::{Scratch, text};
 
-/// Loss and top-1 after two epochs. The digits' evaluation samples are no multiple of the batch, so the last batch is padded.
+/// Returns loss, top-1 accuracy and number of samples of the evaluation after two epochs. The
+/// number of evaluation samples is not a multiple of the batch, so the last batch is padded.
 fn evaluation(scratch: &Scratch, model: &str, learning_rate: &str, layout: &str) -> (f64, f64, u64) {
     let plan = scratch.file(
         "plan.yaml",
@@ -18,8 +20,10 @@ fn evaluation(scratch: &Scratch, model: &str, learning_rate: &str, layout: &str)
     (number("loss"), number("top1"), evaluation["samples"].as_u64().expect("a number"))
 }
 
-/// Returns the top-1 of one rank. `tolerance` is of the loss, relatively, and of top-1, absolutely: sums are made in another order.
-fn the_same_in_every_layout(model: &str, learning_rate: &str, tolerance: f64) -> f64 {
+/// Asserts that several layouts evaluate as one rank does. Returns the top-1 accuracy on one rank.
+/// `tolerance` is relative for the loss and absolute for top-1, because layouts add in different
+/// orders.
+fn assert_same_in_every_layout(model: &str, learning_rate: &str, tolerance: f64) -> f64 {
     let scratch = Scratch::new();
     let (loss, top1, samples) = evaluation(&scratch, model, learning_rate, "micro_batch: 48");
     assert!(loss.is_finite() && samples % 48 != 0, "loss {loss} of {samples} samples");
@@ -35,21 +39,22 @@ fn the_same_in_every_layout(model: &str, learning_rate: &str, tolerance: f64) ->
 }
 
 #[test]
-fn an_mlp_is_evaluated_the_same_in_every_layout() {
-    let top1 = the_same_in_every_layout("{family: mlp, widths: [64, 48, 32, 10]}", "0.01", 5e-3);
-    assert!(top1 > 0.5, "it learns nothing: {top1}");
+fn an_mlp_evaluates_equally_in_every_layout() {
+    let top1 = assert_same_in_every_layout("{family: mlp, widths: [64, 48, 32, 10]}", "0.01", 5e-3);
+    assert!(top1 > 0.5, "the model learns nothing: top-1 {top1}");
 }
 
 #[test]
-fn a_resnet_is_evaluated_the_same_in_every_layout() {
-    // Rounding turns ReLUs over (see `law`), and over two epochs of learning that grows to percents, on one rank with other
-    // micro-batches too. So the parameters hardly move here: what is compared is evaluation, with its groups and its padding.
+fn a_resnet_evaluates_equally_in_every_layout() {
+    // Rounding flips ReLUs (see `law`). Over two epochs of training that would grow to several
+    // per cent, even on one rank with other micro-batches. The learning rate is therefore tiny, so
+    // that the test compares evaluation alone, with its batch norm groups and its padding.
     let model = "{family: resnet, depth: 18, stem: small, image: 8, channels: 1, classes: 10, width: 4}";
-    the_same_in_every_layout(model, "0.000001", 1e-4);
+    assert_same_in_every_layout(model, "0.000001", 1e-4);
 }
 
 #[test]
-fn in_sixteen_bits_the_digits_are_learned_as_well() {
+fn half_precision_learns_the_digits_as_well_as_single() {
     let scratch = Scratch::new();
     let top1 = |precision: &str| {
         let plan = scratch.file(
@@ -60,7 +65,7 @@ fn in_sixteen_bits_the_digits_are_learned_as_well() {
         document["evaluation"]["top1"].as_f64().expect("a number")
     };
     let single = top1("fp32");
-    assert!(single > 0.9, "{single}");
+    assert!(single > 0.9, "top-1 {single} in fp32");
     for precision in ["bf16", "fp16"] {
         let half = top1(precision);
         assert!((half - single).abs() <= 0.02, "top-1 {half} in {precision}, {single} in fp32");

@@ -1,4 +1,4 @@
-//! Runs that end before their time: the cause is named, and no process is left behind.
+//! Runs that fail: the program names the cause and leaves no process behind.
 
 mod common;
 
@@ -8,13 +8,13 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
-/// How soon a run must have ended.
+/// Time within which a failed run must end.
 const SOON: Duration = Duration::from_secs(5);
 
 const ENDLESS: &str =
     "model: {family: mlp, widths: [64, 32, 10]}\ntopology: local\nglobal_batch: 32\nlayout: {data: 2, micro_batch: 16}\n";
 
-/// A run that is ended with its test, whatever becomes of that.
+/// A run that is killed when the value is dropped, so also when its test fails.
 struct Run(Child);
 
 impl Drop for Run {
@@ -24,7 +24,8 @@ impl Drop for Run {
     }
 }
 
-/// Starts a run of two ranks that would take very long, and waits until it trains.
+/// Starts a practically endless run of two ranks and waits for its first step. Returns it with the
+/// process ids of its ranks.
 fn start(scratch: &Scratch, more: &[&str]) -> (Run, Vec<i32>) {
     let plan = scratch.file("plan.yaml", ENDLESS);
     let basic =
@@ -36,8 +37,8 @@ fn start(scratch: &Scratch, more: &[&str]) -> (Run, Vec<i32>) {
     wait_for("the run to train", Duration::from_secs(30), || {
         pids.is_file() && std::fs::metadata(&metrics).is_ok_and(|file| file.len() > 0)
     });
-    let pids = std::fs::read_to_string(pids).expect("it is there");
-    (run, pids.lines().map(|line| line.parse().expect("a process's number")).collect())
+    let pids = std::fs::read_to_string(pids).expect("the run wrote its process ids");
+    (run, pids.lines().map(|line| line.parse().expect("a process id")).collect())
 }
 
 #[track_caller]
@@ -49,50 +50,50 @@ fn wait_for(what: &str, most: Duration, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Whether a process is there; one that has ended and waits to be collected is not.
-fn lives(pid: i32) -> bool {
+/// Whether a process runs. A zombie does not.
+fn is_alive(pid: i32) -> bool {
     let state = std::fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).unwrap_or_default();
     state.rsplit(')').next().is_some_and(|rest| !rest.trim().is_empty() && !rest.trim_start().starts_with(['Z', 'X']))
 }
 
 fn kill(pid: i32) {
-    // SAFETY: kill takes two numbers; the process is one that this test has started.
-    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0, "process {pid} is there to be killed");
+    // SAFETY: kill takes two integers. This test started the process.
+    assert_eq!(unsafe { libc::kill(pid, libc::SIGKILL) }, 0, "process {pid} cannot be killed");
 }
 
 fn read(pipe: Option<impl Read>) -> String {
     let mut text = String::new();
-    pipe.expect("it was asked for").read_to_string(&mut text).expect("it is text");
+    pipe.expect("the pipe was requested").read_to_string(&mut text).expect("the output is text");
     text
 }
 
-fn a_killed_rank_ends_the_run(more: &[&str]) {
+fn assert_killed_rank_ends_the_run(more: &[&str]) {
     let scratch = Scratch::new();
     let (mut run, pids) = start(&scratch, more);
     assert_eq!(pids.len(), 2);
-    assert!(pids.iter().all(|&pid| lives(pid)));
+    assert!(pids.iter().all(|&pid| is_alive(pid)));
     kill(pids[1]);
     wait_for("the run to end", SOON, || run.0.try_wait().expect("a child").is_some());
     let status = run.0.wait().expect("it has ended");
-    let (printed, words) = (read(run.0.stdout.take()), read(run.0.stderr.take()));
-    assert_eq!(status.code(), Some(1), "{words}");
-    assert!(words.contains("rank 1") && words.contains("SIGKILL"), "{words}");
-    assert!(!words.contains("panicked"), "{words}");
+    let (printed, message) = (read(run.0.stdout.take()), read(run.0.stderr.take()));
+    assert_eq!(status.code(), Some(1), "{message}");
+    assert!(message.contains("rank 1") && message.contains("SIGKILL"), "{message}");
+    assert!(!message.contains("panicked"), "{message}");
     assert!(printed.is_empty(), "{printed}");
-    assert!(pids.iter().all(|&pid| !lives(pid)), "a rank is left behind");
+    assert!(pids.iter().all(|&pid| !is_alive(pid)), "a rank is still running");
     let check = scratch.run(&["check", "first"]);
     assert_eq!(check.status.code(), Some(2));
     assert!(String::from_utf8_lossy(&check.stderr).contains("did not finish"));
 }
 
 #[test]
-fn a_killed_rank_ends_the_run_with_its_name_and_cause() {
-    a_killed_rank_ends_the_run(&[]);
+fn a_killed_rank_ends_the_run_and_is_named_with_its_cause() {
+    assert_killed_rank_ends_the_run(&[]);
 }
 
 #[test]
 fn a_killed_rank_ends_the_run_over_tcp_too() {
-    a_killed_rank_ends_the_run(&["--tcp", "--json"]);
+    assert_killed_rank_ends_the_run(&["--tcp", "--json"]);
 }
 
 #[test]
@@ -101,16 +102,16 @@ fn ranks_do_not_outlive_their_launcher() {
     let (mut run, pids) = start(&scratch, &[]);
     kill(run.0.id() as i32);
     run.0.wait().expect("it has ended");
-    wait_for("the ranks to end", SOON, || pids.iter().all(|&pid| !lives(pid)));
+    wait_for("the ranks to end", SOON, || pids.iter().all(|&pid| !is_alive(pid)));
 }
 
 #[test]
-fn a_run_that_diverges_says_so() {
+fn a_diverged_run_fails_with_the_step_and_a_hint() {
     let scratch = Scratch::new();
     let plan = scratch.file("plan.yaml", &format!("{ENDLESS}training: {{learning_rate: 1e30}}\n"));
     let output = scratch.run(&["execute", "--plan", text(&plan), "--steps", "200", "--oversubscribe", "--run", "first"]);
-    let words = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{words}");
-    assert!(words.contains("the loss became") && words.contains("hint: lower the learning rate"), "{words}");
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("the loss became") && message.contains("hint: lower the learning rate"), "{message}");
     assert!(output.stdout.is_empty());
 }

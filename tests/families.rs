@@ -1,11 +1,12 @@
-//! Families beside images and plain language models: each trains, and a mixture of experts says what it dropped.
+//! Model families other than image models and decoder-only language models. Each must learn, and a
+//! mixture of experts must report the tokens that it drops.
 
 mod common;
 
 use common::Scratch;
 use serde_json::Value;
 
-/// A run on one rank: its losses, and the lines of its metrics.
+/// Trains on one rank. Returns the losses and the lines of the metrics file.
 fn train(model: &str, steps: usize) -> (Vec<f64>, Vec<Value>) {
     let scratch = Scratch::new();
     let plan = format!(
@@ -20,7 +21,7 @@ fn train(model: &str, steps: usize) -> (Vec<f64>, Vec<Value>) {
 }
 
 #[test]
-fn every_family_learns() {
+fn mixtures_of_experts_lstms_and_t5_reduce_their_loss() {
     for model in [
         "{family: moe, layers: 2, hidden: 32, heads: 4, ffn: 32, vocab: 64, sequence: 16, experts: 4, top_k: 2}",
         "{family: lstm-seq2seq, layers: 2, hidden: 48, source_vocab: 12, target_vocab: 100, source_sequence: 3, target_sequence: 4}",
@@ -48,7 +49,8 @@ fn tokens_beyond_the_capacity_are_dropped_and_counted() {
         let (_, metrics) = train(&model(factor), 3);
         metrics.iter().map(|line| line["dropped_tokens"].as_u64().expect("a count")).collect()
     };
-    assert_eq!(dropped("2.0"), [0, 0, 0], "there are slots for all tokens in every expert");
-    // A slot a sample and expert: 4 of a sample's 32 choices find one in each of two layers, if every expert is wanted often enough.
+    assert_eq!(dropped("2.0"), [0, 0, 0], "every expert has slots for all tokens");
+    // Each expert has one slot per sample. In each of the two layers, 4 of a sample's 32 choices
+    // find a slot, provided that every expert is chosen at least once.
     assert_eq!(dropped("0.125"), [2 * 8 * (32 - 4); 3]);
 }

@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
-# Checks and measures the CUDA backend on one NVIDIA GPU. Two halves, because the machine with the GPU has no Rust:
+# Checks and measures the CUDA backend on one NVIDIA GPU. The machine with the GPU needs no Rust.
 #
-#   tests/gpu.sh build            where Rust is: puts the programs (stripped, x86-64) into target/gpu/
-#   tests/gpu.sh run OUT [PART..] where the GPU is. Parts: kernels, cudnn, law, train, speed (or speed:CASE), prediction, sanitize
+#   tests/gpu.sh build             on a machine with Rust: puts stripped binaries into target/gpu/
+#   tests/gpu.sh run OUT [PART..]  on the machine with the GPU
 #
-# It ends by itself after FORETELL_GPU_SECONDS (570 unless set), and says which parts and cases there was no time for; after each part, and each
-# case of the long ones, OUT has results.md and logs.tar.gz of all so far, so that nothing is lost to who is stopped. What to run where ten minutes
-# are the most at a time (carry target/gpu): first `tests/gpu.sh run "$OUT"`, which is kernels, cudnn, law and train; then `run "$OUT" speed`; then
-# `run "$OUT" prediction`. Where half an hour is all there is, starting the machine counted, set FORETELL_GPU_SECONDS=480 for the latter two.
-# It needs NVRTC, cuBLASLt and cuDNN, which PyTorch's packages bring, and PyTorch itself for the comparison; `sanitize` needs compute-sanitizer.
-# The kernel suite makes convolutions both with cuDNN and without.
+# Parts: kernels, cudnn, law, train, speed (or speed:CASE), prediction, sanitize. The default is
+# kernels, cudnn, law and train. A run ends after FORETELL_GPU_SECONDS (570 by default) and lists
+# what there was no time for. OUT gets results.md and logs.tar.gz after each part and each long
+# case, so a killed run keeps its results.
+#
+# It needs NVRTC, cuBLASLt and cuDNN, which PyTorch's packages contain, and PyTorch for the
+# comparison; `sanitize` needs compute-sanitizer. docs/gpu.md describes the parts.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 programs=target/gpu
 deadline=$((SECONDS + ${FORETELL_GPU_SECONDS:-570}))
 
-# at_most SECONDS COMMAND..: runs it no longer than that, and no longer than there is time; says so where there is none.
+# at_most SECONDS COMMAND..: runs a command for at most SECONDS, and until the deadline. Returns
+# 125, with a note, if no time is left.
 at_most() {
     local seconds=$1 left=$((deadline - SECONDS))
     shift
@@ -42,7 +44,7 @@ print([one["executable"] for one in found if one.get("executable") and one.get("
     ls -l "$programs"
 }
 
-# The libraries of PyTorch's packages.
+# Adds the library folders of PyTorch's packages to the search path.
 find_libraries() {
     local folders
     folders=$(python3 -c '
@@ -52,12 +54,12 @@ print(":".join(sorted({os.path.dirname(one) for root in roots for one in glob.gl
     export LD_LIBRARY_PATH="$folders:/usr/local/cuda/lib64:${LD_LIBRARY_PATH:-}" PATH="$PATH:/usr/local/cuda/bin"
 }
 
-# topology RANKS: one GPU, or several ranks that share it.
+# topology RANKS: prints a topology of one GPU that RANKS ranks share.
 topology() {
     echo "{name: one-gpu, devices: {h200: {base: h200-sxm-141g}}, nodes: [{name: here, devices: {kind: h200, count: $1}, link: nvswitch-450GB/s}]}"
 }
 
-# plan NAME MODEL BATCH PRECISION LAYOUT [FURTHER]: a plan file.
+# plan NAME MODEL BATCH PRECISION LAYOUT [FURTHER]: writes a plan file.
 plan() {
     cat >"$work/$1.yaml" <<PLAN
 model: $2
@@ -69,14 +71,15 @@ ${6:-}
 PLAN
 }
 
-# execute KIND NAME STEPS: trains it; the document goes to KIND/NAME.json, what it says to KIND/NAME.log, where its time went to KIND/NAME.check.
+# execute KIND NAME STEPS: trains plan NAME. Writes KIND/NAME.json, KIND/NAME.log, and the time by
+# kind of kernel to KIND/NAME.check.
 execute() {
     mkdir -p "$results/$1"
     at_most 180 "$programs/foretell" execute --plan "$work/$2.yaml" --steps "$3" --data synthetic --no-evaluation --oversubscribe \
         --run "$work/$1-$2" --json >"$results/$1/$2.json" 2>"$results/$1/$2.log"
     local status=$?
     if [ $status = 125 ]; then
-        # What there was no time for has not failed.
+        # No time was left, which is not a failure.
         rm -f "$results/$1/$2.json"
         return
     fi
@@ -85,10 +88,11 @@ execute() {
     "$programs/foretell" check "$work/$1-$2" --json >"$results/$1/$2.check" 2>>"$results/$1/$2.log"
 }
 
-# The tests that use the GPU; not those of the device that is emulated, which need this repository's sources where they were built.
+# The tests that use the GPU. Tests of the emulated device are skipped: they need the sources at the
+# path where they were built.
 gpu_tests="cuda parts:: ring:: tensor_attention a_call_that a_control --skip backend::cuda --skip tensor_cores_are_used"
-# Whether cuDNN has an engine on this GPU: else the suite would pass without it.
-cudnn_tests="cudnn_has_an_engine library::cudnn::tests::library"
+# cuDNN must have engines on this GPU. Otherwise the suite would pass without cuDNN.
+cudnn_tests="cudnn_has_engines_on library::cudnn::tests::library"
 
 part_kernels() {
     # shellcheck disable=SC2086
@@ -102,7 +106,7 @@ part_cudnn() {
     echo $? >"$results/cudnn.status"
 }
 
-# Not in the default: reads and writes out of bounds, and races in shared memory, of the kernels on tensor cores and some others.
+# Not in the default: accesses out of bounds, and races in shared memory.
 part_sanitize() {
     for tool in memcheck racecheck; do
         FORETELL_TEST_GPU=0 at_most 280 compute-sanitizer --tool $tool --error-exitcode 9 "$programs/executor-tests" --test-threads 1 \
@@ -125,7 +129,7 @@ part_law() {
         execute law "gpt-bf16.${layout%%=*}" 10
         ranks=8 plan "gpt-fp8.${layout%%=*}" "$gpt" 8 fp8 "${layout#*=}"
         execute law "gpt-fp8.${layout%%=*}" 10
-        # Heads of 64 features are tensor cores' in bf16.
+        # In bf16, heads of 64 features run on tensor cores.
         ranks=8 plan "gpt64-bf16.${layout%%=*}" "${gpt/heads: 8/heads: 2}" 8 bf16 "${layout#*=}"
         execute law "gpt64-bf16.${layout%%=*}" 10
     done
@@ -151,7 +155,7 @@ CHECK
     echo $? >"$results/train.status"
 }
 
-# speed [CASE..]: ours and PyTorch's, those first that say most.
+# part_speed [CASE..]: times Foretell and PyTorch, the most telling cases first.
 part_speed() {
     local large='{family: gpt, layers: 24, hidden: 2048, heads: 16, vocab: 50257, tied_embeddings: true'
     plan gpt-1.3b-s1024-b8 "$large, sequence: 1024}" 8 bf16 '{micro_batch: 8}' "optimizer: adamw"
@@ -162,13 +166,13 @@ part_speed() {
     plan bert-base-s512-b32 '{family: bert, layers: 12, hidden: 768, heads: 12, vocab: 30522, sequence: 512}' 32 bf16 '{micro_batch: 32}' "optimizer: adamw"
     local cases=("$@")
     [ ${#cases[@]} = 0 ] && cases=(gpt-1.3b-s1024-b8 gpt-1.3b-s1024-b8-fp8 resnet50-b256 gpt2-s1024-b16 bert-base-s512-b32 gpt-1.3b-s2048-b4)
-    # All of ours come before any of PyTorch's, whose compilation takes the longest.
+    # Foretell's cases come first, because PyTorch's compilation takes long.
     for case in "${cases[@]}"; do
         execute speed "$case" 45
         bring >/dev/null
     done
     for case in "${cases[@]}"; do
-        # PyTorch itself has no training in eight bits.
+        # PyTorch itself does not train in fp8.
         [ "${case%-fp8}" = "$case" ] || continue
         at_most 160 python3 tests/gpu/pytorch.py "$case" >>"$results/pytorch.jsonl" 2>>"$results/pytorch.log"
         bring >/dev/null
@@ -199,7 +203,7 @@ part_prediction() {
     done
 }
 
-# Puts all that there is so far into OUT: few files come back from such a machine.
+# Copies the results so far to OUT, in a few files.
 bring() {
     python3 tests/gpu/summary.py "$results"
     local status=$?
@@ -214,11 +218,11 @@ run() {
     for part in "$@"; do
         case "$part" in
         kernels | cudnn | law | train | speed | speed:?* | prediction | sanitize) ;;
-        *) echo "there is no part \`$part\`: see the head of tests/gpu.sh" >&2; return 2 ;;
+        *) echo "there is no part \`$part\`; hint: see the head of tests/gpu.sh" >&2; return 2 ;;
         esac
     done
     for program in foretell executor-tests; do
-        [ -x "$programs/$program" ] || { echo "$programs/$program is not here: \`tests/gpu.sh build\` makes it, and target/gpu must be carried" >&2; return 2; }
+        [ -x "$programs/$program" ] || { echo "\`$programs/$program\` is missing; hint: run \`tests/gpu.sh build\`, and carry target/gpu" >&2; return 2; }
     done
     work=$(mktemp -d)
     results=$work/results
@@ -245,5 +249,5 @@ run() {
 case "${1:-}" in
 build) build ;;
 run) shift; run "${@:?the folder for results}" ;;
-*) sed -n '2,11p' "$0"; exit 2 ;;
+*) sed -n '2,14p' "$0"; exit 2 ;;
 esac

@@ -1,4 +1,5 @@
-//! What is asked beside a step: what-if, cost, goodput, the input pipeline, and exports.
+//! Questions beyond the step time: what-if, critical path, cost, goodput, the input pipeline,
+//! exports, and the choice of nodes.
 
 mod common;
 
@@ -21,24 +22,24 @@ optimizer: adamw
 
 fn number(document: &Value, path: &str) -> f64 {
     let number = document.pointer(path).and_then(Value::as_f64);
-    assert!(number.is_some(), "no `{path}` in {document}");
+    assert!(number.is_some(), "no number at `{path}` in {document}");
     number.unwrap_or_default()
 }
 
-fn close(one: f64, other: f64) -> bool {
+fn are_close(one: f64, other: f64) -> bool {
     (one - other).abs() <= 1e-9 * other.abs().max(1e-12)
 }
 
 #[test]
-fn what_if_answers_stand_beside_the_step_as_it_is() {
+fn what_if_answers_are_printed_beside_the_unchanged_step() {
     let scratch = Scratch::new();
     let plan = scratch.file("plan.yaml", PLAN);
     let questions = ["--what-if", "inter_node.bandwidth*2", "--what-if", "latency*1", "--what-if", "speed*2, host.launch*0"];
     let document = scratch.json(&[&["simulate", "--plan", text(&plan)], &questions[..]].concat());
     let step = number(&document, "/step_seconds");
     assert_eq!(document["what_if"].as_array().map(Vec::len), Some(3));
-    assert!(number(&document, "/what_if/0/step_seconds") < step, "a wider network is faster here");
-    assert!(close(number(&document, "/what_if/1/step_seconds"), step), "nothing changed");
+    assert!(number(&document, "/what_if/0/step_seconds") < step, "twice the bandwidth between nodes is faster here");
+    assert!(are_close(number(&document, "/what_if/1/step_seconds"), step), "a factor of 1 changes nothing");
     assert_eq!(number(&document, "/what_if/1/change"), 0.0);
     assert!(
         number(&document, "/what_if/2/predicted/breakdown_seconds/compute") < number(&document, "/breakdown_seconds/compute")
@@ -47,24 +48,24 @@ fn what_if_answers_stand_beside_the_step_as_it_is() {
 }
 
 #[test]
-fn a_question_that_means_nothing_is_wrong_input() {
+fn meaningless_questions_are_refused() {
     let scratch = Scratch::new();
     let plan = scratch.file("plan.yaml", PLAN);
-    for (arguments, word) in [
+    for (arguments, expected) in [
         (&["--what-if", "warp*2"][..], "`inter_node.bandwidth`"),
-        (&["--steps", "0"], "ask for 1"),
+        (&["--steps", "0"], "ask for at least 1"),
         (&["--steps", "5", "--tokens", "5"], "cannot be used with"),
-        (&["--checkpoint-every", "0"], "ask for 1"),
+        (&["--checkpoint-every", "0"], "ask for at least 1"),
     ] {
         let output = scratch.run(&[&["simulate", "--plan", text(&plan)], arguments].concat());
         let message = String::from_utf8_lossy(&output.stderr).into_owned();
         assert_eq!(output.status.code(), Some(2), "{message}");
-        assert!(message.contains(word), "{message}");
+        assert!(message.contains(expected), "{message}");
     }
 }
 
 #[test]
-fn the_critical_path_is_the_step_by_time_and_by_instruction() {
+fn the_parts_of_the_critical_path_add_up_to_the_step() {
     let scratch = Scratch::new();
     let plan = scratch.file("plan.yaml", PLAN);
     let document = scratch.json(&["simulate", "--plan", text(&plan), "--critical-path"]);
@@ -78,31 +79,31 @@ fn the_critical_path_is_the_step_by_time_and_by_instruction() {
 }
 
 #[test]
-fn a_run_costs_its_nodes_hours_and_what_failures_add() {
+fn a_run_costs_the_hours_of_its_nodes_including_failures() {
     let scratch = Scratch::new();
     let plan = scratch.file("plan.yaml", PLAN);
     let document = scratch.json(&["simulate", "--plan", text(&plan), "--steps", "1e9"]);
     let (step, goodput) = (number(&document, "/step_seconds"), number(&document, "/goodput/goodput"));
-    // Sixteen ranks are on two of the three nodes.
+    // The sixteen ranks use two of the three nodes.
     assert_eq!(document["cost"]["nodes"], 2);
-    assert!(close(number(&document, "/cost/step_price"), 60.0 / 3600.0 * step));
-    assert!(close(number(&document, "/cost/run/seconds"), 1e9 * step / goodput));
-    assert!(close(number(&document, "/cost/run/price"), 60.0 / 3600.0 * 1e9 * step / goodput));
+    assert!(are_close(number(&document, "/cost/step_price"), 60.0 / 3600.0 * step));
+    assert!(are_close(number(&document, "/cost/run/seconds"), 1e9 * step / goodput));
+    assert!(are_close(number(&document, "/cost/run/price"), 60.0 / 3600.0 * 1e9 * step / goodput));
     let power = number(&document, "/cost/step_energy_joules") / step / 16.0;
-    assert!((80.0..400.0).contains(&power), "between idle and the limit: {power} W");
-    // Two nodes fail twice as often as one; the best interval is Daly's.
-    assert!(close(number(&document, "/goodput/mean_seconds_between_failures"), 1000.0 * 3600.0));
+    assert!((80.0..400.0).contains(&power), "power per device is not between idle and the limit: {power} W");
+    // Two nodes fail twice as often as one. The best checkpoint interval is near Daly's.
+    assert!(are_close(number(&document, "/goodput/mean_seconds_between_failures"), 1000.0 * 3600.0));
     let interval = number(&document, "/goodput/checkpoint_every_steps") * step;
     assert!((0.7..1.4).contains(&(interval / number(&document, "/goodput/daly_seconds"))), "{document}");
     assert!((number(&document, "/goodput/goodput") / number(&document, "/goodput/expected_goodput") - 1.0).abs() < 0.01);
-    // Rarer checkpoints than are best lose more.
+    // Checkpoints less often than the best interval lose more work.
     let rare = scratch.json(&["simulate", "--plan", text(&plan), "--checkpoint-every", "100000000"]);
     assert!(number(&rare, "/goodput/goodput") < goodput);
     assert_eq!(rare["goodput"]["is_best"], false);
 }
 
 #[test]
-fn what_a_topology_does_not_state_is_said_and_not_guessed() {
+fn prices_and_failure_rates_that_are_not_stated_are_not_guessed() {
     let scratch = Scratch::new();
     let plan =
         scratch.file("plan.yaml", "model: gpt2\ntopology: dgx-a100-80g\nlayout: {data: 8}\nglobal_batch: 8\nprecision: bf16\n");
@@ -118,11 +119,12 @@ fn what_a_topology_does_not_state_is_said_and_not_guessed() {
 }
 
 #[test]
-fn an_input_bound_run_shows_in_the_breakdown() {
+fn slow_input_counts_as_data_in_the_breakdown() {
     let scratch = Scratch::new();
     let alone = scratch.json(&["simulate", "--plan", text(&scratch.file("plan.yaml", PLAN))]);
     let step = number(&alone, "/step_seconds");
-    // Eight ranks of the first stage read (four parts of the batch, each twice): 64 samples of 10 MB at 2 GB/s take 320 ms.
+    // The eight ranks of the first stage read. Each of the four parts of the batch is read by
+    // two tensor-parallel ranks, so 64 samples of 10 MB at 2 GB/s take 320 ms.
     let input = format!("{PLAN}input: {{bytes_per_sample: 10MB, decode: 1ms, workers: 8, prefetch: 4}}\n");
     let plan = scratch.file("slow.yaml", &input);
     let slow = scratch.json(&["simulate", "--plan", text(&plan), "--what-if", "storage.bandwidth*1000"]);
@@ -130,13 +132,13 @@ fn an_input_bound_run_shows_in_the_breakdown() {
     assert_eq!(slow["input"]["reading_ranks"], 8);
     assert!((number(&slow, "/step_seconds") - 0.32).abs() < 1e-6, "{}", slow["input"]);
     let data = number(&slow, "/breakdown_seconds/data") - number(&alone, "/breakdown_seconds/data");
-    assert!(close(data, 0.32 - step) || (data - (0.32 - step)).abs() < 1e-6);
+    assert!(are_close(data, 0.32 - step) || (data - (0.32 - step)).abs() < 1e-6);
     assert!((number(&slow, "/samples_per_second") - 100.0).abs() < 1e-3);
-    assert!((number(&slow, "/what_if/0/step_seconds") - step).abs() < 1e-6, "then the step itself is the bound");
+    assert!((number(&slow, "/what_if/0/step_seconds") - step).abs() < 1e-6, "with fast storage the step itself is the bound");
 }
 
 #[test]
-fn chakra_traces_are_written_for_every_rank_and_others_are_refused_in_words() {
+fn chakra_traces_are_written_for_every_rank() {
     let scratch = Scratch::new();
     let plan = scratch.file("plan.yaml", PLAN);
     let document = scratch.json(&["export", "--plan", text(&plan), "--to", "chakra", "-o", "traces"]);
@@ -156,7 +158,7 @@ fn chakra_traces_are_written_for_every_rank_and_others_are_refused_in_words() {
 }
 
 #[test]
-fn which_nodes_have_ranks_is_chosen_and_written_down() {
+fn the_planner_chooses_the_first_nodes_and_writes_them_into_the_plan() {
     let scratch = Scratch::new();
     let node = |name: &str, kind: &str, price: u32| {
         format!(
@@ -177,17 +179,18 @@ fn which_nodes_have_ranks_is_chosen_and_written_down() {
             .map(|axis| number(document, &format!("/plan/layout/{axis}")))
             .product()
     };
-    // Gradients on the slow link between the nodes are more than half of the devices are worth.
+    // All-reducing gradients over the slow link costs more than the old node's devices gain.
     let (open, old) = (planned(&["-o", "open.yaml"]), planned(&["--first-nodes", "old"]));
     assert_eq!((open["plan"]["first_nodes"].as_str(), ranks(&open)), (Some("new"), 4.0));
     assert!(old["plan"]["first_nodes"] == "old" && step(&open) < step(&old), "{} {}", step(&open), step(&old));
-    // What was found in both orders is counted, and the answer is that of the plan.
+    // The search counts the layouts of both node orders, and `simulate` predicts the plan's step.
     let counts = ["alike", "needless", "indivisible", "out_of_memory", "bounded_out", "simulated"];
     let counted: f64 = counts.iter().map(|count| number(&open, &format!("/search/{count}"))).sum();
     assert_eq!(counted, number(&open, "/search/layouts"));
     assert!(number(&open, "/search/layouts") > number(&planned(&["--first-nodes", "new"]), "/search/layouts"));
-    assert!(close(number(&scratch.json(&["simulate", "--plan", "open.yaml"]), "/step_seconds"), step(&open)));
-    // Money: the old nodes are slower by less than they are cheaper, and all that ten an hour buy.
+    assert!(are_close(number(&scratch.json(&["simulate", "--plan", "open.yaml"]), "/step_seconds"), step(&open)));
+    // The old node is nine times cheaper and less than nine times slower, and a limit of 10 an hour
+    // buys nothing else. It is first in the file, so the plan names no first nodes.
     assert!(planned(&["--objective", "cost"])["plan"]["first_nodes"].is_null());
     assert!(planned(&["--price-limit", "10"])["plan"]["first_nodes"].is_null());
     assert_eq!(planned(&["--price-limit", "90"])["plan"]["first_nodes"], "new");

@@ -1,4 +1,5 @@
-//! Ranks that somebody else starts: a process each, told by torchrun's, Slurm's or an MPI launcher's variables which it is.
+//! Ranks that an external launcher starts, one process each. The environment variables of torchrun,
+//! Slurm or an MPI launcher tell each process its rank.
 
 mod common;
 
@@ -11,19 +12,19 @@ use std::time::{Duration, Instant};
 
 const PLAN: &str =
     "model: {family: mlp, widths: [64, 32, 10]}\ntopology: local\nglobal_batch: 32\nlayout: {data: 2, micro_batch: 16}\n";
-/// How soon a run must have ended whose other rank is lost.
+/// Time within which a rank must end after the other one is lost.
 const SOON: Duration = Duration::from_secs(10);
 
-/// A process that ends with its test.
+/// A process that is killed when the value is dropped.
 struct Started(Option<Child>);
 
 impl Started {
     fn output(mut self) -> Output {
-        self.0.take().expect("it was started").wait_with_output().expect("a child")
+        self.0.take().expect("the process was started").wait_with_output().expect("a child")
     }
 
     fn child(&mut self) -> &mut Child {
-        self.0.as_mut().expect("it was started")
+        self.0.as_mut().expect("the process was started")
     }
 }
 
@@ -36,7 +37,7 @@ impl Drop for Started {
     }
 }
 
-/// What two ranks share.
+/// The folder, plan and port that the ranks of a test share.
 struct Site {
     scratch: Scratch,
     plan: PathBuf,
@@ -56,8 +57,8 @@ impl Site {
         self.scratch.path("secrets")
     }
 
-    /// The secrets' files that are there.
-    fn kept(&self) -> Vec<PathBuf> {
+    /// Returns the key files that exist.
+    fn key_files(&self) -> Vec<PathBuf> {
         let files = std::fs::read_dir(self.secrets()).into_iter().flatten();
         files.flatten().map(|file| file.path()).filter(|path| path.extension().is_some_and(|end| end == "key")).collect()
     }
@@ -99,7 +100,7 @@ fn losses(output: &Output) -> Vec<f64> {
     document["loss"].as_array().expect("a list").iter().filter_map(Value::as_f64).collect()
 }
 
-fn words(output: &Output) -> String {
+fn standard_error(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
@@ -113,7 +114,7 @@ fn wait_for(what: &str, most: Duration, mut done: impl FnMut() -> bool) {
 }
 
 #[test]
-fn ranks_that_others_start_train_as_those_of_our_own_launcher() {
+fn externally_started_ranks_have_the_losses_of_our_launcher() {
     let site = Site::new();
     let expected = losses(&site.start("own", 6, &[]).output());
     let slurm = |rank: &'static str| {
@@ -132,44 +133,48 @@ fn ranks_that_others_start_train_as_those_of_our_own_launcher() {
     let launchers: [(&str, &dyn Fn(&'static str) -> Variables); 3] =
         [("torchrun", &torchrun), ("srun", &slurm), ("mpirun", &mpi)];
     for (name, variables) in launchers {
-        // Whoever comes first waits.
+        // Rank 1 starts first and waits for rank 0.
         let second = site.start("second", 6, &variables("1"));
         let first = site.start(name, 6, &variables("0")).output();
         assert_eq!(losses(&first), expected, "{name}");
         let second = second.output();
-        assert!(second.status.success() && second.stdout.is_empty(), "{name}: {}", words(&second));
+        assert!(second.status.success() && second.stdout.is_empty(), "{name}: {}", standard_error(&second));
         assert!(site.scratch.path(name).join("metrics.jsonl").is_file() && !site.scratch.path("second").exists());
-        assert!(site.kept().is_empty(), "{name} leaves the secret behind");
+        assert!(site.key_files().is_empty(), "{name} must delete its key file");
     }
 }
 
 #[test]
-fn who_does_not_come_is_named_and_who_has_another_secret_is_not_let_in() {
+fn missing_ranks_are_named_and_ranks_with_another_key_are_refused() {
     let site = Site::new();
     let soon = ("FORETELL_START_SECONDS", "3");
     let alone = site.torchrun("0", 6, &[soon]).output();
     assert_eq!(alone.status.code(), Some(1));
-    assert!(words(&alone).contains("rank") && words(&alone).contains('1'), "{}", words(&alone));
-    let lonely = site.torchrun("1", 6, &[soon]).output();
-    assert!(!lonely.status.success() && words(&lonely).contains("secret"), "{}", words(&lonely));
+    assert!(standard_error(&alone).contains("rank") && standard_error(&alone).contains('1'), "{}", standard_error(&alone));
+    let without_rank_0 = site.torchrun("1", 6, &[soon]).output();
+    assert!(
+        !without_rank_0.status.success() && standard_error(&without_rank_0).contains("secret"),
+        "{}",
+        standard_error(&without_rank_0)
+    );
     let keys = ["11", "22"].map(|digits| digits.repeat(48));
-    let stranger = site.torchrun("1", 6, &[soon, ("FORETELL_RUN_KEY", &keys[1])]);
+    let with_other_key = site.torchrun("1", 6, &[soon, ("FORETELL_RUN_KEY", &keys[1])]);
     let first = site.torchrun("0", 6, &[soon, ("FORETELL_RUN_KEY", &keys[0])]).output();
-    assert_eq!(first.status.code(), Some(1), "{}", words(&first));
-    assert!(!stranger.output().status.success());
-    assert!(!words(&first).contains("panicked"));
+    assert_eq!(first.status.code(), Some(1), "{}", standard_error(&first));
+    assert!(!with_other_key.output().status.success());
+    assert!(!standard_error(&first).contains("panicked"));
 }
 
 #[test]
-fn another_number_of_ranks_than_the_plans_is_refused_with_both() {
+fn a_number_of_ranks_other_than_the_plans_is_refused() {
     let site = Site::new();
     let refused = site.torchrun("0", 6, &[("WORLD_SIZE", "3"), ("LOCAL_WORLD_SIZE", "3")]).output();
-    let words = words(&refused);
-    assert!(words.contains("2 ranks") && words.contains("torchrun started 3"), "{words}");
+    let message = standard_error(&refused);
+    assert!(message.contains("2 ranks") && message.contains("torchrun started 3"), "{message}");
 }
 
 #[test]
-fn a_lost_rank_ends_the_run_and_what_it_leaves_does_not_stop_the_next() {
+fn a_lost_rank_ends_the_run_and_a_stale_key_does_not_stop_the_next() {
     let site = Site::new();
     let mut second = site.torchrun("1", 100_000_000, &[]);
     let mut first = site.torchrun("0", 100_000_000, &[]);
@@ -179,15 +184,15 @@ fn a_lost_rank_ends_the_run_and_what_it_leaves_does_not_stop_the_next() {
     second.child().kill().expect("it runs");
     wait_for("the first rank to end", SOON, || first.child().try_wait().expect("a child").is_some());
     let first = first.output();
-    assert!(first.status.code() == Some(1) && words(&first).contains("rank 1"), "{}", words(&first));
-    // A launcher that is killed takes its ranks along, and leaves its secret.
-    std::fs::remove_file(&metrics).expect("it is there");
+    assert!(first.status.code() == Some(1) && standard_error(&first).contains("rank 1"), "{}", standard_error(&first));
+    // When rank 0 is killed, the other rank ends. The key file stays.
+    std::fs::remove_file(&metrics).expect("the metrics file exists");
     let mut second = site.torchrun("1", 100_000_000, &[]);
     let mut first = site.torchrun("0", 100_000_000, &[]);
     wait_for("the run to train", Duration::from_secs(60), || trains(&metrics));
     first.child().kill().expect("it runs");
     wait_for("the other rank to end", SOON, || second.child().try_wait().expect("a child").is_some());
-    assert_eq!(site.kept().len(), 1);
+    assert_eq!(site.key_files().len(), 1);
     let second = site.torchrun("1", 3, &[]);
     std::thread::sleep(Duration::from_millis(300));
     assert_eq!(losses(&site.torchrun("0", 3, &[]).output()).len(), 3);

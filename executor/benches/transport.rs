@@ -84,7 +84,7 @@ fn run_rank(rank: usize, world_size: usize) -> Result<(), Box<dyn Error>> {
     Ok(benchmark(&(Arc::new(transport) as Arc<dyn Transport>))?)
 }
 
-/// What each rank does. Rank 0 prints.
+/// The work of each rank. Rank 0 prints the times.
 fn benchmark(transport: &Arc<dyn Transport>) -> Result<(), TransportError> {
     let rank = transport.rank();
     let members: Vec<usize> = (0..transport.world_size()).collect();

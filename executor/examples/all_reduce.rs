@@ -1,4 +1,5 @@
-//! Times all-reduces of two processes over shared memory, for `benches/pytorch.py`: prints the seconds of each as JSON, by bytes.
+//! Times all-reduces of two processes over shared memory, for `benches/pytorch.py`: prints the
+//! seconds of each as JSON, by bytes.
 //!
 //! `cargo run --release -p foretell-executor --example all_reduce -- REPEATS BYTES...`
 
@@ -53,7 +54,8 @@ fn run(rank: usize) -> Result<(), Box<dyn Error>> {
     let mut result = BTreeMap::new();
     for &size in sizes {
         let mut values = vec![0.0f32; size / 4];
-        // Back to back, in batches: a single one may find the peer's data there already and seem to take no time.
+        // Back to back, in batches: a single one may find the peer's data there already and seem to
+        // take no time.
         let batch = ((1 << 20) / size.max(1)).clamp(1, 200);
         let repeats = if size < 64 << 20 { repeats } else { repeats / 4 }.max(2);
         group.all_reduce_f32(&mut values)?;

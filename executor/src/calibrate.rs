@@ -1,4 +1,5 @@
-//! A calibration from the launcher's side: starts a rank on each core, collects what they time, makes the profile.
+//! Calibration on the launcher's side: starts the ranks, collects their samples and makes a
+//! profile. The ranks' side is `calibration.rs`.
 
 use crate::backend_kind::BackendKind;
 use crate::error::ExecutorError;
@@ -11,17 +12,18 @@ use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Quantiles of the devices' paces that a profile keeps.
-const PACES: usize = 16;
+/// The number of quantiles of the devices' pace that a profile keeps.
+const PACE_QUANTILES: usize = 16;
 
-/// What the sockets of a lab's hosts hold between a sender and its receiver, at least.
+/// The least that the sockets of a lab's hosts buffer between a sender and its receiver.
 const LAB_SOCKET_BYTES: u64 = 512 << 10;
 
-/// Times the kernels of `job` on `devices` cores of this machine at once, and their transport; `device` is the kind that the topology calls them.
-/// `progress` is told the share that is done, from 0 to 1.
+/// Times the kernels and the communication of `job` on `devices` devices of this machine at once.
+/// `device` is the topology's name for their kind. `progress` is called with the fraction that is
+/// done, from 0 to 1.
 ///
 /// # Errors
-/// [`ExecutorError`]: a rank died, or a kernel refused its sizes.
+/// [`ExecutorError`] if a rank died, or a kernel refused its sizes.
 pub fn calibrate(
     job: &CalibrationJob,
     devices: usize,
@@ -30,87 +32,111 @@ pub fn calibrate(
     progress: &mut dyn FnMut(f64),
 ) -> Result<Profile, ExecutorError> {
     let mut ranks = Ranks::start(devices, &Job::Calibrate(Box::new(job.clone())), options)?;
-    let mut kernels: BTreeMap<usize, Vec<Sample>> = BTreeMap::new();
-    let mut exchanges: BTreeMap<(usize, Exchange, u64), Vec<(Sample, Seconds)>> = BTreeMap::new();
-    let mut speeds: BTreeMap<String, Vec<f64>> = BTreeMap::new();
-    let mut overheads: Vec<Overheads> = Vec::new();
-    let mut paces: Vec<f64> = Vec::new();
+    let mut measurements = RankMeasurements::default();
     let mut running = devices;
     while running > 0 {
         let (rank, report) = ranks.next()?;
         match report {
-            Report::Progress(share) => progress(share),
-            Report::Kernel { index, sample } => kernels.entry(index).or_default().push(sample),
-            Report::Paces(found) => paces.extend(found),
-            Report::Speed(speed) => {
-                if let Some(device) = job.devices.get(rank) {
-                    speeds.entry(device.kind.clone()).or_default().push(speed);
-                }
-            }
-            Report::Exchange { group, exchange, bytes, sample, processor } => {
-                exchanges.entry((group, exchange, bytes.count())).or_default().push((sample, processor));
-            }
-            Report::Overheads(measured) => overheads.push(measured),
+            Report::Progress(fraction) => progress(fraction),
             Report::Finished { .. } => running -= 1,
-            _ => {}
+            report => measurements.add(job, rank, report),
         }
     }
     ranks.finish()?;
-    let kernels = kernels.iter().filter_map(|(&index, samples)| {
-        let &(kernel, accumulate) = job.kernels.get(index)?;
-        Some(KernelSample { kernel, accumulate, precision: job.precision, time: together(samples) })
-    });
-    let exchanges = exchanges.iter().filter_map(|(&(group, exchange, bytes), measured)| {
-        let group = job.groups.get(group)?;
-        let samples: Vec<Sample> = measured.iter().map(|(sample, _)| *sample).collect();
-        let processor = measured.iter().map(|(_, processor)| *processor).sum::<Seconds>() / measured.len() as f64;
-        let ranks = if exchange == Exchange::SendReceive { 2 } else { group.ranks.len() };
-        Some(ExchangeSample { exchange, reach: group.reach, ranks, bytes, time: together(&samples), processor })
-    });
-    let each = |part: fn(&Overheads) -> Sample| together(&overheads.iter().map(part).collect::<Vec<_>>());
-    let mean = |part: fn(&Overheads) -> f64| overheads.iter().map(part).sum::<f64>() / overheads.len().max(1) as f64;
-    let cores = (!options.slots.is_empty()).then(|| machine::core_count().min(devices));
-    let slow_kinds = speeds
-        .iter()
-        .map(|(kind, speeds)| RelativeSpeed { device: kind.clone(), speed: speeds.iter().sum::<f64>() / speeds.len() as f64 });
-    Ok(Profile {
-        device: device.into(),
-        machine: MachineIdentity { cores, ..identity(devices, options) },
-        backend: options.backend.name().into(),
-        transport: if options.backend.is_direct(devices) {
+    Ok(measurements.profile(job, devices, device, options))
+}
+
+/// The measurements of all ranks.
+#[derive(Default)]
+struct RankMeasurements {
+    /// By the kernel's index in the job, one sample per rank.
+    kernels: BTreeMap<usize, Vec<Sample>>,
+    /// By group, kind and bytes, the duration and the device's busy time, one pair per rank.
+    exchanges: BTreeMap<(usize, Exchange, u64), Vec<(Sample, Seconds)>>,
+    /// By kind of device, the fraction of a core's time that each partial device got.
+    speeds: BTreeMap<String, Vec<f64>>,
+    /// One per rank.
+    overheads: Vec<Overheads>,
+    paces: Vec<f64>,
+}
+
+impl RankMeasurements {
+    fn add(&mut self, job: &CalibrationJob, rank: usize, report: Report) {
+        match report {
+            Report::Kernel { index, sample } => self.kernels.entry(index).or_default().push(sample),
+            Report::Paces(measured) => self.paces.extend(measured),
+            Report::Speed(speed) => {
+                if let Some(device) = job.devices.get(rank) {
+                    self.speeds.entry(device.kind.clone()).or_default().push(speed);
+                }
+            }
+            Report::Exchange { group, exchange, bytes, sample, processor } => {
+                self.exchanges.entry((group, exchange, bytes.count())).or_default().push((sample, processor));
+            }
+            Report::Overheads(measured) => self.overheads.push(measured),
+            _ => {}
+        }
+    }
+
+    fn profile(self, job: &CalibrationJob, devices: usize, device: &str, options: &LaunchOptions) -> Profile {
+        let kernels = self.kernels.iter().filter_map(|(&index, samples)| {
+            let &(kernel, accumulate) = job.kernels.get(index)?;
+            Some(KernelSample { kernel, accumulate, precision: job.precision, time: combine(samples) })
+        });
+        let exchanges = self.exchanges.iter().filter_map(|(&(group, exchange, bytes), measured)| {
+            let group = job.groups.get(group)?;
+            let samples: Vec<Sample> = measured.iter().map(|(sample, _)| *sample).collect();
+            let processor = measured.iter().map(|(_, processor)| *processor).sum::<Seconds>() / measured.len() as f64;
+            let ranks = if exchange == Exchange::SendReceive { 2 } else { group.ranks.len() };
+            Some(ExchangeSample { exchange, reach: group.reach, ranks, bytes, time: combine(&samples), processor })
+        });
+        let overheads = &self.overheads;
+        let combined = |part: fn(&Overheads) -> Sample| combine(&overheads.iter().map(part).collect::<Vec<_>>());
+        let mean = |part: fn(&Overheads) -> f64| overheads.iter().map(part).sum::<f64>() / overheads.len().max(1) as f64;
+        let growths: Vec<f64> = overheads.iter().filter_map(|overheads| overheads.communication_growth).collect();
+        let speeds = self.speeds.iter().map(|(kind, speeds)| RelativeSpeed {
+            device: kind.clone(),
+            speed: speeds.iter().sum::<f64>() / speeds.len() as f64,
+        });
+        // Only a lab assigns slots to ranks.
+        let is_lab = !options.slots.is_empty();
+        let cores = is_lab.then(|| machine::core_count().min(devices));
+        let transport = if options.backend.is_direct(devices) {
             "nccl"
-        } else if options.transport == TransportKind::Tcp || cores.is_some() {
+        } else if options.transport == TransportKind::Tcp || is_lab {
             "tcp"
         } else {
             "shared_memory"
+        };
+        Profile {
+            device: device.into(),
+            machine: MachineIdentity { cores, ..identity(devices, options) },
+            backend: options.backend.name().into(),
+            transport: transport.into(),
+            measured_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+            instruction_overhead: combined(|overheads| overheads.instruction),
+            stream_handoff: combined(|overheads| overheads.handoff),
+            step_overhead: combined(|overheads| overheads.step),
+            launch: Seconds::new(mean(|overheads| overheads.launch.value())),
+            load_seconds_per_byte: Seconds::new(mean(|overheads| overheads.load_seconds_per_byte.value())),
+            communication_share: mean(|overheads| overheads.communication_share),
+            communication_growth: (!growths.is_empty()).then(|| growths.iter().sum::<f64>() / growths.len() as f64),
+            // The core goes to the other stream's thread and back.
+            interruption: combined(|overheads| overheads.handoff).median * 2.0,
+            buffered_bytes: match (options.transport, is_lab) {
+                (_, true) => LAB_SOCKET_BYTES,
+                (TransportKind::Tcp, false) => 0,
+                (TransportKind::SharedMemory, false) => SegmentShape::DEFAULT_RING_BYTES as u64,
+            },
+            paces: quantiles(self.paces),
+            speeds: speeds.collect(),
+            kernels: kernels.collect(),
+            exchanges: exchanges.collect(),
         }
-        .into(),
-        measured_at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
-        instruction_overhead: each(|overheads| overheads.instruction),
-        stream_handoff: each(|overheads| overheads.handoff),
-        step_overhead: each(|overheads| overheads.step),
-        launch: Seconds::new(mean(|overheads| overheads.launch.value())),
-        load_seconds_per_byte: Seconds::new(mean(|overheads| overheads.load_seconds_per_byte.value())),
-        communication_share: mean(|overheads| overheads.communication_share),
-        communication_growth: {
-            let known: Vec<f64> = overheads.iter().filter_map(|overheads| overheads.communication_growth).collect();
-            (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
-        },
-        // There and back again.
-        interruption: each(|overheads| overheads.handoff).median * 2.0,
-        buffered_bytes: match (options.transport, options.slots.is_empty()) {
-            (_, false) => LAB_SOCKET_BYTES,
-            (TransportKind::Tcp, true) => 0,
-            (TransportKind::SharedMemory, true) => SegmentShape::DEFAULT_RING_BYTES as u64,
-        },
-        paces: quantiles(paces),
-        speeds: slow_kinds.collect(),
-        kernels: kernels.collect(),
-        exchanges: exchanges.collect(),
-    })
+    }
 }
 
-/// The machine that was measured; of GPUs their name is the device's.
+/// The identity of the measured machine. With GPUs, the device is the GPU.
 fn identity(devices: usize, options: &LaunchOptions) -> MachineIdentity {
     let identity = machine::identity(devices);
     match (options.backend, crate::backend::devices()) {
@@ -121,23 +147,23 @@ fn identity(devices: usize, options: &LaunchOptions) -> MachineIdentity {
     }
 }
 
-/// The quantiles of paces at equal steps of probability.
+/// Quantiles of the paces, at equal steps of probability.
 fn quantiles(mut paces: Vec<f64>) -> Vec<f64> {
     paces.retain(|pace| pace.is_finite());
     paces.sort_by(f64::total_cmp);
-    let at = |step: usize| paces.get((2 * step + 1) * paces.len() / (2 * PACES)).copied();
-    (0..PACES).filter_map(at).collect()
+    let at = |step: usize| paces.get((2 * step + 1) * paces.len() / (2 * PACE_QUANTILES)).copied();
+    (0..PACE_QUANTILES).filter_map(at).collect()
 }
 
-/// What several ranks measured of the same thing: the mean of their medians, and the whole of their spread.
-fn together(samples: &[Sample]) -> Sample {
+/// Combines the samples of several ranks: the mean of their medians, and their widest spread.
+fn combine(samples: &[Sample]) -> Sample {
     let median = samples.iter().map(|sample| sample.median).sum::<Seconds>() / samples.len().max(1) as f64;
     let p10 = samples.iter().map(|sample| sample.p10).fold(median, Seconds::min);
     let p90 = samples.iter().map(|sample| sample.p90).fold(median, Seconds::max);
     Sample { median, p10, p90, count: samples.iter().map(|sample| sample.count).sum() }
 }
 
-/// The sizes of messages that a calibration times: from 1 KiB to 64 MiB.
+/// The message sizes that a calibration times: 1 KiB to 64 MiB, by factors of 4.
 pub fn message_sizes() -> Vec<Bytes> {
     (0..=8).map(|power| Bytes::new(1 << (10 + 2 * power))).collect()
 }

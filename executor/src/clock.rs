@@ -1,14 +1,14 @@
-//! One clock for all processes of a machine: the operating system's monotonic clock, in nanoseconds.
+//! Clocks, in nanoseconds. The monotonic clock is the same for all processes of a machine.
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds since some instant that is the same for every process of the machine.
+/// Monotonic time since an origin that all processes of the machine share.
 pub(crate) fn now() -> u64 {
     nanoseconds(ClockId::Monotonic)
 }
 
-/// Nanoseconds for which the calling thread has had a processor.
-pub(crate) fn thread_processor_time() -> u64 {
+/// CPU time that the calling thread has used.
+pub(crate) fn thread_cpu_time() -> u64 {
     nanoseconds(ClockId::ThreadCPUTime)
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong in a run, in words for the person who started it.
+//! Errors of a run, worded for the person who started it.
 
 use crate::backend::BackendError;
 use crate::data::DataError;
@@ -8,102 +8,102 @@ use foretell_units::Bytes;
 use std::any::Any;
 use thiserror::Error;
 
-/// Why a run could not be done.
+/// The reason why a run failed.
 #[derive(Debug, Error)]
 pub enum ExecutorError {
-    /// The plan makes no Program.
+    /// The plan does not compile to a Program.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The data cannot be used.
     #[error(transparent)]
     Data(#[from] DataError),
-    /// A kernel refused its operands.
+    /// A kernel refused its operands, or found invalid data in them.
     #[error("instruction {instruction} (`{name}`): {source}")]
     Kernel {
-        /// The instruction.
+        /// The instruction's index in the rank's list.
         instruction: u32,
-        /// Its operator.
+        /// The instruction's operator.
         name: String,
-        /// What the backend says.
+        /// The backend's error.
         source: BackendError,
     },
-    /// A rank could not be reached.
+    /// A rank cannot be reached.
     #[error(transparent)]
     Transport(#[from] TransportError),
-    /// A GPU, or what belongs to it, fails.
+    /// A GPU, its driver or one of its libraries failed.
     #[error(transparent)]
     Cuda(#[from] crate::backend::CudaError),
-    /// The arena does not fit.
+    /// An arena cannot be allocated.
     #[error(
-        "{wanted} for a rank's arena could not be had: {reason}; hint: use more ranks, a smaller micro-batch or `recompute: full`"
+        "cannot allocate {wanted} for a rank's arena: {reason}; hint: use more ranks, a smaller micro-batch or `recompute: full`"
     )]
     OutOfMemory {
         /// The arena's size.
         wanted: Bytes,
-        /// What the system says.
+        /// The system's message.
         reason: String,
     },
-    /// What this version cannot execute, though it can be simulated.
+    /// This version cannot execute the plan, though it can simulate it.
     #[error("{what} cannot be executed here; hint: {hint}")]
     Unsupported {
-        /// What was asked for.
+        /// The part of the plan or job that cannot be executed.
         what: String,
-        /// What can.
+        /// An alternative.
         hint: String,
     },
-    /// A rank ended before its time.
+    /// A rank's process ended early.
     #[error("rank {rank}{} {cause}", on_host(host))]
     RankDied {
         /// The rank.
         rank: usize,
         /// The name of its node, if the run has several nodes.
         host: Option<String>,
-        /// How it ended, as the rest of a sentence that begins with the rank.
+        /// The cause, worded so that it continues "rank 3 ...".
         cause: String,
     },
-    /// The loss is no number any more.
+    /// The loss is not finite.
     #[error("the loss became {loss} at step {step}; hint: lower the learning rate")]
     Diverged {
-        /// The step.
+        /// The step, counted from 0.
         step: usize,
-        /// What it became.
+        /// The loss: NaN or an infinity.
         loss: f64,
     },
-    /// The operating system refused something.
+    /// A system call failed.
     #[error("could not {doing}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted action, worded so that it continues "could not ...".
         doing: String,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A thread of the rank ended as none should.
+    /// A stream's thread panicked.
     #[error("the {stream} stream panicked: {message}; hint: this is a fault in Foretell: please report it")]
     Panicked {
-        /// What the thread does.
+        /// The stream.
         stream: String,
-        /// The panic's words.
+        /// The panic's message.
         message: String,
     },
-    /// Another thread of the rank failed, and says why itself.
+    /// Another stream of the rank failed and reports the cause itself.
     #[error("another stream of the rank failed")]
     OtherStream,
 }
 
 impl ExecutorError {
-    /// An operating system's refusal of `doing`.
+    /// The error of a failed system call; `doing` continues the words "could not".
     pub fn system(doing: impl Into<String>, source: std::io::Error) -> Self {
         ExecutorError::System { doing: doing.into(), source }
     }
 
-    /// The panic of a stream's thread, from what caught it.
+    /// The error of a stream's panic, from the payload that `catch_unwind` returned.
     pub(crate) fn panicked(stream: impl Into<String>, panic: &(dyn Any + Send)) -> Self {
-        let said =
+        let message =
             panic.downcast_ref::<&str>().map(|text| (*text).to_string()).or_else(|| panic.downcast_ref::<String>().cloned());
-        ExecutorError::Panicked { stream: stream.into(), message: said.unwrap_or_else(|| "it does not say why".into()) }
+        ExecutorError::Panicked { stream: stream.into(), message: message.unwrap_or_else(|| "no message".into()) }
     }
 
-    /// Whether the error only follows from another rank's.
+    /// Whether the error only follows from a failure elsewhere: in another stream or rank.
     pub fn is_consequence(&self) -> bool {
         matches!(
             self,

@@ -42,7 +42,7 @@ pub struct StepMetrics {
     pub samples_per_second: f64,
     /// The Euclidean norm of the gradient of all parameters.
     pub gradient_norm: f64,
-    /// How many times a token was routed to an expert at full capacity, over all mixtures of
+    /// The number of tokens that were routed to an expert at full capacity, over all mixtures of
     /// experts; `None` if the model has no mixtures.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropped_tokens: Option<u64>,
@@ -66,9 +66,9 @@ pub struct Evaluation {
     pub samples: usize,
 }
 
-/// The progress of a run.
+/// An event of a run, for showing its progress.
 #[derive(Clone, Copy, Debug)]
-pub enum Progress {
+pub enum RunEvent {
     /// All ranks have started.
     Started {
         /// The number of steps to come.
@@ -117,7 +117,7 @@ pub fn execute(
     job: &TrainingJob,
     folder: Option<&Path>,
     options: &LaunchOptions,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(RunEvent),
 ) -> Result<Outcome, ExecutorError> {
     supported(&job.plan, options.backend)?;
     let compiled = compile(&job.model, &job.name, &job.plan)?;
@@ -133,7 +133,7 @@ pub fn execute(
         let ids: Vec<String> = ranks.process_ids().iter().map(u32::to_string).collect();
         write_whole(&folder.join("ranks").join("pids"), ids.join("\n").as_bytes())?;
     }
-    progress(Progress::Started { steps });
+    progress(RunEvent::Started { steps });
     let mut run = ActiveRun::new(&compiled, files, options.backend, progress);
     run.receive_reports(&mut ranks, mesh)?;
     let mut outcome = run.outcome;
@@ -152,11 +152,11 @@ struct ActiveRun<'a> {
     predictions_per_sample: usize,
     files: Option<RunFiles>,
     outcome: Outcome,
-    progress: &'a mut dyn FnMut(Progress),
+    progress: &'a mut dyn FnMut(RunEvent),
 }
 
 impl<'a> ActiveRun<'a> {
-    fn new(compiled: &Compiled, files: Option<RunFiles>, backend: BackendKind, progress: &'a mut dyn FnMut(Progress)) -> Self {
+    fn new(compiled: &Compiled, files: Option<RunFiles>, backend: BackendKind, progress: &'a mut dyn FnMut(RunEvent)) -> Self {
         let training = &compiled.training;
         let world_size = training.mesh.world_size();
         let outcome = Outcome {
@@ -213,7 +213,7 @@ impl<'a> ActiveRun<'a> {
         }
         self.files.as_mut().map(|files| files.write_step(&metrics)).transpose()?;
         self.outcome.steps.push(metrics);
-        (self.progress)(Progress::Step(metrics));
+        (self.progress)(RunEvent::Step(metrics));
         Ok(())
     }
 
@@ -223,7 +223,7 @@ impl<'a> ActiveRun<'a> {
         }
         self.files.as_mut().map(|files| files.write_evaluation(&evaluation)).transpose()?;
         self.outcome.evaluations.push(evaluation);
-        (self.progress)(Progress::Evaluation(evaluation));
+        (self.progress)(RunEvent::Evaluation(evaluation));
         Ok(())
     }
 }

@@ -1,11 +1,11 @@
-//! Files are written whole or not at all: beside their place, synced, renamed into it.
+//! Atomic file writes: to a temporary file in the same folder, which is synced and renamed.
 
 use crate::error::ExecutorError;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
-/// Writes a file whole, or leaves what was there.
+/// Writes a file completely, or leaves the old one. Creates missing folders.
 ///
 /// # Errors
 /// [`ExecutorError::System`], naming the file.

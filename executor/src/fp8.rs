@@ -1,53 +1,56 @@
-//! Numbers of eight bits: how they become single precision and how single precision becomes them, to the bit as NVIDIA's GPUs convert
-//! (`cvt.rn.satfinite` in the PTX manual): to the nearest, to the even one of two that are as near; what is too large, and what is
-//! infinite, becomes the largest number; a NaN stays one.
+//! Conversion between single precision and the fp8 formats E4M3 and E5M2.
+//!
+//! The results equal those of NVIDIA's GPUs bit for bit (`cvt.rn.satfinite` in the PTX manual):
+//! narrowing rounds to nearest, ties to even. Larger values and infinities become the largest
+//! finite number, and NaN stays NaN.
 
 use foretell_models::EightBits;
 
 /// The code of a NaN.
 const NAN: u8 = 0x7f;
 
-/// How a format's bits are shared out.
-struct Form {
+/// The parameters of a format.
+struct FormatParameters {
     /// Bits of the fraction.
-    fraction: u32,
-    /// What is added to the exponent.
+    fraction_bits: u32,
+    /// The exponent's bias.
     bias: u32,
-    /// The code of the largest number.
+    /// The code of the largest finite number.
     largest: u32,
 }
 
-const fn form(format: EightBits) -> Form {
+const fn parameters(format: EightBits) -> FormatParameters {
     match format {
-        EightBits::E4M3 => Form { fraction: 3, bias: 7, largest: 0x7e },
-        EightBits::E5M2 => Form { fraction: 2, bias: 15, largest: 0x7b },
+        EightBits::E4M3 => FormatParameters { fraction_bits: 3, bias: 7, largest: 0x7e },
+        EightBits::E5M2 => FormatParameters { fraction_bits: 2, bias: 15, largest: 0x7b },
     }
 }
 
-/// The code of the number of a format that is nearest to a value.
+/// The code of the number that is nearest to `value`.
 #[inline(always)]
 pub fn nearest(format: EightBits, value: f32) -> u8 {
-    let Form { fraction, bias, largest } = form(format);
+    let FormatParameters { fraction_bits, bias, largest } = parameters(format);
     let bits = value.to_bits();
     let (sign, magnitude) = ((bits >> 24 & 0x80) as u8, bits & 0x7fff_ffff);
     if magnitude > 0x7f80_0000 {
         return NAN;
     }
-    let shift = 23 - fraction;
-    // Where the places are as small as they get, the sum of a value and a number whose last place is as large is rounded to that place.
-    let ruler = f32::from_bits((127 + 24 - bias - fraction) << 23);
-    let subnormal = (f32::from_bits(magnitude) + ruler).to_bits().wrapping_sub(ruler.to_bits());
+    let shift = 23 - fraction_bits;
+    // Subnormal results are multiples of the format's smallest number. Adding a power of two whose
+    // last bit has that weight makes the addition round to such a multiple.
+    let rounder = f32::from_bits((127 + 24 - bias - fraction_bits) << 23);
+    let subnormal = (f32::from_bits(magnitude) + rounder).to_bits().wrapping_sub(rounder.to_bits());
     let rebased = magnitude.wrapping_sub((127 - bias) << 23);
     let normal = rebased.wrapping_add(((1 << (shift - 1)) - 1) + (rebased >> shift & 1)) >> shift;
     let is_normal = magnitude >= (128 - bias) << 23;
     sign | (if is_normal { normal.min(largest) } else { subnormal }) as u8
 }
 
-/// The number that a code stands for.
+/// The value of a code, exactly.
 pub const fn to_single(format: EightBits, code: u8) -> f32 {
-    let Form { fraction, bias, .. } = form(format);
+    let FormatParameters { fraction_bits, bias, .. } = parameters(format);
     let magnitude = (code & 0x7f) as u32;
-    let (exponent, last) = (magnitude >> fraction, magnitude & ((1 << fraction) - 1));
+    let (exponent, last) = (magnitude >> fraction_bits, magnitude & ((1 << fraction_bits) - 1));
     let special = match format {
         EightBits::E4M3 => magnitude == 0x7f,
         EightBits::E5M2 => exponent == 0x1f,
@@ -55,36 +58,37 @@ pub const fn to_single(format: EightBits, code: u8) -> f32 {
     let value = if special {
         if matches!(format, EightBits::E5M2) && last == 0 { f32::INFINITY } else { f32::NAN }
     } else if exponent == 0 {
-        // `last` places of `2^(1 - bias - fraction)`.
-        last as f32 * f32::from_bits((128 - bias - fraction) << 23)
+        // Subnormal: multiples of `2^(1 - bias - fraction_bits)`.
+        last as f32 * f32::from_bits((128 - bias - fraction_bits) << 23)
     } else {
-        f32::from_bits((exponent + 127 - bias) << 23 | last << (23 - fraction))
+        f32::from_bits((exponent + 127 - bias) << 23 | last << (23 - fraction_bits))
     };
     if code & 0x80 == 0 { value } else { -value }
 }
 
-/// What a tensor is multiplied by whose largest magnitude has these bits, and what its copy in eight bits is then multiplied by: powers of two. The
-/// latter is no number where something in the tensor is not finite, which formats of eight bits would hide.
+/// The scale by which a tensor is multiplied before it is narrowed, and the factor that undoes it.
+/// Both are powers of two. `largest` has the bits of the tensor's largest magnitude. The factor is
+/// NaN if that is not finite: fp8 saturates, and so would hide it.
 pub fn scale_and_factor(format: EightBits, largest: u32) -> (f32, f32) {
     let exponent = exponent_for(format, largest);
     let factor = if largest >= 0x7f80_0000 { f32::NAN } else { power_of_two(-exponent) };
     (power_of_two(exponent), factor)
 }
 
-/// The exponent of the power of two by which a tensor is multiplied whose largest magnitude has these bits: the largest for which that has
-/// a place in the format. None is found for what is not finite, and none is needed for zero.
+/// The exponent of a tensor's scale: the largest for which the largest magnitude, given by its
+/// bits, still fits the format. 0 if that is zero or not finite.
 fn exponent_for(format: EightBits, largest: u32) -> i32 {
     let (exponent, fraction) = ((largest >> 23) as i32, largest & 0x7f_ffff);
     if largest == 0 || exponent >= 255 {
         return 0;
     }
-    // The format's largest number is 1.75 times a power of two.
+    // The largest number of both formats is 1.75 times a power of two.
     let fits = format.largest_exponent() - (exponent - 127) - i32::from(fraction > 0x60_0000);
-    // So far that the power and its reciprocal are normal numbers.
+    // In this range both the scale and its reciprocal are normal numbers.
     fits.clamp(-126, 126)
 }
 
-/// `2^exponent`, of an exponent from [`exponent_for`].
+/// `2^exponent`, for an exponent from [`exponent_for`].
 fn power_of_two(exponent: i32) -> f32 {
     f32::from_bits(((exponent + 127) as u32) << 23)
 }
@@ -95,7 +99,7 @@ mod tests {
 
     const FORMATS: [EightBits; 2] = [EightBits::E4M3, EightBits::E5M2];
 
-    /// The finite numbers of a format from the least to the largest, with their codes, by what the formats' definition says.
+    /// The finite non-negative numbers of a format and their codes, ascending, by the definition.
     fn finite(format: EightBits) -> Vec<(f64, u8)> {
         let (fraction, bias, count) = match format {
             EightBits::E4M3 => (3, 7, 0x7f),
@@ -110,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn every_code_stands_for_its_number_and_that_for_the_code() {
+    fn every_code_widens_exactly_and_narrows_back() {
         for format in FORMATS {
             for (value, code) in finite(format) {
                 for (value, code) in [(value, code), (-value, code | 0x80)] {
@@ -127,9 +131,9 @@ mod tests {
         assert!([0x7d, 0x7e].into_iter().all(|code| to_single(EightBits::E5M2, code).is_nan()));
     }
 
-    /// Against the definition: around every number, and around the middle of every two, to the last place.
+    /// Against the definition, one unit in the last place around every midpoint.
     #[test]
-    fn what_lies_between_two_numbers_becomes_the_nearest_or_the_even_one() {
+    fn narrowing_rounds_to_nearest_ties_to_even_and_saturates() {
         for format in FORMATS {
             let all = finite(format);
             for pair in all.windows(2) {
@@ -142,7 +146,7 @@ mod tests {
                 assert_eq!(nearest(format, middle.next_up()), high_code, "{format:?} above {middle}");
                 assert_eq!(nearest(format, -middle.next_up()), high_code | 0x80);
             }
-            let &(largest, code) = all.last().expect("there are some");
+            let &(largest, code) = all.last().expect("a format has numbers");
             for large in [largest as f32 * 1.001, largest as f32 * 1.9, 1e30, f32::INFINITY] {
                 assert_eq!(nearest(format, large), code, "{large}");
                 assert_eq!(nearest(format, -large), code | 0x80, "{large}");
@@ -154,9 +158,9 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_element_uses_the_format_and_has_a_place_in_it() {
+    fn the_scaled_largest_element_fits_the_format_and_uses_its_range() {
         for format in FORMATS {
-            let most = to_single(format, form(format).largest as u8);
+            let most = to_single(format, parameters(format).largest as u8);
             for value in [448.0, 449.0, 1.0, 1.75, 1.7500001, 1.9999999, 3.4e38, 1e-30, 57344.0, 6e-8] {
                 let scaled = f64::from(value) * f64::from(power_of_two(exponent_for(format, f32::to_bits(value))));
                 assert!(scaled <= f64::from(most) && scaled > f64::from(most) / 2.0, "{format:?} {value}: {scaled}");

@@ -1,21 +1,22 @@
-//! Numbers of sixteen bits: how they become single precision and how single precision becomes them.
+//! Conversion between single precision and the 16-bit formats bf16 and fp16.
 //!
-//! Nothing is computed in sixteen bits here: memory and messages hold them, arithmetic is in single precision. A number is rounded to
-//! the nearest, to the even one of two that are as near (IEEE 754's default); what is too large becomes infinite; a NaN stays one.
+//! Memory and messages hold 16-bit numbers; all arithmetic is in single precision. Narrowing rounds
+//! to nearest, ties to even (the default of IEEE 754). A value beyond the format's range becomes
+//! infinite, and NaN stays NaN.
 
 use foretell_units::DataType;
 
-/// A format of sixteen bits.
+/// A 16-bit floating-point format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
-    /// bfloat16: the upper half of a number of single precision.
+    /// bfloat16: the upper 16 bits of a single-precision number.
     Bf16,
-    /// IEEE half precision.
+    /// IEEE 754 half precision.
     Fp16,
 }
 
 impl Half {
-    /// The format of sixteen bits that a data type is, if it is one.
+    /// The 16-bit format of a data type; `None` for any other data type.
     pub fn of(data_type: DataType) -> Option<Self> {
         match data_type {
             DataType::Bf16 => Some(Half::Bf16),
@@ -24,7 +25,7 @@ impl Half {
         }
     }
 
-    /// The number that `bits` stand for.
+    /// The value of `bits`, exactly.
     #[inline(always)]
     pub fn to_single(self, bits: u16) -> f32 {
         match self {
@@ -33,7 +34,7 @@ impl Half {
         }
     }
 
-    /// The nearest number of this format.
+    /// The bits of the number of this format that is nearest to `value`.
     #[inline(always)]
     pub fn nearest(self, value: f32) -> u16 {
         match self {
@@ -42,22 +43,22 @@ impl Half {
         }
     }
 
-    /// `singles[i] = halves[i]`, as far as both reach.
+    /// Sets `singles[i]` to the value of `halves[i]`, up to the shorter length.
     pub fn widen(self, singles: &mut [f32], halves: &[u16]) {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512bw") {
-            // SAFETY: the processor has the instructions, as was just asked.
+            // SAFETY: the CPU has the instructions, as just checked.
             unsafe { x86::widen(self, singles, halves) };
             return;
         }
         singles.iter_mut().zip(halves).for_each(|(single, &half)| *single = self.to_single(half));
     }
 
-    /// `halves[i]` becomes the nearest to `singles[i]`, as far as both reach.
+    /// Sets `halves[i]` to the number nearest to `singles[i]`, up to the shorter length.
     pub fn narrow(self, halves: &mut [u16], singles: &[f32]) {
         #[cfg(target_arch = "x86_64")]
         if std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512bw") {
-            // SAFETY: the processor has the instructions, as was just asked.
+            // SAFETY: the CPU has the instructions, as just checked.
             unsafe { x86::narrow(self, halves, singles) };
             return;
         }
@@ -74,10 +75,10 @@ fn bf16_to_single(bits: u16) -> f32 {
 fn bf16_from_single(value: f32) -> u16 {
     let bits = value.to_bits();
     if value.is_nan() {
-        // Made quiet: a NaN whose lower half alone is not zero would become infinite.
+        // The quiet bit: a NaN with a non-zero lower half only would become infinite.
         return (bits >> 16) as u16 | 0x40;
     }
-    // Half of the last place, less the least bit where the last place is even.
+    // Adds half of the last place, less one if the last place is even: ties go to even.
     (bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16) as u16
 }
 
@@ -86,7 +87,7 @@ fn fp16_to_single(bits: u16) -> f32 {
     let (sign, exponent, fraction) = (u32::from(bits & 0x8000) << 16, bits >> 10 & 0x1f, u32::from(bits & 0x3ff));
     match (exponent, fraction) {
         (0, 0) => f32::from_bits(sign),
-        // Subnormal: normal in single precision, from its leading bit on.
+        // Subnormal here but normal in single precision: the leading bit becomes implicit.
         (0, _) => {
             let shift = fraction.leading_zeros() - 21;
             f32::from_bits(sign | (113 - shift) << 23 | (fraction << shift & 0x3ff) << 13)
@@ -104,7 +105,8 @@ fn fp16_from_single(value: f32) -> u16 {
     if magnitude > 0x7f80_0000 {
         return sign | 0x7e00 | (magnitude >> 13 & 0x3ff) as u16;
     }
-    // 2^16 and beyond; what rounds up to 2^16 overflows into the exponent of infinity below by itself.
+    // 2^16 and above. A smaller value that rounds up to 2^16 carries into the exponent of
+    // infinity below.
     if magnitude >= 0x4780_0000 {
         return sign | 0x7c00;
     }
@@ -112,7 +114,7 @@ fn fp16_from_single(value: f32) -> u16 {
     if magnitude >= 0x3880_0000 {
         return sign | rounded(magnitude - 0x3800_0000, 13) as u16;
     }
-    // Below 2^-14 the places are 2^-24; half of the smallest, 2^-25, and less are zero.
+    // Below 2^-14 the spacing is 2^-24, so 2^-25 and less round to zero.
     if magnitude <= 0x3300_0000 {
         return sign;
     }
@@ -126,14 +128,14 @@ mod x86 {
 
     use super::Half;
 
-    /// Numbers of a vector.
+    /// Numbers per vector.
     const LANES: usize = 16;
 
     #[target_feature(enable = "avx512f,avx512bw")]
     pub(super) fn widen(half: Half, singles: &mut [f32], halves: &[u16]) {
         let whole = singles.len().min(halves.len()) / LANES * LANES;
         for first in (0..whole).step_by(LANES) {
-            // SAFETY: sixteen numbers from `first` on lie in both slices.
+            // SAFETY: both slices hold `LANES` numbers from `first` on.
             unsafe {
                 let bits = _mm256_loadu_si256(halves.as_ptr().add(first).cast());
                 let values = match half {
@@ -150,7 +152,7 @@ mod x86 {
     pub(super) fn narrow(half: Half, halves: &mut [u16], singles: &[f32]) {
         let whole = singles.len().min(halves.len()) / LANES * LANES;
         for first in (0..whole).step_by(LANES) {
-            // SAFETY: sixteen numbers from `first` on lie in both slices.
+            // SAFETY: both slices hold `LANES` numbers from `first` on.
             unsafe {
                 let values = _mm512_loadu_ps(singles.as_ptr().add(first));
                 let bits = match half {
@@ -163,7 +165,8 @@ mod x86 {
         halves[whole..].iter_mut().zip(&singles[whole..]).for_each(|(bits, &single)| *bits = half.nearest(single));
     }
 
-    /// By integers, not by the instruction for it, which not every machine has and which makes denormals zero: the same bits everywhere.
+    /// With integer arithmetic, for the same bits on every machine: not every CPU has the
+    /// conversion instruction, and that one flushes denormals to zero.
     #[target_feature(enable = "avx512f,avx512bw")]
     fn to_bf16(values: __m512) -> __m256i {
         let bits = _mm512_castps_si512(values);
@@ -179,7 +182,7 @@ mod x86 {
 mod tests {
     use super::Half;
 
-    /// What a format's bits stand for, by its definition.
+    /// The value of a format's bits, by the definition.
     fn exact(half: Half, bits: u16) -> f64 {
         let (exponent_bits, fraction_bits) = if half == Half::Bf16 { (8, 7) } else { (5, 10) };
         let (sign, bias) = (if bits >> 15 == 1 { -1.0 } else { 1.0 }, (1 << (exponent_bits - 1)) - 1);
@@ -201,11 +204,11 @@ mod tests {
     const FORMATS: [Half; 2] = [Half::Bf16, Half::Fp16];
 
     #[test]
-    fn every_number_of_sixteen_bits_widens_exactly_and_comes_back() {
+    fn every_16_bit_number_widens_exactly_and_narrows_back() {
         for half in FORMATS {
             let halves: Vec<u16> = (0..=u16::MAX).collect();
             let mut singles = vec![0.0; halves.len()];
-            // Of a length that no vector divides.
+            // The length is not a multiple of the vector length.
             half.widen(&mut singles[1..], &halves[1..]);
             let mut back = vec![0; halves.len()];
             half.narrow(&mut back[1..], &singles[1..]);
@@ -223,18 +226,18 @@ mod tests {
     }
 
     #[test]
-    fn numbers_between_two_are_rounded_to_the_nearest_and_ties_to_even() {
+    fn narrowing_rounds_to_nearest_and_ties_to_even() {
         for half in FORMATS {
             let infinite = half.nearest(f32::INFINITY);
             for bits in 0..infinite {
                 let (below, above) = (exact(half, bits), exact(half, bits + 1));
-                // Beyond the largest number the next one would be where its exponent goes on.
+                // Above the largest number, rounding behaves as if the exponent continued.
                 let above = if above.is_infinite() { 2.0 * below - exact(half, bits - 1) } else { above };
                 let middle = (0.5 * (below + above)) as f32;
                 let even = if bits % 2 == 0 { bits } else { bits + 1 };
                 let just_below = f32::from_bits(middle.to_bits() - 1);
                 let just_above = f32::from_bits(middle.to_bits() + 1);
-                // Sixteen of each, so that the vector's way is taken.
+                // Sixteen copies, so that the vector code runs.
                 for (value, expected) in [(middle, even), (just_below, bits), (just_above, bits + 1)] {
                     for (value, sign) in [(value, 0), (-value, 0x8000)] {
                         let mut narrowed = [0; 16];

@@ -1,9 +1,9 @@
-//! The hyperparameters of a training step, as the plan and the seed determine them.
+//! The hyperparameters of a training step, from the plan and the seed.
 
 use crate::backend::Hyperparameters;
 use foretell_program::Plan;
 
-/// What kernels are told at a step, counted from 0.
+/// The hyperparameters that the kernels of a step get. `step` counts from 0.
 pub(crate) fn hyperparameters(plan: &Plan, seed: u64, step: usize) -> Hyperparameters {
     Hyperparameters {
         learning_rate: plan.learning_rate(),

@@ -1,9 +1,13 @@
-//! The interpreter: takes a rank's next instruction, waits for what it depends on, has it done, records its span.
+//! Runs the Programs of one rank: each instruction after its dependencies, with its span recorded.
 //!
-//! It knows no layouts. Each stream of the Programs is a thread that owns what the stream needs: a process group, a channel to one
-//! peer, the data set; kernels run on the calling thread. Training and evaluation are two Programs over one arena and the same streams.
-//! Where the arena is a GPU's memory, each stream has one of the GPU's, too: to be done is then to be queued there, and to wait for another stream is to
-//! have the GPU wait for its event ([`gpu`]).
+//! Every stream of the Programs is a thread that owns what the stream needs: a process group, a
+//! channel to one peer, or the data set. Kernels run on the thread that calls [`Interpreter::run`].
+//! Training and evaluation are two Programs over the same arenas and streams.
+//!
+//! On a GPU each of these streams also has one of the GPU's streams. An instruction then counts as
+//! done when it is queued there, and a dependency becomes a wait for a GPU event ([`gpu`]).
+//!
+//! The interpreter knows no layouts.
 
 mod gpu;
 mod prepared_program;
@@ -21,84 +25,95 @@ pub(crate) use stream_numbers::{OUTSIDE_PROGRAMS, STREAM_COUNT};
 
 use crate::arena::Arenas;
 use crate::backend::cuda::CudaBackend;
-use crate::backend::{CpuBackend, Hyperparameters};
+use crate::backend::{CpuBackend, Hyperparameters, Operand};
 use crate::error::ExecutorError;
 use crate::samples::Samples;
 use crate::transport::{StreamNumber, Transport};
 use foretell_program::{Group, Mesh, MetricKind, Program, Rank};
 use gpu::GpuStreams;
 use prepared_program::PreparedProgram;
-use progress::{MAX_STREAMS, Progress};
+use progress::{MAX_STREAMS, StreamProgress};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::JoinHandle;
 use stream_key::{StreamKey, stream_keys};
 use stream_numbers::stream_number;
 use stream_runner::StreamRunner;
 
-/// When an instruction ran, in nanoseconds of the machine's clock.
+/// Start and end of an instruction, in nanoseconds of the monotonic clock.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RawSpan {
     pub(crate) start: u64,
     pub(crate) end: u64,
 }
 
-/// What one run of a Program works on.
+/// The inputs of one run of a Program.
 #[derive(Clone, Debug)]
 pub(crate) struct StepRequest {
-    /// Which Program.
+    /// The Program's index among those given to [`Interpreter::start`].
     pub(crate) program: usize,
     /// The samples of the global batch.
     pub(crate) samples: Arc<Samples>,
-    /// The samples of the next run of the same Program, if they are known: they are made ready while this one runs.
+    /// The samples of the next run of the same Program, if they are known. On a GPU they are
+    /// prepared while this run is in progress.
     pub(crate) next: Option<Arc<Samples>>,
-    /// What the optimizer is told.
     pub(crate) hyperparameters: Hyperparameters,
-    /// Whether it must be known when each instruction ran. A processor's interpreter knows it anyway; a GPU's is faster without.
+    /// Whether to time each instruction. A CPU always does; a GPU runs faster without.
     pub(crate) is_timed: bool,
 }
 
+/// The state that all threads of a rank share. Vectors are indexed by stream, in the order of
+/// `keys`.
 struct SharedState {
-    /// By slot: what its stream is for.
     keys: Vec<StreamKey>,
-    /// By slot: on which of the transport's streams it waits for other ranks.
-    numbers: Vec<Option<StreamNumber>>,
+    /// The transport's stream that each stream uses; `None` for streams without peers.
+    transport_streams: Vec<Option<StreamNumber>>,
+    /// The prepared Programs, by index.
     programs: Vec<PreparedProgram>,
-    progress: Progress,
+    progress: StreamProgress,
+    /// The step in progress, or the last one.
     step: RwLock<StepRequest>,
-    /// Counts the steps that were begun; workers run one each time it grows. `u64::MAX` ends them.
-    begun: AtomicU64,
-    /// By slot: how many steps it has ended.
-    ended: Vec<AtomicU64>,
-    /// By slot: the spans of its list, of the last step.
+    /// The number of steps started. Each thread runs a step whenever it grows, and ends at [`END`].
+    steps_started: AtomicU64,
+    /// The number of the last step that each stream has finished.
+    steps_finished: Vec<AtomicU64>,
+    /// The spans of each stream's instructions in the last step. Not used on a GPU.
     spans: Vec<Mutex<Vec<RawSpan>>>,
+    /// The thread that runs the interpreter, woken when a stream finishes a step.
     main: std::thread::Thread,
     transport: Arc<dyn Transport>,
-    /// Where the arena is a GPU's memory.
+    /// `None` on a CPU.
     gpu_streams: Option<GpuStreams>,
 }
 
-/// What runs kernels.
-enum Processor {
+/// The backend that runs the kernels.
+enum KernelBackend {
     Cpu(Box<CpuBackend>),
     Cuda(Box<CudaBackend>),
 }
 
-/// One rank's streams.
+/// The interpreter of one rank.
 pub(crate) struct Interpreter {
     shared: Arc<SharedState>,
-    processor: Processor,
-    workers: Vec<std::thread::JoinHandle<()>>,
+    backend: KernelBackend,
+    /// The threads of all streams but compute, in the order of `SharedState::keys`.
+    workers: Vec<JoinHandle<()>>,
     step_number: u64,
 }
 
+/// The value of `SharedState::steps_started` that ends all threads.
 const END: u64 = u64::MAX;
-/// The slot of the compute stream.
+/// The index of the compute stream.
 const COMPUTE: usize = 0;
 
 impl Interpreter {
-    /// Prepares `programs` for `rank` over the same arenas and starts the threads of their streams. What the device's arena holds is lost where GPUs
-    /// reach each other directly: it is all zeros afterwards.
+    /// Prepares `programs` for `rank` over the same arenas and starts the threads of their streams.
+    /// If GPUs communicate directly, this zeroes the device arena.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Unsupported`] if the rank has too many streams; errors of the arenas, the
+    /// transport and the GPU.
     pub(crate) fn start(
         programs: &[&Program],
         rank: Rank,
@@ -116,129 +131,126 @@ impl Interpreter {
         let stages = programs.iter().flat_map(|program| &program.lists);
         let groups: Vec<Group> =
             stages.flat_map(|stage| stage.groups.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
-        let programs = programs
+        let prepared = programs
             .iter()
             .map(|program| PreparedProgram::new(program, &mesh, rank, &keys, arenas))
             .collect::<Result<Vec<_>, _>>()?;
-        let (processor, gpu_streams) = match arenas.driver() {
-            None => (Processor::Cpu(Box::default()), None),
-            Some(driver) => {
-                let mut backend = CudaBackend::new(Arc::clone(driver))?;
-                let gpu_streams = GpuStreams::new(driver, &backend, &programs, &keys)?;
-                if driver.collectives().is_some() {
-                    gpu::load_kernels(driver, &mut backend, &programs, &arenas.device)?;
-                }
-                (Processor::Cuda(Box::new(backend)), Some(gpu_streams))
-            }
-        };
-        let step = StepRequest {
-            program: 0,
-            samples: Arc::clone(&samples),
-            next: None,
-            hyperparameters: Hyperparameters::default(),
-            is_timed: false,
-        };
+        let (backend, gpu_streams) = open_backend(arenas, &prepared, &keys)?;
+        let step = StepRequest { program: 0, samples, next: None, hyperparameters: Hyperparameters::default(), is_timed: false };
         let shared = Arc::new(SharedState {
-            programs,
+            programs: prepared,
             gpu_streams,
-            numbers: keys.iter().map(|key| stream_number(key, &groups, &mesh, rank)).collect(),
-            progress: Progress::new(keys.len()),
+            transport_streams: keys.iter().map(|key| stream_number(key, &groups, &mesh, rank)).collect(),
+            progress: StreamProgress::new(keys.len()),
             step: RwLock::new(step),
-            begun: AtomicU64::new(0),
-            ended: keys.iter().map(|_| AtomicU64::new(0)).collect(),
+            steps_started: AtomicU64::new(0),
+            steps_finished: keys.iter().map(|_| AtomicU64::new(0)).collect(),
             spans: keys.iter().map(|_| Mutex::new(Vec::new())).collect(),
             keys,
             main: std::thread::current(),
             transport: Arc::clone(&transport),
         });
-        shared.progress.enter(0);
-        // From here on it ends the threads that it has, should one not start.
-        let mut interpreter = Self { shared: Arc::clone(&shared), processor, workers: Vec::new(), step_number: 0 };
+        shared.progress.register_thread(COMPUTE);
+        // From here on, an error drops the interpreter, which ends the threads that have started.
+        let mut interpreter = Self { shared: Arc::clone(&shared), backend, workers: Vec::new(), step_number: 0 };
+        // The compute stream has no runner: it is the calling thread.
         let mut runners: Vec<Option<StreamRunner>> = vec![None];
         for key in shared.keys.iter().skip(1) {
             runners.push(Some(StreamRunner::open(key, &groups, &mesh, precision, rank, &transport)?));
         }
-        let mut communication = match &shared.gpu_streams {
+        let mut communications = match &shared.gpu_streams {
             Some(gpu_streams) => {
-                gpu::connect(gpu_streams, &shared.keys, &groups, rank, &mut runners)?.into_iter().map(Some).collect()
+                let connected = gpu::connect(gpu_streams, &shared.keys, &groups, rank, &mut runners)?;
+                connected.into_iter().map(Some).collect()
             }
             None => Vec::new(),
         };
-        for (slot, (key, runner)) in shared.keys.iter().zip(runners).enumerate() {
+        for (stream, (key, runner)) in shared.keys.iter().zip(runners).enumerate() {
             let Some(runner) = runner else { continue };
-            let communication = communication.get_mut(slot).and_then(Option::take);
+            let communication = communications.get_mut(stream).and_then(Option::take);
             let shared = Arc::clone(&shared);
             let worker = std::thread::Builder::new()
                 .name(format!("{key} stream"))
-                .spawn(move || threads::live(&shared, slot, runner, communication))
+                .spawn(move || threads::stream_thread(&shared, stream, runner, communication))
                 .map_err(|error| ExecutorError::system("start a stream's thread", error))?;
             interpreter.workers.push(worker);
         }
         Ok(interpreter)
     }
 
-    /// Runs one step on all streams and returns when every instruction is done.
+    /// Runs one step on all streams. Returns when every instruction is done.
+    ///
+    /// # Errors
+    /// The first failure of a stream.
     pub(crate) fn run(&mut self, step: StepRequest) -> Result<(), ExecutorError> {
         let shared = &self.shared;
         shared.progress.reset();
         let prepared = &shared.programs[step.program];
-        let own = step.clone();
+        let own_step = step.clone();
         if let Some(gpu_streams) = &shared.gpu_streams {
-            gpu_streams.begin(&own, prepared)?;
+            gpu_streams.begin_step(&own_step, prepared)?;
         }
         *shared.step.write().unwrap_or_else(PoisonError::into_inner) = step;
         self.step_number += 1;
-        shared.begun.store(self.step_number, Ordering::SeqCst);
+        shared.steps_started.store(self.step_number, Ordering::SeqCst);
         for worker in &self.workers {
             worker.thread().unpark();
         }
-        let result = match &mut self.processor {
-            Processor::Cpu(backend) => threads::compute(shared, prepared, backend, &own.hyperparameters),
-            Processor::Cuda(backend) => gpu::compute(shared, prepared, backend, &own),
+        let result = match &mut self.backend {
+            KernelBackend::Cpu(backend) => threads::run_compute_stream(shared, prepared, backend, &own_step.hyperparameters),
+            KernelBackend::Cuda(backend) => gpu::run_compute_stream(shared, prepared, backend, &own_step),
         };
         if let Err(error) = result {
             shared.fail(error);
         }
-        for slot in 1..shared.ended.len() {
-            while shared.ended[slot].load(Ordering::SeqCst) < self.step_number {
-                // No thread ends within a step unless something went very wrong; what, it has said itself if it could.
-                if self.workers.get(slot - 1).is_none_or(std::thread::JoinHandle::is_finished) {
-                    let (stream, message) = (shared.keys[slot].to_string(), "its thread is gone".into());
-                    shared.fail(ExecutorError::Panicked { stream, message });
-                    break;
-                }
-                std::thread::park_timeout(std::time::Duration::from_millis(50));
-            }
-        }
+        self.wait_for_workers();
         match shared.progress.has_failed() {
             true => Err(shared.progress.take_failure().unwrap_or(ExecutorError::OtherStream)),
             false => Ok(()),
         }
     }
 
-    /// The sums that a Program's last run left on this rank, as far as they count.
+    /// Waits until all workers have finished the step in progress.
+    fn wait_for_workers(&self) {
+        let shared = &self.shared;
+        for stream in 1..shared.keys.len() {
+            while shared.steps_finished[stream].load(Ordering::SeqCst) < self.step_number {
+                // A thread that panics reports that itself. This only catches one that could not.
+                if self.workers.get(stream - 1).is_none_or(JoinHandle::is_finished) {
+                    let (stream, message) = (shared.keys[stream].to_string(), "its thread has ended".into());
+                    shared.fail(ExecutorError::Panicked { stream, message });
+                    break;
+                }
+                std::thread::park_timeout(std::time::Duration::from_millis(50));
+            }
+        }
+    }
+
+    /// The metrics of a Program's last run on this rank. Metrics that this rank does not contribute
+    /// to the sum over ranks are left out.
     pub(crate) fn metrics(&self, program: usize, mesh: &Mesh, rank: Rank) -> Result<Vec<(MetricKind, f64)>, ExecutorError> {
         let prepared = &self.shared.programs[program];
         let coordinates = mesh.coordinates(rank);
-        let counting = prepared.metrics.iter().filter(|(metric, _)| metric.counts_at(coordinates));
-        let value = |operand: &crate::backend::Operand| match &self.shared.gpu_streams {
-            // SAFETY: the operand lies in the arena, is aligned, holds one `f32`, and no stream runs between steps.
+        let counted = prepared.metrics.iter().filter(|(metric, _)| metric.counts_at(coordinates));
+        let value = |operand: &Operand| match &self.shared.gpu_streams {
+            // SAFETY: the operand lies in the arena, is aligned, holds one `f32`, and no stream
+            // runs between steps.
             None => Ok(unsafe { operand.pointer.cast::<f32>().read() }),
-            Some(gpu_streams) => gpu_streams.number(operand),
+            Some(gpu_streams) => gpu_streams.read_f32(operand),
         };
-        counting.map(|(metric, operand)| Ok((metric.kind, f64::from(value(operand)?)))).collect()
+        counted.map(|(metric, operand)| Ok((metric.kind, f64::from(value(operand)?)))).collect()
     }
 
-    /// When each instruction of a Program's last run ran, in the order of the list; nothing where that was not asked for and is not known.
+    /// The spans of a Program's last run, in the order of the list. Empty if a GPU did not time it.
     pub(crate) fn spans(&self, program: usize) -> Result<Vec<RawSpan>, ExecutorError> {
         let prepared = &self.shared.programs[program];
         if let Some(gpu_streams) = &self.shared.gpu_streams {
             return gpu_streams.spans(program);
         }
         let mut spans = vec![RawSpan::default(); prepared.stage.instructions.len()];
-        for (list, recorded) in prepared.lists.iter().zip(&self.shared.spans) {
+        for (instructions, recorded) in prepared.stream_instructions.iter().zip(&self.shared.spans) {
             let recorded = recorded.lock().unwrap_or_else(PoisonError::into_inner);
-            for (&id, &span) in list.iter().zip(recorded.iter()) {
+            for (&id, &span) in instructions.iter().zip(recorded.iter()) {
                 spans[id as usize] = span;
             }
         }
@@ -246,9 +258,24 @@ impl Interpreter {
     }
 }
 
+/// Opens the backend of the device that holds the arenas, and on a GPU its streams.
+fn open_backend(
+    arenas: &Arenas,
+    programs: &[PreparedProgram],
+    keys: &[StreamKey],
+) -> Result<(KernelBackend, Option<GpuStreams>), ExecutorError> {
+    let Some(driver) = arenas.driver() else { return Ok((KernelBackend::Cpu(Box::default()), None)) };
+    let mut backend = CudaBackend::new(Arc::clone(driver))?;
+    let gpu_streams = GpuStreams::new(driver, &backend, programs, keys)?;
+    if driver.collectives().is_some() {
+        gpu::load_kernels(driver, &mut backend, programs, &arenas.device)?;
+    }
+    Ok((KernelBackend::Cuda(Box::new(backend)), Some(gpu_streams)))
+}
+
 impl SharedState {
-    /// Remembers why the rank cannot go on, and wakes all who wait: for its streams, here and elsewhere. The transport comes first, so
-    /// that nobody who is woken by the progress goes on to wait there.
+    /// Records a failure and wakes all streams of this rank. The transport is aborted first, so
+    /// that no woken stream goes on to wait there.
     fn fail(&self, error: ExecutorError) {
         self.transport.abort(None);
         if let Some(collectives) = self.gpu_streams.as_ref().and_then(|gpu_streams| gpu_streams.driver.collectives()) {
@@ -261,14 +288,15 @@ impl SharedState {
 impl Drop for Interpreter {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // The streams wait for what this thread will not do any more, and their threads are waited for below.
+            // This thread will not run its kernels any more. Wake the workers that wait for them,
+            // because they are joined below.
             self.shared
                 .fail(ExecutorError::Panicked { stream: StreamKey::Compute.to_string(), message: "see standard error".into() });
         }
-        self.shared.begun.store(END, Ordering::SeqCst);
+        self.shared.steps_started.store(END, Ordering::SeqCst);
         for worker in self.workers.drain(..) {
             worker.thread().unpark();
-            // A worker that panicked has said so.
+            // A worker that panicked has reported it.
             let _ = worker.join();
         }
     }

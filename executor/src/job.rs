@@ -1,4 +1,6 @@
-//! What the launcher and its ranks say to each other over the control connection.
+//! Messages between the launcher and its ranks, over the control connection.
+//!
+//! The launcher sends a [`Job`] first and an [`Order`] at the end. A rank sends [`Report`]s.
 
 use crate::data::DataSource;
 use crate::error::ExecutorError;
@@ -8,7 +10,7 @@ use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// What all ranks are to do: sent once, before anything else.
+/// The work of all ranks.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Job {
     Train(Box<TrainingJob>),
@@ -20,158 +22,170 @@ pub(crate) enum Job {
 pub struct TrainingJob {
     /// The model.
     pub model: Model,
-    /// Its name.
+    /// The model's name.
     pub name: String,
-    /// How it is laid out.
+    /// How training is laid out, and its hyperparameters.
     pub plan: Plan,
-    /// What it learns from.
+    /// The training and evaluation samples.
     pub data: DataSource,
-    /// Of everything random.
+    /// The seed of everything random.
     pub seed: u64,
-    /// Training steps in all.
+    /// When training ends.
     pub length: Length,
-    /// Whether it is evaluated after each epoch and at the end.
+    /// Whether to evaluate after each epoch and at the end.
     pub evaluate: bool,
-    /// The folder for each rank's spans, if they are to be kept.
+    /// The folder for the measured spans, one file per rank. `None`: they are not kept.
     pub timeline: Option<PathBuf>,
 }
 
-/// How long a run is.
+/// The length of a training run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Length {
-    /// So many steps.
+    /// This many steps.
     Steps(usize),
-    /// So many times through the training samples.
+    /// This many passes over the training samples.
     Epochs(usize),
 }
 
 impl Length {
-    /// The training steps in all.
+    /// The number of training steps.
     ///
     /// # Errors
-    /// [`ExecutorError::Unsupported`] where there are none, or more than can be counted.
+    /// [`ExecutorError::Unsupported`] if it is 0, or does not fit a `usize`.
     pub(crate) fn steps(self, steps_per_epoch: usize) -> Result<usize, ExecutorError> {
         let (steps, asked) = match self {
             Length::Steps(steps) => (Some(steps), format!("a run of {steps} steps")),
             Length::Epochs(epochs) => (epochs.checked_mul(steps_per_epoch), format!("a run of {epochs} epochs")),
         };
         match steps {
-            Some(0) => Err(ExecutorError::Unsupported { what: asked, hint: "ask for 1 at least".into() }),
+            Some(0) => Err(ExecutorError::Unsupported { what: asked, hint: "ask for at least 1".into() }),
             Some(steps) => Ok(steps),
             None => Err(ExecutorError::Unsupported { what: asked, hint: "ask for fewer".into() }),
         }
     }
 }
 
-/// A calibration: what is to be timed.
+/// A calibration: the kernels and communication to time, and under which conditions.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CalibrationJob {
-    /// Kernels, and whether they add to what is there.
+    /// The kernels to time, each with whether it accumulates into its output.
     pub kernels: Vec<(Kernel, bool)>,
-    /// Where they stand: a processor runs these, a GPU runs the kernels one by one.
+    /// Training steps in which the kernels occur. CPUs time the kernels inside these steps; GPUs
+    /// time each kernel by itself and ignore this.
     pub timed_steps: Vec<TimedStep>,
-    /// Of each kernel's reads and then writes, how many bytes a step touches between two uses: so that they are as far from the processor as
-    /// they are in a step.
-    pub reuse: Vec<Vec<Bytes>>,
-    /// Of messages and exchanges of a step, by size: how many bytes it touches between writing what is sent and sending it.
-    pub message_reuse: Vec<(Bytes, Bytes)>,
-    /// About how many bytes a rank touches between two exchanges of a step: what is left in the caches of the way to other ranks when it takes it.
-    pub between_exchanges: Bytes,
-    /// The precision in which they are run.
+    /// Per kernel, the reuse distance of each operand, reads before writes: the bytes that a step
+    /// touches between two uses of the operand. GPUs cycle through enough memory to reproduce it.
+    pub reuse_distances: Vec<Vec<Bytes>>,
+    /// Message sizes of a step, each with the bytes that the step touches between writing such a
+    /// message and sending it.
+    pub message_reuse_distances: Vec<(Bytes, Bytes)>,
+    /// The bytes that a rank touches between two communications of a step. They displace the
+    /// transport's own data from the caches.
+    pub bytes_between_communications: Bytes,
+    /// The precision of the kernels.
     pub precision: DataType,
-    /// About what a step touches: over no more is an operand spread.
+    /// The bytes that a step touches. No operand is spread over more memory than that.
     pub footprint: Bytes,
-    /// Whose exchanges are timed, group after group. Besides all ranks there may be as many groups as the transport has further streams.
+    /// The groups whose communication is timed, one group after the other. Groups of fewer than all
+    /// ranks use a transport stream each, which limits their number.
     pub groups: Vec<CalibratedGroup>,
-    /// What each rank's device is; none where each has a core to itself.
+    /// The device of each rank. Empty if each rank has a core of its own.
     pub devices: Vec<CalibratedDevice>,
-    /// How long each exchange is timed, and each kernel on a GPU, over all passes; a slow one at least a few times a pass.
-    pub patience: Seconds,
-    /// How long the passes go on at least: long enough to see how the devices change their pace.
-    pub duration: Seconds,
-    /// The model whose data are loaded, if loading is to be timed.
+    /// How long to time each communication, and each kernel on a GPU, over all passes. Slow ones
+    /// are timed at least a few times per pass.
+    pub time_per_item: Seconds,
+    /// The least time for all passes together: long enough to observe how the devices' pace varies.
+    pub least_duration: Seconds,
+    /// The model whose data loading is timed. `None`: loading is not timed.
     pub model: Option<Model>,
 }
 
-/// A training step, or as much of one as it takes to time some of its kernels where they stand.
+/// A training step in which some kernels are timed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TimedStep {
     /// The model.
     pub model: Model,
-    /// Its name.
+    /// The model's name.
     pub name: String,
-    /// How it is laid out.
+    /// How training is laid out.
     pub plan: Plan,
-    /// By the training Program's lists: the instructions that are timed, ascending.
+    /// Per list of the training Program, the instructions to time, ascending.
     pub timed: Vec<Vec<u32>>,
 }
 
-/// Ranks whose exchanges are timed.
+/// A group of ranks whose communication is timed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CalibratedGroup {
-    /// The ranks; those of messages between two are the first two.
+    /// The ranks. Messages are timed between the first two.
     pub ranks: Vec<usize>,
-    /// How far apart they are.
+    /// How far their messages travel.
     pub reach: Reach,
-    /// What is timed among them.
+    /// The kinds of communication to time.
     pub exchanges: Vec<Exchange>,
-    /// Sizes of messages, ascending.
+    /// The message sizes, ascending.
     pub messages: Vec<Bytes>,
 }
 
-/// A device that is not a whole core of its own.
+/// A device that shares a core with others, or may use only a part of its time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CalibratedDevice {
-    /// Its kind.
+    /// The kind, as the topology names it.
     pub kind: String,
-    /// Ranks that are on its core, its own included.
-    pub sharers: usize,
-    /// The share of the core's time that it may have.
+    /// The number of ranks on this core, this one included.
+    pub ranks_on_core: usize,
+    /// The fraction of the core's time that the device may use: at most 1.
     pub speed: f64,
 }
 
 impl CalibratedDevice {
-    /// Whether the clock on the wall says less of its kernels than that of the processor: it is not always running.
+    /// Whether the device does not run all the time. Its kernels are then timed in CPU time instead
+    /// of wall-clock time.
     pub(crate) fn is_partial(&self) -> bool {
-        self.sharers > 1 || self.speed < 1.0
+        self.ranks_on_core > 1 || self.speed < 1.0
     }
 }
 
-/// What a rank tells the launcher.
+/// A rank's message to the launcher.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) enum Report {
-    /// Steps since the last report: ranks do not bother the launcher at every one, because it shares their cores.
+    /// The steps since the last report. A rank does not report every step, because the launcher
+    /// shares the ranks' cores.
     Steps(Vec<StepReport>),
     Evaluation(EvaluationReport),
     Finished {
+        /// The size of the device arena; zero after a calibration.
         arena: Bytes,
     },
+    /// The duration of a kernel of the calibration job, by its index there.
     Kernel {
         index: usize,
         sample: Sample,
     },
-    /// How much slower than the samples the device was, window after window.
+    /// The device's durations in successive windows of time, relative to its usual best.
     Paces(Vec<f64>),
-    /// The share of the calibration's kernels that is done, from 0 to 1.
+    /// The fraction of the calibration's kernels that is done.
     Progress(f64),
-    /// The share of the time for which a device that has only a share of a core had it while it had work.
+    /// The fraction of a core's time that a partial device got while it had work.
     Speed(f64),
+    /// The duration of one kind of communication at one size.
     Exchange {
-        /// The number of the group.
+        /// The group's index in the calibration job.
         group: usize,
         exchange: Exchange,
         bytes: Bytes,
         sample: Sample,
+        /// The part of the duration that the communication keeps the device busy.
         processor: Seconds,
     },
     Overheads(Overheads),
     Failed {
         message: String,
+        /// Whether the failure only follows from another one.
         consequence: bool,
     },
 }
 
-/// A number as its bits: JSON has no words for what is no number or not finite, and a run that diverges must be able to say so.
+/// An `f64` as its bits. JSON has no NaN and no infinities, which a diverging run must report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bits(u64);
 
@@ -187,46 +201,59 @@ impl From<Bits> for f64 {
     }
 }
 
-/// One rank's part of a step.
+/// One rank's part of a training step.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct StepReport {
+    /// The step, counted from 0.
     pub(crate) step: usize,
-    /// Nanoseconds of the machine's clock.
+    /// Start of the step, in nanoseconds of the monotonic clock.
     pub(crate) start: u64,
+    /// End of the step, in nanoseconds of the monotonic clock.
     pub(crate) end: u64,
     pub(crate) learning_rate: Bits,
+    /// The metrics that this rank contributes, to be summed over ranks.
     pub(crate) metrics: Vec<(MetricKind, Bits)>,
 }
 
 /// One rank's part of an evaluation.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct EvaluationReport {
+    /// The last training step before the evaluation.
     pub(crate) step: usize,
+    /// The epoch that it ends or interrupts, counted from 0.
     pub(crate) epoch: usize,
+    /// The number of evaluation samples, over all ranks.
     pub(crate) samples: usize,
+    /// The metrics that this rank contributes, to be summed over ranks.
     pub(crate) metrics: Vec<(MetricKind, Bits)>,
 }
 
-/// What an interpreter costs beside its kernels and its communication.
+/// The interpreter's costs beside kernels and communication.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Overheads {
+    /// Per instruction.
     pub(crate) instruction: Sample,
+    /// Per dependency on another stream: from the end of one instruction to the start of the next.
     pub(crate) handoff: Sample,
-    /// What launching a kernel takes of a GPU's host, in a step that is not captured.
+    /// Host time to launch a GPU kernel in a step that is not captured as a graph. Zero on CPUs.
     pub(crate) launch: Seconds,
+    /// Per step.
     pub(crate) step: Sample,
+    /// To prepare samples, per byte.
     pub(crate) load_seconds_per_byte: Seconds,
+    /// The fraction of the device that communication takes while it runs.
     pub(crate) communication_share: f64,
-    /// As a profile has it.
+    /// How fast communication progresses beside a kernel, relative to the kernel, as a profile has
+    /// it. `None`: not measured.
     pub(crate) communication_growth: Option<f64>,
 }
 
-/// What the launcher tells a rank while it works.
+/// The launcher's message to a working rank.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) enum Order {
-    /// Stop waiting for the others: one is lost.
+    /// Stop waiting for other ranks: one is lost.
     Abort { lost: Option<usize> },
-    /// All have finished, or the cause of a failure is known: end.
+    /// Exit: all ranks have finished, or the cause of a failure is known.
     Leave,
 }
 
@@ -235,22 +262,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_carries_what_is_no_number() {
+    fn a_report_carries_nan_infinities_and_negative_zero() {
         for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 0.1] {
             let metrics = vec![(MetricKind::Loss, Bits::from(value))];
             let report = StepReport { step: 3, start: 1, end: 2, learning_rate: value.into(), metrics };
-            let text = serde_json::to_vec(&Report::Steps(vec![report])).expect("it is written");
-            let read: Report = serde_json::from_slice(&text).expect("it is read");
-            let Report::Steps(read) = &read else { unreachable!("{read:?} is no report of steps") };
+            let text = serde_json::to_vec(&Report::Steps(vec![report])).expect("a report is JSON");
+            let read: Report = serde_json::from_slice(&text).expect("JSON is a report");
+            let Report::Steps(read) = &read else { unreachable!("expected steps, got {read:?}") };
             assert_eq!(f64::from(read[0].learning_rate).to_bits(), value.to_bits());
             assert_eq!(f64::from(read[0].metrics[0].1).to_bits(), value.to_bits());
         }
     }
 
     #[test]
-    fn a_run_has_a_step_at_least_and_a_countable_number() {
-        assert_eq!(Length::Steps(7).steps(2).expect("seven"), 7);
-        assert_eq!(Length::Epochs(7).steps(2).expect("fourteen"), 14);
+    fn a_run_of_no_steps_or_of_too_many_is_refused() {
+        assert_eq!(Length::Steps(7).steps(2).expect("7 steps"), 7);
+        assert_eq!(Length::Epochs(7).steps(2).expect("14 steps"), 14);
         for length in [Length::Steps(0), Length::Epochs(0), Length::Epochs(usize::MAX)] {
             assert!(matches!(length.steps(2), Err(ExecutorError::Unsupported { .. })), "{length:?}");
         }

@@ -2,15 +2,15 @@
 //! leaves no process behind.
 //!
 //! It starts one process per rank. Where an external launcher such as `srun` has started a process
-//! per rank already, it starts only the first rank and waits for the others to join. It does not
-//! know what a job means.
+//! per rank already, it starts only the first rank and waits for the others to join. All it reads
+//! of a job is the collective algorithm, which NCCL must be told.
 
 mod failure;
 mod options;
 mod slots;
 
 pub use options::{LaunchOptions, TransportKind};
-pub use slots::Slot;
+pub use slots::RankSlot;
 
 use crate::environment::{CORE_VARIABLE, SPIN_VARIABLE, START_TIME};
 use crate::error::ExecutorError;
@@ -143,7 +143,7 @@ impl Ranks {
     /// Starts rank 0 of a run whose other ranks an external launcher started.
     fn start_first(world: &World, world_size: usize, options: &LaunchOptions) -> Result<Self, ExecutorError> {
         if world.size != world_size {
-            let what = format!("a plan for {world_size} ranks, of which {} started {},", world.starter, world.size);
+            let what = format!("a plan for {world_size} ranks, where {} started {},", world.starter, world.size);
             let hint = format!("have it start {world_size}, or plan for {}", world.size);
             return Err(ExecutorError::Unsupported { what, hint });
         }

@@ -1,19 +1,40 @@
-//! The interpreter of Programs that trains.
+//! Executes Programs: trains a model for real, and calibrates the cost model.
 //!
-//! The nouns: a [`TrainingJob`] says what is to be trained and how it is laid out; [`execute`] starts a process for each rank
-//! ([`run_rank`]), collects what they report and returns an [`Outcome`] with the measured Timeline. [`calibrate`] starts the same
-//! processes to time kernels and transport, and returns a Profile.
+//! A [`TrainingJob`] names the model, the plan and the data. [`execute`] starts one process per
+//! rank ([`run_rank`]), collects the reports of the ranks and returns an [`Outcome`].
+//! [`read_timeline`] reads the measured spans of such a run. [`calibrate`] starts the same
+//! processes to time kernels and communication, and returns a
+//! [`Profile`](foretell_program::Profile).
 //!
-//! The flow inside a rank: compile → one arena → the interpreter, which takes the next instruction, waits for what it depends on, calls
-//! the [`backend`] or the [`transport`], and records the span. This crate knows no layout, no search and no cost model.
+//! Inside a rank, the plan is compiled to a Program, the arenas that its memory plan asks for are
+//! allocated, and the interpreter runs it: take the next instruction, wait for its dependencies,
+//! call the [`backend`] or the [`transport`], record the span.
+//!
+//! The crate knows no layouts, no search and no cost model: all of that is in the Program.
 //!
 //! ```
-//! use foretell_executor::data::{DataSource, Dataset, SampleShape, Split};
-//! let shape = SampleShape::Features { width: 64, classes: 10 };
-//! let digits = Dataset::open(&DataSource::Digits, &shape, 0)?;
-//! assert_eq!(digits.len(Split::Training) + digits.len(Split::Evaluation), 1797);
-//! # Ok::<(), foretell_executor::data::DataError>(())
+//! use foretell_executor::data::{DataSource, Dataset};
+//! use foretell_executor::{BackendKind, Length, TrainingJob, supported};
+//! use foretell_models::{Mlp, Model};
+//! use foretell_program::{Layout, Plan};
+//!
+//! let job = TrainingJob {
+//!     model: Model::Mlp(Mlp { widths: vec![64, 32, 10] }),
+//!     name: "digits".into(),
+//!     plan: Plan::new(Layout { data: 2, ..Layout::default() }, 64),
+//!     data: DataSource::Digits,
+//!     seed: 0,
+//!     length: Length::Epochs(1),
+//!     evaluate: true,
+//!     timeline: None,
+//! };
+//! supported(&job.plan, BackendKind::Cpu)?;
+//! let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
+//! assert_eq!(dataset.steps_per_epoch(job.plan.global_batch)?, 22);
+//! # Ok::<(), foretell_executor::ExecutorError>(())
 //! ```
+//!
+//! With a binary that calls [`run_rank`] in its `rank` subcommand, `execute(&job, ..)` trains it.
 
 mod arena;
 pub mod backend;
@@ -48,10 +69,10 @@ pub mod transport;
 pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};
 pub use error::ExecutorError;
-pub use execute::{Evaluation, LossScaling, Outcome, Progress, StepMetrics, execute};
+pub use execute::{Evaluation, LossScaling, Outcome, RunEvent, StepMetrics, execute};
 pub use files::write_whole;
 pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Length, TimedStep, TrainingJob};
-pub use launcher::{LaunchOptions, Slot, TransportKind};
+pub use launcher::{LaunchOptions, RankSlot, TransportKind};
 pub use rank::run_rank;
 pub use recording::read_timeline;
 pub use rendezvous::{Starter, World};
@@ -59,10 +80,10 @@ pub use rendezvous::{Starter, World};
 use foretell_program::{CollectiveAlgorithm, Plan};
 use foretell_units::DataType;
 
-/// Refuses what can be simulated but not executed by this version on a backend.
+/// Checks that this version can execute a plan on a backend. Every plan can be simulated.
 ///
 /// # Errors
-/// [`ExecutorError::Unsupported`], naming what can be used instead.
+/// [`ExecutorError::Unsupported`], with a hint that names an alternative.
 pub fn supported(plan: &Plan, backend: BackendKind) -> Result<(), ExecutorError> {
     if plan.layout.collective == CollectiveAlgorithm::Tree {
         return Err(ExecutorError::Unsupported {
@@ -72,8 +93,8 @@ pub fn supported(plan: &Plan, backend: BackendKind) -> Result<(), ExecutorError>
     }
     if !plan.stack.is_own() {
         return Err(ExecutorError::Unsupported {
-            what: format!("a run of the stack `{}`", plan.stack.name()),
-            hint: "leave out `stack`, or use `stack: foretell`; others can be simulated".into(),
+            what: format!("a plan for the software stack `{}`", plan.stack.name()),
+            hint: "leave out `stack`, or use `stack: foretell`; other stacks can be simulated".into(),
         });
     }
     match (plan.precision, backend) {
@@ -81,15 +102,15 @@ pub fn supported(plan: &Plan, backend: BackendKind) -> Result<(), ExecutorError>
             Ok(())
         }
         (DataType::Tf32, BackendKind::Cpu) => Err(ExecutorError::Unsupported {
-            what: "precision tf32 on processors, which have no such arithmetic".into(),
-            hint: "use `precision: fp32`, which takes as much memory and is more exact".into(),
+            what: "`precision: tf32` on CPUs, which have no such arithmetic,".into(),
+            hint: "use `precision: fp32`, which takes the same memory and is more exact".into(),
         }),
         (precision, BackendKind::Cpu) => Err(ExecutorError::Unsupported {
-            what: format!("precision {precision} on processors"),
+            what: format!("`precision: {precision}` on CPUs"),
             hint: "use `precision: fp32`, `bf16`, `fp16` or `fp8`".into(),
         }),
         (precision, BackendKind::Cuda { .. }) => Err(ExecutorError::Unsupported {
-            what: format!("precision {precision} on GPUs"),
+            what: format!("`precision: {precision}` on GPUs"),
             hint: "use `precision: fp8`, `bf16`, `fp16`, `tf32` or `fp32`".into(),
         }),
     }

@@ -1,4 +1,4 @@
-//! A process that has joined a run as one of its ranks, with everything that connects it to the others.
+//! A process that has joined a run as one of its ranks.
 
 use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::Driver;
@@ -8,23 +8,25 @@ use foretell_program::Rank;
 use foretell_units::Bytes;
 use std::sync::Arc;
 
-/// A process that has joined a run.
+/// A rank's connections and its device.
 pub(crate) struct Member {
     pub(crate) rank: Rank,
     pub(crate) world_size: usize,
+    /// The connection to the launcher.
     pub(crate) control: Arc<ControlClient>,
+    /// The connections to the other ranks.
     pub(crate) transport: Arc<dyn Transport>,
-    /// The GPU on which it runs kernels; none where the processor does.
+    /// The GPU that runs the kernels; `None` if the CPU does.
     pub(crate) device: Option<Arc<dyn Driver>>,
 }
 
 impl Member {
-    /// Memory for a rank's arena: the host's, or that of the rank's GPU.
+    /// Allocates `size` bytes of the device's memory: the GPU's, or the host's without one.
     pub(crate) fn arena(&self, size: Bytes) -> Result<Arena, ExecutorError> {
         Ok(self.arenas(size, Bytes::ZERO)?.device)
     }
 
-    /// The same with what it has in the host's memory.
+    /// Allocates arenas of these sizes on the device and on the host.
     pub(crate) fn arenas(&self, device: Bytes, host: Bytes) -> Result<Arenas, ExecutorError> {
         Arenas::new(device, host, self.device.as_ref())
     }

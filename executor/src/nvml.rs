@@ -1,5 +1,8 @@
-//! This machine's GPUs as NVIDIA's management library (NVML, `libnvidia-ml.so.1`, which the driver brings) has them, for the topology `local-gpus`.
-//! Loaded when it is asked for: no CUDA, no context, no memory of a GPU is taken. The declarations are those of `nvml.h`.
+//! This machine's GPUs and network ports, from which the topology `local-gpus` is discovered.
+//!
+//! The GPUs are described by NVML, NVIDIA's management library, which comes with the driver. It is
+//! loaded when it is asked for, and needs neither CUDA nor GPU memory. Declarations are those of
+//! `nvml.h`.
 
 use crate::loading;
 use libloading::Library;
@@ -7,54 +10,54 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::path::Path;
 use thiserror::Error;
 
-/// The library, as the driver installs it.
+/// The library's name, as the driver installs it.
 const LIBRARY: &str = "libnvidia-ml.so.1";
 /// The most NVLinks that a GPU has (`NVML_NVLINK_MAX_LINKS`).
-const MOST_LINKS: c_uint = 18;
+const MAX_LINKS: c_uint = 18;
 /// `NVML_NVLINK_DEVICE_TYPE_SWITCH`.
 const SWITCH: c_uint = 2;
 
-/// Why GPUs cannot be listed.
+/// The reason why GPUs cannot be listed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum NvmlError {
     /// The library cannot be loaded.
-    #[error("NVML ({LIBRARY}) cannot be loaded: {reason}; hint: install NVIDIA's driver, or say the topology in a file")]
+    #[error("NVML ({LIBRARY}) cannot be loaded: {reason}; hint: install NVIDIA's driver, or describe the topology in a file")]
     Missing {
-        /// What the loader says.
+        /// The loader's message.
         reason: String,
     },
-    /// It has no such function: it is older than 2019.
-    #[error("NVML has no `{function}`; hint: install a newer driver of NVIDIA's")]
+    /// The library lacks a function: it is older than 2019.
+    #[error("NVML has no `{function}`; hint: install a newer NVIDIA driver")]
     Old {
-        /// Which.
+        /// The function.
         function: &'static str,
     },
     /// A call failed.
     #[error("NVML's `{function}` failed: {reason}")]
     Call {
-        /// Which.
+        /// The function.
         function: &'static str,
-        /// What NVML says of it.
+        /// NVML's message.
         reason: String,
     },
 }
 
-/// What NVML says of one GPU.
+/// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuFacts {
-    /// As its maker calls it.
+    /// The product name.
     pub name: String,
-    /// Its PCI device number, as `lspci -n` has it after the vendor's.
+    /// The PCI device ID: the second number that `lspci -n` prints.
     pub pci_device: u16,
-    /// Bytes of its memory.
+    /// The memory's size, in bytes.
     pub memory: u64,
-    /// Generation and lanes of the PCIe that it and its slot can both have.
+    /// PCIe generation and number of lanes, the most that both the GPU and its slot support.
     pub pcie: Option<(u32, u32)>,
-    /// NVLinks that are up.
+    /// The number of NVLinks that are up.
     pub links: usize,
-    /// Those of them that lead into a switch.
+    /// The number of NVLinks that are up and lead to a switch.
     pub links_into_switches: usize,
-    /// Their generation, where there are any.
+    /// The NVLinks' generation; `None` if no link is up.
     pub link_generation: Option<u32>,
 }
 
@@ -81,24 +84,25 @@ struct Memory {
 
 type Device = *mut c_void;
 
-/// The library, loaded and started until it goes out of scope.
+/// The library, loaded and initialised. Dropping it shuts it down.
 struct Nvml(Library);
 
-/// All GPUs of this machine, in NVML's order, which is that of the PCI bus.
+/// All GPUs of this machine, in NVML's order: that of the PCI bus.
 ///
 /// # Errors
-/// [`NvmlError`]: no driver is there, or it does not answer.
+/// [`NvmlError`] if there is no driver, or a call fails.
 pub fn gpus() -> Result<Vec<GpuFacts>, NvmlError> {
     Nvml::open(Path::new(LIBRARY))?.gpus()
 }
 
-/// Rates of this machine's InfiniBand and RoCE ports that are up, as Linux writes them: `400 Gb/sec (4X NDR)`.
+/// The rates of this machine's active InfiniBand and RoCE ports, as Linux writes them:
+/// `400 Gb/sec (4X NDR)`.
 pub fn port_rates() -> Vec<String> {
     let folders = |path: &Path| -> Vec<std::path::PathBuf> {
         let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
-        let mut all: Vec<_> = entries.map(|entry| entry.path()).collect();
-        all.sort();
-        all
+        let mut paths: Vec<_> = entries.map(|entry| entry.path()).collect();
+        paths.sort();
+        paths
     };
     let ports = folders(Path::new("/sys/class/infiniband")).into_iter().flat_map(|nic| folders(&nic.join("ports")));
     let text = |path: std::path::PathBuf| std::fs::read_to_string(path).unwrap_or_default();
@@ -112,55 +116,56 @@ impl Nvml {
     fn open(path: &Path) -> Result<Self, NvmlError> {
         // SAFETY: NVML only sets up its own state when it is loaded.
         let library = unsafe { loading::open(path.as_os_str()) }.map(Self).map_err(|reason| NvmlError::Missing { reason })?;
-        // SAFETY: so `nvml.h` declares it.
+        // SAFETY: `nvml.h` declares this type.
         let start: unsafe extern "C" fn() -> c_int = unsafe { library.function("nvmlInit_v2") }?;
         // SAFETY: as above.
-        library.done("nvmlInit_v2", unsafe { start() })?;
+        library.check("nvmlInit_v2", unsafe { start() })?;
         Ok(library)
     }
 
     /// A function of the library.
     ///
     /// # Safety
-    /// `nvml.h` declares it to be of the type `F`.
+    /// `nvml.h` declares the function with type `F`.
     unsafe fn function<F: Copy>(&self, name: &'static str) -> Result<F, NvmlError> {
         // SAFETY: the caller's promise.
         unsafe { loading::function(&self.0, name) }.ok_or(NvmlError::Old { function: name })
     }
 
-    fn done(&self, function: &'static str, status: c_int) -> Result<(), NvmlError> {
+    /// Turns a function's status into a result.
+    fn check(&self, function: &'static str, status: c_int) -> Result<(), NvmlError> {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: so `nvml.h` declares it.
-        let words = unsafe { self.function::<unsafe extern "C" fn(c_int) -> *const c_char>("nvmlErrorString") }.map(|words| {
-            // SAFETY: the library has a text of its own for every status.
-            unsafe { CStr::from_ptr(words(status)) }.to_string_lossy().into_owned()
+        // SAFETY: `nvml.h` declares this type.
+        let text = unsafe { self.function::<unsafe extern "C" fn(c_int) -> *const c_char>("nvmlErrorString") }.map(|text| {
+            // SAFETY: the library returns a static text for every status.
+            unsafe { CStr::from_ptr(text(status)) }.to_string_lossy().into_owned()
         });
-        Err(NvmlError::Call { function, reason: words.unwrap_or_else(|_| format!("status {status}")) })
+        Err(NvmlError::Call { function, reason: text.unwrap_or_else(|_| format!("status {status}")) })
     }
 
     fn gpus(&self) -> Result<Vec<GpuFacts>, NvmlError> {
-        // SAFETY: so `nvml.h` declares it, here and below.
+        // SAFETY: `nvml.h` declares these types.
         let count: unsafe extern "C" fn(*mut c_uint) -> c_int = unsafe { self.function("nvmlDeviceGetCount_v2") }?;
         // SAFETY: as above.
         let by_index: unsafe extern "C" fn(c_uint, *mut Device) -> c_int =
             unsafe { self.function("nvmlDeviceGetHandleByIndex_v2") }?;
-        let mut all = 0;
-        // SAFETY: the place is valid.
-        self.done("nvmlDeviceGetCount_v2", unsafe { count(&mut all) })?;
-        (0..all)
+        let mut number_of_gpus = 0;
+        // SAFETY: the pointer is valid.
+        self.check("nvmlDeviceGetCount_v2", unsafe { count(&mut number_of_gpus) })?;
+        (0..number_of_gpus)
             .map(|index| {
                 let mut device = std::ptr::null_mut();
-                // SAFETY: the place is valid.
-                self.done("nvmlDeviceGetHandleByIndex_v2", unsafe { by_index(index, &mut device) })?;
+                // SAFETY: the pointer is valid.
+                self.check("nvmlDeviceGetHandleByIndex_v2", unsafe { by_index(index, &mut device) })?;
                 self.facts(device)
             })
             .collect()
     }
 
     fn facts(&self, device: Device) -> Result<GpuFacts, NvmlError> {
-        // SAFETY: so `nvml.h` declares it, here and below.
+        // SAFETY: `nvml.h` declares these types.
         let name_of: unsafe extern "C" fn(Device, *mut c_char, c_uint) -> c_int = unsafe { self.function("nvmlDeviceGetName") }?;
         // SAFETY: as above.
         let memory_of: unsafe extern "C" fn(Device, *mut Memory) -> c_int = unsafe { self.function("nvmlDeviceGetMemoryInfo") }?;
@@ -168,66 +173,68 @@ impl Nvml {
         let pci_of: unsafe extern "C" fn(Device, *mut PciInfo) -> c_int = unsafe { self.function("nvmlDeviceGetPciInfo_v3") }?;
         // `NVML_DEVICE_NAME_V2_BUFFER_SIZE`.
         let mut name: [c_char; 96] = [0; 96];
-        // SAFETY: the place is as long as is said, here and below valid, and the device was given by the library.
-        self.done("nvmlDeviceGetName", unsafe { name_of(device, name.as_mut_ptr(), name.len() as c_uint) })?;
+        // SAFETY: the buffer has the stated length, and NVML returned the device.
+        self.check("nvmlDeviceGetName", unsafe { name_of(device, name.as_mut_ptr(), name.len() as c_uint) })?;
         let bytes: Vec<u8> = name.iter().map(|&one| one as u8).take_while(|&one| one != 0).collect();
         let mut memory = Memory::default();
-        // SAFETY: as above.
-        self.done("nvmlDeviceGetMemoryInfo", unsafe { memory_of(device, &mut memory) })?;
-        // SAFETY: zeros are numbers and empty texts.
+        // SAFETY: the pointer is valid, and NVML returned the device.
+        self.check("nvmlDeviceGetMemoryInfo", unsafe { memory_of(device, &mut memory) })?;
+        // SAFETY: zeros are valid numbers and texts.
         let mut pci: PciInfo = unsafe { std::mem::zeroed() };
         // SAFETY: as above.
-        self.done("nvmlDeviceGetPciInfo_v3", unsafe { pci_of(device, &mut pci) })?;
-        // SAFETY: `nvml.h` declares these so.
-        let number = |function| unsafe { self.number(function, device) };
+        self.check("nvmlDeviceGetPciInfo_v3", unsafe { pci_of(device, &mut pci) })?;
+        // SAFETY: `nvml.h` declares the functions below with this type.
+        let property = |function| unsafe { self.property(function, device) };
         // SAFETY: as above.
-        let of_link = |function, link| unsafe { self.number_of_link(function, device, link) };
-        let pcie = number("nvmlDeviceGetMaxPcieLinkGeneration").zip(number("nvmlDeviceGetMaxPcieLinkWidth"));
-        let up: Vec<c_uint> = (0..MOST_LINKS).filter(|&link| of_link("nvmlDeviceGetNvLinkState", link) == Some(1)).collect();
-        let into_switch = |link: &&c_uint| of_link("nvmlDeviceGetNvLinkRemoteDeviceType", **link) == Some(SWITCH);
+        let link_property = |function, link| unsafe { self.link_property(function, device, link) };
+        let pcie = property("nvmlDeviceGetMaxPcieLinkGeneration").zip(property("nvmlDeviceGetMaxPcieLinkWidth"));
+        let up: Vec<c_uint> = (0..MAX_LINKS).filter(|&link| link_property("nvmlDeviceGetNvLinkState", link) == Some(1)).collect();
+        let into_switch = |link: &&c_uint| link_property("nvmlDeviceGetNvLinkRemoteDeviceType", **link) == Some(SWITCH);
         Ok(GpuFacts {
             name: String::from_utf8_lossy(&bytes).into_owned(),
-            // The vendor's number is the lower half.
+            // The lower half is the vendor's ID.
             pci_device: (pci.pci_device_id >> 16) as u16,
             memory: memory.total,
             pcie,
             links: up.len(),
             links_into_switches: up.iter().filter(into_switch).count(),
-            link_generation: up.first().and_then(|&link| of_link("nvmlDeviceGetNvLinkVersion", link)),
+            link_generation: up.first().and_then(|&link| link_property("nvmlDeviceGetNvLinkVersion", link)),
         })
     }
 
-    /// A number of a device; none where this device or library does not know it.
+    /// A property of a device; `None` if the device or the library does not have it.
     ///
     /// # Safety
-    /// `nvml.h` declares the function to be given a device and a place for a number, and no more.
-    unsafe fn number(&self, function: &'static str, device: Device) -> Option<u32> {
+    /// `nvml.h` declares the function with two parameters: a device and a pointer to the result.
+    unsafe fn property(&self, function: &'static str, device: Device) -> Option<u32> {
         // SAFETY: the caller's promise.
-        let asked: unsafe extern "C" fn(Device, *mut c_uint) -> c_int = unsafe { self.function(function) }.ok()?;
-        let mut number = 0;
-        // SAFETY: the place is valid, and the device was given by the library.
-        (unsafe { asked(device, &mut number) } == 0).then_some(number)
+        let query: unsafe extern "C" fn(Device, *mut c_uint) -> c_int = unsafe { self.function(function) }.ok()?;
+        let mut value = 0;
+        // SAFETY: the pointer is valid, and NVML returned the device.
+        (unsafe { query(device, &mut value) } == 0).then_some(value)
     }
 
-    /// The same of one of its NVLinks.
+    /// A property of one of a device's NVLinks; `None` if the device or the library does not have
+    /// it.
     ///
     /// # Safety
-    /// As for [`Nvml::number`], with a link's number between the two.
-    unsafe fn number_of_link(&self, function: &'static str, device: Device, link: c_uint) -> Option<u32> {
+    /// `nvml.h` declares the function with three parameters: a device, a link's index and a pointer
+    /// to the result.
+    unsafe fn link_property(&self, function: &'static str, device: Device, link: c_uint) -> Option<u32> {
         // SAFETY: the caller's promise.
-        let asked: unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int = unsafe { self.function(function) }.ok()?;
-        let mut number = 0;
-        // SAFETY: the place is valid, and the device was given by the library.
-        (unsafe { asked(device, link, &mut number) } == 0).then_some(number)
+        let query: unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int = unsafe { self.function(function) }.ok()?;
+        let mut value = 0;
+        // SAFETY: the pointer is valid, and NVML returned the device.
+        (unsafe { query(device, link, &mut value) } == 0).then_some(value)
     }
 }
 
 impl Drop for Nvml {
     fn drop(&mut self) {
-        // SAFETY: so `nvml.h` declares it.
-        if let Ok(end) = unsafe { self.function::<unsafe extern "C" fn() -> c_int>("nvmlShutdown") } {
-            // SAFETY: the library was started, and nothing of it is used after this.
-            let _ = unsafe { end() };
+        // SAFETY: `nvml.h` declares this type.
+        if let Ok(shutdown) = unsafe { self.function::<unsafe extern "C" fn() -> c_int>("nvmlShutdown") } {
+            // SAFETY: the library is initialised, and not used after this.
+            let _ = unsafe { shutdown() };
         }
     }
 }
@@ -238,7 +245,7 @@ mod tests {
     use crate::backend::cuda::tests::emulator::has_compiled;
     use std::process::Command;
 
-    /// The library's functions as `nvml.h` declares them, of a machine with two GPUs, of which one has lost a link.
+    /// A stand-in for the library, on a machine with two GPUs. One of them has lost a link.
     const STAND_IN: &str = r#"
 #include <cstdio>
 #include <cstring>
@@ -263,17 +270,17 @@ int nvmlDeviceGetNvLinkVersion(device_t, unsigned, unsigned *version) { *version
 }
 "#;
 
-    /// The stand-in, compiled; none where there is no compiler, which is then said.
+    /// Compiles the stand-in; `None`, with a note on standard error, if there is no compiler.
     fn stand_in(folder: &Path, fault: i32) -> Option<std::path::PathBuf> {
         let (source, library) = (folder.join("nvml.cpp"), folder.join(format!("nvml-{fault}.so")));
-        std::fs::write(&source, STAND_IN).expect("the folder can be written to");
+        std::fs::write(&source, STAND_IN).expect("a writable folder");
         let mut compiler = Command::new("g++");
         compiler.args(["-shared", "-fPIC", "-w"]).arg(format!("-DFAULT={fault}")).arg(&source).arg("-o").arg(&library);
         has_compiled(&mut compiler).then_some(library)
     }
 
     #[test]
-    fn gpus_are_as_the_library_says_and_what_fails_is_named() {
+    fn gpus_are_described_and_a_failing_call_is_named() {
         let folder = tempfile::tempdir().expect("a folder");
         let Some(library) = stand_in(folder.path(), 0) else { return };
         let whole = GpuFacts {
@@ -285,16 +292,16 @@ int nvmlDeviceGetNvLinkVersion(device_t, unsigned, unsigned *version) { *version
             links_into_switches: 18,
             link_generation: Some(4),
         };
-        let lame = GpuFacts { links: 17, links_into_switches: 17, ..whole.clone() };
-        assert_eq!(Nvml::open(&library).and_then(|library| library.gpus()), Ok(vec![whole, lame]));
-        let failing = stand_in(folder.path(), 3).expect("it was compiled before");
-        let error = Nvml::open(&failing).and_then(|library| library.gpus()).expect_err("memory cannot be asked for");
+        let degraded = GpuFacts { links: 17, links_into_switches: 17, ..whole.clone() };
+        assert_eq!(Nvml::open(&library).and_then(|library| library.gpus()), Ok(vec![whole, degraded]));
+        let failing = stand_in(folder.path(), 3).expect("there is a compiler");
+        let error = Nvml::open(&failing).and_then(|library| library.gpus()).expect_err("memory cannot be queried");
         assert_eq!(error.to_string(), "NVML's `nvmlDeviceGetMemoryInfo` failed: Not Supported");
     }
 
     #[test]
-    fn a_library_that_is_not_there_is_said_to_be_missing() {
-        let missing = Nvml::open(Path::new("/nowhere/libnvidia-ml.so.1")).err().expect("it is not there");
+    fn a_missing_library_is_reported_with_a_hint() {
+        let missing = Nvml::open(Path::new("/nowhere/libnvidia-ml.so.1")).err().expect("no such file");
         assert!(missing.to_string().contains("hint: install NVIDIA's driver"), "{missing}");
     }
 }

@@ -1,4 +1,4 @@
-//! A rank's process: joins the run, does its job, says how it went.
+//! A rank's process: joins the run that its environment names, does its job, reports the result.
 
 use crate::backend::cuda::{Driver, GpuTransport, NvidiaDriver};
 use crate::calibration;
@@ -23,89 +23,90 @@ use std::process::ExitCode;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// Runs this process as a rank of the run that its environment names; what a launcher's children call.
+/// Runs this process as a rank of the run that its environment names. A launcher starts it with
+/// the argument `rank`.
 pub fn run_rank() -> ExitCode {
-    // Whose child this is otherwise ends its own; and may start them from a thread that does not live as long.
+    // Only a child of Foretell's launcher dies with its parent. A foreign launcher ends its own
+    // children, and may start them from a thread that ends early, which counts as the parent.
     if std::env::var_os(STARTER_VARIABLE).is_none() {
         machine::die_with_parent();
     }
     machine::flush_denormals();
-    match join() {
-        Ok(member) => match member.receive_job().and_then(|job| Ok((job, member.listen_for_orders()?))) {
-            Ok((job, leave)) => {
-                let work = || member.work(&job);
-                let result = panic::catch_unwind(AssertUnwindSafe(work))
-                    .unwrap_or_else(|panic| Err(ExecutorError::panicked("compute", panic.as_ref())));
-                if let Err(error) = &result {
-                    member.report(error);
-                }
-                // One that left by itself could look like the cause of what it only noticed, or be missed by those that are not done.
-                // The thread that hears the launcher's orders ends with the connection: a launcher that is gone lets go, too.
-                let _ = leave.recv();
-                if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-            }
-            Err(error) => {
-                member.report(&error);
-                ExitCode::FAILURE
-            }
-        },
+    let member = match join() {
+        Ok(member) => member,
         Err(error) => {
             eprintln!("error: {error}");
-            ExitCode::FAILURE
+            return ExitCode::FAILURE;
         }
+    };
+    let (job, leave) = match receive_job(&member).and_then(|job| Ok((job, listen_for_orders(&member)?))) {
+        Ok(received) => received,
+        Err(error) => {
+            report_failure(&member, &error);
+            return ExitCode::FAILURE;
+        }
+    };
+    let result = panic::catch_unwind(AssertUnwindSafe(|| work(&member, &job)))
+        .unwrap_or_else(|panic| Err(ExecutorError::panicked("compute", panic.as_ref())));
+    if let Err(error) = &result {
+        report_failure(&member, error);
+    }
+    // The rank waits for the order to leave. If it exited first, ranks that are not done would miss
+    // it, and a failure that it only noticed could look like its own. The channel also closes with
+    // the connection to the launcher.
+    let _ = leave.recv();
+    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn receive_job(member: &Member) -> Result<Job, ExecutorError> {
+    Ok(member.control.receive(Some(START_TIME))?)
+}
+
+fn work(member: &Member, job: &Job) -> Result<(), ExecutorError> {
+    match job {
+        Job::Train(job) => training::train(member, job),
+        Job::Calibrate(job) => calibration::measure(member, job),
     }
 }
 
-impl Member {
-    fn receive_job(&self) -> Result<Job, ExecutorError> {
-        Ok(self.control.receive(Some(START_TIME))?)
-    }
+/// Reports an error on standard error and to the launcher, which may be gone.
+fn report_failure(member: &Member, error: &ExecutorError) {
+    eprintln!("error: {error}");
+    let report = Report::Failed { message: error.to_string(), consequence: error.is_consequence() };
+    let _ = member.control.send(&report);
+}
 
-    fn work(&self, job: &Job) -> Result<(), ExecutorError> {
-        match job {
-            Job::Train(job) => training::train(self, job),
-            Job::Calibrate(job) => calibration::measure(self, job),
+/// Starts a thread that listens to the launcher. If another rank is lost, or the launcher is, the
+/// thread wakes this rank's streams. The returned channel gets a message when the rank may leave.
+fn listen_for_orders(member: &Member) -> Result<mpsc::Receiver<()>, ExecutorError> {
+    let (control, transport) = (Arc::clone(&member.control), Arc::clone(&member.transport));
+    let device = member.device.clone();
+    let abort = move |lost| {
+        transport.abort(lost);
+        if let Some(collectives) = device.as_ref().and_then(|device| device.collectives()) {
+            collectives.abort();
         }
-    }
-
-    /// Says what went wrong, here and to the launcher, which may be the one that is gone.
-    fn report(&self, error: &ExecutorError) {
-        eprintln!("error: {error}");
-        let report = Report::Failed { message: error.to_string(), consequence: error.is_consequence() };
-        let _ = self.control.send(&report);
-    }
-
-    /// A thread that wakes this rank's streams when the launcher says that another rank is lost, or is lost itself; what it returns hears
-    /// when the rank may leave.
-    fn listen_for_orders(&self) -> Result<mpsc::Receiver<()>, ExecutorError> {
-        let (control, transport) = (Arc::clone(&self.control), Arc::clone(&self.transport));
-        let device = self.device.clone();
-        let abort = move |lost| {
-            transport.abort(lost);
-            if let Some(collectives) = device.as_ref().and_then(|device| device.collectives()) {
-                collectives.abort();
-            }
-        };
-        let (sender, receiver) = mpsc::channel();
-        let listen = move || {
-            loop {
-                match control.receive(None) {
-                    Ok(Order::Abort { lost }) => abort(lost),
-                    Ok(Order::Leave) => break,
-                    Err(_) => {
-                        abort(None);
-                        break;
-                    }
+    };
+    let (sender, receiver) = mpsc::channel();
+    let listen = move || {
+        loop {
+            match control.receive(None) {
+                Ok(Order::Abort { lost }) => abort(lost),
+                Ok(Order::Leave) => break,
+                Err(_) => {
+                    abort(None);
+                    break;
                 }
             }
-            // Nobody listens where the rank has left already.
-            let _ = sender.send(());
-        };
-        let thread = std::thread::Builder::new().name("orders".into()).spawn(listen);
-        thread.map(|_| receiver).map_err(|error| ExecutorError::system("start the thread that listens to the launcher", error))
-    }
+        }
+        // The receiver is gone if the rank has already left.
+        let _ = sender.send(());
+    };
+    let thread = std::thread::Builder::new().name("orders".into()).spawn(listen);
+    thread.map(|_| receiver).map_err(|error| ExecutorError::system("start the thread that listens to the launcher", error))
 }
 
+/// Joins the run: pins the process, opens the GPU and the transport, connects to the launcher.
 fn join() -> Result<Member, ExecutorError> {
     let rank = number(RANK_VARIABLE)?;
     let world_size = number(WORLD_VARIABLE)?;
@@ -123,14 +124,9 @@ fn join() -> Result<Member, ExecutorError> {
         wait_policy.spin = Duration::from_micros(microseconds as u64);
     }
     let timeout = number(START_VARIABLE).map_or(START_TIME, |seconds| Duration::from_secs(seconds as u64));
-    let device = match number(GPU_VARIABLE) {
-        Ok(index) => {
-            let reach = if std::env::var_os(NCCL_VARIABLE).is_some() { GpuTransport::Nccl } else { GpuTransport::Host };
-            Some(Arc::new(NvidiaDriver::open(index, reach)?) as Arc<dyn Driver>)
-        }
-        Err(_) => None,
-    };
-    let near = match variable(TRANSPORT_VARIABLE)?.as_str() {
+    let device = open_gpu()?;
+    let transport_kind = variable(TRANSPORT_VARIABLE)?;
+    let shared_memory = match transport_kind.as_str() {
         "tcp" => None,
         _ => {
             let segment = Segment::from_environment()?.ok_or_else(|| not_set("FORETELL_SHARED_MEMORY"))?;
@@ -139,24 +135,32 @@ fn join() -> Result<Member, ExecutorError> {
         }
     };
     let mut announcement = Announcement { address: None, machine: machine::host_name() };
-    if variable(TRANSPORT_VARIABLE)? == "shared_memory" {
-        let near = near.ok_or_else(|| not_set(TRANSPORT_VARIABLE))?;
+    if transport_kind == "shared_memory" {
+        let shared_memory = shared_memory.ok_or_else(|| not_set(TRANSPORT_VARIABLE))?;
         let (control, ..) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
-        return Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport: Arc::new(near), device });
+        let (control, transport) = (Arc::new(control), Arc::new(shared_memory));
+        return Ok(Member { rank: Rank(rank), world_size, control, transport, device });
     }
     let address: IpAddr = variable(ADDRESS_VARIABLE)?.parse().map_err(|_| not_set(ADDRESS_VARIABLE))?;
     let listener = TcpListener::bind(SocketAddr::new(address, 0))
-        .map_err(|error| ExecutorError::system(format!("listen for other ranks at {address}"), error))?;
+        .map_err(|error| ExecutorError::system(format!("listen for other ranks at `{address}`"), error))?;
     let address = listener.local_addr().map_err(|error| ExecutorError::system("learn the rank's address", error))?;
     announcement.address = Some(address);
     let (control, table, key) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
     let peers = table.addresses().map_err(|rank| TransportError::PeerLost { rank })?;
-    let far = Tcp::new(rank, listener, peers, key, TcpOptions { wait_policy, ..TcpOptions::default() })?;
-    let transport: Arc<dyn Transport> = match near {
-        Some(near) => Arc::new(Mixed::new(near, far)?),
-        None => Arc::new(far),
+    let tcp = Tcp::new(rank, listener, peers, key, TcpOptions { wait_policy, ..TcpOptions::default() })?;
+    let transport: Arc<dyn Transport> = match shared_memory {
+        Some(shared_memory) => Arc::new(Mixed::new(shared_memory, tcp)?),
+        None => Arc::new(tcp),
     };
     Ok(Member { rank: Rank(rank), world_size, control: Arc::new(control), transport, device })
+}
+
+/// Opens the GPU that the environment assigns; `None` if it assigns none.
+fn open_gpu() -> Result<Option<Arc<dyn Driver>>, ExecutorError> {
+    let Ok(index) = number(GPU_VARIABLE) else { return Ok(None) };
+    let transport = if std::env::var_os(NCCL_VARIABLE).is_some() { GpuTransport::Nccl } else { GpuTransport::Host };
+    Ok(Some(Arc::new(NvidiaDriver::open(index, transport)?)))
 }
 
 fn variable(name: &str) -> Result<String, ExecutorError> {
@@ -168,6 +172,6 @@ fn number(name: &str) -> Result<usize, ExecutorError> {
 }
 
 fn not_set(name: &str) -> ExecutorError {
-    let what = format!("a rank whose environment does not have a valid {name}");
-    ExecutorError::Unsupported { what, hint: "ranks are started by `foretell execute`, not by hand".into() }
+    let what = format!("a rank without a valid `{name}` in its environment");
+    ExecutorError::Unsupported { what, hint: "`foretell execute` starts ranks; they cannot be started by hand".into() }
 }

@@ -9,7 +9,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// What a rank must know before it can join its run, apart from the run's secret.
+/// The facts that a rank needs in order to join its run, apart from the run's secret.
 pub(crate) struct RankCommand<'a> {
     /// The program, which calls [`crate::run_rank`] when its first argument is `rank`.
     pub(crate) program: &'a Path,
@@ -23,7 +23,7 @@ pub(crate) struct RankCommand<'a> {
     pub(crate) transport: &'static str,
     /// The GPU, numbered within the machine; `None` on CPUs.
     pub(crate) gpu: Option<usize>,
-    /// Whether the ranks' GPUs communicate by NCCL.
+    /// `true` if the ranks' GPUs communicate by NCCL.
     pub(crate) uses_nccl: bool,
 }
 

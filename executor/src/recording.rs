@@ -1,4 +1,5 @@
-//! A rank's measured spans: the last steps of a run, written as one file a rank and read back as one Timeline.
+//! Measured spans. Each rank keeps those of its last steps and writes them to a file of its own;
+//! [`read_timeline`] combines the files into one Timeline.
 
 use crate::error::ExecutorError;
 use crate::files::write_whole;
@@ -10,50 +11,56 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
-/// The most spans kept: some tens of megabytes of text.
+/// The most spans that a rank keeps: some tens of megabytes of text.
 const MOST_SPANS: usize = 1_000_000;
-/// The most steps kept; enough for steady medians.
+/// The most steps that a rank keeps: enough for stable medians.
 const MOST_STEPS: usize = 64;
-/// The step that warms up.
+/// The step that warms up caches and connections.
 const WARM_UP: usize = 0;
 
-/// One step of one rank, in nanoseconds of the machine's clock.
+/// One step of one rank, in nanoseconds.
 #[derive(Debug, Serialize, Deserialize)]
 struct StepSpans {
-    /// Counted from 0. Ranks of different stages keep different numbers of steps.
+    /// The step, counted from 0.
     step: usize,
+    /// Start of the step, by the monotonic clock.
     start: u64,
+    /// End of the step, by the monotonic clock.
     end: u64,
-    /// Start and end of each instruction, from the step's start.
+    /// Start and end of each instruction, relative to the step's start.
     spans: Vec<(u64, u64)>,
 }
 
-/// The steps of one rank.
+/// The contents of a rank's file.
 #[derive(Debug, Serialize, Deserialize)]
 struct RankFile {
     rank: Rank,
     steps: VecDeque<StepSpans>,
 }
 
-/// The last steps of this rank.
-pub(crate) struct Recording {
+/// The spans of a rank's last steps.
+pub(crate) struct SpanRecorder {
     steps: VecDeque<StepSpans>,
-    most: usize,
+    /// The most steps to keep. It differs between stages, whose lists differ in length.
+    capacity: usize,
 }
 
-impl Recording {
+impl SpanRecorder {
+    /// For a list of this many instructions.
     pub(crate) fn new(instructions: usize) -> Self {
-        Self { steps: VecDeque::new(), most: (MOST_SPANS / instructions.max(1)).clamp(1, MOST_STEPS) }
+        Self { steps: VecDeque::new(), capacity: (MOST_SPANS / instructions.max(1)).clamp(1, MOST_STEPS) }
     }
 
+    /// Adds a step. Drops the oldest one if there are too many.
     pub(crate) fn add(&mut self, step: usize, start: u64, end: u64, spans: Vec<RawSpan>) {
-        if self.steps.len() == self.most {
+        if self.steps.len() == self.capacity {
             self.steps.pop_front();
         }
         let spans = spans.iter().map(|span| (span.start.saturating_sub(start), span.end.saturating_sub(start))).collect();
         self.steps.push_back(StepSpans { step, start, end, spans });
     }
 
+    /// Writes the rank's file.
     pub(crate) fn write(self, path: &Path, rank: Rank) -> Result<(), ExecutorError> {
         let file = RankFile { rank, steps: self.steps };
         let text = serde_json::to_vec(&file).map_err(|error| ExecutorError::system("write the timeline", error.into()))?;
@@ -61,11 +68,14 @@ impl Recording {
     }
 }
 
-/// Reads the spans that the ranks of a run wrote into `folder`: each instruction's median start and end over the steps that all ranks
-/// kept, the run's first of which (its warm-up) is left out where there are others. A step begins when its last rank begins it.
+/// Reads the spans that the ranks of a run wrote to `folder`.
+///
+/// An instruction starts and ends at the medians over the steps that all ranks kept, relative to
+/// the moment when the last rank started the step. The run's first step is left out if more than
+/// two are left.
 ///
 /// # Errors
-/// [`ExecutorError::System`] where a file is missing or is not such a file, or where no step is in all of them.
+/// [`ExecutorError::System`] if a file is missing or malformed, or if no step is in all files.
 pub fn read_timeline(folder: &Path, world_size: usize) -> Result<Timeline, ExecutorError> {
     let mut files = Vec::with_capacity(world_size);
     for rank in 0..world_size {
@@ -75,17 +85,17 @@ pub fn read_timeline(folder: &Path, world_size: usize) -> Result<Timeline, Execu
         let file: RankFile = serde_json::from_slice(&text).map_err(|error| ExecutorError::system(doing(), error.into()))?;
         files.push(file);
     }
-    let begins = begins(&files);
-    if begins.is_empty() && world_size > 0 {
+    let step_starts = step_starts(&files);
+    if step_starts.is_empty() && world_size > 0 {
         let missing = std::io::Error::new(std::io::ErrorKind::InvalidData, "no step is in the files of all ranks");
         return Err(ExecutorError::system(format!("read the measured spans in `{}`", folder.display()), missing));
     }
-    let ranks = files.iter().map(|file| Arc::new(median_rank(file, &begins))).collect();
+    let ranks = files.iter().map(|file| Arc::new(median_rank(file, &step_starts))).collect();
     Ok(Timeline { origin: Origin::Measured, ranks })
 }
 
-/// When the last rank began each step that all of them kept, by the step's number.
-fn begins(files: &[RankFile]) -> BTreeMap<usize, u64> {
+/// For each step that all ranks kept, the time when the last rank started it.
+fn step_starts(files: &[RankFile]) -> BTreeMap<usize, u64> {
     let mut starts: BTreeMap<usize, Vec<u64>> = BTreeMap::new();
     for step in files.iter().flat_map(|file| &file.steps) {
         starts.entry(step.step).or_default().push(step.start);
@@ -97,23 +107,24 @@ fn begins(files: &[RankFile]) -> BTreeMap<usize, u64> {
     starts.into_iter().map(|(step, starts)| (step, starts.into_iter().max().unwrap_or(0))).collect()
 }
 
-fn median_rank(file: &RankFile, begins: &BTreeMap<usize, u64>) -> RankTimeline {
+/// The median spans of a rank, relative to `step_starts`.
+fn median_rank(file: &RankFile, step_starts: &BTreeMap<usize, u64>) -> RankTimeline {
     let kept: Vec<(&StepSpans, u64)> =
-        file.steps.iter().filter_map(|step| begins.get(&step.step).map(|&begin| (step, begin))).collect();
+        file.steps.iter().filter_map(|step| step_starts.get(&step.step).map(|&common_start| (step, common_start))).collect();
     let instructions = kept.iter().map(|(step, _)| step.spans.len()).min().unwrap_or(0);
-    // What ran before the last rank had begun ran at the beginning.
-    let from_begin = |step: &StepSpans, begin: u64, time: u64| (step.start + time).saturating_sub(begin);
+    // Times before the last rank started the step become 0.
+    let relative = |step: &StepSpans, common_start: u64, time: u64| (step.start + time).saturating_sub(common_start);
     let spans = (0..instructions)
         .map(|index| Span {
             instruction: InstructionId(index as u32),
-            start: median(kept.iter().map(|(step, begin)| from_begin(step, *begin, step.spans[index].0))),
-            end: median(kept.iter().map(|(step, begin)| from_begin(step, *begin, step.spans[index].1))),
+            start: median(kept.iter().map(|(step, start)| relative(step, *start, step.spans[index].0))),
+            end: median(kept.iter().map(|(step, start)| relative(step, *start, step.spans[index].1))),
         })
         .collect();
-    RankTimeline { spans, end: median(kept.iter().map(|(step, begin)| step.end.saturating_sub(*begin))) }
+    RankTimeline { spans, end: median(kept.iter().map(|(step, start)| step.end.saturating_sub(*start))) }
 }
 
-/// The median of nanoseconds, as simulated time.
+/// The median of times in nanoseconds; 0 if there are none.
 fn median(times: impl Iterator<Item = u64>) -> Picoseconds {
     let mut times: Vec<u64> = times.collect();
     times.sort_unstable();
@@ -124,25 +135,26 @@ fn median(times: impl Iterator<Item = u64>) -> Picoseconds {
 mod tests {
     use super::*;
 
-    /// A step of 100 ns each second, `late` behind the second; its one instruction runs from 10 to 20 ns.
-    fn step(number: usize, late: u64) -> StepSpans {
-        let start = number as u64 * 1_000_000_000 + late;
+    /// A step of 100 ns that starts `delay` ns after the full second `number`. Its one instruction
+    /// runs from 10 to 20 ns.
+    fn step(number: usize, delay: u64) -> StepSpans {
+        let start = number as u64 * 1_000_000_000 + delay;
         StepSpans { step: number, start, end: start + 100, spans: vec![(10, 20)] }
     }
 
-    fn write(folder: &Path, rank: usize, steps: std::ops::Range<usize>, late: u64) {
-        let recording = Recording { steps: steps.map(|number| step(number, late)).collect(), most: MOST_STEPS };
-        recording.write(&folder.join(format!("{rank}.json")), Rank(rank)).expect("it is written");
+    fn write(folder: &Path, rank: usize, steps: std::ops::Range<usize>, delay: u64) {
+        let recording = SpanRecorder { steps: steps.map(|number| step(number, delay)).collect(), capacity: MOST_STEPS };
+        recording.write(&folder.join(format!("{rank}.json")), Rank(rank)).expect("a writable folder");
     }
 
     #[test]
-    fn ranks_that_kept_different_numbers_of_steps_are_compared_step_by_step() {
+    fn spans_are_relative_to_the_last_start_of_each_common_step() {
         let folder = tempfile::tempdir().expect("a folder");
         write(folder.path(), 0, 0..10, 0);
         write(folder.path(), 1, 6..10, 5);
-        let timeline = read_timeline(folder.path(), 2).expect("both are read");
+        let timeline = read_timeline(folder.path(), 2).expect("two files");
         let times = |rank: usize| (timeline.ranks[rank].spans[0].start, timeline.ranks[rank].end);
-        // Rank 1 begins last: what rank 0 does counts from there.
+        // Rank 1 starts last: the times of rank 0 count from there.
         assert_eq!(times(0), (Picoseconds(5_000), Picoseconds(95_000)));
         assert_eq!(times(1), (Picoseconds(10_000), Picoseconds(100_000)));
     }
@@ -156,8 +168,8 @@ mod tests {
     }
 
     #[test]
-    fn a_recording_keeps_the_last_steps() {
-        let mut recording = Recording::new(MOST_SPANS / 2);
+    fn a_recorder_keeps_the_last_steps() {
+        let mut recording = SpanRecorder::new(MOST_SPANS / 2);
         for number in 0..5 {
             recording.add(number, 0, 1, Vec::new());
         }

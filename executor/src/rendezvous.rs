@@ -139,8 +139,8 @@ impl World {
     /// The address on which rank 0 listens, and the one at which its own rank process connects to
     /// it.
     ///
-    /// Rank 0 listens on every interface, since other ranks may reach it by another address. The
-    /// run's secret keeps strangers out.
+    /// Rank 0 listens on every interface, since other ranks may reach it by another address. On one
+    /// machine it may listen on the loopback interface alone. The run's secret keeps strangers out.
     pub(crate) fn listening(&self) -> Result<(SocketAddr, SocketAddr), ExecutorError> {
         let first = self.first_rank_address()?;
         let address = if first.ip().is_loopback() { first.ip() } else { unspecified(&first) };
@@ -165,7 +165,8 @@ impl World {
             rank: self.rank,
             world_size: self.size,
             launcher: first,
-            // On every interface: the control connection shows which address the others can reach.
+            // The rank listens on every interface. Its control connection shows which address the
+            // others can reach.
             address: unspecified(&first),
             transport: "tcp",
             gpu: backend.gpu_of(self.local_rank),
@@ -212,7 +213,8 @@ fn outside_address() -> Option<IpAddr> {
     socket.local_addr().ok().map(|address| address.ip()).filter(|address| !address.is_loopback())
 }
 
-/// FNV-1a. Every rank must compute the same value, which the standard library does not promise.
+/// The FNV-1a hash. All ranks must compute the same value; the standard library's hash does not
+/// promise that.
 fn hash(text: &str) -> u64 {
     text.bytes().fold(0xCBF2_9CE4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3))
 }
@@ -266,7 +268,8 @@ mod tests {
             ("OMPI_COMM_WORLD_LOCAL_RANK", "1"),
             ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
         ];
-        // Then Slurm's variables are those of the daemon that mpirun started with srun.
+        // Under `mpirun`, Slurm's variables describe the daemon that `mpirun` started with `srun`,
+        // so they are ignored.
         let within_slurm = world(&[&mpi[..], &slurm[..]].concat()).unwrap().unwrap();
         assert_eq!((within_slurm.starter, within_slurm.rank, within_slurm.host.as_str()), (Starter::OpenMpi, 1, "127.0.0.1"));
         let pmi = [("PMI_RANK", "5"), ("PMI_SIZE", "6")];

@@ -1,6 +1,8 @@
-//! Whole models against PyTorch: loss, logits and every gradient of tiny models with the weights and names of torchvision and Hugging Face.
+//! Whole models against PyTorch: logits, loss and every gradient of tiny models from torchvision
+//! and Hugging Face, with their weights and names.
 //!
-//! `references/generate.py` made the files and says what is in them. To add a model, add a case there and a test here.
+//! `references/generate.py` generates the files and describes their contents. To add a model, add a
+//! case there and a test here.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -9,15 +11,18 @@ use foretell_models::{Graph, GraphOptions, InputKind, Model, OperatorKind, Param
 use foretell_units::DataType;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How far a number may be from PyTorch's, as a part of the largest of its tensor: rounding to single precision from layer to layer.
+/// The largest difference from PyTorch, relative to the largest number of the tensor. It allows for
+/// rounding to single precision from layer to layer.
 const TOLERANCE: f64 = 1e-4;
 
-/// A tensor that is zero but for rounding, such as the gradient of a bias before a norm, is measured by this part of the largest gradient.
+/// The least scale of a gradient, relative to the largest gradient of the model. Some gradients are
+/// zero except for rounding, such as that of a bias before a norm.
 const FLOOR: f64 = 1e-2;
 
-/// The tensors of a file in the order of its bytes, each as words of 32 bits, and the model.
+/// The contents of a file.
 struct Reference {
     model: Model,
+    /// Shape and 32-bit words of each tensor, by name.
     tensors: BTreeMap<String, (Vec<usize>, Vec<u32>)>,
 }
 
@@ -39,15 +44,15 @@ fn read(name: &str) -> Reference {
     Reference { model, tensors: tensors.collect() }
 }
 
-/// For each of our elements, in order, its place in the public tensor.
-fn public_places(extents: &[usize], parameter: &Parameter) -> Vec<usize> {
-    let public: Vec<usize> = parameter.permutation.iter().map(|&place| extents[place]).collect();
+/// For each element of our tensor, its index in the public tensor, whose dimensions are permuted.
+fn public_indices(extents: &[usize], parameter: &Parameter) -> Vec<usize> {
+    let public: Vec<usize> = parameter.permutation.iter().map(|&dimension| extents[dimension]).collect();
     let mut strides = vec![0; extents.len()];
     for (position, &dimension) in parameter.permutation.iter().enumerate() {
         strides[dimension] = public[position + 1..].iter().product();
     }
     let elements = extents.iter().product();
-    let place = |mut index: usize| {
+    let public_index = |mut index: usize| {
         let mut sum = 0;
         for (&extent, &stride) in extents.iter().zip(&strides).rev() {
             sum += index % extent * stride;
@@ -55,14 +60,14 @@ fn public_places(extents: &[usize], parameter: &Parameter) -> Vec<usize> {
         }
         sum
     };
-    (0..elements).map(place).collect()
+    (0..elements).map(public_index).collect()
 }
 
-/// The words of a parameter's public tensors, one after the other.
+/// The words of a parameter's public tensors, concatenated.
 fn public_words(tensor: &Tensor, tensors: &BTreeMap<String, (Vec<usize>, Vec<u32>)>, prefix: &str) -> Vec<u32> {
     let words = tensor.public_tensors().into_iter().flat_map(|public| {
         let name = format!("{prefix}{}", public.name);
-        let (shape, words) = tensors.get(&name).unwrap_or_else(|| unreachable!("the file lacks `{name}`"));
+        let (shape, words) = tensors.get(&name).unwrap_or_else(|| unreachable!("the file has no `{name}`"));
         assert_eq!((shape, words.len()), (&public.shape, public.elements.len()), "{name}");
         words.clone()
     });
@@ -73,12 +78,12 @@ fn extents(graph: &Graph, tensor: TensorId) -> Vec<usize> {
     graph.tensor(tensor).dimensions.iter().map(|one| one.extent).collect()
 }
 
-/// Every tensor as it stands before the graph runs.
+/// The contents of every tensor before the graph runs.
 fn memory(graph: &Graph, reference: &Reference) -> Vec<Vec<u32>> {
     let tensors = (0..graph.tensors.len()).map(TensorId).map(|id| {
         let tensor = graph.tensor(id);
         let given = |name: &str| {
-            let (_, words) = reference.tensors.get(name).unwrap_or_else(|| unreachable!("the file lacks `{name}`"));
+            let (_, words) = reference.tensors.get(name).unwrap_or_else(|| unreachable!("the file has no `{name}`"));
             assert_eq!(words.len(), tensor.elements(), "{name}");
             words.clone()
         };
@@ -90,7 +95,7 @@ fn memory(graph: &Graph, reference: &Reference) -> Vec<Vec<u32>> {
             Role::Input(_) => given(&format!("input.{}", tensor.name)),
             Role::Parameter(parameter) => {
                 let words = public_words(tensor, &reference.tensors, "");
-                public_places(&extents(graph, id), parameter).into_iter().map(|place| words[place]).collect()
+                public_indices(&extents(graph, id), parameter).into_iter().map(|index| words[index]).collect()
             }
             _ => vec![0; tensor.elements()],
         }
@@ -98,7 +103,7 @@ fn memory(graph: &Graph, reference: &Reference) -> Vec<Vec<u32>> {
     tensors.collect()
 }
 
-/// Runs all operators, in order.
+/// Runs all operators of a graph, in order.
 fn run(graph: &Graph, memory: &mut [Vec<u32>]) {
     let mut backend = CpuBackend::new();
     let mut written = BTreeSet::new();
@@ -106,17 +111,17 @@ fn run(graph: &Graph, memory: &mut [Vec<u32>]) {
         memory.iter_mut().map(|words| Operand { pointer: words.as_mut_ptr().cast(), bytes: 4 * words.len() }).collect();
     for operator in &graph.operators {
         let kernel = operator.kernel(&operator.extents());
-        let of = |operands_of: &[foretell_models::Operand]| -> Vec<Operand> {
-            operands_of.iter().map(|operand| operands[operand.tensor.0]).collect()
+        let operands_of = |list: &[foretell_models::Operand]| -> Vec<Operand> {
+            list.iter().map(|operand| operands[operand.tensor.0]).collect()
         };
         let summed = operator.outputs.iter().map(|output| output.tensor).filter(|&tensor| {
             let role = &graph.tensor(tensor).role;
             *role == Role::Sum || matches!(role, Role::ParameterGradient(_))
         });
-        // Sums and gradients of parameters are added to from the second time on.
-        // Each is written, whatever was found for those before it.
-        let accumulate = summed.map(|tensor| !written.insert(tensor)).filter(|&again| again).count() > 0;
-        let (reads, writes) = (of(&operator.inputs), of(&operator.outputs));
+        // Sums and parameter gradients accumulate from the second write on. `count` inserts all of
+        // them, where `any` would stop early.
+        let accumulate = summed.filter(|&tensor| !written.insert(tensor)).count() > 0;
+        let (reads, writes) = (operands_of(&operator.inputs), operands_of(&operator.outputs));
         let call = KernelCall {
             kernel: &kernel,
             reads: &reads,
@@ -127,7 +132,7 @@ fn run(graph: &Graph, memory: &mut [Vec<u32>]) {
             samples_before: 0,
             precision: DataType::Fp32,
         };
-        // SAFETY: every tensor has memory of its own that lives until the end.
+        // SAFETY: every tensor has memory of its own, which outlives the call.
         unsafe { backend.run(&call) }.unwrap();
     }
 }
@@ -140,15 +145,15 @@ fn largest(values: &[f64]) -> f64 {
     values.iter().fold(0.0, |largest, value| value.abs().max(largest))
 }
 
-fn assert_close(what: &str, ours: &[f64], theirs: &[f64], floor: f64) {
-    assert_eq!(ours.len(), theirs.len(), "{what}");
+fn assert_close(name: &str, ours: &[f64], theirs: &[f64], floor: f64) {
+    assert_eq!(ours.len(), theirs.len(), "{name}");
     let scale = largest(theirs).max(floor);
-    for (place, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
-        assert!((ours - theirs).abs() <= TOLERANCE * scale, "{what} at {place}: {ours} for {theirs}, among {scale}");
+    for (index, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
+        assert!((ours - theirs).abs() <= TOLERANCE * scale, "{name}[{index}] is {ours}, expected {theirs} (scale {scale})");
     }
 }
 
-/// Compares a model with its file.
+/// Compares a model with its reference file.
 fn compare(name: &str) {
     let reference = read(name);
     let labels = &reference.tensors["input.labels"].1;
@@ -176,73 +181,73 @@ fn compare(name: &str) {
         let Role::ParameterGradient(parameter) = tensor.role else { continue };
         let Role::Parameter(public) = &graph.tensor(parameter).role else { continue };
         let name = &graph.tensor(parameter).name;
-        let places = public_places(&extents(&graph, parameter), public);
+        let indices = public_indices(&extents(&graph, parameter), public);
         let gradient = numbers(&public_words(graph.tensor(parameter), &reference.tensors, "gradient."));
-        let theirs: Vec<f64> = places.into_iter().map(|place| gradient[place]).collect();
+        let theirs: Vec<f64> = indices.into_iter().map(|index| gradient[index]).collect();
         assert_close(&format!("gradient of {name}"), &numbers(&memory[index]), &theirs, floor);
         compared += graph.tensor(parameter).public_tensors().len();
     }
     let parameters: usize = graph.parameters().map(|(_, tensor)| tensor.public_tensors().len()).sum();
     assert_eq!(compared, parameters, "every parameter has a gradient");
-    assert_eq!(compared, gradients.len(), "and PyTorch's model has no other parameters");
+    assert_eq!(compared, gradients.len(), "PyTorch's model has no other parameters");
 }
 
 #[test]
-fn gpt2_is_hugging_faces() {
+fn gpt2_matches_hugging_face() {
     compare("gpt2");
 }
 
 #[test]
-fn llama_with_grouped_queries_is_hugging_faces() {
+fn llama_with_grouped_queries_matches_hugging_face() {
     compare("llama");
 }
 
 #[test]
-fn llama_with_tied_embeddings_is_hugging_faces() {
+fn llama_with_tied_embeddings_matches_hugging_face() {
     compare("llama_tied");
 }
 
 #[test]
-fn bert_for_masked_language_modelling_is_hugging_faces() {
+fn bert_for_masked_language_modelling_matches_hugging_face() {
     compare("bert");
 }
 
 #[test]
-fn the_vision_transformer_is_torchvisions() {
+fn the_vision_transformer_matches_torchvision() {
     compare("vit");
 }
 
 #[test]
-fn vgg16_is_torchvisions() {
+fn vgg16_matches_torchvision() {
     compare("vgg16");
 }
 
 #[test]
-fn vgg11_with_batch_norm_is_torchvisions() {
+fn vgg11_with_batch_norm_matches_torchvision() {
     compare("vgg11_bn");
 }
 
 #[test]
-fn resnet18_is_torchvisions() {
+fn resnet18_matches_torchvision() {
     compare("resnet");
 }
 
 #[test]
-fn the_lstm_encoder_decoder_is_pytorchs() {
+fn the_lstm_encoder_decoder_matches_pytorch() {
     compare("lstm_seq2seq");
 }
 
 #[test]
-fn t5_with_tied_embeddings_is_hugging_faces() {
+fn t5_with_tied_embeddings_matches_hugging_face() {
     compare("t5");
 }
 
 #[test]
-fn t5_with_gated_gelu_is_hugging_faces() {
+fn t5_with_gated_gelu_matches_hugging_face() {
     compare("t5_gated");
 }
 
 #[test]
-fn mixtral_is_hugging_faces() {
+fn mixtral_matches_hugging_face() {
     compare("mixtral");
 }

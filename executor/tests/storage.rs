@@ -1,4 +1,5 @@
-//! The compiler's storage of tensors and the backend's of operands are the same, kernel by kernel, in every precision.
+//! The compiler and the backend agree on the size and data type of every kernel's operands, in
+//! every precision.
 
 use foretell_executor::backend::{operand_bytes, operand_types};
 use foretell_models::{DropoutRate, Gpt, Kernel, Mlp, Model, Resnet, Stem};
@@ -24,14 +25,14 @@ fn models() -> Vec<Model> {
 }
 
 #[test]
-fn every_instruction_has_operands_as_its_kernel_wants_them() {
+fn every_instructions_buffers_match_its_kernels_operands() {
     for precision in [DataType::Fp32, DataType::Bf16, DataType::Fp16] {
         for optimizer in [Optimizer::Sgd, Optimizer::AdamW] {
             for (data, tensor, pipeline) in [(1, 1, 1), (2, 2, 1), (1, 2, 2)] {
                 for model in models() {
                     let layout = Layout { data, tensor, pipeline, micro_batch: 2, ..Layout::default() };
                     let plan = Plan { precision, optimizer, ..Plan::new(layout, 8) };
-                    let compiled = compile(&model, "model", &plan).expect("it can be laid out");
+                    let compiled = compile(&model, "model", &plan).expect("the plan compiles");
                     let stages = compiled.training.lists.iter().chain(&compiled.evaluation.lists);
                     for (stage, instruction) in stages.flat_map(|stage| stage.instructions.iter().map(move |one| (stage, one))) {
                         let Operation::Compute { kernel, .. } = &*instruction.operation else { continue };
@@ -42,11 +43,12 @@ fn every_instruction_has_operands_as_its_kernel_wants_them() {
                         let sides =
                             [(&instruction.reads, bytes.reads, types.reads), (&instruction.writes, bytes.writes, types.writes)];
                         for (listed, bytes, types) in sides {
+                            // The last write of some kernels is optional.
                             assert!(listed.len() <= bytes.len() && listed.len() + 1 >= bytes.len(), "{kernel:?} in {precision}");
                             for ((id, bytes), data_type) in listed.iter().zip(bytes).zip(types) {
                                 let buffer = stage.buffer(*id);
-                                let (name, found) = (&buffer.name, (buffer.bytes, buffer.data_type));
-                                assert_eq!(found, (bytes, data_type), "`{name}` of {kernel:?} in {precision}");
+                                let (name, stored) = (&buffer.name, (buffer.bytes, buffer.data_type));
+                                assert_eq!(stored, (bytes, data_type), "`{name}` of {kernel:?} in {precision}");
                             }
                         }
                     }

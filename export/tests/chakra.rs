@@ -6,8 +6,8 @@ mod schema;
 use foretell_export::{AstraSim, Chakra, ExportError};
 use foretell_models::Model;
 use foretell_program::{
-    Collective, InstructionId, Layout, Operation, Origin, Plan, Program, Rank, RankTimeline, Schedule, Share, Span, StageLayout,
-    Timeline, compile,
+    Collective, InstructionId, Layout, Operation, Origin, Plan, Program, Rank, RankTimeline, Schedule, ShardedPart, Span,
+    StageLayout, Timeline, compile,
 };
 use foretell_topologies::Topology;
 use foretell_units::Picoseconds;
@@ -40,7 +40,7 @@ fn layouts() -> Vec<Layout> {
         Layout { data: 2, tensor: 2, pipeline: 2, zero: 2, virtual_stages: 2, schedule: Schedule::Interleaved, ..basic.clone() },
         Layout { context: 2, context_method: ContextMethod::Ring, tensor: 2, pipeline: 2, ..basic.clone() },
         // `tensor` shards the samples of all operators.
-        Layout { tensor: 2, micro_batch: 2, operators: [("*", Share::Batch)].into_iter().collect(), ..basic.clone() },
+        Layout { tensor: 2, micro_batch: 2, operators: [("*", ShardedPart::Batch)].into_iter().collect(), ..basic.clone() },
         // Stages with different meshes, and ranks with unequal shares: peers are listed rank by
         // rank.
         Layout {
@@ -55,7 +55,7 @@ fn layouts() -> Vec<Layout> {
     ]
 }
 
-/// Instructions run one after the other. Instruction `n` takes `n` modulo 3, plus 0.4 microseconds.
+/// Instructions run one after the other. Instruction `n` takes (`n` modulo 3) + 0.4 microseconds.
 fn timeline(program: &Program) -> Timeline {
     let rank = |rank| {
         let mut now = Picoseconds::ZERO;

@@ -12,7 +12,7 @@ use std::net::Ipv4Addr;
 /// The most nodes of a lab. The addresses would allow more, but one machine hardly does.
 const MAX_NODES: usize = 250;
 
-/// What a shaper may send at once, in seconds of its rate. Short, because such a burst is faster
+/// The burst of a shaper, in seconds at its rate. Short, because such a burst is faster
 /// than the link.
 const BURST_SECONDS: f64 = 15e-6;
 /// The smallest burst in bytes: a shaper cannot send less than one full Ethernet frame.
@@ -53,7 +53,7 @@ pub struct Host {
     pub devices: Vec<LabDevice>,
 }
 
-/// What has to be made for a lab.
+/// The hosts of a lab and the commands that make them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Blueprint {
     /// The hosts, in the order of the topology's nodes.

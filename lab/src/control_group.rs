@@ -16,7 +16,7 @@ const MIN_QUOTA: f64 = 1000.0;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Hierarchy {
     root: PathBuf,
-    /// Whether it is of version 2.
+    /// `true` for version 2.
     is_unified: bool,
 }
 

@@ -1,4 +1,4 @@
-//! Why a lab cannot be made or used.
+//! Errors of labs.
 
 use foretell_executor::ExecutorError;
 use foretell_topologies::TopologyError;
@@ -12,9 +12,9 @@ pub enum LabError {
     Unsupported {
         /// The topology's name.
         topology: String,
-        /// What cannot be made.
+        /// The part that cannot be made.
         what: String,
-        /// What to do about it.
+        /// The solution.
         hint: String,
     },
     /// The topology has no routes.
@@ -62,13 +62,13 @@ pub enum LabError {
     NotRemoved {
         /// The lab's name.
         name: String,
-        /// What is left, or the error.
+        /// The parts that are left, or the error.
         reason: String,
     },
     /// The operating system refused something.
     #[error("could not {doing}: {source}")]
     System {
-        /// What was attempted.
+        /// The action that failed.
         doing: String,
         /// The system's error.
         source: std::io::Error,

@@ -1,4 +1,4 @@
-//! Which labs there are on this machine, found by the names of their parts.
+//! The labs of this machine, found by the names of their parts.
 //!
 //! A lab's id is its topology's name. A lab that was made for one process has that process's id
 //! behind [`OWNER`].
@@ -12,13 +12,13 @@ use std::collections::BTreeSet;
 /// Separates a topology's name from the id of the process that a lab was made for.
 pub(crate) const OWNER: char = '~';
 
-/// The ids of the labs of which any part exists, sorted. Labs that a living process has made for
+/// The ids of all labs, even incomplete ones, sorted. Labs that a living process has made for
 /// itself are left out.
 pub fn labs() -> Vec<String> {
     all_ids().into_iter().filter(|id| !id.contains(OWNER) || is_abandoned(id)).collect()
 }
 
-/// The ids of all labs of which any part exists.
+/// The ids of all labs, even incomplete ones.
 pub(crate) fn all_ids() -> BTreeSet<String> {
     let id_of_namespace = |name: String| lab_of_namespace(&name).map(str::to_owned);
     let groups = Hierarchy::find().map_or_else(Vec::new, |hierarchy| hierarchy.labs());

@@ -11,7 +11,7 @@ use crate::names::identifier;
 use crate::namespaces::namespace_file;
 use crate::state::State;
 use crate::teardown::remove;
-use foretell_executor::{Slot, machine};
+use foretell_executor::{RankSlot, machine};
 use foretell_topologies::Topology;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::File;
@@ -123,10 +123,10 @@ impl Lab {
 
     /// One slot per device, in the order of the devices' numbers. Devices take this machine's cores
     /// in turn, so they share them if there are more devices than cores.
-    pub fn slots(&self) -> Vec<Slot> {
+    pub fn slots(&self) -> Vec<RankSlot> {
         let cores = machine::cores();
         let hierarchy = Hierarchy::find();
-        let slot = |(node, host): (usize, &Host), number: usize, quota: Option<&(String, f64)>| Slot {
+        let slot = |(node, host): (usize, &Host), number: usize, quota: Option<&(String, f64)>| RankSlot {
             node,
             host: host.name.clone(),
             namespace: Some(namespace_file(&host.namespace)),
@@ -164,7 +164,7 @@ impl Drop for Lab {
 ///
 /// # Errors
 /// [`LabError::System`] if the rights are missing or the host is gone.
-pub fn enter(slot: &Slot) -> Result<(), LabError> {
+pub fn enter(slot: &RankSlot) -> Result<(), LabError> {
     if let Some(namespace) = &slot.namespace {
         let doing = || format!("enter `{}`", namespace.display());
         let file = File::open(namespace).map_err(|error| LabError::system(doing(), error))?;

@@ -1,4 +1,4 @@
-//! Whether a lab can be made on this machine: programs, rights, and the kernel's features.
+//! The requirements of labs: programs, rights, and features of the kernel.
 
 use crate::command::Command;
 use crate::control_group::Hierarchy;
@@ -6,7 +6,7 @@ use crate::names::switches_namespace;
 use crate::namespaces::{delete_namespace, namespace_file};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// What is missing for a lab on this machine, in words; empty if one can be made.
+/// Returns the missing requirements of labs, in words; empty if a lab can be made.
 ///
 /// Finds out by trying: it makes a namespace with links of the kinds that labs have, and removes
 /// it.
@@ -42,8 +42,8 @@ pub fn missing() -> Vec<String> {
     missing
 }
 
-/// What is missing for devices with a `cpu_quota`, in words; `None` if they can be made. Finds out
-/// by making a control group.
+/// Returns the missing requirement of devices with a `cpu_quota`, in words; `None` if they can be
+/// made. Finds out by making a control group.
 pub fn missing_for_quotas() -> Option<String> {
     match Hierarchy::find() {
         None => Some("control groups that limit CPU time".into()),

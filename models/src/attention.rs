@@ -1,22 +1,27 @@
-//! The sizes of attention, and what of its work depends on which part of the sequence a rank has.
+//! Sizes of attention and of rotary positions, and the part of a sequence that a rank works on.
 
 use crate::dropout::{AttentionDropout, AttentionPlace};
 use serde::{Deserialize, Serialize};
 
-/// T5's relative positions (Raffel et al. 2020): a learned number for each head and each bucket of distances is added to the scores.
+/// Relative positions as in T5 (Raffel et al. 2020): a learned number for each head and each bucket
+/// of distances is added to the scores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct RelativePositions {
     /// Rows of the table.
     pub buckets: usize,
     /// Distances from this on share the last bucket.
     pub max_distance: usize,
-    /// Whether keys after a query have buckets of their own; else they share that of the query itself.
+    /// Whether keys after a query have buckets of their own. Otherwise they share bucket 0 with the
+    /// query itself.
     pub bidirectional: bool,
 }
 
 impl RelativePositions {
-    /// The bucket of a key `distance` positions after its query: half of them one a distance, the others wider and wider.
-    /// In the same single-precision steps as `T5Attention._relative_position_bucket`, whose rounding decides at the borders.
+    /// Returns the bucket of a key `distance` positions after its query. Half of the buckets hold
+    /// one distance each, the others hold ranges that grow with the distance.
+    ///
+    /// It rounds in single precision step by step like `T5Attention._relative_position_bucket`, so
+    /// that distances at the border of two buckets get the same one.
     pub fn bucket(&self, distance: isize) -> usize {
         let (first, buckets, distance) = match self.bidirectional {
             true => (if distance > 0 { self.buckets / 2 } else { 0 }, self.buckets / 2, distance.unsigned_abs()),
@@ -27,21 +32,21 @@ impl RelativePositions {
             return first + distance;
         }
         let exact_float = exact.max(1) as f64;
-        let whole = (self.max_distance as f64 / exact_float).ln() as f32;
-        let part = (distance as f32 / exact_float as f32).ln() / whole * (buckets - exact) as f32;
-        first + exact.saturating_add(part.max(0.0) as usize).min(buckets.saturating_sub(1))
+        let full_range = (self.max_distance as f64 / exact_float).ln() as f32;
+        let offset = (distance as f32 / exact_float as f32).ln() / full_range * (buckets - exact) as f32;
+        first + exact.saturating_add(offset.max(0.0) as usize).min(buckets.saturating_sub(1))
     }
 }
 
-/// The sizes of softmax attention (Vaswani et al. 2017), with grouped queries (Ainslie et al. 2023): query head `h` attends to key head
-/// `h / group`.
+/// Sizes of softmax attention (Vaswani et al. 2017) with grouped queries (Ainslie et al. 2023):
+/// query head `h` attends to key head `h / group`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Attention {
     /// Sequences.
     pub batch: usize,
-    /// Positions that ask, on this rank.
+    /// Positions of queries on this rank.
     pub queries: usize,
-    /// Positions that are asked: all of them.
+    /// Positions of keys and values on this rank: the whole sequence, or one part of it in a ring.
     pub keys: usize,
     /// Heads of keys and values on this rank.
     pub key_heads: usize,
@@ -49,98 +54,101 @@ pub struct Attention {
     pub group: usize,
     /// Features of a head.
     pub head_dimension: usize,
-    /// Whether a position sees only those before it and itself.
+    /// Whether a position only attends to itself and to positions before it.
     pub causal: bool,
     /// Whether scores are multiplied by `1/√head_dimension`.
     pub scaled: bool,
-    /// What is added to the scores, if anything is.
+    /// Relative positions that are added to the scores.
     pub relative: Option<RelativePositions>,
-    /// Whether q, k and v lie in one tensor `[batch, queries, 3, heads, head_dimension]`, and their gradients too; needs as many keys as
-    /// queries and no grouping.
+    /// Whether q, k and v are one tensor `[batch, queries, 3, heads, head_dimension]`, and their
+    /// gradients too. Requires as many keys as queries, and no grouping.
     pub packed: bool,
-    /// Into how many parts a group of ranks has cut the queries; the rank's index in the group says which part this is.
+    /// Parts into which a group of ranks has cut the queries. The rank's index in the group says
+    /// which part it has. 1 if the work does not depend on the part.
     pub query_parts: usize,
-    /// The position of the first query of the first part.
+    /// Position of the first query of the first part.
     pub query_offset: usize,
-    /// Which part of the keys this is, where they go round a ring of ranks; then `keys` are those of one part.
+    /// The step of ring attention that this kernel is. `None` without a ring.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub ring: Option<KeyStep>,
-    /// The dropout of the probabilities, if there is one. It changes the output alone: the log-sum-exp is that of all keys.
+    pub ring: Option<RingStep>,
+    /// Dropout of the probabilities. It changes the output only: the log-sum-exp is that of all
+    /// keys.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dropout: Option<AttentionDropout>,
 }
 
-/// A step of ring attention (Liu et al. 2023): the keys and values of a sequence, cut into as many parts as a group has ranks, go round the group
-/// while each rank keeps its part of the queries. In step t the rank of index i has the part that began on rank (i - t) mod parts. What a step
-/// leaves is merged with what the steps before it left; in single precision, whatever the run's is.
+/// A step of ring attention (Liu et al. 2023).
+///
+/// A group of ranks cuts the keys and values of a sequence into one part a rank. The parts travel
+/// round the group while each rank keeps its part of the queries. In step t the rank of index i has
+/// the part that began on rank (i - t) mod parts. The results of a step are merged with those of
+/// the steps before it, in single precision in every run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct KeyStep {
-    /// The step, from 0 on. In step 0 queries and keys are of the same positions.
+pub struct RingStep {
+    /// The step, from 0. In step 0 queries and keys have the same positions.
     pub step: usize,
-    /// Parts of the whole that the rank's index in its group has to be known for; 1 where it is known already.
+    /// Parts of the sequence. 1 in the kernel of one member ([`Attention::for_member`]).
     pub parts: usize,
-    /// Whether all keys come after all queries, and causal attention sees none.
+    /// Whether all keys come after all queries, so that causal attention sees none of them.
     pub unseen: bool,
 }
 
-impl KeyStep {
-    /// Whether what there is is added to instead of replaced.
+impl RingStep {
+    /// Whether results are merged with those of earlier steps.
     pub fn merges(self) -> bool {
         self.step > 0
     }
 }
 
 impl Attention {
-    /// Query heads.
+    /// Returns the query heads.
     pub fn heads(&self) -> usize {
         self.key_heads * self.group
     }
 
-    /// Elements of q and of the output.
+    /// Returns the elements of q, and of the output.
     pub fn query_elements(&self) -> usize {
         self.batch * self.queries * self.heads() * self.head_dimension
     }
 
-    /// Elements of k, and of v.
+    /// Returns the elements of k, and of v.
     pub fn key_elements(&self) -> usize {
         self.batch * self.keys * self.key_heads * self.head_dimension
     }
 
-    /// Elements of the log-sum-exp.
+    /// Returns the elements of the log-sum-exp.
     pub fn rows(&self) -> usize {
         self.batch * self.heads() * self.queries
     }
 
-    /// Elements of the table of relative positions, `[buckets, heads]`.
+    /// Returns the elements of the table of relative positions, `[buckets, heads]`.
     pub fn table_elements(&self) -> usize {
         self.relative.map_or(0, |relative| relative.buckets * self.heads())
     }
 
-    /// The work of the member `index` of a group that has cut the queries into parts.
+    /// Returns the work of the member `index` of the group that has cut the queries.
     pub fn for_member(self, index: usize) -> Self {
         let index = self.position_part(index);
         if let Some(ring) = self.ring {
             return self.for_member_of_ring(ring, index);
         }
-        let positioned = self.causal || self.relative.is_some();
-        let query_offset = if positioned { self.query_offset + (index % self.query_parts.max(1)) * self.queries } else { 0 };
+        let depends_on_position = self.causal || self.relative.is_some();
+        let query_offset =
+            if depends_on_position { self.query_offset + (index % self.query_parts.max(1)) * self.queries } else { 0 };
         Self { query_parts: 1, query_offset, ..self }
     }
 
-    /// Which part of the positions the member `index` of a group has.
+    /// Returns the part of the positions that the member `index` of a group has.
     fn position_part(&self, index: usize) -> usize {
         index / self.dropout.map_or(1, |dropout| dropout.sample_parts.max(1) * dropout.head_ranks())
     }
 
-    /// Where in the whole the member `index` of a group is before which `samples_before` samples of the micro-batch lie on other ranks.
+    /// Returns where in the whole the work of the member `index` of a group begins.
+    /// `samples_before` is the number of samples of the micro-batch on earlier ranks.
     pub fn place(&self, dropout: &AttentionDropout, index: usize, samples_before: usize) -> AttentionPlace {
-        let part = self.position_part(index) % dropout.position_parts.max(1);
-        let key_part = match self.ring {
-            Some(ring) => {
-                (part + dropout.position_parts - ring.step % dropout.position_parts.max(1)) % dropout.position_parts.max(1)
-            }
-            None => 0,
-        };
+        let position_parts = dropout.position_parts.max(1);
+        let part = self.position_part(index) % position_parts;
+        let key_part = self.ring.map_or(0, |ring| (part + dropout.position_parts - ring.step % position_parts) % position_parts);
         let head_part = index % dropout.head_ranks();
         let group_parts = dropout.group_parts.max(1);
         AttentionPlace {
@@ -153,17 +161,18 @@ impl Attention {
         }
     }
 
-    /// Causal attention sees all of a part that lies before the rank's own, half of its own, and nothing of one that lies after it.
-    fn for_member_of_ring(self, ring: KeyStep, index: usize) -> Self {
+    /// Causal attention sees all keys of an earlier part, half of the pairs of its own part, and no
+    /// keys of a later part.
+    fn for_member_of_ring(self, ring: RingStep, index: usize) -> Self {
         if !self.causal || ring.parts <= 1 {
             return self;
         }
         let (own, step) = (index % ring.parts, ring.step % ring.parts);
-        let ring = Some(KeyStep { parts: 1, unseen: step > own, ..ring });
+        let ring = Some(RingStep { parts: 1, unseen: step > own, ..ring });
         Self { causal: step == 0, ring, ..self }
     }
 
-    /// Into how many parts the whole is cut of which the rank's index in its group says which one is its own.
+    /// Returns the parts into which the whole is cut, if the work depends on the part; else 1.
     pub(crate) fn parts(&self) -> usize {
         if let Some(dropout) = self.dropout {
             return dropout.position_parts * dropout.head_ranks() * dropout.sample_parts;
@@ -175,22 +184,24 @@ impl Attention {
         }
     }
 
-    /// The same at any step of a ring but the first, as merging takes as long in all of them; and whatever is dropped.
-    pub(crate) fn without_step(self) -> Self {
+    /// The sizes as they are timed. All steps of a ring that merge take as long, and so does
+    /// dropout wherever it is.
+    pub(crate) fn without_constants(self) -> Self {
         Self {
-            ring: self.ring.map(|ring| KeyStep { step: if ring.parts <= 1 { ring.step.min(1) } else { ring.step }, ..ring }),
-            dropout: self.dropout.map(AttentionDropout::without_place),
+            ring: self.ring.map(|ring| RingStep { step: if ring.parts <= 1 { ring.step.min(1) } else { ring.step }, ..ring }),
+            dropout: self.dropout.map(AttentionDropout::without_constants),
             ..self
         }
     }
 
-    /// Query-key pairs of one head of one sequence; of the mean member where queries are cut into parts.
+    /// Returns the query-key pairs of one head and sequence that are not masked. If the queries are
+    /// cut into parts it is the mean over the members.
     pub fn scores(&self) -> f64 {
         let [queries, keys] = [self.queries as f64, self.keys as f64];
         if let Some(ring) = self.ring
             && (ring.unseen || (self.causal && ring.merges()))
         {
-            // In step t the last `parts - t` members see all, and the others nothing.
+            // In step t the last `parts - t` members see all keys, and the others none.
             let seeing = if ring.unseen { 0.0 } else { 1.0 - (ring.step as f64 / ring.parts.max(1) as f64).min(1.0) };
             return queries * keys * seeing;
         }
@@ -198,14 +209,15 @@ impl Attention {
             return queries * keys;
         }
         let offset = self.query_offset as f64 + (self.query_parts.max(1) - 1) as f64 / 2.0 * queries;
-        // Queries whose position is beyond the last key see every key.
+        // Queries beyond the last key see every key.
         let partial = (keys - offset).clamp(0.0, queries);
         partial * offset + partial * (partial + 1.0) / 2.0 + (queries - partial) * keys
     }
 }
 
-/// The sizes of a rotary position embedding (Su et al. 2021), which turns the pairs `(f, f + head_dimension / 2)` of features of each head by
-/// `position · theta^(-2f / head_dimension)`, as Hugging Face's Llama pairs them.
+/// Sizes of a rotary position embedding (Su et al. 2021). It rotates the pairs
+/// `(f, f + head_dimension / 2)` of each head's features by
+/// `position · theta^(-2f / head_dimension)`, with the pairs of Hugging Face's Llama.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Rope {
     /// Sequences.
@@ -216,26 +228,27 @@ pub struct Rope {
     pub heads: usize,
     /// Features of a head: an even number.
     pub head_dimension: usize,
-    /// The base of the frequencies.
+    /// Base of the frequencies.
     pub theta: usize,
-    /// Into how many parts a group of ranks has cut the positions; the rank's index in the group says which part this is.
+    /// Parts into which a group of ranks has cut the positions. The rank's index in the group says
+    /// which part it has.
     pub position_parts: usize,
-    /// The first position of the first part.
+    /// First position of the first part.
     pub position_offset: usize,
 }
 
 impl Rope {
-    /// Elements of the input and of the output.
+    /// Returns the elements of the input, and of the output.
     pub fn elements(&self) -> usize {
         self.batch * self.positions * self.heads * self.head_dimension
     }
 
-    /// The same wherever it is in a sequence, and with the usual base: turning takes as long.
-    pub fn without_positions(self) -> Self {
+    /// The sizes as they are timed. Neither the positions nor the base change the time.
+    pub(crate) fn without_constants(self) -> Self {
         Self { theta: 10_000, position_parts: 1, position_offset: 0, ..self }
     }
 
-    /// The work of the member `index` of a group that has cut the positions into parts.
+    /// Returns the work of the member `index` of the group that has cut the positions.
     pub fn for_member(self, index: usize) -> Self {
         let position_offset = self.position_offset + (index % self.position_parts.max(1)) * self.positions;
         Self { position_parts: 1, position_offset, ..self }
@@ -244,11 +257,12 @@ impl Rope {
 
 #[cfg(test)]
 mod tests {
-    use super::{Attention, KeyStep, RelativePositions};
+    use super::{Attention, RelativePositions, RingStep};
 
     #[test]
-    fn buckets_are_those_of_t5() {
-        // From Hugging Face's `T5Attention._relative_position_bucket` with 32 buckets and a maximum distance of 128.
+    fn distances_have_the_buckets_of_t5() {
+        // From Hugging Face's `T5Attention._relative_position_bucket` with 32 buckets and a maximum
+        // distance of 128.
         let both = RelativePositions { buckets: 32, max_distance: 128, bidirectional: true };
         let cases = [(0, 0), (-1, 1), (1, 17), (-7, 7), (-8, 8), (8, 24), (-11, 8), (-12, 9), (-16, 10), (16, 26), (-32, 12)];
         for (distance, bucket) in cases.into_iter().chain([(-64, 14), (-90, 14), (-91, 15), (-128, 15), (500, 31)]) {
@@ -302,16 +316,16 @@ mod tests {
             packed: false,
             query_parts: 1,
             query_offset: 0,
-            ring: Some(KeyStep { step, parts: 4, unseen: false }),
+            ring: Some(RingStep { step, parts: 4, unseen: false }),
             dropout: None,
         };
         let of_members =
             |causal| (0..4).map(move |index| (0..4).map(|t| step(causal, t).for_member(index).scores()).sum::<f64>());
-        // As many as the same members' queries see of all keys (the test above).
+        // As many pairs as the same members have without a ring, in the test above.
         assert_eq!(of_members(true).collect::<Vec<_>>(), [21.0, 57.0, 93.0, 129.0]);
         assert_eq!(of_members(false).collect::<Vec<_>>(), [144.0; 4]);
-        // A kernel that nobody has made concrete is that of the mean member.
+        // Without `for_member` the scores are the mean over the members.
         assert_eq!((0..4).map(|t| 4.0 * step(true, t).scores()).sum::<f64>(), 300.0);
-        assert_eq!(step(false, 1).for_member(0), step(false, 1), "without a mask all members do the same");
+        assert_eq!(step(false, 1).for_member(0), step(false, 1), "without a mask all members have the same work");
     }
 }

@@ -1,5 +1,6 @@
-//! Building graphs: one method an operator, so that a model file reads like the model.
-//! The methods stand by what they are of; here is what all of them need. It must not know any model.
+//! Construction of graphs: one method for each operator, so that the code of a family reads like
+//! the model. This file has what the methods share; the files below have the methods, by kind of
+//! operator. The builder knows no models.
 
 mod attention;
 mod elementwise;
@@ -22,42 +23,45 @@ use crate::graph::{
 };
 use crate::storage::Storage;
 
-/// For what, and for how many samples, a graph is built.
+/// The batch that a graph is built for, and how its samples are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphOptions {
     /// Samples in the batch.
     pub batch: usize,
-    /// Groups of samples that share batch-norm statistics; they divide the batch.
+    /// Groups of samples that share batch-norm statistics. Divides `batch`.
     pub normalization_groups: usize,
-    /// Whether batch norm uses running statistics instead of the batch's.
+    /// Whether the graph is for evaluation: batch norm uses running statistics, and nothing is
+    /// dropped.
     pub inference: bool,
-    /// Ranks that share out the vocabulary, from the embedding to the loss, where it divides by them; 1 for nobody.
+    /// Ranks that shard the vocabulary from the embedding to the loss, if their number divides it.
+    /// 1 for none.
     pub vocabulary_parts: usize,
 }
 
 impl GraphOptions {
-    /// One sample on one rank, with batch statistics.
+    /// One sample on one rank, for training.
     pub const ONE: GraphOptions = GraphOptions { batch: 1, normalization_groups: 1, inference: false, vocabulary_parts: 1 };
 }
 
-/// A dimension of a name and an extent.
+/// Makes a dimension.
 pub(crate) fn dimension(name: &'static str, extent: usize) -> Dimension {
     Dimension { name, extent }
 }
 
-/// The dimension of a language model's tokens, which `tensor` shares out from the embedding to the loss.
+/// Name of the dimension over a language model's tokens. Tensor parallelism shards it from the
+/// embedding to the loss.
 pub(crate) const VOCABULARY: &str = "vocabulary";
 
 /// A graph under construction.
 pub(crate) struct GraphBuilder {
     graph: Graph,
-    /// How many groups of samples the batch has for batch normalisation.
+    /// Groups of samples that share batch-norm statistics.
     normalization_groups: usize,
-    /// Into how many parts a vocabulary is cut where it divides.
+    /// Ranks that shard a vocabulary, if their number divides it.
     vocabulary_parts: usize,
-    /// Whether dropouts drop nothing.
+    /// Whether the graph is for evaluation.
     inference: bool,
-    /// How many dropouts there are by now.
+    /// Number of dropouts so far.
     dropout_sites: usize,
 }
 
@@ -76,11 +80,12 @@ impl GraphBuilder {
         Self { graph, normalization_groups, vocabulary_parts, inference, dropout_sites: 0 }
     }
 
-    /// Starts the next block; what is added from here on belongs to it.
+    /// Starts the next block. Operators that are added from here on belong to it.
     pub(crate) fn block(&mut self, name: impl Into<String>, recomputable: bool) {
         self.graph.blocks.push(Block { name: name.into(), recomputable });
     }
 
+    /// Returns the graph.
     pub(crate) fn finish(self, predictions_per_sample: usize, tokens_per_sample: Option<usize>) -> Graph {
         Graph { predictions_per_sample, tokens_per_sample, ..self.graph }
     }
@@ -120,6 +125,7 @@ impl GraphBuilder {
         OperatorId(self.graph.operators.len() - 1)
     }
 
+    /// Adds a tensor that the training data supplies.
     pub(crate) fn input(&mut self, kind: InputKind, dimensions: Vec<Dimension>) -> TensorId {
         let (name, storage) = match kind {
             InputKind::Images => ("images", Storage::Precision),
@@ -132,7 +138,8 @@ impl GraphBuilder {
         self.tensor(name, Role::Input(kind), dimensions, storage)
     }
 
-    /// A parameter whose public form is ours with its dimensions in the order `permutation`, flattened to `shape`.
+    /// Adds a parameter whose public form has our dimensions in the order `permutation`, reshaped
+    /// to `shape`.
     pub(crate) fn parameter_as(
         &mut self,
         name: String,
@@ -149,7 +156,7 @@ impl GraphBuilder {
         )
     }
 
-    /// A parameter whose public form has the same elements in the same order, in `shape`.
+    /// Adds a parameter whose public form has the same elements in the same order, in `shape`.
     pub(crate) fn parameter(
         &mut self,
         name: String,
@@ -161,7 +168,7 @@ impl GraphBuilder {
         self.parameter_as(name, dimensions, initialisation, permutation, shape)
     }
 
-    /// The model's next dropout; none where nothing is dropped, as in evaluation.
+    /// Returns the site of the model's next dropout, or `None` if nothing is dropped.
     fn dropout_site(&mut self, rate: DropoutRate) -> Option<DropoutSite> {
         if rate.is_none() || self.inference {
             return None;
@@ -170,18 +177,18 @@ impl GraphBuilder {
         Some(DropoutSite { rate, site: self.dropout_sites - 1 })
     }
 
-    /// Whether ranks share out a vocabulary (or as many classes).
-    fn cuts_vocabulary(&self, extent: usize) -> bool {
+    /// Whether ranks shard a vocabulary of this extent.
+    fn shards_vocabulary(&self, extent: usize) -> bool {
         self.vocabulary_parts > 1 && extent.is_multiple_of(self.vocabulary_parts)
     }
 }
 
-/// A loop over a dimension that ranks may share out.
-fn shared(dimension: &Dimension, role: Extent) -> Loop {
+/// Makes a loop over a dimension that ranks may shard.
+fn shardable(dimension: &Dimension, role: Extent) -> Loop {
     Loop { name: dimension.name, extent: dimension.extent, role, shardable: true }
 }
 
-/// `count` consecutive loops from `first`, one a dimension.
+/// Returns the axes of dimensions that `count` consecutive loops from `first` walk.
 fn walk(first: usize, count: usize) -> Vec<Option<LoopId>> {
     (first..first + count).map(|index| Some(LoopId(index))).collect()
 }

@@ -1,14 +1,18 @@
-//! From a forward graph to one with its gradients: each operator's backward rule, and the sums where a tensor has several users.
+//! Gradients of a forward graph: the backward rule of each operator, and sums for tensors with
+//! several users.
 //!
-//! Input gradients and weight gradients are operators of their own, so that a schedule may run them apart. A gradient operator has
-//! the loops of its forward operator and so follows whatever sharding that one was given. Gradients of parameters, like
-//! the other sums over the batch, are accumulated: whoever writes one adds to it, and the compiler decides who is first.
+//! Input gradients and weight gradients are separate operators, so that a schedule may run them
+//! apart. A gradient operator has the loops of its forward operator and thus its sharding.
+//! Gradients of parameters accumulate, like the other sums over the batch: each operator that
+//! writes one adds to it. The compiler decides which operator is the first.
 
-use crate::graph::{Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Tensor, TensorId};
+use crate::graph::{
+    Dimension, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Tensor, TensorId,
+};
 use crate::storage::Storage;
 use std::collections::BTreeMap;
 
-/// `graph` followed by its gradients, for a mean of the loss over `normalizer` predictions.
+/// Returns `graph` with its gradients appended. The loss is a mean over `normalizer` predictions.
 ///
 /// The gradient of a parameter is a tensor of [`Role::ParameterGradient`].
 pub fn differentiate(graph: &Graph, normalizer: usize) -> Graph {
@@ -26,7 +30,7 @@ pub fn differentiate(graph: &Graph, normalizer: usize) -> Graph {
     backward.graph
 }
 
-/// For each tensor whether a gradient must reach it: it is a parameter, or is made from one.
+/// Returns, for each tensor, whether it needs a gradient: it is a parameter or is made from one.
 fn needs_gradient(graph: &Graph) -> Vec<bool> {
     let mut needed: Vec<bool> = graph.tensors.iter().map(|tensor| matches!(tensor.role, Role::Parameter(_))).collect();
     for operator in &graph.operators {
@@ -39,20 +43,22 @@ fn needs_gradient(graph: &Graph) -> Vec<bool> {
     needed
 }
 
+/// A graph while gradients are appended, operator by operator from the last to the first.
 struct Backward {
     graph: Graph,
-    /// The gradients that users of a tensor have sent back so far, each with the block of its user.
+    /// Gradients of a tensor from the users visited so far, each with the block of its user.
     contributions: BTreeMap<TensorId, Vec<(TensorId, usize)>>,
-    /// The block of the operator that is visited.
+    /// Block of the operator that is visited.
     block: usize,
-    /// The gradient tensor of each parameter that has one by now.
+    /// Gradient tensors of parameters so far.
     parameter_gradients: BTreeMap<TensorId, TensorId>,
+    /// Whether each tensor of the forward graph needs a gradient.
     needed: Vec<bool>,
     normalizer: usize,
 }
 
 impl Backward {
-    /// Adds the gradient operators of one forward operator, whose users have all been visited.
+    /// Appends the gradient operators of a forward operator. All users of its outputs were visited.
     fn operator(&mut self, id: OperatorId) {
         let forward = self.graph.operators[id.0].clone();
         self.block = forward.block;
@@ -159,13 +165,13 @@ impl Backward {
                 self.input_gradient(id, OperatorKind::ExpertMatmulInputGradient, vec![dy.clone(), input(1)], 0);
                 self.weight_gradient(id, OperatorKind::ExpertMatmulWeightGradient, vec![dy, input(0)], &[1]);
             }
-            // Evaluation graphs are not differentiated, and gradients have no gradients.
+            // Evaluation graphs are not differentiated, and gradient operators have no gradients.
             _ => {}
         }
     }
 
-    /// The gradient of the logits that operator `id` reads, with its labels; the rows of both it walks with its first loops, as those of
-    /// `log_sum_exp` are walked.
+    /// Appends the gradient of the logits that operator `id` reads with their labels. The first
+    /// loops of the operator walk the rows of logits and labels, and thus those of `log_sum_exp`.
     fn cross_entropy(&mut self, id: OperatorId, log_sum_exp: &Operand) {
         let [logits, labels] = &self.graph.operators[id.0].inputs[..] else { return };
         let reads = vec![logits.clone(), labels.clone(), log_sum_exp.clone()];
@@ -173,7 +179,8 @@ impl Backward {
         self.input_gradient(id, kind, reads, 0);
     }
 
-    /// Gradients reach a recurrent layer through its outputs, through the state at its end, or through both.
+    /// Appends the gradients of an LSTM layer. Gradients reach it through its outputs, its last
+    /// state, or both.
     fn lstm(&mut self, id: OperatorId, forward: &Operator, initial: bool) {
         let [dy, dlast] = [0, 3].map(|index: usize| {
             let output = &forward.outputs[index];
@@ -197,7 +204,8 @@ impl Backward {
         self.weight_gradient(id, OperatorKind::LstmWeightGradient { initial }, reads, &[1]);
     }
 
-    /// Batch norm's weight gradient is made of sums that its input gradient needs anyway.
+    /// Appends the gradients of batch norm. The weight gradient is made from sums that the input
+    /// gradient needs anyway.
     fn batch_norm(&mut self, id: OperatorId, forward: &Operator, dy: Operand) {
         let saved = forward.outputs[1].clone();
         let dimensions = self.graph.tensor(saved.tensor).dimensions.clone();
@@ -210,7 +218,8 @@ impl Backward {
         self.weight_gradient(id, OperatorKind::BatchNormWeightGradient, vec![sums], &[1, 2]);
     }
 
-    /// Adds an operator that makes the gradient of the forward operator's input `index`, if anyone needs it.
+    /// Appends an operator that makes the gradient of the forward operator's input `index`, if that
+    /// is needed.
     fn input_gradient(&mut self, id: OperatorId, kind: OperatorKind, reads: Vec<Operand>, index: usize) {
         let input = self.graph.operators[id.0].inputs[index].clone();
         if !self.needed[input.tensor.0] {
@@ -221,8 +230,8 @@ impl Backward {
         self.send_back(input.tensor, dx.tensor);
     }
 
-    /// Adds an operator that makes the gradients of several inputs in one pass, and adds to those of the parameters among `parameters` that
-    /// there are.
+    /// Appends an operator that makes the gradients of `inputs` of the forward operator together,
+    /// and adds to the gradients of its inputs among `parameters` that exist.
     fn joint_gradient(
         &mut self,
         id: OperatorId,
@@ -243,7 +252,8 @@ impl Backward {
         }
     }
 
-    /// Adds an operator that adds to the gradients of the parameters among the forward operator's inputs.
+    /// Appends an operator that adds to the gradients of the forward operator's inputs
+    /// `parameters`.
     fn weight_gradient(&mut self, id: OperatorId, kind: OperatorKind, reads: Vec<Operand>, parameters: &[usize]) {
         let forward = self.graph.operators[id.0].clone();
         let writes = parameters
@@ -256,7 +266,7 @@ impl Backward {
         self.push(id, kind, Pass::WeightGradient, reads, writes);
     }
 
-    /// The one gradient tensor of a parameter, however many operators use it.
+    /// Returns the gradient tensor of a parameter. All operators that use the parameter share it.
     fn parameter_gradient(&mut self, parameter: TensorId) -> TensorId {
         if let Some(&gradient) = self.parameter_gradients.get(&parameter) {
             return gradient;
@@ -268,42 +278,45 @@ impl Backward {
         gradient
     }
 
+    /// Makes a tensor for the gradient of `input`, walked by the same loops.
     fn gradient_tensor(&mut self, input: &Operand) -> Operand {
         let tensor = self.graph.tensor(input.tensor).clone();
         let tensor = self.tensor(format!("{}.gradient", tensor.name), Role::Activation, tensor.dimensions, tensor.storage);
         Operand { tensor, axes: input.axes.clone() }
     }
 
-    fn tensor(&mut self, name: String, role: Role, dimensions: Vec<crate::Dimension>, storage: Storage) -> TensorId {
+    fn tensor(&mut self, name: String, role: Role, dimensions: Vec<Dimension>, storage: Storage) -> TensorId {
         self.graph.tensors.push(Tensor { name, role, dimensions, storage });
         TensorId(self.graph.tensors.len() - 1)
     }
 
-    /// Takes a gradient of `input` from the operator that is visited, if anyone needs it.
+    /// Records a gradient of `input` from the operator that is visited, if it is needed.
     fn send_back(&mut self, input: TensorId, gradient: TensorId) {
         if self.needed[input.0] {
             self.contributions.entry(input).or_default().push((gradient, self.block));
         }
     }
 
-    /// The whole gradient of a tensor: the sum of what its users sent back. What users in one block send back is summed there, so that where they are
-    /// in another stage than the maker one tensor crosses; the other additions belong to the operator that made it.
+    /// Returns the gradient of a tensor: the sum over its users. `None` if no user has a gradient.
+    ///
+    /// Gradients of users in one block are added in that block. If it is on another stage than the
+    /// maker, only their sum crosses. The other additions are in the maker's block.
     fn gradient(&mut self, output: &Operand, maker: &Operator) -> Option<TensorId> {
         let contributions = self.contributions.remove(&output.tensor)?;
-        let of_blocks: Vec<TensorId> = contributions
+        let block_sums: Vec<TensorId> = contributions
             .chunk_by(|one, next| one.1 == next.1)
-            .filter_map(|of_block| {
-                let block = of_block.first()?.1;
-                of_block
+            .filter_map(|same_block| {
+                let block = same_block.first()?.1;
+                same_block
                     .iter()
                     .map(|&(gradient, _)| gradient)
                     .reduce(|sum, part| self.add(output.tensor, maker, block, sum, part))
             })
             .collect();
-        of_blocks.into_iter().reduce(|sum, part| self.add(output.tensor, maker, maker.block, sum, part))
+        block_sums.into_iter().reduce(|sum, part| self.add(output.tensor, maker, maker.block, sum, part))
     }
 
-    /// Adds an operator that adds two gradients of a tensor.
+    /// Appends an operator that adds two gradients of a tensor, and returns their sum.
     fn add(&mut self, tensor: TensorId, maker: &Operator, block: usize, sum: TensorId, part: TensorId) -> TensorId {
         let tensor = self.graph.tensor(tensor).clone();
         let loops: Vec<Loop> = tensor
@@ -327,6 +340,7 @@ impl Backward {
         total
     }
 
+    /// Appends a gradient operator with the loops of the forward operator `id`.
     fn push(&mut self, id: OperatorId, kind: OperatorKind, pass: Pass, inputs: Vec<Operand>, outputs: Vec<Operand>) {
         let forward = &self.graph.operators[id.0];
         let operator = Operator {

@@ -1,5 +1,5 @@
-//! Dropout (Srivastava et al. 2014): the share that is dropped, and which part of the whole one rank has: of an activation, or of attention's
-//! probabilities. It must not know how layouts come to such parts.
+//! Dropout (Srivastava et al. 2014): its rate, and the part of the whole that one rank has, of an
+//! activation or of attention's probabilities. It does not know how layouts lead to such parts.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +11,7 @@ pub struct DropoutRate {
 }
 
 impl DropoutRate {
-    /// Nothing is dropped.
+    /// No dropout.
     pub const NONE: Self = Self { ten_thousandths: 0 };
 
     /// One tenth, the usual rate of transformers.
@@ -22,17 +22,17 @@ impl DropoutRate {
         self.ten_thousandths == 0
     }
 
-    /// The share that is dropped.
+    /// Returns the share that is dropped.
     pub fn value(self) -> f64 {
         f64::from(self.ten_thousandths) / 1e4
     }
 
-    /// What elements that are kept are multiplied by, so that a sum stays the same on average.
+    /// Returns the factor on elements that are kept, which preserves the mean of a sum.
     pub fn scale(self) -> f32 {
         (1.0 / (1.0 - self.value())) as f32
     }
 
-    /// Of uniformly distributed 32-bit numbers those below this are drops.
+    /// Returns the bound below which a uniformly distributed 32-bit number drops its element.
     pub fn threshold(self) -> u32 {
         ((u64::from(self.ten_thousandths) << 32) / 10_000) as u32
     }
@@ -56,116 +56,125 @@ impl From<DropoutRate> for f64 {
     }
 }
 
-/// One of a model's dropouts.
+/// One dropout of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct DropoutSite {
     /// The share that is dropped.
     pub rate: DropoutRate,
-    /// Which of the model's dropouts it is.
+    /// Index among the model's dropouts.
     pub site: usize,
 }
 
-/// The sizes of a dropout on one rank, and which part of the whole it is.
+impl DropoutSite {
+    /// The site for which kernels are timed.
+    pub(crate) const TIMED: Self = Self { rate: DropoutRate::TENTH, site: 0 };
+}
+
+/// Sizes of a dropout on one rank, and the part of the whole that the rank has.
 ///
-/// The whole is `[samples of the batch, parts * positions, features]`. Of sample `s` of this rank's the number in the batch is
-/// `first_sample + samples_before + s`, with what of the micro-batch lies on ranks before this one, and its first position is `part * positions`, with
-/// the rank's part of the positions; a call says both. Whether an element is kept is a hash of the seed, the step, the site, the sample's number and the
-/// element's index in its sample, so it is the same in every layout, when it is computed again and in the gradient; no mask is stored.
+/// The whole is `[samples of the global batch, parts * positions, features]`. The rank's sample `s`
+/// is number `first_sample + samples_before + s` of the batch. Its first position is
+/// `part * positions`. A call gives `samples_before`, the micro-batch's samples on earlier ranks,
+/// and `part`.
+///
+/// An element is kept or dropped by a hash of seed, step, site, sample number and the element's
+/// index in its sample. The result is thus the same in every layout, in the gradient and in a
+/// recomputation, and no mask is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Dropout {
-    /// The first sample of the global batch that is at work on any rank.
+    /// Number in the global batch of the micro-batch's first sample on any rank.
     pub first_sample: usize,
     /// Samples on this rank.
     pub samples: usize,
-    /// Positions of a sample on this rank; of a tensor without a sequence its features.
+    /// Positions of a sample on this rank. For a tensor without a sequence these are its features.
     pub positions: usize,
-    /// Features of a position; 1 for a tensor without a sequence.
+    /// Features of a position. 1 for a tensor without a sequence.
     pub features: usize,
-    /// Into how many parts ranks have cut the positions.
+    /// Parts into which ranks have cut the positions.
     pub parts: usize,
-    /// Into how many parts ranks of the group have cut the samples, too: of the rank's index in it that part varies fastest.
+    /// Parts into which the ranks of the group have cut the samples. This part varies fastest with
+    /// a rank's index in the group.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub sample_parts: usize,
-    /// The share that is dropped, and which of the model's dropouts it is.
+    /// The rate, and which dropout of the model it is.
     #[serde(flatten)]
     pub site: DropoutSite,
 }
 
 impl Dropout {
-    /// Elements of the input and of the output.
+    /// Returns the elements of the input, and of the output.
     pub fn elements(&self) -> usize {
         self.samples * self.positions * self.features
     }
 
-    /// The same wherever it is in a batch and a model, at the usual rate: it takes as long.
-    pub fn without_place(self) -> Self {
-        Self { first_sample: 0, parts: 1, sample_parts: 1, site: DropoutSite::ANY, ..self }
+    /// The sizes as they are timed. Neither the rate nor the part of the whole change the time.
+    pub(crate) fn without_constants(self) -> Self {
+        Self { first_sample: 0, parts: 1, sample_parts: 1, site: DropoutSite::TIMED, ..self }
     }
 }
 
-impl DropoutSite {
-    /// Of the usual rate, wherever it is.
-    pub(crate) const ANY: Self = Self { rate: DropoutRate::TENTH, site: 0 };
-}
-
-/// Dropout of attention's probabilities on one rank, and which part of the whole that has.
+/// Dropout of attention's probabilities on one rank, and the part of the whole that the rank has.
 ///
-/// Whether a probability is kept is a hash of the seed, the step, the site, the sample's number in the global batch, the query head, the
-/// query's position and the key's: so it is the same in every layout, when it is computed again and in the gradient; no mask is stored.
-/// Of the rank's index in its group the heads' part varies fastest, of that the part of each key head's queries.
+/// A probability is kept or dropped by a hash of seed, step, site, sample number in the global
+/// batch, query head, query position and key position. The result is thus the same in every layout,
+/// in the gradient and in a recomputation, and no mask is stored.
+///
+/// With a rank's index in its group the part of the samples varies fastest, then the part of each
+/// key head's queries, then that of the key heads, then that of the positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct AttentionDropout {
-    /// The share that is dropped, and which of the model's dropouts it is.
+    /// The rate, and which dropout of the model it is.
     #[serde(flatten)]
     pub site: DropoutSite,
-    /// The first sample of the global batch that is at work on any rank; or, of a kernel that is given some of a rank's samples, so many
-    /// samples later.
+    /// Number in the global batch of the micro-batch's first sample on any rank. In a kernel of
+    /// only some of a rank's samples it is larger by the number of samples before them.
     pub first_sample: usize,
-    /// Into how many parts ranks have cut the positions.
+    /// Parts into which ranks have cut the positions.
     pub position_parts: usize,
-    /// Into how many parts ranks have cut the key heads.
+    /// Parts into which ranks have cut the key heads.
     pub head_parts: usize,
-    /// Into how many parts ranks have cut the query heads of each key head.
+    /// Parts into which ranks have cut the query heads of each key head.
     pub group_parts: usize,
-    /// Into how many parts ranks of the group have cut the samples, too: of the rank's index in it that part varies fastest of all.
+    /// Parts into which the ranks of the group have cut the samples.
     #[serde(default = "one", skip_serializing_if = "is_one")]
     pub sample_parts: usize,
 }
 
-/// What of the whole a rank's attention has, as its dropout must know it: the first of each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AttentionPlace {
-    /// Sample of the global batch.
-    pub sample: usize,
-    /// Position of a query.
-    pub query: usize,
-    /// Position of a key.
-    pub key: usize,
-    /// Head of keys and values.
-    pub key_head: usize,
-    /// Among the query heads of each key head.
-    pub member: usize,
-    /// Query heads of each key head, over all ranks.
-    pub group: usize,
-}
-
-impl AttentionPlace {
-    /// The number of the query head `head` of this rank's, each of whose key heads has `group` query heads here.
-    pub fn head(&self, head: usize, group: usize) -> usize {
-        let group = group.max(1);
-        (self.key_head + head / group) * self.group + self.member + head % group
-    }
-}
-
 impl AttentionDropout {
-    /// Ranks among whom heads are cut.
+    /// Returns the number of ranks among which heads are cut.
     pub(crate) fn head_ranks(&self) -> usize {
         (self.head_parts * self.group_parts).max(1)
     }
 
-    /// The same wherever it is in a batch and a model, at the usual rate: it takes as long.
-    pub(crate) fn without_place(self) -> Self {
-        Self { site: DropoutSite::ANY, first_sample: 0, position_parts: 1, head_parts: 1, group_parts: 1, sample_parts: 1 }
+    /// The sizes as they are timed. Neither the rate nor the part of the whole change the time.
+    pub(crate) fn without_constants(self) -> Self {
+        Self { site: DropoutSite::TIMED, first_sample: 0, position_parts: 1, head_parts: 1, group_parts: 1, sample_parts: 1 }
+    }
+}
+
+/// Where in the whole a rank's attention begins, for its dropout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AttentionPlace {
+    /// First sample, as its number in the global batch.
+    pub sample: usize,
+    /// First position of the queries.
+    pub query: usize,
+    /// First position of the keys.
+    pub key: usize,
+    /// First head of keys and values.
+    pub key_head: usize,
+    /// First query head of each key head.
+    pub member: usize,
+    /// Query heads of each key head over all ranks.
+    pub group: usize,
+}
+
+impl AttentionPlace {
+    /// Returns the number over all ranks of this rank's query head `head`. `group` is the number of
+    /// query heads of each key head on this rank.
+    pub fn head(&self, head: usize, group: usize) -> usize {
+        let group = group.max(1);
+        (self.key_head + head / group) * self.group + self.member + head % group
     }
 }
 

@@ -13,7 +13,7 @@ pub enum ModelError {
         /// The names that exist.
         hint: String,
     },
-    /// Sizes that contradict each other, or that cannot be counted with.
+    /// Sizes that contradict each other, or that are too large.
     #[error("model `{name}`: {reason}; hint: {hint}")]
     Inconsistent {
         /// The model's name.

@@ -1,7 +1,9 @@
-//! The families of models. One file holds all that a family states: its sizes as model files have them, which sizes are sound, its
-//! samples, its usual optimizer, its named models, a small example, and its graph with the weights' public names.
+//! Families of models. One file has everything about a family: its sizes as in model files, their
+//! checks, the form of its samples, its usual optimizer, its named models, a small example, and its
+//! graph with the public names of the weights.
 //!
-//! A family knows the builder and nothing of the other families. [`decoder`] has what Llama and Mixtral share.
+//! A family knows the builder and no other family. [`decoder`] has the layers that Llama and
+//! Mixtral share. To add a family, add its file, its name here, and its variant in `model.rs`.
 
 mod bert;
 mod check;
@@ -37,48 +39,50 @@ use crate::graph::Graph;
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
 
-/// A family: the sizes of one model, and all that follows from them.
+/// The sizes of one model of a family, and everything that follows from them.
 pub(crate) trait Family: Sized {
-    /// The name of the family in model files.
+    /// Name of the family in model files.
     const NAME: &'static str;
 
-    /// The optimizer with which its models are usually trained.
+    /// Optimizer that usually trains its models.
     const OPTIMIZER: Optimizer;
 
-    /// The named models of the zoo, in the order in which they are listed.
+    /// Returns the named models of the zoo, in the order of listings.
     fn zoo() -> Vec<(&'static str, Self)>;
 
-    /// Small models, with their names, whose kernels are timed when a calibration names no model.
+    /// Returns small models with their names. A calibration without a model times their kernels.
     fn examples() -> Vec<(&'static str, Self)>;
 
-    /// Refuses sizes of which no graph can be built.
+    /// Refuses sizes that no graph can be built from.
     ///
     /// # Errors
     /// [`ModelError::Inconsistent`]
     fn validate(&self, check: &Check<'_>) -> Result<(), ModelError>;
 
-    /// The form of a training sample.
+    /// Returns the form of a training sample.
     fn sample(&self) -> SampleShape;
 
-    /// The forward graph. The sizes and the options are sound.
+    /// Builds the forward graph. The sizes and the options are sound.
     fn graph(&self, name: &str, options: &GraphOptions) -> Graph;
 
-    /// The number of equal blocks between the first block and the last. `None` for a model that is not a stack of equal blocks.
+    /// Returns the number of equal blocks between the first block and the last. `None` if the model
+    /// is not a stack of equal blocks.
     fn repeated_layers(&self) -> Option<usize> {
         None
     }
 
-    /// The number of layers, of a family whose models are stacks of equal blocks.
+    /// Returns the number of layers, for families whose models can be stacks of equal blocks.
     fn layers_mut(&mut self) -> Option<&mut usize> {
         None
     }
 
-    /// Whether it has batch normalisation, whose statistics depend on how samples are grouped.
+    /// Whether the model has batch normalisation, whose statistics depend on the grouping of
+    /// samples.
     fn has_batch_norm(&self) -> bool {
         false
     }
 
-    /// Experts of each mixture of experts.
+    /// Returns the experts of each mixture. `None` without mixtures.
     fn experts(&self) -> Option<usize> {
         None
     }

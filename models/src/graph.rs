@@ -1,8 +1,10 @@
-//! The graph: tensors with named dimensions, and operators with loop dimensions, as an einsum has them.
+//! Graphs: tensors with named dimensions, and operators with loop dimensions, as an einsum has
+//! them.
 //!
-//! An operator says which loop walks which dimension of which operand. That is all a compiler needs to know in order to shard it:
-//! a mesh axis laid along a loop shards every dimension that the loop walks, replicates the operands that it does not touch, and
-//! leaves partial sums in an output that it does not appear in. The graph knows no devices and no plans.
+//! An operator states which loop walks which dimension of which operand. A compiler needs no more
+//! to shard it. If a mesh axis is laid along a loop, it shards every dimension that the loop walks,
+//! replicates the operands that the loop does not touch, and leaves partial sums in an output in
+//! which the loop does not appear. A graph knows no devices and no plans.
 
 mod kind;
 mod loops;
@@ -17,41 +19,41 @@ pub use tensor::{Dimension, Initialisation, InputKind, Parameter, PublicTensor, 
 
 use foretell_units::Flops;
 
-/// A pipeline's smallest unit.
+/// A block: the smallest unit that a pipeline places on a stage.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// What a person calls it: `layer 3`, `head`.
+    /// Name for people, such as `layer 3` or `head`.
     pub name: String,
-    /// Whether full recomputation may drop its activations and make them again.
+    /// Whether full recomputation may drop the block's activations and recompute them.
     pub recomputable: bool,
 }
 
-/// A model for one (global) batch of a given size, forward only or with its gradients ([`crate::differentiate`]).
+/// A model over one (global) batch, forward only or with its gradients ([`crate::differentiate`]).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
     /// The model's name.
     pub name: String,
-    /// All tensors.
+    /// All tensors, indexed by [`TensorId`].
     pub tensors: Vec<Tensor>,
-    /// All operators, each after those whose outputs it reads.
+    /// All operators, indexed by [`OperatorId`]. Each comes after those whose outputs it reads.
     pub operators: Vec<Operator>,
-    /// The blocks, in order.
+    /// All blocks, in order.
     pub blocks: Vec<Block>,
     /// Samples in the batch that the shapes are for.
     pub batch: usize,
-    /// Predictions a sample makes: 1 for a class per image, the sequence's length for a language model.
+    /// Predictions for each sample: 1 for a class, the sequence's length for a language model.
     pub predictions_per_sample: usize,
-    /// Tokens in a sample, if it is a sequence.
+    /// Tokens in each sample. `None` if samples are not sequences.
     pub tokens_per_sample: Option<usize>,
 }
 
 impl Graph {
-    /// The tensor of an id.
+    /// Returns the tensor of an id.
     pub fn tensor(&self, id: TensorId) -> &Tensor {
         &self.tensors[id.0]
     }
 
-    /// The trained tensors, in the order in which the model declares them.
+    /// Returns the parameters, in the order in which the model declares them.
     pub fn parameters(&self) -> impl Iterator<Item = (TensorId, &Tensor)> {
         self.tensors
             .iter()
@@ -60,12 +62,13 @@ impl Graph {
             .map(|(index, tensor)| (TensorId(index), tensor))
     }
 
-    /// The number of trained values.
+    /// Returns the number of elements of all parameters.
     pub fn parameter_count(&self) -> usize {
         self.parameters().map(|(_, tensor)| tensor.elements()).sum()
     }
 
-    /// The arithmetic of one pass over the batch that counts for model FLOPs utilisation (see [`crate::Kernel::model_flops`]).
+    /// Returns the floating-point operations of one pass over the batch that count for model FLOPs
+    /// utilisation ([`crate::Kernel::model_flops`]).
     pub fn model_flops(&self) -> Flops {
         self.operators.iter().map(|operator| operator.kernel(&operator.extents()).model_flops()).sum()
     }

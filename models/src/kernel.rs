@@ -1,9 +1,16 @@
-//! Kernels: what an operator is once every loop has a size.
+//! Kernels: operators whose loops have sizes.
 //!
-//! A [`Kernel`] is the smallest thing that is timed, modelled and executed: the calibration times kernels, the cost model answers
-//! for kernels, a backend runs kernels. It carries the sizes of *one rank's* share and nothing of why they are so.
-//! Every tensor is dense and row-major in the order that the variant states; images have their channels last.
-//! `Fp32` statistics (mean, reciprocal standard deviation, log-sum-exp) stay in single precision in every precision.
+//! A [`Kernel`] is the smallest unit that is timed, modelled and executed. The calibration times
+//! kernels, the cost model predicts the time of kernels, and a backend runs kernels. A kernel has
+//! the sizes of one rank's work and does not know how a layout led to them.
+//!
+//! Tensors are dense and row-major in the order that a variant states. Images have their channels
+//! last. Statistics (mean, reciprocal standard deviation, log-sum-exp) are in single precision in
+//! every run.
+//!
+//! [`table`] describes each kernel: its name, its operands in order, its arithmetic. Traffic and
+//! operand sizes follow from the description ([`spec`]). To add a kernel, add a variant, its arm in
+//! [`Kernel::describe`], and its function in a file of the table.
 
 mod control;
 mod derived;
@@ -21,636 +28,321 @@ use crate::dropout::Dropout;
 use serde::{Deserialize, Serialize};
 use table::{activations, attention, images, loss, mixtures, movement, norms, products, recurrence, sequences, training};
 
-/// One computation on one rank, with all its sizes. "Reads" and "writes" name the operands in the order in which an
-/// instruction lists them. Kernels that write gradients of parameters can also *accumulate* (add to what is there); the
-/// instruction says so.
+/// One computation on one rank, with all its sizes.
+///
+/// [`Kernel::spec`] lists the operands in order. Gradients of parameters, and sums over the batch
+/// such as a loss, can accumulate: the kernel then adds to the output. The instruction says so.
+///
+/// A size means the same in each variant:
+/// - `rows`: rows of a matrix. These are samples, or samples times positions.
+/// - `columns`, `contracted`: columns of a product, and the dimension that it sums over.
+/// - `elements`: elements of the result.
+/// - `batch`, `positions`, `features`: samples, positions of each (pixels of an image), features of
+///   a position.
+/// - `groups`: groups of samples that share batch-norm statistics.
+/// - `tokens`, `hidden`: positions of all samples, and features of each.
+/// - `vocabulary`, `classes`: rows of an embedding's table and columns of logits, of the rank's
+///   part.
+/// - `experts`, `top`: experts, and experts that a token is sent to.
+/// - `parts`: parts into which a group of ranks has cut a dimension; 1 if it is whole. The rank's
+///   index in its group says which part the kernel works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[allow(missing_docs, reason = "sizes are described above, once for all variants")]
+#[rustfmt::skip]
 pub enum Kernel {
-    /// `y[rows, columns] = activation(x[rows, contracted] · w (+ bias[columns]))`. Reads x, w (, bias); writes y (, the activation's argument).
+    /// `y[rows, columns] = activation(x[rows, contracted] · w + bias[columns])`, with or without
+    /// the bias. [`Activation::GeluKept`] also writes the activation's argument, `[rows, columns]`.
     Matmul {
-        /// Rows of x and y: samples, or samples times positions.
         rows: usize,
-        /// Columns of y.
         columns: usize,
-        /// The dimension summed over.
         contracted: usize,
-        /// How w lies in memory.
+        /// Order of w's dimensions.
         weight: WeightLayout,
-        /// Whether a bias is added in the same pass.
+        /// Whether a bias is added.
         bias: bool,
-        /// What is applied in the same pass.
         #[serde(alias = "relu", deserialize_with = "sizes::activation")]
         activation: Activation,
     },
-    /// `dx[rows, contracted] = dy[rows, columns] · wᵀ`, or that times the slope of a GELU at its argument. Reads dy, w (, the argument
-    /// `[rows, contracted]`); writes dx.
+    /// `dx[rows, contracted] = dy[rows, columns] · wᵀ`. With `gelu` each element is multiplied by
+    /// the slope of a [`Kernel::Gelu`] at its argument, `[rows, contracted]`.
     MatmulInputGradient {
-        /// As in [`Kernel::Matmul`].
         rows: usize,
-        /// As in [`Kernel::Matmul`].
         columns: usize,
-        /// As in [`Kernel::Matmul`].
         contracted: usize,
-        /// As in [`Kernel::Matmul`].
         weight: WeightLayout,
-        /// Whether what it makes is the gradient of what a GELU ([`Kernel::Gelu`]) made, and goes on through that in the same pass.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         gelu: bool,
     },
-    /// `dw = xᵀ · dy`, laid out as w, and in the same pass `dbias[columns] = Σ_rows dy`. Reads dy, x; writes dw (, dbias) (both may accumulate).
+    /// `dw = xᵀ · dy`, in the order of w's dimensions, and with `bias` also
+    /// `dbias[columns] = Σ_rows dy`.
     MatmulWeightGradient {
-        /// As in [`Kernel::Matmul`].
         rows: usize,
-        /// As in [`Kernel::Matmul`].
         columns: usize,
-        /// As in [`Kernel::Matmul`].
         contracted: usize,
-        /// As in [`Kernel::Matmul`].
         weight: WeightLayout,
-        /// Whether the gradient of a bias is made in the same pass.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         bias: bool,
     },
-    /// A matrix in eight bits: `x · 2^e` rounded, e the largest whole number for which the largest element has a place in the format. Reads x
-    /// `[rows, columns]`; writes `2^-e` `[1]` (single precision) and, as many as are asked for, the matrix `[rows, columns]` and transposed
-    /// `[columns, rows]`. That the factor is a power of two makes the rounding of all but the smallest numbers the same whatever e is, and so
-    /// the same in every layout, though ranks have parts of a tensor and each its own e.
+    /// x `[rows, columns]` in eight bits: `x · 2^e`, rounded, with the largest whole `e` for which
+    /// the largest element fits the format. Writes the factor `2^-e` `[1]` and the matrix as it is
+    /// (`straight`), transposed `[columns, rows]`, or both.
+    ///
+    /// Scaling by a power of two rounds all but the smallest numbers in the same way, whatever `e`
+    /// is. Results are thus the same in every layout, though each rank finds the `e` of its part.
     Quantise {
-        /// Rows of x.
         rows: usize,
-        /// Columns of x.
         columns: usize,
-        /// The format of the result.
         format: EightBits,
-        /// Whether the matrix is written as it lies.
         straight: bool,
-        /// Whether it is written transposed: products of eight bits want of both operands that what is summed over lies together.
+        /// Products in eight bits need both operands with the contracted dimension last.
         transposed: bool,
     },
-    /// [`Kernel::Matmul`] of operands in eight bits ([`Kernel::Quantise`]). Reads x `[rows, contracted]` and w `[columns, contracted]`, both
-    /// [`EightBits::E4M3`], the factor of each (, bias); writes y (, the activation's argument).
-    EightBitMatmul {
-        /// As in [`Kernel::Matmul`].
-        rows: usize,
-        /// As in [`Kernel::Matmul`].
-        columns: usize,
-        /// As in [`Kernel::Matmul`].
-        contracted: usize,
-        /// As in [`Kernel::Matmul`].
-        bias: bool,
-        /// As in [`Kernel::Matmul`].
-        activation: Activation,
-    },
-    /// [`Kernel::MatmulInputGradient`] of operands in eight bits. Reads dy `[rows, columns]`, [`EightBits::E5M2`], and w `[contracted, columns]`,
-    /// [`EightBits::E4M3`], the factor of each (, the argument `[rows, contracted]`); writes dx `[rows, contracted]`.
-    EightBitMatmulInputGradient {
-        /// As in [`Kernel::Matmul`].
-        rows: usize,
-        /// As in [`Kernel::Matmul`].
-        columns: usize,
-        /// As in [`Kernel::Matmul`].
-        contracted: usize,
-        /// As in [`Kernel::MatmulInputGradient`].
-        gelu: bool,
-    },
-    /// [`Kernel::MatmulWeightGradient`] of operands in eight bits. Reads dy transposed `[columns, rows]`, [`EightBits::E5M2`], and x transposed
-    /// `[contracted, rows]`, [`EightBits::E4M3`], and the factor of each; writes dw, laid out as w (may accumulate).
-    EightBitMatmulWeightGradient {
-        /// As in [`Kernel::Matmul`].
-        rows: usize,
-        /// As in [`Kernel::Matmul`].
-        columns: usize,
-        /// As in [`Kernel::Matmul`].
-        contracted: usize,
-        /// How dw lies in memory.
-        weight: WeightLayout,
-    },
-    /// `y[rows, columns] = x[rows, columns] + bias[columns]`. Reads x, bias; writes y (may be x itself).
-    BiasAdd {
-        /// Rows.
-        rows: usize,
-        /// Columns.
-        columns: usize,
-    },
-    /// `dbias[columns] = Σ_rows dy`. Reads dy; writes dbias (may accumulate).
-    BiasGradient {
-        /// Rows.
-        rows: usize,
-        /// Columns.
-        columns: usize,
-    },
-    /// `y = max(0, x)`. Reads x; writes y (may be x itself).
-    Relu {
-        /// Elements.
-        elements: usize,
-    },
-    /// `dx = dy where y > 0`. Reads dy, y; writes dx (may be dy itself).
-    ReluGradient {
-        /// Elements.
-        elements: usize,
-    },
-    /// GELU by its tanh approximation, as GPT-2 has it. Reads x; writes y.
-    Gelu {
-        /// Elements.
-        elements: usize,
-    },
-    /// Reads dy, x; writes dx (may be dy itself).
-    GeluGradient {
-        /// Elements.
-        elements: usize,
-    },
-    /// GELU as it is defined, by the error function (Hendrycks and Gimpel 2016). Reads x; writes y.
-    GeluExact {
-        /// Elements.
-        elements: usize,
-    },
-    /// Reads dy, x; writes dx (may be dy itself).
-    GeluExactGradient {
-        /// Elements.
-        elements: usize,
-    },
-    /// `y = gate · σ(gate) · x`, the product in SwiGLU (Shazeer 2020). Reads gate, x; writes y.
-    SiluMultiply {
-        /// Elements.
-        elements: usize,
-    },
-    /// Reads dy, gate, x; writes dgate (may be dy itself), dx.
-    SiluMultiplyGradient {
-        /// Elements.
-        elements: usize,
-    },
-    /// `y = a + b`. Reads a, b; writes y (may be a itself).
-    Add {
-        /// Elements.
-        elements: usize,
-    },
-    /// Cross-correlation as every framework calls convolution. Reads x `[batch, height, width, in]`,
-    /// w `[out, size, size, in]`; writes y `[batch, out_height, out_width, out]`.
+    /// [`Kernel::Matmul`] of quantised x `[rows, contracted]` and w `[columns, contracted]`, both
+    /// [`EightBits::E4M3`], and the factor of each.
+    EightBitMatmul { rows: usize, columns: usize, contracted: usize, bias: bool, activation: Activation },
+    /// [`Kernel::MatmulInputGradient`] of quantised dy `[rows, columns]` ([`EightBits::E5M2`]) and
+    /// w `[contracted, columns]` ([`EightBits::E4M3`]), and the factor of each.
+    EightBitMatmulInputGradient { rows: usize, columns: usize, contracted: usize, gelu: bool },
+    /// [`Kernel::MatmulWeightGradient`] of quantised and transposed dy `[columns, rows]`
+    /// ([`EightBits::E5M2`]) and x `[contracted, rows]` ([`EightBits::E4M3`]), and the factor of
+    /// each. `weight` is the order of dw's dimensions.
+    EightBitMatmulWeightGradient { rows: usize, columns: usize, contracted: usize, weight: WeightLayout },
+    /// `y[rows, columns] = x[rows, columns] + bias[columns]`.
+    BiasAdd { rows: usize, columns: usize },
+    /// `dbias[columns] = Σ_rows dy[rows, columns]`.
+    BiasGradient { rows: usize, columns: usize },
+    /// `y = max(0, x)`.
+    Relu { elements: usize },
+    /// `dx = dy` where `y > 0`, else 0.
+    ReluGradient { elements: usize },
+    /// GELU by its tanh approximation, as in GPT-2.
+    Gelu { elements: usize },
+    /// `dx = dy · gelu'(x)`.
+    GeluGradient { elements: usize },
+    /// GELU as defined, by the error function (Hendrycks and Gimpel 2016).
+    GeluExact { elements: usize },
+    /// `dx = dy · gelu'(x)`.
+    GeluExactGradient { elements: usize },
+    /// `y = gate · σ(gate) · x`, the product of SwiGLU (Shazeer 2020).
+    SiluMultiply { elements: usize },
+    /// Gradients of [`Kernel::SiluMultiply`] for `gate` and `x`.
+    SiluMultiplyGradient { elements: usize },
+    /// `y = a + b`.
+    Add { elements: usize },
+    /// Cross-correlation of x `[batch, height, width, in]` with w `[out, size, size, in]`, which
+    /// frameworks call convolution. y is `[batch, out_height, out_width, out]`.
     Convolution(Window),
-    /// Reads dy, w; writes dx.
     ConvolutionInputGradient(Window),
-    /// Reads dy, x; writes dw (may accumulate).
     ConvolutionWeightGradient(Window),
-    /// Batch normalisation of x `[groups, positions, channels]` over the positions of each group. Reads x, scale, shift;
-    /// writes y, saved `[groups, 2, channels]` (mean, reciprocal standard deviation) and, when the instruction lists it,
-    /// statistics `[2, channels]`: the sums over groups of mean and unbiased variance (may accumulate).
-    BatchNorm {
-        /// Groups of samples that share statistics.
-        groups: usize,
-        /// Samples of a group times pixels.
-        positions: usize,
-        /// Channels.
-        channels: usize,
-    },
-    /// Reads dy, x, scale, saved; writes dx, sums `[groups, 2, channels]`: Σ dy and Σ dy·x̂ of each group.
-    BatchNormInputGradient {
-        /// As in [`Kernel::BatchNorm`].
-        groups: usize,
-        /// As in [`Kernel::BatchNorm`].
-        positions: usize,
-        /// As in [`Kernel::BatchNorm`].
-        channels: usize,
-    },
-    /// Reads sums; writes dscale (= Σ of the second), dshift (= Σ of the first) (both may accumulate).
-    BatchNormWeightGradient {
-        /// As in [`Kernel::BatchNorm`].
-        groups: usize,
-        /// As in [`Kernel::BatchNorm`].
-        channels: usize,
-    },
-    /// Batch normalisation by running statistics, for evaluation. Reads x, scale, shift, running `[2, channels]` (mean, variance); writes y.
-    BatchNormInference {
-        /// Samples times pixels.
-        positions: usize,
-        /// Channels.
-        channels: usize,
-    },
-    /// `running = 0.9 running + 0.1 statistics / contributions`. Reads statistics `[2, channels]`; writes running `[2, channels]` in place.
+    /// Batch normalisation of x `[groups, positions, channels]` over the positions of each group.
+    /// Writes y and `saved [groups, 2, channels]` (mean, reciprocal standard deviation). If the
+    /// instruction lists them, it also writes `statistics [2, channels]`: the sums over groups of
+    /// mean and unbiased variance (may accumulate). `positions` counts samples of a group times
+    /// pixels.
+    BatchNorm { groups: usize, positions: usize, channels: usize },
+    /// Writes dx and `sums [groups, 2, channels]`: `Σ dy` and `Σ dy · x̂` of each group.
+    BatchNormInputGradient { groups: usize, positions: usize, channels: usize },
+    /// `dscale` and `dshift`: the second and the first of the sums, added over groups.
+    BatchNormWeightGradient { groups: usize, channels: usize },
+    /// Batch normalisation by `running [2, channels]` (mean, variance), for evaluation. `positions`
+    /// counts samples times pixels.
+    BatchNormInference { positions: usize, channels: usize },
+    /// `running = 0.9 running + 0.1 statistics / contributions`, both `[2, channels]`.
     RunningStatistics {
-        /// Channels.
         channels: usize,
-        /// How many groups, over ranks and micro-batches, were summed into the statistics.
+        /// Groups, over ranks and micro-batches, that were summed into the statistics.
         contributions: usize,
     },
-    /// Maximum over windows; `Window::out_channels == in_channels`. Reads x; writes y, indices (`Int32`: offset of the maximum in the input, per output element).
+    /// Maximum over windows, with as many output channels as input channels. Writes y and indices:
+    /// for each output element the offset of its maximum in the input.
     MaxPool(Window),
-    /// Reads dy, indices; writes dx.
     MaxPoolGradient(Window),
-    /// Mean over positions: x `[batch, positions, channels]` to y `[batch, channels]`. Reads x; writes y.
-    GlobalAveragePool {
-        /// Images.
-        batch: usize,
-        /// Pixels of an image.
-        positions: usize,
-        /// Channels.
-        channels: usize,
-    },
-    /// Reads dy; writes dx.
-    GlobalAveragePoolGradient {
-        /// Images.
-        batch: usize,
-        /// Pixels of an image.
-        positions: usize,
-        /// Channels.
-        channels: usize,
-    },
-    /// Layer normalisation of each row. Reads x, scale, shift; writes y, saved `[rows, 2]` (mean, reciprocal standard deviation).
+    /// Mean over the positions of x `[batch, positions, channels]`.
+    GlobalAveragePool { batch: usize, positions: usize, channels: usize },
+    GlobalAveragePoolGradient { batch: usize, positions: usize, channels: usize },
+    /// Layer normalisation of each row, with a scale and a shift. Writes y and `saved [rows, 2]`
+    /// (mean, reciprocal standard deviation).
     LayerNorm {
-        /// Rows.
         rows: usize,
-        /// Features of a row.
         features: usize,
-        /// What is added to the variance.
+        /// Number added to the variance.
         epsilon: Epsilon,
     },
-    /// Reads dy, x, scale, saved; writes dx.
-    LayerNormInputGradient {
-        /// Rows.
-        rows: usize,
-        /// Features of a row.
-        features: usize,
-    },
-    /// Reads dy, x, saved; writes dscale, dshift (both may accumulate).
-    LayerNormWeightGradient {
-        /// Rows.
-        rows: usize,
-        /// Features of a row.
-        features: usize,
-    },
-    /// Each row over its root mean square (Zhang and Sennrich 2019). Reads x, scale; writes y, saved `[rows]` (the reciprocal of the root).
+    LayerNormInputGradient { rows: usize, features: usize },
+    LayerNormWeightGradient { rows: usize, features: usize },
+    /// Each row over its root mean square, with a scale (Zhang and Sennrich 2019). Writes y and
+    /// `saved [rows]` (the reciprocal of the root).
     RmsNorm {
-        /// Rows.
         rows: usize,
-        /// Features of a row.
         features: usize,
-        /// What is added to the mean square.
+        /// Number added to the mean square.
         epsilon: Epsilon,
     },
-    /// Reads dy, x, scale, saved; writes dx.
-    RmsNormInputGradient {
-        /// Rows.
-        rows: usize,
-        /// Features of a row.
-        features: usize,
-    },
-    /// Reads dy, x, saved; writes dscale (may accumulate).
-    RmsNormWeightGradient {
-        /// Rows.
-        rows: usize,
-        /// Features of a row.
-        features: usize,
-    },
-    /// Rotary position embedding. Reads x `[batch, positions, heads, head_dimension]`; writes y (may be x itself).
+    RmsNormInputGradient { rows: usize, features: usize },
+    RmsNormWeightGradient { rows: usize, features: usize },
+    /// Rotary position embedding of x `[batch, positions, heads, head_dimension]`.
     Rope(Rope),
-    /// The same turned back. Reads dy; writes dx (may be dy itself).
+    /// Rotation of dy in the opposite direction.
     RopeGradient(Rope),
-    /// `y = x / (1 - rate)` where an element is kept, else 0. Reads x; writes y (may be x itself). Its own gradient: the same elements are kept.
+    /// `y = x / (1 - rate)` for elements that are kept, else 0. It is its own gradient, since the
+    /// same elements are kept.
     Dropout(Dropout),
-    /// Puts one row before the others: reads x `[batch, positions, features]`, row `[features]`; writes y `[batch, positions + 1, features]`.
-    Prepend {
-        /// Sequences.
-        batch: usize,
-        /// Positions of x.
-        positions: usize,
-        /// Features of a position.
-        features: usize,
-    },
-    /// Reads dy; writes dx.
-    PrependInputGradient {
-        /// As in [`Kernel::Prepend`].
-        batch: usize,
-        /// As in [`Kernel::Prepend`].
-        positions: usize,
-        /// As in [`Kernel::Prepend`].
-        features: usize,
-    },
-    /// Reads dy; writes drow (may accumulate).
-    PrependWeightGradient {
-        /// As in [`Kernel::Prepend`].
-        batch: usize,
-        /// As in [`Kernel::Prepend`].
-        positions: usize,
-        /// As in [`Kernel::Prepend`].
-        features: usize,
-    },
-    /// The first position of each sequence: reads x `[batch, positions, features]`; writes y `[batch, features]`.
-    First {
-        /// Sequences.
-        batch: usize,
-        /// Positions of x.
-        positions: usize,
-        /// Features of a position.
-        features: usize,
-    },
-    /// Reads dy; writes dx, zero but at the first positions.
-    FirstGradient {
-        /// As in [`Kernel::First`].
-        batch: usize,
-        /// As in [`Kernel::First`].
-        positions: usize,
-        /// As in [`Kernel::First`].
-        features: usize,
-    },
-    /// `y[t] = table[ids[t]]`, and zero where that row is another part's. Reads ids (`Int32`), table `[vocabulary, hidden]`, which is the
-    /// part of the rank's index in its group; writes y `[tokens, hidden]`.
-    Embedding {
-        /// Positions looked up.
-        tokens: usize,
-        /// Rows of the part of the table.
-        vocabulary: usize,
-        /// Features.
-        hidden: usize,
-        /// Parts that the table is cut into; 1 where it is whole.
-        parts: usize,
-    },
-    /// `dtable[ids[t]] += dy[t]`, the rest zero, for the rows of the rank's part. Reads dy, ids; writes dtable (may accumulate).
-    EmbeddingWeightGradient {
-        /// Positions looked up.
-        tokens: usize,
-        /// Rows of the part of the table.
-        vocabulary: usize,
-        /// Features.
-        hidden: usize,
-        /// As in [`Kernel::Embedding`].
-        parts: usize,
-    },
-    /// Softmax attention. Reads q `[batch, queries, heads, head_dimension]`, k and v `[batch, keys, key_heads, head_dimension]` (packed: one
-    /// tensor) and, with relative positions, a table `[buckets, heads]`; writes out, shaped as q, and log-sum-exp `[batch, heads, queries]`.
-    /// A step of a ring ([`Attention::ring`]) writes out in single precision, and each but the first merges both with what is there.
+    /// y `[batch, positions + 1, features]`: the row `[features]` before each sequence of x.
+    Prepend { batch: usize, positions: usize, features: usize },
+    PrependInputGradient { batch: usize, positions: usize, features: usize },
+    PrependWeightGradient { batch: usize, positions: usize, features: usize },
+    /// y `[batch, features]`: the first position of each sequence of x
+    /// `[batch, positions, features]`.
+    First { batch: usize, positions: usize, features: usize },
+    /// dx, zero except at the first positions.
+    FirstGradient { batch: usize, positions: usize, features: usize },
+    /// `y[t] = table[ids[t]]`, and zero if that row is in another part. The table
+    /// `[vocabulary, hidden]` is the rank's part.
+    Embedding { tokens: usize, vocabulary: usize, hidden: usize, parts: usize },
+    /// `dtable[ids[t]] += dy[t]`, from zero, for the rows of the rank's part.
+    EmbeddingWeightGradient { tokens: usize, vocabulary: usize, hidden: usize, parts: usize },
+    /// Softmax attention of q `[batch, queries, heads, head_dimension]` over k and v
+    /// `[batch, keys, key_heads, head_dimension]`, which are one tensor with q if packed. A table
+    /// of relative positions is `[buckets, heads]`. Writes out, shaped as q, and the log-sum-exp
+    /// `[batch, heads, queries]`.
+    ///
+    /// A step of a ring ([`Attention::ring`]) writes out in single precision. Steps after the first
+    /// merge their results with out and log-sum-exp.
     Attention(Attention),
-    /// Reads dout, q, k, v (packed: one tensor), out, log-sum-exp (, table); writes dq, dk, dv (packed: one tensor) (, dtable, which may
-    /// accumulate). Recomputes the scores, as FlashAttention does (Dao et al. 2022). A step of a ring reads the out and the log-sum-exp of all
-    /// steps and writes in single precision; each but the first adds to dq.
+    /// Gradients for q, k, v (one tensor if packed) and the table (may accumulate). It recomputes
+    /// the scores, as FlashAttention does (Dao et al. 2022).
+    ///
+    /// A step of a ring reads the out and the log-sum-exp of all steps, and writes gradients in
+    /// single precision. Steps after the first add to dq.
     AttentionGradient(Attention),
-    /// One tensor to several: reads x `[rows, parts, columns]`; writes `parts` tensors `[rows, columns]`.
-    Split {
-        /// Rows of each.
-        rows: usize,
-        /// How many there are: eight at most.
-        parts: usize,
-        /// Columns of each.
-        columns: usize,
-    },
-    /// The reverse of [`Kernel::Split`]: reads `parts` tensors; writes one.
-    Join {
-        /// As in [`Kernel::Split`].
-        rows: usize,
-        /// As in [`Kernel::Split`].
-        parts: usize,
-        /// As in [`Kernel::Split`].
-        columns: usize,
-    },
-    /// Softmax cross-entropy. Reads logits `[rows, classes]`, labels (`Int32` `[rows]`, -1 is ignored); writes loss `[1]` (sum over rows; may
-    /// accumulate), correct `[1]` (rows whose largest logit is the label's; may accumulate), log-sum-exp `[rows]`.
-    CrossEntropy {
-        /// Predictions.
-        rows: usize,
-        /// Classes, or the vocabulary.
-        classes: usize,
-    },
-    /// What a part of each row of logits contributes to its cross-entropy. Reads logits `[rows, classes]`, which are the classes of the rank's
-    /// index in its group, labels (`Int32` `[rows]`, -1 is ignored); writes statistics `[rows, 4]`: the largest logit, the sum of
-    /// exponentials relative to it, the label's logit (minus infinity where that is another part's), and 1 where the first of the
-    /// largest is the label's.
-    LogitStatistics {
-        /// Predictions.
-        rows: usize,
-        /// Classes of the part.
-        classes: usize,
-        /// Parts that the classes are cut into.
-        parts: usize,
-    },
-    /// [`Kernel::CrossEntropy`] from the statistics of all parts of the classes. Reads statistics `[parts, rows, 4]`, labels; writes
-    /// loss `[1]` (may accumulate), correct `[1]` (may accumulate), log-sum-exp `[rows]`.
-    CrossEntropyOfStatistics {
-        /// Predictions.
-        rows: usize,
-        /// Parts that the classes were cut into.
-        parts: usize,
-    },
-    /// `dlogits = (softmax - onehot) / normalizer`. Reads logits, labels, log-sum-exp (, control); writes dlogits (may be the logits
-    /// themselves).
+    /// x `[rows, parts, columns]` as `parts` tensors `[rows, columns]`: at most [`MOST_OPERANDS`].
+    Split { rows: usize, parts: usize, columns: usize },
+    /// The reverse of [`Kernel::Split`].
+    Join { rows: usize, parts: usize, columns: usize },
+    /// Softmax cross-entropy of logits `[rows, classes]`. Labels of -1 are ignored. Writes
+    /// `loss [1]` (a sum over rows; may accumulate), `correct [1]` (rows whose largest logit is the
+    /// label's; may accumulate) and the log-sum-exp `[rows]`.
+    CrossEntropy { rows: usize, classes: usize },
+    /// Contribution of the rank's part of the classes to [`Kernel::CrossEntropy`]. Writes
+    /// `statistics [rows, 4]`: the largest logit, the sum of exponentials relative to it, the
+    /// label's logit (minus infinity if it is in another part), and 1 if the first of the largest
+    /// logits is the label's.
+    LogitStatistics { rows: usize, classes: usize, parts: usize },
+    /// [`Kernel::CrossEntropy`] from `statistics [parts, rows, 4]` of all parts of the classes.
+    CrossEntropyOfStatistics { rows: usize, parts: usize },
+    /// `dlogits = (softmax - onehot) / normalizer`. With `scaled` it is multiplied by the loss
+    /// scale ([`Control::LossScale`]).
     CrossEntropyGradient {
-        /// Predictions.
         rows: usize,
-        /// Classes, or the vocabulary; of the part of the rank's index in its group.
         classes: usize,
-        /// Predictions of the whole global batch, over which the loss is a mean.
+        /// Predictions of the global batch, over which the loss is a mean.
         normalizer: usize,
-        /// Parts that the classes are cut into; 1 where they are whole.
         parts: usize,
-        /// Whether it is multiplied by the loss scale of the control ([`Kernel::UpdateControl`]).
         scaled: bool,
     },
-    /// Each token's `top` largest logits and the softmax over them (Mixtral's router, Jiang et al. 2024); of equal logits the first.
-    /// Reads logits `[tokens, experts]`; writes gates `[tokens, top]`, choices (`Int32` `[tokens, top]`, largest first).
-    Route {
-        /// Positions.
-        tokens: usize,
-        /// Experts to choose from.
-        experts: usize,
-        /// Experts that a token is sent to.
-        top: usize,
-    },
-    /// Reads dgates, gates, choices; writes dlogits, zero where an expert was not chosen.
-    RouteGradient {
-        /// As in [`Kernel::Route`].
-        tokens: usize,
-        /// As in [`Kernel::Route`].
-        experts: usize,
-        /// As in [`Kernel::Route`].
-        top: usize,
-    },
-    /// Tokens into the slots of the experts that they chose, in the order of the tokens, and of a token's choices, until an expert is full.
-    /// Reads x `[tokens, hidden]`, choices `[tokens, top]`; writes dispatched `[experts, capacity, hidden]` (zero where no token came),
-    /// places (`Int32` `[tokens, top]`: the slot within the expert, -1 where it was full) and, when the instruction lists it, dropped
-    /// `[1]`: how many choices found no slot (may accumulate).
+    /// The `top` largest of each token's logits `[tokens, experts]`, and the softmax over them (the
+    /// router of Mixtral, Jiang et al. 2024). Of equal logits the first is taken. Writes gates
+    /// `[tokens, top]` and choices `[tokens, top]`, largest first.
+    Route { tokens: usize, experts: usize, top: usize },
+    /// dlogits, zero for experts that were not chosen.
+    RouteGradient { tokens: usize, experts: usize, top: usize },
+    /// Tokens x `[tokens, hidden]` in the slots of the experts that they chose. Slots are filled in
+    /// the order of tokens, and of a token's choices, until an expert is full. Writes dispatched
+    /// `[experts, capacity, hidden]` (zero in empty slots) and places `[tokens, top]` (the slot
+    /// within the expert, -1 if it was full). If the instruction lists it, it also writes
+    /// `dropped [1]`: the number of choices that found no slot (may accumulate).
     Dispatch(Mixture),
-    /// Reads ddispatched, choices, places; writes dx.
     DispatchGradient(Mixture),
-    /// `y[token] = Σ gate · row of the token's slot`, over the choices that found one. Reads rows `[experts, capacity, hidden]`,
-    /// gates `[tokens, top]`, choices, places as [`Kernel::Dispatch`] has them; writes y `[tokens, hidden]`.
+    /// `y[token] = Σ gate · row` over the slots `[experts, capacity, hidden]` that the token's
+    /// choices found.
     Combine(Mixture),
-    /// Reads dy, gates, choices, places; writes drows, zero where no token came.
+    /// drows, zero in empty slots.
     CombineInputGradient(Mixture),
-    /// Reads dy, rows, choices, places; writes dgates, zero where a choice found no slot.
+    /// dgates, zero for choices that found no slot.
     CombineGateGradient(Mixture),
-    /// A product for each expert: `y[e] = x[e] · w[e]ᵀ`. Reads x `[experts, rows, contracted]`, w `[experts, columns, contracted]`;
-    /// writes y `[experts, rows, columns]`.
-    ExpertMatmul {
-        /// Experts on this rank.
-        experts: usize,
-        /// Slots of an expert.
-        rows: usize,
-        /// Columns of y.
-        columns: usize,
-        /// The dimension summed over.
-        contracted: usize,
-    },
-    /// Reads dy, w; writes dx.
-    ExpertMatmulInputGradient {
-        /// As in [`Kernel::ExpertMatmul`].
-        experts: usize,
-        /// As in [`Kernel::ExpertMatmul`].
-        rows: usize,
-        /// As in [`Kernel::ExpertMatmul`].
-        columns: usize,
-        /// As in [`Kernel::ExpertMatmul`].
-        contracted: usize,
-    },
-    /// Reads dy, x; writes dw (may accumulate).
-    ExpertMatmulWeightGradient {
-        /// As in [`Kernel::ExpertMatmul`].
-        experts: usize,
-        /// As in [`Kernel::ExpertMatmul`].
-        rows: usize,
-        /// As in [`Kernel::ExpertMatmul`].
-        columns: usize,
-        /// As in [`Kernel::ExpertMatmul`].
-        contracted: usize,
-    },
-    /// A layer of LSTM (Hochreiter and Schmidhuber 1997) over a whole sequence, as PyTorch's `LSTM` has it. Reads projected
-    /// `[batch, sequence, 4, hidden]` (what inputs and biases give to the gates i, f, g, o), w `[4 hidden, hidden]` (, state
-    /// `[batch, 2, hidden]` to begin with: output and cell); writes y `[batch, sequence, hidden]`, gates `[batch, sequence, 4, hidden]`,
-    /// cells `[batch, sequence, hidden]`, last `[batch, 2, hidden]`: the state at the end.
+    /// A product for each expert: `y[e] = x[e] · w[e]ᵀ`, of x `[experts, rows, contracted]` and w
+    /// `[experts, columns, contracted]`. `experts` are those on this rank, `rows` the slots of
+    /// each.
+    ExpertMatmul { experts: usize, rows: usize, columns: usize, contracted: usize },
+    ExpertMatmulInputGradient { experts: usize, rows: usize, columns: usize, contracted: usize },
+    ExpertMatmulWeightGradient { experts: usize, rows: usize, columns: usize, contracted: usize },
+    /// A layer of PyTorch's `LSTM` over a whole sequence (Hochreiter and Schmidhuber 1997).
+    ///
+    /// Reads projected `[batch, sequence, 4, hidden]` (contributions of inputs and biases to the
+    /// gates i, f, g, o), w `[4 hidden, hidden]` and possibly an initial state `[batch, 2, hidden]`
+    /// (output, cell). Writes y `[batch, sequence, hidden]`, gates `[batch, sequence, 4, hidden]`,
+    /// cells `[batch, sequence, hidden]` and the last state `[batch, 2, hidden]`.
     Lstm(Recurrence),
-    /// Back through time. Reads (dy,) (dlast,) w, gates, cells (, state); writes dprojected (, dstate).
+    /// Backpropagation through time, to dprojected and possibly dstate.
     LstmGradient {
-        /// As in [`Kernel::Lstm`].
         sizes: Recurrence,
-        /// Whether there is a dy.
+        /// Whether there is a gradient of y.
         outputs: bool,
-        /// Whether there is a dlast.
+        /// Whether there is a gradient of the last state.
         last: bool,
     },
-    /// Reads dprojected, y (, state); writes dw (may accumulate).
     LstmWeightGradient(Recurrence),
-    /// `y = x / √square`. Reads x; writes y (may be x itself). Its own gradient.
-    Scale {
-        /// Elements.
-        elements: usize,
-        /// What the divisor is the root of.
-        square: usize,
-    },
-    /// `y = a b`, element by element. Reads a, b; writes y (may be a itself). The gradients of both are products too.
-    Multiply {
-        /// Elements.
-        elements: usize,
-    },
-    /// Stochastic gradient descent as PyTorch's `SGD`. Reads gradient (, control); writes parameter, and velocity when there is momentum, in
-    /// place.
-    /// In mixed precision the last write is the master copy of the parameter, which is what is updated: the parameter itself is written
-    /// as the nearest to it and not read (Micikevicius et al. 2018).
+    /// `y = x / √square`. It is its own gradient.
+    Scale { elements: usize, square: usize },
+    /// `y = a · b`, element by element. Its gradients are products too.
+    Multiply { elements: usize },
+    /// Stochastic gradient descent, as PyTorch's `SGD`.
+    ///
+    /// In mixed precision it updates the master copy of the parameter, and writes the parameter as
+    /// the copy rounded (Micikevicius et al. 2018).
     Sgd {
-        /// Elements.
         elements: usize,
-        /// Whether clipping and loss scaling have a say ([`Kernel::UpdateControl`]).
+        /// Whether it follows a control ([`Kernel::UpdateControl`]): clipping, loss scaling.
         controlled: bool,
-        /// Whether there is a velocity buffer.
+        /// Whether there is a velocity.
         momentum: bool,
-        /// Whether the step looks ahead (Nesterov).
+        /// Whether the momentum is Nesterov's.
         nesterov: bool,
     },
-    /// AdamW (Loshchilov and Hutter 2019); Adam when the weight decay is zero. Reads gradient (, control); writes parameter, first moment,
-    /// second moment, in place.
-    /// In mixed precision the last write is the master copy, as for [`Kernel::Sgd`].
-    AdamW {
-        /// Elements.
-        elements: usize,
-        /// As in [`Kernel::Sgd`].
-        controlled: bool,
-    },
-    /// Decides how this step's gradient is used. Reads the sum of its squares over the whole model `[1]`; writes the [`Control`] in place.
+    /// AdamW (Loshchilov and Hutter 2019); Adam if the weight decay is zero. In mixed precision as
+    /// [`Kernel::Sgd`].
+    AdamW { elements: usize, controlled: bool },
+    /// Decides how optimizers use this step's gradient, from the sum of its squares over the whole
+    /// model. Updates the [`Control`].
     UpdateControl {
         /// Whether the gradient is clipped.
         clip: bool,
-        /// Whether the loss is scaled, and the scale follows overflows (Micikevicius et al. 2018).
+        /// Whether the loss is scaled. The scale then follows overflows (Micikevicius et al. 2018).
         scaled: bool,
     },
-    /// `y = Σ x`. Reads x; writes y `[1]`.
-    Sum {
-        /// Elements.
-        elements: usize,
-    },
-    /// `y += x`, both in single precision. Reads x; writes y in place.
-    Accumulate {
-        /// Elements.
-        elements: usize,
-    },
-    /// `y = x` from single precision to the run's. Reads x; writes y.
-    Narrow {
-        /// Elements.
-        elements: usize,
-    },
-    /// Writes zeros, in single precision.
-    Zero {
-        /// Elements.
-        elements: usize,
-    },
-    /// Reads x; writes `Σ x²` `[1]`.
-    SumOfSquares {
-        /// Elements.
-        elements: usize,
-    },
-    /// A rank's own part of a replicated tensor: x `[outer, parts, inner]` to y `[outer, inner]`, the part of the rank's index in its group. Reads x; writes y.
-    Slice {
-        /// Product of the dimensions before the one that is cut.
-        outer: usize,
-        /// Ranks of the group.
-        parts: usize,
-        /// Product of the cut dimension's local extent and those after it.
-        inner: usize,
-    },
-    /// `[parts, outer, inner]` to `[outer, parts, inner]`: what an all-gather leaves, put in order. Reads x; writes y.
-    Interleave {
-        /// Product of the dimensions before the gathered one.
-        outer: usize,
-        /// Ranks of the group.
-        parts: usize,
-        /// Product of the gathered dimension's local extent and those after it.
-        inner: usize,
-    },
-    /// `[outer, parts, inner]` to `[parts, outer, inner]`: what a reduce-scatter needs. Reads x; writes y.
-    Deinterleave {
-        /// As in [`Kernel::Interleave`].
-        outer: usize,
-        /// As in [`Kernel::Interleave`].
-        parts: usize,
-        /// As in [`Kernel::Interleave`].
-        inner: usize,
-    },
-    /// Some neighbouring columns of a matrix: what of a tensor goes to one rank of another mesh. Reads x `[rows, columns]`; writes y
-    /// `[rows, part]`.
-    TakeColumns {
-        /// Rows of both.
-        rows: usize,
-        /// Columns of the whole.
-        columns: usize,
-        /// The first column that is taken.
-        start: usize,
-        /// How many are.
-        part: usize,
-    },
-    /// The reverse: reads x `[rows, part]`; writes these columns of y `[rows, columns]`, and leaves its others.
-    PutColumns {
-        /// As in [`Kernel::TakeColumns`].
-        rows: usize,
-        /// As in [`Kernel::TakeColumns`].
-        columns: usize,
-        /// As in [`Kernel::TakeColumns`].
-        start: usize,
-        /// As in [`Kernel::TakeColumns`].
-        part: usize,
-    },
+    /// `y[1] = Σ x`.
+    Sum { elements: usize },
+    /// `y += x`, in single precision.
+    Accumulate { elements: usize },
+    /// `y = x`, from single precision to the run's.
+    Narrow { elements: usize },
+    /// Zeros in single precision.
+    Zero { elements: usize },
+    /// `y[1] = Σ x²`.
+    SumOfSquares { elements: usize },
+    /// The rank's part y `[outer, inner]` of a replicated x `[outer, parts, inner]`. `outer` is the
+    /// product of the dimensions before the one that is cut. `inner` is the product of a part's
+    /// extent and the dimensions after it.
+    Slice { outer: usize, parts: usize, inner: usize },
+    /// x `[parts, outer, inner]` to `[outer, parts, inner]`: restores order after an all-gather.
+    Interleave { outer: usize, parts: usize, inner: usize },
+    /// x `[outer, parts, inner]` to `[parts, outer, inner]`: the order for a reduce-scatter.
+    Deinterleave { outer: usize, parts: usize, inner: usize },
+    /// y `[rows, part]`: `part` columns of x `[rows, columns]` from `start` on, for a rank of
+    /// another mesh.
+    TakeColumns { rows: usize, columns: usize, start: usize, part: usize },
+    /// The reverse of [`Kernel::TakeColumns`]. It leaves the other columns of y.
+    PutColumns { rows: usize, columns: usize, start: usize, part: usize },
 }
 
 impl Kernel {
-    /// The kernel's description: name, operands in order, arithmetic.
+    /// Returns the kernel's description: name, operands in order, arithmetic.
     pub fn spec(&self) -> KernelSpec {
         self.describe()
     }
 
+    /// [`Kernel::spec`] inlined, so that a caller that needs one field of it computes little else.
     #[inline(always)]
     fn describe(&self) -> KernelSpec {
         match *self {

@@ -1,20 +1,32 @@
 //! Models as graphs of operators.
 //!
-//! The nouns: a [`Model`] is what a user names (a zoo name, or a family with its sizes); its [`Graph`] is the
-//! [`Tensor`]s and [`Operator`]s of one pass over a batch; an operator has named [`Loop`] dimensions, and once they have sizes it
-//! is a [`Kernel`], which knows its arithmetic and its bytes. [`differentiate`] adds the gradients.
+//! The nouns:
+//! - A [`Model`] is a family with its sizes, as a user names it or writes it into a model file.
+//! - A [`Graph`] has the [`Tensor`]s and [`Operator`]s of one pass over a batch. An operator has
+//!   named [`Loop`] dimensions, which a compiler may shard.
+//! - A [`Kernel`] is an operator whose loops have sizes: the unit that is timed, modelled and
+//!   executed. Its [`KernelSpec`] describes operands and arithmetic.
 //!
-//! The flow: `Model` → [`Model::graph`] → [`differentiate`] → the compiler in `foretell-program`.
-//! This crate knows neither devices nor plans; it reads no files.
+//! The flow: [`Model::graph`] builds the forward graph, [`differentiate`] appends the gradients,
+//! and the compiler in `foretell-program` asks each operator for the kernel of one rank
+//! ([`Operator::kernel`]).
+//!
+//! This crate knows no devices and no plans, and reads no files.
 //!
 //! ```
-//! use foretell_models::{GraphOptions, Model, differentiate};
+//! use foretell_models::{GraphOptions, Kernel, Model, differentiate};
+//! use foretell_units::DataType;
+//!
 //! let model = Model::named("resnet50")?;
-//! let options = GraphOptions::ONE;
-//! let graph = model.graph("resnet50", &options)?;
+//! let graph = model.graph("resnet50", &GraphOptions::ONE)?;
 //! assert_eq!(graph.parameter_count(), 25_557_032);
 //! let training = differentiate(&graph, 1);
 //! assert!(training.model_flops() > graph.model_flops() * 2.9);
+//!
+//! let spec = Kernel::BiasAdd { rows: 8, columns: 16 }.spec();
+//! let reads: Vec<_> = spec.reads().map(|operand| (operand.role, operand.elements)).collect();
+//! assert_eq!(reads, [("x", 128), ("bias", 16)]);
+//! assert_eq!(spec.traffic().bytes(DataType::Fp32).count(), 4 * (128 + 16 + 128));
 //! # Ok::<(), foretell_models::ModelError>(())
 //! ```
 
@@ -31,12 +43,12 @@ mod optimizer;
 mod sample;
 mod storage;
 
-pub use attention::{Attention, KeyStep, RelativePositions, Rope};
+pub use attention::{Attention, RelativePositions, RingStep, Rope};
 pub use builder::GraphOptions;
 pub use differentiate::differentiate;
 pub use dropout::{AttentionDropout, AttentionPlace, Dropout, DropoutRate, DropoutSite};
 pub use error::ModelError;
-pub use families::{Bert, CapacityFactor, Gpt, Llama, LstmSeq2seq, Mlp, Moe, Resnet, Stem, T5, Vgg, Vit};
+pub use families::*;
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
     OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Tensor, TensorId,

@@ -1,4 +1,4 @@
-//! A model: one of the families with its sizes, as a user names it or writes it into a model file.
+//! Models as users name them or write them into model files: a family with its sizes.
 
 use crate::builder::GraphOptions;
 use crate::error::ModelError;
@@ -8,7 +8,7 @@ use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
 use serde::{Deserialize, Serialize};
 
-/// A model's family and sizes. Model files have this form.
+/// A family with its sizes. Model files have this form.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "family", rename_all = "lowercase")]
 #[allow(missing_docs, reason = "each family documents itself")]
@@ -26,7 +26,7 @@ pub enum Model {
     Bert(Bert),
 }
 
-/// Evaluates an expression on the sizes of a model, whichever family it is of.
+/// Evaluates an expression on the sizes of a model of any family.
 macro_rules! with_family {
     ($model:expr, $sizes:ident => $value:expr) => {
         match $model {
@@ -44,7 +44,7 @@ macro_rules! with_family {
     };
 }
 
-/// Evaluates to the models that a function of [`Family`] lists, family by family.
+/// Lists models by a function of [`Family`], family by family.
 macro_rules! of_all_families {
     ($list:ident) => {
         [
@@ -64,7 +64,7 @@ macro_rules! of_all_families {
     };
 }
 
-/// A family's named models as [`Model`]s.
+/// Returns named models of a family as [`Model`]s.
 fn named<F>(models: Vec<(&'static str, F)>, variant: fn(F) -> Model) -> Vec<(&'static str, Model)> {
     models.into_iter().map(|(name, sizes)| (name, variant(sizes))).collect()
 }
@@ -77,25 +77,27 @@ fn optimizer_of<F: Family>(_: &F) -> Optimizer {
     F::OPTIMIZER
 }
 
-/// The most elements of a tensor over all ranks. Sums of a few tensors' elements, bytes or traffic stay far below what a 64-bit
-/// number holds.
+/// The most elements of a tensor over all ranks. Sums of elements, bytes or traffic of a few
+/// tensors then fit 64 bits.
 const MOST_ELEMENTS: usize = 1 << 48;
 
-/// The most samples of a batch. Times the pixels of an image of 8192 x 8192 this still is a 64-bit number.
+/// The most samples of a batch. The product with the pixels of the largest image (2^26) fits 64
+/// bits.
 const MOST_SAMPLES: usize = 1 << 32;
 
 impl Model {
-    /// The zoo: names and models, in the order in which they are listed.
+    /// Returns the zoo: named models, in the order of listings.
     pub fn zoo() -> impl Iterator<Item = (&'static str, Model)> {
         of_all_families!(zoo)
     }
 
-    /// Small models, with their names, of every family. A calibration without a model times their kernels.
+    /// Returns small models of every family with their names. A calibration without a model times
+    /// their kernels.
     pub fn examples() -> impl Iterator<Item = (&'static str, Model)> {
         of_all_families!(examples)
     }
 
-    /// The zoo's model of a name.
+    /// Returns the model of the zoo with this name.
     ///
     /// # Errors
     /// [`ModelError::Unknown`], with the names that exist.
@@ -106,32 +108,33 @@ impl Model {
         })
     }
 
-    /// The names in the zoo, in the order in which they are listed.
+    /// Returns the names of the zoo, in the order of listings.
     pub fn names() -> impl Iterator<Item = &'static str> {
         Self::zoo().map(|(name, _)| name)
     }
 
-    /// The name of the family in model files.
+    /// Returns the name of the family in model files.
     pub fn family(&self) -> &'static str {
         with_family!(self, sizes => name_of(sizes))
     }
 
-    /// The optimizer with which models of the family are usually trained.
+    /// Returns the optimizer that usually trains models of the family.
     pub fn usual_optimizer(&self) -> Optimizer {
         with_family!(self, sizes => optimizer_of(sizes))
     }
 
-    /// The form of a training sample.
+    /// Returns the form of a training sample.
     pub fn sample(&self) -> SampleShape {
         with_family!(self, sizes => sizes.sample())
     }
 
-    /// The number of equal blocks between the first block and the last. `None` for a model that is not a stack of equal blocks.
+    /// Returns the number of equal blocks between the first block and the last. `None` if the model
+    /// is not a stack of equal blocks.
     pub fn repeated_layers(&self) -> Option<usize> {
         with_family!(self, sizes => sizes.repeated_layers())
     }
 
-    /// The same model with another number of equal blocks. `None` for a model that is not a stack of them
+    /// Returns the model with another number of equal blocks. `None` if it is not a stack of them
     /// ([`Model::repeated_layers`]).
     pub fn with_repeated_layers(&self, count: usize) -> Option<Self> {
         self.repeated_layers()?;
@@ -140,20 +143,23 @@ impl Model {
         Some(model)
     }
 
-    /// Experts of each mixture of experts. `None` for a model without mixtures.
+    /// Returns the experts of each mixture. `None` without mixtures.
     pub fn experts(&self) -> Option<usize> {
         with_family!(self, sizes => sizes.experts())
     }
 
-    /// Whether it has batch normalisation, whose statistics depend on how samples are grouped.
+    /// Whether the model has batch normalisation, whose statistics depend on the grouping of
+    /// samples.
     pub fn has_batch_norm(&self) -> bool {
         with_family!(self, sizes => sizes.has_batch_norm())
     }
 
-    /// The forward graph over a batch. `name` is the model's name in the graph and in messages.
+    /// Builds the forward graph over a batch. `name` is the model's name in the graph and in
+    /// messages.
     ///
     /// # Errors
-    /// [`ModelError::Inconsistent`] when sizes contradict each other, or a tensor has more elements than can be counted with.
+    /// [`ModelError::Inconsistent`] if sizes contradict each other, or a tensor has more than 2^48
+    /// elements.
     pub fn graph(&self, name: &str, options: &GraphOptions) -> Result<Graph, ModelError> {
         let check = Check { name };
         with_family!(self, sizes => sizes.validate(&check))?;
@@ -184,7 +190,7 @@ mod tests {
     use super::Model;
 
     #[test]
-    fn a_family_is_named_as_its_tag_in_model_files() {
+    fn the_name_of_a_family_is_its_tag_in_model_files() {
         for (name, model) in Model::zoo().chain(Model::examples()) {
             let document = serde_json::to_value(&model).expect("it can be written");
             assert_eq!(document["family"], model.family(), "{name}");

@@ -31,8 +31,8 @@ pub enum SampleShape {
         /// Size of the vocabulary: every token is below it.
         vocabulary: usize,
     },
-    /// A source sequence, and a target sequence to be made from it. The label of each target position is its token, and its input
-    /// is the token before.
+    /// A source sequence, and a target sequence to be made from it. The label of each target
+    /// position is its token, and its input is the token before.
     Pair {
         /// Positions of the source.
         source: usize,
@@ -43,8 +43,8 @@ pub enum SampleShape {
         /// Size of the target's vocabulary.
         target_vocabulary: usize,
     },
-    /// A sequence of tokens of which some are masked. The label of a masked position is its original token; other positions have
-    /// no label.
+    /// A sequence of tokens of which some are masked. The label of a masked position is its
+    /// original token; other positions have no label.
     MaskedTokens {
         /// Positions.
         sequence: usize,

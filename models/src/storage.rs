@@ -7,10 +7,11 @@ use foretell_units::DataType;
 pub enum Storage {
     /// In the precision of the run.
     Precision,
-    /// In single precision whatever the run's precision: statistics, losses, gradients of parameters.
+    /// In single precision whatever the run's precision: statistics, losses, gradients of
+    /// parameters.
     Single,
-    /// In eight bits whatever the run's precision: operands of products that [`Kernel::Quantise`](crate::Kernel::Quantise)
-    /// made.
+    /// In eight bits whatever the run's precision: operands of products that
+    /// [`Kernel::Quantise`](crate::Kernel::Quantise) made.
     Eight,
     /// As 32-bit integers.
     Integer,

@@ -1,4 +1,4 @@
-//! The zoo against what is published of its models: parameters, arithmetic, names and shapes.
+//! The zoo's models against published figures: parameters, arithmetic, names and shapes.
 
 use foretell_models::{DropoutRate, Gpt, Graph, GraphOptions, Mlp, Model, OperatorKind, Resnet, Role, differentiate};
 
@@ -10,7 +10,7 @@ fn graph(name: &str) -> Graph {
 
 #[test]
 fn every_model_has_the_published_number_of_parameters() {
-    // torchvision's table of classification models; Hugging Face's `num_parameters()` of the gpt2 family.
+    // torchvision's table of classification models, and Hugging Face's `num_parameters()`.
     let published = [
         ("resnet18", 11_689_512),
         ("resnet34", 21_797_672),
@@ -21,7 +21,6 @@ fn every_model_has_the_published_number_of_parameters() {
         ("gpt2-medium", 354_823_168),
         ("gpt2-large", 774_030_080),
         ("gpt2-xl", 1_557_611_200),
-        // Hugging Face's `num_parameters()`.
         ("mixtral-8x7b", 46_702_792_704),
         ("mixtral-8x22b", 140_620_634_112),
         ("t5-small", 60_506_624),
@@ -29,7 +28,7 @@ fn every_model_has_the_published_number_of_parameters() {
         ("flan-t5-small", 76_961_152),
         // The first tutorial of github.com/bentrevett/pytorch-seq2seq, on Multi30k.
         ("lstm-seq2seq", 13_898_501),
-        // torchvision's tables; `num_parameters()` of `LlamaForCausalLM` and `BertForMaskedLM`.
+        // torchvision's table, and `num_parameters()` of `LlamaForCausalLM` and `BertForMaskedLM`.
         ("vgg11", 132_863_336),
         ("vgg13", 133_047_848),
         ("vgg16", 138_357_544),
@@ -65,11 +64,12 @@ fn a_forward_pass_has_the_published_multiply_adds() {
 }
 
 #[test]
-fn the_backward_pass_has_twice_the_arithmetic_but_for_the_gradient_of_the_samples() {
+fn gradients_take_twice_the_forward_arithmetic_except_for_the_samples() {
     for name in ["mlp", "resnet18", "resnet50", "gpt2", "mixtral-8x7b", "t5-small", "lstm-seq2seq"] {
         let graph = graph(name);
         let forward = graph.model_flops().value();
-        // The first product reads what nobody trains, so that its input gradient is not made. Tokens are looked up instead.
+        // The input gradient of a first product is not made, since samples are not trained. A model
+        // of tokens begins with a look-up instead.
         let first = graph.operators.iter().find(|operator| {
             let is_product = matches!(operator.kind, OperatorKind::Matmul { .. } | OperatorKind::Convolution(_));
             is_product && matches!(graph.tensor(operator.inputs[0].tensor).role, Role::Input(_))
@@ -82,7 +82,7 @@ fn the_backward_pass_has_twice_the_arithmetic_but_for_the_gradient_of_the_sample
 }
 
 #[test]
-fn experts_are_stacked_and_each_has_its_public_tensors() {
+fn stacked_experts_have_one_public_tensor_each() {
     let graph = graph("mixtral-8x7b");
     let module = "model.layers.31.block_sparse_moe";
     let find = |name: &str| graph.parameters().find(|(_, tensor)| tensor.name == name).expect("such a parameter").1;
@@ -146,7 +146,7 @@ fn parameters_have_their_public_names_and_shapes() {
 }
 
 #[test]
-fn sizes_beyond_any_machine_are_refused_with_the_mend() {
+fn sizes_beyond_any_machine_are_refused_with_a_hint() {
     let gpt = |layers, hidden, sequence, vocab| {
         Model::Gpt(Gpt {
             layers,

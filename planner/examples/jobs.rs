@@ -1,6 +1,9 @@
-//! How long searches take, and what they find: `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-planner --example jobs -- CASE [FIXED]`, with
-//! CASE one of `turing-530b`, `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s), `llama3-70b` (on 256 H100s), `mixed` (5,000 A100s and 5,000 H100s), `resnet50` (on
-//! eight A100s) and `uneven` (16 A100s and 24 H100s).
+//! Times searches, and prints what they find:
+//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-planner --example jobs -- CASE [FIXED]`
+//!
+//! The cases are `turing-530b` and `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s),
+//! `llama3-70b` (on 256 H100s), `mixed` (on 5,000 A100s and 5,000 H100s), `resnet50` (on 8 A100s)
+//! and `uneven` (on 16 A100s and 24 H100s).
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;
@@ -11,7 +14,7 @@ use foretell_topologies::Topology;
 use foretell_units::DataType;
 use std::time::Instant;
 
-/// 40 GPUs, of which no mesh for all stages uses both kinds evenly.
+/// 40 GPUs. No common mesh of all stages uses both kinds evenly.
 const UNEVEN: &str = "
 name: uneven
 devices:
@@ -35,7 +38,8 @@ nodes:
 network: {kind: switch, latency: 5us}
 ";
 
-/// That of the program, which keeps what is freed: here where `MIMALLOC_PURGE_DELAY=-1` says so.
+/// The allocator of the command line. There it keeps freed memory; here it does so with
+/// `MIMALLOC_PURGE_DELAY=-1`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -1,15 +1,27 @@
 //! Lower bounds on the step time and memory of layouts, cheap enough for every layout of a space.
 //!
-//! No bound exceeds what the simulator and the compiler answer. From the cheapest to the tightest:
+//! No bound exceeds what the simulator and the compiler answer, for these reasons:
 //!
-//! 1. `model_state.rs`: does the model's persistent state fit into all devices together?
+//! - An instruction takes no less time in a run than alone. So a step takes at least as long as any
+//!   chain of dependent instructions, and as all instructions of one stream together.
+//! - A truncated model's chains extrapolate to a lower bound, because the longest chain is convex
+//!   in the number of equal blocks (`truncated.rs`).
+//! - Whatever may differ between the layout and what was compiled counts as zero: bucket
+//!   boundaries, messages to other meshes, sharding among data-parallel ranks.
+//! - A stage holds its persistent memory all the time, and the schedule's order tells how many
+//!   micro-batches it holds at once.
+//!
+//! The bounds, from the cheapest to the tightest:
+//!
+//! 1. `model_state.rs`: the model's persistent state against the memory of all devices.
 //! 2. `arithmetic.rs`: matrix products at the devices' best rate, for a mesh and micro-batch.
-//! 3. [`Bounds::family`]: pipelines of truncated models in closed form, for all variants of a family.
+//! 3. [`Bounds::family`]: pipelines of truncated models in closed form, for all variants of a
+//!    family.
 //! 4. [`Bounds::layout`]: the same with all data-parallel ranks, pass by pass, for one layout.
 //!
-//! Layers, each of which imports only those before it: `passes` (one instruction list), `truncated`
-//! (any number of blocks), `pipeline` (all stages), then one file for each kind of layout, and
-//! `fitting` with `variants`, which choose cuts and recomputation by these bounds.
+//! The layers, each of which imports only those before it: `passes` (one instruction list),
+//! `truncated` (any number of blocks), `pipeline` (all stages), one file for each kind of layout,
+//! and last `fitting` and `variants`, which choose cuts and recomputation by these bounds.
 
 mod arithmetic;
 mod bound;

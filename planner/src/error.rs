@@ -79,8 +79,8 @@ impl PlannerError {
         }
     }
 
-    /// Returns the error of a request none of whose layouts fits. It names the topology's first kind
-    /// of device.
+    /// Returns the error of a request none of whose layouts fits. It names the topology's first
+    /// kind of device.
     pub(crate) fn out_of_memory(request: &Request<'_>, needed: Bytes, limit: Bytes, hint: String) -> Self {
         let device = request.topology.device_kinds().first().map(|kind| kind.name.clone()).unwrap_or_default();
         Self::OutOfMemory { needed, device, limit, hint }

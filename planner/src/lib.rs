@@ -1,21 +1,21 @@
-//! The search over parallelism layouts: from a model and devices to the fastest plan that fits, with
-//! a proof of how far it is from the best.
+//! The search over parallelism layouts: from a model and devices to the fastest plan that fits,
+//! with a proof of how far it is from the best.
 //!
 //! The nouns:
 //! - A [`Request`] names the model, the devices, and the layout fields that are [`Fixed`].
 //! - The *search space* is every [`Layout`](foretell_program::Layout) that the request allows. A
 //!   *family* is the layouts with one mesh, micro-batch, schedule and recomputation; its *variants*
 //!   differ in ZeRO, rank order, cuts and buckets.
-//! - A *lower bound* is a step time, or memory, that no layout of a family (or a single layout)
-//!   stays below. Bounds come from *truncated models*: short versions of the model that are compiled
+//! - A *lower bound* limits the step time or memory of a layout, or of all layouts of a family,
+//!   from below. Bounds come from *truncated models*: short versions of the model that are compiled
 //!   and timed instruction by instruction.
 //! - *Incumbents* are the best layouts simulated so far.
 //! - [`Planned`] is the answer: [`Candidate`]s, the best first, and what the search did. Its `gap`
 //!   is how far the best candidate may lie above the best layout of the space.
 //!
 //! The flow: [`plan()`] lists the families, bounds them, and opens the one with the least bound. It
-//! simulates layouts in parallel, in the order of their bounds, until no bound that is left can beat
-//! the incumbents. The answer does not depend on the number of threads.
+//! simulates layouts in parallel, in the order of their bounds, until no bound that is left can
+//! beat the incumbents. The answer does not depend on the number of threads.
 //!
 //! For models that are no stack of equal blocks, [`operator_sharding`] chooses how `tensor` shards
 //! each operator. This crate knows no kernels and reads no files.
@@ -30,7 +30,8 @@
 //! let costs = CostModel::new(None, &topology);
 //! let model = Model::named("mlp")?;
 //! let base = Plan::new(Layout::default(), 256);
-//! let request = Request { fixed: "tensor=1".parse()?, ..Request::new(&model, "mlp", &topology, &costs, &base) };
+//! let request = Request::new(&model, "mlp", &topology, &costs, &base);
+//! let request = Request { fixed: "tensor=1".parse()?, ..request };
 //! let planned = plan(&request)?;
 //! let best = &planned.candidates[0];
 //! assert!(best.prediction.fits && best.plan.layout.tensor == 1);
@@ -48,6 +49,6 @@ mod space;
 
 pub use error::PlannerError;
 pub use objective::checkpoint_bytes;
-pub use queries::{Least, families, layouts, least};
+pub use queries::{LowerBounds, families, layouts, lower_bounds};
 pub use search::{Candidate, Planned, Search, deadline, plan};
 pub use space::{Fixed, FixedError, Objective, Request};

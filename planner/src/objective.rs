@@ -36,8 +36,8 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), PlannerError> {
     }
 }
 
-/// Simulates a Program and returns its value. `value_per_second` is that of its number of ranks; see
-/// [`value_per_second`].
+/// Simulates a Program and returns its value. `value_per_second` is that of its number of ranks;
+/// see [`value_per_second`].
 ///
 /// # Errors
 /// As [`simulate`].

@@ -1,15 +1,21 @@
-//! How `tensor` had best share out the operators of a model that is no stack of equal blocks: one by one, exactly.
+//! The best way to shard each operator over `tensor`, for models that are no stack of equal blocks.
 //!
-//! Convolutions have most of the work and few parameters, products the parameters and little work; so the one had better share out samples and the
-//! other features over the same ranks (Krizhevsky 2014). Which is better where depends on the devices, the links and the sizes, and on what lies between
-//! two operators that are shared out differently. [`choose`] prices every operator in every way that the compiler can lay it out, and every conversion
-//! between them by the compiler's own moves, forward and backward, and finds the cheapest of all combinations ([`solve`]): by dynamic
-//! programming, or what that cannot reach as an integer program. Nothing is bounded or sampled: for the prices the answer is exact.
+//! Convolutions have most of the arithmetic and few parameters; products have most parameters and
+//! little arithmetic. So convolutions are better sharded by samples, and products by features, over
+//! the same ranks (Krizhevsky 2014). Where to switch depends on the devices, the links, the sizes,
+//! and the conversions between operators that are sharded differently.
 //!
-//! What prices leave out is what runs at the same time. Reductions of gradients may run beside the backward pass; so the problem is solved for three
-//! prices of them, and of the answers the one is taken that takes least time with what the backward pass can hide. The simulator has the last word:
-//! whoever searches compares a choice with the compiler's usual one.
+//! [`choose`] prices every operator in every sharding that the compiler can lay out, and every
+//! conversion between two operators by the compiler's own steps, forward and backward. Then
+//! [`solve`] finds the cheapest combination: by dynamic programming or, where that needs too large
+//! tables, as an integer program. For these prices the answer is exact.
+//!
+//! Prices leave overlap out. Gradient reductions may overlap with the backward pass, so the problem
+//! is solved for three prices of them. Of the three answers the one is returned that takes least if
+//! the backward pass hides as much as it can. A search still compares it with the compiler's usual
+//! sharding by simulation.
 
+mod conversions;
 mod costs;
 mod eliminate;
 mod families;
@@ -19,64 +25,61 @@ mod prices;
 mod problem;
 #[cfg(test)]
 mod tests;
-mod traffic;
 
-pub use eliminate::solve;
+pub use eliminate::{LARGEST_TABLE, solve};
 pub(crate) use families::with_sharded_operators;
 pub use problem::{Cost, Factor, Method, Problem, Solution, SolveError};
 
-/// The largest table that placing operators makes, in costs: 64 MiB of them.
-pub const LARGEST_TABLE: usize = eliminate::LARGEST_TABLE;
-
 use costs::Costs;
 use foretell_models::{Graph, Model, Operator, OperatorId, Pass, SEQUENCE};
-use foretell_program::{Choices, Layout, OperatorShares, Plan, PlanError, Share};
+use foretell_program::{Choices, Layout, OperatorPatterns, Plan, PlanError, ShardedPart};
 use foretell_simulator::{CostModel, Oversubscription, SimulationError};
 use foretell_topologies::Topology;
 use foretell_units::{Picoseconds, Seconds};
-use prices::Ground;
+use prices::PricingContext;
 use thiserror::Error;
 
-/// Thousandths of the time of a reduction that count: all, some of it and, where the backward pass hides all of them, next to nothing.
+/// Prices of a gradient reduction for which the problem is solved, in thousandths of its time: full
+/// price, partly hidden behind the backward pass, and almost completely hidden.
 const REDUCTION_PRICES: [u64; 3] = [1000, 300, 1];
 
-/// What is to be placed where.
+/// A plan whose operators are to be sharded.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardingRequest<'a> {
-    /// The model.
+    /// Model of the plan.
     pub model: &'a Model,
-    /// Its name.
+    /// Name of the model.
     pub name: &'a str,
-    /// The devices.
+    /// Nodes, devices and links.
     pub topology: &'a Topology,
-    /// What things cost on them.
+    /// Cost model of the simulator.
     pub costs: &'a CostModel,
-    /// The plan but for what it says of single operators.
+    /// The plan. Its `layout.operators` does not count.
     pub plan: &'a Plan,
     /// Whether several ranks may share a device.
     pub oversubscription: Oversubscription,
 }
 
-/// The best placement of operators.
+/// The best sharding of a plan's operators.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperatorSharding {
-    /// What to write into the plan's `layout.operators`.
-    pub operators: OperatorShares,
-    /// About how long a step takes: work and what is waited for, one after the other.
+    /// The plan's `layout.operators`.
+    pub operators: OperatorPatterns,
+    /// Estimated step time: work and exposed communication, one after the other.
     pub seconds: Seconds,
     /// How it was found.
     pub method: Method,
-    /// Operators that were placed.
+    /// Number of operators that were sharded.
     pub count: usize,
 }
 
-/// Why operators were not placed.
+/// Why operators were not sharded.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum ShardingError {
-    /// The plan cannot be laid out, whatever it says of single operators.
+    /// The plan cannot be laid out, however its operators are sharded.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// Exchanges could not be priced.
+    /// Communication could not be priced.
     #[error(transparent)]
     Simulation(#[from] SimulationError),
     /// No combination was found.
@@ -84,14 +87,15 @@ pub enum ShardingError {
     Solve(#[from] SolveError),
 }
 
-/// Whether operators of a model are worth placing one by one: it is not made of equal blocks one after the other, and of no sequences, for whose
-/// operators the compiler's rule is the known best.
+/// Returns `true` if a model's operators are worth sharding one by one. For stacks of equal blocks
+/// and for operators on sequences the compiler's rule is known to be best.
 pub fn applies(graph: &Graph) -> bool {
     let has_sequence = graph.operators.iter().any(|operator| operator.find_loop(SEQUENCE).is_some());
     !has_sequence && !is_stack_of_equal_blocks(graph)
 }
 
-/// Whether all blocks that are repeated are alike: the same operators with the same loops.
+/// Returns `true` if a model has recomputable blocks and all of them have the same operators with
+/// the same loops.
 pub fn is_stack_of_equal_blocks(graph: &Graph) -> bool {
     let of_block = |block: usize| {
         let own = graph.operators.iter().filter(move |operator| operator.block == block);
@@ -102,28 +106,29 @@ pub fn is_stack_of_equal_blocks(graph: &Graph) -> bool {
     first.is_some_and(|first| repeated.all(|other| other == first))
 }
 
-/// Places the operators of a model under a plan. `None` where `tensor` has one rank, where nothing is worth sharing out over it, and where an operator's
-/// loop is not the plan's to choose.
+/// Chooses how `tensor` shards each operator of a plan. Returns `None` if `tensor` has one rank, if
+/// nothing is worth sharding, or if some operator offers no choice.
 ///
 /// # Errors
-/// [`ShardingError`] where the plan cannot be laid out, exchanges cannot be priced, or no combination is found.
+/// [`ShardingError`] if the plan cannot be laid out, communication cannot be priced, or no
+/// combination is found.
 pub fn choose(request: &ShardingRequest<'_>) -> Result<Option<OperatorSharding>, ShardingError> {
     let plan =
-        Plan { layout: Layout { operators: OperatorShares::default(), ..request.plan.layout.clone() }, ..request.plan.clone() };
+        Plan { layout: Layout { operators: OperatorPatterns::default(), ..request.plan.layout.clone() }, ..request.plan.clone() };
     let choices = Choices::new(request.model, request.name, &plan)?;
     let has_choices = |(operator, choices): (&Operator, &Vec<_>)| operator.pass != Pass::Forward || !choices.is_empty();
     if choices.ranks() == 1 || !choices.graph.operators.iter().zip(&choices.of_operator).all(has_choices) {
         return Ok(None);
     }
     let mesh = plan.mesh()?;
-    let ground = Ground {
+    let context = PricingContext {
         mesh: &mesh,
         precision: plan.storage(),
         topology: request.topology,
         costs: request.costs,
         oversubscription: request.oversubscription,
     };
-    let costs = Costs::new(&choices, &plan, &ground)?;
+    let costs = Costs::new(&choices, &plan, &context)?;
     let mut best: Option<(Picoseconds, Solution)> = None;
     for thousandths in REDUCTION_PRICES {
         let solution = solve(&costs.problem(thousandths), LARGEST_TABLE)?;
@@ -134,7 +139,7 @@ pub fn choose(request: &ShardingRequest<'_>) -> Result<Option<OperatorSharding>,
             best = Some((time, solution));
         }
     }
-    let is_whole = |(id, value): (&OperatorId, &usize)| choices.of_operator[id.0][*value].share == Share::Whole;
+    let is_whole = |(id, value): (&OperatorId, &usize)| choices.of_operator[id.0][*value].part == ShardedPart::Whole;
     let best = best.filter(|(_, solution)| !costs.operators.iter().zip(&solution.values).all(is_whole));
     Ok(best.map(|(time, solution)| OperatorSharding {
         operators: patterns::patterns(&choices, &costs.operators, &solution.values),

@@ -9,19 +9,19 @@ use foretell_units::{Bytes, Seconds};
 
 /// Lower bounds on what a layout needs.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Least {
+pub struct LowerBounds {
     /// Step time. No simulation of the layout is faster, if the layout fits.
     pub step: Seconds,
     /// Memory of the fullest stage. The compiler's largest arena is no smaller.
     pub memory: Bytes,
 }
 
-/// Returns lower bounds on what a layout of a request's model needs, or `None` if the layout does not
-/// divide the model.
+/// Returns lower bounds on what a layout of a request's model needs, or `None` if the layout does
+/// not divide the model.
 ///
 /// # Errors
 /// As [`crate::plan`], for the sizes of the model and the request.
-pub fn least(request: &Request<'_>, layout: &Layout) -> Result<Option<Least>, PlannerError> {
+pub fn lower_bounds(request: &Request<'_>, layout: &Layout) -> Result<Option<LowerBounds>, PlannerError> {
     let by_time = Request { objective: Objective::Time, ..request.clone() };
     let mut bounds = Bounds::new(&by_time)?;
     let Ok(micro_batches) = (Plan { layout: layout.clone(), ..request.base.clone() }).micro_batches() else { return Ok(None) };
@@ -41,14 +41,14 @@ pub fn least(request: &Request<'_>, layout: &Layout) -> Result<Option<Least>, Pl
         return Ok(None);
     };
     let step = own.max(of_family).max(bounds.arithmetic_time(layout));
-    Ok(Some(Least { step, memory }))
+    Ok(Some(LowerBounds { step, memory }))
 }
 
-/// Returns every layout of a request's space. Each is followed by its offloaded forms and those that
-/// recompute part of its blocks.
+/// Returns every layout of a request's space. Each is followed by its offloaded forms and those
+/// that recompute part of its blocks.
 ///
 /// # Errors
-/// As [`least`].
+/// As [`lower_bounds`].
 pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
     let bounds = Bounds::new(request)?;
     let space = &bounds.space;
@@ -68,7 +68,7 @@ pub fn layouts(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
 /// that the space has, except for updates that ZeRO shards.
 ///
 /// # Errors
-/// As [`least`].
+/// As [`lower_bounds`].
 pub fn families(request: &Request<'_>) -> Result<Vec<Layout>, PlannerError> {
     let families = with_sharded_operators(request, Bounds::new(request)?.space.families());
     Ok(families.into_iter().map(|family| family.layout).collect())

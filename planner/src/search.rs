@@ -13,6 +13,7 @@ mod answer;
 mod deadline;
 mod incumbents;
 mod queue;
+mod records;
 mod refusal;
 mod results;
 mod searcher;
@@ -32,8 +33,8 @@ use searcher::Searcher;
 /// Finds the best layouts of a request.
 ///
 /// # Errors
-/// [`PlannerError`] if the sizes of the model or the request leave no layout, if none fits, or if the
-/// search is given up.
+/// [`PlannerError`] if the sizes of the model or the request leave no layout, if none fits, or if
+/// the search is given up.
 pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
     if request.devices > MOST_RANKS {
         let reason = format!("more than {MOST_RANKS} are not laid out");

@@ -1,10 +1,10 @@
 //! The search space: the request, the layouts that it allows, and the facts that limit them.
 //!
-//! A [`Request`] says what to lay out where and which layout fields are [`Fixed`]. From it follows a
-//! [`Space`]. The space lists its layouts in two steps: families ([`Space::families`]), which differ
-//! in mesh, micro-batch, schedule and recomputation, and the variants of a family
-//! ([`Space::variants`]), which differ in ZeRO, rank order, cuts and buckets. Nothing here knows how
-//! long a layout takes.
+//! A [`Request`] says what to lay out where and which layout fields are [`Fixed`]. From it follows
+//! a [`Space`]. The space lists its layouts in two steps: families ([`Space::families`]), which
+//! differ in mesh, micro-batch, schedule and recomputation, and the variants of a family
+//! ([`Space::variants`]), which differ in ZeRO, rank order, cuts and buckets. Nothing here knows
+//! how long a layout takes.
 
 mod devices;
 mod divisors;
@@ -29,7 +29,8 @@ use foretell_program::{Layout, Offload};
 use foretell_units::Bytes;
 use stage_meshes::DeviceRun;
 
-/// All layouts that a search considers, described by the open choices and the facts that limit them.
+/// All layouts that a search considers, described by the open choices and the facts that limit
+/// them.
 #[derive(Clone, Debug)]
 pub(crate) struct Space<'a> {
     /// Values of the layout fields that the search leaves alone.
@@ -44,12 +45,12 @@ pub(crate) struct Space<'a> {
     pub(crate) devices: DeviceFacts,
     /// Bucket sizes to consider, ascending; at least one.
     pub(crate) bucket_sizes: Vec<Bytes>,
-    /// Offloads to consider for layouts that do not fit without. Empty if the user fixed the offload
-    /// or the hosts' memory is not known.
+    /// Offloads to consider for layouts that do not fit without. Empty if the user fixed the
+    /// offload or the hosts' memory is not known.
     pub(crate) offloads: &'static [Offload],
 }
 
-/// What the search space depends on in the model.
+/// Facts about a model that limit its search space.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ModelFacts {
     /// Number of blocks, the first and the last included.
@@ -64,8 +65,8 @@ pub(crate) struct ModelFacts {
     pub(crate) has_attention: bool,
     /// Whether some blocks may be recomputed.
     pub(crate) is_recomputable: bool,
-    /// Whether it is a stack of at least [`FEWEST_EQUAL_BLOCKS`] equal
-    /// blocks: then truncated models bound its layouts, and part of the blocks may be recomputed.
+    /// Whether it is a stack of at least [`FEWEST_EQUAL_BLOCKS`] equal blocks. Then truncated
+    /// models bound its layouts, and part of the blocks may be recomputed.
     pub(crate) is_stack: bool,
     /// Whether two blocks read the same parameter, as with tied embeddings.
     pub(crate) shares_parameters: bool,
@@ -73,7 +74,7 @@ pub(crate) struct ModelFacts {
     pub(crate) bucketed_gradients: Bytes,
 }
 
-/// What the search space depends on in the devices.
+/// Facts about devices that limit the search space.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DeviceFacts {
     /// Number of devices.
@@ -82,8 +83,7 @@ pub(crate) struct DeviceFacts {
     pub(crate) per_node: usize,
     /// Matrix-product rate of each device, in operations per second. Empty if all are of one kind.
     pub(crate) speeds: Vec<f64>,
-    /// Place of each device's kind among [`DeviceKinds::kinds`]. Empty if all are
-    /// of one kind.
+    /// Place of each device's kind among [`DeviceKinds::kinds`]. Empty if all are of one kind.
     pub(crate) kinds: Vec<usize>,
     /// Runs of devices of one kind, if stages may have meshes of their own on them; else empty.
     pub(crate) runs: Vec<DeviceRun>,

@@ -1,67 +1,69 @@
-//! What `tensor` may share out of each operator of a model under a plan, for who looks for the best of it: the graph that the compiler would lay out,
-//! and of each operator the loops that [`Layout::operators`](crate::Layout::operators) could name.
+//! The choices of `tensor` for each operator of a model, for a search of the best ones: the graph
+//! that the compiler would lay out, and for each operator the loops that
+//! [`Layout::operators`](crate::Layout::operators) could name.
 //!
-//! It is the compiler's own knowledge ([`crate::strategy`]), asked operator by operator. It must not know what anything costs.
+//! The choices are the compiler's own ([`crate::strategy`]). This module knows no costs.
 
 use crate::compile::training_graph;
 use crate::mesh::{Axis, StageMesh};
 use crate::placement::Placement;
-use crate::plan::{Plan, PlanError, Share};
+use crate::plan::{Plan, PlanError, ShardedPart};
 use crate::strategy::{Strategy, choices};
 use foretell_models::{Graph, Model, Operand, OperatorId, TensorId};
 
-/// One way to share out an operator over `tensor`: by which name, and along which loop.
+/// One way to shard an operator over `tensor`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The name.
-    pub share: Share,
+    /// The part of the operator that is sharded.
+    pub part: ShardedPart,
     strategy: Strategy,
 }
 
-/// A model's graph with its gradients, as a plan's mesh has it, and the choices for its operators.
+/// A model's graph with gradients on a plan's mesh, and the choices for its operators.
 #[derive(Clone, Debug)]
 pub struct Choices {
     /// The graph of one micro-batch over all ranks of the stage.
     pub graph: Graph,
-    /// The mesh of the first stage, with equal shares of the samples.
+    /// The mesh of the first stage, with equal numbers of samples on all ranks.
     pub mesh: StageMesh,
-    /// By operator of the forward pass; none for gradients, which are shared out as their forward operators are, and for operators whose
-    /// loop is not the plan's to choose.
+    /// The choices of each operator. Empty for gradients, which are sharded as their forward
+    /// operators are, and for operators whose loop the plan cannot choose.
     pub of_operator: Vec<Vec<Choice>>,
 }
 
 impl Choices {
-    /// The choices under a plan. Its own `layout.operators` does not count but for the size of the groups that share batch statistics: they are what
-    /// they are where `tensor` shares out samples.
+    /// The choices under a plan, whatever its own `layout.operators`. Groups that share batch
+    /// statistics have the size that they have if `tensor` shards samples.
     ///
     /// # Errors
-    /// As [`crate::compile`].
+    /// As [`crate::compile()`].
     pub fn new(model: &Model, name: &str, plan: &Plan) -> Result<Self, PlanError> {
-        let mut sharing = plan.clone();
+        let mut sharding_samples = plan.clone();
         let stages = plan.mesh()?;
         let samples = stages.stage(0).samples_at_once() / stages.stage(0).batch_parts();
-        let shares_batch = samples.is_multiple_of(stages.stage(0).size(Axis::Tensor)) && stages.stage(0).size(Axis::Tensor) > 1;
-        sharing.layout.operators = shares_batch.then_some(("*", Share::Batch)).into_iter().collect();
-        let (graph, mesh) = training_graph(model, name, &sharing)?;
+        let ranks = stages.stage(0).size(Axis::Tensor);
+        let can_shard_samples = ranks > 1 && samples.is_multiple_of(ranks);
+        sharding_samples.layout.operators = can_shard_samples.then_some(("*", ShardedPart::Batch)).into_iter().collect();
+        let (graph, mesh) = training_graph(model, name, &sharding_samples)?;
         let of_operator = choices(&graph, &mesh, &plan.layout)?;
         let of_operator = of_operator
             .into_iter()
-            .map(|all| all.into_iter().map(|(share, strategy)| Choice { share, strategy }).collect())
+            .map(|all| all.into_iter().map(|(part, strategy)| Choice { part, strategy }).collect())
             .collect();
         Ok(Self { graph, mesh, of_operator })
     }
 
-    /// The ranks of `tensor`.
+    /// The number of ranks of `tensor`.
     pub fn ranks(&self) -> usize {
         self.mesh.size(Axis::Tensor)
     }
 
-    /// One rank's extents of the loops of an operator, or of its gradients.
+    /// The extents of an operator's loops, or of its gradients' loops, on one rank.
     pub fn local_extents(&self, id: OperatorId, choice: Choice) -> Vec<usize> {
         choice.strategy.local_extents(&self.graph.operators[id.0], &self.mesh)
     }
 
-    /// How a tensor's part lies that no axis but `tensor` cuts otherwise than along samples: its shape on one rank where `tensor` leaves it whole.
+    /// The shape of a tensor on one rank before `tensor` shards it: sharded along samples only.
     pub fn shape_without_tensor(&self, tensor: TensorId) -> Vec<usize> {
         let dimensions = &self.graph.tensor(tensor).dimensions;
         let is_batch = |name: &str| name == foretell_models::BATCH;
@@ -70,17 +72,17 @@ impl Choices {
 }
 
 impl Choice {
-    /// How the operator, or a gradient of it, must find an input along `tensor`.
+    /// The placement along `tensor` in which the operator, or a gradient of it, reads an input.
     pub fn wanted(&self, operand: &Operand) -> Placement {
         self.strategy.placements(operand, Placement::Replicate).get(Axis::Tensor)
     }
 
-    /// How it leaves an output along `tensor`.
+    /// The placement along `tensor` in which the operator leaves an output.
     pub fn produced(&self, operand: &Operand) -> Placement {
         self.strategy.placements(operand, Placement::Partial).get(Axis::Tensor)
     }
 
-    /// The axes along which what it makes of an output are parts of a sum.
+    /// The axes along which the operator leaves an output as a partial sum.
     pub fn partial_axes(&self, operand: &Operand) -> Vec<Axis> {
         self.strategy.placements(operand, Placement::Partial).partial_axes().collect()
     }

@@ -52,7 +52,8 @@ pub enum CollectiveRole {
     Parameters,
 }
 
-/// The algorithm of all-reduces. Collectives of other kinds use rings or messages between all pairs.
+/// The algorithm of all-reduces. Collectives of other kinds use rings or messages between all
+/// pairs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CollectiveAlgorithm {

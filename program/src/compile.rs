@@ -1,18 +1,22 @@
 //! The compiler: from a model and a plan to Programs. Its passes, in order:
 //!
-//! 1. Build the graph of one micro-batch over all ranks of a stage, with gradients (`foretell-models`).
-//! 2. Choose a strategy for every operator, and so the placement of every tensor ([`crate::strategy`]).
-//! 3. Fuse operators ([`crate::fusion`]) and give products eight-bit operands ([`crate::quantisation`]).
-//!    Passes 1 to 3 run once for each distinct mesh of a stage, as if every stage had it ([`lowering`]).
+//! 1. Build the graph of one micro-batch over all ranks of a stage, with gradients
+//!    (`foretell-models`).
+//! 2. Choose a strategy for every operator, and so the placement of every tensor
+//!    ([`crate::strategy`]).
+//! 3. Fuse operators ([`crate::fusion`]) and give products eight-bit operands
+//!    ([`crate::quantisation`]). Passes 1 to 3 run once for each distinct mesh of a stage, as if
+//!    every stage had it ([`lowering`]).
 //! 4. Cut the model into chunks and assign them to stages ([`cuts`]).
-//! 5. Find which ranks send what to which where stages have different meshes, and so which ranks share an
-//!    instruction list ([`reshard`]).
-//! 6. Put the parameters of each stage into buckets, with gradients and optimizer state ([`state`]).
-//! 7. Emit each list in the order of its stage's schedule: operators, conversions between placements,
-//!    messages between stages, the update ([`emit`], [`messages`]).
+//! 5. Find which ranks send what to which where stages have different meshes, and so which ranks
+//!    share an instruction list ([`reshard`]).
+//! 6. Put the parameters of each stage into buckets, with gradients and optimizer state
+//!    ([`state`]).
+//! 7. Emit each list in the order of its stage's schedule: operators, conversions between
+//!    placements, messages between stages, the update ([`emit`], [`messages`]).
 //! 8. Remove eight-bit copies that no instruction reads ([`unread`]).
-//! 9. Find the dependencies between streams ([`dependencies`]), give every buffer an offset in the arena
-//!    ([`crate::memory`]), and drop dependencies that others imply.
+//! 9. Find the dependencies between streams ([`dependencies`]), give every buffer an offset in the
+//!    arena ([`crate::memory`]), and drop dependencies that others imply.
 //!
 //! Layouts end here: a Program has only instructions.
 
@@ -39,12 +43,12 @@ use crate::plan::{Plan, PlanError};
 use crate::program::Program;
 use foretell_models::Model;
 
-/// Compiles a training step and an evaluation of `model` as `plan` lays them out. Error messages call the
-/// model `name`.
+/// Compiles a training step and an evaluation of `model` as `plan` lays them out. Error messages
+/// call the model `name`.
 ///
 /// # Errors
-/// [`PlanError`] if the plan does not fit the model: sizes that do not divide, sizes beyond any machine,
-/// more stages than blocks, or a layout that this version cannot compile.
+/// [`PlanError`] if the plan does not fit the model: sizes that do not divide, sizes beyond any
+/// machine, more stages than blocks, or a layout that this version cannot compile.
 pub fn compile(model: &Model, name: &str, plan: &Plan) -> Result<Compiled, PlanError> {
     Compiler::new(model, name).compile(plan)
 }

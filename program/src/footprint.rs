@@ -1,25 +1,28 @@
-//! What a rank's arena, or a framework, holds when it holds the most, by what it is for.
+//! The footprint: the memory of a rank at its peak, by component.
 
 use crate::program::{Buffer, BufferRole, MemoryKind, Program, StageProgram};
 use foretell_units::Bytes;
 use rustc_hash::FxHashMap;
 
-/// The bytes of an arena by what they are for, at the instruction at which most of it is in use; or of what a framework holds in its stead.
+/// The memory of a device by component, at the instruction at which most of it is in use: of our
+/// arena, or of a framework's allocator.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Footprint {
-    /// Weights: those that the rank keeps, and those that it has gathered.
+    /// Parameters, both kept and gathered ones.
     pub parameters: Bytes,
-    /// Gradients of weights.
+    /// Gradients of parameters.
     pub gradients: Bytes,
-    /// Moments, velocities and single-precision copies of weights.
+    /// Moments, velocities and single-precision copies of parameters.
     pub optimizer_state: Bytes,
-    /// What operators made for others, and samples.
+    /// Results of operators that other operators read, and samples.
     pub activations: Bytes,
-    /// Room for communication and rearrangement, sums and running statistics.
+    /// Buffers of communication and rearrangement, sums, and running statistics.
     pub workspace: Bytes,
-    /// What lies between them: alignment, and holes that nothing fitted; of a framework's allocator what it holds and does not use.
+    /// Memory that is allocated but not in use: alignment and fragmentation, or a framework's
+    /// cached blocks.
     pub unused: Bytes,
-    /// What a framework has on the device beside what it allocates (CUDA's context, libraries' buffers); nothing of that is in an arena.
+    /// Memory of a framework outside its allocator, such as CUDA's context and libraries' buffers.
+    /// Zero for an arena.
     pub context: Bytes,
 }
 
@@ -32,48 +35,50 @@ impl Footprint {
 
     /// The footprint of the ranks that run a list.
     pub fn of(list: &StageProgram) -> Self {
-        let mut now = Self::default();
+        let mut current = Self::default();
         let on_device = || list.buffers.iter().filter(|buffer| buffer.memory == MemoryKind::Device && buffer.parent.is_none());
         for buffer in on_device().filter(|buffer| buffer.persistent) {
-            *now.part(buffer.role) += buffer.bytes;
+            *current.component(buffer.role) += buffer.bytes;
         }
-        // Who is in use from which instruction to which, by the first of them; and the same by the last.
-        let in_use = on_device().filter(|buffer| !buffer.persistent && buffer.bytes > Bytes::ZERO);
-        let mut starting: Vec<(u32, u32, &Buffer)> =
-            in_use.filter_map(|buffer| buffer.lifetime.map(|(first, last)| (first.0, last.0, buffer))).collect();
-        starting.sort_by_key(|&(first, ..)| first);
-        let mut ending: Vec<(u32, u32)> = (0..).zip(&starting).map(|(place, &(_, last, _))| (last, place)).collect();
-        ending.sort_unstable();
-        let mut ending = ending.into_iter().peekable();
-        // Who has a place: a result that is made in place takes over that of its operand before this is over.
+        // The lifetimes of all other buffers, by their first instruction, and their indices by the
+        // last.
+        let temporary = on_device().filter(|buffer| !buffer.persistent && buffer.bytes > Bytes::ZERO);
+        let mut starts: Vec<(u32, u32, &Buffer)> =
+            temporary.filter_map(|buffer| buffer.lifetime.map(|(first, last)| (first.0, last.0, buffer))).collect();
+        starts.sort_by_key(|&(first, ..)| first);
+        let mut ends: Vec<(u32, u32)> = (0..).zip(&starts).map(|(index, &(_, last, _))| (last, index)).collect();
+        ends.sort_unstable();
+        let mut ends = ends.into_iter().peekable();
+        // The buffer at each offset. A result that is computed in place takes the offset of its
+        // operand before the operand's lifetime ends.
         let mut holders: FxHashMap<u64, u32> = FxHashMap::default();
-        let mut most = now;
-        for (place, &(first, _, buffer)) in (0..).zip(&starting) {
-            while let Some((_, over)) = ending.next_if(|&(last, _)| last < first) {
-                let offset = starting[over as usize].2.offset.count();
-                if holders.get(&offset) == Some(&over) {
+        let mut peak = current;
+        for (index, &(first, _, buffer)) in (0..).zip(&starts) {
+            while let Some((_, ended)) = ends.next_if(|&(last, _)| last < first) {
+                let offset = starts[ended as usize].2.offset.count();
+                if holders.get(&offset) == Some(&ended) {
                     holders.remove(&offset);
-                    now.take(starting[over as usize].2);
+                    current.subtract(starts[ended as usize].2);
                 }
             }
-            if let Some(before) = holders.insert(buffer.offset.count(), place) {
-                now.take(starting[before as usize].2);
+            if let Some(overwritten) = holders.insert(buffer.offset.count(), index) {
+                current.subtract(starts[overwritten as usize].2);
             }
-            *now.part(buffer.role) += buffer.bytes;
-            if now.used() > most.used() {
-                most = now;
+            *current.component(buffer.role) += buffer.bytes;
+            if current.used() > peak.used() {
+                peak = current;
             }
         }
-        most.unused = Bytes::new(list.arena.count().saturating_sub(most.used().count()));
-        most
+        peak.unused = Bytes::new(list.arena.count().saturating_sub(peak.used().count()));
+        peak
     }
 
-    /// The sum of all parts: the arena, or all that a device holds.
+    /// The sum of all components.
     pub fn total(&self) -> Bytes {
         self.used() + self.unused + self.context
     }
 
-    /// The parts with their names, those without bytes left out.
+    /// The components with their names. Components of zero bytes are left out.
     pub fn parts(&self) -> Vec<(&'static str, Bytes)> {
         let parts = [
             ("parameters", self.parameters),
@@ -87,16 +92,16 @@ impl Footprint {
         parts.into_iter().filter(|(_, bytes)| *bytes > Bytes::ZERO).collect()
     }
 
-    fn take(&mut self, buffer: &Buffer) {
-        let part = self.part(buffer.role);
-        *part = Bytes::new(part.count().saturating_sub(buffer.bytes.count()));
+    fn subtract(&mut self, buffer: &Buffer) {
+        let component = self.component(buffer.role);
+        *component = Bytes::new(component.count().saturating_sub(buffer.bytes.count()));
     }
 
     fn used(&self) -> Bytes {
         self.parameters + self.gradients + self.optimizer_state + self.activations + self.workspace
     }
 
-    fn part(&mut self, role: BufferRole) -> &mut Bytes {
+    fn component(&mut self, role: BufferRole) -> &mut Bytes {
         match role {
             BufferRole::Parameter | BufferRole::ParameterCopy => &mut self.parameters,
             BufferRole::Gradient => &mut self.gradients,

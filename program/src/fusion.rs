@@ -1,28 +1,33 @@
-//! Fusion: operators whose work is one pass over memory when a kernel does them together. A compiler pass over the graph, so that
-//! a stack that fuses and one that does not are different Programs. Each file knows one kind of what is merged: [`epilogues`] what products do
-//! beside themselves, [`packing`] what attention reads without its being split.
+//! Fusion: merging operators that one kernel does in a single pass over memory.
+//!
+//! It is a compiler pass, so stacks with and without a fusion have different Programs.
+//! [`epilogues`] merges biases, activations and gradients into matrix products; [`packing`] merges
+//! the split of a packed projection into attention.
 
 mod epilogues;
 mod packing;
 
 use crate::plan::{Plan, Recompute};
-use crate::strategy::{Sharding, consumers, producers};
+use crate::strategy::{Sharding, consumers, producers, retain_others};
 use foretell_models::{Graph, OperatorId, TensorId};
 
-/// What of the fusions that there are a plan has. A bias and a ReLU into their product, and packed attention, all have.
+/// The optional fusions of a plan. All plans merge a bias and a ReLU into their product, and pack
+/// attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Fusions {
-    /// A GELU into the product before it.
+    /// Merge a GELU into the product before it.
     pub(crate) gelu: bool,
-    /// On through a GELU, in the gradient of the product after it.
+    /// Merge a GELU's gradient into the gradient of the product after it.
     pub(crate) gradients: bool,
-    /// A bias's gradient beside its weight's: not where that is of operands of eight bits, which would be summed up as they are rounded.
+    /// Merge a bias's gradient into that of the weight. Not with eight-bit operands: the bias's
+    /// gradient would be the sum of rounded values.
     pub(crate) bias_gradients: bool,
 }
 
 impl Fusions {
-    /// Those of a plan. What else other stacks fuse is in their profiles, as factors of what apart would take. Where a product's result is kept
-    /// and what follows it is made again, a GELU is not the product's: it would be kept with it.
+    /// The fusions of a plan. Further fusions of other stacks are factors in their profiles. If the
+    /// results of products are kept and the rest is recomputed, a GELU stays separate: merged, its
+    /// result would be kept.
     pub(crate) fn of(plan: &Plan) -> Self {
         let is_own = plan.stack.is_own();
         let keeps_products = matches!(plan.layout.recompute, Recompute::AllBut(kept) if kept.products || kept.odd_products);
@@ -30,7 +35,8 @@ impl Fusions {
     }
 }
 
-/// Merges what a kernel does in one pass where nothing is to be converted in between. Operators keep the shares that `sharding` gave them.
+/// Merges operators between which nothing is converted. Strategies and placements stay as in
+/// `sharding`.
 pub(crate) fn fuse(graph: &Graph, sharding: Sharding, fusions: Fusions) -> (Graph, Sharding) {
     let mut fusion = Fusion::new(graph, &sharding);
     fusion.epilogues(fusions);
@@ -40,16 +46,18 @@ pub(crate) fn fuse(graph: &Graph, sharding: Sharding, fusions: Fusions) -> (Grap
     (fused, sharding.without(&dropped))
 }
 
-/// A graph that is being fused.
+/// A graph under fusion.
 struct Fusion<'a> {
-    /// As it was.
+    /// The original graph.
     graph: &'a Graph,
     sharding: &'a Sharding,
-    /// For each tensor its readers and its maker, as they were.
+    /// The original readers of each tensor.
     consumers: Vec<Vec<OperatorId>>,
+    /// The original producer of each tensor.
     producers: Vec<Option<OperatorId>>,
-    /// As it is by now, with the operators that are dropped still in it.
+    /// The graph so far. Dropped operators are still in it.
     fused: Graph,
+    /// By operator: whether it was merged into another.
     dropped: Vec<bool>,
 }
 
@@ -59,30 +67,30 @@ impl<'a> Fusion<'a> {
         Self { graph, sharding, consumers: consumers(graph), producers: producers(graph), fused: graph.clone(), dropped }
     }
 
-    /// Whether a reader finds a tensor as its maker left it.
-    fn lies_as_wanted(&self, tensor: TensorId, reader: OperatorId) -> bool {
-        let mut read = self.graph.operators[reader.0].inputs.iter().filter(|input| input.tensor == tensor);
-        let left = self.sharding.produced(tensor);
-        left == self.sharding.settled(tensor) && read.all(|input| left == self.sharding.wanted(reader, input))
+    /// Whether a reader wants a tensor in the placements in which its producer leaves it.
+    fn needs_no_conversion(&self, tensor: TensorId, reader: OperatorId) -> bool {
+        let mut inputs = self.graph.operators[reader.0].inputs.iter().filter(|input| input.tensor == tensor);
+        let produced = self.sharding.produced(tensor);
+        produced == self.sharding.settled(tensor) && inputs.all(|input| produced == self.sharding.wanted(reader, input))
     }
 
     /// Whether two operators run in the same pass through the same block.
-    fn is_beside(&self, one: OperatorId, other: OperatorId) -> bool {
+    fn are_in_one_pass(&self, one: OperatorId, other: OperatorId) -> bool {
         let [one, other] = [one, other].map(|id| &self.graph.operators[id.0]);
         one.block == other.block && one.pass == other.pass
     }
 }
 
-/// Takes operators out and renumbers the references to the others; gradients of one that was merged lose theirs.
+/// Removes operators and renumbers the references to the others. Gradients of a removed operator
+/// lose their reference.
 fn remove(graph: &mut Graph, dropped: &[bool]) {
     let mut renumbered = Vec::with_capacity(dropped.len());
-    let mut kept = 0;
-    for &gone in dropped {
-        renumbered.push(OperatorId(kept));
-        kept += usize::from(!gone);
+    let mut remaining = 0;
+    for &is_dropped in dropped {
+        renumbered.push(OperatorId(remaining));
+        remaining += usize::from(!is_dropped);
     }
-    let mut flags = dropped.iter();
-    graph.operators.retain(|_| !flags.next().copied().unwrap_or(false));
+    retain_others(&mut graph.operators, dropped);
     for operator in &mut graph.operators {
         operator.forward = operator.forward.filter(|forward| !dropped[forward.0]).map(|forward| renumbered[forward.0]);
     }

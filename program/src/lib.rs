@@ -1,21 +1,31 @@
-//! The compiler from a model and a plan to a Program, and the types that both of its interpreters share.
+//! The compiler from a model and a plan to a Program, and the types that both of its interpreters
+//! share.
 //!
-//! The nouns: a [`Plan`] states a [`Layout`]: the sizes of the [`Mesh`], a [`Schedule`], what is recomputed. [`compile`] makes a
-//! [`Program`] of it: for each pipeline stage, or the ranks of one that do alike, a list of [`Instruction`]s on [`Stream`]s, with explicit dependencies, and a memory plan
-//! that gives every [`Buffer`] its place in one arena. A [`Timeline`] says when each instruction ran, foretold or measured; a [`Profile`]
-//! holds what a calibration measured.
+//! A [`Plan`] states a [`Layout`]: the sizes of the [`Mesh`], a [`Schedule`], what is sharded,
+//! recomputed and offloaded. [`compile()`] turns it into a [`Program`]: an instruction list for
+//! each pipeline stage, or several if the ranks of a stage do different things. An [`Instruction`]
+//! runs on a [`Stream`] and states its dependencies. Every [`Buffer`] has its place in one arena
+//! for each rank.
 //!
-//! All communication is the conversion of one [`Placement`] into another ([`conversion`]). What interprets a Program needs to know no layout:
-//! a special case for one outside this crate is a fault in this crate.
+//! The simulator and the executor interpret the same Program. Each returns a [`Timeline`]: the span
+//! of every instruction, predicted or measured. A [`Profile`] has the measurements of a
+//! calibration.
+//!
+//! All communication within a stage is a [`conversion`] from one [`Placement`] to another. An
+//! interpreter needs to know no layouts: a special case for one outside this crate is a fault in
+//! this crate. The crate knows no durations and no kernels' code.
 //!
 //! ```
 //! use foretell_models::Model;
 //! use foretell_program::{Layout, Plan, compile};
+//!
+//! // A perceptron on two data-parallel ranks: its gradients are summed by an all-reduce.
 //! let model = Model::named("mlp")?;
 //! let layout = Layout { data: 2, micro_batch: 16, ..Layout::default() };
 //! let compiled = compile(&model, "mlp", &Plan::new(layout, 64))?;
-//! let stage = &compiled.training.lists[0];
-//! assert!(stage.instructions.iter().any(|instruction| instruction.operation.kind() == "all_reduce"));
+//! let list = &compiled.training.lists[0];
+//! let mut kinds = list.instructions.iter().map(|instruction| instruction.operation.kind());
+//! assert!(kinds.any(|kind| kind == "all_reduce"));
 //! # Ok::<(), foretell_program::PlanError>(())
 //! ```
 
@@ -45,8 +55,8 @@ pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorShares, Optimizer, Overlap,
-    Plan, PlanError, Recompute, Share, Stack, StageLayout, Training,
+    ContextMethod, Keep, Kept, Layout, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, Offload, OperatorPatterns, Optimizer, Overlap,
+    Plan, PlanError, Recompute, ShardedPart, Stack, StageLayout, Training,
 };
 pub use profile::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown};
 pub use program::{

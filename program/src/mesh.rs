@@ -1,7 +1,7 @@
 //! The device mesh: named axes over the ranks of a run.
 //!
-//! A rank is a coordinate on every axis. The order of the axes says which varies fastest over consecutive ranks, and so which
-//! ranks are neighbours on the machine.
+//! A rank has a coordinate on every axis. The rank order says which axis varies fastest over
+//! consecutive ranks, and so which ranks are neighbours on the machine.
 
 mod group;
 #[cfg(test)]
@@ -16,32 +16,32 @@ use std::fmt;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Axis {
-    /// Shares out the weights of operators.
+    /// Shards the weights of operators.
     Tensor,
-    /// Shares out the positions of a sequence.
+    /// Shards the positions of a sequence.
     Context,
-    /// Shares out experts; outside of them, samples.
+    /// Shards experts; outside of experts, samples.
     Expert,
-    /// Shares out samples, and what ZeRO shards: the part of the plan's `data` that is one shard group.
+    /// Shards samples and the state that ZeRO shards: one shard group of the plan's `data`.
     Shard,
-    /// Shares out samples: the shard groups of the plan's `data`, or all of it where nothing is sharded.
+    /// Shards samples: the shard groups of the plan's `data`, or all of `data` without ZeRO.
     Data,
-    /// Shares out the layers.
+    /// Divides the layers into stages.
     Pipeline,
 }
 
 impl Axis {
-    /// All axes, in the usual order of placement: the most talkative varies fastest.
+    /// All axes in the usual rank order. The axis with the most communication varies fastest.
     pub const ALL: [Axis; 6] = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Shard, Axis::Data, Axis::Pipeline];
 
-    /// The axes within a pipeline stage, along which placements are stated. Where several cut one dimension, the later of this list
-    /// cuts first: its parts are the larger ones.
+    /// The axes within a pipeline stage, which have placements. If several shard one dimension, a
+    /// later axis has the larger parts.
     pub const WITHIN_STAGE: [Axis; 5] = [Axis::Tensor, Axis::Context, Axis::Expert, Axis::Shard, Axis::Data];
 
-    /// The axes that share out samples, the one with the largest parts last.
+    /// The axes that shard samples. A later axis has the larger parts.
     pub const BATCH: [Axis; 3] = [Axis::Expert, Axis::Shard, Axis::Data];
 
-    /// The name used in plan files.
+    /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
             Axis::Tensor => "tensor",
@@ -53,7 +53,8 @@ impl Axis {
         }
     }
 
-    const fn index(self) -> usize {
+    /// The axis's place in [`Axis::ALL`], and in [`Axis::WITHIN_STAGE`] if it is one of those.
+    pub(crate) const fn index(self) -> usize {
         match self {
             Axis::Tensor => 0,
             Axis::Context => 1,
@@ -71,7 +72,7 @@ impl fmt::Display for Axis {
     }
 }
 
-/// A rank of the run, from 0 to the world size.
+/// A rank of the run, counted from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Rank(pub usize);
@@ -82,7 +83,7 @@ impl fmt::Display for Rank {
     }
 }
 
-/// A rank's position on every axis.
+/// The coordinates of a rank: its position on every axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Coordinates([usize; 6]);
 
@@ -92,25 +93,27 @@ impl Coordinates {
         self.0[axis.index()]
     }
 
-    /// The same position but on one axis.
+    /// These coordinates with another position on one axis.
     pub fn with(mut self, axis: Axis, position: usize) -> Self {
         self.0[axis.index()] = position;
         self
     }
 }
 
-/// The mesh of one pipeline stage: the sizes of its axes, and how its ranks share out samples.
+/// The mesh of one pipeline stage: the sizes of its axes, and the samples of its ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct StageMesh {
     /// In the order of [`Axis::WITHIN_STAGE`].
     sizes: [usize; 5],
-    /// Samples of a micro-batch on one rank, for each position along `shard` and `data` (the latter slower).
+    /// The number of samples of a micro-batch on one rank, for each position along `shard` (faster)
+    /// and `data`.
     samples: Vec<usize>,
 }
 
 impl StageMesh {
-    /// A mesh whose ranks have `samples` samples of a micro-batch each, or, where there are several numbers, those of their position along
-    /// `shard` and `data` together. Returns `None` where a size or a number is 0, or there is not one number for each position.
+    /// A mesh with these sizes. `samples` is the number of samples of a micro-batch on every rank,
+    /// or one number for each position along `shard` (faster) and `data`. Returns `None` if a size
+    /// or a number is 0, or if the count of numbers is wrong.
     pub fn new(size_of: impl Fn(Axis) -> usize, samples: &[usize]) -> Option<Self> {
         let sizes = Axis::WITHIN_STAGE.map(size_of);
         let positions = sizes[Axis::Shard.index()].checked_mul(sizes[Axis::Data.index()])?;
@@ -119,34 +122,34 @@ impl StageMesh {
         is_valid.then_some(Self { sizes, samples })
     }
 
-    /// How many ranks there are along an axis; 1 along the pipeline.
+    /// The number of ranks along an axis; 1 along the pipeline.
     pub fn size(&self, axis: Axis) -> usize {
         self.sizes.get(axis.index()).copied().unwrap_or(1)
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn ranks(&self) -> usize {
         self.sizes.iter().product()
     }
 
-    /// Samples of a micro-batch over all ranks.
+    /// The number of samples of a micro-batch over all ranks.
     pub fn samples_at_once(&self) -> usize {
         self.samples.iter().sum::<usize>() * self.size(Axis::Expert)
     }
 
-    /// Samples of a micro-batch on one rank, which need not be the same for all.
+    /// The number of samples of a micro-batch on the rank at `coordinates`.
     pub fn samples(&self, coordinates: Coordinates) -> usize {
         self.samples[self.sample_position(coordinates)]
     }
 
-    /// Samples of a micro-batch that come before a rank's own.
+    /// The number of samples of a micro-batch before the first sample of the rank at `coordinates`.
     pub fn samples_before(&self, coordinates: Coordinates) -> usize {
         let position = self.sample_position(coordinates);
         let earlier: usize = self.samples[..position].iter().sum();
         earlier * self.size(Axis::Expert) + coordinates.along(Axis::Expert) * self.samples[position]
     }
 
-    /// The numbers of samples that ranks have, each once, ascending.
+    /// The distinct numbers of samples of ranks, ascending.
     pub fn distinct_samples(&self) -> Vec<usize> {
         let mut samples = self.samples.clone();
         samples.sort_unstable();
@@ -154,30 +157,31 @@ impl StageMesh {
         samples
     }
 
-    /// Whether all ranks have as many samples.
+    /// Whether all ranks have equal numbers of samples.
     pub fn is_even(&self) -> bool {
         self.samples.iter().all(|samples| *samples == self.samples[0])
     }
 
-    /// The same with `samples` samples on every rank.
+    /// This mesh with `samples` samples on every rank.
     pub fn with_even_samples(&self, samples: usize) -> Self {
         Self { sizes: self.sizes, samples: vec![samples; self.samples.len()] }
     }
 
-    /// Whether the axes are as long as another's, however samples are shared out.
+    /// Whether all axes have the sizes of `other`, whatever the samples.
     pub fn has_sizes_of(&self, other: &Self) -> bool {
         self.sizes == other.sizes
     }
 
-    /// How many parts the samples are cut into.
+    /// The number of parts that samples are sharded into.
     pub fn batch_parts(&self) -> usize {
         Axis::BATCH.iter().map(|&axis| self.size(axis)).product()
     }
 
-    /// Which part a position has of what the axes `axes` of a stage cut together, each once: the later of [`Axis::WITHIN_STAGE`] cuts first.
+    /// The index of a rank's part of a dimension that `axes` shard together. The later axis of
+    /// [`Axis::WITHIN_STAGE`] has the larger parts.
     pub fn part_along(&self, axes: &[Axis], coordinates: Coordinates) -> usize {
-        let cutting = Axis::WITHIN_STAGE.iter().rev().filter(|axis| axes.contains(axis));
-        cutting.fold(0, |part, &axis| part * self.size(axis) + coordinates.along(axis))
+        let largest_parts_first = Axis::WITHIN_STAGE.iter().rev().filter(|axis| axes.contains(axis));
+        largest_parts_first.fold(0, |part, &axis| part * self.size(axis) + coordinates.along(axis))
     }
 
     fn sample_position(&self, coordinates: Coordinates) -> usize {
@@ -185,49 +189,52 @@ impl StageMesh {
     }
 }
 
-/// The ranks of a run: a mesh for each pipeline stage, and the order in which the axes vary over the ranks.
+/// The ranks of a run: a mesh for each pipeline stage, and the rank order.
 ///
-/// Where all stages are as large, the pipeline is an axis like the others. Where they are not, the ranks of a stage follow those of the stage
-/// before it. The stages lie along the ranks in their order, unless [`Mesh::with_stage_places`] says otherwise.
+/// If all stages have equal sizes, the pipeline is an axis like the others. Otherwise the ranks of
+/// a stage follow those of the stage before it. Stages lie along the ranks in order, unless
+/// [`Mesh::with_stage_places`] says otherwise.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mesh {
-    /// Of every stage; one for all of them where they are alike.
+    /// The mesh of every stage; a single one if all are equal.
     stages: Vec<StageMesh>,
-    /// How many stages there are.
+    /// The number of stages.
     pipeline: usize,
-    /// Of each stage its place along the ranks, and of each place its stage; none where the stages lie in order.
+    /// The place of each stage along the ranks, and the stage at each place; `None` if stages lie
+    /// in order.
     places: Option<[Vec<usize>; 2]>,
-    /// Where stages are not as large as each other: the first rank at each place, and then how many there are.
-    firsts: Option<Vec<usize>>,
-    /// Fastest first; every axis once.
+    /// The first rank at each place, then the world size; `None` if all stages have equal sizes.
+    first_ranks: Option<Vec<usize>>,
+    /// The rank order: every axis once, the one that varies fastest first.
     order: [Axis; 6],
 }
 
 impl Mesh {
-    /// A mesh of stages that are alike, with one sample of a micro-batch on every rank. Its axes vary in `order`, the first fastest; axes that
-    /// it leaves out follow in the usual order. Returns `None` where an axis is named twice or a size is 0.
+    /// A mesh of equal stages with one sample of a micro-batch on every rank. `order` is the rank
+    /// order, the fastest axis first; axes that it leaves out follow in the usual order. Returns
+    /// `None` if an axis is named twice or a size is 0.
     pub fn new(size_of: impl Fn(Axis) -> usize, order: &[Axis]) -> Option<Self> {
-        Self::alike(StageMesh::new(&size_of, &[1])?, size_of(Axis::Pipeline), order)
+        Self::uniform(StageMesh::new(&size_of, &[1])?, size_of(Axis::Pipeline), order)
     }
 
-    /// A mesh of `pipeline` stages that are alike. Returns `None` as [`Mesh::new`] does.
-    pub fn alike(stage: StageMesh, pipeline: usize, order: &[Axis]) -> Option<Self> {
-        (pipeline > 0).then_some(Self { stages: vec![stage], pipeline, places: None, firsts: None, order: complete(order)? })
+    /// A mesh of `pipeline` equal stages. Returns `None` as [`Mesh::new`] does.
+    pub fn uniform(stage: StageMesh, pipeline: usize, order: &[Axis]) -> Option<Self> {
+        (pipeline > 0).then_some(Self { stages: vec![stage], pipeline, places: None, first_ranks: None, order: complete(order)? })
     }
 
-    /// A mesh of stages that have meshes of their own. Returns `None` as [`Mesh::new`] does.
+    /// A mesh of stages with meshes of their own. Returns `None` as [`Mesh::new`] does.
     pub fn of_stages(stages: Vec<StageMesh>, order: &[Axis]) -> Option<Self> {
         let first = stages.first()?;
         if stages.iter().all(|stage| stage == first) {
-            return Self::alike(first.clone(), stages.len(), order);
+            return Self::uniform(first.clone(), stages.len(), order);
         }
-        let is_even = stages.iter().all(|stage| stage.has_sizes_of(first));
-        let firsts = (!is_even).then(|| first_ranks(stages.iter()));
-        Some(Self { pipeline: stages.len(), stages, places: None, firsts, order: complete(order)? })
+        let have_equal_sizes = stages.iter().all(|stage| stage.has_sizes_of(first));
+        let first_ranks = (!have_equal_sizes).then(|| first_ranks_of(stages.iter()));
+        Some(Self { pipeline: stages.len(), stages, places: None, first_ranks, order: complete(order)? })
     }
 
-    /// The same with each stage at a place of its own along the ranks: that of stage n is `places[n]`. Returns `None` where these are not
-    /// the places of all stages, each once.
+    /// This mesh with stage n at place `places[n]` along the ranks. Returns `None` if `places` does
+    /// not have every place once.
     pub fn with_stage_places(mut self, places: &[usize]) -> Option<Self> {
         let mut stage_at = vec![None; self.pipeline];
         for (stage, &place) in places.iter().enumerate() {
@@ -237,26 +244,27 @@ impl Mesh {
         if places.is_sorted() {
             return Some(self);
         }
-        self.firsts = self.firsts.is_some().then(|| first_ranks(stage_at.iter().map(|&stage| self.stage(stage))));
+        self.first_ranks = self.first_ranks.is_some().then(|| first_ranks_of(stage_at.iter().map(|&stage| self.stage(stage))));
         self.places = Some([places.to_vec(), stage_at]);
         Some(self)
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn world_size(&self) -> usize {
-        match &self.firsts {
-            Some(firsts) => firsts[self.pipeline],
+        match &self.first_ranks {
+            Some(first_ranks) => first_ranks[self.pipeline],
             None => self.stages[0].ranks() * self.pipeline,
         }
     }
 
-    /// How far apart ranks are that follow each other along an axis, if that is as far everywhere: not where stages differ in size.
+    /// The distance between the numbers of ranks that follow each other along an axis; `None` if
+    /// stages have different sizes, since it then differs from stage to stage.
     pub fn stride(&self, axis: Axis) -> Option<usize> {
         let before = self.order.iter().take_while(|&&other| other != axis);
-        self.firsts.is_none().then(|| before.map(|&other| self.length(0, other)).product())
+        self.first_ranks.is_none().then(|| before.map(|&other| self.length(0, other)).product())
     }
 
-    /// How many pipeline stages there are.
+    /// The number of pipeline stages.
     pub fn stage_count(&self) -> usize {
         self.pipeline
     }
@@ -266,24 +274,24 @@ impl Mesh {
         self.stages.get(stage).unwrap_or(&self.stages[0])
     }
 
-    /// The meshes of stages, each at least once: of stages that are alike only one.
+    /// The meshes of all stages; a single one if all are equal.
     pub fn distinct_stages(&self) -> &[StageMesh] {
         &self.stages
     }
 
-    /// The mesh of the stage of a position.
+    /// The mesh of the stage at some coordinates.
     pub fn stage_at(&self, coordinates: Coordinates) -> &StageMesh {
         self.stage(coordinates.along(Axis::Pipeline))
     }
 
-    /// The rank at a position.
+    /// The rank at some coordinates.
     pub fn rank(&self, coordinates: Coordinates) -> Rank {
         let stage = coordinates.along(Axis::Pipeline);
         let place = self.places.as_ref().map_or(stage, |[places, _]| places[stage]);
         let mut stride = 1;
-        let mut rank = self.firsts.as_ref().map_or(0, |firsts| firsts[place]);
+        let mut rank = self.first_ranks.as_ref().map_or(0, |first_ranks| first_ranks[place]);
         for axis in self.order {
-            if axis == Axis::Pipeline && self.firsts.is_some() {
+            if axis == Axis::Pipeline && self.first_ranks.is_some() {
                 continue;
             }
             rank += if axis == Axis::Pipeline { place } else { coordinates.along(axis) } * stride;
@@ -292,20 +300,20 @@ impl Mesh {
         Rank(rank)
     }
 
-    /// The position of a rank.
+    /// The coordinates of a rank.
     pub fn coordinates(&self, rank: Rank) -> Coordinates {
         let mut coordinates = Coordinates([0; 6]);
         let mut rest = rank.0;
         let mut stage = 0;
         let stage_at = |place: usize| self.places.as_ref().map_or(place, |[_, stages]| stages[place]);
-        if let Some(firsts) = &self.firsts {
-            let place = firsts.partition_point(|&first| first <= rest).saturating_sub(1);
-            rest -= firsts[place];
+        if let Some(first_ranks) = &self.first_ranks {
+            let place = first_ranks.partition_point(|&first| first <= rest).saturating_sub(1);
+            rest -= first_ranks[place];
             stage = stage_at(place);
             coordinates = coordinates.with(Axis::Pipeline, stage);
         }
         for axis in self.order {
-            if axis == Axis::Pipeline && self.firsts.is_some() {
+            if axis == Axis::Pipeline && self.first_ranks.is_some() {
                 continue;
             }
             let position = rest % self.length(stage, axis);
@@ -317,10 +325,10 @@ impl Mesh {
 
     /// The ranks of a pipeline stage, ascending.
     pub fn stage_ranks(&self, stage: usize) -> Vec<Rank> {
-        match &self.firsts {
-            Some(firsts) => {
+        match &self.first_ranks {
+            Some(first_ranks) => {
                 let place = self.places.as_ref().map_or(stage, |[places, _]| places[stage]);
-                (firsts[place]..firsts[place + 1]).map(Rank).collect()
+                (first_ranks[place]..first_ranks[place + 1]).map(Rank).collect()
             }
             None => (0..self.world_size()).map(Rank).filter(|&rank| self.stage_of(rank) == stage).collect(),
         }
@@ -336,8 +344,8 @@ impl Mesh {
     }
 }
 
-/// The first rank of each of some stages that follow each other, and then how many ranks there are.
-fn first_ranks<'a>(stages: impl Iterator<Item = &'a StageMesh>) -> Vec<usize> {
+/// The first rank of each of some consecutive stages, then the number of all ranks.
+fn first_ranks_of<'a>(stages: impl Iterator<Item = &'a StageMesh>) -> Vec<usize> {
     let ends = stages.scan(0, |end, stage| {
         *end += stage.ranks();
         Some(*end)
@@ -345,7 +353,8 @@ fn first_ranks<'a>(stages: impl Iterator<Item = &'a StageMesh>) -> Vec<usize> {
     std::iter::once(0).chain(ends).collect()
 }
 
-/// An order with the axes that it leaves out, in the usual order; `None` where one stands twice.
+/// A rank order completed by the axes that it leaves out, in the usual order. `None` if an axis is
+/// named twice.
 fn complete(order: &[Axis]) -> Option<[Axis; 6]> {
     let mut complete: Vec<Axis> = Vec::with_capacity(Axis::ALL.len());
     for &axis in order.iter().chain(Axis::ALL.iter().filter(|axis| !order.contains(axis))) {

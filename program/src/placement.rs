@@ -1,7 +1,9 @@
-//! Placements: how a tensor is shared out along each axis of the mesh, in DTensor's words, and the one table of conversions.
+//! Placements: how a tensor is distributed over each axis of the mesh, in DTensor's words, and the
+//! table of conversions between them.
 //!
-//! All communication within a stage is the conversion between what a producer leaves and what a consumer wants. Data, tensor and
-//! sequence parallelism are choices of placements; nothing here knows their names.
+//! All communication within a stage is a conversion from the placement in which a producer leaves a
+//! tensor to the one that a consumer wants. Data, tensor and sequence parallelism are choices of
+//! placements; this module does not know their names.
 
 mod moves;
 
@@ -10,52 +12,52 @@ pub use moves::{Action, Move, moves};
 use crate::collective::Collective;
 use crate::mesh::{Axis, Coordinates, StageMesh};
 
-/// How a tensor lies along one axis of the mesh.
+/// The placement of a tensor along one axis of the mesh.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Placement {
-    /// Every rank has all of it.
+    /// Every rank has the whole tensor.
     #[default]
     Replicate,
     /// Each rank has an equal part of this dimension.
     Shard(usize),
-    /// Each rank has a summand.
+    /// Each rank has one term of a sum: the tensor is the sum over the ranks.
     Partial,
 }
 
-/// How a tensor lies along every axis within a stage.
+/// The placements of a tensor along every axis within a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Placements([Placement; 5]);
 
 impl Placements {
-    /// The placement along an axis; along the pipeline a tensor is where its stage is.
+    /// The placement along an axis; [`Placement::Replicate`] along the pipeline.
     pub fn get(&self, axis: Axis) -> Placement {
-        slot(axis).map_or(Placement::Replicate, |slot| self.0[slot])
+        self.0.get(axis.index()).copied().unwrap_or_default()
     }
 
-    /// The same but along one axis.
+    /// These placements with another one along `axis`.
     pub fn with(mut self, axis: Axis, placement: Placement) -> Self {
-        if let Some(slot) = slot(axis) {
-            self.0[slot] = placement;
+        if let Some(own) = self.0.get_mut(axis.index()) {
+            *own = placement;
         }
         self
     }
 
-    /// The axes along which it is a sum not yet made.
+    /// The axes along which the tensor is a partial sum.
     pub fn partial_axes(&self) -> impl Iterator<Item = Axis> + '_ {
         Axis::WITHIN_STAGE.into_iter().filter(|&axis| self.get(axis) == Placement::Partial)
     }
 
-    /// The axes that cut it, whichever dimension.
+    /// The axes that shard any dimension of the tensor.
     pub fn sharded_axes(&self) -> impl Iterator<Item = Axis> + '_ {
         Axis::WITHIN_STAGE.into_iter().filter(|&axis| matches!(self.get(axis), Placement::Shard(_)))
     }
 
-    /// Whether an axis that makes smaller parts than `axis` cuts `dimension`, too.
+    /// Whether an axis with smaller parts than `axis` also shards `dimension`.
     pub fn is_cut_finer(&self, axis: Axis, dimension: usize) -> bool {
         Axis::WITHIN_STAGE.iter().take_while(|&&one| one != axis).any(|&finer| self.get(finer) == Placement::Shard(dimension))
     }
 
-    /// Where a rank's share of a shape begins, dimension by dimension.
+    /// The first index of a rank's shard in a tensor of this shape, by dimension.
     pub fn local_start(&self, shape: &[usize], mesh: &StageMesh, coordinates: Coordinates) -> Vec<usize> {
         let mut extent = shape.to_vec();
         let mut start = vec![0; shape.len()];
@@ -68,7 +70,7 @@ impl Placements {
         start
     }
 
-    /// One rank's share of a shape.
+    /// The shape of one rank's shard of a tensor of this shape.
     pub fn local_shape(&self, shape: &[usize], mesh: &StageMesh) -> Vec<usize> {
         let mut local = shape.to_vec();
         for axis in Axis::WITHIN_STAGE {
@@ -80,31 +82,28 @@ impl Placements {
     }
 }
 
-fn slot(axis: Axis) -> Option<usize> {
-    Axis::WITHIN_STAGE.iter().position(|&one| one == axis)
-}
-
-/// What turns one placement along an axis into another.
+/// What converts one placement along an axis into another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Conversion {
-    /// Nothing to do.
+    /// Nothing: the placements are equal.
     None,
-    /// A collective over the axis; the dimension is that which it gathers or scatters.
+    /// A collective over the axis.
     Collective {
-        /// Which.
+        /// The kind of collective.
         kind: Collective,
-        /// The dimension that the input is cut along (all-to-all, all-gather).
+        /// The dimension that the input is sharded along (all-to-all, all-gather).
         from: usize,
-        /// The dimension that the output is cut along (all-to-all, reduce-scatter).
+        /// The dimension that the output is sharded along (all-to-all, reduce-scatter).
         to: usize,
     },
-    /// Each rank keeps its part of a dimension; nothing is sent.
+    /// Each rank keeps its part of this dimension. No communication.
     Slice(usize),
-    /// There is none: a whole tensor never becomes a sum of parts.
+    /// There is none: a whole or sharded tensor never becomes a partial sum.
     Impossible,
 }
 
-/// The table of all communication within a stage.
+/// The conversion between two placements along one axis: the table of all communication within a
+/// stage.
 pub fn conversion(from: Placement, to: Placement) -> Conversion {
     use Placement::{Partial, Replicate, Shard};
     match (from, to) {

@@ -1,14 +1,20 @@
-//! The plan: the choices that make a Program of a model and a topology. Its form in files is the contract's "A plan file".
+//! The plan: how training is laid out and what the optimizer does. The form of plan files is
+//! described in `docs/reference/contract.md`, section "A plan file".
 
 mod layout;
+mod normal_form;
+mod offload;
 mod operators;
 mod overlap;
+mod recompute;
 mod training;
 
 pub use foretell_models::Optimizer;
-pub use layout::{ContextMethod, Keep, Kept, Layout, Offload, Recompute, StageLayout};
-pub use operators::{OperatorShares, Share};
+pub use layout::{ContextMethod, Layout, StageLayout};
+pub use offload::Offload;
+pub use operators::{OperatorPatterns, ShardedPart};
 pub use overlap::Overlap;
+pub use recompute::{Keep, Kept, Recompute};
 pub use training::{LossScale, Training};
 
 use crate::mesh::Mesh;
@@ -17,56 +23,58 @@ use foretell_units::{Bytes, DataType};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-/// How a run is laid out, without the model and the topology that it is for. What a file leaves out takes the field's usual default.
+/// The layout of a run and its training parameters, without the model and the topology. Fields that
+/// a plan file leaves out take the usual defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Plan {
-    /// The mesh and what is placed on it.
+    /// The mesh, and the choices of placement and order.
     #[serde(default)]
     pub layout: Layout,
-    /// Samples of one step over all ranks.
+    /// The number of samples of one step over all ranks.
     pub global_batch: usize,
     /// The number format of activations and matrix products.
     #[serde(default = "default_precision")]
     pub precision: DataType,
-    /// Who updates the parameters.
+    /// The optimizer.
     #[serde(default)]
     pub optimizer: Optimizer,
-    /// What the optimizer is told.
+    /// The parameters of the optimizer.
     #[serde(default)]
     pub training: Training,
-    /// Samples that share batch statistics; a rank's micro-batch if left out.
+    /// The number of samples that share batch statistics; a rank's micro-batch if `None`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub batch_norm_group: Option<usize>,
-    /// Whose run it is.
+    /// The software stack to model.
     #[serde(default)]
     pub stack: Stack,
-    /// What communication runs beside kernels.
+    /// The communication that overlaps with kernels.
     #[serde(default)]
     pub overlap: Overlap,
-    /// How ranks keep in step.
+    /// How ranks synchronise.
     #[serde(default)]
     pub mode: Mode,
 }
 
-/// Whose run it is, by name: `foretell` is our own executor. What the simulator assumes of kernels, the host and communication follows from
-/// it; whoever has the profiles knows which names there are.
+/// A software stack, by name. `foretell` is our own executor. The simulator's assumptions on
+/// kernels, the host and communication follow from it. The crate that has the stacks' profiles
+/// knows the valid names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Stack(String);
 
 impl Stack {
-    /// A stack of a name.
+    /// The stack with a name.
     pub fn new(name: impl Into<String>) -> Self {
         Self(name.into())
     }
 
-    /// Its name.
+    /// The name of the stack.
     pub fn name(&self) -> &str {
         &self.0
     }
 
-    /// Whether it is our own executor.
+    /// Whether this is our own executor.
     pub fn is_own(&self) -> bool {
         *self == Self::default()
     }
@@ -78,11 +86,11 @@ impl Default for Stack {
     }
 }
 
-/// How ranks keep in step.
+/// How ranks synchronise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mode {
-    /// Every step sees every gradient.
+    /// Every update uses the gradients of all ranks.
     #[default]
     Synchronous,
 }
@@ -91,40 +99,40 @@ fn default_precision() -> DataType {
     DataType::Fp32
 }
 
-/// Why a plan makes no Program.
+/// The reason why a plan cannot be compiled.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum PlanError {
-    /// Sizes that do not divide.
+    /// A size that does not divide another.
     #[error("{what} ({value}) is not divisible by {by} ({divisor}); hint: {hint}")]
     Indivisible {
-        /// What should be divided.
+        /// The name of the dividend.
         what: String,
-        /// Its size.
+        /// The dividend.
         value: usize,
-        /// By what.
+        /// The name of the divisor.
         by: String,
-        /// That size.
+        /// The divisor.
         divisor: usize,
-        /// The mend.
+        /// How to fix it.
         hint: String,
     },
-    /// A value that cannot be, or that this version does not execute.
+    /// A value that is invalid, or that this version cannot compile.
     #[error("`{field}`: {reason}; hint: {hint}")]
     Invalid {
-        /// The plan's field.
+        /// The field of the plan.
         field: &'static str,
         /// What is wrong with it.
         reason: String,
-        /// The mend.
+        /// How to fix it.
         hint: String,
     },
-    /// The model's own sizes contradict each other.
+    /// Sizes of the model that contradict each other.
     #[error(transparent)]
     Model(#[from] foretell_models::ModelError),
 }
 
 impl Plan {
-    /// A plan with the usual defaults for all but the layout and the global batch.
+    /// A plan with the usual defaults for everything but the layout and the global batch.
     pub fn new(layout: Layout, global_batch: usize) -> Self {
         Self {
             layout,
@@ -139,7 +147,7 @@ impl Plan {
         }
     }
 
-    /// The step size.
+    /// The learning rate; the optimizer's default if the plan states none.
     pub fn learning_rate(&self) -> f32 {
         self.training.learning_rate.unwrap_or(match self.optimizer {
             Optimizer::Sgd => 0.05,
@@ -147,27 +155,30 @@ impl Plan {
         })
     }
 
-    /// The number format of what operators read and write, of which products of eight bits are made: bfloat16 in a plan of eight bits.
+    /// The number format of tensors. In an eight-bit plan it is bfloat16: products quantise their
+    /// operands.
     pub fn storage(&self) -> DataType {
-        self.precision.of_tensors()
+        self.precision.tensor_format()
     }
 
-    /// Whether the Program has kernels that make operands of eight bits. Other stacks' are in their profiles, with the products that read them.
+    /// Whether the Program has kernels that make eight-bit operands. For other stacks, their
+    /// profiles account for quantisation together with the products that read the operands.
     pub fn quantises(&self) -> bool {
         self.precision == DataType::Fp8 && self.stack.is_own()
     }
 
-    /// The number format of products of which the Program does not say one: as `precision`, but for a Program that quantises.
+    /// The number format of products whose kernel does not state one: `precision`, unless the
+    /// Program quantises.
     pub fn unstated_format(&self) -> DataType {
         if self.quantises() { self.storage() } else { self.precision }
     }
 
-    /// Whether the loss is multiplied, so that its gradients do not vanish in the run's number format.
+    /// Whether the loss is scaled, so that gradients do not vanish in the number format.
     pub fn scales_loss(&self) -> bool {
         self.precision == DataType::Fp16
     }
 
-    /// State values that the optimizer keeps for each parameter.
+    /// The number of values that the optimizer keeps for each parameter.
     pub fn optimizer_states(&self) -> usize {
         match self.optimizer {
             Optimizer::Sgd => usize::from(self.training.momentum != 0.0),
@@ -175,18 +186,24 @@ impl Plan {
         }
     }
 
+    /// Whether the optimizer keeps a single-precision copy of the parameters, since operators read
+    /// a narrower format.
+    pub fn has_master_copy(&self) -> bool {
+        self.storage().size() < DataType::Fp32.size()
+    }
+
     /// The mesh of the layout.
     ///
     /// # Errors
-    /// [`PlanError::Invalid`] where a size is 0 or an axis is named twice.
+    /// [`PlanError::Invalid`] if a size is 0, an axis is named twice, or a stage has no place.
     pub fn mesh(&self) -> Result<Mesh, PlanError> {
         let layout = &self.layout;
         layout.validate_stages()?;
         let sizes = |stage: StageLayout| [stage.data, stage.tensor, stage.context, stage.expert];
         let ranks_of = |stage| sizes(layout.stage(stage)).into_iter().try_fold(1usize, usize::checked_mul);
-        let different = (0..layout.different_stages()).try_fold(0usize, |sum, stage| sum.checked_add(ranks_of(stage)?));
-        let alike = if layout.stages.is_some() { 1 } else { layout.pipeline };
-        if different.and_then(|ranks| ranks.checked_mul(alike)).is_none_or(|ranks| ranks > MOST_RANKS) {
+        let distinct = (0..layout.distinct_stages()).try_fold(0usize, |sum, stage| sum.checked_add(ranks_of(stage)?));
+        let repetitions = if layout.stages.is_some() { 1 } else { layout.pipeline };
+        if distinct.and_then(|ranks| ranks.checked_mul(repetitions)).is_none_or(|ranks| ranks > MOST_RANKS) {
             return Err(PlanError::Invalid {
                 field: "layout",
                 reason: format!("its sizes multiply to more than {MOST_RANKS} ranks"),
@@ -197,14 +214,14 @@ impl Plan {
         let invalid = || PlanError::Invalid {
             field: "layout",
             reason: "a mesh size is 0, or `placement` names an axis twice".into(),
-            hint: "every size is at least 1, and every axis stands once".into(),
+            hint: "use sizes of at least 1, and name every axis once".into(),
         };
-        if different == Some(0) || layout.pipeline == 0 {
+        if distinct == Some(0) || layout.pipeline == 0 {
             return Err(invalid());
         }
-        let mut stages = (0..layout.different_stages()).map(|stage| layout.stage_mesh(stage)).collect::<Result<Vec<_>, _>>()?;
+        let mut stages = (0..layout.distinct_stages()).map(|stage| layout.stage_mesh(stage)).collect::<Result<Vec<_>, _>>()?;
         let mesh = match (&layout.stages, stages.pop()) {
-            (None, Some(stage)) => Mesh::alike(stage, layout.pipeline, &order),
+            (None, Some(stage)) => Mesh::uniform(stage, layout.pipeline, &order),
             (_, last) => {
                 stages.extend(last);
                 Mesh::of_stages(stages, &order)
@@ -214,15 +231,16 @@ impl Plan {
         let Some(places) = &layout.stage_places else { return Ok(mesh) };
         mesh.with_stage_places(places).ok_or_else(|| PlanError::Invalid {
             field: "stage_places",
-            reason: format!("{places:?} are not the places 0 to {} of {} stages", layout.pipeline - 1, layout.pipeline),
-            hint: "name each place once, that of the first stage first, or leave them out".into(),
+            reason: format!("{places:?} does not have each place from 0 to {} once", layout.pipeline - 1),
+            hint: "give one place for each stage, in the stages' order, or leave `stage_places` out".into(),
         })
     }
 
-    /// Micro-batches of a step.
+    /// The number of micro-batches of a step.
     ///
     /// # Errors
-    /// [`PlanError::Indivisible`] where the global batch is not a multiple of what the ranks of `data` take at once.
+    /// [`PlanError::Indivisible`] if the global batch is not a multiple of the samples of one
+    /// micro-batch over all ranks.
     pub fn micro_batches(&self) -> Result<usize, PlanError> {
         let at_once = self.layout.samples_at_once();
         if at_once == 0 || self.global_batch == 0 || !self.global_batch.is_multiple_of(at_once) {
@@ -246,10 +264,10 @@ impl Plan {
         Ok(self.global_batch / at_once)
     }
 
-    /// Refuses what this version does not lay out yet, and values that mean nothing.
+    /// Refuses values that are invalid or that this version cannot compile.
     ///
     /// # Errors
-    /// [`PlanError::Invalid`], naming the field and what can be used instead.
+    /// [`PlanError::Invalid`] with the field and a hint.
     pub fn validate(&self) -> Result<(), PlanError> {
         let Layout { tensor, expert_tensor, zero, shard_group, .. } = self.layout;
         let refuse =
@@ -257,8 +275,8 @@ impl Plan {
         if expert_tensor.is_some_and(|split| split != tensor && split != 1) {
             return refuse(
                 "expert_tensor",
-                "an expert is split by all of `tensor`, or by nothing",
-                "leave it out, or give it 1 or the value of `tensor`",
+                "an expert can be sharded over all of `tensor` or not at all",
+                "leave it out, or use 1 or the value of `tensor`",
             );
         }
         self.layout.validate_stages()?;
@@ -266,28 +284,28 @@ impl Plan {
         self.layout.validate_operators()?;
         self.layout.validate_recompute()?;
         if zero > 3 {
-            return refuse("zero", "there is no such stage of ZeRO", "use 0, 1, 2 or 3");
+            return refuse("zero", "ZeRO has no such stage", "use 0, 1, 2 or 3");
         }
         if zero == 0 && shard_group.is_some() {
-            return refuse("shard_group", "nothing is sharded without ZeRO", "leave it out, or set `zero` to 1, 2 or 3");
+            return refuse("shard_group", "without ZeRO nothing is sharded", "leave it out, or set `zero` to 1, 2 or 3");
         }
         if self.layout.bucket < Bytes::new(1) {
-            return refuse("bucket", "a bucket holds at least one byte", "leave it out for 25 MiB");
+            return refuse("bucket", "a bucket has at least one byte", "leave it out for 25 MiB");
         }
         if matches!(self.precision, DataType::Int32 | DataType::Fp64) {
-            return refuse("precision", "not a precision to train in", "use fp32, tf32, bf16, fp16 or fp8");
+            return refuse("precision", "not a number format for training", "use fp32, tf32, bf16, fp16 or fp8");
         }
         if self.optimizer == Optimizer::Adam && self.training.weight_decay != 0.0 {
-            return refuse("training.weight_decay", "Adam has no weight decay of its own here", "use `optimizer: adamw`");
+            return refuse("training.weight_decay", "`optimizer: adam` has no weight decay", "use `optimizer: adamw`");
         }
         if self.global_batch > MOST_SAMPLES {
-            return refuse("global_batch", "more than 4,294,967,296 samples a step", "use a smaller global batch");
+            return refuse("global_batch", "more than 4,294,967,296 samples in a step", "use a smaller global batch");
         }
         if self.stack.is_own() && !self.overlap.pipeline {
             return refuse(
                 "overlap.pipeline",
-                "where messages wait for their receivers, kernels that wait for messages may wait forever",
-                "leave it out, or name the `stack` whose run it is",
+                "our executor's sends wait for the receiver, so kernels that wait for sends can deadlock",
+                "leave it out, or name another `stack`",
             );
         }
         self.training.validate()?;
@@ -295,7 +313,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Refuses numbers of chunks that the schedule does not order.
+    /// Refuses a number of chunks that the schedule does not order.
     fn validate_chunks(&self) -> Result<(), PlanError> {
         let Layout { schedule, virtual_stages: chunks, .. } = self.layout;
         if schedule.allows(chunks) {
@@ -317,8 +335,8 @@ impl Plan {
     }
 }
 
-/// More samples than any step has had; a bound on what a hostile file may ask for.
+/// The most samples of a step. It is larger than any step so far, and bounds hostile plan files.
 pub const MOST_SAMPLES: usize = 1 << 32;
 
-/// More ranks than any machine there is; a bound on what a hostile file may ask for.
+/// The most ranks. It is larger than any machine so far, and bounds hostile plan files.
 pub const MOST_RANKS: usize = 1 << 20;

@@ -1,6 +1,6 @@
-//! A Program as text that a person can follow: `foretell simulate --dump-program`.
+//! Programs as readable text, for `foretell simulate --dump-program`.
 
-use crate::program::{BufferId, Instruction, MemoryKind, Operation, PeerId, Program, StageProgram};
+use crate::program::{BufferId, Instruction, MemoryKind, Operation, PeerId, Program, StageProgram, Stream};
 use foretell_units::Bytes;
 use std::fmt::{self, Display, Formatter, Write as _};
 
@@ -22,7 +22,7 @@ impl Display for Program {
             )?;
             write_buffers(formatter, stage)?;
             for (index, instruction) in stage.instructions.iter().enumerate() {
-                writeln!(formatter, "{}", line(stage, index, instruction))?;
+                writeln!(formatter, "{}", instruction_line(stage, index, instruction))?;
             }
         }
         Ok(())
@@ -47,9 +47,9 @@ fn write_buffers(formatter: &mut Formatter<'_>, stage: &StageProgram) -> fmt::Re
     Ok(())
 }
 
-fn line(stage: &StageProgram, index: usize, instruction: &Instruction) -> String {
+fn instruction_line(stage: &StageProgram, index: usize, instruction: &Instruction) -> String {
     let operation = &*instruction.operation;
-    let what = match operation {
+    let operation_text = match operation {
         Operation::Compute { accumulate: true, .. } => format!("{} +=", operation.kind()),
         Operation::Collective { group, bytes, .. } => {
             format!("{} {} {bytes}", operation.kind(), stage.groups[group.0 as usize])
@@ -60,13 +60,13 @@ fn line(stage: &StageProgram, index: usize, instruction: &Instruction) -> String
         _ => operation.kind().to_string(),
     };
     let micro_batch = instruction.micro_batch.map_or(String::new(), |index| format!("mb{index}"));
-    let mut text = format!("{index:>6}  {what:<38} {:<36} {micro_batch:<5}", stage.name_of(instruction));
-    list(&mut text, stage, "reads", &instruction.reads);
-    list(&mut text, stage, "writes", &instruction.writes);
+    let mut text = format!("{index:>6}  {operation_text:<38} {:<36} {micro_batch:<5}", stage.name_of(instruction));
+    operands(&mut text, stage, "reads", &instruction.reads);
+    operands(&mut text, stage, "writes", &instruction.writes);
     let stream = match &stage.streams[instruction.stream.0 as usize] {
-        crate::Stream::Group(group) => stage.groups[group.0 as usize].to_string(),
-        crate::Stream::SendTo(peer) => peer_name(stage, "to", *peer),
-        crate::Stream::ReceiveFrom(peer) => peer_name(stage, "from", *peer),
+        Stream::Group(group) => stage.groups[group.0 as usize].to_string(),
+        Stream::SendTo(peer) => peer_name(stage, "to", *peer),
+        Stream::ReceiveFrom(peer) => peer_name(stage, "from", *peer),
         other => other.to_string(),
     };
     // Writing to a String cannot fail.
@@ -78,7 +78,7 @@ fn line(stage: &StageProgram, index: usize, instruction: &Instruction) -> String
     text
 }
 
-/// A peer in words: its stage, and where it is not the one of the same position which of the list's peers there.
+/// A peer in words: its stage, and its index in `peers` if the two stages have different meshes.
 fn peer_name(list: &StageProgram, direction: &str, peer: PeerId) -> String {
     let Some(known) = list.peers.get(peer.0 as usize) else { return format!("{direction} peer {}", peer.0) };
     match known.ranks {
@@ -87,14 +87,13 @@ fn peer_name(list: &StageProgram, direction: &str, peer: PeerId) -> String {
     }
 }
 
-fn list(text: &mut String, stage: &StageProgram, title: &str, buffers: &[BufferId]) {
+fn operands(text: &mut String, stage: &StageProgram, title: &str, buffers: &[BufferId]) {
     if buffers.is_empty() {
         return;
     }
     let _ = write!(text, " {title}");
     for &id in buffers {
         let buffer = stage.buffer(id);
-        let place = buffer.offset.count();
-        let _ = write!(text, " {}#{}@{place}", buffer.name, id.0);
+        let _ = write!(text, " {}#{}@{}", buffer.name, id.0, buffer.offset.count());
     }
 }

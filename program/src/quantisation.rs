@@ -1,53 +1,57 @@
-//! Operands of eight bits: a compiler pass over a graph that is shared out and fused. The products of the blocks that a model repeats, its
-//! stack's linear layers but for the routers of its experts, read copies of what they read before, E4M3 of activations and weights and E5M2 of gradients (Micikevicius et al.
-//! 2022), made by operators of their own. All else stays as it is: attention, norms, experts, convolutions, the embedding and the head, as
-//! in NVIDIA's Transformer Engine.
+//! Quantisation: giving matrix products eight-bit operands. A compiler pass after sharding and
+//! fusion.
 //!
-//! Each rank scales what it has of a tensor by a power of two, from the largest element that is there (current scaling). No rank asks
-//! another: a power of two changes no number's mantissa, so but for numbers too small for the format a layout rounds as another does. What
-//! products sum over must lie together in both operands (Hopper's tensor cores take nothing else of eight bits), so tensors are written as
-//! they lie, transposed, or both in one pass. Copies of a weight are the same for all micro-batches, and made once a step
-//! ([`Role::OfParameter`]). Which of them is not read in a list's order of passes is not known here: the compiler leaves it out afterwards.
+//! It changes the linear layers of a model's repeated blocks, except for the routers of experts.
+//! They read copies of their operands, in E4M3 for activations and weights and in E5M2 for
+//! gradients (Micikevicius et al. 2022). New operators make the copies. Attention, norms, experts,
+//! convolutions, the embedding and the head stay as they are, as in NVIDIA's Transformer Engine.
+//!
+//! Each rank scales its part of a tensor by a power of two, chosen from the largest element in that
+//! part (current scaling). Ranks need not agree on the factor: a power of two changes no mantissa,
+//! so all layouts round alike, except for numbers too small for the format.
+//!
+//! Hopper's eight-bit tensor cores want the dimension that a product sums over to be contiguous in
+//! both operands. So a copy is written straight, transposed, or both in one pass. Copies of a
+//! weight are the same for all micro-batches and made once in a step ([`Role::OfParameter`]). A
+//! later pass removes copies that no instruction reads (`compile/unread.rs`).
 
 use crate::placement::{Placement, Placements};
 use crate::plan::PlanError;
-use crate::strategy::{Origin, Sharding};
+use crate::strategy::{OperatorSource, Sharding};
 use foretell_models::{
     Dimension, EXPERTS, EightBits, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Storage,
     Tensor, TensorId, WeightLayout,
 };
 
-/// What sizes of products are multiples of: rows of operands then begin at multiples of sixteen bytes, which tensor cores want. Looked at are a
-/// layer's whole inputs and outputs; a rank's share of them, and the rows that a weight's gradient sums over, may be others, and then
-/// devices make sixteen bits of the operands again.
+/// The divisor of a product's inputs and outputs: rows of operands then start at multiples of 16
+/// bytes, as tensor cores want. The check is on the whole layer. If a rank's shard, or the rows
+/// that a weight's gradient sums over, are no multiple of it, the device widens the operands to
+/// sixteen bits.
 const GRANULE: usize = 16;
 
-/// Gives the products of a stack operands of eight bits.
+/// Gives the products of a graph's repeated blocks eight-bit operands.
 ///
 /// # Errors
-/// [`PlanError::Invalid`] where the model has no product that takes them.
+/// [`PlanError::Invalid`] if the model has no product that can have them.
 pub(crate) fn quantise(graph: Graph, sharding: Sharding) -> Result<(Graph, Sharding), PlanError> {
     let products: Vec<Product> =
         (0..graph.operators.len()).filter_map(|index| Product::find(&graph, OperatorId(index))).collect();
     if products.is_empty() {
         return Err(PlanError::Invalid {
             field: "precision",
-            reason: format!(
-                "`{}` repeats no linear layer of at least {GRANULE} inputs and outputs in multiples of that",
-                graph.name
-            ),
+            reason: format!("`{}` repeats no linear layer whose inputs and outputs are multiples of {GRANULE}", graph.name),
             hint: "use `precision: bf16`".into(),
         });
     }
     let mut pass =
-        Quantisation { added: vec![Vec::new(); graph.operators.len()], made: Vec::new(), placed: Vec::new(), graph, sharding };
+        Quantisation { added: vec![Vec::new(); graph.operators.len()], known: Vec::new(), placed: Vec::new(), graph, sharding };
     for product in &products {
         pass.product(product);
     }
     Ok(pass.finish())
 }
 
-/// A product and its gradients, where the graph has them.
+/// A product, and its gradients if the graph has them.
 struct Product {
     forward: OperatorId,
     input_gradient: Option<OperatorId>,
@@ -62,7 +66,7 @@ impl Product {
         let is_trained = matches!(graph.tensor(operator.inputs.get(1)?.tensor).role, Role::Parameter(_));
         let size = |role: Extent| operator.loops.iter().filter(|one| one.role == role).map(|one| one.extent).product::<usize>();
         let fits = [Extent::Columns, Extent::Contracted].into_iter().all(|role| size(role).is_multiple_of(GRANULE));
-        // Which expert a token goes to turns on small differences.
+        // The choice of experts depends on small differences, so routers are not quantised.
         let routes = operator.loops.iter().any(|one| one.role == Extent::Columns && one.name == EXPERTS);
         if !is_trained || !fits || routes || !graph.blocks[operator.block].recomputable {
             return None;
@@ -83,7 +87,7 @@ impl Product {
     }
 }
 
-/// A tensor's copies in eight bits.
+/// The eight-bit copies of a tensor.
 #[derive(Clone, Copy)]
 struct Copies {
     factor: TensorId,
@@ -91,41 +95,42 @@ struct Copies {
     transposed: TensorId,
 }
 
-/// Which copies of which tensor, as found where: what several products share is made once.
+/// The identity of a quantisation: products with equal ones share its copies.
 #[derive(Clone, Copy, PartialEq)]
-struct Made {
+struct QuantisationKey {
     tensor: TensorId,
     placements: Placements,
     block: usize,
     pass: Pass,
     format: EightBits,
-    /// Dimensions that are rows.
+    /// The number of leading dimensions that are the rows of the matrix.
     rows: usize,
     straight: bool,
     transposed: bool,
 }
 
-/// What is asked for.
-struct Wanted<'a> {
+/// The copies that a product needs of an operand.
+struct WantedCopies<'a> {
     operand: &'a Operand,
     format: EightBits,
     straight: bool,
     transposed: bool,
 }
 
-/// A graph that is being changed.
+/// A graph under quantisation.
 struct Quantisation {
     graph: Graph,
     sharding: Sharding,
-    /// Before each operator, the operators that are added there.
+    /// By operator: the new operators just before it, with the placements of their operands.
     added: Vec<Vec<(Operator, Placements)>>,
-    /// Each with the operator before which it is made.
-    made: Vec<(Made, Copies, OperatorId)>,
-    /// How each tensor that is added lies.
+    /// The quantisations so far, each with its copies and the operator before which it is added.
+    known: Vec<(QuantisationKey, Copies, OperatorId)>,
+    /// The placements of each new tensor.
     placed: Vec<Placements>,
 }
 
 impl Quantisation {
+    /// Quantises the operands of a product and of its gradients.
     fn product(&mut self, product: &Product) {
         let Product { forward, input_gradient, weight_gradient, layout } = *product;
         let operator = self.graph.operators[forward.0].clone();
@@ -139,26 +144,27 @@ impl Quantisation {
             WeightLayout::OutIn => rows(&w, &[Extent::Columns]),
             WeightLayout::InOut => rows(&w, &[Extent::Contracted]),
         };
-        // Tensors are numbered alike whatever the mesh is, so all that there may be are added.
-        let of_x = self.copies(x.tensor, x_rows);
-        let of_x_again = self.copies(x.tensor, x_rows);
-        let of_w = self.copies(w.tensor, w_rows);
+        // Tensor ids must not depend on the mesh, so all tensors that may be needed are added.
+        let x_copies = self.copies(x.tensor, x_rows);
+        let x_copies_for_gradient = self.copies(x.tensor, x_rows);
+        let w_copies = self.copies(w.tensor, w_rows);
         let upstream = input_gradient.or(weight_gradient).map(|id| self.graph.operators[id.0].inputs[0].clone());
-        let of_dy = upstream.as_ref().map(|dy| (dy, self.copies(dy.tensor, x_rows)));
+        let dy_copies = upstream.as_ref().map(|dy| (dy, self.copies(dy.tensor, x_rows)));
 
-        // What must be gathered for the product is gathered again for the weight's gradient: the parts that ranks keep are smaller.
+        // An input that is gathered for the product is gathered again for the weight's gradient,
+        // since the shards that ranks keep meanwhile are smaller.
         let is_kept = self.sharding.settled(x.tensor) == self.sharding.wanted(forward, &x);
         let keeps_transposed = is_kept && weight_gradient.is_some();
-        let wanted = Wanted { operand: &x, format: EightBits::E4M3, straight: true, transposed: keeps_transposed };
-        let of_x = self.make(forward, forward, &wanted, x_rows, of_x);
+        let wanted = WantedCopies { operand: &x, format: EightBits::E4M3, straight: true, transposed: keeps_transposed };
+        let x_copies = self.quantise(forward, forward, &wanted, x_rows, x_copies);
         let straight_forward = layout == WeightLayout::OutIn;
-        let wanted = Wanted {
+        let wanted = WantedCopies {
             operand: &w,
             format: EightBits::E4M3,
             straight: straight_forward || input_gradient.is_some(),
             transposed: !straight_forward || input_gradient.is_some(),
         };
-        let of_w = self.make(forward, forward, &wanted, w_rows, of_w);
+        let w_copies = self.quantise(forward, forward, &wanted, w_rows, w_copies);
         let copy_of = |operand: &Operand, copies: &Copies, split: usize, is_straight: bool| {
             if is_straight {
                 Operand { tensor: copies.straight, axes: operand.axes.clone() }
@@ -174,38 +180,39 @@ impl Quantisation {
         if let OperatorKind::Matmul { activation, .. } = changed.kind {
             changed.kind = OperatorKind::EightBitMatmul { activation };
         }
-        let operands = [copy_of(&x, &of_x, x_rows, true), copy_of(&w, &of_w, w_rows, straight_forward)];
-        changed.inputs = with(operands, [&of_x, &of_w], &operator.inputs[2..]);
+        let operands = [copy_of(&x, &x_copies, x_rows, true), copy_of(&w, &w_copies, w_rows, straight_forward)];
+        changed.inputs = with(operands, [&x_copies, &w_copies], &operator.inputs[2..]);
 
-        let (Some((dy, of_dy)), Some(first)) = (of_dy, input_gradient.or(weight_gradient)) else { return };
-        let wanted = Wanted {
+        let (Some((dy, dy_copies)), Some(first)) = (dy_copies, input_gradient.or(weight_gradient)) else { return };
+        let wanted = WantedCopies {
             operand: dy,
             format: EightBits::E5M2,
             straight: input_gradient.is_some(),
             transposed: weight_gradient.is_some(),
         };
-        let of_dy = self.make(first, first, &wanted, x_rows, of_dy);
+        let dy_copies = self.quantise(first, first, &wanted, x_rows, dy_copies);
         if let Some(id) = input_gradient {
-            let operands = [copy_of(dy, &of_dy, x_rows, true), copy_of(&w, &of_w, w_rows, !straight_forward)];
+            let operands = [copy_of(dy, &dy_copies, x_rows, true), copy_of(&w, &w_copies, w_rows, !straight_forward)];
             let changed = &mut self.graph.operators[id.0];
             changed.kind = OperatorKind::EightBitMatmulInputGradient;
-            changed.inputs = with(operands, [&of_dy, &of_w], &changed.inputs[2..]);
+            changed.inputs = with(operands, [&dy_copies, &w_copies], &changed.inputs[2..]);
         }
         if let Some(id) = weight_gradient {
-            let of_x = if is_kept {
-                of_x
+            let x_copies = if is_kept {
+                x_copies
             } else {
-                let wanted = Wanted { operand: &x, format: EightBits::E4M3, straight: false, transposed: true };
-                self.make(id, forward, &wanted, x_rows, of_x_again)
+                let wanted = WantedCopies { operand: &x, format: EightBits::E4M3, straight: false, transposed: true };
+                self.quantise(id, forward, &wanted, x_rows, x_copies_for_gradient)
             };
-            let operands = [copy_of(dy, &of_dy, x_rows, false), copy_of(&x, &of_x, x_rows, false)];
+            let operands = [copy_of(dy, &dy_copies, x_rows, false), copy_of(&x, &x_copies, x_rows, false)];
             let changed = &mut self.graph.operators[id.0];
             changed.kind = OperatorKind::EightBitMatmulWeightGradient(layout);
-            changed.inputs = with(operands, [&of_dy, &of_x], &[]);
+            changed.inputs = with(operands, [&dy_copies, &x_copies], &[]);
         }
     }
 
-    /// New tensors for a tensor's copies, of which the first dimensions are the rows.
+    /// Adds the tensors for the copies of a tensor whose first `rows` dimensions are the rows of
+    /// the matrix.
     fn copies(&mut self, tensor: TensorId, rows: usize) -> Copies {
         let Tensor { name, role, dimensions, .. } = self.graph.tensor(tensor).clone();
         let role = match role {
@@ -224,26 +231,36 @@ impl Quantisation {
         }
     }
 
-    /// Adds the operator that makes copies before `place`, of what `reader` reads as it wants it, if there is none that does.
-    fn make(&mut self, place: OperatorId, reader: OperatorId, wanted: &Wanted<'_>, rows: usize, copies: Copies) -> Copies {
-        let Wanted { operand, format, straight, transposed } = *wanted;
+    /// The copies of an operand in the placements in which `reader` reads it. Adds the operator
+    /// that makes them before `position`, unless an equal one is there.
+    fn quantise(
+        &mut self,
+        position: OperatorId,
+        reader: OperatorId,
+        wanted: &WantedCopies<'_>,
+        rows: usize,
+        copies: Copies,
+    ) -> Copies {
+        let WantedCopies { operand, format, straight, transposed } = *wanted;
         let tensor = operand.tensor;
         let placements = self.sharding.wanted(reader, operand);
-        let Operator { name, block, pass, .. } = self.graph.operators[place.0].clone();
-        let made = Made { tensor, placements, block, pass, format, rows, straight, transposed };
-        if let Some((_, known, before)) = self.made.iter_mut().find(|(known, ..)| *known == made) {
-            // Gradients come in the other order than what they are gradients of.
-            if place < *before {
-                let factor = known.factor;
-                let is_it =
+        let Operator { name, block, pass, .. } = self.graph.operators[position.0].clone();
+        let key = QuantisationKey { tensor, placements, block, pass, format, rows, straight, transposed };
+        if let Some((_, made, before)) = self.known.iter_mut().find(|(known, ..)| *known == key) {
+            // Products are visited in the order of the forward pass, so their gradients from the
+            // last to the first: the first reader may come later in this loop.
+            if position < *before {
+                let factor = made.factor;
+                let makes_it =
                     |(operator, _): &(Operator, Placements)| operator.outputs.first().is_some_and(|one| one.tensor == factor);
-                let there = std::mem::replace(before, place);
-                let (moved, stays) = std::mem::take(&mut self.added[there.0]).into_iter().partition(is_it);
-                (self.added[there.0], self.added[place.0]) = (stays, [std::mem::take(&mut self.added[place.0]), moved].concat());
+                let old = std::mem::replace(before, position);
+                let (moved, stays) = std::mem::take(&mut self.added[old.0]).into_iter().partition(makes_it);
+                (self.added[old.0], self.added[position.0]) =
+                    (stays, [std::mem::take(&mut self.added[position.0]), moved].concat());
             }
-            return *known;
+            return *made;
         }
-        self.made.push((made, copies, place));
+        self.known.push((key, copies, position));
         let dimensions = &self.graph.tensor(tensor).dimensions;
         let role = |index: usize| if index < rows { Extent::Rows } else { Extent::Columns };
         let one_loop =
@@ -257,48 +274,48 @@ impl Quantisation {
             outputs.push(Operand { tensor: copies.straight, axes: axes.clone() });
         }
         if transposed {
-            self.placed[copies.transposed.0 - first] = turned(placements, axes.len(), rows);
+            self.placed[copies.transposed.0 - first] = transposed_placements(placements, axes.len(), rows);
             outputs.push(Operand { tensor: copies.transposed, axes: rotated(&axes, rows) });
         }
         let kind = OperatorKind::Quantise { format, straight, transposed };
         let inputs = vec![Operand { tensor, axes }];
-        self.added[place.0].push((Operator { name, kind, loops, inputs, outputs, block, pass, forward: None }, placements));
+        self.added[position.0].push((Operator { name, kind, loops, inputs, outputs, block, pass, forward: None }, placements));
         copies
     }
 
     /// Puts the new operators in their places.
     fn finish(self) -> (Graph, Sharding) {
         let Self { mut graph, sharding, added, placed, .. } = self;
-        let mut origins = Vec::new();
+        let mut sources = Vec::new();
         let mut operators = Vec::new();
         let mut renumbered = Vec::with_capacity(graph.operators.len());
         for (index, (operator, before)) in graph.operators.into_iter().zip(added).enumerate() {
             for (new, placements) in before {
                 operators.push(new);
-                origins.push(Origin::Added(placements));
+                sources.push(OperatorSource::Added(placements));
             }
             renumbered.push(OperatorId(operators.len()));
             operators.push(operator);
-            origins.push(Origin::Was(OperatorId(index)));
+            sources.push(OperatorSource::Original(OperatorId(index)));
         }
         for operator in &mut operators {
             operator.forward = operator.forward.map(|forward| renumbered[forward.0]);
         }
         graph.operators = operators;
-        (graph, sharding.with(&origins, &placed))
+        (graph, sharding.with(&sources, &placed))
     }
 }
 
-/// The dimensions of a matrix whose rows are the first `rows` of them, transposed.
+/// The dimensions of the transposed matrix, if the first `rows` dimensions are its rows.
 fn rotated<T: Clone>(dimensions: &[T], rows: usize) -> Vec<T> {
     let (rows, columns) = dimensions.split_at(rows);
     [columns, rows].concat()
 }
 
-/// How that matrix lies when it is transposed.
-fn turned(placements: Placements, dimensions: usize, rows: usize) -> Placements {
-    placements.sharded_axes().fold(placements, |turned, axis| match placements.get(axis) {
-        Placement::Shard(dimension) => turned.with(axis, Placement::Shard((dimension + dimensions - rows) % dimensions)),
-        _ => turned,
+/// The placements of the transposed matrix.
+fn transposed_placements(placements: Placements, dimensions: usize, rows: usize) -> Placements {
+    placements.sharded_axes().fold(placements, |transposed, axis| match placements.get(axis) {
+        Placement::Shard(dimension) => transposed.with(axis, Placement::Shard((dimension + dimensions - rows) % dimensions)),
+        _ => transposed,
     })
 }

@@ -1,19 +1,22 @@
-//! How long ago the memory that an instruction touches was last touched: what decides whether it is still in a processor's caches.
+//! Reuse distances: how many bytes a step touches between two uses of the same memory. They decide
+//! whether the memory is still in a processor's caches.
 //!
-//! A calibration that times a kernel on memory which is as long untouched as in the step finds it as near to the processor as the step
-//! does. Knows no caches and no durations. The host's memory lies behind the device's as if they were one, as a processor's are.
+//! A calibration that times a kernel on memory with the reuse distances of the step finds it as
+//! close to the processor as the step does. This module knows no caches and no durations. It treats
+//! the host's arena as the continuation of the device's, since on a CPU they are one memory.
 
 use crate::program::{Buffer, MemoryKind, StageProgram};
 use foretell_units::Bytes;
 
-/// The arena is looked at in so many parts at most.
+/// The most parts that the arena is divided into.
 const MOST_PARTS: u64 = 4096;
 
-/// Parts are not smaller: a page.
+/// The smallest size of a part: a page.
 const LEAST_PART: u64 = 4096;
 
-/// Of each instruction's reads and then writes the bytes that the stage's instructions have touched since the last touch, in the order of the
-/// list and round the end of the step; the mean over an operand's parts.
+/// The reuse distances of each instruction's reads, then writes: the bytes that the list touches
+/// between the last use of the operand and this one, as a mean over the operand's parts. At the
+/// start of a step, the last uses are those of the step before.
 pub fn reuse_distances(stage: &StageProgram) -> Vec<Vec<Bytes>> {
     let all = stage.arena + stage.host_arena;
     let part = (all.count() / MOST_PARTS).max(LEAST_PART);
@@ -25,7 +28,7 @@ pub fn reuse_distances(stage: &StageProgram) -> Vec<Vec<Bytes>> {
     let mut touched = vec![None::<u64>; parts];
     let mut now = 0u64;
     let mut distances = Vec::new();
-    // The first time round finds who touched what last in the step before.
+    // The first round finds the last uses in the step before.
     for round in 0..2 {
         for instruction in &stage.instructions {
             let operands = || instruction.reads.iter().chain(&instruction.writes).map(|&id| stage.buffer(id));
@@ -62,7 +65,7 @@ mod tests {
     use foretell_models::{Mlp, Model};
 
     #[test]
-    fn what_was_just_made_is_near_and_weights_are_a_step_away() {
+    fn fresh_results_are_near_and_weights_are_a_step_away() {
         let model = Model::Mlp(Mlp { widths: vec![4096, 4096, 4096, 4096] });
         let plan = Plan::new(Layout { micro_batch: 64, ..Layout::default() }, 64);
         let compiled = compile(&model, "m", &plan).expect("a plan that fits");
@@ -72,7 +75,7 @@ mod tests {
         let products: Vec<usize> =
             (0..distances.len()).filter(|&at| stage.instructions[at].operation.kind() == "matmul").collect();
         let [activation, weight] = [distances[products[1]][0], distances[products[1]][1]];
-        assert!(activation < Bytes::new(1 << 20), "the second product reads what the first just wrote: {activation}");
-        assert!(weight > Bytes::new(64 << 20), "its weight was last touched by the update of the step before: {weight}");
+        assert!(activation < Bytes::new(1 << 20), "the second product reads the result of the first: {activation}");
+        assert!(weight > Bytes::new(64 << 20), "its weight was last touched by the update of the previous step: {weight}");
     }
 }

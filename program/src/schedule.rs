@@ -1,13 +1,13 @@
-//! Pipeline schedules. A schedule says on which stage each chunk of the model lies, and orders the passes
-//! of every stage, given the numbers of stages, micro-batches and chunks.
+//! Pipeline schedules. A schedule says on which stage each chunk of the model lies, and orders the
+//! passes of every stage, given the numbers of stages, micro-batches and chunks.
 //!
-//! Code outside this module and its children names no schedule: it asks for a property. Schedules with a
-//! closed form are written out ([`lists`]). The others are the result of a simulation with unit durations
-//! ([`greedy`]). A new schedule is a variant of [`Schedule`], an entry of [`Schedule::ALL`], and an arm in
-//! each method that the compiler asks for.
+//! The compiler, the simulator, the executor and the planner name no schedule: they ask for a
+//! property. Schedules with a closed form are written out ([`lists`]). The others are the result of
+//! a simulation with unit durations ([`greedy`]). A new schedule is a variant of [`Schedule`], an
+//! entry of [`Schedule::ALL`], and an arm in each method that the compiler asks for.
 //!
-//! Every schedule is tested for deadlock, for running each pass once and in dependency order, and for its
-//! stated bound on the activations that a stage holds.
+//! Every schedule is tested for deadlock, for running each pass once and in dependency order, and
+//! for its stated bound on the activations that a stage holds.
 
 mod greedy;
 mod lists;
@@ -25,23 +25,24 @@ pub enum Schedule {
     /// All forward passes, then all backward passes (Huang et al. 2019).
     #[serde(rename = "gpipe")]
     Gpipe,
-    /// One forward, one backward once the pipeline is full (Narayanan et al. 2019, 2021): as long as
-    /// GPipe, with less memory.
+    /// One forward, one backward once the pipeline is full (Narayanan et al. 2019, 2021): as long
+    /// as GPipe, with less memory.
     #[default]
     #[serde(rename = "1f1b")]
     OneForwardOneBackward,
-    /// 1F1B with several chunks of the model on each stage, dealt out in turn (Narayanan et al. 2021). The
-    /// pipeline fills and drains a chunk at a time, so its bubble is divided by the number of chunks.
+    /// 1F1B with several chunks of the model on each stage, dealt out in turn (Narayanan et al.
+    /// 2021). The pipeline fills and drains a chunk at a time, so its bubble is divided by the
+    /// number of chunks.
     #[serde(rename = "interleaved")]
     Interleaved,
-    /// 1F1B whose weight gradients are postponed into the bubbles (ZB-H1; Qi et al. 2024, "Zero Bubble
-    /// Pipeline Parallelism"). If all passes take equally long it has a third of 1F1B's bubble, and no
-    /// stage holds more than 1F1B's first stage.
+    /// 1F1B whose weight gradients are postponed into the bubbles (ZB-H1; Qi et al. 2024, "Zero
+    /// Bubble Pipeline Parallelism"). If all passes take equally long it has a third of 1F1B's
+    /// bubble, and no stage holds more than 1F1B's first stage.
     #[serde(rename = "zb-h1")]
     ZeroBubbleH1,
-    /// Two chunks on each stage, down the stages and up again, with separate weight gradients (ZB-V; Qi et
-    /// al. 2024, "Pipeline Parallelism with Controllable Memory"). If all passes take equally long its only
-    /// bubble is that of filling the pipeline, within 1F1B's memory.
+    /// Two chunks on each stage, down the stages and up again, with separate weight gradients
+    /// (ZB-V; Qi et al. 2024, "Pipeline Parallelism with Controllable Memory"). If all passes take
+    /// equally long its only bubble is that of filling the pipeline, within 1F1B's memory.
     #[serde(rename = "zb-v")]
     ZeroBubbleV,
 }
@@ -60,8 +61,8 @@ pub enum StagePass {
 }
 
 impl StagePass {
-    /// Whether this is the last pass of a micro-batch through a chunk, after which no activation of it is
-    /// held.
+    /// Whether this is the last pass of a micro-batch through a chunk, after which no activation of
+    /// it is held.
     pub const fn is_last(self) -> bool {
         matches!(self, StagePass::Backward | StagePass::WeightGradient)
     }
@@ -79,7 +80,8 @@ pub struct Task {
 }
 
 impl Task {
-    /// Whether this is a forward pass and `other` the backward pass of the same micro-batch and chunk.
+    /// Whether this is a forward pass and `other` the backward pass of the same micro-batch and
+    /// chunk.
     pub fn returns_with(&self, other: &Task) -> bool {
         let turns_back = self.pass == StagePass::Forward && other.pass != StagePass::Forward;
         turns_back && (self.micro_batch, self.chunk) == (other.micro_batch, other.chunk)
@@ -126,7 +128,8 @@ impl Schedule {
         self.chunks().contains(&chunks)
     }
 
-    /// Whether the schedule orders any number of chunks. With one chunk it is then [`Self::of_one_chunk`].
+    /// Whether the schedule orders any number of chunks. With one chunk it is then
+    /// [`Self::of_one_chunk`].
     pub const fn allows_any_chunks(self) -> bool {
         *self.chunks().end() == usize::MAX
     }
@@ -146,14 +149,14 @@ impl Schedule {
         matches!(self, Schedule::Gpipe)
     }
 
-    /// Whether the schedule can be useful on a single stage: it holds no more there than any other, or it
-    /// postpones weight gradients that communication can run beside.
+    /// Whether the schedule can be useful on a single stage: it holds no more there than any other,
+    /// or it postpones weight gradients that communication can run beside.
     pub const fn is_useful_without_pipeline(self) -> bool {
         matches!(self, Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1)
     }
 
-    /// The number of micro-batches that go through the chunks as a group. A schedule with groups gains
-    /// little from numbers of micro-batches that are no multiple of it.
+    /// The number of micro-batches that go through the chunks as a group. A schedule with groups
+    /// gains little from numbers of micro-batches that are no multiple of it.
     pub const fn group_size(self, stages: usize) -> usize {
         if matches!(self, Schedule::Interleaved) { stages } else { 1 }
     }
@@ -194,8 +197,9 @@ impl Schedule {
         }
     }
 
-    /// Orders of fewer micro-batches, one of which equals [`Self::orders`] until every stage holds its most
-    /// activations. So the start of a long step costs no more to find than that of a short one.
+    /// Orders of fewer micro-batches, one of which equals [`Self::orders`] until every stage holds
+    /// its most activations. So the start of a long step costs no more to find than that of a short
+    /// one.
     pub fn beginnings(self, stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Vec<Task>>> {
         let few = self.few_micro_batches(stages, micro_batches);
         match self {
@@ -209,9 +213,9 @@ impl Schedule {
         if self.holds_all_micro_batches() {
             return micro_batches;
         }
-        // The steady state is reached with as many micro-batches as stages. Micro-batches left over from
-        // whole groups form a smaller group, so their number stays. Orders without groups depend on the
-        // number of micro-batches only after the last one has begun.
+        // The steady state is reached with as many micro-batches as stages. Micro-batches left over
+        // from whole groups form a smaller group, so their number stays. Orders without groups
+        // depend on the number of micro-batches only after the last one has begun.
         let left_over = micro_batches % self.group_size(stages);
         micro_batches.min(2 * stages + left_over)
     }
@@ -221,8 +225,8 @@ impl Schedule {
         self.orders(stages, micro_batches, chunks).swap_remove(stage)
     }
 
-    /// The most activations that a stage holds at once, counted in micro-batches of one chunk. Each is held
-    /// from its forward pass to its last pass.
+    /// The most activations that a stage holds at once, counted in micro-batches of one chunk. Each
+    /// is held from its forward pass to its last pass.
     pub fn in_flight_bound(self, stages: usize, micro_batches: usize, chunks: usize, stage: usize) -> usize {
         let bound = match self {
             Schedule::Gpipe => micro_batches,

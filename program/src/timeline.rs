@@ -1,5 +1,5 @@
-//! Timelines: when each instruction of a Program ran, whether foretold or measured. Both interpreters return this one type, keyed by
-//! the same instructions, so that they can be laid side by side.
+//! Timelines: when each instruction of a Program ran, predicted or measured. Both interpreters
+//! return this type, keyed by the same instructions, so that the two can be compared.
 
 use crate::mesh::Rank;
 use crate::program::InstructionId;
@@ -7,38 +7,38 @@ use foretell_units::Picoseconds;
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// One instruction's time.
+/// The time span of one instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Span {
-    /// Which instruction of the rank's stage.
+    /// The instruction of the rank's list.
     pub instruction: InstructionId,
-    /// When it began, from the start of the step.
+    /// The start, relative to that of the step.
     pub start: Picoseconds,
-    /// When it had finished.
+    /// The end, relative to the start of the step.
     pub end: Picoseconds,
 }
 
 impl Span {
-    /// How long it took.
+    /// The duration.
     pub fn duration(&self) -> Picoseconds {
         self.end.saturating_sub(self.start)
     }
 }
 
-/// One rank's step.
+/// The step of one rank.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RankTimeline {
-    /// Every instruction of the rank's stage once, in the order of the list.
+    /// The span of every instruction of the rank's list, in the order of the list.
     pub spans: Vec<Span>,
-    /// When the rank had finished its step.
+    /// The end of the rank's step.
     pub end: Picoseconds,
 }
 
-/// Where a timeline comes from.
+/// The source of a timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
-    /// The simulator foretold it.
+    /// The simulator predicted it.
     Predicted,
     /// The executor measured it.
     Measured,
@@ -47,14 +47,14 @@ pub enum Origin {
 /// One step of a run: every rank's spans.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeline {
-    /// Where it comes from.
+    /// The source.
     pub origin: Origin,
-    /// By rank. Ranks that were simulated as one share theirs.
+    /// The timeline of each rank. Ranks that were simulated as one share it.
     pub ranks: Vec<Arc<RankTimeline>>,
 }
 
 impl Timeline {
-    /// How long the step took: until the last rank had finished.
+    /// The duration of the step: the end of the last rank.
     pub fn step(&self) -> Picoseconds {
         self.ranks.iter().map(|rank| rank.end).max().unwrap_or_default()
     }

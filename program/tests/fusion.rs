@@ -1,5 +1,6 @@
-//! What is fused into products, and where it is not: who else reads what lies in between, ranks that lay it out otherwise, a policy that keeps one and
-//! makes the other again, another stack.
+//! Fusion into matrix products, and the cases without it: other readers of the intermediate result,
+//! other shards, a recomputation policy that keeps only the product's result, another software
+//! stack.
 
 use foretell_models::{Activation, Kernel, Model};
 use foretell_program::{Keep, Kept, Layout, Operation, Plan, Recompute, Stack, StageProgram, compile};
@@ -19,9 +20,9 @@ fn plan(layout: Layout) -> Plan {
     Plan::new(Layout { micro_batch: 2, ..layout }, batch)
 }
 
-/// The kernels of the first list, training and evaluation.
+/// The kernels of the first list of training and of evaluation.
 fn kernels(model: &Model, plan: &Plan) -> [Vec<Kernel>; 2] {
-    let compiled = compile(model, "model", plan).expect("it can be laid out");
+    let compiled = compile(model, "model", plan).expect("a plan that fits");
     let of = |list: &StageProgram| {
         let kernel = |one: &foretell_program::Instruction| match *one.operation {
             Operation::Compute { kernel, .. } => Some(kernel),
@@ -32,8 +33,9 @@ fn kernels(model: &Model, plan: &Plan) -> [Vec<Kernel>; 2] {
     [of(&compiled.training.lists[0]), of(&compiled.evaluation.lists[0])]
 }
 
-/// How many products have a GELU, of which so many leave what it is applied to; GELUs apart; gradients through one; those apart; gradients of biases in
-/// their product; those apart.
+/// The numbers of: products with a GELU, those of them that also store its argument, separate
+/// GELUs, products with a GELU's gradient, separate GELU gradients, products with a bias gradient,
+/// separate bias gradients.
 fn counts(kernels: &[Kernel]) -> [usize; 7] {
     let count = |is: fn(&Kernel) -> bool| kernels.iter().filter(|kernel| is(kernel)).count();
     [
@@ -48,38 +50,39 @@ fn counts(kernels: &[Kernel]) -> [usize; 7] {
 }
 
 #[test]
-fn a_products_gelu_and_both_its_gradients_are_the_products() {
+fn gelus_and_gradients_of_gelus_and_biases_merge_into_products() {
     let [training, evaluation] = kernels(&gpt(), &plan(Layout::default()));
-    // What is learnt of positions is added as a bias is, and to no product.
+    // Learned positions are added by a bias kernel, which follows no product.
     assert_eq!(counts(&training), [2, 2, 0, 2, 0, 8, 1]);
-    // Nobody wants what it is applied to.
+    // In evaluation, no operator reads the argument of a GELU.
     assert_eq!(counts(&evaluation), [2, 0, 0, 0, 0, 0, 0]);
 }
 
 #[test]
-fn ranks_that_share_out_what_is_contracted_sum_before_a_bias_and_not_before_a_gelu() {
+fn with_tensor_parallelism_biases_after_partial_sums_stay_separate() {
     let [training, _] = kernels(&gpt(), &plan(Layout { tensor: 2, ..Layout::default() }));
-    // A bias after such a sum has its gradient on every rank whole, its weight's not.
+    // The gradient of a bias after a reduced sum is whole on every rank, but that of the weight is
+    // sharded.
     assert_eq!(counts(&training), [2, 2, 0, 2, 0, 4, 5]);
     let layout = Layout { tensor: 2, sequence_parallel: true, ..Layout::default() };
     assert_eq!(counts(&kernels(&gpt(), &plan(layout))[0]), [2, 2, 0, 2, 0, 4, 5]);
 }
 
 #[test]
-fn the_gelu_of_the_error_function_stays_apart() {
+fn exact_gelus_stay_separate() {
     let [training, _] = kernels(&bert(), &plan(Layout::default()));
-    let [fused, _, apart, gradients, gradients_apart, ..] = counts(&training);
+    let [fused, _, separate, gradients, separate_gradients, ..] = counts(&training);
     assert_eq!([fused, gradients], [0, 0]);
-    assert!(apart == gradients_apart && apart > 2);
+    assert!(separate == separate_gradients && separate > 2);
 }
 
 #[test]
-fn where_products_are_kept_and_gelus_made_again_they_stay_apart() {
+fn recomputed_gelus_of_kept_products_stay_separate() {
     let kept = |kinds: &[Keep]| {
         let recompute = Recompute::AllBut(Kept::from(kinds.to_vec()));
         counts(&kernels(&gpt(), &plan(Layout { recompute, ..Layout::default() }))[0])
     };
-    // Forward, and again.
+    // Each GELU runs in the forward pass and in the recomputation.
     assert_eq!(kept(&[Keep::Products])[..5], [0, 0, 4, 2, 0]);
     assert_eq!(kept(&[Keep::Attention])[..5], [4, 4, 0, 2, 0]);
     let full = kernels(&gpt(), &plan(Layout { recompute: Recompute::Full, ..Layout::default() }));
@@ -87,16 +90,17 @@ fn where_products_are_kept_and_gelus_made_again_they_stay_apart() {
 }
 
 #[test]
-fn what_other_stacks_fuse_is_in_their_profiles() {
+fn other_stacks_have_no_optional_fusions() {
     let other = Plan { stack: Stack::new("megatron-core"), ..plan(Layout::default()) };
     assert_eq!(counts(&kernels(&gpt(), &other)[0]), [0, 0, 2, 0, 2, 0, 9]);
 }
 
 #[test]
-fn a_weight_of_two_products_has_its_biases_gradient_apart() {
-    // BERT's decoder is its embedding. What is learnt of positions is added as a bias is.
+fn the_bias_gradient_of_a_shared_weight_stays_separate() {
+    // BERT's decoder shares the embedding's weight. The second separate gradient is that of learned
+    // positions.
     let [training, _] = kernels(&bert(), &plan(Layout::default()));
-    let [.., fused, apart] = counts(&training);
+    let [.., fused, separate] = counts(&training);
     assert!(fused > 0);
-    assert_eq!(apart, 2);
+    assert_eq!(separate, 2);
 }

@@ -1,7 +1,10 @@
-//! What a plan says of single operators (`layout.operators`): what is laid out then, and what is refused.
+//! Choices of a plan for single operators (`layout.operators`): the resulting layouts, and
+//! refusals.
 
 use foretell_models::{DropoutRate, Kernel, Mlp, Model, Resnet, Stem, Vgg};
-use foretell_program::{Axis, Collective, Layout, Operation, OperatorShares, Plan, PlanError, Share, StageProgram, compile};
+use foretell_program::{
+    Axis, Collective, Layout, Operation, OperatorPatterns, Plan, PlanError, ShardedPart, StageProgram, compile,
+};
 
 fn vgg() -> Model {
     Model::Vgg(Vgg {
@@ -21,14 +24,14 @@ fn resnet() -> Model {
     Model::Resnet(Resnet { depth: 18, stem: Stem::Small, image: 8, channels: 1, classes: 10, width: 4 })
 }
 
-fn plan(layout: Layout, operators: &[(&str, Share)]) -> Plan {
+fn plan(layout: Layout, operators: &[(&str, ShardedPart)]) -> Plan {
     let operators = operators.iter().copied().collect();
     let batch = layout.data * layout.micro_batch;
     Plan::new(Layout { operators, ..layout }, batch)
 }
 
 fn list(model: &Model, plan: &Plan) -> StageProgram {
-    compile(model, "model", plan).expect("it can be laid out").training.lists.remove(0)
+    compile(model, "model", plan).expect("a plan that fits").training.lists.remove(0)
 }
 
 fn kernels(list: &StageProgram) -> impl Iterator<Item = (&str, Kernel)> {
@@ -39,24 +42,24 @@ fn kernels(list: &StageProgram) -> impl Iterator<Item = (&str, Kernel)> {
 }
 
 /// The collectives over `tensor` alone, each with the tensor's name.
-fn exchanges(list: &StageProgram) -> Vec<(&str, Collective)> {
-    let mut exchanges = Vec::new();
+fn collectives(list: &StageProgram) -> Vec<(&str, Collective)> {
+    let mut collectives = Vec::new();
     for one in &list.instructions {
         if let Operation::Collective { kind, group, .. } = *one.operation
             && list.groups[group.0 as usize].axes == [Axis::Tensor]
         {
-            exchanges.push((list.name_of(one), kind));
+            collectives.push((list.name_of(one), kind));
         }
     }
-    exchanges
+    collectives
 }
 
-/// Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks": convolutions have most of the work and few parameters,
-/// products most of the parameters and little work.
+/// Krizhevsky 2014, "One weird trick for parallelizing convolutional neural networks": convolutions
+/// have most of the work and few parameters, products have most of the parameters and little work.
 #[test]
-fn convolutions_share_samples_and_products_share_features_over_the_same_ranks() {
+fn convolutions_shard_samples_and_products_features_over_the_same_ranks() {
     let layout = Layout { tensor: 4, micro_batch: 8, ..Layout::default() };
-    let plan = plan(layout, &[("*", Share::Batch), ("classifier", Share::Outputs)]);
+    let plan = plan(layout, &[("*", ShardedPart::Batch), ("classifier", ShardedPart::Outputs)]);
     let list = list(&vgg(), &plan);
     for (name, kernel) in kernels(&list) {
         match kernel {
@@ -65,62 +68,63 @@ fn convolutions_share_samples_and_products_share_features_over_the_same_ranks() 
             _ => {}
         }
     }
-    let exchanges = exchanges(&list);
+    let collectives = collectives(&list);
     let of = |wanted: &str| -> Vec<Collective> {
-        exchanges.iter().filter(|(name, _)| *name == wanted).map(|&(_, kind)| kind).collect()
+        collectives.iter().filter(|(name, _)| *name == wanted).map(|&(_, kind)| kind).collect()
     };
-    // What the last pooling makes is gathered: once forward and, since the gathered samples are not kept, once for the gradient of the weight.
-    assert_eq!(of("features.20"), [Collective::AllGather; 2], "{exchanges:?}");
-    assert_eq!(of("features.20.gradient"), [Collective::ReduceScatter], "each rank gets the gradient of its own samples");
-    // Gradients of convolutions are summed over `tensor` as they are over `data`; those of products are not.
-    let reduced = exchanges.iter().filter(|(name, _)| name.starts_with("gradients")).count();
-    assert!(reduced >= 1, "{exchanges:?}");
+    // The output of the last pooling is gathered once in the forward pass, and once more for the
+    // weight's gradient, since the gathered samples are not kept.
+    assert_eq!(of("features.20"), [Collective::AllGather; 2], "{collectives:?}");
+    assert_eq!(of("features.20.gradient"), [Collective::ReduceScatter], "each rank receives the gradient of its own samples");
+    // Gradients of convolutions are summed over `tensor`, those of products are not.
+    let reduced = collectives.iter().filter(|(name, _)| name.starts_with("gradients")).count();
+    assert!(reduced >= 1, "{collectives:?}");
     let weight = |name: &str| list.buffers.iter().find(|one| &*one.name == name).map(|one| one.shape[0]);
     assert_eq!((weight("features.0.weight"), weight("classifier.0.weight")), (Some(4), Some(16)));
 }
 
 #[test]
-fn all_samples_over_tensor_are_data_parallelism() {
-    let everything = [("*", Share::Batch)];
+fn sharding_all_samples_over_tensor_is_data_parallelism() {
+    let everything = [("*", ShardedPart::Batch)];
     let tensor = list(&resnet(), &plan(Layout { tensor: 2, micro_batch: 8, ..Layout::default() }, &everything));
     let data = list(&resnet(), &Plan::new(Layout { data: 2, micro_batch: 4, ..Layout::default() }, 8));
     let own = |list: &StageProgram| {
-        // Samples are read whole along `tensor`, and cut.
-        let is_cut = |kernel: &Kernel| matches!(kernel, Kernel::Slice { .. });
-        kernels(list).filter(|(_, kernel)| !is_cut(kernel)).map(|(name, kernel)| (name.to_owned(), kernel)).collect::<Vec<_>>()
+        // Along `tensor`, every rank loads all samples and slices its own.
+        let is_slice = |kernel: &Kernel| matches!(kernel, Kernel::Slice { .. });
+        kernels(list).filter(|(_, kernel)| !is_slice(kernel)).map(|(name, kernel)| (name.to_owned(), kernel)).collect::<Vec<_>>()
     };
     assert_eq!(own(&tensor), own(&data));
-    let forward: Vec<_> = exchanges(&tensor).into_iter().filter(|(name, _)| !name.starts_with("gradients")).collect();
+    let forward: Vec<_> = collectives(&tensor).into_iter().filter(|(name, _)| !name.starts_with("gradients")).collect();
     assert_eq!(forward, [("batch statistics", Collective::AllReduce)]);
 }
 
 #[test]
-fn a_summed_output_goes_to_its_readers_as_all_of_them_want_it() {
-    let operators = [("*", Share::Whole), ("layer1.0.conv1", Share::Inputs), ("layer1.0.bn1", Share::Outputs)];
+fn a_sum_is_scattered_if_all_readers_want_the_same_shard() {
+    let operators = [("*", ShardedPart::Whole), ("layer1.0.conv1", ShardedPart::Inputs), ("layer1.0.bn1", ShardedPart::Outputs)];
     let list = list(&resnet(), &plan(Layout { tensor: 2, micro_batch: 2, ..Layout::default() }, &operators));
-    let exchanges = exchanges(&list);
+    let collectives = collectives(&list);
     let of = |wanted: &str| -> Vec<Collective> {
-        exchanges.iter().filter(|(name, _)| *name == wanted).map(|&(_, kind)| kind).collect()
+        collectives.iter().filter(|(name, _)| *name == wanted).map(|&(_, kind)| kind).collect()
     };
-    assert_eq!(of("layer1.0.conv1"), [Collective::ReduceScatter], "{exchanges:?}");
-    assert_eq!(of("layer1.0.bn1"), [Collective::AllGather], "{exchanges:?}");
+    assert_eq!(of("layer1.0.conv1"), [Collective::ReduceScatter], "{collectives:?}");
+    assert_eq!(of("layer1.0.bn1"), [Collective::AllGather], "{collectives:?}");
 }
 
 #[test]
-fn a_product_takes_the_bias_only_where_ranks_add_it_to_what_they_made() {
+fn a_bias_is_merged_only_into_a_product_with_the_same_shards() {
     let model = Model::Mlp(Mlp { widths: vec![8, 16, 16, 4] });
     let layout = || Layout { tensor: 2, micro_batch: 2, ..Layout::default() };
-    let biases = |operators: &[(&str, Share)]| -> Vec<String> {
+    let biases = |operators: &[(&str, ShardedPart)]| -> Vec<String> {
         let list = list(&model, &plan(layout(), operators));
         kernels(&list).filter(|(_, one)| matches!(one, Kernel::BiasAdd { .. })).map(|(name, _)| name.to_owned()).collect()
     };
-    assert_eq!(biases(&[("0", Share::Outputs), ("0.bias", Share::Outputs), ("2*", Share::Whole)]), [""; 0]);
-    assert_eq!(biases(&[("0", Share::Outputs), ("0.bias", Share::Batch), ("2*", Share::Whole)]), ["0.bias"]);
+    assert_eq!(biases(&[("0", ShardedPart::Outputs), ("0.bias", ShardedPart::Outputs), ("2*", ShardedPart::Whole)]), [""; 0]);
+    assert_eq!(biases(&[("0", ShardedPart::Outputs), ("0.bias", ShardedPart::Batch), ("2*", ShardedPart::Whole)]), ["0.bias"]);
 }
 
 #[test]
-fn batch_statistics_are_summed_over_the_axes_that_share_out_the_samples_of_their_norm() {
-    let operators = [("*", Share::Batch), ("layer4.*", Share::Outputs)];
+fn batch_statistics_are_summed_over_the_axes_that_shard_samples() {
+    let operators = [("*", ShardedPart::Batch), ("layer4.*", ShardedPart::Outputs)];
     let list = list(&resnet(), &plan(Layout { data: 2, tensor: 2, micro_batch: 4, ..Layout::default() }, &operators));
     let mut groups: Vec<Vec<Axis>> = list
         .instructions
@@ -136,37 +140,39 @@ fn batch_statistics_are_summed_over_the_axes_that_share_out_the_samples_of_their
 }
 
 #[test]
-fn what_operators_say_is_written_and_read_back() {
-    let plan =
-        plan(Layout { tensor: 2, micro_batch: 2, ..Layout::default() }, &[("layer?", Share::Batch), ("fc", Share::Inputs)]);
+fn choices_for_operators_survive_a_round_trip_through_json() {
+    let plan = plan(
+        Layout { tensor: 2, micro_batch: 2, ..Layout::default() },
+        &[("layer?", ShardedPart::Batch), ("fc", ShardedPart::Inputs)],
+    );
     let text = serde_json::to_string(&plan).expect("JSON");
     assert!(text.contains(r#""operators":{"fc":"inputs","layer?":"batch"}"#), "{text}");
     assert_eq!(serde_json::from_str::<Plan>(&text).expect("a plan"), plan);
     let usual = serde_json::to_string(&Plan::new(Layout::default(), 1)).expect("JSON");
     assert!(!usual.contains("operators"), "{usual}");
-    assert!(OperatorShares::default().is_empty());
+    assert!(OperatorPatterns::default().is_empty());
 }
 
 #[test]
-fn what_cannot_be_shared_out_is_refused_by_name() {
-    let refused = |layout: Layout, operators: &[(&str, Share)]| -> PlanError {
-        compile(&resnet(), "resnet", &plan(layout, operators)).expect_err("it cannot be laid out")
+fn operators_that_cannot_be_sharded_as_asked_are_refused_by_name() {
+    let refused = |layout: Layout, operators: &[(&str, ShardedPart)]| -> PlanError {
+        compile(&resnet(), "resnet", &plan(layout, operators)).expect_err("a plan that does not fit")
     };
     let two = || Layout { tensor: 2, micro_batch: 2, ..Layout::default() };
-    let error = refused(two(), &[("layer9.*", Share::Batch)]).to_string();
+    let error = refused(two(), &[("layer9.*", ShardedPart::Batch)]).to_string();
     assert!(error.contains("no operator or block of `resnet` is called `layer9.*`"), "{error}");
-    // Three channels in, or ten classes over four ranks.
-    let error = refused(two(), &[("conv1", Share::Inputs)]).to_string();
-    assert!(error.contains("2 ranks of `tensor` cannot share out the `inputs` of `conv1`"), "{error}");
-    let error = refused(Layout { tensor: 4, micro_batch: 4, ..two() }, &[("fc", Share::Outputs)]).to_string();
+    // `conv1` has one input channel, and `fc` ten classes, which four ranks do not divide.
+    let error = refused(two(), &[("conv1", ShardedPart::Inputs)]).to_string();
+    assert!(error.contains("the 2 ranks of `tensor` cannot shard the `inputs` of `conv1`"), "{error}");
+    let error = refused(Layout { tensor: 4, micro_batch: 4, ..two() }, &[("fc", ShardedPart::Outputs)]).to_string();
     assert!(error.contains("the `outputs` of `fc`"), "{error}");
-    let error = refused(two(), &[("bn1", Share::Inputs)]).to_string();
+    let error = refused(two(), &[("bn1", ShardedPart::Inputs)]).to_string();
     assert!(error.contains("the `inputs` of `bn1`"), "{error}");
-    let error = refused(Layout::default(), &[("*", Share::Batch)]).to_string();
+    let error = refused(Layout::default(), &[("*", ShardedPart::Batch)]).to_string();
     assert!(error.contains("`tensor` is 1"), "{error}");
-    let error = refused(Layout { tensor: 2, micro_batch: 3, ..two() }, &[("*", Share::Batch)]).to_string();
+    let error = refused(Layout { tensor: 2, micro_batch: 3, ..two() }, &[("*", ShardedPart::Batch)]).to_string();
     assert!(error.contains("micro_batch (3) is not divisible by tensor"), "{error}");
-    // A pattern may match what cannot, as long as it matches something that can.
-    let layout = Layout { operators: [("*", Share::Inputs)].into_iter().collect(), ..two() };
+    // A pattern may match operators that cannot be sharded, if it matches one that can.
+    let layout = Layout { operators: [("*", ShardedPart::Inputs)].into_iter().collect(), ..two() };
     assert!(compile(&resnet(), "resnet", &Plan::new(layout, 2)).is_ok());
 }

@@ -1,11 +1,11 @@
-//! What holds for every Program, whatever the layout.
+//! Properties of every Program, for random models and layouts.
 
 mod soundness;
 
 use foretell_models::{Bert, DropoutRate, Gpt, GraphOptions, Llama, Mlp, Model, Resnet, Stem, Vit};
 use foretell_program::{
-    ContextMethod, Footprint, Kept, Layout, Offload, OperatorShares, Overlap, Plan, Recompute, Schedule, Share, StageLayout,
-    StageProgram, compile,
+    ContextMethod, Footprint, Kept, Layout, Offload, OperatorPatterns, Overlap, Plan, Recompute, Schedule, ShardedPart,
+    StageLayout, StageProgram, compile,
 };
 use foretell_units::DataType;
 use proptest::prelude::*;
@@ -73,7 +73,8 @@ fn schedules() -> impl Strategy<Value = (Schedule, usize)> {
     })
 }
 
-/// Cuts of the blocks of a model into so many runs, as uneven as the seed says; none where the seed is even, or there are too few blocks.
+/// Random cuts of a model's blocks into `runs` runs. `None` if the seed is even, or if there are
+/// too few blocks.
 fn uneven_cuts(model: &Model, runs: usize, seed: u64) -> Option<Vec<usize>> {
     let options = GraphOptions { batch: 1, normalization_groups: 1, inference: false, vocabulary_parts: 1 };
     let blocks = model.graph("model", &options).ok()?.blocks.len();
@@ -89,16 +90,17 @@ fn uneven_cuts(model: &Model, runs: usize, seed: u64) -> Option<Vec<usize>> {
     Some(cuts)
 }
 
-/// What a plan may say of single operators: mostly nothing, else something of those whose names have this in them.
-fn operators() -> impl Strategy<Value = OperatorShares> {
+/// Choices for single operators: mostly none, else for all operators whose names match a short
+/// pattern.
+fn operators() -> impl Strategy<Value = OperatorPatterns> {
     let pattern =
         prop_oneof![2 => Just("*"), 1 => Just("*1*"), 1 => Just("*n*"), 1 => Just("*0*"), 1 => Just("*1"), 1 => Just("*t*")];
-    let asked = proptest::collection::vec((pattern, proptest::sample::select(Share::ALL.to_vec())), 1..4);
-    prop_oneof![Just(OperatorShares::default()), asked.prop_map(|asked| asked.into_iter().collect())]
+    let asked = proptest::collection::vec((pattern, proptest::sample::select(ShardedPart::ALL.to_vec())), 1..4);
+    prop_oneof![Just(OperatorPatterns::default()), asked.prop_map(|asked| asked.into_iter().collect())]
 }
 
-/// The stages' places, so many further on round the devices; in order where they are as many.
-fn turned(stages: usize, by: usize) -> Option<Vec<usize>> {
+/// Stage places rotated by `by`; `None` if that leaves the stages in order.
+fn rotated(stages: usize, by: usize) -> Option<Vec<usize>> {
     (!by.is_multiple_of(stages)).then(|| (0..stages).map(|stage| (stage + by) % stages).collect())
 }
 
@@ -124,8 +126,8 @@ prop_compose! {
         let shard_group = (zero > 0 && group && data == 4).then_some(2);
         let layout = Layout {
             data, tensor, context, pipeline, virtual_stages, micro_batch, schedule, recompute, bucket, offload, zero, shard_group, sequence_parallel,
-            context_method, operators: if tensor > 1 { operators } else { OperatorShares::default() },
-            stage_places: turned(pipeline, micro_batches),
+            context_method, operators: if tensor > 1 { operators } else { OperatorPatterns::default() },
+            stage_places: rotated(pipeline, micro_batches),
             ..Layout::default()
         };
         (layout, data * micro_batch * micro_batches)
@@ -156,12 +158,12 @@ fn recomputes() -> impl Strategy<Value = Recompute> {
     ]
 }
 
-/// With and without copies of weights in single precision, and operands of eight bits.
+/// Number formats with and without single-precision copies of weights, and with eight-bit operands.
 fn precisions() -> impl Strategy<Value = DataType> {
     prop_oneof![Just(DataType::Fp32), Just(DataType::Bf16), Just(DataType::Fp8)]
 }
 
-/// So many cases, after those that failed once.
+/// A number of random cases, after the recorded failures.
 fn cases(cases: u32) -> ProptestConfig {
     let failed = FileFailurePersistence::Direct("tests/programs.proptest-regressions");
     ProptestConfig { cases, failure_persistence: Some(Box::new(failed)), ..ProptestConfig::default() }
@@ -171,7 +173,7 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn every_program_is_free_of_races_and_reads_only_what_was_written(
+    fn every_program_is_sound_and_shares_its_arena_with_evaluation(
         model in models(), (layout, batch) in layouts(), clip in any::<bool>(), precision in precisions(), seed in any::<u64>(),
         overlap in overlaps()
     ) {
@@ -189,9 +191,10 @@ proptest! {
         assert_sound(&compiled.training);
         assert_sound(&compiled.evaluation);
         for list in &compiled.training.lists {
-            prop_assert_eq!(Footprint::of(list).total(), list.arena, "the parts are the arena");
+            prop_assert_eq!(Footprint::of(list).total(), list.arena, "the components add up to the arena");
         }
-        // What is kept lies in the same place in both, so that they can share an arena.
+        // Training and evaluation share an arena, so persistent buffers have the same offsets in
+        // both.
         for (training, evaluation) in compiled.training.lists.iter().zip(&compiled.evaluation.lists) {
             let kept = |stage: &StageProgram| -> Vec<_> {
                 stage.buffers.iter().filter(|one| one.persistent).map(|one| (one.name.clone(), one.offset, one.bytes)).collect()
@@ -202,7 +205,7 @@ proptest! {
 }
 
 prop_compose! {
-    /// The mesh of one stage that shares out four samples at once, or a multiple of four.
+    /// The mesh of one stage whose samples of a micro-batch can be a multiple of four.
     fn stage_layouts()(
         (data, expert, shares) in prop_oneof![
             Just((1usize, 1usize, None)), Just((2, 1, None)), Just((4, 1, None)),
@@ -226,9 +229,9 @@ prop_compose! {
         let first = stages[0].clone();
         let pipeline = stages.len();
         let parts = first.shares.as_ref().map_or(first.data, |shares| shares.iter().sum()) * first.expert;
-        // Eight samples at once can be shared out in all of these ways.
+        // Eight samples can be sharded in all of these ways.
         let micro_batch = 8 / parts;
-        let stage_places = turned(pipeline, micro_batches);
+        let stage_places = rotated(pipeline, micro_batches);
         let base = Layout { pipeline, micro_batch, stage_places, shard_group: None, context: 1, tensor: 1, data: 1, ..layout };
         let StageLayout { data, tensor, context, expert, shares } = first;
         let layout = match uniform {
@@ -242,9 +245,9 @@ prop_compose! {
 proptest! {
     #![proptest_config(cases(256))]
 
-    /// The same of stages with meshes of their own and ranks with samples of their own.
+    /// As above, for stages with different meshes and ranks with different numbers of samples.
     #[test]
-    fn programs_of_unequal_meshes_and_shares_are_sound(
+    fn programs_with_unequal_meshes_and_shares_are_sound(
         model in models(), (layout, batch) in uneven_layouts(), clip in any::<bool>(), precision in precisions(),
         overlap in overlaps()
     ) {

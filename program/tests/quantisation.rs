@@ -1,4 +1,4 @@
-//! Operands of eight bits: which products have them, who makes them and how often, and what is kept of them.
+//! Eight-bit operands: the products that have them, and how often copies are made.
 
 use foretell_models::{EightBits, Kernel, Model, WeightLayout};
 use foretell_program::{
@@ -26,7 +26,7 @@ fn plan(layout: Layout, micro_batches: usize) -> Plan {
 }
 
 fn list(model: &Model, plan: &Plan) -> StageProgram {
-    compile(model, "model", plan).expect("it can be laid out").training.lists.remove(0)
+    compile(model, "model", plan).expect("a plan that fits").training.lists.remove(0)
 }
 
 fn kernel(instruction: &Instruction) -> Option<Kernel> {
@@ -40,7 +40,7 @@ fn count(list: &StageProgram, is: impl Fn(&Kernel) -> bool) -> usize {
     list.instructions.iter().filter_map(kernel).filter(is).count()
 }
 
-/// What weights are made into eight bits: their names, and how often.
+/// The names of the weights that are quantised, once for each time.
 fn quantised_weights(list: &StageProgram) -> Vec<String> {
     let is_of_weight = |one: &&Instruction| {
         matches!(kernel(one), Some(Kernel::Quantise { .. })) && list.buffer(one.reads[0]).role == BufferRole::Parameter
@@ -50,44 +50,46 @@ fn quantised_weights(list: &StageProgram) -> Vec<String> {
 }
 
 #[test]
-fn the_products_of_a_stacks_layers_have_operands_of_eight_bits_and_no_others() {
-    let program = compile(&gpt(), "gpt", &plan(Layout::default(), 1)).expect("it can be laid out").training;
+fn products_of_repeated_blocks_have_eight_bit_operands() {
+    let program = compile(&gpt(), "gpt", &plan(Layout::default(), 1)).expect("a plan that fits").training;
     assert_eq!((program.precision, program.format), (DataType::Bf16, DataType::Fp8));
     let list = &program.lists[0];
-    // Four a layer: to queries, keys and values, from heads, up and down.
+    // Four in a layer: the projections to and from the heads, up and down.
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::EightBitMatmul { .. })), 4 * LAYERS);
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::EightBitMatmulInputGradient { .. })), 4 * LAYERS);
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::EightBitMatmulWeightGradient { .. })), 4 * LAYERS);
-    // The head.
+    // The head is not quantised.
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::Matmul { .. })), 1);
-    // Of each product what it reads, its weight and what comes back to it: gradients in the format that reaches further.
+    // The input, weight and output gradient of each product. Gradients have the format with the
+    // larger range.
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::Quantise { format: EightBits::E4M3, .. })), 8 * LAYERS);
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::Quantise { format: EightBits::E5M2, .. })), 4 * LAYERS);
-    // A bias and a GELU are the product's still, and the gradient through the GELU.
+    // Biases, GELUs and the gradients of GELUs stay merged.
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::EightBitMatmul { bias: true, .. })), 4 * LAYERS);
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::EightBitMatmulInputGradient { gelu: true, .. })), LAYERS);
-    // GPT-2's weights lie the other way round, and so do their gradients.
+    // GPT-2's weights are stored transposed, and so are their gradients.
     let is_in_out = |kernel: &Kernel| matches!(kernel, Kernel::EightBitMatmulWeightGradient { weight: WeightLayout::InOut, .. });
     assert_eq!(count(list, is_in_out), 4 * LAYERS);
 }
 
 #[test]
-fn what_several_products_read_is_made_once() {
+fn products_with_the_same_input_share_its_copy() {
     let list = list(&llama(), &plan(Layout::default(), 1));
-    // Queries, keys and values of one tensor, their product, gate and up of another, down; seven weights, and what comes back to seven.
+    // Four inputs (of q, k and v; of the output projection; of gate and up; of down), seven
+    // weights, and the output gradients of seven products.
     assert_eq!(count(&list, |kernel| matches!(kernel, Kernel::Quantise { .. })), (4 + 7 + 7) * LAYERS);
 }
 
 #[test]
-fn evaluation_makes_what_its_products_read_and_no_more() {
-    let evaluation = compile(&llama(), "llama", &plan(Layout::default(), 1)).expect("it can be laid out").evaluation;
+fn evaluation_makes_only_the_copies_that_its_products_read() {
+    let evaluation = compile(&llama(), "llama", &plan(Layout::default(), 1)).expect("a plan that fits").evaluation;
     let list = &evaluation.lists[0];
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::Quantise { transposed: false, .. })), (4 + 7) * LAYERS);
     assert_eq!(count(list, |kernel| matches!(kernel, Kernel::Quantise { .. })), (4 + 7) * LAYERS);
 }
 
 #[test]
-fn weights_are_made_once_a_step_and_again_where_they_come_and_go() {
+fn weights_are_quantised_once_a_step_or_for_each_gather() {
     let weights = 4 * LAYERS;
     for recompute in [Recompute::None, Recompute::Full, Recompute::Selective] {
         let layout = Layout { recompute: recompute.clone(), ..Layout::default() };
@@ -95,15 +97,15 @@ fn weights_are_made_once_a_step_and_again_where_they_come_and_go() {
     }
     let whole = Layout { data: 2, zero: 2, ..Layout::default() };
     assert_eq!(quantised_weights(&list(&gpt(), &plan(whole, 3))).len(), weights);
-    // ZeRO 3 drops them after each pass; of the last layer's the backward pass finds those of the forward pass, and so each pass those of
-    // the one before.
+    // ZeRO 3 drops the copies after each pass. A pass still finds those of the layer at which the
+    // pass before it ended.
     let dropped = Layout { data: 2, zero: 3, ..Layout::default() };
     let names = quantised_weights(&list(&gpt(), &plan(dropped, 3)));
     assert!(names.len() > weights && names.len() <= 3 * 2 * weights, "{}", names.len());
 }
 
 #[test]
-fn of_what_is_gathered_the_part_is_kept_and_its_transposed_copy_made_of_it_again() {
+fn gathered_inputs_are_quantised_again_for_the_weight_gradient() {
     let of_x = |sequence_parallel| {
         let layout = Layout { tensor: 2, sequence_parallel, ..Layout::default() };
         let list = list(&gpt(), &plan(layout, 1));
@@ -116,25 +118,26 @@ fn of_what_is_gathered_the_part_is_kept_and_its_transposed_copy_made_of_it_again
         });
         (both, again.count())
     };
-    // Every weight and every input in both ways; with sequences in parts not the inputs of two products a layer.
+    // Weights and inputs are written straight and transposed at once, except for the gathered
+    // inputs of two products in a layer under sequence parallelism.
     assert_eq!(of_x(false), (8 * LAYERS, 0));
     assert_eq!(of_x(true), (6 * LAYERS, 2 * LAYERS));
 }
 
 #[test]
-fn other_stacks_have_them_in_their_profiles_and_models_without_such_products_are_refused() {
+fn other_stacks_do_not_quantise_and_models_without_products_are_refused() {
     let plan = Plan { stack: Stack::new("megatron-core"), ..plan(Layout::default(), 1) };
-    let program = compile(&gpt(), "gpt", &plan).expect("it can be laid out").training;
+    let program = compile(&gpt(), "gpt", &plan).expect("a plan that fits").training;
     assert_eq!((program.precision, program.format), (DataType::Bf16, DataType::Fp8));
     assert_eq!(count(&program.lists[0], |kernel| matches!(kernel, Kernel::Quantise { .. })), 0);
-    let resnet = Model::named("resnet18").expect("it is in the library");
+    let resnet = Model::named("resnet18").expect("in the zoo");
     let plan = Plan { precision: DataType::Fp8, ..Plan::new(Layout::default(), 1) };
-    let error = compile(&resnet, "resnet18", &plan).expect_err("it has none").to_string();
+    let error = compile(&resnet, "resnet18", &plan).expect_err("no product to quantise").to_string();
     assert!(error.contains("precision") && error.contains("hint: use `precision: bf16`"), "{error}");
 }
 
 #[test]
-fn the_router_of_experts_and_the_experts_stay_as_they_are() {
+fn experts_and_their_routers_are_not_quantised() {
     let of = |experts: usize| -> Model {
         let text = format!(
             r#"{{"family": "moe", "layers": 2, "hidden": 32, "heads": 4, "kv_heads": 4, "ffn": 48, "vocab": 64, "sequence": 16,
@@ -142,7 +145,7 @@ fn the_router_of_experts_and_the_experts_stay_as_they_are() {
         );
         serde_json::from_str(&text).expect("a model")
     };
-    // Four for attention's: sixteen experts are as many outputs as a product of eight bits may have.
+    // Sixteen experts would be enough outputs for an eight-bit router.
     let counts = [4, 16].map(|experts| {
         let list = list(&of(experts), &plan(Layout::default(), 1));
         count(&list, |kernel| matches!(kernel, Kernel::EightBitMatmul { .. }))
@@ -152,7 +155,7 @@ fn the_router_of_experts_and_the_experts_stay_as_they_are() {
 }
 
 #[test]
-fn nothing_is_made_that_nobody_reads() {
+fn every_quantised_copy_is_read() {
     let layouts = [Recompute::None, Recompute::Full, Recompute::Selective].into_iter().flat_map(|recompute| {
         let own = Layout { recompute, ..Layout::default() };
         let parts = [false, true].map(|sequence_parallel| Layout { tensor: 2, sequence_parallel, ..own.clone() });
@@ -161,7 +164,7 @@ fn nothing_is_made_that_nobody_reads() {
     for layout in layouts {
         for model in [gpt(), llama()] {
             let plan = plan(layout.clone(), 3);
-            let program = compile(&model, "model", &plan).expect("it can be laid out");
+            let program = compile(&model, "model", &plan).expect("a plan that fits");
             for list in program.training.lists.iter().chain(&program.evaluation.lists) {
                 let read: HashSet<BufferId> = list.instructions.iter().flat_map(|one| one.reads.iter().copied()).collect();
                 for one in list.instructions.iter().filter(|one| matches!(kernel(one), Some(Kernel::Quantise { .. }))) {

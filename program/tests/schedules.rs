@@ -1,24 +1,27 @@
-//! What holds for every schedule: no deadlock, each pass once and in dependency order, no more held than it says, and bubbles that rank as the
-//! papers say.
+//! Properties of every schedule: no deadlock, each pass once and in dependency order, activations
+//! within the stated bound, and bubbles of the sizes in the papers.
 
 use foretell_program::{Schedule, StagePass, Task};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// What one run of all lists showed: when it ended, and the most that each stage held.
+/// The result of running the orders of all stages.
 struct Run {
     end: u64,
+    /// The most activations that each stage held.
     held: Vec<usize>,
 }
 
-/// Runs all stages' lists against the model's dependencies: each stage takes the first of its list as soon as what it needs is done.
-/// A pass takes a unit of time, a backward pass with both gradients two. Fails where something runs twice, or not at all.
+/// Runs the orders of all stages with the dependencies of the model. Each stage runs its next task
+/// as soon as its inputs are there. A pass takes one unit of time, a backward pass with both
+/// gradients two. Fails if a pass runs twice or not at all.
 fn run(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Result<Run, TestCaseError> {
     let lists: Vec<Vec<Task>> = (0..stages).map(|stage| schedule.order(stages, micro_batches, chunks, stage)).collect();
     prop_assert_eq!(&lists, &schedule.orders(stages, micro_batches, chunks));
     let last = stages * chunks - 1;
     let places: Vec<(usize, usize)> = (0..=last).map(|position| schedule.place(stages, chunks, position)).collect();
-    // When each pass of a micro-batch at a position was done: forward, the input's gradient, the parameters'.
+    // The end of each pass (0 forward, 1 input gradient, 2 weight gradient) by position and
+    // micro-batch.
     let mut done: BTreeMap<(u8, usize, usize), u64> = BTreeMap::new();
     let (mut next, mut free) = (vec![0; stages], vec![0u64; stages]);
     let (mut holds, mut most) = (vec![0usize; stages], vec![0usize; stages]);
@@ -57,12 +60,15 @@ fn run(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -
             break;
         }
     }
-    prop_assert_eq!(done.len(), 3 * stages * chunks * micro_batches, "deadlock, or a pass that is missing");
-    prop_assert!((0..stages).all(|stage| next[stage] == lists[stage].len()), "passes of what is not there");
+    prop_assert_eq!(done.len(), 3 * stages * chunks * micro_batches, "a deadlock or a missing pass");
+    prop_assert!(
+        (0..stages).all(|stage| next[stage] == lists[stage].len()),
+        "passes of chunks or micro-batches that do not exist"
+    );
     Ok(Run { end: free.into_iter().max().unwrap_or(0), held: most })
 }
 
-/// The units that the step takes beyond the work of one stage.
+/// The duration of the step beyond the work of one stage.
 fn bubble(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -> Result<u64, TestCaseError> {
     Ok(run(schedule, stages, micro_batches, chunks)?.end - (3 * micro_batches * chunks) as u64)
 }
@@ -79,7 +85,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 800, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_order_begins_as_one_of_the_beginnings_until_most_is_held(
+    fn every_order_starts_like_one_of_its_beginnings(
         (schedule, chunks) in schedules(), stages in 1usize..9, micro_batches in 1usize..60
     ) {
         let orders = schedule.orders(stages, micro_batches, chunks);
@@ -102,20 +108,20 @@ proptest! {
     }
 
     #[test]
-    fn every_pass_runs_once_in_order_and_no_more_is_held_than_is_said(
+    fn every_pass_runs_once_and_stages_hold_at_most_their_bound(
         (schedule, chunks) in schedules(), stages in 1usize..9, micro_batches in 1usize..25
     ) {
         prop_assert!(schedule.allows(chunks));
         let held = run(schedule, stages, micro_batches, chunks)?.held;
         let bounds: Vec<usize> =
             (0..stages).map(|stage| schedule.in_flight_bound(stages, micro_batches, chunks, stage)).collect();
-        prop_assert!(held.iter().zip(&bounds).all(|(held, bound)| held <= bound), "{held:?} is more than {bounds:?}");
-        // What is said is not slack.
-        prop_assert!(held.iter().zip(&bounds).any(|(held, bound)| held == bound), "{held:?} where it says {bounds:?}");
+        prop_assert!(held.iter().zip(&bounds).all(|(held, bound)| held <= bound), "{held:?} exceeds {bounds:?}");
+        // The bound is tight on some stage.
+        prop_assert!(held.iter().zip(&bounds).any(|(held, bound)| held == bound), "{held:?} never reaches {bounds:?}");
     }
 
     #[test]
-    fn bubbles_rank_as_the_papers_say(stages in 1usize..9, micro_batches in 1usize..25, chunks in 2usize..5) {
+    fn bubbles_have_the_sizes_of_the_papers(stages in 1usize..9, micro_batches in 1usize..25, chunks in 2usize..5) {
         use Schedule::{Gpipe, Interleaved, OneForwardOneBackward, ZeroBubbleH1, ZeroBubbleV};
         let idle = stages as u64 - 1;
         let one = bubble(OneForwardOneBackward, stages, micro_batches, 1)?;
@@ -126,12 +132,13 @@ proptest! {
         if micro_batches >= stages {
             prop_assert_eq!(h1, idle, "ZB-H1 has a third of 1F1B's bubble");
         }
-        // From here on in units of a chunk's pass: what has one chunk takes as many times as long.
+        // From here on the unit is the pass of a chunk. Schedules of one chunk take as many times
+        // as long.
         let v = bubble(ZeroBubbleV, stages, micro_batches, 2)?;
         prop_assert!(v <= 2 * one);
         if micro_batches >= 2 * stages {
             prop_assert!(v <= 2 * h1);
-            prop_assert!((idle..=idle + 1).contains(&v), "ZB-V has no bubble but {idle} units of filling the pipeline: {v}");
+            prop_assert!((idle..=idle + 1).contains(&v), "ZB-V has only the {idle} units of filling the pipeline: {v}");
         }
         let interleaved = bubble(Interleaved, stages, micro_batches, chunks)?;
         if micro_batches % stages == 0 {
@@ -141,20 +148,21 @@ proptest! {
 }
 
 #[test]
-fn the_memory_of_zero_bubble_schedules_is_that_of_1f1b() {
+fn zero_bubble_schedules_hold_as_much_as_1f1b() {
     for stages in 1..9 {
         let most = |schedule: Schedule, chunks| {
             (0..stages).map(|stage| schedule.in_flight_bound(stages, 24, chunks, stage)).max().unwrap_or(0)
         };
         let one = most(Schedule::OneForwardOneBackward, 1);
         assert_eq!(most(Schedule::ZeroBubbleH1, 1), one);
-        assert_eq!(most(Schedule::ZeroBubbleV, 2), 2 * one, "of chunks half as large");
+        assert_eq!(most(Schedule::ZeroBubbleV, 2), 2 * one, "its chunks are half as large");
     }
 }
 
 #[test]
-fn an_interleaved_stage_does_what_megatron_says() {
-    // The first stage of two, four micro-batches, two chunks: Narayanan et al. 2021, figure 4, in small.
+fn an_interleaved_stage_has_megatrons_order() {
+    // The first of two stages, four micro-batches, two chunks: a small version of Narayanan et al.
+    // 2021, figure 4.
     let list = Schedule::Interleaved.order(2, 4, 2, 0);
     let text: Vec<String> = list
         .iter()

@@ -1,10 +1,10 @@
 //! Attributes every instant of a rank's step to one instruction and one of three reasons.
 //!
-//! The compute stream is the rank's clock. While a kernel runs, the time is that kernel's work. While
-//! none runs, a walk starts at the next kernel and goes back to the dependency that finished last, to
-//! that one's last dependency, and so on, until the time at which the compute stream became idle. So
-//! communication counts only where it is exposed, and the pieces of a rank add up to the step exactly.
-//! This module knows no kinds of time, no causes and no predictions.
+//! The compute stream is the rank's clock. While a kernel runs, the time is that kernel's work.
+//! While none runs, a walk starts at the next kernel and goes back to the dependency that finished
+//! last, to that one's last dependency, and so on, until the time at which the compute stream
+//! became idle. So communication counts only where it is exposed, and the pieces of a rank add up
+//! to the step exactly. This module knows no kinds of time, no causes and no predictions.
 
 use foretell_program::{
     Group, Instruction, InstructionId, Operation, PeerId, Program, Rank, RankTimeline, Span, StageProgram, Stream, Timeline,
@@ -17,7 +17,8 @@ use std::collections::HashMap;
 pub(crate) enum Reason {
     /// The instruction ran.
     Work,
-    /// Another rank had not yet arrived at the same collective or message, or at the end of the step.
+    /// Another rank had not yet arrived at the same collective or message, or at the end of the
+    /// step.
     Wait,
     /// Nothing ran and no rank was awaited: the host was launching, switching streams, or busy.
     Host,
@@ -32,8 +33,8 @@ pub(crate) struct Piece {
     pub duration: Picoseconds,
 }
 
-/// Splits a rank's step into pieces that add up to [`Timeline::step`]. Ignores spans of instructions
-/// that the Program does not have.
+/// Splits a rank's step into pieces that add up to [`Timeline::step`]. Ignores spans of
+/// instructions that the Program does not have.
 pub(crate) fn attribute(program: &Program, communications: &Communications, timeline: &Timeline, rank: Rank) -> Vec<Piece> {
     let step = timeline.step();
     let Some(own) = timeline.rank(rank) else { return Vec::new() };
@@ -88,7 +89,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Explains the compute stream's idle time before an instruction, or before the end of the step.
+    /// Explains the compute stream's idle time before an instruction, or before the end of the
+    /// step.
     fn explain_gap(&mut self, from: Picoseconds, to: Picoseconds, before: Option<InstructionId>) {
         let (mut until, mut blocked) = (to, before);
         // A dependency comes earlier in the list than its dependent, so the walk ends.
@@ -103,8 +105,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Attributes time to an instruction: as [`Reason::Wait`] until the last other participant arrived,
-    /// then as `otherwise`.
+    /// Attributes time to an instruction: as [`Reason::Wait`] until the last other participant
+    /// arrived, then as `otherwise`.
     fn explain(&mut self, from: Picoseconds, to: Picoseconds, instruction: Option<InstructionId>, otherwise: Reason) {
         let arrival = instruction
             .filter(|_| to > from)
@@ -137,8 +139,8 @@ impl Walk<'_> {
     }
 }
 
-/// Which instructions of different ranks take part in the same collective or message. Found once for a
-/// Program and valid for every Timeline of it.
+/// Which instructions of different ranks take part in the same collective or message. Found once
+/// for a Program and valid for every Timeline of it.
 pub(crate) struct Communications {
     lists: Vec<ListCommunications>,
 }
@@ -152,8 +154,8 @@ struct ListCommunications {
     instructions: HashMap<Meeting, InstructionId>,
 }
 
-/// The `ordinal`-th use of a channel. All participants agree on the number, since a channel keeps its
-/// order.
+/// The `ordinal`-th use of a channel. All participants agree on the number, since a channel keeps
+/// its order.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Meeting {
     channel: Channel,
@@ -258,8 +260,8 @@ fn by_instruction(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Option<S
     spans
 }
 
-/// One instruction's span. A complete timeline has it at the instruction's index; an incomplete one is
-/// searched.
+/// One instruction's span. A complete timeline has it at the instruction's index; an incomplete one
+/// is searched.
 fn span_of(timeline: &RankTimeline, id: InstructionId) -> Option<Span> {
     let at_its_place = timeline.spans.get(id.0 as usize).filter(|span| span.instruction == id);
     at_its_place.or_else(|| timeline.spans.iter().find(|span| span.instruction == id)).copied()

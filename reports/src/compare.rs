@@ -1,13 +1,13 @@
-//! Compares a predicted with a measured Timeline: which instructions made the step longer or shorter
-//! than predicted, and why.
+//! Compares a predicted with a measured Timeline: which instructions made the step longer or
+//! shorter than predicted, and why.
 //!
 //! [`attribute`](crate::attribute) splits both timelines into the same kinds of pieces, so the
 //! difference of the steps is exactly the sum of the pieces' differences.
 //!
 //! The kinds of time on a rank:
 //! - `compute: KERNEL`: the compute stream runs that kernel;
-//! - `communication: KIND` and `load`: the compute stream is idle because the next kernel needs data
-//!   that is being moved;
+//! - `communication: KIND` and `load`: the compute stream is idle because the next kernel needs
+//!   data that is being moved;
 //! - `bubble`: the compute stream is idle because another rank has not arrived at a collective, a
 //!   message or the end of the step;
 //! - `host`: the compute stream is idle and none of these explains it.
@@ -59,8 +59,8 @@ pub struct KindRow {
     pub count: usize,
 }
 
-/// One instruction's contribution to the step, predicted and measured, as the mean over the ranks that
-/// run its list. Hidden communication contributes nothing.
+/// One instruction's contribution to the step, predicted and measured, as the mean over the ranks
+/// that run its list. Hidden communication contributes nothing.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorstRow {
     /// The rank on which the difference is largest.
@@ -160,8 +160,8 @@ pub struct CheckDocument {
 }
 
 impl CheckDocument {
-    /// Adds the prediction's percentiles and the peak memory of the fullest rank, which timelines do not
-    /// have.
+    /// Adds the prediction's percentiles and the peak memory of the fullest rank, which timelines
+    /// do not have.
     pub fn new(
         comparison: Comparison,
         p10: Seconds,
@@ -175,8 +175,8 @@ impl CheckDocument {
         Self { comparison, inside_interval, memory_error }
     }
 
-    /// Replaces the timelines' totals. A run measures steps from end to end, including the reporting
-    /// between two steps, and the prediction is judged by that figure.
+    /// Replaces the timelines' totals. A run measures steps from end to end, including the
+    /// reporting between two steps, and the prediction is judged by that figure.
     pub fn set_steps(&mut self, predicted: Seconds, measured: Seconds, p10: Seconds, p90: Seconds) {
         self.comparison.predicted_step = predicted;
         self.comparison.measured_step = measured;
@@ -185,11 +185,11 @@ impl CheckDocument {
     }
 }
 
-/// Compares two timelines of a Program by rank and instruction. Ignores ranks and instructions that only
-/// one of them has.
+/// Compares two timelines of a Program by rank and instruction. Ignores ranks and instructions that
+/// only one of them has.
 ///
-/// Each rank's clock starts with its step. So waiting and communication are separated only as well as
-/// the ranks' starts agree.
+/// Each rank's clock starts with its step. So waiting and communication are separated only as well
+/// as the ranks' starts agree.
 pub fn compare(program: &Program, predicted: &Timeline, measured: &Timeline) -> Comparison {
     let communications = Communications::of(program);
     let ranks = predicted.ranks.len().min(measured.ranks.len()).min(program.mesh.world_size());
@@ -356,8 +356,8 @@ fn kind_of(operation: &Operation) -> String {
 
 fn cause(operation: Option<&Operation>, reason: Reason, total: &Total) -> Cause {
     let Total { sum, active, .. } = total;
-    // The instruction's own duration is the cause if it explains at least half of the difference, in
-    // the same direction.
+    // The instruction's own duration is the cause if it explains at least half of the difference,
+    // in the same direction.
     let slower = sum.measured > sum.predicted;
     let by_itself = (active.measured > active.predicted) == slower && active.magnitude().0.saturating_mul(2) >= sum.magnitude().0;
     let (when_slower, when_faster) = match (reason, operation) {

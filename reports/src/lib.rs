@@ -1,14 +1,14 @@
 //! Tables, plots, traces and pages of Timelines.
 //!
 //! The nouns: a [`Comparison`] attributes the difference between a predicted and a measured
-//! [`Timeline`](foretell_program::Timeline) of one [`Program`](foretell_program::Program) to kinds of
-//! time and to instructions, each with its cause. A [`CheckDocument`] is a comparison as JSON. A
+//! [`Timeline`](foretell_program::Timeline) of one [`Program`](foretell_program::Program) to kinds
+//! of time and to instructions, each with its cause. A [`CheckDocument`] is a comparison as JSON. A
 //! [`Plot`] is a drawing that becomes SVG or PNG. A [`Section`] is a part of the HTML page.
 //!
 //! The flow: Program and Timelines → [`compare`], [`write_trace`], [`Plot::timeline`],
-//! [`Plot::memory`] → [`check_table`] for the terminal, [`page()`] for the browser. This crate knows
-//! neither how a Timeline was made nor where a report is kept. It returns text and bytes, and the
-//! caller writes files.
+//! [`Plot::memory`] → [`check_table`] for the terminal, [`page()`] for the browser. This crate
+//! knows neither how a Timeline was made nor where a report is kept. It returns text and bytes, and
+//! the caller writes files.
 //!
 //! ```
 //! use foretell_program::{InstructionId, Origin, RankTimeline, Span, Timeline};

@@ -1,5 +1,5 @@
-//! The report as one self-contained HTML page: plots are inline SVG, styles are inline, and there is no
-//! script. It follows the reader's light or dark mode.
+//! The report as one self-contained HTML page: plots are inline SVG, styles are inline, and there
+//! is no script. It follows the reader's light or dark mode.
 
 use crate::compare::CheckDocument;
 use crate::error::ReportError;
@@ -135,8 +135,8 @@ fn escaped(text: &str) -> String {
     result
 }
 
-/// Recolours the plots' background, text and grid in dark mode. plotters writes colours as attributes,
-/// which styles override.
+/// Recolours the plots' background, text and grid in dark mode. plotters writes colours as
+/// attributes, which styles override.
 const STYLE: &str = "\
 :root { color-scheme: light dark; --paper: #ffffff; --ink: #222222; --faint: #666666; --line: #e1e1e1; --panel: #f6f6f6; }
 @media (prefers-color-scheme: dark) {

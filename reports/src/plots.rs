@@ -1,9 +1,9 @@
-//! Plots of timelines, memory, loss curves, scaling curves and predictions against measurements, as SVG
-//! text or PNG bytes.
+//! Plots of timelines, memory, loss curves, scaling curves and predictions against measurements, as
+//! SVG text or PNG bytes.
 //!
-//! One function draws a plot over plotters' `DrawingArea`, whatever the backend. SVG keeps text as text
-//! in the reader's sans-serif font; PNG uses the embedded DejaVu Sans. Both layouts use the widths of
-//! DejaVu Sans, which is the wider one.
+//! One function draws a plot over plotters' `DrawingArea`, whatever the backend. SVG keeps text as
+//! text in the reader's sans-serif font; PNG uses the embedded DejaVu Sans. Both layouts use the
+//! widths of DejaVu Sans, which is the wider one.
 
 mod canvas;
 mod curve;
@@ -38,15 +38,15 @@ enum Content {
 }
 
 impl Plot {
-    /// Plots what each rank did when, with the streams of all timelines below each other. If there are
-    /// many ranks, the first one of each stage is shown.
+    /// Plots what each rank did when, with the streams of all timelines below each other. If there
+    /// are many ranks, the first one of each stage is shown.
     pub fn timeline(title: impl Into<String>, program: &Program, timelines: &[&Timeline]) -> Self {
         Self { title: title.into(), content: Content::Timeline(timeline::TimelinePlot::of(program, timelines)) }
     }
 
     /// Plots the bytes in use over a step on the first rank of each stage. Persistent buffers count
-    /// throughout; any other buffer counts from the start of the first instruction that touches it to the
-    /// end of the last. A dashed line shows the stage's arena.
+    /// throughout; any other buffer counts from the start of the first instruction that touches it
+    /// to the end of the last. A dashed line shows the stage's arena.
     pub fn memory(title: impl Into<String>, program: &Program, timeline: &Timeline) -> Self {
         Self { title: title.into(), content: Content::Memory(memory::MemoryPlot::of(program, timeline)) }
     }
@@ -56,13 +56,14 @@ impl Plot {
         Self { title: title.into(), content: Content::Loss(loss::LossPlot::of(training, evaluation)) }
     }
 
-    /// Plots predicted over measured times on logarithmic axes, with the diagonal and a band of 10 %
-    /// around it.
+    /// Plots predicted over measured times on logarithmic axes, with the diagonal and a band of 10
+    /// % around it.
     pub fn scatter(title: impl Into<String>, points: &[ScatterPoint]) -> Self {
         Self { title: title.into(), content: Content::Scatter(scatter::ScatterPlot::of(points)) }
     }
 
-    /// Plots curves on logarithmic axes with these titles, such as a scaling curve or a Pareto front.
+    /// Plots curves on logarithmic axes with these titles, such as a scaling curve or a Pareto
+    /// front.
     pub fn curve(title: impl Into<String>, axes: [&str; 2], points: &[CurvePoint]) -> Self {
         Self { title: title.into(), content: Content::Curve(curve::CurvePlot::of(axes, points)) }
     }
@@ -90,8 +91,8 @@ impl Plot {
     /// Returns the bytes of a PNG file.
     ///
     /// # Errors
-    /// [`ReportError::Draw`] if a part of the plot cannot be drawn, [`ReportError::Encode`] if the pixels
-    /// cannot be encoded.
+    /// [`ReportError::Draw`] if a part of the plot cannot be drawn, [`ReportError::Encode`] if the
+    /// pixels cannot be encoded.
     pub fn png(&self) -> Result<Vec<u8>, ReportError> {
         let (width, height) = self.size();
         let mut pixels = vec![255; width as usize * height as usize * 3];

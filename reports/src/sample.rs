@@ -1,6 +1,6 @@
-//! A small Program with a predicted and a measured Timeline, for tests and the gallery: two stages of two
-//! data-parallel ranks and four micro-batches in 1F1B order. The measured run has slower kernels on
-//! stage 1, slower communication and host gaps.
+//! A small Program with a predicted and a measured Timeline, for tests and the gallery: two stages
+//! of two data-parallel ranks and four micro-batches in 1F1B order. The measured run has slower
+//! kernels on stage 1, slower communication and host gaps.
 
 use foretell_models::{Activation, InputKind, Kernel, WeightLayout};
 use foretell_program::{
@@ -20,7 +20,7 @@ pub fn pipeline() -> (Program, Timeline, Timeline) {
     let size = |axis| if matches!(axis, Axis::Data | Axis::Pipeline) { 2 } else { 1 };
     let mesh = Mesh::new(size, &[]).expect("two by two ranks");
     let program = Program {
-        list_of_rank: Program::one_list_a_stage(&mesh),
+        list_of_rank: Program::one_list_per_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
         format: DataType::Fp32,
@@ -197,8 +197,8 @@ fn duration(operation: &Operation) -> f64 {
     }
 }
 
-/// Runs every list until no time changes any more. A receive ends after its send began; a collective
-/// after all participants arrived.
+/// Runs every list until no time changes any more. A receive ends after its send began; a
+/// collective after all participants arrived.
 fn run(program: &Program, origin: Origin, slowdown: impl Fn(Rank, &Operation) -> f64, gap: u64) -> Timeline {
     let mut timeline = empty(program, origin);
     for _ in 0..64 {

@@ -1,4 +1,5 @@
-//! Tables for the terminal: plain text of at most 100 columns, equal to the byte wherever it is printed.
+//! Tables for the terminal: plain text of at most 100 columns, equal to the byte wherever it is
+//! printed.
 
 use crate::compare::{CheckDocument, Comparison};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
@@ -217,7 +218,8 @@ fn of_stages(sizes: &[usize]) -> String {
     sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("/")
 }
 
-/// Formats the result of `foretell check`: the steps, the time by kind, and the largest differences.
+/// Formats the result of `foretell check`: the steps, the time by kind, and the largest
+/// differences.
 pub fn check_table(document: &CheckDocument) -> String {
     let comparison = &document.comparison;
     let mut text = headline(document);

@@ -1,8 +1,9 @@
-//! Traces for Perfetto and `chrome://tracing`, in the Trace Event Format (Google, "Trace Event Format", 2016).
+//! Traces for Perfetto and `chrome://tracing`, in the Trace Event Format (Google, "Trace Event
+//! Format", 2016).
 //!
-//! Each timeline of each rank is a process, so a rank's prediction and measurement are neighbours. Each
-//! stream is a thread. Events are ordered by rank, timeline and instruction, so the same timelines give
-//! the same bytes.
+//! Each timeline of each rank is a process, so a rank's prediction and measurement are neighbours.
+//! Each stream is a thread. Events are ordered by rank, timeline and instruction, so the same
+//! timelines give the same bytes.
 
 use crate::error::ReportError;
 use foretell_program::{Instruction, Operation, Origin, Peer, PeerId, Program, Rank, Span, StageProgram, Stream, Timeline};
@@ -10,8 +11,8 @@ use foretell_units::{Bytes, DataType, Picoseconds};
 use serde_json::{Value, json};
 use std::io::Write;
 
-/// Writes timelines of a Program as one trace. Ignores spans of instructions that the Program does not
-/// have.
+/// Writes timelines of a Program as one trace. Ignores spans of instructions that the Program does
+/// not have.
 ///
 /// # Errors
 /// [`ReportError::Write`] if the writer fails.

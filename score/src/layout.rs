@@ -149,10 +149,10 @@ pub(crate) fn cuts(row: &Row, layout: &Layout, model: &Model) -> Option<Vec<usiz
 /// Returns the blocks of each stage that a row's notes state, with the embedding and the head
 /// counted as blocks.
 ///
-/// Notes state cuts as `layers per stage [7, 9, 9, 9]`, or as `stage boundaries [0, 7, 14, 20,
-/// 30]`. The boundaries count modules of DeepSpeed's Megatron, which has six besides the layers: a
-/// cast, the embedding and a transposition before them, a transposition, the norm and the head
-/// after.
+/// Notes state cuts in one of two forms: `layers per stage [7, 9, 9, 9]`, where the embedding and
+/// the head count, or `stage boundaries [0, 7, 14, 20, 30]`. Boundaries count the modules of
+/// DeepSpeed's Megatron, which has six besides the layers: a cast, the embedding and a
+/// transposition before them, and a transposition, the norm and the head after them.
 pub(crate) fn stated_cuts(notes: &str, layers: usize) -> Option<Vec<usize>> {
     let numbers = |label: &str| -> Option<Vec<usize>> {
         let rest = notes.split_once(label)?.1.split_once('[')?.1.split_once(']')?.0;

@@ -6,7 +6,7 @@
 //! of many rows.
 //!
 //! The flow: [`read_rows`] → [`Run::of`] → [`CompiledRun::new`] → [`CompiledRun::predict`], which
-//! simulates one representative rank a stage. [`score`] does this for a whole table. A row that
+//! simulates one representative rank per stage. [`score`] does this for a whole table. A row that
 //! cannot be predicted is refused with a reason.
 //!
 //! This crate fits nothing: durations come from the simulator's profiles of devices, links and

@@ -7,8 +7,8 @@ use foretell_units::Bytes;
 
 /// Returns the predicted counterpart of a row's memory figure, in bytes.
 ///
-/// Depending on `mem_kind` that is the memory which the allocator has handed out, which it holds,
-/// or which the device has in use. Without a stated kind the stack's usual figure counts.
+/// `mem_kind` says which figure that is: the bytes that the allocator has handed out, the bytes
+/// that it holds, or all bytes in use on the device. Without it, the stack's usual figure counts.
 pub fn memory_figure(row: &Row, stack: &StackProfile, footprint: &Footprint) -> f64 {
     let kind = row.mem_kind.to_lowercase();
     let says = |word: &str| kind.contains(word) && !kind.contains("not stated");

@@ -23,8 +23,8 @@ struct Architecture {
 }
 
 /// Architectures by a word of the model's name, from the published configurations. The first match
-/// wins. DeepSeek's heads have 192 features of queries and keys and 128 of values. The table has
-/// the mean, 160, which gives the same FLOPs.
+/// wins. DeepSeek's heads have 192 features of queries and keys and 128 of values. The mean, 160,
+/// gives the same FLOPs.
 const ARCHITECTURES: [(&str, Architecture); 13] = {
     const PLAIN: Architecture =
         Architecture { head_dimension: None, query_rank: None, key_value_rank: None, shared_ffn: None, dense_layers: 0 };

@@ -1,14 +1,14 @@
-//! Predicts a run's step time and memory with one representative rank a stage.
+//! Predicts a run's step time and memory with one representative rank per stage.
 //!
 //! A step may have thousands of micro-batches. Once the pipeline is full, a schedule's times repeat
 //! with each further micro-batch, because durations are equal in all of them. So a step is
-//! simulated with few micro-batches and again with some more, and the difference is extrapolated.
+//! simulated with few micro-batches, then with more, and the difference is extrapolated.
 //! The test `many_micro_batches_take_what_few_predict` compares that with the whole step.
 
 use crate::memory_figure::allocated;
 use crate::refusal::Refusal;
 use crate::run::Run;
-use foretell_program::{Footprint, Layout, Plan, Program, Recompute, Schedule, compile_training};
+use foretell_program::{Footprint, Layout, Plan, Program, Recompute, compile_training};
 use foretell_simulator::gpu::StageMemory;
 use foretell_simulator::{Breakdown, CostModel, simulate_representatives};
 use foretell_units::{Bytes, Seconds};
@@ -75,8 +75,8 @@ impl CompiledRun {
         let micro_batches = run.plan.micro_batches().map_err(|error| Refusal(error.to_string()))?;
         let layout = &Layout { recompute: recompute.clone(), ..run.plan.layout.clone() };
         // Interleaved schedules take micro-batches in groups of one per stage.
-        let period = if layout.schedule == Schedule::Interleaved { layout.pipeline } else { 1 };
-        if layout.schedule == Schedule::Interleaved && !micro_batches.is_multiple_of(layout.pipeline) {
+        let period = layout.schedule.group_size(layout.pipeline);
+        if !micro_batches.is_multiple_of(period) {
             return Err(Refusal(format!(
                 "{micro_batches} micro-batches are not a multiple of the {} interleaved stages",
                 layout.pipeline

@@ -1,5 +1,5 @@
-//! The published rows that come with the project, and which of them profile values may be fitted
-//! on.
+//! The published rows that come with the project, and their split into rows for fitting and
+//! held-out rows.
 //!
 //! `tests/published/split.yaml` declares the split. A hash of the row's name decides, so nobody
 //! can choose favourable rows.

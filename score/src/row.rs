@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 /// One measured run.
 ///
-/// An empty cell is not stated. Nor is a cell that holds no number where a number belongs.
+/// An empty cell counts as not stated, and so does text where a number belongs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Row {
     /// The row's unique name.

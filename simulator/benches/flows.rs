@@ -1,10 +1,16 @@
-//! Contended random flows by max-min fairness on a fat tree of 1,024 hosts, on one core.
+//! Benchmark of contended random flows with max-min fair shares, on a fat tree of 1,024 hosts and
+//! on one core.
 //!
-//! What is simulated: 1,024 flows are live at once, over and over. Each goes from a random host to a random other one, and has a random size,
-//! uniform between 1 and 100 MB; when it ends, the next one starts at that instant. So every host has one flow out and one in on average, and
-//! many have several. Measured is the time for 10,000 flows to end, from a state in which 10,000 have ended before; routes, latencies, events
-//! and the sharing of links are all in it. Three trees: full bisection with each flow on one of 64 paths by hash, so that flows collide; the
-//! same with every leaf oversubscribed four times; and that with flows spread evenly over all paths.
+//! 1,024 flows are live at any time. Each flow goes from a random host to another random host, with
+//! a random size, uniform between 1 and 100 MB. The next flow starts when one ends. So every host
+//! has one flow out and one flow in on average, and many hosts have several.
+//!
+//! The result is the time until 10,000 flows end, after a warm-up of 10,000 flows. It includes
+//! routes, latencies, events and the shares of links. There are three trees:
+//!
+//! - Full bisection. A hash puts each flow on one of 64 paths, so that flows collide.
+//! - The same with every leaf oversubscribed four times.
+//! - The oversubscribed tree with each flow spread evenly over all paths.
 //!
 //! `cargo bench -p foretell-simulator --bench flows`
 
@@ -20,7 +26,7 @@ use foretell_units::Bytes;
 const LIVE: usize = 1024;
 const FLOWS: u64 = 10_000;
 
-/// Numbers that look random: SplitMix64 (Steele, Lea and Flood 2014).
+/// A pseudorandom number generator: SplitMix64 (Steele, Lea and Flood 2014).
 struct Random(u64);
 
 impl Random {
@@ -38,7 +44,7 @@ impl Random {
     }
 }
 
-/// Lets so many flows end, each followed by another.
+/// Runs until `flows` flows have ended. Each is replaced by another.
 fn run(network: &mut FlowNetwork<'_>, random: &mut Random, hosts: usize, flows: u64) {
     for _ in 0..flows {
         network.next_end().expect("flows are live");

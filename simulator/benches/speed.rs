@@ -1,8 +1,13 @@
-//! How long simulations take on one core: `cargo bench -p foretell-simulator --bench speed`.
+//! Benchmark of the duration of simulations on one core: `cargo bench -p foretell-simulator --bench
+//! speed`.
 //!
-//! "whole" is a Program made ready and simulated once; "run" is the simulation alone, of a Program that was made ready before; "predict" is
-//! made ready once and simulated at the median, the 10th and the 90th percentile. No case includes compilation, and none keeps spans. What
-//! the cases are is said in `cases/mod.rs`; what is too large for a benchmark, in `examples/scale.rs`.
+//! - "whole" prepares a Program and simulates it once.
+//! - "run" simulates a prepared Program once.
+//! - "predict" prepares a Program once and simulates it at the median, the 10th and the 90th
+//!   percentile.
+//!
+//! No case includes compilation, and none records spans. The cases are in `cases/mod.rs`. Cases too
+//! large for a benchmark are in `examples/scale.rs`.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 mod cases;

@@ -1,5 +1,8 @@
-//! How long the planner's question takes, layout by layout: a step of GPT-175B on 1,024 GPUs compiled, made ready, run and foretold, each alone on one core.
-//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-simulator --example layouts [-- --times N] [--only PART_OF_A_NAME]`
+//! Prints the duration of each part of a prediction, for layouts that a planner tries. The parts
+//! compile, prepare, simulate and predict a step of GPT-175B on 1,024 GPUs, on one core.
+//!
+//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-simulator --example layouts [-- --times
+//! N] [--only PART_OF_A_NAME] [--stack STACK]`
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;
@@ -10,7 +13,8 @@ use std::time::Instant;
 
 const MODEL: &str = r#"{"family": "gpt", "layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200, "sequence": 2048}"#;
 
-/// Layouts of 1,536 sequences on 1,024 GPUs, as a planner tries them, and one on 10,000.
+/// Layouts of 1,536 sequences on 1,024 GPUs, and one layout on about 10,000 GPUs. Each has a name
+/// and the JSON of its layout.
 const LAYOUTS: [(&str, &str); 7] = [
     ("8x8x16, 96 of 1, 1f1b", r#""data": 16, "tensor": 8, "pipeline": 8, "micro_batch": 1"#),
     ("8x16x8, 64 of 3, 1f1b", r#""data": 8, "tensor": 8, "pipeline": 16, "micro_batch": 3"#),
@@ -27,7 +31,8 @@ const LAYOUTS: [(&str, &str); 7] = [
     ("8x16x78 on 10,000 GPUs, 32 of 1, 1f1b", r#""data": 78, "tensor": 8, "pipeline": 16, "micro_batch": 1"#),
 ];
 
-/// That of the program, which keeps what is freed: here where `MIMALLOC_PURGE_DELAY=-1` says so.
+/// The allocator of the `foretell` program. With `MIMALLOC_PURGE_DELAY=-1` it keeps freed memory,
+/// as the program does.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -48,11 +53,11 @@ fn main() {
         let costs = CostModel::new(None, &topology).with_stack(&topology, plan.stack.name(), plan.unstated_format()).unwrap();
         let options = Options { folding: Folding::On, recording: Recording::Ends, ..Options::default() };
         let mut least = [f64::INFINITY; 5];
-        let mut told = String::new();
+        let mut summary = String::new();
         for _ in 0..times {
             let mut start = Instant::now();
-            let mut lap = |place: usize| {
-                least[place] = least[place].min(start.elapsed().as_secs_f64() * 1e3);
+            let mut lap = |part: usize| {
+                least[part] = least[part].min(start.elapsed().as_secs_f64() * 1e3);
                 start = Instant::now();
             };
             let program = compile_training(&model, "gpt", &plan).unwrap();
@@ -67,7 +72,7 @@ fn main() {
             let (prediction, _) = predict_with(&program, &topology, &costs, &options).unwrap();
             least[3] = least[3].min(start.elapsed().as_secs_f64() * 1e3);
             let instructions: usize = program.lists.iter().map(|list| list.instructions.len()).sum();
-            told = format!(
+            summary = format!(
                 "step {:.6} s, {} lists of {instructions} instructions, {} ranks, {} events",
                 prediction.step_seconds.value(),
                 program.lists.len(),
@@ -80,7 +85,7 @@ fn main() {
         }
         let [compiled, ready, run, predicted, dropped] = least;
         println!(
-            "{name}: compiled in {compiled:.1} ms, made ready in {ready:.1}, run in {run:.1}, foretold in {predicted:.1}, dropped in {dropped:.1}; {told}"
+            "{name}: compiled in {compiled:.1} ms, prepared in {ready:.1}, simulated in {run:.1}, predicted in {predicted:.1}, dropped in {dropped:.1}; {summary}"
         );
     }
 }

@@ -1,6 +1,12 @@
-//! How long single simulations take, and what memory:
-//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-simulator --example scale -- CASE [--jitter CV] [--all]`, with CASE one of
-//! `small-transformer`, `gpt-175b`, `trillion`, `all-reduce`; `--all` simulates everyone, `--steps` runs collectives step by step.
+//! Prints the duration and the peak memory of single simulations.
+//!
+//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-simulator --example scale -- CASE
+//! [--jitter CV] [--all] [--steps] [--spans] [--times N]`
+//!
+//! - `CASE` is `small-transformer`, `gpt-175b`, `trillion` or `all-reduce`.
+//! - `--all` simulates all ranks.
+//! - `--steps` simulates each step of a collective.
+//! - `--spans` records spans.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../benches/cases/mod.rs"]
@@ -10,7 +16,8 @@ use cases::{all_reduce, gpt_175b, small_transformer, trillion};
 use foretell_simulator::{Collectives, Disturbance, Folding, Options, Recording, prepare, simulate};
 use std::time::Instant;
 
-/// That of the program, which keeps what is freed: here where `MIMALLOC_PURGE_DELAY=-1` says so.
+/// The allocator of the `foretell` program. With `MIMALLOC_PURGE_DELAY=-1` it keeps freed memory,
+/// as the program does.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -24,7 +31,9 @@ fn main() {
         Some("trillion") => trillion(),
         Some("all-reduce") => all_reduce(1024),
         _ => {
-            println!("which case? see the head of this file");
+            println!(
+                "the case is missing or unknown\nhint: name one of `small-transformer`, `gpt-175b`, `trillion` or `all-reduce`"
+            );
             return;
         }
     };
@@ -38,7 +47,7 @@ fn main() {
     };
     let start = Instant::now();
     drop(prepare(&case.program, &case.topology, &case.costs, &options).unwrap());
-    println!("made ready in {:.4} s", start.elapsed().as_secs_f64());
+    println!("prepared in {:.4} s", start.elapsed().as_secs_f64());
     for _ in 0..value("--times").unwrap_or(1.0) as usize {
         let start = Instant::now();
         let simulation = simulate(&case.program, &case.topology, &case.costs, &options).unwrap();

@@ -1,4 +1,5 @@
-//! How many instructions a second the simulator interprets: `cargo run --release -p foretell-simulator --example throughput`.
+//! Prints the number of instructions per second that the simulator interprets: `cargo run --release
+//! -p foretell-simulator --example throughput`.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/common/mod.rs"]
@@ -9,7 +10,8 @@ use foretell_program::{Axis, Collective, Group, Program};
 use foretell_simulator::{Folding, Options, Oversubscription, predict, simulate};
 use std::time::Instant;
 
-/// A network of `layers` layers, forward and backward, with gradients reduced in buckets beside the backward pass.
+/// Returns a network of `layers` layers, forward and backward. Its gradients are reduced in buckets
+/// during the backward pass.
 fn training(data: usize, tensor: usize, layers: usize, micro_batches: usize) -> Program {
     let mut stage = StageBuilder::new(0);
     let mut last = Vec::new();
@@ -30,7 +32,7 @@ fn training(data: usize, tensor: usize, layers: usize, micro_batches: usize) -> 
     program(data, tensor, vec![stage.done()])
 }
 
-/// A pipeline of two stages.
+/// Returns a pipeline of two stages.
 fn pipeline(data: usize, layers: usize, micro_batches: usize) -> Program {
     let (mut first, mut second) = (StageBuilder::new(0), StageBuilder::new(1));
     for _ in 0..micro_batches {

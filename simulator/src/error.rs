@@ -1,91 +1,93 @@
-//! Why a Program cannot be simulated: one clear sentence each, with the mend where the user has one.
+//! Errors of a simulation.
 
 use foretell_topologies::TopologyError;
 use foretell_units::Picoseconds;
 use thiserror::Error;
 
-/// Why a simulation gives no answer.
+/// Why a simulation has no answer.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum SimulationError {
-    /// The mesh is larger than the cluster.
+    /// The mesh has more ranks than the cluster has devices.
     #[error("{ranks} ranks need as many devices, and `{topology}` has {devices}; hint: use more nodes, or oversubscribe")]
     TooFewDevices {
         /// Ranks of the Program.
         ranks: usize,
-        /// Devices of the topology.
+        /// Devices that they may use.
         devices: usize,
-        /// Its name.
+        /// The name of the topology.
         topology: String,
     },
     /// Two jobs are placed on one node.
     #[error("jobs {} and {} both run on node `{node}`; hint: begin one of them on another node", jobs[0], jobs[1])]
     SharedNode {
-        /// Which jobs, counted from 0.
+        /// The numbers of the jobs, from 0.
         jobs: [usize; 2],
         /// The first such node.
         node: String,
     },
-    /// Two ranks that talk to each other are not joined.
+    /// No route joins two ranks that communicate.
     #[error(transparent)]
     Topology(#[from] TopologyError),
-    /// The Program contradicts itself: a fault of whoever made it.
+    /// An instruction names something that its list does not have. The compiler makes no such list.
     #[error("stage {stage}, instruction {instruction}: {reason}")]
     Malformed {
         /// The pipeline stage.
         stage: usize,
-        /// The instruction's place in the stage's list.
+        /// The instruction's index in the list.
         instruction: usize,
         /// What is wrong with it.
         reason: String,
     },
-    /// The Program does not say of each rank which of its lists it runs, or the lists are not in their stages' order.
-    #[error("the Program gives {given} ranks one of its {lists} lists of instructions, and its mesh has {ranks} ranks")]
+    /// The Program does not give each rank one of its lists, or the lists are not in the order of
+    /// their stages.
+    #[error("the Program gives {given} ranks one of its {lists} instruction lists, and its mesh has {ranks} ranks")]
     ListsOfRanks {
-        /// Lists that there are.
+        /// Number of lists.
         lists: usize,
-        /// Ranks that are given one.
+        /// Number of ranks that are given a list.
         given: usize,
         /// Ranks of the mesh.
         ranks: usize,
     },
-    /// Ranks that are to be simulated by one of them do not do alike, or nothing is known of what they run on.
-    #[error("one rank a stage cannot stand for all: {reason}; hint: simulate every rank")]
+    /// One rank of each stage was to stand for all, and it cannot.
+    #[error("one rank of each stage cannot stand for all: {reason}; hint: simulate every rank")]
     NoRepresentative {
-        /// Why not.
+        /// Why it cannot.
         reason: String,
     },
-    /// Two sides of a communication do not agree on what they exchange.
+    /// Two sides of a communication do not match.
     #[error("{left} and {right} do not match: {reason}")]
     Unmatched {
         /// One side.
         left: String,
-        /// The other.
+        /// The other side.
         right: String,
         /// How they differ.
         reason: String,
     },
-    /// Collectives of one group may go on at once, so that its members' steps are not one sequence.
+    /// Collectives were to run step by step, but two of one group may run at once, so that the
+    /// steps of its members are not one sequence.
     #[error(
-        "stage {stage}: collectives of one group, or messages with one peer, stand in several streams; hint: simulate them as flows"
+        "stage {stage}: collectives of one group, or messages with one peer, are in several streams; hint: simulate them as flows"
     )]
     Overlapping {
         /// The pipeline stage.
         stage: usize,
     },
-    /// It was asked to stop where the step ends later than that: see [`Deadline`](crate::Deadline).
-    #[error("the step takes {at_least} at least, later than was asked for")]
+    /// The step ends after its deadline: see [`Deadline`](crate::Deadline).
+    #[error("the step takes at least {at_least}, and its deadline is earlier")]
     PastDeadline {
-        /// What the step takes at least.
+        /// The least duration of the step.
         at_least: Picoseconds,
     },
-    /// Nothing can proceed, and not everything is done.
+    /// No instruction can proceed, and some have not ended.
     #[error("deadlock after {done} of {total} instructions: {}", waiting.join("; "))]
     Deadlock {
-        /// Instructions that finished, over all ranks.
+        /// Instructions that ended, over all ranks.
         done: usize,
-        /// Instructions there are, over all ranks.
+        /// Instructions of all ranks.
         total: usize,
-        /// What the first few ranks that wait are waiting in.
+        /// The instructions in which the first few ranks wait.
         waiting: Vec<String>,
     },
 }

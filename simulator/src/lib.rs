@@ -1,15 +1,26 @@
-//! The interpreter of Programs that predicts.
+//! Predicts how a Program runs, without running it.
 //!
-//! The nouns: a [`CostModel`] says how long one kernel or message takes alone, from a profile or else from the data sheet, and
-//! which of the two; a [`Simulation`] is the foretold [`Timeline`](foretell_program::Timeline) of one step with what it was spent
-//! on; a [`Prediction`] sums up some of them in the contract's form, with the interval that their spread and the model's own
-//! [`Uncertainty`] leave; a [`CriticalPath`] says
-//! what the step time is made of; a [`WhatIf`] asks again for other devices and links.
+//! A [`CostModel`] has the duration of one kernel, collective or message alone: from a profile if
+//! one covers it, else from the data sheet. A [`Simulation`] is the predicted
+//! [`Timeline`](foretell_program::Timeline) of one step. A [`Prediction`] summarises several
+//! simulations in the form of `simulate --json`, with an interval. A [`CriticalPath`] says what
+//! determines the step time, and a [`WhatIf`] predicts for other devices or links.
 //!
-//! The flow: a Program is *lowered* on a topology (dependencies turned around, groups and messages paired, routes taken) and then
-//! *interpreted*: an event queue, per rank its streams, and max-min fair sharing of links and processors wherever two things want
-//! the same. Simulated time is whole picoseconds. It is pure and deterministic, and knows no schedules, layouts, search or
-//! kernels' code: a special case here for one kind of layout would be a fault in the compiler.
+//! The layers, each of which imports only those before it:
+//!
+//! | folder | contents |
+//! | --- | --- |
+//! | [`gpu`] | profiles of GPUs, their links and software stacks that were fitted on published runs |
+//! | `cost` | durations of single kernels and messages alone |
+//! | `network` | the links that communication loads, and max-min fair sharing |
+//! | `lowering` | a Program resolved on a topology: groups, messages, routes and durations |
+//! | `equivalence` | which ranks are equivalent, so that one is simulated for all |
+//! | `engine` | the interpreter: an event queue, and the streams of every simulated rank |
+//! | `answers` | predictions, what-if questions, the critical path, money and energy, failures |
+//!
+//! Simulated time is in whole picoseconds. The crate is pure and deterministic. It knows no
+//! schedules, layouts or search, and no code of kernels: a special case for one kind of layout
+//! belongs in the compiler.
 //!
 //! ```
 //! use foretell_models::Kernel;
@@ -50,7 +61,7 @@
 //! # };
 //! # let mesh = Mesh::new(|axis| if axis == Axis::Data { 8 } else { 1 }, &[]).ok_or("no mesh")?;
 //! # let program = Program {
-//! #     list_of_rank: Program::one_list_a_stage(&mesh),
+//! #     list_of_rank: Program::one_list_per_stage(&mesh),
 //! #     mesh,
 //! #     precision: DataType::Bf16,
 //! #     format: DataType::Bf16,

@@ -1,11 +1,11 @@
-//! Quantities as bare numbers in SI base units, which is what the contract's JSON documents hold; in files that people write
-//! they carry their unit as text.
+//! Serialises quantities as plain numbers in SI base units, as the JSON documents of the command
+//! line have them. (In files that people write, quantities carry their unit as text.)
 
 use foretell_program::Footprint;
 use foretell_units::{Bytes, FlopsPerSecond, Seconds};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A quantity that is one number.
+/// A quantity that is serialised as one number.
 pub(crate) trait Number: Sized {
     fn number(&self) -> f64;
     fn of(number: f64) -> Self;
@@ -37,7 +37,7 @@ pub(crate) fn deserialize<'de, T: Number, D: Deserializer<'de>>(deserializer: D)
     f64::deserialize(deserializer).map(T::of)
 }
 
-/// Lists of sizes: whole numbers of bytes.
+/// Serialises a list of sizes as whole numbers of bytes.
 pub(crate) mod sizes {
     use super::{Bytes, Deserialize, Deserializer, Serializer};
 
@@ -50,7 +50,7 @@ pub(crate) mod sizes {
     }
 }
 
-/// What memory is for, by stage: whole numbers of bytes.
+/// Serialises memory by component for each stage, as whole numbers of bytes.
 pub(crate) mod footprints {
     use super::{Bytes, Deserialize, Deserializer, Footprint, Serialize, Serializer};
 

@@ -1,4 +1,5 @@
-//! Nothing is allocated while a Program runs: what a run allocates is the room that it runs in, however long the Program is.
+//! The event loop of a simulation allocates no memory. A run allocates only its initial state,
+//! whatever the Program's length.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -9,18 +10,19 @@ use foretell_simulator::{Collectives, Options, Quantile, Recording, prepare};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-/// The system's allocator, counting for each thread.
+/// The system's allocator, with a count of allocations per thread.
 struct Counting;
 
 thread_local! {
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: every call goes to the system's allocator as it came; a thread-local cell that needs no initialisation allocates nothing.
+// SAFETY: every call is forwarded unchanged to the system's allocator. The thread-local cell has a
+// constant initialiser, so its access allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller keeps what `System` asks for.
+        // SAFETY: the caller upholds the contract of `System`, which is the same.
         unsafe { System.alloc(layout) }
     }
 
@@ -39,7 +41,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Two stages that compute, reduce beside computing, and send each other messages.
+/// Two stages with kernels, overlapping collectives, and messages to each other.
 fn training(micro_batches: usize) -> Program {
     let (mut first, mut second) = (StageBuilder::new(0), StageBuilder::new(1));
     for _ in 0..micro_batches {
@@ -79,7 +81,7 @@ fn a_run_allocates_no_more_for_a_longer_program() {
             let (few, events) = run(10);
             let (many, more_events) = run(100);
             assert!(more_events > 9 * events, "{events} {more_events}");
-            // The queue's lists, one a bit of a time, may be longer now and then, and grow once more.
+            // The event queue has a list per bit of the time, and these may grow a few more times.
             assert!(many <= few + 64, "share {share}, {collectives:?}: {few} for {events} events, {many} for {more_events}");
         }
     }

@@ -1,4 +1,4 @@
-//! What the cost model makes of a profile.
+//! Costs that the cost model derives from a profile.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -18,7 +18,7 @@ fn matmul(rows: usize) -> Kernel {
     Kernel::Matmul { rows, columns: 512, contracted: 512, weight: WeightLayout::OutIn, bias: true, activation: Activation::None }
 }
 
-/// Products take twice what a perfect device would, and a microsecond.
+/// Measured duration of a product: twice that of a perfect device, and a microsecond.
 fn product_time(rows: usize) -> f64 {
     2.0 * matmul(rows).flops().value() / 1e12 + 1e-6
 }
@@ -62,7 +62,7 @@ fn profile() -> Profile {
 }
 
 #[test]
-fn what_was_measured_is_answered_as_measured() {
+fn measured_kernels_cost_their_samples() {
     let costs = CostModel::new(Some(&profile()), &node(2));
     let estimate = costs.kernel_time(&matmul(256), false, DataType::Fp32, 0);
     assert_eq!((estimate.source, estimate.median), (Source::Measured, Seconds::new(product_time(256))));
@@ -70,7 +70,7 @@ fn what_was_measured_is_answered_as_measured() {
 }
 
 #[test]
-fn what_lies_between_is_interpolated_in_the_kernels_own_sizes() {
+fn sizes_between_samples_are_interpolated() {
     let costs = CostModel::new(Some(&profile()), &node(2));
     for rows in [100, 128, 400, 512, 2000, 3000] {
         let estimate = costs.kernel_time(&matmul(rows), false, DataType::Fp32, 0);
@@ -82,20 +82,20 @@ fn what_lies_between_is_interpolated_in_the_kernels_own_sizes() {
 }
 
 #[test]
-fn far_from_the_samples_and_without_any_it_says_so() {
+fn the_source_tells_extrapolation_and_roofline_from_samples() {
     let costs = CostModel::new(Some(&profile()), &node(2));
     let source = |kernel, precision| costs.kernel_time(&kernel, false, precision, 0).source;
     assert_eq!(source(matmul(1 << 20), DataType::Fp32), Source::Extrapolated);
     assert_eq!(source(matmul(256), DataType::Bf16), Source::Roofline);
     assert_eq!(source(Kernel::AdamW { elements: 10, controlled: false }, DataType::Fp32), Source::Roofline);
-    // A profile of other devices says nothing.
+    // A profile of another kind of device does not apply.
     let other = Profile { device: "another".into(), ..profile() };
     let costs = CostModel::new(Some(&other), &node(2));
     assert_eq!(costs.kernel_time(&matmul(256), false, DataType::Fp32, 0).source, Source::Roofline);
 }
 
 #[test]
-fn constants_that_cost_nothing_do_not_make_a_kernel_another() {
+fn constants_without_cost_do_not_distinguish_kernels() {
     let gradient = |normalizer| Kernel::CrossEntropyGradient { rows: 8, classes: 10, normalizer, parts: 1, scaled: false };
     let time = sample(1e-6);
     let one = KernelSample { kernel: gradient(8), accumulate: false, precision: DataType::Fp32, time };
@@ -104,8 +104,8 @@ fn constants_that_cost_nothing_do_not_make_a_kernel_another() {
 }
 
 #[test]
-fn an_exchange_alone_takes_what_was_measured() {
-    // The sample is of those who take part at once; handing over comes before and after it.
+fn a_lone_collective_takes_its_measured_time() {
+    // The sample has ranks that start together. Stream handoffs come before and after it.
     let topology = node(2);
     let costs = CostModel::new(Some(&profile()), &topology);
     let bytes = 1u64 << 20;
@@ -123,7 +123,7 @@ fn an_exchange_alone_takes_what_was_measured() {
 }
 
 #[test]
-fn an_unmeasured_group_size_is_named() {
+fn unmeasured_group_sizes_are_listed_as_uncalibrated() {
     let topology = node(4);
     let costs = CostModel::new(Some(&profile()), &topology);
     let mut stage = StageBuilder::new(0);
@@ -150,7 +150,7 @@ fn worse_quantiles_are_slower() {
 }
 
 #[test]
-fn optimizer_and_data_have_their_part_of_the_breakdown() {
+fn the_breakdown_has_optimizer_and_data() {
     let topology = node(1);
     let costs = ideal(&topology);
     let mut stage = StageBuilder::new(0);
@@ -169,20 +169,21 @@ fn lab(name: &str) -> foretell_topologies::Topology {
 }
 
 #[test]
-fn a_device_with_a_share_of_a_core_is_as_much_slower() {
+fn a_device_with_part_of_a_core_is_slower_by_that_part() {
     let hetero = lab("lab-hetero");
     let kind = |name: &str| hetero.device_kinds().iter().position(|kind| kind.name == name).unwrap();
     let time = |profile: &Profile, name: &str| {
         CostModel::new(Some(profile), &hetero).kernel_time(&matmul(256), false, DataType::Fp32, kind(name))
     };
-    // Samples of the whole device hold for the half one; so do those of this machine's cores, of which a lab is made.
+    // Samples of the whole device apply to the half one, scaled. So do samples of this machine's
+    // cores, which a lab consists of.
     for device in ["whole-core", "local-core"] {
         let measured = Profile { device: device.into(), ..profile() };
         assert_eq!(time(&measured, "whole-core").median, Seconds::new(product_time(256)));
         assert_eq!(time(&measured, "half-core").median, Seconds::new(product_time(256) / 0.5));
         assert_eq!(time(&measured, "half-core").source, Source::Measured);
     }
-    // What it really had counts more than what the file asks for.
+    // The measured speed takes precedence over the file's quota.
     let speeds = vec![RelativeSpeed { device: "half-core".into(), speed: 0.4 }];
     let measured = Profile { device: "whole-core".into(), speeds, ..profile() };
     assert_eq!(time(&measured, "half-core").median, Seconds::new(product_time(256) / 0.4));
@@ -190,7 +191,7 @@ fn a_device_with_a_share_of_a_core_is_as_much_slower() {
 }
 
 #[test]
-fn a_labs_devices_share_the_cores_that_they_were_measured_on() {
+fn a_labs_devices_share_their_machines_cores() {
     let racks = lab("lab-4x1g-200m");
     let step = |cores| {
         let machine = MachineIdentity { cores, ..profile().machine };
@@ -206,7 +207,7 @@ fn a_labs_devices_share_the_cores_that_they_were_measured_on() {
 }
 
 #[test]
-fn exchanges_across_racks_are_not_answered_by_those_within() {
+fn samples_within_a_rack_do_not_apply_across_racks() {
     let racks = lab("lab-4x1g-200m");
     let far = |sample: ExchangeSample| ExchangeSample {
         reach: Reach::Fabric,
@@ -218,7 +219,7 @@ fn exchanges_across_racks_are_not_answered_by_those_within() {
     let both = near.iter().copied().chain(near.iter().map(|&sample| far(sample))).collect();
     let costs = CostModel::new(Some(&Profile { device: "cpu-core".into(), exchanges: both, ..profile() }), &racks);
     let bytes = 1u64 << 20;
-    // Stage by stage: ranks 0 and 1 are in one rack, and 2 and 3 in the other.
+    // Ranks are numbered stage by stage: 0 and 1 are in one rack, 2 and 3 in the other.
     let step = |data, pipeline| {
         let stages = (0..pipeline).map(|number| {
             let mut stage = StageBuilder::new(number);
@@ -230,15 +231,15 @@ fn exchanges_across_racks_are_not_answered_by_those_within() {
     let within = step(2, 2);
     assert!(within.calibrated, "{:?}", within.uncalibrated);
     assert!(about(within.step, Seconds::new(20e-6 + bytes as f64 / 0.5e9 + 10e-6)), "{}", within.step);
-    // Of four there is no sample; of two as far apart there is.
+    // There is no sample of four ranks, but one of two ranks equally far apart.
     let across = step(4, 1);
     assert_eq!(across.uncalibrated, ["all_reduce of 4 ranks"]);
     assert!(across.step.0 > 9 * within.step.0, "{} and {}", across.step, within.step);
 }
 
 #[test]
-fn a_networks_link_owes_what_it_let_pass_faster_than_its_rate() {
-    // Alone a message takes half of what the link's rate has it.
+fn bursts_above_a_links_rate_leave_a_backlog() {
+    // A lone message takes half of the time that the link's rate implies.
     let topology = cluster(2, 1, "nvswitch-1GB/s");
     let bytes = 1_000_000u64;
     let message = ExchangeSample {
@@ -262,16 +263,17 @@ fn a_networks_link_owes_what_it_let_pass_faster_than_its_rate() {
         Seconds::from(simulation.step).value() - 10e-6
     };
     assert!((step(1) - 0.5e-3).abs() < 1e-6, "{}", step(1));
-    // One after the other all but what is still owed at the end have passed at the rate.
+    // Consecutive messages pass at the link's rate, apart from the backlog at the end.
     assert!((8.2e-3..10e-3).contains(&step(10)), "{}", step(10));
 }
 
-/// A kernel and an exchange that outlasts it three times, or the other way round, where nothing else costs anything: how much longer each takes than alone.
+/// Returns the relative slowdown of a kernel and of a communication when they overlap. Each is
+/// measured beside one three times as long, without other costs.
 fn slowed(share: f64, growth: Option<f64>) -> [f64; 2] {
     let (bytes, elements, exchange, topology) = (1 << 20, 1000, 1e-3, node(2));
     let step = |kernel: f64, is_beside: [bool; 2]| {
         let time = |seconds| Sample { p10: Seconds::new(seconds), p90: Seconds::new(seconds), ..sample(seconds) };
-        // What even the smallest takes is latency, in which nobody is slowed.
+        // The time of the smallest communication is latency, during which it slows nothing.
         let reduce = [(8, 1e-9), (bytes, exchange)].map(|(bytes, seconds)| ExchangeSample {
             bytes,
             time: time(seconds),
@@ -308,22 +310,23 @@ fn slowed(share: f64, growth: Option<f64>) -> [f64; 2] {
 }
 
 #[test]
-fn kernels_and_exchanges_beside_each_other_are_slowed_as_they_were_measured() {
+fn overlap_slows_kernels_and_communication_as_measured() {
     for slowdown in [Slowdown { kernel: 0.2, exchange: 0.5 }, Slowdown { kernel: 0.4, exchange: 0.0 }, Slowdown::default()] {
         let (share, growth) = slowdown.share_and_growth();
         let [kernel, exchange] = slowed(share, Some(growth));
         assert!((kernel - slowdown.kernel).abs() < 1e-3 && (exchange - slowdown.exchange).abs() < 1e-3, "{kernel} {exchange}");
     }
-    // Where an operating system shares a processor out, an exchange that wants a quarter of it has all that it wants.
+    // An operating system that shares a processor gives a communication that needs a quarter of it
+    // all of that.
     let [kernel, exchange] = slowed(0.25, None);
     assert!((kernel - 1.0 / 3.0).abs() < 1e-3 && exchange.abs() < 1e-3, "{kernel} {exchange}");
 }
 
 #[test]
-fn launches_count_where_the_host_cannot_keep_ahead_of_a_step_that_is_not_launched_as_one() {
+fn launches_count_where_the_host_falls_behind() {
     const KERNELS: usize = 100;
     let topology = node(2);
-    // A profile of before says nothing of launches.
+    // Profiles in the older format have no launch duration.
     let text = serde_json::to_string(&profile()).unwrap();
     assert!(!text.contains("\"launch\""));
     assert_eq!(serde_json::from_str::<Profile>(&text).unwrap().launch, Seconds::ZERO);
@@ -340,13 +343,13 @@ fn launches_count_where_the_host_cannot_keep_ahead_of_a_step_that_is_not_launche
     let added = |elements: usize, is_alone: bool, question: &str| {
         step(elements, 20e-6, is_alone, question) - step(elements, 0.0, is_alone, question)
     };
-    // 7 us and 0.5 us for each kernel, of which the last runs when all are launched.
+    // A kernel takes 7 us and its overhead 0.5 us. The last runs once all are launched.
     let behind = KERNELS as f64 * 20e-6 - (KERNELS - 1) as f64 * 7.5e-6;
     assert!((added(1000, false, "launch*1") - behind).abs() < 1e-7, "{}", added(1000, false, "launch*1"));
-    // Half the launch, and half of what the interpreter adds.
+    // Half of the launch, and half of the interpreter's overhead.
     let behind = KERNELS as f64 * 10e-6 - (KERNELS - 1) as f64 * 7.25e-6;
     assert!((added(1000, false, "launch*0.5") - behind).abs() < 1e-7, "{}", added(1000, false, "launch*0.5"));
     assert!(added(1000, true, "launch*1").abs() < 1e-12);
-    // Kernels that take longer than their launches wait for the first alone.
+    // Kernels that outlast their launches wait only for the first launch.
     assert!((added(100_000, false, "launch*1") - 20e-6).abs() < 1e-7, "{}", added(100_000, false, "launch*1"));
 }

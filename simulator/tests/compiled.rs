@@ -1,4 +1,4 @@
-//! Programs as the compiler makes them, on clusters of the library.
+//! Compiled Programs on clusters of the library.
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;
@@ -13,7 +13,7 @@ fn plan(layout: Layout, global_batch: usize) -> Plan {
 }
 
 #[test]
-fn every_small_layout_of_a_network_can_be_foretold() {
+fn every_small_layout_of_resnet18_can_be_predicted() {
     let model = Model::named("resnet18").unwrap();
     let topology = Topology::library("hgx-h200").unwrap();
     let costs = CostModel::new(None, &topology);
@@ -57,8 +57,8 @@ fn shorter_bubbles_make_shorter_steps() {
     let model = Model::named("gpt2-xl").unwrap();
     let topology = Topology::library("dgx-a100-80g").unwrap();
     let costs = CostModel::new(None, &topology);
-    // 50 blocks, of which the embedding costs nothing and the head nearly as much as three layers; the same share for every stage as
-    // far as blocks allow.
+    // 50 blocks: the embedding costs nothing, the head almost as much as three layers. Stages are
+    // as equal as blocks allow.
     let step = |schedule: Schedule, virtual_stages: usize| {
         let layout = Layout { pipeline: 8, schedule, virtual_stages, micro_batch: 1, ..Layout::default() };
         let mut plan = plan(layout, 16);

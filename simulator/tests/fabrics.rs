@@ -1,4 +1,5 @@
-//! What a fabric does to exchanges: oversubscription, flows that collide, and jobs beside each other.
+//! Effects of a fabric on communication: oversubscription, colliding flows, and jobs that share
+//! links.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -15,14 +16,14 @@ use foretell_units::{Bytes, Picoseconds, Seconds};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
-/// `ranks` pass on what they have to the next, once around: between nodes of one device each.
+/// A ring shift of `bytes` among `ranks` ranks, one per node.
 fn shift(ranks: usize, bytes: u64) -> Program {
     let mut stage = StageBuilder::new(0);
     stage.collective(Collective::Shift, Group::along(Axis::Data), bytes, &[]);
     program(ranks, 1, vec![stage.done()])
 }
 
-/// Hosts of one device, two under a leaf, with 1 GB/s each.
+/// A fat tree of hosts with one device and 1 GB/s each, two under a leaf.
 fn tree(nodes: usize, more: &str) -> Topology {
     cluster_on(&format!("{{kind: fat-tree, nodes_per_leaf: 2, latency: 10us, {more}}}"), nodes, 1, "nvswitch-1GB/s")
 }
@@ -32,10 +33,11 @@ fn seconds(simulation: &foretell_simulator::Simulation) -> f64 {
 }
 
 #[test]
-fn an_oversubscribed_tree_slows_what_crosses_it_and_nothing_else() {
+fn oversubscription_slows_only_traffic_between_leaves() {
     let bytes = 100_000_000;
     let step = |topology: &Topology, ranks: usize| seconds(&run(&shift(ranks, bytes), topology, &ideal(topology)));
-    // Around four hosts one flow goes up from each leaf and one comes down: half of what the hosts could send.
+    // With four hosts, one flow leaves each leaf and one enters. That is half of what the hosts
+    // could send.
     for (oversubscription, longer) in [(1, 1.0), (2, 1.0), (4, 2.0), (8, 4.0)] {
         let topology = tree(4, &format!("oversubscription: {oversubscription}"));
         assert!((step(&topology, 4) - 0.1 * longer).abs() < 1e-4, "{oversubscription}: {}", step(&topology, 4));
@@ -43,7 +45,7 @@ fn an_oversubscribed_tree_slows_what_crosses_it_and_nothing_else() {
     }
 }
 
-/// The times at which flows between hosts of a tree end, all begun at once.
+/// Returns the end of each flow between hosts of a tree, in seconds, when all start at once.
 fn ends(topology: &Topology, flows: &[(usize, usize)]) -> Vec<f64> {
     let mut network = FlowNetwork::new(topology, &LinkEfficiency::IDEAL);
     for &(from, to) in flows {
@@ -81,14 +83,15 @@ fn flows_that_meet_on_an_uplink_share_it_and_others_do_not() {
     assert!(about(ends(&stated([0, 1]), &flows), 0.1));
     assert!(about(ends(&stated([1, 1]), &flows), 0.2));
     assert!(about(ends(&tree(4, "uplinks: 2, routing: spread"), &flows), 0.1));
-    // By hash the two meet in half of all cases.
+    // With routes chosen by hash, the two collide in half of all cases.
     let met = (0..200).filter(|seed| about(ends(&tree(4, &format!("uplinks: 2, seed: {seed}")), &flows), 0.2)).count();
     assert!((70..130).contains(&met), "{met} of 200");
 }
 
 #[test]
 fn jobs_that_share_a_leafs_uplinks_slow_each_other() {
-    // Each job passes on around four hosts: the first has a whole leaf and half of the next, where the second begins.
+    // Each job shifts data around three hosts. The first job has a whole leaf and half of the next,
+    // where the second begins.
     let topology = tree(6, "oversubscription: 2");
     let costs = ideal(&topology);
     let program = shift(3, 100_000_000);
@@ -106,7 +109,7 @@ fn jobs_that_share_a_leafs_uplinks_slow_each_other() {
     assert!(alone.iter().all(|step| (step - 0.1).abs() < 1e-4), "{alone:?}");
     let beside = foretell(&[job(0), job(3)]);
     assert!(beside.iter().all(|step| (step - 0.2).abs() < 1e-4), "{beside:?}");
-    // With twice the uplinks they do not notice each other.
+    // With twice the uplinks, the jobs do not slow each other.
     let wide = tree(6, "");
     let apart = simulate_jobs(&[job(0), job(3)], &wide, Quantile::Median, Folding::On).unwrap();
     assert!(apart.iter().all(|simulation| (seconds(simulation) - 0.1).abs() < 1e-4));
@@ -131,7 +134,7 @@ fn jobs_on_one_node_or_on_none_are_refused() {
 
 proptest! {
     #[test]
-    fn deadlines_know_what_is_due_first(
+    fn deadlines_return_the_earliest_entry(
         changes in proptest::collection::vec((0u32..20, proptest::option::of(0u64..50)), 0..200),
     ) {
         let mut deadlines = Deadlines::default();
@@ -161,7 +164,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
-    /// Alone on its nodes a job is what it is without the others; and nobody is faster beside others, where nothing is scheduled.
+    /// A job that runs alone equals its plain simulation, and other jobs never make it faster.
     #[test]
     fn a_job_beside_others_is_no_faster_than_alone(
         jobs in proptest::collection::vec((1usize..4, 1u64..50), 1..4),

@@ -19,11 +19,11 @@ fn a_step_takes_as_long_as_the_slowest_part() {
     let deep = InputPipeline { prefetch: 8, ..PIPELINE };
     for (pipeline, step, seconds, bound) in [
         (deep, 0.1, 0.1, InputBound::Step),
-        // 32 samples of 8 ms by four workers.
+        // Four workers decode 32 samples of 8 ms.
         (deep, 0.05, 0.064, InputBound::Workers),
         (InputPipeline { workers: 16, ..deep }, 0.02, 0.032, InputBound::Storage),
         (InputPipeline { workers: 16, storage: None, ..deep }, 0.02, 0.02, InputBound::Step),
-        // One batch on its way at once: storage's first millisecond, then the workers.
+        // With one batch in flight, its first millisecond of storage comes before the workers.
         (InputPipeline { prefetch: 1, ..PIPELINE }, 0.05, 0.065 + 0.003, InputBound::Prefetch),
     ] {
         let (closed, by) = pipeline.bound(Seconds::new(step));
@@ -36,12 +36,12 @@ fn a_step_takes_as_long_as_the_slowest_part() {
 
 #[test]
 fn a_full_queue_carries_the_first_steps() {
-    // Workers fall behind by 14 ms a step. Two batches wait while the first step is about to begin.
+    // Workers fall behind by 14 ms a step. Two batches are prefetched before the first step begins.
     let run = PIPELINE.simulate(Seconds::new(0.05), 40);
     assert!(run.waits[0] > Seconds::new(0.06), "the first batch has to be made");
     let late: Seconds = run.waits[20..].iter().copied().sum();
     assert!((late.value() / 20.0 - 0.014).abs() < 1e-9, "{late}");
-    // A slow start is caught up with where the pipeline is faster than the steps.
+    // A pipeline faster than the steps catches up after the first batch.
     let quick = PIPELINE.simulate(Seconds::new(0.1), 10);
     assert!(quick.waits[0] > Seconds::ZERO && quick.waits[1..].iter().all(|wait| *wait == Seconds::ZERO));
 }
@@ -50,7 +50,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_long_run_is_the_closed_form(
+    fn steady_steps_agree_with_the_closed_form(
         bytes in 1u64..10_000_000,
         storage in prop_oneof![Just(None), (1e7f64..1e10).prop_map(Some)],
         decode in 0.0f64..0.02,
@@ -73,7 +73,7 @@ proptest! {
         prop_assert!((simulated.value() - closed.value()).abs() <= 1e-9 + 1e-6 * closed.value(), "{simulated} and not {closed}");
     }
 
-    /// Whatever the queue: never faster than any part alone, never slower than all of them one after the other.
+    /// Any prefetch depth gives a step between the slowest part and the sum of all parts.
     #[test]
     fn no_queue_is_faster_than_the_parts_or_slower_than_their_sum(
         decode in 0.0f64..0.02, workers in 1usize..9, samples in 1usize..40, prefetch in 1usize..6, step in 0.0f64..0.2,
@@ -82,7 +82,8 @@ proptest! {
         let simulated = pipeline.steady_step(Seconds::new(step)).value();
         let reading = samples as f64 * 1e-3;
         let rounds = samples.div_ceil(workers) as f64 * decode;
-        // Where workers do not get equal parts of a batch, some tens of batches are equal parts but for one sample.
+        // Workers may get unequal parts of a batch. Over some tens of batches the parts differ by
+        // at most one sample.
         let rounding = decode / 30.0 + 1e-9;
         prop_assert!(simulated >= step.max(reading).max(samples as f64 * decode / workers as f64) - rounding, "{simulated}");
         prop_assert!(simulated <= step + reading + rounds + rounding, "{simulated}");

@@ -1,4 +1,4 @@
-//! What must hold of every simulation, on Programs drawn at random.
+//! Invariants of every simulation, on random Programs.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -11,7 +11,7 @@ use foretell_units::{Bytes, Picoseconds, Seconds};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 
-/// A thing that the next micro-batch does, in both stages.
+/// A random instruction or message.
 #[derive(Clone, Copy, Debug)]
 enum Draw {
     Compute(usize),
@@ -38,8 +38,8 @@ fn draws() -> impl Strategy<Value = Vec<Draw>> {
     )
 }
 
-/// The draws in order as the instructions of two stages. Both take a message from the other only before what comes later, so
-/// nothing can wait in a circle.
+/// Builds two stages from the draws, in order. Every receive comes before all later instructions in
+/// both stages, so there is no deadlock.
 fn drawn(data: usize, tensor: usize, draws: &[Draw]) -> Program {
     let mut stages = [StageBuilder::new(0), StageBuilder::new(1)];
     let mut last: [Vec<InstructionId>; 2] = [Vec::new(), Vec::new()];
@@ -50,7 +50,7 @@ fn drawn(data: usize, tensor: usize, draws: &[Draw]) -> Program {
             Draw::Compute(elements) => *after = vec![stage.compute(elements, after)],
             Draw::Reduce(axis, bytes) => {
                 let id = stage.collective(Collective::AllReduce, Group::along(axis), bytes, after);
-                // Some are waited for, the rest goes on beside.
+                // Later instructions wait for a third of these; the rest overlap.
                 if index % 3 == 0 {
                     after.push(id);
                 }
@@ -97,7 +97,7 @@ fn check(program: &Program, costs: &CostModel, simulation: &Simulation, share: f
     Ok(())
 }
 
-/// Ranks that are simulated once for several end when they do where everyone is simulated.
+/// Checks that folded ranks have the same spans as without folding.
 fn check_folding(
     program: &Program,
     topology: &Topology,
@@ -118,7 +118,8 @@ fn check_folding(
     prop_assert_eq!(unfolded.simulated_ranks, program.mesh.world_size());
     prop_assert!(folded.simulated_ranks <= unfolded.simulated_ranks);
     for (rank, (one, other)) in folded.timeline.ranks.iter().zip(&unfolded.timeline.ranks).enumerate() {
-        // Sums of equal parts and one product round otherwise, and what comes later by that shares links otherwise for as long.
+        // Sums of equal parts and their product round differently. Later instructions then share
+        // links for slightly different times.
         let same = |one: Picoseconds, other: Picoseconds| one.0.abs_diff(other.0) <= 1_000 + other.0 / 1_000_000_000;
         for (one, other) in one.spans.iter().zip(&other.spans) {
             prop_assert!(same(one.start, other.start) && same(one.end, other.end), "rank {}: {:?} and {:?}", rank, one, other);
@@ -129,7 +130,7 @@ fn check_folding(
     Ok(())
 }
 
-/// So many cases or as many as `FORETELL_FOLDING_CASES` says, after those that failed once.
+/// Runs `cases` cases, or `FORETELL_FOLDING_CASES` if set, after the stored regressions.
 fn cases(cases: u32) -> ProptestConfig {
     let cases = std::env::var("FORETELL_FOLDING_CASES").ok().and_then(|given| given.parse().ok()).unwrap_or(cases);
     let failed = FileFailurePersistence::Direct("tests/properties.proptest-regressions");
@@ -166,10 +167,10 @@ proptest! {
         }
     }
 
-    /// On clusters on which groups lie in nodes, across them and unevenly in both, with links and processors that are shared, and on fabrics
-    /// on which flows of one exchange collide and others do not.
+    /// Groups lie within nodes, across them and unevenly in both. Links and processors are shared,
+    /// and some fabrics have colliding flows.
     #[test]
-    fn folded_is_unfolded(
+    fn folding_does_not_change_spans(
         draws in draws(),
         (data, tensor) in (1usize..7, 1usize..4),
         (nodes, devices) in prop_oneof![Just((1usize, 36usize)), Just((9, 4)), Just((5, 8)), Just((13, 3)), Just((36, 1)), Just((18, 2))],
@@ -189,10 +190,10 @@ proptest! {
         check_folding(&drawn(data, tensor, &draws), &topology, (share, buffered), collectives, &stragglers)?;
     }
 
-    /// Where the mesh may be turned: data-parallel ranks on nodes that are alike, each node's devices in one row of the mesh. Ranks are then made ready
-    /// one an orbit.
+    /// Meshes with a rotation symmetry: data-parallel ranks on equal nodes, with each node's
+    /// devices in one row of the mesh. Only one rank of each orbit is then built.
     #[test]
-    fn turned_is_unturned(
+    fn folding_by_mesh_rotation_does_not_change_spans(
         draws in draws(),
         (data, (tensor, devices)) in (2usize..9, prop_oneof![Just((1, 1)), Just((2, 1)), Just((2, 2)), Just((3, 3)), Just((4, 2)), Just((4, 4))]),
         share in prop_oneof![Just(0.0), Just(0.3), Just(1.0)],
@@ -213,7 +214,8 @@ proptest! {
 
     #[test]
     fn a_faster_network_never_makes_two_lone_ranks_slower(draws in draws()) {
-        // Not so of schedules in general (Graham 1969), but here each stream has one order and nothing shares a processor.
+        // Schedules in general lack this property (Graham 1969). Here each stream has one order and
+        // nothing shares a processor.
         let program = drawn(1, 1, &draws);
         let step = |link: &str| {
             let topology = cluster(1, 2, link);
@@ -225,16 +227,16 @@ proptest! {
 }
 
 #[test]
-fn ranks_that_are_alike_are_simulated_once() {
+fn equivalent_ranks_are_simulated_once() {
     let draws = [Draw::Compute(1000), Draw::Compute(2000), Draw::Reduce(Axis::Data, 50_000), Draw::Forward(20_000)];
     let ranks = |nodes: usize, data: usize, tensor: usize| {
         let topology = cluster(nodes, 8, "nvswitch-1GB/s");
         run(&drawn(data, tensor, &draws), &topology, &ideal(&topology)).simulated_ranks
     };
-    // One of each stage, where a stage fills a node.
+    // A stage that fills a node needs one simulated rank.
     assert_eq!([ranks(2, 4, 2), ranks(2, 8, 1), ranks(2, 1, 8)], [2, 2, 2]);
-    // A double tree through many nodes has leaves and others: few classes, however many ranks.
+    // A double tree has leaves and inner nodes, so it needs few classes for any number of ranks.
     assert_eq!([ranks(16, 64, 1), ranks(128, 512, 1)], [4, 4]);
-    // Six ranks of a stage begin in the middle of a node: who shares its network with whom differs.
+    // A stage of six ranks begins inside a node, so its ranks share network interfaces unequally.
     assert!(ranks(2, 3, 2) > 2);
 }

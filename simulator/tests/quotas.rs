@@ -1,4 +1,5 @@
-//! Devices that have a share of their processor's time: they run until a period's budget is used up, and stand still until the next begins.
+//! Devices with a CPU quota: they run until a period's budget is used up, then pause until the next
+//! period.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -10,7 +11,8 @@ use foretell_topologies::{QUOTA_PERIOD, Topology};
 use foretell_units::{Picoseconds, Seconds};
 use proptest::prelude::*;
 
-/// A node of whole devices and one of devices with a share. Reading 8 KB, a relu of 1000 elements, takes a whole one some 10 us.
+/// A cluster of nodes with a whole device and nodes with a device under a quota. A relu of 1000
+/// elements moves 8 KB and takes a whole device some 10 us.
 fn cluster_of(whole: usize, partial: usize, share: f64) -> Topology {
     let device = "architecture: cpu, memory: 1GiB, memory_bandwidth: 1GB/s, peak: {fp32: 1TFLOP/s}";
     let node = |name, kind, count| {
@@ -34,19 +36,20 @@ fn run(program: &Program, topology: &Topology, costs: &CostModel) -> Simulation 
     simulate(program, topology, costs, &Options::default()).unwrap()
 }
 
-/// What a whole device takes for a kernel.
+/// Returns a kernel's duration on a whole device.
 fn whole(costs: &CostModel, topology: &Topology, kernel: &foretell_models::Kernel) -> Picoseconds {
     costs.kernel_time(kernel, false, foretell_units::DataType::Fp32, kind(topology, "whole")).median.into()
 }
 
-/// Of how many elements a kernel takes a whole device so many milliseconds.
+/// Returns the number of elements for which a kernel takes a whole device `milliseconds`.
 fn elements(costs: &CostModel, topology: &Topology, milliseconds: f64) -> usize {
     const SOME: usize = 1_000_000;
     let some = Seconds::from(whole(costs, topology, &foretell_models::Kernel::Relu { elements: SOME }));
     (milliseconds * 1e-3 / some.value() * SOME as f64).round() as usize
 }
 
-/// When a kernel ends that begins then, going on by at most 10 us at a time. `used` is what its device has used up of the period of `begin`.
+/// Returns a kernel's end by a walk in steps of at most 10 us. `used` is the budget that its device
+/// has used in the period of `begin`.
 fn slowly(begin: Picoseconds, work: Picoseconds, share: f64, (period, used): &mut (u64, u64)) -> Picoseconds {
     const TICK: u64 = 10_000_000;
     let length = Picoseconds::from(QUOTA_PERIOD).0;
@@ -68,7 +71,7 @@ fn slowly(begin: Picoseconds, work: Picoseconds, share: f64, (period, used): &mu
 }
 
 #[test]
-fn who_has_half_of_a_core_runs_for_half_of_a_period_and_then_stands_still() {
+fn half_of_a_core_runs_for_half_of_each_period() {
     let topology = cluster_of(1, 1, 0.5);
     let costs = ideal(&topology);
     for (kernel_milliseconds, ends) in [(4.0, 4.0), (4.9, 4.9), (8.0, 13.0), (19.9, 34.9), (23.0, 43.0)] {
@@ -82,7 +85,7 @@ fn who_has_half_of_a_core_runs_for_half_of_a_period_and_then_stands_still() {
 }
 
 #[test]
-fn who_waits_for_others_is_never_stopped() {
+fn a_device_that_waits_for_others_stays_within_its_quota() {
     let topology = cluster_of(1, 1, 0.5);
     let costs = ideal(&topology);
     let step = |turns: usize, of_first: f64| {
@@ -100,13 +103,14 @@ fn who_waits_for_others_is_never_stopped() {
         let (prediction, _) = predict(&program, &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
         prediction.step_seconds.value()
     };
-    // Of 5 ms it runs for 2; of 3 ms it would run for 2, and has 1.5 in the long run, of which the steps after the first tell.
+    // In the first case the device runs 2 ms of every 5 ms, within its quota. In the second it
+    // wants 2 ms of 3 ms but gets 1.5 ms in the long run.
     assert!((step(10, 3.0) - 50e-3).abs() < 1e-3, "{}", step(10, 3.0));
     let busy = step(50, 1.0);
     assert!((195e-3..205e-3).contains(&busy), "{busy}");
 }
 
-/// A thing that happens next, on one stage or the other.
+/// A random kernel, message or collective on one of the two stages.
 #[derive(Clone, Copy, Debug)]
 enum Draw {
     Compute(usize),
@@ -148,7 +152,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 150, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn kernels_end_when_a_walk_through_the_periods_says(draws in draws(), share in prop_oneof![Just(0.25), Just(0.5), Just(0.8)]) {
+    fn kernel_ends_agree_with_a_walk_through_the_periods(draws in draws(), share in prop_oneof![Just(0.25), Just(0.5), Just(0.8)]) {
         let topology = cluster_of(1, 1, share);
         let costs = ideal(&topology);
         let program = drawn(1, &draws);
@@ -163,7 +167,7 @@ proptest! {
     }
 
     #[test]
-    fn devices_with_shares_fold(draws in draws(), communication in prop_oneof![Just(0.0), Just(0.3)]) {
+    fn folding_does_not_change_ends_under_quotas(draws in draws(), communication in prop_oneof![Just(0.0), Just(0.3)]) {
         let topology = cluster_of(2, 2, 0.5);
         let mut costs = ideal(&topology);
         for kind in 0..costs.kind_count() {

@@ -1,4 +1,4 @@
-//! Money and energy in closed form.
+//! Price and energy of a step, compared with closed forms.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -19,11 +19,11 @@ fn described(power: &str, price: &str) -> Topology {
 }
 
 #[test]
-fn energy_is_power_times_time_by_what_is_done() {
+fn energy_is_the_power_of_each_activity_times_its_time() {
     let topology = described(", power: 100W, idle_power: 10W", ", price_per_hour: 36");
     let costs = ideal(&topology);
     let mut stage = StageBuilder::new(0);
-    // Bound by memory: no arithmetic to speak of.
+    // Bound by memory, with negligible arithmetic.
     let first = stage.compute(10_000_000, &[]);
     stage.collective(Collective::AllReduce, Group::along(Axis::Data), 50_000_000, &[first]);
     let program = program(3, 1, vec![stage.done()]);
@@ -31,7 +31,7 @@ fn energy_is_power_times_time_by_what_is_done() {
     let (kernel, step) = (Seconds::from(kernel(&costs, 10_000_000)), Seconds::from(simulation.step));
     let model = PowerModel { arithmetic: 1.0, memory: 0.7, communication: 0.4, idle: 0.9 };
     let cost = running_cost(&program, &topology, &simulation.timeline, &model);
-    // Three ranks are on two nodes, and the fourth device is not paid for its energy.
+    // Three ranks run on two nodes, and the fourth device's energy does not count.
     assert_eq!((cost.nodes, cost.devices), (2, 3));
     let expected = 3.0 * (70.0 * kernel.value() + 40.0 * (step - kernel).value());
     assert!((cost.step_energy.unwrap().value() - expected).abs() < 1e-6 * expected, "{:?} and not {expected}", cost.step_energy);
@@ -54,7 +54,7 @@ fn an_idle_rank_draws_what_idle_devices_draw() {
 }
 
 #[test]
-fn what_is_not_stated_is_not_guessed() {
+fn unstated_prices_and_powers_give_no_cost() {
     let topology = described("", "");
     let mut stage = StageBuilder::new(0);
     stage.compute(1000, &[]);

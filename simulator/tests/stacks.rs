@@ -5,7 +5,7 @@ use foretell_models::{Mlp, Model};
 use foretell_program::{Footprint, Layout, Offload, Optimizer, Overlap, Plan, Program, Schedule, Stack, compile_training};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::{
-    CostModel, Folding, Options, Oversubscription, Simulation, device_memory, predict, simulate, simulate_representatives,
+    CostModel, Folding, Options, Oversubscription, Simulation, predict, simulate, simulate_representatives,
 };
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Picoseconds};
@@ -17,7 +17,7 @@ fn gpt() -> Model {
 
 fn program(model: &Model, layout: Layout, micro_batches: usize, overlap: Overlap) -> Program {
     let batch = layout.samples_at_once() * micro_batches;
-    // Any that is not our own: those may have messages that block.
+    // Any stack but Foretell's own, whose messages may block.
     let stack = Stack::new("megatron-core");
     let plan = Plan { precision: DataType::Bf16, overlap, stack, ..Plan::new(layout, batch) };
     compile_training(model, "model", &plan).unwrap()
@@ -31,9 +31,10 @@ fn run(program: &Program, topology: &Topology, costs: &CostModel) -> Simulation 
     simulate(program, topology, costs, &Options::default()).unwrap()
 }
 
-/// Leaves of 32 nodes do not tell the 40 nodes of a stage apart where no exchange can leave their links busy or find them full.
+/// A stage of 40 nodes spans leaves of 32. The leaves do not distinguish nodes if no communication
+/// can saturate their links or leave a backlog.
 #[test]
-fn leaves_that_stages_straddle_leave_one_rank_a_stage() {
+fn stages_across_unsaturated_leaves_fold_to_one_rank() {
     let topology = Topology::library("dgx-h100").unwrap().with_nodes(96).unwrap();
     let layout =
         Layout { data: 40, tensor: 8, pipeline: 2, zero: 1, sequence_parallel: true, micro_batch: 1, ..Layout::default() };
@@ -46,10 +47,10 @@ fn leaves_that_stages_straddle_leave_one_rank_a_stage() {
     assert!(folded.step.0.abs_diff(unfolded.step.0) <= 100, "{} and {}", folded.step.0, unfolded.step.0);
 }
 
-/// What the many do is what the one that stands for them does, where its assumptions hold: within what flows that meet on a node's interfaces
-/// and parts that are uneven make of it.
+/// A representative rank per stage gives the same step within 0.1 %. The difference comes from
+/// uneven parts and from flows that share a node's interfaces.
 #[test]
-fn one_rank_a_stage_tells_what_all_ranks_do() {
+fn one_representative_per_stage_gives_the_step_of_all_ranks() {
     let topology = Topology::library("dgx-a100-80g").unwrap().with_nodes(4).unwrap();
     let model = gpt();
     for stack in ["megatron-core", "nemo", "ddp", "deepspeed", "mosaicml-composer"] {
@@ -70,10 +71,11 @@ fn one_rank_a_stage_tells_what_all_ranks_do() {
     }
 }
 
-/// Causal attention of half of a sequence is half of the work, as frameworks share it out, though the later half has more before it: with our own
-/// executor, whose parts are contiguous, all ranks wait for the one that has that. So says the one that stands for the others, and all of them.
+/// Frameworks balance causal attention across context-parallel ranks. Foretell's executor uses
+/// contiguous parts, so all ranks wait for the one with the last part. The representative and the
+/// full simulation agree on this.
 #[test]
-fn parts_of_a_sequence_are_balanced_but_ours() {
+fn only_foretells_own_context_parts_are_unbalanced() {
     let topology = Topology::library("dgx-h100").unwrap();
     let model = r#"{"family": "gpt", "layers": 2, "hidden": 1024, "heads": 8, "vocab": 128, "sequence": 65536}"#;
     let model: Model = serde_json::from_str(model).unwrap();
@@ -89,7 +91,7 @@ fn parts_of_a_sequence_are_balanced_but_ours() {
         };
         let whole = compute(1);
         for (parts, expected) in [(2, &of_two), (4, &of_four)] {
-            // What is not shared out takes the rest.
+            // Work without sharding accounts for the rest.
             let share = compute(parts) / whole * parts as f64;
             assert!(expected.contains(&share), "{stack} {parts}: {share}");
         }
@@ -97,7 +99,7 @@ fn parts_of_a_sequence_are_balanced_but_ours() {
 }
 
 #[test]
-fn communication_beside_kernels_is_hidden_and_what_blocks_is_not() {
+fn overlapped_gradients_hide_most_of_their_communication() {
     let topology = Topology::library("dgx-a100-80g").unwrap();
     let costs = costs(&topology, "megatron-core");
     let layout = Layout { data: 8, micro_batch: 8, ..Layout::default() };
@@ -109,7 +111,7 @@ fn communication_beside_kernels_is_hidden_and_what_blocks_is_not() {
 }
 
 #[test]
-fn a_step_of_tiny_kernels_takes_what_the_host_takes_to_launch_them() {
+fn a_step_of_tiny_kernels_takes_their_launch_overhead() {
     let topology = Topology::library("dgx-h100").unwrap();
     let model = Model::Mlp(Mlp { widths: vec![8; 65] });
     let program = program(&model, Layout::default(), 1, Overlap::default());
@@ -132,7 +134,7 @@ fn a_step_of_tiny_kernels_takes_what_the_host_takes_to_launch_them() {
 }
 
 #[test]
-fn an_interval_is_that_of_the_stack_and_an_unknown_device_is_said_not_to_be_calibrated() {
+fn intervals_follow_the_stack_and_unknown_devices_are_uncalibrated() {
     let program = program(&gpt(), Layout { micro_batch: 4, ..Layout::default() }, 1, Overlap::default());
     let topology = Topology::library("dgx-a100-80g").unwrap();
     let answer = |topology: &Topology, costs: &CostModel| {
@@ -153,7 +155,7 @@ fn an_interval_is_that_of_the_stack_and_an_unknown_device_is_said_not_to_be_cali
 }
 
 #[test]
-fn what_a_topology_changes_of_a_device_counts() {
+fn a_topologys_changes_to_a_base_device_count() {
     let plain = Topology::library("dgx-a100-80g").unwrap();
     let text = "name: half\ndevices:\n  half: {base: a100-sxm-80g, memory_bandwidth: 1TB/s, peak: {bf16: 156TFLOP/s}}\n\
                 nodes:\n  - {name: n, count: 1, devices: {kind: half, count: 8}, link: nvswitch-300GB/s}\n\
@@ -168,9 +170,10 @@ fn what_a_topology_changes_of_a_device_counts() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
-    /// Whatever the stack has kernels wait for, on nodes that groups fill, straddle and share.
+    /// Kernels wait for communication as each stack defines it. Groups fill, straddle and share
+    /// nodes.
     #[test]
-    fn folded_is_unfolded_whatever_the_stack(
+    fn folding_does_not_change_spans_under_any_stack(
         (data, tensor, pipeline) in (1usize..7, 1usize..5, 1usize..4),
         zero in 0usize..4,
         micro_batches in 1usize..4,
@@ -198,7 +201,7 @@ proptest! {
         let (folded, unfolded) = (with(Folding::On), with(Folding::Off));
         prop_assert_eq!(unfolded.simulated_ranks, program.mesh.world_size());
         for (one, other) in folded.timeline.ranks.iter().zip(&unfolded.timeline.ranks) {
-            // Sums of equal parts and one product round otherwise.
+            // Sums of equal parts and their product round differently.
             let same = |one: Picoseconds, other: Picoseconds| one.0.abs_diff(other.0) <= 100 + other.0 / 1_000_000_000;
             for (one, other) in one.spans.iter().zip(&other.spans) {
                 prop_assert!(same(one.start, other.start) && same(one.end, other.end), "{:?} and {:?}", one, other);
@@ -207,32 +210,39 @@ proptest! {
     }
 }
 
-/// What devices hold follows the stack: Megatron's four bytes of gradient a parameter, the optimizer's state, and a context.
+/// Memory follows the stack: Megatron has four bytes of gradient a parameter, its optimizer state,
+/// and a context.
 #[test]
-fn a_framework_holds_other_copies_than_our_arena() {
+fn memory_by_component_follows_the_stack() {
     let topology = Topology::library("dgx-a100-80g").unwrap();
     let layout = Layout { data: 8, zero: 1, ..Layout::default() };
     let program = program(&gpt(), layout, 1, Overlap::default());
     let list = &program.lists[0];
-    let ours = device_memory(list, DataType::Bf16, &costs(&topology, "foretell"), 0);
+    let held = |costs: &CostModel| {
+        predict(&program, &topology, costs, Oversubscription::Refused, Folding::On).unwrap().0.memory_by_component[0]
+    };
+    let ours = held(&costs(&topology, "foretell"));
     assert_eq!(ours, Footprint::of(list));
     assert_eq!(ours.total(), list.arena);
-    let theirs = device_memory(list, DataType::Bf16, &costs(&topology, "megatron-core"), 0);
-    // The default is stochastic gradient descent with momentum: a copy and a velocity in single precision.
+    let theirs = held(&costs(&topology, "megatron-core"));
+    // The default is stochastic gradient descent with momentum, with a copy and a velocity in
+    // single precision.
     let bytes = 8.0;
     let parameters = theirs.parameters.value() / 2.0;
-    // Of 355 M parameters and what pads the vocabulary; an eighth of the optimizer's state is on each.
+    // 355 M parameters and the vocabulary's padding. Each device has an eighth of the optimizer
+    // state.
     assert!((350e6..360e6).contains(&parameters), "{theirs:?}");
     assert!((theirs.optimizer_state.value() * 8.0 / parameters / bytes - 1.0).abs() < 0.01, "{theirs:?}");
     assert!(theirs.gradients.value() / parameters > 3.9 && theirs.context > Bytes::ZERO, "{theirs:?}");
     assert!(theirs.total().value() > ours.total().value(), "{theirs:?} beside {ours:?}");
-    // An uncalibrated device without a profile of its kind has our arena.
-    assert_eq!(device_memory(list, DataType::Bf16, &CostModel::new(None, &topology), 0), ours);
+    // A device without a profile of its kind has the arena as its memory.
+    assert_eq!(held(&CostModel::new(None, &topology)), ours);
 }
 
-/// Products of a GPT's layers in eight bits take less than in sixteen, and with what makes their operands still; those of small ones do not.
+/// Large products of a GPT's layers are faster in fp8 than in bf16, quantisation included. Small
+/// ones are not.
 #[test]
-fn a_plan_of_eight_bits_pays_where_products_are_large() {
+fn fp8_is_faster_only_for_large_products() {
     let topology = Topology::library("dgx-h100").unwrap();
     let step = |hidden: usize, precision: DataType| {
         let text =
@@ -247,16 +257,16 @@ fn a_plan_of_eight_bits_pays_where_products_are_large() {
     let [wide, narrow] = [DataType::Bf16, DataType::Fp8].map(|precision| step(8192, precision));
     let ratio = narrow.step_seconds / wide.step_seconds;
     assert!((0.5..0.85).contains(&ratio), "{ratio}");
-    // Of a peak that is twice as high, so less of it.
+    // The peak is twice as high, so the utilisation is lower.
     assert!(narrow.mfu < wide.mfu, "{} of {}", narrow.mfu, wide.mfu);
     let ratio = step(512, DataType::Fp8).step_seconds / step(512, DataType::Bf16).step_seconds;
     assert!(ratio > 0.97, "{ratio}");
 }
 
-/// What goes to the host may be late: it is caught up with beside the pass back that follows. Were its place in memory wanted at once, every pass
-/// forward would wait for the link.
+/// Copies of activations to the host may be late and catch up during the next backward pass. If
+/// their memory were needed at once, every forward pass would wait for the link.
 #[test]
-fn activations_on_their_way_to_the_host_do_not_hold_up_each_pass() {
+fn activation_offload_does_not_delay_every_forward_pass() {
     let topology = Topology::library("dgx-h100").unwrap();
     let costs = costs(&topology, "foretell");
     let model = r#"{"family": "llama", "layers": 40, "hidden": 4096, "heads": 64, "kv_heads": 8, "ffn": 28672, "vocab": 512, "sequence": 8192}"#;
@@ -275,6 +285,6 @@ fn activations_on_their_way_to_the_host_do_not_hold_up_each_pass() {
         run(&program(&model, layout, 16, Overlap::default()), &topology, &costs).step.0 as f64
     };
     let ratio = step(Offload::Activations) / step(Offload::None);
-    // With places that are wanted after 64 instructions it is 1.35.
+    // If the memory were needed after 64 instructions, the ratio would be 1.35.
     assert!((1.1..1.28).contains(&ratio), "{ratio}");
 }

@@ -1,4 +1,4 @@
-//! Collectives step by step, against closed forms and against flows.
+//! Collectives simulated step by step, compared with closed forms and with flows.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -20,12 +20,12 @@ fn with(program: &Program, topology: &Topology, costs: &CostModel, collectives: 
 }
 
 #[test]
-fn where_nothing_contends_steps_take_what_the_closed_form_says() {
+fn uncontended_steps_take_their_closed_form() {
     for ranks in [2u64, 3, 8, 64] {
         let topology = node(ranks as usize);
         let mut costs = ideal(&topology);
         costs.parameters_mut(0).exchange_overhead = Seconds::new(6e-6);
-        // Beside what data take there is half a microsecond each at both ends of a hop.
+        // Latency of a hop, without its data.
         let hop = Seconds::from(
             with(&of_one_collective(Collective::Shift, 2, 1), &topology, &ideal(&topology), Collectives::Flow, Folding::Off).step,
         ) - Seconds::new(1e-9);
@@ -43,12 +43,12 @@ fn where_nothing_contends_steps_take_what_the_closed_form_says() {
                 "{kind:?} {ranks}: {} {expected}",
                 stepped.step
             );
-            // The flow is a tree where that is faster, which two members are not.
+            // The flow uses a tree where that is faster, which it is not for two members.
             if kind != Collective::AllReduce || ranks == 2 {
                 let flow = with(&program, &topology, &costs, Collectives::Flow, Folding::Off);
                 assert!(stepped.step.0.abs_diff(flow.step.0) <= rounding, "{kind:?} {ranks}: {} {}", stepped.step, flow.step);
             }
-            // Every step of every rank, and that each has been set up.
+            // One event per step and rank, and one per rank for the setup.
             assert_eq!(stepped.events, ranks * steps + ranks, "{kind:?} {ranks}");
             let folded = with(&program, &topology, &costs, Collectives::Steps, Folding::On);
             assert_eq!((folded.step, folded.simulated_ranks, folded.events), (stepped.step, 1, steps + 1), "{kind:?} {ranks}");
@@ -65,17 +65,19 @@ fn rings_between_nodes_use_every_interface_and_fold_to_one_member() {
     let folded = with(&program, &topology, &costs, Collectives::Steps, Folding::On);
     assert!(about(stepped.step, folded.step), "{} {}", stepped.step, folded.step);
     assert_eq!(folded.simulated_ranks, 1);
-    // A message of each of 32 members in each of eight rings, 62 times over.
+    // 62 steps with a message from each of 32 members in each of eight rings.
     assert!(stepped.events >= 8 * 32 * 62);
-    // A ring moves at the pace of its slowest hop, as the flow does; it need not wait for that where a faster one comes first.
+    // A ring moves at the pace of its slowest hop, as the flow does. A faster hop before it need
+    // not wait.
     let flow = with(&program, &topology, &costs, Collectives::Flow, Folding::Off);
     let ratio = stepped.step.0 as f64 / flow.step.0 as f64;
     assert!((0.95..1.05).contains(&ratio), "{ratio}");
 }
 
-/// NCCL's protocols, the links' measured rates, and what a stack's ranks wait for each other.
+/// The rule covers NCCL's protocols, the links' measured rates and the ranks' waiting for each
+/// other.
 #[test]
-fn on_gpus_steps_take_what_the_rule_for_whole_collectives_says() {
+fn steps_on_gpus_agree_with_the_rule_for_whole_collectives() {
     let topology = Topology::library("dgx-a100-80g").unwrap().with_nodes(4).unwrap();
     let costs = CostModel::new(None, &topology).with_stack(&topology, "megatron-deepspeed", DataType::Fp16).unwrap();
     let ratio = |program: &Program| {
@@ -87,7 +89,8 @@ fn on_gpus_steps_take_what_the_rule_for_whole_collectives_says() {
         for kind in [Collective::AllReduce, Collective::ReduceScatter, Collective::AllGather] {
             for bytes in [1 << 12, 1 << 22, 1 << 30] {
                 let ratio = ratio(&of_one_collective(kind, ranks, bytes));
-                // Between nodes eight rings share interfaces, whose rates are not quite those of the rule.
+                // Between nodes, eight rings share interfaces, whose rates differ slightly from the
+                // rule's.
                 let most = if ranks == 8 { 1.001 } else { 1.06 };
                 assert!((0.999..most).contains(&ratio), "{kind:?} of {bytes} bytes among {ranks}: {ratio}");
             }
@@ -102,8 +105,9 @@ fn on_gpus_steps_take_what_the_rule_for_whole_collectives_says() {
 }
 
 #[test]
-fn a_straggler_holds_a_ring_up_as_it_does_a_flow() {
-    // Whoever has every part has had those of the last to come, and they take as many messages to go round.
+fn a_straggler_delays_a_ring_as_it_does_a_flow() {
+    // A rank ends once it has the straggler's part, which takes as many messages to go around as in
+    // the flow.
     let topology = node(8);
     let costs = ideal(&topology);
     let mut stage = StageBuilder::new(0);
@@ -124,7 +128,7 @@ fn a_straggler_holds_a_ring_up_as_it_does_a_flow() {
 }
 
 #[test]
-fn without_spans_the_answer_is_the_same() {
+fn recording_only_ends_gives_the_same_answer() {
     let topology = node(8);
     let costs = CostModel::new(None, &topology);
     let mut stage = StageBuilder::new(0);

@@ -1,4 +1,4 @@
-//! What-if questions: the answer is that of the cluster that was asked about, and half of what takes time is half of the time.
+//! What-if questions, compared with simulations of the changed cluster and with closed forms.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -27,7 +27,7 @@ fn mixed() -> Program {
 }
 
 #[test]
-fn the_answer_is_that_of_the_cluster_that_was_asked_about() {
+fn what_if_answers_equal_those_of_the_changed_cluster() {
     let program = mixed();
     let written = |memory: &str, link: &str, nic: &str, latency: &str| {
         let text = format!(
@@ -49,7 +49,7 @@ fn the_answer_is_that_of_the_cluster_that_was_asked_about() {
         ("host.launch*1", written("1GB/s", "1GB/s", "1GB/s", "10us")),
     ] {
         let (answer, expected) = (asked(&program, &topology, &costs, question), run(&program, &other.0, &other.1).step);
-        // Sums of the launch and the rest round otherwise.
+        // Sums of the launch and the rest round differently.
         assert!(about(answer, Seconds::from(expected)), "{question}: {answer} and not {expected}");
         assert!(
             question.ends_with("*1") || answer != asked(&program, &topology, &costs, "latency*1"),
@@ -59,7 +59,7 @@ fn the_answer_is_that_of_the_cluster_that_was_asked_about() {
 }
 
 #[test]
-fn launching_is_apart_from_what_kernels_do() {
+fn launch_overhead_is_separate_from_kernel_speed() {
     let topology = node(1);
     let costs = ideal(&topology);
     let mut stage = StageBuilder::new(0);
@@ -69,14 +69,14 @@ fn launching_is_apart_from_what_kernels_do() {
     let program = program(1, 1, vec![stage.done()]);
     let [whole, launched, faster, neither] = ["latency*1", "host.launch*0", "device.speed*1e12", "device.speed*1e12,launch*0"]
         .map(|question| asked(&program, &topology, &costs, question));
-    // Ten launches of 4 us: the data sheet's assumption.
+    // Ten launches of 4 us, which the data sheet assumes.
     assert!(about(whole.saturating_sub(launched), Seconds::new(40e-6)), "{whole} {launched}");
     assert!(about(faster, Seconds::new(40e-6)), "{faster}");
     assert!(about(neither, Seconds::ZERO), "{neither}");
 }
 
 #[test]
-fn what_was_measured_changes_as_the_data_sheet_does() {
+fn measured_costs_scale_as_the_data_sheet_does() {
     let topology = node(2);
     let sample = |seconds: f64| {
         let median = Seconds::new(seconds);
@@ -118,7 +118,7 @@ fn what_was_measured_changes_as_the_data_sheet_does() {
     let program = program(2, 1, vec![stage.done()]);
     for (question, seconds) in [
         ("host.launch*1", 3e-3 + 1e-6 + 5e-3),
-        // The sheet has this kernel bound by memory.
+        // By the data sheet, this kernel is bound by memory.
         ("memory_bandwidth*3", 1e-3 + 1e-6 + 5e-3),
         ("device.peak*3", 3e-3 + 1e-6 + 5e-3),
         ("device.speed*3", 1e-3 + 1e-6 + 5e-3),
@@ -133,7 +133,7 @@ fn what_was_measured_changes_as_the_data_sheet_does() {
 }
 
 #[test]
-fn fitted_costs_answer_for_the_cluster_that_was_asked_about() {
+fn fitted_costs_scale_to_the_changed_cluster() {
     let library = || Topology::library("dgx-a100-80g").unwrap().with_nodes(2).unwrap();
     let costs =
         |topology: &Topology| CostModel::new(None, topology).with_stack(topology, "megatron-core", DataType::Bf16).unwrap();

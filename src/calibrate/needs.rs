@@ -1,4 +1,5 @@
-//! What a calibration is to time: the kernels of layouts, the steps in which they stand, the messages.
+//! The work list of a calibration: the kernels of layouts, the steps in which they occur, and
+//! message sizes.
 
 use foretell_executor::TimedStep;
 use foretell_models::{Kernel, Model};
@@ -9,32 +10,34 @@ use foretell_topologies::Topology;
 use foretell_units::Bytes;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a calibration is to time.
+/// The work list of a calibration.
 #[derive(Clone, Debug, Default)]
 pub struct Needs {
-    /// Each with the distances at which its operands are used again, wherever it stands in a step.
+    /// Kernels, each with its operands' reuse distances at every place where it occurs in a step.
     pub(super) kernels: BTreeMap<(Kernel, bool), Vec<Vec<Bytes>>>,
-    /// The sizes of messages and exchanges, each with the distances at which what is sent was written.
+    /// Sizes of collectives and messages, each with the reuse distances of the sent data.
     pub(super) messages: BTreeMap<Bytes, Vec<Bytes>>,
-    /// About how many bytes a step touches.
+    /// Bytes that a step touches: its largest arena.
     pub(super) footprint: Bytes,
-    /// Of each list that has exchanges: the bytes that its kernels touch, for each of these.
+    /// For each instruction list that communicates: bytes that its kernels touch per collective or
+    /// message.
     pub(super) between_exchanges: Vec<Bytes>,
-    /// The longest message or exchange.
+    /// The largest collective or message.
     pub(super) longest_message: Bytes,
-    /// Of how many ranks the groups are that exchange.
+    /// Sizes of the groups that communicate.
     pub(super) group_sizes: BTreeSet<usize>,
-    /// The steps in which the kernels stand, and where in them they are timed.
+    /// The steps in which kernels occur, and the instructions at which they are timed.
     pub(super) passages: Vec<TimedStep>,
-    /// In how many places each kernel is timed.
+    /// Number of places at which each kernel is timed so far.
     places: BTreeMap<(Kernel, bool), usize>,
 }
 
 impl Needs {
-    /// Adds those of every family of layouts in a plan's space. Layouts that do not fit the devices are left out.
+    /// Adds the work of every layout family in a plan's search space. Leaves out layouts that do
+    /// not fit.
     ///
     /// # Errors
-    /// Why the first cannot be laid out, where none can.
+    /// The first layout's error, if none can be laid out.
     pub fn add_layouts(
         &mut self,
         model: &Model,
@@ -48,9 +51,9 @@ impl Needs {
         let memory = topology.least_memory();
         let costs = CostModel::new(None, topology);
         let request = Request { devices, fixed: fixed.clone(), ..Request::new(model, name, topology, &costs, base) };
-        // What has no space will be refused where it is searched.
+        // An empty search space is refused later, by the search.
         for layout in families(&request).unwrap_or_default() {
-            // What cannot be laid out has no kernels.
+            // A layout that does not compile has no kernels.
             let plan = Plan { layout, ..base.clone() };
             let compiled = match compile(model, name, &plan) {
                 Ok(compiled) => compiled,
@@ -67,7 +70,7 @@ impl Needs {
         refusal.filter(|_| !is_any).map_or(Ok(()), Err)
     }
 
-    /// Adds those of a training step.
+    /// Adds the work of one training step.
     pub fn add(&mut self, model: &Model, name: &str, plan: &Plan, compiled: &Compiled) {
         let stages = compiled.training.lists.iter();
         for list in stages.clone() {
@@ -98,7 +101,8 @@ impl Needs {
         }
     }
 
-    /// The instructions of a list whose kernels are timed there: some that lie far apart of each kernel that has not enough places yet.
+    /// Chooses the instructions of a list at which kernels are timed: spread over the list, for
+    /// each kernel that has too few places so far.
     fn places_in(&mut self, stage: &StageProgram) -> Vec<u32> {
         let mut standing: BTreeMap<(Kernel, bool), Vec<u32>> = BTreeMap::new();
         for (number, instruction) in stage.instructions.iter().enumerate() {
@@ -111,7 +115,7 @@ impl Needs {
             let known = self.places.entry(kernel).or_default();
             let count = all.len().min(MOST_PLACES_IN_A_LIST).min(MOST_PLACES - *known);
             *known += count;
-            // The middles of equal parts of the list.
+            // The middles of equal parts of the occurrences.
             chosen.extend((0..count).map(|part| all[(2 * part + 1) * all.len() / (2 * count)]));
         }
         chosen.sort_unstable();
@@ -119,10 +123,11 @@ impl Needs {
     }
 }
 
-/// Beyond what a core has of caches to itself it does not matter what is touched.
+/// Cap on bytes touched between communication: beyond a core's private caches more makes no
+/// difference.
 pub(super) const MOST_BETWEEN_EXCHANGES: Bytes = Bytes::new(4 << 20);
 
-/// The bytes that a list's kernels touch for each of its exchanges, if it has any.
+/// Bytes that a list's kernels touch per collective or message; `None` if it does not communicate.
 fn between_exchanges(stage: &StageProgram) -> Option<Bytes> {
     let (mut touched, mut exchanges) = (0, 0);
     for instruction in &stage.instructions {
@@ -138,6 +143,6 @@ fn between_exchanges(stage: &StageProgram) -> Option<Bytes> {
     (exchanges > 0).then(|| Bytes::new(touched / exchanges))
 }
 
-/// A kernel is timed in so many places at most, and in so many of one list.
+/// Most places at which a kernel is timed, and most of them in one list.
 const MOST_PLACES: usize = 16;
 const MOST_PLACES_IN_A_LIST: usize = 8;

@@ -1,21 +1,25 @@
-//! What the whole-system tests share: a folder that goes away, and the program as a user starts it.
+//! Shared by the whole-system tests: a temporary folder in which they run the program.
 
-#![allow(dead_code)] // Not every test file uses all of it.
+#![allow(dead_code)] // Each test file uses only a part.
 
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-/// A folder of a test's own.
+/// A temporary folder, removed when the value is dropped.
 pub struct Scratch {
     folder: tempfile::TempDir,
 }
 
-/// How a run went.
+/// The result of a training run.
 pub struct Trained {
+    /// The loss of each step.
     pub losses: Vec<f64>,
+    /// The gradient norm of each step.
     pub gradient_norms: Vec<f64>,
+    /// The largest arena of each stage, in bytes.
     pub arenas: Vec<u64>,
+    /// The whole answer of `foretell execute --json`.
     pub document: Value,
 }
 
@@ -35,7 +39,7 @@ impl Scratch {
         path
     }
 
-    /// The program, in this folder.
+    /// A command that runs the program in this folder.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_foretell"));
         command.args(arguments).current_dir(self.folder.path());
@@ -46,13 +50,14 @@ impl Scratch {
         self.command(arguments).output().expect("the program starts")
     }
 
-    /// Runs a command that must do what it is asked, and reads its one document.
+    /// Runs a command that must succeed. Returns the JSON document that it prints.
     pub fn json(&self, arguments: &[&str]) -> Value {
         let output = self.run(&[arguments, &["--json"]].concat());
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
         serde_json::from_slice(&output.stdout).expect("standard output is one JSON document")
     }
 
+    /// Executes a plan for a number of steps, with more arguments.
     pub fn train(&self, plan: &str, steps: usize, seed: u64, more: &[&str]) -> Trained {
         let plan = self.file("plan.yaml", plan);
         let (steps, seed) = (steps.to_string(), seed.to_string());
@@ -67,7 +72,8 @@ impl Scratch {
         }
     }
 
-    pub fn foretold_memory(&self, plan: &str) -> Vec<u64> {
+    /// Returns the predicted peak memory in bytes, indexed like [`Trained::arenas`].
+    pub fn predicted_memory(&self, plan: &str) -> Vec<u64> {
         let plan = self.file("plan.yaml", plan);
         let document = self.json(&["simulate", "--plan", text(&plan), "--oversubscribe"]);
         document["peak_memory_bytes"].as_array().expect("a list").iter().filter_map(Value::as_u64).collect()

@@ -1,6 +1,7 @@
-"""The peers of tests/gpu.sh: training steps of the same models in the PyTorch of the machine, eager and compiled, in bf16 autocast.
+"""Times training steps of the models of tests/gpu.sh in PyTorch, eager and compiled, in bf16 autocast.
 
-Prints a JSON line a case: milliseconds a step (the median of 20 after 10), as CUDA events have them. Needs torch, and torchvision for ResNet.
+Prints a JSON line for each case: milliseconds of a step by CUDA events, the median of 20 after 10
+warm-up steps. Needs torch, and torchvision for ResNet.
 """
 
 import json
@@ -30,7 +31,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """GPT-2, and BERT without its pooler: the same blocks, with and without a causal mask; the head shares the embedding's weights."""
+    """GPT-2, or without a causal mask BERT without its pooler. The head shares the embedding's weights."""
 
     def __init__(self, layers, hidden, heads, vocabulary, sequence, causal):
         super().__init__()
@@ -103,7 +104,7 @@ if __name__ == "__main__":
             kind = "compiled" if compiled else "eager"
             try:
                 record = {"case": name, "kind": kind, "milliseconds": time_case(name, compiled)}
-            except Exception as error:  # what one case cannot do must not keep the others from being measured
+            except Exception as error:  # the other cases must still be measured
                 record = {"case": name, "kind": kind, "error": str(error)[:300]}
             print(json.dumps({**record, "torch": torch.__version__}), flush=True)
             torch.cuda.empty_cache()

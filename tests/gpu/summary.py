@@ -1,4 +1,4 @@
-"""Puts what tests/gpu.sh left in its folder into one table, results.md, and says by its status whether anything failed."""
+"""Writes results.md from the results of tests/gpu.sh. The exit status is 1 if anything failed."""
 
 import json
 import pathlib
@@ -48,8 +48,9 @@ if law:
             if not apart <= limit:
                 failed.append(f"law {layout}: {apart:.2e} beyond {limit:.0e}")
 
-# Of an H200's dense bf16 peak (989.4 TFLOP/s, NVIDIA's data sheet): 6 FLOPs a parameter of a product and token, 12 a layer, position, feature and
-# token for attention's products, of which causality leaves half.
+# MFU is relative to an H200's dense bf16 peak (989.4 TFLOP/s, NVIDIA's data sheet). A token takes 6
+# FLOPs for each parameter of a product, and 12 for each layer, position and feature of attention,
+# half of that if it is causal.
 PEAK = 989.4e12
 SHAPES = {  # layers, hidden, vocabulary, sequence, batch, causal
     "gpt-1.3b-s1024-b8": (24, 2048, 50257, 1024, 8, True),
@@ -60,7 +61,7 @@ SHAPES = {  # layers, hidden, vocabulary, sequence, batch, causal
 
 
 def utilisation(name, milliseconds):
-    # Of the same peak in eight bits, so that it can be compared.
+    # fp8 is compared with the same peak.
     name = name.removesuffix("-fp8")
     if name not in SHAPES:
         return "-"
@@ -81,13 +82,13 @@ if speed:
     for name, run in speed:
         if not run:
             continue
-        # The first steps are timed instruction by instruction; the last are launched at once.
+        # The first steps are timed by instruction; the last ones are launched as a graph.
         ours = statistics.median(run["step_seconds"][-20:]) * 1e3
         peer = peers.get(name, {})
         best = min(peer.values(), default=float("nan"))
         lines.append(f"| {name} | {ours:.2f} | {peer.get('eager', float('nan')):.2f} | {peer.get('compiled', float('nan')):.2f} | {best / ours:.2f} | {utilisation(name, ours)} |")
 
-# Where the time of a step went, as the run's timed steps have it.
+# The time of a step by kind of kernel, from the timed steps.
 for name, _ in speed:
     profile = folder / "speed" / f"{name}.check"
     if profile.is_file() and profile.stat().st_size:
@@ -100,15 +101,15 @@ memory = []
 for path in folder.rglob("*.log"):
     for arena, used, before in re.findall(r"GPU memory: arena (\d+), in use (\d+), before (\d+)", path.read_text(errors="replace")):
         memory.append((f"{path.parent.name} {path.stem}", int(arena), int(used), int(before)))
-# Ranks that share a GPU see what the others have, too.
+# Runs of several ranks are left out: each sees the other ranks' memory too.
 memory = [one for one in memory if one[0].startswith(("train ", "speed "))]
 if memory:
-    lines += ["", "| run | arena (foretold) bytes | in use on the GPU since the start of the driver | arena over in use | held before |", "| --- | --- | --- | --- | --- |"]
+    lines += ["", "| run | arena (predicted) bytes | in use on the GPU since the start of the driver | arena over in use | held before |", "| --- | --- | --- | --- | --- |"]
     lines += [f"| {name} | {arena} | {used - before} | {arena / (used - before):.3f} | {before} |" for name, arena, used, before in sorted(memory)]
 
 checks = [(path.stem, document(path)) for path in runs("prediction")]
 errors = [run["error"] for _, run in checks if run]
-# What ended before it said anything left its log alone.
+# A prediction that failed left only a log.
 failed += [f"prediction {log.stem}" for log in sorted((folder / "prediction").glob("*.log"))]
 if errors:
     lines += ["", "| layout | predicted s | measured s | error |", "| --- | --- | --- | --- |"]

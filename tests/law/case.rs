@@ -1,4 +1,5 @@
-//! A case of the law: a layout, what it trains, and its plan's text; and layouts that are not the same for all ranks.
+//! A case of the law: a model, a layout and the text of the plan. Also the layouts whose ranks have
+//! unequal shares or whose stages have different meshes.
 
 use super::is_convolutional;
 
@@ -13,36 +14,40 @@ pub struct Case {
     pub expert: usize,
     pub micro_batch: usize,
     pub micro_batches: usize,
-    /// With the number of chunks a stage.
+    /// The schedule's name, and the number of chunks per stage.
     pub schedule: (&'static str, usize),
-    /// Blocks of each chunk; none: as even as can be.
+    /// Number of blocks in each chunk. `None`: the compiler chooses.
     pub cuts: Option<Vec<usize>>,
     pub recompute: &'static str,
     pub offload: &'static str,
     pub optimizer: &'static str,
     pub bucket: &'static str,
-    /// ZeRO's stage, and whether its shard groups are smaller than all of `data`.
+    /// The stage of ZeRO, 0 to 3.
     pub zero: usize,
+    /// Whether ZeRO's shard groups have two ranks instead of all four of `data`.
     pub hybrid: bool,
     pub sequence_parallel: bool,
     pub clip: bool,
-    /// Whether kernels wait for communication.
+    /// Whether communication does not overlap with kernels.
     pub blocking: bool,
-    /// Whether `tensor` takes whole experts.
+    /// Whether the tensor axis distributes whole experts instead of sharding each one.
     pub whole_experts: bool,
-    /// What `tensor` shares out of single operators.
+    /// How the tensor axis shards single operators: the plan's `operators`.
     pub operators: &'static str,
     pub precision: &'static str,
     pub seed: u64,
-    /// In place of `data`, `tensor`, `context`, `expert`: unequal shares, or meshes of the stages' own.
+    /// Unequal shares or a mesh per stage. Replaces `data`, `tensor`, `context` and `expert`.
     pub uneven: Option<Uneven>,
 }
 
-/// A layout that is not the same for all ranks: its text, its stages, and the parts into which its first stage cuts samples.
+/// A layout with unequal shares or with a mesh per stage.
 #[derive(Clone, Copy, Debug)]
 pub struct Uneven {
+    /// The entries of the plan's `layout`.
     pub text: &'static str,
+    /// Number of stages.
     pub pipeline: usize,
+    /// Number of parts into which the first stage divides a batch: the sum of its shares.
     pub parts: usize,
 }
 
@@ -50,7 +55,7 @@ pub const fn uneven(text: &'static str, pipeline: usize, parts: usize) -> Uneven
     Uneven { text, pipeline, parts }
 }
 
-/// Of shares that are not equal, in stages that are.
+/// Layouts with unequal shares and equal stages.
 pub const SHARES: [Uneven; 4] = [
     uneven("data: 2, shares: [2, 1]", 1, 3),
     uneven("data: 2, tensor: 2, shares: [1, 3]", 1, 4),
@@ -58,7 +63,7 @@ pub const SHARES: [Uneven; 4] = [
     uneven("data: 2, shares: [3, 1], pipeline: 2", 2, 4),
 ];
 
-/// Of stages that are not as large as each other.
+/// Layouts whose stages have different meshes.
 pub const MESHES: [Uneven; 8] = [
     uneven("pipeline: 2, stages: [{data: 2}, {data: 1}]", 2, 2),
     uneven("pipeline: 2, stages: [{data: 1}, {data: 3, shares: [1, 2, 1]}]", 2, 1),
@@ -70,7 +75,7 @@ pub const MESHES: [Uneven; 8] = [
     uneven("pipeline: 3, stages: [{data: 1}, {data: 2, tensor: 2}, {data: 1}]", 3, 1),
 ];
 
-/// The same with sequences that are shared out.
+/// Layouts whose stages have different meshes and shard sequences.
 pub const SEQUENCES: [Uneven; 3] = [
     uneven("pipeline: 2, stages: [{context: 2}, {tensor: 2}]", 2, 1),
     uneven("pipeline: 2, stages: [{data: 2, context: 2}, {context: 4}]", 2, 2),
@@ -78,7 +83,7 @@ pub const SEQUENCES: [Uneven; 3] = [
 ];
 
 impl Case {
-    /// A model on one rank: two micro-batches of two samples, AdamW in single precision, and nothing else asked for.
+    /// A model on one rank: two micro-batches of two samples, AdamW, single precision.
     pub fn usual(model: &'static str) -> Self {
         Self {
             model,
@@ -114,8 +119,12 @@ impl Case {
         parts * self.micro_batch * self.micro_batches
     }
 
-    /// Adam's epsilon is large: with the usual one its first steps are the signs of gradients, also of those that are but rounding. fp16's
-    /// loss scale is small: at the usual one a gradient may or may not overflow, by rounding, and a step be skipped.
+    /// Returns the text of the plan.
+    ///
+    /// Adam's epsilon is large. With the default, the first updates are nearly the signs of the
+    /// gradients, even where a gradient is only rounding error. The loss scale of fp16 is small,
+    /// because with the default, rounding may decide whether a gradient overflows and a step is
+    /// skipped.
     pub fn plan(&self) -> String {
         let Case { model, data, tensor, pipeline, context, expert, micro_batch, schedule, recompute, optimizer, bucket, .. } =
             self;
@@ -135,10 +144,10 @@ impl Case {
             Some(uneven) => uneven.text.into(),
             None => format!("data: {data}, tensor: {tensor}, pipeline: {pipeline}, context: {context}, expert: {expert}"),
         };
-        // In every other case the stages lie the other way round on the devices.
+        // With an even number of micro-batches the stages lie on the devices in reverse order.
         let places: Vec<usize> = (0..self.uneven.map_or(*pipeline, |uneven| uneven.pipeline)).rev().collect();
-        let is_turned = places.len() > 1 && self.micro_batches.is_multiple_of(2);
-        let places = if is_turned { format!(", stage_places: {places:?}") } else { String::new() };
+        let is_reversed = places.len() > 1 && self.micro_batches.is_multiple_of(2);
+        let places = if is_reversed { format!(", stage_places: {places:?}") } else { String::new() };
         format!(
             "model: {model}\ntopology: local\nglobal_batch: {batch}\nprecision: {precision}\noptimizer: {optimizer}\n\
              batch_norm_group: 2\n\
@@ -149,7 +158,7 @@ impl Case {
         )
     }
 
-    /// The same samples on one rank, all at once.
+    /// The case with the same samples on one rank, in one micro-batch.
     pub fn on_one_rank(&self) -> Case {
         let micro_batch = self.global_batch();
         Case {

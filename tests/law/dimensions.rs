@@ -1,4 +1,5 @@
-//! What random cases hit seldom: mixtures of experts, rings, single operators, dropout and fp16, each in every dimension.
+//! Cases that random drawing rarely hits: mixtures of experts, ring attention, sharding of single
+//! operators, dropout and fp16, each in several layouts.
 
 use super::case::Case;
 use super::check;
@@ -6,7 +7,7 @@ use super::common::Scratch;
 use super::random::{MODELS, OPERATORS, operators_of};
 
 #[test]
-fn experts_are_spread_over_tensor_and_their_tokens_over_sequences() {
+fn experts_may_be_spread_over_the_tensor_and_context_axes() {
     let mixtures = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("moe"));
     for model in mixtures {
         for (tensor, context, expert, sequence_parallel, whole_experts) in [
@@ -33,10 +34,10 @@ fn experts_are_spread_over_tensor_and_their_tokens_over_sequences() {
 }
 
 #[test]
-fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
-    let of_family =
+fn mixtures_and_encoder_decoders_train_as_on_one_rank() {
+    let models_of =
         |family: &str| MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains(family)).collect::<Vec<_>>();
-    let models = [of_family("moe"), of_family("t5"), of_family("lstm")].concat();
+    let models = [models_of("moe"), models_of("t5"), models_of("lstm")].concat();
     assert_eq!(models.len(), 6);
     for (index, model) in models.into_iter().enumerate() {
         for (data, tensor, pipeline) in [(2, 2, 1), (1, 1, 3)] {
@@ -58,8 +59,9 @@ fn mixtures_and_encoder_decoders_obey_the_law_in_every_dimension() {
 }
 
 #[test]
-fn ring_attention_obeys_the_law() {
-    // Causal and not, with grouped queries, and with what gathers all the same.
+fn ring_attention_trains_as_on_one_rank() {
+    // Causal and bidirectional attention, grouped queries, and models without ring attention, which
+    // gather.
     for (index, (model, data, context)) in [
         (MODELS[2].0, 1, 3),
         (MODELS[4].0, 1, 4),
@@ -82,9 +84,9 @@ fn ring_attention_obeys_the_law() {
     }
 }
 
-/// Of every model, with dropout and without, over several axes at a time, in stages, and where gradients and parameters are sharded.
+/// Every model, in combination with data parallelism, stages, recomputation and ZeRO.
 #[test]
-fn operators_that_are_shared_out_one_by_one_obey_the_law() {
+fn sharding_single_operators_trains_as_on_one_rank() {
     let every = std::env::var("FORETELL_LAW_CASES").is_ok();
     for (index, (model, _)) in MODELS.into_iter().enumerate() {
         for (number, operators) in OPERATORS.into_iter().enumerate() {
@@ -112,11 +114,11 @@ fn operators_that_are_shared_out_one_by_one_obey_the_law() {
 }
 
 #[test]
-fn dropout_drops_the_same_in_every_dimension() {
+fn dropout_drops_the_same_elements_in_every_layout() {
     let models: Vec<&str> = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("dropout: 0.2")).collect();
     assert_eq!(models.len(), 2);
     for (index, model) in models.into_iter().enumerate() {
-        // The last three cut the sequence along two axes at a time, and attention's heads along one of them.
+        // The last three shard the sequence along two axes and the attention heads along one.
         for (data, tensor, pipeline, context, context_method) in [
             (2, 2, 1, 1, "gather"),
             (2, 1, 2, 1, "gather"),
@@ -142,8 +144,8 @@ fn dropout_drops_the_same_in_every_dimension() {
     }
 }
 
-/// Overflows are seen by every rank of every layout, or by none: a loss scale that is too large is halved as often, and the same steps are
-/// skipped, whether parameters are whole, sharded, split or in stages.
+/// All ranks agree on whether a gradient overflowed. A loss scale that is too large is therefore
+/// halved equally often in every layout, and the same steps are skipped.
 #[test]
 fn fp16_skips_the_same_steps_in_every_layout_and_then_learns() {
     let scratch = Scratch::new();
@@ -169,7 +171,7 @@ fn fp16_skips_the_same_steps_in_every_layout_and_then_learns() {
             "--run",
             folder,
         ]);
-        let metrics = std::fs::read_to_string(scratch.path(folder).join("metrics.jsonl")).expect("a run's metrics");
+        let metrics = std::fs::read_to_string(scratch.path(folder).join("metrics.jsonl")).expect("the run wrote its metrics");
         let number = |line: &serde_json::Value, name: &str| line[name].as_f64().unwrap_or(f64::NAN);
         let lines = metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect("a line of JSON"));
         lines.map(|line| ["loss", "skipped_steps", "loss_scale"].map(|name| number(&line, name))).collect::<Vec<_>>()
@@ -177,9 +179,9 @@ fn fp16_skips_the_same_steps_in_every_layout_and_then_learns() {
     let one = run("micro_batch: 8", "one");
     let [first, last] = [one[0], one[one.len() - 1]];
     assert!(last[1] >= 1.0, "a scale of 2^24 must overflow: {one:?}");
-    assert!(last[2] < 16_777_216.0, "and is halved");
-    assert!(one.windows(2).any(|pair| pair[1][2] == 2.0 * pair[0][2]), "a streak doubles it: {one:?}");
-    assert!(last[0] < first[0] - 0.3, "and yet it learns: {one:?}");
+    assert!(last[2] < 16_777_216.0, "the loss scale must be halved: {one:?}");
+    assert!(one.windows(2).any(|pair| pair[1][2] == 2.0 * pair[0][2]), "a streak of good steps must double the scale: {one:?}");
+    assert!(last[0] < first[0] - 0.3, "the model must learn: {one:?}");
     let skipped_at_first = |lines: &[[f64; 3]]| lines.iter().take(8).map(|line| line[1]).collect::<Vec<_>>();
     let layouts =
         ["data: 2, micro_batch: 4, zero: 3", "tensor: 2, micro_batch: 8", "pipeline: 2, micro_batch: 2, schedule: zb-h1"];

@@ -1,5 +1,6 @@
-//! The law of the executor: every layout trains to the same loss curve as one rank does, the same run twice gives the same bits, and the
-//! arena is as large as was foretold. Real processes, started as a user starts them.
+//! The law of the executor: every layout has the loss curve of one rank, a repeated run gives the
+//! same bits, and the arenas have the predicted size. The tests run the program with real
+//! processes.
 
 mod case;
 #[path = "../common/mod.rs"]
@@ -13,14 +14,19 @@ use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
 use random::{MODELS, OPERATORS, cases};
 
-/// How far two layouts may be apart, relatively: sums are made in another order. The gradient of the first step shows whether the mathematics
-/// is the same; over the steps rounding grows. In a ResNet or VGG it can turn a ReLU over, which moves the gradient by a step: by 0.2 %
-/// in about one of a hundred of these cases. A sum that is missing or made twice moves it by tens of percent.
+/// Returns the relative tolerances of the first step's gradient norm and of the losses.
 ///
-/// In mixed precision every activation is rounded, and so is the sum of a tensor-parallel layer's parts, once a rank: to 8 bits in bf16, to
-/// 11 in fp16. Both curves are in the same precision. A batch norm over two samples magnifies what rounding does to such sums, and each step
-/// what it did to the one before, so there ResNets and VGGs take smaller steps (see `Case::plan`): at 0.01 even one rank in fp16 leaves the
-/// curve of fp32 by a fifth in its gradient's norm, and two ranks that of one by 10 % in the loss (24 cases, 1.3 % at 0.001).
+/// Layouts add in different orders, so they round differently. The gradient norm of the first step
+/// shows whether the mathematics is the same. A missing or repeated sum changes it by tens of per
+/// cent. In a ResNet or VGG rounding can flip a ReLU, which changes the norm by 0.2 % in about one
+/// of a hundred of these cases.
+///
+/// In mixed precision every activation is rounded, and so is each rank's partial sum of a
+/// tensor-parallel layer: to 8 bits in bf16, to 11 in fp16. Both curves are in the same precision.
+/// A batch norm over two samples magnifies these errors, and they grow with every step. ResNets and
+/// VGGs therefore use a smaller learning rate (see `Case::plan`). At 0.01 the gradient norm in fp16
+/// on one rank differs by a fifth from fp32, and the loss on two ranks by 10 % from one rank (24
+/// cases). At 0.001 the loss differs by 1.3 %.
 fn tolerances(case: &Case) -> (f64, f64) {
     let is_resnet = is_convolutional(case.model);
     match case.precision {
@@ -40,17 +46,20 @@ fn is_convolutional(model: &str) -> bool {
 
 fn check(case: &Case) {
     let scratch = Scratch::new();
-    // Synthetic samples have no large even areas, as the digits' background is: there rounding turns a ReLU over for
-    // hundreds of pixels at once.
+    // Synthetic samples, because the digits have a large uniform background. There rounding can
+    // flip a ReLU for hundreds of pixels at once.
     let data = ["--data", "synthetic"];
     let one = scratch.train(&case.on_one_rank().plan(), 5, case.seed, &data);
     let many = scratch.train(&case.plan(), 5, case.seed, &data);
-    // Where its state lies changes no bit.
+    // The run is repeated without offload, which must not change a bit either.
     let again = scratch.train(&Case { offload: "none", ..case.clone() }.plan(), 5, case.seed, &data);
     assert_eq!(many.losses.len(), 5);
     let (gradient_tolerance, loss_tolerance) = tolerances(case);
     let [one_norm, many_norm] = [one.gradient_norms[0], many.gradient_norms[0]];
-    assert!((one_norm - many_norm).abs() <= gradient_tolerance * one_norm, "gradient {one_norm} and {many_norm}\n{case:?}");
+    assert!(
+        (one_norm - many_norm).abs() <= gradient_tolerance * one_norm,
+        "gradient norm {one_norm} on one rank, {many_norm} on several\n{case:?}"
+    );
     for (step, (one, many)) in one.losses.iter().zip(&many.losses).enumerate() {
         assert!(
             (one - many).abs() <= loss_tolerance * one.abs().max(1.0),
@@ -58,11 +67,11 @@ fn check(case: &Case) {
         );
     }
     let bits = |losses: &[f64]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
-    assert_eq!(bits(&many.losses), bits(&again.losses), "the same run twice differs\n{case:?}");
-    // A curve that stands still would be the same in every layout.
+    assert_eq!(bits(&many.losses), bits(&again.losses), "a repeated run differs\n{case:?}");
+    // A loss that never changes would be equal in every layout.
     assert!(one.losses.windows(2).all(|pair| pair[0] != pair[1]), "nothing is trained: {:?}", one.losses);
-    let foretold = scratch.foretold_memory(&case.plan());
-    assert_eq!(many.arenas, foretold, "the arena is not what was foretold\n{case:?}");
+    let predicted = scratch.predicted_memory(&case.plan());
+    assert_eq!(many.arenas, predicted, "the arenas do not have the predicted size\n{case:?}");
 }
 
 proptest! {
@@ -74,16 +83,16 @@ proptest! {
     })]
 
     #[test]
-    fn every_layout_trains_to_the_loss_curve_of_one_rank_and_twice_to_the_same_bits(case in cases()) {
+    fn every_layout_trains_to_the_loss_curve_of_one_rank(case in cases()) {
         check(&case);
     }
 }
 
-/// Every way to be uneven, on a model that can be cut every way.
+/// Runs every uneven layout on a model that supports all of them.
 #[test]
-fn stages_with_meshes_and_ranks_with_shares_of_their_own_obey_the_law() {
+fn unequal_shares_and_meshes_train_as_on_one_rank() {
     for (index, uneven) in [&SHARES[..], &MESHES, &SEQUENCES].concat().into_iter().enumerate() {
-        let dropping =
+        let with_dropout =
             "{family: gpt, layers: 2, hidden: 16, heads: 4, vocab: 128, sequence: 8, tied_embeddings: false, dropout: 0.2}";
         check(&Case {
             pipeline: uneven.pipeline,
@@ -99,7 +108,7 @@ fn stages_with_meshes_and_ranks_with_shares_of_their_own_obey_the_law() {
             blocking: index % 2 == 0,
             operators: if uneven.text.contains("tensor") && index % 2 == 1 { OPERATORS[0] } else { "{}" },
             uneven: Some(uneven),
-            ..Case::usual(dropping)
+            ..Case::usual(with_dropout)
         });
     }
 }
@@ -109,8 +118,8 @@ fn tcp_and_shared_memory_train_to_the_same_bits() {
     for precision in ["fp32", "bf16"] {
         let case = Case { data: 2, tensor: 2, bucket: "25MiB", precision, seed: 1, ..Case::usual(MODELS[2].0) };
         let scratch = Scratch::new();
-        let near = scratch.train(&case.plan(), 4, 1, &[]);
-        let far = scratch.train(&case.plan(), 4, 1, &["--tcp"]);
-        assert_eq!(near.losses, far.losses, "{precision}");
+        let over_shared_memory = scratch.train(&case.plan(), 4, 1, &[]);
+        let over_tcp = scratch.train(&case.plan(), 4, 1, &["--tcp"]);
+        assert_eq!(over_shared_memory.losses, over_tcp.losses, "{precision}");
     }
 }

@@ -1,10 +1,11 @@
-//! Random cases: every model in every layout that it can have.
+//! Random cases: any model in any layout that it supports.
 
 use super::case::{Case, MESHES, SEQUENCES, SHARES, Uneven};
 use foretell_program::Schedule;
 use proptest::prelude::*;
 
-/// What `tensor` may share out of single operators: what some cannot share out they leave to the rule. Patterns that match in every model.
+/// Values of the plan's `operators`. The patterns match operators of every model. An operator that
+/// cannot be sharded as its pattern says keeps the default.
 pub const OPERATORS: [&str; 8] = [
     "{\"*\": batch}",
     "{\"*\": outputs}",
@@ -16,18 +17,21 @@ pub const OPERATORS: [&str; 8] = [
     "{\"*1*\": whole, \"*0*\": batch}",
 ];
 
-/// What may be shared out of a model: what is tied must be shared out alike wherever it is used, and of an LSTM only the vocabulary or samples can be.
+/// Returns `operators` if the model supports it, else sharding of the batch. Tied parameters must
+/// be sharded in the same way wherever they are used. In an LSTM model only the vocabulary and the
+/// batch can be sharded.
 pub fn operators_of(model: &str, operators: &'static str) -> &'static str {
     let is_tied = model.contains("bert") || model.contains("t5") || model.contains("tied_embeddings: true");
     if is_tied || model.contains("lstm") { OPERATORS[0] } else { operators }
 }
 
-/// Whether a model's layers have products whose sizes are multiples of sixteen: with latent attention they have not.
+/// Whether a model can train in fp8: its layers' products have sizes that are multiples of sixteen.
+/// With latent attention they do not.
 pub fn takes_eight_bits(model: &str) -> bool {
     (model.contains("hidden: 16") && !model.contains("query_rank: 12")) || model.contains("mlp")
 }
 
-/// With the number of blocks that each can be cut between.
+/// The models, each with its number of blocks.
 pub const MODELS: [(&str, usize); 18] = [
     ("{family: mlp, widths: [64, 32, 48, 16, 10]}", 4),
     ("{family: resnet, depth: 18, stem: small, image: 16, channels: 1, classes: 10, width: 4}", 10),
@@ -41,7 +45,8 @@ pub const MODELS: [(&str, usize); 18] = [
     ),
     ("{family: vgg, depth: 11, stem: small, image: 32, channels: 1, classes: 10, width: 4}", 6),
     ("{family: vgg, depth: 11, batch_norm: true, stem: small, image: 32, channels: 1, classes: 10, width: 4}", 6),
-    // With slots for all tokens nothing is dropped, however the batch is cut.
+    // The capacity factor gives every expert slots for all tokens. No token is dropped, however the
+    // batch is divided.
     (
         "{family: moe, layers: 2, hidden: 16, heads: 4, kv_heads: 2, ffn: 24, vocab: 128, sequence: 8, experts: 4, top_k: 2, \
          capacity_factor: 2.0}",
@@ -76,7 +81,8 @@ pub const MODELS: [(&str, usize); 18] = [
     ("{family: bert, layers: 2, hidden: 16, heads: 2, vocab: 128, sequence: 12, dropout: 0.2, attention_dropout: 0.3}", 4),
 ];
 
-/// Cuts of `blocks` into so many runs, as uneven as the seed says; for every second seed none: the compiler's.
+/// Divides `blocks` among `runs` chunks, pseudo-randomly by the seed. For odd seeds `None`: the
+/// compiler chooses.
 pub fn cuts(blocks: usize, runs: usize, seed: u64) -> Option<Vec<usize>> {
     let mut cuts = vec![1; runs];
     let mut state = seed;
@@ -87,7 +93,8 @@ pub fn cuts(blocks: usize, runs: usize, seed: u64) -> Option<Vec<usize>> {
     seed.is_multiple_of(2).then_some(cuts)
 }
 
-/// The name of every schedule, with each number of chunks up to three that makes an order of its own.
+/// The name of every schedule, with each number of chunks per stage up to three for which it
+/// differs from the other schedules.
 fn schedules() -> Vec<(&'static str, usize)> {
     let is_own_order = |schedule: Schedule, chunks| schedule.allows(chunks) && (chunks > 1 || !schedule.allows_any_chunks());
     let with_chunks = |schedule: Schedule| {
@@ -127,20 +134,21 @@ prop_compose! {
     ) -> Case {
         let has_sequence = ["gpt", "llama", "bert", "moe", "t5"].iter().any(|family| model.contains(family));
         let is_uneven_in_sequence = |one: &Uneven| SEQUENCES.iter().any(|other| other.text == one.text);
-        // What several stages share they must hold alike, and not every sequence can be cut into four.
+        // Stages that share parameters must have the same mesh.
         let shares_parameters = model.contains("bert") || model.contains("t5") || model.contains("tied_embeddings: true");
         let uneven = uneven.filter(|one| !is_uneven_in_sequence(one) || has_sequence);
         let uneven = uneven.filter(|one| !(shares_parameters && one.text.contains("stages")) && one.pipeline <= blocks);
-        // Only the vocabulary of an LSTM has a width that `tensor` shares out.
+        // In an LSTM model the tensor axis can shard only the vocabulary.
         let uneven = uneven.filter(|one| !(model.contains("lstm") && one.text.contains("tensor")));
         let pipeline = uneven.map_or(pipeline, |uneven| uneven.pipeline);
         let micro_batch = uneven.map_or(micro_batch, |uneven| if uneven.parts == 1 { 8 } else { 4 });
-        // Not every model has as many blocks as there would be chunks.
+        // Some models have fewer blocks than the schedule has chunks.
         let schedule = if pipeline * schedule.1 > blocks { ("zb-h1", 1) } else { schedule };
         let cuts = cuts(blocks, pipeline * schedule.1, seed);
-        // Images have no sequence to share out.
+        // Images have no sequence to shard.
         let context = if has_sequence { context } else { 1 };
-        // Nor can every sequence be cut into three or four: BERT's and the first GPT's are of twelve, T5's of ten and six.
+        // The sequence must divide by the context axis. Lengths are 12, 10, 8 and 6, so all divide
+        // by 2.
         let divides = context < 3 || model.contains("sequence: 12") || (context == 4 && model.contains("sequence: 8"));
         let context = if divides { context } else { 2 };
         let expert = if model.contains("moe") && data * tensor * pipeline * context <= 4 { expert } else { 1 };

@@ -1,31 +1,31 @@
-//! `local`: this machine as a topology, from the text that Linux gives of it. Opens no file itself.
+//! The topology `local`: this machine, from the text of Linux's `/proc` files. Opens no file
+//! itself.
 //!
-//! What a processor can do at most is computed from its flags and its clock, so it is an estimate, and the notes say so.
-//! Calibration replaces it.
+//! The peak rate is an estimate from the CPU's flags and clock; the notes say so. Calibration
+//! replaces it.
 
-use crate::assemble::DEFAULT_SHARED_MEMORY_BANDWIDTH;
-use crate::device::{Architecture, DeviceKind};
+use crate::device::{Architecture, DEFAULT_SHARED_MEMORY_BANDWIDTH, DeviceKind};
 use crate::fabric::{Fabric, Network};
 use crate::node::{NodeGroup, NodeLink, NodeLinkKind};
 use crate::topology::{Description, MAXIMUM_DEVICES, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the kind of this machine's devices is called.
+/// Name of this machine's device kind.
 pub const LOCAL_DEVICE: &str = "local-core";
 
-/// The clock assumed where `/proc/cpuinfo` says none, as on most Arm machines.
+/// Clock assumed if `/proc/cpuinfo` states none, as on most Arm machines.
 const ASSUMED_MEGAHERTZ: f64 = 2500.0;
 
-/// The memory assumed where `/proc/meminfo` cannot be read.
+/// Memory assumed if `/proc/meminfo` cannot be read.
 const ASSUMED_MEMORY: Bytes = Bytes::new(1 << 30);
 
-/// This machine as a topology named `local`: one node, one device for each core that may be used, joined by shared memory.
+/// Makes the topology `local`: one node with one device per usable core, joined by shared memory.
 ///
-/// `cpuinfo` and `meminfo` are the texts of `/proc/cpuinfo` and `/proc/meminfo`; `allowed_cpus` are the numbers of the logical
-/// processors that this process may run on (all, if it is empty). Hardware threads of one core count as one device. A device's
-/// memory is its share of what is available. Text that says nothing useful gives one device with assumed figures; the notes of
-/// the topology say what was assumed.
+/// `cpuinfo` and `meminfo` are the texts of `/proc/cpuinfo` and `/proc/meminfo`. `allowed_cpus`
+/// lists the logical CPUs that this process may run on; empty means all. Hardware threads of one
+/// core count as one device. A device's memory is an equal share of the available memory. Unusable
+/// text gives one device with assumed figures; the topology's notes list the assumptions.
 pub fn discover(cpuinfo: &str, meminfo: &str, allowed_cpus: &[usize]) -> Topology {
     let mut notes = Vec::new();
     let mut processors: Vec<Processor> = processors(cpuinfo);
@@ -73,7 +73,7 @@ pub fn discover(cpuinfo: &str, meminfo: &str, allowed_cpus: &[usize]) -> Topolog
     .number()
 }
 
-/// What one block of `/proc/cpuinfo` says.
+/// One block of `/proc/cpuinfo`.
 #[derive(Default)]
 struct Processor {
     number: usize,
@@ -89,8 +89,8 @@ struct Processor {
 }
 
 impl Processor {
-    /// What tells cores apart: package and core number where the machine has hardware threads, else the processor's own number
-    /// (virtual machines often give every processor the same core number).
+    /// Identity of the core: package and core number on machines with hardware threads, else the
+    /// CPU's own number. Virtual machines often give every CPU the same core number.
     fn core(&self) -> (usize, usize) {
         match (self.package, self.core, self.siblings, self.cores) {
             (Some(package), Some(core), Some(siblings), Some(cores)) if siblings > cores => (package, core),
@@ -109,7 +109,8 @@ fn processors(cpuinfo: &str) -> Vec<Processor> {
         let Some((key, value)) = line.split_once(':') else { continue };
         let value = value.trim();
         if key.trim() == "processor" {
-            // Some Arm kernels have a further line `Processor : ARMv8 ...`, which is no number and starts nothing.
+            // Some Arm kernels have a further line `Processor : ARMv8 ...`, which does not start a
+            // block.
             if let Ok(number) = value.parse() {
                 processors.push(Processor { number, ..Processor::default() });
             }
@@ -132,9 +133,10 @@ fn processors(cpuinfo: &str) -> Vec<Processor> {
     processors
 }
 
-/// fp32 operations a cycle: vector units x lanes x 2 for a fused multiply-add.
+/// fp32 operations per cycle: vector units x lanes x 2 for a fused multiply-add.
 fn operations_per_cycle(processor: &Processor) -> f64 {
-    // AMD's Zen 4 (family 25) runs a 512-bit instruction in two halves, so AVX-512 adds nothing to its rate.
+    // AMD's Zen 4 (family 25) runs a 512-bit instruction in two halves, so AVX-512 adds nothing to
+    // its rate.
     let halves_avx512 = processor.vendor == "AuthenticAMD" && processor.family < 26;
     if processor.has("avx512f") && !halves_avx512 {
         2.0 * 16.0 * 2.0
@@ -155,8 +157,9 @@ fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
     let operations = operations_per_cycle(processor);
     let fp32 = FlopsPerSecond::new(operations * megahertz * 1e6);
     let mut peak = BTreeMap::from([(DataType::Fp64, fp32 / 2.0), (DataType::Fp32, fp32)]);
-    // Dot products of pairs: twice as many operations in a vector of the same width. What our kernels do not use is left out: matrix
-    // tiles (AMX), bfloat16 on other machines, and arithmetic in fp16, whose rounding of every sum no training survives.
+    // Dot products of pairs do twice as many operations per vector. Features that our kernels do
+    // not use are left out: matrix tiles (AMX), bf16 on other machines, and fp16 arithmetic, whose
+    // rounding of every sum breaks training.
     let bf16 = if processor.has("avx512_bf16") { fp32 * 2.0 } else { fp32 };
     peak.extend([(DataType::Bf16, bf16), (DataType::Fp16, fp32)]);
     let model = processor.model.as_deref().unwrap_or("a processor of unknown model");
@@ -177,7 +180,7 @@ fn device_kind(processor: &Processor, memory: Bytes) -> DeviceKind {
     }
 }
 
-/// A device's share of the memory that is available, in whole MiB.
+/// A device's share of the available memory, in whole MiB.
 fn memory_of_each(meminfo: &str, cores: usize, notes: &mut Vec<String>) -> Bytes {
     let kibibytes = |field: &str| {
         let value = meminfo.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'))?;
@@ -196,7 +199,7 @@ mod tests {
     use super::*;
     use crate::DeviceId;
 
-    /// Two virtual processors of a Sapphire Rapids, as seen on a machine used for development, flags shortened.
+    /// Two virtual CPUs of a Sapphire Rapids machine, flags shortened.
     const CPUINFO: &str = "processor\t: 0\nvendor_id\t: GenuineIntel\ncpu family\t: 6\nmodel name\t: Intel(R) Xeon(R) Processor\n\
         cpu MHz\t\t: 2299.998\nphysical id\t: 0\nsiblings\t: 2\ncore id\t\t: 0\ncpu cores\t: 2\n\
         flags\t\t: fpu sse2 fma avx avx2 avx512f avx512_bf16 avx512_fp16\n\n\

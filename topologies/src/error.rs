@@ -1,11 +1,11 @@
-//! What can be wrong with a described cluster, and where in the file it stands.
+//! Errors in a described cluster, with their place in the file.
 //!
-//! A message is one sentence in the form `file:line:column: what is wrong; hint: the mend`.
+//! A message is one sentence in the form `file:line:column: what is wrong; hint: the fix`.
 
 use std::fmt;
 use thiserror::Error;
 
-/// A place in a file, counted from one as editors do.
+/// A place in a file, counted from 1 as editors do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Place {
     /// The line.
@@ -29,7 +29,8 @@ pub struct TopologyError {
 /// What is wrong, without the place.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TopologyProblem {
-    /// The text is not YAML, or not of the schema: an unknown field, a list where a mapping belongs.
+    /// The text is not YAML, or not of the schema: an unknown field, a list where a mapping
+    /// belongs.
     #[error("{0}")]
     Syntax(String),
     /// A quantity without its unit, or with one of another kind.
@@ -37,51 +38,51 @@ pub enum TopologyProblem {
     Quantity {
         /// The field that holds it.
         field: String,
-        /// What the units say of it, mend included.
+        /// The unit parser's message, hint included.
         reason: String,
     },
-    /// A name that nothing has: a device kind, a library topology, a kind of link or network.
+    /// An unknown name of a device kind, library topology, link kind or network kind.
     #[error("unknown {what} `{name}`; hint: {hint}")]
     UnknownName {
-        /// What the name should name.
+        /// The kind of thing that the name should denote.
         what: &'static str,
         /// The name as written.
         name: String,
-        /// The names that would do.
+        /// The known names.
         hint: String,
     },
-    /// Something that has no default was left out.
-    #[error("{owner} says no `{field}`; hint: {hint}")]
+    /// A field without a default is missing.
+    #[error("{owner} does not state `{field}`; hint: {hint}")]
     Missing {
-        /// The thing that it is missing from.
+        /// The thing that lacks the field.
         owner: String,
         /// The field.
         field: &'static str,
         /// What to write.
         hint: String,
     },
-    /// A value that cannot be: a count of 0, an oversubscription below 1, two nodes of one name.
+    /// An impossible value: a count of 0, an oversubscription below 1, two nodes with one name.
     #[error("{what}; hint: {hint}")]
     Invalid {
         /// What is wrong.
         what: String,
-        /// The mend.
+        /// How to fix it.
         hint: String,
     },
-    /// Two devices that nothing joins.
+    /// No route joins two devices.
     #[error("{from} cannot reach {to}: {reason}")]
     Unreachable {
         /// The sending device, in words.
         from: String,
         /// The receiving device, in words.
         to: String,
-        /// What is missing between them, and the mend.
+        /// What is missing between them, with a hint.
         reason: &'static str,
     },
 }
 
 impl TopologyError {
-    /// The same error, said to stand in `file`. For a topology that was written in place in another file.
+    /// Returns the error with `file` as its file, for a topology written in place in another file.
     pub fn in_file(mut self, file: &str) -> Self {
         self.file = Some(file.to_owned());
         self
@@ -102,7 +103,7 @@ impl From<TopologyProblem> for TopologyError {
     }
 }
 
-/// `file:line:column: `, as much of it as is known.
+/// The known part of `file:line:column: `.
 struct Prefix<'a>(&'a TopologyError);
 
 impl fmt::Display for Prefix<'_> {

@@ -1,7 +1,8 @@
-//! The fabric between nodes: which link resources it adds, and which of them a path from one place to another uses.
+//! The fabric between nodes: the links that it adds, and which of them a path uses.
 //!
-//! It knows of a node only which devices it has and what its network interfaces carry. Each fabric is a variant of [`Fabric`] and a file
-//! in `fabric/`, which numbers its links by arithmetic and computes paths on demand: no table of pairs, however many devices there are.
+//! A fabric knows only a node's devices and the rate of its network interfaces. Each is a variant
+//! of [`Fabric`] and a file in `fabric/`, which numbers its links by arithmetic and computes paths
+//! on demand. So no table of pairs is needed.
 
 mod dragonfly;
 mod routing;
@@ -21,14 +22,15 @@ use std::ops::Range;
 use torus::TorusLayout;
 use tree::TreeLayout;
 
-/// The latency from the NIC of one node to that of another under the same switch where the file says none: an estimate for RDMA
-/// networks with what a collective library adds, the same as in the contract's example. Ethernet with TCP takes ten times it.
+/// Default latency between NICs under the same switch: an estimate for RDMA networks, including the
+/// overhead of a collective library. Ethernet with TCP takes ten times as long.
 pub const DEFAULT_NETWORK_LATENCY: Seconds = Seconds::new(5e-6);
 
-/// The latency of a hop in a torus where the file says none: about 1 us on a TPU ("How to Scale Your Model", Austin et al. 2025).
+/// Default latency of a hop in a torus: about 1 us on a TPU ("How to Scale Your Model", Austin et
+/// al. 2025).
 pub(crate) const DEFAULT_TORUS_LATENCY: Seconds = Seconds::new(1e-6);
 
-/// What each further switch adds: an HDR InfiniBand switch hop (ml-engineering's network table, `link_specs.csv`: 0.6 us).
+/// Latency of each further switch: one HDR InfiniBand hop (`link_specs.csv`: 0.6 us).
 const SWITCH_HOP_LATENCY: Seconds = Seconds::new(0.6e-6);
 
 /// The network between the nodes.
@@ -36,40 +38,41 @@ const SWITCH_HOP_LATENCY: Seconds = Seconds::new(0.6e-6);
 pub struct Network {
     /// How the nodes are joined.
     pub fabric: Fabric,
-    /// From the NIC of one node to that of another under the same switch, one way; in a torus, from a device to its neighbour.
+    /// Latency from a node's NIC to another's under the same switch, one way; in a torus, from a
+    /// device to its neighbour.
     pub latency: Seconds,
-    /// How a flow's way is chosen where the fabric has several.
+    /// How a flow's path is chosen if the fabric has several.
     pub routing: Routing,
-    /// What the choices by hash depend on, beside the two ends of a flow.
+    /// Seed of choices by hash, which also depend on a flow's two ends.
     pub seed: u64,
-    /// Choices that the file states, over those of `routing`.
+    /// Routes stated in the file, which override `routing`.
     pub stated: Vec<StatedRoute>,
 }
 
 /// How nodes are joined.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Fabric {
-    /// Not at all.
+    /// Not joined.
     None,
-    /// By one non-blocking switch: only the NICs limit.
+    /// One non-blocking switch: only the NICs limit flows.
     Switch,
-    /// By leaf switches under a spine, or under pods of them under a core.
+    /// Leaf switches under a spine; or pods of them under a core.
     FatTree(FatTree),
     /// Devices in a grid, each with links to its neighbours.
     Torus(Torus),
-    /// Groups of routers, all joined within a group, and the groups to each other.
+    /// Groups of fully joined routers, and links between all groups.
     Dragonfly(Dragonfly),
 }
 
 impl Network {
-    /// A network of a fabric that leaves nothing to choose.
+    /// Makes a network whose fabric has one path per pair.
     pub(crate) fn plain(fabric: Fabric) -> Self {
         Network { fabric, latency: DEFAULT_NETWORK_LATENCY, routing: Routing::Spread, seed: 0, stated: Vec::new() }
     }
 }
 
 impl Fabric {
-    /// The names of all kinds, as topology files spell them.
+    /// Names of all kinds in topology files.
     pub const NAMES: [&'static str; 6] = ["none", "switch", "fat-tree", "rail-optimised", "torus", "dragonfly"];
 
     /// The name used in topology files.
@@ -84,7 +87,7 @@ impl Fabric {
         }
     }
 
-    /// Makes links that state rates of their own so many times as fast; those that follow the network interfaces do so anyway.
+    /// Multiplies the rate of links that state their own. The others follow the network interfaces.
     pub(crate) fn scale(&mut self, factor: f64) {
         let rates: &mut [&mut BytesPerSecond] = match self {
             Fabric::None | Fabric::Switch | Fabric::FatTree(_) => &mut [],
@@ -96,7 +99,8 @@ impl Fabric {
         }
     }
 
-    /// Whether so many nodes and devices can be joined so; if not, what is wrong, and the mend.
+    /// Checks that this fabric can join so many nodes and devices. The error has the problem and a
+    /// hint.
     pub(crate) fn fits(&self, nodes: usize, devices: usize) -> Result<(), (String, String)> {
         match self {
             Fabric::None | Fabric::Switch | Fabric::FatTree(_) => Ok(()),
@@ -105,7 +109,7 @@ impl Fabric {
         }
     }
 
-    /// A leaf or a group of so many nodes as follow from the number of them all: what is to be said of it to the reader.
+    /// Returns a note on sizes that were derived from the number of nodes, such as nodes per leaf.
     pub(crate) fn worked_out(&self, nodes: usize, devices: usize) -> Option<String> {
         match self {
             Fabric::None | Fabric::Switch => None,
@@ -122,18 +126,18 @@ impl Fabric {
     }
 }
 
-/// What the fabric sees of a node.
+/// The fabric's view of a node.
 pub(crate) struct NodePorts {
-    /// Its devices.
+    /// Device numbers of the node.
     pub(crate) devices: Range<usize>,
-    /// How many separate ways it has into the network.
+    /// Number of separate ports into the network.
     pub(crate) rails: usize,
-    /// What each of them carries.
+    /// Rate of each port.
     pub(crate) rate: BytesPerSecond,
 }
 
 impl NodePorts {
-    /// All its rails together.
+    /// Total rate of all rails.
     fn bandwidth(&self) -> BytesPerSecond {
         self.rate * self.rails as f64
     }
@@ -147,13 +151,13 @@ pub(crate) struct End {
     pub(crate) rail: usize,
 }
 
-/// The numbers that paths are computed from.
+/// A fabric with numbered links, ready to compute paths.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct FabricLayout {
     kind: FabricKind,
     routing: Routing,
     seed: u64,
-    /// By the nodes at the ends.
+    /// Stated routes, sorted by the nodes at their ends.
     stated: Vec<StatedRoute>,
 }
 
@@ -167,7 +171,7 @@ enum FabricKind {
 }
 
 impl FabricLayout {
-    /// Numbers the fabric's links and adds them. The network must fit the nodes.
+    /// Numbers the fabric's links and adds them. [`Fabric::fits`] must hold.
     pub(crate) fn new(network: &Network, nodes: &[NodePorts], links: &mut NewLinks) -> Self {
         let kind = match &network.fabric {
             Fabric::None => FabricKind::None,
@@ -181,12 +185,12 @@ impl FabricLayout {
         FabricLayout { kind, routing: network.routing, seed: network.seed, stated }
     }
 
-    /// Whether devices of one node that nothing else joins reach each other over it.
+    /// Whether devices of one node reach each other over the fabric.
     pub(crate) fn joins_devices(&self) -> bool {
         matches!(self.kind, FabricKind::Torus(_))
     }
 
-    /// The switch that a node's rail leads to.
+    /// The switch at the end of a node's rail.
     pub(crate) fn entry(&self, node: usize, rail: usize) -> Junction {
         match &self.kind {
             FabricKind::Tree(tree) => Junction::Switch(tree.leaf(node, rail)),
@@ -195,7 +199,8 @@ impl FabricLayout {
         }
     }
 
-    /// Appends the fabric's links on the way from one place to a different one, in order; `None` where there is no way.
+    /// Appends the fabric's links on the path between two different places, in order. `None` if
+    /// there is no path.
     pub(crate) fn path(&self, from: End, to: End, links: &mut Vec<LinkId>) -> Option<()> {
         let choice = || self.choice(from, to);
         match &self.kind {
@@ -208,7 +213,8 @@ impl FabricLayout {
         Some(())
     }
 
-    /// Whether every way from a node to another is that of a single switch, so that nodes that have the same in them may change places.
+    /// Whether every path between nodes crosses one switch only, so that equal nodes are
+    /// interchangeable.
     pub(crate) fn treats_nodes_alike(&self) -> bool {
         match &self.kind {
             FabricKind::Switch => true,
@@ -217,7 +223,7 @@ impl FabricLayout {
         }
     }
 
-    /// How many different ways of the fewest hops there are among which the routing may choose for a flow; at most `u64::MAX`.
+    /// Number of shortest paths among which the routing may choose for a flow; at most `u64::MAX`.
     pub(crate) fn equal_paths(&self, from: End, to: End) -> u64 {
         match &self.kind {
             FabricKind::None => 0,
@@ -228,7 +234,7 @@ impl FabricLayout {
         }
     }
 
-    /// The leaf switches, of so many nodes and with these links; none where the fabric is no tree over nodes.
+    /// Leaf switches; empty if the fabric is not a tree over nodes.
     pub(crate) fn leaves(&self, node_count: usize, links: &[Link]) -> Vec<Leaf> {
         match &self.kind {
             FabricKind::Tree(tree) => tree.leaves(node_count, links),
@@ -236,7 +242,7 @@ impl FabricLayout {
         }
     }
 
-    /// The rail over which data for this rail should leave a node that can hand them over inside.
+    /// Whether data for another rail first moves inside the sender's node to that rail's device.
     pub(crate) fn forwards_between_rails(&self) -> bool {
         matches!(&self.kind, FabricKind::Tree(tree) if tree.forwards_between_rails())
     }
@@ -253,8 +259,8 @@ impl FabricLayout {
 /// A leaf switch of a fat tree.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Leaf {
-    /// The nodes under it.
+    /// Numbers of the nodes under it.
     pub nodes: Range<usize>,
-    /// What its uplinks carry together, each way.
+    /// Total rate of its uplinks, each way.
     pub uplink: BytesPerSecond,
 }

@@ -1,5 +1,6 @@
-//! Topologies of what NVIDIA's tools say of a machine: `nvidia-smi topo -m` and NCCL's topology XML. Text in, the text of a topology file out; what
-//! neither of the two says (which GPU it is, how fast its NICs are) has to be said by who asks.
+//! Makes the text of a topology file from the output of NVIDIA's tools: `nvidia-smi topo -m`,
+//! NCCL's topology XML, or NVML. The caller supplies what the output lacks, such as the GPU's kind
+//! or the NICs' rate.
 
 mod nccl;
 mod nvml;
@@ -12,85 +13,87 @@ use foretell_units::BytesPerSecond;
 use std::collections::BTreeSet;
 use thiserror::Error;
 
-/// What one NVLink carries one way, of NVLink 2 to 4 (V100, A100, H100 and H200 data sheets: 50 GB/s both ways a link).
+/// Rate of one NVLink, one way, for NVLink 2 to 4 (V100, A100, H100, H200 data sheets: 50 GB/s per
+/// link in both directions).
 const OF_A_LINK: f64 = 25e9;
-/// A PCIe slot of sixteen lanes of generation 4, one way, where nothing better is known: 31.5 GB/s less the protocol.
+/// Default rate of PCIe, one way: generation 4 x16, 31.5 GB/s less protocol overhead.
 const PCIE: &str = "25GB/s";
 
-/// Why a text cannot be made a topology.
+/// Why a text does not become a topology.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum ImportError {
-    /// The text is not what it is said to be.
+    /// The text has another format.
     #[error("the text is no output of {tool}: {reason}")]
     Form {
-        /// What should have made it.
+        /// The tool that should have written it.
         tool: &'static str,
         /// What is missing.
         reason: String,
     },
-    /// The text does not say which GPUs they are, or the library has none of that name.
+    /// The text does not identify the GPUs, or the library lacks them.
     #[error("which GPUs they are is not known{why}; hint: say `--device` with one of {known}")]
     UnknownDevice {
-        /// What was read or asked for.
+        /// The name that was read or given.
         why: String,
-        /// The library's.
+        /// The library's device names.
         known: String,
     },
-    /// What was made of it is no sound topology.
+    /// The resulting topology is invalid.
     #[error(transparent)]
     Topology(#[from] TopologyError),
 }
 
-/// What is asked for beside the text.
+/// Facts that the text may lack.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImportOptions {
     /// The topology's name.
     pub name: String,
-    /// The library's name of the GPUs, where the text does not say it or should not be believed.
+    /// Library name of the GPUs; overrides the text.
     pub device: Option<String>,
-    /// What one NIC carries, with its unit, where the text does not say it.
+    /// Rate of one NIC with its unit, if the text lacks it.
     pub nic_bandwidth: Option<String>,
 }
 
-/// How the GPUs of a machine are joined, as far as a tool says.
+/// A machine as far as a tool describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Machine {
     gpus: usize,
-    /// The library's name of them, if it can be told.
+    /// Library name of the GPUs, if known.
     device: Option<String>,
-    /// What stands in the text for them, for a message.
+    /// The text's own name of the GPUs, for messages.
     seen: Option<String>,
     joined: Joined,
-    /// What a slot carries one way, with its unit, if it is known.
+    /// Rate of a PCIe slot, one way, with its unit, if known.
     pcie: Option<String>,
     nics: usize,
-    /// What one NIC carries, with its unit.
+    /// Rate of one NIC, with its unit.
     nic_bandwidth: Option<String>,
     notes: Vec<String>,
 }
 
-/// What is between GPUs.
+/// The links between GPUs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Joined {
-    /// So many NVLinks of each GPU into switches.
+    /// NVLinks per GPU, into switches.
     Switch(usize),
-    /// So many NVLinks of each GPU, straight to others.
+    /// NVLinks per GPU, directly to other GPUs.
     Mesh(usize),
     /// No NVLink.
     Pcie,
 }
 
-/// The text of a topology file from that of `nvidia-smi topo -m`.
+/// Makes the text of a topology file from the output of `nvidia-smi topo -m`.
 ///
 /// # Errors
-/// [`ImportError`]: it is no such text, or the GPU is not known.
+/// [`ImportError`] if the text has another format or the GPU is unknown.
 pub fn from_smi_topo(text: &str, options: &ImportOptions) -> Result<String, ImportError> {
     let device = options.device.as_deref().map(library_device).transpose()?;
     let links = device.as_ref().and_then(|device| device.link).map(links_of);
     write(smi::read(text, links)?, options)
 }
 
-/// The text of a topology file from NCCL's XML (`NCCL_TOPO_DUMP_FILE`, or a file that a cloud ships).
+/// Makes the text of a topology file from NCCL's XML (`NCCL_TOPO_DUMP_FILE`, or a cloud provider's
+/// file).
 ///
 /// # Errors
 /// As [`from_smi_topo`].
@@ -98,41 +101,41 @@ pub fn from_nccl_xml(text: &str, options: &ImportOptions) -> Result<String, Impo
     write(nccl::read(text)?, options)
 }
 
-/// A GPU as NVML says of it.
+/// A GPU as NVML describes it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct DiscoveredGpu {
-    /// As its maker calls it.
+    /// Product name.
     pub name: String,
-    /// Its PCI device number, without the vendor's.
+    /// PCI device number, without the vendor.
     pub pci_device: u16,
-    /// Generation and lanes of its PCIe.
+    /// PCIe generation and number of lanes.
     pub pcie: Option<(u32, u32)>,
-    /// NVLinks that are up.
+    /// Number of active NVLinks.
     pub links: usize,
-    /// Those of them that lead into a switch.
+    /// Number of these that lead into a switch.
     pub links_into_switches: usize,
-    /// Their generation, where there are any.
+    /// NVLink generation, if there are any.
     pub link_generation: Option<u32>,
 }
 
-/// What was found of this machine.
+/// Facts about this machine.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Discovered {
-    /// Its GPUs, in the order of its PCI bus.
+    /// GPUs in PCI bus order.
     pub gpus: Vec<DiscoveredGpu>,
-    /// Rates of InfiniBand and RoCE ports that are up, as Linux writes them: `400 Gb/sec (4X NDR)`.
+    /// Rates of active InfiniBand and RoCE ports in Linux's words: `400 Gb/sec (4X NDR)`.
     pub port_rates: Vec<String>,
 }
 
-/// The text of a topology file from what was found of this machine.
+/// Makes the text of a topology file from facts about this machine.
 ///
 /// # Errors
-/// [`ImportError`]: the library has no such GPU.
+/// [`ImportError`] if the library lacks the GPU.
 pub fn from_discovered(found: &Discovered, options: &ImportOptions) -> Result<String, ImportError> {
     write(nvml::read(found), options)
 }
 
-/// How many NVLinks a device has, by what they carry together.
+/// Number of NVLinks, derived from their total rate.
 fn links_of(total: BytesPerSecond) -> usize {
     (total.value() / OF_A_LINK).round() as usize
 }
@@ -162,7 +165,7 @@ fn library_device(name: &str) -> Result<DeviceKind, ImportError> {
     }
 }
 
-/// The topology file, read back to see that it is sound.
+/// Writes the topology file and checks that it reads back.
 fn write(machine: Machine, options: &ImportOptions) -> Result<String, ImportError> {
     let Some(device) = options.device.clone().or(machine.device) else {
         let why = machine.seen.map_or(String::new(), |seen| format!(" (the text says {seen})"));
@@ -175,7 +178,7 @@ fn write(machine: Machine, options: &ImportOptions) -> Result<String, ImportErro
     };
     let kind = library_device(&device)?;
     let total = |links: usize| match kind.link {
-        // Links beyond what the device has are counted twice somewhere.
+        // More links than the device has means that some were counted twice.
         Some(link) => format!("{}GB/s", (links as f64 * OF_A_LINK).min(link.value()) / 1e9),
         None => format!("{}GB/s", links as f64 * OF_A_LINK / 1e9),
     };

@@ -1,6 +1,6 @@
-//! The numbering of devices, nodes and one-way link resources, and routes over them.
+//! Numbers devices, nodes and one-way links, and computes routes.
 //!
-//! Links are numbered by arithmetic: node by node (see `node_links.rs`), and after all nodes the fabric. So a route is computed from two
+//! Links are numbered node by node (`node_links`), then the fabric's. A route is computed from two
 //! device numbers on demand, without a table of pairs.
 
 use crate::device::DeviceKind;
@@ -12,50 +12,51 @@ use crate::node_links::{NamedNode, NodeLinks};
 use foretell_units::{BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 
-/// The number of a device: ranks are placed on these.
+/// A device's number, counted over all nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct DeviceId(pub usize);
 
 impl DeviceId {
-    /// The device of a rank, where ranks fill `count` devices in order from `first` on. Ranks beyond the
-    /// last device start over (oversubscription).
+    /// The device of a rank, where ranks fill `count` devices in order from `first` on. Ranks
+    /// beyond the last device start over (oversubscription).
     pub fn of_rank(rank: usize, first: DeviceId, count: usize) -> Self {
         Self(first.0 + rank % count.max(1))
     }
 }
 
-/// The number of a node.
+/// A node's number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(pub usize);
 
-/// The way from one device to another.
+/// A route between two devices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Route {
-    /// The link resources used, in order; none from a device to itself.
+    /// Links in order; empty from a device to itself.
     pub links: Vec<LinkId>,
-    /// The sum of their latencies.
+    /// Sum of the links' latencies.
     pub latency: Seconds,
-    /// The most that a single flow between these two gets where that is less than the links carry: on an `nvlink-mesh` the wires
-    /// between one pair. Collectives that use all wires at once (NCCL's several rings) are bounded by the links alone.
+    /// Rate limit of a single flow, if lower than that of the links: on an `nvlink-mesh`, the wires
+    /// of one pair. Collectives that use all wires at once (NCCL's several rings) are limited by
+    /// the links alone.
     pub single_flow_limit: Option<BytesPerSecond>,
 }
 
-/// Nodes that may change places: all have the same in them and are joined by one switch, so that the route between two devices is the route
-/// between those that they are moved to, with the links of the nodes moved along. Node n has the devices and the links from n times as many as
-/// one has.
+/// Interchangeable nodes: all are equal and joined by one switch. Renumbering the nodes maps each
+/// route to the route between the renumbered devices. Node n has the devices from n x `devices` and
+/// the links from n x `links`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct AlikeNodes {
-    /// How many there are.
+pub struct InterchangeableNodes {
+    /// Number of nodes.
     pub count: usize,
-    /// How many devices each has.
+    /// Devices per node.
     pub devices: usize,
-    /// How many links each has.
+    /// Links per node.
     pub links: usize,
 }
 
-/// Where one group's nodes, devices and links begin.
+/// First node, device and link of a group.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct GroupLayout {
     pub(crate) first_node: usize,
@@ -64,7 +65,7 @@ pub(crate) struct GroupLayout {
     links: NodeLinks,
 }
 
-/// Everything that follows from the description.
+/// Numbering derived from a description.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Layout {
     pub(crate) groups: Vec<GroupLayout>,
@@ -74,7 +75,7 @@ pub(crate) struct Layout {
     fabric: FabricLayout,
 }
 
-/// A device found: its group, its node within the group, and its place in the node.
+/// Position of a device: group, node within the group, index in the node.
 #[derive(Clone, Copy)]
 pub(crate) struct Position {
     pub(crate) group: usize,
@@ -83,7 +84,7 @@ pub(crate) struct Position {
 }
 
 impl Layout {
-    /// The network must fit the nodes: [`crate::Fabric::fits`].
+    /// Numbers everything. [`crate::Fabric::fits`] must hold.
     pub(crate) fn new(groups: &[NodeGroup], network: &Network) -> Self {
         let mut layouts = Vec::with_capacity(groups.len());
         let mut ports = Vec::new();
@@ -102,7 +103,8 @@ impl Layout {
             device_count += group.count * group.devices;
             link_count += of_group;
         }
-        // The fabric says which switch a node leads to, and its links come after those of the nodes.
+        // The fabric knows the switch of each node; its links are numbered after those of the
+        // nodes.
         let mut of_fabric = NewLinks::after(link_count);
         let fabric = FabricLayout::new(network, &ports, &mut of_fabric);
         let mut links = Vec::with_capacity(of_fabric.next());
@@ -117,14 +119,14 @@ impl Layout {
         Layout { groups: layouts, links, node_count, device_count, fabric }
     }
 
-    /// The group that holds node `node`.
+    /// Group of a node.
     pub(crate) fn group_of_node(&self, node: usize) -> usize {
         self.groups.partition_point(|group| group.first_node <= node).saturating_sub(1)
     }
 
-    /// The group that holds device `device`.
+    /// Group of a device.
     pub(crate) fn group_of_device(&self, device: usize) -> usize {
-        // Mostly there is one, and this is asked very often.
+        // The common case, on a hot path.
         if self.groups.len() == 1 {
             return 0;
         }
@@ -139,7 +141,7 @@ impl Layout {
         Position { group, node_in_group: offset / devices, device_in_node: offset % devices }
     }
 
-    /// The route from one device to another, or what is missing between them.
+    /// Computes a route. The error says what is missing between the devices.
     pub(crate) fn route(&self, groups: &[NodeGroup], from: Position, to: Position) -> Result<Route, &'static str> {
         let mut links = Vec::with_capacity(8);
         let mut single_flow_limit = None;
@@ -169,14 +171,14 @@ impl Layout {
         Ok(Route { links, latency, single_flow_limit })
     }
 
-    /// Nodes that may change places, if all may.
-    pub(crate) fn alike_nodes(&self) -> Option<AlikeNodes> {
+    /// Returns the nodes if all are interchangeable.
+    pub(crate) fn interchangeable_nodes(&self) -> Option<InterchangeableNodes> {
         let [group] = self.groups.as_slice() else { return None };
-        let nodes = AlikeNodes { count: self.node_count, devices: group.links.devices, links: group.links.count() };
+        let nodes = InterchangeableNodes { count: self.node_count, devices: group.links.devices, links: group.links.count() };
         (self.fabric.treats_nodes_alike() && nodes.links > 0).then_some(nodes)
     }
 
-    /// How many ways the fabric has for a flow from one device to another; 1 within a node, and 0 where there is none.
+    /// Number of the fabric's paths between two devices: 1 within a node, 0 if there is none.
     pub(crate) fn equal_paths(&self, from: Position, to: Position) -> u64 {
         let rail = |position: Position| self.groups[position.group].links.rail(position.device_in_node);
         if self.fabric.joins_devices() {
@@ -193,12 +195,13 @@ impl Layout {
         }
     }
 
-    /// The leaf switches of a fat tree.
+    /// Leaf switches of a fat tree.
     pub(crate) fn leaves(&self) -> Vec<Leaf> {
         self.fabric.leaves(self.node_count, &self.links)
     }
 
-    /// Appends the links from a device to another of its node, and says what limits a single flow; `None` where nothing joins them.
+    /// Appends the links between two devices of a node and returns the limit of a single flow.
+    /// `None` if nothing joins them.
     fn within(&self, groups: &[NodeGroup], from: Position, to: usize, links: &mut Vec<LinkId>) -> Option<Option<BytesPerSecond>> {
         let group = &groups[from.group];
         self.groups[from.group].links.between(self.first_link_of_node(from), from.device_in_node, to, links)?;
@@ -228,17 +231,17 @@ const NO_NIC: &str =
     "a node without network interfaces is on the way; hint: give it `nics`, such as `{count: 1, bandwidth: 25Gbit/s}`";
 const NO_NETWORK: &str = "the nodes have no network; hint: write `network: {kind: switch}`";
 
-/// What two devices that nothing joins are told.
+/// Makes the error of two devices without a route.
 pub(crate) fn unreachable(from: String, to: String, reason: &'static str) -> TopologyError {
     TopologyProblem::Unreachable { from, to, reason }.into()
 }
 
-/// A node's name: the group's, numbered where the group has several.
+/// Returns a node's name: its group's, numbered if the group has several.
 pub(crate) fn node_name(group: &NodeGroup, node_in_group: usize) -> String {
     if group.count == 1 { group.name.clone() } else { format!("{}-{node_in_group}", group.name) }
 }
 
-/// A device in words, for messages.
+/// Describes a device for messages.
 pub(crate) fn device_in_words(device: DeviceId, group: &NodeGroup, kinds: &[DeviceKind], position: Position) -> String {
     let kind = kinds.get(group.kind).map_or("", |kind| kind.name.as_str());
     format!("device {} ({kind} {} of node `{}`)", device.0, position.device_in_node, node_name(group, position.node_in_group))

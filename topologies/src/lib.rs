@@ -1,16 +1,18 @@
 //! Clusters: nodes, devices, links, switches and routes.
 //!
-//! The nouns: a [`Topology`] has [`NodeGroup`]s of nodes that are alike; a node has devices of one [`DeviceKind`], joined by a
-//! [`NodeLink`], and [`Nics`] into the [`Network`]. What data moves over are one-way [`Link`] resources, which flows share; a
-//! [`Route`] lists those between two devices.
+//! The nouns: a [`Topology`] has [`NodeGroup`]s of equal nodes. A node has devices of one
+//! [`DeviceKind`], joined by a [`NodeLink`], and [`Nics`] into the [`Network`]. Data moves over
+//! one-way [`Link`] resources that flows share. A [`Route`] lists the links between two devices.
 //!
-//! The flow: text → [`TopologySpec`] (the schema, every value with its place) → [`Topology`] (names found, units read, defaults
-//! taken and noted, everything numbered) → questions. `local` comes from [`discover`] instead. This crate knows neither models
-//! nor plans, and reads nothing but the text it is given.
+//! The flow: text → [`TopologySpec`] (the schema, each value with its place in the file) →
+//! [`Topology`] (names resolved, units read, defaults taken and noted, everything numbered) →
+//! queries. `local` comes from [`discover`] instead. This crate knows neither models nor plans, and
+//! reads only the text it is given.
 //!
-//! Rates are one way throughout. A node's `link` rate is what one device sends over all its lanes together: an A100, sold with
-//! "600 GB/s" of NVLink counting both directions, is `nvswitch-300GB/s`. A file that says more than the device's ports carry is
-//! obeyed, and [`Topology::notes`] says so.
+//! Rates are one way throughout. A node's `link` rate is the rate at which one device sends over
+//! all its lanes together. An A100, sold with "600 GB/s" of NVLink in both directions, is
+//! `nvswitch-300GB/s`. A file may state more than the device's ports carry; [`Topology::notes`]
+//! then says so.
 //!
 //! ```
 //! use foretell_topologies::{DeviceId, Topology};
@@ -25,9 +27,11 @@
 
 mod assemble;
 mod device;
+mod device_kinds;
 mod discovery;
 mod error;
 mod fabric;
+mod file;
 mod import;
 mod layout;
 mod library;
@@ -46,7 +50,7 @@ pub use fabric::{
     StatedRoute, Torus, Uplinks,
 };
 pub use import::{Discovered, DiscoveredGpu, ImportError, ImportOptions, from_discovered, from_nccl_xml, from_smi_topo};
-pub use layout::{AlikeNodes, DeviceId, NodeId, Route};
+pub use layout::{DeviceId, InterchangeableNodes, NodeId, Route};
 pub use link::{Junction, Link, LinkClass, LinkId};
 pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};
 pub use spec::{TopologyReference, TopologySpec};

@@ -1,15 +1,11 @@
-//! The library: well-known clusters and devices, as the YAML files in `library/`, which are part of the binary.
+//! The library of well-known clusters and devices: the YAML files in `library/`, compiled in.
 
-use crate::assemble;
-use crate::device::DeviceKind;
 use crate::error::{TopologyError, TopologyProblem};
-use crate::spec::{self, TopologySpec};
-use crate::text::suggest;
-use crate::topology::Topology;
+use crate::spec::{self, DeviceSpec, TopologySpec};
+use crate::text::{At, suggest};
 use std::collections::BTreeMap;
-use std::sync::LazyLock;
 
-/// Name, file and text of each topology, in the order in which they are listed.
+/// Name, file and text of each topology, in listing order.
 const TOPOLOGIES: [(&str, &str, &str); 13] = [
     ("dgx-v100", "library/dgx-v100.yaml", include_str!("../library/dgx-v100.yaml")),
     ("dgx-a100-80g", "library/dgx-a100-80g.yaml", include_str!("../library/dgx-a100-80g.yaml")),
@@ -26,35 +22,18 @@ const TOPOLOGIES: [(&str, &str, &str); 13] = [
     ("lab-hetero", "library/lab-hetero.yaml", include_str!("../library/lab-hetero.yaml")),
 ];
 
-const DEVICES_FILE: &str = "library/devices.yaml";
 const DEVICES: &str = include_str!("../library/devices.yaml");
-
-/// The devices, read once.
-static KINDS: LazyLock<Result<BTreeMap<String, DeviceKind>, TopologyError>> = LazyLock::new(|| {
-    let read = || -> Result<BTreeMap<String, DeviceKind>, TopologyError> {
-        let mut notes = Vec::new();
-        let devices = spec::read(DEVICES)?.devices;
-        devices
-            .into_iter()
-            .map(|(name, spec)| {
-                let kind = assemble::device_kind(&name, &spec, &mut notes)?;
-                Ok((name.clone(), DeviceKind { base: Some(name), ..kind }))
-            })
-            .collect()
-    };
-    read().map_err(|error| error.in_file(DEVICES_FILE))
-});
 
 pub(crate) fn topology_names() -> impl Iterator<Item = &'static str> {
     TOPOLOGIES.iter().map(|(name, _, _)| *name)
 }
 
-pub(crate) fn topology(name: &str) -> Result<Topology, TopologyError> {
-    let (_, file, text) = entry(name)?;
-    Topology::from_yaml(text, file)
+/// Returns the file name and the text of a library topology.
+pub(crate) fn topology_text(name: &str) -> Result<(&'static str, &'static str), TopologyError> {
+    entry(name).map(|(_, file, text)| (*file, *text))
 }
 
-/// The description of a library topology, to build on.
+/// Parses a library topology, to serve as a base.
 pub(crate) fn topology_spec(name: &str) -> Result<TopologySpec, TopologyError> {
     let (_, file, text) = entry(name)?;
     spec::read(text).map_err(|error| error.in_file(file))
@@ -67,12 +46,10 @@ fn entry(name: &str) -> Result<&'static (&'static str, &'static str, &'static st
     })
 }
 
-/// The library's device of that name, if it has one.
-pub(crate) fn device_kind(name: &str) -> Result<Option<DeviceKind>, TopologyError> {
-    KINDS.as_ref().map(|kinds| kinds.get(name).cloned()).map_err(Clone::clone)
+/// Reads the library's device kinds as their file writes them, by name.
+pub(crate) fn device_specs() -> Result<BTreeMap<String, At<DeviceSpec>>, TopologyError> {
+    spec::read(DEVICES).map(|spec| spec.devices).map_err(|error| error.in_file(DEVICES_FILE))
 }
 
-/// The names of the library's devices.
-pub(crate) fn device_names() -> Result<impl Iterator<Item = &'static str>, TopologyError> {
-    KINDS.as_ref().map(|kinds| kinds.keys().map(String::as_str)).map_err(Clone::clone)
-}
+/// The device kinds' file, for messages.
+pub(crate) const DEVICES_FILE: &str = "library/devices.yaml";

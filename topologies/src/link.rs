@@ -1,4 +1,4 @@
-//! One-way link resources: what each is part of, what it joins, and what it carries.
+//! One-way link resources: class, ends, rate and latency.
 
 use foretell_units::{BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
@@ -8,54 +8,57 @@ use serde::{Deserialize, Serialize};
 #[serde(transparent)]
 pub struct LinkId(pub usize);
 
-/// What a link resource is part of.
+/// The part of a cluster that a link belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LinkClass {
-    /// A device's port into its node's NVSwitch, mesh or PCIe switch, or what lies between that and other parts of the node.
+    /// A device's port into its node's NVSwitch, mesh or PCIe switch, or a link between such
+    /// switches or sockets.
     Device,
-    /// The memory of a host, through which its devices hand data over.
+    /// Host memory, through which devices exchange data.
     HostMemory,
     /// A network interface, or a device's link to its neighbour in a torus.
     Nic,
-    /// A link between switches: the uplinks or downlinks of a tree, the local and global links of a dragonfly.
+    /// A link between switches: the uplinks or downlinks of a tree, the local and global links of a
+    /// dragonfly.
     Switch,
 }
 
-/// Where links begin and end.
+/// The end of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Junction {
     /// A device, by its number.
     Device(usize),
-    /// What joins the devices of a node: its NVSwitch, its mesh, its memory, its PCIe root. The NICs of a node lead to it too, except where
+    /// The centre of a node: its NVSwitch, mesh, memory or PCIe root. NICs lead to it too, unless
     /// they are under PCIe switches.
     Node(usize),
     /// A PCIe switch of a node: the node, and the switch's number there.
     PcieSwitch(usize, usize),
-    /// What the PCIe switches of a processor socket meet in, where a node has several sockets: the node, and the socket's number there.
+    /// The PCIe root of a CPU socket, in nodes with several sockets: the node, and the socket's
+    /// number there.
     Socket(usize, usize),
-    /// A switch or router of the network. Those of a tree that flows are spread over count as one.
+    /// A switch or router of the network. Switches over which flows spread count as one.
     Switch(usize),
 }
 
-/// A one-way link resource, which the flows that use it share.
+/// A one-way link, shared by the flows that use it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Link {
-    /// What it is, for people: `node-0/device-1/egress`.
+    /// Readable name, such as `node-0/device-1/egress`.
     pub name: String,
-    /// What it is part of.
+    /// The part of the cluster that it belongs to.
     pub class: LinkClass,
-    /// What it carries.
+    /// Rate.
     pub bandwidth: BytesPerSecond,
-    /// What passing it costs in time.
+    /// Latency.
     pub latency: Seconds,
-    /// Where it begins.
+    /// Start.
     pub from: Junction,
-    /// Where it ends.
+    /// End.
     pub to: Junction,
 }
 
-/// Links that come after so many others.
+/// New links, numbered after existing ones.
 pub(crate) struct NewLinks {
     before: usize,
     pub(crate) links: Vec<Link>,
@@ -66,7 +69,7 @@ impl NewLinks {
         NewLinks { before, links: Vec::new() }
     }
 
-    /// The number that the next link will have.
+    /// Number of the next link.
     pub(crate) fn next(&self) -> usize {
         self.before + self.links.len()
     }

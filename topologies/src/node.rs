@@ -1,4 +1,4 @@
-//! Nodes: how many of a kind there are, what joins the devices of one, and how it reaches the network.
+//! Node groups: the number of nodes, the link between a node's devices, and its network interfaces.
 
 use foretell_units::{Bytes, BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
@@ -7,21 +7,23 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeLinkKind {
-    /// NVLink ports into a non-blocking NVSwitch: any device sends at its full rate to any other.
+    /// NVLink ports into a non-blocking NVSwitch: each device sends at its full rate to any other.
     #[serde(rename = "nvswitch")]
     NvSwitch,
-    /// NVLink wires straight between the devices, spread evenly over the pairs. All of a device's wires together carry its rate
-    /// (collectives use several rings to fill them); one flow between two devices gets only the wires between those two.
+    /// NVLink wires between all pairs of devices, evenly spread. A device's wires together carry
+    /// its rate, which collectives use with several rings. One flow between two devices uses only
+    /// the wires of that pair.
     #[serde(rename = "nvlink-mesh")]
     NvLinkMesh,
-    /// PCIe lanes into a non-blocking root, or into a tree of switches ([`PcieTree`]). The same lanes lead to the NICs.
+    /// PCIe lanes into a non-blocking root, or into a tree of switches ([`PcieTree`]). The same
+    /// lanes lead to the NICs.
     Pcie,
-    /// Copies through the memory of the host. The rate is what all devices of the node share.
+    /// Copies through host memory. All devices of the node share the rate.
     SharedMemory,
 }
 
 impl NodeLinkKind {
-    /// Every kind there is.
+    /// All kinds.
     pub const ALL: [NodeLinkKind; 4] =
         [NodeLinkKind::NvSwitch, NodeLinkKind::NvLinkMesh, NodeLinkKind::Pcie, NodeLinkKind::SharedMemory];
 
@@ -35,11 +37,12 @@ impl NodeLinkKind {
         }
     }
 
-    /// The time from one device of a node to another where the file says none.
+    /// Default latency between two devices of a node.
     ///
-    /// NVSwitch: 936.25 ns, fitted for an HGX-H100 by astra-sim (`HGX-H100-validated.yml`). The others are estimates for want of
-    /// a measurement, to be replaced by calibration: a mesh has no switch to cross, PCIe has a root complex, and a message
-    /// through shared memory costs a fence and a few cache misses of another core.
+    /// NVSwitch: 936.25 ns, fitted for an HGX-H100 by astra-sim (`HGX-H100-validated.yml`). The
+    /// others are estimates, which calibration replaces: a mesh has no switch to cross, PCIe has a
+    /// root complex, and a message through shared memory costs a fence and a few cache misses of
+    /// another core.
     pub const fn default_latency(self) -> Seconds {
         Seconds::new(match self {
             NodeLinkKind::NvSwitch => 936.25e-9,
@@ -50,75 +53,78 @@ impl NodeLinkKind {
     }
 }
 
-/// What joins the devices of one node.
+/// The link between the devices of a node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NodeLink {
     /// How they are joined.
     pub kind: NodeLinkKind,
-    /// What one device can send, to all others together, one way; for [`NodeLinkKind::SharedMemory`] what the node has in all.
+    /// Rate at which one device sends to all others together, one way; for
+    /// [`NodeLinkKind::SharedMemory`] the total of the node.
     pub bandwidth: BytesPerSecond,
-    /// The time from one device to another; switches that are crossed on the way add to it.
+    /// Latency between two devices, without the PCIe switches on the way.
     pub latency: Seconds,
-    /// The switches between the devices, where the link is PCIe and the file describes them.
+    /// PCIe switches between the devices, if described.
     pub tree: Option<PcieTree>,
 }
 
-/// PCIe switches: consecutive devices share one, and its uplink to the root is what they share to reach the others. A NIC is under the
-/// switch of the first device that it serves.
+/// PCIe switches. Consecutive devices share a switch, and share its uplink to reach the others. A
+/// NIC is under the switch of the first device that it serves.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PcieTree {
-    /// Devices under one switch.
+    /// Devices per switch.
     pub devices_per_switch: usize,
-    /// What a switch's uplink carries, one way.
+    /// Rate of a switch's uplink, one way.
     pub uplink: BytesPerSecond,
-    /// The processor sockets whose roots the uplinks lead to, where there are several.
+    /// CPU sockets whose roots the uplinks lead to, if there are several.
     pub sockets: Option<Sockets>,
 }
 
-/// Processor sockets, each with some of the PCIe switches.
+/// CPU sockets, each with some of the PCIe switches.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sockets {
-    /// Switches of one socket.
+    /// Switches per socket.
     pub switches: usize,
-    /// What a socket sends to the others, one way.
+    /// Rate from a socket to the others, one way.
     pub link: BytesPerSecond,
 }
 
 /// The network interfaces of one node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Nics {
-    /// How many.
+    /// Number of interfaces.
     pub count: usize,
-    /// What one of them carries, one way.
+    /// Rate of one interface, one way.
     pub bandwidth: BytesPerSecond,
 }
 
 impl Nics {
-    /// What all of them carry together, one way.
+    /// Rate of all interfaces together, one way.
     pub fn total_bandwidth(self) -> BytesPerSecond {
         self.bandwidth * self.count as f64
     }
 }
 
-/// Some nodes that are all alike.
+/// A group of equal nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NodeGroup {
-    /// The name; its nodes are `name-0`, `name-1` and so on, or just `name` where there is one.
+    /// Name of the group. Its nodes are called `name-0`, `name-1` and so on, or `name` if there is
+    /// only one.
     pub name: String,
-    /// How many nodes.
+    /// Number of nodes.
     pub count: usize,
-    /// The kind of their devices: an index into [`crate::Topology::device_kinds`].
+    /// Kind of their devices: an index into [`crate::Topology::device_kinds`].
     pub kind: usize,
-    /// How many devices each node has.
+    /// Devices per node.
     pub devices: usize,
-    /// What joins the devices of a node; `None` where a lone device needs nothing.
+    /// Link between the devices of a node; `None` for a single device.
     pub link: Option<NodeLink>,
-    /// How a node reaches the network; `None` where it does not.
+    /// Network interfaces of a node; `None` if it has none.
     pub nics: Option<Nics>,
-    /// The memory of a node's host, which its devices share; `None` where the file does not say. A processor's own memory is part of it.
+    /// Host memory of a node, which its devices share; `None` if unknown. It includes the memory of
+    /// CPU devices.
     pub host_memory: Option<Bytes>,
-    /// What one node costs an hour, in the currency of the file.
+    /// Price of one node per hour, in the file's currency.
     pub price_per_hour: Option<f64>,
-    /// From one failure of a node that ends a run to the next of the same node, on average.
+    /// Mean time between failures of one node that end a run.
     pub mean_time_between_failures: Option<Seconds>,
 }

@@ -1,29 +1,30 @@
-//! The links inside a node: devices' ports, the host's memory or a tree of PCIe switches, and the network interfaces.
+//! The links inside a node: device ports, host memory or PCIe switches, and network interfaces.
 //!
-//! They are numbered by arithmetic from the node's first link: the devices' ports (egress, then ingress) or the host's memory; the PCIe
-//! switches' uplinks (up, then down); the links between sockets (egress, then ingress); then the network interfaces (egress, then ingress).
+//! They are numbered from the node's first link: device ports (egress, then ingress) or the host's
+//! memory; uplinks of PCIe switches (up, then down); links between sockets (egress, then ingress);
+//! network interfaces (egress, then ingress).
 
 use crate::link::{Junction, Link, LinkClass, LinkId};
 use crate::node::{NodeGroup, NodeLinkKind, PcieTree};
 use foretell_units::{BytesPerSecond, Seconds};
 
-/// What passing a PCIe switch, or going from socket to socket, adds: an estimate after data sheets of PCIe switches (100 to 150 ns), for
-/// want of a measurement; calibration replaces it.
+/// Latency of a PCIe switch or of the link between sockets: an estimate from data sheets of PCIe
+/// switches (100 to 150 ns). Calibration replaces it.
 const PCIE_SWITCH_LATENCY: Seconds = Seconds::new(0.15e-6);
 
-/// The numbers of one group's nodes.
+/// How many links a node of one group has, and how they are numbered.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NodeLinks {
     pub(crate) devices: usize,
     kind: Option<NodeLinkKind>,
-    /// Links of the devices' ports, or of the host's memory.
+    /// Number of links of device ports, or of host memory.
     ports: usize,
     tree: Option<PcieTree>,
-    /// PCIe switches, and sockets that have links to each other.
+    /// Number of PCIe switches, and of sockets (0 unless there are several).
     switches: usize,
     sockets: usize,
-    /// Separately shared NIC resources. Where there are more NICs than devices, those of one device are bonded into one resource of their
-    /// summed rate, as NCCL drives them together.
+    /// Number of separately shared NIC resources. If there are more NICs than devices, those of one
+    /// device are bonded into one resource of their total rate, as NCCL uses them together.
     pub(crate) rails: usize,
 }
 
@@ -48,22 +49,23 @@ impl NodeLinks {
         }
     }
 
-    /// Links of one node.
+    /// Number of links of a node.
     pub(crate) fn count(&self) -> usize {
         self.ports + 2 * self.switches + 2 * self.sockets + 2 * self.rails
     }
 
-    /// The rail that serves a device: neighbours share one where there are fewer NICs than devices. `None` where there are none.
+    /// Rail of a device. Neighbours share a rail if there are fewer NICs than devices. `None`
+    /// without NICs.
     pub(crate) fn rail(&self, device: usize) -> Option<usize> {
         (self.rails > 0).then(|| device * self.rails / self.devices)
     }
 
-    /// The first device that a rail serves.
+    /// First device of a rail.
     pub(crate) fn first_of_rail(&self, rail: usize) -> usize {
         (rail * self.devices).div_ceil(self.rails.max(1))
     }
 
-    /// Appends the links from one device of a node to another; `None` where nothing joins them.
+    /// Appends the links between two devices of a node. `None` if nothing joins them.
     pub(crate) fn between(&self, first: usize, from: usize, to: usize, links: &mut Vec<LinkId>) -> Option<()> {
         if self.kind? == NodeLinkKind::SharedMemory {
             links.push(LinkId(first));
@@ -75,10 +77,10 @@ impl NodeLinks {
         Some(())
     }
 
-    /// Appends the links from a device into the network over a rail, the interface itself included.
+    /// Appends the links from a device over a rail into the network, including the interface.
     ///
-    /// Over NVLink machines the NIC reads a device's memory through PCIe lanes that NVLink traffic does not use and that are no narrower than
-    /// the NIC. Where PCIe joins the devices, the lanes are the same, and so they are shared.
+    /// In NVLink machines the NIC reads device memory through PCIe lanes that NVLink traffic does
+    /// not use and that are as wide as the NIC. If PCIe joins the devices, both use the same lanes.
     pub(crate) fn out(&self, first: usize, device: usize, rail: usize, links: &mut Vec<LinkId>) {
         if self.kind == Some(NodeLinkKind::Pcie) {
             links.push(LinkId(first + 2 * device));
@@ -87,7 +89,7 @@ impl NodeLinks {
         links.push(LinkId(self.interface(first, rail)));
     }
 
-    /// The same the other way round.
+    /// Appends the links from the network over a rail to a device.
     pub(crate) fn into(&self, first: usize, device: usize, rail: usize, links: &mut Vec<LinkId>) {
         links.push(LinkId(self.interface(first, rail) + 1));
         if self.kind == Some(NodeLinkKind::Pcie) {
@@ -108,7 +110,7 @@ impl NodeLinks {
         self.tree.and_then(|tree| tree.sockets).map_or(0, |sockets| switch / sockets.switches)
     }
 
-    /// From one PCIe switch to another: up, over to the other socket if need be, and down.
+    /// Appends the links between two PCIe switches: up, to the other socket if needed, and down.
     fn across(&self, first: usize, from: usize, to: usize, links: &mut Vec<LinkId>) {
         if from == to {
             return;
@@ -123,8 +125,8 @@ impl NodeLinks {
         links.push(LinkId(first_uplink + 2 * to + 1));
     }
 
-    /// Adds the links of a node. A latency is split between the two ends, so that a route's sum gives it back. `entry` is the switch that a
-    /// rail leads to.
+    /// Adds the links of a node. Each latency is split between the two ends, so that the sum over a
+    /// route is right. `entry` returns the switch at the end of a rail.
     pub(crate) fn add(
         &self,
         group: &NodeGroup,
@@ -175,14 +177,14 @@ impl NodeLinks {
     }
 }
 
-/// A node that links are added for.
+/// The node whose links are added.
 pub(crate) struct NamedNode {
     pub(crate) name: String,
     pub(crate) number: usize,
     pub(crate) first_device: usize,
 }
 
-/// A link with its way back.
+/// The two directions of a link.
 struct Pair {
     class: LinkClass,
     bandwidth: BytesPerSecond,

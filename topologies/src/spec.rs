@@ -1,13 +1,9 @@
-//! The schema of a topology file: what may be written, before anything is known of its meaning.
-//!
-//! Scalars are kept as written with their places; `assemble` gives them meaning. The other way round, `From<Topology>` writes a
-//! topology out in full.
+//! The schema of a topology file. Scalars are kept as written, with their places; `assemble`
+//! interprets them, and `file` writes a topology back in this form.
 
-use crate::device::{Architecture, DeviceKind};
+use crate::device::Architecture;
 use crate::error::{TopologyError, TopologyProblem};
-use crate::node::{NodeGroup, NodeLink};
-use crate::text::{At, Scalar, place, suggest, written};
-use crate::topology::Topology;
+use crate::text::{At, Scalar, place, suggest};
 use foretell_units::DataType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
@@ -19,10 +15,12 @@ mod network;
 
 pub(crate) use network::{NetworkSpec, RouteSpec};
 
-/// A topology as a file writes it, or a plan file in place: `{base: dgx-a100-80g, nodes: 16}`.
+/// A topology as written in its own file, or in place in a plan file: `{base: dgx-a100-80g, nodes:
+/// 16}`.
 ///
-/// It can be part of any file that serde reads. [`TopologySpec::build`] gives it meaning. Its errors say the line and column as
-/// long as it is not read through one of serde's buffers (`untagged`, `flatten`); see [`TopologyReference`].
+/// It can be part of any file that serde reads. [`TopologySpec::build`] interprets it. Errors have
+/// line and column unless the text passed through one of serde's buffers (`untagged`, `flatten`);
+/// [`TopologyReference`] avoids them.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TopologySpec {
@@ -48,10 +46,10 @@ pub struct TopologySpec {
     pub(crate) notes: Vec<String>,
 }
 
-/// What a plan file says of its topology: a name or path, or the topology itself.
+/// A plan file's topology: a name or path, or the topology itself.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TopologyReference {
-    /// A library name or a path; which of them is for the reader of files to find out.
+    /// A library name or a path.
     Named(String),
     /// Written in place.
     InPlace(Box<TopologySpec>),
@@ -86,7 +84,7 @@ pub(crate) struct DeviceSpec {
     pub(crate) source: Option<String>,
 }
 
-/// All groups of nodes, or how many there are of the base's.
+/// All node groups, or the number of nodes of the base's group.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum NodesSpec {
     Count(Scalar),
@@ -158,7 +156,7 @@ pub(crate) struct NicsSpec {
     pub(crate) bandwidth: Option<At<Scalar>>,
 }
 
-/// Something that can be said in one word, or in full as a mapping.
+/// A value in short form (one word) or as a full mapping.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ShortOrFull<T> {
     Short(String),
@@ -166,7 +164,7 @@ pub(crate) enum ShortOrFull<T> {
 }
 
 impl TopologySpec {
-    /// Names it after its file (`clusters/lab.yaml` is `lab`) if it has no name of its own.
+    /// Names the topology after its file (`clusters/lab.yaml` becomes `lab`) if it has no name.
     pub(crate) fn named_after(mut self, file_name: &str) -> Self {
         let stem = std::path::Path::new(file_name).file_stem().and_then(|stem| stem.to_str());
         self.name = self.name.or_else(|| stem.map(str::to_owned));
@@ -174,7 +172,7 @@ impl TopologySpec {
     }
 }
 
-/// Reads the text of a topology file as far as its schema goes.
+/// Parses the text of a topology file.
 pub(crate) fn read(text: &str) -> Result<TopologySpec, TopologyError> {
     let options = serde_saphyr::options! { with_snippet: false };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
@@ -183,7 +181,7 @@ pub(crate) fn read(text: &str) -> Result<TopologySpec, TopologyError> {
     })
 }
 
-/// What the YAML reader has to say, in our words where a user is likely to meet it.
+/// Rewords those errors of the YAML reader that users are likely to see.
 fn in_words(error: &Error) -> String {
     match error {
         Error::SerdeUnknownField { field, expected, .. } => {
@@ -205,7 +203,7 @@ fn in_words(error: &Error) -> String {
     }
 }
 
-/// What the YAML reader calls the parts of a file, in a user's words.
+/// Rewords the YAML reader's names for parts of a file.
 fn thing(name: &str) -> &str {
     match name {
         "mapping start" | "map" => "a mapping",
@@ -252,7 +250,7 @@ impl Serialize for NodesSpec {
     }
 }
 
-// By hand and not `untagged`, which would lose the places of what is inside.
+// Not derived with `untagged`, which would lose the places of inner values.
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for ShortOrFull<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor<T>(PhantomData<T>);
@@ -296,81 +294,5 @@ impl Serialize for TopologyReference {
             TopologyReference::Named(name) => serializer.serialize_str(name),
             TopologyReference::InPlace(spec) => spec.serialize(serializer),
         }
-    }
-}
-
-impl TryFrom<TopologySpec> for Topology {
-    type Error = TopologyError;
-
-    fn try_from(spec: TopologySpec) -> Result<Self, TopologyError> {
-        spec.build()
-    }
-}
-
-impl From<Topology> for TopologySpec {
-    fn from(topology: Topology) -> Self {
-        let kinds = &topology.kinds;
-        TopologySpec {
-            devices: kinds.iter().map(|kind| (kind.name.clone(), device_spec(kind).into())).collect(),
-            nodes: Some(NodesSpec::Groups(topology.groups.iter().map(|group| node_spec(group, kinds).into()).collect()).into()),
-            network: Some(ShortOrFull::Full(NetworkSpec::written(&topology.network, &topology.groups)).into()),
-            storage: topology.storage_bandwidth.map(|rate| StorageSpec { bandwidth: Some(written(rate)) }.into()),
-            restart_time: topology.restart_time.map(written),
-            lab: topology.is_lab.then_some(true),
-            name: Some(topology.name),
-            notes: topology.notes,
-            base: None,
-            inter_node_bandwidth: None,
-        }
-    }
-}
-
-fn device_spec(kind: &DeviceKind) -> DeviceSpec {
-    DeviceSpec {
-        base: kind.base.clone().map(At::from),
-        architecture: Some(kind.architecture),
-        memory: Some(written(kind.memory)),
-        memory_bandwidth: Some(written(kind.memory_bandwidth)),
-        peak: kind.peak.iter().map(|(format, rate)| (*format, written(*rate))).collect(),
-        power: kind.power.map(written),
-        idle_power: kind.idle_power.map(written),
-        link: kind.link.map(written),
-        host_link: kind.host_link.map(written),
-        cores: kind.cores.map(|cores| Scalar::from(cores).into()),
-        cpu_quota: kind.cpu_quota.map(|quota| Scalar::from(quota).into()),
-        source: kind.source.clone(),
-    }
-}
-
-fn node_spec(group: &NodeGroup, kinds: &[DeviceKind]) -> NodeSpec {
-    let link = group.link.map(link_spec);
-    let nics = group
-        .nics
-        .map(|nics| NicsSpec { count: Some(Scalar::from(nics.count).into()), bandwidth: Some(written(nics.bandwidth)) });
-    NodeSpec {
-        name: Some(group.name.clone().into()),
-        count: Some(Scalar::from(group.count).into()),
-        devices: Some(At::from(NodeDevicesSpec {
-            kind: kinds.get(group.kind).map(|kind| kind.name.clone().into()),
-            count: Some(Scalar::from(group.devices).into()),
-        })),
-        link: link.map(|link| ShortOrFull::Full(link).into()),
-        nics: nics.map(At::from),
-        host_memory: group.host_memory.map(written),
-        price_per_hour: group.price_per_hour.map(|price| Scalar::from(price).into()),
-        mean_time_between_failures: group.mean_time_between_failures.map(written),
-    }
-}
-
-fn link_spec(link: NodeLink) -> LinkSpec {
-    let sockets = link.tree.and_then(|tree| tree.sockets);
-    LinkSpec {
-        kind: Some(link.kind.name().to_owned().into()),
-        bandwidth: Some(written(link.bandwidth)),
-        latency: Some(written(link.latency)),
-        devices_per_switch: link.tree.map(|tree| Scalar::from(tree.devices_per_switch).into()),
-        uplink: link.tree.map(|tree| written(tree.uplink)),
-        switches_per_socket: sockets.map(|sockets| Scalar::from(sockets.switches).into()),
-        socket_link: sockets.map(|sockets| written(sockets.link)),
     }
 }

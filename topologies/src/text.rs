@@ -1,4 +1,5 @@
-//! Scalars of a topology file with their places, and text that helps people: near names, and quantities in round units.
+//! Scalars of a topology file with their places; suggestions for misspelt names; quantities in
+//! round units.
 
 use crate::error::{Place, TopologyError, TopologyProblem};
 use foretell_units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds, UnitError, Watts};
@@ -6,7 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::fmt;
 use std::str::FromStr;
 
-/// A value and where it stands in its file, where that is known: text read through serde's buffers has lost it.
+/// A value with its place in the file. The place is `None` if the text passed through serde's
+/// buffers.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct At<T> {
     pub(crate) value: T,
@@ -19,7 +21,7 @@ impl<T> From<T> for At<T> {
     }
 }
 
-/// Two descriptions are equal wherever they stand.
+/// Places do not count for equality.
 impl<T: PartialEq> PartialEq for At<T> {
     fn eq(&self, other: &Self) -> bool {
         self.value == other.value
@@ -39,12 +41,13 @@ impl<T: Serialize> Serialize for At<T> {
     }
 }
 
-/// A location of the YAML reader as ours; it says line 0 where it does not know.
+/// Converts the YAML reader's location, whose line is 0 if unknown.
 pub(crate) fn place(location: &serde_saphyr::Location) -> Option<Place> {
     (location.line() > 0).then(|| Place { line: location.line(), column: location.column() })
 }
 
-/// A scalar as it was written. What it means is decided where it is used, so that the message can name the field and the unit.
+/// A scalar as written. It is interpreted where it is used, so that a message can name field and
+/// unit.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Scalar(pub(crate) String);
 
@@ -75,7 +78,8 @@ impl<'de> Deserialize<'de> for Scalar {
                 Ok(number.into())
             }
         }
-        // YAML hands any scalar over as text when asked for text; JSON and serde's buffers hand a number over as a number.
+        // YAML delivers any scalar as text on request. JSON and serde's buffers deliver numbers as
+        // numbers.
         deserializer.deserialize_str(Visitor)
     }
 }
@@ -108,13 +112,13 @@ impl Scalars {
         Scalars::List(values.iter().map(|value| Scalar::from(value).into()).collect())
     }
 
-    /// Short where there is one value.
+    /// Makes a scalar of a single value, else a list.
     pub(crate) fn one_or_list<T: fmt::Display>(values: &[T]) -> Self {
         if let [one] = values { Self::one(one) } else { Self::list(values) }
     }
 }
 
-// By hand and not `untagged`, which would lose the places of what is inside.
+// Not derived with `untagged`, which would lose the places of inner values.
 impl<'de> Deserialize<'de> for Scalars {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor;
@@ -153,7 +157,7 @@ impl Serialize for Scalars {
 }
 
 impl At<Scalars> {
-    /// Each of them with the place of all where it has none of its own.
+    /// Returns each value; one without a place gets the list's place.
     pub(crate) fn each(&self) -> Vec<At<Scalar>> {
         match &self.value {
             Scalars::One(one) => vec![At { value: one.clone(), place: self.place }],
@@ -165,7 +169,7 @@ impl At<Scalars> {
 }
 
 impl At<Scalar> {
-    /// Reads it as a quantity above zero.
+    /// Parses a quantity above zero.
     pub(crate) fn positive<Q>(&self, field: &str) -> Result<Q, TopologyError>
     where
         Q: FromStr<Err = UnitError> + Default + PartialOrd,
@@ -177,14 +181,14 @@ impl At<Scalar> {
         Err(TopologyError::invalid(self.place, format!("`{field}` is `{}`", self.value.0), "it must be above zero"))
     }
 
-    /// Reads it as a quantity, which may be zero.
+    /// Parses a quantity that may be zero.
     pub(crate) fn quantity<Q: FromStr<Err = UnitError>>(&self, field: &str) -> Result<Q, TopologyError> {
         self.value.0.parse().map_err(|reason: UnitError| {
             TopologyError::at(self.place, TopologyProblem::Quantity { field: field.into(), reason: reason.to_string() })
         })
     }
 
-    /// Reads it as a number of things, at least one.
+    /// Parses a count of at least 1.
     pub(crate) fn count(&self, field: &str) -> Result<usize, TopologyError> {
         let text = self.value.0.trim();
         match text.replace('_', "").parse() {
@@ -197,7 +201,7 @@ impl At<Scalar> {
         }
     }
 
-    /// Reads it as a number that may be 0: where counting begins, or a seed.
+    /// Parses a whole number that may be 0, such as an index or a seed.
     pub(crate) fn whole(&self, field: &str) -> Result<u64, TopologyError> {
         let text = self.value.0.trim();
         text.replace('_', "").parse().map_err(|_| {
@@ -206,7 +210,7 @@ impl At<Scalar> {
         })
     }
 
-    /// Reads it as a plain number that is at least `least`.
+    /// Parses a plain number of at least `least`.
     pub(crate) fn number(&self, field: &str, least: f64) -> Result<f64, TopologyError> {
         match self.value.0.trim().parse() {
             Ok(number) if f64::is_finite(number) && number >= least => Ok(number),
@@ -219,11 +223,13 @@ impl At<Scalar> {
     }
 }
 
-/// The names that would have done, the likeliest first: `did you mean `a`? the names are `a`, `b``.
+/// Lists the known names, with the closest one first if it is close: `did you mean `a`? There are
+/// `a`, `b``.
 pub(crate) fn suggest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
-    // Somebody who writes `dgx-a100` has left out the end of a name, not mistyped another.
-    let distance = |name: &str| if !written.is_empty() && name.starts_with(written) { 0 } else { edit_distance(written, name) };
+    // A prefix counts as a perfect match: `dgx-a100` lacks the end of a name, it is no misspelling.
+    let edits = |name: &str| strsim::levenshtein(&written.to_lowercase(), &name.to_lowercase());
+    let distance = |name: &str| if !written.is_empty() && name.starts_with(written) { 0 } else { edits(name) };
     let closest = known.iter().map(|name| (distance(name), *name)).min();
     let all = known.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
     match closest {
@@ -233,33 +239,16 @@ pub(crate) fn suggest<'a>(written: &str, known: impl IntoIterator<Item = &'a str
     }
 }
 
-/// How many letters must be changed, added or left out to make one word the other (Levenshtein), whatever their case.
-fn edit_distance(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.to_lowercase().chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (index, letter) in from.to_lowercase().chars().enumerate() {
-        let mut diagonal = index;
-        let mut left = index + 1;
-        for (column, other) in to.iter().enumerate() {
-            let above = row[column + 1];
-            let cost = (diagonal + usize::from(letter != *other)).min(above + 1).min(left + 1);
-            row[column] = left;
-            (diagonal, left) = (above, cost);
-        }
-        row[to.len()] = left;
-    }
-    row[to.len()]
-}
-
-/// A quantity that can be written in the unit in which it is round.
+/// A quantity that can be written in a unit in which it is round.
 pub(crate) trait Written: Copy + PartialEq + FromStr<Err = UnitError> {
     /// Units, largest first, with their size in the base unit.
     const UNITS: &'static [(&'static str, f64)];
-    /// The value in the base unit, and as exact text in it.
+    /// Returns the value in the base unit, and its exact text.
     fn base(self) -> (f64, String);
 }
 
-/// The quantity in a unit that makes it short, or else exactly in the base unit. Either reads back the same, to the bit.
+/// Writes a quantity in a unit that keeps it short, else exactly in the base unit. Both read back
+/// equal to the bit.
 pub(crate) fn written<Q: Written>(quantity: Q) -> At<Scalar> {
     const SHORT: usize = 7;
     let (value, exact) = quantity.base();

@@ -1,24 +1,24 @@
-//! The described cluster, and the questions that the rest of Foretell asks of it.
+//! The described cluster and its queries.
 
 use crate::device::DeviceKind;
 use crate::error::{Place, TopologyError, TopologyProblem};
 use crate::fabric::{Fabric, Leaf, Network};
-use crate::layout::{AlikeNodes, DeviceId, Layout, NodeId, Route, device_in_words, node_name, unreachable};
+use crate::layout::{DeviceId, InterchangeableNodes, Layout, NodeId, Route, device_in_words, node_name, unreachable};
 use crate::link::{Link, LinkClass};
 use crate::node::{Nics, NodeGroup};
 use crate::spec::TopologySpec;
-use crate::{library, spec};
 use foretell_units::{Bytes, BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The most devices a topology may have: ten times the largest clusters there are, and still little memory.
+/// Most devices of a topology: ten times the largest clusters, and still little memory.
 pub const MAXIMUM_DEVICES: usize = 1_000_000;
 
 /// A cluster: its nodes, their devices, and the links between them.
 ///
-/// It serialises to a normal form of the topology file, in which every default is written out, and reads back equal.
+/// It serialises to a normal form of the topology file with every default written out, and reads
+/// back equal.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "TopologySpec", into = "TopologySpec")]
 pub struct Topology {
@@ -30,37 +30,38 @@ pub struct Topology {
     pub(crate) restart_time: Option<Seconds>,
     pub(crate) is_lab: bool,
     pub(crate) notes: Vec<String>,
-    /// What follows from the above; shared, because plans and simulations copy topologies freely.
+    /// Numbering derived from the fields above. Shared, because plans and simulations clone
+    /// topologies.
     layout: Arc<Layout>,
 }
 
-/// Where the network stands in its file, and each of the routes that it states.
+/// Places in the file of the network and of each stated route.
 #[derive(Default)]
 pub(crate) struct NetworkPlaces {
     pub(crate) network: Option<Place>,
     pub(crate) routes: Vec<Option<Place>>,
 }
 
-/// How links differ from those of a file, as factors: what somebody asks who thinks of buying others.
+/// Factors on the links of a topology, for what-if questions.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinkScale {
-    /// Of what links between devices of a node carry.
+    /// Factor on rates of links inside nodes.
     pub intra_node_bandwidth: f64,
-    /// Of what network interfaces carry; switches' uplinks follow them.
+    /// Factor on rates of network interfaces; uplinks of switches follow them.
     pub inter_node_bandwidth: f64,
-    /// Of the time from one device of a node to another.
+    /// Factor on latencies inside nodes.
     pub intra_node_latency: f64,
-    /// Of the time from one node to another.
+    /// Factor on latencies between nodes.
     pub inter_node_latency: f64,
 }
 
 impl LinkScale {
-    /// Links as they are.
+    /// No change.
     pub const NONE: Self =
         Self { intra_node_bandwidth: 1.0, inter_node_bandwidth: 1.0, intra_node_latency: 1.0, inter_node_latency: 1.0 };
 }
 
-/// What a topology is made of: the part of it that a file describes.
+/// The part of a topology that a file describes.
 pub(crate) struct Description {
     pub(crate) name: String,
     pub(crate) kinds: Vec<DeviceKind>,
@@ -73,22 +74,7 @@ pub(crate) struct Description {
 }
 
 impl Topology {
-    /// Reads a topology file. `file_name` is for messages, and names the topology where the file does not.
-    pub fn from_yaml(text: &str, file_name: &str) -> Result<Topology, TopologyError> {
-        spec::read(text).and_then(|spec| spec.named_after(file_name).build()).map_err(|error| error.in_file(file_name))
-    }
-
-    /// The library's topology of that name. An unknown name is answered with those there are.
-    pub fn library(name: &str) -> Result<Topology, TopologyError> {
-        library::topology(name)
-    }
-
-    /// The names of the library's topologies.
-    pub fn library_names() -> impl Iterator<Item = &'static str> {
-        library::topology_names()
-    }
-
-    /// The same cluster with `count` nodes: how `--nodes` scales a file that describes one kind of node.
+    /// Returns the cluster with `count` nodes, if it has one node group (`--nodes`).
     pub fn with_nodes(self, count: usize) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();
         if count == 0 {
@@ -111,11 +97,12 @@ impl Topology {
         description.build()
     }
 
-    /// The same cluster with its kinds of node counted from `group` on, those before it after the last: ranks lie on the first devices.
+    /// Returns the cluster with its node groups rotated so that `group` comes first. Ranks fill
+    /// devices from the first on.
     ///
     /// # Errors
-    /// There is no such kind of node, or nodes cannot change places: where the network is not one switch, or a tree whose leaves have nodes of one kind
-    /// each.
+    /// The group does not exist, or the groups cannot be reordered: the network is neither one
+    /// switch nor a tree whose leaves each hold nodes of one group.
     pub fn beginning_with(self, group: &str) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();
         let names = description.groups.iter().map(|group| format!("`{}`", group.name)).collect::<Vec<_>>().join(", ");
@@ -141,7 +128,8 @@ impl Topology {
         description.build()
     }
 
-    /// The same cluster with `total` from each node into the network: all its NICs together, one way.
+    /// Returns the cluster with `total` as each node's rate into the network: all its NICs
+    /// together, one way.
     pub fn with_inter_node_bandwidth(self, total: BytesPerSecond) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();
         if let Fabric::Torus(_) = description.network.fabric {
@@ -159,10 +147,10 @@ impl Topology {
         description.build()
     }
 
-    /// The same cluster with links so many times as fast, and latencies so many times as long.
+    /// Returns the cluster with scaled links.
     ///
     /// # Errors
-    /// Never for a topology that could be built.
+    /// Never for a valid topology.
     pub fn with_links_scaled(self, scale: &LinkScale) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();
         for group in &mut description.groups {
@@ -179,20 +167,20 @@ impl Topology {
         description.build()
     }
 
-    /// The same cluster with storage so many times as fast, where it says how fast that is.
+    /// Returns the cluster with its storage rate multiplied, if it states one.
     ///
     /// # Errors
-    /// Never for a topology that could be built.
+    /// Never for a valid topology.
     pub fn with_storage_scaled(self, factor: f64) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();
         description.storage_bandwidth = description.storage_bandwidth.map(|rate| rate * factor);
         description.build()
     }
 
-    /// The same cluster with devices whose peaks, in every format, and whose memory are so many times as fast.
+    /// Returns the cluster with the devices' peaks (all formats) and memory bandwidth multiplied.
     ///
     /// # Errors
-    /// Never for a topology that could be built.
+    /// Never for a valid topology.
     pub fn with_devices_scaled(self, peak: f64, memory_bandwidth: f64) -> Result<Topology, TopologyError> {
         let mut description = self.into_description();
         for kind in &mut description.kinds {
@@ -201,12 +189,12 @@ impl Topology {
         description.build()
     }
 
-    /// The name of the cluster.
+    /// Name of the cluster.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many devices there are; they are numbered from 0, node by node.
+    /// Number of devices. They are numbered from 0, node by node.
     pub fn device_count(&self) -> usize {
         self.layout.device_count
     }
@@ -216,7 +204,7 @@ impl Topology {
         DeviceId::of_rank(rank, DeviceId(0), self.device_count())
     }
 
-    /// How many nodes there are.
+    /// Number of nodes.
     pub fn node_count(&self) -> usize {
         self.layout.node_count
     }
@@ -226,12 +214,12 @@ impl Topology {
         (0..self.layout.device_count).map(DeviceId)
     }
 
-    /// The kinds of device that the file names or uses.
+    /// Device kinds that the file defines or uses.
     pub fn device_kinds(&self) -> &[DeviceKind] {
         &self.kinds
     }
 
-    /// The groups of nodes that are alike, in the order of their nodes.
+    /// Node groups, in the order of their nodes.
     pub fn node_groups(&self) -> &[NodeGroup] {
         &self.groups
     }
@@ -241,50 +229,51 @@ impl Topology {
         &self.network
     }
 
-    /// The leaf switches, in the order of their nodes, where the network is a fat tree.
+    /// Leaf switches in the order of their nodes; empty unless the network is a fat tree.
     pub fn leaves(&self) -> Vec<Leaf> {
         self.layout.leaves()
     }
 
-    /// The kind of link on the way between devices that is farthest from them: [`LinkClass::Switch`] where data cross from one leaf switch
-    /// to another, [`LinkClass::Nic`] between nodes under one, the node's own within a node. `None` from a device to itself.
+    /// The outermost class of link on a route: [`LinkClass::Switch`] between leaf switches,
+    /// [`LinkClass::Nic`] between nodes under one switch, the node's own class within a node.
+    /// `None` from a device to itself.
     pub fn farthest_link(&self, from: DeviceId, to: DeviceId) -> Result<Option<LinkClass>, TopologyError> {
         let route = self.route(from, to)?;
         Ok(route.links.iter().map(|link| self.layout.links[link.0].class).max())
     }
 
-    /// The kind of a device.
+    /// Kind of a device.
     ///
     /// # Panics
-    /// If there is no such device; so do the other functions that are asked about one device or one node.
+    /// If the device does not exist, like all queries about a device or a node.
     pub fn device_kind(&self, device: DeviceId) -> &DeviceKind {
         &self.kinds[self.kind_index(device)]
     }
 
-    /// The kind of a device, as an index into [`Topology::device_kinds`].
+    /// Kind of a device, as an index into [`Topology::device_kinds`].
     pub fn kind_index(&self, device: DeviceId) -> usize {
         self.groups[self.layout.position(&self.groups, device).group].kind
     }
 
-    /// The node that holds a device.
+    /// Node of a device.
     pub fn node_of(&self, device: DeviceId) -> NodeId {
         let position = self.layout.position(&self.groups, device);
         NodeId(self.layout.groups[position.group].first_node + position.node_in_group)
     }
 
-    /// The group of a node: an index into [`Topology::node_groups`].
+    /// Group of a node: an index into [`Topology::node_groups`].
     pub fn group_of(&self, node: NodeId) -> usize {
         assert!(node.0 < self.layout.node_count, "node {} of {}", node.0, self.layout.node_count);
         self.layout.group_of_node(node.0)
     }
 
-    /// A node's name.
+    /// Name of a node.
     pub fn node_name(&self, node: NodeId) -> String {
         let group = self.group_of(node);
         node_name(&self.groups[group], node.0 - self.layout.groups[group].first_node)
     }
 
-    /// The numbers of the devices of a node.
+    /// Device numbers of a node.
     pub fn devices_of(&self, node: NodeId) -> Range<usize> {
         let group = self.group_of(node);
         let (layout, devices) = (&self.layout.groups[group], self.groups[group].devices);
@@ -292,17 +281,18 @@ impl Topology {
         first..first + devices
     }
 
-    /// Every one-way link resource; a [`crate::LinkId`] is an index into it.
+    /// All one-way links, indexed by [`crate::LinkId`].
     pub fn links(&self) -> &[Link] {
         &self.layout.links
     }
 
-    /// What nodes have that may change places; `None` where not all may: where they differ, or are joined by more than one switch.
-    pub fn alike_nodes(&self) -> Option<AlikeNodes> {
-        self.layout.alike_nodes()
+    /// Describes interchangeable nodes. `None` if nodes differ or are joined by more than one
+    /// switch.
+    pub fn interchangeable_nodes(&self) -> Option<InterchangeableNodes> {
+        self.layout.interchangeable_nodes()
     }
 
-    /// The way from one device to another, computed on demand. From a device to itself it is empty.
+    /// Computes the route between two devices; empty from a device to itself.
     pub fn route(&self, from: DeviceId, to: DeviceId) -> Result<Route, TopologyError> {
         let (start, end) = (self.layout.position(&self.groups, from), self.layout.position(&self.groups, to));
         self.layout.route(&self.groups, start, end).map_err(|reason| {
@@ -313,13 +303,14 @@ impl Topology {
         })
     }
 
-    /// How many ways of the fewest hops the network's routing may choose among for a flow from one device to another: 1 where they are in
-    /// one node or flows are spread, 0 where nothing joins them, at most `u64::MAX`.
+    /// Number of shortest paths among which the routing may choose for a flow: 1 within a node or
+    /// if flows spread, 0 without a route, at most `u64::MAX`.
     pub fn equal_paths(&self, from: DeviceId, to: DeviceId) -> u64 {
         self.layout.equal_paths(self.layout.position(&self.groups, from), self.layout.position(&self.groups, to))
     }
 
-    /// Checks that every device can reach every other. Nodes of one group are alike, so a few pairs stand for all.
+    /// Checks that every device can reach every other. Nodes of a group are equal, so a few pairs
+    /// stand for all.
     pub fn validate(&self) -> Result<(), TopologyError> {
         let ends: Vec<DeviceId> = self
             .layout
@@ -328,7 +319,7 @@ impl Topology {
             .zip(&self.groups)
             .flat_map(|(layout, group)| {
                 let first = layout.first_device;
-                // The first two devices of the first node, and the first of the second.
+                // The first two devices of the first node, and the first device of the second.
                 [0, 1, group.devices]
                     .into_iter()
                     .filter(|offset| *offset < group.count * group.devices)
@@ -343,7 +334,7 @@ impl Topology {
         Ok(())
     }
 
-    /// Routes are stated between nodes that there are, over ways that there are.
+    /// Checks that stated routes name existing nodes and paths.
     fn check_stated_routes(&self, places: &[Option<Place>]) -> Result<(), TopologyError> {
         for (number, route) in self.network.stated.iter().enumerate() {
             let (place, nodes) = (places.get(number).copied().flatten(), self.node_count());
@@ -367,33 +358,33 @@ impl Topology {
         Ok(())
     }
 
-    /// The memory of the device that has the least.
+    /// Memory of the device kind with the least.
     pub fn least_memory(&self) -> Bytes {
         self.device_kinds().iter().map(|kind| kind.memory).min().unwrap_or(Bytes::ZERO)
     }
 
-    /// What the whole cluster costs an hour, if every node has a price.
+    /// Price of the whole cluster per hour, if every node has a price.
     pub fn price_per_hour(&self) -> Option<f64> {
         self.groups.iter().map(|group| group.price_per_hour.map(|price| price * group.count as f64)).sum()
     }
 
-    /// What all nodes together read from storage, or write to it.
+    /// Rate at which all nodes together read from or write to storage.
     pub fn storage_bandwidth(&self) -> Option<BytesPerSecond> {
         self.storage_bandwidth
     }
 
-    /// From a failure until a run goes on, without reading its checkpoint.
+    /// Time from a failure until the run continues, without reading its checkpoint.
     pub fn restart_time(&self) -> Option<Seconds> {
         self.restart_time
     }
 
-    /// Whether the file describes hosts to be made on this machine, rather than hosts that there are.
+    /// Whether the file describes hosts to be made on this machine (`lab: true`).
     pub fn is_lab(&self) -> bool {
         self.is_lab
     }
 
-    /// What a reader should know of this topology: the defaults that were taken, the figures that are estimates, and what looks
-    /// like a slip. One sentence each.
+    /// Notes for the user: defaults taken, estimated figures, and suspicious values. One sentence
+    /// each.
     pub fn notes(&self) -> Vec<String> {
         let mut notes = self.notes.clone();
         for group in &self.groups {
@@ -417,12 +408,13 @@ impl Topology {
 }
 
 impl Description {
-    /// Numbers everything. What the file says of each thing has been checked before; here what depends on the number of nodes is.
+    /// Builds the topology and checks what depends on the number of nodes. Single values have been
+    /// checked before.
     pub(crate) fn build(self) -> Result<Topology, TopologyError> {
         self.build_from(&NetworkPlaces::default())
     }
 
-    /// The same for a description that was read from a file.
+    /// As [`build`](Self::build), for a description from a file.
     pub(crate) fn build_from(self, places: &NetworkPlaces) -> Result<Topology, TopologyError> {
         let devices = self.groups.iter().try_fold(0usize, |sum, group| sum.checked_add(group.count.checked_mul(group.devices)?));
         if devices.is_none_or(|devices| devices > MAXIMUM_DEVICES) {
@@ -440,7 +432,7 @@ impl Description {
         Ok(topology)
     }
 
-    /// Numbers a description known to be small.
+    /// Builds a description that is known to be valid and small.
     pub(crate) fn number(self) -> Topology {
         let layout = Arc::new(Layout::new(&self.groups, &self.network));
         let Description { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes } = self;

@@ -1,4 +1,4 @@
-//! Fabrics: that their routes lead where they should, over as few links as there must be, and that they carry what is said.
+//! Fabrics: routes end where they should, use as few links as possible, and carry the stated rates.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use foretell_topologies::{DeviceId, Junction, LinkClass, Topology};
@@ -15,12 +15,13 @@ fn names(topology: &Topology, from: usize, to: usize) -> Vec<String> {
     route.links.iter().map(|link| topology.links()[link.0].name.clone()).collect()
 }
 
-/// Where data of a device may enter the links: at itself, or where its node's NICs read its memory.
+/// Junctions at which a device's data may enter the links: the device, or where NICs read its
+/// memory.
 fn places(topology: &Topology, device: DeviceId) -> BTreeSet<Junction> {
     BTreeSet::from([Junction::Device(device.0), Junction::Node(topology.node_of(device).0)])
 }
 
-/// A route leads from link to link, repeats none, and begins and ends where it should.
+/// Asserts that a route is connected, repeats no link, and has the right ends.
 fn is_a_way(topology: &Topology, from: DeviceId, to: DeviceId) -> Result<Vec<usize>, TestCaseError> {
     let route = topology.route(from, to).unwrap();
     let links: Vec<usize> = route.links.iter().map(|link| link.0).collect();
@@ -34,7 +35,7 @@ fn is_a_way(topology: &Topology, from: DeviceId, to: DeviceId) -> Result<Vec<usi
     prop_assert!(places(topology, to).contains(&last.to), "{from:?} -> {to:?} ends elsewhere: {text}");
     for pair in links.windows(2) {
         let (one, next) = (&topology.links()[pair[0]], &topology.links()[pair[1]]);
-        // What was forwarded to a device of the node is read from its memory by that device's NIC.
+        // Data forwarded inside the node is read by the other device's NIC.
         let is_read = |device| next.class == LinkClass::Nic && places(topology, DeviceId(device)).contains(&next.from);
         let goes_on = one.to == next.from || matches!(one.to, Junction::Device(device) if is_read(device));
         prop_assert!(goes_on, "{from:?} -> {to:?} is broken: {text}");
@@ -43,7 +44,7 @@ fn is_a_way(topology: &Topology, from: DeviceId, to: DeviceId) -> Result<Vec<usi
     Ok(links)
 }
 
-/// The fewest links from any of some junctions to any of others, by breadth first search over all links.
+/// Least number of links between two sets of junctions, by breadth-first search over all links.
 fn fewest_links(topology: &Topology, from: &BTreeSet<Junction>, to: &BTreeSet<Junction>) -> usize {
     let mut next: BTreeMap<Junction, Vec<Junction>> = BTreeMap::new();
     for link in topology.links() {
@@ -71,7 +72,7 @@ const HOST: &str = "devices: {kind: cpu-core}, nics: {bandwidth: 10Gbit/s}";
 struct Case {
     nodes: String,
     network: String,
-    /// Whether every route has as few links as any way has.
+    /// Whether every route must have the least number of links.
     is_shortest: bool,
 }
 
@@ -102,7 +103,7 @@ fn rails() -> impl Strategy<Value = Case> {
             let node = format!(
                 "{{name: n, count: {nodes}, devices: {{kind: a100-sxm-80g, count: {devices}}}, nics: {{count: {devices}, bandwidth: 100Gbit/s}}}}"
             );
-            // From the middle of a node every one of its NICs is near; but a device has one of its own, and goes by that.
+            // Every NIC of a node is equally near, but a device uses its own.
             Case { nodes: node, network, is_shortest: false }
         },
     )
@@ -123,14 +124,14 @@ fn tori() -> impl Strategy<Value = Case> {
 fn dragonflies() -> impl Strategy<Value = Case> {
     (1usize..4, 1usize..5, 1usize..4, 1usize..50, any::<bool>(), any::<u8>()).prop_map(
         |(per_router, routers, global, nodes, is_valiant, seed)| {
-            // As many nodes as there may be with so few global links.
+            // The most nodes that so few global links allow.
             let nodes = nodes.min((routers * global + 1) * per_router * routers);
             let routing = if is_valiant { "valiant" } else { "minimal" };
             let network = format!(
                 "{{kind: dragonfly, nodes_per_router: {per_router}, routers_per_group: {routers}, global_links: {global}, \
                  routing: {routing}, seed: {seed}}}"
             );
-            // The shortest way may lead through a third group, if it has a router with links to both; minimal routing goes straight.
+            // The shortest path may cross a third group; minimal routing never does.
             Case { nodes: format!("{{name: n, count: {nodes}, {HOST}}}"), network, is_shortest: false }
         },
     )
@@ -168,9 +169,9 @@ proptest! {
         }
     }
 
-    /// Each of the equal paths is a different way, can be stated, and is taken under some seed.
+    /// Equal paths all differ, can all be stated, and are all taken under some seed.
     #[test]
-    fn there_are_as_many_equal_paths_as_are_said(case in trees(), ends in (0usize..40, 0usize..40)) {
+    fn equal_paths_counts_the_paths_that_hashes_reach(case in trees(), ends in (0usize..40, 0usize..40)) {
         let topology = cluster(&case.nodes, &case.network);
         let [from, to] = [ends.0, ends.1].map(|end| DeviceId(end % topology.device_count()));
         let paths = topology.equal_paths(from, to) as usize;
@@ -200,7 +201,7 @@ proptest! {
         prop_assert_eq!(by_hash, seen);
     }
 
-    /// In a torus the paths that hashes choose are the shortest ones, all of them, and about equally often.
+    /// In a torus hashes choose exactly the shortest paths, about equally often.
     #[test]
     fn a_torus_chooses_among_all_shortest_ways(sizes in proptest::collection::vec(2usize..5, 1..4), ends in (0usize..64, 0usize..64)) {
         let count: usize = sizes.iter().product();
@@ -217,7 +218,8 @@ proptest! {
         prop_assert!(taken.values().all(|&count| (10..=90).contains(&count)), "{:?}", taken.values());
     }
 
-    /// What crosses from the nodes of a leaf, and from those of a pod, is what they send over the oversubscription.
+    /// Traffic out of a leaf, and out of a pod, is limited by the rate of its nodes over the
+    /// oversubscription.
     #[test]
     fn a_bisection_carries_what_the_oversubscription_says(
         (pods, leaves, per_leaf) in (2usize..4, 1usize..4, 1usize..5),
@@ -263,7 +265,7 @@ fn rails_meet_in_their_leaf_and_cross_as_stated() {
 }
 
 #[test]
-fn pcie_goes_up_only_as_far_as_it_must() {
+fn pcie_routes_use_the_lowest_common_switch() {
     let server = Topology::library("pcie-l40s").unwrap().with_nodes(2).unwrap();
     assert_eq!(names(&server, 0, 3), ["server-0/device-0/egress", "server-0/device-3/ingress"]);
     let across = [
@@ -277,14 +279,14 @@ fn pcie_goes_up_only_as_far_as_it_must() {
     assert_eq!(names(&server, 0, 7), across);
     let out = ["server-0/device-5/egress", "server-0/nic-1/egress", "server-1/nic-0/ingress", "server-1/device-0/ingress"];
     assert_eq!(names(&server, 5, 8), out);
-    // One NIC for both switches: the second goes through the first.
+    // One NIC serves both switches, so the second switch's traffic crosses the first.
     let nodes = "{name: s, count: 2, devices: {kind: l40s, count: 4}, link: {kind: pcie, devices_per_switch: 2}, nics: {bandwidth: 25Gbit/s}}";
     let one = ["s-0/device-3/egress", "s-0/pcie-switch-1/up", "s-0/pcie-switch-0/down", "s-0/nic-0/egress"];
     assert_eq!(names(&cluster(nodes, "switch"), 3, 4)[..4], one);
 }
 
 #[test]
-fn tori_go_the_shorter_way_round() {
+fn torus_routes_take_the_shorter_direction() {
     let ring = cluster("{name: n, count: 5, devices: {kind: tpu-v4}}", "{kind: torus, dimensions: 1, bandwidth: 50GB/s}");
     assert_eq!(names(&ring, 0, 4), ["dimension-0/device-0/to-4"]);
     assert_eq!(names(&ring, 4, 1), ["dimension-0/device-4/to-0", "dimension-0/device-0/to-1"]);
@@ -293,12 +295,12 @@ fn tori_go_the_shorter_way_round() {
     let cube = Topology::library("tpu-v4").unwrap();
     assert_eq!((cube.device_count(), cube.links().len()), (64, 64 * 6));
     assert_eq!(names(&cube, 0, 1 + 4 + 16).len(), 3);
-    // A device's six links share what its kind's data sheet gives them together.
+    // A device's six links share its kind's total link rate.
     assert!(cube.links().iter().all(|link| link.bandwidth.value() == 50e9));
 }
 
 #[test]
-fn a_dragonfly_joins_every_two_groups_by_as_many_links() {
+fn a_dragonfly_joins_all_pairs_of_groups_equally() {
     let topology = Topology::library("dragonfly-a100").unwrap().with_nodes(5 * 64).unwrap();
     let mut between: BTreeMap<(usize, usize), usize> = BTreeMap::new();
     for link in topology.links() {
@@ -311,7 +313,7 @@ fn a_dragonfly_joins_every_two_groups_by_as_many_links() {
     }
     assert_eq!(between.len(), 5 * 4);
     assert!(between.values().all(|&links| links == 16), "{between:?}");
-    // At most one hop within each group and one between them, and twice that by way of a third.
+    // At most one hop in each group and one between them; twice that through a third group.
     let most = |routing: &str| {
         let text = format!("{{base: dragonfly-a100, nodes: 4160, network: {{routing: {routing}}}}}");
         let topology = Topology::from_yaml(&text, "d.yaml").unwrap();
@@ -322,7 +324,7 @@ fn a_dragonfly_joins_every_two_groups_by_as_many_links() {
 }
 
 #[test]
-fn a_hundred_thousand_devices_are_described_and_routed_at_once() {
+fn a_hundred_thousand_devices_need_no_route_table() {
     for (base, nodes) in [("dgx-h100-rails", 12_500), ("dragonfly-a100", 4_096), ("tpu-v4", 25_000), ("fat-tree-1024", 100_000)] {
         let topology = Topology::library(base).unwrap().with_nodes(nodes).unwrap();
         let last = DeviceId(topology.device_count() - 1);
@@ -334,7 +336,7 @@ fn a_hundred_thousand_devices_are_described_and_routed_at_once() {
 }
 
 #[test]
-fn mistakes_in_a_network_are_told_with_their_place_and_mend() {
+fn errors_in_a_network_name_their_place_and_a_hint() {
     let hosts = "nodes:\n  - {name: n, count: 8, devices: {kind: cpu-core}, nics: {bandwidth: 10Gbit/s}}\n";
     let chips = "nodes:\n  - {name: n, count: 8, devices: {kind: tpu-v4}}\n";
     let cards = "nodes:\n  - {name: n, devices: {kind: l40s, count: 8}, link: {kind: pcie, LINK}}\n";
@@ -394,7 +396,7 @@ fn mistakes_in_a_network_are_told_with_their_place_and_mend() {
         ),
         (
             network(chips, "{kind: torus}"),
-            "c.yaml:3:10: the torus says no `dimensions`; hint: write how long it is in each, such as `dimensions: [4, 4, 4]`, or only \
+            "c.yaml:3:10: the torus does not state `dimensions`; hint: write how long it is in each, such as `dimensions: [4, 4, 4]`, or only \
              how many there are",
         ),
         (
@@ -407,7 +409,7 @@ fn mistakes_in_a_network_are_told_with_their_place_and_mend() {
         ),
         (
             network(hosts, "{kind: dragonfly, nodes_per_router: 1, routers_per_group: 1}"),
-            "c.yaml:3:10: the dragonfly says no `global_links`; hint: write `nodes_per_router`, `routers_per_group` and `global_links`",
+            "c.yaml:3:10: the dragonfly does not state `global_links`; hint: write `nodes_per_router`, `routers_per_group` and `global_links`",
         ),
         (
             network(hosts, "{kind: dragonfly, nodes_per_router: 1, routers_per_group: 2, global_links: 1}"),
@@ -434,7 +436,7 @@ fn mistakes_in_a_network_are_told_with_their_place_and_mend() {
     for (text, expected) in cases {
         assert_eq!(Topology::from_yaml(&text, "c.yaml").unwrap_err().to_string(), expected, "{text}");
     }
-    // A number of nodes for which the stated torus or the stated routes are not made.
+    // A number of nodes that contradicts the stated torus or routes.
     let torus = Topology::from_yaml(&network(chips, "{kind: torus, dimensions: [2, 4]}"), "c.yaml").unwrap();
     assert!(torus.with_nodes(9).unwrap_err().to_string().starts_with("a torus of 2 x 4 does not hold 9 devices"));
     let stated = network(hosts, "{kind: fat-tree, nodes_per_leaf: 2, uplinks: 2, routes: [{from: n-0, to: n-7, path: 1}]}");
@@ -443,7 +445,7 @@ fn mistakes_in_a_network_are_told_with_their_place_and_mend() {
 }
 
 #[test]
-fn nodes_may_be_counted_from_another_kind_on() {
+fn node_groups_can_be_rotated() {
     let nodes = "{name: a, count: 2, devices: {kind: a100-sxm-80g, count: 2}, link: nvswitch-300GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}\n  \
         - {name: b, count: 4, devices: {kind: h100-sxm-80g, count: 4}, link: nvswitch-450GB/s, nics: {count: 4, bandwidth: 400Gbit/s}}";
     for network in ["{kind: switch}", "{kind: fat-tree, nodes_per_leaf: 2, uplinks: 1}"] {
@@ -451,7 +453,7 @@ fn nodes_may_be_counted_from_another_kind_on() {
         let turned = usual.clone().beginning_with("b").unwrap();
         assert_eq!(usual.clone().beginning_with("a").unwrap(), usual);
         assert_eq!((turned.node_name(turned.node_of(DeviceId(0))), turned.device_count()), ("b-0".into(), 20));
-        // The route between two devices is what it was between the same two.
+        // The route between two devices stays the same.
         let was = |device: usize| DeviceId((device + 4) % 20);
         for (from, to) in (0..20).flat_map(|from| (0..20).map(move |to| (from, to))) {
             let of = |topology: &Topology, from: DeviceId, to: DeviceId| -> Vec<(LinkClass, f64)> {

@@ -1,4 +1,4 @@
-//! Topology files: what must be read, what is written back, and what people are told of their mistakes.
+//! Topology files: accepted forms, the written form, and error messages.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use foretell_topologies::{
@@ -7,20 +7,20 @@ use foretell_topologies::{
 };
 use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds, Watts};
 
-/// The user's `cluster.yaml` of the contract, to the letter.
+/// The example of `docs/reference/contract.md`.
 const CONTRACT: &str = "\
 name: two-kinds
 devices:
   a100: {base: a100-sxm-80g}                 # a library device ...
   old:  {base: v100-sxm-32g, memory: 30GiB}  # ... changed where the file says so; or all figures given in full:
-                                             # memory, memory_bandwidth, peak: {fp32: 15.7TFLOP/s, fp16: 125TFLOP/s}, power
+             # memory, memory_bandwidth, peak: {fp32: 15.7TFLOP/s, fp16: 125TFLOP/s}, power
 nodes:
   - {name: new, count: 2, devices: {kind: a100, count: 8}, link: nvswitch-600GB/s, nics: {count: 8, bandwidth: 200Gbit/s}, price_per_hour: 32.77}
   - {name: old, count: 4, devices: {kind: old, count: 4}, link: nvlink-mesh-150GB/s, nics: {count: 1, bandwidth: 25Gbit/s}, price_per_hour: 12.24}
 network: {kind: fat-tree, oversubscription: 2, latency: 5us}
 ";
 
-/// Devices of its own beside the library's, and much left out.
+/// Own devices beside the library's, with many defaults.
 const OWN: &str = "\
 devices:
   mine: {memory: 24GiB, memory_bandwidth: 600GB/s, peak: {fp32: 31.2TFLOP/s, bf16: 125TFLOP/s}, power: 150W, idle_power: 20W}
@@ -33,7 +33,7 @@ storage: {bandwidth: 40GB/s}
 restart_time: 10min
 ";
 
-/// Two levels, and only the sum of the uplinks known.
+/// A tree of two levels of which only the total rate of the uplinks is known.
 fn tree(oversubscription: f64, nodes_per_leaf: Option<usize>) -> Fabric {
     let uplinks = Uplinks { oversubscription, count: None };
     Fabric::FatTree(FatTree { leaf_switches: LeafSwitches::OfNodes, nodes_per_leaf, uplinks, pods: None })
@@ -44,7 +44,7 @@ fn message(text: &str) -> String {
 }
 
 #[test]
-fn the_contracts_example_is_read() {
+fn the_documented_example_is_read() {
     let cluster = Topology::from_yaml(CONTRACT, "cluster.yaml").unwrap();
     assert_eq!((cluster.name(), cluster.node_count(), cluster.device_count()), ("two-kinds", 6, 32));
     cluster.validate().unwrap();
@@ -76,7 +76,7 @@ fn the_contracts_example_is_read() {
 }
 
 #[test]
-fn what_a_run_costs_beside_its_steps_is_read() {
+fn prices_failures_and_storage_are_read() {
     let own = Topology::from_yaml(OWN, "own.yaml").unwrap();
     assert_eq!(own.device_kinds().iter().find_map(|kind| kind.idle_power), Some(Watts::new(20.0)));
     let between_failures: Vec<_> = own.node_groups().iter().map(|group| group.mean_time_between_failures).collect();
@@ -91,7 +91,7 @@ fn what_a_run_costs_beside_its_steps_is_read() {
 }
 
 #[test]
-fn what_is_written_reads_back_equal() {
+fn a_written_topology_reads_back_equal() {
     let mut topologies: Vec<Topology> = Topology::library_names().map(|name| Topology::library(name).unwrap()).collect();
     topologies.push(Topology::from_yaml(CONTRACT, "cluster.yaml").unwrap());
     topologies.push(Topology::library("dgx-h100").unwrap().with_nodes(3).unwrap());
@@ -106,7 +106,7 @@ fn what_is_written_reads_back_equal() {
 }
 
 #[test]
-fn the_written_form_is_one_that_people_can_read() {
+fn the_written_form_is_readable() {
     let text = serde_saphyr::to_string(&Topology::library("cpu-pair").unwrap()).unwrap();
     assert_eq!(
         text,
@@ -150,7 +150,7 @@ fn every_library_topology_is_sound() {
         let topology = Topology::library(name).unwrap();
         assert_eq!(topology.name(), name);
         topology.validate().unwrap();
-        // Of several kinds of node a number does not say how many of each.
+        // A node count is ambiguous with several node groups.
         if topology.node_groups().len() > 1 {
             continue;
         }
@@ -169,7 +169,7 @@ fn every_library_topology_is_sound() {
 }
 
 #[test]
-fn a_plan_may_build_on_a_library_topology_in_place() {
+fn a_topology_in_place_may_name_a_library_base() {
     let text = "{base: dgx-a100-80g, nodes: 16, inter_node_bandwidth: 800Gbit/s}";
     let TopologyReference::InPlace(spec) = serde_saphyr::from_str(text).unwrap() else { panic!("a mapping") };
     let cluster = spec.build().unwrap();
@@ -188,7 +188,7 @@ fn a_plan_may_build_on_a_library_topology_in_place() {
 }
 
 #[test]
-fn a_file_may_say_things_in_full_or_leave_them_to_defaults() {
+fn short_and_full_forms_are_equivalent() {
     let cluster = Topology::from_yaml(OWN, "clusters/own.yaml").unwrap();
     assert_eq!(cluster.name(), "own");
     cluster.validate().unwrap();
@@ -200,7 +200,7 @@ fn a_file_may_say_things_in_full_or_leave_them_to_defaults() {
 }
 
 #[test]
-fn mistakes_are_told_with_their_place_and_mend() {
+fn errors_in_a_file_name_their_place_and_a_hint() {
     let node = "nodes:\n  - {name: n, devices: {kind: a100-sxm-80g, count: 8}, link: nvswitch-300GB/s}\n";
     let cases: [(String, &str); 23] = [
         (
@@ -233,7 +233,7 @@ fn mistakes_are_told_with_their_place_and_mend() {
         ),
         (
             "devices:\n  x: {memory: 1GiB, peak: {fp32: 1TFLOP/s}}\n".to_owned() + node,
-            "cluster.yaml:2:6: device `x` says no `memory_bandwidth`; hint: write `memory_bandwidth: 900GB/s`, or build on a \
+            "cluster.yaml:2:6: device `x` does not state `memory_bandwidth`; hint: write `memory_bandwidth: 900GB/s`, or build on a \
              library device with `base`",
         ),
         (
@@ -253,7 +253,7 @@ fn mistakes_are_told_with_their_place_and_mend() {
         ),
         (
             node.replace("}, link", "}, nics: {count: 8}, link"),
-            "cluster.yaml:2:62: `nics` of node `n` says no `bandwidth`; hint: say what one carries, such as `bandwidth: 25Gbit/s`",
+            "cluster.yaml:2:62: `nics` of node `n` does not state `bandwidth`; hint: say what one carries, such as `bandwidth: 25Gbit/s`",
         ),
         (
             node.to_owned() + "network: {kind: fattree}\n",
@@ -294,11 +294,11 @@ fn mistakes_are_told_with_their_place_and_mend() {
         ),
         (
             "name: empty\n".into(),
-            "cluster.yaml: the topology says no `nodes`; hint: list `nodes`, or build on a library topology with `base`",
+            "cluster.yaml: the topology does not state `nodes`; hint: list `nodes`, or build on a library topology with `base`",
         ),
         (
             "nodes:\n  - {name: n}\n".into(),
-            "cluster.yaml:2:5: node `n` says no `devices`; hint: write `devices: {kind: a100-sxm-80g, count: 8}`",
+            "cluster.yaml:2:5: node `n` does not state `devices`; hint: write `devices: {kind: a100-sxm-80g, count: 8}`",
         ),
         ("name: a\nname: b\n".into(), "cluster.yaml:2:1: `name` is written twice; hint: keep one of the two"),
     ];
@@ -310,7 +310,7 @@ fn mistakes_are_told_with_their_place_and_mend() {
 #[test]
 fn text_that_is_no_topology_is_refused_with_a_place() {
     for (text, expected) in [
-        ("", "cluster.yaml: the topology says no `nodes`; hint: list `nodes`, or build on a library topology with `base`"),
+        ("", "cluster.yaml: the topology does not state `nodes`; hint: list `nodes`, or build on a library topology with `base`"),
         ("[1, 2]", "cluster.yaml:1:1: something else stands where a mapping belongs"),
         ("nodes: {a: 1}", "cluster.yaml:1:8: a mapping stands where a list of nodes, or a number of them on a `base`, belongs"),
         ("nodes: []", "cluster.yaml:1:8: `nodes` is empty; hint: list at least one kind of node"),
@@ -323,7 +323,7 @@ fn text_that_is_no_topology_is_refused_with_a_place() {
 }
 
 #[test]
-fn a_mistake_in_a_plan_file_has_its_place_there() {
+fn errors_of_a_topology_in_place_have_their_place_in_the_plan() {
     #[derive(serde::Deserialize)]
     struct Plan {
         topology: TopologyReference,
@@ -338,7 +338,7 @@ fn a_mistake_in_a_plan_file_has_its_place_there() {
 }
 
 #[test]
-fn a_topology_is_read_from_json_too() {
+fn a_topology_is_read_from_json() {
     let topology = Topology::from_yaml(CONTRACT, "cluster.yaml").unwrap();
     let text = serde_json::to_string(&topology).unwrap();
     assert_eq!(serde_json::from_str::<Topology>(&text).unwrap(), topology);
@@ -349,7 +349,7 @@ fn a_topology_is_read_from_json_too() {
 }
 
 #[test]
-fn nodes_of_several_kinds_cannot_be_counted_together() {
+fn a_node_count_needs_a_single_node_group() {
     let error = Topology::from_yaml(CONTRACT, "cluster.yaml").unwrap().with_nodes(4).unwrap_err().to_string();
     assert_eq!(
         error,

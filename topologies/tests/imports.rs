@@ -1,4 +1,5 @@
-//! What NVIDIA's tools said of real machines, as topologies. `imports/README.md` says where each file is from.
+//! Imports of NVIDIA tools' output from real machines. `imports/README.md` has the source of each
+//! file.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -10,7 +11,8 @@ fn options(device: Option<&str>, nic_bandwidth: Option<&str>) -> ImportOptions {
     ImportOptions { name: "here".into(), device: device.map(str::to_owned), nic_bandwidth: nic_bandwidth.map(str::to_owned) }
 }
 
-/// Devices of the node, their kind, the link's kind and rate in GB/s, NICs with their rate in Gbit/s.
+/// Devices per node, their kind, the link's kind and rate in GB/s, and NICs with their rate in
+/// Gbit/s.
 fn summary(text: &str) -> (usize, String, NodeLinkKind, f64, Option<(usize, f64)>) {
     let topology = Topology::from_yaml(text, "imported").unwrap();
     let group = &topology.node_groups()[0];
@@ -20,7 +22,7 @@ fn summary(text: &str) -> (usize, String, NodeLinkKind, f64, Option<(usize, f64)
 }
 
 #[test]
-fn a_matrix_of_nvlinks_that_all_lead_everywhere_is_a_switch() {
+fn nvlinks_that_reach_every_gpu_mean_a_switch() {
     let text = include_str!("imports/h20-vm.smi-topo.txt");
     // The library has no H20; its NVLinks are the H100's.
     let imported = from_smi_topo(text, &options(Some("h100-sxm-80g"), Some("400Gbit/s"))).unwrap();
@@ -40,7 +42,7 @@ fn gpus_without_nvlink_are_joined_by_pcie() {
 }
 
 #[test]
-fn a_matrix_does_not_say_which_gpus_they_are() {
+fn a_matrix_without_a_known_gpu_is_refused() {
     let error = from_smi_topo(include_str!("imports/h20-vm.smi-topo.txt"), &options(None, None)).unwrap_err();
     assert!(error.to_string().contains("a100-sxm-80g"), "{error}");
     let error = from_smi_topo("nothing of the kind", &options(Some("l40s"), None)).unwrap_err();
@@ -50,20 +52,24 @@ fn a_matrix_does_not_say_which_gpus_they_are() {
 }
 
 #[test]
-fn the_file_of_nccl_says_gpus_switches_and_nics() {
+fn an_nccl_dump_gives_gpus_switches_and_nics() {
     let imported = from_nccl_xml(include_str!("imports/h200-numa-0.nccl.xml"), &options(None, None)).unwrap();
     let expected = (3, "h200-sxm-141g".into(), NodeLinkKind::NvSwitch, 450.0, Some((3, 400.0)));
     assert_eq!(summary(&imported), expected);
-    // The A100 of Azure's NC v4 is a PCIe card with NVLink bridges, which the library does not have.
+    // The A100 of Azure's NC v4 is a PCIe card with NVLink bridges, which the library does not
+    // have.
     let text = include_str!("imports/azure-ncv4.nccl.xml");
     let error = from_nccl_xml(text, &options(None, None)).unwrap_err();
     assert!(error.to_string().contains("0x20b5"), "{error}");
     let imported = from_nccl_xml(text, &options(Some("a100-sxm-80g"), None)).unwrap();
     assert_eq!(summary(&imported), (4, "a100-sxm-80g".into(), NodeLinkKind::NvLinkMesh, 300.0, Some((1, 100.0))));
     assert!(matches!(from_nccl_xml("<a/>", &options(None, None)), Err(ImportError::Form { .. })));
+    // A commented-out GPU does not count, and either kind of quotes is read.
+    let text = "<system><pci device='0x2330'><gpu/><!-- <gpu/> --></pci></system>";
+    assert_eq!(summary(&from_nccl_xml(text, &options(None, None)).unwrap()).0, 1);
 }
 
-/// An H200 in a machine of eight, as NVML says of it.
+/// An H200 in a machine of eight, as NVML describes it.
 fn h200() -> DiscoveredGpu {
     DiscoveredGpu {
         name: "NVIDIA H200".into(),
@@ -76,12 +82,12 @@ fn h200() -> DiscoveredGpu {
 }
 
 #[test]
-fn what_nvml_found_is_a_topology() {
+fn facts_from_nvml_become_a_topology() {
     let ports = vec!["400 Gb/sec (4X NDR)".to_owned(); 8];
     let found = Discovered { gpus: vec![h200(); 8], port_rates: ports };
     let imported = from_discovered(&found, &options(None, None)).unwrap();
     assert_eq!(summary(&imported), (8, "h200-sxm-141g".into(), NodeLinkKind::NvSwitch, 450.0, Some((8, 400.0))));
-    // Cards alone, of PCIe 5 with sixteen lanes: 63 GB/s less the protocol.
+    // Cards without NVLink on PCIe 5 x16: 63 GB/s less protocol overhead.
     let card = DiscoveredGpu { links: 0, links_into_switches: 0, link_generation: None, ..h200() };
     let found = Discovered { gpus: vec![card; 2], port_rates: Vec::new() };
     let imported = from_discovered(&found, &options(None, None)).unwrap();
@@ -90,7 +96,7 @@ fn what_nvml_found_is_a_topology() {
 }
 
 #[test]
-fn what_differs_between_gpus_or_is_not_known_is_said() {
+fn unequal_links_and_unknown_gpus_are_reported() {
     let lame = DiscoveredGpu { links: 16, links_into_switches: 16, ..h200() };
     let found =
         Discovered { gpus: vec![h200(), lame], port_rates: vec!["200 Gb/sec (4X HDR)".into(), "400 Gb/sec (4X NDR)".into()] };

@@ -22,7 +22,7 @@ fn close(left: Seconds, right: &str) {
 }
 
 #[test]
-fn within_a_node_data_leaves_one_port_and_enters_another() {
+fn a_route_within_a_node_uses_two_ports() {
     let dgx = Topology::library("dgx-a100-80g").unwrap();
     assert_eq!(names(&dgx, 1, 6), ["dgx/device-1/egress", "dgx/device-6/ingress"]);
     close(route(&dgx, 1, 6).latency, "936.25ns");
@@ -31,14 +31,14 @@ fn within_a_node_data_leaves_one_port_and_enters_another() {
 }
 
 #[test]
-fn a_mesh_gives_a_single_flow_the_wires_of_its_pair() {
+fn a_mesh_limits_one_flow_to_the_wires_of_its_pair() {
     let mesh = cluster("  - {name: v, devices: {kind: v100-sxm-32g, count: 4}, link: nvlink-mesh-150GB/s}", "none");
     assert_eq!(names(&mesh, 0, 3), ["v/device-0/egress", "v/device-3/ingress"]);
     assert_eq!(route(&mesh, 0, 3).single_flow_limit, Some(BytesPerSecond::new(50e9)));
 }
 
 #[test]
-fn cores_hand_data_over_through_the_memory_they_share() {
+fn cores_of_a_node_share_its_memory_link() {
     let pair = Topology::library("cpu-pair").unwrap();
     assert_eq!(names(&pair, 0, 1), ["host-0/memory"]);
     assert_eq!(names(&pair, 2, 3), ["host-1/memory"]);
@@ -47,12 +47,12 @@ fn cores_hand_data_over_through_the_memory_they_share() {
 }
 
 #[test]
-fn across_nodes_each_device_uses_its_own_rail() {
+fn each_device_uses_its_own_rail_between_nodes() {
     let nodes = "  - {name: a, count: 2, devices: {kind: a100-sxm-80g, count: 8}, nics: {count: 4, bandwidth: 200Gbit/s}}";
     let rails = cluster(nodes, "{kind: switch, latency: 5us}");
     assert_eq!(names(&rails, 0, 8), ["a-0/nic-0/egress", "a-1/nic-0/ingress"]);
     assert_eq!(names(&rails, 3, 14), ["a-0/nic-1/egress", "a-1/nic-3/ingress"]);
-    // Where there are more NICs than devices, each device has several, bonded.
+    // With more NICs than devices, each device has several bonded ones.
     let nodes = "  - {name: p5, count: 2, devices: {kind: h100-sxm-80g, count: 8}, nics: {count: 32, bandwidth: 100Gbit/s}}";
     let bonded = cluster(nodes, "switch");
     let first = route(&bonded, 7, 15).links[0];
@@ -61,7 +61,7 @@ fn across_nodes_each_device_uses_its_own_rail() {
 }
 
 #[test]
-fn pcie_lanes_are_shared_between_neighbours_and_the_network() {
+fn pcie_lanes_carry_traffic_to_neighbours_and_network() {
     let nodes =
         "  - {name: p, count: 2, devices: {kind: a100-sxm-40g, count: 2}, link: pcie-20GB/s, nics: {bandwidth: 25Gbit/s}}";
     let pcie = cluster(nodes, "switch");
@@ -69,7 +69,7 @@ fn pcie_lanes_are_shared_between_neighbours_and_the_network() {
 }
 
 #[test]
-fn an_oversubscribed_tree_narrows_between_leaves() {
+fn oversubscription_limits_traffic_between_leaves() {
     let nodes = "  - {name: n, count: 5, devices: {kind: a100-sxm-80g, count: 8}, nics: {count: 8, bandwidth: 200Gbit/s}}";
     let tree = cluster(nodes, "{kind: fat-tree, oversubscription: 4, nodes_per_leaf: 2, latency: 5us}");
     assert_eq!(names(&tree, 0, 8), ["n-0/nic-0/egress", "n-1/nic-0/ingress"]);
@@ -82,7 +82,7 @@ fn an_oversubscribed_tree_narrows_between_leaves() {
 }
 
 #[test]
-fn what_nothing_joins_is_unreachable_and_both_ends_are_named() {
+fn an_unreachable_pair_is_an_error_that_names_both() {
     let nodes = "  - {name: n, count: 2, devices: {kind: a100-sxm-80g, count: 8}, nics: {bandwidth: 25Gbit/s}}";
     let apart = cluster(nodes, "{kind: none}");
     assert_eq!(
@@ -101,7 +101,7 @@ fn what_nothing_joins_is_unreachable_and_both_ends_are_named() {
 }
 
 #[test]
-fn a_route_is_the_same_whether_many_nodes_stand_beside_it_or_few() {
+fn a_route_does_not_depend_on_the_number_of_nodes() {
     let small = Topology::library("dgx-h100").unwrap().with_nodes(64).unwrap();
     let large = Topology::library("dgx-h100").unwrap().with_nodes(12_500).unwrap();
     assert_eq!(large.device_count(), 100_000);
@@ -133,7 +133,7 @@ fn every_pair_of_a_mixed_cluster_has_a_route_over_its_own_links() {
 }
 
 #[test]
-fn nodes_that_are_alike_may_change_places() {
+fn equal_nodes_under_one_switch_are_interchangeable() {
     let many = [
         "  - {name: dgx, count: 5, devices: {kind: a100-sxm-80g, count: 8}, nics: {count: 4, bandwidth: 200Gbit/s}}",
         "  - {name: v, count: 4, devices: {kind: v100-sxm-32g, count: 2}, link: pcie, nics: {count: 1, bandwidth: 25Gbit/s}}",
@@ -141,9 +141,9 @@ fn nodes_that_are_alike_may_change_places() {
     let one_switch = ["{kind: switch, latency: 5us}", "{kind: fat-tree, nodes_per_leaf: 8, latency: 5us}"];
     for (nodes, network) in many.iter().flat_map(|nodes| one_switch.map(|network| (nodes, network))) {
         let topology = cluster(nodes, network);
-        let alike = topology.alike_nodes().unwrap();
+        let alike = topology.interchangeable_nodes().unwrap();
         assert_eq!(alike.count * alike.devices, topology.device_count());
-        // Every node to the next, the last to the first.
+        // Rotates all nodes by one.
         let moved = |number: usize, size: usize| {
             if number / size < alike.count { (number + size) % (alike.count * size) } else { number }
         };
@@ -167,7 +167,7 @@ fn nodes_that_are_alike_may_change_places() {
     for network in
         ["{kind: fat-tree, nodes_per_leaf: 2}", "{kind: dragonfly, nodes_per_router: 1, routers_per_group: 2, global_links: 9}"]
     {
-        assert_eq!(cluster(many[0], network).alike_nodes(), None, "{network}");
+        assert_eq!(cluster(many[0], network).interchangeable_nodes(), None, "{network}");
     }
-    assert_eq!(cluster(&many.join("\n"), "switch").alike_nodes(), None, "nodes of two kinds");
+    assert_eq!(cluster(&many.join("\n"), "switch").interchangeable_nodes(), None, "nodes of two kinds");
 }

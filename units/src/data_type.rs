@@ -1,11 +1,11 @@
-//! Number formats: what one element is, and how many bytes it takes.
-//! Here, and not in the models, because a device's peak rate and a tensor's size are both stated per format.
+//! Number formats. They are in this crate because both devices (peak rates) and models (sizes of
+//! tensors) have them.
 
 use crate::Bytes;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// The format of a number in memory or in an arithmetic unit.
+/// Format of a number in memory or in an arithmetic unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum DataType {
@@ -13,20 +13,21 @@ pub enum DataType {
     Fp64,
     /// IEEE single precision.
     Fp32,
-    /// NVIDIA's TensorFloat-32: stored as [`DataType::Fp32`], multiplied with a 10-bit mantissa.
+    /// NVIDIA's TensorFloat-32: stored as [`DataType::Fp32`], multiplied with a mantissa of 10
+    /// bits.
     Tf32,
     /// bfloat16.
     Bf16,
     /// IEEE half precision.
     Fp16,
-    /// 8-bit floating point (E4M3 or E5M2).
+    /// Floating point of eight bits (E4M3 or E5M2).
     Fp8,
-    /// 32-bit signed integer: token ids, class labels, pooling indices.
+    /// Signed integer of 32 bits: token ids, class labels, pooling indices.
     Int32,
 }
 
 impl DataType {
-    /// The size of one element in memory.
+    /// Returns the size of one element in memory.
     pub const fn size(self) -> Bytes {
         Bytes::new(match self {
             DataType::Fp64 => 8,
@@ -36,20 +37,22 @@ impl DataType {
         })
     }
 
-    /// The format of what operators read and write in a run of this precision: bfloat16 where products alone are of eight bits.
-    pub const fn of_tensors(self) -> Self {
+    /// Returns the format of tensors in a run of this precision. With fp8 it is bf16, since only
+    /// the operands of products have eight bits.
+    pub const fn tensor_format(self) -> Self {
         match self {
             DataType::Fp8 => DataType::Bf16,
             other => other,
         }
     }
 
-    /// Whether an optimizer updates a master copy in single precision of parameters in this format (Micikevicius et al. 2018).
+    /// Whether parameters in this format have a master copy in single precision, which the
+    /// optimizer updates (Micikevicius et al. 2018).
     pub const fn has_master_copies(self) -> bool {
         self.size().count() < DataType::Fp32.size().count()
     }
 
-    /// The name used in plan and topology files.
+    /// Returns the name in plan and topology files.
     pub const fn name(self) -> &'static str {
         match self {
             DataType::Fp64 => "fp64",

@@ -1,10 +1,14 @@
-//! Quantities with their units.
+//! Quantities with units, and number formats.
 //!
-//! The nouns: [`Bytes`], [`Seconds`], [`Picoseconds`], [`BytesPerSecond`], [`Flops`], [`FlopsPerSecond`], [`Watts`], [`Joules`], and
-//! [`DataType`], the format of a number.
-//! A quantity is made from a number *and* a unit, is read from text such as `80GiB`, `25Gbit/s` or `5us`, and is printed the
-//! way people say it. Only products and quotients that mean something physically are defined, so that a rate cannot be added
-//! to a size. This crate knows nothing else of Foretell.
+//! The nouns: [`Bytes`], [`Seconds`], [`Picoseconds`], [`BytesPerSecond`], [`Flops`],
+//! [`FlopsPerSecond`], [`Watts`] and [`Joules`] are quantities. [`DataType`] is the format of a
+//! number.
+//!
+//! The flow: a quantity is read from a number *and* a unit (`80GiB`, `25Gbit/s`, `5us`), computed
+//! with, and printed in the unit that people would choose. Only products and quotients with a
+//! physical meaning are defined, so that adding a rate to a size does not compile.
+//!
+//! This crate knows nothing else of Foretell.
 //!
 //! ```
 //! use foretell_units::{Bytes, BytesPerSecond};

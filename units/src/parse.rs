@@ -1,50 +1,49 @@
-//! Reading quantities from text: a number, then one of the units the quantity knows.
-//!
-//! A bare number is refused, because `memory: 30` has cost people days: thirty of what?
+//! Quantities from text: a number, then one of the quantity's units. A bare number is refused,
+//! because it does not say whether `memory: 30` are gigabytes or gibibytes.
 
 use thiserror::Error;
 
-/// A unit's spelling and what one of it is in the quantity's SI base unit.
+/// Spelling of a unit, and its size in the quantity's base unit.
 pub(crate) type Unit = (&'static str, f64);
 
-/// Why a text is not a quantity of the kind that was asked for.
+/// Why a text is not a quantity of the expected kind.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum UnitError {
-    /// A number without its unit.
+    /// A number without a unit.
     #[error("`{text}` is a bare number where {quantity} is wanted; hint: give it a unit, such as `{text}{example}`")]
     MissingUnit {
-        /// What was written.
+        /// The text.
         text: String,
-        /// The kind of quantity that was wanted, such as "a size in bytes".
+        /// The expected kind of quantity, such as "a size in bytes".
         quantity: &'static str,
-        /// A unit that would do.
+        /// A unit that would be right.
         example: &'static str,
     },
-    /// A unit of another quantity, or of none.
+    /// A unit that the quantity does not have.
     #[error("`{text}` is not {quantity}: unknown unit `{unit}`; hint: the units are {known}")]
     UnknownUnit {
-        /// What was written.
+        /// The text.
         text: String,
-        /// The part of it that should be a unit.
+        /// The part of the text that should be a unit.
         unit: String,
-        /// The kind of quantity that was wanted.
+        /// The expected kind of quantity.
         quantity: &'static str,
-        /// The units that would do.
+        /// The units of the quantity.
         known: String,
     },
-    /// Not a number at all, negative, or not finite.
+    /// No number, or one that is negative or not finite.
     #[error("`{text}` is not {quantity}; hint: write a number and a unit, such as `4{example}`")]
     NotANumber {
-        /// What was written.
+        /// The text.
         text: String,
-        /// The kind of quantity that was wanted.
+        /// The expected kind of quantity.
         quantity: &'static str,
-        /// A unit that would do.
+        /// A unit that would be right.
         example: &'static str,
     },
 }
 
-/// Reads `text` as a number and one of `units`; the first unit is the one that messages give as an example.
+/// Reads `text` as a number and one of `units`. Error messages give the first unit as an example.
 pub(crate) fn parse(text: &str, quantity: &'static str, units: &[Unit]) -> Result<f64, UnitError> {
     let example = units.first().map_or("", |unit| unit.0);
     let trimmed = text.trim();
@@ -70,18 +69,20 @@ pub(crate) fn parse(text: &str, quantity: &'static str, units: &[Unit]) -> Resul
     }
 }
 
-/// Bits and bytes differ by a case only (`Gb/s`, `GB/s`), so there the case counts; elsewhere `gib` is `GiB`.
+/// Whether `written` can mean the unit `known`, from which it differs at most in case. Case matters
+/// where it tells bits from bytes (`Gb/s`, `GB/s`) or a milliwatt from a megawatt. Elsewhere `gib`
+/// is `GiB`.
 fn same_magnitude(known: &str, written: &str) -> bool {
     let confusable =
         |unit: &str| matches!(unit.to_ascii_lowercase().as_str(), "gb/s" | "mb/s" | "kb/s" | "tb/s" | "gb" | "mb" | "kb");
-    // A milliwatt is no megawatt.
     if known.eq_ignore_ascii_case("mw") {
         return known == written;
     }
     !confusable(known) || known.contains('B') == written.contains('B')
 }
 
-/// Whether `character` can only be the `e` of `1e9`: an `e` straight before a digit or a sign.
+/// Whether `character` is the exponent's `e` of a number such as `1e9`: the first such letter of
+/// `text` stands before a digit or a sign.
 fn is_exponent(text: &str, character: char) -> bool {
     if !matches!(character, 'e' | 'E') {
         return false;

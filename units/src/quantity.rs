@@ -1,4 +1,4 @@
-//! The quantities themselves: one type a unit, with just the arithmetic that means something.
+//! The quantities: one type for each kind, with only the arithmetic that has a physical meaning.
 
 use crate::parse::{Unit, UnitError, parse};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -46,7 +46,8 @@ const SPEEDS: &[Unit] = &[
 const ENERGIES: &[Unit] = &[("J", 1.0), ("kJ", 1e3), ("MJ", 1e6), ("GJ", 1e9), ("Wh", 3600.0), ("kWh", 3.6e6), ("MWh", 3.6e9)];
 const POWERS: &[Unit] = &[("W", 1.0), ("kW", 1e3), ("MW", 1e6)];
 
-/// A real-valued quantity: a newtype over `f64` in the SI base unit.
+/// Defines a quantity: an `f64` in the base unit. `$wanted` is its kind in error messages, `$units`
+/// are the units that are read, and `$shown` those that are printed, largest first.
 macro_rules! quantity {
     ($(#[$doc:meta])* $name:ident, $wanted:literal, $units:expr, $shown:expr) => {
         $(#[$doc])*
@@ -54,25 +55,25 @@ macro_rules! quantity {
         pub struct $name(f64);
 
         impl $name {
-            /// None of it.
+            /// Zero.
             pub const ZERO: Self = Self(0.0);
 
-            /// The quantity of `value` base units.
+            /// Makes the quantity of `value` base units.
             pub const fn new(value: f64) -> Self {
                 Self(value)
             }
 
-            /// How many base units it is.
+            /// Returns the number of base units.
             pub const fn value(self) -> f64 {
                 self.0
             }
 
-            /// The larger of two.
+            /// Returns the larger of two.
             pub fn max(self, other: Self) -> Self {
                 Self(self.0.max(other.0))
             }
 
-            /// The smaller of two.
+            /// Returns the smaller of two.
             pub fn min(self, other: Self) -> Self {
                 Self(self.0.min(other.0))
             }
@@ -142,7 +143,8 @@ macro_rules! quantity {
     };
 }
 
-/// Quantities are text in files (`200Gbit/s`), so that a reader sees the unit; a bare number is refused on the way in.
+/// Quantities are text in files (`200Gbit/s`), so that a reader sees the unit. A bare number is
+/// refused.
 macro_rules! text_serde {
     ($name:ident) => {
         impl Serialize for $name {
@@ -153,7 +155,7 @@ macro_rules! text_serde {
 
         impl<'de> Deserialize<'de> for $name {
             fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                // YAML hands a bare scalar over as text, so `30` reaches `parse`, which asks for its unit.
+                // YAML gives a bare number as text, so `30` reaches `parse`, which asks for a unit.
                 let text = String::deserialize(deserializer)?;
                 text.parse().map_err(de::Error::custom)
             }
@@ -162,20 +164,20 @@ macro_rules! text_serde {
 }
 
 quantity!(
-    /// A duration in seconds, as measured or modelled. Simulated clocks use [`Picoseconds`].
+    /// A duration, measured or modelled. Simulated clocks use [`Picoseconds`] instead.
     Seconds, "a time", TIMES, &[("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9)]
 );
 quantity!(
-    /// A rate of data in bytes a second, one way.
+    /// A rate of data in one direction, in bytes a second.
     BytesPerSecond, "a data rate", RATES, &[("TB/s", 1e12), ("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1.0)]
 );
 quantity!(
-    /// An amount of floating-point operations; a multiply-add counts as two.
+    /// A number of floating-point operations. A multiply-add counts as two.
     Flops, "an amount of floating-point work", WORK,
     &[("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("FLOP", 1.0)]
 );
 quantity!(
-    /// A rate of floating-point operations a second.
+    /// Floating-point operations a second.
     FlopsPerSecond, "a floating-point rate", SPEEDS,
     &[("PFLOP/s", 1e15), ("TFLOP/s", 1e12), ("GFLOP/s", 1e9), ("MFLOP/s", 1e6), ("FLOP/s", 1.0)]
 );
@@ -193,7 +195,8 @@ quantity!(
 macro_rules! exact {
     ($($name:ident $unit:literal),*) => {
         $(impl $name {
-            /// The value in its base unit, in as many digits as it takes to read it back unchanged.
+            /// Returns the value in the base unit, with as many digits as reading it back unchanged
+            /// needs.
             pub fn exact(self) -> String {
                 format!("{}{}", self.0, $unit)
             }
@@ -202,30 +205,30 @@ macro_rules! exact {
 }
 exact!(Seconds "s", BytesPerSecond "B/s", Flops "FLOP", FlopsPerSecond "FLOP/s", Watts "W", Joules "J");
 
-/// A size in bytes: a whole number, because memory is planned to the byte.
+/// A size in whole bytes, since memory is planned to the byte.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Bytes(u64);
 
 impl Bytes {
-    /// No bytes.
+    /// Zero bytes.
     pub const ZERO: Self = Self(0);
 
-    /// A size of `count` bytes.
+    /// Makes the size of `count` bytes.
     pub const fn new(count: u64) -> Self {
         Self(count)
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub const fn count(self) -> u64 {
         self.0
     }
 
-    /// The number of bytes as a real number, for rates and ratios.
+    /// Returns the number of bytes as a real number, for rates and ratios.
     pub const fn value(self) -> f64 {
         self.0 as f64
     }
 
-    /// The size in whole bytes as text that reads back unchanged.
+    /// Returns the size in bytes as text, which reads back unchanged.
     pub fn exact(self) -> String {
         format!("{}B", self.0)
     }
@@ -287,8 +290,8 @@ impl Sum for Bytes {
     }
 }
 
-/// An instant or a duration of simulated time: whole picoseconds, so that a simulation is exact and the same everywhere.
-/// 2^64 of them are 213 days.
+/// An instant or a duration of simulated time in whole picoseconds. A simulation is thus exact and
+/// equal on every machine. The range is 213 days.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Picoseconds(pub u64);
@@ -297,10 +300,10 @@ impl Picoseconds {
     /// The start of every simulation.
     pub const ZERO: Self = Self(0);
 
-    /// The latest instant there is.
+    /// The latest instant.
     pub const MAX: Self = Self(u64::MAX);
 
-    /// The later of two instants less the earlier, or zero.
+    /// Returns the time from `other` to `self`, or zero if `other` is later.
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
@@ -370,7 +373,7 @@ impl Mul<Seconds> for Watts {
     }
 }
 
-/// `value` in the largest of `units` that leaves at least one before the point, in three figures.
+/// Prints `value` in three figures, in the largest of `units` in which it is at least 1.
 fn shown(value: f64, units: &[Unit]) -> String {
     let (name, size) = units.iter().find(|unit| value.abs() >= unit.1 * 0.999_5).or(units.last()).copied().unwrap_or(("", 1.0));
     let scaled = value / size;
@@ -403,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_number_is_refused_with_the_mend() {
+    fn a_bare_number_is_refused_with_a_hint() {
         let error = "30".parse::<Bytes>().expect_err("no unit").to_string();
         assert_eq!(error, "`30` is a bare number where a size in bytes is wanted; hint: give it a unit, such as `30GiB`");
         assert!("5GB".parse::<Seconds>().is_err());
@@ -412,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_read_back_what_they_write() {
+    fn the_exact_text_of_a_quantity_reads_back_unchanged() {
         for seconds in [0.0, 1e-9, 0.1 + 0.2, 1e9] {
             assert_eq!(Seconds::new(seconds).exact().parse(), Ok(Seconds::new(seconds)));
         }
@@ -420,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn they_print_as_people_say_them() {
+    fn quantities_print_in_the_unit_that_people_would_choose() {
         assert_eq!(Seconds::new(0.0123).to_string(), "12.3 ms");
         assert_eq!(Bytes::new(80 << 30).to_string(), "80 GiB");
         assert_eq!(Seconds::ZERO.to_string(), "0 ns");

@@ -1,9 +1,10 @@
 //! Backends: what runs a [`Kernel`] on the memory that it is given.
 //!
-//! The nouns: an [`Operand`] is a piece of a rank's arena; a [`KernelCall`] is a kernel with its operands, in the order that
-//! [`Kernel`] documents; a [`Backend`] runs calls; [`CpuBackend`] is the one that is always there. The sizes that a kernel's
-//! operands must have are [`operand_bytes`]'s to say, their number formats [`operand_types`]'s.
-//! A backend knows nothing of programs, layouts, ranks or time, and owns no tensor.
+//! The nouns: an [`Operand`] is a piece of a rank's arena; a [`KernelCall`] is a kernel with its
+//! operands, in the order that [`Kernel`] documents; a [`Backend`] runs calls; [`CpuBackend`] is
+//! the one that is always there. The sizes that a kernel's operands must have are
+//! [`operand_bytes`]'s to say, their number formats [`operand_types`]'s. A backend knows nothing of
+//! programs, layouts, ranks or time, and owns no tensor.
 
 mod cpu;
 pub(crate) mod cuda;
@@ -32,7 +33,8 @@ pub struct Operand {
 pub struct Hyperparameters {
     /// The learning rate of this step, schedule included.
     pub learning_rate: f32,
-    /// [`Kernel::Sgd`]'s momentum. Whether there is one, and whether it is Nesterov's, the kernel says.
+    /// [`Kernel::Sgd`]'s momentum. Whether there is one, and whether it is Nesterov's, the kernel
+    /// says.
     pub momentum: f32,
     /// Decay of the weights: SGD adds it to the gradient, AdamW takes it from the parameter.
     pub weight_decay: f32,
@@ -42,13 +44,15 @@ pub struct Hyperparameters {
     pub beta2: f32,
     /// What [`Kernel::AdamW`] adds to the root of the second moment.
     pub epsilon: f32,
-    /// Factor on every gradient that an optimizer reads: clipping's factor times the reciprocal of the loss scale; 1 without either.
+    /// Factor on every gradient that an optimizer reads: clipping's factor times the reciprocal of
+    /// the loss scale; 1 without either.
     pub gradient_scale: f32,
     /// The norm to which [`Kernel::UpdateControl`] shortens a longer gradient.
     pub clip_norm: f32,
     /// Steps without an overflow after which [`Kernel::UpdateControl`] doubles the loss scale.
     pub growth_interval: u32,
-    /// The step's number, from 1, for [`Kernel::AdamW`]'s bias correction and for what [`Kernel::Dropout`] drops.
+    /// The step's number, from 1, for [`Kernel::AdamW`]'s bias correction and for what
+    /// [`Kernel::Dropout`] drops.
     pub step: u64,
     /// The run's seed, for what [`Kernel::Dropout`] drops.
     pub seed: u64,
@@ -82,16 +86,18 @@ pub struct KernelCall<'a> {
     pub reads: &'a [Operand],
     /// The operands that it writes, in [`Kernel`]'s order.
     pub writes: &'a [Operand],
-    /// Whether to add to the writes that may accumulate, rather than to overwrite them. Of no effect on other kernels.
+    /// Whether to add to the writes that may accumulate, rather than to overwrite them. Of no
+    /// effect on other kernels.
     pub accumulate: bool,
     /// For [`Kernel::Sgd`], [`Kernel::AdamW`] and [`Kernel::Dropout`].
     pub hyperparameters: &'a Hyperparameters,
-    /// The rank's part of what its group has cut, for kernels of which [`Kernel::parts`] says that they work on a part of a whole.
+    /// The rank's part of what its group has cut, for kernels of which [`Kernel::parts`] says that
+    /// they work on a part of a whole.
     pub group_index: usize,
     /// Samples of the micro-batch that lie on ranks before this one, for [`Kernel::Dropout`].
     pub samples_before: usize,
-    /// The format of the operands that are stored in the run's precision; the others are single precision or integers whatever it is.
-    /// Sums are made in single precision in every precision.
+    /// The format of the operands that are stored in the run's precision; the others are single
+    /// precision or integers whatever it is. Sums are made in single precision in every precision.
     pub precision: DataType,
 }
 
@@ -167,12 +173,14 @@ pub enum BackendError {
     },
 }
 
-/// Runs kernels on the memory that it is given. Deterministic: the same call on the same bytes leaves the same bytes.
+/// Runs kernels on the memory that it is given. Deterministic: the same call on the same bytes
+/// leaves the same bytes.
 pub trait Backend {
     /// The backend's name in reports and on the command line.
     fn name(&self) -> &'static str;
 
-    /// Runs one call to its end. Operands whose count or size is not the kernel's are refused before anything is touched.
+    /// Runs one call to its end. Operands whose count or size is not the kernel's are refused
+    /// before anything is touched.
     ///
     /// # Errors
     ///
@@ -180,8 +188,9 @@ pub trait Backend {
     ///
     /// # Safety
     ///
-    /// Every operand must be valid for reading (and those of `writes` for writing) over its length for as long as the call
-    /// runs, must be used by nobody else meanwhile, and those of `reads` must be initialised. A write may overlap no other
-    /// operand, except that it may be exactly the read that [`Kernel`] allows it to be.
+    /// Every operand must be valid for reading (and those of `writes` for writing) over its length
+    /// for as long as the call runs, must be used by nobody else meanwhile, and those of `reads`
+    /// must be initialised. A write may overlap no other operand, except that it may be exactly the
+    /// read that [`Kernel`] allows it to be.
     unsafe fn run(&mut self, call: &KernelCall<'_>) -> Result<(), BackendError>;
 }

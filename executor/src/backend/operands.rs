@@ -1,12 +1,13 @@
-//! How large each operand of a kernel is and how its numbers are stored, and the check of a call against it.
-//! The layouts are [`Kernel`]'s to document; this file only multiplies.
+//! How large each operand of a kernel is and how its numbers are stored, and the check of a call
+//! against it. The layouts are [`Kernel`]'s to document; this file only multiplies.
 
 use foretell_models::{Kernel, KernelOperand, MOST_OPERANDS};
 use foretell_units::{Bytes, DataType};
 
 use super::{BackendError, KernelCall, Operand};
 
-/// The sizes of a kernel's operands in a precision, in the order in which an instruction lists them.
+/// The sizes of a kernel's operands in a precision, in the order in which an instruction lists
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperandBytes {
     /// The operands that it reads.
@@ -38,8 +39,8 @@ pub fn operand_types(kernel: &Kernel, precision: DataType) -> OperandTypes {
     OperandTypes { reads: spec.reads().map(data_type).collect(), writes: spec.writes(precision).map(data_type).collect() }
 }
 
-/// Bytes of an element of a call that only moves numbers, in the run's precision or in single precision: found from its read. `None` for
-/// other calls.
+/// Bytes of an element of a call that only moves numbers, in the run's precision or in single
+/// precision: found from its read. `None` for other calls.
 pub(super) fn moved_width(call: &KernelCall<'_>) -> Option<usize> {
     let spec = call.kernel.spec();
     let elements = spec.reads().next().map_or(0, |operand| operand.elements);

@@ -1,14 +1,15 @@
-//! How long exchanges from GPU to GPU take, and what they and kernels take from each other while both run: by events on streams of their own, as in
-//! a step. Knows the seam to the device and the ranks' groups, no Programs.
+//! Times communication between GPUs, and how much communication and kernels slow each other down.
+//!
+//! As in a step, both run on GPU streams of their own, and events time them. Knows no Programs.
 
-use super::gpu_kernels::{GpuKernelTimer, KernelRows};
+use super::gpu_kernels::{GpuKernelTimer, RepeatedKernel};
 use super::statistics::summarise;
-use super::{FEWEST, MOST, each_group};
+use super::{MAX_DURATIONS, MIN_DURATIONS, for_each_group};
 use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::{
-    CommunicationKind, CommunicatorHandle, CudaError, DeviceAddress, DeviceRange, Driver, StreamHandle, StreamTimer,
+    CommunicationKind, CommunicatorHandle, CommunicatorId, CudaError, DeviceAddress, DeviceCommunication, DeviceRange, Driver,
+    StreamHandle, StreamTimer,
 };
-use crate::backend::cuda::{CommunicatorId, DeviceCommunication};
 use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Report};
 use crate::transport::{Group, Transport};
@@ -17,269 +18,294 @@ use foretell_program::{Exchange, Sample, Slowdown};
 use foretell_units::{Bytes, DataType, Seconds};
 use std::sync::Arc;
 
-/// Exchanges between two events, after one that brings the ranks together: so many that what the events cost does not count.
-const IN_A_ROW: usize = 8;
-/// Kernels between two events where exchanges run beside them.
-const KERNELS_IN_A_ROW: usize = 16;
-/// How much longer than what is timed goes on what it is timed beside.
-const COVER: f64 = 3.0;
-/// What fails where an exchange does.
-const EXCHANGING: &str = "timing an exchange";
-/// At most so many kernels or exchanges are queued beside what is timed.
-const MOST_BESIDE: u32 = 2048;
-/// No row is shorter, in seconds: an event's time has half a microsecond.
-const LEAST_TIME: f64 = 1e-9;
-/// Where what is written begins, behind what is read: at a multiple of these bytes.
-const PLACES: u64 = 4 << 10;
-/// Bytes of a number that is exchanged.
-const WIDTH: u64 = 4;
-/// The size of the exchange that runs beside kernels: a bucket of gradients, about.
-const BESIDE_KERNELS: Bytes = Bytes::new(64 << 20);
+/// Communications between two events: enough that the cost of the events does not count.
+const COMMUNICATIONS_PER_ROW: usize = 8;
+/// Kernels between two events when they run beside communication.
+const KERNELS_PER_ROW: usize = 16;
+/// How much longer the concurrent work takes than the timed work.
+const COVER_FACTOR: f64 = 3.0;
+/// The most kernels or communications that are queued as concurrent work.
+const MAX_CONCURRENT: u32 = 2048;
+/// The least duration to divide by, in seconds. Events have a resolution of half a microsecond.
+const MIN_SECONDS: f64 = 1e-9;
+/// The alignment of the written range behind the read range.
+const ALIGNMENT: u64 = 4 << 10;
+/// Bytes of an element.
+const ELEMENT_BYTES: u64 = 4;
+/// The size of the all-reduce that runs beside kernels: about a bucket of gradients.
+const CONCURRENT_BYTES: Bytes = Bytes::new(64 << 20);
 
-/// What was measured of one kind of exchange, of one size, in one group.
+/// The measurement of one kind of communication at one size in one group.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Durations {
-    /// The number of the group.
-    pub(super) group: usize,
-    pub(super) exchange: Exchange,
-    pub(super) bytes: Bytes,
-    pub(super) sample: Sample,
+pub(super) struct GpuCommunicationSample {
+    /// The group's index in the job.
+    group: usize,
+    exchange: Exchange,
+    bytes: Bytes,
+    sample: Sample,
 }
 
-impl Durations {
-    /// What is said of it. What it keeps of the GPU is known while data flow, and not during a latency, which is most of a short exchange's time:
-    /// so it is the profile's one share for all of them that says it.
+impl GpuCommunicationSample {
+    /// The report to the launcher. The time that communication takes from the GPU is not reported
+    /// per sample. It is known for the transfer, but not for the latency, which is most of a short
+    /// communication. The profile has one fraction for all of them instead.
     pub(super) fn report(self) -> Report {
         let Self { group, exchange, bytes, sample } = self;
         Report::Exchange { group, exchange, bytes, sample, processor: Seconds::ZERO }
     }
 }
 
-/// Times the exchanges of all groups of a job that this rank is in, one group after the other, and what they and kernels do to each other.
+/// Times the communication of all groups of a job that this rank is in. Then measures how much an
+/// all-reduce among all ranks and the job's largest kernel slow each other down; `None` if the job
+/// has no kernel or no group of all ranks.
 pub(super) fn measure(
     driver: &Arc<dyn Driver>,
     transport: &Arc<dyn Transport>,
     rank: usize,
     job: &CalibrationJob,
     everyone: &mut Group,
-) -> Result<(Vec<Durations>, Option<Slowdown>), ExecutorError> {
+) -> Result<(Vec<GpuCommunicationSample>, Option<Slowdown>), ExecutorError> {
     let longest = job.groups.iter().flat_map(|group| &group.messages).copied().fold(Bytes::new(4096), Bytes::max);
-    let bench = CommunicationTimer::new(driver, longest, everyone.size())?;
+    let timer = CommunicationTimer::new(driver, longest, everyone.size())?;
     let mut timed = Vec::new();
-    let mut of_everyone = None;
-    each_group(job, transport, rank, everyone, |turn, group| {
-        let whole = bench.join(group, group.size())?;
+    let mut all_ranks = None;
+    for_each_group(job, transport, rank, everyone, |turn, group| {
+        let whole = timer.join(group, group.size())?;
         let pair = match turn.wanted.exchanges.contains(&Exchange::SendReceive) {
-            true => bench.join(group, 2)?,
+            true => timer.join(group, 2)?,
             false => None,
         };
         for &bytes in &turn.wanted.messages {
             for &exchange in &turn.wanted.exchanges {
                 let communicator = if exchange == Exchange::SendReceive { pair } else { whole };
-                let sample = bench.time(group, communicator, exchange, bytes, job.patience)?;
-                timed.extend(sample.map(|sample| Durations { group: turn.number, exchange, bytes, sample }));
+                let sample = timer.time(group, communicator, exchange, bytes, job.time_per_item)?;
+                timed.extend(sample.map(|sample| GpuCommunicationSample { group: turn.index, exchange, bytes, sample }));
             }
         }
-        of_everyone = of_everyone.or(whole.filter(|_| turn.is_everyone));
+        all_ranks = all_ranks.or(whole.filter(|_| turn.is_everyone));
         Ok(())
     })?;
     let largest = job.kernels.iter().max_by(|(one, _), (two, _)| one.flops().value().total_cmp(&two.flops().value()));
-    // All ranks are in the group of all, or there is none.
-    let slowdown = match (largest, of_everyone) {
+    // Either every rank has joined the communicator of all ranks, or none has.
+    let slowdown = match (largest, all_ranks) {
         (Some((kernel, accumulate)), Some(communicator)) => {
-            Some(bench.beside(job, everyone, communicator, (kernel, *accumulate))?)
+            Some(timer.slowdown(job, everyone, communicator, (kernel, *accumulate))?)
         }
         _ => None,
     };
     Ok((timed, slowdown))
 }
 
-/// Of an exchange that each of so many ranks has an equal part of, in whole numbers: bytes of a part, rounded up.
-fn part_of(bytes: Bytes, ranks: usize) -> u64 {
-    bytes.count().div_ceil(WIDTH * ranks as u64) * WIDTH
+/// The bytes of one of `ranks` equal parts of `bytes`, rounded up to whole elements.
+fn part_bytes(bytes: Bytes, ranks: usize) -> u64 {
+    bytes.count().div_ceil(ELEMENT_BYTES * ranks as u64) * ELEMENT_BYTES
 }
 
-/// Bytes that hold exchanges of up to so many bytes among up to so many ranks, rounded up as they are.
-fn room_for(longest: Bytes, ranks: usize) -> Bytes {
-    Bytes::new((longest.count() + WIDTH * ranks as u64).next_multiple_of(PLACES))
+/// The bytes that hold any communication of up to `longest` bytes among up to `ranks` ranks, with
+/// the rounding of [`part_bytes`].
+fn capacity_for(longest: Bytes, ranks: usize) -> Bytes {
+    Bytes::new((longest.count() + ELEMENT_BYTES * ranks as u64).next_multiple_of(ALIGNMENT))
 }
 
-/// GpuStreams exchanges on a stream of its own, between two events.
+/// Queues communication on a stream of its own and times it.
 struct CommunicationTimer {
     driver: Arc<dyn Driver>,
-    /// What is read, and behind it what is written.
+    /// The range that is read, and behind it the one that is written.
     arena: Arena,
-    /// How long each of the two is.
-    room: Bytes,
-    /// The longest exchange that is asked for.
+    /// The size of each range.
+    capacity: Bytes,
+    /// The largest communication of the job.
     longest: Bytes,
     stream: StreamHandle,
-    span: StreamTimer,
+    timer: StreamTimer,
 }
 
 impl CommunicationTimer {
-    /// For exchanges of so many ranks at most.
+    /// For communication of up to `longest` bytes among up to `ranks` ranks.
     fn new(driver: &Arc<dyn Driver>, longest: Bytes, ranks: usize) -> Result<Self, ExecutorError> {
-        let room = room_for(longest, ranks);
+        let capacity = capacity_for(longest, ranks);
         Ok(Self {
             driver: Arc::clone(driver),
-            arena: Arenas::new(room + room, Bytes::ZERO, Some(driver))?.device,
-            room,
+            arena: Arenas::new(capacity + capacity, Bytes::ZERO, Some(driver))?.device,
+            capacity,
             longest,
             stream: driver.create_stream()?,
-            span: StreamTimer::new(driver)?,
+            timer: StreamTimer::new(driver)?,
         })
     }
 
-    /// A communicator of a group's first `size` ranks; none for the others.
+    /// Joins a communicator of a group's first `size` ranks; `None` on the others.
     fn join(&self, group: &mut Group, size: usize) -> Result<Option<CommunicatorHandle>, ExecutorError> {
         let collectives = self.driver.collectives().ok_or(CudaError::Aborted)?;
-        let mut identity: CommunicatorId = [0; 128];
+        let mut id: CommunicatorId = [0; 128];
         if group.position() == 0 {
-            identity = collectives.new_communicator_id()?;
+            id = collectives.new_communicator_id()?;
         }
-        group.broadcast(0, &mut identity)?;
+        group.broadcast(0, &mut id)?;
         let position = group.position();
-        Ok((position < size).then(|| collectives.join(&identity, size, position)).transpose()?)
+        Ok((position < size).then(|| collectives.join(&id, size, position)).transpose()?)
     }
 
-    /// Times one kind of exchange of one size; nothing for who has no part in it. The ranks come to each row at once, and an exchange before it has them
-    /// wait for who is last: that is no part of what is timed.
+    /// Times one kind of communication at one size; `None` if this rank takes no part in it. The
+    /// wait for the last rank is left out: all ranks start a row together, after one communication
+    /// that is not timed.
     fn time(
         &self,
         group: &mut Group,
         communicator: Option<CommunicatorHandle>,
         exchange: Exchange,
         bytes: Bytes,
-        patience: Seconds,
+        time: Seconds,
     ) -> Result<Option<Sample>, ExecutorError> {
         let (mut seconds, mut spent) = (Vec::new(), 0.0);
-        let mut go_on = [1];
-        while go_on[0] != 0 {
+        let mut more = [1];
+        while more[0] != 0 {
             group.barrier()?;
             if let Some(communicator) = communicator {
-                let wanted = self.exchange(group, exchange, bytes)?;
-                self.queue(communicator, &wanted, IN_A_ROW)?;
-                let row = self.span.seconds()?;
-                seconds.push(row / IN_A_ROW as f64);
+                let communication = self.communication(group, exchange, bytes)?;
+                self.enqueue(communicator, &communication, COMMUNICATIONS_PER_ROW)?;
+                let row = self.timer.seconds()?;
+                seconds.push(row / COMMUNICATIONS_PER_ROW as f64);
                 spent += row;
             }
             // The first rank decides for all.
-            let enough = seconds.len() > MOST || (seconds.len() > FEWEST && spent > patience.value());
-            go_on[0] = u8::from(!enough);
-            group.broadcast(0, &mut go_on)?;
+            let is_enough = seconds.len() > MAX_DURATIONS || (seconds.len() > MIN_DURATIONS && spent > time.value());
+            more[0] = u8::from(!is_enough);
+            group.broadcast(0, &mut more)?;
         }
-        // The first one warms up.
+        // The first row warms up.
         Ok((seconds.len() > 1).then(|| summarise(seconds.split_off(1))))
     }
 
-    /// An exchange from this rank's side.
-    fn exchange(&self, group: &Group, exchange: Exchange, bytes: Bytes) -> Result<DeviceCommunication, CudaError> {
+    /// This rank's side of a communication.
+    fn communication(&self, group: &Group, exchange: Exchange, bytes: Bytes) -> Result<DeviceCommunication, CudaError> {
         let ranks = group.size() as u64;
-        let part = part_of(bytes, group.size());
-        let none = || CudaError::Call { action: EXCHANGING, reason: "there is no room for it".into() };
-        let piece = |start: Bytes, bytes: u64| {
-            let place = self.arena.at(start, Bytes::new(bytes)).ok_or_else(none)?;
+        let part = part_bytes(bytes, group.size());
+        let too_large = || CudaError::Call { action: "timing communication", reason: "its buffer is too small".into() };
+        let range = |start: Bytes, bytes: u64| {
+            let place = self.arena.at(start, Bytes::new(bytes)).ok_or_else(too_large)?;
             Ok::<_, CudaError>(Some(DeviceRange { address: DeviceAddress::from_pointer(place), bytes: bytes as usize }))
         };
-        let (here, there) = (|bytes| piece(Bytes::ZERO, bytes), |bytes| piece(self.room, bytes));
+        let (input, output) = (|bytes| range(Bytes::ZERO, bytes), |bytes| range(self.capacity, bytes));
         let (kind, read, write) = match (exchange, group.position()) {
-            (Exchange::AllReduce, _) => (CommunicationKind::AllReduce, here(part * ranks)?, here(part * ranks)?),
-            (Exchange::ReduceScatter, _) => (CommunicationKind::ReduceScatter, here(part * ranks)?, there(part)?),
-            (Exchange::AllGather, _) => (CommunicationKind::AllGather, here(part)?, there(part * ranks)?),
-            (Exchange::SendReceive, 0) => (CommunicationKind::Send, here(bytes.count())?, None),
-            (Exchange::SendReceive, _) => (CommunicationKind::Receive, None, there(bytes.count())?),
+            (Exchange::AllReduce, _) => (CommunicationKind::AllReduce, input(part * ranks)?, input(part * ranks)?),
+            (Exchange::ReduceScatter, _) => (CommunicationKind::ReduceScatter, input(part * ranks)?, output(part)?),
+            (Exchange::AllGather, _) => (CommunicationKind::AllGather, input(part)?, output(part * ranks)?),
+            (Exchange::SendReceive, 0) => (CommunicationKind::Send, input(bytes.count())?, None),
+            (Exchange::SendReceive, _) => (CommunicationKind::Receive, None, output(bytes.count())?),
         };
         Ok(DeviceCommunication { kind, read, write, data_type: DataType::Fp32 })
     }
 
-    /// GpuStreams so many, after one more that comes before the first event.
-    fn queue(&self, communicator: CommunicatorHandle, exchange: &DeviceCommunication, count: usize) -> Result<(), ExecutorError> {
+    /// Queues `count` communications between two events, after one more before the first event.
+    fn enqueue(
+        &self,
+        communicator: CommunicatorHandle,
+        communication: &DeviceCommunication,
+        count: usize,
+    ) -> Result<(), ExecutorError> {
         let collectives = self.driver.collectives().ok_or(CudaError::Aborted)?;
         for number in 0..=count {
-            // SAFETY: the pieces lie in the arena, which nobody else has.
-            unsafe { collectives.communicate(communicator, exchange, self.stream) }?;
+            // SAFETY: the ranges lie in the arena, which nothing else uses.
+            unsafe { collectives.communicate(communicator, communication, self.stream) }?;
             if number == 0 {
-                self.span.begin(self.stream)?;
+                self.timer.begin(self.stream)?;
             }
         }
-        Ok(self.span.end(self.stream)?)
+        Ok(self.timer.end(self.stream)?)
     }
 
-    /// Kernels beside exchanges that outlast them, and the other communication round, against each alone. All ranks do the same at once.
-    fn beside(
+    /// Measures how much a kernel is slowed down by an all-reduce that outlasts it, and an
+    /// all-reduce by kernels that outlast it. All ranks do the same at once.
+    fn slowdown(
         &self,
         job: &CalibrationJob,
         everyone: &mut Group,
         communicator: CommunicatorHandle,
         (kernel, accumulate): (&Kernel, bool),
     ) -> Result<Slowdown, ExecutorError> {
-        let bytes = self.longest.min(BESIDE_KERNELS);
-        let wanted = self.exchange(everyone, Exchange::AllReduce, bytes)?;
-        let mut bench =
-            GpuKernelTimer::on(&self.driver, &CalibrationJob { kernels: vec![(*kernel, accumulate)], ..job.clone() })?;
-        bench.in_rows(kernel, accumulate, |rows| {
-            let mut both = Overlap { exchanges: self, rows, everyone, communicator, wanted };
-            let [kernel, _] = both.median(KERNELS_IN_A_ROW, 0, First::Kernels)?;
-            let [_, exchange] = both.median(0, IN_A_ROW, First::Exchanges)?;
-            let covering = |of: f64, count: usize, by: f64| (COVER * of * count as f64 / by.max(LEAST_TIME)).ceil() as u32;
-            let mut counts = [covering(kernel, KERNELS_IN_A_ROW, exchange), covering(exchange, IN_A_ROW, kernel)];
-            // All queue as many: as the first rank has it.
-            for count in &mut counts {
-                let mut told = count.to_le_bytes();
-                both.everyone.broadcast(0, &mut told)?;
-                *count = u32::from_le_bytes(told).clamp(IN_A_ROW as u32, MOST_BESIDE);
+        let bytes = self.longest.min(CONCURRENT_BYTES);
+        let communication = self.communication(everyone, Exchange::AllReduce, bytes)?;
+        let kernel_job = CalibrationJob { kernels: vec![(*kernel, accumulate)], ..job.clone() };
+        let mut kernels = GpuKernelTimer::new(&self.driver, &kernel_job)?;
+        kernels.with_repeated(kernel, accumulate, |kernel| {
+            let mut overlap = Overlap { timer: self, kernel, everyone, communicator, communication };
+            let [kernel_alone, _] = overlap.median_seconds(KERNELS_PER_ROW, 0, QueuedFirst::Kernels)?;
+            let [_, communication_alone] = overlap.median_seconds(0, COMMUNICATIONS_PER_ROW, QueuedFirst::Communications)?;
+            // The number of repetitions, of `other` seconds each, that outlast a row of the timed
+            // item.
+            let outlasting =
+                |timed: f64, row: usize, other: f64| (COVER_FACTOR * timed * row as f64 / other.max(MIN_SECONDS)).ceil() as u32;
+            let mut communications = outlasting(kernel_alone, KERNELS_PER_ROW, communication_alone);
+            let mut kernels = outlasting(communication_alone, COMMUNICATIONS_PER_ROW, kernel_alone);
+            // All ranks queue as many as the first one.
+            for count in [&mut communications, &mut kernels] {
+                let mut bytes = count.to_le_bytes();
+                overlap.everyone.broadcast(0, &mut bytes)?;
+                *count = u32::from_le_bytes(bytes).clamp(COMMUNICATIONS_PER_ROW as u32, MAX_CONCURRENT);
             }
-            let [kernel_beside, _] = both.median(KERNELS_IN_A_ROW, counts[0] as usize, First::Exchanges)?;
-            let [_, exchange_beside] = both.median(counts[1] as usize, IN_A_ROW, First::Kernels)?;
-            let longer = |beside: f64, alone: f64| (beside / alone.max(LEAST_TIME) - 1.0).max(0.0);
-            Ok(Slowdown { kernel: longer(kernel_beside, kernel), exchange: longer(exchange_beside, exchange) })
+            let [kernel_beside, _] =
+                overlap.median_seconds(KERNELS_PER_ROW, communications as usize, QueuedFirst::Communications)?;
+            let [_, communication_beside] =
+                overlap.median_seconds(kernels as usize, COMMUNICATIONS_PER_ROW, QueuedFirst::Kernels)?;
+            let increase = |beside: f64, alone: f64| (beside / alone.max(MIN_SECONDS) - 1.0).max(0.0);
+            Ok(Slowdown {
+                kernel: increase(kernel_beside, kernel_alone),
+                exchange: increase(communication_beside, communication_alone),
+            })
         })
     }
 }
 
-/// What is queued first.
+/// The work that is queued first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum First {
+enum QueuedFirst {
     Kernels,
-    Exchanges,
+    Communications,
 }
 
-/// KernelRows of kernels and of exchanges that run beside each other.
+/// Kernels and communications that run at the same time.
 struct Overlap<'a, 'b> {
-    exchanges: &'a CommunicationTimer,
-    rows: &'a mut KernelRows<'b>,
+    timer: &'a CommunicationTimer,
+    kernel: &'a mut RepeatedKernel<'b>,
     everyone: &'a mut Group,
     communicator: CommunicatorHandle,
-    wanted: DeviceCommunication,
+    communication: DeviceCommunication,
 }
 
 impl Overlap<'_, '_> {
-    /// Seconds of one of so many kernels, and of one of so many exchanges: the medians of some rounds. Of none it is nothing.
-    fn median(&mut self, kernels: usize, exchanges: usize, first: First) -> Result<[f64; 2], ExecutorError> {
+    /// The seconds per kernel and per communication when this many of each run together: medians
+    /// over several rounds. Zero if there are none.
+    fn median_seconds(&mut self, kernels: usize, communications: usize, first: QueuedFirst) -> Result<[f64; 2], ExecutorError> {
         let mut rounds = [Vec::new(), Vec::new()];
-        // The first one warms up.
-        for round in 0..=FEWEST {
-            let found = self.round(kernels, exchanges, first)?;
-            if round > 0 {
-                rounds.iter_mut().zip(found).for_each(|(all, one)| all.push(one));
+        for round in 0..=MIN_DURATIONS {
+            let seconds = self.round(kernels, communications, first)?;
+            let is_warm_up = round == 0;
+            if !is_warm_up {
+                rounds.iter_mut().zip(seconds).for_each(|(all, one)| all.push(one));
             }
         }
         Ok(rounds.map(|all| summarise(all).median.value()))
     }
 
-    fn round(&mut self, kernels: usize, exchanges: usize, first: First) -> Result<[f64; 2], ExecutorError> {
+    fn round(&mut self, kernels: usize, communications: usize, first: QueuedFirst) -> Result<[f64; 2], ExecutorError> {
         self.everyone.barrier()?;
-        for next in [first, if first == First::Kernels { First::Exchanges } else { First::Kernels }] {
+        let order = match first {
+            QueuedFirst::Kernels => [QueuedFirst::Kernels, QueuedFirst::Communications],
+            QueuedFirst::Communications => [QueuedFirst::Communications, QueuedFirst::Kernels],
+        };
+        for next in order {
             match next {
-                First::Kernels if kernels > 0 => self.rows.queue(kernels)?,
-                First::Exchanges if exchanges > 0 => self.exchanges.queue(self.communicator, &self.wanted, exchanges)?,
+                QueuedFirst::Kernels if kernels > 0 => self.kernel.enqueue(kernels)?,
+                QueuedFirst::Communications if communications > 0 => {
+                    self.timer.enqueue(self.communicator, &self.communication, communications)?;
+                }
                 _ => {}
             }
         }
-        let kernel = if kernels > 0 { self.rows.seconds()? / kernels as f64 } else { 0.0 };
-        let exchange = if exchanges > 0 { self.exchanges.span.seconds()? / exchanges as f64 } else { 0.0 };
-        Ok([kernel, exchange])
+        let kernel = if kernels > 0 { self.kernel.seconds()? / kernels as f64 } else { 0.0 };
+        let communication = if communications > 0 { self.timer.timer.seconds()? / communications as f64 } else { 0.0 };
+        Ok([kernel, communication])
     }
 }
 
@@ -309,27 +335,27 @@ mod tests {
             ranks,
             reach: Reach::Node,
             exchanges: all.clone(),
-            // The first does not divide by three.
+            // The first size is not a multiple of three elements.
             messages: vec![Bytes::new(1 << 10), Bytes::new(6 << 10)],
         };
         CalibrationJob {
             kernels: vec![(product(4), false), (product(16), false), (Kernel::Relu { elements: 64 }, false)],
             timed_steps: Vec::new(),
-            reuse: Vec::new(),
-            message_reuse: Vec::new(),
-            between_exchanges: Bytes::ZERO,
+            reuse_distances: Vec::new(),
+            message_reuse_distances: Vec::new(),
+            bytes_between_communications: Bytes::ZERO,
             precision: DataType::Fp32,
             footprint: Bytes::new(1 << 12),
             groups: vec![group((0..RANKS).collect()), group(vec![0, 2])],
             devices: Vec::new(),
-            patience: Seconds::new(1e-5),
-            duration: Seconds::ZERO,
+            time_per_item: Seconds::new(1e-5),
+            least_duration: Seconds::ZERO,
             model: None,
         }
     }
 
     #[test]
-    fn every_exchange_of_every_group_is_timed_by_those_who_have_a_part_in_it_and_beside_the_largest_kernel() {
+    fn groups_are_timed_on_their_ranks_and_beside_the_largest_kernel() {
         let devices: Vec<Arc<TestDevice>> = (0..RANKS).filter_map(|_| TestDevice::with_collectives()).collect();
         if devices.len() < RANKS {
             return;
@@ -341,54 +367,52 @@ mod tests {
             let everyone: Vec<usize> = (0..RANKS).collect();
             let mut everyone = Group::new(Arc::clone(&transport), &everyone, OUTSIDE_PROGRAMS).expect("a group");
             let driver: Arc<dyn Driver> = Arc::clone(&devices[rank]) as Arc<dyn Driver>;
-            measure(&driver, &transport, rank, &job(), &mut everyone).expect("it is measured")
+            measure(&driver, &transport, rank, &job(), &mut everyone).expect("the measurement succeeds")
         };
-        let found: Vec<(Vec<Durations>, Option<Slowdown>)> = std::thread::scope(|scope| {
+        let results: Vec<(Vec<GpuCommunicationSample>, Option<Slowdown>)> = std::thread::scope(|scope| {
             let running: Vec<_> = (0..RANKS).map(|number| scope.spawn(move || rank(number))).collect();
             running.into_iter().map(|rank| rank.join().expect("the rank ends")).collect()
         });
-        let who = |group, exchange| -> Vec<usize> {
-            let has = |rank: &usize| found[*rank].0.iter().any(|one| one.group == group && one.exchange == exchange);
+        let ranks_with = |group, exchange| -> Vec<usize> {
+            let has = |rank: &usize| results[*rank].0.iter().any(|one| one.group == group && one.exchange == exchange);
             (0..RANKS).filter(has).collect()
         };
-        assert_eq!(who(0, Exchange::AllReduce), [0, 1, 2]);
-        assert_eq!(who(0, Exchange::SendReceive), [0, 1]);
-        assert_eq!((who(1, Exchange::AllGather), who(1, Exchange::SendReceive)), (vec![0, 2], vec![0, 2]));
-        assert_eq!(found[0].0.len(), 16, "two groups, four kinds, two sizes");
-        for (timed, slowdown) in &found {
-            // The device says a microsecond of everything.
-            assert!(timed.iter().all(|one| (one.sample.median.value() * IN_A_ROW as f64 - 1e-6).abs() < 1e-9), "{timed:?}");
+        assert_eq!(ranks_with(0, Exchange::AllReduce), [0, 1, 2]);
+        assert_eq!(ranks_with(0, Exchange::SendReceive), [0, 1]);
+        assert_eq!((ranks_with(1, Exchange::AllGather), ranks_with(1, Exchange::SendReceive)), (vec![0, 2], vec![0, 2]));
+        assert_eq!(results[0].0.len(), 16, "two groups, four kinds, two sizes");
+        for (timed, slowdown) in &results {
+            // On the test device a microsecond passes between any two events.
+            let row = |one: &GpuCommunicationSample| one.sample.median.value() * COMMUNICATIONS_PER_ROW as f64;
+            assert!(timed.iter().all(|one| (row(one) - 1e-6).abs() < 1e-9), "{timed:?}");
             assert!(slowdown.is_some());
-            // Of no exchange a share of its own is said: a share of the whole time would count latency.
-            let of_its_own = |one: &Durations| !matches!(one.report(), Report::Exchange { processor: Seconds::ZERO, .. });
-            assert!(!timed.iter().any(of_its_own), "{timed:?}");
+            let reports_busy_time =
+                |one: &GpuCommunicationSample| !matches!(one.report(), Report::Exchange { processor: Seconds::ZERO, .. });
+            assert!(!timed.iter().any(reports_busy_time), "{timed:?}");
         }
         for device in &devices {
-            let told = device.take_calls();
-            let exchanging = told.iter().filter_map(|told| match told {
+            let calls = device.take_calls();
+            let communication_stream = calls.iter().find_map(|call| match call {
                 DriverCall::Communicate { stream, .. } => Some(*stream),
                 _ => None,
             });
-            let exchanging: Vec<StreamHandle> = exchanging.collect();
-            let multiplying: Vec<_> = told
+            let products: Vec<_> = calls
                 .iter()
-                .filter_map(|told| match told {
+                .filter_map(|call| match call {
                     DriverCall::Multiply { product, stream } => Some((product.columns, *stream)),
                     _ => None,
                 })
                 .collect();
-            assert!(!exchanging.is_empty() && !multiplying.is_empty());
-            assert!(
-                multiplying.iter().all(|(columns, stream)| *columns == 16 && *stream != exchanging[0]),
-                "the largest, elsewhere"
-            );
+            assert!(communication_stream.is_some() && !products.is_empty());
+            // The largest product, on a stream of its own.
+            assert!(products.iter().all(|&(columns, stream)| columns == 16 && Some(stream) != communication_stream));
         }
     }
 
     #[test]
-    fn there_is_room_for_what_is_rounded_up_among_any_number_of_ranks() {
+    fn rounded_parts_fit_the_capacity_for_any_number_of_ranks() {
         for (ranks, bytes) in (2..5000).flat_map(|ranks| [1, 1000, 4096].map(|bytes| (ranks, Bytes::new(bytes)))) {
-            assert!(part_of(bytes, ranks) * ranks as u64 <= room_for(bytes, ranks).count(), "{bytes} among {ranks}");
+            assert!(part_bytes(bytes, ranks) * ranks as u64 <= capacity_for(bytes, ranks).count(), "{bytes} among {ranks}");
         }
     }
 }

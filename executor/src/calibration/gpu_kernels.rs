@@ -1,8 +1,10 @@
-//! How long kernels take on a GPU, one by one: on operands of their own, spread over about as many bytes as a step touches, since one that is
-//! timed over and over on the same few bytes would find them in the cache.
+//! Times kernels on a GPU, each by itself.
+//!
+//! A kernel cycles through several sets of operands, which spread over about as many bytes as a
+//! step touches. With one set it would find its operands in the cache.
 
 use super::statistics::Durations;
-use super::{FEWEST, LEARNING_RATE, MOST, kernel_error};
+use super::{LEARNING_RATE, MAX_DURATIONS, MIN_DURATIONS, kernel_error};
 use crate::arena::{Arena, Arenas};
 use crate::backend::cuda::{CudaTimer, DeviceAddress, Driver};
 use crate::backend::{Hyperparameters, KernelCall, Operand, operand_bytes};
@@ -11,57 +13,62 @@ use crate::error::ExecutorError;
 use crate::fp8::nearest;
 use crate::half::Half;
 use crate::job::CalibrationJob;
-use crate::member::Member;
 use foretell_models::{EightBits, Kernel, KernelOperand};
 use foretell_units::{Bytes, DataType, Seconds};
 use std::sync::Arc;
 
-/// The most sets of operands that a kernel takes turns on.
-const MOST_SETS: u64 = 64;
-/// The most bytes that a kernel's operands are spread over: beyond a GPU's second-level cache of tens of megabytes.
-const MOST_FOOTPRINT: u64 = 256 << 20;
-/// Bytes of an operand that are made before they are repeated.
-const FILLED: usize = 4 << 20;
-/// How many sets further the next turn is: a prime beyond the most sets, so that all have their turn.
+/// The most operand sets of a kernel.
+const MAX_SETS: u64 = 64;
+/// The most bytes that a kernel's operands are spread over: more than the tens of megabytes of a
+/// GPU's second-level cache.
+const MAX_FOOTPRINT: u64 = 256 << 20;
+/// An operand repeats its contents after this many bytes, which are generated once.
+const PATTERN_BYTES: usize = 4 << 20;
+/// The distance between the places of consecutive calls: a prime above `MAX_SETS`, so that every
+/// place has its turn.
 const STRIDE: usize = 67;
+/// The alignment of operands in the arena.
+const ALIGNMENT: u64 = 256;
 
-/// Times kernels on sets of operands of their own.
+/// Times kernels on operands of its own.
 pub(super) struct GpuKernelTimer {
     timer: CudaTimer,
     arena: Arena,
+    /// The bytes that a kernel's operands are spread over.
     footprint: u64,
     precision: DataType,
 }
 
-/// KernelRows of a kernel on a GPU, one after the other.
-pub(super) struct KernelRows<'a> {
+/// The calls of one kernel, which can be queued several at a time.
+pub(super) struct RepeatedKernel<'a> {
     timer: &'a mut CudaTimer,
     kernel: &'a Kernel,
     calls: &'a [KernelCall<'a>],
 }
 
-impl KernelRows<'_> {
-    /// GpuStreams so many.
-    pub(super) fn queue(&mut self, count: usize) -> Result<(), ExecutorError> {
-        // SAFETY: every operand is a place of its own in the bench's arena, but where the kernel may work in place.
+impl RepeatedKernel<'_> {
+    /// Queues `count` calls in a row.
+    pub(super) fn enqueue(&mut self, count: usize) -> Result<(), ExecutorError> {
+        // SAFETY: operands are disjoint ranges of the timer's arena, except where the kernel may
+        // work in place.
         unsafe { self.timer.enqueue_row(self.calls, count) }.map_err(|source| kernel_error(self.kernel, source))
     }
 
-    /// What the last row took, once it is done.
+    /// Waits for the last row and returns its duration, in seconds.
     pub(super) fn seconds(&self) -> Result<f64, ExecutorError> {
         Ok(self.timer.row_seconds()?)
     }
 }
 
-/// The operands of a call, set by set.
+/// The reads and writes of each call.
 type OperandSets = Vec<(Vec<Operand>, Vec<Operand>)>;
 
-/// Those of an optimizer that does all that it can, and learns nothing.
+/// Hyperparameters with which optimizers do all of their work but hardly change the parameters.
 fn hyperparameters() -> Hyperparameters {
     Hyperparameters { learning_rate: LEARNING_RATE, momentum: 0.9, ..Hyperparameters::default() }
 }
 
-/// A call of a kernel on each of the sets.
+/// A call of a kernel for each operand set.
 fn calls<'a>(
     kernel: &'a Kernel,
     sets: &'a OperandSets,
@@ -83,66 +90,65 @@ fn calls<'a>(
 }
 
 impl GpuKernelTimer {
-    /// Nothing where this rank has no GPU.
-    pub(super) fn new(member: &Member, job: &CalibrationJob) -> Result<Option<Self>, ExecutorError> {
-        member.device.as_ref().map(|driver| Self::on(driver, job)).transpose()
-    }
-
-    /// On a GPU.
-    pub(super) fn on(driver: &Arc<dyn Driver>, job: &CalibrationJob) -> Result<Self, ExecutorError> {
+    /// Allocates memory for the kernels of a job.
+    pub(super) fn new(driver: &Arc<dyn Driver>, job: &CalibrationJob) -> Result<Self, ExecutorError> {
         let largest = job.kernels.iter().map(|(kernel, _)| set_bytes(kernel, job.precision)).max().unwrap_or(0);
-        let footprint = job.footprint.count().min(MOST_FOOTPRINT);
+        let footprint = job.footprint.count().min(MAX_FOOTPRINT);
         let arena = Arenas::new(Bytes::new(largest.max(footprint) + largest), Bytes::ZERO, Some(driver))?.device;
         Ok(Self { timer: CudaTimer::new(driver)?, arena, footprint, precision: job.precision })
     }
 
+    /// Times a kernel for about `time`, on operands at these reuse distances, reads before writes.
     pub(super) fn time(
         &mut self,
         kernel: &Kernel,
         accumulate: bool,
-        reuse: &[Bytes],
-        patience: Seconds,
+        reuse_distances: &[Bytes],
+        time: Seconds,
     ) -> Result<Durations, ExecutorError> {
-        let sets = self.operand_sets(kernel, reuse)?;
+        let sets = self.operand_sets(kernel, reuse_distances)?;
         let hyperparameters = hyperparameters();
         let calls = calls(kernel, &sets, &hyperparameters, accumulate, self.precision);
         let started = clock::now();
-        // SAFETY: every operand is a place of its own in the arena, but where the kernel may work in place.
-        let seconds =
-            unsafe { self.timer.time(&calls, patience, FEWEST..MOST) }.map_err(|source| kernel_error(kernel, source))?;
+        // SAFETY: operands are disjoint ranges of the arena, except where the kernel may work in
+        // place.
+        let seconds = unsafe { self.timer.time(&calls, time, MIN_DURATIONS..MAX_DURATIONS) }
+            .map_err(|source| kernel_error(kernel, source))?;
         Ok(Durations { seconds, elapsed: (clock::now() - started) as f64 * 1e-9 })
     }
 
-    /// Has `body` queue rows of a kernel's calls, which differ in their operands and take turns.
-    pub(super) fn in_rows<T>(
+    /// Calls `body` with calls of a kernel that cycle through operand sets.
+    pub(super) fn with_repeated<T>(
         &mut self,
         kernel: &Kernel,
         accumulate: bool,
-        body: impl FnOnce(&mut KernelRows<'_>) -> Result<T, ExecutorError>,
+        body: impl FnOnce(&mut RepeatedKernel<'_>) -> Result<T, ExecutorError>,
     ) -> Result<T, ExecutorError> {
         let sets = self.operand_sets(kernel, &[])?;
         let hyperparameters = hyperparameters();
         let calls = calls(kernel, &sets, &hyperparameters, accumulate, self.precision);
-        body(&mut KernelRows { timer: &mut self.timer, kernel, calls: &calls })
+        body(&mut RepeatedKernel { timer: &mut self.timer, kernel, calls: &calls })
     }
 
-    /// Gives each operand as many places as it takes to come back to one after `reuse` bytes, and fills them with numbers that are usual. Where
-    /// nothing is said of the reuse, as many as fill the footprint.
-    fn operand_sets(&mut self, kernel: &Kernel, reuse: &[Bytes]) -> Result<OperandSets, ExecutorError> {
+    /// Places and fills a kernel's operands. Each operand gets as many places as it takes to touch
+    /// its reuse distance before a place is used again. An operand without a reuse distance gets as
+    /// many as fit the footprint.
+    fn operand_sets(&mut self, kernel: &Kernel, reuse_distances: &[Bytes]) -> Result<OperandSets, ExecutorError> {
         let spec = kernel.spec();
-        let one = set_bytes(kernel, self.precision).max(1);
-        let most = (self.footprint / one).clamp(1, MOST_SETS);
+        let bytes_per_set = set_bytes(kernel, self.precision).max(1);
+        let max_sets = (self.footprint / bytes_per_set).clamp(1, MAX_SETS);
         let mut offset = 0;
         let mut places = |index: usize, described: &KernelOperand| {
             let (size, data_type) = (described.bytes(self.precision), described.data_type(self.precision));
-            let below = Some(described.index_limit).filter(|&limit| limit > 0);
-            let count = reuse.get(index).map_or(most, |distance| (distance.count() / one).clamp(1, most));
+            let limit = Some(described.index_limit).filter(|&limit| limit > 0);
+            let sets_apart = |distance: &Bytes| (distance.count() / bytes_per_set).clamp(1, max_sets);
+            let count = reuse_distances.get(index).map_or(max_sets, sets_apart);
             let mut place = || {
                 let start = offset;
-                offset += size.count().next_multiple_of(256);
+                offset += size.count().next_multiple_of(ALIGNMENT);
                 let pointer = self.arena.at(Bytes::new(start), size).unwrap_or(std::ptr::null_mut());
                 let operand = Operand { pointer, bytes: size.count() as usize };
-                fill_in(&self.timer, &operand, data_type, below)?;
+                fill_on_device(&self.timer, &operand, data_type, limit)?;
                 Ok(operand)
             };
             (0..count).map(|_| place()).collect::<Result<Vec<Operand>, ExecutorError>>()
@@ -155,58 +161,55 @@ impl GpuKernelTimer {
         if let (Some(index), Some(write)) = (foretell_program::in_place_input(kernel), writes.first_mut()) {
             write.clone_from(&reads[index]);
         }
-        let rounds = reads.iter().chain(&writes).map(Vec::len).max().unwrap_or(1);
-        // Not in the order in which they lie: that would be fetched ahead.
-        let turn = |round: usize, places: &Vec<Operand>| places[round.wrapping_mul(STRIDE) % places.len()];
-        let set = |round: usize| {
-            let side = |operands: &[Vec<Operand>]| operands.iter().map(|places| turn(round, places)).collect();
-            (side(&reads), side(&writes))
-        };
-        Ok((0..rounds).map(set).collect())
+        let sets = reads.iter().chain(&writes).map(Vec::len).max().unwrap_or(1);
+        // Not in the order of the addresses, which the hardware would prefetch.
+        let place_of = |set: usize, places: &Vec<Operand>| places[set.wrapping_mul(STRIDE) % places.len()];
+        let operands = |set: usize, side: &[Vec<Operand>]| side.iter().map(|places| place_of(set, places)).collect();
+        Ok((0..sets).map(|set| (operands(set, &reads), operands(set, &writes))).collect())
     }
 }
 
-/// The bytes of one set of a kernel's operands.
+/// The bytes of one operand set of a kernel, with alignment.
 fn set_bytes(kernel: &Kernel, precision: DataType) -> u64 {
     let bytes = operand_bytes(kernel, precision);
-    bytes.reads.iter().chain(&bytes.writes).map(|size| size.count().next_multiple_of(256)).sum()
+    bytes.reads.iter().chain(&bytes.writes).map(|size| size.count().next_multiple_of(ALIGNMENT)).sum()
 }
 
-/// Fills an operand in a GPU's memory through the host's.
-fn fill_in(timer: &CudaTimer, operand: &Operand, data_type: DataType, below: Option<usize>) -> Result<(), ExecutorError> {
-    // The same numbers again and again: what a kernel does with them takes as long, and the host makes them slowly.
-    let length = operand.bytes.min(FILLED);
-    let mut words = vec![0_u32; length.div_ceil(4)];
-    fill(&Operand { pointer: words.as_mut_ptr().cast(), bytes: length }, data_type, below);
-    for start in (0..operand.bytes).step_by(FILLED) {
+/// Fills an operand in GPU memory with the pattern of [`fill`], repeated.
+fn fill_on_device(timer: &CudaTimer, operand: &Operand, data_type: DataType, limit: Option<usize>) -> Result<(), ExecutorError> {
+    // Repetition does not change a kernel's duration, and the host generates numbers slowly.
+    let length = operand.bytes.min(PATTERN_BYTES);
+    let mut pattern = vec![0_u32; length.div_ceil(4)];
+    fill(&Operand { pointer: pattern.as_mut_ptr().cast(), bytes: length }, data_type, limit);
+    for start in (0..operand.bytes).step_by(PATTERN_BYTES) {
         let place = DeviceAddress::from_pointer(operand.pointer).offset(start);
-        // SAFETY: the place lies in the operand, which lies in the arena, and the words are as long.
-        unsafe { timer.copy_in(place, words.as_ptr().cast(), length.min(operand.bytes - start)) }?;
+        // SAFETY: the range lies in the operand, and the pattern is as long.
+        unsafe { timer.copy_in(place, pattern.as_ptr().cast(), length.min(operand.bytes - start)) }?;
     }
     Ok(())
 }
 
-/// Fills an operand with positive numbers around a half, or with integers below a bound, spread about.
-fn fill(operand: &Operand, data_type: DataType, below: Option<usize>) {
-    // Weyl's sequence: spread evenly, the same on every run.
-    let spread = |index: usize| (index as u32).wrapping_mul(2_654_435_769);
-    let number = |index: usize| spread(index) as f32 / u32::MAX as f32;
+/// Fills an operand in host memory: with numbers between 0 and 1, or with integers below `limit`.
+fn fill(operand: &Operand, data_type: DataType, limit: Option<usize>) {
+    // Weyl's sequence: evenly distributed, and the same in every run.
+    let weyl = |index: usize| (index as u32).wrapping_mul(2_654_435_769);
+    let number = |index: usize| weyl(index) as f32 / u32::MAX as f32;
     let half = Half::of(data_type);
     for index in 0..operand.bytes / data_type.size().count() as usize {
         if data_type == DataType::Fp8 {
-            // Of either format of eight bits these are finite.
+            // These codes are finite numbers in both fp8 formats.
             let code = nearest(EightBits::E4M3, number(index));
-            // SAFETY: the operand lies in the arena; `index` is below its length.
+            // SAFETY: `index` is below the operand's length.
             unsafe { operand.pointer.add(index).write(code) };
             continue;
         }
         if let Some(half) = half {
-            // SAFETY: the operand lies in the arena and is aligned; `index` is below its length.
+            // SAFETY: the operand is aligned, and `index` is below its length.
             unsafe { operand.pointer.cast::<u16>().add(index).write(half.nearest(number(index))) };
             continue;
         }
-        let bits = match below {
-            Some(below) => ((u64::from(spread(index)) * below as u64) >> 32) as u32,
+        let bits = match limit {
+            Some(limit) => ((u64::from(weyl(index)) * limit as u64) >> 32) as u32,
             None => number(index).to_bits(),
         };
         // SAFETY: as above.

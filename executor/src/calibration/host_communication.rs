@@ -1,7 +1,7 @@
-//! How long messages and collectives take, and how much of the processor.
+//! Times messages and collectives over the host's transport, and their CPU time.
 
 use super::statistics::summarise;
-use super::{FEWEST, MOST, Turn, each_group};
+use super::{GroupTurn, MAX_DURATIONS, MIN_DURATIONS, for_each_group};
 use crate::clock;
 use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Report};
@@ -11,32 +11,47 @@ use crate::transport::Group;
 use foretell_program::{Exchange, Sample};
 use foretell_units::{Bytes, Seconds};
 
-/// The most places from which messages of one size are sent by turns, and the most bytes that these take: beyond any second-level cache.
-const MOST_PLACES: u64 = 64;
-const MOST_FOOTPRINT: u64 = 32 << 20;
+/// The most buffers that messages of one size are sent from in turn, and the most bytes of these
+/// buffers together: more than a second-level cache holds.
+const MAX_BUFFERS: u64 = 64;
+const MAX_FOOTPRINT: u64 = 32 << 20;
 
-/// Times the exchanges of all groups, one group after the other while all others wait. Returns the share of the processor that an all-reduce
-/// takes among all ranks.
+/// Less interrupt time than this, in seconds, counts as none. A machine has some of it without any
+/// communication, and its clock is coarse.
+const MIN_INTERRUPT_TIME: f64 = 0.1;
+
+/// The smallest size for which interrupts are counted: from here on most of them belong to the
+/// data, and few to the broadcasts between rounds.
+const MIN_BYTES_FOR_INTERRUPTS: Bytes = Bytes::new(64 << 10);
+
+/// Rounds without a decision whether to go on. The decision's messages bring the transport's data
+/// into the caches, which must not speed up the next round.
+const ROUNDS: u8 = 8;
+
+/// Times the communication of all groups and reports the samples. Returns the fraction of the CPU
+/// that an all-reduce among all ranks takes.
 ///
-/// The network's work for packets is done in interrupts, which are in no thread's time: its share goes to each exchange by the bytes that are sent.
-pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &mut Group) -> Result<f64, ExecutorError> {
-    let mut share = 0.0;
-    let mut timed: Vec<TimedCommunication> = Vec::new();
-    // Of long messages: how many bytes were sent, and what the machine spent in interrupts meanwhile.
+/// The kernel handles packets in interrupts, which count for no thread. Their time is divided among
+/// the communications by the bytes that these send.
+pub(super) fn measure(member: &Member, job: &CalibrationJob, everyone: &mut Group) -> Result<f64, ExecutorError> {
+    let mut timed: Vec<HostCommunicationSample> = Vec::new();
+    // For large messages: the bytes that this rank sent, and the machine's interrupt time
+    // meanwhile.
     let (mut sent, mut interrupted) = (0.0, 0.0);
-    each_group(job, &member.transport, member.rank.0, everyone, |turn, group| {
+    for_each_group(job, &member.transport, member.rank.0, everyone, |turn, group| {
         for &bytes in &turn.wanted.messages {
             for &exchange in &turn.wanted.exchanges {
-                let before = machine::interrupt_time();
-                let (sample, processor, rounds) = time_exchange(group, exchange, bytes, job)?;
-                let Turn { number, is_everyone, .. } = turn;
-                let one = TimedCommunication { group: number, is_everyone, exchange, bytes, sample, processor };
+                let interrupts_before = machine::interrupt_time();
+                let (sample, cpu_time, rounds) = time_communication(group, exchange, bytes, job)?;
+                let GroupTurn { index, is_everyone, .. } = turn;
+                let one = HostCommunicationSample { group: index, is_everyone, exchange, bytes, sample, cpu_time };
                 let is_idle = exchange == Exchange::SendReceive && group.position() > 1;
-                if bytes >= LONG {
-                    sent += if is_idle { 0.0 } else { one.sent(group.size()) * rounds as f64 };
-                    interrupted += if group.position() == 0 { machine::interrupt_time() - before } else { 0.0 };
+                if bytes >= MIN_BYTES_FOR_INTERRUPTS {
+                    sent += if is_idle { 0.0 } else { one.bytes_sent(group.size()) * rounds as f64 };
+                    interrupted += if group.position() == 0 { machine::interrupt_time() - interrupts_before } else { 0.0 };
                 }
-                // Of there and back only who sees both communication knows how long it took: the second rank's last send is done when it is on its communication.
+                // Only the first rank sees a whole round trip: the second one's last send ends
+                // before the message arrives.
                 if exchange != Exchange::SendReceive || group.position() == 0 {
                     timed.push(one);
                 }
@@ -44,48 +59,46 @@ pub(super) fn time_exchanges(member: &Member, job: &CalibrationJob, everyone: &m
         }
         Ok(())
     })?;
-    let mut sum = |one: f64| -> Result<f64, ExecutorError> {
-        let mut all = vec![0u8; size_of::<f64>() * member.world_size];
-        everyone.all_gather(&one.to_ne_bytes(), &mut all)?;
-        Ok(all.as_chunks().0.iter().map(|&one| f64::from_ne_bytes(one)).sum())
+    let mut sum_over_ranks = |value: f64| -> Result<f64, ExecutorError> {
+        let mut values = vec![0u8; size_of::<f64>() * member.world_size];
+        everyone.all_gather(&value.to_ne_bytes(), &mut values)?;
+        Ok(values.as_chunks().0.iter().map(|&value| f64::from_ne_bytes(value)).sum())
     };
-    let (sent, interrupted) = (sum(sent)?, sum(interrupted)?);
-    let each_byte = if interrupted > LEAST_INTERRUPT_TIME && sent > 0.0 { interrupted / sent } else { 0.0 };
+    let (sent, interrupted) = (sum_over_ranks(sent)?, sum_over_ranks(interrupted)?);
+    let interrupt_time_per_byte = if interrupted > MIN_INTERRUPT_TIME && sent > 0.0 { interrupted / sent } else { 0.0 };
+    let mut share = 0.0;
     for one in timed {
         let ranks = job.groups[one.group].ranks.len();
-        // A message has two ranks' processors; what it sends the one, it brings the other.
-        let halves = if one.exchange == Exchange::SendReceive { 0.5 } else { 1.0 };
-        let processor = (one.processor + Seconds::new(each_byte * one.sent(ranks) * halves)).min(one.sample.median);
-        // Of the longest messages: there the processor copies and adds, and hardly waits.
+        // A message costs the sender's and the receiver's CPU half of the interrupt time each.
+        let part = if one.exchange == Exchange::SendReceive { 0.5 } else { 1.0 };
+        let interrupts = Seconds::new(interrupt_time_per_byte * one.bytes_sent(ranks) * part);
+        let processor = (one.cpu_time + interrupts).min(one.sample.median);
+        // The last value stays: that of the largest message, for which the CPU copies and adds and
+        // hardly waits.
         if one.exchange == Exchange::AllReduce && one.is_everyone {
             share = (processor / one.sample.median).clamp(0.0, 1.0);
         }
-        let TimedCommunication { group, exchange, bytes, sample, .. } = one;
+        let HostCommunicationSample { group, exchange, bytes, sample, .. } = one;
         member.control.send(&Report::Exchange { group, exchange, bytes, sample, processor })?;
     }
     Ok(share)
 }
 
-/// Less time in interrupts than this, in seconds, is what a machine has of it whatever is sent; or no more than its clock can tell.
-const LEAST_INTERRUPT_TIME: f64 = 0.1;
-
-/// Messages of which interrupts are counted: there those of the data are most, and not those of who asks whether there are enough.
-const LONG: Bytes = Bytes::new(64 << 10);
-
-/// An exchange that was timed.
-struct TimedCommunication {
+/// The measurement of one kind of communication at one size in one group.
+struct HostCommunicationSample {
+    /// The group's index in the job.
     group: usize,
     is_everyone: bool,
     exchange: Exchange,
     bytes: Bytes,
     sample: Sample,
-    /// Of the processor's time what the thread had that exchanged.
-    processor: Seconds,
+    /// The part of the duration for which the communicating thread had the CPU.
+    cpu_time: Seconds,
 }
 
-impl TimedCommunication {
-    /// The bytes that each of so many ranks sends in one round.
-    fn sent(&self, ranks: usize) -> f64 {
+impl HostCommunicationSample {
+    /// The bytes that each of `ranks` ranks sends in one round.
+    fn bytes_sent(&self, ranks: usize) -> f64 {
         let others = (ranks - 1) as f64 / ranks as f64;
         self.bytes.value()
             * match self.exchange {
@@ -96,85 +109,86 @@ impl TimedCommunication {
     }
 }
 
-/// Rounds of an exchange between which nobody asks whether there are enough: what asking takes with it into the caches is not to help.
-const ROUNDS: u8 = 8;
-
-/// Times one kind of exchange of one size among all ranks; for send and receive between the first two. As in a step, ranks come to it from
-/// other work that has taken the caches, not from a barrier, and what they send was written as long before as a step writes it. Waiting for
-/// who comes last is no part of it: the simulator knows when each rank comes. Returns also the processor's time, and the number of rounds.
-fn time_exchange(
+/// Times one kind of communication at one size, among all ranks of the group or for a message
+/// between its first two. Returns the sample, the CPU time of the median, and the number of rounds.
+///
+/// The conditions are those of a step. Before the communication, ranks do other work that displaces
+/// the caches, and the data was written as long ago as a step's reuse distance says. The wait for
+/// the last rank is left out, because the simulator knows when each rank arrives.
+fn time_communication(
     group: &mut Group,
     exchange: Exchange,
     bytes: Bytes,
     job: &CalibrationJob,
 ) -> Result<(Sample, Seconds, usize), ExecutorError> {
-    let (ranks, patience) = (group.size(), job.patience.value());
+    let (ranks, time) = (group.size(), job.time_per_item.value());
     let elements = (bytes.count() as usize / 4).next_multiple_of(ranks);
-    // Between writing a place and sending it all others are written and sent.
-    let between = nearest_reuse(&job.message_reuse, bytes).count() / (2 * bytes.count()).max(1);
-    let most = (MOST_FOOTPRINT / bytes.count().max(1)).clamp(1, MOST_PLACES);
-    let mut places = vec![vec![1.0f32; elements]; (between + 1).min(most) as usize];
+    // Between writing a buffer and sending it, all other buffers are written and sent.
+    let others = nearest_reuse_distance(&job.message_reuse_distances, bytes).count() / (2 * bytes.count()).max(1);
+    let max_buffers = (MAX_FOOTPRINT / bytes.count().max(1)).clamp(1, MAX_BUFFERS);
+    let mut buffers = vec![vec![1.0f32; elements]; (others + 1).min(max_buffers) as usize];
     let mut part = vec![1.0f32; elements / ranks];
-    let mut other_work = OtherWork::of(job.between_exchanges);
+    let mut other_work = OtherWork::new(job.bytes_between_communications);
     let mut starts = vec![0u8; size_of::<u64>() * ranks];
     let mut seconds = Vec::new();
-    let mut processor = 0.0;
+    let mut cpu_seconds = 0.0;
     let mut spent = 0.0;
     let mut round = 0;
+    // Half of a round trip is one message.
+    let messages = if exchange == Exchange::SendReceive { 0.5 } else { 1.0 };
     let mut rounds = [1];
     group.barrier()?;
     while rounds[0] > 0 {
         for _ in 0..rounds[0] {
-            // Numbers must not grow without end.
-            let written = round % places.len();
             other_work.run();
-            places[written].fill(1.0);
-            let next = (round + 1) % places.len();
-            let whole = &mut places[next];
-            let (start, busy) = (clock::now(), clock::thread_processor_time());
+            // All-reduces would let the numbers grow without limit.
+            let written = round % buffers.len();
+            buffers[written].fill(1.0);
+            let next = (round + 1) % buffers.len();
+            let buffer = &mut buffers[next];
+            let (start, cpu_start) = (clock::now(), clock::thread_cpu_time());
             match exchange {
-                Exchange::AllReduce => group.all_reduce_f32(whole)?,
-                Exchange::ReduceScatter => group.reduce_scatter_f32(whole, &mut part)?,
-                Exchange::AllGather => group.all_gather_f32(&part, whole)?,
-                Exchange::SendReceive => there_and_back(group, whole)?,
+                Exchange::AllReduce => group.all_reduce_f32(buffer)?,
+                Exchange::ReduceScatter => group.reduce_scatter_f32(buffer, &mut part)?,
+                Exchange::AllGather => group.all_gather_f32(&part, buffer)?,
+                Exchange::SendReceive => round_trip(group, buffer)?,
             }
-            let halves = if exchange == Exchange::SendReceive { 0.5 } else { 1.0 };
-            let (end, busy) = (clock::now(), clock::thread_processor_time() - busy);
+            let (end, cpu_time) = (clock::now(), clock::thread_cpu_time() - cpu_start);
             group.all_gather(&start.to_ne_bytes(), &mut starts)?;
-            let began = starts.as_chunks().0.iter().map(|&start| u64::from_ne_bytes(start)).fold(start, u64::max);
-            let duration = end.saturating_sub(began) as f64 * 1e-9 * halves;
-            // The first ones warm up.
-            if round > 1 {
+            let last_start = starts.as_chunks().0.iter().map(|&start| u64::from_ne_bytes(start)).fold(start, u64::max);
+            let duration = end.saturating_sub(last_start) as f64 * 1e-9 * messages;
+            let is_warm_up = round <= 1;
+            if !is_warm_up {
                 seconds.push(duration);
-                processor += (busy as f64 * 1e-9 * halves).min(duration);
+                cpu_seconds += (cpu_time as f64 * 1e-9 * messages).min(duration);
             }
             spent += duration;
             round += 1;
         }
-        // Of what takes very long a few must do.
-        let fewest = if spent > 20.0 * patience { FEWEST.min(3) } else { FEWEST };
-        let enough = seconds.len() >= fewest && (spent > patience || seconds.len() >= MOST);
-        // The first rank decides for all. What is slow goes round by round.
-        rounds[0] = if enough {
+        // For very slow communication, three durations must do.
+        let fewest = if spent > 20.0 * time { MIN_DURATIONS.min(3) } else { MIN_DURATIONS };
+        let is_enough = seconds.len() >= fewest && (spent > time || seconds.len() >= MAX_DURATIONS);
+        // The first rank decides for all. Slow communication goes round by round.
+        rounds[0] = if is_enough {
             0
-        } else if spent > patience / 4.0 {
+        } else if spent > time / 4.0 {
             1
         } else {
             ROUNDS
         };
         group.broadcast(0, &mut rounds)?;
     }
-    let share = processor / seconds.iter().sum::<f64>().max(f64::MIN_POSITIVE);
+    let cpu_fraction = cpu_seconds / seconds.iter().sum::<f64>().max(f64::MIN_POSITIVE);
     let sample = summarise(seconds);
-    Ok((sample, sample.median * share, round))
+    Ok((sample, sample.median * cpu_fraction, round))
 }
 
-/// What a rank does between two exchanges, as far as the caches see it.
+/// Stands in for the work of a rank between two communications, in its effect on the caches.
 struct OtherWork(Vec<f32>);
 
 impl OtherWork {
-    /// Touches so many bytes.
-    fn of(bytes: Bytes) -> Self {
+    /// Work that touches `bytes` bytes.
+    fn new(bytes: Bytes) -> Self {
         Self(vec![0.0; bytes.count() as usize / size_of::<f32>()])
     }
 
@@ -185,15 +199,17 @@ impl OtherWork {
     }
 }
 
-/// What is said of the reuse of a message, or of the one nearest to it by ratio.
-fn nearest_reuse(known: &[(Bytes, Bytes)], bytes: Bytes) -> Bytes {
+/// The reuse distance of the message size whose ratio to `bytes` is nearest to 1; zero if `known`
+/// is empty. `known` holds pairs of size and distance.
+fn nearest_reuse_distance(known: &[(Bytes, Bytes)], bytes: Bytes) -> Bytes {
     let ratio = |other: &Bytes| (other.value().max(1.0) / bytes.value().max(1.0)).ln().abs();
     let nearest = known.iter().min_by(|(one, _), (two, _)| ratio(one).total_cmp(&ratio(two)));
     nearest.map_or(Bytes::ZERO, |&(_, distance)| distance)
 }
 
-fn there_and_back(group: &mut Group, values: &mut [f32]) -> Result<(), ExecutorError> {
-    // SAFETY: any bytes are `f32`s, and the slice covers just them.
+/// Sends `values` from the first rank to the second and back. Other ranks do nothing.
+fn round_trip(group: &mut Group, values: &mut [f32]) -> Result<(), ExecutorError> {
+    // SAFETY: any bytes are valid `f32`s, and the slice covers exactly these.
     let bytes = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<u8>(), values.len() * 4) };
     match group.position() {
         0 => {

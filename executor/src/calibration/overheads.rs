@@ -1,4 +1,5 @@
-//! What the interpreter costs beside kernels and communication, found by having it interpret Programs that do next to nothing.
+//! The interpreter's costs beside kernels and communication, measured by running Programs that do
+//! next to nothing.
 
 use super::kernel_error;
 use super::statistics::summarise;
@@ -19,61 +20,69 @@ use foretell_program::{
 use foretell_units::{Bytes, DataType, Flops, Seconds};
 use std::sync::Arc;
 
-/// Instructions of the Programs that are timed.
+/// Instructions of a timed Program.
 const INSTRUCTIONS: usize = 400;
-/// Runs of each.
+/// Steps that each Program runs.
 const RUNS: usize = 60;
 /// Elements of a kernel that takes next to no time.
-const TINY: usize = 16;
-/// Those of one that takes a first-level cache for itself, as a step's kernels do: what runs next finds its own things further away.
-const USUAL: usize = 32 << 10;
-/// Elements that the kernels of a run touch, about: of larger ones there are fewer.
+const TINY_ELEMENTS: usize = 16;
+/// Elements of a kernel that fills a first-level cache, as a step's kernels do. The instruction
+/// after it finds its own data farther away.
+const USUAL_ELEMENTS: usize = 32 << 10;
+/// About how many elements the kernels of one run touch. The larger the kernels, the fewer.
 const RUN_ELEMENTS: usize = 16 << 20;
-/// Written between steps: beyond a second-level cache.
-const BETWEEN_STEPS: usize = 2 << 20;
+/// Bytes that are written between steps: more than a second-level cache holds.
+const BYTES_BETWEEN_STEPS: usize = 2 << 20;
 
 impl Overheads {
-    /// What was measured on a device that has a share of a core's time, as a whole core would take it. What a hand-over takes is mostly
-    /// waiting, and stays.
-    pub(crate) fn at_speed(&mut self, share: f64) {
-        let whole =
-            |sample: Sample| Sample { median: sample.median * share, p10: sample.p10 * share, p90: sample.p90 * share, ..sample };
-        self.instruction = whole(self.instruction);
-        self.step = whole(self.step);
+    /// Converts measurements on a device with a fraction of a core's time to a whole core. A
+    /// handoff is mostly waiting, and stays as it is.
+    pub(super) fn scale_to_whole_core(&mut self, fraction: f64) {
+        let scaled = |sample: Sample| Sample {
+            median: sample.median * fraction,
+            p10: sample.p10 * fraction,
+            p90: sample.p90 * fraction,
+            ..sample
+        };
+        self.instruction = scaled(self.instruction);
+        self.step = scaled(self.step);
     }
 }
 
-/// Which of a Program's instructions are a collective of this rank alone, on a stream of its own.
+/// The instructions of a Program that are collectives of this rank alone, on a stream of their own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Exchanges {
+enum Collectives {
     None,
-    /// Every second one, each of which waits for the one before it.
+    /// Every second instruction. Each instruction then depends on the one before it.
     Alternate,
-    /// One after all kernels: the step is not alone any more ([`StageProgram::is_alone`]), and a GPU's is not launched as one.
+    /// One after all kernels. It keeps a GPU from launching the step as one graph
+    /// ([`StageProgram::is_alone`]).
     Last,
 }
 
-/// Measures on this rank; the others do the same at the same time. `between` is about what a step touches between two hand-overs: so much
-/// further away is what the next one needs.
-pub(crate) fn measure(member: &Member, between: Bytes) -> Result<Overheads, ExecutorError> {
-    let empty = run(member, &program(member, 0, TINY, Exchanges::None)?)?;
-    let straight = run(member, &program(member, INSTRUCTIONS, TINY, Exchanges::None)?)?;
-    let elements = (between.count() as usize / size_of::<f32>()).max(USUAL);
-    let handed = (RUN_ELEMENTS / elements).clamp(32, INSTRUCTIONS);
-    let usual = run(member, &program(member, handed, elements, Exchanges::None)?)?;
-    let handing = run(member, &program(member, handed, elements, Exchanges::Alternate)?)?;
+/// Measures the overheads of this rank, while the other ranks do the same. A step touches about
+/// `bytes_between` between two handoffs, which displace data from the caches.
+pub(super) fn measure(member: &Member, bytes_between: Bytes) -> Result<Overheads, ExecutorError> {
+    let empty = time_steps(member, &program(member, 0, TINY_ELEMENTS, Collectives::None)?)?;
+    let tiny_kernels = time_steps(member, &program(member, INSTRUCTIONS, TINY_ELEMENTS, Collectives::None)?)?;
+    let elements = (bytes_between.count() as usize / size_of::<f32>()).max(USUAL_ELEMENTS);
+    let instructions = (RUN_ELEMENTS / elements).clamp(32, INSTRUCTIONS);
+    let without_handoffs = time_steps(member, &program(member, instructions, elements, Collectives::None)?)?;
+    let with_handoffs = time_steps(member, &program(member, instructions, elements, Collectives::Alternate)?)?;
     let kernel = time_kernel(member)?;
-    let each = |total: &Sample, count: usize, less: Seconds| {
-        let part = |time: Seconds| ((time - empty.median) / count as f64 - less).max(Seconds::ZERO);
+    // The time per instruction, without the step's overhead and the instruction's own work.
+    let per_instruction = |total: &Sample, count: usize, work: Seconds| {
+        let part = |time: Seconds| ((time - empty.median) / count as f64 - work).max(Seconds::ZERO);
         Sample { median: part(total.median), p10: part(total.p10), p90: part(total.p90), count: total.count }
     };
-    let instruction = each(&straight, INSTRUCTIONS, kernel);
-    // Every second instruction is the other stream's: each hands over to the next.
-    let handoff = each(&handing, handed, (usual.median - empty.median) / handed as f64 / 2.0);
+    let instruction = per_instruction(&tiny_kernels, INSTRUCTIONS, kernel);
+    // Half of the instructions are kernels, and each instruction hands over to the next.
+    let work = (without_handoffs.median - empty.median) / instructions as f64 / 2.0;
+    let handoff = per_instruction(&with_handoffs, instructions, work);
     Ok(Overheads {
         instruction,
         handoff,
-        launch: launch(member)?,
+        launch: time_launch(member)?,
         step: empty,
         load_seconds_per_byte: Seconds::ZERO,
         communication_share: 0.0,
@@ -81,19 +90,20 @@ pub(crate) fn measure(member: &Member, between: Bytes) -> Result<Overheads, Exec
     })
 }
 
-/// What a GPU's host takes to launch a kernel of a step that it does not launch as one; nothing where there is no GPU. A kernel that does next to nothing
-/// is done sooner than the next one is launched.
-fn launch(member: &Member) -> Result<Seconds, ExecutorError> {
+/// The host time to launch a GPU kernel in a step that is not one graph; zero without a GPU. The
+/// kernels are so small that each is done before the next one is launched.
+fn time_launch(member: &Member) -> Result<Seconds, ExecutorError> {
     if member.device.is_none() {
         return Ok(Seconds::ZERO);
     }
-    let none = run(member, &program(member, 0, TINY, Exchanges::Last)?)?;
-    let all = run(member, &program(member, INSTRUCTIONS, TINY, Exchanges::Last)?)?;
-    Ok(((all.median - none.median) / INSTRUCTIONS as f64).max(Seconds::ZERO))
+    let empty = time_steps(member, &program(member, 0, TINY_ELEMENTS, Collectives::Last)?)?;
+    let kernels = time_steps(member, &program(member, INSTRUCTIONS, TINY_ELEMENTS, Collectives::Last)?)?;
+    Ok(((kernels.median - empty.median) / INSTRUCTIONS as f64).max(Seconds::ZERO))
 }
 
-/// `count` instructions on so many elements one after the other, and the exchange after them if there is one.
-fn program(member: &Member, count: usize, elements: usize, exchanges: Exchanges) -> Result<Program, ExecutorError> {
+/// A Program of `count` instructions on `elements` elements each, all on the same buffer, plus the
+/// last collective if there is one. Every rank is a pipeline stage of its own.
+fn program(member: &Member, count: usize, elements: usize, collectives: Collectives) -> Result<Program, ExecutorError> {
     let size = |axis| if axis == Axis::Pipeline { member.world_size } else { 1 };
     let mesh = Mesh::new(size, &[]).ok_or(ExecutorError::OtherStream)?;
     let bytes = Bytes::new(4 * elements as u64);
@@ -111,8 +121,8 @@ fn program(member: &Member, count: usize, elements: usize, exchanges: Exchanges)
         initial: None,
     };
     let instruction = |index: usize| {
-        let other = index == count || (exchanges == Exchanges::Alternate && index % 2 == 1);
-        let operation = match other {
+        let is_collective = index == count || (collectives == Collectives::Alternate && index % 2 == 1);
+        let operation = match is_collective {
             true => Operation::Collective {
                 kind: Collective::AllReduce,
                 group: GroupId(0),
@@ -123,11 +133,11 @@ fn program(member: &Member, count: usize, elements: usize, exchanges: Exchanges)
             },
             false => Operation::Compute { kernel: Kernel::Relu { elements }, accumulate: false, group: None },
         };
-        let waits = index > 0 && (other || exchanges == Exchanges::Alternate);
+        let waits = index > 0 && (is_collective || collectives == Collectives::Alternate);
         let after = if waits { Few::from_slice(&[InstructionId(index as u32 - 1)]) } else { Few::new() };
         let (reads, writes) = (Few::from_slice(&[BufferId(0)]), Few::from_slice(&[BufferId(0)]));
         let operation = operation.into();
-        let stream = StreamId(u16::from(other));
+        let stream = StreamId(u16::from(is_collective));
         Instruction { name: 0, operation, stream, after, reads, writes, micro_batch: None, phase: Phase::Forward }
     };
     let stage = |stage| StageProgram {
@@ -136,7 +146,7 @@ fn program(member: &Member, count: usize, elements: usize, exchanges: Exchanges)
         groups: vec![Group::along(Axis::Data)],
         peers: Vec::new(),
         buffers: vec![buffer.clone()],
-        instructions: (0..count + usize::from(exchanges == Exchanges::Last)).map(instruction).collect(),
+        instructions: (0..count + usize::from(collectives == Collectives::Last)).map(instruction).collect(),
         names: vec!["overhead".into()],
         passes: Vec::new(),
         metrics: Vec::new(),
@@ -145,7 +155,7 @@ fn program(member: &Member, count: usize, elements: usize, exchanges: Exchanges)
     };
     Ok(Program {
         lists: (0..member.world_size).map(stage).collect(),
-        list_of_rank: Program::one_list_a_stage(&mesh),
+        list_of_rank: Program::one_list_per_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
         format: DataType::Fp32,
@@ -157,11 +167,11 @@ fn program(member: &Member, count: usize, elements: usize, exchanges: Exchanges)
     })
 }
 
-/// Times whole steps of a Program.
-fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
+/// Times whole steps of a Program, with a warm interpreter and cold caches.
+fn time_steps(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
     let size = program.lists.iter().map(|list| list.arena).fold(Bytes::new(64), Bytes::max);
     let arenas = member.arenas(size, Bytes::ZERO)?;
-    let mut other = vec![0u8; BETWEEN_STEPS];
+    let mut other_data = vec![0u8; BYTES_BETWEEN_STEPS];
     let shape = SampleShape::Features { width: 1, classes: 2 };
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0)?);
     let samples = Arc::new(Samples { dataset, split: Split::Training, indices: Vec::new() });
@@ -169,8 +179,8 @@ fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
         Interpreter::start(&[program], member.rank, &arenas, Arc::clone(&member.transport), Arc::clone(&samples))?;
     let mut seconds = Vec::new();
     for round in 0..RUNS {
-        // A step finds the caches full of what the one before did.
-        std::hint::black_box(&mut other).fill(round as u8);
+        // A step finds other data in the caches.
+        std::hint::black_box(&mut other_data).fill(round as u8);
         let start = clock::now();
         let hyperparameters = Hyperparameters::default();
         interpreter.run(StepRequest {
@@ -186,11 +196,12 @@ fn run(member: &Member, program: &Program) -> Result<Sample, ExecutorError> {
     Ok(summarise(seconds))
 }
 
+/// The duration of a tiny kernel by itself.
 fn time_kernel(member: &Member) -> Result<Seconds, ExecutorError> {
     let arena = member.arena(Bytes::new(64))?;
     let operand = Operand { pointer: arena.at(Bytes::ZERO, Bytes::new(64)).unwrap_or(std::ptr::null_mut()), bytes: 64 };
     let mut backend = CpuBackend::new();
-    let kernel = Kernel::Relu { elements: TINY };
+    let kernel = Kernel::Relu { elements: TINY_ELEMENTS };
     let hyperparameters = Hyperparameters::default();
     let call = KernelCall {
         kernel: &kernel,
@@ -203,14 +214,14 @@ fn time_kernel(member: &Member) -> Result<Seconds, ExecutorError> {
         precision: DataType::Fp32,
     };
     if let Some(driver) = arena.driver() {
-        // SAFETY: the operand is the whole arena, and ReLU may work in place.
+        // SAFETY: the operand is the whole arena, and a ReLU may work in place.
         let seconds = unsafe { CudaTimer::new(driver)?.time(&[call], Seconds::new(0.01), 5..100) };
         let seconds = seconds.map_err(|source| kernel_error(&kernel, source))?;
         return Ok(summarise(seconds).median);
     }
     let start = clock::now();
     for _ in 0..INSTRUCTIONS {
-        // SAFETY: the operand is the whole arena, and ReLU may work in place.
+        // SAFETY: the operand is the whole arena, and a ReLU may work in place.
         unsafe { backend.run(&call) }.map_err(|source| kernel_error(&kernel, source))?;
     }
     Ok(Seconds::new((clock::now() - start) as f64 * 1e-9 / INSTRUCTIONS as f64))
@@ -226,8 +237,8 @@ mod tests {
     use std::net::{Ipv4Addr, SocketAddr};
     use std::time::Duration;
 
-    /// The only rank of a run; the launcher's end of its connection is to outlive it.
-    fn alone(device: Option<Arc<TestDevice>>) -> (Member, ControlServer) {
+    /// The only rank of a run, and the launcher's end of its connection, which must outlive it.
+    fn single_rank(device: Option<Arc<TestDevice>>) -> (Member, ControlServer) {
         let key = RunKey::generate().expect("a key");
         let server = ControlServer::bind(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)), &key, 1).expect("it listens");
         let (address, wait) = (server.address(), Duration::from_secs(30));
@@ -244,26 +255,26 @@ mod tests {
     }
 
     #[test]
-    fn launches_are_timed_in_steps_that_are_launched_kernel_by_kernel() {
+    fn launches_are_timed_in_steps_that_are_not_one_graph() {
         for make in [TestDevice::new as fn() -> Option<Arc<TestDevice>>, TestDevice::with_collectives] {
             let Some(device) = make() else { return };
-            let (member, _server) = alone(Some(Arc::clone(&device)));
-            assert!(launch(&member).expect("it is timed") > Seconds::ZERO);
-            let told = device.take_calls();
-            let kernels = told.iter().filter(|told| matches!(told, DriverCall::Launch { .. })).count();
+            let (member, _server) = single_rank(Some(Arc::clone(&device)));
+            assert!(time_launch(&member).expect("it is timed") > Seconds::ZERO);
+            let calls = device.take_calls();
+            let kernels = calls.iter().filter(|call| matches!(call, DriverCall::Launch { .. })).count();
             assert!(kernels >= RUNS * INSTRUCTIONS, "{kernels} kernels were launched one by one");
-            assert!(!told.iter().any(|told| matches!(told, DriverCall::Graph { .. })), "a step was launched as one");
-            // What an instruction takes of a step that is launched as one is another question.
-            let straight = program(&member, 8, TINY, Exchanges::None).expect("a Program");
-            run(&member, &straight).expect("it is timed");
-            let graphs = device.take_calls().iter().filter(|told| matches!(told, DriverCall::Graph { .. })).count();
+            assert!(!calls.iter().any(|call| matches!(call, DriverCall::Graph { .. })), "a step was one graph");
+            // Without a collective, steps are graphs after the warm-up.
+            let kernels_only = program(&member, 8, TINY_ELEMENTS, Collectives::None).expect("a Program");
+            time_steps(&member, &kernels_only).expect("it is timed");
+            let graphs = device.take_calls().iter().filter(|call| matches!(call, DriverCall::Graph { .. })).count();
             assert_eq!(graphs, RUNS - 2);
         }
     }
 
     #[test]
-    fn a_processor_launches_nothing() {
-        let (member, _server) = alone(None);
+    fn a_cpu_has_no_launch_overhead() {
+        let (member, _server) = single_rank(None);
         let measured = measure(&member, Bytes::ZERO).expect("it is timed");
         assert_eq!(measured.launch, Seconds::ZERO);
         assert!(measured.step.median > Seconds::ZERO);

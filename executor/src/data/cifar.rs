@@ -82,8 +82,8 @@ pub(crate) fn append(images: &mut LabelledImages, variant: Variant, name: &str, 
 pub(crate) mod tests {
     use super::*;
 
-    /// A record whose channels are filled with 10, 20 and 30, except that the first red pixel is
-    /// 11.
+    /// A record whose red, green and blue pixels are 10, 20 and 30, except that the first red one
+    /// is 11.
     pub(crate) fn record(labels: &[u8]) -> Vec<u8> {
         let mut bytes = labels.to_vec();
         [10, 20, 30].iter().for_each(|&value| bytes.extend([value; PLANE]));

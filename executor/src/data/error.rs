@@ -1,5 +1,5 @@
-//! What can be wrong with data. Every message names the data or the file, says what is wrong, and
-//! ends in a hint.
+//! Errors of data. Every message names the data or the file, says what is wrong, and ends in a
+//! hint.
 //!
 //! This module knows no formats: the readers describe the problem.
 
@@ -28,9 +28,9 @@ pub enum DataError {
     Malformed {
         /// The file, folder or shipped data.
         name: String,
-        /// What is wrong, as the rest of a sentence that begins with the name.
+        /// The problem, as the rest of a sentence that begins with the name.
         problem: String,
-        /// What to do about it.
+        /// The solution.
         hint: String,
     },
     /// The data is valid, but this model cannot be trained on it.
@@ -38,9 +38,9 @@ pub enum DataError {
     Unsuitable {
         /// The file, folder or shipped data.
         name: String,
-        /// What does not fit.
+        /// The misfit.
         problem: String,
-        /// What to do about it.
+        /// The solution.
         hint: String,
     },
     /// The global batch is zero, or larger than the split allows.
@@ -82,9 +82,9 @@ pub enum DataError {
     /// Images were asked of token data, or tokens of image data.
     #[error("{asked} were asked of data opened for {opened_for}; hint: ask for what the data was opened for")]
     WrongKind {
-        /// What was asked for.
+        /// The kind that was asked for.
         asked: &'static str,
-        /// What the data was opened for.
+        /// The kind that the data was opened for.
         opened_for: &'static str,
     },
 }

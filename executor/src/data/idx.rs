@@ -97,7 +97,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn wrong_magic_numbers_and_absurd_sizes_are_refused() {
+    fn wrong_magic_numbers_and_impossible_sizes_are_refused() {
         let labels = file(&[2], &[7, 8]);
         assert!(problem(&[0x1f, 0x8b, 8, 0, 0, 0], &labels).contains("its magic number is 0x1f8b0800, not 0x00000803"));
         assert!(problem(&labels, &labels).contains("in 3 dimensions"));

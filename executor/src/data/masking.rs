@@ -1,8 +1,8 @@
 //! Masked language modelling (Devlin et al. 2019): in each sample a fixed number of tokens is
 //! masked, and the model predicts them.
 //!
-//! The choice depends on the seed, the split and the sample alone, so it is the same in every
-//! epoch, as in BERT's own training.
+//! The choice depends on the seed, the split and the sample alone. So it is the same in every
+//! epoch, as in the masked files that BERT was trained on.
 
 use super::order::{Purpose, below, stream};
 use super::{IGNORED_LABEL, Split};

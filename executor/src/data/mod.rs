@@ -178,8 +178,8 @@ impl Dataset {
         order::evaluation_batch(self.len(Split::Evaluation), batch, global_batch)
     }
 
-    /// Fills `out` with images, `[sample, height, width, channels]`, or features, `[sample,
-    /// width]`. They are normalised over the training split.
+    /// Fills `out` with images, `[sample, height, width, channels]`, or with features,
+    /// `[sample, width]`. Both are normalised over the training split.
     ///
     /// # Errors
     /// If the data holds tokens, an index is beyond the split, or the buffer is not exactly as long
@@ -250,9 +250,9 @@ impl Dataset {
         Ok(())
     }
 
-    /// Fills pairs of sequences: the source, `[sample, source]`; the target as labels, `[sample,
-    /// target]`; and the target shifted by one as the decoder's input, `tokens`, `[sample,
-    /// target]`. The labels of padding are [`IGNORED_LABEL`].
+    /// Fills pairs of sequences. `sources` is `[sample, source]`. `labels`, the target, and
+    /// `tokens`, the target shifted by one as the decoder's input, are `[sample, target]`. The
+    /// labels of padding are [`IGNORED_LABEL`].
     ///
     /// # Errors
     /// If the data holds no pairs, an index is beyond the split, or a buffer is not exactly as long

@@ -1,41 +1,50 @@
-//! A Program made ready to run on one rank: who runs which instruction on what, and after whom.
+//! A Program prepared for one rank: instructions by stream, dependencies, and operand addresses.
 
 use super::stream_key::StreamKey;
 use crate::arena::Arenas;
 use crate::backend::{BackendError, Hyperparameters, KernelCall, Operand};
 use crate::error::ExecutorError;
-use foretell_program::{Mesh, Metric, Operation, Program, Rank, StageProgram};
+use foretell_program::{BufferId, Mesh, Metric, Operation, Program, Rank, StageProgram};
 use foretell_units::DataType;
 
-/// A Program made ready to run: for each stream its instructions, for each instruction whom it waits for.
+/// One rank's list of a Program, ready to run.
 pub(super) struct PreparedProgram {
+    /// The rank's instruction list.
     pub(super) stage: StageProgram,
-    /// By slot: the instructions of its stream.
-    pub(super) lists: Vec<Vec<u32>>,
-    /// By instruction: slot and instruction that must be done.
-    pub(super) after: Vec<Vec<(usize, u32)>>,
-    /// By instruction: its operands.
+    /// Per stream, its instructions, ascending.
+    pub(super) stream_instructions: Vec<Vec<u32>>,
+    /// Per instruction, the instructions that must be done before it, each with its stream.
+    pub(super) dependencies: Vec<Vec<(usize, u32)>>,
+    /// Per instruction, its operands.
     pub(super) operands: Vec<Operands>,
-    /// By group: which part the rank has of what the group's axes cut.
+    /// Per group of the list, the rank's index among the parts into which the group's axes divide
+    /// a tensor.
     pub(super) group_index: Vec<usize>,
-    /// Samples of a micro-batch that lie on ranks before this one.
+    /// The samples of a micro-batch that lie on ranks before this one.
     pub(super) samples_before: usize,
     pub(super) precision: DataType,
-    /// What the run reports: one number each.
+    /// The reported metrics, each with the buffer that holds its value, one `f32`.
     pub(super) metrics: Vec<(Metric, Operand)>,
 }
 
+/// The operands of an instruction, in the order of its reads and writes.
 pub(super) struct Operands {
     pub(super) reads: Vec<Operand>,
     pub(super) writes: Vec<Operand>,
 }
 
-// SAFETY: operands are places in the arena, which outlives the prepared; who touches them when is the Program's order.
+// SAFETY: operands are places in the arenas, which outlive this value. The Program's dependencies
+// order all accesses.
 unsafe impl Send for PreparedProgram {}
 // SAFETY: as above.
 unsafe impl Sync for PreparedProgram {}
 
 impl PreparedProgram {
+    /// Prepares the list of `rank`. `keys` holds the streams of the rank, which may be more than
+    /// the list's.
+    ///
+    /// # Errors
+    /// [`ExecutorError::OutOfMemory`] if a buffer lies outside the arenas.
     pub(super) fn new(
         program: &Program,
         mesh: &Mesh,
@@ -44,28 +53,31 @@ impl PreparedProgram {
         arenas: &Arenas,
     ) -> Result<Self, ExecutorError> {
         let stage = program.list_of(rank);
-        let slot_of: Vec<usize> = stage
+        // The rank's stream for each stream of the list.
+        let streams: Vec<usize> = stage
             .streams
             .iter()
             .map(|stream| keys.iter().position(|key| *key == StreamKey::of(program, rank, stream)).unwrap_or(0))
             .collect();
-        let mut lists = vec![Vec::new(); keys.len()];
-        let mut after = Vec::with_capacity(stage.instructions.len());
+        let mut stream_instructions = vec![Vec::new(); keys.len()];
+        let mut dependencies = Vec::with_capacity(stage.instructions.len());
         let mut operands = Vec::with_capacity(stage.instructions.len());
-        let place = |id: &foretell_program::BufferId| {
+        let operand = |id: &BufferId| {
             let buffer = stage.buffer(*id);
-            let outside =
-                || ExecutorError::OutOfMemory { wanted: stage.arena, reason: format!("`{}` lies outside", buffer.name) };
+            let outside = || ExecutorError::OutOfMemory {
+                wanted: stage.arena,
+                reason: format!("buffer `{}` lies outside of it", buffer.name),
+            };
             let pointer = arenas.at(buffer).ok_or_else(outside)?;
             Ok::<Operand, ExecutorError>(Operand { pointer, bytes: buffer.bytes.count() as usize })
         };
         for (index, instruction) in stage.instructions.iter().enumerate() {
-            lists[slot_of[instruction.stream.0 as usize]].push(index as u32);
-            let slot = |id: u32| slot_of[stage.instructions[id as usize].stream.0 as usize];
-            after.push(instruction.after.iter().map(|id| (slot(id.0), id.0)).collect());
+            stream_instructions[streams[instruction.stream.0 as usize]].push(index as u32);
+            let stream_of = |id: u32| streams[stage.instructions[id as usize].stream.0 as usize];
+            dependencies.push(instruction.after.iter().map(|id| (stream_of(id.0), id.0)).collect());
             operands.push(Operands {
-                reads: instruction.reads.iter().map(place).collect::<Result<_, _>>()?,
-                writes: instruction.writes.iter().map(place).collect::<Result<_, _>>()?,
+                reads: instruction.reads.iter().map(operand).collect::<Result<_, _>>()?,
+                writes: instruction.writes.iter().map(operand).collect::<Result<_, _>>()?,
             });
         }
         let coordinates = mesh.coordinates(rank);
@@ -75,23 +87,40 @@ impl PreparedProgram {
         let metrics = stage
             .metrics
             .iter()
-            .map(|metric| Ok((metric.clone(), place(&metric.buffer)?)))
+            .map(|metric| Ok((metric.clone(), operand(&metric.buffer)?)))
             .collect::<Result<_, ExecutorError>>()?;
-        let precision = program.precision;
-        Ok(Self { stage: stage.clone(), lists, after, operands, group_index, samples_before, precision, metrics })
+        Ok(Self {
+            stage: stage.clone(),
+            stream_instructions,
+            dependencies,
+            operands,
+            group_index,
+            samples_before,
+            precision: program.precision,
+            metrics,
+        })
     }
-    /// Has `run` do the kernel of an instruction, if it is one.
+
+    /// The operation of an instruction.
+    pub(super) fn operation(&self, instruction: u32) -> &Operation {
+        &self.stage.instructions[instruction as usize].operation
+    }
+
+    /// Calls `run` with the kernel of an instruction. Does nothing if the instruction is not a
+    /// kernel.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Kernel`], with the error of `run`.
     pub(super) fn run_kernel(
         &self,
-        id: u32,
+        instruction: u32,
         hyperparameters: &Hyperparameters,
         run: impl FnOnce(&KernelCall<'_>) -> Result<(), BackendError>,
     ) -> Result<(), ExecutorError> {
-        let instruction = &self.stage.instructions[id as usize];
-        let Operation::Compute { kernel, accumulate, group } = &*instruction.operation else { return Ok(()) };
-        let operands = &self.operands[id as usize];
+        let Operation::Compute { kernel, accumulate, group } = self.operation(instruction) else { return Ok(()) };
+        let operands = &self.operands[instruction as usize];
         let index = group.map_or(0, |group| self.group_index[group.0 as usize]);
-        let (kernel, group_index, samples_before) = kernel.on_own_samples(index, self.samples_before);
+        let (kernel, group_index, samples_before) = kernel.resolve_samples(index, self.samples_before);
         let call = KernelCall {
             kernel: &kernel,
             reads: &operands.reads,
@@ -102,7 +131,7 @@ impl PreparedProgram {
             samples_before,
             precision: self.precision,
         };
-        let name = || self.stage.name_of(instruction).into();
-        run(&call).map_err(|source| ExecutorError::Kernel { instruction: id, name: name(), source })
+        let name = || self.stage.name_of(&self.stage.instructions[instruction as usize]).into();
+        run(&call).map_err(|source| ExecutorError::Kernel { instruction, name: name(), source })
     }
 }

@@ -1,108 +1,118 @@
-//! The progress on which a rank's streams post how far they have come, and where they wait for each other.
+//! How far each stream of a rank has come, and how streams wait for each other.
 //!
-//! Each stream runs its instructions in the order of the list, so one number says all: everything of the stream below it is done. A
-//! stream that must wait sleeps, and is woken by the one that it waits for: ranks may share cores with their own communication,
-//! so nobody spins.
+//! A stream runs its instructions in the order of the list, so one number per stream suffices:
+//! everything below it is done. A waiting stream blocks and the stream that it waits for wakes it.
+//! It never spins: the core may be needed by the stream that it waits for.
 
 use crate::error::ExecutorError;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread::Thread;
 
-/// A cache runner of its own for each stream, so that posting does not disturb the others.
+/// The progress of one stream, in a cache line of its own: an update does not slow the others.
 #[repr(align(64))]
 #[derive(Debug, Default)]
-struct Slot {
+struct StreamState {
     /// One more than the last instruction that is done.
-    progress: AtomicU32,
-    /// The streams that sleep until this one posts what they wait for.
-    sleepers: AtomicU64,
-    /// By stream: the instruction of this one that it sleeps for.
-    wanted: Vec<AtomicU32>,
+    done_below: AtomicU32,
+    /// The streams that wait for this one, as a bit mask.
+    waiters: AtomicU64,
+    /// Per waiting stream, the instruction of this stream that it waits for.
+    awaited: Vec<AtomicU32>,
     thread: OnceLock<Thread>,
 }
 
-impl Slot {
-    fn for_streams(streams: usize) -> Self {
-        Self { wanted: (0..streams).map(|_| AtomicU32::new(0)).collect(), ..Self::default() }
+impl StreamState {
+    fn new(streams: usize) -> Self {
+        Self { awaited: (0..streams).map(|_| AtomicU32::new(0)).collect(), ..Self::default() }
     }
 }
 
-/// Progress of all streams of one rank.
+/// The progress of all streams of one rank. Streams are numbered from 0.
 #[derive(Debug)]
-pub(crate) struct Progress {
-    slots: Vec<Slot>,
+pub(super) struct StreamProgress {
+    streams: Vec<StreamState>,
     failed: AtomicBool,
     failure: Mutex<Option<ExecutorError>>,
 }
 
-/// The most streams a rank can have: bits of the mask of sleepers.
-pub(crate) const MAX_STREAMS: usize = 64;
+/// The most streams that a rank can have: the bits of [`StreamState::waiters`].
+pub(super) const MAX_STREAMS: usize = 64;
 
-impl Progress {
-    pub(crate) fn new(streams: usize) -> Self {
+impl StreamProgress {
+    pub(super) fn new(streams: usize) -> Self {
         Self {
-            slots: (0..streams).map(|_| Slot::for_streams(streams)).collect(),
+            streams: (0..streams).map(|_| StreamState::new(streams)).collect(),
             failed: AtomicBool::new(false),
             failure: Mutex::new(None),
         }
     }
 
-    /// The calling thread is the one that runs a stream.
-    pub(crate) fn enter(&self, slot: usize) {
-        let _ = self.slots[slot].thread.set(std::thread::current());
+    /// Registers the calling thread as the one that runs `stream`.
+    pub(super) fn register_thread(&self, stream: usize) {
+        let _ = self.streams[stream].thread.set(std::thread::current());
     }
 
-    /// Before a step, while no stream runs.
-    pub(crate) fn reset(&self) {
-        for slot in &self.slots {
-            slot.progress.store(0, Ordering::SeqCst);
+    /// Prepares for a new step. Call it while no stream runs.
+    pub(super) fn reset(&self) {
+        for stream in &self.streams {
+            stream.done_below.store(0, Ordering::SeqCst);
         }
     }
 
-    /// Everything of a stream up to and including an instruction is done. Wakes those who wait for no more than that: waking the others
-    /// too cost some 9 us an instruction.
-    pub(crate) fn post(&self, slot: usize, instruction: u32) {
-        let entry = &self.slots[slot];
-        entry.progress.store(instruction + 1, Ordering::SeqCst);
-        let mut sleepers = entry.sleepers.load(Ordering::SeqCst);
+    /// Marks all instructions of `stream` up to `instruction` as done. Wakes only the streams that
+    /// now have what they wait for: waking the others too cost some 9 us per instruction.
+    pub(super) fn mark_done(&self, stream: usize, instruction: u32) {
+        let state = &self.streams[stream];
+        state.done_below.store(instruction + 1, Ordering::SeqCst);
+        let mut waiters = state.waiters.load(Ordering::SeqCst);
         let mut satisfied = 0;
-        while sleepers != 0 {
-            let sleeper = sleepers.trailing_zeros();
-            sleepers &= sleepers - 1;
-            if entry.wanted[sleeper as usize].load(Ordering::SeqCst) <= instruction {
-                satisfied |= 1 << sleeper;
+        while waiters != 0 {
+            let waiter = waiters.trailing_zeros();
+            waiters &= waiters - 1;
+            if state.awaited[waiter as usize].load(Ordering::SeqCst) <= instruction {
+                satisfied |= 1 << waiter;
             }
         }
         if satisfied != 0 {
-            entry.sleepers.fetch_and(!satisfied, Ordering::SeqCst);
+            state.waiters.fetch_and(!satisfied, Ordering::SeqCst);
             self.wake(satisfied);
         }
     }
 
-    fn wake(&self, mut sleepers: u64) {
-        while sleepers != 0 {
-            let slot = sleepers.trailing_zeros() as usize;
-            sleepers &= sleepers - 1;
-            if let Some(thread) = self.slots.get(slot).and_then(|slot| slot.thread.get()) {
+    /// Wakes the threads of the streams in a bit mask.
+    fn wake(&self, mut mask: u64) {
+        while mask != 0 {
+            let stream = mask.trailing_zeros() as usize;
+            mask &= mask - 1;
+            if let Some(thread) = self.streams.get(stream).and_then(|state| state.thread.get()) {
                 thread.unpark();
             }
         }
     }
 
-    /// Sleeps, as the stream of slot `me`, until an instruction of another stream is done; `before_sleep` is called each time that it will.
-    /// Returns whether it had to.
-    pub(crate) fn wait(&self, me: usize, slot: usize, instruction: u32, before_sleep: impl Fn()) -> Result<bool, ExecutorError> {
-        let entry = &self.slots[slot];
-        if entry.progress.load(Ordering::Acquire) > instruction {
-            return Ok(false);
+    /// Blocks the thread of `waiter` until `instruction` of `stream` is done. Calls `before_sleep`
+    /// each time before the thread blocks.
+    ///
+    /// # Errors
+    /// [`ExecutorError::OtherStream`] if a stream has failed.
+    pub(super) fn wait(
+        &self,
+        waiter: usize,
+        stream: usize,
+        instruction: u32,
+        before_sleep: impl Fn(),
+    ) -> Result<(), ExecutorError> {
+        let state = &self.streams[stream];
+        if state.done_below.load(Ordering::Acquire) > instruction {
+            return Ok(());
         }
         loop {
-            // First say for what we sleep, then look again: whoever posts in between wakes us.
-            entry.wanted[me].store(instruction, Ordering::SeqCst);
-            entry.sleepers.fetch_or(1 << me, Ordering::SeqCst);
-            if entry.progress.load(Ordering::SeqCst) > instruction {
-                return Ok(true);
+            // Announce the wait before the last look: an update in between wakes this thread.
+            state.awaited[waiter].store(instruction, Ordering::SeqCst);
+            state.waiters.fetch_or(1 << waiter, Ordering::SeqCst);
+            if state.done_below.load(Ordering::SeqCst) > instruction {
+                return Ok(());
             }
             if self.failed.load(Ordering::SeqCst) {
                 return Err(ExecutorError::OtherStream);
@@ -112,13 +122,14 @@ impl Progress {
         }
     }
 
-    /// Whether the stream of slot `me` sleeps until one of `slot` posts what it waits for.
-    pub(crate) fn sleeps_for(&self, me: usize, slot: usize) -> bool {
-        self.slots[slot].sleepers.load(Ordering::Relaxed) & (1 << me) != 0
+    /// Whether `waiter` is blocked until `stream` is done with an instruction.
+    pub(super) fn is_waiting(&self, waiter: usize, stream: usize) -> bool {
+        self.streams[stream].waiters.load(Ordering::Relaxed) & (1 << waiter) != 0
     }
 
-    /// Remembers the first failure and wakes everyone to it.
-    pub(crate) fn fail(&self, error: ExecutorError) {
+    /// Records a failure and wakes all streams. The first failure that is not a consequence of
+    /// another one is kept.
+    pub(super) fn fail(&self, error: ExecutorError) {
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         if failure.as_ref().is_none_or(ExecutorError::is_consequence) && !matches!(error, ExecutorError::OtherStream) {
             *failure = Some(error);
@@ -128,12 +139,12 @@ impl Progress {
         self.wake(u64::MAX);
     }
 
-    pub(crate) fn has_failed(&self) -> bool {
+    pub(super) fn has_failed(&self) -> bool {
         self.failed.load(Ordering::SeqCst)
     }
 
-    /// The failure that came first, if there was one.
-    pub(crate) fn take_failure(&self) -> Option<ExecutorError> {
+    /// Takes the recorded failure, if there is one.
+    pub(super) fn take_failure(&self) -> Option<ExecutorError> {
         self.failure.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -144,20 +155,20 @@ mod tests {
 
     #[test]
     fn streams_wait_for_each_other_and_wake_to_failures() {
-        let progress = Progress::new(2);
+        let progress = StreamProgress::new(2);
         std::thread::scope(|scope| {
             let other = scope.spawn(|| {
-                progress.enter(1);
-                progress.wait(1, 0, 41, || ()).expect("stream 0 posts it")
+                progress.register_thread(1);
+                progress.wait(1, 0, 41, || ()).expect("stream 0 marks it as done");
             });
-            progress.enter(0);
+            progress.register_thread(0);
             std::thread::sleep(std::time::Duration::from_millis(5));
-            progress.post(0, 41);
+            progress.mark_done(0, 41);
             other.join().expect("no panic");
             let other = scope.spawn(|| progress.wait(1, 0, 99, || ()).is_err());
             std::thread::sleep(std::time::Duration::from_millis(5));
-            // The new thread is not the one that entered: it must be found by looking before it sleeps or by waking.
-            progress.fail(ExecutorError::RankDied { rank: 0, host: None, cause: "was made to fail".into() });
+            // The new thread is not the registered one, so `fail` does not wake it: unpark does.
+            progress.fail(ExecutorError::RankDied { rank: 0, host: None, cause: "failed in a test".into() });
             other.thread().unpark();
             assert!(other.join().expect("no panic"));
         });

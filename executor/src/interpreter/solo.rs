@@ -1,7 +1,8 @@
-//! A step's kernels run where they stand, without any other rank: on the arena that the memory plan lays out, one after the other as in the
-//! step, so that each finds in the caches what the step leaves it there. What other ranks would send is taken from what is here.
+//! Runs the instructions of one rank without the other ranks, for calibration.
 //!
-//! It knows no durations.
+//! Instructions run one after the other on the arenas that the memory plan lays out, so that each
+//! kernel finds in the caches what a step leaves there. Data from other ranks is replaced by data
+//! of this one. The module measures no durations.
 
 use super::prepared_program::PreparedProgram;
 use super::stream_key::stream_keys;
@@ -12,27 +13,30 @@ use crate::error::ExecutorError;
 use crate::half::Half;
 use crate::samples::Samples;
 use foretell_models::Kernel;
-use foretell_program::{BufferId, Collective, Mesh, Operation, Program, Rank};
+use foretell_program::{BufferId, Collective, Operation, Program, Rank};
 use foretell_units::DataType;
 
-/// A rank's list of a Program, ready to be run without others.
+/// One rank's list of a Program, prepared to run without other ranks.
 pub(crate) struct SoloInterpreter {
     prepared: PreparedProgram,
     load: StreamRunner,
 }
 
 impl SoloInterpreter {
-    /// Prepares the list of `rank` over arenas of the host's memory, which must outlive it.
+    /// Prepares the list of `rank`. The arenas are host memory and must outlive the interpreter.
+    ///
+    /// # Errors
+    /// [`ExecutorError::OutOfMemory`] if a buffer lies outside the arenas.
     pub(crate) fn new(program: &Program, rank: Rank, arenas: &Arenas) -> Result<Self, ExecutorError> {
-        let mesh: &Mesh = &program.mesh;
-        let prepared = PreparedProgram::new(program, mesh, rank, &stream_keys(&[program], rank), arenas)?;
+        let prepared = PreparedProgram::new(program, &program.mesh, rank, &stream_keys(&[program], rank), arenas)?;
         let load = StreamRunner::Load { samples_before: prepared.samples_before, half: Half::of(program.precision) };
         Ok(Self { prepared, load })
     }
 
-    /// The kernel of an instruction as this rank runs it, and whether it adds to what is there; nothing of what is no kernel.
+    /// The kernel of an instruction as this rank runs it, and whether it accumulates into its
+    /// output. `None` if the instruction is not a kernel.
     pub(crate) fn kernel(&self, instruction: u32) -> Option<(Kernel, bool)> {
-        match *self.prepared.stage.instructions[instruction as usize].operation {
+        match *self.prepared.operation(instruction) {
             Operation::Compute { kernel, accumulate, group } => {
                 let index = group.map_or(0, |group| self.prepared.group_index[group.0 as usize]);
                 Some((kernel.for_member(index), accumulate))
@@ -41,28 +45,29 @@ impl SoloInterpreter {
         }
     }
 
-    /// Bytes that an instruction reads and writes.
-    pub(crate) fn touched(&self, instruction: u32) -> usize {
+    /// The bytes that an instruction reads and writes.
+    pub(crate) fn bytes_touched(&self, instruction: u32) -> usize {
         let operands = &self.prepared.operands[instruction as usize];
         operands.reads.iter().chain(&operands.writes).map(|operand| operand.bytes).sum()
     }
 
-    /// The instructions before this one that write the integers which it reads: without them it would find numbers that are no indices.
-    pub(crate) fn makers_of_integers(&self, instruction: u32) -> Vec<u32> {
+    /// The instructions that last write the integers that `instruction` reads. Without them it
+    /// would find arbitrary numbers in place of indices.
+    pub(crate) fn writers_of_integer_reads(&self, instruction: u32) -> Vec<u32> {
         let stage = &self.prepared.stage;
         let reads = &stage.instructions[instruction as usize].reads;
         let integers = reads.iter().filter(|&&id| stage.buffer(id).data_type == DataType::Int32);
-        let maker =
+        let last_writer =
             |id: &BufferId| (0..instruction).rev().find(|&before| stage.instructions[before as usize].writes.contains(id));
-        integers.filter_map(maker).collect()
+        integers.filter_map(last_writer).collect()
     }
 
-    /// How many instructions the list has.
+    /// The number of instructions in the list.
     pub(crate) fn len(&self) -> usize {
         self.prepared.stage.instructions.len()
     }
 
-    /// Runs one instruction, as if every rank had what this one has.
+    /// Runs one instruction, as if every other rank had this rank's data.
     pub(crate) fn run(
         &mut self,
         instruction: u32,
@@ -70,10 +75,11 @@ impl SoloInterpreter {
         (hyperparameters, samples): (&Hyperparameters, &Samples),
     ) -> Result<(), ExecutorError> {
         let operands = &self.prepared.operands[instruction as usize];
-        let operation = &*self.prepared.stage.instructions[instruction as usize].operation;
+        let operation = self.prepared.operation(instruction);
         match (operation, &operands.reads[..], &operands.writes[..]) {
             (Operation::Compute { .. }, ..) => {
-                // SAFETY: operands are places in the arena that the memory plan gave to live buffers, and nobody else touches the arena.
+                // SAFETY: operands are places in the arenas that the memory plan gave to live
+                // buffers, and nothing else accesses the arenas.
                 self.prepared.run_kernel(instruction, hyperparameters, |call| unsafe { backend.run(call) })?;
             }
             // SAFETY: as above.
@@ -86,8 +92,8 @@ impl SoloInterpreter {
             },
             (Operation::Collective { kind, group, .. }, [read], [write]) => {
                 let part = self.prepared.group_index[group.0 as usize];
-                // SAFETY: as above; only an all-reduce reads where it writes.
-                unsafe { alone(*kind, part, read, write) };
+                // SAFETY: as above; only an all-reduce works in place.
+                unsafe { collective_alone(*kind, part, read, write) };
             }
             // SAFETY: as above.
             (Operation::Receive { .. }, _, [write]) => unsafe { touch(write) },
@@ -97,43 +103,48 @@ impl SoloInterpreter {
     }
 }
 
-/// What an exchange leaves where every rank has what this one has, up to what they would have added: numbers of the same size in the same places.
+/// Leaves what a collective would leave if every rank had this rank's data, except that an
+/// all-reduce does not sum: the numbers keep their magnitude over any number of runs. `part` is the
+/// rank's part of a reduce-scatter.
 ///
 /// # Safety
-/// The operands are valid, nobody else's, and apart but for an all-reduce.
-unsafe fn alone(kind: Collective, part: usize, read: &Operand, write: &Operand) {
+/// The operands are valid, not in use elsewhere, and disjoint except for an all-reduce.
+unsafe fn collective_alone(kind: Collective, part: usize, read: &Operand, write: &Operand) {
     // SAFETY: the caller's promise.
-    let bytes = |operand: &Operand| unsafe { std::slice::from_raw_parts_mut(operand.pointer, operand.bytes) };
+    let input = || unsafe { std::slice::from_raw_parts(read.pointer, read.bytes) };
+    // SAFETY: the caller's promise.
+    let output = || unsafe { std::slice::from_raw_parts_mut(write.pointer, write.bytes) };
     match kind {
         // SAFETY: the caller's promise.
         Collective::AllReduce => unsafe { touch(write) },
         Collective::ReduceScatter => {
-            let (whole, own) = (bytes(read), bytes(write));
+            let (whole, own) = (input(), output());
             let start = (part * own.len()).min(whole.len().saturating_sub(own.len()));
             let length = own.len().min(whole.len());
             own[..length].copy_from_slice(&whole[start..start + length]);
         }
         Collective::AllGather => {
-            let own = bytes(read);
-            for part in bytes(write).chunks_mut(own.len().max(1)) {
+            let own = input();
+            for part in output().chunks_mut(own.len().max(1)) {
                 part.copy_from_slice(&own[..part.len()]);
             }
         }
         Collective::AllToAll | Collective::Shift => {
-            let (given, taken) = (bytes(read), bytes(write));
-            let length = given.len().min(taken.len());
-            taken[..length].copy_from_slice(&given[..length]);
+            let (sent, received) = (input(), output());
+            let length = sent.len().min(received.len());
+            received[..length].copy_from_slice(&sent[..length]);
         }
     }
 }
 
-/// Writes what is there already, runner by runner: a message that arrives comes through the caches.
+/// Rewrites one byte of each cache line with its own value: a message that arrives passes through
+/// the caches.
 ///
 /// # Safety
-/// The operand is valid and nobody else's.
+/// The operand is valid and not in use elsewhere.
 unsafe fn touch(operand: &Operand) {
-    const LINE: usize = 64;
-    for offset in (0..operand.bytes).step_by(LINE) {
+    const CACHE_LINE: usize = 64;
+    for offset in (0..operand.bytes).step_by(CACHE_LINE) {
         // SAFETY: the offset lies in the operand.
         unsafe {
             let place = operand.pointer.add(offset);
@@ -151,21 +162,21 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_leaves_what_it_would_if_all_had_the_same() {
-        let after = |kind, part, given: &[u8], length: usize| {
-            let (mut given, mut taken) = (given.to_vec(), vec![9; length]);
-            // SAFETY: both are vectors of their own.
-            unsafe { alone(kind, part, &operand(&mut given), &operand(&mut taken)) };
-            taken
+    fn a_collective_alone_leaves_the_result_of_equal_data_on_all_ranks() {
+        let result = |kind, part, input: &[u8], length: usize| {
+            let (mut input, mut output) = (input.to_vec(), vec![9; length]);
+            // SAFETY: the operands are different vectors.
+            unsafe { collective_alone(kind, part, &operand(&mut input), &operand(&mut output)) };
+            output
         };
-        assert_eq!(after(Collective::AllGather, 1, &[1, 2], 6), [1, 2, 1, 2, 1, 2]);
-        assert_eq!(after(Collective::ReduceScatter, 1, &[1, 2, 3, 4], 2), [3, 4]);
-        assert_eq!(after(Collective::AllToAll, 0, &[1, 2], 2), [1, 2]);
-        assert_eq!(after(Collective::Shift, 0, &[1, 2], 2), [1, 2]);
+        assert_eq!(result(Collective::AllGather, 1, &[1, 2], 6), [1, 2, 1, 2, 1, 2]);
+        assert_eq!(result(Collective::ReduceScatter, 1, &[1, 2, 3, 4], 2), [3, 4]);
+        assert_eq!(result(Collective::AllToAll, 0, &[1, 2], 2), [1, 2]);
+        assert_eq!(result(Collective::Shift, 0, &[1, 2], 2), [1, 2]);
         let mut numbers: Vec<u8> = (0..200).collect();
         let one = operand(&mut numbers);
-        // SAFETY: an all-reduce has one place, this vector.
-        unsafe { alone(Collective::AllReduce, 0, &one, &one) };
-        assert!(numbers.iter().copied().eq(0..200), "a sum leaves numbers of the same size");
+        // SAFETY: an all-reduce works in place, on this vector.
+        unsafe { collective_alone(Collective::AllReduce, 0, &one, &one) };
+        assert!(numbers.iter().copied().eq(0..200), "an all-reduce keeps the numbers");
     }
 }

@@ -1,20 +1,27 @@
-//! The streams of a rank, identified by what they are for.
+//! Identifies a rank's streams by their purpose, the same in all its Programs.
 
 use foretell_program::{Group, GroupId, MemoryKind, PeerId, Program, Rank, Stream};
 use std::fmt;
 
-/// A stream of either Program, by what it is for.
+/// The purpose of a stream. Training and evaluation share the streams with equal keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StreamKey {
+    /// Kernels.
     Compute,
+    /// Samples.
     Load,
+    /// Collectives of a group.
     Group(Group),
+    /// Messages to a rank.
     SendTo(Rank),
+    /// Messages from a rank.
     ReceiveFrom(Rank),
+    /// Copies to this memory from the other one.
     CopyTo(MemoryKind),
 }
 
 impl StreamKey {
+    /// The key of a stream in the list of `rank`.
     pub(super) fn of(program: &Program, rank: Rank, stream: &Stream) -> Self {
         let list = program.list_of(rank);
         let peer = |PeerId(index): &PeerId| list.peers[*index as usize].of(&program.mesh, rank);
@@ -42,7 +49,7 @@ impl fmt::Display for StreamKey {
     }
 }
 
-/// The streams of a rank's lists, each once; the compute stream first.
+/// The streams of a rank over all its Programs, each once. The compute stream is the first.
 pub(super) fn stream_keys(programs: &[&Program], rank: Rank) -> Vec<StreamKey> {
     let mut keys = vec![StreamKey::Compute];
     for program in programs {

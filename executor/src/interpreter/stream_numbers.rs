@@ -1,24 +1,24 @@
-//! Which of the transport's streams carries which communication.
+//! Assigns the transport's streams. No two uses between the same pair of ranks share one.
 
 use super::stream_key::StreamKey;
 use crate::transport::StreamNumber;
 use foretell_program::{Group, Mesh, Rank};
 
-/// Numbers of the transport's streams that a run uses.
+/// The number of transport streams that a run opens.
 pub(crate) const STREAM_COUNT: usize = 32;
 const TO_LATER_STAGES: StreamNumber = StreamNumber(0);
 const TO_EARLIER_STAGES: StreamNumber = StreamNumber(1);
-/// For what is not part of a Program: barriers, calibration.
+/// For communication that is not part of a Program: barriers, and calibration among all ranks.
 pub(crate) const OUTSIDE_PROGRAMS: StreamNumber = StreamNumber(2);
+/// The stream of the first group. Each further group has the next one.
 const FIRST_GROUP: usize = 3;
 
-/// The transport's number of the stream of a key. `groups` are all groups of the run, in the order that every rank has them. None of what has
-/// no peers.
-pub(crate) fn stream_number(key: &StreamKey, groups: &[Group], mesh: &Mesh, rank: Rank) -> Option<StreamNumber> {
+/// The transport's stream for `key`; `None` for streams without peers. `groups` holds all groups of
+/// the run, in the same order on every rank.
+pub(super) fn stream_number(key: &StreamKey, groups: &[Group], mesh: &Mesh, rank: Rank) -> Option<StreamNumber> {
     let number = |from: Rank, to: Rank| if mesh.stage_of(from) < mesh.stage_of(to) { TO_LATER_STAGES } else { TO_EARLIER_STAGES };
     match key {
         StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) => None,
-        // No two groups share a stream, whichever ranks are in both.
         StreamKey::Group(group) => {
             let position = groups.iter().position(|one| one == group).unwrap_or(groups.len());
             Some(StreamNumber((FIRST_GROUP + position) as u16))

@@ -1,5 +1,4 @@
-//! What a stream other than compute works with: a process group, a channel to one peer, the data set, or
-//! nothing but memory.
+//! Executes the operations of a stream other than compute, on memory of the host.
 
 use super::stream_key::StreamKey;
 use super::stream_numbers::{OUTSIDE_PROGRAMS, STREAM_COUNT, stream_number};
@@ -12,17 +11,27 @@ use foretell_program::{Collective, Mesh, Operation, Rank};
 use foretell_units::DataType;
 use std::sync::Arc;
 
-/// A stream's own end of the transport.
-pub(crate) enum StreamRunner {
+/// The means by which one stream executes its operations.
+pub(super) enum StreamRunner {
+    /// Loads samples: those that follow the first `samples_before` of a micro-batch. Images and
+    /// features are stored in `half`, if there is one.
     Load { samples_before: usize, half: Option<Half> },
+    /// Runs the collectives of a group.
     Group(Box<Group>),
+    /// Sends to or receives from one peer.
     Peer(Channel),
+    /// Copies between the device's memory and the host's.
     Copy,
 }
 
 impl StreamRunner {
-    /// Opens what the stream of a key needs. `groups` are all groups of the run, in the order that every rank has them.
-    pub(crate) fn open(
+    /// Opens the channels that the stream of a key needs. `groups` holds all groups of the run, in
+    /// the same order on every rank.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Unsupported`] if there are more groups than transport streams, and errors
+    /// of the transport.
+    pub(super) fn open(
         key: &StreamKey,
         groups: &[foretell_program::Group],
         mesh: &Mesh,
@@ -41,7 +50,7 @@ impl StreamRunner {
                 let members: Vec<usize> = group.members(mesh, rank).iter().map(|member| member.0).collect();
                 if usize::from(number.0) >= STREAM_COUNT {
                     let what = format!("a layout with {} process groups", groups.len());
-                    return Err(ExecutorError::Unsupported { what, hint: "use fewer axes at a time".into() });
+                    return Err(ExecutorError::Unsupported { what, hint: "use fewer mesh axes at a time".into() });
                 }
                 StreamRunner::Group(Box::new(Group::new(Arc::clone(transport), &members, number)?))
             }
@@ -50,11 +59,12 @@ impl StreamRunner {
         })
     }
 
-    /// Does one instruction.
+    /// Executes one operation.
     ///
     /// # Safety
-    /// The operands are valid and nobody else's until this returns; a read and a write are either the same place or apart.
-    pub(crate) unsafe fn run(
+    /// The operands are valid, and not in use elsewhere until this returns. A read and a write are
+    /// either the same range or disjoint.
+    pub(super) unsafe fn run(
         &mut self,
         operation: &Operation,
         reads: &[Operand],
@@ -68,25 +78,26 @@ impl StreamRunner {
                 _,
                 [write],
             ) => {
-                // SAFETY: the caller gives this place to us alone.
+                // SAFETY: the caller's promise.
                 unsafe { samples.load(*input, *half, first_sample + *samples_before, *count, write) }
             }
             (StreamRunner::Peer(channel), Operation::Send { .. }, [read], _) => {
-                // SAFETY: as above.
+                // SAFETY: the caller's promise.
                 Ok(channel.send(unsafe { std::slice::from_raw_parts(read.pointer, read.bytes) })?)
             }
             (StreamRunner::Peer(channel), Operation::Receive { .. }, _, [write]) => {
-                // SAFETY: as above.
+                // SAFETY: the caller's promise.
                 Ok(channel.receive(unsafe { std::slice::from_raw_parts_mut(write.pointer, write.bytes) })?)
             }
             (StreamRunner::Copy, Operation::Copy { .. }, [read], [write]) if read.bytes == write.bytes => {
-                // SAFETY: as above; the two lie in different memories.
+                // SAFETY: the caller's promise. The two lie in different arenas.
                 unsafe { std::ptr::copy_nonoverlapping(read.pointer, write.pointer, read.bytes) };
                 Ok(())
             }
             (StreamRunner::Group(group), Operation::Collective { kind, data_type, .. }, [read], [write]) => {
-                // SAFETY: as above; all-reduce is the only collective in place, and uses the one slice.
-                unsafe { collective(group, *kind, *data_type, read, write) }
+                // SAFETY: the caller's promise. Only an all-reduce works in place, and it takes the
+                // write alone.
+                unsafe { run_collective(group, *kind, *data_type, read, write) }
             }
             _ => Err(ExecutorError::Unsupported {
                 what: format!("`{}` on this stream", operation.kind()),
@@ -96,24 +107,28 @@ impl StreamRunner {
     }
 }
 
+/// Runs one collective.
+///
 /// # Safety
 /// As for [`StreamRunner::run`].
-unsafe fn collective(
+unsafe fn run_collective(
     group: &mut Group,
     kind: Collective,
     data_type: DataType,
     read: &Operand,
     write: &Operand,
 ) -> Result<(), ExecutorError> {
+    // SAFETY: the caller's promise. Other streams may read the input at the same time.
+    let input = || unsafe { std::slice::from_raw_parts(read.pointer, read.bytes) };
     // SAFETY: the caller's promise.
-    let bytes = |operand: &Operand| unsafe { std::slice::from_raw_parts_mut(operand.pointer, operand.bytes) };
-    let number = Half::of(data_type).map_or(ElementType::Fp32, ElementType::Half);
+    let output = unsafe { std::slice::from_raw_parts_mut(write.pointer, write.bytes) };
+    let element = Half::of(data_type).map_or(ElementType::Fp32, ElementType::Half);
     match kind {
-        Collective::AllReduce => group.all_reduce(number, bytes(write)),
-        Collective::ReduceScatter => group.reduce_scatter(number, bytes(read), bytes(write)),
-        Collective::AllGather => group.all_gather(bytes(read), bytes(write)),
-        Collective::AllToAll => group.all_to_all(bytes(read), bytes(write)),
-        Collective::Shift => group.shift(bytes(read), bytes(write)),
+        Collective::AllReduce => group.all_reduce(element, output),
+        Collective::ReduceScatter => group.reduce_scatter(element, input(), output),
+        Collective::AllGather => group.all_gather(input(), output),
+        Collective::AllToAll => group.all_to_all(input(), output),
+        Collective::Shift => group.shift(input(), output),
     }?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A stream that fails wakes those that wait.
+//! A failing stream wakes the streams that wait for other ranks.
 
 use super::*;
 use crate::data::{DataSource, Dataset, SampleShape, Split};
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 const BYTES: Bytes = Bytes::new(64);
 
-/// A Program of two ranks whose instructions, one a stream, wait for nothing: an all-reduce that needs both ranks, and `other`.
+/// A Program for two ranks with two independent instructions on different streams: an all-reduce of
+/// both ranks, and `other`.
 fn program(stream: Stream, other: Operation) -> Program {
     let buffer = Buffer {
         name: "x".into(),
@@ -37,7 +38,7 @@ fn program(stream: Stream, other: Operation) -> Program {
         role: CollectiveRole::Gradients,
     };
     let instruction = |stream: u16, operation: Operation| {
-        // What computes here has too few operands, and fails.
+        // A kernel fails here, because it has no operand to read.
         let reads = if matches!(operation, Operation::Compute { .. }) { Few::new() } else { Few::from_slice(&[BufferId(0)]) };
         let writes = Few::from_slice(&[BufferId(0)]);
         let operation = operation.into();
@@ -51,7 +52,7 @@ fn program(stream: Stream, other: Operation) -> Program {
         groups: vec![Group::along(Axis::Data)],
         buffers: vec![buffer],
         instructions: vec![instruction(0, all_reduce), instruction(1, other)],
-        names: vec!["made to fail".into()],
+        names: vec!["failing".into()],
         passes: Vec::new(),
         metrics: Vec::new(),
         arena: BYTES,
@@ -71,18 +72,18 @@ fn program(stream: Stream, other: Operation) -> Program {
     }
 }
 
-/// Runs rank 0, while rank 1 lives but never comes to the all-reduce.
+/// Runs rank 0 while rank 1 is alive but never joins the all-reduce. Returns the error.
 fn run_alone(program: &Program) -> ExecutorError {
     let segment = Segment::create(&SegmentShape::new(vec![0, 1], super::STREAM_COUNT)).expect("shared memory");
     let attach = |rank| SharedMemory::attach(&segment, rank, 2, WaitPolicy::default()).expect("the rank attaches");
-    let (transport, _other) = (Arc::new(attach(0)), attach(1));
-    let arenas = Arenas::new(BYTES, Bytes::ZERO, None).expect("64 bytes");
+    let (transport, _other_rank) = (Arc::new(attach(0)), attach(1));
+    let arenas = Arenas::new(BYTES, Bytes::ZERO, None).expect("a small arena");
     let shape = SampleShape::Features { width: 1, classes: 2 };
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &shape, 0).expect("synthetic data"));
     let samples = Arc::new(Samples { dataset, split: Split::Training, indices: vec![0] });
     let mut interpreter =
         Interpreter::start(&[program], Rank(0), &arenas, transport, Arc::clone(&samples)).expect("the streams start");
-    let begun = Instant::now();
+    let start = Instant::now();
     let error = interpreter.run(StepRequest {
         program: 0,
         samples,
@@ -91,21 +92,21 @@ fn run_alone(program: &Program) -> ExecutorError {
         is_timed: false,
     });
     drop(interpreter);
-    assert!(begun.elapsed() < Duration::from_secs(5), "it waited for {:?}", begun.elapsed());
-    error.expect_err("the step cannot be done")
+    assert!(start.elapsed() < Duration::from_secs(5), "it waited for {:?}", start.elapsed());
+    error.expect_err("the step fails")
 }
 
 #[test]
-fn a_kernel_that_fails_wakes_streams_that_wait_for_other_ranks() {
+fn a_failing_kernel_wakes_streams_that_wait_for_other_ranks() {
     let kernel = Kernel::Relu { elements: 16 };
     let error = run_alone(&program(Stream::Compute, Operation::Compute { kernel, accumulate: false, group: None }));
     assert!(matches!(error, ExecutorError::Kernel { .. }), "{error}");
 }
 
-/// Where arithmetic is not checked it is an error like others.
+/// Without checked arithmetic, this is an ordinary error instead of a panic.
 #[cfg(debug_assertions)]
 #[test]
-fn a_stream_that_panics_is_named_and_wakes_the_others() {
+fn a_panicking_stream_is_named_and_wakes_the_others() {
     let load = Operation::Load { input: InputKind::Features, first_sample: usize::MAX, samples: 1 };
     let error = run_alone(&program(Stream::Load, load));
     assert!(matches!(error, ExecutorError::Panicked { .. }), "{error}");

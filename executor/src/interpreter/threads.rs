@@ -1,4 +1,7 @@
-//! The streams at work: each takes its next instruction, waits for what that depends on, has it done, records its span.
+//! The threads of a rank's streams.
+//!
+//! On a CPU each thread takes its stream's next instruction, waits for the dependencies, executes
+//! the instruction and records its span. On a GPU the work of a step is in [`gpu`](super::gpu).
 
 use super::gpu::{self, GpuCommunication};
 use super::prepared_program::PreparedProgram;
@@ -14,123 +17,130 @@ use std::panic;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 
-/// Runs the compute stream on the calling thread.
-pub(super) fn compute(
+/// Runs one step of the compute stream, on the calling thread.
+pub(super) fn run_compute_stream(
     shared: &SharedState,
     prepared: &PreparedProgram,
     backend: &mut CpuBackend,
     hyperparameters: &Hyperparameters,
 ) -> Result<(), ExecutorError> {
-    let mut spans = shared.spans[0].lock().unwrap_or_else(PoisonError::into_inner);
+    let mut spans = shared.spans[COMPUTE].lock().unwrap_or_else(PoisonError::into_inner);
     spans.clear();
-    spans.reserve(prepared.lists[0].len());
+    spans.reserve(prepared.stream_instructions[COMPUTE].len());
     let mut start = clock::now();
-    for &id in &prepared.lists[0] {
-        let after = &prepared.after[id as usize];
-        for &(slot, instruction) in after {
-            // The core has nothing else to do now: who waits for the peer may spin.
-            let nudge = || shared.numbers[slot].map_or((), |number| shared.transport.nudge(number));
-            shared.progress.wait(COMPUTE, slot, instruction, nudge)?;
+    for &id in &prepared.stream_instructions[COMPUTE] {
+        let dependencies = &prepared.dependencies[id as usize];
+        for &(stream, instruction) in dependencies {
+            // While this thread sleeps the core is idle, so the awaited stream may spin.
+            let nudge = || shared.transport_streams[stream].map_or((), |number| shared.transport.nudge(number));
+            shared.progress.wait(COMPUTE, stream, instruction, nudge)?;
         }
-        // A stream that was woken by the last instruction may have had the core since, and be done by now.
-        if after.iter().any(|&(slot, _)| slot != COMPUTE) {
+        // The start is normally the end of the kernel before. Another stream that it woke may have
+        // had the core in between, and be done by now.
+        if dependencies.iter().any(|&(stream, _)| stream != COMPUTE) {
             start = clock::now();
         }
-        // SAFETY: operands are places in the arena that the memory plan gave to live buffers; whoever wrote them is done and
-        // nobody else touches them now, because the dependencies say so and were waited for.
+        // SAFETY: operands are places in the arenas that the memory plan gave to live buffers. The
+        // dependencies are done, so the reads are written and nothing else accesses the writes.
         prepared.run_kernel(id, hyperparameters, |call| unsafe { backend.run(call) })?;
         let end = clock::now();
         spans.push(RawSpan { start, end });
         start = end;
-        shared.progress.post(0, id);
+        shared.progress.mark_done(COMPUTE, id);
     }
     Ok(())
 }
 
-/// The life of a stream's thread. One that panics must not leave the others waiting for it.
-/// `communication` is how it reaches other ranks from a GPU.
-pub(super) fn live(shared: &Arc<SharedState>, slot: usize, runner: StreamRunner, communication: Option<GpuCommunication>) {
-    let lived = panic::catch_unwind(panic::AssertUnwindSafe(|| work(shared, slot, runner, communication)));
-    if let Err(panic) = lived {
-        shared.fail(ExecutorError::panicked(shared.keys[slot].to_string(), panic.as_ref()));
+/// The body of a stream's thread. A panic counts as a failure of the rank, so that no other stream
+/// waits for it. `communication` is `None` on a CPU.
+pub(super) fn stream_thread(
+    shared: &Arc<SharedState>,
+    stream: usize,
+    runner: StreamRunner,
+    communication: Option<GpuCommunication>,
+) {
+    let result = panic::catch_unwind(panic::AssertUnwindSafe(|| run_steps(shared, stream, runner, communication)));
+    if let Err(panic) = result {
+        shared.fail(ExecutorError::panicked(shared.keys[stream].to_string(), panic.as_ref()));
         shared.main.unpark();
     }
 }
 
-/// A list for each step that is begun.
-fn work(shared: &Arc<SharedState>, slot: usize, mut runner: StreamRunner, mut communication: Option<GpuCommunication>) {
-    shared.progress.enter(slot);
-    let progress = Arc::clone(shared);
-    spin_only_while(move || progress.progress.sleeps_for(COMPUTE, slot));
+/// Runs the stream's part of each step that is started, until the interpreter ends.
+fn run_steps(shared: &Arc<SharedState>, stream: usize, mut runner: StreamRunner, mut communication: Option<GpuCommunication>) {
+    shared.progress.register_thread(stream);
+    let state = Arc::clone(shared);
+    spin_only_while(move || state.progress.is_waiting(COMPUTE, stream));
     machine::flush_denormals();
-    if shared.keys[slot] != StreamKey::Load {
+    if shared.keys[stream] != StreamKey::Load {
         machine::run_in_short_slices();
     }
     let mut step_number = 0;
     loop {
         loop {
-            let begun = shared.begun.load(Ordering::SeqCst);
-            if begun == END {
+            let started = shared.steps_started.load(Ordering::SeqCst);
+            if started == END {
                 return;
             }
-            if begun > step_number {
-                step_number = begun;
+            if started > step_number {
+                step_number = started;
                 break;
             }
             std::thread::park();
         }
         let step = shared.step.read().unwrap_or_else(PoisonError::into_inner).clone();
         let prepared = &shared.programs[step.program];
-        // Asked before the step ends: the next may begin as soon as it has.
-        let turn = shared.gpu_streams.as_ref().map_or(0, |gpu_streams| gpu_streams.mode().turn);
-        let done = match (&shared.gpu_streams, &mut communication) {
+        // Read before this stream finishes the step: the next one may start right after and change
+        // it.
+        let buffer_set = shared.gpu_streams.as_ref().map_or(0, |gpu_streams| gpu_streams.mode().buffer_set);
+        let result = match (&shared.gpu_streams, &mut communication) {
             (Some(gpu_streams), Some(communication)) => {
-                gpu::stream(shared, gpu_streams, prepared, slot, &mut runner, communication, &step)
+                gpu::run_stream(shared, gpu_streams, prepared, stream, &mut runner, communication, &step)
             }
-            _ => stream(shared, prepared, slot, &mut runner, &step),
+            _ => run_stream(shared, prepared, stream, &mut runner, &step),
         };
-        if let Err(error) = done {
+        if let Err(error) = result {
             shared.fail(error);
         }
-        shared.ended[slot].store(step_number, Ordering::SeqCst);
+        shared.steps_finished[stream].store(step_number, Ordering::SeqCst);
         shared.main.unpark();
         if let Some(gpu_streams) = &shared.gpu_streams
-            && let Err(error) = gpu_streams.make_ready(prepared, slot, turn, &mut runner, &step)
+            && let Err(error) = gpu_streams.prepare_next_samples(prepared, stream, buffer_set, &mut runner, &step)
         {
             shared.fail(error);
         }
     }
 }
 
-/// Runs one step of a stream other than compute.
-fn stream(
+/// Runs one step of a stream other than compute, on a CPU.
+fn run_stream(
     shared: &SharedState,
     prepared: &PreparedProgram,
-    slot: usize,
+    stream: usize,
     runner: &mut StreamRunner,
     step: &StepRequest,
 ) -> Result<(), ExecutorError> {
-    let mut spans = shared.spans[slot].lock().unwrap_or_else(PoisonError::into_inner);
+    let mut spans = shared.spans[stream].lock().unwrap_or_else(PoisonError::into_inner);
     spans.clear();
-    spans.reserve(prepared.lists[slot].len());
-    for &id in &prepared.lists[slot] {
-        for &(other, instruction) in &prepared.after[id as usize] {
-            shared.progress.wait(slot, other, instruction, || ())?;
+    spans.reserve(prepared.stream_instructions[stream].len());
+    for &id in &prepared.stream_instructions[stream] {
+        for &(other, instruction) in &prepared.dependencies[id as usize] {
+            shared.progress.wait(stream, other, instruction, || ())?;
         }
         if shared.progress.has_failed() {
             return Err(ExecutorError::OtherStream);
         }
         let start = clock::now();
         let operands = &prepared.operands[id as usize];
-        // SAFETY: as for kernels: the operands are this instruction's alone until it posts.
-        unsafe {
-            runner.run(&prepared.stage.instructions[id as usize].operation, &operands.reads, &operands.writes, &step.samples)
-        }?;
+        // SAFETY: as for kernels: nothing else accesses the writes until the instruction is marked
+        // as done.
+        unsafe { runner.run(prepared.operation(id), &operands.reads, &operands.writes, &step.samples) }?;
         spans.push(RawSpan { start, end: clock::now() });
-        shared.progress.post(slot, id);
-        if shared.keys[slot] == StreamKey::Load {
-            // Kernels first: what is read now is for later micro-batches. Without this the first kernel of a pipeline's step was seen to begin
-            // when the samples of the last micro-batch were there: who is woken does not get the core from one whose turn is not over.
+        shared.progress.mark_done(stream, id);
+        if shared.keys[stream] == StreamKey::Load {
+            // Yield to the kernels, which need only the first micro-batch's samples. A woken thread
+            // does not get the core from one whose time slice lasts. Without this, the first kernel
+            // of a pipeline's step started only after the samples of the last micro-batch.
             std::thread::yield_now();
         }
     }

@@ -20,12 +20,13 @@ impl Ranks {
     ///
     /// `rank` is the rank on which the failure was noticed and `message` its own report, if it sent
     /// one; `is_consequence` says that the report blames another rank. The cause is, in this order:
-    /// a rank that a signal killed, one that failed by itself, one that ended in failure, or
-    /// `rank`.
+    /// a rank that a signal killed, one that failed by itself, one of another launcher that left
+    /// without a report, one that ended in failure, or `rank`.
     pub(super) fn diagnose(&mut self, rank: usize, message: Option<String>, is_consequence: bool) -> ExecutorError {
         let mut reports: Vec<(usize, String, bool)> = message.map(|text| (rank, text, is_consequence)).into_iter().collect();
         let started = Instant::now();
         let mut is_aborted = false;
+        let mut silent = None;
         while started.elapsed() < GRACE && self.exits.iter().any(Option::is_none) {
             // Ranks that fail by themselves report first; then the waiting ones are told to give
             // up.
@@ -33,10 +34,16 @@ impl Ranks {
                 is_aborted = true;
                 self.abort();
             }
-            if let Some((rank, Event::Message(message))) = self.server.next_event(POLL_INTERVAL)
-                && let Ok(Report::Failed { message, consequence }) = message.parse::<Report>()
-            {
-                reports.push((rank, message, consequence));
+            match self.server.next_event(POLL_INTERVAL) {
+                Some((rank, Event::Message(message))) => {
+                    if let Ok(Report::Failed { message, consequence }) = message.parse::<Report>() {
+                        reports.push((rank, message, consequence));
+                    }
+                }
+                Some((lost, Event::Lost(_))) if !reports.iter().any(|&(rank, ..)| rank == lost) => {
+                    silent.get_or_insert(lost);
+                }
+                _ => {}
             }
             self.poll_children();
         }
@@ -45,6 +52,11 @@ impl Ranks {
         }
         if let Some((rank, text, _)) = reports.into_iter().find(|(.., is_consequence)| !is_consequence) {
             return ExecutorError::RankDied { rank, host: self.host_of(rank), cause: format!("failed: {text}") };
+        }
+        // A rank of another launcher has no exit status here. A report that blames another rank
+        // means that one, if it left without a report of its own.
+        if let Some(lost) = silent.filter(|&lost| is_consequence && lost >= self.exits.len()) {
+            return self.died(lost, "does not answer any more".into());
         }
         if let Some((rank, status)) = self.first_exit(|status| !status.success()) {
             return self.died(rank, describe_exit(status));

@@ -1,6 +1,6 @@
 //! How a run's ranks are to be started.
 
-use super::slots::Slot;
+use super::slots::RankSlot;
 use crate::backend_kind::BackendKind;
 use crate::rendezvous::World;
 use serde::{Deserialize, Serialize};
@@ -27,10 +27,10 @@ pub struct LaunchOptions {
     /// The folder for the ranks' logs, one file per rank. `None` leaves them on standard error.
     pub logs: Option<PathBuf>,
     /// The slots of a lab, which ranks take in turn. Empty to use the cores of this machine.
-    pub slots: Vec<Slot>,
+    pub slots: Vec<RankSlot>,
     /// The backend that runs the kernels.
     pub backend: BackendKind,
-    /// The processes that an external launcher started, of which this is the first. `None` to start
-    /// every rank on this machine.
+    /// The processes that an external launcher started; this process is the first of them. `None`
+    /// to start every rank on this machine.
     pub world: Option<World>,
 }

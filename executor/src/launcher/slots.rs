@@ -13,7 +13,7 @@ use std::process::Command;
 
 /// A node, and the core on it, that ranks are started on.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Slot {
+pub struct RankSlot {
     /// The number of the node. Ranks on one node share memory.
     pub node: usize,
     /// The name of the node, for messages.
@@ -31,7 +31,7 @@ pub struct Slot {
     pub speed: f64,
 }
 
-impl Slot {
+impl RankSlot {
     /// A slot on this machine, outside any lab.
     fn on_this_machine(core: Option<usize>) -> Self {
         let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
@@ -42,27 +42,27 @@ impl Slot {
 /// The slots of a run's ranks, which take them in turn.
 #[derive(Clone, Debug)]
 pub(super) struct Slots {
-    slots: Vec<Slot>,
-    /// Whether the slots are those of a lab's hosts.
+    slots: Vec<RankSlot>,
+    /// `true` if the slots are on hosts of a lab.
     pub(super) is_lab: bool,
 }
 
 impl Slots {
     /// These slots of a lab, or without any the cores of this machine.
-    pub(super) fn new(lab: &[Slot]) -> Self {
+    pub(super) fn new(lab: &[RankSlot]) -> Self {
         let is_lab = !lab.is_empty();
         let mut slots = lab.to_vec();
         if !is_lab {
-            slots = machine::places().into_iter().map(|core| Slot::on_this_machine(Some(core))).collect();
+            slots = machine::cpus_for_ranks().into_iter().map(|core| RankSlot::on_this_machine(Some(core))).collect();
         }
         if slots.is_empty() {
-            slots.push(Slot::on_this_machine(None));
+            slots.push(RankSlot::on_this_machine(None));
         }
         Self { slots, is_lab }
     }
 
     /// The slot of a rank.
-    pub(super) fn of(&self, rank: usize) -> &Slot {
+    pub(super) fn of(&self, rank: usize) -> &RankSlot {
         &self.slots[rank % self.slots.len()]
     }
 
@@ -81,7 +81,7 @@ impl Slots {
 }
 
 /// Listens for ranks on the loopback interface of a slot's node.
-pub(super) fn listen_at(slot: &Slot) -> Result<TcpListener, ExecutorError> {
+pub(super) fn listen_at(slot: &RankSlot) -> Result<TcpListener, ExecutorError> {
     let loopback = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
     let bind = || TcpListener::bind(loopback).map_err(|error| ExecutorError::system("listen for the ranks", error));
     let Some(namespace) = &slot.namespace else { return bind() };
@@ -103,7 +103,7 @@ fn open_namespace(path: &Path) -> Result<File, ExecutorError> {
 }
 
 /// Makes `command` start in the slot's network namespace and control group, if it has them.
-pub(super) fn start_in(slot: &Slot, command: &mut Command) -> Result<(), ExecutorError> {
+pub(super) fn start_in(slot: &RankSlot, command: &mut Command) -> Result<(), ExecutorError> {
     let namespace = slot.namespace.as_deref().map(open_namespace).transpose()?;
     let open = |path: &PathBuf| {
         let opened = OpenOptions::new().write(true).open(path);

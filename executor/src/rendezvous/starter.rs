@@ -1,5 +1,4 @@
-//! What torchrun, `mpirun` and `srun` tell the processes that they start, read from the
-//! environment.
+//! The environment variables by which torchrun, `mpirun` and `srun` tell each process its rank.
 
 use crate::error::ExecutorError;
 use std::fmt;

@@ -7,8 +7,8 @@ use super::TransportError;
 const NOT_ABORTED: u32 = 0;
 const ABORTED_BY_LAUNCHER: u32 = u32::MAX;
 
-/// Whether, and because of which rank, a run was aborted. It is a single word, so it may lie in
-/// memory that several processes share; zero bytes are a flag that is not set.
+/// A flag that the run is aborted, with the rank that was lost. It is a single word, so it may lie
+/// in memory that several processes share; zero bytes are a flag that is not set.
 #[repr(transparent)]
 #[derive(Debug, Default)]
 pub(super) struct AbortFlag(AtomicU32);

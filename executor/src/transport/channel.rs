@@ -75,7 +75,7 @@ pub fn transfer(sends: &mut [PendingSend<'_, '_>], receives: &mut [PendingReceiv
     }
 }
 
-/// What one attempt on all messages achieved.
+/// The result of one attempt on all messages.
 enum Advance {
     Finished,
     Moved,

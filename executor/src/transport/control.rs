@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 /// Longest time for the rest of a message that has begun to arrive, and for a write.
 const STALL_TIME: Duration = Duration::from_secs(30);
 
-/// What a rank tells the others when it joins.
+/// A rank's announcement to the others when it joins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Announcement {
     /// Where it accepts connections of other ranks; `None` if it does not. An unspecified IP

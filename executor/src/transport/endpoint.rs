@@ -1,5 +1,4 @@
-//! The two halves of a channel, and what a waiting thread needs to know of them. Each transport
-//! implements these traits.
+//! The traits of the two halves of a channel. Each transport implements them.
 
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
@@ -28,7 +27,7 @@ impl Default for WaitPolicy {
     }
 }
 
-/// What both halves of a channel have in common.
+/// The part that both halves of a channel have in common.
 pub trait Endpoint: Send {
     /// The rank at the other end.
     fn peer(&self) -> usize;
@@ -36,7 +35,7 @@ pub trait Endpoint: Send {
     fn stream(&self) -> StreamNumber;
     /// Returns whether trying now would move bytes or find the channel broken. Cheap.
     fn ready(&self) -> bool;
-    /// What to block on until the half is [`ready`](Self::ready).
+    /// The object to block on until the half is [`ready`](Self::ready).
     fn wake_source(&self) -> WakeSource<'_>;
     /// Returns an error if the run was aborted or the peer is known to be gone.
     fn check(&self) -> Result<(), TransportError>;
@@ -56,7 +55,7 @@ pub trait ReceiveHalf: Endpoint {
     fn try_receive(&mut self, message: &mut Incoming<'_>) -> Result<usize, TransportError>;
 }
 
-/// What a half blocks on.
+/// The object that a half blocks on.
 #[derive(Clone, Copy)]
 pub enum WakeSource<'a> {
     /// A doorbell in shared memory.

@@ -47,7 +47,7 @@ pub enum TransportError {
         rank: usize,
         /// The stream waited on.
         stream: StreamNumber,
-        /// What the peer should have done: `send`, `receive` or `connect`.
+        /// The action that was expected of the peer: `send`, `receive` or `connect`.
         activity: &'static str,
         /// How long this rank waited.
         waited: Duration,
@@ -79,7 +79,7 @@ pub enum TransportError {
     NotAuthenticated {
         /// Its address.
         address: SocketAddr,
-        /// What it got wrong.
+        /// The step of the handshake that failed.
         reason: &'static str,
     },
     /// The other end belongs to the run but does not want this connection.
@@ -168,19 +168,19 @@ pub enum TransportError {
     /// The shared memory segment is invalid.
     #[error("the shared memory segment is unusable: {reason}")]
     Segment {
-        /// What is wrong.
+        /// The defect.
         reason: String,
     },
     /// The run's secret is missing or malformed.
     #[error("the run's secret is unusable: {reason}; hint: all ranks need the same FORETELL_RUN_KEY or the same key file")]
     Credentials {
-        /// What is wrong.
+        /// The defect.
         reason: &'static str,
     },
     /// The operating system refused something.
     #[error("cannot {doing}: {source}")]
     System {
-        /// What was attempted, naming the rank if there is one.
+        /// The action that failed, naming the rank if there is one.
         doing: String,
         /// The system's error.
         source: std::io::Error,

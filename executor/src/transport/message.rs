@@ -19,7 +19,7 @@ pub struct Outgoing<'a> {
 }
 
 impl<'a> Outgoing<'a> {
-    /// A message of which nothing has been sent.
+    /// Creates a message. Nothing of it has been sent.
     pub fn new(payload: &'a [u8]) -> Self {
         Outgoing { header: (payload.len() as u64).to_le_bytes(), payload, sent: 0 }
     }
@@ -60,7 +60,7 @@ pub struct Incoming<'a> {
     sink: Sink<'a>,
 }
 
-/// What becomes of the payload.
+/// The use of the payload.
 #[derive(Debug)]
 enum Sink<'a> {
     Copy(&'a mut [u8]),
@@ -69,7 +69,7 @@ enum Sink<'a> {
         into: &'a mut [u8],
         /// The other operand; `None` to add to `into` itself.
         own: Option<&'a [u8]>,
-        /// The first bytes of an element of which the rest has not arrived.
+        /// The first bytes of an element that has not arrived completely.
         partial: [u8; 4],
     },
 }

@@ -1,7 +1,7 @@
 //! The transport between machines: one authenticated TCP connection for each pair of ranks and
 //! stream.
 //!
-//! Of two ranks the lower connects and the higher accepts. A background thread accepts, so that the
+//! The lower of two ranks connects and the higher accepts. A background thread accepts, so that the
 //! ranks may open their channels in any order without deadlock.
 
 mod connection;
@@ -51,7 +51,7 @@ impl fmt::Debug for Tcp {
     }
 }
 
-/// What the transport shares with its connections and the threads that accept them.
+/// The state that the transport shares with its connections and the threads that accept them.
 struct TcpState {
     rank: usize,
     world_size: usize,

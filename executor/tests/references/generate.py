@@ -1,8 +1,9 @@
-"""Writes the files that tests/references.rs compares our models with: one a model, in safetensors.
+"""Writes the files that tests/references.rs compares our models with, one per model (safetensors).
 
-Each holds a tiny model's weights under their public names, one batch of inputs, and what PyTorch makes of them in double precision:
-`output.loss`, `output.logits`, and the gradient of every weight as `gradient.NAME`. Its metadata has `model`, our model file as JSON.
-Images are not kept but made by `image` here and in the test alike.
+A file holds a tiny model's weights under their public names and one batch of inputs. It also holds
+PyTorch's results, computed in double precision: `output.loss`, `output.logits`, and the gradient of
+every weight as `gradient.NAME`. Its metadata has `model`, our model file as JSON. Images are not
+stored: `image` here and the test generate the same ones.
 
 Run with torch, torchvision, transformers and safetensors installed:  python generate.py [NAME...]
 """
@@ -26,14 +27,14 @@ def case(function):
 
 
 def image(channels, size):
-    """Values that both sides can make: [batch, height, width, channels], as we keep images."""
+    """Images that the test generates too, as [batch, height, width, channels]."""
     count = BATCH * size * size * channels
     values = [((index * 7919) % 1000) / 500.0 - 1.0 for index in range(count)]
     return torch.tensor(values, dtype=torch.float64).reshape(BATCH, size, size, channels)
 
 
 def randomise(module):
-    """Every weight differs from every other: no zero, no one hides a mistake."""
+    """Draws random weights: weights that are zero, one or equal could hide a mistake."""
     generator = torch.Generator().manual_seed(7)
     module.double()
     with torch.no_grad():
@@ -42,7 +43,7 @@ def randomise(module):
             values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * spread
             if parameter.dim() == 1 and name.endswith("weight"):
                 values += 1.0
-            # What is compared with is what a file of single precision holds.
+            # The file holds single precision, so compute with the rounded weights.
             parameter.copy_(values.float().double())
     return module
 
@@ -148,7 +149,7 @@ def vgg_case(name, depth, batch_norm):
     model = {"family": "vgg", "depth": depth, "batch_norm": batch_norm, "channels": 3, "classes": 5, "width": width,
              "hidden": hidden}
     module = VGG(make_layers(layers, batch_norm=batch_norm), num_classes=5, init_weights=False, dropout=0)
-    # The classifier is narrowed like the rest.
+    # The classifier is as narrow as the convolutions.
     module.classifier[0] = torch.nn.Linear(8 * width * 7 * 7, hidden)
     module.classifier[3] = torch.nn.Linear(hidden, hidden)
     module.classifier[6] = torch.nn.Linear(hidden, 5)
@@ -174,7 +175,7 @@ def resnet():
     model = {"family": "resnet", "depth": 18, "image": 64, "channels": 3, "classes": 5, "width": 2}
     module = ResNet(BasicBlock, [2, 2, 2, 2], num_classes=5)
 
-    # torchvision's widths are fixed: the same module with every width divided by 32.
+    # torchvision's widths are fixed, so replace every layer by one whose width is divided by 32.
     def narrow(parent):
         for key, child in parent.named_children():
             if isinstance(child, torch.nn.Conv2d):
@@ -226,7 +227,7 @@ def lstm_seq2seq():
 def t5_case(name, gated, tied):
     from transformers import T5Config, T5ForConditionalGeneration
 
-    # Sequences are long enough to reach the buckets that distances share, and the last one.
+    # Sequences are long enough to reach the buckets of several distances, and the last bucket.
     model = {"family": "t5", "layers": 2, "hidden": 16, "heads": 2, "head_dimension": 6, "ffn": 24, "vocab": 40,
              "source_sequence": 26, "target_sequence": 22, "relative_buckets": 8, "relative_max_distance": 20, "gated": gated,
              "tied_embeddings": tied}
@@ -236,7 +237,7 @@ def t5_case(name, gated, tied):
                       attn_implementation="eager")
     module = T5ForConditionalGeneration(config)
     if not tied:
-        # Version 5 of `transformers` ties them until a file of weights has both.
+        # Version 5 of `transformers` ties the weights until it loads a file that has both.
         module.lm_head.weight = torch.nn.Parameter(module.lm_head.weight.detach().clone())
     module = randomise(module).train()
     source, tokens, labels = integers(0, 40, (BATCH, 26), 1), integers(0, 40, (BATCH, 22), 2), integers(0, 40, (BATCH, 22), 3)
@@ -255,7 +256,7 @@ def t5_gated():
 
 
 def expert_by_expert(key, tensor):
-    """Mixtral's files have a tensor for each expert, `transformers` since version 5 stacks them."""
+    """Splits experts, which `transformers` 5 stacks. Mixtral's files have one tensor per expert."""
     module, _, kind = key.partition(".mlp.")
     if kind == "experts.gate_up_proj":
         halves = {"w1": 0, "w3": tensor.shape[1] // 2}

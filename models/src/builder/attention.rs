@@ -1,26 +1,26 @@
 //! Attention and the rotary positions of its queries and keys.
 
-use super::{GraphBuilder, operand, shared, walk};
+use super::{GraphBuilder, operand, shardable, walk};
 use crate::attention::RelativePositions;
 use crate::dropout::DropoutRate;
 use crate::graph::{Extent, Loop, LoopId, OperatorKind, TensorId};
 use crate::storage::Storage;
 
-/// What [`GraphBuilder::attention`] needs to know besides its inputs.
+/// Properties of attention, besides its inputs.
 #[derive(Clone, Copy)]
 pub(crate) struct AttentionKind {
-    /// Whether a position sees only those before it and itself.
+    /// Whether a position only attends to itself and to positions before it.
     pub(crate) causal: bool,
     /// Whether scores are multiplied by `1/√head_dimension`.
     pub(crate) scaled: bool,
     /// Relative positions, with their table.
     pub(crate) relative: Option<(RelativePositions, TensorId)>,
-    /// The share of the probabilities that is dropped.
+    /// Dropout rate of the probabilities.
     pub(crate) dropout: DropoutRate,
 }
 
 impl GraphBuilder {
-    /// Rotary position embedding of x `[batch, sequence, heads.., head_dimension]`.
+    /// Adds a rotary position embedding of x `[batch, sequence, heads.., head_dimension]`.
     pub(crate) fn rope(&mut self, name: &str, x: TensorId, theta: usize) -> TensorId {
         let dimensions = self.dimensions(x);
         let last = dimensions.len() - 1;
@@ -28,10 +28,10 @@ impl GraphBuilder {
             .iter()
             .enumerate()
             .map(|(index, one)| match index {
-                0 => shared(one, Extent::Rows),
-                1 => shared(one, Extent::Positions),
-                index if index < last => shared(one, Extent::Heads),
-                _ => Loop { shardable: false, ..shared(one, Extent::Features) },
+                0 => shardable(one, Extent::Rows),
+                1 => shardable(one, Extent::Positions),
+                index if index < last => shardable(one, Extent::Heads),
+                _ => Loop { shardable: false, ..shardable(one, Extent::Features) },
             })
             .collect();
         let all = walk(0, dimensions.len());
@@ -40,21 +40,22 @@ impl GraphBuilder {
         y
     }
 
-    /// Attention of q `[batch, sequence, heads (, group), head_dimension]` over k and v `[batch, keys, heads, head_dimension]`, with a table
-    /// `[buckets, heads (, group)]` of relative positions if there is one.
+    /// Adds attention of q `[batch, sequence, heads (, group), head_dimension]` over k and v
+    /// `[batch, keys, heads, head_dimension]`. A table of relative positions is
+    /// `[buckets, heads (, group)]`.
     pub(crate) fn attention(&mut self, name: &str, [q, k, v]: [TensorId; 3], kind: AttentionKind) -> TensorId {
         let AttentionKind { causal, scaled, relative, dropout } = kind;
         let query = self.dimensions(q);
         let key = self.dimensions(k);
         let head_count = query.len() - 3;
         let heads = &query[2..2 + head_count];
-        let mut loops = vec![shared(&query[0], Extent::Rows)];
-        loops.extend(heads.iter().zip([Extent::Heads, Extent::Group]).map(|(one, role)| shared(one, role)));
+        let mut loops = vec![shardable(&query[0], Extent::Rows)];
+        loops.extend(heads.iter().zip([Extent::Heads, Extent::Group]).map(|(one, role)| shardable(one, role)));
         let head_loops = walk(1, head_count);
         let [sequence, keys, features] = [1, 2, 3].map(|place| Some(LoopId(head_count + place)));
-        loops.push(shared(&query[1], Extent::Positions));
-        loops.push(Loop { name: "keys", shardable: false, ..shared(&key[1], Extent::Keys) });
-        loops.push(Loop { shardable: false, ..shared(&query[2 + head_count], Extent::Features) });
+        loops.push(shardable(&query[1], Extent::Positions));
+        loops.push(Loop { name: "keys", shardable: false, ..shardable(&key[1], Extent::Keys) });
+        loops.push(Loop { shardable: false, ..shardable(&query[2 + head_count], Extent::Features) });
         let batch = Some(LoopId(0));
         let query_axes = [vec![batch, sequence], head_loops.clone(), vec![features]].concat();
         let key_axes = vec![batch, keys, head_loops[0], features];

@@ -1,6 +1,6 @@
-//! What is done to each element apart from the others, dropout included.
+//! Element-wise operators, and dropout.
 
-use super::{GraphBuilder, operand, shared, walk};
+use super::{GraphBuilder, operand, shardable, walk};
 use crate::dropout::DropoutRate;
 use crate::graph::{Extent, Loop, OperatorKind, TensorId};
 use crate::storage::Storage;
@@ -8,7 +8,7 @@ use crate::storage::Storage;
 impl GraphBuilder {
     fn elementwise(&mut self, name: &str, kind: OperatorKind, inputs: &[TensorId]) -> TensorId {
         let dimensions = inputs.first().map(|&first| self.dimensions(first)).unwrap_or_default();
-        let loops = dimensions.iter().map(|one| shared(one, Extent::Rows)).collect();
+        let loops = dimensions.iter().map(|one| shardable(one, Extent::Rows)).collect();
         let all = walk(0, dimensions.len());
         let y = self.activation(name, dimensions, Storage::Precision);
         let inputs = inputs.iter().map(|&input| operand(input, all.clone())).collect();
@@ -24,7 +24,7 @@ impl GraphBuilder {
         self.elementwise(name, OperatorKind::Gelu, &[x])
     }
 
-    /// `y = x / √square`.
+    /// Adds `y = x / √square`.
     pub(crate) fn scale(&mut self, name: &str, x: TensorId, square: usize) -> TensorId {
         self.elementwise(name, OperatorKind::Scale { square }, &[x])
     }
@@ -37,7 +37,7 @@ impl GraphBuilder {
         self.elementwise(name, OperatorKind::GeluExact, &[x])
     }
 
-    /// `gate · σ(gate) · x`.
+    /// Adds `y = gate · σ(gate) · x`.
     pub(crate) fn silu_multiply(&mut self, name: &str, gate: TensorId, x: TensorId) -> TensorId {
         self.elementwise(name, OperatorKind::SiluMultiply, &[gate, x])
     }
@@ -46,8 +46,8 @@ impl GraphBuilder {
         self.elementwise(name, OperatorKind::Add, &[a, b])
     }
 
-    /// Dropout of x `[batch, sequence, features]` or `[batch, features]`; x itself where nothing is dropped, as in evaluation. Ranks may share
-    /// out the sequence, or without one the features. For where the features of a sequence are whole.
+    /// Adds dropout of x `[batch, sequence, features]` or `[batch, features]`. Returns x itself if
+    /// nothing is dropped. Ranks may shard the sequence, or the features if there is no sequence.
     pub(crate) fn dropout(&mut self, name: &str, x: TensorId, rate: DropoutRate) -> TensorId {
         let Some(site) = self.dropout_site(rate) else { return x };
         let dimensions = self.dimensions(x);
@@ -55,9 +55,9 @@ impl GraphBuilder {
             .iter()
             .enumerate()
             .map(|(index, one)| match index {
-                0 => shared(one, Extent::Rows),
-                1 => shared(one, Extent::Positions),
-                _ => Loop { shardable: false, ..shared(one, Extent::Features) },
+                0 => shardable(one, Extent::Rows),
+                1 => shardable(one, Extent::Positions),
+                _ => Loop { shardable: false, ..shardable(one, Extent::Features) },
             })
             .collect();
         let all = walk(0, dimensions.len());

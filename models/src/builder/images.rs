@@ -1,27 +1,28 @@
-//! Images, channels last: convolutions, poolings, batch normalisation.
+//! Operators on images, channels last: convolutions, poolings, batch normalisation.
 
-use super::{GraphBuilder, dimension, operand, shared};
+use super::{GraphBuilder, dimension, operand, shardable};
 use crate::graph::{BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Role, TensorId};
 use crate::kernel::Window;
 use crate::storage::Storage;
 
-/// What [`GraphBuilder::batch_norm`] needs to know besides its input.
+/// The statistics that batch normalisation uses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// Batch statistics.
+    /// Those of the batch.
     Training,
-    /// Running statistics.
+    /// Running averages.
     Inference,
 }
 
 impl GraphBuilder {
-    /// The sizes of a window over the images of `x`.
+    /// Returns the sizes of a window over the images `x`.
     fn window(&self, x: TensorId, out_channels: usize, size: usize, stride: usize, padding: usize) -> Window {
         let extent = |index: usize| self.graph.tensor(x).dimensions[index].extent;
         let (batch, height, width, in_channels) = (extent(0), extent(1), extent(2), extent(3));
         Window { batch, height, width, in_channels, out_channels, size, stride, padding }
     }
 
+    /// Returns the dimensions of a window's output.
     fn image(window: &Window) -> Vec<Dimension> {
         vec![
             dimension(BATCH, window.batch),
@@ -31,7 +32,7 @@ impl GraphBuilder {
         ]
     }
 
-    /// A convolution whose weight is `[out, size, size, in]`.
+    /// Adds a convolution. Its weight is `[out, size, size, in]`.
     pub(crate) fn convolution(&mut self, name: &str, x: TensorId, weight: TensorId, stride: usize, padding: usize) -> TensorId {
         let shape = self.dimensions(weight);
         let window = self.window(x, shape[0].extent, shape[1].extent, stride, padding);
@@ -52,7 +53,8 @@ impl GraphBuilder {
         y
     }
 
-    /// Batch normalisation. The batch's loop counts groups of samples, so that a mesh axis can only cut between groups.
+    /// Adds batch normalisation. The loop over the batch counts groups of samples, so that a mesh
+    /// axis can only cut between groups.
     pub(crate) fn batch_norm(&mut self, name: &str, x: TensorId, mode: Mode) -> TensorId {
         let dimensions = self.dimensions(x);
         let channels = dimensions[3].extent;
@@ -64,8 +66,8 @@ impl GraphBuilder {
             Loop { name: "channels", extent: channels, role: Extent::Features, shardable: true },
         ];
         let [batch, channel] = [Some(LoopId(0)), Some(LoopId(2))];
-        let per_channel = |initialisation: Initialisation, what: &str, builder: &mut Self| {
-            builder.parameter(format!("{name}.{what}"), vec![dimension("channels", channels)], vec![channels], initialisation)
+        let per_channel = |initialisation: Initialisation, part: &str, builder: &mut Self| {
+            builder.parameter(format!("{name}.{part}"), vec![dimension("channels", channels)], vec![channels], initialisation)
         };
         let scale = per_channel(Initialisation::Ones, "weight", self);
         let shift = per_channel(Initialisation::Zeros, "bias", self);
@@ -102,7 +104,8 @@ impl GraphBuilder {
         ];
         let axes = vec![Some(LoopId(0)), None, None, Some(LoopId(1))];
         let y = self.activation(name, Self::image(&window), Storage::Precision);
-        // An index is an offset into the rank's own input, so channels that are shared out would still be right.
+        // An index is an offset into the rank's own input, so it stays right when channels are
+        // sharded.
         let indices = self.activation(&format!("{name}.indices"), Self::image(&window), Storage::Integer);
         self.operator(
             name,
@@ -117,14 +120,14 @@ impl GraphBuilder {
     pub(crate) fn global_average_pool(&mut self, name: &str, x: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let loops = vec![
-            shared(&dimensions[0], Extent::Rows),
+            shardable(&dimensions[0], Extent::Rows),
             Loop {
                 name: "positions",
                 extent: dimensions[1].extent * dimensions[2].extent,
                 role: Extent::Positions,
                 shardable: false,
             },
-            shared(&dimensions[3], Extent::Features),
+            shardable(&dimensions[3], Extent::Features),
         ];
         let [batch, channel] = [Some(LoopId(0)), Some(LoopId(2))];
         let y = self.activation(name, vec![dimensions[0], dimensions[3]], Storage::Precision);

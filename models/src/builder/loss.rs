@@ -1,25 +1,26 @@
-//! The loss, and the same where ranks share out the classes.
+//! The loss, with whole classes and with classes that ranks shard.
 
-use super::{GraphBuilder, VOCABULARY, dimension, operand, shared, walk};
+use super::{GraphBuilder, VOCABULARY, dimension, operand, shardable, walk};
 use crate::graph::{Extent, Loop, LoopId, OperatorKind, Role, TensorId};
 use crate::storage::Storage;
 
 impl GraphBuilder {
-    /// [`GraphBuilder::cross_entropy`] where ranks share out the classes: each makes statistics of its part, which are then put together.
+    /// Adds [`GraphBuilder::cross_entropy`] for classes that ranks shard. Each rank makes
+    /// statistics of its part, and the loss follows from all of them.
     fn cross_entropy_in_parts(&mut self, name: &str, logits: TensorId, labels: TensorId) {
         let dimensions = self.dimensions(logits);
         let row_count = dimensions.len() - 1;
-        let rows: Vec<Loop> = dimensions[..row_count].iter().map(|one| shared(one, Extent::Rows)).collect();
+        let rows: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
         let parts = dimension("parts", self.vocabulary_parts);
         let row_axes = walk(0, row_count);
         let last = Some(LoopId(row_count));
-        // One entry a part: so a mesh axis that cuts the classes cuts the parts, too.
+        // One entry for each part, so that a mesh axis that cuts the classes also cuts the parts.
         let statistic_dimensions = [&[parts][..], &dimensions[..row_count], &[dimension("statistics", 4)]].concat();
         let statistics = self.activation(&format!("{name}.statistics"), statistic_dimensions, Storage::Single);
         self.operator(
             name,
             OperatorKind::LogitStatistics,
-            [&rows[..], &[shared(&dimensions[row_count], Extent::Features)]].concat(),
+            [&rows[..], &[shardable(&dimensions[row_count], Extent::Features)]].concat(),
             vec![operand(logits, walk(0, dimensions.len())), operand(labels, row_axes.clone())],
             vec![operand(statistics, [&[last][..], &row_axes, &[None]].concat())],
         );
@@ -29,22 +30,23 @@ impl GraphBuilder {
         self.operator(
             name,
             OperatorKind::CrossEntropyOfStatistics,
-            [&rows[..], &[Loop { shardable: false, ..shared(&parts, Extent::Positions) }]].concat(),
+            [&rows[..], &[Loop { shardable: false, ..shardable(&parts, Extent::Positions) }]].concat(),
             vec![operand(statistics, [&[None][..], &row_axes, &[None]].concat()), operand(labels, row_axes.clone())],
             vec![operand(loss, Vec::new()), operand(correct, Vec::new()), operand(log_sum_exp, row_axes)],
         );
     }
 
-    /// Mean cross-entropy of `logits` (classes last) and the number of correct predictions.
+    /// Adds the cross-entropy of `logits` (classes last), summed over predictions, and the number
+    /// of correct predictions.
     pub(crate) fn cross_entropy(&mut self, name: &str, logits: TensorId, labels: TensorId) {
         let dimensions = self.dimensions(logits);
         let row_count = dimensions.len() - 1;
-        if dimensions[row_count].name == VOCABULARY && self.cuts_vocabulary(dimensions[row_count].extent) {
+        if dimensions[row_count].name == VOCABULARY && self.shards_vocabulary(dimensions[row_count].extent) {
             self.cross_entropy_in_parts(name, logits, labels);
             return;
         }
-        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shared(one, Extent::Rows)).collect();
-        loops.push(Loop { shardable: false, ..shared(&dimensions[row_count], Extent::Features) });
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        loops.push(Loop { shardable: false, ..shardable(&dimensions[row_count], Extent::Features) });
         let rows = walk(0, row_count);
         let loss = self.tensor("loss", Role::Sum, Vec::new(), Storage::Single);
         let correct = self.tensor("correct", Role::Sum, Vec::new(), Storage::Single);

@@ -1,26 +1,29 @@
-//! Mixtures of experts: the router, the way of tokens to the slots of their experts and back, and the experts' products.
+//! Mixtures of experts: the router, dispatch of tokens to slots of experts and back, and the
+//! products of experts.
 //!
-//! A sample brings the same number of slots to every expert, and a part of its positions that part of them. So a rank that has a part of the
-//! batch or of the sequence fills that part of every expert's slots, and what brings them to the ranks that have the experts is a change of
-//! placement: from shards of slots to shards of experts.
+//! Every expert has the same number of slots for each sample, and a part of them for a part of the
+//! sample's positions. A rank with a part of the batch or of the sequence thus fills that part of
+//! every expert's slots. To bring them to the ranks that have the experts is a change of placement:
+//! from shards of slots to shards of experts.
 
-use super::{GraphBuilder, dimension, operand, shared, walk};
+use super::{GraphBuilder, dimension, operand, shardable, walk};
 use crate::graph::{
     BATCH, Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, Parameter, Role, SEQUENCE, Slots, TensorId,
 };
 use crate::kernel::WeightLayout;
 use crate::storage::Storage;
 
-/// A mixture's sizes.
+/// Sizes of a mixture.
 #[derive(Clone, Copy)]
 pub(crate) struct MixtureShape {
     pub(crate) experts: usize,
+    /// Experts that a token is sent to.
     pub(crate) top: usize,
     /// Slots of an expert for each sample.
     pub(crate) slots_per_sample: usize,
 }
 
-/// Where tokens went.
+/// The slots that tokens were sent to.
 #[derive(Clone, Copy)]
 pub(crate) struct Routing {
     gates: TensorId,
@@ -29,15 +32,16 @@ pub(crate) struct Routing {
 }
 
 impl GraphBuilder {
-    /// A product for each expert of `x` `[experts, batch, slots, contracted]` with `weight` `[experts, columns, contracted]`.
+    /// Adds one product an expert of `x` `[experts, batch, slots, contracted]` with `weight`
+    /// `[experts, columns, contracted]`.
     pub(crate) fn expert_matmul(&mut self, name: &str, x: TensorId, weight: TensorId) -> TensorId {
         let [x_dimensions, weight_dimensions] = [self.dimensions(x), self.dimensions(weight)];
         let loops = vec![
-            shared(&x_dimensions[0], Extent::Experts),
-            shared(&x_dimensions[1], Extent::Rows),
-            shared(&x_dimensions[2], Extent::Rows),
-            shared(&weight_dimensions[1], Extent::Columns),
-            shared(&x_dimensions[3], Extent::Contracted),
+            shardable(&x_dimensions[0], Extent::Experts),
+            shardable(&x_dimensions[1], Extent::Rows),
+            shardable(&x_dimensions[2], Extent::Rows),
+            shardable(&weight_dimensions[1], Extent::Columns),
+            shardable(&x_dimensions[3], Extent::Contracted),
         ];
         let [experts, batch, slots, columns, contracted] = [0, 1, 2, 3, 4].map(|index| Some(LoopId(index)));
         let dimensions = vec![x_dimensions[0], x_dimensions[1], x_dimensions[2], weight_dimensions[1]];
@@ -52,7 +56,8 @@ impl GraphBuilder {
         y
     }
 
-    /// The weights of all experts' matrices of one kind: ours stacked, in public `{module}.{expert}.{matrix}.weight`.
+    /// Adds the weights of one matrix of all experts. Ours are stacked. In public each expert has
+    /// its own, `{module}.{expert}.{matrix}.weight`.
     pub(crate) fn expert_parameter(
         &mut self,
         module: &str,
@@ -70,13 +75,14 @@ impl GraphBuilder {
         self.tensor(format!("{module}.{matrix}.weight"), Role::Parameter(parameter), dimensions, Storage::Precision)
     }
 
-    /// Chooses experts for x `[batch, sequence, hidden]` by the router's `weight` `[experts, hidden]`, and brings the tokens to the experts'
-    /// slots: `[experts, batch, slots, hidden]`.
+    /// Adds the choice of experts for x `[batch, sequence, hidden]` by the router's `weight`
+    /// `[experts, hidden]`, and the dispatch of tokens to slots. Returns the slots
+    /// `[experts, batch, slots, hidden]`.
     pub(crate) fn dispatch(&mut self, module: &str, x: TensorId, weight: TensorId, shape: &MixtureShape) -> (TensorId, Routing) {
         let MixtureShape { experts, top, slots_per_sample } = *shape;
         let logits = self.matmul(&format!("{module}.gate"), x, weight, 1, WeightLayout::OutIn);
         let whole = |one: &mut Loop| one.shardable = false;
-        // A token is judged against all experts, wherever they are.
+        // The router compares all experts for each token, so the logits must be whole.
         if let Some(product) = self.graph.operators.last_mut() {
             product.loops.iter_mut().filter(|one| one.role == Extent::Columns).for_each(whole);
         }
@@ -88,9 +94,9 @@ impl GraphBuilder {
         let choice_dimensions = vec![batch, sequence, dimension("top", top)];
 
         let loops = vec![
-            shared(&batch, Extent::Rows),
-            shared(&sequence, Extent::Rows),
-            Loop { shardable: false, ..shared(&expert_dimension, Extent::Experts) },
+            shardable(&batch, Extent::Rows),
+            shardable(&sequence, Extent::Rows),
+            Loop { shardable: false, ..shardable(&expert_dimension, Extent::Experts) },
         ];
         let choice_axes = vec![Some(LoopId(0)), Some(LoopId(1)), None];
         let gates = self.activation(&format!("{module}.gates"), choice_dimensions.clone(), Storage::Precision);
@@ -103,7 +109,7 @@ impl GraphBuilder {
             vec![operand(gates, choice_axes.clone()), operand(choices, choice_axes.clone())],
         );
 
-        // They are cut where the sequence is.
+        // Slots are cut where the sequence is.
         let slots = dimension(SEQUENCE, slots_per_sample);
         let slots = vec![expert_dimension, batch, slots, hidden];
         let dispatched = self.activation(&format!("{module}.dispatch"), slots, Storage::Precision);
@@ -113,14 +119,15 @@ impl GraphBuilder {
         self.operator(
             &format!("{module}.dispatch"),
             kind,
-            exchange_loops(batch, sequence, expert_dimension, hidden),
+            routing_loops(batch, sequence, expert_dimension, hidden),
             vec![operand(x, TOKEN_AXES.to_vec()), operand(choices, choice_axes.clone())],
             vec![operand(dispatched, SLOT_AXES.to_vec()), operand(places, choice_axes), operand(dropped, Vec::new())],
         );
         (dispatched, Routing { gates, choices, places })
     }
 
-    /// The experts' `rows` `[experts, batch, slots, hidden]` back at the tokens that they are for, weighted by their gates.
+    /// Adds the way back of the experts' `rows` `[experts, batch, slots, hidden]` to their tokens,
+    /// weighted by the gates.
     pub(crate) fn combine(
         &mut self,
         module: &str,
@@ -138,7 +145,7 @@ impl GraphBuilder {
         self.operator(
             &name,
             OperatorKind::Combine(Slots { top: shape.top, per_sample: shape.slots_per_sample }),
-            exchange_loops(batch, sequence, dimensions[0], dimensions[3]),
+            routing_loops(batch, sequence, dimensions[0], dimensions[3]),
             vec![
                 operand(rows, SLOT_AXES.to_vec()),
                 by_choice(routing.gates),
@@ -150,25 +157,27 @@ impl GraphBuilder {
         y
     }
 
-    /// The one sum over all mixtures of choices that found no slot.
+    /// Returns the number of choices that found no slot: one sum over all mixtures.
     fn dropped(&mut self) -> TensorId {
-        let known = self.graph.tensors.iter().position(|tensor| tensor.role == Role::Sum && tensor.name == "dropped");
-        known.map(TensorId).unwrap_or_else(|| self.tensor("dropped", Role::Sum, Vec::new(), Storage::Single))
+        let existing = self.graph.tensors.iter().position(|tensor| tensor.role == Role::Sum && tensor.name == "dropped");
+        existing.map(TensorId).unwrap_or_else(|| self.tensor("dropped", Role::Sum, Vec::new(), Storage::Single))
     }
 }
 
-/// Which loop of a dispatch or its return walks the tokens' dimensions.
+/// The loops of a dispatch that walk the dimensions of tokens.
 const TOKEN_AXES: [Option<LoopId>; 3] = [Some(LoopId(0)), Some(LoopId(1)), Some(LoopId(3))];
 
-/// The same for the slots: they are shared out as the batch and the sequence are.
+/// The loops of a dispatch that walk the dimensions of slots. Slots are sharded as the batch and
+/// the sequence are.
 const SLOT_AXES: [Option<LoopId>; 4] = [Some(LoopId(2)), Some(LoopId(0)), Some(LoopId(1)), Some(LoopId(3))];
 
-/// The loops of a dispatch and of its return. Tokens may be shared out: slots are filled in the order of a rank's tokens, for all experts.
-fn exchange_loops(batch: Dimension, sequence: Dimension, experts: Dimension, hidden: Dimension) -> Vec<Loop> {
-    let whole = |one: &Dimension, role| Loop { shardable: false, ..shared(one, role) };
+/// Returns the loops of a dispatch and of its return. Tokens may be sharded: each rank fills slots
+/// of all experts in the order of its own tokens.
+fn routing_loops(batch: Dimension, sequence: Dimension, experts: Dimension, hidden: Dimension) -> Vec<Loop> {
+    let whole = |one: &Dimension, role| Loop { shardable: false, ..shardable(one, role) };
     vec![
-        shared(&batch, Extent::Rows),
-        shared(&sequence, Extent::Positions),
+        shardable(&batch, Extent::Rows),
+        shardable(&sequence, Extent::Positions),
         whole(&experts, Extent::Experts),
         whole(&hidden, Extent::Features),
     ]

@@ -1,20 +1,20 @@
 //! Norms over the last dimension.
 
-use super::{GraphBuilder, dimension, operand, shared, walk};
+use super::{GraphBuilder, dimension, operand, shardable, walk};
 use crate::graph::{Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
 use crate::kernel::Epsilon;
 use crate::storage::Storage;
 
 impl GraphBuilder {
-    /// Layer normalisation over the last dimension.
+    /// Adds layer normalisation over the last dimension.
     pub(crate) fn layer_norm(&mut self, name: &str, x: TensorId, epsilon: Epsilon) -> TensorId {
         let dimensions = self.dimensions(x);
         let row_count = dimensions.len() - 1;
         let features = dimensions[row_count];
-        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shared(one, Extent::Rows)).collect();
-        loops.push(Loop { shardable: false, ..shared(&features, Extent::Features) });
-        let parameter = |initialisation, what: &str, builder: &mut Self| {
-            builder.parameter(format!("{name}.{what}"), vec![features], vec![features.extent], initialisation)
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        loops.push(Loop { shardable: false, ..shardable(&features, Extent::Features) });
+        let parameter = |initialisation, part: &str, builder: &mut Self| {
+            builder.parameter(format!("{name}.{part}"), vec![features], vec![features.extent], initialisation)
         };
         let scale = parameter(Initialisation::Ones, "weight", self);
         let shift = parameter(Initialisation::Zeros, "bias", self);
@@ -36,13 +36,13 @@ impl GraphBuilder {
         y
     }
 
-    /// Division of the last dimension by its root mean square.
+    /// Adds the division of the last dimension by its root mean square.
     pub(crate) fn rms_norm(&mut self, name: &str, x: TensorId, epsilon: Epsilon) -> TensorId {
         let dimensions = self.dimensions(x);
         let row_count = dimensions.len() - 1;
         let features = dimensions[row_count];
-        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shared(one, Extent::Rows)).collect();
-        loops.push(Loop { shardable: false, ..shared(&features, Extent::Features) });
+        let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        loops.push(Loop { shardable: false, ..shardable(&features, Extent::Features) });
         let scale = self.parameter(format!("{name}.weight"), vec![features], vec![features.extent], Initialisation::Ones);
         let all = walk(0, dimensions.len());
         let rows = walk(0, row_count);

@@ -1,13 +1,14 @@
-//! Products with a weight, and what is looked up in one.
+//! Products with a weight, biases, and embedding look-ups.
 
-use super::{GraphBuilder, operand, shared, walk};
+use super::{GraphBuilder, operand, shardable, walk};
 use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
 use crate::kernel::{Activation, WeightLayout};
 use crate::storage::Storage;
 
 impl GraphBuilder {
-    /// `y = x · w`: the last `contracted` dimensions of x are those that w sums over.
-    /// With [`WeightLayout::OutIn`] w is `[columns.., contracted..]`, with [`WeightLayout::InOut`] the reverse.
+    /// Adds `y = x · w`, a sum over the last `contracted` dimensions of x. With
+    /// [`WeightLayout::OutIn`] w is `[columns.., contracted..]`, with [`WeightLayout::InOut`] the
+    /// reverse.
     pub(crate) fn matmul(
         &mut self,
         name: &str,
@@ -25,10 +26,10 @@ impl GraphBuilder {
             WeightLayout::InOut => &weight_dimensions[contracted..],
         };
         let mut loops: Vec<Loop> = Vec::new();
-        loops.extend(x_dimensions[..row_count].iter().map(|one| shared(one, Extent::Rows)));
-        // `projections` are q, k and v side by side: each rank needs its heads of all three.
-        loops.extend(columns.iter().map(|one| Loop { shardable: one.name != "projections", ..shared(one, Extent::Columns) }));
-        loops.extend(x_dimensions[row_count..].iter().map(|one| shared(one, Extent::Contracted)));
+        loops.extend(x_dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)));
+        // `projections` are q, k and v: each rank needs its heads of all three.
+        loops.extend(columns.iter().map(|one| Loop { shardable: one.name != "projections", ..shardable(one, Extent::Columns) }));
+        loops.extend(x_dimensions[row_count..].iter().map(|one| shardable(one, Extent::Contracted)));
         let rows = walk(0, row_count);
         let column_loops = walk(row_count, column_count);
         let contracted_loops = walk(row_count + column_count, contracted);
@@ -48,14 +49,14 @@ impl GraphBuilder {
         y
     }
 
-    /// `y = x + bias`, the bias having the last dimensions of x.
+    /// Adds `y = x + bias`. The bias has the last dimensions of x.
     pub(crate) fn bias_add(&mut self, name: &str, x: TensorId, bias: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let row_count = dimensions.len() - self.dimensions(bias).len();
         let loops = dimensions
             .iter()
             .enumerate()
-            .map(|(index, one)| shared(one, if index < row_count { Extent::Rows } else { Extent::Columns }))
+            .map(|(index, one)| shardable(one, if index < row_count { Extent::Rows } else { Extent::Columns }))
             .collect();
         let all = walk(0, dimensions.len());
         let columns = all[row_count..].to_vec();
@@ -70,8 +71,9 @@ impl GraphBuilder {
         y
     }
 
-    /// A `Linear` from the last `contracted` dimensions of x to `outputs`, with a bias if that is told how to start. Its public shapes are
-    /// `[outputs, inputs]` and `[outputs]`.
+    /// Adds PyTorch's `Linear` from the last `contracted` dimensions of x to `outputs`. There is a
+    /// bias if its initial values are given. The public shapes are `[outputs, inputs]` and
+    /// `[outputs]`.
     pub(crate) fn linear(
         &mut self,
         name: &str,
@@ -84,7 +86,7 @@ impl GraphBuilder {
         self.linear_as([name, &format!("{name}.weight"), &format!("{name}.bias")], x, contracted, outputs, weights, bias)
     }
 
-    /// The same with names for itself, its weight and its bias.
+    /// As [`GraphBuilder::linear`], with names for the operator, its weight and its bias.
     pub(crate) fn linear_as(
         &mut self,
         [name, weight_name, bias_name]: [&str; 3],
@@ -109,15 +111,15 @@ impl GraphBuilder {
         }
     }
 
-    /// Rows of `table` `[vocabulary, hidden]` looked up by token.
+    /// Adds a look-up of tokens in `table` `[vocabulary, hidden]`.
     pub(crate) fn embedding(&mut self, name: &str, tokens: TensorId, table: TensorId) -> TensorId {
         let token_dimensions = self.dimensions(tokens);
         let table_dimensions = self.dimensions(table);
         let row_count = token_dimensions.len();
-        let mut loops: Vec<Loop> = token_dimensions.iter().map(|one| shared(one, Extent::Rows)).collect();
-        let cut = self.cuts_vocabulary(table_dimensions[0].extent);
-        loops.push(Loop { shardable: cut, ..shared(&table_dimensions[0], Extent::Vocabulary) });
-        loops.push(shared(&table_dimensions[1], Extent::Features));
+        let mut loops: Vec<Loop> = token_dimensions.iter().map(|one| shardable(one, Extent::Rows)).collect();
+        let is_shardable = self.shards_vocabulary(table_dimensions[0].extent);
+        loops.push(Loop { shardable: is_shardable, ..shardable(&table_dimensions[0], Extent::Vocabulary) });
+        loops.push(shardable(&table_dimensions[1], Extent::Features));
         let rows = walk(0, row_count);
         let hidden = Some(LoopId(row_count + 1));
         let y = self.activation(name, [&token_dimensions[..], &table_dimensions[1..]].concat(), Storage::Precision);

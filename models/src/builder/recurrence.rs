@@ -1,13 +1,14 @@
-//! Recurrent layers: the inputs' product for all positions at once, then the recurrence.
+//! LSTM layers: the product of the inputs for all positions at once, then the recurrence.
 
-use super::{GraphBuilder, dimension, operand, shared};
-use crate::graph::{Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
+use super::{GraphBuilder, dimension, operand, shardable};
+use crate::graph::{Dimension, Extent, Initialisation, Loop, LoopId, OperatorKind, TensorId};
 use crate::kernel::WeightLayout;
 use crate::storage::Storage;
 
 impl GraphBuilder {
-    /// Layer `layer` of a PyTorch `LSTM` called `module`, over x `[batch, sequence, features]` and from a state `[batch, 2, hidden]` if one
-    /// is given: the outputs `[batch, sequence, hidden]`, and the state at the end.
+    /// Adds layer `layer` of the PyTorch `LSTM` called `module`, over x
+    /// `[batch, sequence, features]`. It begins in `state` `[batch, 2, hidden]`, or in zeros.
+    /// Returns the outputs `[batch, sequence, hidden]` and the last state.
     pub(crate) fn lstm(
         &mut self,
         module: &str,
@@ -20,9 +21,9 @@ impl GraphBuilder {
         let [batch, sequence, features] = [x_dimensions[0], x_dimensions[1], x_dimensions[2]];
         let [gates, hidden_dimension] = [dimension("gates", 4 * hidden), dimension("hidden", hidden)];
         let initialisation = Initialisation::Uniform(1.0 / (hidden as f64).sqrt());
-        let mut parameter = |what: &str, dimensions: &[crate::Dimension]| {
+        let mut parameter = |part: &str, dimensions: &[Dimension]| {
             let shape = dimensions.iter().map(|one| one.extent).collect();
-            self.parameter(format!("{module}.{what}_l{layer}"), dimensions.to_vec(), shape, initialisation)
+            self.parameter(format!("{module}.{part}_l{layer}"), dimensions.to_vec(), shape, initialisation)
         };
         let input_weight = parameter("weight_ih", &[gates, features]);
         let weight = parameter("weight_hh", &[gates, hidden_dimension]);
@@ -34,9 +35,9 @@ impl GraphBuilder {
         let projected = self.bias_add(&format!("{name}.bias"), projected, bias);
 
         let loops = vec![
-            shared(&batch, Extent::Rows),
-            Loop { shardable: false, ..shared(&sequence, Extent::Positions) },
-            Loop { shardable: false, ..shared(&hidden_dimension, Extent::Features) },
+            shardable(&batch, Extent::Rows),
+            Loop { shardable: false, ..shardable(&sequence, Extent::Positions) },
+            Loop { shardable: false, ..shardable(&hidden_dimension, Extent::Features) },
         ];
         let [batch_loop, positions, features] = [0, 1, 2].map(|index| Some(LoopId(index)));
         let state_dimensions = vec![batch, dimension("state", 2), hidden_dimension];

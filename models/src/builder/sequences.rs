@@ -1,18 +1,20 @@
-//! What is done to whole positions of a sequence: one put before them, the first taken, packed projections taken apart.
+//! Operators on whole positions of a sequence: prepend one, take the first, split packed
+//! projections.
 
-use super::{GraphBuilder, dimension, operand, shared, walk};
+use super::{GraphBuilder, dimension, operand, shardable, walk};
 use crate::graph::{Dimension, Extent, Loop, LoopId, OperatorKind, TensorId};
 use crate::storage::Storage;
 
 impl GraphBuilder {
-    /// The pixels of x `[batch, height, width, channels]` as a sequence, after a learned row: `[batch, 1 + pixels, channels]`.
+    /// Adds the pixels of x `[batch, height, width, channels]` as a sequence after a learned row.
+    /// Returns `[batch, 1 + pixels, channels]`.
     pub(crate) fn prepend(&mut self, name: &str, x: TensorId, row: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let positions = dimensions[1].extent * dimensions[2].extent;
         let loops = vec![
-            shared(&dimensions[0], Extent::Rows),
+            shardable(&dimensions[0], Extent::Rows),
             Loop { name: "positions", extent: positions, role: Extent::Positions, shardable: false },
-            shared(&dimensions[3], Extent::Features),
+            shardable(&dimensions[3], Extent::Features),
         ];
         let [batch, features] = [Some(LoopId(0)), Some(LoopId(2))];
         let y_dimensions = vec![dimensions[0], dimension("sequence", positions + 1), dimension("hidden", dimensions[3].extent)];
@@ -27,13 +29,13 @@ impl GraphBuilder {
         y
     }
 
-    /// The first position of x `[batch, sequence, features]`.
+    /// Adds the first position of x `[batch, sequence, features]`.
     pub(crate) fn first(&mut self, name: &str, x: TensorId) -> TensorId {
         let dimensions = self.dimensions(x);
         let loops = vec![
-            shared(&dimensions[0], Extent::Rows),
-            Loop { shardable: false, ..shared(&dimensions[1], Extent::Positions) },
-            shared(&dimensions[2], Extent::Features),
+            shardable(&dimensions[0], Extent::Rows),
+            Loop { shardable: false, ..shardable(&dimensions[1], Extent::Positions) },
+            shardable(&dimensions[2], Extent::Features),
         ];
         let y = self.activation(name, vec![dimensions[0], dimensions[2]], Storage::Precision);
         let [batch, features] = [Some(LoopId(0)), Some(LoopId(2))];
@@ -47,25 +49,25 @@ impl GraphBuilder {
         y
     }
 
-    /// Takes packed `[batch, sequence, projections, heads, head_dimension]` apart, into one tensor a projection.
+    /// Adds a split of packed `[batch, sequence, projections, heads, head_dimension]` into one
+    /// tensor for each projection.
     pub(crate) fn split<const PARTS: usize>(&mut self, name: &str, x: TensorId) -> [TensorId; PARTS] {
         let dimensions = self.dimensions(x);
         let loops = dimensions
             .iter()
             .enumerate()
             .map(|(index, one)| match index {
-                0 | 1 => shared(one, Extent::Rows),
-                2 => Loop { shardable: false, ..shared(one, Extent::Parts) },
-                _ => shared(one, Extent::Features),
+                0 | 1 => shardable(one, Extent::Rows),
+                2 => Loop { shardable: false, ..shardable(one, Extent::Parts) },
+                _ => shardable(one, Extent::Features),
             })
             .collect();
-        let whole = walk(0, dimensions.len());
-        let axes: Vec<Option<LoopId>> =
-            whole.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &axis)| axis).collect();
+        let all = walk(0, dimensions.len());
+        let axes: Vec<Option<LoopId>> = all.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &axis)| axis).collect();
         let part: Vec<Dimension> = dimensions.iter().enumerate().filter(|&(index, _)| index != 2).map(|(_, &one)| one).collect();
         let parts = std::array::from_fn(|index| self.activation(&format!("{name}.{index}"), part.clone(), Storage::Precision));
         let outputs = parts.iter().map(|&tensor| operand(tensor, axes.clone())).collect();
-        self.operator(name, OperatorKind::Split, loops, vec![operand(x, whole)], outputs);
+        self.operator(name, OperatorKind::Split, loops, vec![operand(x, all)], outputs);
         parts
     }
 }

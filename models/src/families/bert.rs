@@ -1,5 +1,6 @@
-//! BERT for masked language modelling (Devlin et al. 2019), named as Hugging Face's `BertForMaskedLM`, without the prediction of the next
-//! sentence. Dropout is applied to the embedding, to what each layer adds to the residual stream, and to attention's probabilities.
+//! BERT for masked language modelling (Devlin et al. 2019) with the names of Hugging Face's
+//! `BertForMaskedLM`, without next-sentence prediction. Dropout is applied to the embedding, to
+//! what each layer adds to the residual stream, and to attention's probabilities.
 
 use super::{Check, Family};
 use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, dimension};
@@ -42,7 +43,7 @@ const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
 const BIASES: Option<Initialisation> = Some(Initialisation::Zeros);
 
-/// Kinds of texts in a sample: a first and a second.
+/// Number of token types: a sample has at most two texts.
 const TOKEN_TYPES: usize = 2;
 
 /// Masked tokens of a sample: 15 %, rounded, and at least one.

@@ -1,9 +1,8 @@
-//! Checks of sizes that several families make. Sizes that contradict each other, or that cannot be counted with, are refused before
-//! a graph is built.
+//! Checks of sizes that several families make before a graph is built.
 
 use crate::error::ModelError;
 
-/// The most layers of a model: a hundred times those of the deepest language models.
+/// The most layers of a model: about a hundred times those of the deepest language models.
 pub(super) const MOST_LAYERS: usize = 10_000;
 
 /// The largest size of any kind.
@@ -12,33 +11,33 @@ const MOST: usize = 1 << 24;
 /// The most features of a head.
 const MOST_HEAD_FEATURES: usize = 1 << 16;
 
-/// The checks of one model's sizes.
+/// Checks of one model's sizes.
 pub(crate) struct Check<'a> {
-    /// The model's name, for messages.
+    /// Name of the model, for messages.
     pub(crate) name: &'a str,
 }
 
 impl Check<'_> {
-    /// The error that refuses the model for a reason.
+    /// Returns the error for a model that is refused.
     pub(crate) fn error(&self, reason: String, hint: &str) -> ModelError {
         ModelError::Inconsistent { name: self.name.into(), reason, hint: hint.into() }
     }
 
-    /// Refuses the model for a reason.
+    /// Refuses the model.
     pub(super) fn refuse(&self, reason: String, hint: &str) -> Result<(), ModelError> {
         Err(self.error(reason, hint))
     }
 
-    /// Refuses sizes that are 0 or beyond the largest.
+    /// Refuses sizes that are 0 or too large.
     pub(super) fn sizes(&self, sizes: &[(&str, usize)]) -> Result<(), ModelError> {
-        sizes.iter().try_for_each(|&(what, value)| match value {
-            0 => self.refuse(format!("`{what}` is 0"), "every size is at least 1"),
-            value if value > MOST => self.refuse(format!("`{what}` is {value}"), "no size is larger than 16,777,216"),
+        sizes.iter().try_for_each(|&(name, value)| match value {
+            0 => self.refuse(format!("`{name}` is 0"), "every size is at least 1"),
+            value if value > MOST => self.refuse(format!("`{name}` is {value}"), "no size is larger than 16,777,216"),
             _ => Ok(()),
         })
     }
 
-    /// Refuses a stack with too many layers.
+    /// Refuses too many layers.
     pub(super) fn layers(&self, layers: usize) -> Result<(), ModelError> {
         if layers > MOST_LAYERS {
             return self.refuse(format!("`layers` is {layers}"), "a model has 10,000 layers at most");
@@ -46,7 +45,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Refuses an encoder and a decoder with too many layers each.
+    /// Refuses an encoder and a decoder of too many layers each.
     pub(super) fn layers_of_each(&self, layers: usize) -> Result<(), ModelError> {
         if layers > MOST_LAYERS / 2 {
             return self.refuse(format!("`layers` is {layers}"), "encoder and decoder have 5,000 layers each at most");
@@ -54,7 +53,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Refuses a transformer whose heads do not divide its features.
+    /// Refuses a transformer with bad sizes, or whose heads do not divide its features.
     pub(super) fn transformer(&self, [layers, hidden, heads, ffn]: [usize; 4]) -> Result<(), ModelError> {
         self.sizes(&[("layers", layers), ("hidden", hidden), ("heads", heads), ("ffn", ffn)])?;
         self.layers(layers)?;
@@ -64,7 +63,7 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Refuses heads that their keys' heads do not divide.
+    /// Refuses query heads that are not a multiple of the key heads.
     pub(super) fn key_heads(&self, heads: usize, kv_heads: usize) -> Result<(), ModelError> {
         if !heads.is_multiple_of(kv_heads) {
             return self
@@ -73,7 +72,8 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Refuses heads whose features cannot be turned in pairs. `heads` is at least 1.
+    /// Refuses heads whose features do not form pairs, which rotary positions rotate. `heads` is at
+    /// least 1.
     pub(super) fn rotary_head(&self, hidden: usize, heads: usize, head_dimension: Option<usize>) -> Result<(), ModelError> {
         let features = match head_dimension {
             Some(features) if features > MOST_HEAD_FEATURES => {
@@ -88,8 +88,8 @@ impl Check<'_> {
         };
         if features == 0 || !features.is_multiple_of(2) {
             return self.refuse(
-                format!("a head has {features} features, no even number"),
-                "rotary positions turn pairs of features: choose hidden and heads so that a head has an even number, or `head_dimension`",
+                format!("a head has {features} features, which do not form pairs for rotary positions"),
+                "choose hidden and heads so that a head has an even number of features, or give an even `head_dimension`",
             );
         }
         Ok(())

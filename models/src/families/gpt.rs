@@ -1,5 +1,5 @@
-//! GPT-2's architecture (Radford et al. 2019) with Hugging Face's names. Dropout is applied to the embedding, to what each layer adds to
-//! the residual stream, and to attention's probabilities.
+//! GPT-2's architecture (Radford et al. 2019) with Hugging Face's names. Dropout is applied to the
+//! embedding, to what each layer adds to the residual stream, and to attention's probabilities.
 
 use super::{Check, Family};
 use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, dimension};
@@ -43,10 +43,10 @@ fn tied_embeddings() -> bool {
     true
 }
 
-/// GPT-2's epsilon of its norms.
+/// Epsilon of the norms.
 const EPSILON: Epsilon = Epsilon::new(5);
 
-/// GPT-2's standard deviation of new weights.
+/// Initial values of weights.
 const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
 impl Family for Gpt {
@@ -157,7 +157,7 @@ impl Layers<'_> {
         let hidden_dimension = dimension("hidden", hidden);
         let head_dimensions = [dimension("heads", heads), dimension("head_dimension", head_dimension)];
         let projections = [dimension("projections", 3), head_dimensions[0], head_dimensions[1]];
-        // Projections into the residual stream are scaled by its depth, as GPT-2 scales them.
+        // GPT-2 scales projections into the residual stream by its depth.
         let residual = Initialisation::Normal(0.02 / (2.0 * layers as f64).sqrt());
 
         let y = self.builder.layer_norm(&name("ln_1"), x, EPSILON);
@@ -180,7 +180,7 @@ impl Layers<'_> {
         self.builder.add(&name("mlp.residual"), x, y)
     }
 
-    /// A `Conv1D`: the weight is `[inputs.., outputs..]`, then a bias.
+    /// Adds Hugging Face's `Conv1D`: a product with a weight `[inputs.., outputs..]`, and a bias.
     fn linear(
         &mut self,
         name: &str,

@@ -1,22 +1,24 @@
-//! What families of image models share: the first layers, and the sizes that model files may leave out.
+//! Properties that families of image models share, and defaults of their sizes.
 
 use serde::{Deserialize, Serialize};
 
-/// The first layers of a model of images.
+/// The form of an image model: for large images or for small ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stem {
-    /// For images of 224x224 pixels. A ResNet begins with a 7x7 convolution of stride 2 and a max-pool.
+    /// For images of about 224x224 pixels. A ResNet begins with a 7x7 convolution of stride 2 and a
+    /// max-pool. A VGG ends with a classifier of three layers.
     #[default]
     Imagenet,
-    /// For images of 32x32 pixels and smaller. A ResNet begins with a 3x3 convolution of stride 1.
+    /// For images of about 32x32 pixels. A ResNet begins with a 3x3 convolution of stride 1. A VGG
+    /// ends with a pooling of the whole image and a classifier of one layer.
     Small,
 }
 
-/// The widest images of any family.
+/// The most pixels on each side of an image.
 pub(super) const MOST_PIXELS: usize = 8192;
 
-/// ImageNet's images as models are usually trained on them: pixels on each side.
+/// Pixels on each side of ImageNet's images, as they are usually cropped.
 pub(super) fn image() -> usize {
     224
 }

@@ -1,5 +1,6 @@
-//! An encoder-decoder of LSTMs without attention (Sutskever, Vinyals and Le 2014), named as in the first tutorial of
-//! github.com/bentrevett/pytorch-seq2seq: `encoder` and `decoder`, each with an `embedding` and an `rnn`, and `decoder.fc_out`.
+//! An encoder-decoder of LSTMs without attention (Sutskever, Vinyals and Le 2014). Names are those
+//! of the first tutorial of github.com/bentrevett/pytorch-seq2seq: `encoder` and `decoder`, each
+//! with an `embedding` and an `rnn`, and `decoder.fc_out`.
 
 use super::{Check, Family};
 use crate::builder::{GraphBuilder, GraphOptions, dimension};
@@ -10,7 +11,7 @@ use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
 use serde::{Deserialize, Serialize};
 
-/// An encoder and a decoder of LSTM layers. The decoder begins in the states in which the encoder ends.
+/// An encoder and a decoder of LSTM layers. The decoder begins in the last states of the encoder.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LstmSeq2seq {
@@ -31,7 +32,7 @@ pub struct LstmSeq2seq {
     pub target_sequence: usize,
 }
 
-/// The most features of a state: the weights of four gates stand in one matrix.
+/// The most features of a state. The gates have four times as many, in one matrix.
 const MOST_HIDDEN: usize = 1 << 22;
 
 impl Family for LstmSeq2seq {
@@ -116,7 +117,7 @@ impl Family for LstmSeq2seq {
             (x, _) = builder.lstm("decoder.rnn", layer, x, hidden, Some(state));
         }
         builder.block("head", false);
-        // PyTorch's default: uniform within 1/sqrt(inputs), for weight and bias alike.
+        // PyTorch's default for both weight and bias: uniform within 1/√inputs.
         let initialisation = Initialisation::Uniform(1.0 / (hidden as f64).sqrt());
         let [vocabulary, features] = [dimension("vocabulary", vocabularies[1]), dimension("hidden", hidden)];
         let shape = vec![vocabulary.extent, features.extent];
@@ -130,7 +131,7 @@ impl Family for LstmSeq2seq {
     }
 }
 
-/// Tokens looked up in a table that starts as PyTorch starts it.
+/// Adds a look-up of tokens in a table with PyTorch's initial values.
 fn embedding(builder: &mut GraphBuilder, part: &str, tokens: TensorId, features: usize, vocabulary: usize) -> TensorId {
     let dimensions = vec![dimension("vocabulary", vocabulary), dimension("embedding", features)];
     let name = format!("{part}.embedding");

@@ -1,4 +1,4 @@
-//! The multi-layer perceptron, named as `torch.nn.Sequential(Linear, ReLU, Linear, ...)` names it.
+//! The multi-layer perceptron, with the names of `torch.nn.Sequential(Linear, ReLU, Linear, ...)`.
 
 use super::check::MOST_LAYERS;
 use super::{Check, Family};
@@ -52,14 +52,14 @@ impl Family for Mlp {
         let mut x = None;
         for (index, pair) in self.widths.windows(2).enumerate() {
             let [input, output] = [pair[0], pair[1]];
-            // Sequential counts the ReLUs too.
+            // `Sequential` numbers the ReLUs too.
             let module = format!("{}", 2 * index);
             builder.block(format!("layer {index}"), index + 1 < layers);
             let features = match x {
                 Some(x) => x,
                 None => builder.input(InputKind::Features, vec![dimension(BATCH, options.batch), dimension("features", input)]),
             };
-            // PyTorch's default: uniform within 1/sqrt(inputs), for weight and bias alike.
+            // PyTorch's default for both weight and bias: uniform within 1/√inputs.
             let initialisation = Initialisation::Uniform(1.0 / (input as f64).sqrt());
             let weight_dimensions = vec![dimension("features", output), dimension("features", input)];
             let weight = builder.parameter(format!("{module}.weight"), weight_dimensions, vec![output, input], initialisation);

@@ -25,11 +25,11 @@ pub struct Moe {
     /// Features of a head. `None`: `hidden / heads`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub head_dimension: Option<usize>,
-    /// Features of the low-rank projection and norm through which queries are made, as in DeepSeek's latent attention. `None`: queries
-    /// are made from `hidden` directly.
+    /// Features of the low-rank projection that queries are made from, as in DeepSeek's latent
+    /// attention. `None`: they are made from `hidden` features.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub query_rank: Option<usize>,
-    /// The same for keys and values.
+    /// As `query_rank`, for keys and values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_value_rank: Option<usize>,
     /// Inner width of an expert.
@@ -37,7 +37,8 @@ pub struct Moe {
     /// Inner width of a dense layer. `None`: `ffn`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dense_ffn: Option<usize>,
-    /// Inner width of all experts together that every token goes to. `None`: there are none.
+    /// Inner width of all shared experts together, to which every token goes. `None`: there are
+    /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_ffn: Option<usize>,
     /// Dense layers before the first mixture.
@@ -51,10 +52,11 @@ pub struct Moe {
     pub experts: usize,
     /// Experts that a token is sent to.
     pub top_k: usize,
-    /// The last of every so many layers is a mixture; 1: all layers are.
+    /// Period of mixtures among layers. The last layer of a period is one.
     #[serde(default = "one")]
     pub moe_every: usize,
-    /// Slots of the experts over what balanced routing needs. A choice that finds no slot is dropped; with `experts / top_k` none is.
+    /// Ratio of the experts' slots to those that balanced routing needs. A choice that finds no
+    /// slot is dropped. With `experts / top_k` none is.
     #[serde(default)]
     pub capacity_factor: CapacityFactor,
     /// Base of the rotary embedding's frequencies.
@@ -77,7 +79,7 @@ fn rope_theta() -> usize {
     1_000_000
 }
 
-/// Slots of a mixture's experts over what balanced routing needs: a positive, finite number.
+/// Ratio of the experts' slots to those that balanced routing needs: a positive, finite number.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct CapacityFactor(f64);
@@ -86,7 +88,7 @@ pub struct CapacityFactor(f64);
 impl Eq for CapacityFactor {}
 
 impl Default for CapacityFactor {
-    /// GShard's (Lepikhin et al. 2021) and Switch Transformer's usual factor.
+    /// The usual factor of GShard (Lepikhin et al. 2021) and Switch Transformer.
     fn default() -> Self {
         Self(1.25)
     }
@@ -99,7 +101,7 @@ impl TryFrom<f64> for CapacityFactor {
         if factor > 0.0 && factor <= 1e6 {
             return Ok(Self(factor));
         }
-        Err(format!("`capacity_factor` is {factor}; hint: it is a number above 0, such as 1.25"))
+        Err(format!("`capacity_factor` is {factor}; hint: give a number above 0 and at most 1,000,000, such as 1.25"))
     }
 }
 
@@ -112,13 +114,15 @@ impl From<CapacityFactor> for f64 {
 /// The most experts of a mixture.
 const MOST_EXPERTS: usize = 1 << 14;
 
-/// From this many slots of an expert on, their number is a multiple of [`SLOT_GRANULE`], so that they can be sharded where the sequence is.
+/// An expert with at least this many slots has a multiple of [`SLOT_GRANULE`], so that ranks which
+/// shard the sequence can shard the slots.
 const MANY_SLOTS: usize = 256;
 
 const SLOT_GRANULE: usize = 16;
 
 impl Moe {
-    /// Slots of each expert for each sample. An expert never gets a token twice.
+    /// Returns the slots of an expert for each sample. They are at most the positions, since an
+    /// expert gets each token at most once.
     fn slots_per_sample(&self) -> usize {
         let balanced = self.sequence as f64 * self.top_k as f64 / self.experts as f64;
         let slots = (f64::from(self.capacity_factor) * balanced).ceil() as usize;

@@ -1,5 +1,5 @@
-//! ResNets (He et al. 2016) with torchvision's names. Bottlenecks have their stride in the 3x3 convolution, as torchvision has it
-//! ("v1.5").
+//! ResNets (He et al. 2016) with torchvision's names. As in torchvision, the 3x3 convolution of a
+//! bottleneck has the stride ("v1.5").
 
 use super::images::{self, MOST_PIXELS, Stem};
 use super::{Check, Family};
@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Resnet {
-    /// 18, 34, 50, 101 or 152.
+    /// Layers with weights: 18, 34, 50, 101 or 152.
     pub depth: usize,
-    /// The first layers.
+    /// Form of the first layers.
     #[serde(default)]
     pub stem: Stem,
     /// Pixels on each side of the images.
@@ -156,7 +156,7 @@ impl Layers {
             dimension("window", size),
             dimension("in_channels", input),
         ];
-        // Kaiming normal over the outputs ("fan out"), as torchvision starts it.
+        // Kaiming normal over the outputs ("fan out"), as in torchvision.
         let initialisation = Initialisation::Normal((2.0 / (output * size * size) as f64).sqrt());
         let weight = self.builder.parameter_as(
             format!("{convolution}.weight"),

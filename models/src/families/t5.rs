@@ -1,6 +1,7 @@
-//! T5 (Raffel et al. 2020) with Hugging Face's names, in its first form (ReLU) and in that of T5 v1.1 and FLAN-T5 (gated GELU).
-//! Dropout is applied to the embeddings, to what each layer adds to the residual streams, and to attention's probabilities; not within the
-//! feed-forward network, nor after the last norms.
+//! T5 (Raffel et al. 2020) with Hugging Face's names, in its first form (ReLU) and in that of T5
+//! v1.1 and FLAN-T5 (gated GELU). Dropout is applied to the embeddings, to what each layer adds to
+//! the residual streams, and to attention's probabilities. It is not applied within the
+//! feed-forward network or after the last norms.
 
 use super::{Check, Family};
 use crate::attention::RelativePositions;
@@ -40,7 +41,7 @@ pub struct T5 {
     /// Distances from this on share the last bucket.
     #[serde(default = "relative_max_distance")]
     pub relative_max_distance: usize,
-    /// Whether the feed-forward network is a gated GELU, as in T5 v1.1 and FLAN-T5, instead of a ReLU.
+    /// Whether the feed-forward network is a gated GELU instead of a ReLU.
     #[serde(default)]
     pub gated: bool,
     /// Whether the head shares the embedding's weights.
@@ -66,7 +67,7 @@ fn tied_embeddings() -> bool {
     true
 }
 
-/// T5's epsilon of its norms.
+/// Epsilon of the norms.
 const EPSILON: Epsilon = Epsilon::new(6);
 
 impl Family for T5 {
@@ -181,7 +182,7 @@ impl Family for T5 {
         }
         layers.builder.block("head", false);
         let normed = layers.builder.rms_norm("decoder.final_layer_norm", x, EPSILON);
-        // The tied table starts with a deviation of 1, an output's weight would with 1/√hidden.
+        // A tied table has an initial deviation of 1. The weight of a head has 1/√hidden.
         let (normed, head) = match self.tied_embeddings {
             true => (layers.builder.scale("lm_head.scale", normed, self.hidden), table),
             false => (normed, layers.table("lm_head.weight")),
@@ -199,7 +200,7 @@ struct Layers<'a> {
     sizes: &'a T5,
 }
 
-/// Normal with a deviation of one over the root of `inputs`.
+/// Normal with a standard deviation of `1/√inputs`.
 fn normal(inputs: usize) -> Initialisation {
     Initialisation::Normal(1.0 / (inputs as f64).sqrt())
 }
@@ -211,7 +212,7 @@ impl Layers<'_> {
         self.builder.parameter(name.into(), dimensions, vec![vocabulary, hidden], Initialisation::Normal(1.0))
     }
 
-    /// The relative positions of a stack, whose table all its layers share.
+    /// Adds the table of relative positions that all layers of a stack share.
     fn relative(&mut self, stack: &str, bidirectional: bool) -> (RelativePositions, TensorId) {
         let T5 { heads, hidden, relative_buckets: buckets, relative_max_distance: max_distance, .. } = *self.sizes;
         let name = format!("{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight");
@@ -220,7 +221,7 @@ impl Layers<'_> {
         (RelativePositions { buckets, max_distance, bidirectional }, table)
     }
 
-    /// Attention of normed x over itself, or over `memory`, and its residual.
+    /// Adds attention of x over itself or over `memory`, with its norm and its residual.
     fn attention(&mut self, module: &str, part: &str, x: TensorId, memory: Option<TensorId>, kind: AttentionKind) -> TensorId {
         let T5 { hidden, heads, .. } = *self.sizes;
         let head_dimension = self.sizes.head_dimension.unwrap_or(hidden / heads);

@@ -15,12 +15,12 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Vgg {
-    /// 11, 13, 16 or 19.
+    /// Layers with weights: 11, 13, 16 or 19.
     pub depth: usize,
     /// Whether batch normalisation follows each convolution.
     #[serde(default)]
     pub batch_norm: bool,
-    /// The last layers: with `imagenet` a classifier of three layers, with `small` one layer after a pooling of the whole image.
+    /// Form of the last layers.
     #[serde(default)]
     pub stem: Stem,
     /// Pixels on each side of the images.
@@ -38,7 +38,8 @@ pub struct Vgg {
     /// Width of the classifier's inner layers.
     #[serde(default = "classifier_width")]
     pub hidden: usize,
-    /// Dropout rate of the classifier's inner layers (0.5 in torchvision); with `stem: imagenet` only.
+    /// Dropout rate of the classifier's inner layers (0.5 in torchvision). Only with
+    /// `stem: imagenet`.
     #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
     pub dropout: DropoutRate,
 }
@@ -47,8 +48,8 @@ fn classifier_width() -> usize {
     4096
 }
 
-/// Pixels on each side of the image that reaches the classifier after five poolings. Torchvision pools other sizes to it; here they
-/// are refused.
+/// Pixels on each side of the image after five poolings, where the classifier begins. Torchvision
+/// pools other sizes to this one; here they are refused.
 const POOLED: usize = 7;
 
 impl Family for Vgg {
@@ -135,7 +136,7 @@ impl Family for Vgg {
             vec![batch, dimension("height", self.image), dimension("width", self.image), dimension("channels", self.channels)];
         let mut x = builder.input(InputKind::Images, image);
         let mut channels = self.channels;
-        // torchvision numbers convolutions, norms, ReLUs and poolings alike.
+        // torchvision numbers convolutions, norms, ReLUs and poolings together.
         let mut place = 0;
         for (stage, count) in counts.into_iter().enumerate() {
             builder.block(format!("stage {stage}"), true);
@@ -144,7 +145,7 @@ impl Family for Vgg {
                 let module = format!("features.{place}");
                 let window = dimension("window", 3);
                 let dimensions = vec![dimension("out_channels", width), window, window, dimension("in_channels", channels)];
-                // Kaiming normal over the outputs ("fan out"), as torchvision starts it.
+                // Kaiming normal over the outputs ("fan out"), as in torchvision.
                 let initialisation = Initialisation::Normal((2.0 / (width * 9) as f64).sqrt());
                 let public = vec![width, channels, 3, 3];
                 let weight =

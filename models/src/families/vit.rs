@@ -1,5 +1,5 @@
-//! Vision transformers (Dosovitskiy et al. 2021) with torchvision's names. Dropout is applied to the embedding and to what each layer
-//! adds to the residual stream, not within the perceptron.
+//! Vision transformers (Dosovitskiy et al. 2021) with torchvision's names. Dropout is applied to
+//! the embedding and to what each layer adds to the residual stream, but not within the perceptron.
 
 use super::images::{self, MOST_PIXELS};
 use super::{Check, Family};
@@ -25,7 +25,7 @@ pub struct Vit {
     /// Inner width of the perceptron. `None`: four times `hidden`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ffn: Option<usize>,
-    /// Pixels on each side of a patch; divides `image`.
+    /// Pixels on each side of a patch. Divides `image`.
     pub patch: usize,
     /// Pixels on each side of the images.
     #[serde(default = "images::image")]
@@ -156,10 +156,10 @@ fn layer(builder: &mut GraphBuilder, module: &str, sizes: &Vit, x: TensorId) -> 
     let Vit { hidden, heads, .. } = *sizes;
     let ffn = sizes.ffn.unwrap_or(4 * hidden);
     let name = |part: &str| format!("{module}.{part}");
-    // Xavier's uniform distribution, as torchvision starts products; biases of the perceptron are all but zero.
+    // Xavier's uniform distribution, as in torchvision. Biases of the perceptron begin near zero.
     let xavier = |inputs: usize, outputs: usize| Initialisation::Uniform((6.0 / (inputs + outputs) as f64).sqrt());
     let zeros = Some(Initialisation::Zeros);
-    let slight = Some(Initialisation::Normal(1e-6));
+    let nearly_zero = Some(Initialisation::Normal(1e-6));
     let head_dimensions = [dimension("heads", heads), dimension("head_dimension", hidden / heads)];
     let projections = [dimension("projections", 3), head_dimensions[0], head_dimensions[1]];
     let hidden_dimension = [dimension("hidden", hidden)];
@@ -180,9 +180,9 @@ fn layer(builder: &mut GraphBuilder, module: &str, sizes: &Vit, x: TensorId) -> 
     let x = builder.add(&name("self_attention.residual"), x, y);
 
     let y = builder.layer_norm(&name("ln_2"), x, EPSILON);
-    let y = builder.linear(&name("mlp.0"), y, 1, &[dimension("ffn", ffn)], xavier(hidden, ffn), slight);
+    let y = builder.linear(&name("mlp.0"), y, 1, &[dimension("ffn", ffn)], xavier(hidden, ffn), nearly_zero);
     let y = builder.gelu_exact(&name("mlp.1"), y);
-    let y = builder.linear(&name("mlp.3"), y, 1, &hidden_dimension, xavier(ffn, hidden), slight);
+    let y = builder.linear(&name("mlp.3"), y, 1, &hidden_dimension, xavier(ffn, hidden), nearly_zero);
     let y = builder.dropout(&name("mlp.4"), y, sizes.dropout);
     builder.add(&name("mlp.residual"), x, y)
 }

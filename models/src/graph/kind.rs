@@ -1,22 +1,22 @@
-//! What operators compute, apart from their sizes.
+//! Kinds of operators: their computations, without sizes.
 
 use super::loops::{Extent, Slots};
 use crate::attention::RelativePositions;
 use crate::dropout::DropoutSite;
 use crate::kernel::{Activation, EightBits, Epsilon, WeightLayout, Window};
 
-/// What an operator computes. The loops carry the sizes, this the rest.
+/// The computation of an operator, except its sizes, which are those of its loops.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[allow(missing_docs)] // Each is described at the kernel of the same name.
+#[allow(missing_docs, reason = "each is described at the kernel of the same name")]
 pub enum OperatorKind {
-    /// `activation` is set by fusion only.
+    /// Only fusion sets `activation`.
     Matmul {
         weight: WeightLayout,
         activation: Activation,
     },
-    /// With a third input, which fusion gives it, that is a GELU's argument.
+    /// Fusion may add a third input: a GELU's argument.
     MatmulInputGradient(WeightLayout),
-    /// With a second output, which fusion gives it, that is a bias's gradient.
+    /// Fusion may add a second output: a bias's gradient.
     MatmulWeightGradient(WeightLayout),
     Quantise {
         format: EightBits,
@@ -26,7 +26,7 @@ pub enum OperatorKind {
     EightBitMatmul {
         activation: Activation,
     },
-    /// With a fifth input that is a GELU's argument.
+    /// Fusion may add a fifth input: a GELU's argument.
     EightBitMatmulInputGradient,
     EightBitMatmulWeightGradient(WeightLayout),
     BiasAdd,
@@ -40,7 +40,7 @@ pub enum OperatorKind {
     SiluMultiply,
     SiluMultiplyGradient,
     Add,
-    /// The window's batch and channels are those of the loops.
+    /// Batch and channels of the window are those of the loops. So it is for all windows.
     Convolution(Window),
     ConvolutionInputGradient(Window),
     ConvolutionWeightGradient(Window),
@@ -58,14 +58,13 @@ pub enum OperatorKind {
     RmsNorm(Epsilon),
     RmsNormInputGradient,
     RmsNormWeightGradient,
-    /// The base of the frequencies.
     Rope {
         theta: usize,
     },
     RopeGradient {
         theta: usize,
     },
-    /// Its own gradient.
+    /// Also its own gradient.
     Dropout(DropoutSite),
     Prepend,
     PrependInputGradient,
@@ -74,7 +73,7 @@ pub enum OperatorKind {
     FirstGradient,
     Embedding,
     EmbeddingWeightGradient,
-    /// `packed` is set by fusion only.
+    /// Only fusion sets `packed`.
     Attention {
         causal: bool,
         scaled: bool,
@@ -94,11 +93,9 @@ pub enum OperatorKind {
     CrossEntropy,
     LogitStatistics,
     CrossEntropyOfStatistics,
-    /// The number of predictions in the global batch, over which the loss is a mean.
     CrossEntropyGradient {
         normalizer: usize,
     },
-    /// Experts that a token is sent to.
     Route {
         top: usize,
     },
@@ -113,7 +110,6 @@ pub enum OperatorKind {
     ExpertMatmul,
     ExpertMatmulInputGradient,
     ExpertMatmulWeightGradient,
-    /// What the divisor is the root of.
     Scale {
         square: usize,
     },
@@ -132,13 +128,15 @@ pub enum OperatorKind {
 }
 
 impl OperatorKind {
-    /// Whether it is attention itself, whose sequence is shared out by other means than that of operators that work position by position.
+    /// Whether it is attention. Its sequence is sharded by other means than that of operators that
+    /// work position by position.
     pub fn is_attention(&self) -> bool {
         matches!(self, OperatorKind::Attention { .. } | OperatorKind::AttentionGradient { .. })
     }
 
-    /// The role of the loop of which a kernel must know which part a rank has, if there is one.
-    pub fn positional(&self) -> Option<Extent> {
+    /// Returns the role of the loop whose part a kernel must know, such as the positions of a
+    /// rotary embedding. `None` if the work is the same on every part.
+    pub fn positional_role(&self) -> Option<Extent> {
         match self {
             OperatorKind::Embedding | OperatorKind::EmbeddingWeightGradient => Some(Extent::Vocabulary),
             OperatorKind::LogitStatistics | OperatorKind::CrossEntropyGradient { .. } => Some(Extent::Features),
@@ -151,20 +149,21 @@ impl OperatorKind {
         }
     }
 
-    /// Whether the loop of [`OperatorKind::positional`] may be cut along several axes of the mesh at a time.
+    /// Whether several axes of the mesh may cut the loop of [`OperatorKind::positional_role`]
+    /// together.
     pub fn is_positional_along_several_axes(&self) -> bool {
         matches!(self, OperatorKind::Dropout(_))
     }
 
-    /// Whether a kernel must know which part of a loop of this role a rank has: of the role of [`OperatorKind::positional`], and where
-    /// attention drops probabilities of the heads.
-    pub fn knows_part_of(&self, role: Extent) -> bool {
-        let of_heads = self.is_attention() && self.drops() && matches!(role, Extent::Heads | Extent::Group);
-        self.positional() == Some(role) || of_heads
+    /// Whether a kernel must know a rank's part of the loops of this role. Such is the role of
+    /// [`OperatorKind::positional_role`], and the heads of attention with dropout.
+    pub fn depends_on_part_of(&self, role: Extent) -> bool {
+        let drops_by_head = self.is_attention() && self.has_dropout() && matches!(role, Extent::Heads | Extent::Group);
+        self.positional_role() == Some(role) || drops_by_head
     }
 
-    /// Whether it drops some of what it makes, by the numbers of its samples.
-    pub fn drops(&self) -> bool {
+    /// Whether it drops elements, which depends on the numbers of its samples in the global batch.
+    pub fn has_dropout(&self) -> bool {
         matches!(
             self,
             OperatorKind::Dropout(_)

@@ -1,27 +1,28 @@
 //! The loop dimensions of operators.
 
-/// A loop's place in [`Operator::loops`](super::Operator::loops).
+/// Index of a loop in [`Operator::loops`](super::Operator::loops).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LoopId(pub usize);
 
-/// Which of its kernel's sizes a loop multiplies into.
+/// The size of an operator's kernel that a loop contributes to. The size is the product of the
+/// loops with the same role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Extent {
-    /// Samples, positions: the rows of a product or a norm; elements of an element-wise operator.
+    /// Samples and positions: rows of a product or a norm, elements of an element-wise operator.
     Rows,
     /// Columns of a product.
     Columns,
-    /// The summed dimension of a product; input channels of a convolution.
+    /// Dimension that a product sums over, and input channels of a convolution.
     Contracted,
-    /// Features of a norm, classes of a loss, channels that are not summed over.
+    /// Features of a norm, classes of a loss, and channels that are not summed over.
     Features,
-    /// Positions within a group, sequence or image.
+    /// Positions of a group, a sequence or an image.
     Positions,
-    /// Attention heads; of keys and values where these have fewer.
+    /// Attention heads. If keys and values have fewer heads, it is those.
     Heads,
     /// Query heads of each key head.
     Group,
-    /// Positions that are attended to.
+    /// Positions of keys and values.
     Keys,
     /// Tensors that one is split into.
     Parts,
@@ -34,30 +35,31 @@ pub enum Extent {
 /// A loop dimension of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Loop {
-    /// What a person calls it.
+    /// Name for people and plan files.
     pub name: &'static str,
-    /// Its size over all ranks.
+    /// Size over all ranks.
     pub extent: usize,
-    /// Which of the kernel's sizes it multiplies into.
+    /// Size of the kernel that it contributes to.
     pub role: Extent,
-    /// Whether ranks may share it out. Where an output lacks it, what they make are partial sums.
+    /// Whether ranks may shard it. Outputs in which it does not appear are then partial sums.
     pub shardable: bool,
 }
 
-/// The loop that every operator calls the same, and that data parallelism shares out.
+/// Name of the loop over samples in every operator. Data parallelism shards it.
 pub const BATCH: &str = "batch";
 
-/// The loop that every operator on sequences calls the same, and that context and sequence parallelism share out.
+/// Name of the loop over positions in every operator on sequences. Context and sequence parallelism
+/// shard it.
 pub const SEQUENCE: &str = "sequence";
 
-/// The loop over experts, that expert parallelism shares out.
+/// Name of the loop over experts. Expert parallelism shards it.
 pub const EXPERTS: &str = "experts";
 
-/// How tokens are shared out to the slots of a mixture's experts.
+/// The slots that a mixture's experts have for tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slots {
     /// Experts that a token is sent to.
     pub top: usize,
-    /// Slots of an expert for each sample. A rank's samples share theirs.
+    /// Slots of an expert for each sample. The samples of a rank share theirs.
     pub per_sample: usize,
 }

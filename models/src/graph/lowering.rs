@@ -1,4 +1,4 @@
-//! From an operator whose loops have sizes to the kernel that a rank runs.
+//! The kernel that a rank runs for an operator, given the rank's extents of the loops.
 
 use super::kind::OperatorKind;
 use super::loops::{Extent, Loop, Slots};
@@ -8,7 +8,7 @@ use crate::dropout::{AttentionDropout, Dropout, DropoutSite};
 use crate::kernel::{Kernel, Mixture, Recurrence, Window};
 
 impl Operator {
-    /// What one rank runs when its share of the loops is `extents`, one for each loop.
+    /// Returns the kernel of a rank that has `extents` of the loops, one for each loop.
     pub fn kernel(&self, extents: &[usize]) -> Kernel {
         let size = |role: Extent| -> usize {
             self.loops.iter().zip(extents).filter(|(one, _)| one.role == role).map(|(_, &extent)| extent).product()
@@ -20,7 +20,7 @@ impl Operator {
         let positions = size(Extent::Positions);
         let experts = size(Extent::Experts);
         let recurrence = |initial| Recurrence { batch: rows, sequence: positions, hidden: features, initial };
-        // Into how many parts ranks have cut the loops of a role.
+        // Parts into which ranks have cut the loops of a role.
         let parts = |role: Extent| -> usize {
             let cut = |(one, &extent): (&Loop, &usize)| if one.role == role { one.extent / extent.max(1) } else { 1 };
             self.loops.iter().zip(extents).map(cut).product()
@@ -32,7 +32,8 @@ impl Operator {
             top,
             hidden: features,
         };
-        // Only of element-wise operators, whose loops walk a tensor: a product's loops may multiply to more than a `usize` holds.
+        // For element-wise operators only. The loops of a product may multiply to more than a
+        // `usize`.
         let elements = || extents.iter().product();
         let window = |window: Window| Window { batch: rows, in_channels: contracted, out_channels: columns, ..window };
         let pooled = |window: Window| Window { batch: rows, in_channels: features, out_channels: features, ..window };
@@ -124,7 +125,7 @@ impl Operator {
             OperatorKind::RmsNormWeightGradient => Kernel::RmsNormWeightGradient { rows, features },
             OperatorKind::Rope { theta } => Kernel::Rope(rope(theta)),
             OperatorKind::RopeGradient { theta } => Kernel::RopeGradient(rope(theta)),
-            // Which samples it works on is known where it is emitted.
+            // The compiler sets the samples when it emits the instruction.
             OperatorKind::Dropout(site) => Kernel::Dropout(Dropout {
                 first_sample: 0,
                 samples: rows,

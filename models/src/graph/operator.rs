@@ -1,61 +1,62 @@
-//! Operators: loops, and which of them walks which dimension of which operand. All that sharding needs to know is here.
+//! Operators: loops, and which of them walks which dimension of which operand.
 
 use super::kind::OperatorKind;
 use super::loops::{Loop, LoopId};
 use super::tensor::TensorId;
 
-/// An operator's place in [`Graph::operators`](super::Graph::operators).
+/// Index of an operator in [`Graph::operators`](super::Graph::operators).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OperatorId(pub usize);
 
 /// An operator's use of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operand {
-    /// Which tensor.
+    /// The tensor.
     pub tensor: TensorId,
-    /// For each of its dimensions the loop that walks it; `None` where every rank needs (or makes) all of it.
+    /// The loop that walks each of the tensor's dimensions. `None` for a dimension that every rank
+    /// reads or writes in full.
     pub axes: Vec<Option<LoopId>>,
 }
 
-/// When an operator runs.
+/// The pass that an operator belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Pass {
-    /// From inputs to loss.
+    /// From inputs to the loss.
     Forward,
-    /// From the loss to the gradients of activations: on the path between stages.
+    /// From the loss to gradients of activations. Earlier stages of a pipeline wait for it.
     InputGradient,
-    /// The gradients of parameters: nobody waits for them but the optimizer.
+    /// Gradients of parameters. Only the optimizer waits for it.
     WeightGradient,
 }
 
 /// A node of the graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operator {
-    /// The module it belongs to, as its users know it: `layer1.0.conv1`.
+    /// Name of its module as users of the model know it, such as `layer1.0.conv1`.
     pub name: String,
-    /// What it computes.
+    /// The computation.
     pub kind: OperatorKind,
-    /// Its loop dimensions.
+    /// Loop dimensions.
     pub loops: Vec<Loop>,
-    /// What it reads, in its kernel's order.
+    /// Tensors that are read, in the order of the kernel.
     pub inputs: Vec<Operand>,
-    /// What it writes, in its kernel's order.
+    /// Tensors that are written, in the order of the kernel.
     pub outputs: Vec<Operand>,
-    /// The block it belongs to: the unit between which a pipeline may cut, and that recomputation repeats.
+    /// Index of its block. A pipeline cuts between blocks, and recomputation repeats whole blocks.
     pub block: usize,
-    /// When it runs.
+    /// The pass that it belongs to.
     pub pass: Pass,
-    /// For a gradient operator the forward operator whose loops (and so whose sharding) it shares.
+    /// For a gradient operator the forward operator whose loops, and thus sharding, it has.
     pub forward: Option<OperatorId>,
 }
 
 impl Operator {
-    /// The full extents of the loops.
+    /// Returns the extents of the loops over all ranks.
     pub fn extents(&self) -> Vec<usize> {
         self.loops.iter().map(|one| one.extent).collect()
     }
 
-    /// The loop of a name.
+    /// Returns the loop of a name.
     pub fn find_loop(&self, name: &str) -> Option<LoopId> {
         self.loops.iter().position(|one| one.name == name).map(LoopId)
     }

@@ -1,38 +1,39 @@
-//! Tensors: a name, a shape, what they are for and how their numbers are stored. They do not know who makes or reads them.
+//! Tensors: name, shape, purpose and storage. A tensor does not know the operators that use it.
 
 use crate::storage::Storage;
 
-/// A tensor's place in [`Graph::tensors`](super::Graph::tensors).
+/// Index of a tensor in [`Graph::tensors`](super::Graph::tensors).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TensorId(pub usize);
 
-/// A named extent of a tensor.
+/// A named dimension of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dimension {
-    /// What a person calls it: `batch`, `hidden`, `heads`.
+    /// Name for people, such as `batch`, `hidden` or `heads`.
     pub name: &'static str,
-    /// Its size over all ranks.
+    /// Size over all ranks.
     pub extent: usize,
 }
 
-/// What the training data supplies.
+/// A tensor that the training data supplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum InputKind {
     /// Images `[batch, height, width, channels]`.
     Images,
     /// Feature vectors `[batch, features]`.
     Features,
-    /// Token ids `[batch, sequence]`; of a sequence to be made from another, those that come before each of its own.
+    /// Token ids `[batch, sequence]`. Of a target sequence each position's id is the token before.
     Tokens,
-    /// Token ids `[batch, sequence]` of the sequence from which another is made.
+    /// Token ids `[batch, sequence]` of a source sequence.
     SourceTokens,
-    /// A class per sample, or per position of a sequence.
+    /// A class for each sample, or for each position of a sequence.
     Labels,
-    /// To which of the texts of a sample a token belongs, `[batch, sequence]`: all to the first.
+    /// The text of a sample that each token belongs to, `[batch, sequence]`. All belong to the
+    /// first.
     TokenTypes,
 }
 
-/// How a parameter starts, as the model's authors start it.
+/// Initial values of a parameter, as the model's authors draw them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Initialisation {
     /// All zero.
@@ -45,66 +46,69 @@ pub enum Initialisation {
     Uniform(f64),
 }
 
-/// A parameter as its users know it.
+/// The public form of a parameter: that of published weights.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parameter {
-    /// How it starts.
+    /// Initial values.
     pub initialisation: Initialisation,
-    /// The order of our dimensions that gives the public tensor: torchvision keeps a convolution's weight as `[out, in, r, s]`.
+    /// Order of our dimensions in the public tensor. For example, torchvision keeps the weight of a
+    /// convolution as `[out, in, r, s]`.
     pub permutation: Vec<usize>,
-    /// The public shape, whose elements are ours permuted.
+    /// Public shape. Its elements are ours, permuted.
     pub shape: Vec<usize>,
-    /// Where the public form is several tensors, as the experts of a mixture are: their names. Each is one index of the first dimension of
-    /// `shape` and has the shape of the others. Empty where it is one tensor, under the tensor's own name.
+    /// Names of the public tensors if there are several, such as one for each expert of a mixture.
+    /// Each is one index of the first dimension of `shape`, and has the other dimensions. Empty if
+    /// the public form is one tensor with the name of ours.
     pub parts: Vec<String>,
 }
 
-/// What a tensor is for.
+/// The purpose of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Role {
     /// Read from the data set.
     Input(InputKind),
     /// Trained.
     Parameter(Parameter),
-    /// Kept between steps but not trained: batch norm's running mean and variance.
+    /// Kept between steps but not trained: running mean and variance of batch norm.
     Running,
-    /// Made by an operator and used by others.
+    /// Made by an operator and read by others.
     Activation,
-    /// Made of this parameter alone, and so the same for all micro-batches of a step.
+    /// Made from this parameter alone, and thus equal in all micro-batches of a step.
     OfParameter(TensorId),
-    /// The gradient of a parameter, summed over micro-batches.
+    /// Gradient of this parameter, summed over micro-batches.
     ParameterGradient(TensorId),
-    /// A sum over the batch that the run reports or keeps: loss, correct predictions, batch statistics; summed over micro-batches.
+    /// A sum over the batch, and over micro-batches: loss, correct predictions, batch statistics.
     Sum,
 }
 
-/// A tensor of the graph, in its full size.
+/// A tensor of the graph, in its size over all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
-    /// The name under which its users know it (`transformer.h.0.attn.c_attn.weight`), or that of the operator that makes it.
+    /// Public name of a parameter (`transformer.h.0.attn.c_attn.weight`), else the name of the
+    /// operator that makes it.
     pub name: String,
-    /// What it is for.
+    /// Purpose.
     pub role: Role,
-    /// Its shape.
+    /// Shape.
     pub dimensions: Vec<Dimension>,
-    /// How its elements are stored.
+    /// How the elements are stored.
     pub storage: Storage,
 }
 
-/// A tensor of a parameter's public form: what a file of weights has.
+/// One tensor of a parameter's public form, as a file of weights has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PublicTensor {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its shape.
+    /// Shape.
     pub shape: Vec<usize>,
-    /// Its elements, counted in the order of [`Parameter::shape`].
+    /// Range of its elements, counted in the order of [`Parameter::shape`].
     pub elements: std::ops::Range<usize>,
 }
 
 impl Tensor {
-    /// The tensors under which a parameter is publicly known, in order: one, but for the stacked experts of a mixture. None of what is
-    /// not a parameter.
+    /// Returns the tensors of a parameter's public form, in order: one, except for stacked experts.
+    /// Empty for other tensors.
     pub fn public_tensors(&self) -> Vec<PublicTensor> {
         let Role::Parameter(Parameter { shape, parts, .. }) = &self.role else { return Vec::new() };
         if parts.is_empty() {
@@ -120,12 +124,12 @@ impl Tensor {
         parts.iter().enumerate().map(part).collect()
     }
 
-    /// The number of elements over all ranks.
+    /// Returns the number of elements over all ranks.
     pub fn elements(&self) -> usize {
         self.dimensions.iter().map(|dimension| dimension.extent).product()
     }
 
-    /// The same where that is a number that can be counted with.
+    /// Returns the number of elements over all ranks, or `None` if it exceeds a `usize`.
     pub(crate) fn checked_elements(&self) -> Option<usize> {
         self.dimensions.iter().try_fold(1usize, |product, dimension| product.checked_mul(dimension.extent))
     }

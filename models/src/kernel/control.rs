@@ -1,30 +1,31 @@
-//! The control of an update: what [`Kernel::UpdateControl`](super::Kernel::UpdateControl) decides and optimizers follow.
+//! The control of an update: numbers that [`Kernel::UpdateControl`](super::Kernel::UpdateControl)
+//! writes and optimizers read.
 
-/// The numbers of a control, by their places in it.
+/// The numbers of a control. Each is an element of the control's tensor, at [`Control::place`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Control {
-    /// What the loss is multiplied by.
+    /// Factor on the loss.
     LossScale,
-    /// What the gradient is multiplied by: clipping's factor and the reciprocal of the loss scale.
+    /// Factor on the gradient: that of clipping, times the reciprocal of the loss scale.
     GradientFactor,
-    /// 1 where the update is skipped.
+    /// 1 if the update is skipped, else 0.
     IsSkipped,
-    /// Updates made so far.
+    /// Number of updates so far.
     Updates,
-    /// Steps since the loss scale last changed.
+    /// Number of steps since the loss scale last changed.
     Streak,
-    /// The gradient's squared norm without the loss scale.
+    /// Squared norm of the gradient, without the loss scale.
     SquaredGradientNorm,
-    /// Steps skipped so far.
+    /// Number of steps skipped so far.
     SkippedSteps,
 }
 
 impl Control {
-    /// Numbers in a control. The last is not used: eight are half a cache line.
+    /// Elements of a control. The last is unused: eight are half a cache line.
     pub const LENGTH: usize = 8;
 
-    /// Where the number stands.
+    /// Returns the index of the number in a control.
     pub const fn place(self) -> usize {
         self as usize
     }

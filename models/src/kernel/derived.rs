@@ -1,52 +1,53 @@
-//! What follows from a kernel's description, for callers that need one thing of it. A caller that needs several asks
+//! Single facts of a kernel's description. A caller that needs several of them calls
 //! [`Kernel::spec`] once.
 
 use super::{Kernel, KernelFamily, Traffic};
 use foretell_units::{Bytes, DataType, Flops};
 
 impl Kernel {
-    /// The kernel's name in reports and profiles.
+    /// Returns the name in reports and profiles.
     pub fn name(&self) -> &'static str {
         self.describe().name
     }
 
-    /// The kind of work that it does.
+    /// Returns the kind of work.
     pub fn family(&self) -> KernelFamily {
         self.describe().family
     }
 
-    /// The elements that must cross the memory boundary at least once.
+    /// Whether the first write may have the memory of the first read.
+    pub fn may_work_in_place(&self) -> bool {
+        self.describe().may_work_in_place
+    }
+
+    /// Returns the elements that cross the memory boundary.
     pub fn traffic(&self) -> Traffic {
         self.spec().traffic()
     }
 
-    /// The bytes that must cross the memory boundary at least once in a run of `precision`.
+    /// Returns the bytes that cross the memory boundary in a run of `precision`.
     pub fn bytes(&self, precision: DataType) -> Bytes {
         self.spec().traffic().bytes(precision)
     }
 
-    /// The arithmetic that it does: a multiply-add is two operations; causal attention does half of the scores.
+    /// Returns the floating-point operations ([`KernelSpec::flops`](super::KernelSpec::flops)).
     pub fn flops(&self) -> Flops {
         self.spec().flops()
     }
 
-    /// The arithmetic that counts for model FLOPs utilisation.
+    /// Returns the floating-point operations that count for model FLOPs utilisation
+    /// ([`KernelSpec::model_flops`](super::KernelSpec::model_flops)).
     pub fn model_flops(&self) -> Flops {
         self.spec().model_flops()
     }
 
-    /// Whether the time goes into matrix products, which run at a device's peak, rather than into moving memory.
+    /// Whether most of the time goes into matrix products rather than into memory traffic.
     pub fn is_matrix_product(&self) -> bool {
         self.spec().is_matrix_product()
     }
 
-    /// The number format in which a kernel of a run in `precision` multiplies.
+    /// Returns the number format in which a matrix product multiplies in a run of `precision`.
     pub fn format(&self, precision: DataType) -> DataType {
         self.spec().format(precision)
-    }
-
-    /// Whether the first write may be the first read's memory.
-    pub fn may_work_in_place(&self) -> bool {
-        self.describe().works_in_place
     }
 }

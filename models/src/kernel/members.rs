@@ -1,11 +1,13 @@
-//! Which part of a whole a kernel works on, for kernels that depend on it, and the kernel without what does not change its time.
+//! Kernels whose work depends on the part of a whole that a rank has, and kernels as they are
+//! timed.
 
 use super::{Epsilon, Kernel};
 use crate::attention::Attention;
 
 impl Kernel {
-    /// The same for the micro-batch that begins with a sample of the global batch, which dropout must know.
-    pub fn from_sample(mut self, first_sample: usize) -> Self {
+    /// The kernel for the micro-batch whose first sample is `first_sample` of the global batch.
+    /// Only dropout depends on it.
+    pub fn with_first_sample(mut self, first_sample: usize) -> Self {
         match &mut self {
             Kernel::Dropout(sizes) => sizes.first_sample = first_sample,
             Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
@@ -18,8 +20,9 @@ impl Kernel {
         self
     }
 
-    /// The same where the ranks of a group have cut a micro-batch's samples into so many parts, which dropout must know, too.
-    pub fn among_samples_of(mut self, sample_parts: usize) -> Self {
+    /// The kernel in a group of ranks that has cut a micro-batch's samples into `sample_parts`.
+    /// Only dropout depends on it.
+    pub fn with_sample_parts(mut self, sample_parts: usize) -> Self {
         match &mut self {
             Kernel::Dropout(sizes) => sizes.sample_parts = sample_parts,
             Kernel::Attention(sizes) | Kernel::AttentionGradient(sizes) => {
@@ -32,20 +35,24 @@ impl Kernel {
         self
     }
 
-    /// What the member `index` of a group runs before whose ranks lie `samples_before` samples of the micro-batch: the kernel without the parts
-    /// into which the group has cut samples, the member's index among those that have the same samples, and the samples before its own.
-    pub fn on_own_samples(mut self, index: usize, samples_before: usize) -> (Self, usize, usize) {
+    /// Resolves the part of the samples that the member `index` of a group has.
+    ///
+    /// Returns the kernel with `sample_parts` 1, the member's index among those that have the same
+    /// samples, and the number of the micro-batch's samples before its own. `samples_before` is the
+    /// number of samples before those of the group.
+    pub fn resolve_samples(mut self, index: usize, samples_before: usize) -> (Self, usize, usize) {
         let (parts, samples) = match &mut self {
             Kernel::Dropout(sizes) => (&mut sizes.sample_parts, sizes.samples),
             Kernel::Attention(Attention { dropout: Some(dropout), batch, .. })
             | Kernel::AttentionGradient(Attention { dropout: Some(dropout), batch, .. }) => (&mut dropout.sample_parts, *batch),
             _ => return (self, index, samples_before),
         };
-        let cut = std::mem::replace(parts, 1).max(1);
-        (self, index / cut, samples_before + index % cut * samples)
+        let parts = std::mem::replace(parts, 1).max(1);
+        (self, index / parts, samples_before + index % parts * samples)
     }
 
-    /// What the member `index` of a group of ranks runs: kernels whose work depends on which part of a sequence the rank has, made concrete.
+    /// The kernel that the member `index` of a group runs, with the offsets of its part of a
+    /// sequence.
     pub fn for_member(self, index: usize) -> Self {
         match self {
             Kernel::Attention(sizes) => Kernel::Attention(sizes.for_member(index)),
@@ -56,7 +63,8 @@ impl Kernel {
         }
     }
 
-    /// The kernel without what changes what it computes but not how long it takes: as it is timed.
+    /// The kernel as it is timed: values that change the result but not the time are the same for
+    /// all.
     pub fn without_constants(self) -> Self {
         match self {
             Kernel::LogitStatistics { rows, classes, .. } => Kernel::LogitStatistics { rows, classes, parts: 1 },
@@ -68,17 +76,17 @@ impl Kernel {
             Kernel::AdamW { elements, .. } => Kernel::AdamW { elements, controlled: false },
             Kernel::LayerNorm { rows, features, .. } => Kernel::LayerNorm { rows, features, epsilon: Epsilon::new(5) },
             Kernel::RmsNorm { rows, features, .. } => Kernel::RmsNorm { rows, features, epsilon: Epsilon::new(5) },
-            Kernel::Rope(sizes) => Kernel::Rope(sizes.without_positions()),
-            Kernel::RopeGradient(sizes) => Kernel::RopeGradient(sizes.without_positions()),
-            Kernel::Attention(sizes) => Kernel::Attention(sizes.without_step()),
-            Kernel::AttentionGradient(sizes) => Kernel::AttentionGradient(sizes.without_step()),
-            Kernel::Dropout(sizes) => Kernel::Dropout(sizes.without_place()),
+            Kernel::Rope(sizes) => Kernel::Rope(sizes.without_constants()),
+            Kernel::RopeGradient(sizes) => Kernel::RopeGradient(sizes.without_constants()),
+            Kernel::Attention(sizes) => Kernel::Attention(sizes.without_constants()),
+            Kernel::AttentionGradient(sizes) => Kernel::AttentionGradient(sizes.without_constants()),
+            Kernel::Dropout(sizes) => Kernel::Dropout(sizes.without_constants()),
             kernel => kernel,
         }
     }
 
-    /// Into how many parts the whole is cut of which the kernel works on the one of the rank's index in its group; 1 for those that need not
-    /// know.
+    /// The number of parts into which a group of ranks has cut the whole, for kernels that must
+    /// know which part they work on: the one of the rank's index in the group. 1 for other kernels.
     pub fn parts(&self) -> usize {
         match *self {
             Kernel::Slice { parts, .. }
@@ -100,15 +108,22 @@ mod tests {
     use crate::kernel::Kernel;
 
     #[test]
-    fn of_a_groups_index_the_part_of_the_samples_varies_fastest() {
-        let sizes =
-            Dropout { first_sample: 8, samples: 4, positions: 2, features: 3, parts: 3, sample_parts: 2, site: DropoutSite::ANY };
+    fn the_part_of_the_samples_varies_fastest_with_the_index_in_a_group() {
+        let sizes = Dropout {
+            first_sample: 8,
+            samples: 4,
+            positions: 2,
+            features: 3,
+            parts: 3,
+            sample_parts: 2,
+            site: DropoutSite::TIMED,
+        };
         let kernel = Kernel::Dropout(sizes);
         assert_eq!(kernel.parts(), 6);
         let own = Kernel::Dropout(Dropout { sample_parts: 1, ..sizes });
         // The second half of the samples, and the last third of the positions.
-        assert_eq!(kernel.on_own_samples(5, 10), (own, 2, 14));
-        assert_eq!(kernel.on_own_samples(4, 10), (own, 2, 10));
-        assert_eq!(own.on_own_samples(2, 10), (own, 2, 10));
+        assert_eq!(kernel.resolve_samples(5, 10), (own, 2, 14));
+        assert_eq!(kernel.resolve_samples(4, 10), (own, 2, 10));
+        assert_eq!(own.resolve_samples(2, 10), (own, 2, 10));
     }
 }

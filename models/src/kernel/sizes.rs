@@ -1,32 +1,36 @@
-//! The sizes that several kernels share: of windows, recurrent layers and mixtures, how a weight lies, what a norm adds.
-//! It must not know the kernels that have them.
+//! Sizes and properties that several kernels have: windows, recurrent layers, mixtures of experts,
+//! orders of weights, activations.
 
 use serde::de::{Error, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 
-/// How a weight matrix lies in memory.
+/// Order of a weight matrix's dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightLayout {
-    /// `[columns, contracted]`, as PyTorch's `Linear` keeps it.
+    /// `[columns, contracted]`, as in PyTorch's `Linear`.
     OutIn,
-    /// `[contracted, columns]`, as GPT-2's `Conv1D` keeps it.
+    /// `[contracted, columns]`, as in GPT-2's `Conv1D`.
     InOut,
 }
 
-/// A number format of eight bits (Micikevicius et al. 2022, as the Open Compute Project's OFP8 has it).
+/// A floating-point format of eight bits (Micikevicius et al. 2022; OFP8 of the Open Compute
+/// Project).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EightBits {
-    /// Four bits of exponent, three of mantissa, no infinities: up to 448. Of activations and weights.
+    /// Four bits of exponent and three of mantissa, without infinities: up to 448. For activations
+    /// and weights.
     E4M3,
-    /// Five bits of exponent, two of mantissa, as the upper half of IEEE's half precision: up to 57,344. Of gradients, which reach over more.
+    /// Five bits of exponent and two of mantissa, the upper half of IEEE's half precision: up to
+    /// 57,344. For gradients, whose range is wider.
     E5M2,
 }
 
 impl EightBits {
-    /// The binary exponent of the largest number, which is 1.75 times that power of two in both.
+    /// Returns the binary exponent of the largest number. It is 1.75 times that power of two in
+    /// both formats.
     pub const fn largest_exponent(self) -> i32 {
         match self {
             EightBits::E4M3 => 8,
@@ -35,34 +39,34 @@ impl EightBits {
     }
 }
 
-/// What is applied to a product in the same pass.
+/// Activation that is fused with a product.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Activation {
-    /// Nothing.
+    /// No activation.
     #[default]
     None,
     /// `max(0, ·)`.
     Relu,
     /// GELU by its tanh approximation, as [`Kernel::Gelu`](super::Kernel::Gelu).
     Gelu,
-    /// The same, and what it is applied to is a second result: its gradient wants that.
+    /// As `Gelu`. The argument is a second result, which the gradient needs.
     GeluKept,
 }
 
 impl Activation {
-    /// Whether it is a GELU.
+    /// Whether the activation is a GELU.
     pub fn is_gelu(self) -> bool {
         matches!(self, Self::Gelu | Self::GeluKept)
     }
 
-    /// Whether its argument is a second result.
+    /// Whether the argument is a second result.
     pub fn keeps_argument(self) -> bool {
         self == Self::GeluKept
     }
 }
 
-/// An activation, or as profiles had it that were written before there were any but ReLU: whether there is one.
+/// Reads an activation. Older profiles have a boolean instead, which says whether there is a ReLU.
 pub(super) fn activation<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Activation, D::Error> {
     struct Either;
     impl Visitor<'_> for Either {
@@ -83,7 +87,7 @@ pub(super) fn activation<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Act
     deserializer.deserialize_any(Either)
 }
 
-/// What a norm adds to the variance: `10^-digits`.
+/// The number that a norm adds to the variance: a power of ten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epsilon {
@@ -96,16 +100,16 @@ impl Epsilon {
         Self { digits }
     }
 
-    /// The number.
+    /// Returns the number.
     pub fn value(self) -> f64 {
         10f64.powi(-i32::from(self.digits))
     }
 }
 
-/// The sizes of a two-dimensional convolution or pooling; `height` and `width` are the *input's*.
+/// Sizes of a two-dimensional convolution or pooling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Window {
-    /// Images.
+    /// Number of images.
     pub batch: usize,
     /// Rows of the input image.
     pub height: usize,
@@ -113,23 +117,24 @@ pub struct Window {
     pub width: usize,
     /// Channels of the input.
     pub in_channels: usize,
-    /// Channels of the output; a pooling has as many as it takes.
+    /// Channels of the output. For a pooling as many as the input's.
     pub out_channels: usize,
-    /// Side of the square window.
+    /// Rows, and columns, of the window.
     pub size: usize,
-    /// Step of the window in both directions.
+    /// Distance between windows in both directions.
     pub stride: usize,
-    /// Zeros (for a pooling: nothing) added on each side.
+    /// Rows and columns added on each side of the image: zeros, which a pooling leaves out.
     pub padding: usize,
 }
 
 impl Window {
-    /// Rows of the output image. 0 for a window that is larger than the padded image or has no stride.
+    /// Returns the rows of the output. 0 for a window that is larger than the padded image, or
+    /// whose stride is 0.
     pub fn out_height(&self) -> usize {
         self.out_extent(self.height)
     }
 
-    /// Columns of the output image. 0 for a window that is larger than the padded image or has no stride.
+    /// Returns the columns of the output. 0 as for [`Window::out_height`].
     pub fn out_width(&self) -> usize {
         self.out_extent(self.width)
     }
@@ -139,63 +144,58 @@ impl Window {
         steps.map_or(0, |steps| steps + 1)
     }
 
-    /// Elements of the input.
+    /// Returns the elements of the input.
     pub fn input_elements(&self) -> usize {
         self.batch * self.height * self.width * self.in_channels
     }
 
-    /// Elements of the output.
+    /// Returns the elements of the output.
     pub fn output_elements(&self) -> usize {
         self.batch * self.out_height() * self.out_width() * self.out_channels
     }
 
-    /// Elements of a convolution's weight, `[out_channels, size, size, in_channels]`.
+    /// Returns the elements of a convolution's weight, `[out_channels, size, size, in_channels]`.
     pub fn weight_elements(&self) -> usize {
         self.out_channels * self.size * self.size * self.in_channels
     }
 }
 
-/// The sizes of a recurrent layer.
+/// Sizes of an LSTM layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Recurrence {
-    /// Sequences.
+    /// Number of sequences.
     pub batch: usize,
     /// Positions of a sequence.
     pub sequence: usize,
-    /// Features of its state.
+    /// Features of the state.
     pub hidden: usize,
-    /// Whether it begins in a state that is given, instead of in zeros.
+    /// Whether an initial state is given. Otherwise it is zero.
     pub initial: bool,
 }
 
 impl Recurrence {
-    /// Elements of the outputs at all positions.
+    /// Returns the elements of the outputs at all positions.
     pub fn output_elements(&self) -> usize {
         self.batch * self.sequence * self.hidden
     }
 
-    /// Elements of a state: what goes out and the cell.
+    /// Returns the elements of a state: output and cell.
     pub fn state_elements(&self) -> usize {
         2 * self.batch * self.hidden
     }
 
-    /// Elements of a state that is given.
-    pub fn initial_elements(&self) -> usize {
-        if self.initial { self.state_elements() } else { 0 }
-    }
-
-    /// Elements of the recurrent weight, `[4 hidden, hidden]`.
+    /// Returns the elements of the recurrent weight, `[4 hidden, hidden]`.
     pub fn weight_elements(&self) -> usize {
         4 * self.hidden * self.hidden
     }
 }
 
-/// The sizes of a mixture of experts' exchange between tokens and the experts' slots.
+/// Sizes of the routing between tokens and the slots of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Mixture {
-    /// Positions: samples times positions of a sample.
+    /// Samples times positions of a sample.
     pub tokens: usize,
-    /// Experts, over all ranks.
+    /// Experts over all ranks.
     pub experts: usize,
     /// Slots of an expert for this rank's tokens.
     pub capacity: usize,
@@ -206,17 +206,17 @@ pub struct Mixture {
 }
 
 impl Mixture {
-    /// Elements of the tokens' rows.
+    /// Returns the elements of all tokens.
     pub fn token_elements(&self) -> usize {
         self.tokens * self.hidden
     }
 
-    /// Elements of the experts' slots.
+    /// Returns the elements of all slots.
     pub fn slot_elements(&self) -> usize {
         self.experts * self.capacity * self.hidden
     }
 
-    /// Choices of all tokens.
+    /// Returns the number of choices of all tokens.
     pub fn choices(&self) -> usize {
         self.tokens * self.top
     }
@@ -227,7 +227,7 @@ mod tests {
     use crate::{Activation, Kernel};
 
     #[test]
-    fn profiles_of_before_are_read() {
+    fn older_profiles_are_read() {
         let read = |text: &str| serde_json::from_str::<Kernel>(text).expect("a kernel");
         let sizes = r#""rows": 1, "columns": 2, "contracted": 3, "weight": "out_in""#;
         for (name, activation) in [("false", Activation::None), ("true", Activation::Relu)] {

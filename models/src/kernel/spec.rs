@@ -1,58 +1,65 @@
-//! The description of a kernel, and what follows from it: operand sizes, traffic, arithmetic.
+//! Descriptions of kernels, and the facts that follow from them: operand sizes, traffic,
+//! arithmetic.
 //!
-//! [`table`](super::table) states a [`KernelSpec`] for each kernel. Everything else about operands and costs is derived here, so
-//! that no fact about a kernel stands twice. A description is built without an allocation.
+//! [`table`](super::table) states a [`KernelSpec`] for each kernel. Everything else about operands
+//! and costs is derived here, so that no fact about a kernel is stated twice. Building a
+//! description does not allocate.
 
 use crate::storage::Storage;
 use foretell_units::{Bytes, DataType, Flops};
 
-/// The most operands of a kernel on each side: a [`Kernel::Split`](super::Kernel::Split) writes eight.
+/// The most operands that a kernel reads, and the most that it writes.
 pub const MOST_OPERANDS: usize = 8;
 
-/// The most operands of a kernel on both sides: a gradient of attention reads seven and writes four.
-const MOST_OF_BOTH_SIDES: usize = 11;
+/// The most operands that a kernel reads and writes together (a gradient of attention).
+const MOST_ON_BOTH_SIDES: usize = 11;
 
 /// The most sizes of a kernel.
 const MOST_SIZES: usize = 7;
 
-/// A kernel's description.
+/// A description of a kernel.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelSpec {
-    /// The name in reports and profiles.
+    /// Name in reports and profiles.
     pub name: &'static str,
-    /// What kind of work it is.
+    /// Kind of work.
     pub family: KernelFamily,
-    /// The sizes that its time depends on; unused ones are 1.
+    /// Sizes that the kernel's time depends on. Kernels with fewer sizes have 1 in the other
+    /// places.
     pub sizes: [usize; MOST_SIZES],
-    /// Properties beside the sizes that its time depends on, such as whether a bias is added.
+    /// Properties that the kernel's time depends on, such as whether a bias is added. Their meaning
+    /// depends on the kernel.
     pub flags: [bool; 4],
-    /// The operands, each side in the order in which an instruction lists them.
-    pub(super) operands: [KernelOperand; MOST_OF_BOTH_SIDES],
-    /// Floating-point operations. `None`: one for each element of the larger side.
+    /// Operands that are read, then operands that are written, in the order of an instruction.
+    /// Those that the kernel's properties rule out are marked so.
+    pub(super) operands: [KernelOperand; MOST_ON_BOTH_SIDES],
+    /// Floating-point operations. `None`: one for each element of the largest kind of traffic.
     pub(super) flops: Option<f64>,
-    /// Floating-point operations of what is fused with a product: an activation, its slope, a bias's gradient. Bias additions and
-    /// ReLUs are not counted: they are one operation on a sum of many.
+    /// Floating-point operations that are fused with a product: an activation, its slope, a bias's
+    /// gradient. Adding a bias and a ReLU do not count: they are one operation on a sum of many.
     pub(super) fused_flops: f64,
-    /// Operations that count for model FLOPs utilisation, where these differ from `flops` of a matrix product.
+    /// Floating-point operations that count for model FLOPs utilisation. `None`: those of `flops`
+    /// if the kernel is a matrix product, else none.
     pub(super) model_flops: Option<f64>,
-    /// Whether the first write may be the first read's memory.
-    pub works_in_place: bool,
-    /// Whether it only moves numbers, so that its operands may be stored in the run's precision or in single precision.
+    /// Whether the first write may have the memory of the first read.
+    pub may_work_in_place: bool,
+    /// Whether the kernel only moves numbers. Its operands may then be stored in single precision
+    /// in any run, though they are described as [`Storage::Precision`].
     pub moves_any_width: bool,
 }
 
-/// The kind of work a kernel does, as far as devices and software stacks treat kinds differently.
+/// Kind of work of a kernel, as far as devices and software stacks treat kinds differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KernelFamily {
-    /// Products of matrices, also for each expert or step of a recurrence.
+    /// Matrix products, also of experts and of recurrent layers.
     Product,
     /// Convolutions.
     Convolution,
     /// Attention.
     Attention,
-    /// Addition of a bias.
+    /// Additions of a bias.
     Bias,
-    /// The sum of a gradient over rows, for a bias.
+    /// Sums of a gradient over rows, for a bias.
     BiasGradient,
     /// GELU, SiLU, ReLU and their gradients.
     Activation,
@@ -70,32 +77,33 @@ pub enum KernelFamily {
     Loss,
     /// Routing of tokens to experts and back.
     Routing,
-    /// Updates of parameters.
+    /// Optimizer updates.
     Optimizer,
     /// Work on whole buckets of gradients: norms, zeroing, narrowing.
     Bucket,
-    /// Pooling, scaling, quantisation, and slices for another mesh.
+    /// Pooling, scaling, quantisation, and columns for another mesh.
     Other,
 }
 
 /// A description of one operand of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelOperand {
-    /// What it is in the kernel's formula: `x`, `dy`, `bias`.
+    /// Name in the kernel's formula, such as `x`, `dy` or `bias`.
     pub role: &'static str,
-    /// Its elements.
+    /// Number of elements.
     pub elements: usize,
-    /// How they are stored.
+    /// How the elements are stored.
     pub storage: Storage,
-    /// Of an operand of integers: each is an index below this. 0 for other operands, and where it does not matter.
+    /// Bound of an operand of indices, which are all below it. 0 for other operands, and where the
+    /// kernel only looks at the sign.
     pub index_limit: usize,
-    /// Elements that cross the memory boundary, each as often as it does.
+    /// Elements that cross the memory boundary, each counted as often as it does.
     moved: usize,
     access: Access,
     presence: Presence,
 }
 
-/// How a kernel uses an operand.
+/// How a kernel uses an operand. An operand that is updated in place is a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {
     Read,
@@ -109,16 +117,18 @@ enum Presence {
     Never,
     /// Always.
     Always,
-    /// When the instruction wants it. Only the last write is optional.
+    /// If the instruction wants it. Only the last write of a kernel can be optional.
     Optional,
-    /// Always, as the parameter that an optimizer updates. The update reads and writes numbers of single precision: the parameter
-    /// itself in single precision, else its master copy, of which the parameter is then the rounded value.
+    /// Always, as the parameter that an optimizer updates. Its traffic is that of the numbers in
+    /// single precision which the update reads and writes: the parameter itself, or in mixed
+    /// precision its master copy. In mixed precision the parameter is written besides.
     Updated,
-    /// In a precision narrower than single: the master copy of the parameter that is [`Presence::Updated`], which counts its traffic.
+    /// In mixed precision, as the master copy of the [`Presence::Updated`] parameter. Its traffic
+    /// is counted there.
     MasterCopy,
 }
 
-/// An operand that is read.
+/// Describes an operand that is read.
 #[inline(always)]
 pub(super) fn read(role: &'static str, elements: usize) -> KernelOperand {
     KernelOperand {
@@ -132,25 +142,26 @@ pub(super) fn read(role: &'static str, elements: usize) -> KernelOperand {
     }
 }
 
-/// An operand that is written.
+/// Describes an operand that is written.
 #[inline(always)]
 pub(super) fn write(role: &'static str, elements: usize) -> KernelOperand {
     KernelOperand { access: Access::Write, ..read(role, elements) }
 }
 
-/// An operand of single precision that is read and written in place.
+/// Describes an operand in single precision that is read and written in place.
 #[inline(always)]
 pub(super) fn update(role: &'static str, elements: usize) -> KernelOperand {
     write(role, elements).single().moving(2 * elements)
 }
 
-/// Operand of integers that is read.
+/// Describes an operand of indices below `limit` that is read.
 #[inline(always)]
 pub(super) fn indices(role: &'static str, elements: usize, limit: usize) -> KernelOperand {
-    KernelOperand { storage: Storage::Integer, index_limit: limit, ..read(role, elements) }
+    KernelOperand { index_limit: limit, ..read(role, elements).integers() }
 }
 
 impl KernelOperand {
+    /// A place that no operand takes.
     const NONE: Self = Self {
         role: "",
         elements: 0,
@@ -161,77 +172,77 @@ impl KernelOperand {
         presence: Presence::Never,
     };
 
-    /// Stored in single precision.
+    /// The operand, stored in single precision.
     #[inline(always)]
     pub(super) fn single(self) -> Self {
         Self { storage: Storage::Single, ..self }
     }
 
-    /// Stored in eight bits.
+    /// The operand, stored in eight bits.
     #[inline(always)]
     pub(super) fn eight_bits(self) -> Self {
         Self { storage: Storage::Eight, ..self }
     }
 
-    /// Stored as integers.
+    /// The operand, stored as integers.
     #[inline(always)]
     pub(super) fn integers(self) -> Self {
         Self { storage: Storage::Integer, ..self }
     }
 
-    /// There only if `condition` holds.
+    /// The operand, left out unless `condition` holds.
     #[inline(always)]
     pub(super) fn when(self, condition: bool) -> Self {
         if condition { self } else { Self { presence: Presence::Never, ..self } }
     }
 
-    /// There only where the instruction lists it.
+    /// The operand, listed only if the instruction wants it.
     #[inline(always)]
     pub(super) fn optional(self) -> Self {
         Self { presence: Presence::Optional, ..self }
     }
 
-    /// The parameter that an optimizer updates.
+    /// The operand as the parameter that an optimizer updates.
     #[inline(always)]
     pub(super) fn updated(self) -> Self {
         Self { presence: Presence::Updated, ..self }
     }
 
-    /// The master copy of the parameter.
+    /// The operand as the master copy of the parameter that an optimizer updates.
     #[inline(always)]
     pub(super) fn master_copy(self) -> Self {
-        Self { presence: Presence::MasterCopy, ..self }
+        Self { presence: Presence::MasterCopy, ..self.single() }
     }
 
-    /// Moves `elements` over the memory boundary, more or fewer than it has.
+    /// The operand, of which `elements` cross the memory boundary instead of each element once.
     #[inline(always)]
     pub(super) fn moving(self, elements: usize) -> Self {
         Self { moved: elements, ..self }
     }
 
-    /// Is left out of the traffic, being small beside the kernel's other operands.
+    /// The operand, left out of the traffic because it is small beside the others.
     #[inline(always)]
     pub(super) fn uncounted(self) -> Self {
         self.moving(0)
     }
 
-    /// Whether a call may leave it out.
+    /// Whether a call may leave the operand out.
     pub fn is_optional(&self) -> bool {
         self.presence == Presence::Optional
     }
 
-    /// The number format in a run of `precision`.
+    /// Returns the number format in a run of `precision`.
     pub fn data_type(&self, precision: DataType) -> DataType {
         self.storage.data_type(precision)
     }
 
-    /// The size in a run of `precision`.
+    /// Returns the size in a run of `precision`.
     pub fn bytes(&self, precision: DataType) -> Bytes {
         self.data_type(precision).size() * self.elements as u64
     }
 }
 
-/// Elements that cross the memory boundary at least, whatever caches there are, by how they are stored.
+/// Elements that cross the memory boundary whatever caches there are, by how they are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// Elements in the precision of the run, read.
@@ -240,15 +251,16 @@ pub struct Traffic {
     pub written: usize,
     /// Elements of eight bits, read or written.
     pub eight: usize,
-    /// Elements of four bytes in every precision (statistics, ids, gradients of parameters, optimizer state), read or written.
+    /// Elements of four bytes in every run (statistics, indices, gradients of parameters, optimizer
+    /// state), read or written.
     pub single: usize,
-    /// Elements in the precision of the run that are written only where that is narrower than single precision: parameters beside their
-    /// master copies.
+    /// Elements in the precision of the run that are written only in mixed precision: parameters
+    /// that have a master copy.
     pub narrowed: usize,
 }
 
 impl Traffic {
-    /// The bytes in a run of `precision`.
+    /// Returns the bytes in a run of `precision`.
     pub fn bytes(&self, precision: DataType) -> Bytes {
         let narrowed = if precision.has_master_copies() { self.narrowed } else { 0 };
         precision.size() * (self.read + self.written + narrowed) as u64 + Bytes::new(4 * self.single as u64 + self.eight as u64)
@@ -256,7 +268,7 @@ impl Traffic {
 }
 
 impl KernelSpec {
-    /// A kernel that does one operation an element.
+    /// Describes a kernel without flags, of default arithmetic, that does not work in place.
     #[inline(always)]
     pub(super) fn new<const SIZES: usize, const OPERANDS: usize>(
         name: &'static str,
@@ -264,17 +276,17 @@ impl KernelSpec {
         sizes: [usize; SIZES],
         operands: [KernelOperand; OPERANDS],
     ) -> Self {
-        const { assert!(SIZES <= MOST_SIZES && OPERANDS <= MOST_OF_BOTH_SIDES) };
+        const { assert!(SIZES <= MOST_SIZES && OPERANDS <= MOST_ON_BOTH_SIDES) };
         let mut spec = Self {
             name,
             family,
             sizes: [1; MOST_SIZES],
             flags: [false; 4],
-            operands: [KernelOperand::NONE; MOST_OF_BOTH_SIDES],
+            operands: [KernelOperand::NONE; MOST_ON_BOTH_SIDES],
             flops: None,
             fused_flops: 0.0,
             model_flops: None,
-            works_in_place: false,
+            may_work_in_place: false,
             moves_any_width: false,
         };
         for (place, size) in spec.sizes.iter_mut().zip(sizes) {
@@ -286,12 +298,13 @@ impl KernelSpec {
         spec
     }
 
-    /// The operands that it reads, in the order in which an instruction lists them.
+    /// Returns the operands that are read, in the order of an instruction.
     pub fn reads(&self) -> impl Iterator<Item = &KernelOperand> + Clone {
         self.operands.iter().filter(|operand| operand.access == Access::Read && operand.presence != Presence::Never)
     }
 
-    /// The operands that it writes in a run of `precision`, in the order in which an instruction lists them.
+    /// Returns the operands that are written in a run of `precision`, in the order of an
+    /// instruction.
     pub fn writes(&self, precision: DataType) -> impl Iterator<Item = &KernelOperand> + Clone {
         let is_listed = move |operand: &KernelOperand| match operand.presence {
             Presence::Never => false,
@@ -301,7 +314,7 @@ impl KernelSpec {
         self.operands.iter().filter(move |operand| operand.access == Access::Write && is_listed(operand))
     }
 
-    /// The elements that cross the memory boundary at least once.
+    /// Returns the elements that cross the memory boundary.
     pub fn traffic(&self) -> Traffic {
         let mut traffic = Traffic::default();
         for operand in &self.operands {
@@ -320,18 +333,21 @@ impl KernelSpec {
         traffic
     }
 
-    /// Whether the time goes into matrix products, which run at a device's peak, rather than into moving memory.
+    /// Whether most of the time goes into matrix products, which run at a device's peak rate,
+    /// rather than into memory traffic.
     pub fn is_matrix_product(&self) -> bool {
         matches!(self.family, KernelFamily::Product | KernelFamily::Convolution | KernelFamily::Attention)
     }
 
-    /// The number format in which it multiplies in a run of `precision`: that, but for operands of eight bits.
+    /// Returns the number format in which a matrix product multiplies in a run of `precision`:
+    /// `precision` itself, except for products of eight bits.
     pub fn format(&self, precision: DataType) -> DataType {
         let has_eight_bits = self.reads().next().is_some_and(|operand| operand.storage == Storage::Eight);
         if has_eight_bits { DataType::Fp8 } else { precision }
     }
 
-    /// The arithmetic that it does. A multiply-add is two operations.
+    /// Returns the floating-point operations, except those that are fused with a product. A
+    /// multiply-add is two operations.
     pub fn flops(&self) -> Flops {
         Flops::new(self.flops.unwrap_or_else(|| {
             let Traffic { read, written, single, .. } = self.traffic();
@@ -339,13 +355,15 @@ impl KernelSpec {
         }))
     }
 
-    /// The arithmetic of what is fused with a product, beside the product's own.
+    /// Returns the floating-point operations that are fused with a product, beside the product's
+    /// own.
     pub fn fused_flops(&self) -> Flops {
         Flops::new(self.fused_flops)
     }
 
-    /// The arithmetic that counts for model FLOPs utilisation: matrix products only, attention in full and without recomputation, as
-    /// Megatron-LM and PaLM count it (Chowdhery et al. 2022, appendix B).
+    /// Returns the floating-point operations that count for model FLOPs utilisation: those of
+    /// matrix products, with attention in full and without recomputation. Megatron-LM and PaLM
+    /// count so (Chowdhery et al. 2022, appendix B).
     pub fn model_flops(&self) -> Flops {
         match self.model_flops {
             Some(flops) => Flops::new(flops),
@@ -355,7 +373,7 @@ impl KernelSpec {
     }
 }
 
-/// The product of extents, as a real number: of a matrix product it may exceed what a `usize` holds.
+/// The product of extents as a real number: for a matrix product it may exceed a `usize`.
 pub(super) fn product(extents: &[usize]) -> f64 {
     extents.iter().map(|&extent| extent as f64).product()
 }

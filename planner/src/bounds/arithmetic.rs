@@ -86,8 +86,8 @@ mod tests {
             let request = Request::new(&model, "model", &topology, &costs, &base);
             let mut bounds = Bounds::new(&request).expect("it is sound");
             bounds.memory_limit = Bytes::new(u64::MAX);
-            // One rank; several ranks that divide all work; and pipelines with few micro-batches, where
-            // the chain through all blocks counts.
+            // One rank; several ranks that divide all work; and pipelines with few micro-batches,
+            // where the chain through all blocks counts.
             for (pipeline, data, tensor, micro_batch, share) in
                 [(1, 1, 1, 8, 0.6), (1, 2, 4, 8, 0.5), (4, 1, 1, 8, 0.35), (4, 1, 1, 64, 0.4)]
             {

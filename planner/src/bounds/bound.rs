@@ -1,4 +1,8 @@
-//! What is known of a layout before it is simulated.
+//! A lower bound on what a layout needs, and its units.
+//!
+//! Memory is bounded in bytes of *our arena*: the memory that our compiler plans for a rank.
+//! Another software stack holds at least a known share of it. On unequal devices, bytes are
+//! weighted; see [`DeviceKinds`](crate::space::DeviceKinds).
 
 use foretell_program::Plan;
 use foretell_units::{Bytes, Seconds};

@@ -36,7 +36,8 @@ pub(crate) struct Bounds<'a> {
     micro_batch_overhead: Seconds,
     /// By number of ranks, the value of a second of step time; see [`objective::value_per_second`].
     values_per_second: Memo<usize, f64>,
-    /// Cuts by time, by a layout without ZeRO and its micro-batches. `None` where no cuts are found.
+    /// Cuts by time, by a layout without ZeRO and its micro-batches. `None` where no cuts are
+    /// found.
     pub(super) cuts_by_time: Memo<(Layout, usize), Option<Vec<usize>>>,
 }
 
@@ -89,8 +90,8 @@ impl<'a> Bounds<'a> {
         self.step_overhead + self.micro_batch_overhead * micro_batches as f64
     }
 
-    /// Returns the least memory that the request's software stack needs where our arena has at least
-    /// so many bytes.
+    /// Returns the least memory that the request's software stack needs where our arena has at
+    /// least so many bytes.
     pub(super) fn memory_of_arena(&self, bytes: f64) -> Bytes {
         Bytes::new((bytes * self.arena_share() - BUCKET_ROUNDING).max(0.0) as u64)
     }
@@ -100,8 +101,8 @@ impl<'a> Bounds<'a> {
         arena_share(self.request.base)
     }
 
-    /// Returns the value, in the request's objective, of a second of a layout's step time. No layout
-    /// has a smaller value than its time times this.
+    /// Returns the value, in the request's objective, of a second of a layout's step time. No
+    /// layout has a smaller value than its time times this.
     pub(crate) fn value_per_second(&self, layout: &Layout) -> f64 {
         let ranks = world_size(layout);
         self.values_per_second.get(ranks, || objective::value_per_second(self.request, ranks))

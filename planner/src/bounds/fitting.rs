@@ -1,11 +1,11 @@
 //! Fitted layouts: pipelines on devices of several kinds, whose cuts and recomputation follow from
 //! truncated models.
 //!
-//! A layout that fits without recomputation is cut by time alone. For one that does not fit there is
-//! a *fitted* layout, which recomputes in each stage as few blocks as its memory budget demands.
-//! Cuts come from dynamic programming over the stages (`stages.rs`), and are improved block by block
-//! with the bound that goes pass by pass. The compiler may find that a fitted layout needs more than
-//! its bound says. Then it is refitted with its memory budgets reduced by the overshoot.
+//! A layout that fits without recomputation is cut by time alone. For one that does not fit there
+//! is a *fitted* layout, which recomputes in each stage as few blocks as its memory budget demands.
+//! Cuts come from dynamic programming over the stages (`stages.rs`), and are improved block by
+//! block with the bound that goes pass by pass. The compiler may find that a fitted layout needs
+//! more than its bound says. Then it is refitted with its memory budgets reduced by the overshoot.
 
 mod stages;
 #[cfg(test)]
@@ -52,10 +52,11 @@ impl Bounds<'_> {
         let are_open = self.space.fixed.cuts.is_none() && self.request.base.layout.cuts.is_none();
         let has_one_chunk = layout.pipeline > 1 && layout.virtual_stages == 1;
         let is_small = self.request.devices <= MOST_DEVICES;
-        self.kinds.are_mixed() && is_small && are_open && has_one_chunk && self.truncated.bound(layout)
+        self.kinds.are_mixed() && is_small && are_open && has_one_chunk && self.truncated.represent(layout)
     }
 
-    /// Returns `true` if a layout with fitted cuts has a fitted layout beside it, with recomputation.
+    /// Returns `true` if a layout with fitted cuts has a fitted layout beside it, with
+    /// recomputation.
     pub(super) fn has_fitted_layout(&self, layout: &Layout) -> bool {
         layout.recompute == Recompute::None && self.space.recomputation_is_open(layout)
     }
@@ -66,8 +67,8 @@ impl Bounds<'_> {
         self.cuts_by_time.get((key, micro_batches), || Some(self.fit_blocks(layout, micro_batches, None)?.cuts))
     }
 
-    /// Returns the fitted layout of one without recomputation, or the one that recomputes all blocks
-    /// if none fits.
+    /// Returns the fitted layout of one without recomputation, or the one that recomputes all
+    /// blocks if none fits.
     pub(super) fn fitted_or_smallest(&self, layout: &Layout, micro_batches: usize) -> Layout {
         let fitted = self.fitted(layout, micro_batches, &self.full_budgets(layout));
         fitted.unwrap_or_else(|| {
@@ -83,8 +84,8 @@ impl Bounds<'_> {
             return None;
         }
         let mut variants = self.space.variants(family);
-        // Of variants with the same devices and ZeRO stage one is enough: the one with open cuts, if
-        // there is one, and the largest shard group, which needs the least memory.
+        // Of variants with the same devices and ZeRO stage one is enough: the one with open cuts,
+        // if there is one, and the largest shard group, which needs the least memory.
         variants.sort_by_key(|variant| variant.cuts.is_none());
         let mut seen: Vec<&Layout> = Vec::new();
         let mut least: Option<f64> = None;
@@ -105,8 +106,8 @@ impl Bounds<'_> {
         Some((Ok(bound), Family { layout, ..family.clone() }))
     }
 
-    /// Bounds a layout. One that is fitted is refitted as long as its bound exceeds the memory limit;
-    /// the layout that was bounded last is returned, too.
+    /// Bounds a layout. One that is fitted is refitted as long as its bound exceeds the memory
+    /// limit; the layout that was bounded last is returned, too.
     pub(crate) fn layout_refitted(&self, mut layout: Layout, micro_batches: usize) -> (Bounded, Layout) {
         let mut budgets = self.full_budgets(&layout);
         for _ in 0..MOST_REFITS {
@@ -123,8 +124,9 @@ impl Bounds<'_> {
     }
 
     /// Returns memory budgets, in weighted bytes of our arena, for refitting a layout after the
-    /// compiler found that the fullest devices of its stages hold `held` weighted bytes. Each stage's
-    /// budget shrinks by how far `held` exceeds the bound. `None` if the layout is not fitted.
+    /// compiler found that the fullest devices of its stages hold `held` weighted bytes. Each
+    /// stage's budget shrinks by how far `held` exceeds the bound. `None` if the layout is not
+    /// fitted.
     pub(crate) fn budgets_after_overshoot(&self, layout: &Layout, micro_batches: usize, held: &[f64]) -> Option<Vec<f64>> {
         let Recompute::FullLayersOfStages(recomputed) = &layout.recompute else { return None };
         if !self.is_fitted(layout) {
@@ -140,8 +142,8 @@ impl Bounds<'_> {
         Some(held.iter().enumerate().take(layout.pipeline.min(recomputed.len())).map(budget).collect())
     }
 
-    /// Returns a fitted layout refitted to other memory budgets of its stages. `None` if the layout is
-    /// not fitted or does not change.
+    /// Returns a fitted layout refitted to other memory budgets of its stages. `None` if the layout
+    /// is not fitted or does not change.
     pub(crate) fn refitted(&self, layout: &Layout, micro_batches: usize, budgets: &[f64]) -> Option<Layout> {
         if !self.is_fitted(layout) {
             return None;
@@ -171,9 +173,10 @@ impl Bounds<'_> {
         Some(Layout { cuts, recompute: Recompute::FullLayersOfStages(blocks.recomputed), ..layout.clone() })
     }
 
-    /// Returns the blocks of each stage with the least bound pass by pass, among some cuts: those whose
-    /// slowest stage is fastest, and those with a slower one through which a micro-batch passes
-    /// sooner. With `budgets`, each stage fits into its memory budget; `None` if nothing fits.
+    /// Returns the blocks of each stage with the least bound pass by pass, among some cuts: those
+    /// whose slowest stage is fastest, and those with a slower one through which a micro-batch
+    /// passes sooner. With `budgets`, each stage fits into its memory budget; `None` if nothing
+    /// fits.
     fn fit_blocks(&self, layout: &Layout, micro_batches: usize, budgets: Option<&[f64]>) -> Option<StageBlocks> {
         let stages = self.fitted_stages(layout, micro_batches, budgets)?;
         let costs = stages.costs(&self.usual_cuts_if_kept(layout), DevicesOfStage::All);
@@ -205,8 +208,8 @@ impl Bounds<'_> {
         Some(best.1)
     }
 
-    /// Returns, for each of [`SLOWEST_STAGE_FACTORS`], the cuts through which one micro-batch passes
-    /// fastest if no stage is slower than the factor allows. `None` if no cuts fit.
+    /// Returns, for each of [`SLOWEST_STAGE_FACTORS`], the cuts through which one micro-batch
+    /// passes fastest if no stage is slower than the factor allows. `None` if no cuts fit.
     fn candidate_cuts(
         &self,
         stages: &FittedStages,
@@ -235,9 +238,9 @@ impl Bounds<'_> {
         Some(candidates)
     }
 
-    /// Returns how long a message takes from each stage to the next, in picoseconds, if all ranks of
-    /// the stage send at once and no two of the stages' ranks share a node; else 0, since truncated
-    /// models count messages inside a node.
+    /// Returns how long a message takes from each stage to the next, in picoseconds, if all ranks
+    /// of the stage send at once and no two of the stages' ranks share a node; else 0, since
+    /// truncated models count messages inside a node.
     fn message_times_between_nodes(&self, layout: &Layout, stages: &FittedStages) -> Vec<f64> {
         let mut times = vec![0.0; layout.pipeline];
         let Ok(mesh) = self.plan_with_usual_cuts(layout).mesh() else { return times };
@@ -261,8 +264,8 @@ impl Bounds<'_> {
         times
     }
 
-    /// Returns the least step time of a layout over all cuts that fit, by the bound in closed form, in
-    /// picoseconds. `None` if none fits.
+    /// Returns the least step time of a layout over all cuts that fit, by the bound in closed form,
+    /// in picoseconds. `None` if none fits.
     fn least_time_over_cuts(&self, layout: &Layout, micro_batches: usize) -> Option<f64> {
         let stages = self.fitted_stages(layout, micro_batches, Some(&self.full_budgets(layout)))?;
         let costs = stages.costs(&self.usual_cuts_if_kept(layout), DevicesOfStage::Any);
@@ -276,8 +279,8 @@ impl Bounds<'_> {
         layout.cuts.is_none().then(|| usual_cuts(&self.space.model.work, layout.pipeline, 1))
     }
 
-    /// Returns a layout's plan with the usual cuts, without ZeRO and recomputation: its ranks lie on
-    /// the same devices.
+    /// Returns a layout's plan with the usual cuts, without ZeRO and recomputation: its ranks lie
+    /// on the same devices.
     fn plan_with_usual_cuts(&self, layout: &Layout) -> Plan {
         let layout = Layout { zero: 0, shard_group: None, cuts: None, recompute: Recompute::None, ..layout.clone() };
         Plan { layout, ..self.request.base.clone() }

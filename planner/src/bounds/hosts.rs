@@ -1,9 +1,9 @@
 //! The hosts of the devices, as far as layouts offload to them.
 //!
 //! A layout that offloads does all that the same layout does without, and copies beside it. So such
-//! layouts are in the space only for the case that they do not fit otherwise (`search/too_large.rs`).
-//! Where they fit without, offloading is needless and counted so. It could be faster only by a
-//! scheduling anomaly (Graham 1969), when a delay happens to relieve a link.
+//! layouts are in the space only for the case that they do not fit otherwise
+//! (`search/too_large.rs`). Where they fit without, offloading is needless and counted so. It could
+//! be faster only by a scheduling anomaly (Graham 1969), when a delay happens to relieve a link.
 
 use super::bound::arena_share;
 use super::pipeline::{BUCKET_ROUNDING, PipelineOffload};
@@ -45,14 +45,14 @@ impl Hosts {
         }
     }
 
-    /// Returns the least bytes of each parameter on all devices together: the parameter, its gradient
-    /// and, unless it may be on the hosts, its optimizer state.
+    /// Returns the least bytes of each parameter on all devices together: the parameter, its
+    /// gradient and, unless it may be on the hosts, its optimizer state.
     pub(super) fn bytes_per_parameter(&self, state_may_be_on_hosts: bool) -> f64 {
         self.parameter + self.gradient + if state_may_be_on_hosts { 0.0 } else { self.optimizer_state }
     }
 
-    /// Returns what a layout keeps on the hosts, if it offloads. The optimizer state in its costs is
-    /// sharded over at most `shards` ranks.
+    /// Returns what a layout keeps on the hosts, if it offloads. The optimizer state in its costs
+    /// is sharded over at most `shards` ranks.
     pub(super) fn offload<'a>(
         &self,
         layout: &Layout,
@@ -74,8 +74,8 @@ impl Hosts {
     /// Returns `true` if none of `layouts` fits into `limit` even with the optimizer state on the
     /// hosts, given that each holds at least `needed` bytes with the state on the devices.
     ///
-    /// The layouts differ only in ZeRO. Stage 1 holds no more than stage 0, so stage 0 counts only if
-    /// there is no other. Offloading removes at most the state's share of persistent memory.
+    /// The layouts differ only in ZeRO. Stage 1 holds no more than stage 0, so stage 0 counts only
+    /// if there is no other. Offloading removes at most the state's share of persistent memory.
     pub(super) fn offloaded_state_does_not_fit(&self, layouts: &[Layout], needed: Bytes, limit: Bytes) -> bool {
         let Self { parameter, gradient, optimizer_state, .. } = self;
         let share_left = |layout: &Layout| match layout.zero {
@@ -91,8 +91,8 @@ impl Hosts {
         (needed.value() + BUCKET_ROUNDING) * share - BUCKET_ROUNDING > limit.value()
     }
 
-    /// Returns `true` if the first node's host cannot hold `bytes` for each of its ranks, of a layout
-    /// with so many ranks.
+    /// Returns `true` if the first node's host cannot hold `bytes` for each of its ranks, of a
+    /// layout with so many ranks.
     pub(super) fn exceeds_host_memory(&self, bytes: f64, ranks: usize) -> bool {
         self.first_node.is_some_and(|(memory, devices)| bytes * devices.min(ranks) as f64 > memory.value())
     }

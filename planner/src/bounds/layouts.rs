@@ -1,9 +1,9 @@
 //! Bounds of layouts, and of families of layouts.
 //!
-//! Most layouts are bounded by truncated models of their pipeline. Four kinds of layouts are not and
-//! have files of their own: stages with their own meshes (`stage_meshes.rs`), unequal shares of the
-//! samples (`unequal_shares.rs`), and models or placements for which truncated models do not hold
-//! (`whole_program.rs`).
+//! Most layouts are bounded by truncated models of their pipeline. Three kinds of layouts have
+//! files of their own: those whose stages have meshes of their own (`stage_meshes.rs`), those with
+//! unequal shares of the samples (`unequal_shares.rs`), and those whose model or rank order
+//! truncated models do not represent (`whole_program.rs`).
 
 use super::bound::{Bound, Bounded, Excluded};
 use super::context::Bounds;
@@ -32,8 +32,8 @@ pub(crate) struct LayoutTimeLeft {
 }
 
 impl Bounds<'_> {
-    /// Bounds some layouts of a family together. What data-parallel ranks do for one another does not
-    /// count, since the layouts differ in it.
+    /// Bounds some layouts of a family together. What data-parallel ranks do for one another does
+    /// not count, since the layouts differ in it.
     pub(crate) fn layouts(&self, family: &Family, variants: &[Layout]) -> Bounded {
         let Family { layout, micro_batches } = family;
         let micro_batches = *micro_batches;
@@ -43,7 +43,7 @@ impl Bounds<'_> {
         if let Some(shares) = &layout.shares {
             return unequal_shares::bound(self, layout, shares, micro_batches);
         }
-        if !self.truncated.bound(layout) {
+        if !self.truncated.represent(layout) {
             return whole_program::bound_by_kernels(self, layout, micro_batches);
         }
         let in_flight = self.pipelines.in_flight(layout, micro_batches);
@@ -83,14 +83,14 @@ impl Bounds<'_> {
         if layout.shares.is_some() {
             return Ok(Bound::TRIVIAL);
         }
-        if !self.truncated.bound(layout) {
+        if !self.truncated.represent(layout) {
             return whole_program::bound_by_chain(self, layout, micro_batches);
         }
         let memory = self.replica_memory(layout, micro_batches)?;
         if memory > self.memory_limit {
             return Ok(Bound::too_large(memory));
         }
-        if !self.truncated.bound_all_ranks(layout) {
+        if !self.truncated.represent_all_ranks(layout) {
             return Ok(Bound::TRIVIAL);
         }
         let models = self.truncated.on_each_kind(layout, micro_batches).map_err(Excluded::Indivisible)?;
@@ -104,8 +104,8 @@ impl Bounds<'_> {
         Ok(self.bound(micro_batches, time, arena))
     }
 
-    /// Returns the least memory of a layout by the truncated model of one replica, or zero if there is
-    /// none.
+    /// Returns the least memory of a layout by the truncated model of one replica, or zero if there
+    /// is none.
     ///
     /// # Errors
     /// [`Excluded::HostMemory`] if the hosts cannot hold what the layout keeps there.
@@ -127,8 +127,8 @@ impl Bounds<'_> {
         Ok(memory)
     }
 
-    /// Returns `true` if none of `layouts` fits even with the optimizer state on the hosts, given that
-    /// each needs at least `needed` without.
+    /// Returns `true` if none of `layouts` fits even with the optimizer state on the hosts, given
+    /// that each needs at least `needed` without.
     pub(crate) fn offloaded_state_does_not_fit(&self, layouts: &[Layout], needed: Bytes) -> bool {
         self.hosts.offloaded_state_does_not_fit(layouts, needed, self.memory_limit)
     }
@@ -137,8 +137,8 @@ impl Bounds<'_> {
     /// one kind of device bounds all its ranks.
     pub(crate) fn time_left(&self, layout: &Layout) -> Option<LayoutTimeLeft> {
         let has_one_mesh = layout.stages.is_none() && layout.shares.is_none();
-        let is_bounded = has_one_mesh && !self.kinds.are_mixed() && self.truncated.bound(layout);
-        if !is_bounded || !self.truncated.bound_all_ranks(layout) {
+        let is_bounded = has_one_mesh && !self.kinds.are_mixed() && self.truncated.represent(layout);
+        if !is_bounded || !self.truncated.represent_all_ranks(layout) {
             return None;
         }
         let micro_batches = (Plan { layout: layout.clone(), ..self.request.base.clone() }).micro_batches().ok()?;
@@ -169,8 +169,8 @@ impl Bounds<'_> {
         arrangements
     }
 
-    /// Returns the least over all arrangements of the greatest value of any replica of the pipeline.
-    /// The optimizer state in `models` is sharded over `shards` ranks.
+    /// Returns the least over all arrangements of the greatest value of any replica of the
+    /// pipeline. The optimizer state in `models` is sharded over `shards` ranks.
     fn least_over(
         &self,
         arrangements: &[Arrangement],

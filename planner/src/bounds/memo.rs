@@ -19,8 +19,8 @@ impl<Key: Hash + Eq, Value: Clone> Memo<Key, Value> {
         if let Some(known) = cell.get() {
             return known.clone();
         }
-        // Not inside `get_or_init`: rayon lets a thread that waits there run other tasks, and one of
-        // them may ask for the same key. So two threads may compute a value, and one is dropped.
+        // Not inside `get_or_init`: rayon lets a thread that waits there run other tasks, and one
+        // of them may ask for the same key. So two threads may compute a value, and one is dropped.
         let value = compute();
         cell.get_or_init(|| value).clone()
     }

@@ -1,7 +1,8 @@
-//! A refusal before any layout is looked at: persistent state of all parameters lies on some device,
-//! however it is sharded.
+//! A refusal of models whose persistent state alone exceeds the memory of all devices.
 //!
-//! The check costs nothing, even where a model is so large that its truncated models take long.
+//! Each parameter, its gradient and its optimizer state lie on at least one device, however they
+//! are sharded. So the check needs no layout. It costs nothing even for models so large that
+//! compiling their truncated models takes long.
 
 use super::context::Bounds;
 use crate::error::PlannerError;

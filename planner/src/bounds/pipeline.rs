@@ -5,7 +5,7 @@
 //! order for promising layouts (`by_pass.rs`), the least memory of the fullest stage (`memory.rs`),
 //! and the time that is left after each pass (`time_left.rs`).
 //!
-//! Nothing here knows the blocks of a chunk or the devices of a stage.
+//! Nothing here compiles or times a Program.
 
 mod by_pass;
 mod closed_form;

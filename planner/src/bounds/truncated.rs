@@ -1,12 +1,12 @@
 //! Truncated models: short versions of a model whose compiled Programs bound the cost of any number
 //! of equal blocks.
 //!
-//! Stacks of one and of two equal blocks are compiled; the cost of `n` follows by extrapolation. The
-//! longest chain through `n` equal blocks is the maximum of functions that are linear in `n`, hence
-//! convex in `n`. The line through its values at 1 and 2 lies nowhere above a convex function for
-//! `n` ≥ 2, so the extrapolation is a lower bound, and exact if the same chain is longest
+//! Stacks of one and of two equal blocks are compiled; the cost of `n` follows by extrapolation.
+//! The longest chain through `n` equal blocks is the maximum of functions that are linear in `n`,
+//! hence convex in `n`. The line through its values at 1 and 2 lies nowhere above a convex function
+//! for `n` ≥ 2, so the extrapolation is a lower bound, and exact if the same chain is longest
 //! throughout. One assumption is tested, not proven: that no chain exists only from some number of
-//! blocks on. `bounds_never_exceed_the_simulation` in `tests/bounds.rs` searches for one.
+//! blocks on. `bounds_never_exceed_the_simulation` in `tests/planner/bounds.rs` searches for one.
 
 mod cache;
 mod chunk_cost;
@@ -19,8 +19,8 @@ pub(super) use messages::stages_sharing_nodes;
 use crate::bounds::passes::{MicroBatchMemory, StreamTime, TimedList};
 use crate::space::FEWEST_EQUAL_BLOCKS;
 use foretell_models::Model;
-use foretell_program::{Compiler, Layout, Plan, PlanError};
-use foretell_simulator::{CostModel, Oversubscription, SimulationError, least_times, least_times_on};
+use foretell_program::{Compiler, Layout, Plan};
+use foretell_simulator::{CostModel, Oversubscription, least_times, least_times_on};
 use foretell_topologies::Topology;
 use messages::{equalise_messages, largest_message, leave_out_messages, leave_out_sums_over_stages};
 use std::cell::Cell;
@@ -38,13 +38,13 @@ const PIPELINE_BLOCKS: usize = SHORT + LONG + 2;
 
 const _: () = assert!(FEWEST_EQUAL_BLOCKS >= PIPELINE_BLOCKS, "a truncated model is no longer than the model");
 
-/// Equal blocks of a chunk whose activations need not go to the host. If the backward pass follows at
-/// once, the last two stay on the device (`BLOCKS_THAT_STAY` in the compiler); and other chunks may
-/// read what the chunk's first block leaves.
+/// Equal blocks of a chunk whose activations need not go to the host. If the backward pass follows
+/// at once, the last two stay on the device (`BLOCKS_THAT_STAY` in the compiler); and other chunks
+/// may read what the chunk's first block leaves.
 const BLOCKS_NOT_OFFLOADED: usize = 3;
 
-/// Operators whose compilation each compiler keeps: those of about forty graphs. Plans with the same
-/// graph follow one another in the space, so more would only take memory.
+/// Operators whose compilation each compiler keeps: those of about forty graphs. Plans with the
+/// same graph follow one another in the space, so more would only take memory.
 const REMEMBERED_OPERATORS: usize = 8192;
 
 /// Compilers of the truncated models, each with its number of equal blocks. `None` if the model has
@@ -63,25 +63,16 @@ impl<'a> TruncatedCompilers<'a> {
     }
 }
 
-/// Communication that a truncated model counts as taking no time, because it may differ from that of
-/// the layout.
+/// Communication that a truncated model counts as taking no time, because it may differ from that
+/// of the layout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct LeftOut {
     /// Messages between stages: between unequal meshes, neither their sizes nor their ranks are
     /// those of the truncated model.
     pub(super) messages: bool,
-    /// Gradient sums of a table that the first and the last stage share: they may lie nearer to each
-    /// other than in the truncated model.
+    /// Gradient sums of a table that the first and the last stage share: they may lie nearer to
+    /// each other than in the truncated model.
     pub(super) sums_over_stages: bool,
-}
-
-/// Why a layout has no truncated model.
-#[derive(Debug)]
-enum TruncationError {
-    /// The layout does not divide the model.
-    Plan(PlanError),
-    /// The Program cannot be timed on the devices.
-    Simulation(SimulationError),
 }
 
 /// Costs of a layout's blocks, read from compiled truncated models.
@@ -109,8 +100,8 @@ pub(super) struct TruncatedModel {
 }
 
 impl TruncatedModel {
-    /// Compiles and times the truncated models of a plan with 1 or [`TRUNCATED_STAGES`] stages of one
-    /// chunk each. If `kind` is given, all devices are of that kind of the topology.
+    /// Compiles and times the truncated models of a plan with 1 or [`TRUNCATED_STAGES`] stages of
+    /// one chunk each. If `kind` is given, all devices are of that kind of the topology.
     fn new(
         compilers: &TruncatedCompilers<'_>,
         plan: &Plan,
@@ -118,20 +109,20 @@ impl TruncatedModel {
         micro_batches: usize,
         kind: Option<usize>,
         left_out: LeftOut,
-    ) -> Result<Self, TruncationError> {
+    ) -> Result<Self, String> {
         let is_pipeline = plan.layout.pipeline == TRUNCATED_STAGES;
         let (extra_between_nodes, message_bytes) = (Cell::new(0.0), Cell::new(0.0));
-        let costs_of_stages = |blocks: usize, cuts: Option<Vec<usize>>| -> Result<Vec<ChunkCost>, TruncationError> {
+        let costs_of_stages = |blocks: usize, cuts: Option<Vec<usize>>| -> Result<Vec<ChunkCost>, String> {
             let Some(compiler) = compilers.of(blocks) else { return Ok(Vec::new()) };
             let layout = Layout { cuts, ..plan.layout.clone() };
             let global_batch = layout.samples_at_once().saturating_mul(micro_batches);
             let plan = Plan { layout, global_batch, ..plan.clone() };
-            let program = compiler.unplaced(&plan).map_err(TruncationError::Plan)?;
+            let program = compiler.unplaced(&plan).map_err(|error| error.to_string())?;
             let times = match kind {
                 Some(kind) => least_times_on(&program, costs, plan.layout.bucket, |_| kind),
                 None => least_times(&program, topology, costs, Oversubscription::Allowed, plan.layout.bucket),
             };
-            let mut times = times.map_err(TruncationError::Simulation)?;
+            let mut times = times.map_err(|error| error.to_string())?;
             if is_pipeline && left_out.sums_over_stages {
                 leave_out_sums_over_stages(&program.lists, &mut times);
             }
@@ -179,8 +170,8 @@ impl TruncatedModel {
         let none = self.chunk_of_uniform_blocks(chunk);
         let Some(all) = self.all_recomputed.as_ref().filter(|_| chunk.recomputed > 0) else { return none };
         if chunk.recomputed >= chunk.equal_blocks {
-            // If the last block is recomputed, too, its recomputation may precede the arrival of the
-            // gradient. Only this model's own chains leave it out.
+            // If every block is recomputed, the last one's recomputation may precede the arrival
+            // of the gradient, and is then in no chain. Extrapolation from `none` would count it.
             return all.chunk_of_uniform_blocks(chunk);
         }
         let per_block = |model: &Self| model.long.with(&model.short, |long, short| (long - short) / (LONG - SHORT) as f64);
@@ -189,7 +180,7 @@ impl TruncatedModel {
         // A zero means that no such chain exists here, so nothing is added to it.
         let add = |own: f64, extra: f64| if own > 0.0 { (own + count * extra).max(0.0) } else { own };
         let saved = add(none.micro_batch.saved, extra.micro_batch.saved);
-        // A recomputed block has no less than another in use while it runs.
+        // While a recomputed block runs, it uses as much memory beyond `saved` as any other.
         let freed = none.micro_batch.saved - saved;
         ChunkCost {
             backward: none.backward.with(extra.backward, add),
@@ -209,8 +200,8 @@ impl TruncatedModel {
         }
     }
 
-    /// Returns the least cost of a chunk whose equal blocks are all recomputed or all not, as in this
-    /// model.
+    /// Returns the least cost of a chunk whose equal blocks are recomputed as in this model: all of
+    /// them, or none.
     fn chunk_of_uniform_blocks(&self, chunk: Chunk) -> ChunkCost {
         let count = chunk.equal_blocks as f64;
         let cost = match (self.is_pipeline, chunk.has_first, chunk.has_last) {
@@ -239,7 +230,8 @@ impl TruncatedModel {
         }
     }
 
-    /// Returns the cost of a chunk with `more` equal blocks than `from` has; `more` may be negative.
+    /// Returns the cost of a chunk with `more` equal blocks than `from` has; `more` may be
+    /// negative.
     fn extrapolate(&self, from: &ChunkCost, more: f64) -> ChunkCost {
         let steps = more / (LONG - SHORT) as f64;
         let slope = self.long.with(&self.short, |long, short| long - short);
@@ -263,8 +255,8 @@ impl TruncatedModel {
         cost.tail.from_arrival.end = bucketed(&|cost| cost.tail.from_arrival.end);
         cost.update = bucketed(&|cost| cost.update);
         cost.gather_time = bucketed(&|cost| cost.gather_time);
-        // A pass uses the memory beyond `saved` for one block at a time. With fewer blocks than were
-        // compiled, that memory is not known.
+        // A pass uses the memory beyond `saved` for one block at a time. With fewer blocks than
+        // were compiled, that memory is not known.
         let beyond_saved = if more < 0.0 { 0.0 } else { 1.0 };
         let MicroBatchMemory { saved, forward_peak, backward_peak, .. } = from.micro_batch;
         cost.micro_batch.forward_peak = cost.micro_batch.saved + beyond_saved * (forward_peak - saved);

@@ -9,8 +9,8 @@ use crate::space::inner_ranks;
 use foretell_program::Layout;
 use std::sync::Arc;
 
-/// Bounds all variants of a family without a pipeline: the slowest rank by itself counts, and the
-/// fullest one.
+/// Bounds all variants of a family without a pipeline by its slowest rank and its fullest rank,
+/// each by itself.
 pub(super) fn bound(bounds: &Bounds<'_>, layout: &Layout, shares: &[usize], micro_batches: usize) -> Bounded {
     let Bounds { request, kinds, hosts, .. } = bounds;
     if layout.pipeline != 1 {
@@ -34,7 +34,7 @@ pub(super) fn bound(bounds: &Bounds<'_>, layout: &Layout, shares: &[usize], micr
             .offloading(hosts.offload(layout, &copy_times, layout.data));
         costs.least_memory(&in_flight, 1, |_| layout.data, samples as f64)
     };
-    let is_truncated = bounds.truncated.bound(&one_sample);
+    let is_truncated = bounds.truncated.represent(&one_sample);
     let (mut time, mut arena) = (0.0f64, 0.0f64);
     for (share, kind) in different {
         let samples = layout.micro_batch * share;

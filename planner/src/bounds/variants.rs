@@ -13,8 +13,8 @@ impl Bounds<'_> {
         self.layouts(family, &self.variants(family))
     }
 
-    /// Returns the layouts of a family. Cuts by the devices' peak rates are replaced by cuts by time
-    /// where these are fitted.
+    /// Returns the layouts of a family. Cuts by the devices' peak rates are replaced by cuts by
+    /// time where these are fitted.
     pub(crate) fn variants(&self, family: &Family) -> Vec<Layout> {
         let mut variants = self.space.variants(family);
         if !self.has_fitted_cuts(&family.layout) {

@@ -44,7 +44,8 @@ pub(super) fn kernel_time_per_micro_batch(
     Ok(Some(program.lists.iter().zip(&times).map(of_list).fold(0.0, f64::max)))
 }
 
-/// Bounds one layout by the longest chain of any list, and by what the list keeps from step to step.
+/// Bounds one layout by the longest chain of any list, and by what the list keeps from step to
+/// step.
 pub(super) fn bound_by_chain(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Bounded {
     let plan = Plan { layout: layout.clone(), ..bounds.request.base.clone() };
     let Request { topology, costs, oversubscription, .. } = *bounds.request;
@@ -52,8 +53,8 @@ pub(super) fn bound_by_chain(bounds: &Bounds<'_>, layout: &Layout, micro_batches
     let Ok(times) = least_times(&program, topology, costs, oversubscription, plan.layout.bucket) else {
         return Ok(Bound::TRIVIAL);
     };
-    // With more ranks than devices, ranks start over at the first device. A group that seems to span
-    // two nodes may then lie in one, where its collectives are faster. So only kernels count.
+    // With more ranks than devices, ranks start over at the first device. A group that seems to
+    // span two nodes may then lie in one, where its collectives are faster. So only kernels count.
     let has_own_devices = program.mesh.world_size() <= topology.device_count();
     let of_list = |(list, times): (&StageProgram, &LeastTimes)| {
         let timed = TimedList { list, times, overlap: &plan.overlap };

@@ -1,14 +1,17 @@
-//! Layouts with placed operators beside those without, for a search over layouts.
+//! Adds families of layouts with sharded operators to a search.
 
 use super::{ShardingRequest, applies, choose};
 use crate::space::{Family, Request};
 use foretell_models::GraphOptions;
-use foretell_program::{Layout, OperatorShares, Plan, Recompute, Schedule};
+use foretell_program::{Layout, OperatorPatterns, Plan, Recompute, Schedule};
 use rayon::prelude::*;
 
-/// The families, each that has ranks of `tensor` followed by itself with operators placed one by one: where that applies to the model, and the user's own
-/// layout says nothing of operators. What does not bear on the placement (schedule, chunks, recomputation) is not placed again; and what ZeRO shares out is
-/// not looked at: all members of a family have the same placement.
+/// Adds to each family with several ranks of `tensor` a copy with sharded operators, right behind
+/// it. Nothing is added if sharding does not apply to the model, or if the request's plan shards
+/// operators itself.
+///
+/// One sharding serves all families that differ only in fields without influence on it. It also
+/// serves all variants of a family, although they differ in ZeRO.
 pub(crate) fn with_sharded_operators(request: &Request<'_>, families: Vec<Family>) -> Vec<Family> {
     let applies = request.base.layout.operators.is_empty()
         && request.model.graph(request.name, &GraphOptions::ONE).is_ok_and(|graph| applies(&graph));
@@ -16,35 +19,38 @@ pub(crate) fn with_sharded_operators(request: &Request<'_>, families: Vec<Family
         return families;
     }
     let mut different: Vec<(Layout, usize)> = Vec::new();
-    let of_family: Vec<Option<usize>> = families
+    let place_of_family: Vec<Option<usize>> = families
         .iter()
         .map(|Family { layout, micro_batches }| {
-            let bearing = (bearing(layout), *micro_batches);
+            let key = (relevant_fields(layout), *micro_batches);
             (layout.stages.is_none() && layout.tensor > 1).then(|| {
-                different.iter().position(|known| *known == bearing).unwrap_or_else(|| {
-                    different.push(bearing);
+                different.iter().position(|known| *known == key).unwrap_or_else(|| {
+                    different.push(key);
                     different.len() - 1
                 })
             })
         })
         .collect();
-    let placed: Vec<Option<OperatorShares>> = different.into_par_iter().map(|(layout, _)| operators(request, layout)).collect();
-    let twin = |(family, place): (Family, Option<usize>)| {
-        let operators = place.and_then(|place| placed.get(place).cloned().flatten());
-        let twin = operators.map(|operators| Family { layout: Layout { operators, ..family.layout.clone() }, ..family.clone() });
-        [Some(family), twin].into_iter().flatten()
+    let sharded: Vec<Option<OperatorPatterns>> =
+        different.into_par_iter().map(|(layout, _)| operators(request, layout)).collect();
+    let with_copy = |(family, place): (Family, Option<usize>)| {
+        let operators = place.and_then(|place| sharded.get(place).cloned().flatten());
+        let copy = operators.map(|operators| Family { layout: Layout { operators, ..family.layout.clone() }, ..family.clone() });
+        [Some(family), copy].into_iter().flatten()
     };
-    families.into_iter().zip(of_family).flat_map(twin).collect()
+    families.into_iter().zip(place_of_family).flat_map(with_copy).collect()
 }
 
-/// A layout as far as it bears on the placement of operators.
-fn bearing(layout: &Layout) -> Layout {
+/// Returns a layout with all fields reset that do not influence how operators are best sharded.
+fn relevant_fields(layout: &Layout) -> Layout {
     Layout { schedule: Schedule::default(), virtual_stages: 1, recompute: Recompute::None, cuts: None, ..layout.clone() }
 }
 
-fn operators(request: &Request<'_>, layout: Layout) -> Option<OperatorShares> {
+/// Returns the best sharding of a layout's operators. `None` also if the layout cannot be laid out.
+/// The search then counts it in the family without sharded operators.
+fn operators(request: &Request<'_>, layout: Layout) -> Option<OperatorPatterns> {
     let plan = Plan { layout, ..request.base.clone() };
-    let placed = choose(&ShardingRequest {
+    let sharding = choose(&ShardingRequest {
         model: request.model,
         name: request.name,
         topology: request.topology,
@@ -52,6 +58,5 @@ fn operators(request: &Request<'_>, layout: Layout) -> Option<OperatorShares> {
         plan: &plan,
         oversubscription: request.oversubscription,
     });
-    // What cannot be laid out is counted by the search, of the layout without placed operators.
-    placed.ok().flatten().map(|placed| placed.operators)
+    sharding.ok().flatten().map(|sharding| sharding.operators)
 }

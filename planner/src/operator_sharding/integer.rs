@@ -1,19 +1,21 @@
-//! Exact solution as an integer program, for what has too many neighbours to be eliminated: a zero-one variable for each value of each variable, and
-//! one for each combination of a cost's values, which must agree with them (the form that Alpa's choice of shardings has; Zheng et al. 2022).
+//! Exact solution as an integer program, for variables with too many neighbours to eliminate.
 //!
-//! Only the values need to be whole: where they are, so are the combinations. Memory does not decide between equals here.
+//! The program has a binary variable for each value of each variable, and a continuous one between
+//! 0 and 1 for each combination of a factor's values, constrained to agree with the binary ones.
+//! This is the form of Alpa's sharding problem (Zheng et al. 2022). Memory does not break ties
+//! here.
 
 use super::problem::{Factor, SolveError, combinations};
-use microlp::{ComparisonOp, OptimizationDirection, Problem, Variable};
+use microlp::{ComparisonOp, OptimizationDirection, Problem as LinearProgram, Variable};
 
-/// Fills in the values of the variables that are left.
-pub(super) fn solve(sizes: &[usize], factors: &[Factor], left: &[usize], values: &mut [usize]) -> Result<(), SolveError> {
-    let mut problem = Problem::new(OptimizationDirection::Minimize);
-    // Times relative to the largest: the solver's tolerances are absolute.
+/// Writes the best values of the `remaining` variables into `values`.
+pub(super) fn solve(sizes: &[usize], factors: &[Factor], remaining: &[usize], values: &mut [usize]) -> Result<(), SolveError> {
+    let mut problem = LinearProgram::new(OptimizationDirection::Minimize);
+    // The solver's tolerances are absolute, so times are scaled to the largest.
     let possible = factors.iter().flat_map(|factor| &factor.costs).filter(|cost| cost.is_possible());
     let unit = possible.map(|cost| cost.time.0).max().unwrap_or(1).max(1) as f64 / 1e4;
     let mut of_value: Vec<Vec<Variable>> = vec![Vec::new(); sizes.len()];
-    for &variable in left {
+    for &variable in remaining {
         of_value[variable] = (0..sizes[variable]).map(|_| problem.add_binary_var(0.0)).collect();
         let all: Vec<(Variable, f64)> = of_value[variable].iter().map(|&one| (one, 1.0)).collect();
         problem.add_constraint(&all, ComparisonOp::Eq, 1.0);
@@ -37,8 +39,8 @@ pub(super) fn solve(sizes: &[usize], factors: &[Factor], left: &[usize], values:
         microlp::Error::Infeasible => SolveError::Impossible,
         other => SolveError::IntegerProgram(other.to_string()),
     })?;
-    let solution = outcome.into_solution().map_err(|_| SolveError::IntegerProgram("it was given up".into()))?;
-    for &variable in left {
+    let solution = outcome.into_solution().map_err(|_| SolveError::IntegerProgram("the solver gave up".into()))?;
+    for &variable in remaining {
         let chosen = of_value[variable].iter().position(|&one| solution.var_value(one) > 0.5);
         values[variable] = chosen.ok_or_else(|| SolveError::IntegerProgram("its values are not whole".into()))?;
     }

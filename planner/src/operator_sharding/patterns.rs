@@ -1,33 +1,34 @@
-//! Saying a choice for each operator in few patterns: what most operators do as `*`, what most of a block's do under its name where that is shorter, the
-//! others under their own names.
+//! A short form of one sharding per operator: the most frequent one as `*`, a block's most frequent
+//! one under the block's name if that saves patterns, and all others under their operators' names.
 
 use foretell_models::{Graph, OperatorId};
-use foretell_program::{Choices, OperatorShares, Share};
+use foretell_program::{Choices, OperatorPatterns, ShardedPart};
 use std::collections::BTreeMap;
 
-/// The patterns of an assignment of choices to operators.
-pub(super) fn patterns(choices: &Choices, operators: &[OperatorId], values: &[usize]) -> OperatorShares {
+/// Returns the patterns of the choices `values[i]` of `operators[i]`.
+pub(super) fn patterns(choices: &Choices, operators: &[OperatorId], values: &[usize]) -> OperatorPatterns {
     let graph = &choices.graph;
-    let chosen: Vec<(OperatorId, Share)> =
-        operators.iter().zip(values).map(|(&id, &value)| (id, choices.of_operator[id.0][value].share)).collect();
-    let most = most_usual(chosen.iter().map(|&(_, share)| share)).unwrap_or(Share::Whole);
-    let mut patterns: BTreeMap<String, Share> = BTreeMap::from([("*".into(), most)]);
+    let chosen: Vec<(OperatorId, ShardedPart)> =
+        operators.iter().zip(values).map(|(&id, &value)| (id, choices.of_operator[id.0][value].part)).collect();
+    let most = most_frequent(chosen.iter().map(|&(_, part)| part)).unwrap_or(ShardedPart::Whole);
+    let mut patterns: BTreeMap<String, ShardedPart> = BTreeMap::from([("*".into(), most)]);
     for of_block in chosen.chunk_by(|one, next| block(graph, one.0) == block(graph, next.0)) {
-        let exceptions = |usual: Share| of_block.iter().filter(|(_, share)| *share != usual).count();
-        let own = most_usual(of_block.iter().map(|&(_, share)| share)).unwrap_or(most);
-        let usual = if exceptions(own) + 1 < exceptions(most) && is_plain(graph, of_block) { own } else { most };
+        let exceptions = |usual: ShardedPart| of_block.iter().filter(|(_, part)| *part != usual).count();
+        let own = most_frequent(of_block.iter().map(|&(_, part)| part)).unwrap_or(most);
+        let usual = if exceptions(own) + 1 < exceptions(most) && has_unique_name(graph, of_block) { own } else { most };
         if usual != most {
             patterns.insert(block(graph, of_block[0].0).into(), usual);
         }
-        let others = of_block.iter().filter(|(_, share)| *share != usual);
-        patterns.extend(others.map(|&(id, share)| (graph.operators[id.0].name.clone(), share)));
+        let others = of_block.iter().filter(|(_, part)| *part != usual);
+        patterns.extend(others.map(|&(id, part)| (graph.operators[id.0].name.clone(), part)));
     }
-    // The name of an operator may be that of a block, whose others are then named, too.
-    for &(id, share) in &chosen {
+    // The pattern of an operator with a block's name hits that whole block. So the block's other
+    // operators get patterns of their own.
+    for &(id, part) in &chosen {
         let name = &graph.operators[id.0].name;
-        let is_named = |one: &str| graph.operators.iter().any(|operator| operator.name == one);
-        if is_named(block(graph, id)) && patterns.contains_key(block(graph, id)) && !patterns.contains_key(name) {
-            patterns.insert(name.clone(), share);
+        let is_operator_name = |one: &str| graph.operators.iter().any(|operator| operator.name == one);
+        if is_operator_name(block(graph, id)) && patterns.contains_key(block(graph, id)) && !patterns.contains_key(name) {
+            patterns.insert(name.clone(), part);
         }
     }
     patterns.into_iter().collect()
@@ -37,17 +38,18 @@ fn block(graph: &Graph, id: OperatorId) -> &str {
     &graph.blocks[graph.operators[id.0].block].name
 }
 
-/// Whether the name of a block is nobody else's: a pattern under it would count for an operator of that name.
-fn is_plain(graph: &Graph, of_block: &[(OperatorId, Share)]) -> bool {
+/// Returns `true` if no operator and no other block has the name of these operators' block, so that
+/// a pattern under that name hits only this block.
+fn has_unique_name(graph: &Graph, of_block: &[(OperatorId, ShardedPart)]) -> bool {
     let name = of_block.first().map_or("", |&(id, _)| block(graph, id));
     graph.operators.iter().all(|operator| operator.name != name)
         && graph.blocks.iter().filter(|block| block.name == name).count() == 1
 }
 
-fn most_usual(shares: impl Iterator<Item = Share>) -> Option<Share> {
-    let mut counts: BTreeMap<Share, usize> = BTreeMap::new();
-    for share in shares {
-        *counts.entry(share).or_default() += 1;
+fn most_frequent(parts: impl Iterator<Item = ShardedPart>) -> Option<ShardedPart> {
+    let mut counts: BTreeMap<ShardedPart, usize> = BTreeMap::new();
+    for part in parts {
+        *counts.entry(part).or_default() += 1;
     }
-    counts.into_iter().rev().max_by_key(|&(_, count)| count).map(|(share, _)| share)
+    counts.into_iter().rev().max_by_key(|&(_, count)| count).map(|(part, _)| part)
 }

@@ -1,5 +1,7 @@
-//! What exchanges along an axis take where they are waited for, as the simulator has it: one Program of nothing but exchanges, one after the other with
-//! a kernel between two of them, over the whole mesh at once as in a run.
+//! Prices of collectives: how long the simulator takes for each if nothing overlaps with it.
+//!
+//! One Program is simulated that has only these collectives, one after another with a kernel
+//! between two. As in a run, all groups of the mesh communicate at the same time.
 
 use foretell_models::Kernel;
 use foretell_program::{
@@ -11,17 +13,18 @@ use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Flops, Picoseconds};
 use std::collections::{BTreeSet, HashMap};
 
-/// An exchange: which, over which axes, and the bytes of the larger of what a rank has before and after.
+/// A collective to price.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Exchange {
+pub(super) struct PricedCollective {
     pub(super) kind: Collective,
     pub(super) group: Group,
+    /// Bytes of a rank's input or output, whichever is larger.
     pub(super) bytes: u64,
 }
 
-/// Where exchanges are priced.
+/// The mesh and devices on which collectives are priced.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ground<'a> {
+pub(super) struct PricingContext<'a> {
     pub(super) mesh: &'a Mesh,
     pub(super) precision: DataType,
     pub(super) topology: &'a Topology,
@@ -29,38 +32,40 @@ pub(super) struct Ground<'a> {
     pub(super) oversubscription: Oversubscription,
 }
 
-/// What each of some exchanges takes from the end of a kernel to the beginning of the next that waits for it.
+/// Prices of collectives: the time from the end of the kernel before to the start of the next
+/// kernel.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Prices(HashMap<Exchange, Picoseconds>);
+pub(super) struct CollectivePrices(HashMap<PricedCollective, Picoseconds>);
 
-impl Prices {
-    /// Asks the simulator for all of them.
-    pub(super) fn new(ground: &Ground<'_>, wanted: &BTreeSet<Exchange>) -> Result<Self, SimulationError> {
+impl CollectivePrices {
+    /// Prices all of `wanted` in one simulation.
+    pub(super) fn new(context: &PricingContext<'_>, wanted: &BTreeSet<PricedCollective>) -> Result<Self, SimulationError> {
         if wanted.is_empty() {
             return Ok(Self::default());
         }
-        let program = program(ground, wanted);
-        let options = Options { oversubscription: ground.oversubscription, ..Options::default() };
-        let prepared = prepare(&program, ground.topology, ground.costs, &options)?;
+        let program = program(context, wanted);
+        let options = Options { oversubscription: context.oversubscription, ..Options::default() };
+        let prepared = prepare(&program, context.topology, context.costs, &options)?;
         let simulation = prepared.simulate(Quantile::Median, Recording::Spans)?;
         let spans = simulation.timeline.ranks.first().map(|rank| rank.spans.as_slice()).unwrap_or_default();
-        // Kernel, exchange, kernel, exchange, ..., kernel: the same kernel every time.
+        // The spans are kernel, collective, kernel, collective, ..., kernel.
         let mut prices = HashMap::new();
-        for (number, exchange) in wanted.iter().enumerate() {
+        for (number, collective) in wanted.iter().enumerate() {
             if let (Some(before), Some(after)) = (spans.get(2 * number), spans.get(2 * number + 2)) {
-                prices.insert(exchange.clone(), after.start.saturating_sub(before.end));
+                prices.insert(collective.clone(), after.start.saturating_sub(before.end));
             }
         }
         Ok(Self(prices))
     }
 
-    /// The price of one that was asked for.
-    pub(super) fn of(&self, exchange: &Exchange) -> Picoseconds {
-        self.0.get(exchange).copied().unwrap_or_default()
+    /// Returns the price of one of the collectives that were wanted.
+    pub(super) fn of(&self, collective: &PricedCollective) -> Picoseconds {
+        self.0.get(collective).copied().unwrap_or_default()
     }
 }
 
-fn program(ground: &Ground<'_>, wanted: &BTreeSet<Exchange>) -> Program {
+/// Returns a Program that runs all of `wanted` on every rank.
+fn program(context: &PricingContext<'_>, wanted: &BTreeSet<PricedCollective>) -> Program {
     let mut groups: Vec<Group> = Vec::new();
     let mut instructions: Vec<Instruction> = Vec::with_capacity(2 * wanted.len() + 1);
     let mut push = |operation: Operation, stream: usize| {
@@ -78,7 +83,7 @@ fn program(ground: &Ground<'_>, wanted: &BTreeSet<Exchange>) -> Program {
     };
     let kernel = || Operation::Compute { kernel: Kernel::Zero { elements: 1 }, accumulate: false, group: None };
     push(kernel(), 0);
-    for Exchange { kind, group, bytes } in wanted {
+    for PricedCollective { kind, group, bytes } in wanted {
         let known = groups.iter().position(|one| one == group).unwrap_or_else(|| {
             groups.push(group.clone());
             groups.len() - 1
@@ -87,7 +92,7 @@ fn program(ground: &Ground<'_>, wanted: &BTreeSet<Exchange>) -> Program {
             kind: *kind,
             group: GroupId(known as u16),
             bytes: Bytes::new(*bytes),
-            data_type: ground.precision,
+            data_type: context.precision,
             algorithm: CollectiveAlgorithm::Automatic,
             role: CollectiveRole::Tensor,
         };
@@ -108,13 +113,13 @@ fn program(ground: &Ground<'_>, wanted: &BTreeSet<Exchange>) -> Program {
         arena: Bytes::ZERO,
         host_arena: Bytes::ZERO,
     };
-    let mesh = ground.mesh.clone();
+    let mesh = context.mesh.clone();
     let lists = (0..mesh.stage_count()).map(|stage| StageProgram { stage, ..list.clone() }).collect();
     Program {
-        list_of_rank: Program::one_list_a_stage(&mesh),
+        list_of_rank: Program::one_list_per_stage(&mesh),
         mesh,
-        precision: ground.precision,
-        format: ground.precision,
+        precision: context.precision,
+        format: context.precision,
         lists,
         samples: 1,
         predictions: 1,

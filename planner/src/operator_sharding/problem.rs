@@ -1,13 +1,15 @@
-//! A choice for each of several variables such that a sum of costs is least, where each cost depends on few of them.
+//! The problem of choosing a value for each of several variables so that a sum of costs is least,
+//! where each cost depends on few variables.
 //!
-//! The placement of operators is such a problem: a variable is an operator, a cost what it takes itself or what the exchange of a tensor between those
-//! that make and read it takes. It must not know what variables stand for.
+//! Sharding operators is such a problem. A variable is an operator and its value a sharding; a cost
+//! is what the operator itself takes, or the conversion of a tensor between the operators that make
+//! and read it. Nothing here knows that.
 
 use foretell_units::{Bytes, Picoseconds};
 use std::ops::Add;
 use thiserror::Error;
 
-/// What is to be little: time, and where that is the same, memory.
+/// A quantity to minimise: time and, among equal times, memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cost {
     /// Time.
@@ -17,13 +19,13 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// Nothing.
+    /// No cost.
     pub const ZERO: Self = Self { time: Picoseconds::ZERO, memory: Bytes::ZERO };
 
-    /// Of what cannot be: more than any sum of what can.
+    /// The cost of an impossible combination, greater than any sum of possible ones.
     pub const IMPOSSIBLE: Self = Self { time: Picoseconds(u64::MAX), memory: Bytes::ZERO };
 
-    /// Whether it can be.
+    /// Returns `true` for every cost but [`Self::IMPOSSIBLE`].
     pub fn is_possible(self) -> bool {
         self.time.0 < u64::MAX
     }
@@ -34,7 +36,7 @@ impl Add for Cost {
 
     fn add(self, other: Self) -> Self {
         Self {
-            // Saturates, so that what is impossible stays so.
+            // Picoseconds saturate, so an impossible cost stays impossible.
             time: self.time + other.time,
             memory: Bytes::new(self.memory.count().saturating_add(other.memory.count())),
         }
@@ -52,73 +54,75 @@ impl std::iter::Sum for Cost {
 pub struct Factor {
     /// The variables, each once.
     pub scope: Vec<usize>,
-    /// One for each combination of their values, the last variable's varying fastest.
+    /// The cost of each combination of their values. The last variable's value varies fastest.
     pub costs: Vec<Cost>,
 }
 
 impl Factor {
-    /// A factor whose cost is asked for every combination of values.
+    /// Creates a factor by asking for the cost of every combination of values. `sizes` has the
+    /// number of values of every variable.
     pub fn tabulate(sizes: &[usize], scope: Vec<usize>, mut cost: impl FnMut(&[usize]) -> Cost) -> Self {
         let own: Vec<usize> = scope.iter().map(|&variable| sizes[variable]).collect();
         let costs = combinations(&own).map(|values| cost(&values)).collect();
         Self { scope, costs }
     }
 
-    /// The cost of an assignment of all variables.
+    /// Returns the cost of an assignment of values to all variables.
     pub fn cost(&self, sizes: &[usize], assignment: &[usize]) -> Cost {
         let index = self.scope.iter().fold(0, |index, &variable| index * sizes[variable] + assignment[variable]);
         self.costs[index]
     }
 }
 
-/// Variables with a number of values each, and costs that add up.
+/// Variables, and costs that add up.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Problem {
-    /// How many values each variable has: at least one.
+    /// Number of values of each variable; at least 1.
     pub sizes: Vec<usize>,
     /// The costs.
     pub factors: Vec<Factor>,
 }
 
-/// By which way a solution was found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Method {
-    /// Variables were eliminated one by one, all of them.
-    Elimination,
-    /// What could not be eliminated was solved as an integer program.
-    IntegerProgram,
-}
-
-/// The least cost, and values that have it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Solution {
-    /// The value of each variable.
-    pub values: Vec<usize>,
-    /// The cost.
-    pub cost: Cost,
-    /// How it was found.
-    pub method: Method,
-}
-
-/// Why there is no solution.
-#[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum SolveError {
-    /// No combination of values can be.
-    #[error("no combination of choices can be laid out")]
-    Impossible,
-    /// The integer program was not solved.
-    #[error("the integer program of what could not be eliminated was not solved: {0}")]
-    IntegerProgram(String),
-}
-
 impl Problem {
-    /// The cost of an assignment.
+    /// Returns the cost of an assignment of values to all variables.
     pub fn cost(&self, assignment: &[usize]) -> Cost {
         self.factors.iter().map(|factor| factor.cost(&self.sizes, assignment)).sum()
     }
 }
 
-/// Every combination of values of variables of these sizes, the last varying fastest; one, of no values, where there are no variables.
+/// How a solution was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// All variables were eliminated one by one.
+    Elimination,
+    /// Variables whose elimination needs too large tables were left to an integer program.
+    IntegerProgram,
+}
+
+/// An assignment with the least cost.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Solution {
+    /// Value of each variable.
+    pub values: Vec<usize>,
+    /// Cost of the assignment.
+    pub cost: Cost,
+    /// How it was found.
+    pub method: Method,
+}
+
+/// Why a problem has no solution.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SolveError {
+    /// Every combination of values is impossible.
+    #[error("no combination of operator shardings can be laid out")]
+    Impossible,
+    /// The integer program was not solved. Contains the solver's message.
+    #[error("the integer program of operator shardings was not solved: {0}")]
+    IntegerProgram(String),
+}
+
+/// Returns every combination of values of variables with these numbers of values, the last varying
+/// fastest. Without variables there is one combination, of no values.
 pub(super) fn combinations(sizes: &[usize]) -> impl Iterator<Item = Vec<usize>> {
     let count: usize = sizes.iter().product();
     (0..count).map(|number| {

@@ -61,8 +61,8 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Joins two searches for the least time, for example with different number formats: the fastest
-    /// `top` candidates of both.
+    /// Joins two searches for the least time, for example with different number formats: the
+    /// fastest `top` candidates of both.
     #[must_use]
     pub fn merged(mut self, other: Self, top: usize) -> Self {
         self.candidates.extend(other.candidates);

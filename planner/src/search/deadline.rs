@@ -14,7 +14,7 @@ use foretell_units::{Picoseconds, Seconds};
 /// `step` do not matter. `None` if nothing is known about the time left in its step.
 ///
 /// # Errors
-/// As [`crate::least`].
+/// As [`crate::lower_bounds`].
 pub fn deadline(
     request: &Request<'_>,
     layout: &Layout,

@@ -2,11 +2,11 @@
 
 use super::queue::LayoutIndex;
 use crate::space::Request;
-use foretell_program::{Footprint, Layout, Plan, Recompute};
-use foretell_simulator::Prediction;
-use foretell_units::Bytes;
+use foretell_program::{Layout, Plan, Recompute};
+use foretell_simulator::{MemoryUse, Prediction};
 
-/// Spaces of fewer layouts, not counting offloaded forms, are searched until the gap is zero.
+/// Spaces of fewer layouts are searched until the gap is zero, not counting forms that offload or
+/// recompute part of the blocks.
 const SMALL_SPACE: usize = 512;
 
 /// How far above the least bound another bound may be for its layout to be simulated in the same
@@ -14,7 +14,8 @@ const SMALL_SPACE: usize = 512;
 /// hardly ever have to be simulated.
 const NEAR: f64 = 1.02;
 
-/// A layout that was simulated and fits. Its Program is not kept: it may take hundreds of megabytes.
+/// A layout that was simulated and fits. Its Program is not kept: it may take hundreds of
+/// megabytes.
 pub(super) struct Incumbent {
     /// Value in the request's objective.
     pub(super) value: f64,
@@ -27,11 +28,7 @@ pub(super) struct Incumbent {
 /// The prediction of a training step, and the memory of its stages.
 pub(super) struct PredictedStep {
     pub(super) prediction: Prediction,
-    /// Memory of the fullest device of each stage: our executor's arena, or by the profile of another
-    /// software stack.
-    pub(super) memory: Vec<Bytes>,
-    /// That memory by component, for another software stack; else empty.
-    pub(super) by_component: Vec<Footprint>,
+    pub(super) memory: MemoryUse,
     /// Memory weight of each stage; see [`DeviceKinds`](crate::space::DeviceKinds).
     pub(super) weights: Vec<f64>,
 }
@@ -39,7 +36,7 @@ pub(super) struct PredictedStep {
 /// The best layouts found so far, and what they settle.
 pub(super) struct Incumbents<'a> {
     request: &'a Request<'a>,
-    /// Layouts of the space, not counting offloaded forms.
+    /// Layouts of the space, not counting forms that offload or recompute part of the blocks.
     pub(super) layouts_of_space: usize,
     /// The incumbents, the best first.
     pub(super) list: Vec<Incumbent>,
@@ -64,14 +61,14 @@ impl<'a> Incumbents<'a> {
         self.list.first().map(|best| best.value)
     }
 
-    /// Returns the least value to beat: that of the best incumbent, of another layout `beside` them,
-    /// or of another search.
+    /// Returns the least value to beat: that of the best incumbent, of another layout `beside`
+    /// them, or of another search.
     pub(super) fn value_to_beat(&self, beside: Option<f64>) -> Option<f64> {
         beside.into_iter().chain(self.best()).chain(self.request.must_beat).reduce(f64::min)
     }
 
     /// Returns `true` if nothing with this bound or a greater one has to be looked at any more.
-    pub(super) fn settle(&self, bound: f64) -> bool {
+    pub(super) fn settles(&self, bound: f64) -> bool {
         let must_beat = self.request.must_beat;
         let has_answer = !self.is_empty() || must_beat.is_some();
         if has_answer && (self.request.stop)() || must_beat.is_some_and(|value| self.would_settle(bound, value, value)) {
@@ -97,14 +94,14 @@ impl<'a> Incumbents<'a> {
         bound * (1.0 + self.request.tolerance) <= NEAR * least
     }
 
-    /// Returns `true` if a layout's bound is too far above that of the first layout of its Program to
-    /// be simulated in the same round.
+    /// Returns `true` if a layout's bound is too far above that of the first layout of its Program
+    /// to be simulated in the same round.
     pub(super) fn is_far(bound: f64, first: f64) -> bool {
         bound > NEAR * first
     }
 
-    /// Returns the places in the list of the layouts to return: the best of each kind of layout, then
-    /// the best of the rest.
+    /// Returns the places in the list of the layouts to return: the best of each kind of layout,
+    /// then the best of the rest.
     pub(super) fn returned(&self) -> Vec<usize> {
         let top = self.request.top.max(1);
         let mut distinct: Vec<usize> = Vec::new();
@@ -127,8 +124,8 @@ impl<'a> Incumbents<'a> {
     }
 }
 
-/// Returns the fields in which layouts must differ to be of different kinds. How many blocks a layout
-/// recomputes does not matter.
+/// Returns the fields in which layouts must differ to be of different kinds. How many blocks a
+/// layout recomputes does not matter.
 fn kind(layout: &Layout) -> Layout {
     let Layout { data, tensor, pipeline, context, expert, offload, .. } = *layout;
     let recompute = match &layout.recompute {
@@ -139,8 +136,8 @@ fn kind(layout: &Layout) -> Layout {
     Layout { data, tensor, pipeline, context, expert, zero, recompute, offload, ..Layout::default() }
 }
 
-/// Returns `true` for layouts of equal value that differ only in `recompute`: then neither recomputes
-/// anything that the other does not.
+/// Returns `true` for layouts of equal value that differ only in `recompute`: then neither
+/// recomputes anything that the other does not.
 fn runs_the_same_step(one: &Incumbent, other: &Incumbent) -> bool {
     let without = |incumbent: &Incumbent| Layout { recompute: Recompute::None, ..incumbent.plan.layout.clone() };
     one.value.total_cmp(&other.value).is_eq() && without(one) == without(other)

@@ -10,8 +10,8 @@ pub(super) struct LayoutIndex {
     pub(super) variant: usize,
 }
 
-/// One entry of the queue. The entry with the least bound comes first; among equals, the first of the
-/// space.
+/// One entry of the queue. The entry with the least bound comes first; among equals, the first of
+/// the space.
 #[derive(Debug)]
 pub(super) struct QueueEntry {
     /// Lower bound on the value of each of its layouts.
@@ -27,7 +27,8 @@ pub(super) enum QueueContent {
     UnboundedFamily(Box<Family>),
     /// A family with the bound of all its variants.
     Family(Box<Family>),
-    /// Layouts that share one Program and differ in the devices of its ranks, the least bound first.
+    /// Layouts that share one Program and differ in the devices of its ranks, the least bound
+    /// first.
     Layouts(Vec<QueuedLayout>),
 }
 
@@ -54,7 +55,8 @@ impl QueuedLayout {
 }
 
 impl QueueEntry {
-    /// Returns how many of its layouts were simulated until it was certain that they are not the best.
+    /// Returns how many of its layouts were simulated until it was certain that they are not the
+    /// best.
     pub(super) fn stopped(&self) -> usize {
         match &self.content {
             QueueContent::UnboundedFamily(_) | QueueContent::Family(_) => 0,

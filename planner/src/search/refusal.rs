@@ -5,8 +5,8 @@ use crate::space::Request;
 use foretell_topologies::Architecture;
 use foretell_units::Bytes;
 
-/// Returns the error of a search without candidates, of a model with so many blocks. `needed` is the
-/// least memory of a layout that does not fit, if there is one; `reason` is a message of the
+/// Returns the error of a search without candidates, of a model with so many blocks. `needed` is
+/// the least memory of a layout that does not fit, if there is one; `reason` is a message of the
 /// compiler.
 pub(super) fn nothing_found(
     request: &Request<'_>,

@@ -3,14 +3,16 @@
 use super::answer::{Candidate, Planned};
 use super::incumbents::PredictedStep;
 use super::searcher::Searcher;
-use super::simulation::{arenas, most, predicted_step, weighted};
+use super::simulation::{most, predicted_step, weighted};
 use crate::error::{PlannerError, USUAL_HINT};
 use foretell_program::{Plan, Recompute};
+use foretell_simulator::{MemoryUse, memory_use};
+use foretell_units::Bytes;
 use rayon::prelude::*;
 
 impl Searcher<'_> {
-    /// Predicts the layouts to return, with the memory that evaluation needs. Returns `None` if that
-    /// makes one too large: it is no incumbent any more, and the search has to go on.
+    /// Predicts the layouts to return, with the memory that evaluation needs. Returns `None` if
+    /// that makes one too large: it is no incumbent any more, and the search has to go on.
     pub(super) fn predict_returned(&mut self) -> Result<Option<Vec<PredictedStep>>, PlannerError> {
         let places = self.incumbents.returned();
         let incumbents = &mut self.incumbents.list;
@@ -20,16 +22,15 @@ impl Searcher<'_> {
         let all = plans.par_iter().zip(known).map(|(plan, known)| {
             let mut predicted = known.map_or_else(|| predicted_step(&self.bounds, plan), Ok)?;
             if request.base.stack.is_own() {
-                // Evaluation shares the arena with training.
                 let evaluation = self.bounds.compiler.evaluation(plan);
                 let evaluation = evaluation.map_err(|error| PlannerError::no_layout(request, error.to_string(), USUAL_HINT))?;
-                let both = predicted.memory.into_iter().zip(arenas(request, &evaluation));
-                predicted.memory = both.map(|(training, evaluation)| training.max(evaluation)).collect();
+                let evaluation = memory_use(&evaluation, None, request.topology, request.costs);
+                predicted.memory = sharing_arenas(predicted.memory, evaluation);
             }
             Ok(predicted)
         });
         let all = all.collect::<Result<Vec<PredictedStep>, PlannerError>>()?;
-        let held = all.iter().map(|one| weighted(&one.memory, &one.weights));
+        let held = all.iter().map(|one| weighted(&one.memory.needed_by_stage, &one.weights));
         let too_large = held.enumerate().find(|(_, held)| most(held) > self.bounds.memory_limit);
         let Some((which, held)) = too_large else { return Ok(Some(all)) };
         for (&place, predicted) in places.iter().zip(all) {
@@ -41,17 +42,13 @@ impl Searcher<'_> {
         Ok(None)
     }
 
-    /// Returns the answer: the incumbents to return with their predictions. `left` is the least bound
-    /// of what was not looked at, if anything is left.
+    /// Returns the answer: the incumbents to return with their predictions. `left` is the least
+    /// bound of what was not looked at, if anything is left.
     pub(super) fn answer(mut self, predicted: Vec<PredictedStep>, left: Option<f64>) -> Planned {
         let best = self.incumbents.value_to_beat(None).unwrap_or(f64::INFINITY);
         let plans: Vec<&Plan> = self.incumbents.returned().into_iter().map(|place| &self.incumbents.list[place].plan).collect();
         let candidate = |(plan, predicted): (&Plan, PredictedStep)| {
-            let PredictedStep { mut prediction, memory, by_component, .. } = predicted;
-            prediction.peak_memory_bytes = memory;
-            if !by_component.is_empty() {
-                (prediction.memory_by_component, prediction.fits) = (by_component, true);
-            }
+            let prediction = predicted.prediction.with_memory(predicted.memory);
             let mut plan = plan.clone();
             if let Recompute::FullLayersOfStages(layers) = &plan.layout.recompute
                 && layers.iter().all(|&layers| layers == 0)
@@ -61,13 +58,26 @@ impl Searcher<'_> {
             Candidate { plan, prediction }
         };
         let candidates: Vec<Candidate> = plans.into_iter().zip(predicted).map(candidate).collect();
-        // Without candidates the best is the other search's value. That is a time wherever the caller
-        // compares searches by time.
+        // Without candidates the best is the other search's value. That is a time wherever the
+        // caller compares searches by time.
         self.search.best_seconds = candidates.first().map_or(best, |best| best.prediction.step_seconds.value());
         // The bound is a value; as a share of the best value it gives a time.
         let share = left.map_or(1.0, |left| (left / best).min(1.0));
         self.search.lower_bound_seconds = self.search.best_seconds * share;
         self.search.gap = if share > 0.0 { 1.0 / share - 1.0 } else { f64::INFINITY };
         Planned { candidates, value: best, search: self.search }
+    }
+}
+
+/// Returns the memory of a run whose training and evaluation share the arena of each rank. Training
+/// decides on the hosts: only it offloads.
+fn sharing_arenas(training: MemoryUse, evaluation: MemoryUse) -> MemoryUse {
+    let larger = |one: Vec<Bytes>, other: Vec<Bytes>| one.into_iter().zip(other).map(|(a, b)| a.max(b)).collect();
+    MemoryUse {
+        peak_by_stage: larger(training.peak_by_stage, evaluation.peak_by_stage),
+        needed_by_stage: larger(training.needed_by_stage, evaluation.needed_by_stage),
+        overfull_device: training.overfull_device.or(evaluation.overfull_device),
+        overfull_host: training.overfull_host,
+        components_by_stage: training.components_by_stage,
     }
 }

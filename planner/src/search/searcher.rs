@@ -3,9 +3,9 @@
 use super::answer::{Planned, Search};
 use super::incumbents::Incumbents;
 use super::queue::{LayoutIndex, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
+use super::records::{OffloadedTooLarge, Refits};
 use super::refusal::nothing_found;
 use super::simulation::{FirstOutcome, Outcome, Simulations};
-use super::too_large::{OffloadedTooLarge, Refits};
 use crate::bounds::{Bound, Bounded, Bounds, Excluded};
 use crate::error::PlannerError;
 use crate::operator_sharding::with_sharded_operators;
@@ -22,8 +22,8 @@ const FAMILIES_PER_BOUNDING: usize = 128;
 /// Layouts from which on no further family is opened together with others.
 const LAYOUTS_PER_OPENING: usize = 16;
 
-/// Groups of layouts that are simulated in a round. The first round has few, since often nothing has
-/// to be simulated after it.
+/// Groups of layouts that are simulated in a round. The first round has few, since often nothing
+/// has to be simulated after it.
 const GROUPS_OF_FIRST_ROUND: usize = 2;
 const GROUPS_PER_ROUND: usize = 4;
 
@@ -80,14 +80,14 @@ impl<'a> Searcher<'a> {
         Ok(self.answer(predicted, left))
     }
 
-    /// Works through the queue until nothing in it can be among the best. Returns the least bound that
-    /// is left, if any.
+    /// Works through the queue until nothing in it can be among the best. Returns the least bound
+    /// that is left, if any.
     fn look_at_queue(&mut self) -> Result<Option<f64>, PlannerError> {
         while let Some(Reverse(next)) = self.queue.peek() {
             if self.is_given_up() {
                 return Err(self.out_of_time());
             }
-            if self.incumbents.settle(next.bound) {
+            if self.incumbents.settles(next.bound) {
                 return Ok(Some(next.bound));
             }
             match next.content {
@@ -174,8 +174,8 @@ impl<'a> Searcher<'a> {
         if is_given_up { Err(self.out_of_time()) } else { Ok(()) }
     }
 
-    /// Returns the bound on the value of `layouts` layouts like `layout`. Returns `None`, and counts
-    /// them, if they need not be looked at.
+    /// Returns the bound on the value of `layouts` layouts like `layout`. Returns `None`, and
+    /// counts them, if they need not be looked at.
     pub(super) fn value_bound(&mut self, bounded: Bounded, layout: &Layout, layouts: usize) -> Option<f64> {
         match bounded {
             Ok(Bound { time: Some(time), .. }) => return Some(time.value() * self.bounds.value_per_second(layout)),
@@ -245,7 +245,7 @@ impl<'a> Searcher<'a> {
         let mut least = f64::INFINITY;
         while round.len() < most
             && let Some(Reverse(next)) = self.queue.peek()
-            && !self.incumbents.settle(next.bound)
+            && !self.incumbents.settles(next.bound)
         {
             least = least.min(next.bound);
             let is_near = self.incumbents.may_be_in_round(next.bound, least);

@@ -7,11 +7,10 @@ use crate::bounds::Bounds;
 use crate::error::{PlannerError, USUAL_HINT};
 use crate::objective;
 use crate::space::{Objective, Request};
-use foretell_program::{Footprint, Plan, Program};
+use foretell_program::{Plan, Program};
 use foretell_simulator::{
-    Deadline, Folding, Options, Prediction, Recording, SimulationError, device_memory_by_stage, host_memory, predict_with,
+    Deadline, Folding, MemoryUse, Options, Prediction, Recording, SimulationError, memory_use, predict_with_memory,
 };
-use foretell_topologies::Architecture;
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
 
@@ -70,8 +69,8 @@ impl Simulations<'_> {
         }
     }
 
-    /// Simulates further layouts that share the first one's Program, as far as they are not settled by
-    /// the first simulations of the round, the best of which has the value `best`. Returns the
+    /// Simulates further layouts that share the first one's Program, as far as they are not settled
+    /// by the first simulations of the round, the best of which has the value `best`. Returns the
     /// outcomes from the first layout on.
     pub(super) fn rest(
         &self,
@@ -85,13 +84,13 @@ impl Simulations<'_> {
         for layout in &layouts[1..] {
             let is_settled_by_round = |best: f64| returns_one && self.incumbents.would_settle(layout.bound, best, best);
             let can_wait = Incumbents::is_far(layout.bound, first.bound)
-                || self.incumbents.settle(layout.bound)
+                || self.incumbents.settles(layout.bound)
                 || best.is_some_and(is_settled_by_round);
             if can_wait && outcomes.iter().any(|outcome| matches!(outcome, Outcome::Simulated(_) | Outcome::Stopped(_))) {
                 break;
             }
             let plan = self.plan_of(layout);
-            if !plan.mesh().is_ok_and(|mesh| program.lay_out(mesh)) {
+            if !plan.mesh().is_ok_and(|mesh| program.reorder_ranks(mesh)) {
                 break;
             }
             let outcome = self.outcome(layout, plan, &program, best)?;
@@ -105,31 +104,31 @@ impl Simulations<'_> {
         Plan { layout: layout.layout.clone(), ..self.bounds.request.base.clone() }
     }
 
-    /// Simulates a layout with this Program if it fits. The simulation stops if the layout cannot beat
-    /// `best` or an incumbent.
+    /// Simulates a layout with this Program if it fits. The simulation stops if the layout cannot
+    /// beat `best` or an incumbent.
     fn outcome(&self, layout: &QueuedLayout, plan: Plan, program: &Program, best: Option<f64>) -> Result<Outcome, PlannerError> {
         let (bounds, request) = (self.bounds, self.bounds.request);
-        let (memory, by_component) = memory_of(request, program);
+        let memory = memory_use(program, None, request.topology, request.costs);
         let weights = bounds.kinds.weights_of_stages(program);
-        let held = weighted(&memory, &weights);
+        let held = weighted(&memory.needed_by_stage, &weights);
         if most(&held) > bounds.memory_limit {
             return Ok(Outcome::OutOfMemory(held));
         }
-        if !host_memory(program, request.topology).fits {
+        if memory.overfull_host.is_some() {
             return Ok(Outcome::OutOfHostMemory);
         }
         let value_per_second = bounds.value_per_second(&plan.layout);
         let predicts_value = request.objective != Objective::Energy && request.costs.step_spread.is_some();
         let (value, predicted) = if predicts_value {
             let deadline = self.deadline(layout, program, best).map(Arc::new);
-            let prediction = match predict(request, program, deadline) {
+            let prediction = match predict(request, program, memory.clone(), deadline) {
                 Err(SimulationError::PastDeadline { at_least }) => {
                     return Ok(Outcome::Stopped(Seconds::from(at_least).value() * value_per_second));
                 }
                 prediction => prediction?,
             };
             let value = prediction.step_seconds.value() * value_per_second;
-            (value, Some(PredictedStep { prediction, memory, by_component, weights }))
+            (value, Some(PredictedStep { prediction, memory, weights }))
         } else {
             (objective::simulated_value(request, program, value_per_second)?, None)
         };
@@ -155,33 +154,20 @@ pub(super) fn predicted_step(bounds: &Bounds<'_>, plan: &Plan) -> Result<Predict
     let request = bounds.request;
     let compiled = bounds.compiler.training(plan);
     let program = compiled.map_err(|error| PlannerError::no_layout(request, error.to_string(), USUAL_HINT))?;
-    let (memory, by_component) = memory_of(request, &program);
+    let memory = memory_use(&program, None, request.topology, request.costs);
     let weights = bounds.kinds.weights_of_stages(&program);
-    Ok(PredictedStep { prediction: predict(request, &program, None)?, memory, by_component, weights })
+    Ok(PredictedStep { prediction: predict(request, &program, memory.clone(), None)?, memory, weights })
 }
 
-fn predict(request: &Request<'_>, training: &Program, deadline: Option<Arc<Deadline>>) -> Result<Prediction, SimulationError> {
+fn predict(
+    request: &Request<'_>,
+    training: &Program,
+    memory: MemoryUse,
+    deadline: Option<Arc<Deadline>>,
+) -> Result<Prediction, SimulationError> {
     let Request { topology, costs, oversubscription, .. } = *request;
     let options = Options { oversubscription, recording: Recording::Ends, folding: Folding::On, deadline, ..Options::default() };
-    Ok(predict_with(training, topology, costs, &options)?.0)
-}
-
-/// Returns the memory of the fullest device of each stage, and for another software stack than ours
-/// its components.
-fn memory_of(request: &Request<'_>, program: &Program) -> (Vec<Bytes>, Vec<Footprint>) {
-    if request.base.stack.is_own() {
-        return (arenas(request, program), Vec::new());
-    }
-    let by_component = device_memory_by_stage(program, request.topology, request.costs);
-    (by_component.iter().map(Footprint::total).collect(), by_component)
-}
-
-/// Returns the memory that our executor needs on the fullest device of each stage. It includes host
-/// arenas where the device is a CPU, whose memory is the host's.
-pub(super) fn arenas(request: &Request<'_>, program: &Program) -> Vec<Bytes> {
-    let share_memory = request.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Cpu);
-    let both = program.arenas().into_iter().zip(program.host_arenas());
-    both.map(|(device, host)| if share_memory { device + host } else { device }).collect()
+    Ok(predict_with_memory(training, memory, topology, costs, &options)?.0)
 }
 
 /// Returns the weighted bytes of each stage.

@@ -1,37 +1,18 @@
 //! Layouts that do not fit, and the smaller forms in which they are looked at again.
 //!
-//! A layout that does not fit is looked at with part of its blocks recomputed; with the optimizer
-//! state on the hosts; with activations on the hosts; and, if it fits with neither there, with both.
-//! A fitted layout that the compiler finds too large is refitted.
+//! The *forms* of a layout are the same layout with part of its blocks recomputed, or with
+//! offloading: of the optimizer state, of activations, or of both. They are in the space for the
+//! case that the layout does not fit. The form that offloads both is looked at only if neither of
+//! the other two fits. A fitted layout that the compiler finds too large is refitted.
 
 use super::queue::{LayoutIndex, QueuedLayout};
+use super::records::Place;
 use super::searcher::Searcher;
 use super::simulation::most;
 use crate::bounds::{Bound, Bounded, Excluded, MOST_REFITS};
 use crate::space::Family;
 use foretell_program::{Layout, Offload, Plan};
 use foretell_units::Bytes;
-use std::collections::{BTreeMap, BTreeSet};
-
-/// A family, and one variant of it; `None` means all its variants.
-type Place = (usize, Option<usize>);
-
-/// The offloaded forms that were found not to fit.
-#[derive(Default)]
-pub(super) struct OffloadedTooLarge(BTreeSet<(usize, Option<usize>, Offload)>);
-
-/// By layout, how often it was refitted, and the smallest memory budget that each of its stages had.
-pub(super) type Refits = BTreeMap<LayoutIndex, (usize, Vec<f64>)>;
-
-impl OffloadedTooLarge {
-    fn insert(&mut self, (family, variant): Place, offload: Offload) {
-        self.0.insert((family, variant, offload));
-    }
-
-    fn contains(&self, (family, variant): Place, offload: Offload) -> bool {
-        self.0.contains(&(family, variant, offload)) || self.0.contains(&(family, None, offload))
-    }
-}
 
 impl Searcher<'_> {
     /// Bounds the smaller forms of a family, none of whose layouts needs less than `needed`.
@@ -77,8 +58,8 @@ impl Searcher<'_> {
     }
 
     /// Returns the bound on the value of `layouts` layouts at `place`. Returns `None`, and counts
-    /// them, if they need not be looked at. The forms that a layout stands for count with it, unless
-    /// the layout does not fit: then they are looked at themselves.
+    /// them, if they need not be looked at. The forms that a layout stands for count with it,
+    /// unless the layout does not fit: then they are looked at themselves.
     pub(super) fn admit(&mut self, place: Place, bounded: Bounded, layout: &Layout, layouts: usize) -> Option<f64> {
         match bounded {
             Ok(Bound { time: None, .. }) => {
@@ -101,8 +82,8 @@ impl Searcher<'_> {
         }
     }
 
-    /// Records an offloaded form that does not fit. The form that offloads both is no better than the
-    /// one that offloads activations. So it counts as bounded out as long as that one may fit.
+    /// Records an offloaded form that does not fit. The form that offloads both is no better than
+    /// the one that offloads activations. So it counts as bounded out as long as that one may fit.
     fn add_too_large(&mut self, place: Place, layout: &Layout, layouts: usize) {
         if !self.bounds.space.offloads.contains(&Offload::Both) {
             return;
@@ -144,8 +125,8 @@ impl Searcher<'_> {
         usize::from(layout.offload == Offload::Activations && is_counted)
     }
 
-    /// Returns the form that offloads both, of a layout that does not fit with one of them, if it does
-    /// not fit with the other either.
+    /// Returns the form that offloads both, of a layout that does not fit with one of them, if it
+    /// does not fit with the other either.
     pub(super) fn offloading_both(&self, index: LayoutIndex, layout: &Layout) -> Option<Layout> {
         let other = match layout.offload {
             Offload::Optimizer => Offload::Activations,
@@ -158,8 +139,8 @@ impl Searcher<'_> {
         if fits_with_neither { self.bounds.space.offloaded(layout, Offload::Both) } else { None }
     }
 
-    /// Returns a bounded layout for the queue, unless it need not be looked at. Its bound is no less
-    /// than `at_least`.
+    /// Returns a bounded layout for the queue, unless it need not be looked at. Its bound is no
+    /// less than `at_least`.
     pub(super) fn queued(&mut self, bounded: Bounded, index: LayoutIndex, at_least: f64, layout: Layout) -> Option<QueuedLayout> {
         let bound = self.admit((index.family, Some(index.variant)), bounded, &layout, 1)?.max(at_least);
         Some(QueuedLayout { bound, index, layout, is_stopped: false })
@@ -204,8 +185,8 @@ impl Searcher<'_> {
     }
 }
 
-/// Bounds `forms`, each smaller than the one before, up to the first that may fit. The later ones are
-/// needless if that one fits.
+/// Bounds `forms`, each smaller than the one before, up to the first that may fit. The later ones
+/// are needless if that one fits.
 fn up_to_first_that_may_fit<T>(forms: impl Iterator<Item = T>, bound: impl Fn(T) -> (Bounded, T)) -> Vec<(Bounded, T)> {
     let mut found = Vec::new();
     for form in forms {
@@ -219,8 +200,8 @@ fn up_to_first_that_may_fit<T>(forms: impl Iterator<Item = T>, bound: impl Fn(T)
     found
 }
 
-/// Bounds the forms that offload the optimizer state and activations; and the one that offloads both,
-/// if neither fits.
+/// Bounds the forms that offload the optimizer state and activations; and the one that offloads
+/// both, if neither fits.
 fn offloaded_forms<T>(form: impl Fn(Offload) -> Option<T>, bound: impl Fn(&T) -> Bounded) -> Vec<(Bounded, T)> {
     let bounded = |offload| form(offload).map(|form| (bound(&form), form));
     let mut found: Vec<(Bounded, T)> = [Offload::Optimizer, Offload::Activations].into_iter().filter_map(bounded).collect();

@@ -73,8 +73,8 @@ impl DeviceKinds {
         self.kinds.iter().position(|&other| other == kind)
     }
 
-    /// Returns, for each instruction list of a Program, the weight of the smallest device that runs
-    /// it.
+    /// Returns, for each instruction list of a Program, the weight of the device with the least
+    /// memory that runs it.
     pub(crate) fn weights_of_lists(&self, program: &Program) -> Vec<f64> {
         if !self.are_mixed() {
             return vec![1.0; program.lists.len()];
@@ -87,7 +87,8 @@ impl DeviceKinds {
         weights
     }
 
-    /// Returns, for each stage of a Program, the weight of the smallest device that runs it.
+    /// Returns, for each stage of a Program, the weight of the device with the least memory that
+    /// runs it.
     pub(crate) fn weights_of_stages(&self, program: &Program) -> Vec<f64> {
         let mut weights = vec![0.0f64; program.mesh.stage_count()];
         for (list, weight) in program.lists.iter().zip(self.weights_of_lists(program)) {
@@ -132,8 +133,8 @@ impl DeviceKinds {
         let origin = mesh.coordinates(Rank(0));
         let rank = |data: usize, stage: usize| mesh.rank(origin.with(Axis::Data, data).with(Axis::Pipeline, stage)).0;
         let count = mesh.stage(0).size(Axis::Data);
-        // Neighbours along `data` are equally far apart, so the replica at which a stage reaches the
-        // next run of devices follows by division.
+        // Neighbours along `data` are equally far apart, so the replica at which a stage reaches
+        // the next run of devices follows by division.
         let stride = if count > 1 { (rank(1, 0) - rank(0, 0)).max(1) } else { 1 };
         let mut replicas = vec![0, count - 1];
         for stage in 0..stages {

@@ -6,10 +6,10 @@ use super::{DeviceFacts, DeviceKinds, ModelFacts, Request, Space};
 use foretell_models::{Graph, Pass, Role};
 use foretell_program::{BUCKET_ALIGNMENT, Offload, Plan, work_of_blocks};
 use foretell_topologies::{Architecture, DeviceId};
-use foretell_units::{Bytes, DataType};
+use foretell_units::Bytes;
 
-/// Fewest equal blocks of a model that truncated models bound. Below that, compiling the whole model
-/// costs about as much.
+/// Fewest equal blocks of a model that truncated models bound. Below that, compiling the whole
+/// model costs about as much.
 pub(crate) const FEWEST_EQUAL_BLOCKS: usize = 5;
 
 impl<'a> Space<'a> {
@@ -65,9 +65,9 @@ fn shares_parameters(graph: &Graph) -> bool {
     reads.any(|(tensor, block)| is_parameter(tensor) && *block_of[tensor].get_or_insert(block) != block)
 }
 
-/// Returns the runs of devices of one kind for stages with meshes of their own. Empty if all devices
-/// are of one kind, or if bounds do not apply: the model is no stack of equal blocks, or the cost
-/// model does not know how long collectives take on every kind.
+/// Returns the runs of devices of one kind for stages with meshes of their own. Empty if all
+/// devices are of one kind, or if bounds do not apply: the model is no stack of equal blocks, or
+/// the cost model does not know how long collectives take on every kind.
 fn runs(request: &Request<'_>, kinds: &DeviceKinds, is_stack: bool) -> Vec<DeviceRun> {
     let are_known = kinds.kinds.iter().all(|&kind| request.costs.knows_collectives(kind));
     let speeds = speeds(request);
@@ -84,8 +84,8 @@ fn runs(request: &Request<'_>, kinds: &DeviceKinds, is_stack: bool) -> Vec<Devic
     runs.map(|run| DeviceRun { devices: run.len(), node: devices_of_node[run[0]], speed: speeds[run[0]] }).collect()
 }
 
-/// Returns the matrix-product rate of each device, in operations per second. Empty if all are of one
-/// kind, or if a kind's rate is not known.
+/// Returns the matrix-product rate of each device, in operations per second. Empty if all are of
+/// one kind, or if a kind's rate is not known.
 fn speeds(request: &Request<'_>) -> Vec<f64> {
     let topology = request.topology;
     let kinds = topology.device_kinds();
@@ -115,8 +115,8 @@ fn offloads(request: &Request<'_>) -> &'static [Offload] {
     }
 }
 
-/// Returns how many single-precision values the optimizer keeps of each parameter: its states, and a
-/// master copy if operators read a narrower format.
+/// Returns how many single-precision values the optimizer keeps of each parameter: its states, and
+/// a master copy if operators read a narrower format.
 pub(crate) fn optimizer_tensors(plan: &Plan) -> usize {
-    plan.optimizer_states() + usize::from(plan.storage().size() < DataType::Fp32.size())
+    plan.optimizer_states() + usize::from(plan.has_master_copy())
 }

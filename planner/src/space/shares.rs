@@ -15,8 +15,8 @@ const SPEED_FOLLOWED: [f64; 11] = [0.8, 0.9, 0.7, 1.0, 0.6, 1.1, 0.5, 1.2, 0.4, 
 const MOST_SHARES: usize = 4;
 
 impl Space<'_> {
-    /// Returns the unequal shares of samples to try for the data-parallel ranks of a mesh: the fixed
-    /// ones, or some that suit devices of several speeds.
+    /// Returns the unequal shares of samples to try for the data-parallel ranks of a mesh: the
+    /// fixed ones, or some that suit devices of several speeds.
     pub(super) fn unequal_shares(&self, sizes: MeshSizes, context: usize, expert: usize) -> Vec<Vec<usize>> {
         let MeshSizes { data, tensor, pipeline } = sizes;
         match &self.fixed.shares {

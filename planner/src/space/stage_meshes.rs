@@ -37,8 +37,8 @@ struct Section {
     speed: f64,
 }
 
-/// Returns every pipeline, as one mesh a stage, that divides each run into equal stages, of which at
-/// least two meshes differ, and whose stages are about equally fast.
+/// Returns every pipeline, as one mesh a stage, that divides each run into equal stages, of which
+/// at least two meshes differ, and whose stages are about equally fast.
 pub(super) fn unequal_meshes(runs: &[DeviceRun]) -> Vec<Vec<StageLayout>> {
     let devices: usize = runs.iter().map(|run| run.devices).sum();
     if runs.len() < 2 || devices > MOST_DEVICES {

@@ -1,5 +1,5 @@
-//! Variants of a family: layouts that differ in ZeRO, in how ranks and blocks lie on the devices, and
-//! in the bucket size.
+//! Variants of a family: layouts that differ in ZeRO, in how ranks and blocks lie on the devices,
+//! and in the bucket size.
 
 use super::sizes::{inner_ranks, ranks_of_stage};
 use super::{Family, Space};
@@ -8,13 +8,13 @@ use foretell_units::Bytes;
 use std::ops::Range;
 
 /// Larger buckets to consider beside the plan's own (25 MiB by default, as in PyTorch DDP). They
-/// spend less on latency where many ranks reduce, and leave more to reduce and update after the last
-/// pass. Megatron's buckets have at least 40 million elements.
+/// spend less on latency where many ranks reduce, and leave more to reduce and update after the
+/// last pass. Megatron's buckets have at least 40 million elements.
 const LARGER_BUCKETS: [Bytes; 1] = [Bytes::new(160 << 20)];
 
 /// Further buckets to consider if all gradients fill at most [`FEW_BUCKETS`] of them. With more
-/// buckets, one is too small a part of the step to matter. The largest size reduces all gradients of
-/// a small model after the last pass, where no kernel competes.
+/// buckets, one is too small a part of the step to matter. The largest size reduces all gradients
+/// of a small model after the last pass, where no kernel competes.
 const BUCKETS_OF_SMALL_MODELS: [Bytes; 3] = [Bytes::new(5 << 20), Bytes::new(50 << 20), Bytes::new(400 << 20)];
 const FEW_BUCKETS: u64 = 128;
 
@@ -45,8 +45,7 @@ pub(super) fn bucket_sizes(own: Bytes, gradients: Bytes, are_open: bool, fixed: 
 }
 
 /// Returns `true` if the bucket size matters. With a pipeline, reductions overlap with other
-/// micro-batches: another size would save 0.08 % of a step of Turing-NLG and 0.01 % of GPT-3's
-/// (docs/performance.md).
+/// micro-batches: another size would save 0.08 % of a step of Turing-NLG and 0.01 % of GPT-3.
 fn bucket_size_matters(layout: &Layout) -> bool {
     layout.pipeline == 1
 }
@@ -57,8 +56,8 @@ impl Space<'_> {
         let mut variants = Vec::new();
         let stages = family.layout.stages.iter().flatten().map(|stage| stage.data);
         let data = stages.fold(family.layout.data, usize::max);
-        // With a pipeline or a split backward pass, ZeRO's stages 2 and 3 reduce and gather again for
-        // each pass. DeepSpeed refuses them there; the search considers them only if fixed.
+        // With a pipeline or a split backward pass, ZeRO's stages 2 and 3 reduce and gather again
+        // for each pass. DeepSpeed refuses them there; the search considers them only if fixed.
         let usual: &[usize] = match data {
             1 => &[0],
             _ if family.layout.follows_schedule() || family.layout.shares.is_some() => &[0, 1],
@@ -134,7 +133,8 @@ impl Space<'_> {
     }
 
     /// Returns the recomputation of `layers` of the `most` blocks of the stage that holds the most
-    /// micro-batches. Each other stage recomputes as few as keep it from holding more than that one.
+    /// micro-batches. Each other stage recomputes as few as keep it from holding more than that
+    /// one.
     fn recompute(&self, layout: &Layout, layers: usize, most: usize) -> Recompute {
         let micro_batches = self.global_batch / layout.samples_at_once().max(1);
         let held = |stage| layout.schedule.in_flight_bound(layout.pipeline, micro_batches, layout.virtual_stages, stage);
@@ -177,8 +177,8 @@ impl Space<'_> {
         variants / different * (all - different)
     }
 
-    /// Returns the bucket sizes that give different Programs. All sizes from the first that holds all
-    /// gradients on give the same.
+    /// Returns the bucket sizes that give different Programs. All sizes from the first that holds
+    /// all gradients on give the same.
     fn different_buckets(&self, layout: &Layout) -> &[Bytes] {
         let sizes = &self.bucket_sizes;
         if bucket_size_matters(layout) {
@@ -218,9 +218,9 @@ impl Space<'_> {
         (is_mixed || memory_may_differ).then(|| cuts_by_speed(&self.model.work, &speeds))
     }
 
-    /// Returns the orders of the stages along the devices: the usual one (`None`) and, on a few kinds
-    /// of devices, every order of the kinds. The first stages hold the most micro-batches, and the
-    /// first and the last stage have more work than the others.
+    /// Returns the orders of the stages along the devices: the usual one (`None`) and, on a few
+    /// kinds of devices, every order of the kinds. The first stages hold the most micro-batches,
+    /// and the first and the last stage have more work than the others.
     fn stage_orders(&self, layout: &Layout) -> Vec<Option<Vec<usize>>> {
         if let Some(fixed) = self.fixed.stage_places.as_ref().or(self.base.stage_places.as_ref()) {
             let mut places = fixed.clone();
@@ -284,8 +284,8 @@ impl Space<'_> {
         [None].into_iter().chain(is_part.then_some(Some(in_node))).collect()
     }
 
-    /// Returns the rank orders: the usual one (`None`) and, where `tensor` does not fill a node, the
-    /// pipeline inside the node instead of `data`.
+    /// Returns the rank orders: the usual one (`None`) and, where `tensor` does not fill a node,
+    /// the pipeline inside the node instead of `data`.
     fn rank_orders(&self, layout: &Layout) -> Vec<Option<Vec<Axis>>> {
         if let Some(fixed) = self.fixed.rank_order.as_ref().or(self.base.placement.as_ref()) {
             return vec![Some(fixed.clone())];

@@ -4,7 +4,7 @@
 use super::lowering::{Lowering, Lowerings, Purpose, vocabulary_parts};
 use crate::fusion::Fusions;
 use crate::mesh::{Mesh, StageMesh};
-use crate::plan::{ContextMethod, OperatorShares, Plan, PlanError};
+use crate::plan::{ContextMethod, OperatorPatterns, Plan, PlanError};
 use foretell_models::Model;
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -34,7 +34,7 @@ struct Key {
     sequence_parallel: bool,
     context_method: ContextMethod,
     expert_tensor: Option<usize>,
-    operators: OperatorShares,
+    operators: OperatorPatterns,
     fusions: Fusions,
     quantises: bool,
 }
@@ -97,8 +97,8 @@ impl<'a> LoweringCache<'a> {
         lowering.clone()
     }
 
-    /// Drops the oldest entries until the limit holds, but never the last one. Lowerings that are in
-    /// use elsewhere live on.
+    /// Drops the oldest entries until the limit holds, but never the last one. Lowerings that are
+    /// in use elsewhere live on.
     fn drop_oldest(&self) {
         let operators =
             |entry: &Entry| entry.get().and_then(|made| made.as_ref().ok()).map_or(0, |made| made.graph.operators.len());

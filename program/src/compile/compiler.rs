@@ -55,8 +55,8 @@ impl<'a> Compiler<'a> {
         Ok(Compiled { training, evaluation })
     }
 
-    /// Compiles the training step alone. It may have fewer lists than in [`Compiler::compile`]: some
-    /// ranks do the same in training but not in evaluation.
+    /// Compiles the training step alone. It may have fewer lists than in [`Compiler::compile`]:
+    /// some ranks do the same in training but not in evaluation.
     ///
     /// # Errors
     /// As [`super::compile`].
@@ -74,9 +74,9 @@ impl<'a> Compiler<'a> {
         Ok(evaluation)
     }
 
-    /// Compiles the training step without a memory plan: no buffer has an offset, and no instruction
-    /// waits for memory to become free. Its simulated time is a lower bound on that of the Program
-    /// with a memory plan. It cannot be executed.
+    /// Compiles the training step without a memory plan: no buffer has an offset, and no
+    /// instruction waits for memory to become free. Its simulated time is a lower bound on that of
+    /// the Program with a memory plan. It cannot be executed.
     ///
     /// # Errors
     /// As [`super::compile`].

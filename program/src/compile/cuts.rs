@@ -1,5 +1,5 @@
-//! Cutting the model into chunks of consecutive blocks, and the stage of each chunk. A stage has one
-//! chunk, or several in schedules with virtual stages.
+//! Cutting the model into chunks of consecutive blocks, and the stage of each chunk. A stage has
+//! one chunk, or several in schedules with virtual stages.
 
 use crate::plan::{Plan, PlanError};
 use crate::schedule::StagePass;
@@ -51,8 +51,8 @@ impl Cuts {
     }
 }
 
-/// The number of blocks of each chunk, in the model's order: the plan's `cuts`, or chunks of arithmetic
-/// as equal as cuts between blocks allow.
+/// The number of blocks of each chunk, in the model's order: the plan's `cuts`, or chunks of
+/// arithmetic as equal as cuts between blocks allow.
 fn blocks_of_chunks(graph: &Graph, plan: &Plan) -> Result<Vec<usize>, PlanError> {
     let (stages, chunks) = (plan.layout.pipeline, plan.layout.virtual_stages);
     let blocks = graph.blocks.len();
@@ -98,14 +98,15 @@ pub fn work_of_blocks(graph: &Graph) -> Vec<f64> {
     work
 }
 
-/// The number of blocks of each chunk for plans without `cuts`: as even as cuts between blocks allow.
+/// The number of blocks of each chunk for plans without `cuts`: as even as cuts between blocks
+/// allow.
 ///
-/// `work` is the arithmetic of each block; there are at least `stages * chunks` blocks. The result has
-/// one number for each chunk, in the model's order.
+/// `work` is the arithmetic of each block; there are at least `stages * chunks` blocks. The result
+/// has one number for each chunk, in the model's order.
 pub fn usual_cuts(work: &[f64], stages: usize, chunks: usize) -> Vec<usize> {
     let cuts = even_cuts(work, stages * chunks);
-    // A stage with several chunks takes as long as their sum, so all chunks should be even, not only the
-    // largest one small.
+    // A stage with several chunks takes as long as their sum, so all chunks should be even, not
+    // only the largest one small.
     if chunks > 1 { levelled(work, &cuts) } else { cuts }
 }
 
@@ -114,19 +115,17 @@ fn even_cuts(work: &[f64], stages: usize) -> Vec<usize> {
     cuts_by_speed(work, &vec![1.0; stages])
 }
 
-/// Cuts blocks into one run for each stage so that the slowest stage takes as little time as possible.
+/// Cuts blocks into one run for each stage so that the slowest stage takes as little time as
+/// possible.
 ///
 /// `work` is the arithmetic of each block, `speeds` the arithmetic of each stage per unit of time.
 /// There are at least as many blocks as stages, and every stage gets at least one block. Exact, by
 /// dynamic programming over prefixes.
 pub fn cuts_by_speed(work: &[f64], speeds: &[f64]) -> Vec<usize> {
     let (blocks, stages) = (work.len(), speeds.len());
-    let mut prefix = vec![0.0];
-    for (index, &amount) in work.iter().enumerate() {
-        prefix.push(prefix[index] + amount);
-    }
-    // best[end]: the smallest possible time of the slowest stage so far, over the first `end` blocks.
-    // starts[stage][end]: the first block of the last of these stages.
+    let prefix = prefix_sums(work);
+    // best[end]: the smallest possible time of the slowest stage so far, over the first `end`
+    // blocks. starts[stage][end]: the first block of the last of these stages.
     let mut best: Vec<f64> = prefix.iter().map(|sum| sum / speeds.first().copied().unwrap_or(1.0)).collect();
     let mut starts = vec![vec![0u32; blocks + 1]];
     for (stage, speed) in speeds.iter().enumerate().skip(1) {
@@ -134,8 +133,8 @@ pub fn cuts_by_speed(work: &[f64], speeds: &[f64]) -> Vec<usize> {
         let mut began = vec![0u32; blocks + 1];
         for end in stage + 1..=blocks {
             let last = |start: usize| (prefix[end] - prefix[start]) / speed;
-            // A later start gives the last stage less work and those before it more: the optimum is where
-            // the two times cross.
+            // A later start gives the last stage less work and those before it more: the optimum is
+            // where the two times cross.
             let crossing = first_where(stage..end, |start| best[start] >= last(start));
             let start = match crossing {
                 Some(crossing) if crossing == stage || best[crossing] < last(crossing - 1) => crossing,
@@ -160,14 +159,20 @@ pub fn cuts_by_speed(work: &[f64], speeds: &[f64]) -> Vec<usize> {
     cuts
 }
 
-/// The cuts with the smallest sum of squared run sums, among all cuts whose largest run sum is at most
-/// that of `cuts`.
+/// The sums of the first n amounts, for every n from 0 on.
+fn prefix_sums(amounts: &[f64]) -> Vec<f64> {
+    let sums = amounts.iter().scan(0.0, |sum, amount| {
+        *sum += amount;
+        Some(*sum)
+    });
+    std::iter::once(0.0).chain(sums).collect()
+}
+
+/// The cuts with the smallest sum of squared run sums, among all cuts whose largest run sum is at
+/// most that of `cuts`.
 fn levelled(work: &[f64], cuts: &[usize]) -> Vec<usize> {
     let blocks = work.len();
-    let mut prefix = vec![0.0];
-    for (index, &amount) in work.iter().enumerate() {
-        prefix.push(prefix[index] + amount);
-    }
+    let prefix = prefix_sums(work);
     let mut end = 0;
     let sums = cuts.iter().map(|&cut| {
         end += cut;
@@ -210,7 +215,8 @@ fn levelled(work: &[f64], cuts: &[usize]) -> Vec<usize> {
     levelled
 }
 
-/// The first value of `range` at which `holds` is true, by bisection. Once true, `holds` stays true.
+/// The first value of `range` at which `holds` is true, by bisection. Once true, `holds` stays
+/// true.
 fn first_where(range: std::ops::Range<usize>, holds: impl Fn(usize) -> bool) -> Option<usize> {
     let (mut from, mut until) = (range.start, range.end);
     while from < until {
@@ -255,8 +261,8 @@ mod tests {
 
     #[test]
     fn even_cuts_are_as_good_as_the_best_of_all_cuts() {
-        // 500 lists of up to six small numbers from a linear congruential generator, against all possible
-        // cuts.
+        // 500 lists of up to six small numbers from a linear congruential generator, against all
+        // possible cuts.
         let mut state = 1u32;
         for round in 0..500 {
             let blocks = 1 + round % 6;

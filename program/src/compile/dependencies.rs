@@ -1,17 +1,20 @@
-//! Dependencies between streams: an instruction waits for those whose data it touches.
+//! Dependencies between streams: an instruction waits for the instructions whose data it touches.
 //!
-//! Within a stream the order of the list is enough. Across streams a read waits for the writes before it, and a write for the reads and
-//! writes before it. A part of a bucket counts as the bucket: what looks like too much waiting costs nothing, as it is within one stream.
+//! Within a stream, the order of the list is enough. Across streams, a read waits for earlier
+//! writes, and a write for earlier reads and writes. A view counts as its whole buffer, which adds
+//! few dependencies: the uses of a bucket's views are mostly in one stream.
 //!
-//! Communication beside which the plan has no kernels run waits for those before it, and those after it wait for it.
+//! Communication that the plan does not overlap with kernels waits for earlier kernels, and later
+//! kernels wait for it.
 
 use crate::plan::Overlap;
 use crate::program::{BufferId, Few, InstructionId, Operation, StageProgram, StreamId};
 
-/// Finds every instruction's `after` from what it reads and writes, and from what may run beside kernels. Of each stream the last is enough.
+/// Sets [`after`](crate::Instruction::after) of every instruction, from its reads and writes and
+/// from the plan's overlap. The last instruction of each other stream is enough.
 pub(super) fn connect(program: &mut StageProgram, overlap: &Overlap) {
-    // The last kernel, or the last communication since then that kernels wait for.
-    let mut last: Option<Use> = None;
+    // The last kernel, or later communication that does not overlap with kernels.
+    let mut last_in_turn: Option<Use> = None;
     let mut uses = Uses { of_buffer: vec![[Use::NONE; 2]; program.buffers.len()], others: Vec::new() };
     let roots: Vec<u32> = (0..).zip(&program.buffers).map(|(id, buffer)| buffer.parent.map_or(id, |parent| parent.0)).collect();
     let root = |buffer: &BufferId| roots[buffer.0 as usize];
@@ -28,19 +31,19 @@ pub(super) fn connect(program: &mut StageProgram, overlap: &Overlap) {
             uses.remember(buffer, WRITE, own);
         }
         if matches!(*instruction.operation, Operation::Compute { .. }) || !overlap.allows(&instruction.operation) {
-            last.replace(own).into_iter().for_each(|before| latest.add(before, own.stream));
+            last_in_turn.replace(own).into_iter().for_each(|before| latest.add(before, own.stream));
         }
         latest.take(&mut instruction.after);
     }
 }
 
-/// An instruction that uses a buffer.
+/// A use of a buffer by an instruction.
 #[derive(Clone, Copy)]
 struct Use {
-    /// [`NONE`] where there is none.
+    /// The instruction, or [`NONE`].
     id: u32,
     stream: StreamId,
-    /// Where the last uses from other streams are among [`Uses::others`], or [`NONE`].
+    /// The index in [`Uses::others`] of the last uses from other streams, or [`NONE`].
     others: u32,
 }
 
@@ -50,8 +53,10 @@ impl Use {
     const NONE: Self = Self { id: NONE, stream: StreamId(0), others: NONE };
 }
 
-/// The last uses of each buffer from each stream. Mostly one writes it and one reads it, so that others lie apart.
+/// The last uses of each buffer from each stream. Most buffers are written by one stream and read
+/// by one stream, so further uses are stored separately.
 struct Uses {
+    /// The last read and write of each buffer ([`READ`], [`WRITE`]).
     of_buffer: Vec<[Use; 2]>,
     others: Vec<Vec<Use>>,
 }
@@ -88,16 +93,16 @@ impl Uses {
     }
 }
 
-/// The last instruction of each other stream that one waits for.
+/// The last instruction of each other stream that an instruction waits for.
 struct Latest {
-    /// [`NONE`] where it waits for none.
+    /// Indexed by stream; [`NONE`] for streams that it does not wait for.
     of_stream: Vec<u32>,
-    /// The streams that have one.
+    /// The streams that it waits for.
     found: Vec<StreamId>,
 }
 
 impl Latest {
-    /// Adds one of another stream than its own.
+    /// Adds a use, unless it is in the instruction's own stream.
     fn add(&mut self, one: Use, own: StreamId) {
         if one.stream == own {
             return;
@@ -111,7 +116,7 @@ impl Latest {
         }
     }
 
-    /// Leaves them in a list, and none here.
+    /// Moves all instructions to `after`.
     fn take(&mut self, after: &mut Few<InstructionId>) {
         after.clear();
         for stream in self.found.drain(..) {
@@ -120,12 +125,14 @@ impl Latest {
     }
 }
 
-/// Drops what is waited for already: by an instruction before it in the stream, or by one that it waits for.
+/// Drops dependencies that others imply: those of an earlier instruction of the same stream, or of
+/// an instruction that is waited for.
 pub(super) fn prune(program: &mut StageProgram) {
     let streams = program.streams.len();
-    // Of each stream, how far every stream is known to have come: the number of instructions of the list that must be over.
+    // By stream, at its latest instruction: for every stream, the end of the list's instructions of
+    // that stream that must have finished (a vector clock).
     let mut known = vec![0u32; streams * streams];
-    // The same as of each instruction, one row after the other.
+    // The vector clock of each instruction, one row after the other.
     let mut known_at: Vec<u32> = Vec::with_capacity(program.instructions.len() * streams);
     let stream_of: Vec<u16> = program.instructions.iter().map(|instruction| instruction.stream.0).collect();
     for (index, instruction) in (0..).zip(&mut program.instructions) {
@@ -133,13 +140,13 @@ pub(super) fn prune(program: &mut StageProgram) {
         let known = &mut known[own * streams..(own + 1) * streams];
         let after = &mut instruction.after;
         if after.len() > 1 {
-            // The latest first: it may imply the earlier ones.
+            // The latest comes first: it may imply the earlier ones.
             after.sort_unstable_by(|a, b| b.cmp(a));
         }
         after.retain(|id| {
             let row = id.0 as usize;
             let other = stream_of[row] as usize;
-            // One that is there twice is no news the second time.
+            // A duplicate is implied by its first occurrence.
             let is_news = known[other] <= id.0;
             if is_news {
                 for (mine, &theirs) in known.iter_mut().zip(&known_at[row * streams..(row + 1) * streams]) {

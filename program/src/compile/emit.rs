@@ -1,13 +1,15 @@
-//! Emitting the instruction list of a stage: the operators of each task in the graph's order, with the
-//! communication and conversions that bring each operand where it is needed.
+//! Emitting the instruction list of a stage: the operators of each task in the graph's order, with
+//! the communication and conversions that bring each operand where it is needed.
 //!
-//! Buffers are numbered and instructions listed; nothing has a place in memory and nothing waits yet. A
-//! tensor may have several variants at a time, one for each placement in which an operator wanted it.
+//! Buffers are numbered and instructions listed; nothing has a place in memory and nothing waits
+//! yet. A tensor may have several variants at a time, one for each placement in which an operator
+//! wanted it.
 //!
-//! [`StageEmitter`] only decides what comes next. It works on a list builder ([`list`]), the live tensors
-//! ([`live`]), the persistent buffers ([`persistent`]), and one policy each for gathered parameters
-//! ([`gather`]), gradient buckets ([`buckets`]) and offloaded activations ([`activations`]). Micro-batches
-//! that repeat an earlier one are copied from it ([`repeats`]).
+//! [`StageEmitter`] only decides what comes next, and brings operands where they are wanted
+//! ([`operands`]). It works on a list builder ([`list`]), the live tensors ([`live`]), the
+//! persistent buffers ([`persistent`]), and one policy each for gathered parameters ([`gather`]),
+//! gradient buckets ([`buckets`]) and offloaded activations ([`activations`]). Micro-batches that
+//! repeat an earlier one are copied from it ([`repeats`]).
 
 mod activations;
 mod buckets;
@@ -15,6 +17,7 @@ mod convert;
 mod gather;
 mod list;
 mod live;
+mod operands;
 mod optimizer_states;
 mod persistent;
 mod recompute;
@@ -29,16 +32,14 @@ pub(super) use stage::Stage;
 use super::messages::Receive;
 use super::reshard::crossing_placements;
 use crate::mesh::{Axis, Group};
-use crate::placement::Placements;
 use crate::program::{BufferId, BufferRole, Operation, Phase, StageProgram};
 use crate::schedule::{StagePass, Task};
 use activations::OffloadedActivations;
 use buckets::GradientBuckets;
-use convert::{Converter, Source};
-use foretell_models::{EXPERTS, InputKind, Kernel, OperatorId, Pass, Role, TensorId};
+use foretell_models::{Kernel, OperatorId, Pass, Role, TensorId};
 use gather::GatheredParameters;
 use list::{Label, ListBuilder};
-use live::{ALL_MICRO_BATCHES, LiveTensors, Variant};
+use live::{ALL_MICRO_BATCHES, LiveTensors};
 use persistent::PersistentBuffers;
 use repeats::{ListEnd, Next, Repeats, Segment};
 use ring::Ring;
@@ -86,8 +87,8 @@ impl<'a> StageEmitter<'a> {
         self.list.finish()
     }
 
-    /// Emits the tasks of a schedule, each after the messages that it needs. `receives` has those of each
-    /// task.
+    /// Emits the tasks of a schedule, each after the messages that it needs. `receives` has those
+    /// of each task.
     pub(super) fn tasks(&mut self, tasks: &[Task], receives: &[Vec<Receive>], emission: Emission) {
         let mut tasks_left: FxHashMap<usize, usize> = FxHashMap::default();
         for task in tasks {
@@ -111,8 +112,8 @@ impl<'a> StageEmitter<'a> {
                 self.gradients.count_copied_task(self.stage, task);
             }
             self.list.end_pass(*task, first);
-            // Other chunks and postponed weight gradients may read a micro-batch's tensors until its last
-            // task.
+            // Other chunks and postponed weight gradients may read a micro-batch's tensors until
+            // its last task.
             if let Some(left) = tasks_left.get_mut(&task.micro_batch) {
                 *left -= 1;
                 if *left == 0 && !was_copied {
@@ -123,8 +124,8 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// Emits a segment of a micro-batch, or copies it from an earlier micro-batch. Returns whether it was
-    /// copied.
+    /// Emits a segment of a micro-batch, or copies it from an earlier micro-batch. Returns whether
+    /// it was copied.
     fn emit_or_copy(
         &mut self,
         repeats: &mut Repeats,
@@ -179,8 +180,8 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// Emits one operator: the conversions of its inputs, its kernel, then the sums and sends of its
-    /// outputs.
+    /// Emits one operator: the conversions of its inputs, its kernel, then the sums and sends of
+    /// its outputs.
     fn operator(&mut self, id: OperatorId, micro_batch: usize, phase: Phase) {
         let stage = self.stage;
         let (lowering, operator) = (stage.lowering, stage.operator(id));
@@ -199,7 +200,7 @@ impl<'a> StageEmitter<'a> {
             *scaled = true;
             reads.push(control);
         }
-        let kernel = kernel.from_sample(stage.first_sample(micro_batch)).among_samples_of(stage.sample_parts(id));
+        let kernel = kernel.with_first_sample(stage.first_sample(micro_batch)).with_sample_parts(stage.sample_parts(id));
         let axes = stage.positional_axes(id);
         let group = (!axes.is_empty()).then(|| self.list.group(Group::over(axes)));
         let label = Label { name: &operator.name, micro_batch: Some(micro_batch), phase };
@@ -248,123 +249,6 @@ impl<'a> StageEmitter<'a> {
         (buffers, accumulate)
     }
 
-    /// The buffer that holds a tensor in the placements `wanted`. Loads, brings back, recomputes or
-    /// converts the tensor if it is not there.
-    fn fetch(&mut self, tensor: TensorId, micro_batch: usize, wanted: Placements, phase: Phase) -> BufferId {
-        let stage = self.stage;
-        let description = stage.lowering.graph.tensor(tensor);
-        let persistent = match description.role {
-            Role::Parameter(_) => {
-                let bucket = stage.state.bucket_of_parameter(&description.name);
-                let gathered = bucket.and_then(|bucket| self.parameters.find(bucket, &description.name));
-                gathered.or_else(|| self.persistent.find(&description.name))
-            }
-            Role::Running => self.persistent.find(&description.name),
-            _ => None,
-        };
-        if let Some(buffer) = persistent {
-            let placements = stage.lowering.sharding.settled(tensor);
-            if placements == wanted {
-                return buffer;
-            }
-            return self.convert(tensor, micro_batch, Variant { placements, buffer }, wanted, phase).0;
-        }
-        if let Role::OfParameter(_) = description.role {
-            return self.fetch_made_from_parameter(tensor, micro_batch, phase);
-        }
-        if let Role::Input(kind) = description.role
-            && !self.live.contains(tensor, micro_batch)
-        {
-            self.load(tensor, kind, micro_batch);
-        }
-        self.offloaded.move_in(&mut self.list, stage, &mut self.live, (tensor, micro_batch));
-        if !self.live.contains(tensor, micro_batch) {
-            self.recompute(tensor, micro_batch);
-        }
-        if let Some(buffer) = self.live.find(tensor, micro_batch, wanted) {
-            return buffer;
-        }
-        let Some(first) = self.live.first(tensor, micro_batch) else {
-            unreachable!("a tensor is produced, loaded, received or recomputed before it is read")
-        };
-        let (buffer, source) = self.convert(tensor, micro_batch, first, wanted, phase);
-        if source == Source::Overwritten {
-            self.live.remove(tensor, micro_batch, first.buffer);
-        }
-        self.live.add(tensor, micro_batch, Variant { placements: wanted, buffer });
-        buffer
-    }
-
-    /// The buffer of a tensor that is made from a parameter alone, made when first needed. All readers
-    /// want it in the placements in which it is made.
-    fn fetch_made_from_parameter(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) -> BufferId {
-        if !self.live.contains(tensor, ALL_MICRO_BATCHES)
-            && let Some(producer) = self.stage.lowering.producers[tensor.0]
-        {
-            self.operator(producer, micro_batch, phase);
-        }
-        match self.live.first(tensor, ALL_MICRO_BATCHES) {
-            Some(variant) => variant.buffer,
-            None => unreachable!("its producer was just emitted"),
-        }
-    }
-
-    /// Recomputes the block of a tensor, as far as its backward pass needs it.
-    fn recompute(&mut self, tensor: TensorId, micro_batch: usize) {
-        let stage = self.stage;
-        let Some(producer) = stage.lowering.producers[tensor.0] else { return };
-        for &id in stage.recomputation.of_block(stage.operator(producer).block) {
-            let outputs = &stage.operator(id).outputs;
-            let is_there = outputs
-                .iter()
-                .map(|output| output.tensor)
-                .filter(|&one| stage.lowering.is_activation(one))
-                .all(|tensor| self.live.contains(tensor, micro_batch) || self.offloaded.contains(tensor, micro_batch));
-            if !is_there {
-                self.operator(id, micro_batch, Phase::Recompute);
-            }
-        }
-    }
-
-    /// Loads the samples of a micro-batch.
-    fn load(&mut self, tensor: TensorId, input: InputKind, micro_batch: usize) {
-        let stage = self.stage;
-        let placements = stage.lowering.sharding.settled(tensor);
-        let buffer = self.live.new_variant(&mut self.list, stage, (tensor, micro_batch), placements);
-        self.list.set_role(buffer, BufferRole::Input);
-        let mesh = &stage.lowering.mesh;
-        let samples = mesh.samples_at_once() / mesh.batch_parts();
-        let operation = Operation::Load { input, first_sample: stage.first_sample(micro_batch), samples };
-        self.list.push(self.label(tensor, micro_batch, Phase::Forward), operation, &[], &[buffer]);
-    }
-
-    /// Reduces the partial sums that a producer left in a tensor, unless they may stay partial.
-    fn settle(&mut self, tensor: TensorId, micro_batch: usize, phase: Phase) {
-        let sharding = &self.stage.lowering.sharding;
-        let (produced, settled) = (sharding.produced(tensor), sharding.settled(tensor));
-        if produced != settled
-            && let Some(variants) = self.live.take(tensor, micro_batch)
-            && let Some(&first) = variants.first()
-        {
-            let (buffer, _) = self.convert(tensor, micro_batch, first, settled, phase);
-            self.live.add(tensor, micro_batch, Variant { placements: settled, buffer });
-        }
-    }
-
-    fn convert(
-        &mut self,
-        tensor: TensorId,
-        micro_batch: usize,
-        from: Variant,
-        wanted: Placements,
-        phase: Phase,
-    ) -> (BufferId, Source) {
-        let lowering = self.stage.lowering;
-        let is_of_experts = lowering.graph.tensor(tensor).dimensions.iter().any(|dimension| dimension.name == EXPERTS);
-        let label = self.label(tensor, micro_batch, phase);
-        Converter { list: &mut self.list, mesh: &lowering.mesh, label, is_of_experts }.convert(from, wanted)
-    }
-
     /// Receives a tensor from another stage.
     fn receive(&mut self, receive: &Receive) {
         let stage = self.stage;
@@ -401,7 +285,8 @@ impl<'a> StageEmitter<'a> {
                     self.list.send(label, peer, buffer);
                 }
                 Some(fragments) => {
-                    // A rank with nothing to send takes part in the sum that the others of its group need.
+                    // A rank with nothing to send takes part in the sum that the others of its
+                    // group need.
                     let shard = self.fetch(tensor, micro_batch, crossing_placements(stage.lowering, tensor), phase);
                     for fragment in fragments {
                         transfers::send_fragment(&mut self.list, label, fragment, shard);

@@ -1,34 +1,35 @@
-//! Limits on what a plan may ask of the compiler, so that a mistaken or hostile size is an error and never a number that wraps around
-//! or a list that fills the memory. They are far beyond any run that has been heard of.
+//! Limits on the size of a Program, so that a mistaken or hostile size is an error, and never an
+//! overflow or a list that fills the memory. They are far beyond any known run.
 
 use super::lowering::Lowering;
 use crate::plan::{Plan, PlanError};
 use foretell_models::{Kernel, OperatorId};
 
-/// The most instructions, roughly, of one step over all stages: operators times micro-batches. Training and evaluation together take 0.8 kB
-/// of the compiler's memory for each (measured with a small GPT), so 6 GB at most. GPT-3's 96 layers with 1536 micro-batches have 5 million.
+/// The most instructions of a step over all stages, estimated as operators times micro-batches. The
+/// compiler needs 0.8 kB for each of them (training and evaluation of a small GPT, measured), so at
+/// most about 6 GB. GPT-3's 96 layers with 1536 micro-batches have 5 million.
 const MOST_INSTRUCTIONS: usize = 8_000_000;
 
-/// The most bytes (256 PiB) of all that one step makes over all ranks, if nothing of it were ever given up. An arena holds it several
-/// times over at most (copies in other placements, optimizer state), so that its offsets are 64-bit numbers.
+/// The most bytes (256 PiB) of all tensors of a step over all ranks. An arena holds each tensor at
+/// most a few times (in other placements, as optimizer state), so its offsets fit into 64 bits.
 const MOST_BYTES: u128 = 1 << 58;
 
-/// The most stages: what is found out for each of them goes through the whole graph.
+/// The most stages. The compiler goes through the whole graph for each of them.
 const MOST_STAGES: usize = 1024;
 
-/// Refuses what is too large to be laid out, before anything of that size is made.
+/// Refuses a step that is too large, before anything of that size is allocated.
 pub(super) fn check(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
     let micro_batches = plan.micro_batches()?;
     let invalid = |field, reason: String, hint: &str| Err(PlanError::Invalid { field, reason, hint: hint.into() });
     if plan.layout.pipeline > MOST_STAGES {
-        return invalid("pipeline", format!("{} stages", plan.layout.pipeline), "use 1024 stages or less");
+        return invalid("pipeline", format!("{} stages", plan.layout.pipeline), "use at most 1024 stages");
     }
     let graph = &lowering.graph;
     let operators = graph.operators.len();
     if micro_batches.checked_mul(operators).is_none_or(|instructions| instructions > MOST_INSTRUCTIONS) {
         return invalid(
             "micro_batch",
-            format!("{micro_batches} micro-batches of `{}`, which has {operators} operators, are too long a step", graph.name),
+            format!("{micro_batches} micro-batches of `{}` with {operators} operators are too many for a step", graph.name),
             "raise `micro_batch`, or lower `global_batch`",
         );
     }
@@ -36,23 +37,23 @@ pub(super) fn check(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
     if elements * 4 * micro_batches as u128 > MOST_BYTES {
         return invalid(
             "global_batch",
-            format!("a step of `{}` over {} samples makes more than 256 PiB", graph.name, plan.global_batch),
+            format!("the tensors of `{}` over {} samples are larger than 256 PiB", graph.name, plan.global_batch),
             "lower `global_batch`, or use smaller sizes in the model",
         );
     }
     for (index, operator) in graph.operators.iter().enumerate() {
         let kernel = operator.kernel(&lowering.sharding.local_extents(graph, OperatorId(index), &lowering.mesh));
-        // The places of the maxima are kept as `Int32`.
+        // The positions of the maxima are stored as `Int32`.
         if let Kernel::MaxPool(window) = kernel
             && window.input_elements() > i32::MAX as usize
         {
             return invalid(
                 "micro_batch",
-                format!("`{}` takes more than 2^31 elements on one rank", operator.name),
+                format!("`{}` has more than 2^31 input elements on one rank", operator.name),
                 "lower `micro_batch`, or use smaller images",
             );
         }
-        // So are the places of tokens.
+        // So are the slots of tokens.
         if let Kernel::Dispatch(sizes) = kernel
             && sizes.capacity > i32::MAX as usize
         {

@@ -6,7 +6,7 @@
 
 use crate::fusion::{Fusions, fuse};
 use crate::mesh::{Axis, Coordinates, Mesh, StageMesh};
-use crate::plan::{Layout, Plan, PlanError, Share};
+use crate::plan::{Layout, Plan, PlanError, ShardedPart};
 use crate::quantisation::quantise;
 use crate::strategy::{Sharding, consumers, producers};
 use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate};
@@ -21,9 +21,11 @@ pub(super) enum Purpose {
     Evaluation,
 }
 
-/// The graph of one micro-batch, sharded over a stage's mesh and fused, before it is cut into stages.
+/// The graph of one micro-batch, sharded over a stage's mesh and fused, before it is cut into
+/// stages.
 pub(super) struct Lowering {
-    /// The mesh that the whole model is sharded over, with the same number of samples on every rank.
+    /// The mesh that the whole model is sharded over, with the same number of samples on every
+    /// rank.
     pub(super) mesh: StageMesh,
     pub(super) graph: Graph,
     pub(super) sharding: Sharding,
@@ -148,7 +150,8 @@ fn graph(
         vocabulary_parts,
     };
     let forward = model.graph(name, &options)?;
-    // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24 predictions.
+    // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24
+    // predictions.
     let normalizer = plan.global_batch * forward.predictions_per_sample;
     Ok(if inference { forward } else { differentiate(&forward, normalizer) })
 }
@@ -160,7 +163,7 @@ fn graph(
 fn normalization_groups(model: &Model, plan: &Plan, mesh: &StageMesh) -> Result<usize, PlanError> {
     let samples = mesh.samples_at_once() / mesh.batch_parts();
     let Some(group) = plan.batch_norm_group.filter(|_| model.has_batch_norm()) else {
-        let shards_batch = plan.layout.operators.iter().any(|(_, share)| share == Share::Batch);
+        let shards_batch = plan.layout.operators.iter().any(|(_, part)| part == ShardedPart::Batch);
         let parts = if shards_batch && model.has_batch_norm() { mesh.size(Axis::Tensor) } else { 1 };
         if !samples.is_multiple_of(parts) {
             return Err(PlanError::Indivisible {

@@ -1,17 +1,17 @@
 //! The messages between stages: which ones a stage receives before each of its tasks.
 //!
-//! Messages between two stages arrive in the order in which they are sent, whichever chunks they are
-//! for. So a stage receives in the sender's order: the messages that its next task needs, and all that
-//! were sent before those.
+//! Messages between two stages arrive in the order in which they are sent, whichever chunks they
+//! are for. So a stage receives in the sender's order: the messages that its next task needs, and
+//! all that were sent before those.
 //!
-//! A message that is not received blocks its sender as soon as the sender reuses the buffer. So a stage
-//! also receives a message before any task that starts no earlier than the sender's next task, in a
-//! pipeline whose passes take unit times. Then the instructions that a stage runs before it receives a
-//! message never wait for what the sender runs after it.
+//! A message that is not received blocks its sender as soon as the sender reuses the buffer. So a
+//! stage also receives a message before any task that starts no earlier than the sender's next
+//! task, in a pipeline whose passes take unit times. Then the instructions that a stage runs before
+//! it receives a message never wait for what the sender runs after it.
 //!
-//! Proof that this does not deadlock, by induction over the unit-time starts: a task starts later than
-//! the tasks whose messages it needs. A task that waits until an earlier message of its stage is
-//! received starts later than all tasks that come before that receive.
+//! Proof that this does not deadlock, by induction over the unit-time starts: a task starts later
+//! than the tasks whose messages it needs. A task that waits until an earlier message of its stage
+//! is received starts later than all tasks that come before that receive.
 
 use super::cuts::{ChunkPass, Cuts};
 use super::lowering::Lowering;
@@ -31,8 +31,8 @@ pub(super) struct Receive {
 
 /// The tensors that leave each stage, and the passes that read them elsewhere.
 struct StageTraffic {
-    /// For each stage and chunk pass, the tensors that it sends and the receiving stage of each, in the
-    /// order of its operators.
+    /// For each stage and chunk pass, the tensors that it sends and the receiving stage of each, in
+    /// the order of its operators.
     sends: Vec<FxHashMap<ChunkPass, Vec<(TensorId, usize)>>>,
     /// For each stage and tensor that it receives, the chunk passes that read it.
     readers: Vec<FxHashMap<TensorId, Vec<ChunkPass>>>,
@@ -65,8 +65,8 @@ impl StageTraffic {
     }
 }
 
-/// For each stage and each of its tasks, the messages that the stage receives just before that task, in
-/// order. `orders` has the tasks of each stage.
+/// For each stage and each of its tasks, the messages that the stage receives just before that
+/// task, in order. `orders` has the tasks of each stage.
 pub(super) fn receives(lowering: &Lowering, cuts: &Cuts, schedule: Schedule, orders: &[Vec<Task>]) -> Vec<Vec<Vec<Receive>>> {
     let mut receives: Vec<Vec<Vec<Receive>>> = orders.iter().map(|order| vec![Vec::new(); order.len()]).collect();
     if cuts.stages == 1 {
@@ -77,7 +77,8 @@ pub(super) fn receives(lowering: &Lowering, cuts: &Cuts, schedule: Schedule, ord
     let index_of = |order: &Vec<Task>| order.iter().enumerate().map(|(index, &task)| (task, index)).collect();
     let indices: Vec<FxHashMap<Task, usize>> = orders.iter().map(index_of).collect();
     for (from, order) in orders.iter().enumerate() {
-        // For each receiving stage, in sending order: the message, and the last task that it may precede.
+        // For each receiving stage, in sending order: the message, and the last task that it may
+        // precede.
         let mut messages: BTreeMap<usize, Vec<(Receive, usize)>> = BTreeMap::new();
         for (index, task) in order.iter().enumerate() {
             for &(tensor, to) in traffic.sends[from].get(&(task.chunk, task.pass)).into_iter().flatten() {

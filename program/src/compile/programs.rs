@@ -68,6 +68,8 @@ pub(super) fn programs<const COUNT: usize>(
     offsets: Offsets,
 ) -> Result<[Program; COUNT], PlanError> {
     plan.validate()?;
+    // From here on, plans whose layouts mean the same thing are equal.
+    let plan = &Plan { layout: plan.layout.clone().normalised(), ..plan.clone() };
     let mesh = plan.mesh()?;
     let training = cache.lowerings(plan, &mesh, Purpose::Training)?;
     for lowering in training.iter() {
@@ -124,10 +126,10 @@ impl Compilation<'_> {
             let program = self.list(lowering_of(lowerings, list, mesh), crossings, list, state, order, purpose);
             (hardware_flops(&program) * list.ranks.len() as f64, program)
         };
-        // Lists are independent. Rayon may run other tasks of its pool inside these loops, so a caller
-        // must hold no lock that such a task takes. Without offsets the caller is the planner, which
-        // already compiles many Programs in parallel: a nested parallel loop here could start another
-        // whole Program while it waits, and nest without bound.
+        // Lists are independent. Rayon may run other tasks of its pool inside these loops, so a
+        // caller must hold no lock that such a task takes. Without offsets the caller is the
+        // planner, which already compiles many Programs in parallel: a nested parallel loop here
+        // could start another whole Program while it waits, and nest without bound.
         let compiled: Vec<(Flops, StageProgram)> = match self.offsets {
             Offsets::Planned => self.lists.par_iter().zip(self.states).map(compile_list).collect(),
             Offsets::None => self.lists.iter().zip(self.states).map(compile_list).collect(),

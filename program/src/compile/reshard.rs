@@ -1,9 +1,9 @@
 //! Messages between stages with different meshes: the part of a tensor that each rank sends to each
 //! rank of the other stage.
 //!
-//! Each stage shards the tensor over its own mesh. A receiver gets every part of its shard from a rank
-//! that has it. If several ranks have a part, the receivers of that part take turns among them, so that
-//! no sender does all the work.
+//! Each stage shards the tensor over its own mesh. A receiver gets every part of its shard from a
+//! rank that has it. If several ranks have a part, the receivers of that part take turns among
+//! them, so that no sender does all the work.
 //!
 //! Ranks with equal transfers and equal numbers of samples share one instruction list.
 
@@ -31,8 +31,8 @@ pub(super) struct Fragment {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Routes {
     pub(super) peers: Vec<Peer>,
-    /// Keyed by tensor and receiving stage; no entry if that stage has the same mesh. An entry is empty
-    /// if other ranks with the same shard send it.
+    /// Keyed by tensor and receiving stage; no entry if that stage has the same mesh. An entry is
+    /// empty if other ranks with the same shard send it.
     pub(super) sends: FxHashMap<(TensorId, usize), Vec<Fragment>>,
     /// Keyed by tensor and sending stage; no entry if that stage has the same mesh.
     pub(super) receives: FxHashMap<(TensorId, usize), Vec<Fragment>>,
@@ -65,8 +65,8 @@ struct RankTransfers {
     fragments: Vec<(Direction, TensorId, Rank, Region)>,
 }
 
-/// The tensors that cross between stages with different meshes in one Program, and every rank's part
-/// in that.
+/// The tensors that cross between stages with different meshes in one Program, and every rank's
+/// part in that.
 #[derive(Debug, Default)]
 pub(super) struct Crossings {
     /// Tensor, sending stage, receiving stage.
@@ -83,8 +83,8 @@ struct Region {
 }
 
 impl Region {
-    /// A rank's shard within a tensor over all samples of a micro-batch. `full` is the tensor's shape if
-    /// every rank of the stage had as many samples as this one.
+    /// A rank's shard within a tensor over all samples of a micro-batch. `full` is the tensor's
+    /// shape if every rank of the stage had as many samples as this one.
     fn of(full: &[usize], placements: Placements, mesh: &StageMesh, coordinates: Coordinates) -> Self {
         let mut region = Self { start: vec![0; full.len()], extent: full.to_vec() };
         let mut batch = None;
@@ -126,15 +126,16 @@ impl Region {
     }
 }
 
-/// The placements of a tensor when it crosses to another mesh: the settled ones, with every partial sum
-/// reduced.
+/// The placements of a tensor when it crosses to another mesh: the settled ones, with every partial
+/// sum reduced.
 pub(super) fn crossing_placements(lowering: &Lowering, tensor: TensorId) -> Placements {
     let settled = lowering.sharding.settled(tensor);
     settled.partial_axes().fold(settled, |made, axis| made.with(axis, Placement::Replicate))
 }
 
 impl Crossings {
-    /// Finds the tensors that cross between stages with different meshes, and who sends what to whom.
+    /// Finds the tensors that cross between stages with different meshes, and who sends what to
+    /// whom.
     ///
     /// # Errors
     /// [`PlanError::Invalid`] if a receiving stage reads a tensor as a partial sum.

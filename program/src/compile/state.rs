@@ -2,9 +2,9 @@
 //! optimizer state, and running statistics.
 //!
 //! A bucket is a run of parameters whose gradients are complete at about the same time and have the
-//! same placements. One collective reduces it and one kernel updates it. ZeRO (Rajbhandari et al. 2020)
-//! is the placement of a bucket's optimizer state, gradients and parameters along the mesh axis
-//! `shard`. Training and evaluation have the same state at the same offsets.
+//! same placements. One collective reduces it and one kernel updates it. ZeRO (Rajbhandari et al.
+//! 2020) is the placement of a bucket's optimizer state, gradients and parameters along the mesh
+//! axis `shard`. Training and evaluation have the same state at the same offsets.
 
 use super::cuts::Cuts;
 use super::lowering::Lowering;
@@ -91,7 +91,8 @@ pub(super) struct StageState {
 pub(super) enum ParameterGathers {
     /// Never: every rank keeps whole parameters.
     Never,
-    /// Once in a step, before the first pass that reads them: Megatron's overlapped parameter gather.
+    /// Once in a step, before the first pass that reads them: Megatron's overlapped parameter
+    /// gather.
     Once,
     /// Whenever a block needs them. They are dropped when no nearby operator reads them (ZeRO 3).
     EveryPass,
@@ -143,7 +144,7 @@ impl StageState {
             gathers,
             running: running_statistics(lowering, cuts, stage, plan),
             precision: plan.storage(),
-            has_master_copy: plan.storage().size() < Bytes::new(4),
+            has_master_copy: plan.has_master_copy(),
             optimizer_states: plan.optimizer_states(),
         };
         for completed in completed_gradients(lowering, cuts, stage) {
@@ -232,7 +233,8 @@ struct CompletedGradient {
 }
 
 /// The parameters of a stage in the order in which the backward pass completes their gradients.
-/// Parameters of several stages come last, by id: all of these stages make the same buckets of them.
+/// Parameters of several stages come last, by id: all of these stages make the same buckets of
+/// them.
 fn completed_gradients(lowering: &Lowering, cuts: &Cuts, stage: usize) -> Vec<CompletedGradient> {
     let graph = &lowering.graph;
     let mut last: FxHashMap<TensorId, (usize, usize, TensorId)> = FxHashMap::default();
@@ -303,8 +305,8 @@ fn running_statistics(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Pla
             .partial_axes()
             .fold(statistics_placements, |summed, axis| summed.with(axis, Placement::Replicate));
         let groups = operator.loops[0].extent;
-        // Groups of a stated size scale with the samples of all ranks. Otherwise each rank's samples are
-        // one group.
+        // Groups of a stated size scale with the samples of all ranks. Otherwise each rank's
+        // samples are one group.
         let contributions = match plan.batch_norm_group {
             Some(_) => groups * plan.layout.samples_at_once() / lowering.mesh.samples_at_once(),
             None => groups,

@@ -1,9 +1,11 @@
-//! What products do beside themselves, in the same pass over their results: a bias and an activation are added, a gradient goes on through a
-//! GELU, a bias's gradient is summed up. A product whose partial sums must be made first can do none of that to them, nor one whose ranks make other
-//! parts of the result than what follows works on.
+//! Epilogues of matrix products, in the same pass over their results: adding a bias, applying an
+//! activation, the gradient of a GELU, the gradient of a bias.
+//!
+//! A product whose result is a partial sum has no epilogue, since the sum must be reduced first.
+//! Nor has one whose ranks produce other shards of the result than the next operator wants.
 
 use super::{Fusion, Fusions};
-use foretell_models::{Activation, Extent, Operand, Operator, OperatorId, OperatorKind, Pass, TensorId};
+use foretell_models::{Activation, Extent, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, TensorId};
 
 impl Fusion<'_> {
     pub(super) fn epilogues(&mut self, fusions: Fusions) {
@@ -18,7 +20,8 @@ impl Fusion<'_> {
         }
     }
 
-    /// A bias, and a ReLU or a GELU after that. What a GELU is applied to is a second result if somebody else reads it.
+    /// Merges a bias, and a ReLU or a GELU after it. The argument of the GELU becomes a second
+    /// output if another operator reads it.
     fn bias_and_activation(&mut self, id: OperatorId, fusions: Fusions) {
         let graph = self.graph;
         let OperatorKind::Matmul { weight, .. } = graph.operators[id.0].kind else { return };
@@ -42,11 +45,11 @@ impl Fusion<'_> {
                 Activation::Relu
             }
             Some((next, OperatorKind::Gelu)) => {
-                let made = Operand { tensor: graph.operators[next.0].outputs[0].tensor, ..result.clone() };
-                let is_read = self.consumers[result.tensor.0].len() > 1;
-                argument = Some(std::mem::replace(&mut result, made)).filter(|_| is_read);
+                let activated = Operand { tensor: graph.operators[next.0].outputs[0].tensor, ..result.clone() };
+                let is_argument_read = self.consumers[result.tensor.0].len() > 1;
+                argument = Some(std::mem::replace(&mut result, activated)).filter(|_| is_argument_read);
                 self.dropped[next.0] = true;
-                if is_read { Activation::GeluKept } else { Activation::Gelu }
+                if is_argument_read { Activation::GeluKept } else { Activation::Gelu }
             }
             _ => Activation::None,
         };
@@ -56,16 +59,18 @@ impl Fusion<'_> {
         operator.outputs = std::iter::once(result).chain(argument).collect();
     }
 
-    /// The bias that an operator adds to a product's result, walked as the product's own columns.
+    /// The bias that an operator adds to a product's result, along the loops of the product's
+    /// columns.
     fn bias_of(&self, id: OperatorId, bias_id: OperatorId, product: TensorId) -> Option<Operand> {
         let [operator, bias] = [id, bias_id].map(|id| &self.graph.operators[id.0]);
         let parameter = bias.inputs.get(1).filter(|_| bias.kind == OperatorKind::BiasAdd)?;
         let columns = columns_of(operator, &operator.outputs[0], parameter.axes.len())?;
-        let fits = self.is_beside(id, bias_id) && self.lies_as_wanted(product, bias_id);
+        let fits = self.are_in_one_pass(id, bias_id) && self.needs_no_conversion(product, bias_id);
         fits.then_some(Operand { tensor: parameter.tensor, axes: columns })
     }
 
-    /// The activation of a product's result that is its to make: the only reader, or of a GELU the only one of its pass.
+    /// The activation to merge into a product: the only reader of its result. A GELU may also have
+    /// readers in other passes.
     fn activation_of(&self, id: OperatorId, result: TensorId, fusions: Fusions) -> Option<(OperatorId, OperatorKind)> {
         let kind = |id: OperatorId| self.graph.operators[id.0].kind;
         let readers = &self.consumers[result.0];
@@ -77,23 +82,23 @@ impl Fusion<'_> {
             OperatorKind::Gelu => fusions.gelu,
             _ => false,
         };
-        (is_wanted && self.is_beside(id, next) && self.lies_as_wanted(result, next)).then(|| (next, kind(next)))
+        (is_wanted && self.are_in_one_pass(id, next) && self.needs_no_conversion(result, next)).then(|| (next, kind(next)))
     }
 
-    /// A GELU's gradient, into the product that made the gradient of what the GELU made.
+    /// Merges a GELU's gradient into the product that computes the gradient of the GELU's result.
     fn gradient_through_gelu(&mut self, id: OperatorId) {
         let [upstream, argument] = &self.graph.operators[id.0].inputs[..] else { return };
         let Some(product_id) = self.producers[upstream.tensor.0] else { return };
         let product = &self.graph.operators[product_id.0];
         let [made] = &product.outputs[..] else { return };
         let is_product = matches!(product.kind, OperatorKind::MatmulInputGradient(_));
-        let is_direct = self.consumers[upstream.tensor.0][..] == [id] && self.lies_as_wanted(upstream.tensor, id);
+        let is_direct = self.consumers[upstream.tensor.0][..] == [id] && self.needs_no_conversion(upstream.tensor, id);
         let argument = Operand { tensor: argument.tensor, axes: made.axes.clone() };
         let result = Operand { tensor: self.graph.operators[id.0].outputs[0].tensor, axes: made.axes.clone() };
-        let are_alike = self.sharding.wanted(product_id, &argument)
+        let have_equal_placements = self.sharding.wanted(product_id, &argument)
             == self.sharding.wanted(id, &self.graph.operators[id.0].inputs[1])
-            && self.sharding.left(product_id, &result) == self.sharding.produced(result.tensor);
-        if is_product && is_direct && are_alike && self.is_beside(id, product_id) {
+            && self.sharding.output_placements(product_id, &result) == self.sharding.produced(result.tensor);
+        if is_product && is_direct && have_equal_placements && self.are_in_one_pass(id, product_id) {
             let product = &mut self.fused.operators[product_id.0];
             product.inputs.push(argument);
             product.outputs = vec![result];
@@ -101,17 +106,19 @@ impl Fusion<'_> {
         }
     }
 
-    /// A bias's gradient, into the product that makes that of the weight from the same tensor. Either is written once a micro-batch, or one would add
-    /// to what is there when the other begins.
+    /// Merges a bias's gradient into the product that computes the weight's gradient from the same
+    /// tensor. Both must be written once in each micro-batch: a kernel accumulates into all of its
+    /// outputs or into none.
     fn bias_gradient(&mut self, id: OperatorId) {
         let ([upstream], [gradient]) = (&self.graph.operators[id.0].inputs[..], &self.graph.operators[id.0].outputs[..]) else {
             return;
         };
         let is_of_weight = |&&reader: &&OperatorId| {
-            // A product has room for one: a recurrent cell's two biases have the same gradient.
-            let has_room = self.fused.operators[reader.0].outputs.len() == 1;
+            // A product has at most one bias gradient. (The two biases of a recurrent cell have the
+            // same gradient.)
+            let has_none = self.fused.operators[reader.0].outputs.len() == 1;
             let kind = self.graph.operators[reader.0].kind;
-            has_room && matches!(kind, OperatorKind::MatmulWeightGradient(_)) && self.is_beside(id, reader)
+            has_none && matches!(kind, OperatorKind::MatmulWeightGradient(_)) && self.are_in_one_pass(id, reader)
         };
         let Some(&product_id) = self.consumers[upstream.tensor.0].iter().find(is_of_weight) else { return };
         let product = &self.graph.operators[product_id.0];
@@ -121,18 +128,19 @@ impl Fusion<'_> {
         let is_written_once = |tensor: TensorId| {
             self.graph.operators.iter().flat_map(|one| &one.outputs).filter(|output| output.tensor == tensor).count() == 1
         };
-        let are_alike = read.tensor == upstream.tensor
+        let have_equal_placements = read.tensor == upstream.tensor
             && self.sharding.wanted(product_id, read) == self.sharding.wanted(id, upstream)
-            && self.sharding.left(product_id, &gradient) == self.sharding.produced(gradient.tensor);
-        if are_alike && is_written_once(weight.tensor) && is_written_once(gradient.tensor) {
+            && self.sharding.output_placements(product_id, &gradient) == self.sharding.produced(gradient.tensor);
+        if have_equal_placements && is_written_once(weight.tensor) && is_written_once(gradient.tensor) {
             self.fused.operators[product_id.0].outputs.push(gradient);
             self.dropped[id.0] = true;
         }
     }
 }
 
-/// The loops over a product's columns as an operand's last dimensions have them, if there are `count`.
-fn columns_of(product: &Operator, operand: &Operand, count: usize) -> Option<Vec<Option<foretell_models::LoopId>>> {
+/// The loops of an operand's last `count` dimensions, if a product has that many loops over
+/// columns.
+fn columns_of(product: &Operator, operand: &Operand, count: usize) -> Option<Vec<Option<LoopId>>> {
     let columns = product.loops.iter().filter(|one| one.role == Extent::Columns).count();
     let first = operand.axes.len().checked_sub(count)?;
     (columns == count).then(|| operand.axes[first..].to_vec())

@@ -1,4 +1,5 @@
-//! Attention whose queries, keys and values were split from one tensor reads that tensor, where nothing is to be converted in between.
+//! Packed attention: attention whose queries, keys and values are split from one projection reads
+//! the projection directly, if nothing is converted in between.
 
 use super::Fusion;
 use crate::strategy::Sharding;
@@ -14,11 +15,11 @@ impl Fusion<'_> {
     }
 }
 
-/// Attention that can read its packed projection as it is, and write the gradient of that in one.
+/// Attention that can read its packed projection, and write the gradient of the projection.
 struct Packing {
     split: OperatorId,
     attention: OperatorId,
-    /// The gradient of attention, and the join of what it makes, where the graph has gradients.
+    /// The gradient of attention, and the join of its outputs, if the graph has gradients.
     backward: Option<(OperatorId, OperatorId)>,
 }
 
@@ -30,18 +31,19 @@ impl Packing {
         }
         let is_attention = |id: &OperatorId| matches!(operator(*id).kind, OperatorKind::Attention { .. });
         let attention = consumers[operator(split).outputs.first()?.tensor.0].iter().copied().find(is_attention)?;
-        let followers = |kind: fn(&OperatorKind) -> bool, forward: OperatorId| {
+        let gradient_of = |kind: fn(&OperatorKind) -> bool, forward: OperatorId| {
             (0..graph.operators.len())
                 .map(OperatorId)
                 .find(|&id| operator(id).forward == Some(forward) && kind(&operator(id).kind))
         };
-        let gradient = followers(|kind| matches!(kind, OperatorKind::AttentionGradient { .. }), attention);
-        let join = followers(|kind| *kind == OperatorKind::Join, split);
+        let gradient = gradient_of(|kind| matches!(kind, OperatorKind::AttentionGradient { .. }), attention);
+        let join = gradient_of(|kind| *kind == OperatorKind::Join, split);
         let backward = match (gradient, join) {
             (None, None) => None,
             (gradient, join) => Some((gradient?, join?)),
         };
-        // What lies in between must be read by the operators that are merged only, as it was made.
+        // Tensors in between must be read by the merged operators only, in the placements in which
+        // they are produced.
         let same_block = operator(split).block == operator(attention).block;
         let direct = |maker: OperatorId, output: usize, reader: OperatorId, input: usize| {
             let (Some(made), Some(read)) = (operator(maker).outputs.get(output), operator(reader).inputs.get(input)) else {
@@ -57,9 +59,10 @@ impl Packing {
         let backward_direct = backward.is_none_or(|(gradient, join)| {
             (0..3).all(|part| direct(gradient, part, join, part) && direct(split, part, gradient, 1 + part))
         });
-        // Rows of the projection are read by strides: its heads must be those of keys and queries alike.
+        // The kernel reads the projection by strides, so queries, keys and values must have equal
+        // heads.
         let ungrouped = operator(split).inputs[0].axes.len() == 5 && operator(attention).inputs[0].axes.len() == 4;
-        // Of a packed projection keys and values could not be passed on without the queries.
+        // On a ring, keys and values travel without the queries.
         let is_ring = sharding.is_ring(attention);
         (same_block && ungrouped && !is_ring && forward_direct && backward_direct).then_some(Self { split, attention, backward })
     }
@@ -70,7 +73,8 @@ impl Packing {
                 *packed = true;
             }
         };
-        // The packed tensor is walked as q is, with its projections in the third place.
+        // The packed tensor has the dimensions of q, with the three projections as an additional
+        // third one.
         let packed = |like: &Operand, tensor| {
             let mut axes = like.axes.clone();
             axes.insert(2, None);

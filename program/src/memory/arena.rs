@@ -1,12 +1,15 @@
-//! One allocation in which places are taken and given back, by best fit: the smallest hole that fits, of several the first; at the end if none does.
+//! The allocator of an arena, by best fit: the smallest hole that is large enough, the first of
+//! equally large ones, or the end of the arena.
 //!
-//! The arena is a chain of blocks, one behind the other without gaps, each in use or free. Free blocks that touch are one hole, but stay blocks: each
-//! remembers who used it last, and whoever takes some of the hole waits for those of the blocks that it takes. A hole's first and last block
-//! know each other (boundary tags; Knuth, The Art of Computer Programming, volume 1, section 2.5), so that giving back costs no search.
+//! The arena is a chain of adjacent blocks, each in use or free. Adjacent free blocks form a hole
+//! but stay separate blocks: each remembers its last users, and an allocation waits only for the
+//! users of the blocks that it covers. The first and last block of a hole refer to each other
+//! (boundary tags; Knuth, The Art of Computer Programming, volume 1, section 2.5), so that freeing
+//! a block needs no search.
 
 use super::{Users, remember};
 
-/// A block's number; numbers of those that are no more are used again.
+/// The index of a block. Indices of removed blocks are reused.
 pub(super) type BlockId = u32;
 
 /// No block.
@@ -16,12 +19,12 @@ pub(super) const NO_BLOCK: BlockId = BlockId::MAX;
 #[derive(Debug)]
 pub(super) struct Arena {
     blocks: Vec<Block>,
-    /// Numbers that may be used again.
+    /// Indices of removed blocks.
     unused: Vec<BlockId>,
     last: BlockId,
-    /// Where the chain ends.
+    /// The end of the chain, in bytes.
     end: u64,
-    /// The holes by length, then by start; with the first block of each.
+    /// The length, start and first block of each hole, sorted.
     holes: Vec<(u64, u64, BlockId)>,
 }
 
@@ -32,32 +35,34 @@ struct Block {
     before: BlockId,
     after: BlockId,
     is_free: bool,
-    /// Of a hole's first block its last, and of its last its first.
+    /// The last block of the hole that this one starts, or the first block of the hole that it
+    /// ends.
     other_end: BlockId,
-    /// Of a free block, who used it last.
+    /// The last users, if the block is free.
     users: Users,
 }
 
 impl Arena {
-    /// Nothing yet, behind what is kept.
-    pub(super) fn new(kept: u64) -> Self {
-        Self { blocks: Vec::new(), unused: Vec::new(), last: NO_BLOCK, end: kept, holes: Vec::new() }
+    /// An arena without blocks that starts at `start`.
+    pub(super) fn new(start: u64) -> Self {
+        Self { blocks: Vec::new(), unused: Vec::new(), last: NO_BLOCK, end: start, holes: Vec::new() }
     }
 
-    /// Where what was ever in use ends.
+    /// The end of all memory that was ever in use.
     pub(super) fn end(&self) -> u64 {
         self.end
     }
 
-    /// Takes a place of a length, and adds to `users` who used any of it before. Returns the block, and where it starts.
-    pub(super) fn take(&mut self, length: u64, users: &mut Users) -> (BlockId, u64) {
+    /// Allocates a block, and adds the last users of its memory to `users`. Returns the block and
+    /// its start.
+    pub(super) fn allocate(&mut self, length: u64, users: &mut Users) -> (BlockId, u64) {
         let fitting = self.holes.partition_point(|&(hole, ..)| hole < length);
         let first = if fitting < self.holes.len() {
             self.holes.remove(fitting).2
         } else if self.last != NO_BLOCK && self.block(self.last).is_free {
-            // Makes room at the end, from the hole that reaches it.
+            // Extends the hole at the end of the arena.
             let first = self.block(self.last).other_end;
-            self.forget_hole(first);
+            self.remove_hole(first);
             let missing = length - (self.end - self.block(first).start);
             self.end += missing;
             let last = self.last;
@@ -81,12 +86,13 @@ impl Arena {
         self.cut(first, length, users)
     }
 
-    /// Takes the beginning of a hole that begins with `first`, which is known as a hole no more.
+    /// Allocates the start of the hole that starts with block `first`. The hole is no longer in
+    /// `holes`.
     fn cut(&mut self, first: BlockId, length: u64, users: &mut Users) -> (BlockId, u64) {
         let start = self.block(first).start;
         let hole_end = self.block(first).other_end;
         let end = start + length;
-        // All blocks that lie in it entirely become the first of them.
+        // Merges all blocks that the allocation covers entirely into the first.
         let mut at = first;
         let mut covered = start;
         loop {
@@ -100,7 +106,7 @@ impl Arena {
             }
             covered = block_end;
             if at != first {
-                self.drop_block(at);
+                self.remove_block(at);
             }
             if covered == end || at == hole_end {
                 break;
@@ -108,8 +114,8 @@ impl Arena {
             at = after;
         }
         if covered < end {
-            // The last one is cut in two: what is left of it keeps its users.
-            let kept = self.block(at).users.clone();
+            // Splits the last block: the rest keeps its users.
+            let users_of_rest = self.block(at).users.clone();
             let (after, block_end) = (self.block(at).after, self.block(at).start + self.block(at).length);
             let rest = if at == first {
                 let rest = Block {
@@ -119,7 +125,7 @@ impl Arena {
                     after,
                     is_free: true,
                     other_end: NO_BLOCK,
-                    users: kept,
+                    users: users_of_rest,
                 };
                 let id = self.add(rest);
                 self.block_mut(first).after = id;
@@ -147,8 +153,8 @@ impl Arena {
         (first, start)
     }
 
-    /// Gives a block back that these used.
-    pub(super) fn give_back(&mut self, id: BlockId, users: Users) {
+    /// Frees a block that was used by `users`.
+    pub(super) fn free(&mut self, id: BlockId, users: Users) {
         let block = self.block_mut(id);
         block.is_free = true;
         block.users = users;
@@ -156,11 +162,11 @@ impl Arena {
         let (mut first, mut last) = (id, id);
         if before != NO_BLOCK && self.block(before).is_free {
             first = self.block(before).other_end;
-            self.forget_hole(first);
+            self.remove_hole(first);
         }
         if after != NO_BLOCK && self.block(after).is_free {
             last = self.block(after).other_end;
-            self.forget_hole(after);
+            self.remove_hole(after);
         }
         self.make_hole(first, last);
     }
@@ -174,8 +180,8 @@ impl Arena {
         self.holes.insert(place, (key.0, key.1, first));
     }
 
-    /// A hole is to become a part of another, or to be taken.
-    fn forget_hole(&mut self, first: BlockId) {
+    /// Removes the hole that starts with block `first` from the list of holes.
+    fn remove_hole(&mut self, first: BlockId) {
         let start = self.block(first).start;
         let last = self.block(self.block(first).other_end);
         let key = (last.start + last.length - start, start);
@@ -201,8 +207,9 @@ impl Arena {
         id
     }
 
-    /// Takes a block out of the chain, whose place the one before it takes over. It is never the first.
-    fn drop_block(&mut self, id: BlockId) {
+    /// Removes a block from the chain. The block before it covers its memory. It is never the
+    /// first.
+    fn remove_block(&mut self, id: BlockId) {
         let (before, after) = (self.block(id).before, self.block(id).after);
         self.block_mut(before).after = after;
         if after == NO_BLOCK {
@@ -230,10 +237,10 @@ mod tests {
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
-    /// The same with nothing but what is free and who was where, unit by unit.
+    /// The same allocator with a state for every single unit of memory.
     #[derive(Default)]
     struct Oracle {
-        /// Of each unit whether it is free, and who used it last.
+        /// Whether each unit is free, and its last users.
         units: Vec<(bool, Users)>,
     }
 
@@ -260,7 +267,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_agrees_with_an_oracle_of_single_units(
+        fn the_arena_agrees_with_an_oracle_of_single_units(
             steps in proptest::collection::vec((any::<bool>(), 1usize..9, any::<prop::sample::Index>()), 1..120),
         ) {
             let (mut arena, mut oracle) = (Arena::new(0), Oracle::default());
@@ -268,16 +275,16 @@ mod tests {
             for (number, (takes, length, which)) in steps.into_iter().enumerate() {
                 if takes || taken.is_empty() {
                     let (mut users, mut expected) = (Users::new(), Users::new());
-                    let (block, start) = arena.take(length as u64 * ALIGNMENT, &mut users);
-                    let should = oracle.take(length, &mut expected);
-                    prop_assert_eq!(start, should as u64 * ALIGNMENT);
+                    let (block, start) = arena.allocate(length as u64 * ALIGNMENT, &mut users);
+                    let expected_start = oracle.take(length, &mut expected);
+                    prop_assert_eq!(start, expected_start as u64 * ALIGNMENT);
                     let sorted = |users: Users| users.into_iter().collect::<BTreeMap<_, _>>();
                     prop_assert_eq!(sorted(users), sorted(expected));
-                    taken.push((block, should, length));
+                    taken.push((block, expected_start, length));
                 } else {
                     let (block, start, length) = taken.swap_remove(which.index(taken.len()));
                     let users: Users = [(StreamId(number as u16 % 3), InstructionId(number as u32))].into_iter().collect();
-                    arena.give_back(block, users.clone());
+                    arena.free(block, users.clone());
                     oracle.units[start..start + length].fill((true, users));
                 }
                 prop_assert_eq!(arena.end(), oracle.units.len() as u64 * ALIGNMENT);

@@ -1,14 +1,14 @@
-//! Process groups: who talks to whom, in terms of axes.
+//! Process groups: the ranks that communicate with each other, in terms of axes.
 
 use super::{Axis, Coordinates, Mesh, Rank};
 use std::fmt;
 
-/// Which ranks talk to each other: from the view of one rank, those that differ from it on these axes only.
+/// A process group: the ranks whose coordinates differ from those of a member on these axes only.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Group {
     /// The axes along which the members differ.
     pub axes: Vec<Axis>,
-    /// Where the pipeline is among the axes: the stages that take part.
+    /// The stages that take part, if the pipeline is among the axes.
     pub stages: Vec<usize>,
 }
 
@@ -24,7 +24,7 @@ impl Group {
         Self { axes, stages: Vec::new() }
     }
 
-    /// The ranks that have the same position in each of `stages`.
+    /// The ranks with the same coordinates in each of `stages`.
     pub fn across(stages: Vec<usize>) -> Self {
         Self { axes: vec![Axis::Pipeline], stages }
     }
@@ -34,39 +34,40 @@ impl Group {
         Self { axes: Axis::ALL.to_vec(), stages: (0..mesh.stage_count()).collect() }
     }
 
-    /// The members, as `rank` (one of them) sees them; every member sees the same list.
+    /// The members of the group that `rank` is in, ascending. Every member gets the same list.
     pub fn members(&self, mesh: &Mesh, rank: Rank) -> Vec<Rank> {
-        let mut ranks = self.evenly_spaced(mesh, rank).unwrap_or_else(|| self.one_by_one(mesh, rank));
+        let mut ranks = self.members_by_strides(mesh, rank).unwrap_or_else(|| self.members_by_coordinates(mesh, rank));
         ranks.sort_unstable();
         ranks
     }
 
-    /// The members in some order, where ranks are as far apart along each axis everywhere.
-    fn evenly_spaced(&self, mesh: &Mesh, rank: Rank) -> Option<Vec<Rank>> {
+    /// The members in some order, if the mesh has one stride for each axis.
+    fn members_by_strides(&self, mesh: &Mesh, rank: Rank) -> Option<Vec<Rank>> {
         let own = mesh.coordinates(rank);
         let first = self.axes.iter().fold(own, |position, &axis| position.with(axis, 0));
         let mut ranks = vec![mesh.rank(first)];
         for &axis in self.axes.iter().filter(|&&axis| axis != Axis::Pipeline) {
             let (stride, size) = (mesh.stride(axis)?, mesh.stage_at(own).size(axis));
             let mut all = Vec::with_capacity(size * ranks.len());
-            for further in (0..size).map(|position| position * stride) {
-                ranks.iter().for_each(|rank| all.push(Rank(rank.0 + further)));
+            for offset in (0..size).map(|position| position * stride) {
+                ranks.iter().for_each(|rank| all.push(Rank(rank.0 + offset)));
             }
             ranks = all;
         }
         if self.axes.contains(&Axis::Pipeline) {
-            // The first is of stage 0, which need not lie first.
-            let of_stage = |stage: usize| mesh.rank(first.with(Axis::Pipeline, stage)).0;
-            let stages = self.stages.iter().map(|&stage| of_stage(stage));
-            ranks = stages.flat_map(|place| ranks.iter().map(move |rank| Rank(rank.0 + place - of_stage(0)))).collect();
+            // `ranks` are those of stage 0, which need not lie first.
+            let first_of = |stage: usize| mesh.rank(first.with(Axis::Pipeline, stage)).0;
+            let stages = self.stages.iter().map(|&stage| first_of(stage));
+            ranks = stages.flat_map(|own| ranks.iter().map(move |rank| Rank(rank.0 + own - first_of(0)))).collect();
         }
         Some(ranks)
     }
 
-    /// The members in some order.
-    fn one_by_one(&self, mesh: &Mesh, rank: Rank) -> Vec<Rank> {
+    /// The members in some order, for any mesh.
+    fn members_by_coordinates(&self, mesh: &Mesh, rank: Rank) -> Vec<Rank> {
         let mut members = vec![mesh.coordinates(rank)];
-        // The pipeline first: how long the other axes are may depend on the stage.
+        // The pipeline comes first (it sorts last): the sizes of the other axes depend on the
+        // stage.
         for &axis in self.axes.iter().rev() {
             let positions = |member: &Coordinates| match axis {
                 Axis::Pipeline => self.stages.clone(),

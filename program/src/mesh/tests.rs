@@ -11,7 +11,7 @@ fn mesh() -> Mesh {
 }
 
 #[test]
-fn ranks_and_coordinates_are_each_others_inverse() {
+fn rank_and_coordinates_are_inverse_functions() {
     let mesh = mesh();
     assert_eq!(mesh.world_size(), 24);
     for rank in (0..24).map(Rank) {
@@ -20,7 +20,7 @@ fn ranks_and_coordinates_are_each_others_inverse() {
 }
 
 #[test]
-fn groups_partition_the_ranks() {
+fn every_member_of_a_group_sees_the_same_members() {
     let mesh = mesh();
     for group in [Group::along(Axis::Tensor), Group::along(Axis::Data), Group::across(vec![0, 3])] {
         for rank in (0..24).map(Rank) {
@@ -38,7 +38,7 @@ fn groups_partition_the_ranks() {
 }
 
 #[test]
-fn parts_are_counted_as_nested_cuts_whatever_the_order_of_ranks() {
+fn part_indices_follow_nested_shards_in_any_rank_order() {
     let size = |axis| match axis {
         Axis::Tensor => 2,
         Axis::Context => 3,
@@ -56,14 +56,18 @@ fn parts_are_counted_as_nested_cuts_whatever_the_order_of_ranks() {
             for axis in [Axis::Tensor, Axis::Context, Axis::Data] {
                 let members = Group::along(axis).members(&mesh, rank);
                 let place = members.iter().position(|&member| member == rank);
-                assert_eq!(Some(stage.part_along(&[axis], coordinates)), place, "of one axis: the place among the members");
+                assert_eq!(
+                    Some(stage.part_along(&[axis], coordinates)),
+                    place,
+                    "along one axis it is the index among the members"
+                );
             }
         }
     }
 }
 
 #[test]
-fn stages_may_have_meshes_of_their_own() {
+fn stages_with_different_meshes_have_consecutive_ranks() {
     let stage = |data, tensor, samples: &[usize]| {
         let size = |axis| match axis {
             Axis::Tensor => tensor,
@@ -85,22 +89,22 @@ fn stages_may_have_meshes_of_their_own() {
     let before = |rank| mesh.stage(0).samples_before(mesh.coordinates(Rank(rank)));
     assert_eq!([before(0), before(1), before(2)], [0, 2, 3]);
     assert!((0..3).all(|stage| mesh.stage(stage).samples_at_once() == 4));
-    assert!(StageMesh::new(|_| 1, &[2, 2]).is_none(), "a number for each position, or one for all");
+    assert!(StageMesh::new(|_| 1, &[2, 2]).is_none(), "one number for each position, or one for all");
 }
 
 #[test]
-fn stages_may_lie_in_another_order() {
+fn stages_lie_at_the_places_that_are_asked_for() {
     let size = |axis| if axis == Axis::Tensor { 2 } else { 1 };
     let stage = |ranks: usize| StageMesh::new(|axis| if axis == Axis::Data { ranks } else { 1 }, &[1]).expect("a valid mesh");
-    let alike = Mesh::alike(StageMesh::new(size, &[1]).expect("a valid mesh"), 3, &[]).expect("a valid mesh");
+    let uniform = Mesh::uniform(StageMesh::new(size, &[1]).expect("a valid mesh"), 3, &[]).expect("a valid mesh");
     let uneven = Mesh::of_stages(vec![stage(1), stage(2), stage(3)], &[]).expect("a valid mesh");
-    for (mesh, first) in [(alike, [2, 4, 0]), (uneven, [3, 4, 0])] {
-        let turned = mesh.clone().with_stage_places(&[1, 2, 0]).expect("places of all stages");
-        assert_eq!(turned.world_size(), mesh.world_size());
-        assert_eq!((0..3).map(|stage| turned.stage_ranks(stage)[0].0).collect::<Vec<_>>(), first);
+    for (mesh, first) in [(uniform, [2, 4, 0]), (uneven, [3, 4, 0])] {
+        let rotated = mesh.clone().with_stage_places(&[1, 2, 0]).expect("places of all stages");
+        assert_eq!(rotated.world_size(), mesh.world_size());
+        assert_eq!((0..3).map(|stage| rotated.stage_ranks(stage)[0].0).collect::<Vec<_>>(), first);
         for rank in (0..6).map(Rank) {
-            assert_eq!(turned.rank(turned.coordinates(rank)), rank);
-            assert!(turned.stage_ranks(turned.stage_of(rank)).contains(&rank));
+            assert_eq!(rotated.rank(rotated.coordinates(rank)), rank);
+            assert!(rotated.stage_ranks(rotated.stage_of(rank)).contains(&rank));
         }
         assert_eq!(mesh.clone().with_stage_places(&[0, 1, 2]).as_ref(), Some(&mesh));
         for wrong in [&[0, 1][..], &[0, 1, 1], &[1, 2, 3]] {
@@ -110,13 +114,13 @@ fn stages_may_lie_in_another_order() {
 }
 
 #[test]
-fn the_first_axis_of_the_order_is_the_neighbourhood() {
+fn ranks_along_the_first_axis_of_the_order_are_neighbours() {
     assert_eq!(Group::along(Axis::Tensor).members(&mesh(), Rank(5)), [Rank(4), Rank(5)]);
     assert_eq!(Group::along(Axis::Data).members(&mesh(), Rank(5)), [Rank(1), Rank(3), Rank(5)]);
 }
 
 #[test]
-fn members_differ_from_each_other_along_the_groups_axes_only() {
+fn members_of_a_group_differ_along_its_axes_only() {
     let mesh_in = |order: &[Axis]| {
         let size = |axis| match axis {
             Axis::Tensor | Axis::Pipeline => 2,

@@ -1,29 +1,30 @@
-//! What a conversion along one axis does to a rank's part: a collective, and the rearrangements that it needs where it cuts or joins a dimension that
-//! is not the first in memory.
+//! The steps of a conversion along one axis: a collective, and the rearrangements around it if it
+//! cuts or joins a dimension that is not the first in memory.
 
 use super::{Conversion, Placement, conversion};
 use crate::collective::Collective;
 use foretell_models::Kernel;
 
-/// One thing that is done to a rank's part of a tensor.
+/// One step of a conversion, applied to a rank's part of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// A kernel puts the elements into another order, or takes the rank's own of them.
+    /// A kernel reorders the elements, or takes the rank's own.
     Rearrange(Kernel),
     /// The ranks along the axis run a collective. An all-reduce works in place.
     Collective(Collective),
 }
 
-/// An action, and the shape of the part that it leaves.
+/// A step of a conversion, and the shape of the part that it leaves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Move {
-    /// What is done.
+    /// The step.
     pub action: Action,
-    /// The shape afterwards.
+    /// The shape of the rank's part afterwards.
     pub shape: Vec<usize>,
 }
 
-/// What turns a part of a shape that is placed as `from` among `parts` ranks into one that is placed as `to`, in order. `None` where nothing does.
+/// The steps that convert a rank's part of shape `shape` from placement `from` to `to` among
+/// `parts` ranks. `None` if there is no conversion.
 pub fn moves(shape: &[usize], from: Placement, to: Placement, parts: usize) -> Option<Vec<Move>> {
     let one = |action, shape| Move { action, shape };
     let collective = |kind, shape: &[usize]| one(Action::Collective(kind), shape.to_vec());
@@ -37,12 +38,14 @@ pub fn moves(shape: &[usize], from: Placement, to: Placement, parts: usize) -> O
         shape[dimension] *= parts;
         shape
     };
-    // The parts that ranks are to get lie one after the other only where no dimension comes before the one that is cut; so do those that are got.
-    let ordered = |part: &[usize], dimension: usize, whole: &[usize]| {
+    // The parts for the ranks are contiguous, before and after a collective, only if no dimension
+    // comes before the one that is cut. Otherwise they are deinterleaved before it or interleaved
+    // after it.
+    let deinterleave = |part: &[usize], dimension: usize, whole: &[usize]| {
         let (outer, inner) = around(part, dimension);
         (outer > 1).then(|| one(Action::Rearrange(Kernel::Deinterleave { outer, parts, inner }), whole.to_vec()))
     };
-    let put_together = |part: &[usize], dimension: usize, whole: &[usize]| {
+    let interleave = |part: &[usize], dimension: usize, whole: &[usize]| {
         let (outer, inner) = around(part, dimension);
         (outer > 1).then(|| one(Action::Rearrange(Kernel::Interleave { outer, parts, inner }), whole.to_vec()))
     };
@@ -56,23 +59,23 @@ pub fn moves(shape: &[usize], from: Placement, to: Placement, parts: usize) -> O
         }
         Conversion::Collective { kind: kind @ Collective::AllGather, from, .. } => {
             let whole = joined(shape, from);
-            [collective(kind, &whole)].into_iter().chain(put_together(shape, from, &whole)).collect()
+            [collective(kind, &whole)].into_iter().chain(interleave(shape, from, &whole)).collect()
         }
         Conversion::Collective { kind: kind @ Collective::ReduceScatter, to, .. } => {
             let part = cut(shape, to);
-            ordered(&part, to, shape).into_iter().chain([collective(kind, &part)]).collect()
+            deinterleave(&part, to, shape).into_iter().chain([collective(kind, &part)]).collect()
         }
         Conversion::Collective { kind: kind @ Collective::AllToAll, from, to } => {
             let scattered = cut(shape, to);
             let result = joined(&scattered, from);
-            let last = put_together(&scattered, from, &result);
-            ordered(&scattered, to, shape).into_iter().chain([collective(kind, &result)]).chain(last).collect()
+            let last = interleave(&scattered, from, &result);
+            deinterleave(&scattered, to, shape).into_iter().chain([collective(kind, &result)]).chain(last).collect()
         }
         Conversion::Collective { kind, .. } => vec![collective(kind, shape)],
     })
 }
 
-/// The product of the extents before a dimension, and of that dimension and those after it.
+/// The product of the extents before a dimension, and that of the dimension and those after it.
 fn around(shape: &[usize], dimension: usize) -> (usize, usize) {
     (shape[..dimension].iter().product(), shape[dimension..].iter().product())
 }

@@ -1,103 +1,106 @@
-//! What a plan says of single operators: how `tensor` shares them out, by name.
+//! Choices of a plan for single operators, by name: the loop that `tensor` shards.
 //!
-//! The rule of [`crate::strategy`] is made for stacks of products. Where a graph is something else, convolutions that had better share out samples
-//! before products that had better share out features (Krizhevsky 2014), a plan says so here; operators that it leaves out follow their
-//! inputs.
+//! The rule of [`crate::strategy`] is made for stacks of matrix products. Other graphs may want
+//! something else, for example convolutions sharded over samples before products sharded over
+//! features (Krizhevsky 2014). Operators that a plan does not name follow their inputs.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What of an operator `tensor` shares out.
+/// The part of an operator that `tensor` shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Share {
-    /// Nothing: every rank does all of it.
+pub enum ShardedPart {
+    /// Nothing: every rank runs the whole operator.
     Whole,
     /// Samples, as `data` does.
     Batch,
-    /// What is made: the output channels or features of a product, the channels or features of anything else.
+    /// The output channels or features.
     Outputs,
-    /// What a product sums over: its input channels or features. Every rank makes a summand of the whole output.
+    /// The input channels or features of a product, which it sums over. Every rank computes a
+    /// partial sum of the whole output.
     Inputs,
 }
 
-impl Share {
-    /// All of them.
-    pub const ALL: [Share; 4] = [Share::Whole, Share::Batch, Share::Outputs, Share::Inputs];
+impl ShardedPart {
+    /// Every choice.
+    pub const ALL: [ShardedPart; 4] = [ShardedPart::Whole, ShardedPart::Batch, ShardedPart::Outputs, ShardedPart::Inputs];
 
-    /// The name used in plan files.
+    /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {
-            Share::Whole => "whole",
-            Share::Batch => "batch",
-            Share::Outputs => "outputs",
-            Share::Inputs => "inputs",
+            ShardedPart::Whole => "whole",
+            ShardedPart::Batch => "batch",
+            ShardedPart::Outputs => "outputs",
+            ShardedPart::Inputs => "inputs",
         }
     }
 }
 
-impl fmt::Display for Share {
+impl fmt::Display for ShardedPart {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.pad(self.name())
     }
 }
 
-/// Patterns of names of operators or blocks, each with what `tensor` shares out of them. A `*` stands for any characters.
+/// Patterns for names of operators or blocks, each with the part that `tensor` shards. A `*`
+/// matches any characters.
 ///
-/// Of several patterns that an operator's name, or that of its block, matches, its own name in full counts, else its block's name in full, else the
-/// longest pattern; of those the first by the alphabet.
+/// If several patterns match an operator's name or that of its block, the operator's full name
+/// wins, then the block's full name, then the longest pattern. Among equally long patterns the
+/// alphabetically first wins.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct OperatorShares(BTreeMap<String, Share>);
+pub struct OperatorPatterns(BTreeMap<String, ShardedPart>);
 
-/// What a plan says of one operator.
+/// The choice of a plan for one operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Asked<'a> {
+pub(crate) struct OperatorChoice<'a> {
     pub(crate) pattern: &'a str,
-    pub(crate) share: Share,
+    pub(crate) part: ShardedPart,
     /// Whether the pattern is the operator's own name.
     pub(crate) by_name: bool,
 }
 
-impl OperatorShares {
-    /// Whether nothing is said of any operator.
+impl OperatorPatterns {
+    /// Whether the plan makes no choice for any operator.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The patterns, in alphabetical order.
-    pub fn iter(&self) -> impl Iterator<Item = (&str, Share)> {
-        self.0.iter().map(|(pattern, &share)| (pattern.as_str(), share))
+    pub fn iter(&self) -> impl Iterator<Item = (&str, ShardedPart)> {
+        self.0.iter().map(|(pattern, &part)| (pattern.as_str(), part))
     }
 
-    /// What counts for an operator of a name in a block of a name.
-    pub(crate) fn of(&self, operator: &str, block: &str) -> Option<Asked<'_>> {
-        if let Some((pattern, &share)) = self.0.get_key_value(operator) {
-            return Some(Asked { pattern, share, by_name: true });
+    /// The choice for the operator called `operator` in the block called `block`.
+    pub(crate) fn of(&self, operator: &str, block: &str) -> Option<OperatorChoice<'_>> {
+        if let Some((pattern, &part)) = self.0.get_key_value(operator) {
+            return Some(OperatorChoice { pattern, part, by_name: true });
         }
-        if let Some((pattern, &share)) = self.0.get_key_value(block) {
-            return Some(Asked { pattern, share, by_name: false });
+        if let Some((pattern, &part)) = self.0.get_key_value(block) {
+            return Some(OperatorChoice { pattern, part, by_name: false });
         }
         let matching = self.iter().filter(|(pattern, _)| matches(pattern, operator) || matches(pattern, block));
-        // Of equals `max_by_key` takes the last.
-        let (pattern, share) = matching.collect::<Vec<_>>().into_iter().rev().max_by_key(|(pattern, _)| pattern.len())?;
-        Some(Asked { pattern, share, by_name: false })
+        // `max_by_key` returns the last of equal keys.
+        let (pattern, part) = matching.collect::<Vec<_>>().into_iter().rev().max_by_key(|(pattern, _)| pattern.len())?;
+        Some(OperatorChoice { pattern, part, by_name: false })
     }
 
-    /// The patterns that match an operator or its block, whichever counts.
+    /// All patterns that match an operator or its block.
     pub(crate) fn matching<'a>(&'a self, operator: &'a str, block: &'a str) -> impl Iterator<Item = &'a str> {
         self.0.keys().map(String::as_str).filter(move |pattern| matches(pattern, operator) || matches(pattern, block))
     }
 }
 
-impl<Name: Into<String>> FromIterator<(Name, Share)> for OperatorShares {
-    fn from_iter<Shares: IntoIterator<Item = (Name, Share)>>(shares: Shares) -> Self {
-        Self(shares.into_iter().map(|(name, share)| (name.into(), share)).collect())
+impl<Name: Into<String>> FromIterator<(Name, ShardedPart)> for OperatorPatterns {
+    fn from_iter<Parts: IntoIterator<Item = (Name, ShardedPart)>>(parts: Parts) -> Self {
+        Self(parts.into_iter().map(|(name, part)| (name.into(), part)).collect())
     }
 }
 
-/// Whether a name is what a pattern with `*` for any characters says.
+/// Whether a pattern, in which `*` stands for any characters, matches a name.
 fn matches(pattern: &str, name: &str) -> bool {
     let mut parts = pattern.split('*');
     let Some(mut rest) = parts.next().and_then(|first| name.strip_prefix(first)) else { return false };
@@ -114,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_star_stands_for_any_characters() {
+    fn a_star_matches_any_characters() {
         for (pattern, name) in
             [("fc", "fc"), ("*", ""), ("layer4.*", "layer4.0.conv1"), ("*.conv*", "a.conv1"), ("a*b*a", "abba"), ("a*a", "aa")]
         {
@@ -128,23 +131,27 @@ mod tests {
     }
 
     #[test]
-    fn the_own_name_counts_before_the_longest_pattern() {
-        let shares: OperatorShares =
-            [("layer1.*", Share::Batch), ("layer1.0.conv*", Share::Inputs), ("layer1.0", Share::Whole), ("fc", Share::Outputs)]
-                .into_iter()
-                .collect();
-        let of = |operator, block| shares.of(operator, block).map(|asked| asked.share);
-        assert_eq!(of("layer1.0.conv1", "layer1.0"), Some(Share::Whole));
-        assert_eq!(of("layer1.0.conv1", "layer1"), Some(Share::Inputs));
-        assert_eq!(of("layer1.0.bn1", "layer1.0"), Some(Share::Whole));
-        assert_eq!(of("layer1.1.bn1", "layer1.1"), Some(Share::Batch));
-        assert_eq!(of("fc", "head"), Some(Share::Outputs));
+    fn full_names_win_over_patterns_and_longer_patterns_over_shorter() {
+        let sharding: OperatorPatterns = [
+            ("layer1.*", ShardedPart::Batch),
+            ("layer1.0.conv*", ShardedPart::Inputs),
+            ("layer1.0", ShardedPart::Whole),
+            ("fc", ShardedPart::Outputs),
+        ]
+        .into_iter()
+        .collect();
+        let of = |operator, block| sharding.of(operator, block).map(|choice| choice.part);
+        assert_eq!(of("layer1.0.conv1", "layer1.0"), Some(ShardedPart::Whole));
+        assert_eq!(of("layer1.0.conv1", "layer1"), Some(ShardedPart::Inputs));
+        assert_eq!(of("layer1.0.bn1", "layer1.0"), Some(ShardedPart::Whole));
+        assert_eq!(of("layer1.1.bn1", "layer1.1"), Some(ShardedPart::Batch));
+        assert_eq!(of("fc", "head"), Some(ShardedPart::Outputs));
         assert_eq!(of("fc.bias", "head"), None);
     }
 
     #[test]
-    fn a_tie_goes_to_the_first_by_the_alphabet() {
-        let shares: OperatorShares = [("*b", Share::Batch), ("a*", Share::Inputs)].into_iter().collect();
-        assert_eq!(shares.of("ab", "").map(|asked| asked.pattern), Some("*b"));
+    fn of_equally_long_patterns_the_alphabetically_first_wins() {
+        let sharding: OperatorPatterns = [("*b", ShardedPart::Batch), ("a*", ShardedPart::Inputs)].into_iter().collect();
+        assert_eq!(sharding.of("ab", "").map(|choice| choice.pattern), Some("*b"));
     }
 }

@@ -1,26 +1,30 @@
-//! What communication runs beside kernels.
+//! The communication that overlaps with kernels.
 
 use crate::collective::CollectiveRole;
 use crate::program::Operation;
 use serde::{Deserialize, Serialize};
 
-/// What communication runs beside kernels; what does not, they wait for. Our executor has all of it beside them; frameworks differ (DDP's and
-/// Megatron's overlapped reduction of gradients, FSDP's prefetch of parameters, asynchronous tensor parallelism).
+/// The communication that overlaps with kernels. Kernels wait for all other communication.
+///
+/// Our executor overlaps everything. Frameworks differ: overlapped gradient reduction in DDP and
+/// Megatron, parameter prefetch in FSDP, asynchronous tensor parallelism.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Overlap {
-    /// Collectives of activations over `tensor`, which only what reads them waits for.
+    /// Collectives of activations over `tensor`. Only the kernels that read the results wait for
+    /// them.
     pub tensor: bool,
-    /// Gathers and shifts of keys and values.
+    /// Gathers and shifts of keys and values over `context`.
     pub context: bool,
-    /// Exchanges of tokens between experts.
+    /// All-to-alls of tokens to experts and back.
     pub expert: bool,
-    /// Reductions of gradients. If not, they come after the backward pass.
+    /// Reductions of gradients. If `false`, they come after the backward pass.
     pub gradients: bool,
     /// Gathers of parameters.
     pub parameters: bool,
-    /// Sends between stages. Only of stacks other than our own, whose sends are put into buffers: where a message waits for its receiver, two stages
-    /// whose kernels wait for what they send each other would wait forever.
+    /// Sends between stages. `false` only for other stacks, whose sends are buffered. Our sends
+    /// wait for the receiver: two stages whose kernels waited for their sends to each other would
+    /// deadlock.
     pub pipeline: bool,
 }
 
@@ -31,7 +35,7 @@ impl Default for Overlap {
 }
 
 impl Overlap {
-    /// Whether kernels run beside an operation.
+    /// Whether kernels overlap with an operation.
     pub fn allows(&self, operation: &Operation) -> bool {
         match operation {
             Operation::Collective { role, .. } => match role {

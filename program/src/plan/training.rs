@@ -1,42 +1,46 @@
-//! Who updates the parameters, and what it is told.
+//! The parameters of the optimizer.
 
 use super::PlanError;
 use serde::{Deserialize, Serialize};
 
-/// What the optimizer is told. What is left out takes PyTorch's default.
+/// The parameters of the optimizer. Fields that a plan file leaves out take PyTorch's defaults,
+/// with three exceptions: the learning rate of SGD, a momentum of 0.9, and no weight decay in
+/// AdamW.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Training {
-    /// The step size; 0.05 for SGD and 0.001 for Adam(W) if left out.
+    /// The learning rate; 0.05 for SGD and 0.001 for Adam(W) if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learning_rate: Option<f32>,
-    /// SGD: the share of the last step's direction.
+    /// SGD: the momentum.
     pub momentum: f32,
-    /// SGD: whether the step looks ahead (Nesterov).
+    /// SGD: whether to use Nesterov momentum.
     pub nesterov: bool,
-    /// The pull of every parameter towards zero.
+    /// The weight decay.
     pub weight_decay: f32,
     /// Adam: the decay of the first moment.
     pub beta1: f32,
     /// Adam: the decay of the second moment.
     pub beta2: f32,
-    /// Adam: what keeps the division finite.
+    /// Adam: the term that keeps the division finite.
     pub epsilon: f32,
-    /// The largest norm of the whole gradient; a longer one is shortened to it. Not clipped if left out.
+    /// The largest norm of the whole gradient; a larger gradient is scaled down to it. No clipping
+    /// if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
-    /// How the loss is scaled in `fp16`, whose smallest numbers gradients fall below.
+    /// Loss scaling in `fp16`.
     pub loss_scale: LossScale,
 }
 
-/// Dynamic loss scaling (Micikevicius et al. 2018), with PyTorch's defaults of `GradScaler`: a step whose gradient overflows is skipped and
-/// halves the scale, a streak of good ones doubles it.
+/// Dynamic loss scaling (Micikevicius et al. 2018), with the defaults of PyTorch's `GradScaler`. A
+/// step whose gradient overflows is skipped and halves the scale; a streak of other steps doubles
+/// it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LossScale {
     /// The scale of the first step.
     pub initial: f32,
-    /// Steps without an overflow after which the scale is doubled.
+    /// The number of steps without an overflow after which the scale doubles.
     pub growth_interval: u32,
 }
 
@@ -63,13 +67,13 @@ impl Default for Training {
 }
 
 impl Training {
-    /// Refuses values with which no optimizer makes a step that means anything.
+    /// Refuses values that make no meaningful update.
     pub(super) fn validate(&self) -> Result<(), PlanError> {
         let refuse = |field, value: f32, what: &str, hint: &str| {
             Err(PlanError::Invalid { field, reason: format!("{value} is not {what}"), hint: hint.into() })
         };
         let amounts = [
-            ("training.learning_rate", self.learning_rate.unwrap_or(0.0), "leave it out for the usual one"),
+            ("training.learning_rate", self.learning_rate.unwrap_or(0.0), "leave it out for the default"),
             ("training.momentum", self.momentum, "leave it out for 0.9"),
             ("training.weight_decay", self.weight_decay, "leave it out for 0"),
         ];
@@ -82,7 +86,7 @@ impl Training {
             [("training.beta1", self.beta1, "leave it out for 0.9"), ("training.beta2", self.beta2, "leave it out for 0.999")];
         for (field, value, hint) in decays {
             if !(0.0..1.0).contains(&value) {
-                return refuse(field, value, "from 0 up to but not 1", hint);
+                return refuse(field, value, "at least 0 and less than 1", hint);
             }
         }
         if !self.epsilon.is_finite() || self.epsilon <= 0.0 {

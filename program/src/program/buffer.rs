@@ -1,20 +1,21 @@
-//! What lies in a rank's memory: what for, where, how long, and what it holds at the start.
+//! Buffers: the purpose, place, lifetime and initial contents of everything in a rank's memory.
 
-use super::{BufferId, InstructionId};
+use super::ids::{BufferId, InstructionId};
 use crate::mesh::Axis;
 use crate::placement::Placements;
+use foretell_models::TensorId;
 use foretell_units::{Bytes, DataType};
 use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
-/// Which memory: a processor's own is both.
+/// One of the two memories of a rank. On a CPU they are the same memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MemoryKind {
-    /// The device's, in which kernels work.
+    /// The device's memory, which kernels work on.
     #[default]
     Device,
-    /// That of the device's host.
+    /// The memory of the device's host.
     Host,
 }
 
@@ -28,79 +29,81 @@ impl MemoryKind {
     }
 }
 
-/// What a buffer is for.
+/// The purpose of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BufferRole {
-    /// Weights.
+    /// Parameters.
     Parameter,
-    /// What a step makes of weights alone and uses for all micro-batches: copies in eight bits and their factors.
+    /// Tensors made from parameters alone, once for all micro-batches: eight-bit copies and their
+    /// factors.
     ParameterCopy,
-    /// Gradients of weights.
+    /// Gradients of parameters.
     Gradient,
-    /// Moments, velocities and single-precision copies of weights.
+    /// Moments, velocities and single-precision copies of parameters.
     OptimizerState,
-    /// Batch norm's running statistics.
+    /// The running statistics of batch norm.
     Running,
     /// Samples and labels.
     Input,
-    /// What operators make for others.
+    /// Results of operators that other operators read.
     Activation,
     /// Sums over the batch.
     Sum,
-    /// Room for communication and rearrangement.
+    /// Intermediate results of communication and rearrangement.
     Workspace,
 }
 
-/// A piece of a rank's arena.
+/// A buffer: a range of a rank's arena.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     /// The tensor's name.
     pub name: Arc<str>,
-    /// What it is for.
+    /// The purpose.
     pub role: BufferRole,
-    /// The rank's share of the shape.
+    /// The shape on one rank.
     pub shape: Arc<[usize]>,
-    /// The format of an element.
+    /// The number format of an element.
     pub data_type: DataType,
-    /// The buffer that it is a part of, if it is one: parameters lie in buckets.
+    /// The buffer that this is a view of, if it is one: a parameter, for example, is a view of its
+    /// bucket.
     pub parent: Option<BufferId>,
-    /// In which memory it lies.
+    /// The memory it lies in.
     pub memory: MemoryKind,
-    /// Where it starts in that memory's arena.
+    /// The offset in that memory's arena.
     pub offset: Bytes,
-    /// How long it is.
+    /// The size.
     pub bytes: Bytes,
     /// Whether it keeps its contents from step to step.
     pub persistent: bool,
-    /// The first and last instruction that touch it.
+    /// The first and the last instruction that touch it; `None` if none does.
     pub lifetime: Option<(InstructionId, InstructionId)>,
-    /// What initialises it, if it starts with something else than zeros.
+    /// The contents before the first step; zeros if `None`.
     pub initial: Option<Box<Initial>>,
 }
 
-/// What a buffer holds before the first step.
+/// The contents of a buffer before the first step.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Initial {
-    /// A rank's share of a tensor of the model.
+    /// A rank's shard of a tensor of the model.
     Share(InitialShare),
-    /// Several shares one after the other, of which the buffer holds the part of the rank's position along an axis: parameters that ZeRO
-    /// shards.
+    /// A bucket of several shards, or a rank's part of the bucket if ZeRO shards parameters.
     Bucket {
-        /// The shares, each with the element at which it starts. What lies between them is zero.
+        /// The shards, each with the element of the bucket at which it starts. Elements between
+        /// them are zero.
         members: Vec<(usize, InitialShare)>,
-        /// The axis that cuts the whole into equal parts; `None` where the buffer holds all of it.
+        /// The axis that cuts the bucket into equal parts; `None` if the buffer holds all of it.
         axis: Option<Axis>,
     },
-    /// These values, and then zeros.
+    /// These values, then zeros.
     Values(Vec<f32>),
 }
 
-/// A rank's share of the start of a parameter or of running statistics.
+/// A rank's shard of the initial value of a parameter or of running statistics.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InitialShare {
-    /// The tensor in the model's graph.
-    pub tensor: foretell_models::TensorId,
-    /// How that is shared out over the mesh.
+    /// The tensor of the model's graph.
+    pub tensor: TensorId,
+    /// The placements of the tensor.
     pub placements: Placements,
 }

@@ -1,16 +1,20 @@
-//! The schedules that are what stages do in a simulation: each takes, whenever it is free, the first of its preferences that is ready
-//! and that its memory allows. Passes take whole units of time, so that the outcome is the same everywhere.
+//! Schedules that are found by simulation: whenever a stage is free, it runs the first of its
+//! preferences that is ready and fits into its memory. Passes take whole units of time, so the
+//! result is deterministic.
 
 use super::timing::{duration, finish};
 use super::{Schedule, StagePass, Task, lists};
 
-/// Interleaved 1F1B where the micro-batches are no multiple of the stages: every stage goes through the forward and the backward
-/// passes in Megatron-LM's order, a smaller group last, and takes what is ready, a backward pass first, holding no more than if they
-/// were a multiple. A smaller group makes the fixed turns of [`lists::interleaved`] wait for each other in a circle.
+/// Interleaved 1F1B for numbers of micro-batches that are no multiple of the stages. With a smaller
+/// last group, the fixed alternation of [`lists::interleaved`] would deadlock. Instead, every stage
+/// goes through the forward passes and through the backward passes in Megatron-LM's order, and runs
+/// whichever is ready, a backward pass first. It holds no more activations than with a multiple of
+/// the stages.
 ///
-/// It never stands still: of the stages that have come least far in the forward order the first can go on unless its memory is full, and of
-/// those least far in the backward order the last can go on if it has run that micro-batch's forward pass; which it has, when
-/// the memory of those is full, as that holds more passes than lie between a chunk's place in the two orders.
+/// It never deadlocks. Of the stages that are furthest behind in the forward order, the first can
+/// go on unless its memory is full. Of the stages that are furthest behind in the backward order,
+/// the last can go on if it has run the forward pass of that micro-batch. It has if their memory is
+/// full: the memory holds more passes than lie between the positions of a chunk in the two orders.
 pub(super) fn interleaved(stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Task>> {
     let mut forwards = vec![0; stages];
     let mut backwards = vec![0; stages];
@@ -38,10 +42,10 @@ pub(super) fn interleaved(stages: usize, micro_batches: usize, chunks: usize) ->
     })
 }
 
-/// What a stage of ZB-V prefers, of those that are ready; gradients of parameters come last.
+/// The preferences of a stage of ZB-V among the passes that are ready. Weight gradients come last.
 type Preferences = [(StagePass, usize); 4];
 
-/// No one order of preferences is the best for every number of stages and micro-batches.
+/// Several orders of preferences: none is the best for all numbers of stages and micro-batches.
 const PREFERENCES: [Preferences; 4] = {
     use StagePass::{Forward, InputGradient};
     [
@@ -52,8 +56,7 @@ const PREFERENCES: [Preferences; 4] = {
     ]
 };
 
-/// The shortest of what several preferences lead to, each with gradients of parameters only where there is nothing else to do and
-/// with those that have piled up before the next forward pass.
+/// The shortest of the orders that [`all_zero_bubble_v`] finds.
 pub(super) fn zero_bubble_v(stages: usize, micro_batches: usize) -> Vec<Vec<Task>> {
     let mut best: Option<(u64, Vec<Vec<Task>>)> = None;
     for orders in all_zero_bubble_v(stages, micro_batches) {
@@ -65,7 +68,8 @@ pub(super) fn zero_bubble_v(stages: usize, micro_batches: usize) -> Vec<Vec<Task
     best.map(|(_, orders)| orders).unwrap_or_default()
 }
 
-/// What each of the preferences leads to.
+/// The orders of all preferences. Each is tried with weight gradients only when there is nothing
+/// else to do, and with those that have piled up before the next forward pass.
 pub(super) fn all_zero_bubble_v(stages: usize, micro_batches: usize) -> impl Iterator<Item = Vec<Vec<Task>>> {
     let both = |preferences| [true, false].map(|may_pile_up| (preferences, may_pile_up));
     PREFERENCES
@@ -74,10 +78,11 @@ pub(super) fn all_zero_bubble_v(stages: usize, micro_batches: usize) -> impl Ite
         .map(move |(preferences, may_pile_up)| v_shaped(stages, micro_batches, preferences, may_pile_up))
 }
 
-/// A stage holds two chunks' activations for every stage at most, as much as 1F1B's first stage, and leaves room for one on its way
-/// back: so the oldest micro-batch can always go on.
+/// The orders for some preferences. A stage holds at most two chunks' activations for every stage,
+/// as much as 1F1B's first stage. It leaves room for one micro-batch in its second chunk, so the
+/// oldest micro-batch can always go on.
 fn v_shaped(stages: usize, micro_batches: usize, preferences: &Preferences, may_pile_up: bool) -> Vec<Vec<Task>> {
-    // How many passes of each kind through each chunk a stage has begun.
+    // The number of passes of each kind through each chunk that a stage has begun.
     let mut begun = vec![[[0usize; 2]; 3]; stages];
     let kind = |pass: StagePass| match pass {
         StagePass::Forward => 0,
@@ -89,7 +94,7 @@ fn v_shaped(stages: usize, micro_batches: usize, preferences: &Preferences, may_
         let counts = begun[stage];
         let all = |pass| counts[kind(pass)].iter().sum::<usize>();
         let held = all(StagePass::Forward) - all(StagePass::WeightGradient);
-        let put_off = all(StagePass::InputGradient) - all(StagePass::WeightGradient);
+        let postponed = all(StagePass::InputGradient) - all(StagePass::WeightGradient);
         let ready = |pass: StagePass, chunk: usize| {
             let micro_batch = counts[kind(pass)][chunk];
             let task = Task { pass, micro_batch, chunk };
@@ -98,7 +103,7 @@ fn v_shaped(stages: usize, micro_batches: usize, preferences: &Preferences, may_
         let weights = || ready(StagePass::WeightGradient, 1).or_else(|| ready(StagePass::WeightGradient, 0));
         let chosen = preferences.iter().find_map(|&(pass, chunk)| match pass {
             StagePass::Forward if held + 1 > 2 * stages - usize::from(chunk == 0) => None,
-            StagePass::Forward if !may_pile_up && put_off >= stage + 2 => weights().or_else(|| ready(pass, chunk)),
+            StagePass::Forward if !may_pile_up && postponed >= stage + 2 => weights().or_else(|| ready(pass, chunk)),
             _ => ready(pass, chunk),
         });
         let chosen = chosen.or_else(weights)?;
@@ -107,14 +112,15 @@ fn v_shaped(stages: usize, micro_batches: usize, preferences: &Preferences, may_
     })
 }
 
-/// A pipeline in which every pass takes whole units of time.
+/// A simulated pipeline in which every pass takes whole units of time.
 struct Simulation {
     schedule: Schedule,
     stages: usize,
     micro_batches: usize,
     chunks: usize,
     now: u64,
-    /// When the forward pass and the input's gradient of a micro-batch at a position of the model are done.
+    /// The ends of the forward passes and of the input gradients, indexed by position in the model
+    /// and micro-batch.
     done: [Vec<u64>; 2],
 }
 
@@ -124,7 +130,7 @@ impl Simulation {
         Self { schedule, stages, micro_batches, chunks, now: 0, done: [never.clone(), never] }
     }
 
-    /// Has every free stage choose at every instant until each has `count` tasks.
+    /// Lets every free stage choose a task at every instant, until each has `count` tasks.
     fn run(mut self, count: usize, mut choose: impl FnMut(&Self, usize) -> Option<Task>) -> Vec<Vec<Task>> {
         let mut orders = vec![Vec::with_capacity(count); self.stages];
         let mut free = vec![0u64; self.stages];
@@ -141,10 +147,10 @@ impl Simulation {
             }
             for (stage, task) in chosen {
                 free[stage] = self.now + duration(task.pass);
-                let place = self.place(self.schedule.position(self.stages, stage, task.chunk), task.micro_batch);
+                let index = self.index(self.schedule.position(self.stages, stage, task.chunk), task.micro_batch);
                 match task.pass {
-                    StagePass::Forward => self.done[0][place] = free[stage],
-                    StagePass::Backward | StagePass::InputGradient => self.done[1][place] = free[stage],
+                    StagePass::Forward => self.done[0][index] = free[stage],
+                    StagePass::Backward | StagePass::InputGradient => self.done[1][index] = free[stage],
                     StagePass::WeightGradient => {}
                 }
                 orders[stage].push(task);
@@ -155,14 +161,14 @@ impl Simulation {
         orders
     }
 
-    fn place(&self, position: usize, micro_batch: usize) -> usize {
+    fn index(&self, position: usize, micro_batch: usize) -> usize {
         position * self.micro_batches + micro_batch
     }
 
-    /// Whether all is done that a task needs.
+    /// Whether everything that a task needs is done.
     fn is_ready(&self, stage: usize, task: Task) -> bool {
         let position = self.schedule.position(self.stages, stage, task.chunk);
-        let is_done = |kind: usize, position| self.done[kind][self.place(position, task.micro_batch)] <= self.now;
+        let is_done = |kind: usize, position| self.done[kind][self.index(position, task.micro_batch)] <= self.now;
         match task.pass {
             StagePass::Forward => position == 0 || is_done(0, position - 1),
             StagePass::Backward | StagePass::InputGradient => {

@@ -1,4 +1,4 @@
-//! The schedules whose lists can be written down at once.
+//! Schedules with a closed form.
 
 use super::{StagePass, Task};
 
@@ -11,15 +11,16 @@ pub(super) fn gpipe(micro_batches: usize) -> Vec<Task> {
     all(StagePass::Forward).chain(all(StagePass::Backward)).collect()
 }
 
-/// A stage runs ahead by as many micro-batches as there are stages after it, then takes turns.
+/// A stage runs ahead by one forward pass for every stage after it, then alternates.
 pub(super) fn one_forward_one_backward(stages: usize, micro_batches: usize, stage: usize) -> Vec<Task> {
     let forward = |index| task(StagePass::Forward, index, 0);
     let backward = |index| task(StagePass::Backward, index, 0);
-    take_turns(micro_batches, stages - 1 - stage, forward, backward)
+    alternate(micro_batches, stages - 1 - stage, forward, backward)
 }
 
-/// The order of 1F1B over (micro-batch, chunk) pairs: as many micro-batches as there are stages go through a chunk, then the same through the
-/// next (Narayanan et al. 2021, and Megatron-LM). The micro-batches are a multiple of the stages.
+/// 1F1B over pairs of micro-batch and chunk. A group of as many micro-batches as stages goes
+/// through a chunk, then through the next (Narayanan et al. 2021, and Megatron-LM). The
+/// micro-batches are a multiple of the stages.
 pub(super) fn interleaved(stages: usize, micro_batches: usize, chunks: usize, stage: usize) -> Vec<Task> {
     let forward = |index| {
         let (micro_batch, turn) = interleaved_turn(stages, micro_batches, chunks, index);
@@ -29,17 +30,18 @@ pub(super) fn interleaved(stages: usize, micro_batches: usize, chunks: usize, st
         let (micro_batch, turn) = interleaved_turn(stages, micro_batches, chunks, index);
         task(StagePass::Backward, micro_batch, chunks - 1 - turn)
     };
-    take_turns(micro_batches * chunks, interleaved_warm_up(stages, chunks, stage), forward, backward)
+    alternate(micro_batches * chunks, interleaved_warm_up(stages, chunks, stage), forward, backward)
 }
 
-/// How many forward passes a stage runs ahead by: until the first micro-batch has come back from the last chunk, where as many
-/// follow as there are stages to go there and back.
+/// The number of forward passes that a stage runs ahead by: those until the first micro-batch comes
+/// back from the last chunk.
 pub(super) fn interleaved_warm_up(stages: usize, chunks: usize, stage: usize) -> usize {
     2 * (stages - 1 - stage) + (chunks - 1) * stages
 }
 
-/// The micro-batch of the `index`-th pass of an interleaved stage, and the how-many-eth of the chunks it goes through. The last
-/// micro-batches, if they are fewer than the stages, go through the chunks as a smaller group.
+/// The micro-batch of an interleaved stage's pass number `index`, and the number of its chunk in
+/// the order of the direction. If the last micro-batches are fewer than the stages, they form a
+/// smaller group.
 pub(super) fn interleaved_turn(stages: usize, micro_batches: usize, chunks: usize, index: usize) -> (usize, usize) {
     let first = index / (stages * chunks) * stages;
     let group = stages.min(micro_batches - first);
@@ -47,8 +49,9 @@ pub(super) fn interleaved_turn(stages: usize, micro_batches: usize, chunks: usiz
     (first + within % group, within / group)
 }
 
-/// `warm_up` forward passes, then one forward and one backward in turn, then the backward passes that are left.
-fn take_turns(count: usize, warm_up: usize, forward: impl Fn(usize) -> Task, backward: impl Fn(usize) -> Task) -> Vec<Task> {
+/// `warm_up` forward passes, then forward and backward passes in turn, then the remaining backward
+/// passes.
+fn alternate(count: usize, warm_up: usize, forward: impl Fn(usize) -> Task, backward: impl Fn(usize) -> Task) -> Vec<Task> {
     let warm_up = warm_up.min(count);
     let mut tasks: Vec<Task> = (0..warm_up).map(&forward).collect();
     for index in warm_up..count {
@@ -59,8 +62,9 @@ fn take_turns(count: usize, warm_up: usize, forward: impl Fn(usize) -> Task, bac
     tasks
 }
 
-/// 1F1B in which a stage puts off the gradients of its parameters by as many micro-batches as there are stages before it: it then holds
-/// as many micro-batches as 1F1B's first stage does, and has work where 1F1B's drain leaves it none.
+/// 1F1B in which a stage postpones its weight gradients by one micro-batch for every stage before
+/// it. It then holds as many micro-batches as 1F1B's first stage, and has work while 1F1B's
+/// pipeline drains.
 pub(super) fn zero_bubble_h1(stages: usize, micro_batches: usize, stage: usize) -> Vec<Task> {
     let mut tasks = Vec::with_capacity(3 * micro_batches);
     for one in one_forward_one_backward(stages, micro_batches, stage) {
@@ -74,7 +78,7 @@ pub(super) fn zero_bubble_h1(stages: usize, micro_batches: usize, stage: usize) 
             _ => tasks.push(one),
         }
     }
-    let put_off = stage.min(micro_batches);
-    tasks.extend((micro_batches - put_off..micro_batches).map(|micro_batch| task(StagePass::WeightGradient, micro_batch, 0)));
+    let postponed = stage.min(micro_batches);
+    tasks.extend((micro_batches - postponed..micro_batches).map(|micro_batch| task(StagePass::WeightGradient, micro_batch, 0)));
     tasks
 }

@@ -1,8 +1,9 @@
-//! When the passes of given lists run: each after the one before it in its stage, and after its neighbour's in the model.
+//! The start times of a schedule's passes. Each pass comes after the one before it in its stage,
+//! and after the pass of the neighbouring chunk that it needs.
 
 use super::{Schedule, StagePass, Task};
 
-/// The units of time that a pass takes.
+/// The duration of a pass in units of time.
 pub(super) const fn duration(pass: StagePass) -> u64 {
     match pass {
         StagePass::Backward => 2,
@@ -10,30 +11,33 @@ pub(super) const fn duration(pass: StagePass) -> u64 {
     }
 }
 
-/// When each task of each list begins if passes take units of time ([`duration`]) and messages none; `None` where the lists wait for each other
-/// in a circle.
+/// The start of each task of each stage, with unit durations ([`duration`]) and without delays of
+/// messages. `None` if the orders deadlock.
 pub(crate) fn starts(schedule: Schedule, stages: usize, chunks: usize, orders: &[Vec<Task>]) -> Option<Vec<Vec<u64>>> {
-    let in_turn = |_: usize, task: &Task, free: u64, ready: u64| {
+    let unit_times = |_: usize, task: &Task, free: u64, ready: u64| {
         let start = free.max(ready);
-        let over = start + duration(task.pass);
-        PassTimes { start, free: over, passed: over }
+        let end = start + duration(task.pass);
+        PassTimes { start, free: end, passed: end }
     };
-    pass_starts(schedule, stages, chunks, orders, in_turn)
+    pass_starts(schedule, stages, chunks, orders, unit_times)
 }
 
-/// When a pass of a stage's list begins, when the stage is free for the next, and when another may take over the micro-batch.
+/// The times of one pass of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassTimes {
-    /// When it begins.
+    /// The start.
     pub start: u64,
-    /// When the stage is free again.
+    /// When the stage is free for its next pass.
     pub free: u64,
-    /// When the stage of the next chunk has what it needs.
+    /// When the neighbouring chunk can take over the micro-batch.
     pub passed: u64,
 }
 
-/// When each task of each list begins; `None` where the lists wait for each other in a circle. `times` says what a stage's task takes that has the
-/// stage from `free` on and what it needs of other stages from `ready` on. Lists may be of forward passes only.
+/// The start of each task of each stage; `None` if the orders deadlock. Orders may have forward
+/// passes only.
+///
+/// `times(stage, task, free, ready)` returns the times of a task, given when the stage is free and
+/// when the results of other stages that the task needs are there.
 pub fn pass_starts(
     schedule: Schedule,
     stages: usize,
@@ -43,24 +47,25 @@ pub fn pass_starts(
 ) -> Option<Vec<Vec<u64>>> {
     let positions = stages * chunks;
     let micro_batches = orders.iter().flatten().map(|task| task.micro_batch + 1).max().unwrap_or(0);
-    // When another stage may take over from the forward pass and from the input's gradient of a micro-batch at a position.
+    // When the neighbouring chunk can take over from the forward pass and from the input gradient,
+    // indexed by position in the model and micro-batch.
     let mut done = [vec![None; positions * micro_batches], vec![None; positions * micro_batches]];
     let mut starts: Vec<Vec<u64>> = orders.iter().map(|order| Vec::with_capacity(order.len())).collect();
     let mut free = vec![0u64; stages];
-    // Stages that may go on; each that does wakes those on both sides of its chunk.
+    // Stages that may be able to go on. A pass makes its neighbour's stage one of them.
     let mut awake: Vec<usize> = (0..stages).rev().collect();
     while let Some(stage) = awake.pop() {
         while let Some(task) = orders[stage].get(starts[stage].len()) {
             let position = schedule.position(stages, stage, task.chunk);
-            let place = |position: usize| position * micro_batches + task.micro_batch;
+            let index = |position: usize| position * micro_batches + task.micro_batch;
             let ready = match task.pass {
                 StagePass::Forward if position == 0 => Some(0),
-                StagePass::Forward => done[0][place(position - 1)],
+                StagePass::Forward => done[0][index(position - 1)],
                 StagePass::Backward | StagePass::InputGradient if position + 1 == positions => {
-                    done[0][place(position)].map(|_| 0)
+                    done[0][index(position)].map(|_| 0)
                 }
-                StagePass::Backward | StagePass::InputGradient => done[0][place(position)].and(done[1][place(position + 1)]),
-                StagePass::WeightGradient => done[1][place(position)].map(|_| 0),
+                StagePass::Backward | StagePass::InputGradient => done[0][index(position)].and(done[1][index(position + 1)]),
+                StagePass::WeightGradient => done[1][index(position)].map(|_| 0),
             };
             let Some(ready) = ready else { break };
             let times = times(stage, task, free[stage], ready);
@@ -68,11 +73,11 @@ pub fn pass_starts(
             starts[stage].push(times.start);
             let neighbour = match task.pass {
                 StagePass::Forward => {
-                    done[0][place(position)] = Some(times.passed);
+                    done[0][index(position)] = Some(times.passed);
                     (position + 1 < positions).then_some(position + 1)
                 }
                 StagePass::Backward | StagePass::InputGradient => {
-                    done[1][place(position)] = Some(times.passed);
+                    done[1][index(position)] = Some(times.passed);
                     position.checked_sub(1)
                 }
                 StagePass::WeightGradient => None,
@@ -84,7 +89,7 @@ pub fn pass_starts(
     starts.iter().zip(orders).all(|(starts, order)| starts.len() == order.len()).then_some(starts)
 }
 
-/// When the last task of all lists ends; the greatest number there is where they wait for each other in a circle.
+/// The end of the last task of all stages; `u64::MAX` if the orders deadlock.
 pub(super) fn finish(schedule: Schedule, stages: usize, chunks: usize, orders: &[Vec<Task>]) -> u64 {
     let Some(starts) = starts(schedule, stages, chunks, orders) else { return u64::MAX };
     let ends = starts.iter().zip(orders).filter_map(|(starts, order)| Some(starts.last()? + duration(order.last()?.pass)));

@@ -1,61 +1,80 @@
-//! When sums of parts are made, and how what they make then lies.
+//! Partial sums: when they are reduced, and the placements afterwards.
 
-use super::Chooser;
+use super::Sharding;
+use super::requests::Requests;
+use super::rules::Rules;
 use crate::mesh::Axis;
 use crate::placement::{Placement, Placements};
-use foretell_models::{Operand, Operator, OperatorKind, Pass, Role, SEQUENCE, TensorId};
+use foretell_models::{LoopId, Operand, Operator, OperatorKind, Pass, Role, SEQUENCE, TensorId};
 
-impl Chooser<'_> {
-    /// An addition of partial sums is itself a partial sum: making one sum instead of two.
-    pub(super) fn common_partial(&self, operator: &Operator) -> Option<Placements> {
-        let mut all = operator.inputs.iter().map(|input| self.sharding.placements[input.tensor.0]);
-        let first = all.next()?;
-        (first.partial_axes().next().is_some() && all.all(|other| other == first)).then_some(first)
+/// The rules for partial sums, given the choices so far.
+pub(super) struct Sums<'a> {
+    pub(super) rules: &'a Rules<'a>,
+    pub(super) requests: &'a Requests,
+    pub(super) sharding: &'a Sharding,
+}
+
+impl<'a> Sums<'a> {
+    /// The placements of an addition whose inputs are all the same kind of partial sum. Its output
+    /// is then one as well: one reduction instead of several.
+    pub(super) fn common_partial_sum(&self, operator: &Operator) -> Option<Placements> {
+        let mut inputs = operator.inputs.iter().map(|input| self.sharding.settled[input.tensor.0]);
+        let first = inputs.next()?;
+        (first.partial_axes().next().is_some() && inputs.all(|other| other == first)).then_some(first)
     }
 
-    /// Partial sums of activations are made at once, and every rank has the whole then, or the shard that all readers are known to want; only
-    /// where all who read them are additions of sums that lie alike do they wait. Sums over the batch wait for the end of the step.
-    pub(super) fn settle(&self, tensor: TensorId, produced: Placements) -> Placements {
-        if self.graph.tensor(tensor).role != Role::Activation {
+    /// The placements of a tensor after the reductions that follow its producer.
+    ///
+    /// Partial sums of activations are reduced at once: to the whole tensor, or to the shard that
+    /// all readers are known to want. They stay partial only if all readers are additions of
+    /// equally placed sums. Sums over the batch stay partial until the end of the step.
+    pub(super) fn settled(&self, tensor: TensorId, produced: Placements) -> Placements {
+        let Rules { graph, consumers, producers, .. } = self.rules;
+        if graph.tensor(tensor).role != Role::Activation {
             return produced;
         }
-        let consumers = &self.consumers[tensor.0];
-        let only_additions = !consumers.is_empty()
-            && consumers.iter().all(|&id| self.graph.operators[id.0].kind == OperatorKind::Add)
-            && consumers.iter().all(|&id| {
-                let inputs = &self.graph.operators[id.0].inputs;
-                inputs.iter().all(|input| input.tensor == tensor || self.will_be_produced(input.tensor) == produced)
-            });
-        if only_additions {
+        let readers = || consumers[tensor.0].iter().map(|&id| &graph.operators[id.0]);
+        let adds_equal_sums = |operator: &Operator| {
+            let has_placements = |input: &Operand| input.tensor == tensor || self.expected(input.tensor) == produced;
+            operator.inputs.iter().all(has_placements)
+        };
+        let has_only_additions = !consumers[tensor.0].is_empty()
+            && readers().all(|operator| operator.kind == OperatorKind::Add)
+            && readers().all(adds_equal_sums);
+        if has_only_additions {
             return produced;
         }
-        let maker = self.producers[tensor.0].map(|id| self.graph.operators[id.0].pass);
+        let pass = producers[tensor.0].map(|id| graph.operators[id.0].pass);
         produced.partial_axes().fold(produced, |settled, axis| {
-            let wanted = match maker {
-                Some(Pass::Forward) | None => self.sequence_shard(tensor, axis).or_else(|| self.asked_by_readers(tensor, axis)),
+            let wanted = match pass {
+                Some(Pass::Forward) | None => {
+                    self.sequence_dimension(tensor, axis).or_else(|| self.requested_by_readers(tensor, axis))
+                }
                 Some(_) => self.wanted_by_all(tensor, axis),
             };
-            // A part that another axis would cut into larger parts only later is not made.
+            // A shard is not made if an axis with smaller parts already shards the dimension.
             let wanted = wanted.filter(|&dimension| !settled.is_cut_finer(axis, dimension));
             settled.with(axis, wanted.map_or(Placement::Replicate, Placement::Shard))
         })
     }
 
-    /// With sequence parallelism the dimension of a tensor that `tensor` cuts outside of products.
-    fn sequence_shard(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
-        if !self.sequence_parallel || axis != Axis::Tensor {
+    /// With sequence parallelism, the dimension of a tensor that `tensor` shards outside of
+    /// products.
+    fn sequence_dimension(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
+        if !self.rules.sequence_parallel || axis != Axis::Tensor {
             return None;
         }
-        let parts = self.mesh.size(Axis::Tensor) * self.mesh.size(Axis::Context);
-        let dimensions = &self.graph.tensor(tensor).dimensions;
+        let parts = self.rules.sequence_parts();
+        let dimensions = &self.rules.graph.tensor(tensor).dimensions;
         dimensions.iter().position(|one| one.name == SEQUENCE && one.extent.is_multiple_of(parts))
     }
 
-    /// The dimension that all who read a tensor in the forward pass want to be cut along an axis, if the plan says so of every one of them.
-    fn asked_by_readers(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
-        let readers = self.consumers[tensor.0].iter().map(|&id| (id, &self.graph.operators[id.0]));
+    /// The dimension of a tensor that all forward readers want sharded over `tensor`, if the plan
+    /// has requests for all of them.
+    fn requested_by_readers(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
+        let readers = self.rules.consumers[tensor.0].iter().map(|&id| (id, &self.rules.graph.operators[id.0]));
         let mut wanted = readers.filter(|(_, operator)| operator.pass == Pass::Forward).map(|(id, operator)| {
-            let chosen = self.asked[id.0].flatten().filter(|_| axis == Axis::Tensor)?;
+            let chosen = self.requests.of(id).flatten().filter(|_| axis == Axis::Tensor)?;
             let input = operator.inputs.iter().find(|input| input.tensor == tensor)?;
             input.axes.iter().position(|&walked| walked == Some(chosen))
         });
@@ -63,21 +82,30 @@ impl Chooser<'_> {
         wanted.all(|other| other == Some(first)).then_some(first)
     }
 
-    /// The dimension that all readers of a gradient want to be cut along an axis, if they agree. Of several gradients of one tensor that are to
-    /// be added, where the plan asks for anything: as their sum is wanted.
-    pub(super) fn wanted_by_all(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
+    /// The loop along `tensor` for a sum of gradients, if the plan has requests: that which the
+    /// readers of the sum want.
+    pub(super) fn loop_of_gradient_sum(&self, operator: &Operator) -> Option<LoopId> {
+        let is_sum = operator.pass != Pass::Forward && operator.forward.is_none() && self.requests.any;
+        let sum = operator.outputs.first().filter(|_| is_sum)?;
+        let dimension = self.wanted_by_all(sum.tensor, Axis::Tensor)?;
+        sum.axes.get(dimension).copied().flatten()
+    }
+
+    /// The dimension of a gradient that all readers want sharded over an axis, if they agree. With
+    /// requests, a reader that adds gradients wants what the readers of the sum want.
+    fn wanted_by_all(&self, tensor: TensorId, axis: Axis) -> Option<usize> {
         let mut agreed = None;
-        for &id in &self.consumers[tensor.0] {
-            let operator = &self.graph.operators[id.0];
+        for &id in &self.rules.consumers[tensor.0] {
+            let operator = &self.rules.graph.operators[id.0];
             let input = operator.inputs.iter().find(|input| input.tensor == tensor)?;
             let wanted = match operator.forward {
                 Some(forward) => match self.sharding.strategies[forward.0].placements(input, Placement::Replicate).get(axis) {
                     Placement::Shard(dimension) => Some(dimension),
                     _ => None,
                 },
-                None => self.sequence_shard(tensor, axis).or_else(|| {
-                    let total = operator.outputs.first().filter(|_| self.asks)?;
-                    self.wanted_by_all(total.tensor, axis)
+                None => self.sequence_dimension(tensor, axis).or_else(|| {
+                    let sum = operator.outputs.first().filter(|_| self.requests.any)?;
+                    self.wanted_by_all(sum.tensor, axis)
                 }),
             };
             if wanted.is_none() || agreed.is_some_and(|dimension| wanted != Some(dimension)) {
@@ -88,46 +116,51 @@ impl Chooser<'_> {
         agreed
     }
 
-    /// How a tensor's maker leaves it or, when its turn has not come, will leave it: a gradient operator shares its forward operator's strategy. The
-    /// sum of what several readers send back is a partial sum where all of these are; sums of sums go as deep as a model has layers.
-    fn will_be_produced(&self, tensor: TensorId) -> Placements {
+    /// The placements in which a tensor's producer leaves it, or will leave it. A gradient operator
+    /// has the strategy of its forward operator. A sum of gradients is a partial sum if all its
+    /// terms are.
+    ///
+    /// Sums of sums nest as deep as a model has layers, so this uses a stack of its own instead of
+    /// recursion.
+    fn expected(&self, tensor: TensorId) -> Placements {
         let mut open = Vec::new();
-        let mut known = self.known_of(tensor, &mut open);
+        let mut known = self.expected_or_open(tensor, &mut open);
         while let Some(sum) = open.last_mut() {
             if let Some(known) = known.take() {
-                sum.agreed = match sum.agreed {
-                    Agreed::Nothing => Agreed::On(known),
-                    Agreed::On(placements) if placements == known => sum.agreed,
-                    Agreed::On(_) | Agreed::Never => Agreed::Never,
+                sum.agreement = match sum.agreement {
+                    Agreement::Open => Agreement::On(known),
+                    Agreement::On(placements) if placements == known => sum.agreement,
+                    Agreement::On(_) | Agreement::None => Agreement::None,
                 };
             }
-            let next = if matches!(sum.agreed, Agreed::Never) { None } else { sum.parts.next() };
-            let Some(part) = next else {
-                known = Some(match sum.agreed {
-                    Agreed::Nothing => Placements::default(),
-                    Agreed::On(placements) => placements,
-                    Agreed::Never => self.sharding.produced[sum.tensor.0],
+            let next = if matches!(sum.agreement, Agreement::None) { None } else { sum.terms.next() };
+            let Some(term) = next else {
+                known = Some(match sum.agreement {
+                    Agreement::Open => Placements::default(),
+                    Agreement::On(placements) => placements,
+                    Agreement::None => self.sharding.produced[sum.tensor.0],
                 });
                 open.pop();
                 continue;
             };
-            known = self.known_of(part.tensor, &mut open);
+            known = self.expected_or_open(term.tensor, &mut open);
         }
         known.unwrap_or_default()
     }
 
-    /// How a tensor will be left if it is no sum of gradients; else that sum is to be looked at.
-    fn known_of<'a>(&'a self, tensor: TensorId, open: &mut Vec<OpenSum<'a>>) -> Option<Placements> {
-        let maker = self.producers[tensor.0].map(|id| &self.graph.operators[id.0]);
-        let forward = maker.and_then(|maker| maker.forward);
-        match (maker, forward) {
-            (Some(maker), Some(forward)) => {
-                let output = maker.outputs.iter().find(|output| output.tensor == tensor);
+    /// The expected placements of a tensor, or `None` after pushing it to `open` if it is a sum of
+    /// gradients.
+    fn expected_or_open(&self, tensor: TensorId, open: &mut Vec<OpenSum<'a>>) -> Option<Placements> {
+        let producer = self.rules.producers[tensor.0].map(|id| &self.rules.graph.operators[id.0]);
+        let forward = producer.and_then(|producer| producer.forward);
+        match (producer, forward) {
+            (Some(producer), Some(forward)) => {
+                let output = producer.outputs.iter().find(|output| output.tensor == tensor);
                 let strategy = &self.sharding.strategies[forward.0];
                 Some(output.map(|output| strategy.placements(output, Placement::Partial)).unwrap_or_default())
             }
-            (Some(maker), None) if maker.kind == OperatorKind::Add && maker.pass != Pass::Forward => {
-                open.push(OpenSum { tensor, parts: maker.inputs.iter(), agreed: Agreed::Nothing });
+            (Some(producer), None) if producer.kind == OperatorKind::Add && producer.pass != Pass::Forward => {
+                open.push(OpenSum { tensor, terms: producer.inputs.iter(), agreement: Agreement::Open });
                 None
             }
             _ => Some(self.sharding.produced[tensor.0]),
@@ -135,17 +168,21 @@ impl Chooser<'_> {
     }
 }
 
-/// A sum of gradients some of whose parts have been looked at.
+/// A sum of gradients, some of whose terms have been looked at.
 struct OpenSum<'a> {
     tensor: TensorId,
-    parts: std::slice::Iter<'a, Operand>,
-    agreed: Agreed,
+    /// The terms that are still to be looked at.
+    terms: std::slice::Iter<'a, Operand>,
+    agreement: Agreement,
 }
 
-/// How the parts that were looked at are left.
+/// Whether the terms of a sum that were looked at have equal placements.
 #[derive(Clone, Copy)]
-enum Agreed {
-    Nothing,
+enum Agreement {
+    /// No term was looked at.
+    Open,
+    /// All have these placements.
     On(Placements),
-    Never,
+    /// They differ.
+    None,
 }

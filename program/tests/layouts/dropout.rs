@@ -1,8 +1,8 @@
-//! What dropout knows of its place in the global batch.
+//! Dropout's knowledge of its place in the global batch.
 
 use super::*;
 
-/// The dropouts of all stages.
+/// The dropout kernels of all stages.
 fn dropouts(program: &Program) -> Vec<foretell_models::Dropout> {
     let instructions = program.lists.iter().flat_map(|stage| &stage.instructions);
     let of = |operation: &Operation| match operation {
@@ -13,7 +13,7 @@ fn dropouts(program: &Program) -> Vec<foretell_models::Dropout> {
 }
 
 #[test]
-fn dropout_knows_its_samples_and_its_part_and_evaluation_has_none() {
+fn dropout_knows_its_samples_and_its_part_of_the_sequence() {
     let gpt = |dropout| {
         Model::Gpt(Gpt {
             layers: 1,
@@ -29,19 +29,20 @@ fn dropout_knows_its_samples_and_its_part_and_evaluation_has_none() {
     };
     let layout = Layout { data: 2, tensor: 2, context: 2, sequence_parallel: true, micro_batch: 3, ..Layout::default() };
     let plan = Plan::new(layout, 12);
-    let compiled = compile(&gpt(DropoutRate::TENTH), "gpt", &plan).expect("it can be laid out");
+    let compiled = compile(&gpt(DropoutRate::TENTH), "gpt", &plan).expect("a plan that fits");
     let found = dropouts(&compiled.training);
-    // Embedding, attention, perceptron; forward and back; of two micro-batches.
+    // Three dropouts (embedding, attention, perceptron), forward and backward, in two
+    // micro-batches.
     assert_eq!(found.len(), 3 * 2 * 2);
     assert!(found.iter().all(|one| (one.samples, one.positions, one.parts, one.features) == (3, 2, 4, 16)), "{found:?}");
     assert_eq!(found.iter().filter(|one| one.first_sample == 6).count(), 6, "the second micro-batch begins at sample 6");
     assert_eq!(found.iter().map(|one| one.site.site).collect::<std::collections::BTreeSet<_>>().len(), 3);
     assert!(dropouts(&compiled.evaluation).is_empty());
-    assert!(dropouts(&compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("it can be laid out").training).is_empty());
+    assert!(dropouts(&compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("a plan that fits").training).is_empty());
 }
 
 #[test]
-fn attentions_dropout_knows_its_samples_and_what_part_it_has_of_positions_and_heads() {
+fn attention_dropout_knows_its_part_of_positions_and_heads() {
     let gpt = |attention_dropout| {
         Model::Gpt(Gpt {
             layers: 2,
@@ -74,26 +75,30 @@ fn attentions_dropout_knows_its_samples_and_what_part_it_has_of_positions_and_he
             ..Layout::default()
         };
         let plan = Plan::new(layout, 12);
-        let compiled = compile(&gpt(DropoutRate::TENTH), "gpt", &plan).expect("it can be laid out");
-        // Forward, again and back; of two layers, and of two micro-batches.
+        let compiled = compile(&gpt(DropoutRate::TENTH), "gpt", &plan).expect("a plan that fits");
+        // Forward, recomputed and backward, in two layers and two micro-batches.
         let found: Vec<_> = attentions(&compiled.training).iter().map(|one| one.dropout.expect("a dropout")).collect();
         assert_eq!(found.len(), 3 * 2 * 2 * steps);
         assert!(found.iter().all(|one| (one.position_parts, one.head_parts, one.group_parts) == (2, 2, 1)));
         assert_eq!(found.iter().filter(|one| one.first_sample == 6).count(), found.len() / 2);
         for site in [0, 1] {
-            assert_eq!(found.iter().filter(|one| one.site.site == site).count(), found.len() / 2, "each layer has its own");
+            assert_eq!(
+                found.iter().filter(|one| one.site.site == site).count(),
+                found.len() / 2,
+                "each layer has a site of its own"
+            );
         }
         assert!(attentions(&compiled.evaluation).iter().all(|one| one.dropout.is_none()));
-        let without = compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("it can be laid out");
+        let without = compile(&gpt(DropoutRate::NONE), "gpt", &plan).expect("a plan that fits");
         assert!(attentions(&without.training).iter().all(|one| one.dropout.is_none()));
-        // Dropout is no matrix product.
+        // Dropout has no matrix-product FLOPs.
         let flops = |compiled: &Compiled| (compiled.training.model_flops, compiled.training.hardware_flops);
         assert_eq!(flops(&compiled), flops(&without));
     }
 }
 
 #[test]
-fn dropout_between_the_columns_and_rows_of_tensor_parallel_products_keeps_them_apart() {
+fn dropout_between_tensor_parallel_products_keeps_its_input_sharded() {
     let vgg = Model::Vgg(Vgg {
         depth: 11,
         batch_norm: false,
@@ -106,7 +111,7 @@ fn dropout_between_the_columns_and_rows_of_tensor_parallel_products_keeps_them_a
         dropout: DropoutRate::TENTH,
     });
     let plan = Plan::new(Layout { tensor: 2, micro_batch: 2, ..Layout::default() }, 2);
-    let found = dropouts(&compile(&vgg, "vgg", &plan).expect("it can be laid out").training);
+    let found = dropouts(&compile(&vgg, "vgg", &plan).expect("a plan that fits").training);
     assert!(found.iter().any(|one| (one.samples, one.positions, one.parts, one.features) == (2, 32, 2, 1)), "{found:?}");
     let small = Model::Vgg(Vgg {
         depth: 11,

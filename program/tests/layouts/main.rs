@@ -1,4 +1,5 @@
-//! What particular layouts must be laid out as: Megatron's collectives, ZeRO's shards, what recomputation holds, what is refused.
+//! Expected Programs of particular layouts: Megatron's collectives, ZeRO's shards, recomputation,
+//! refusals.
 
 mod context;
 mod dropout;
@@ -29,26 +30,28 @@ fn count(stage: &StageProgram, kind: &str) -> usize {
 }
 
 #[test]
-fn two_linear_layers_on_two_by_two_are_laid_out_as_the_design_says() {
+fn two_linear_layers_on_a_two_by_two_mesh_have_three_all_reduces() {
     let model = Model::Mlp(Mlp { widths: vec![8, 16, 4] });
     let layout = Layout { data: 2, tensor: 2, micro_batch: 2, ..Layout::default() };
     let program = program(&model, layout, 4);
     let stage = &program.lists[0];
-    // z is partial over `tensor` (one all-reduce), the gradients over `data` (one bucket for shards, one for what is whole).
+    // The output of the second layer is partial over `tensor`: one all-reduce. Gradients are
+    // partial over `data`: one bucket of sharded parameters, one of whole ones.
     assert_eq!(count(stage, "all_reduce"), 3, "{program}");
     let weight = |name: &str| stage.buffers.iter().find(|one| *one.name == *name).expect("a weight").shape.to_vec();
-    assert_eq!(weight("0.weight"), [8, 8], "columns are shared out");
-    assert_eq!(weight("2.weight"), [4, 8], "and then rows");
+    assert_eq!(weight("0.weight"), [8, 8], "columns are sharded");
+    assert_eq!(weight("2.weight"), [4, 8], "then rows");
     assert_eq!(weight("2.bias"), [4], "the bias after the sum is whole");
 }
 
 #[test]
-fn one_tensor_a_micro_batch_crosses_between_stages_each_way() {
+fn one_tensor_crosses_between_stages_each_way_in_a_micro_batch() {
     for model in
         ["gpt2", "resnet18", "llama3-8b", "bert-base-uncased", "vgg11"].map(|name| Model::named(name).expect("in the zoo"))
     {
         let program = program(&model, Layout { pipeline: 2, ..Layout::default() }, 2);
-        // An input's gradient is summed where its readers are, not where it was made.
+        // The gradients of a tensor's several readers are summed on the readers' stage before they
+        // are sent.
         assert_eq!([0, 1].map(|stage| count(&program.lists[stage], "send")), [2, 2], "{model:?}");
     }
 }
@@ -61,15 +64,15 @@ fn the_same_plan_gives_the_same_program() {
 }
 
 #[test]
-fn hardware_arithmetic_is_never_less_than_the_models() {
+fn hardware_flops_are_never_less_than_model_flops() {
     let model = gpt(r#""layers": 3, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 32"#);
     let odd = gpt(r#""layers": 3, "hidden": 32, "heads": 4, "vocab": 63, "sequence": 32"#);
     let ratio = |model: &Model, tensor, recompute| {
         let program = program(model, Layout { tensor, recompute, ..Layout::default() }, 2);
         program.hardware_flops.value() / program.model_flops.value()
     };
-    assert!((ratio(&model, 1, Recompute::None) - 1.0).abs() < 1e-12, "nothing is done twice");
-    assert!((ratio(&model, 2, Recompute::None) - 1.0).abs() < 1e-12, "ranks share out all products");
-    assert!(ratio(&odd, 2, Recompute::None) > 1.0, "a vocabulary that does not divide is whole on every rank");
-    assert!(ratio(&model, 1, Recompute::Full) > 1.2, "blocks are computed again");
+    assert!((ratio(&model, 1, Recompute::None) - 1.0).abs() < 1e-12, "nothing is computed twice");
+    assert!((ratio(&model, 2, Recompute::None) - 1.0).abs() < 1e-12, "all products are sharded");
+    assert!(ratio(&odd, 2, Recompute::None) > 1.0, "an indivisible vocabulary is whole on every rank");
+    assert!(ratio(&model, 1, Recompute::Full) > 1.2, "blocks are recomputed");
 }

@@ -1,4 +1,4 @@
-//! What is forgotten and computed again, and what schedules hold meanwhile.
+//! Recomputation, and the memory of schedules.
 
 use super::*;
 
@@ -13,27 +13,28 @@ fn full_recomputation_runs_forward_operators_twice_and_holds_less() {
 }
 
 #[test]
-fn stages_compute_as_many_blocks_again_as_is_said_of_each() {
+fn each_stage_recomputes_its_own_number_of_blocks() {
     let model = gpt(r#""layers": 6, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 32"#);
     let layout = |recompute| Layout { micro_batch: 1, pipeline: 2, recompute, ..Layout::default() };
     let of = |recompute| program(&model, layout(recompute), 4);
-    let again = of(Recompute::FullLayersOfStages(vec![2, 1]));
+    let uneven = of(Recompute::FullLayersOfStages(vec![2, 1]));
     let attentions = |program: &Program| [0, 1].map(|stage| count(&program.lists[stage], "attention"));
-    // Three blocks a stage, four micro-batches.
+    // Three blocks on each stage, four micro-batches.
     assert_eq!(attentions(&of(Recompute::None)), [12, 12]);
-    assert_eq!(attentions(&again), [20, 16]);
-    // Stage by stage it is what all of them do with that number.
+    assert_eq!(attentions(&uneven), [20, 16]);
+    // Each stage has the list that it has if all stages recompute that number.
     for (stage, layers) in [(0, 2), (1, 1)] {
         let uniform = of(Recompute::FullLayers(layers));
-        assert_eq!(format!("{:?}", again.lists[stage]), format!("{:?}", uniform.lists[stage]), "stage {stage}");
+        assert_eq!(format!("{:?}", uneven.lists[stage]), format!("{:?}", uniform.lists[stage]), "stage {stage}");
     }
     let of_none = of(Recompute::FullLayersOfStages(vec![0, 0]));
     assert_eq!(format!("{:?}", of_none.lists), format!("{:?}", of(Recompute::None).lists));
 }
 
-/// torchtitan's policy keeps the queries, the values, the gate and the last product of a Llama block, and what attention and reduce-scatters left.
+/// torchtitan's policy keeps the queries, the values, the gate and the last product of a Llama
+/// block, and the results of attention and reduce-scatters.
 #[test]
-fn what_a_policy_keeps_is_neither_forgotten_nor_computed_again() {
+fn results_that_a_policy_keeps_are_not_recomputed() {
     let model = Model::Llama(Llama {
         layers: 4,
         hidden: 32,
@@ -46,13 +47,13 @@ fn what_a_policy_keeps_is_neither_forgotten_nor_computed_again() {
         tied_embeddings: false,
         rope_theta: 10_000,
     });
-    // Products and attentions of a block that are computed again, and what all of it takes.
-    let again = |recompute, tensor| {
+    // The recomputed products and attentions of a block, and the arena.
+    let recomputed = |recompute, tensor| {
         let layout = Layout { micro_batch: 4, tensor, recompute, sequence_parallel: tensor > 1, ..Layout::default() };
         let program = program(&model, layout, 4);
         let list = &program.lists[0];
-        let repeated = list.instructions.iter().filter(|one| one.phase == Phase::Recompute);
-        let kernels = repeated.filter_map(|one| match &*one.operation {
+        let second_runs = list.instructions.iter().filter(|one| one.phase == Phase::Recompute);
+        let kernels = second_runs.filter_map(|one| match &*one.operation {
             Operation::Compute { kernel, .. } => Some(*kernel),
             _ => None,
         });
@@ -65,20 +66,20 @@ fn what_a_policy_keeps_is_neither_forgotten_nor_computed_again() {
     };
     let all_but = |kinds: &[Keep]| Recompute::AllBut(Kept::from(kinds.to_vec()));
     let titan = all_but(&[Keep::Attention, Keep::OddProducts, Keep::Sums]);
-    let (none, holds_none) = again(Recompute::None, 1);
-    let (products, holds_products) = again(all_but(&[Keep::Attention, Keep::Products]), 1);
-    let (odd, holds_odd) = again(titan.clone(), 1);
-    let (full, holds_full) = again(Recompute::Full, 1);
-    // The last product of a block is read by no gradient.
+    let (none, holds_none) = recomputed(Recompute::None, 1);
+    let (products, holds_products) = recomputed(all_but(&[Keep::Attention, Keep::Products]), 1);
+    let (odd, holds_odd) = recomputed(titan.clone(), 1);
+    let (full, holds_full) = recomputed(Recompute::Full, 1);
+    // No gradient reads the last product of a block.
     assert_eq!((none, products, odd, full), ((0.0, 0.0), (0.0, 0.0), (3.0, 0.0), (6.0, 1.0)));
     assert!(holds_none > holds_products && holds_products > holds_odd && holds_odd > holds_full);
-    assert_eq!(again(all_but(&[]), 1), (full, holds_full));
-    assert_eq!(again(all_but(&[Keep::Projections]), 1).0, (3.0, 1.0));
-    // Of the product after attention what is kept is its sum over the ranks of `tensor`.
-    assert_eq!(again(titan.clone(), 2).0, (2.0, 0.0));
-    let text = serde_json::to_string(&titan).expect("it can be written");
+    assert_eq!(recomputed(all_but(&[]), 1), (full, holds_full));
+    assert_eq!(recomputed(all_but(&[Keep::Projections]), 1).0, (3.0, 1.0));
+    // With `tensor`, the sum of the product after attention is kept, too.
+    assert_eq!(recomputed(titan.clone(), 2).0, (2.0, 0.0));
+    let text = serde_json::to_string(&titan).expect("JSON");
     assert_eq!(text, r#"{"all_but":["attention","odd_products","sums"]}"#);
-    assert_eq!(serde_json::from_str::<Recompute>(&text).expect("it reads back"), titan);
+    assert_eq!(serde_json::from_str::<Recompute>(&text).expect("a policy"), titan);
 }
 
 #[test]

@@ -1,16 +1,16 @@
-//! What is refused, and in which words.
+//! Refused plans and their messages.
 
 use super::*;
 
-/// What `compile` says of a plan that it refuses.
+/// The message of a refused plan.
 fn refusal(model: &Model, plan: &Plan) -> String {
-    let error = compile(model, "m", plan).expect_err("it is to be refused").to_string();
+    let error = compile(model, "m", plan).expect_err("a plan that does not fit").to_string();
     assert!(error.contains("; hint: "), "{error}");
     error
 }
 
 #[test]
-fn a_tensor_axis_that_nothing_can_be_shared_out_along_is_refused() {
+fn a_tensor_axis_that_shards_nothing_is_refused() {
     let layout = |tensor| Layout { tensor, ..Layout::default() };
     let refused = |model: &Model, tensor| refusal(model, &Plan::new(layout(tensor), 4));
     let perceptron = Model::Mlp(Mlp { widths: vec![784, 512, 512, 10] });
@@ -20,12 +20,12 @@ fn a_tensor_axis_that_nothing_can_be_shared_out_along_is_refused() {
     let error = refused(&gpt, 2);
     assert!(error.contains("`heads` of `transformer.h.0.attn.c_attn` (5) is not divisible by tensor (2)"), "{error}");
     let error = refused(&Model::Mlp(Mlp { widths: vec![8, 4] }), 2);
-    assert!(error.starts_with("`tensor`: `m` has no width that 2 ranks could share out"), "{error}");
+    assert!(error.starts_with("`tensor`: `m` has no width that 2 ranks can shard"), "{error}");
     assert!(compile(&perceptron, "m", &Plan::new(layout(4), 4)).is_ok());
 }
 
 #[test]
-fn plans_beyond_any_machine_are_refused_before_they_take_its_memory() {
+fn plans_beyond_any_machine_are_refused_before_memory_runs_out() {
     let small = Model::Mlp(Mlp { widths: vec![8, 8, 4] });
     let layout = Layout::default();
     let plan = |layout: Layout, global_batch| Plan::new(layout, global_batch);
@@ -40,23 +40,23 @@ fn plans_beyond_any_machine_are_refused_before_they_take_its_memory() {
         (
             Model::Mlp(Mlp { widths: vec![2; 2000] }),
             plan(Layout { pipeline: 1500, ..layout.clone() }, 8),
-            "use 1024 stages or less",
+            "use at most 1024 stages",
         ),
         (
             Model::Mlp(Mlp { widths: vec![1 << 24, 1 << 16, 4] }),
             plan(Layout { micro_batch: 1 << 22, ..layout.clone() }, 1 << 32),
-            "makes more than 256 PiB",
+            "larger than 256 PiB",
         ),
         (
             Model::Resnet(Resnet { depth: 18, stem: Stem::Imagenet, image: 8192, channels: 3, classes: 10, width: 64 }),
             plan(Layout { micro_batch: 2, ..layout.clone() }, 2),
-            "`maxpool` takes more than 2^31 elements",
+            "`maxpool` has more than 2^31 input elements",
         ),
         (small, plan(Layout { micro_batch: 1 << 32, ..layout }, 1 << 32), ""),
     ];
     for (model, plan, expected) in cases {
         match compile(&model, "m", &plan) {
-            // The last is as large as it gets: sizes that can be counted with.
+            // The last plan is the largest that compiles.
             Ok(compiled) => assert!(expected.is_empty() && compiled.arenas()[0].value() > 2.0f64.powi(34), "{expected}"),
             Err(error) => {
                 let error = error.to_string();
@@ -67,7 +67,7 @@ fn plans_beyond_any_machine_are_refused_before_they_take_its_memory() {
 }
 
 #[test]
-fn what_the_optimizer_is_told_has_to_mean_something() {
+fn meaningless_optimizer_parameters_are_refused() {
     let model = Model::Mlp(Mlp { widths: vec![8, 8, 4] });
     let usual = Training::default();
     let cases = [

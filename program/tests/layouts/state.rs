@@ -1,4 +1,4 @@
-//! What is kept from step to step: ZeRO's shards, what is offloaded, what is gathered and when, tied tables.
+//! Persistent state: ZeRO's shards, offloading, gathered parameters, tied embeddings.
 
 use super::*;
 
@@ -16,9 +16,10 @@ fn tied_embeddings_in_two_stages_are_summed_over_both() {
 }
 
 #[test]
-fn zero_shards_what_it_says() {
+fn each_stage_of_zero_shards_its_state() {
     let model = Model::Mlp(Mlp { widths: vec![64, 64, 64, 16] });
-    // With gathers after the update; beside the next step's kernels parameters are kept in shards whatever the stage.
+    // Gathers come right after the update. If they overlap with the next step, parameters are
+    // shards in every stage of ZeRO.
     let overlap = Overlap { parameters: false, ..Overlap::default() };
     let program = |zero| {
         let plan = Plan { overlap, ..Plan::new(Layout { data: 4, zero, ..Layout::default() }, 8) };
@@ -30,34 +31,34 @@ fn zero_shards_what_it_says() {
     };
     use foretell_program::BufferRole::{Gradient, OptimizerState, Parameter};
     let whole = program(0);
-    let shares = |zero| {
+    let ratios = |zero| {
         let program = program(zero);
         [Parameter, Gradient, OptimizerState].map(|role| kept(&whole, role) as f64 / kept(&program, role) as f64)
     };
     let is_about =
-        |shares: [f64; 3], expected: [f64; 3]| shares.iter().zip(expected).all(|(one, two)| (one / two - 1.0).abs() < 0.02);
-    assert!(is_about(shares(1), [1.0, 1.0, 4.0]), "{:?}", shares(1));
-    assert!(is_about(shares(2), [1.0, 4.0, 4.0]), "{:?}", shares(2));
-    assert!(is_about(shares(3), [4.0, 4.0, 4.0]), "{:?}", shares(3));
+        |ratios: [f64; 3], expected: [f64; 3]| ratios.iter().zip(expected).all(|(one, two)| (one / two - 1.0).abs() < 0.02);
+    assert!(is_about(ratios(1), [1.0, 1.0, 4.0]), "{:?}", ratios(1));
+    assert!(is_about(ratios(2), [1.0, 4.0, 4.0]), "{:?}", ratios(2));
+    assert!(is_about(ratios(3), [4.0, 4.0, 4.0]), "{:?}", ratios(3));
     let hybrid = Layout { data: 4, zero: 3, shard_group: Some(2), ..Layout::default() };
     let hybrid = compile(&model, "model", &Plan::new(hybrid, 8)).expect("a plan that fits").training;
     assert!((kept(&whole, Parameter) as f64 / kept(&hybrid, Parameter) as f64 - 2.0).abs() < 0.02);
-    // Two kinds of groups: shards within a shard group, sums over those of the same position in all of them.
+    // Two groups: the shard group, and the ranks with the same shard in all shard groups.
     assert_eq!(hybrid.lists[0].groups.len(), 2);
 }
 
 #[test]
-fn what_is_offloaded_is_on_the_host_and_comes_and_goes_bucket_by_bucket() {
+fn offloaded_optimizer_state_is_staged_bucket_by_bucket() {
     let model = Model::Mlp(Mlp { widths: vec![64; 9] });
     let program = |offload, precision| {
-        // A bucket for each product of 64 x 64 and its bias.
+        // One bucket for each 64 x 64 weight and its bias.
         let layout = Layout { data: 2, zero: 1, offload, bucket: Bytes::new(4 * 65 * 64), ..Layout::default() };
         let plan = Plan { precision, optimizer: Optimizer::AdamW, ..Plan::new(layout, 8) };
         compile(&model, "model", &plan).expect("a plan that fits")
     };
     for (precision, states) in [(DataType::Fp32, 2), (DataType::Bf16, 3)] {
         let [resident, offloaded] = [Offload::None, Offload::Optimizer].map(|offload| program(offload, precision));
-        // Each rank updates half of eight buckets.
+        // Each rank has half of the state of eight buckets.
         let state = 8 * states * 4 * (65 * 64 / 2);
         assert_eq!(resident.host_arenas(), [Bytes::ZERO]);
         assert_eq!(offloaded.host_arenas(), [Bytes::new(state)]);
@@ -72,28 +73,32 @@ fn what_is_offloaded_is_on_the_host_and_comes_and_goes_bucket_by_bucket() {
                 Operation::Copy { to, bytes } if to == memory => Some(bytes.count()),
                 _ => None,
             });
-            assert_eq!(bytes.sum::<u64>(), state, "all of it comes in and goes out");
+            assert_eq!(bytes.sum::<u64>(), state, "the whole state comes in and goes out");
         }
-        let rooms =
+        let staging =
             list.buffers.iter().filter(|one| one.role == BufferRole::OptimizerState && !one.persistent && one.parent.is_none());
         assert_eq!(
-            rooms.map(|one| one.bytes.count()).collect::<Vec<_>>(),
+            staging.map(|one| one.bytes.count()).collect::<Vec<_>>(),
             [state / 8; 3],
-            "the device has room for three buckets'"
+            "the device has staging buffers for three buckets"
         );
-        // The state of the next comes in while that of the one before goes out: it waits for nothing but the copy that leaves it the room.
+        // The fourth bucket comes in while the second goes out: it waits only until its staging
+        // buffer is copied out.
         let copies = |memory| {
             list.instructions.iter().filter(move |one| matches!(*one.operation, Operation::Copy { to, .. } if to == memory))
         };
-        let fourth = copies(MemoryKind::Device).nth(3 * states as usize).expect("there are eight");
-        let first_out = copies(MemoryKind::Host).nth(states as usize - 1).expect("there are eight");
+        let fourth = copies(MemoryKind::Device).nth(3 * states as usize).expect("eight buckets");
+        let first_out = copies(MemoryKind::Host).nth(states as usize - 1).expect("eight buckets");
         let awaited: Vec<_> = fourth.after.iter().map(|&id| list.instruction(id)).collect();
-        assert!(awaited.len() == 1 && std::ptr::eq(awaited[0], first_out), "the copy that empties its room");
+        assert!(
+            awaited.len() == 1 && std::ptr::eq(awaited[0], first_out),
+            "it waits for the copy that empties its staging buffer"
+        );
     }
 }
 
 #[test]
-fn parameters_are_gathered_once_a_step_beside_its_kernels_where_they_may_be() {
+fn overlapped_gathers_of_parameters_precede_the_last_product() {
     let model = Model::Mlp(Mlp { widths: vec![64; 9] });
     let gathers = |zero, parameters| {
         let layout = Layout { data: 4, zero, bucket: foretell_units::Bytes::new(40_000), ..Layout::default() };
@@ -101,10 +106,10 @@ fn parameters_are_gathered_once_a_step_beside_its_kernels_where_they_may_be() {
         let program = compile(&model, "model", &plan).expect("a plan that fits").training;
         let all = program.lists[0].instructions.iter().enumerate().filter(|(_, one)| one.operation.kind() == "all_gather");
         let last_product = program.lists[0].instructions.iter().rposition(|one| one.operation.kind().starts_with("matmul"));
-        let places: Vec<bool> = all.map(|(index, _)| Some(index) < last_product).collect();
-        places
+        let precede: Vec<bool> = all.map(|(index, _)| Some(index) < last_product).collect();
+        precede
     };
-    // Four micro-batches, eight layers of which two fit a bucket.
+    // Eight layers, two in each bucket.
     assert_eq!(gathers(1, true), [true; 4]);
     assert_eq!(gathers(2, true), [true; 4]);
     assert_eq!(gathers(1, false), [false; 4]);
@@ -112,36 +117,37 @@ fn parameters_are_gathered_once_a_step_beside_its_kernels_where_they_may_be() {
 }
 
 #[test]
-fn the_next_blocks_parameters_are_gathered_while_this_one_computes() {
+fn parameters_of_the_next_block_are_gathered_ahead() {
     let model = gpt(r#""layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8, "tied_embeddings": false"#);
     let program = program(&model, Layout { data: 2, zero: 3, ..Layout::default() }, 2);
     let stage = &program.lists[0];
     let first = |predicate: &dyn Fn(&foretell_program::Instruction) -> bool| {
-        stage.instructions.iter().position(predicate).expect("there is one")
+        stage.instructions.iter().position(predicate).expect("an instruction")
     };
     let gathers: Vec<usize> =
         (0..stage.instructions.len()).filter(|&index| stage.instructions[index].operation.kind() == "all_gather").collect();
     let attention = first(&|one| one.operation.kind().starts_with("attention"));
-    // Before the first layer's attention: the embedding's, the first layer's own and the second's.
+    // Before the first attention, the parameters of the embedding and of the first two layers are
+    // gathered.
     assert!(gathers.iter().filter(|&&index| index < attention).count() >= 3, "{program}");
-    // And they are dropped: fewer bytes at once than all parameters.
+    // They are dropped again: the arena never holds all of them.
     let all: u64 = gathers.iter().map(|&index| stage.buffer(stage.instructions[index].writes[0]).bytes.count()).sum();
     assert!(stage.arena.count() < all * 3, "{} and {all}", stage.arena);
 }
 
 #[test]
-fn what_was_gathered_leaves_its_place_with_the_last_kernel_that_reads_it() {
+fn gathered_parameters_are_freed_by_the_last_kernel_that_reads_them() {
     let model = gpt(r#""layers": 12, "hidden": 256, "heads": 4, "vocab": 512, "sequence": 8, "tied_embeddings": false"#);
     let layout = Layout { data: 8, zero: 3, recompute: Recompute::Full, ..Layout::default() };
     let program = program(&model, layout, 8);
     let stage = &program.lists[0];
-    // Nearly all of what is not kept are whole parameters and their gradients: of a few blocks at a time.
+    // Most temporary memory is whole parameters and gradients of a few blocks.
     let mut changes: Vec<(u32, bool, i64)> = Vec::new();
-    let mut kept = 0;
+    let mut persistent = 0;
     for buffer in stage.buffers.iter().filter(|buffer| buffer.parent.is_none()) {
         let bytes = buffer.bytes.count() as i64;
         match buffer.lifetime {
-            _ if buffer.persistent => kept += bytes,
+            _ if buffer.persistent => persistent += bytes,
             Some((first, last)) => changes.extend([(first.0, false, bytes), (last.0, true, -bytes)]),
             None => {}
         }
@@ -152,13 +158,14 @@ fn what_was_gathered_leaves_its_place_with_the_last_kernel_that_reads_it() {
         alive += bytes;
         most.max(alive)
     });
-    let rest = stage.arena.count() as i64 - kept;
-    // Gradients have a grace beyond their last use, two blocks of it here; with one for parameters it were three times as much as is alive.
-    assert!((rest as f64) < 2.3 * most as f64, "{rest} for {most}");
+    let temporary = stage.arena.count() as i64 - persistent;
+    // Gradients have a grace after their last use, here of two blocks. With a grace for parameters,
+    // too, the ratio would be three.
+    assert!((temporary as f64) < 2.3 * most as f64, "{temporary} for {most}");
 }
 
 #[test]
-fn activations_that_are_offloaded_leave_after_their_pass_and_come_back_a_block_ahead() {
+fn offloaded_activations_leave_after_their_pass_and_return_early() {
     let model = Model::Gpt(Gpt {
         layers: 16,
         hidden: 32,
@@ -182,32 +189,36 @@ fn activations_that_are_offloaded_leave_after_their_pass_and_come_back_a_block_a
         };
         list.instructions.iter().map(bytes).sum()
     };
-    // Into how much of its arena each stage comes.
-    let shares = [
+    // An upper bound on the arena of each stage with offloading, relative to that without.
+    let bounds = [
         (Recompute::None, 1, vec![0.3]),
         (Recompute::None, 4, vec![0.5, 0.6, 0.75, 1.05]),
         (Recompute::Full, 1, vec![0.9]),
         (Recompute::Full, 4, vec![0.95, 0.97, 1.0, 1.05]),
     ];
-    for (recompute, pipeline, shares) in shares {
+    for (recompute, pipeline, bounds) in bounds {
         let [resident, offloaded] =
             [Offload::None, Offload::Activations].map(|offload| compiled(recompute.clone(), pipeline, offload));
-        for ((with, without), share) in offloaded.training.lists.iter().zip(&resident.training.lists).zip(shares) {
+        for ((with, without), bound) in offloaded.training.lists.iter().zip(&resident.training.lists).zip(bounds) {
             let (out, back) = (moved(with, MemoryKind::Host), moved(with, MemoryKind::Device));
-            assert!(out > 0 && out == back, "what goes out comes back");
-            assert!(with.arena.value() < share * without.arena.value(), "{recompute:?}, stage {} of {pipeline}", with.stage);
+            assert!(out > 0 && out == back, "the bytes that go out come back");
+            assert!(with.arena.value() < bound * without.arena.value(), "{recompute:?}, stage {} of {pipeline}", with.stage);
             assert!(with.host_arena.count() <= out && without.host_arena == Bytes::ZERO);
-            // A block's come in beside the gradients of the one after it.
+            // The activations of a block come in beside the gradients of the block after it.
             let ahead = with.instructions.iter().enumerate().filter_map(|(index, one)| {
                 let Operation::Copy { to: MemoryKind::Device, .. } = *one.operation else { return None };
                 let later = &with.instructions[index + 1..];
-                let reader = later.iter().position(|other| other.reads.contains(&one.writes[0])).expect("it is for someone");
+                let reader = later.iter().position(|other| other.reads.contains(&one.writes[0])).expect("a reader");
                 Some(later[..reader].iter().filter(|one| matches!(*one.operation, Operation::Compute { .. })).count())
             });
             let mut ahead: Vec<usize> = ahead.collect();
             ahead.sort_unstable();
             assert!(ahead[ahead.len() / 4] > 3, "kernels between: {ahead:?}");
         }
-        assert_eq!(offloaded.evaluation.host_arenas(), vec![Bytes::ZERO; pipeline], "nothing is kept where nothing goes back");
+        assert_eq!(
+            offloaded.evaluation.host_arenas(),
+            vec![Bytes::ZERO; pipeline],
+            "evaluation has no backward pass to keep activations for"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Megatron's collectives, packed attention, grouped keys, sequence parallelism.
+//! Tensor parallelism: Megatron's collectives, packed attention, grouped queries, sequence
+//! parallelism.
 
 use super::*;
 
@@ -6,7 +7,8 @@ use super::*;
 fn a_transformer_layer_has_megatrons_four_all_reduces() {
     let model = gpt(r#""layers": 3, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8"#);
     let program = program(&model, Layout { tensor: 2, ..Layout::default() }, 1);
-    // And the vocabulary's: the embedding's sum, that of the head's input gradient, and the statistics of the loss.
+    // The sharded vocabulary adds two all-reduces (of the embedding and of the head's input
+    // gradient) and an all-gather (of the statistics of the loss).
     assert_eq!(count(&program.lists[0], "all_reduce"), 3 * 4 + 2, "{program}");
     assert_eq!(count(&program.lists[0], "all_gather"), 1);
 }
@@ -22,7 +24,7 @@ fn attention_reads_its_packed_projection_without_a_copy() {
 }
 
 #[test]
-fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
+fn grouped_keys_are_sharded_with_their_queries() {
     let llama = |kv_heads| {
         Model::Llama(Llama {
             layers: 2,
@@ -40,7 +42,8 @@ fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
     for (kv_heads, shape) in [(8, vec![4, 4, 32]), (2, vec![1, 4, 4, 32])] {
         let program = program(&llama(kv_heads), Layout { tensor: 2, ..Layout::default() }, 1);
         let stage = &program.lists[0];
-        // Megatron's four a layer, and those of the shared out vocabulary: the embedding's sum, and the head's in the backward pass.
+        // Megatron's four in each layer, and two of the sharded vocabulary: those of the embedding
+        // and of the head's input gradient.
         assert_eq!(count(stage, "all_reduce"), 2 * 4 + 2, "{program}");
         let query = stage.buffers.iter().find(|one| one.name.ends_with("0.self_attn.q_proj.weight")).expect("a weight");
         assert_eq!(*query.shape, *shape);
@@ -48,12 +51,13 @@ fn keys_of_grouped_queries_are_shared_out_with_their_queries() {
 }
 
 #[test]
-fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
+fn sequence_parallelism_splits_megatrons_all_reduces_in_two() {
     let model = gpt(r#""layers": 3, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8"#);
     let program = program(&model, Layout { tensor: 2, sequence_parallel: true, ..Layout::default() }, 1);
     let stage = &program.lists[0];
-    // Korthikanti et al. 2022: each of the four all-reduces of a layer, and those of the vocabulary, becomes a reduce-scatter and an
-    // all-gather, and what a product reads is gathered again for its weight's gradient.
+    // Korthikanti et al. 2022: each of a layer's four all-reduces, and those of the vocabulary,
+    // becomes a reduce-scatter and an all-gather. Inputs of products are gathered again for the
+    // weights' gradients.
     assert_eq!(count(stage, "reduce_scatter"), 3 * 4 + 2, "{program}");
     assert!(count(stage, "all_gather") >= 3 * 4 + 2, "{program}");
     let activations = |stage: &StageProgram| {
@@ -61,18 +65,19 @@ fn sequence_parallelism_turns_megatrons_all_reduces_into_halves() {
         norms.map(|one| stage.buffer(one.writes[0]).shape.clone()).collect::<Vec<_>>()
     };
     assert!(activations(stage).iter().all(|shape| shape[..] == [1, 4, 32]), "norms have half of the sequence: {program}");
-    // The gradients of what every rank has whole are sums over the ranks of `tensor`, too.
+    // The gradients of whole parameters are partial sums over `tensor`, too.
     assert!(count(stage, "all_reduce") >= 1);
 }
 
 #[test]
-fn no_activation_waits_behind_the_sum_of_the_norms_gradients() {
+fn activations_never_wait_behind_the_sum_of_norm_gradients() {
     let model = gpt(r#""layers": 3, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 8"#);
     for zero in [1, 2, 3] {
         let layout = Layout { data: 2, tensor: 2, sequence_parallel: true, zero, ..Layout::default() };
         let program = program(&model, layout, 4);
         let stage = &program.lists[0];
-        // In a stream one comes after the other, and the sum waits for the shard, which comes over `data`.
+        // Collectives of one stream run in order, and the sum waits for a reduce-scatter over
+        // `data`.
         let roles = |along: &[Axis]| {
             let is_it = |group: &foretell_program::Group| group.axes == along;
             let of_group = stage.instructions.iter().filter_map(move |one| match *one.operation {
@@ -83,7 +88,7 @@ fn no_activation_waits_behind_the_sum_of_the_norms_gradients() {
         };
         let tensor = roles(&[Axis::Tensor]);
         let sums = tensor.iter().filter(|&&role| role == CollectiveRole::Gradients).count();
-        assert!(sums > 0, "norms are shared out along the sequence");
+        assert!(sums > 0, "norms are sharded along the sequence");
         let (activations, last) = tensor.split_at(tensor.len() - sums);
         assert!(!activations.contains(&CollectiveRole::Gradients), "ZeRO {zero}: {tensor:?}");
         assert!(last.iter().all(|&role| role == CollectiveRole::Gradients));
@@ -91,8 +96,8 @@ fn no_activation_waits_behind_the_sum_of_the_norms_gradients() {
 }
 
 #[test]
-fn an_all_reduced_tensor_is_whole_for_everyone() {
-    // A sum that is made in place leaves no summands: whoever reads the buffer afterwards finds what is whole.
+fn no_tensor_is_all_reduced_twice() {
+    // An all-reduce works in place. Later readers must know that the buffer holds the sum.
     let model = gpt(r#""layers": 2, "hidden": 16, "heads": 4, "vocab": 32, "sequence": 8"#);
     let program = program(&model, Layout { tensor: 2, data: 2, ..Layout::default() }, 4);
     for stage in &program.lists {

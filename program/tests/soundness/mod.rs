@@ -1,4 +1,5 @@
-//! A Program is sound: no race, no deadlock where nothing buffers messages, sends that meet receives, memory that is never shared.
+//! Soundness of a Program: no race, no deadlock without message buffers, matching sends and
+//! receives, and no two live buffers in the same memory.
 #![allow(clippy::unwrap_used)]
 
 use foretell_program::{BufferId, MemoryKind, Operation, Program, Rank, StageProgram, Stream};
@@ -13,7 +14,8 @@ pub fn assert_sound(program: &Program) {
     }
 }
 
-/// For each instruction, how many instructions of each stream are over before it begins.
+/// The vector clock of each instruction: for every stream, the end of its instructions that have
+/// finished before the instruction starts.
 fn clocks(stage: &StageProgram) -> Vec<Vec<u32>> {
     let mut known = vec![vec![0u32; stage.streams.len()]; stage.streams.len()];
     let mut clocks = Vec::new();
@@ -38,7 +40,7 @@ fn root(stage: &StageProgram, id: BufferId) -> BufferId {
     stage.buffer(id).parent.unwrap_or(id)
 }
 
-/// Every two accesses of the same memory, one of them a write, are ordered.
+/// Asserts that any two accesses of the same memory are ordered, if one of them is a write.
 fn assert_no_race(stage: &StageProgram) {
     let clocks = clocks(stage);
     let mut accesses: Vec<(u64, u64, usize, bool, MemoryKind)> = Vec::new();
@@ -69,7 +71,8 @@ fn assert_no_race(stage: &StageProgram) {
     }
 }
 
-/// What is read was written, and not overwritten by something else in between: runs the list over a memory of names.
+/// Asserts that every buffer that is read was written before, and that no other buffer overwrote it
+/// in between. Runs the list over a memory of buffer ids.
 fn assert_reads_what_was_written(stage: &StageProgram) {
     let mut memory: Vec<(u64, u64, BufferId)> = stage
         .buffers
@@ -83,7 +86,7 @@ fn assert_reads_what_was_written(stage: &StageProgram) {
             let id = root(stage, id);
             assert!(
                 memory.iter().any(|&(.., held)| held == id),
-                "instruction {index} reads {} that is gone",
+                "instruction {index} reads {}, which is not there",
                 stage.buffer(id).name
             );
         }
@@ -100,7 +103,8 @@ fn assert_reads_what_was_written(stage: &StageProgram) {
     }
 }
 
-/// Kernels and exchanges touch the device's memory alone; a copy goes from one memory to the other, all of it, on the stream of its direction.
+/// Asserts that kernels and communication touch only the device's memory, and that every copy moves
+/// a whole buffer to the other memory, on the stream of its direction.
 fn assert_copies_go_over(stage: &StageProgram) {
     for instruction in &stage.instructions {
         let touched = instruction.reads.iter().chain(&instruction.writes).map(|&id| stage.buffer(id));
@@ -116,7 +120,7 @@ fn assert_copies_go_over(stage: &StageProgram) {
     }
 }
 
-/// Who a rank's instruction sends to or receives from.
+/// The peer of a send or receive of `rank`, and whether it is a send.
 fn peer_of(program: &Program, rank: Rank, operation: &Operation) -> Option<(Rank, bool)> {
     let (peer, sends) = match operation {
         Operation::Send { peer, .. } => (peer, true),
@@ -126,7 +130,8 @@ fn peer_of(program: &Program, rank: Rank, operation: &Operation) -> Option<(Rank
     Some((program.list_of(rank).peers[peer.0 as usize].of(&program.mesh, rank), sends))
 }
 
-/// Between two ranks the n-th send is the n-th receive, in size and in name.
+/// Asserts that the n-th send from a rank to another matches the n-th receive there, in shape and
+/// name.
 fn assert_sends_meet_receives(program: &Program) {
     let messages = |rank: Rank, other: Rank, sending: bool| -> Vec<_> {
         let list = program.list_of(rank);
@@ -141,8 +146,9 @@ fn assert_sends_meet_receives(program: &Program) {
     }
 }
 
-/// Runs the lists of all ranks, each stream on its own, where a message passes only when both ends have come to it: no buffer holds it. So does a
-/// collective, when all of its members have.
+/// Asserts that the lists of all ranks run to their ends without message buffers. Streams run
+/// independently. A message passes when both ranks have reached it, a collective when all members
+/// have.
 fn assert_no_deadlock(program: &Program) {
     let world: Vec<Rank> = (0..program.mesh.world_size()).map(Rank).collect();
     let streams_of = |list: &StageProgram| -> Vec<Vec<usize>> {
@@ -154,13 +160,14 @@ fn assert_no_deadlock(program: &Program) {
     let of = |rank: Rank| &streams[program.list_index(rank)];
     let mut next: Vec<Vec<usize>> = world.iter().map(|&rank| vec![0; of(rank).len()]).collect();
     let mut done: Vec<Vec<bool>> = world.iter().map(|&rank| vec![false; program.list_of(rank).instructions.len()]).collect();
-    // The instruction at the head of a stream, if it waits for nothing of its own rank.
+    // The next instruction of a stream, if all of its dependencies are done.
     let head = |next: &[Vec<usize>], done: &[Vec<bool>], rank: Rank, stream: usize| {
         let &id = of(rank)[stream].get(next[rank.0][stream])?;
         let after = &program.list_of(rank).instructions[id].after;
         after.iter().all(|other| done[rank.0][other.0 as usize]).then_some(id)
     };
-    // The streams on which others take part, none where one of them has no such stream.
+    // The other participants of an operation and their streams; `None` if one of them has no such
+    // stream.
     let partners = |rank: Rank, operation: &Operation| -> Option<Vec<(Rank, usize)>> {
         if let Some((other, sends)) = peer_of(program, rank, operation) {
             let list = program.list_of(other);
@@ -210,7 +217,7 @@ fn assert_no_deadlock(program: &Program) {
     for &rank in &world {
         let list = program.list_of(rank);
         let all = list.instructions.iter().zip(&done[rank.0]);
-        let hanging: Vec<&str> = all.filter(|(_, done)| !**done).map(|(one, _)| list.name_of(one)).collect();
-        assert!(hanging.is_empty(), "deadlock: {rank} never runs {} instructions, first {}", hanging.len(), hanging[0]);
+        let stuck: Vec<&str> = all.filter(|(_, done)| !**done).map(|(one, _)| list.name_of(one)).collect();
+        assert!(stuck.is_empty(), "deadlock: {rank} never runs {} instructions, first {}", stuck.len(), stuck[0]);
     }
 }

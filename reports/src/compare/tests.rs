@@ -83,7 +83,8 @@ fn the_causes_of_the_sample_run_are_found() {
 #[test]
 fn a_late_peer_makes_a_bubble_and_no_slow_communication() {
     let (program, predicted, mut measured) = sample::pipeline();
-    // Ranks 0 and 1 all-reduce together. Rank 1 arrives 1 ms late, and both continue at the same time.
+    // Ranks 0 and 1 all-reduce together. Rank 1 arrives 1 ms late, and both continue at the same
+    // time.
     measured.clone_from(&predicted);
     let reduce = program.lists[0].instructions.iter().position(|one| one.operation.kind() == "all_reduce").expect("there is one");
     let late = Picoseconds(1_000_000_000);

@@ -1,5 +1,5 @@
-//! Drawing primitives of all plots: colours, text, shapes, and a frame with two axes. Knows pixels and
-//! numbers, nothing of training.
+//! Drawing primitives of all plots: colours, text, shapes, and a frame with two axes. Knows pixels
+//! and numbers, nothing of training.
 
 use crate::error::ReportError;
 use plotters::coord::Shift;
@@ -148,8 +148,8 @@ impl<'a, Backend: DrawingBackend> Canvas<'a, Backend> {
         }
     }
 
-    /// Draws a legend as a row of marks and names that ends at `right`. Entries that would pass `left`
-    /// continue in a second row.
+    /// Draws a legend as a row of marks and names that ends at `right`. Entries that would pass
+    /// `left` continue in a second row.
     pub(crate) fn legend(
         &self,
         left: i32,

@@ -65,8 +65,8 @@ impl LossPlot {
     }
 }
 
-/// Thins a line to what the screen shows: of the points in one column of pixels, the first, the highest,
-/// the lowest and the last.
+/// Thins a line to what the screen shows: of the points in one column of pixels, the first, the
+/// highest, the lowest and the last.
 fn thinned(points: impl Iterator<Item = (i32, i32)>) -> Vec<(i32, i32)> {
     let mut result: Vec<(i32, i32)> = Vec::new();
     let mut column: Option<[(i32, i32); 4]> = None;

@@ -29,7 +29,7 @@ impl MemoryPlot {
     pub(crate) fn of(program: &Program, timeline: &Timeline) -> Self {
         let all = program.lists.len();
         let count = all.min(MOST_STAGES);
-        // Includes the first and the last stage, which differ most.
+        // The choice includes the first and the last stage, since these two differ most.
         let chosen = (0..count).map(|index| if count > 1 { index * (all - 1) / (count - 1) } else { 0 });
         let curve = |index: usize| {
             let stage = program.lists.get(index)?;
@@ -100,8 +100,8 @@ fn live_bytes(stage: &StageProgram, timeline: &RankTimeline) -> Vec<(Seconds, By
     let is_root = |buffer: &Buffer| buffer.parent.is_none() && buffer.memory == MemoryKind::Device;
     let roots = || stage.buffers.iter().enumerate().filter(|(_, buffer)| is_root(buffer));
     let persistent: Bytes = roots().filter(|(_, buffer)| buffer.persistent).map(|(_, buffer)| buffer.bytes).sum();
-    // At one instant, ends are subtracted before starts are added: the memory plan may give both buffers
-    // the same offset.
+    // Starts and ends at one instant make one change: the memory plan may give both buffers the
+    // same offset.
     let mut changes: BTreeMap<Picoseconds, (u64, u64)> = BTreeMap::new();
     for (index, buffer) in roots().filter(|(_, buffer)| !buffer.persistent) {
         let Some((first, last)) = lifetimes.get(&BufferId(index as u32)) else { continue };

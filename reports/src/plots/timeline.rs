@@ -196,8 +196,8 @@ impl TimelinePlot {
     }
 }
 
-/// Returns all ranks; if they are too many, the first of each stage; if those are still too many, evenly
-/// spaced ones of them.
+/// Returns all ranks; if they are too many, the first of each stage; if those are still too many,
+/// evenly spaced ones of them.
 fn shown_ranks(program: &Program, known: usize) -> Vec<Rank> {
     if known <= MOST_RANKS {
         return (0..known).map(Rank).collect();
@@ -247,8 +247,8 @@ fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Bl
     streams
 }
 
-/// Converts blocks to pixels. Merges neighbours of one kind that touch on the screen, so the size of a
-/// plot depends on the screen and not on the number of instructions.
+/// Converts blocks to pixels. Merges neighbours of one kind that touch on the screen, so the size
+/// of a plot depends on the screen and not on the number of instructions.
 fn pixels(blocks: &[Block], x: impl Fn(f64) -> i32) -> Vec<(i32, i32, Block)> {
     let mut result: Vec<(i32, i32, Block)> = Vec::new();
     for block in blocks {

@@ -35,9 +35,10 @@ pub fn yaml(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles) -> St
     add_unfitted(&mut stacks, &mut devices, &factors, profiles);
     let mut text = String::from(
         "# Written by `cargo run --release -p foretell-score --example fit -- fit FILE`, from the\n\
-         # rows that tests/published/split.yaml declares for fitting. Each value replaces the prior\n\
-         # in devices.yaml, links.yaml or stacks.yaml. `spread` is the 10th and 90th percentile of\n\
-         # measured over predicted when rows of the same group are held out.\nstacks:\n",
+         # rows that tests/published/split.yaml declares for fitting. Each value replaces the\n\
+         # prior in devices.yaml, links.yaml or stacks.yaml. `spread` is the 10th and 90th\n\
+         # percentile of measured over predicted when rows of the same group are held out.\n\
+         stacks:\n",
     );
     let line = |values: &Values| {
         let values: Vec<String> = values.iter().map(|(name, value)| format!("'{name}': {}", significant(*value))).collect();

@@ -39,7 +39,7 @@ const ITERATIONS: usize = 5;
 const FOLDS: usize = 20;
 /// Difference of logarithms with which slopes are found.
 const DIFFERENCE: f64 = 0.05;
-/// Slopes below this are not computed again.
+/// Slopes below this are kept rather than recomputed.
 const NEGLIGIBLE: f64 = 0.015;
 /// Largest change of an offset in one step.
 const LARGEST_STEP: f64 = 0.7;

@@ -1,4 +1,4 @@
-//! What the speed of the simulator is measured on.
+//! The cases of the speed benchmark and of the `scale` example.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use foretell_models::Model;
@@ -10,7 +10,7 @@ use foretell_simulator::CostModel;
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Flops};
 
-/// A Program and where it runs.
+/// A Program, its topology and its costs.
 pub struct Case {
     pub program: Program,
     pub topology: Topology,
@@ -18,7 +18,7 @@ pub struct Case {
 }
 
 impl Case {
-    /// A model and a plan as their files have them, on so many nodes of a cluster of the library.
+    /// Compiles the JSON of a model and a plan, for `nodes` nodes of a topology of the library.
     pub fn compiled(model: &str, plan: &str, topology: &str, nodes: usize) -> Self {
         let model: Model = serde_json::from_str(model).unwrap();
         let plan: Plan = serde_json::from_str(plan).unwrap();
@@ -27,19 +27,19 @@ impl Case {
         Self { program: compile_training(&model, "gpt", &plan).unwrap(), topology, costs }
     }
 
-    /// Instructions over all ranks.
+    /// Returns the number of instructions over all ranks.
     pub fn instructions(&self) -> usize {
         let lists = &self.program.lists;
         self.program.list_of_rank.iter().map(|&list| lists[list as usize].instructions.len()).sum()
     }
 
-    /// Its ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.program.mesh.world_size()
     }
 }
 
-/// An all-reduce of 1 GiB among so many ranks, each on a node of its own, and nothing else.
+/// Returns a single all-reduce of 1 GiB among `ranks` ranks, each on its own node.
 pub fn all_reduce(ranks: usize) -> Case {
     let text = format!(
         "name: switch\n\
@@ -82,7 +82,7 @@ pub fn all_reduce(ranks: usize) -> Case {
     };
     let mesh = Mesh::new(|axis| if axis == Axis::Data { ranks } else { 1 }, &[]).unwrap();
     let program = Program {
-        list_of_rank: Program::one_list_a_stage(&mesh),
+        list_of_rank: Program::one_list_per_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
         format: DataType::Fp32,
@@ -97,7 +97,8 @@ pub fn all_reduce(ranks: usize) -> Case {
     Case { program, topology, costs }
 }
 
-/// A transformer of 24 layers of 1,024 on 256 GPUs, 8 by tensor, 8 by pipeline and 4 by data: 1.4 million instructions in a step.
+/// Returns a transformer of 24 layers of 1,024 on 256 GPUs: tensor 8, pipeline 8, data 4. A step
+/// has 1.4 million instructions.
 pub fn small_transformer() -> Case {
     Case::compiled(
         r#"{"family": "gpt", "layers": 24, "hidden": 1024, "heads": 16, "vocab": 51200, "sequence": 1024}"#,
@@ -108,7 +109,8 @@ pub fn small_transformer() -> Case {
     )
 }
 
-/// GPT-3 175B on 1,024 GPUs: 8 by tensor, 8 by pipeline, 16 by data, 96 micro-batches in order 1F1B.
+/// Returns GPT-3 175B on 1,024 GPUs: tensor 8, pipeline 8, data 16, with 96 micro-batches in 1F1B
+/// order.
 pub fn gpt_175b() -> Case {
     Case::compiled(
         r#"{"family": "gpt", "layers": 96, "hidden": 12288, "heads": 96, "vocab": 51200, "sequence": 2048}"#,
@@ -120,8 +122,8 @@ pub fn gpt_175b() -> Case {
     )
 }
 
-/// A model of 1.01 trillion parameters on 99,840 GPUs: 8 by tensor, 16 by pipeline, 780 by data, 8 micro-batches in order 1F1B: 25.6 million
-/// tokens a step.
+/// Returns a model of 1.01 trillion parameters on 99,840 GPUs: tensor 8, pipeline 16, data 780,
+/// with 8 micro-batches in 1F1B order. A step has 25.6 million tokens.
 pub fn trillion() -> Case {
     Case::compiled(
         r#"{"family": "gpt", "layers": 128, "hidden": 25600, "heads": 160, "vocab": 51200, "sequence": 4096}"#,

@@ -1,7 +1,11 @@
-//! The critical path: the chain of instructions, across ranks, of which each had to wait for the one before, from the end of
-//! the step back to its start. What stands on it is what the step time is made of; the rest could be slower for nothing.
+//! The critical path: the chain of instructions, across ranks, that determines the step time. Each
+//! instruction on it had to wait for the one before.
 //!
-//! It works on a timeline and a Program alone, so it answers for a measured step as well as for a foretold one.
+//! The path is followed from the end of the step back to its start. An instruction off the path
+//! could be somewhat slower without lengthening the step.
+//!
+//! It reads only a timeline and a Program, so it works for a measured step as well as for a
+//! predicted one.
 
 use crate::error::SimulationError;
 use crate::lowering::{Action, LoweredList, Messages};
@@ -10,34 +14,38 @@ use foretell_units::{Picoseconds, Seconds};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// A stretch of the critical path.
+/// An instruction on the critical path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct PathSegment {
-    /// Whose instruction.
+    /// The rank that runs the instruction.
     pub rank: Rank,
-    /// Which instruction of the rank's stage.
+    /// The instruction, in the list of the rank's stage.
     pub instruction: InstructionId,
-    /// When the path enters it: its beginning, or for an exchange when the last of its members had reached it.
+    /// When the path enters the instruction. For communication this is the start of its last
+    /// member.
     pub start: Picoseconds,
-    /// When the path leaves it.
+    /// When the instruction ends.
     pub end: Picoseconds,
 }
 
-/// What the step time is made of.
+/// The critical path of a step, with its time by kind.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CriticalPath {
-    /// From the start of the step to its end. Between two of them lie handoffs, after the last the step's overhead.
+    /// The instructions on the path, in order of time. Between two of them lie handoffs. After the
+    /// last lies the step overhead.
     pub segments: Vec<PathSegment>,
-    /// The time on the path by what is done (a kernel's name, `all_reduce`, `send`), longest first.
+    /// Time on the path by kind of operation (a kernel's name, `all_reduce`, `send`), longest
+    /// first.
     pub by_kind: Vec<(String, Seconds)>,
-    /// The same by the kinds of time of a step's breakdown, all of them: with `between` these sum to the step too.
+    /// Time on the path by the categories of a step's breakdown. With `between` they add up to the
+    /// step time.
     pub by_time: PathTime,
-    /// The step less all segments: handoffs and overheads.
+    /// The step time less all segments: handoffs and overheads.
     #[serde(with = "crate::si")]
     pub between: Seconds,
 }
 
-/// The time on the path by what it is spent on, whatever else goes on beside.
+/// Time on the critical path by category. Work that runs beside the path does not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct PathTime {
     /// Kernels of the forward and backward pass.
@@ -46,31 +54,32 @@ pub struct PathTime {
     /// Kernels that update the parameters.
     #[serde(with = "crate::si")]
     pub optimizer: Seconds,
-    /// Collectives and messages, from when the last member has reached them.
+    /// Collectives and messages, from the start of the last member.
     #[serde(with = "crate::si")]
     pub communication: Seconds,
-    /// Samples being read.
+    /// Loading of samples.
     #[serde(with = "crate::si")]
     pub data: Seconds,
 }
 
-/// Follows a step back from its end.
+/// Returns the critical path of a step.
 ///
 /// # Errors
-/// [`SimulationError::Malformed`] where the Program contradicts itself, and [`SimulationError::Unmatched`] where the timeline is
-/// not one of this Program.
+/// [`SimulationError::Malformed`] where the Program contradicts itself, and
+/// [`SimulationError::Unmatched`] where the timeline does not belong to the Program.
 pub fn critical_path(timeline: &Timeline, program: &Program) -> Result<CriticalPath, SimulationError> {
     let lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
     let path = Path { timeline, program, waits: program.lists.iter().map(waits).collect(), lists };
     path.check()?;
     let mut segments = Vec::new();
     let mut at = path.last();
-    // Every segment lies before the one after it, so there are at most as many as instructions.
+    // A malformed timeline must not loop forever: a path has at most as many segments as
+    // instructions.
     let most: usize = timeline.ranks.iter().map(|rank| rank.spans.len()).sum();
     while let Some((rank, instruction)) = at
         && segments.len() < most
     {
-        // The member that came last is the one that an exchange waited for.
+        // Communication starts when its last member arrives, so the path continues there.
         let (rank, instruction) = path.latest_partner(rank, instruction);
         let span = &timeline.ranks[rank.0].spans[instruction];
         segments.push(PathSegment { rank, instruction: span.instruction, start: span.start, end: span.end });
@@ -80,7 +89,8 @@ pub fn critical_path(timeline: &Timeline, program: &Program) -> Result<CriticalP
     Ok(path.summary(segments))
 }
 
-/// For each instruction of a list those that it waits for: the one before it in its stream, and those that it names.
+/// Returns, for each instruction of a list, the instructions it waits for: the previous one in its
+/// stream and its dependencies.
 fn waits(list: &StageProgram) -> Vec<Vec<u32>> {
     let mut last_of_stream: Vec<Option<u32>> = vec![None; list.streams.len()];
     let waits = (0..).zip(&list.instructions).map(|(index, instruction)| {
@@ -94,7 +104,7 @@ struct Path<'a> {
     timeline: &'a Timeline,
     program: &'a Program,
     lists: Vec<LoweredList>,
-    /// For each list and instruction, those that it waits for.
+    /// The instructions that each one waits for, by list and instruction.
     waits: Vec<Vec<Vec<u32>>>,
 }
 
@@ -123,7 +133,7 @@ impl Path<'_> {
         self.program.list_index(rank)
     }
 
-    /// The last instruction to finish on the last rank to finish.
+    /// Returns the last instruction to finish on the last rank to finish.
     fn last(&self) -> Option<(Rank, usize)> {
         let ranks = self.timeline.ranks.iter().enumerate();
         let (rank, timeline) = ranks.max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)))?;
@@ -132,14 +142,15 @@ impl Path<'_> {
         Some((Rank(rank), instruction))
     }
 
-    /// Of those that an instruction waits for the one that finished last.
+    /// Returns the last to finish of the instructions that an instruction waits for.
     fn latest_before(&self, rank: Rank, instruction: usize) -> Option<(Rank, usize)> {
         let spans = &self.timeline.ranks[rank.0].spans;
         let before = self.waits[self.list(rank)][instruction].iter().map(|&index| index as usize);
         before.max_by_key(|&index| (spans[index].end, spans[index].start)).map(|index| (rank, index))
     }
 
-    /// The member of an exchange that reached it last; for everything else the instruction itself.
+    /// Returns the member of a collective or message that started last, or the instruction itself
+    /// for everything else.
     fn latest_partner(&self, rank: Rank, instruction: usize) -> (Rank, usize) {
         let mesh = &self.program.mesh;
         let list = self.list(rank);
@@ -174,8 +185,9 @@ impl Path<'_> {
         };
         let start = |&(rank, instruction): &(Rank, usize)| self.timeline.ranks[rank.0].spans[instruction].start;
         let latest = partners.into_iter().max_by_key(|one| (start(one), std::cmp::Reverse(one.0)));
-        // Only a later one was waited for: of equals the path stays with its own rank. One that came when this had ended, as
-        // the receiver of a buffered message may, was not waited for either.
+        // Only a member that started strictly later was waited for, so on a tie the path stays on
+        // its own rank. A member that started after this instruction ended was not waited for
+        // either: a buffered message may be received late.
         let end = self.timeline.ranks[rank.0].spans[instruction].end;
         latest.filter(|one| start(one) > start(&own) && start(one) <= end).unwrap_or(own)
     }

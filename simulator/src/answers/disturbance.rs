@@ -1,30 +1,34 @@
-//! What makes ranks that should be alike different: jitter, drawn for each rank, and stragglers, which are named.
+//! Differences between ranks with the same work: random jitter on every rank, and stragglers, which
+//! the user names.
 //!
-//! A rank's pace is how many times as long as foretold its device takes for everything in this step. It must not know what that is.
+//! A rank's pace is a factor on all durations of its device in this step: 1.5 means half as long
+//! again. This file must not know what the durations are.
 
 use foretell_program::Rank;
 use rand::SeedableRng;
 use rand_chacha::ChaCha8Rng;
 use rand_distr::{Distribution, LogNormal};
 
-/// How ranks differ from their costs. The same one gives the same paces, whatever else is simulated.
+/// Jitter and stragglers. Equal values always give the same paces.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Disturbance {
-    /// The coefficient of variation of the ranks' paces, which are log-normal with mean 1: what slows a device multiplies. 0 for none.
+    /// The coefficient of variation of the paces, or 0 for no jitter. Paces are log-normal with
+    /// mean 1, because slowdowns multiply.
     pub jitter: f64,
-    /// Which draw of them.
+    /// The seed of the random paces.
     pub seed: u64,
-    /// Ranks that are slower, and how many times; those that are named twice are slower by both.
+    /// Slower ranks, each with the factor on its durations. The factors of a rank that is listed
+    /// twice multiply.
     pub stragglers: Vec<(Rank, f64)>,
 }
 
 impl Disturbance {
-    /// Whether there is none.
+    /// Whether all ranks keep their pace.
     pub fn is_none(&self) -> bool {
         self.jitter == 0.0 && self.stragglers.is_empty()
     }
 
-    /// Each rank's pace; nothing where all are 1.
+    /// Returns the pace of each rank, or an empty list where all are 1.
     pub(crate) fn paces(&self, ranks: usize) -> Vec<f64> {
         if self.is_none() {
             return Vec::new();
@@ -38,9 +42,10 @@ impl Disturbance {
         paces
     }
 
-    /// Draws of mean 1, each from a stream of its own: a rank's follows from the seed and the rank alone.
+    /// Draws the paces. Each rank has its own random stream, so its pace depends only on the seed
+    /// and the rank.
     fn draws(&self, ranks: u64) -> Vec<f64> {
-        // A coefficient of variation that is no number of at least 0 is of no distribution, and disturbs nothing.
+        // An invalid coefficient of variation (negative or not finite) means no jitter.
         let Ok(paces) = LogNormal::from_mean_cv(1.0, self.jitter) else { return vec![1.0; ranks as usize] };
         let draw = |rank| {
             let mut random = ChaCha8Rng::seed_from_u64(self.seed);
@@ -56,7 +61,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paces_have_the_mean_and_spread_that_were_asked_for() {
+    fn paces_have_mean_one_and_the_given_spread() {
         for jitter in [0.02, 0.3] {
             let paces = Disturbance { jitter, seed: 7, stragglers: Vec::new() }.paces(100_000);
             let mean = paces.iter().sum::<f64>() / paces.len() as f64;
@@ -67,15 +72,15 @@ mod tests {
     }
 
     #[test]
-    fn paces_follow_from_the_seed_and_the_rank() {
-        let of = |seed, ranks| Disturbance { jitter: 0.1, seed, stragglers: Vec::new() }.paces(ranks);
-        assert_eq!(of(1, 10), of(1, 20)[..10]);
-        assert_ne!(of(1, 10), of(2, 10));
+    fn paces_depend_only_on_seed_and_rank() {
+        let paces = |seed, ranks| Disturbance { jitter: 0.1, seed, stragglers: Vec::new() }.paces(ranks);
+        assert_eq!(paces(1, 10), paces(1, 20)[..10]);
+        assert_ne!(paces(1, 10), paces(2, 10));
         assert!(Disturbance::default().paces(10).is_empty());
     }
 
     #[test]
-    fn a_straggler_is_as_slow_as_it_is_said_to_be() {
+    fn a_straggler_has_exactly_its_given_factor() {
         let disturbance = Disturbance { stragglers: vec![(Rank(2), 1.5), (Rank(9), 2.0)], ..Disturbance::default() };
         assert_eq!(disturbance.paces(4), [1.0, 1.0, 1.5, 1.0]);
     }

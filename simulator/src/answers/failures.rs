@@ -1,65 +1,71 @@
-//! Failures, checkpoints and restarts: how much of a long run's time is progress, and how often to write a checkpoint.
+//! Failures, checkpoints and restarts: the goodput of a long run, and the best interval between
+//! checkpoints.
 //!
-//! Any node's failure ends the whole run: what was done since the last checkpoint is lost, and the run begins there again after a restart. Failures come
-//! as a Poisson process, also while a checkpoint is written and while the run restarts. Writing a checkpoint stops the run.
+//! The failure of any node ends the whole run. Work since the last checkpoint is lost, and after a
+//! restart the run continues from that checkpoint. Failures are a Poisson process and also strike
+//! while a checkpoint is written or the run restarts. Training stops while a checkpoint is written.
 //!
-//! It is simulated event by event, because that takes any of these rules; for these ones Daly 2006 ("A higher order estimate of the optimum checkpoint
-//! interval for restart dumps", Future Generation Computer Systems 22) has the expectation in closed form ([`Reliability::expected_goodput`]), and
-//! with Young 1974 formulas for the best interval, which the tests hold the simulation to. It must not know Programs or topologies.
+//! The simulation goes event by event, so that other rules can be added. For these rules the
+//! expected goodput has a closed form ([`Reliability::expected_goodput`]; Daly 2006, "A higher
+//! order estimate of the optimum checkpoint interval for restart dumps", Future Generation Computer
+//! Systems 22). Young (1974) and Daly give formulas for the best interval. The tests compare the
+//! simulation with all three. This file must not know Programs or topologies.
 
 use foretell_units::Seconds;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// What makes a long run lose time.
+/// Times that determine how much a long run loses to failures and checkpoints.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reliability {
-    /// From one failure of any part of the run to the next, on average.
+    /// The mean time between failures of any part of the run.
     pub mean_time_between_failures: Seconds,
-    /// Writing a checkpoint, during which nothing else is done.
+    /// The time to write a checkpoint. No other work is done meanwhile.
     pub checkpoint: Seconds,
-    /// From a failure until the run does again what it did at the last checkpoint.
+    /// The time from a failure until the run continues from its last checkpoint.
     pub restart: Seconds,
 }
 
-/// A run that was simulated with failures.
+/// The result of simulating a run with failures.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FailingRun {
-    /// How long it took.
+    /// The duration of the run.
     pub wall: Seconds,
-    /// What of it was progress.
+    /// Time spent on work that was kept.
     pub useful: Seconds,
-    /// What was done and lost again, checkpoints that were not finished among it.
+    /// Time spent on work that a failure undid, and on checkpoints that it interrupted.
     pub lost: Seconds,
-    /// Writing checkpoints that were finished.
+    /// Time spent writing checkpoints that were completed.
     pub checkpointing: Seconds,
-    /// Restarting.
+    /// Time spent restarting.
     pub restarting: Seconds,
-    /// Failures that there were.
+    /// Number of failures.
     pub failures: u64,
 }
 
 impl FailingRun {
-    /// The share of its time that was progress.
+    /// The share of the run that was kept work, from 0 to 1; 1 for an empty run.
     pub fn goodput(&self) -> f64 {
         if self.wall > Seconds::ZERO { self.useful / self.wall } else { 1.0 }
     }
 }
 
 impl Reliability {
-    /// Simulates so much work with a checkpoint after each `interval` of it, and none after the last. A run that fails so often that it makes
-    /// next to no progress is ended after `most_failures`.
+    /// Simulates a run of `work` with a checkpoint after each `interval` of work and none at the
+    /// end. It stops after `most_failures`, since a run may make almost no progress.
     pub fn simulate(&self, work: Seconds, interval: Seconds, seed: u64, most_failures: u64) -> FailingRun {
         let mut failures = Failures { mean: self.mean_time_between_failures, random: ChaCha8Rng::seed_from_u64(seed) };
         let mut run = FailingRun::default();
         let mut until_failure = failures.next();
         let cycle = interval + self.checkpoint;
-        // Stretches are counted, so that no sum of them rounds to one more; a last one of next to nothing is none.
+        // Counting stretches keeps rounding errors from adding one. A last stretch shorter than
+        // 1e-9 of an interval is dropped.
         let stretches = (work / interval - 1e-9).ceil().max(0.0);
         let last = work - interval * (stretches - 1.0);
         let mut done = 0.0;
         while done < stretches {
-            // Stretches that end before the next failure are one event, however many. The last, which has no checkpoint, is not among them.
+            // All stretches that end before the next failure are one event. The last stretch is not
+            // among them, because it writes no checkpoint.
             let whole = (until_failure / cycle).floor().min(stretches - 1.0 - done);
             if whole >= 1.0 {
                 until_failure = (until_failure - cycle * whole).max(Seconds::ZERO);
@@ -77,7 +83,7 @@ impl Reliability {
             run.lost += until_failure;
             run.failures += 1;
             until_failure = failures.next();
-            // A failure during the restart begins it again.
+            // A failure during the restart starts the restart again.
             while until_failure < self.restart {
                 run.wall += until_failure;
                 run.restarting += until_failure;
@@ -97,27 +103,30 @@ impl Reliability {
         run
     }
 
-    /// A run of so many failures that little of its goodput is chance: ten thousand leave about a hundredth. The same seed has the same chance for
-    /// every interval.
+    /// Simulates about ten thousand failures, which leaves the goodput uncertain by about 1 %. With
+    /// the same seed, every interval meets the same failures.
     pub fn long_run(&self, interval: Seconds, seed: u64) -> FailingRun {
         const FAILURES: f64 = 1e4;
         self.simulate(self.mean_time_between_failures * FAILURES, interval, seed, 2 * FAILURES as u64)
     }
 
-    /// The share of time that is progress in the long run (Daly 2006, whose model this is): with M the mean time between failures, R the
-    /// restart, d the checkpoint and t the interval, a stretch takes M e^(R/M) (e^((t+d)/M) - 1).
+    /// Returns the expected long-run goodput by Daly's model (2006).
+    ///
+    /// With M the mean time between failures, R the restart, d the checkpoint and t the interval,
+    /// an interval of work takes M e^(R/M) (e^((t+d)/M) - 1) on average.
     pub fn expected_goodput(&self, interval: Seconds) -> f64 {
         let mean = self.mean_time_between_failures.value();
         let stretch = mean * (self.restart.value() / mean).exp() * ((interval + self.checkpoint).value() / mean).exp_m1();
         if stretch > 0.0 { interval.value() / stretch } else { 1.0 }
     }
 
-    /// Young's interval (1974): the square root of 2 d M.
+    /// Returns Young's interval (1974): the square root of 2 d M.
     pub fn young(&self) -> Seconds {
         Seconds::new((2.0 * self.checkpoint.value() * self.mean_time_between_failures.value()).sqrt())
     }
 
-    /// Daly's interval (2006): better than Young's where checkpoints are not short beside the time between failures.
+    /// Returns Daly's interval (2006). It is better than Young's where a checkpoint is not short
+    /// compared with the time between failures.
     pub fn daly(&self) -> Seconds {
         let (checkpoint, mean) = (self.checkpoint.value(), self.mean_time_between_failures.value());
         let half = checkpoint / (2.0 * mean);
@@ -127,12 +136,13 @@ impl Reliability {
         Seconds::new((2.0 * checkpoint * mean).sqrt() * (1.0 + half.sqrt() / 3.0 + half / 9.0) - checkpoint)
     }
 
-    /// The interval with the best simulated goodput, and that goodput: a search over intervals that are whole multiples of `step`, each over the
-    /// same failures, so that luck favours none.
+    /// Returns the interval with the best simulated goodput, and that goodput. It searches whole
+    /// multiples of `step`. All candidates meet the same failures, so chance favours none.
     pub fn best_interval(&self, step: Seconds, seed: u64) -> (Seconds, f64) {
         let goodput = |steps: f64| self.long_run(step * steps, seed).goodput();
         let most = (self.mean_time_between_failures * 4.0 / step).floor().max(1.0);
-        // Goodput rises to one summit and falls (Daly's closed form has one): thirds over the logarithm, then the best of what is left.
+        // Goodput has a single maximum over the interval (as Daly's closed form has), so a ternary
+        // search over the logarithm finds it.
         let (mut low, mut high) = (1f64.ln(), most.ln());
         for _ in 0..SEARCHED {
             let third = (high - low) / 3.0;
@@ -144,17 +154,17 @@ impl Reliability {
     }
 }
 
-/// Thirds that the search goes through: each leaves two thirds of what there was.
+/// Iterations of the ternary search. Each keeps two thirds of the range.
 const SEARCHED: usize = 24;
 
-/// When failures come, one after the other.
+/// A random sequence of failures.
 struct Failures {
     mean: Seconds,
     random: ChaCha8Rng,
 }
 
 impl Failures {
-    /// From one failure to the next.
+    /// Draws the time to the next failure.
     fn next(&mut self) -> Seconds {
         let uniform: f64 = self.random.random();
         self.mean * -(-uniform).ln_1p()

@@ -1,74 +1,83 @@
-//! The input pipeline: samples are read from storage, decoded by workers, and wait in a queue of batches until a step takes one.
+//! The input pipeline: storage delivers samples, workers decode them, and batches wait in a queue
+//! until a step takes one.
 //!
-//! It is simulated sample by sample for a rank: storage gives it one sample after the other, a sample goes to the worker that is free first, and a batch is
-//! begun when the queue has room for it, which is when the step so many batches before has taken its own. In the long run a step takes as
-//! long as the slowest part ([`InputPipeline::bound`]), if the queue is deep enough for all parts to be busy at once. It must not know Programs.
+//! The simulation goes sample by sample for one rank. Storage delivers one sample after another,
+//! and each goes to the first free worker. A batch is begun as soon as the queue has room for it,
+//! that is when the step `prefetch` batches earlier has taken its own.
+//!
+//! In the long run a step takes as long as the slowest part ([`InputPipeline::bound`]), provided
+//! the queue is deep enough to keep all parts busy. This file must not know Programs.
 
 use foretell_units::{Bytes, BytesPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// How one rank gets its samples.
+/// The input pipeline of one rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct InputPipeline {
-    /// Of a sample in storage.
+    /// Bytes of a sample in storage.
     pub bytes_per_sample: Bytes,
-    /// What storage gives this rank; as fast as it likes if not stated.
+    /// Bandwidth that storage gives this rank; `None` for unlimited.
     pub storage: Option<BytesPerSecond>,
-    /// What one worker takes for a sample.
+    /// Time that one worker needs to decode a sample.
     pub decode: Seconds,
-    /// Workers of the rank.
+    /// Number of workers of the rank.
     pub workers: usize,
-    /// Batches that may be ready or on their way before a step takes them.
+    /// Number of batches that may be ready or in progress before a step takes them.
     pub prefetch: usize,
-    /// Samples of the rank in one step.
+    /// Number of the rank's samples in one step.
     pub samples: usize,
 }
 
-/// What a step waits for in the long run.
+/// The part of the pipeline that limits the step time in the long run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum InputBound {
-    /// Its own work.
+    /// The step's own work.
     Step,
-    /// Storage.
+    /// The bandwidth of storage.
     Storage,
-    /// The workers.
+    /// Decoding by the workers.
     Workers,
-    /// Neither is busy all the time: there are too few batches on their way.
+    /// The depth of the queue: too few batches are in progress to keep storage or workers busy.
     Prefetch,
 }
 
-/// How a run gets its samples.
+/// The result of simulating the pipeline.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InputRun {
-    /// When each step began, after it had waited for its batch.
+    /// The start of each step, after waiting for its batch.
     pub begins: Vec<Seconds>,
-    /// What each step waited for its batch after the one before had ended.
+    /// The time from the previous step's end until each step's batch was ready; 0 if it was ready
+    /// before.
     pub waits: Vec<Seconds>,
 }
 
 impl InputPipeline {
-    /// What storage takes for a step's samples.
+    /// Time that storage needs for the samples of a step.
     fn reading(&self) -> Seconds {
         let samples = self.samples as f64;
         self.storage.map_or(Seconds::ZERO, |storage| self.bytes_per_sample / storage * samples)
     }
 
-    /// What the workers take for a step's samples, on average: no worker has half a sample.
+    /// Average time that the workers need for the samples of a step. It may count fractions of a
+    /// sample per worker.
     fn decoding(&self) -> Seconds {
         self.decode * (self.samples as f64 / self.workers.max(1) as f64)
     }
 
-    /// From when a batch is begun until it is ready, alone.
+    /// Time from the beginning of a batch until it is ready, with nothing else in progress.
     fn alone(&self) -> Seconds {
         let run = self.simulate(Seconds::ZERO, 1);
         run.begins.first().copied().unwrap_or_default()
     }
 
-    /// The closed form of a step in the long run where the step's own work takes `step`, and what bounds it: the slowest of the work, storage,
-    /// the workers, and a batch's own way through both, of which `prefetch` are under way at once.
+    /// Returns the long-run time of a step whose own work takes `step`, in closed form, and the
+    /// part that limits it.
+    ///
+    /// It is the maximum of the work, storage, the workers, and the latency of one batch divided by
+    /// `prefetch`, the number of batches in progress.
     pub fn bound(&self, step: Seconds) -> (Seconds, InputBound) {
         let parts = [
             (step, InputBound::Step),
@@ -76,20 +85,21 @@ impl InputPipeline {
             (self.decoding(), InputBound::Workers),
             (self.alone() / self.prefetch.max(1) as f64, InputBound::Prefetch),
         ];
-        // Of equal parts the first.
+        // On a tie the first part wins.
         parts.into_iter().fold((Seconds::ZERO, InputBound::Step), |most, part| if part.0 > most.0 { part } else { most })
     }
 
-    /// Simulates so many steps whose own work takes `step`, from an empty queue.
+    /// Simulates `steps` steps whose own work takes `step`, beginning with an empty queue.
     pub fn simulate(&self, step: Seconds, steps: usize) -> InputRun {
         let read = self.storage.map_or(Seconds::ZERO, |storage| self.bytes_per_sample / storage);
-        // When each worker is free, the earliest first; whole picoseconds, which can be ordered.
+        // The time at which each worker becomes free, earliest first, in whole picoseconds because
+        // floats have no total order.
         let mut workers: BinaryHeap<Reverse<u64>> = (0..self.workers.max(1)).map(|_| Reverse(0)).collect();
         let mut storage_is_free = Seconds::ZERO;
         let (mut begins, mut waits) = (Vec::with_capacity(steps), Vec::with_capacity(steps));
         let mut last_end = Seconds::ZERO;
         for batch in 0..steps {
-            // The queue has room when the step so many batches before has taken its own.
+            // The queue has room once the step `prefetch` batches earlier has taken its batch.
             let room = batch.checked_sub(self.prefetch.max(1)).and_then(|before| begins.get(before)).copied().unwrap_or_default();
             let mut ready = room;
             for _ in 0..self.samples {
@@ -107,9 +117,10 @@ impl InputPipeline {
         InputRun { begins, waits }
     }
 
-    /// What a step takes in the long run, by simulation: over the second half of so many steps that every part has been full for long.
+    /// Returns the simulated long-run time of a step: the average over the second half of a run.
     pub fn steady_step(&self, step: Seconds) -> Seconds {
-        // Several times as many as can be under way; the queue is empty or full long before.
+        // Several times as many steps as batches can be in progress, so the queue settles well
+        // before the second half.
         let steps = 8 * (self.prefetch + 8);
         let begins = self.simulate(step, steps).begins;
         match (begins.get(steps / 2), begins.last()) {

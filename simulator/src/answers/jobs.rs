@@ -1,7 +1,9 @@
-//! Several jobs on one fabric: each Program on nodes of its own, all on the same links, which they share by max-min fairness.
+//! Several jobs on one cluster. Each Program has its own nodes, but all share the same links by
+//! max-min fairness.
 //!
-//! Every job makes one step, and all begin it at the same instant. A job whose step is shorter is gone for the rest of a longer one's: what is
-//! foretold is how much a step is slowed by steps that run beside it, not how jobs that go on and on drift against each other.
+//! All jobs start one step at the same time. A job with a shorter step leaves the links free for
+//! the rest of a longer one. The result is therefore how much concurrent steps slow each other, and
+//! not how repeating jobs drift against each other.
 
 use super::simulation::{Simulation, run_each};
 use crate::cost::{CostModel, Quantile};
@@ -14,21 +16,23 @@ use foretell_program::Program;
 use foretell_topologies::{NodeId, Topology};
 use std::collections::BTreeMap;
 
-/// A Program and where it runs.
+/// A Program and the nodes it runs on.
 #[derive(Clone, Copy, Debug)]
 pub struct Job<'a> {
-    /// What it does.
+    /// The Program.
     pub program: &'a Program,
-    /// What that costs, on the devices of the same topology.
+    /// Its costs, on the devices of the shared topology.
     pub costs: &'a CostModel,
-    /// The node that has its first rank; the others follow device by device.
+    /// The node of its first rank. The other ranks follow on consecutive devices.
     pub first_node: NodeId,
 }
 
-/// Foretells one step of each job, all beside each other. Of a single job it is [`crate::simulate`] on other nodes than the first.
+/// Predicts one step of each job, with all jobs running at once. With a single job it equals
+/// [`crate::simulate`] starting at `first_node`.
 ///
 /// # Errors
-/// [`SimulationError::SharedNode`] where two jobs would run on one node, and as [`crate::simulate`].
+/// [`SimulationError::SharedNode`] where two jobs would run on one node, and as
+/// [`crate::simulate`].
 pub fn simulate_jobs(
     jobs: &[Job<'_>],
     topology: &Topology,
@@ -57,7 +61,7 @@ pub fn simulate_jobs(
     run_each(&Runnable::new(all), &Scenario { quantile, ..Scenario::default() }, &worlds)
 }
 
-/// Every job has nodes of its own, and as many devices as ranks.
+/// Checks that no two jobs share a node and that every job has a device for each rank.
 fn check_nodes(jobs: &[Job<'_>], topology: &Topology) -> Result<(), SimulationError> {
     let mut taken: BTreeMap<usize, usize> = BTreeMap::new();
     for (number, job) in jobs.iter().enumerate() {

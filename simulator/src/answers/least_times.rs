@@ -1,36 +1,44 @@
-//! What each instruction of a Program takes when nothing else goes on: what no simulation of it can be faster than.
+//! The least time of each instruction of a Program: its duration when nothing else runs. No
+//! simulation of the Program can be faster.
 //!
-//! It must not know what waits for what: that is for whoever adds durations up, the planner for its bounds.
+//! This file must not know dependencies. The planner adds the durations up for its lower bounds.
 
 use crate::cost::{CollectiveCall, CostModel, Quantile};
 use crate::engine::ResolvedCosts;
 use crate::equivalence::one_rank_per_stage;
 use crate::error::SimulationError;
-use crate::lowering::{Action, Draft, JobOffset, Lowered, LoweredList, Oversubscription, SimulatedRank, Threads, Work};
+use crate::lowering::{Action, Draft, JobOffset, ListTimes, Lowered, LoweredList, Oversubscription, SimulatedRank, Threads};
 use crate::network::Collectives;
 use foretell_program::{CollectiveRole, Program, Rank};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use std::collections::BTreeMap;
 
-/// What the instructions of one list take alone, on the fastest of the devices that run it: on a rank that has no less to do than any other, where
-/// ranks have uneven parts of a sequence.
+/// The least times of one instruction list, on the fastest kind of device that runs it.
+///
+/// Where ranks have uneven parts of a sequence, they are those of a rank with the most work,
+/// because the others wait for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeastTimes {
-    /// Of each instruction: a kernel's time on its device; a collective's once all have reached it; a message's, at its sender.
+    /// The duration of each instruction: a kernel's on its device, a collective's from the start of
+    /// its last member, a message's at its sender (0 at its receiver).
     pub durations: Vec<Picoseconds>,
-    /// The same, but that collectives of gradients and parameters are taken for their bytes' share of what a full bucket takes: so much they
-    /// take at least where a longer model's buckets are fuller.
+    /// The same durations, but with a gradient or parameter collective charged at most by bytes, at
+    /// the rate of a full bucket. That is a lower bound for a longer model too, whose buckets are
+    /// fuller.
     pub in_full_buckets: Vec<Picoseconds>,
-    /// Of each collective, what it takes of its members' processors beside kernels that want them, in all.
+    /// The total processor time that each collective takes from kernels on a member's processor; 0
+    /// for other instructions.
     pub processor: Vec<Picoseconds>,
-    /// When the host has launched each instruction, if it never waits; empty where launches take no time.
+    /// The time at which the host has launched each instruction if it never waits; empty where
+    /// launches take no time.
     pub launched: Vec<Picoseconds>,
-    /// How much later what another stream has finished is seen.
+    /// The delay until a stream sees that another stream has finished.
     pub handoff: Picoseconds,
 }
 
-/// What the instructions of every list take alone, at the median. Buckets are full from so many bytes on.
+/// Returns the least times of every list, at the median. A bucket counts as full from `bucket`
+/// bytes.
 ///
 /// # Errors
 /// [`SimulationError`]: the Program contradicts itself, or there are too few devices.
@@ -46,7 +54,8 @@ pub fn least_times(
     let are_known = (0..topology.device_kinds().len()).all(|kind| costs.knows_collectives(kind));
     let enough = program.mesh.world_size() <= topology.device_count() || oversubscription != Oversubscription::Refused;
     if are_known && enough && program.lists.len() == stages {
-        // The profiles say what exchanges take: one rank a stage and kind of device is enough to ask.
+        // GPU profiles answer the cost of communication, so one rank for each stage and kind of
+        // device is enough.
         let mut kinds: Vec<Vec<usize>> = vec![Vec::new(); stages];
         for rank in 0..program.mesh.world_size() {
             let (of_stage, kind) = (&mut kinds[program.mesh.stage_of(Rank(rank))], kind_of(rank));
@@ -70,10 +79,11 @@ pub fn least_times(
     Ok(durations(program, &lowered, bucket))
 }
 
-/// The same on devices of kinds that `kind_of_stage` says, where the profiles of GPUs say what exchanges take: as if there were no others.
+/// Returns the least times if all devices of a stage were of the kind that `kind_of_stage` names.
+/// Communication costs come from the GPU profiles.
 ///
 /// # Errors
-/// [`SimulationError::NoRepresentative`] where they do not, and as [`least_times`].
+/// [`SimulationError::NoRepresentative`] where a profile lacks them, and as [`least_times`].
 pub fn least_times_on(
     program: &Program,
     costs: &CostModel,
@@ -84,7 +94,7 @@ pub fn least_times_on(
 }
 
 impl LeastTimes {
-    /// The shorter of each.
+    /// Returns the element-wise minimum.
     fn faster(self, other: Self) -> Self {
         let least = |own: Vec<Picoseconds>, other: Vec<Picoseconds>| own.into_iter().zip(other).map(|(a, b)| a.min(b)).collect();
         Self {
@@ -100,7 +110,8 @@ impl LeastTimes {
 fn durations(program: &Program, lowered: &Lowered<'_>, bucket: Bytes) -> Vec<LeastTimes> {
     let prices = ResolvedCosts::new(lowered, Quantile::Median);
     let calls = lowered.groups.iter().flat_map(|group| group.collectives.distinct()).filter(|call| is_bucketed(call));
-    // A bucket is closed by the tensor that makes it full.
+    // The tensor that fills a bucket still goes into it, so a bucket exceeds its limit by at most
+    // one tensor.
     let full = bucket.value() + calls.map(|call| call.bytes).fold(0.0, f64::max);
     let mut lists: Vec<Option<LeastTimes>> = vec![None; program.lists.len()];
     for rank in those_with_most(lowered) {
@@ -114,15 +125,17 @@ fn durations(program: &Program, lowered: &Lowered<'_>, bucket: Bytes) -> Vec<Lea
     lists.into_iter().flatten().collect()
 }
 
-/// Of the ranks of each list on each kind of device those that have the most to do: where parts of a sequence are uneven the others wait for them.
+/// Returns the ranks with the most work for each list and kind of device. Where parts of a sequence
+/// are uneven, the others wait for them.
 fn those_with_most<'a>(lowered: &'a Lowered<'_>) -> impl Iterator<Item = &'a SimulatedRank> {
-    let total = |list: &LoweredList, work: &Work| -> Picoseconds {
+    let total = |list: &LoweredList, work: &ListTimes| -> Picoseconds {
         (0..list.actions.len() as u32).map(|instruction| work.duration(list, instruction, Quantile::Median)).sum()
     };
-    let totals =
-        |(list, work): (&LoweredList, &Vec<Work>)| -> Vec<Picoseconds> { work.iter().map(|work| total(list, work)).collect() };
-    let totals: Vec<Vec<Picoseconds>> = lowered.lists.iter().zip(&lowered.work).map(totals).collect();
-    let total = move |rank: &SimulatedRank| totals[rank.list][rank.work];
+    let totals = |(list, work): (&LoweredList, &Vec<ListTimes>)| -> Vec<Picoseconds> {
+        work.iter().map(|work| total(list, work)).collect()
+    };
+    let totals: Vec<Vec<Picoseconds>> = lowered.lists.iter().zip(&lowered.times).map(totals).collect();
+    let total = move |rank: &SimulatedRank| totals[rank.list][rank.times];
     let mut most: BTreeMap<(usize, usize), Picoseconds> = BTreeMap::new();
     for rank in &lowered.ranks {
         let known = most.entry((rank.list, rank.kind)).or_default();
@@ -137,7 +150,7 @@ fn is_bucketed(call: &CollectiveCall) -> bool {
 
 fn of_rank(lowered: &Lowered<'_>, prices: &ResolvedCosts<'_>, rank: &SimulatedRank, full: f64) -> LeastTimes {
     let list = &lowered.lists[rank.list];
-    let work = &lowered.work[rank.list][rank.work];
+    let work = &lowered.times[rank.list][rank.times];
     let parameters = lowered.costs.parameters(rank.kind);
     let quota = lowered.quota(rank);
     let at_best = |time: Picoseconds| quota.map_or(time, |speed| Picoseconds((time.0 as f64 * speed).floor() as u64));
@@ -157,7 +170,7 @@ fn of_rank(lowered: &Lowered<'_>, prices: &ResolvedCosts<'_>, rank: &SimulatedRa
         _ => Picoseconds::ZERO,
     };
     let duration = |(instruction, action): (u32, &Action)| match *action {
-        // With a share of a processor it takes no longer, if it comes when there is budget.
+        // A device with a processor quota is no slower than at full speed while it has budget left.
         Action::Compute | Action::Load | Action::Copy => at_best(work.duration(list, instruction, Quantile::Median)),
         Action::Collective { group, nth } => {
             let (party, which) = of_group(group, nth);

@@ -3,17 +3,20 @@
 //! Under our own executor a device holds the arena of the Program. Under another software stack it
 //! holds what the stack's profile makes of the same buffers ([`crate::gpu::StageMemory`]).
 
-use crate::cost::CostModel;
+use crate::cost::{CostModel, ProfiledGpu};
 use foretell_program::{Footprint, Program, Rank, StageProgram};
 use foretell_topologies::{Architecture, NodeId, Topology};
-use foretell_units::{Bytes, DataType};
-use std::collections::{BTreeMap, BTreeSet};
+use foretell_units::Bytes;
+use std::collections::BTreeMap;
 
 /// Memory that a run needs, and where there is too little of it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryUse {
     /// For each stage, the bytes that its fullest rank holds on a device.
     pub peak_by_stage: Vec<Bytes>,
+    /// The same by component, for training. Empty if all ranks hold arenas: then
+    /// [`Footprint::of_stages`] has the components.
+    pub components_by_stage: Vec<Footprint>,
     /// The same plus what a rank on a processor offloads to its host, whose memory is the device's.
     pub needed_by_stage: Vec<Bytes>,
     /// The first device whose ranks need more memory than it has.
@@ -44,32 +47,32 @@ impl MemoryUse {
     }
 }
 
-/// Memory that a run needs whose ranks go round the topology's devices as in a simulation. The
-/// evaluation, if there is one, shares the arena with training.
+/// Returns the memory that a run needs. Rank r runs on device r modulo the number of devices, as in
+/// a simulation. An evaluation shares the arena with training.
 pub fn memory_use(training: &Program, evaluation: Option<&Program>, topology: &Topology, costs: &CostModel) -> MemoryUse {
     let mesh = &training.mesh;
     let (ranks, devices) = (mesh.world_size(), topology.device_count());
     let zero = vec![Bytes::ZERO; mesh.stage_count()];
     let mut found = MemoryUse { peak_by_stage: zero.clone(), needed_by_stage: zero, ..MemoryUse::default() };
-    let mut known: BTreeMap<(usize, usize, usize), [Bytes; 2]> = BTreeMap::new();
-    let mut last: Option<((usize, usize, usize), [Bytes; 2])> = None;
+    let has_other_stack = (0..costs.kind_count()).any(|kind| other_stack(costs, kind).is_some());
+    if has_other_stack {
+        found.components_by_stage = vec![Footprint::default(); mesh.stage_count()];
+    }
+    let mut known: BTreeMap<(usize, usize, usize), RankMemory> = BTreeMap::new();
+    let mut last: Option<((usize, usize, usize), RankMemory)> = None;
     let mut memory_of = |rank: Rank, kind: usize| {
-        let lists = [Some(training), evaluation].map(|program| program.map(|program| program.list_index(rank)));
-        let key = (lists[0].unwrap_or_default(), lists[1].unwrap_or_default(), kind);
+        let key = (training.list_index(rank), evaluation.map_or(0, |program| program.list_index(rank)), kind);
         // Neighbouring ranks mostly run the same lists.
         if let Some((_, memory)) = last.filter(|(other, _)| *other == key) {
             return memory;
         }
         let memory = *known.entry(key).or_insert_with(|| {
-            let list = &training.lists[key.0];
             let evaluation = evaluation.map(|program| &program.lists[key.1]);
-            let peak = match costs.profiled_gpu(kind).filter(|gpu| !gpu.holds_arena()) {
-                Some(gpu) => gpu.memory(list, training.precision).total(),
-                None => evaluation.map_or(list.arena, |other| list.arena.max(other.arena)),
-            };
-            let host = evaluation.map_or(list.host_arena, |other| list.host_arena.max(other.host_arena));
-            let is_processor = topology.device_kinds()[kind].architecture == Architecture::Cpu;
-            [peak, if is_processor { peak + host } else { peak }]
+            let mut memory = rank_memory(training, &training.lists[key.0], evaluation, topology, costs, kind);
+            if has_other_stack && memory.components.is_none() {
+                memory.components = Some(Footprint::of(&training.lists[key.0]));
+            }
+            memory
         });
         last = Some((key, memory));
         memory
@@ -80,8 +83,11 @@ pub fn memory_use(training: &Program, evaluation: Option<&Program>, topology: &T
         let mut fullest: Option<(Bytes, Rank)> = None;
         let ranks_here = || (index..ranks).step_by(devices).map(Rank);
         for rank in ranks_here() {
-            let [peak, needed] = memory_of(rank, kind);
+            let RankMemory { peak, needed, components } = memory_of(rank, kind);
             let stage = mesh.stage_of(rank);
+            if let Some(components) = components.filter(|_| peak > found.peak_by_stage[stage]) {
+                found.components_by_stage[stage] = components;
+            }
             found.peak_by_stage[stage] = found.peak_by_stage[stage].max(peak);
             found.needed_by_stage[stage] = found.needed_by_stage[stage].max(needed);
             needed_on_device += needed;
@@ -105,43 +111,54 @@ pub fn memory_use(training: &Program, evaluation: Option<&Program>, topology: &T
     found
 }
 
-/// Memory that a device of a kind holds for a list, by component. `kind` is an index into the
-/// topology's kinds of device. Takes as long as going through the list's buffers and instructions.
-pub fn device_memory(list: &StageProgram, precision: DataType, costs: &CostModel, kind: usize) -> Footprint {
-    costs.profiled_gpu(kind).map_or_else(|| Footprint::of(list), |gpu| gpu.memory(list, precision))
+/// Memory that one rank needs.
+#[derive(Clone, Copy)]
+struct RankMemory {
+    /// Bytes that it holds on its device.
+    peak: Bytes,
+    /// The same plus its host arena if the device is a processor.
+    needed: Bytes,
+    /// What `peak` consists of; `None` if it is the arena.
+    components: Option<Footprint>,
 }
 
-/// For each stage, what its fullest rank holds on a device, by component.
-pub fn device_memory_by_stage(program: &Program, topology: &Topology, costs: &CostModel) -> Vec<Footprint> {
-    if (0..costs.kind_count()).all(|kind| costs.profiled_gpu(kind).is_none_or(|gpu| gpu.holds_arena())) {
-        return Footprint::of_stages(program);
-    }
-    let kind_of = |rank: usize| topology.kind_index(topology.device_of_rank(rank));
-    let different: BTreeSet<(usize, usize)> =
-        (0..program.mesh.world_size()).map(|rank| (program.list_index(Rank(rank)), kind_of(rank))).collect();
-    let mut fullest = vec![Footprint::default(); program.mesh.stage_count()];
-    for (list, kind) in different {
-        let list = &program.lists[list];
-        let held = device_memory(list, program.precision, costs, kind);
-        if held.total() > fullest[list.stage].total() {
-            fullest[list.stage] = held;
-        }
-    }
-    fullest
+/// Returns the memory of a rank that runs these lists of training and evaluation on a device of a
+/// kind.
+fn rank_memory(
+    program: &Program,
+    training: &StageProgram,
+    evaluation: Option<&StageProgram>,
+    topology: &Topology,
+    costs: &CostModel,
+    kind: usize,
+) -> RankMemory {
+    let components = other_stack(costs, kind).map(|gpu| gpu.memory(training, program.precision));
+    let arena = evaluation.map_or(training.arena, |evaluation| training.arena.max(evaluation.arena));
+    let host = evaluation.map_or(training.host_arena, |evaluation| training.host_arena.max(evaluation.host_arena));
+    let peak = components.map_or(arena, |components| components.total());
+    let is_processor = topology.device_kinds()[kind].architecture == Architecture::Cpu;
+    RankMemory { peak, needed: if is_processor { peak + host } else { peak }, components }
+}
+
+/// Returns the costs of a kind of device under a software stack that does not use our arena; `None`
+/// where the device holds our arena.
+fn other_stack(costs: &CostModel, kind: usize) -> Option<&ProfiledGpu> {
+    costs.profiled_gpu(kind).filter(|gpu| !gpu.holds_arena())
 }
 
 /// Memory that a Program needs on hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HostMemory {
+struct HostMemory {
     /// Bytes that the ranks of the fullest node keep there together. Ranks on processors do not
     /// count, since their device's memory is the host's.
-    pub fullest_node: Bytes,
+    fullest_node: Bytes,
     /// Whether every host whose memory is known has enough.
-    pub fits: bool,
+    fits: bool,
 }
 
-/// Memory that a Program needs on hosts, whose ranks go round the topology's devices.
-pub fn host_memory(program: &Program, topology: &Topology) -> HostMemory {
+/// Returns the memory that a Program needs on hosts. Rank r runs on device r modulo the number of
+/// devices.
+fn host_memory(program: &Program, topology: &Topology) -> HostMemory {
     let mut found = HostMemory { fits: true, ..HostMemory::default() };
     if topology.device_count() == 0 || program.lists.iter().all(|list| list.host_arena == Bytes::ZERO) {
         return found;

@@ -1,4 +1,4 @@
-//! The questions that the crate answers.
+//! The questions that the crate answers, one file each.
 
 mod critical_path;
 mod disturbance;
@@ -18,8 +18,8 @@ pub use failures::{FailingRun, Reliability};
 pub use input::{InputBound, InputPipeline, InputRun};
 pub use jobs::{Job, simulate_jobs};
 pub use least_times::{LeastTimes, least_times, least_times_on};
-pub use memory::{HostMemory, MemoryUse, OverfullDevice, device_memory, device_memory_by_stage, host_memory, memory_use};
-pub use prediction::{Prediction, predict, predict_step, predict_with};
+pub use memory::{MemoryUse, OverfullDevice, memory_use};
+pub use prediction::{Prediction, predict, predict_step, predict_with, predict_with_memory};
 pub use running_cost::{MissingFact, PowerModel, RunningCost, price_per_hour, reliability, running_cost};
 pub use simulation::{Options, Prepared, Simulation, prepare, simulate, simulate_representatives};
 pub use what_if::{WhatIf, WhatIfError};

@@ -1,6 +1,6 @@
-//! The answer in the form that the command line prints: `simulate --json` of the contract.
+//! The prediction of a step in the form of `foretell simulate --json`.
 
-use super::memory::{MemoryUse, device_memory_by_stage, memory_use};
+use super::memory::{MemoryUse, memory_use};
 use super::simulation::{Options, Simulation, lower, run, run_from};
 use crate::cost::{CostModel, Interval, Quantile};
 use crate::engine::{Breakdown, QuotaPeriods, Recording, Runnable, Scenario};
@@ -13,71 +13,74 @@ use foretell_topologies::{DeviceKind, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
 use serde::{Deserialize, Serialize};
 
-/// What is foretold of a step, with an interval. Serialises to the contract's document: plain numbers in SI base units.
+/// The prediction of a step, with intervals. Serialises to plain numbers in SI base units.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
-    /// The step time.
+    /// The median step time.
     #[serde(with = "si")]
     pub step_seconds: Seconds,
-    /// One run in twenty is faster than this: with the 95th percentile a 90 % interval.
+    /// The 5th percentile of the step time. With the 95th it forms a 90 % interval.
     #[serde(with = "si", default)]
     pub step_seconds_p05: Seconds,
-    /// One run in ten is faster than this.
+    /// The 10th percentile of the step time.
     #[serde(with = "si")]
     pub step_seconds_p10: Seconds,
-    /// One run in ten is slower than this.
+    /// The 90th percentile of the step time.
     #[serde(with = "si")]
     pub step_seconds_p90: Seconds,
-    /// One run in twenty is slower than this.
+    /// The 95th percentile of the step time.
     #[serde(with = "si", default)]
     pub step_seconds_p95: Seconds,
-    /// Samples of all ranks a second.
+    /// Samples per second, of all ranks.
     pub samples_per_second: f64,
-    /// Tokens of all ranks a second, where samples are sequences.
+    /// Tokens per second, of all ranks; `None` where samples are not sequences.
     pub tokens_per_second: Option<f64>,
-    /// Model arithmetic, without recomputation, that one device does a second.
+    /// Model FLOP per second and device, without recomputation.
     #[serde(with = "si")]
     pub model_flops_per_device_per_second: FlopsPerSecond,
-    /// That over the dense peak of the Program's number format.
+    /// Model FLOP per second over the dense peak of the devices in the number format of the
+    /// Program.
     pub mfu: f64,
     /// The same with recomputation counted.
     pub hfu: f64,
-    /// The arena of each stage.
+    /// The bytes that the fullest rank of each stage holds on a device.
     #[serde(with = "si::sizes")]
     pub peak_memory_bytes: Vec<Bytes>,
-    /// What a rank of each stage has in its host's memory.
+    /// The bytes that a rank of each stage keeps in host memory.
     #[serde(with = "si::sizes", default)]
     pub host_memory_bytes: Vec<Bytes>,
-    /// What the largest arena of each stage holds when it holds the most.
+    /// Device memory of the fullest rank of each stage at its peak, by component.
     #[serde(with = "si::footprints", default)]
     pub memory_by_component: Vec<Footprint>,
-    /// Whether each stage's arena fits the devices that run it, and what is on hosts fits these.
+    /// Whether every device and every host has enough memory.
     pub fits: bool,
-    /// What the last rank spends the step on.
+    /// The breakdown of the last rank to finish.
     pub breakdown_seconds: Breakdown,
-    /// Whether every duration follows from a measurement.
+    /// Whether every duration derives from a measurement.
     pub calibrated: bool,
-    /// What was answered by a data sheet for want of a measurement.
+    /// Names of the operations that had no measurement and were answered by a data sheet.
     pub uncalibrated: Vec<String>,
-    /// Events that the median simulation took.
+    /// Number of events of the median simulation.
     pub events: u64,
-    /// Ranks that were simulated one by one.
+    /// Number of ranks that were simulated; equivalent ranks count once.
     pub simulated_ranks: usize,
-    /// How long the simulation took; whoever has a clock fills it in.
+    /// Duration of the simulation itself. It is 0 until a caller with a clock sets it.
     #[serde(with = "si")]
     pub wall_seconds: Seconds,
 }
 
 impl Prediction {
-    /// The same with the memory that a run needs. A prediction of a training Program alone has its
-    /// own; call this for a run that also evaluates.
+    /// Replaces the memory. A prediction has that of the training Program alone; call this for a
+    /// run that also evaluates.
     #[must_use]
     pub fn with_memory(self, memory: MemoryUse) -> Self {
         let fits = memory.fits();
-        Self { peak_memory_bytes: memory.peak_by_stage, fits, ..self }
+        let MemoryUse { peak_by_stage, components_by_stage, .. } = memory;
+        let memory_by_component = if components_by_stage.is_empty() { self.memory_by_component } else { components_by_stage };
+        Self { peak_memory_bytes: peak_by_stage, memory_by_component, fits, ..self }
     }
 
-    /// The same where each step waits so much longer for its samples than it takes by itself.
+    /// Adds a wait for samples to each step, and lowers the rates accordingly.
     #[must_use]
     pub fn waiting_for_input(mut self, wait: Seconds) -> Self {
         let before = self.step_seconds;
@@ -101,12 +104,18 @@ impl Prediction {
     }
 }
 
-/// Steps that are simulated where devices change their pace: enough for quartiles to be steady.
+/// Number of steps to simulate where devices change their pace. Enough for stable quartiles.
 const DRAWS: usize = 16;
 
-/// Foretells a step and how far it may be off: with every duration at its 10th percentile, its median and its 90th percentile; and where the
-/// calibration found that devices change their pace, over steps in which each rank's device has a pace of its own, drawn from what was
-/// found; and with what the model itself is off by, as far as is known ([`crate::Uncertainty`]). Returns the median simulation beside the summary.
+/// Predicts a step and the intervals of its time. Returns the summary and the median simulation.
+///
+/// The intervals combine up to three sources:
+/// - the spread of durations, from runs at the 10th and the 90th percentile of every duration;
+/// - changes of pace, if the calibration found any, from steps in which each rank has a random
+///   pace;
+/// - the known error of the model itself ([`crate::Uncertainty`]).
+///
+/// Where the cost model knows the spread of whole steps, that spread alone gives the intervals.
 ///
 /// # Errors
 /// As [`crate::simulate`].
@@ -120,7 +129,7 @@ pub fn predict(
     predict_with(program, topology, costs, &Options { oversubscription, folding, ..Options::default() })
 }
 
-/// The same with all options; their quantile does not count.
+/// Predicts a step as [`predict`] does, with all options. Ignores their quantile.
 ///
 /// # Errors
 /// As [`crate::simulate`].
@@ -130,16 +139,32 @@ pub fn predict_with(
     costs: &CostModel,
     options: &Options,
 ) -> Result<(Prediction, Simulation), SimulationError> {
+    predict_with_memory(program, memory_use(program, None, topology, costs), topology, costs, options)
+}
+
+/// Predicts a step as [`predict_with`] does, for a run whose memory is already known. Finding the
+/// memory takes time under another software stack, and the run may also evaluate.
+///
+/// # Errors
+/// As [`crate::simulate`].
+pub fn predict_with_memory(
+    program: &Program,
+    memory: MemoryUse,
+    topology: &Topology,
+    costs: &CostModel,
+    options: &Options,
+) -> Result<(Prediction, Simulation), SimulationError> {
     let own_paces = options.disturbance.paces(program.mesh.world_size());
     let runnable = lower_for_draws(program, topology, costs, options, &own_paces)?;
     let scenario = |quantile, recording| Scenario { quantile, recording, paces: own_paces.clone(), ..Scenario::default() };
     let at = |quantile, recording| run(&runnable, &scenario(quantile, recording));
-    // Where devices change their pace the median of several steps counts, which is not this one.
+    // Where devices change their pace, the answer is the median of several steps, so the deadline
+    // cannot apply to this one.
     let has_draws = has_draws(&runnable, costs);
     let deadline = options.deadline.clone().filter(|_| !has_draws);
     let usual = run(&runnable, &Scenario { deadline, ..scenario(Quantile::Median, options.recording) })?;
     let over_usual = |simulation: Simulation| simulation.step.0 as f64 / usual.step.0.max(1) as f64;
-    // Where the spread of such runs as a whole is known, nobody asks for that of their parts.
+    // A known spread of whole steps makes the spread of the parts unnecessary.
     let (fastest, slowest) = match costs.step_spread {
         Some(_) => (1.0, 1.0),
         None => (over_usual(at(Quantile::P10, Recording::Ends)?), over_usual(at(Quantile::P90, Recording::Ends)?)),
@@ -151,16 +176,17 @@ pub fn predict_with(
     let median = steps.swap_remove(quantile(0.5));
     let step: Seconds = median.step.into();
     let kernels = median.breakdown.compute + median.breakdown.optimizer;
-    // A faster kernel can make a step slower (Graham 1969): then the spread on that side is taken as none.
+    // A faster kernel can make a step slower (Graham 1969). The spread on that side then counts as
+    // 0.
     let interval = match costs.step_spread {
         Some(spread) => Interval::of_spread(step, spread),
         None => Interval::new(&costs.uncertainty, step, kernels, fast, slow),
     };
     let world = program.mesh.world_size() as f64;
-    // The sum of all ranks' peaks, so that devices of several kinds count each at its own.
-    let all = runnable.lowered.of_rank.iter().map(|&place| &runnable.lowered.ranks[place as usize]);
+    // The sum of the peaks of all ranks, since devices may be of several kinds.
+    let all = runnable.lowered.representative_of.iter().map(|&place| &runnable.lowered.ranks[place as usize]);
     let peak: FlopsPerSecond = all.filter_map(|rank| peak_of(topology.device_kind(rank.device), program.format)).sum();
-    // An empty Program takes no time, and then there is no rate.
+    // An empty Program takes no time, so its rates are 0.
     let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
     let utilisation = |flops: f64| if peak.value() > 0.0 { per_second(flops) / peak.value() } else { 0.0 };
     let prediction = Prediction {
@@ -176,7 +202,7 @@ pub fn predict_with(
         hfu: utilisation(program.hardware_flops.value()),
         peak_memory_bytes: Vec::new(),
         host_memory_bytes: program.host_arenas(),
-        memory_by_component: device_memory_by_stage(program, topology, costs),
+        memory_by_component: if memory.components_by_stage.is_empty() { Footprint::of_stages(program) } else { Vec::new() },
         fits: true,
         breakdown_seconds: median.breakdown,
         calibrated: median.calibrated,
@@ -185,10 +211,10 @@ pub fn predict_with(
         simulated_ranks: median.simulated_ranks,
         wall_seconds: Seconds::ZERO,
     };
-    Ok((prediction.with_memory(memory_use(program, None, topology, costs)), median))
+    Ok((prediction.with_memory(memory), median))
 }
 
-/// The step time that [`predict_with`] foretells, without what it says beside it.
+/// Returns only the step time of [`predict_with`].
 ///
 /// # Errors
 /// As [`crate::simulate`].
@@ -210,7 +236,8 @@ pub fn predict_step(
     Ok(step.into())
 }
 
-/// Makes a Program ready. Devices that change their pace do so each for itself.
+/// Prepares a Program. Folding is off where devices change their pace, because each rank then has
+/// its own.
 fn lower_for_draws<'a>(
     program: &'a Program,
     topology: &'a Topology,
@@ -222,12 +249,13 @@ fn lower_for_draws<'a>(
     lower(program, topology, costs, &Options { folding, ..options.clone() }, paces)
 }
 
-/// Whether one step is not as another: devices change their pace, or begin a step where the last one has left them in their periods.
+/// Whether steps differ: devices change their pace, or start a step where the previous one left
+/// their quota periods.
 fn has_draws(runnable: &Runnable<'_>, costs: &CostModel) -> bool {
     costs.paces.len() > 1 || runnable.lowered.has_quotas()
 }
 
-/// Steps one after the other, in which each rank's device has a pace of its own, the fastest first.
+/// Simulates consecutive steps in which each rank has a random pace. Returns them fastest first.
 fn draws(
     runnable: &Runnable<'_>,
     costs: &CostModel,
@@ -251,22 +279,25 @@ fn draws(
     Ok(steps)
 }
 
-/// Where a quantile stands among steps in order.
+/// Returns the index of a quantile among sorted steps.
 fn place_of(steps: &[Simulation], share: f64) -> usize {
     ((steps.len() - 1) as f64 * share).round() as usize
 }
 
-/// What a device computes at most with the share that it has of itself.
+/// Returns the peak rate of a device, reduced to its share of a processor if it has a quota.
 fn peak_of(kind: &DeviceKind, precision: DataType) -> Option<FlopsPerSecond> {
     Some(kind.peak_rate(precision)? * kind.speed())
 }
 
-/// Each rank's pace in one of [`DRAWS`] steps. Every rank goes once through all quantiles, each in an order of its own, so that ranks are
-/// independent and the draws cover the distribution evenly (a Latin hypercube; McKay et al. 1979).
+/// Returns the pace of each rank in one of [`DRAWS`] steps.
+///
+/// Over all steps, every rank takes each quantile once, in an order that differs by rank. Ranks are
+/// then nearly independent, and the draws cover the distribution evenly (Latin hypercube sampling;
+/// McKay et al. 1979).
 fn paces(quantiles: &[f64], ranks: usize, draw: usize) -> Vec<f64> {
     (0..ranks)
         .map(|rank| {
-            // Odd factors permute the residues modulo a power of two.
+            // An odd factor permutes the residues modulo a power of two.
             let position = (draw * (2 * (rank * 5 % (DRAWS / 2)) + 1) + rank * 7) % DRAWS;
             quantiles[position * quantiles.len() / DRAWS]
         })

@@ -1,7 +1,8 @@
-//! What a step costs: money by the hour of the nodes that it runs on, and energy by what its devices do.
+//! The cost of a step: money by the hours of its nodes, and energy by the activity of its devices.
 //!
-//! Energy is that of the devices alone: not of hosts, switches, power supplies and cooling. A device's power is a share of the most that it draws,
-//! by what it does at that instant ([`PowerModel`]). It works on a timeline, so it answers for a measured step as well.
+//! Energy covers the devices only: no hosts, switches, power supplies or cooling. A device draws a
+//! share of its maximum power that depends on its activity ([`PowerModel`]). The input is a
+//! timeline, so a measured step works as well.
 
 use super::failures::Reliability;
 use foretell_models::Kernel;
@@ -11,72 +12,79 @@ use foretell_units::{Bytes, DataType, Joules, Picoseconds, Seconds};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// How much of the most that it draws a device draws, by what it does.
+/// The share of its maximum power that a device draws, by activity.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PowerModel {
-    /// A kernel that its data sheet has bound by arithmetic.
+    /// A kernel that is limited by arithmetic according to the data sheet.
     pub arithmetic: f64,
-    /// A kernel that its data sheet has bound by memory.
+    /// A kernel that is limited by memory bandwidth according to the data sheet.
     pub memory: f64,
-    /// Only communication, or waiting in it for others.
+    /// Communication alone, including waiting for other members.
     pub communication: f64,
-    /// Nothing, where the device's file does not say.
+    /// An idle device, where the device's file states no idle power.
     pub idle: f64,
 }
 
 impl Default for PowerModel {
-    /// Patel et al. 2023 ("POLCA", arXiv 2308.12908) on training language models on A100: power peaks at the limit or above it while they
-    /// compute; where ranks synchronise it falls to 75 %, 50 % or 20 % of the limit, by how much of the computation goes on beside, and 20 % is that
-    /// of an idle device. That communication alone takes the middle one, and kernels bound by memory something between that
-    /// and all, are assumptions.
+    /// Values from Patel et al. 2023 ("POLCA", arXiv 2308.12908), who trained language models on
+    /// A100. Power peaks at or above the limit during computation. Where ranks synchronise it falls
+    /// to 75 %, 50 % or 20 % of the limit, depending on how much computation overlaps. An idle
+    /// device draws 20 %.
+    ///
+    /// Two values are assumptions: the middle one for communication alone, and 75 % for
+    /// memory-bound kernels.
     fn default() -> Self {
         Self { arithmetic: 1.0, memory: 0.75, communication: 0.5, idle: 0.2 }
     }
 }
 
-/// What a step costs.
+/// The cost of a step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RunningCost {
-    /// Nodes that hold at least one rank.
+    /// Number of nodes with at least one rank.
     pub nodes: usize,
-    /// Devices that hold at least one rank.
+    /// Number of devices with at least one rank.
     pub devices: usize,
-    /// What these nodes cost an hour together, in the currency of the topology's file, if all have a price.
+    /// The price of these nodes per hour, in the currency of the topology's file; `None` if one has
+    /// no price.
     pub price_per_hour: Option<f64>,
-    /// Groups of nodes without a price.
+    /// Names of the node groups without a price.
     pub unpriced: Vec<String>,
-    /// What the devices take for one step, if the power of all is known.
+    /// The energy of the devices for one step; `None` if the power of one is unknown.
     pub step_energy: Option<Joules>,
-    /// Kinds of device whose power is not known.
+    /// Names of the kinds of device whose power is unknown.
     pub unpowered: Vec<String>,
 }
 
 impl RunningCost {
-    /// What the nodes cost for so long.
+    /// Returns the price of the nodes for a duration; `None` if one has no price.
     pub fn price(&self, duration: Seconds) -> Option<f64> {
         const HOUR: f64 = 3600.0;
         Some(self.price_per_hour? * duration.value() / HOUR)
     }
 }
 
-/// What an hour of the nodes costs on which the first so many devices are, if all have a price.
+/// Returns the price per hour of the nodes that hold the first `devices` devices; `None` if one has
+/// no price.
 pub fn price_per_hour(topology: &Topology, devices: usize) -> Option<f64> {
     nodes_of(topology, devices).into_iter().map(|node| topology.node_groups()[topology.group_of(node)].price_per_hour).sum()
 }
 
-/// What a topology does not say that a question needs.
+/// A fact that a question needs and the topology does not state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissingFact {
-    /// What is missing.
+    /// The missing fact.
     pub what: &'static str,
-    /// The line that would say it.
+    /// The line of the topology file that would state it.
     pub hint: &'static str,
 }
 
-/// What makes a long run lose time on the first so many devices, if a checkpoint of it is so large.
+/// Returns the reliability of a run on the first `devices` devices, with a checkpoint of `state`
+/// bytes.
 ///
 /// # Errors
-/// [`MissingFact`]: how often nodes fail, how fast checkpoints are written, how long a restart takes.
+/// [`MissingFact`] where the topology does not state how often nodes fail, how fast checkpoints are
+/// written, or how long a restart takes.
 pub fn reliability(topology: &Topology, devices: usize, state: Bytes) -> Result<Reliability, MissingFact> {
     let between = |node: NodeId| topology.node_groups()[topology.group_of(node)].mean_time_between_failures;
     let rates: Option<f64> =
@@ -97,7 +105,8 @@ fn nodes_of(topology: &Topology, devices: usize) -> BTreeSet<NodeId> {
     (0..devices).map(|device| topology.node_of(DeviceId(device))).collect()
 }
 
-/// What one step costs. Rank r runs on device r modulo their number, as in a simulation.
+/// Returns the cost of one step. Rank r runs on device r modulo the number of devices, as in a
+/// simulation.
 pub fn running_cost(program: &Program, topology: &Topology, timeline: &Timeline, model: &PowerModel) -> RunningCost {
     let ranks = program.mesh.world_size().min(timeline.ranks.len());
     let devices = ranks.min(topology.device_count());
@@ -123,10 +132,10 @@ pub fn running_cost(program: &Program, topology: &Topology, timeline: &Timeline,
     }
 }
 
-/// The sum over devices of what each draws for as long as the slowest rank's step takes.
+/// Returns the energy of all devices until the slowest rank ends its step.
 fn step_energy(program: &Program, topology: &Topology, timeline: &Timeline, model: &PowerModel, devices: usize) -> Joules {
     let step: Seconds = timeline.step().into();
-    // Ranks that were simulated as one, on devices of one kind, do alike.
+    // Folded ranks share a timeline, so on one kind of device they spend the same.
     let mut known: BTreeMap<(*const RankTimeline, usize), Spent> = BTreeMap::new();
     let mut total = Joules::ZERO;
     for device in 0..devices {
@@ -145,14 +154,15 @@ fn step_energy(program: &Program, topology: &Topology, timeline: &Timeline, mode
                 spent.over_idle(model, idle)
             })
             .sum();
-        // Ranks that share a device share its power.
+        // Ranks on one device together draw at most the device's maximum.
         let most = step.value() * (model.arithmetic - idle).max(0.0);
         total += power * Seconds::new(busy.min(most) + idle * step.value());
     }
     total
 }
 
-/// What a rank's step is spent on; of several things at once the first.
+/// Time of a step by activity. Where several overlap, it counts as the first in the order of the
+/// fields.
 #[derive(Clone, Copy, Debug, Default)]
 struct Spent {
     arithmetic: Picoseconds,
@@ -166,7 +176,7 @@ impl Spent {
         for (span, instruction) in timeline.spans.iter().zip(&list.instructions) {
             let category = match *instruction.operation {
                 Operation::Compute { kernel, .. } => usize::from(!is_bound_by_arithmetic(&kernel, precision, kind)),
-                // The host reads samples, and copies take little of the device.
+                // The host loads samples, and copies take little of the device.
                 Operation::Load { .. } | Operation::Copy { .. } => continue,
                 _ => 2,
             };
@@ -186,7 +196,7 @@ impl Spent {
         Self { arithmetic: spent[0], memory: spent[1], communication: spent[2] }
     }
 
-    /// Seconds at full power that it takes more than doing nothing.
+    /// Returns the energy above idle, as seconds at maximum power.
     fn over_idle(&self, model: &PowerModel, idle: f64) -> f64 {
         let part = |time: Picoseconds, share: f64| Seconds::from(time).value() * (share - idle).max(0.0);
         part(self.arithmetic, model.arithmetic) + part(self.memory, model.memory) + part(self.communication, model.communication)

@@ -1,4 +1,4 @@
-//! What a simulation is asked and what it answers.
+//! Simulation of one step: its options, its result, and the functions that run it.
 
 use super::disturbance::Disturbance;
 use crate::cost::{CostModel, Quantile};
@@ -14,48 +14,51 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How a Program is simulated.
+/// Options of a simulation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
-    /// Which duration of each thing.
+    /// The quantile of every duration.
     pub quantile: Quantile,
-    /// What to do with more ranks than devices.
+    /// The treatment of more ranks than devices.
     pub oversubscription: Oversubscription,
-    /// Whether ranks that must behave alike are simulated once.
+    /// Whether equivalent ranks are simulated once.
     pub folding: Folding,
-    /// How collectives are run.
+    /// The model of collectives.
     pub collectives: Collectives,
-    /// What is kept.
+    /// The parts of the timeline that are recorded.
     pub recording: Recording,
-    /// What makes ranks differ.
+    /// Jitter and stragglers.
     pub disturbance: Disturbance,
-    /// Until when the median run of [`predict_with`](crate::predict_with) is worth going on; for ever if nothing is said.
+    /// The deadline of the median run of [`predict_with`](crate::predict_with); `None` for no
+    /// deadline.
     pub deadline: Option<Arc<Deadline>>,
 }
 
-/// A foretold step.
+/// The predicted course of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Simulation {
-    /// Every rank's spans, where they are kept ([`Recording`]).
+    /// The spans of every rank, if recorded ([`Recording`]).
     pub timeline: Timeline,
-    /// How long the step takes: until the last rank has finished.
+    /// The step time: the end of the last rank.
     pub step: Picoseconds,
-    /// What the last rank spends it on.
+    /// The breakdown of the last rank to finish.
     pub breakdown: Breakdown,
-    /// Events that the simulation took: those of the queue, and the ends of kernels and collectives that were worked out ahead of it.
+    /// Number of simulated events: those of the event queue, and the ends of kernels and
+    /// collectives that the fast path computed.
     pub events: u64,
-    /// Ranks that were simulated one by one.
+    /// Number of ranks that were simulated; equivalent ranks count once.
     pub simulated_ranks: usize,
-    /// Whether every duration follows from a measurement.
+    /// Whether every duration derives from a measurement.
     pub calibrated: bool,
-    /// What was answered by a data sheet for want of a measurement, sorted.
+    /// Names of the operations that had no measurement and were answered by a data sheet, sorted.
     pub uncalibrated: Vec<String>,
 }
 
-/// Foretells one step of a Program on a topology.
+/// Predicts one step of a Program on a topology.
 ///
 /// # Errors
-/// [`SimulationError`] where the Program does not fit the topology, contradicts itself, or would never end.
+/// [`SimulationError`] where the Program does not fit the topology, contradicts itself, or would
+/// never end.
 pub fn simulate(
     program: &Program,
     topology: &Topology,
@@ -65,11 +68,15 @@ pub fn simulate(
     prepare(program, topology, costs, options)?.simulate(options.quantile, options.recording)
 }
 
-/// Foretells one step of a Program by one rank a stage, whose devices are of the kind that `kind_of_stage` says: where a stage has several kinds,
-/// the slowest, for which the others wait. Links are shared as the rule for collectives has it ([`crate::gpu`]), and by nothing else.
+/// Predicts one step of a Program with one rank per stage, on a device of the kind that
+/// `kind_of_stage` names.
+///
+/// Where a stage has several kinds, name the slowest, since the others wait for it. Links are
+/// shared only as the GPU rules for collectives say ([`crate::gpu`]).
 ///
 /// # Errors
-/// [`SimulationError::NoRepresentative`] where ranks of a stage do not do alike or a kind is not in the profiles of GPUs, and as [`crate::simulate`].
+/// [`SimulationError::NoRepresentative`] where the ranks of a stage are not equivalent or a kind
+/// has no GPU profile, and as [`crate::simulate`].
 pub fn simulate_representatives(
     program: &Program,
     costs: &CostModel,
@@ -79,14 +86,15 @@ pub fn simulate_representatives(
     run(&Runnable::new(lowered), &Scenario { quantile: Quantile::Median, recording: Recording::Spans, ..Scenario::default() })
 }
 
-/// A Program made ready on a topology, to be simulated as often as one likes.
+/// A Program prepared for a topology. It can be simulated any number of times.
 #[derive(Debug)]
 pub struct Prepared<'a> {
     runnable: Runnable<'a>,
     paces: Vec<f64>,
 }
 
-/// Makes a Program ready: pairs groups and messages, takes routes, folds. The options' quantile and recording do not count.
+/// Prepares a Program: pairs groups and messages, finds routes, and folds equivalent ranks. Ignores
+/// the quantile and recording of the options.
 ///
 /// # Errors
 /// [`SimulationError`] where the Program does not fit the topology or contradicts itself.
@@ -101,7 +109,7 @@ pub fn prepare<'a>(
 }
 
 impl Prepared<'_> {
-    /// Foretells one step.
+    /// Predicts one step.
     ///
     /// # Errors
     /// [`SimulationError`] where the Program would never end.
@@ -110,7 +118,7 @@ impl Prepared<'_> {
     }
 }
 
-/// Makes a Program ready to be run, by ranks that go at these paces.
+/// Prepares a Program whose ranks have these paces.
 pub(crate) fn lower<'a>(
     program: &'a Program,
     topology: &'a Topology,
@@ -118,18 +126,20 @@ pub(crate) fn lower<'a>(
     options: &Options,
     paces: &[f64],
 ) -> Result<Runnable<'a>, SimulationError> {
-    // Ranks of which each has a pace of its own are not worth comparing.
+    // With jitter every rank has its own pace, so no two are equivalent and comparing them is
+    // wasted time.
     let folding = if options.disturbance.jitter == 0.0 { options.folding } else { Folding::Off };
     let modes = (options.oversubscription, options.collectives);
     Ok(Runnable::new(equivalence::lower(program, topology, costs, modes, folding, paces)?))
 }
 
-/// One run of a Program that has been made ready.
+/// Runs a prepared Program once.
 pub(crate) fn run(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<Simulation, SimulationError> {
     Ok(run_from(runnable, scenario)?.0)
 }
 
-/// The same, and where devices that have a share of a processor stand then.
+/// Runs a prepared Program once. Also returns the positions in their periods of devices with a
+/// processor quota.
 pub(crate) fn run_from(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<(Simulation, QuotaPeriods), SimulationError> {
     let run = interpret(runnable, scenario)?;
     let uncalibrated = uncalibrated(runnable, &run);
@@ -145,8 +155,8 @@ pub(crate) fn run_from(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<(
     Ok((simulation, run.periods))
 }
 
-/// One run of several Programs beside each other, which have so many ranks each: a simulation of each of them. The events, the ranks simulated
-/// and what is not calibrated are those of all.
+/// Runs several Programs at once, with `worlds` ranks each, and returns one simulation for each.
+/// Events, simulated ranks and calibration are those of all together.
 pub(crate) fn run_each(
     runnable: &Runnable<'_>,
     scenario: &Scenario,
@@ -172,14 +182,14 @@ pub(crate) fn run_each(
     Ok(simulations.collect())
 }
 
-/// What that rank of some that finishes last spends the step on; of several the first.
+/// Returns the breakdown of the last rank to finish among `ranks`, on a tie the first.
 fn of_last_rank(runnable: &Runnable<'_>, run: &RunOutcome, ranks: Range<usize>) -> Breakdown {
     let timelines = run.timeline.ranks.iter().enumerate().take(ranks.end).skip(ranks.start);
     let last = timelines.max_by_key(|(index, rank)| (rank.end, std::cmp::Reverse(*index)));
-    last.map_or_else(Breakdown::default, |(index, _)| run.breakdowns[runnable.lowered.of_rank[index] as usize])
+    last.map_or_else(Breakdown::default, |(index, _)| run.breakdowns[runnable.lowered.representative_of[index] as usize])
 }
 
-/// Everything that was answered by a data sheet, sorted.
+/// Returns the names of everything that a data sheet answered, sorted.
 fn uncalibrated(runnable: &Runnable<'_>, run: &RunOutcome) -> Vec<String> {
     let kernels = &runnable.lowered.uncalibrated_kernels;
     kernels.iter().chain(&run.uncalibrated).cloned().collect::<BTreeSet<_>>().into_iter().collect()

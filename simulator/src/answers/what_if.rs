@@ -1,8 +1,9 @@
-//! What-if questions: the same Program with devices, links or overheads that are so many times what they are.
+//! What-if questions: the same Program with devices, links or overheads scaled by a factor.
 //!
-//! Where costs come from a data sheet they are asked again of the changed one. Where they were measured they change as the data sheet's answer
-//! changes: a kernel that the sheet has bound by memory gains nothing from a higher peak. Of an exchange that was measured, the
-//! time of the smallest message changes with the latency and the rest with the bandwidth. It must not know Programs.
+//! Costs from a data sheet are computed from the scaled data sheet. Measured costs change by the
+//! ratio of the data sheet's two answers, so a higher peak does not speed up a memory-bound kernel.
+//! For measured communication the time of the smallest message scales with the latency, and the
+//! rest with the bandwidth. This file must not know Programs.
 
 use crate::cost::{CostModel, CostScale};
 use foretell_topologies::{LinkScale, Topology, TopologyError};
@@ -10,7 +11,7 @@ use std::fmt;
 use std::str::FromStr;
 use thiserror::Error;
 
-/// Something that can be asked about.
+/// A quantity that a question can scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Quantity {
     Peak,
@@ -31,87 +32,84 @@ enum Quantity {
 }
 
 impl Quantity {
-    /// Its names, the first the usual one, and what it is.
+    /// The names of each quantity, the usual one first, and its description.
     const NAMES: [(Self, &'static [&'static str], &'static str); 15] = [
-        (Self::Peak, &["device.peak", "peak"], "what devices compute at most, in every number format"),
-        (Self::MemoryBandwidth, &["device.memory_bandwidth", "memory_bandwidth"], "how fast devices read and write their memory"),
-        (Self::DeviceSpeed, &["device.speed", "speed"], "every kernel, whatever bounds it"),
-        (Self::Bandwidth, &["bandwidth"], "all links"),
-        (Self::IntraNodeBandwidth, &["intra_node.bandwidth"], "links between the devices of a node"),
-        (Self::InterNodeBandwidth, &["inter_node.bandwidth"], "network interfaces, and the switches' uplinks with them"),
-        (Self::Latency, &["latency"], "the latency of all links"),
-        (Self::IntraNodeLatency, &["intra_node.latency"], "the latency between the devices of a node"),
-        (Self::InterNodeLatency, &["inter_node.latency"], "the latency between nodes"),
-        (Self::Launch, &["host.launch", "launch"], "what starting a kernel costs"),
-        (Self::Handoff, &["host.handoff", "handoff"], "going from one stream to another"),
-        (Self::Step, &["host.step"], "what a step costs beside its instructions"),
-        (
-            Self::ExchangeOverhead,
-            &["exchange.overhead"],
-            "what a collective or message costs beyond its hops, where it was not measured",
-        ),
-        (Self::Loading, &["data.load", "load"], "copying samples into a step"),
-        (Self::Storage, &["storage.bandwidth"], "what storage carries, where the plan says how samples are read"),
+        (Self::Peak, &["device.peak", "peak"], "peak arithmetic rate of devices, in every number format"),
+        (Self::MemoryBandwidth, &["device.memory_bandwidth", "memory_bandwidth"], "memory bandwidth of devices"),
+        (Self::DeviceSpeed, &["device.speed", "speed"], "speed of every kernel"),
+        (Self::Bandwidth, &["bandwidth"], "bandwidth of all links"),
+        (Self::IntraNodeBandwidth, &["intra_node.bandwidth"], "bandwidth between the devices of a node"),
+        (Self::InterNodeBandwidth, &["inter_node.bandwidth"], "bandwidth of network interfaces and switch uplinks"),
+        (Self::Latency, &["latency"], "latency of all links"),
+        (Self::IntraNodeLatency, &["intra_node.latency"], "latency between the devices of a node"),
+        (Self::InterNodeLatency, &["inter_node.latency"], "latency between nodes"),
+        (Self::Launch, &["host.launch", "launch"], "time to launch a kernel"),
+        (Self::Handoff, &["host.handoff", "handoff"], "delay from one stream to another"),
+        (Self::Step, &["host.step"], "overhead of a step beside its instructions"),
+        (Self::ExchangeOverhead, &["exchange.overhead"], "overhead of communication that was not measured, beyond its hops"),
+        (Self::Loading, &["data.load", "load"], "time to load samples into a step"),
+        (Self::Storage, &["storage.bandwidth"], "bandwidth of storage, if the plan says how samples are read"),
     ];
 
     fn name(self) -> &'static str {
         Self::NAMES.iter().find(|one| one.0 == self).map_or("", |one| one.1[0])
     }
 
-    /// Whether none of it leaves a step that ends.
+    /// Whether a step still ends with a factor of 0.
     fn may_be_zero(self) -> bool {
         use Quantity::*;
         !matches!(self, Peak | MemoryBandwidth | DeviceSpeed | Bandwidth | IntraNodeBandwidth | InterNodeBandwidth | Storage)
     }
 }
 
-/// Why a question is none.
+/// The reason that a text is not a valid question.
 #[derive(Clone, Debug, PartialEq, Error)]
 pub enum WhatIfError {
-    /// Not of the form that questions have.
+    /// The text does not have the form of a question.
     #[error("`{0}` is no what-if question; hint: write a name, `*` or `/`, and a number, such as `inter_node.bandwidth*2`")]
     Form(String),
-    /// A name that means nothing.
+    /// The name is unknown.
     #[error("there is no `{name}` to ask about; hint: there are {known}")]
     UnknownName {
         /// The name.
         name: String,
-        /// The names there are.
+        /// All known names.
         known: String,
     },
-    /// A factor that leaves nothing that could work.
+    /// The factor leaves nothing that works.
     #[error("`{quantity}` times {factor} leaves no cluster that works; hint: use a factor above 0")]
     Factor {
-        /// Of what.
+        /// The scaled quantity.
         quantity: &'static str,
         /// The factor.
         factor: f64,
     },
 }
 
-/// One question: some changes made together, such as `inter_node.bandwidth*2, latency/2`.
+/// A question: one or more changes made together, such as `inter_node.bandwidth*2, latency/2`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WhatIf {
     changes: Vec<(Quantity, f64)>,
 }
 
 impl WhatIf {
-    /// What can be asked about, one line each, for help texts.
+    /// Returns the name and description of each quantity, for help texts.
     pub fn quantities() -> impl Iterator<Item = (&'static str, &'static str)> {
         Quantity::NAMES.iter().map(|(_, names, what)| (names[0], *what))
     }
 
-    /// The cluster that the question is about.
+    /// Returns the scaled topology.
     ///
     /// # Errors
-    /// Never for a topology that there is.
+    /// [`TopologyError`] where a scaled value is not valid, which does not happen for a valid
+    /// topology.
     pub fn topology(&self, topology: &Topology) -> Result<Topology, TopologyError> {
         let scale = self.scale();
         let topology = topology.clone().with_storage_scaled(self.factor(Quantity::Storage))?;
         topology.with_links_scaled(&scale.links)?.with_devices_scaled(scale.peak, scale.memory_bandwidth)
     }
 
-    /// What things cost there. These are the costs on the cluster as it is.
+    /// Returns the scaled costs. `costs` are those of the unscaled topology.
     pub fn costs(&self, costs: &CostModel) -> CostModel {
         let mut costs = costs.clone();
         costs.rescale(self.scale());
@@ -146,7 +144,7 @@ impl WhatIf {
         }
     }
 
-    /// The product of what is said of a quantity.
+    /// Returns the product of all factors given for a quantity; 1 if there is none.
     fn factor(&self, wanted: Quantity) -> f64 {
         self.changes.iter().filter(|(quantity, _)| *quantity == wanted).map(|(_, factor)| factor).product()
     }
@@ -183,7 +181,7 @@ impl fmt::Display for WhatIf {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (place, (quantity, factor)) in self.changes.iter().enumerate() {
             let separator = if place > 0 { ", " } else { "" };
-            // Whole divisors as they were written: 1/3 is no number that anyone wants to read.
+            // Prints `/3` rather than `*0.3333333333333333`.
             let divisor = (1.0 / factor).round();
             if *factor < 1.0 && *factor > 0.0 && (divisor * factor - 1.0).abs() < 1e-12 {
                 write!(formatter, "{separator}{}/{divisor}", quantity.name())?;
@@ -204,14 +202,14 @@ mod tests {
     }
 
     #[test]
-    fn questions_are_read_as_people_write_them() {
+    fn questions_may_have_spaces_and_short_names() {
         assert_eq!(shown("inter_node.bandwidth*2"), "inter_node.bandwidth*2");
         assert_eq!(shown(" latency / 3 ,memory_bandwidth * 1.5"), "latency/3, device.memory_bandwidth*1.5");
         assert_eq!(shown("host.launch*0"), "host.launch*0");
     }
 
     #[test]
-    fn what_means_nothing_is_answered_with_the_mend() {
+    fn an_invalid_question_gets_an_error_with_a_hint() {
         assert!(shown("warp*2").starts_with("there is no `warp` to ask about; hint: there are `device.peak`, "));
         assert!(shown("latency").contains("write a name, `*` or `/`, and a number"));
         assert!(shown("latency*-1").contains("no what-if question"));
@@ -221,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn every_name_is_its_own() {
+    fn every_quantity_has_distinct_names() {
         let names: Vec<&str> = Quantity::NAMES.iter().flat_map(|one| one.1.iter().copied()).collect();
         let mut distinct = names.clone();
         distinct.sort_unstable();

@@ -1,7 +1,9 @@
-//! How long an exchange takes alone: by the samples of a profile, or by the alpha-beta model (Hockney 1994; for collectives
-//! Thakur, Rabenseifner and Gropp 2005) over the links that it uses.
+//! The duration of a collective or message without contention: from the samples of a profile, or
+//! from the alpha-beta model over its links. Sources: Hockney 1994, and for collectives Thakur,
+//! Rabenseifner and Gropp 2005.
 //!
-//! The answer is a latency, during which nothing is shared, and then a flow that shares links and processors with others.
+//! A cost is a latency, during which nothing is shared, and then a flow. The flow shares links and
+//! processors with other work.
 
 use super::estimate::{Estimate, Source};
 use super::quantile::Quantile;
@@ -9,44 +11,46 @@ use foretell_program::{Collective, CollectiveAlgorithm, CollectiveRole, Exchange
 use foretell_units::Seconds;
 use std::collections::BTreeMap;
 
-/// What an exchange takes alone.
+/// The cost of a collective or message without contention.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CommunicationCost {
-    /// From when all have reached it until data flow.
+    /// The time from the arrival of the last rank until data flow.
     pub(crate) latency: Seconds,
-    /// How long data flow.
+    /// The time for which data flow.
     pub(crate) flow: Seconds,
-    /// Bytes that each flow carries.
+    /// The number of bytes that each flow carries.
     pub(crate) bytes: f64,
-    /// The share of each member's processor that it takes while data flow; as measured, or unknown.
+    /// The share of each rank's processor that the communication takes while data flow. `None` if
+    /// it was not measured.
     pub(crate) processor_share: Option<f64>,
-    /// Where it comes from.
+    /// The source of the cost.
     pub(crate) source: Source,
 }
 
 impl CommunicationCost {
-    /// At least what the fabric between the nodes takes: for a rule that knows of nodes and what joins them only that they are many.
+    /// Returns the cost with a flow at least as long as the fabric between the nodes needs. It is
+    /// for a rule that knows how many nodes there are, but not the network between them.
     pub(crate) fn through_fabric(self, fabric_seconds_per_byte: f64) -> Self {
         Self { flow: self.flow.max(Seconds::new(self.bytes * fabric_seconds_per_byte)), ..self }
     }
 }
 
-/// A collective of a group.
+/// A collective of one group of ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CollectiveCall {
     pub(crate) kind: Collective,
-    /// What it is for.
+    /// The purpose of the collective.
     pub(crate) role: CollectiveRole,
-    /// Of the whole tensor.
+    /// The size of the whole tensor in bytes.
     pub(crate) bytes: f64,
-    /// How it is made.
+    /// The algorithm that runs the collective.
     pub(crate) algorithm: CollectiveAlgorithm,
 }
 
-/// The samples of exchanges of devices of one kind.
+/// The samples of collectives and messages on one kind of device.
 #[derive(Clone, Debug)]
 pub(crate) struct CommunicationTable {
-    /// By exchange, reach and group size; each list by bytes.
+    /// The points by operation, reach and group size. Each list is sorted by bytes.
     curves: BTreeMap<(Exchange, Reach, usize), Vec<Point>>,
 }
 
@@ -58,7 +62,7 @@ struct Point {
 }
 
 impl CommunicationTable {
-    /// `None` where there are no samples.
+    /// Returns the table of these samples. `None` if no sample is usable.
     pub(crate) fn new(samples: &[ExchangeSample]) -> Option<Self> {
         let mut curves: BTreeMap<(Exchange, Reach, usize), Vec<Point>> = BTreeMap::new();
         for sample in samples.iter().filter(|sample| sample.ranks > 1 && sample.time.median > Seconds::ZERO) {
@@ -73,7 +77,8 @@ impl CommunicationTable {
         (!curves.is_empty()).then_some(Self { curves })
     }
 
-    /// What the samples say, if this exchange was measured among any number of ranks that are as far apart.
+    /// Returns the cost of an operation that was measured at this reach, for any group size. `None`
+    /// if it was not measured. `flow_bytes` is the number of bytes that each flow carries.
     pub(crate) fn cost(
         &self,
         (exchange, reach): (Exchange, Reach),
@@ -82,21 +87,21 @@ impl CommunicationTable {
         flow_bytes: f64,
         quantile: Quantile,
     ) -> Option<CommunicationCost> {
-        // The measured group size nearest by ratio; of two equally near the smaller.
+        // The nearest measured group size by ratio. The smaller one wins a tie.
         let ratio = |measured: usize| (measured as f64 / ranks as f64).ln().abs();
         let (&(_, _, measured), curve) = self
             .curves
             .iter()
             .filter(|((kind, distance, _), _)| *kind == exchange && *distance == reach)
             .min_by(|((_, _, one), _), ((_, _, two), _)| ratio(*one).total_cmp(&ratio(*two)))?;
-        // A ring takes as many more steps as it has members more.
+        // The number of steps of a ring grows with the number of ranks minus one.
         let scale = (ranks as f64 - 1.0) / (measured as f64 - 1.0);
         let (first, last) = (curve.first()?, curve.last()?);
         let interpolated = |value: &dyn Fn(&Point) -> f64| interpolate(curve, bytes, value) * scale;
         let total = Seconds::new(interpolated(&|point| point.time.at(quantile).value()));
         let processor = interpolated(&|point| point.processor.value());
-        // What even the smallest message took is latency; but at least half of the time something is done, so that two small
-        // exchanges on one processor hinder each other.
+        // The time of the smallest message is latency. Latency is at most half of the total, so
+        // that two small operations on one processor slow each other down.
         let latency = (first.time.at(quantile) * scale).min(total / 2.0);
         let flow = total - latency;
         let source = if measured != ranks || bytes > last.bytes * 2.0 {
@@ -112,8 +117,8 @@ impl CommunicationTable {
     }
 }
 
-/// A value at a size: linear between the logarithms of its neighbours, constant below the smallest, proportional above the
-/// largest.
+/// Returns the value at a size. It is log-linear between two points, constant below the smallest
+/// point and proportional to the size above the largest.
 fn interpolate(curve: &[Point], bytes: f64, value: &dyn Fn(&Point) -> f64) -> f64 {
     let above = curve.partition_point(|point| point.bytes < bytes);
     match (above.checked_sub(1).and_then(|below| curve.get(below)), curve.get(above)) {
@@ -145,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn alone_an_exchange_takes_what_was_measured() {
+    fn communication_without_contention_takes_the_measured_time() {
         let table = CommunicationTable::new(&[sample(2, 1 << 20, 1e-3), sample(2, 1 << 10, 1e-5)]).expect("samples");
         let (time, source) = alone(&table, 2, f64::from(1 << 20));
         assert!((time - 1e-3).abs() < 1e-12);
@@ -157,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_share_of_the_processor_counts_where_data_flow_and_is_the_devices_where_exchanges_have_none_of_their_own() {
+    fn the_processor_share_is_that_of_the_flow_and_unknown_if_not_measured() {
         let both = [sample(2, 1 << 10, 1e-5), sample(2, 1 << 20, 1e-3)];
         let table = |processor: fn(f64) -> f64| {
             let of =
@@ -168,7 +173,8 @@ mod tests {
             let cost = table.cost((Exchange::AllReduce, Reach::Node), 2, bytes, bytes, Quantile::Median).expect("was measured");
             cost.processor_share
         };
-        // A fifth of all of the time: the long one has 1 % of latency, the short one a half.
+        // The processor is busy for a fifth of the time. Latency is 1 % of the long operation and
+        // half of the short one.
         let of_all = table(|time| time * 0.2);
         assert!(share(&of_all, f64::from(1 << 20)).is_some_and(|share| (share - 0.2 / 0.99).abs() < 1e-9));
         assert!(share(&of_all, 1024.0).is_some_and(|share| (share - 0.4).abs() < 1e-9));
@@ -176,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_the_samples_it_says_so() {
+    fn a_cost_beyond_the_samples_is_extrapolated() {
         let table = CommunicationTable::new(&[sample(2, 1 << 10, 1e-5)]).expect("samples");
         assert_eq!(alone(&table, 2, f64::from(1 << 20)).1, Source::Extrapolated);
         assert_eq!(alone(&table, 4, f64::from(1 << 10)).1, Source::Extrapolated);
@@ -185,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_measured_nearby_says_nothing_of_what_is_far() {
+    fn samples_at_one_reach_give_no_costs_at_another() {
         let near = sample(2, 1 << 10, 1e-5);
         let far = ExchangeSample { reach: Reach::Fabric, ..sample(2, 1 << 10, 1e-3) };
         let table = CommunicationTable::new(&[near, far]).expect("samples");

@@ -12,18 +12,24 @@ use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, Topology};
 #[derive(Clone, Debug)]
 pub(crate) struct KindCosts {
     pub(crate) kind: DeviceKind,
-    /// How fast it is beside a whole device of its figures, of which the samples are.
+    /// The speed relative to the whole device that the samples describe: 0.5 if kernels take twice
+    /// as long.
     pub(crate) speed: f64,
     pub(crate) parameters: Parameters,
     pub(crate) kernels: Option<KernelTable>,
     pub(crate) exchanges: Option<CommunicationTable>,
-    /// The device that a what-if question is about.
+    /// The device of a what-if question. `None` if none was asked.
     pub(crate) scaled_kind: Option<DeviceKind>,
     pub(crate) profiled_gpu: Option<ProfiledGpu>,
 }
 
-/// Whether a profile was measured on a kind of device: on that very kind, on the library's device that it was made from, on one that is
-/// alike but for the share that it has of a core, or, for a lab's devices, on this machine's cores, of which they are made.
+/// Returns true if a profile was measured on a kind of device. One of these must hold:
+///
+/// - The profile names the kind.
+/// - The profile names the library device that the kind is based on.
+/// - The profile names a kind that differs only in its share of a core.
+/// - The topology is a lab, whose CPU devices are cores of this machine, and the profile is of this
+///   machine's cores.
 pub(crate) fn is_of(profile: &Profile, kind: &DeviceKind, topology: &Topology) -> bool {
     let measured = || topology.device_kinds().iter().find(|one| one.name == profile.device);
     kind.name == profile.device
@@ -33,12 +39,12 @@ pub(crate) fn is_of(profile: &Profile, kind: &DeviceKind, topology: &Topology) -
 }
 
 impl KindCosts {
-    /// Whether a link joins it to its host; a processor's memory is the host's.
+    /// Returns true if a link connects the device to its host. A CPU's memory is the host's.
     pub(crate) fn has_host_link(&self) -> bool {
         self.kind.architecture != Architecture::Cpu
     }
 
-    /// The costs of a kind, for which the profile holds if there is one.
+    /// Returns the costs of a kind. `profile`, if present, must hold for the kind.
     pub(crate) fn new(kind: &DeviceKind, profile: Option<&Profile>) -> Self {
         let assumed = roofline::parameters(kind.architecture);
         let Some(profile) = profile else {

@@ -4,26 +4,27 @@ use super::quantile::Quantile;
 use foretell_program::Sample;
 use foretell_units::Seconds;
 
-/// How far off a data sheet may be, as a factor: a measured kernel lies in eight cases of ten within it.
+/// The spread of a data sheet estimate, as a factor. A measured kernel lies within it in eight of
+/// ten cases.
 const DATA_SHEET_SPREAD: f64 = 1.25;
 
-/// Where an estimate comes from.
+/// The source of an estimate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Source {
-    /// This very thing was measured.
+    /// A sample of exactly this item.
     Measured,
-    /// Things like it were measured.
+    /// Samples of similar items.
     Interpolated,
-    /// Only things quite unlike it in size were measured: outside the calibrated domain.
+    /// Samples of items of a very different size: outside the calibrated domain.
     Extrapolated,
-    /// Whole runs on such a device, with such a software stack, were.
+    /// A fit to whole training runs on this kind of device with this software stack.
     Fitted,
-    /// A data sheet and a stated efficiency.
+    /// A data sheet and an assumed efficiency.
     Roofline,
 }
 
 impl Source {
-    /// Whether the answer lies within what was measured.
+    /// Returns true if the estimate lies within the calibrated domain.
     pub fn is_calibrated(self) -> bool {
         matches!(self, Source::Measured | Source::Interpolated | Source::Fitted)
     }
@@ -38,12 +39,12 @@ pub struct Estimate {
     pub p10: Seconds,
     /// The 90th percentile.
     pub p90: Seconds,
-    /// Where it comes from.
+    /// The source of the estimate.
     pub source: Source,
 }
 
 impl Estimate {
-    /// The duration at a quantile.
+    /// Returns the duration at a quantile.
     pub fn at(&self, quantile: Quantile) -> Seconds {
         match quantile {
             Quantile::P10 => self.p10,
@@ -52,27 +53,28 @@ impl Estimate {
         }
     }
 
-    /// A data sheet's answer, with the spread that data sheets have.
+    /// Returns an estimate from a data sheet, with the spread of data sheets.
     pub(crate) fn assumed(median: Seconds) -> Self {
         Self { median, p10: median / DATA_SHEET_SPREAD, p90: median * DATA_SHEET_SPREAD, source: Source::Roofline }
     }
 
-    /// So many times as long.
+    /// Returns the estimate multiplied by `factor`.
     pub(crate) fn times(self, factor: f64) -> Self {
         Self { median: self.median * factor, p10: self.p10 * factor, p90: self.p90 * factor, ..self }
     }
 
-    /// One without a spread of its own.
+    /// Returns an estimate without spread.
     pub(crate) fn steady(median: Seconds, source: Source) -> Self {
         Self { median, p10: median, p90: median, source }
     }
 
-    /// The same on a device of so many times the speed.
+    /// Returns the estimate on a device of this relative speed.
     pub(crate) fn over(self, speed: f64) -> Self {
         Self { median: self.median / speed, p10: self.p10 / speed, p90: self.p90 / speed, ..self }
     }
 
-    /// Each quantile changed; the second argument is what a data sheet's spread makes of a duration at it.
+    /// Returns the estimate with `change` applied to each quantile. The second argument of `change`
+    /// is the data sheet factor of that quantile.
     pub(crate) fn changed(self, change: impl Fn(Seconds, f64) -> Seconds) -> Self {
         Self {
             median: change(self.median, 1.0),
@@ -87,16 +89,17 @@ impl Estimate {
     }
 }
 
-/// What a kernel takes.
+/// The cost of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct KernelCost {
-    /// On the device.
+    /// The time on the device.
     pub time: Estimate,
-    /// On the host, which launches kernels one after the other, ahead of the device where it can.
+    /// The time on the host. The host launches kernels one after the other, ahead of the device
+    /// where it can.
     pub launch: Seconds,
 }
 
-/// How many times the time of a data sheet a quantile is.
+/// Returns the factor from the time of a data sheet to that of a quantile.
 pub(crate) fn data_sheet_factor(quantile: Quantile) -> f64 {
     match quantile {
         Quantile::P10 => 1.0 / DATA_SHEET_SPREAD,

@@ -1,9 +1,12 @@
-//! Measured kernels, and what they say of those that were not measured.
+//! Kernel times from samples, with interpolation for kernels that were not measured.
 //!
-//! A kernel's time is its roofline time multiplied by a ratio that changes slowly with its sizes. So the ratio is what is
-//! interpolated, among the few nearest samples of the same kind of kernel, weighted by inverse distance over the logarithms of
-//! the sizes (Shepard 1968). What of it follows from how large a kernel is, such as a launch that costs more or less than the
-//! roofline has it, is caught by a line through them (locally weighted regression, Cleveland 1979).
+//! The time of a kernel is its roofline time multiplied by a ratio that changes slowly with its
+//! sizes. The table interpolates this ratio among the nearest samples of the same kernel name. The
+//! weights are inverse distances over the logarithms of the sizes (Shepard 1968).
+//!
+//! A line through these samples captures how the ratio depends on the amount of work, for example
+//! if a launch costs more than the roofline assumes. This is locally weighted regression (Cleveland
+//! 1979).
 
 use super::estimate::{Estimate, Source};
 use super::roofline;
@@ -17,38 +20,41 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KernelTable {
     exact: BTreeMap<(Kernel, bool, DataType), Estimate>,
-    alike: BTreeMap<(&'static str, DataType), Vec<Reference>>,
+    by_name: BTreeMap<(&'static str, DataType), Vec<Reference>>,
 }
 
-/// A sample as its neighbours see it.
+/// A sample that other kernels are interpolated from.
 #[derive(Clone, Copy, Debug)]
 struct Reference {
     features: Features,
-    /// The logarithm of the arithmetic.
+    /// The natural logarithm of the number of operations.
     work: f64,
-    /// Logarithms of measured over roofline time, and of the percentiles over the median.
+    /// The natural logarithm of the measured time over the roofline time. `low` and `high` are
+    /// those of the 10th and 90th percentile over the median.
     ratio: f64,
     low: f64,
     high: f64,
 }
 
-/// Where a kernel lies among those of its name: logarithms of its sizes to the base 2, and what it is beside them.
+/// The coordinates of a kernel among those of its name: base-2 logarithms of its sizes, then its
+/// flags.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Features {
     sizes: [f64; 7],
     flags: [bool; 5],
 }
 
-/// So many samples have a say. With more, far ones outvote near ones.
+/// The number of samples to interpolate from. With more, distant samples outweigh near ones.
 const NEIGHBOURS: usize = 4;
 
-/// A flag that differs (a bias, a layout) counts like two doublings of a size.
+/// The distance of a flag that differs (a bias, a layout), in doublings of one size.
 const FLAG_DISTANCE: f64 = 2.0;
 
-/// Beyond so many doublings from the nearest sample the domain that was calibrated has been left.
+/// The distance from the nearest sample, in doublings, up to which a kernel is in the calibrated
+/// domain.
 const DOMAIN: f64 = 4.0;
 
-/// Works that vary less than this (the variance of their logarithms) are of one size.
+/// The variance of the logarithms of work below which samples count as one size.
 const SLIGHT: f64 = 1e-6;
 
 /// The 90th percentile of a normal distribution in standard deviations.
@@ -68,7 +74,7 @@ impl KernelTable {
             }
             let over_median = |quantile: Seconds| (quantile / estimate.median).max(f64::MIN_POSITIVE).ln();
             let spec = kernel.spec();
-            table.alike.entry((spec.name, precision)).or_default().push(Reference {
+            table.by_name.entry((spec.name, precision)).or_default().push(Reference {
                 features: features(&spec, accumulate),
                 work: work(&spec),
                 ratio: (estimate.median / expected).ln(),
@@ -79,14 +85,14 @@ impl KernelTable {
         table
     }
 
-    /// What the samples say of a kernel, if there is any of its name and number format.
+    /// Returns the estimate of a kernel. `None` if no sample has its name and number format.
     pub(crate) fn estimate(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Option<Estimate> {
         let kernel = kernel.without_constants();
         if let Some(estimate) = self.exact.get(&(kernel, accumulate, precision)) {
             return Some(*estimate);
         }
         let spec = kernel.spec();
-        let references = self.alike.get(&(spec.name, precision))?;
+        let references = self.by_name.get(&(spec.name, precision))?;
         let here = features(&spec, accumulate);
         let nearest = nearest(references, &here);
         let total: f64 = nearest.iter().flatten().map(|(distance, _)| weight(*distance)).sum();
@@ -97,15 +103,16 @@ impl KernelTable {
         let (center, ratio) = (mean(&|reference| reference.work), mean(&|reference| reference.ratio));
         let variance = mean(&|reference| (reference.work - center).powi(2));
         let covariance = mean(&|reference| (reference.work - center) * (reference.ratio - ratio));
-        // Both times grow with the work, and no faster than it; so their ratio neither grows nor falls faster than it. Samples of
-        // about one size say nothing of a slope.
+        // Measured and roofline time both grow with the work, at most in proportion. So the slope
+        // of their ratio is between -1 and 1 in logarithms. Samples of about one size determine no
+        // slope.
         let slope = if variance > SLIGHT { (covariance / variance).clamp(-1.0, 1.0) } else { 0.0 };
         let line = |work: f64| ratio + slope * (work - center);
-        // Beyond the samples the line is not believed.
+        // The line does not extend beyond the samples.
         let sizes = || nearest.iter().flatten().map(|(_, reference)| reference.work);
         let (least, most) = (sizes().fold(f64::INFINITY, f64::min), sizes().fold(f64::NEG_INFINITY, f64::max));
         let ratio = line(work(&spec).max(least).min(most));
-        // Neighbours that disagree make a worse guess than neighbours that agree.
+        // The spread grows with the disagreement of the neighbours.
         let disagreement = mean(&|reference| (reference.ratio - line(reference.work)).powi(2)).sqrt() * NINETIETH;
         let low = mean(&|reference| reference.low);
         let high = mean(&|reference| reference.high);
@@ -120,7 +127,7 @@ impl KernelTable {
     }
 }
 
-/// The nearest samples, nearest first; of equals the earlier in the profile.
+/// Returns the nearest samples, nearest first. The earlier one in the profile wins a tie.
 fn nearest<'a>(references: &'a [Reference], here: &Features) -> [Option<(f64, &'a Reference)>; NEIGHBOURS] {
     let mut nearest: [Option<(f64, &Reference)>; NEIGHBOURS] = [None; NEIGHBOURS];
     for reference in references {
@@ -143,8 +150,8 @@ fn work(spec: &KernelSpec) -> f64 {
     spec.flops().value().max(1.0).ln()
 }
 
-/// The say of a sample at a distance: steep, so that between two samples the line is nearly the one through them. That of a twin
-/// is large but finite.
+/// Returns the weight of a sample at a distance. It falls steeply, so that the result between two
+/// samples is nearly the line through them. The weight at distance zero is large but finite.
 fn weight(distance: f64) -> f64 {
     1.0 / (distance * distance + 1e-3).powi(2)
 }
@@ -157,7 +164,7 @@ impl Features {
     }
 }
 
-/// The coordinates of a kernel.
+/// Returns the coordinates of a kernel.
 fn features(spec: &KernelSpec, accumulate: bool) -> Features {
     let [one, two, three, four] = spec.flags;
     Features { sizes: spec.sizes.map(|size| (size.max(1) as f64).log2()), flags: [accumulate, one, two, three, four] }

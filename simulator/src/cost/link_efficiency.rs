@@ -1,18 +1,20 @@
-//! What communication gets of the rate that a link states.
+//! The share of the stated rate of a link that communication reaches.
 
 use foretell_program::{Exchange, Profile, Reach};
 use foretell_topologies::{LinkClass, Topology};
 
-/// What exchanges get of a link's stated rate, where no sample says.
+/// The share of a link's stated rate that communication reaches if no sample covers it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinkEfficiency {
-    /// A device's ports. Default 0.8: nccl-tests' bus bandwidth is 235 of 300 GB/s on a DGX A100, 360 of 450 on an H100.
+    /// Ports of a device. Default 0.8: the bus bandwidth of nccl-tests is 235 of 300 GB/s on a DGX
+    /// A100 and 360 of 450 GB/s on an H100.
     pub device: f64,
-    /// The memory of a host. Default 1: the stated rate is already that of copies.
+    /// Memory of a host. Default 1: the stated rate is already that of copies.
     pub host_memory: f64,
-    /// A network interface. Default 0.92: 23 of 25 GB/s of an HDR port, and 0.94 for TCP's frames on Ethernet.
+    /// Network interfaces. Default 0.92: an HDR port reaches 23 of 25 GB/s, and TCP reaches 0.94 on
+    /// Ethernet because of its frame headers.
     pub nic: f64,
-    /// A switch's uplinks. Default 0.92, since what passes them are the same frames.
+    /// Uplinks of a switch. Default 0.92, since they carry the same frames.
     pub switch: f64,
 }
 
@@ -23,11 +25,12 @@ impl Default for LinkEfficiency {
 }
 
 impl LinkEfficiency {
-    /// Every link gives what it states.
+    /// Every link reaches its stated rate.
     pub const IDEAL: Self = Self { device: 1.0, host_memory: 1.0, nic: 1.0, switch: 1.0 };
 
-    /// What a profile's largest message made of each class of link, where one crossed it; the default for the others. The route's slowest
-    /// link of the class is the one that bounded it.
+    /// Returns the efficiency of the largest message in a profile on network interfaces and on
+    /// switches. Links without such a message have the default. The rate is relative to the slowest
+    /// link of the class in the topology.
     pub(crate) fn measured(profile: &Profile, topology: &Topology) -> Self {
         let efficiency = |reach, class| {
             let messages = profile.exchanges.iter().filter(|one| one.exchange == Exchange::SendReceive && one.reach == reach);
@@ -35,7 +38,7 @@ impl LinkEfficiency {
             let rates = topology.links().iter().filter(|link| link.class == class).map(|link| link.bandwidth.value());
             let slowest = rates.fold(f64::INFINITY, f64::min);
             let rate = largest.bytes as f64 / largest.time.median.value();
-            // Below half of the rate something else was the bound: a processor, or a narrower link.
+            // A rate below half has another bottleneck: a processor or a narrower link.
             Some(rate / slowest).filter(|share| (0.5..=1.0).contains(share))
         };
         let assumed = Self::default();
@@ -46,7 +49,7 @@ impl LinkEfficiency {
         }
     }
 
-    /// That of a link of a class.
+    /// Returns the efficiency of a class of links.
     pub fn of(&self, class: LinkClass) -> f64 {
         match class {
             LinkClass::Device => self.device,

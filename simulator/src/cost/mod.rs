@@ -1,4 +1,4 @@
-//! How long one thing takes when nothing hinders it.
+//! Cost models: the duration of one kernel, collective, message or copy without contention.
 
 mod communication;
 mod device_kind;

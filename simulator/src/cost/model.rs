@@ -1,8 +1,10 @@
-//! The cost model: how long one thing takes when nothing hinders it. It answers from a profile where something alike was measured; for GPUs
-//! that nobody here has timed, from what was fitted on runs that others published ([`crate::gpu`]); else from the data sheet; and says
-//! which of the three it did.
+//! The cost model: the duration of one kernel, collective, message or copy without contention.
 //!
-//! It must not know Programs: it is asked about a kernel or a message, never about a layout or a schedule.
+//! It answers from a profile if similar work was measured. For other GPUs it uses figures fitted to
+//! published runs ([`crate::gpu`]), or else the data sheet. Each estimate states its source.
+//!
+//! This module must not know Programs. Callers ask about a kernel or a message, never about a
+//! layout or a schedule.
 
 use super::communication::{CommunicationCost, CommunicationTable};
 use super::device_kind::{KindCosts, is_of};
@@ -19,36 +21,42 @@ use foretell_program::{Phase, Profile, Reach};
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
 
-/// What setting up a copy takes, however small it is: an estimate for want of a measurement, as it is of the order of a small copy over PCIe.
+/// The time to set up a copy. An assumption: about the time of a small copy over PCIe.
 const COPY_LATENCY: Seconds = Seconds::new(10e-6);
 
-/// What copies get of a slot's stated rate: large pinned copies reach 25 of 31 GB/s in PCIe 4 x16; an estimate for others.
+/// The share of the stated rate of a PCIe slot that copies reach. Large pinned copies reach 25 of
+/// 31 GB/s on PCIe 4 x16. For other slots it is an assumption.
 const HOST_LINK_EFFICIENCY: f64 = 0.8;
 
-/// How long things take on the devices of one topology.
+/// The costs of the devices and links of one topology.
 #[derive(Clone, Debug)]
 pub struct CostModel {
     kinds: Vec<KindCosts>,
-    /// What exchanges get of the links that were not measured.
+    /// The efficiency of the links, for communication that was not measured.
     pub links: LinkEfficiency,
-    /// Bytes that a sender may be ahead of its receiver; messages of more than that wait for it. None without a profile of some kind.
+    /// The number of bytes that a sender may be ahead of its receiver. A larger message waits for
+    /// its receiver. Zero without a profile of any kind.
     pub buffered: Bytes,
-    /// How much slower than its costs say a device is over time: quantiles at equal steps of probability (see [`Profile::paces`]). None is
-    /// below 1: costs are those of a device at its best, and a lower bound made of them has to stay one.
+    /// How much slower than its costs a device is over time: quantiles at equal steps of
+    /// probability (see [`Profile::paces`]). No value is below 1. Costs are those of a device at
+    /// its best, so a lower bound made of them stays one.
     pub paces: Vec<f64>,
-    /// Cores that a lab's devices share in turn, where the profile was measured in one: device n is on core n modulo this.
+    /// The number of cores that a lab's devices share, if the profile was measured in a lab. Device
+    /// `n` is on core `n` modulo this number.
     pub cores: Option<usize>,
-    /// How far off step times that are made of these costs may be for what no cost says.
+    /// The error of predicted step times that no cost covers.
     pub uncertainty: Uncertainty,
-    /// What a what-if question makes of all that.
+    /// The factors of a what-if question.
     scale: CostScale,
-    /// The 10th and 90th percentile of a step over its prediction, where that is known of such runs as a whole.
+    /// The 10th and 90th percentile of measured over predicted step time, if runs of this kind have
+    /// a known spread.
     pub step_spread: Option<[f64; 2]>,
 }
 
 impl CostModel {
-    /// A model of the topology's kinds of device. The profile is believed for the kind that it names, or that was made from the
-    /// library device that it names; the data sheet for all others. Where it is of no kind of device here, nothing of it counts.
+    /// Returns the costs of the kinds of device in a topology. The profile holds for the kind that
+    /// it names and for kinds that match it. Other kinds have the data sheet. A profile that
+    /// matches no kind is ignored.
     pub fn new(profile: Option<&Profile>, topology: &Topology) -> Self {
         let kinds = topology.device_kinds();
         let profile = profile.filter(|profile| kinds.iter().any(|kind| is_of(profile, kind, topology)));
@@ -72,10 +80,11 @@ impl CostModel {
         }
     }
 
-    /// The same with what is known of a software stack on those kinds of device that are in the profiles of GPUs and were not calibrated.
+    /// Adds a software stack to the kinds of device that have a GPU profile and were not
+    /// calibrated.
     ///
     /// # Errors
-    /// [`ProfileError::Unknown`] where there is no such stack.
+    /// [`ProfileError::Unknown`] if there is no such stack.
     pub fn with_stack(mut self, topology: &Topology, stack: &str, precision: DataType) -> Result<Self, ProfileError> {
         let profiles = Profiles::library()?;
         let stack = profiles.stack(stack)?;
@@ -90,7 +99,8 @@ impl CostModel {
         Ok(self)
     }
 
-    /// A model of kinds of GPU under a software stack, of which everything is said: kind n is that of the n-th cluster.
+    /// Returns the costs of GPUs under a software stack, without a topology. Kind `n` is that of
+    /// `clusters[n]`.
     pub fn of_clusters(clusters: &[&Cluster], stack: &StackProfile, format: ProductFormat, workload: Workload) -> Self {
         let kinds = clusters.iter().map(|&cluster| KindCosts {
             kind: ProfiledGpu::device_kind(cluster),
@@ -115,7 +125,8 @@ impl CostModel {
         costs
     }
 
-    /// What else follows from the stack.
+    /// Takes the parameters, link efficiency, spread and buffers from the GPU profiles and the
+    /// stack.
     fn take_from_profiled_gpus(&mut self) {
         for costs in &mut self.kinds {
             if let Some(profiled_gpu) = &costs.profiled_gpu {
@@ -125,44 +136,45 @@ impl CostModel {
         if let Some(profiled_gpu) = self.kinds.iter().find_map(|costs| costs.profiled_gpu.as_ref()) {
             self.links = profiled_gpu.link_efficiency();
             self.step_spread = Some(profiled_gpu.stack.spread);
-            // Sends are put into NCCL's buffers, and frameworks post receives before they need them.
+            // NCCL buffers sends, and frameworks post receives before they need them.
             self.buffered = Bytes::new(u64::MAX / 2);
         }
     }
 
-    /// How long a kernel takes alone on a device of a kind (an index into [`Topology::device_kinds`]).
+    /// Returns the time of a kernel without contention. `kind` is an index into
+    /// [`Topology::device_kinds`].
     pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: usize) -> Estimate {
         self.kernel_cost(kernel, accumulate, precision, kind).time
     }
 
-    /// The same, and what its launch takes of the host.
+    /// Returns the time of a kernel without contention and the host time of its launch.
     pub fn kernel_cost(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: usize) -> KernelCost {
         let costs = &self.kinds[kind];
         if let Some(profiled_gpu) = &costs.profiled_gpu {
             let KernelCost { time, launch } = profiled_gpu.kernel_cost(kernel, accumulate, precision);
             return KernelCost { time: time.over(self.scale.speed), launch };
         }
-        let whole = costs
+        let unscaled = costs
             .kernels
             .as_ref()
             .and_then(|table| table.estimate(kernel, accumulate, precision, &costs.kind))
             .unwrap_or_else(|| Estimate::assumed(roofline::kernel_time(kernel, accumulate, precision, &costs.kind)));
         let scaled = match &costs.scaled_kind {
-            None => whole,
+            None => unscaled,
             Some(scaled) => {
                 let launch = roofline::launch(costs.kind.architecture);
                 let alone = |kind| roofline::kernel_time(kernel, accumulate, precision, kind) - launch;
                 let before = alone(&costs.kind);
                 let ratio = if before > Seconds::ZERO { alone(scaled) / before } else { 1.0 } / self.scale.speed;
-                // What was measured has no launch that could be told apart; its overhead is among the parameters.
-                let launch = if whole.source == Source::Roofline { launch } else { Seconds::ZERO };
-                whole.changed(|time, spread| (time - launch * spread) * ratio + launch * (spread * self.scale.launch))
+                // Measured times have no separate launch. The overhead is among the parameters.
+                let launch = if unscaled.source == Source::Roofline { launch } else { Seconds::ZERO };
+                unscaled.changed(|time, spread| (time - launch * spread) * ratio + launch * (spread * self.scale.launch))
             }
         };
         KernelCost { time: scaled.over(costs.speed), launch: Seconds::ZERO }
     }
 
-    /// Answers for other devices and links from here on.
+    /// Changes the costs to those of a what-if question.
     pub(crate) fn rescale(&mut self, scale: CostScale) {
         self.scale = scale;
         for costs in &mut self.kinds {
@@ -173,7 +185,8 @@ impl CostModel {
         }
     }
 
-    /// What an exchange takes over the links that are asked about, from what was measured over those that there are.
+    /// Returns the cost of a collective or message over the links of a what-if question, from that
+    /// over the actual links.
     pub(crate) fn rescaled(&self, cost: CommunicationCost, reach: Reach) -> CommunicationCost {
         let links = &self.scale.links;
         let (bandwidth, latency) = match reach {
@@ -183,75 +196,80 @@ impl CostModel {
         CommunicationCost { latency: cost.latency * latency, flow: cost.flow / bandwidth, ..cost }
     }
 
-    /// What a launch in a phase takes of the host over what it takes in the forward pass.
+    /// Returns the host time of a launch in a phase over that in the forward pass.
     pub fn launch_share(&self, kind: usize, phase: Phase) -> f64 {
         self.kinds[kind].profiled_gpu.as_ref().map_or(1.0, |profiled_gpu| profiled_gpu.launch_share(phase))
     }
 
-    /// How long a device of a kind takes to copy so much to its host's memory, or from it: with the rate that exchanges get of what its link states
-    /// where the device has such a link, and on top of `COPY_LATENCY`.
+    /// Returns the time to copy `bytes` between a device of a kind and its host, in either
+    /// direction. Devices with a host link also need `COPY_LATENCY`.
     pub fn copy_time(&self, kind: usize, bytes: Bytes) -> Estimate {
         let latency = if self.kinds[kind].has_host_link() { COPY_LATENCY } else { Seconds::ZERO };
         Estimate::assumed(self.copy_seconds_per_byte(kind) * bytes.value() + latency)
     }
 
-    /// What each byte of it takes.
+    /// Returns the time per byte of such a copy.
     pub fn copy_seconds_per_byte(&self, kind: usize) -> Seconds {
         let costs = &self.kinds[kind];
         let (share, speed) = if costs.has_host_link() { (HOST_LINK_EFFICIENCY, 1.0) } else { (1.0, costs.speed) };
         Seconds::new(1.0 / (costs.kind.host_rate().value() * share * speed))
     }
 
-    /// What the launch of a collective or a message takes of the host.
+    /// Returns the host time to launch a collective or a message.
     pub fn exchange_launch(&self, kind: usize) -> Seconds {
         self.kinds[kind].profiled_gpu.as_ref().map_or(Seconds::ZERO, ProfiledGpu::communication_launch)
     }
 
-    /// The rate that no product of matrices passes on a kind of device, by its number among the topology's; nothing where the profiles of GPUs do not
-    /// say what products take there.
+    /// Returns an upper bound on the rate of matrix products on a kind of device. `None` if the
+    /// kind has no GPU profile.
     pub fn fastest_products(&self, kind: usize) -> Option<FlopsPerSecond> {
         let rate = self.kinds.get(kind)?.profiled_gpu.as_ref()?.fastest_products();
         Some(rate * self.scale.speed)
     }
 
-    /// A kind that is known by the profiles of GPUs.
-    /// Whether the profiles of GPUs say what collectives take on devices of a kind, by its number among the topology's.
+    /// Returns true if a GPU profile gives the costs of collectives on devices of a kind. False if
+    /// there is no such kind.
     pub fn knows_collectives(&self, kind: usize) -> bool {
         kind < self.kind_count() && self.profiled_gpu(kind).is_some()
     }
 
-    /// Whether ranks on a kind of device that share out a sequence have as much of it to do as each other ([`StackProfile::balances_parts`]).
+    /// Returns true if context parallelism gives ranks on this kind of device equal work
+    /// ([`StackProfile::balances_parts`]).
     pub(crate) fn balances_parts(&self, kind: usize) -> bool {
         self.profiled_gpu(kind).is_some_and(|profiled_gpu| profiled_gpu.stack.balances_parts)
     }
 
+    /// Returns the GPU profile of a kind. `None` if the kind has none.
     pub(crate) fn profiled_gpu(&self, kind: usize) -> Option<&ProfiledGpu> {
         self.kinds[kind].profiled_gpu.as_ref()
     }
 
-    /// How fast a kind of device is beside a whole device of its figures.
+    /// Returns the speed of a kind relative to the whole device.
     pub(crate) fn speed(&self, kind: usize) -> f64 {
         self.kinds[kind].speed
     }
 
-    /// The same of a kind that has a share of its processor's time: it goes at a whole device's speed until its budget of a period is used up.
+    /// Returns the speed of a kind with a CPU quota, between 0 and 1. `None` without a quota. Such
+    /// a device runs at full speed until it has used its quota of a period.
     pub(crate) fn quota(&self, kind: usize) -> Option<f64> {
         let costs = &self.kinds[kind];
         costs.kind.cpu_quota.filter(|&share| share < 1.0).map(|_| costs.speed).filter(|&speed| speed > 0.0 && speed < 1.0)
     }
 
-    /// What a kind of device costs beside its kernels.
+    /// Returns the costs of a kind of device other than those of kernels.
     pub fn parameters(&self, kind: usize) -> &Parameters {
         &self.kinds[kind].parameters
     }
 
-    /// The same, to change: for what-if questions, and for what a calibration found out otherwise.
+    /// Returns these costs for changes: what-if questions, and values that a calibration measured
+    /// separately.
     pub fn parameters_mut(&mut self, kind: usize) -> &mut Parameters {
         &mut self.kinds[kind].parameters
     }
 
-    /// Its kinds of device and after them those of another: of a job beside, which may have another stack. What is the same for all kinds is
-    /// this one's, but that links give what they give the more efficient of the two.
+    /// Appends the kinds of device of another model, for a second job that may have another stack.
+    /// Values that hold for all kinds remain those of `self`. Only each link efficiency becomes the
+    /// larger of the two.
     pub(crate) fn and(mut self, other: &CostModel) -> Self {
         self.kinds.extend(other.kinds.iter().cloned());
         let (own, theirs) = (self.links, other.links);
@@ -264,17 +282,18 @@ impl CostModel {
         self
     }
 
-    /// How many kinds of device it knows.
+    /// Returns the number of kinds of device.
     pub fn kind_count(&self) -> usize {
         self.kinds.len()
     }
 
-    /// The exchanges that were measured on devices of a kind.
+    /// Returns the samples of collectives and messages on devices of a kind. `None` if there are
+    /// none.
     pub(crate) fn exchanges(&self, kind: usize) -> Option<&CommunicationTable> {
         self.kinds[kind].exchanges.as_ref()
     }
 
-    /// The name of a kind.
+    /// Returns the name of a kind.
     pub(crate) fn kind_name(&self, kind: usize) -> &str {
         &self.kinds[kind].kind.name
     }

@@ -1,52 +1,56 @@
-//! What a kind of device costs beside its kernels.
+//! The costs of a kind of device other than those of kernels.
 
 use super::estimate::Estimate;
 use foretell_units::Seconds;
 
-/// What a host waits for before it launches more.
+/// The events that a host waits for before it launches more kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HostWaits {
-    /// Messages from other stages.
+    /// True if it waits for messages from other stages.
     pub for_messages: bool,
-    /// The last kernel of a pass over a micro-batch.
+    /// True if it waits for the last kernel of each pass.
     pub between_passes: bool,
 }
 
-/// What a kind of device costs beside its kernels.
+/// The costs of a kind of device other than those of kernels.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Parameters {
-    /// Added to each kernel.
+    /// The time added to each kernel.
     pub instruction_overhead: Estimate,
-    /// From finishing an instruction until one that waits for it on another stream begins. It delays only who has to wait for it.
+    /// The delay from the end of an instruction until a dependent instruction on another stream
+    /// starts. It delays only the dependent instruction.
     pub stream_handoff: Estimate,
-    /// What the host takes to launch a kernel of a step that is not launched as one, where a calibration says so ([`Profile::launch`]); what a software
-    /// stack's launches take is in [`KernelCost::launch`].
+    /// The host time to launch a kernel, if a calibration states it and the step is not launched as
+    /// a whole ([`Profile::launch`](foretell_program::Profile::launch)). The launch time under a
+    /// software stack is in [`KernelCost::launch`](crate::KernelCost::launch).
     pub launch: Seconds,
-    /// After a rank's last instruction.
+    /// The time after a rank's last instruction.
     pub step_overhead: Estimate,
-    /// After a rank's last instruction for each of its micro-batches.
+    /// The time after a rank's last instruction for each of its micro-batches.
     pub micro_batch_overhead: Seconds,
-    /// What an exchange takes however small it is, beside the latency of its hops, where no sample says.
+    /// The time of the smallest collective or message, without the latency of its hops, if no
+    /// sample covers it.
     pub exchange_overhead: Seconds,
-    /// Reading one byte of samples.
+    /// The time to read one byte of samples.
     pub load_seconds_per_byte: Seconds,
-    /// The share of the processor that communication and reading take while they run unhindered. Of communication that was
-    /// measured, the sample's own share counts.
+    /// The share of the processor that communication and reading take without contention. Measured
+    /// communication has the share of its own sample.
     pub communication_share: f64,
-    /// The share of the processor that copies between its memory and the host's take: none where engines of their own make them.
+    /// The share of the processor that copies between its memory and host memory take. Zero if the
+    /// device has copy engines.
     pub copy_share: f64,
-    /// How fast communication grows beside a kernel where both want the processor; where that is not known as an operating system shares it,
-    /// equal use until one needs no more.
+    /// The growth of communication relative to a kernel that shares its processor. `None` if an
+    /// operating system divides the processor: all get equal shares until one needs no more.
     pub communication_growth: Option<f64>,
-    /// What the host waits for before it launches more.
+    /// The events that the host waits for before it launches more kernels.
     pub host_waits: HostWaits,
-    /// What an instruction of another stream takes of the processor beside what it does, where a kernel runs there. Nothing where streams
-    /// take no processor from kernels.
+    /// The processor time that an instruction of another stream takes from a running kernel, beyond
+    /// its own work. Zero if streams take no processor time from kernels.
     pub interruption: Seconds,
 }
 
 impl Parameters {
-    /// The same on a device of so many times the speed.
+    /// Returns the parameters of a device of this relative speed.
     pub(crate) fn over(self, speed: f64) -> Self {
         Self {
             instruction_overhead: self.instruction_overhead.over(speed),

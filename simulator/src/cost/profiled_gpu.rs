@@ -109,7 +109,7 @@ impl ProfiledGpu {
         self.costs().communication_launch()
     }
 
-    /// Whether a device holds the arena of the Program, rather than what another stack makes of it.
+    /// Returns whether the memory of a device is exactly the Program's arena.
     pub(crate) fn holds_arena(&self) -> bool {
         self.stack.memory.is_arena
     }

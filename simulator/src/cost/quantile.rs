@@ -1,6 +1,7 @@
-//! The quantile of each duration that a simulation assumes.
+//! The quantile that a simulation assumes for each duration.
 
-/// Which of the durations that a thing can take is assumed, for all things at once: a bad day is bad for every kernel.
+/// The quantile of all durations in one simulation. It holds for all of them at once: at `P90`
+/// every kernel is slow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Quantile {
     /// One run in ten is faster.

@@ -1,5 +1,6 @@
-//! Durations from data sheets alone: the roofline (Williams, Waterman and Patterson 2009) with a stated efficiency, for what
-//! nobody has measured. Every figure here is an assumption; a calibration replaces it.
+//! Durations from data sheets alone: the roofline (Williams, Waterman and Patterson 2009) with an
+//! assumed efficiency. It is for kernels without samples. Every figure here is an assumption that a
+//! calibration replaces.
 
 use super::estimate::Estimate;
 use super::parameters::{HostWaits, Parameters};
@@ -7,28 +8,33 @@ use foretell_models::{Kernel, KernelFamily};
 use foretell_topologies::{Architecture, DeviceKind};
 use foretell_units::{Bytes, DataType, Flops, Seconds};
 
-/// What a kind of processor makes of its data sheet.
+/// The efficiency of a processor relative to its data sheet.
 struct Efficiency {
-    /// Of the peak, for matrix products that are large enough.
+    /// The share of the peak that large matrix products reach.
     product: f64,
-    /// Of the peak, for convolutions.
+    /// The share of the peak that convolutions reach.
     convolution: f64,
-    /// Of the peak, for attention.
+    /// The share of the peak that attention reaches.
     attention: f64,
-    /// Of the single-precision peak, for everything else, which has no fused multiply-adds and no tensor cores.
+    /// The share of the single-precision peak that all other kernels reach. They use no fused
+    /// multiply-adds and no tensor cores.
     elementwise: f64,
-    /// Of the memory bandwidth.
+    /// The share of the memory bandwidth that kernels reach.
     memory: f64,
-    /// What a kernel takes however small it is.
+    /// The time of the smallest kernel.
     launch: Seconds,
-    /// What a matrix product loses until every unit has work, and again at the end.
+    /// The time that a matrix product loses until every unit has work, and at its end.
     ramp: Seconds,
 }
 
-/// Products: cuBLAS reaches 0.6 to 0.8 of an A100's or H100's dense peak on large bf16 matrices; cuDNN somewhat less with
-/// convolutions of ResNet's sizes; FlashAttention-2 0.4 to 0.6 (Dao 2023, figure 4). Memory: STREAM-like kernels reach 0.8 to
-/// 0.9 of HBM's figure, fused and strided ones less. Launch: about 4 us between back-to-back kernels of a stream on CUDA. Ramp:
-/// fits that a 1024 x 1024 x 1024 bf16 product takes about 18 us on an A100.
+/// - Products: cuBLAS reaches 0.6 to 0.8 of the dense peak of an A100 or H100 on large bf16
+///   matrices. cuDNN reaches somewhat less on convolutions of ResNet's sizes. FlashAttention-2
+///   reaches 0.4 to 0.6 (Dao 2023, figure 4).
+/// - Memory: kernels like STREAM reach 0.8 to 0.9 of the HBM bandwidth, fused and strided ones
+///   less.
+/// - Launch: about 4 us between consecutive kernels of a CUDA stream.
+/// - Ramp: a 1024 x 1024 x 1024 bf16 product takes about 18 us on an A100, which this value
+///   reproduces.
 const GPU: Efficiency = Efficiency {
     product: 0.65,
     convolution: 0.5,
@@ -39,9 +45,9 @@ const GPU: Efficiency = Efficiency {
     ramp: Seconds::new(3e-6),
 };
 
-/// A core's products run from its caches at about 0.8 of the fused multiply-add peak; convolutions lose some to gathering their
-/// windows. Transcendental functions cost some ten operations each. Memory is shared by all cores. A call and the set-up of the
-/// loops is a fraction of a microsecond.
+/// Products on a core run from its caches at about 0.8 of the fused multiply-add peak. Convolutions
+/// lose some of it to gathering their windows. Transcendental functions cost about ten operations
+/// each. All cores share the memory. A call and its loop set-up take a fraction of a microsecond.
 const CPU: Efficiency = Efficiency {
     product: 0.8,
     convolution: 0.65,
@@ -55,17 +61,18 @@ const CPU: Efficiency = Efficiency {
 fn efficiency(architecture: Architecture) -> &'static Efficiency {
     match architecture {
         Architecture::Cpu => &CPU,
-        // A TPU's compiler fuses more, but no kernel-level figures are at hand; it is taken as a GPU.
+        // A TPU has the figures of a GPU. Its compiler fuses more, but there are no figures per
+        // kernel.
         Architecture::Gpu | Architecture::Tpu => &GPU,
     }
 }
 
-/// What of a kernel's duration is its launch.
+/// Returns the launch overhead, which [`kernel_time`] includes.
 pub(crate) fn launch(architecture: Architecture) -> Seconds {
     efficiency(architecture).launch
 }
 
-/// A kernel's duration by the data sheet of the device.
+/// Returns the duration of a kernel by the data sheet of the device.
 pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Seconds {
     let efficiency = efficiency(kind.architecture);
     let spec = kernel.spec();
@@ -76,10 +83,10 @@ pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType
         _ => (efficiency.elementwise, DataType::Fp32),
     };
     let peak = kind.peak_rate(format).or_else(|| kind.peak_rate(DataType::Fp32)).or_else(|| kind.peak.values().copied().next());
-    // The products of a recurrence wait for each other.
+    // The products of a recurrence run one after the other.
     let products = match kernel {
         Kernel::Lstm(sizes) | Kernel::LstmGradient { sizes, .. } => sizes.sequence,
-        // A step of a ring that sees no keys makes no product.
+        // A step of ring attention that sees no keys has no product.
         _ => usize::from(spec.is_matrix_product() && spec.flops() > Flops::ZERO),
     };
     let ramp = efficiency.ramp * products as f64;
@@ -89,15 +96,18 @@ pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType
     let traffic = spec.traffic();
     let mut bytes = traffic.bytes(precision);
     if accumulate {
-        // What is added to is read as well; gradients of parameters are single precision.
+        // Accumulation also reads the sum. Gradients of parameters are in single precision.
         bytes += Bytes::new(4 * traffic.single as u64);
     }
     arithmetic.max(bytes / (kind.memory_bandwidth * efficiency.memory)) + efficiency.launch
 }
 
-/// What else a kind of device costs, where no profile says. GPU: CUDA event from stream to stream about 2 us, a collective's
-/// launch and set-up about 6 us (NCCL's latency floor beyond the hops), 16 of 132 multiprocessors for NCCL's channels. CPU: a
-/// thread's wake-up about 5 us; communication runs on the core that computes.
+/// Returns the costs of a kind of device other than those of kernels, if no profile states them.
+///
+/// - GPU: a CUDA event from stream to stream takes about 2 us. The launch and set-up of a
+///   collective take about 6 us (NCCL's latency floor beyond the hops). NCCL's channels use 16 of
+///   132 multiprocessors.
+/// - CPU: the wake-up of a thread takes about 5 us. Communication runs on the core that computes.
 pub(crate) fn parameters(architecture: Architecture) -> Parameters {
     let assumed = |seconds: f64| Estimate::assumed(Seconds::new(seconds));
     match architecture {
@@ -118,7 +128,7 @@ pub(crate) fn parameters(architecture: Architecture) -> Parameters {
         Architecture::Gpu | Architecture::Tpu => Parameters {
             instruction_overhead: assumed(0.0),
             stream_handoff: assumed(2e-6),
-            // The samples' own launches are among their times.
+            // The kernel times already include launches.
             launch: Seconds::ZERO,
             step_overhead: assumed(100e-6),
             micro_batch_overhead: Seconds::ZERO,

@@ -2,7 +2,7 @@
 
 use foretell_topologies::LinkScale;
 
-/// How costs differ from those of the devices and links that there are, as factors.
+/// The factors from the costs of the actual devices and links to those of a what-if question.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CostScale {
     pub(crate) peak: f64,

@@ -1,43 +1,49 @@
-//! How far a prediction may be off because the model is a model: what neither the spread of samples nor that of the devices' pace says.
+//! The error of a prediction that comes from the model itself. The spread of samples and the
+//! devices' paces do not cover it.
 //!
-//! It must not know Programs, layouts or models: a step is to it so much time in kernels and so much beside them.
+//! This module must not know Programs, layouts or models. It sees a step as kernel time and other
+//! time.
 
 use foretell_units::Seconds;
 
-/// A normal distribution's 95th percentile over its 90th.
+/// The 95th percentile of a normal distribution over its 90th.
 const NINETY_FIFTH_OVER_NINETIETH: f64 = 1.6449 / 1.2816;
 
-/// How far off a kind of time may be: at the 5th percentile it takes `faster` of itself less than foretold, at the 95th `slower` more.
+/// The error of one part of a step. Measured time is between `1 - faster` and `1 + slower` of the
+/// prediction from the 5th to the 95th percentile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Residual {
-    /// Of its time less, as a share.
+    /// The share of the predicted time by which the 5th percentile is shorter.
     pub faster: f64,
-    /// Of its time more, as a share.
+    /// The share of the predicted time by which the 95th percentile is longer.
     pub slower: f64,
 }
 
-/// The model's own error, by what a step is spent on. What is off in one kernel is off in all, and has nothing to do with what is off in
-/// waiting; so the two are added as independent errors are.
+/// The model's own error, for kernels and for waits. An error in one kernel applies to all kernels
+/// and is independent of the error in waits. So the two are added as independent errors.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Uncertainty {
-    /// Of kernels.
+    /// The error of kernels.
     pub kernels: Residual,
-    /// Of everything else: exchanges that no kernel hides, waiting for other ranks, reading samples.
+    /// The error of everything else: communication that no kernel hides, waits for other ranks, and
+    /// reading samples.
     pub waits: Residual,
 }
 
 impl Uncertainty {
-    /// The 5th and 95th percentile of measured over foretold time, kernels and waits apart, over 19 runs of `benches/accuracy.py`'s layouts
-    /// on the machine itself (`local`, 21 November 2026, by versions on the way to this one): kernels took 0.96 to 1.13 of what was foretold;
-    /// waits, where they were more than 0.25 ms (13 of the runs), 0.93 to 1.44. The runs in labs had no part in it.
+    /// The error measured over 19 runs of the layouts of `benches/accuracy.py` on this machine
+    /// (`local`, 21 November 2026, by versions before this one). Runs in labs are not included.
+    ///
+    /// From the 5th to the 95th percentile, kernels took 0.96 to 1.13 of the predicted time. Waits
+    /// took 0.93 to 1.44, over the 13 runs in which they were longer than 0.25 ms.
     pub const MEASURED: Self =
         Self { kernels: Residual { faster: 0.04, slower: 0.13 }, waits: Residual { faster: 0.07, slower: 0.44 } };
 
-    /// The model is right.
+    /// The model has no error of its own.
     pub const NONE: Self = Self { kernels: Residual { faster: 0.0, slower: 0.0 }, waits: Residual { faster: 0.0, slower: 0.0 } };
 }
 
-/// A step time with the quantiles of how long it may really take.
+/// The quantiles of the real duration of a predicted step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Interval {
     pub(crate) p05: Seconds,
@@ -47,24 +53,25 @@ pub(crate) struct Interval {
 }
 
 impl Interval {
-    /// That of a step of such a kind that measurements are between these two times the prediction in eight runs of ten.
+    /// Returns the interval of a step if measurements are between `low` and `high` times the
+    /// prediction in eight of ten runs.
     pub(crate) fn of_spread(step: Seconds, [low, high]: [f64; 2]) -> Self {
-        let farther = |factor: f64| factor.powf(NINETY_FIFTH_OVER_NINETIETH);
-        Self { p05: step * farther(low), p10: step * low, p90: step * high, p95: step * farther(high) }
+        let beyond = |factor: f64| factor.powf(NINETY_FIFTH_OVER_NINETIETH);
+        Self { p05: step * beyond(low), p10: step * low, p90: step * high, p95: step * beyond(high) }
     }
 
-    /// That of a step of which `kernels` are kernels, and whose samples and devices' paces alone have it between `fast` and `slow` in eight
-    /// runs of ten.
+    /// Returns the interval of a step with the time `kernels` in kernels. The samples and the
+    /// devices' paces alone put it between `fast` and `slow` in eight of ten runs.
     pub(crate) fn new(uncertainty: &Uncertainty, step: Seconds, kernels: Seconds, fast: Seconds, slow: Seconds) -> Self {
         let waits = (step - kernels).max(Seconds::ZERO);
-        let both = |spread: Seconds, kernel: f64, wait: f64| {
+        let combined = |spread: Seconds, kernel: f64, wait: f64| {
             let parts =
                 [spread.max(Seconds::ZERO).value() * NINETY_FIFTH_OVER_NINETIETH, kernels.value() * kernel, waits.value() * wait];
             Seconds::new(parts.iter().map(|part| part * part).sum::<f64>().sqrt())
         };
         let Uncertainty { kernels: of_kernels, waits: of_waits } = uncertainty;
-        let less = both(step - fast, of_kernels.faster, of_waits.faster);
-        let more = both(slow - step, of_kernels.slower, of_waits.slower);
+        let less = combined(step - fast, of_kernels.faster, of_waits.faster);
+        let more = combined(slow - step, of_kernels.slower, of_waits.slower);
         Self {
             p05: (step - less).max(Seconds::ZERO),
             p10: (step - less / NINETY_FIFTH_OVER_NINETIETH).max(Seconds::ZERO),
@@ -84,14 +91,14 @@ mod tests {
     }
 
     #[test]
-    fn a_model_that_is_right_leaves_the_spread_as_it_is() {
+    fn without_a_model_error_the_spread_is_unchanged() {
         let interval = interval(&Uncertainty::NONE, 0.1);
         assert!((interval.p90.value() - 1.1).abs() < 1e-12 && (interval.p10.value() - 0.9).abs() < 1e-12);
         assert!(interval.p95 > interval.p90 && interval.p05 < interval.p10);
     }
 
     #[test]
-    fn errors_of_kernels_and_of_waits_are_added_as_independent_ones() {
+    fn errors_of_kernels_and_waits_add_as_independent_errors() {
         let residual = |slower| Residual { faster: 0.0, slower };
         let uncertainty = Uncertainty { kernels: residual(0.6), waits: residual(0.8) };
         let interval = interval(&uncertainty, 0.0);

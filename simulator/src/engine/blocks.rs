@@ -4,9 +4,9 @@
 //! stream are one block, and take one event, if no instruction of another stream depends on any but
 //! the last and none but the first depends on another stream.
 //!
-//! A block's end time is needed while a handoff to another stream may still be under way. It is kept
-//! in one of the rank's slots, which a later block reuses as soon as every dependent has read it
-//! (see `fast_path::ForcedOrder`).
+//! A block's end time is needed while a handoff to another stream may still be under way. It is
+//! kept in one of the rank's slots, which a later block reuses as soon as every dependent has read
+//! it (see `fast_path::ForcedOrder`).
 //!
 //! Nothing here depends on durations.
 

@@ -25,7 +25,8 @@ pub struct EventQueue<Event> {
     /// A bit for each list that has events.
     filled: u64,
     now: Picoseconds,
-    /// The time by which events are sorted: `now`, or a later time before which no event is pending.
+    /// The time by which events are sorted: `now`, or a later time before which no event is
+    /// pending.
     base: Picoseconds,
     /// The list that is being redistributed; kept to reuse its allocation.
     moving: Vec<Entry<Event>>,
@@ -36,6 +37,12 @@ pub struct EventQueue<Event> {
 struct Entry<Event> {
     time: Picoseconds,
     event: Event,
+}
+
+impl<Event: Copy> Default for EventQueue<Event> {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 /// Bits of a time.
@@ -91,13 +98,13 @@ impl<Event: Copy> EventQueue<Event> {
     }
 
     /// Takes the next event out and advances the time to it.
-    pub fn next(&mut self) -> Option<Event> {
-        self.next_with_preview(|_| ())
+    pub fn pop(&mut self) -> Option<Event> {
+        self.pop_with_preview(|_| ())
     }
 
-    /// The same as [`Self::next`], and calls `preview` with some of the events that follow soon, in
+    /// The same as [`Self::pop`], and calls `preview` with some of the events that follow soon, in
     /// no particular order, so that the caller can prefetch what they need.
-    pub fn next_with_preview(&mut self, preview: impl FnMut(Event)) -> Option<Event> {
+    pub fn pop_with_preview(&mut self, preview: impl FnMut(Event)) -> Option<Event> {
         if self.next == self.current.len() {
             self.preview_next_list(preview);
             self.redistribute_next_list()?;
@@ -150,7 +157,7 @@ mod tests {
         for (time, event) in [(5, 'c'), (3, 'a'), (5, 'd'), (3, 'b')] {
             queue.schedule(Picoseconds(time), event);
         }
-        let order: String = std::iter::from_fn(|| queue.next()).collect();
+        let order: String = std::iter::from_fn(|| queue.pop()).collect();
         assert_eq!(order, "abcd");
         assert_eq!((queue.now(), queue.handled()), (Picoseconds(5), 4));
     }
@@ -159,7 +166,7 @@ mod tests {
     fn an_event_in_the_past_happens_now() {
         let mut queue = EventQueue::new();
         queue.schedule(Picoseconds(7), 'a');
-        queue.next();
+        queue.pop();
         queue.schedule(Picoseconds(2), 'b');
         assert_eq!(queue.next_time(), Some(Picoseconds(7)));
     }
@@ -178,7 +185,7 @@ mod tests {
                 if takes {
                     let expected: Option<Reverse<(u64, usize)>> = heap.pop();
                     now = expected.map_or(now, |Reverse((time, _))| time);
-                    prop_assert_eq!(queue.next(), expected.map(|Reverse((_, event))| event));
+                    prop_assert_eq!(queue.pop(), expected.map(|Reverse((_, event))| event));
                     prop_assert_eq!(queue.now(), Picoseconds(now));
                 } else {
                     queue.schedule(Picoseconds(now + delay), number);

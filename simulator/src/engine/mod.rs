@@ -4,7 +4,7 @@
 //! then runs the blocks of every simulated rank from an [`event_queue`], at one quantile of all
 //! durations, with the costs of all communication resolved beforehand ([`resolved_costs`]).
 
-mod block_work;
+mod block_times;
 mod blocks;
 mod breakdown;
 mod event_queue;
@@ -40,10 +40,11 @@ pub(crate) struct Runnable<'a> {
 impl<'a> Runnable<'a> {
     /// Cuts the lists of a Program into blocks.
     pub(crate) fn new(lowered: Lowered<'a>) -> Self {
-        let lists = lowered.sources.par_iter().zip(&lowered.lists).zip(&lowered.work);
-        let block_lists = lists.map(|((source, list), work)| {
-            // If launches take time, each kernel has a launch to wait for and is a block of its own.
-            let launches_are_free = work.iter().all(|work| work.launched.is_empty());
+        let lists = lowered.sources.par_iter().zip(&lowered.lists).zip(&lowered.times);
+        let block_lists = lists.map(|((source, list), times)| {
+            // If launches take time, each kernel has a launch to wait for and is a block of its
+            // own.
+            let launches_are_free = times.iter().all(|times| times.launched.is_empty());
             block_list(source, list, if launches_are_free { Joins::Kernels } else { Joins::Nothing })
         });
         Self { block_lists: block_lists.collect(), lowered }

@@ -109,8 +109,8 @@ pub(crate) enum Successor {
     Fork(InstructionFork),
 }
 
-/// Two branches that begin when one instruction ends, and the instruction that begins when both have
-/// ended.
+/// Two branches that begin when one instruction ends, and the instruction that begins when both
+/// have ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct InstructionFork {
     /// The first and the last instruction of each branch. A branch lies in one stream, and no

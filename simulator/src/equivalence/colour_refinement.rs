@@ -1,55 +1,59 @@
-//! What behaves alike: the coarsest equitable partition of a graph, by colour refinement (Weisfeiler and Leman 1968).
+//! Colour refinement (Weisfeiler and Leman 1968): the coarsest equitable partition of a graph.
 //!
-//! Two things are of one class when they begin alike and, for every class and every kind of tie, have as many ties of that kind with
-//! members of that class. A system in which everything follows only from such counts then treats all members of a class alike, always, so that one
-//! of them can stand for all. This file does not know what the things are.
+//! Two nodes are in one class if they have the same kind and, for every class and every kind of
+//! edge, the same number of such edges to nodes of that class. A system in which everything follows
+//! from such counts alone treats all nodes of a class the same, always. So one of them can stand
+//! for all.
+//!
+//! Nothing here depends on what the nodes are.
 
 use rustc_hash::{FxHashMap, FxHasher};
 use std::hash::{Hash, Hasher};
 
-/// Things and their ties.
+/// A graph whose nodes and edges have kinds.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Graph {
-    /// What each thing is before its ties are looked at.
+pub(super) struct Graph {
+    /// The kind of each node.
     kinds: Vec<u64>,
-    /// One thing, another, and what the tie is as the one sees it.
-    ties: Vec<(u32, u32, u64)>,
+    /// A node, its neighbour, and the kind of the edge as the node sees it. Each edge is here
+    /// twice.
+    edges: Vec<(u32, u32, u64)>,
 }
 
 impl Graph {
-    /// A new thing, which is like others of its kind as far as one can see from itself.
-    pub(crate) fn add_node(&mut self, kind: u64) -> u32 {
+    /// Adds a node and returns its number.
+    pub(super) fn add_node(&mut self, kind: u64) -> u32 {
         self.kinds.push(kind);
         self.kinds.len() as u32 - 1
     }
 
-    /// Ties two things; `kind` is that of the tie from both sides.
-    pub(crate) fn add_edge(&mut self, one: u32, other: u32, kind: u64) {
-        self.ties.push((one, other, kind));
-        self.ties.push((other, one, kind));
+    /// Adds an edge, which both nodes see as the same kind.
+    pub(super) fn add_edge(&mut self, one: u32, other: u32, kind: u64) {
+        self.edges.push((one, other, kind));
+        self.edges.push((other, one, kind));
     }
 
-    /// Ties two things that see the tie differently.
-    pub(crate) fn add_edge_seen_as(&mut self, one: u32, other: u32, seen_from_one: u64, seen_from_other: u64) {
-        self.ties.push((one, other, seen_from_one));
-        self.ties.push((other, one, seen_from_other));
+    /// Adds an edge, which the nodes see as different kinds.
+    pub(super) fn add_edge_seen_as(&mut self, one: u32, other: u32, seen_from_one: u64, seen_from_other: u64) {
+        self.edges.push((one, other, seen_from_one));
+        self.edges.push((other, one, seen_from_other));
     }
 
-    /// The class of each thing. Classes are numbered in the order of their first members.
-    pub(crate) fn classes(self) -> Vec<u32> {
-        let Self { kinds, ties } = self;
-        // The ties of each thing one after the other, by counting.
+    /// The class of each node. Classes are numbered in the order of their first nodes.
+    pub(super) fn classes(self) -> Vec<u32> {
+        let Self { kinds, edges } = self;
+        // Sorts the edges by node, by counting.
         let mut offsets = vec![0u32; kinds.len() + 1];
-        ties.iter().for_each(|&(one, ..)| offsets[one as usize + 1] += 1);
+        edges.iter().for_each(|&(one, ..)| offsets[one as usize + 1] += 1);
         for index in 1..offsets.len() {
             offsets[index] += offsets[index - 1];
         }
         let mut next = offsets.clone();
-        let mut sorted = vec![(0, 0); ties.len()];
-        for (one, other, kind) in ties {
-            let place = &mut next[one as usize];
-            sorted[*place as usize] = (kind, other);
-            *place += 1;
+        let mut sorted = vec![(0, 0); edges.len()];
+        for (one, other, kind) in edges {
+            let next = &mut next[one as usize];
+            sorted[*next as usize] = (kind, other);
+            *next += 1;
         }
         let mut known: FxHashMap<u64, u32> = FxHashMap::default();
         let mut classes: Vec<u32> = kinds.iter().map(|kind| number(&mut known, *kind)).collect();
@@ -58,15 +62,15 @@ impl Graph {
         loop {
             let mut signatures = Signatures::default();
             let refined: Vec<u32> = (0..classes.len())
-                .map(|thing| {
-                    let own = &sorted[offsets[thing] as usize..offsets[thing + 1] as usize];
+                .map(|node| {
+                    let own = &sorted[offsets[node] as usize..offsets[node + 1] as usize];
                     seen.clear();
                     seen.extend(own.iter().map(|&(kind, other)| (kind, classes[other as usize])));
                     seen.sort_unstable();
-                    signatures.number(classes[thing], &seen)
+                    signatures.number(classes[node], &seen)
                 })
                 .collect();
-            // Classes are only ever split: as many as before are the same as before.
+            // Classes only ever split, so an equal count means that none has.
             if signatures.known.len() == count {
                 return classes;
             }
@@ -76,13 +80,14 @@ impl Graph {
     }
 }
 
-/// What things see of each other, numbered in the order of first use.
+/// Numbers signatures in the order of first use. A signature is a node's class, and the kinds and
+/// classes at the other ends of its edges.
 #[derive(Default)]
 struct Signatures {
-    /// Of each the class before, and where in `seen` it begins and ends.
+    /// The class of each signature, and where the rest of it is in `seen`.
     known: Vec<(u32, usize, usize)>,
     seen: Vec<(u64, u32)>,
-    /// By hash, those that have it. Only looked up.
+    /// The signatures with a hash. Only looked up, so the map's order does not matter.
     by_hash: FxHashMap<u64, Vec<u32>>,
 }
 
@@ -90,16 +95,16 @@ impl Signatures {
     fn number(&mut self, class: u32, seen: &[(u64, u32)]) -> u32 {
         let mut hasher = FxHasher::default();
         (class, seen).hash(&mut hasher);
-        let alike = self.by_hash.entry(hasher.finish()).or_default();
-        let is_it = |&&one: &&u32| {
+        let candidates = self.by_hash.entry(hasher.finish()).or_default();
+        let is_equal = |&&one: &&u32| {
             let (before, first, end) = self.known[one as usize];
             before == class && self.seen[first..end] == *seen
         };
-        if let Some(&known) = alike.iter().find(is_it) {
+        if let Some(&known) = candidates.iter().find(is_equal) {
             return known;
         }
         let next = self.known.len() as u32;
-        alike.push(next);
+        candidates.push(next);
         let first = self.seen.len();
         self.seen.extend_from_slice(seen);
         self.known.push((class, first, self.seen.len()));
@@ -107,7 +112,7 @@ impl Signatures {
     }
 }
 
-/// The number of a key, in the order of first use; so it does not depend on the map's own order.
+/// The number of a key, in the order of first use.
 fn number(known: &mut FxHashMap<u64, u32>, key: u64) -> u32 {
     let next = known.len() as u32;
     *known.entry(key).or_insert(next)
@@ -130,23 +135,23 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_is_one_class_until_someone_is_different() {
+    fn a_ring_is_one_class_unless_a_node_differs() {
         assert_eq!(ring(8, None), [0; 8]);
-        // Then what counts is the distance to that one.
+        // Then the distance to that node decides.
         assert_eq!(ring(8, Some(0)), [0, 1, 2, 3, 4, 3, 2, 1]);
     }
 
     #[test]
-    fn kinds_of_ties_tell_apart() {
+    fn kinds_of_edges_distinguish_nodes() {
         let mut graph = Graph::default();
-        let things: Vec<u32> = (0..4).map(|_| graph.add_node(0)).collect();
-        graph.add_edge(things[0], things[1], 1);
-        graph.add_edge(things[2], things[3], 2);
+        let nodes: Vec<u32> = (0..4).map(|_| graph.add_node(0)).collect();
+        graph.add_edge(nodes[0], nodes[1], 1);
+        graph.add_edge(nodes[2], nodes[3], 2);
         assert_eq!(graph.classes(), [0, 0, 1, 1]);
     }
 
     proptest! {
-        /// Within a class all have as many ties of each kind with each class, and no coarser partition that respects the kinds has this.
+        /// Nodes of one class have equal numbers of edges of each kind to each class.
         #[test]
         fn classes_are_equitable(
             kinds in proptest::collection::vec(0u64..2, 1..12),
@@ -162,11 +167,11 @@ mod tests {
                 graph.add_edge(one, other, kind);
             }
             let classes = graph.classes();
-            let seen = |thing: usize| {
+            let seen = |node: usize| {
                 let mut seen: Vec<(u64, u32)> = pairs
                     .iter()
                     .flat_map(|&(one, other, kind)| [(one, other, kind), (other, one, kind)])
-                    .filter(|&(one, ..)| one as usize == thing)
+                    .filter(|&(one, ..)| one as usize == node)
                     .map(|(_, other, kind)| (kind, classes[other as usize]))
                     .collect();
                 seen.sort_unstable();

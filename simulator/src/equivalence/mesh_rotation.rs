@@ -1,19 +1,25 @@
-//! Finds a cyclic rotation of one mesh axis that leaves a Program unchanged.
+//! Finds a rotation of the mesh, a cyclic shift along one axis, that is a symmetry: every rank that
+//! is moved onto another runs the same list at the same pace on an equivalent node.
+//!
+//! The topology says which nodes are equivalent ([`Topology::interchangeable_nodes`]). Whether the
+//! flows of a collective are symmetric, too, is known only when it is lowered: a ring's are, a
+//! tree's are not.
 
 use crate::network::MeshRotation;
 use foretell_program::{Axis, GroupId, Program, StageProgram};
 use foretell_topologies::Topology;
 use std::collections::BTreeSet;
 
-/// The rotation along the longest axis along which ranks on the topology's first devices, one on each, may be moved on; none where they may not. Ranks go at
-/// these paces, and kernels do more on one member than on another of the groups of each list that are `uneven`.
+/// The rotation along the longest axis that allows one, for ranks that run on the topology's first
+/// devices, one on each. `paces` are the paces of the ranks; `uneven` has for each list the groups
+/// in which kernels cost more on one member than on another.
 pub(super) fn find_rotation(
     program: &Program,
     topology: &Topology,
     paces: &[f64],
     uneven: &[BTreeSet<GroupId>],
 ) -> Option<MeshRotation> {
-    let nodes = topology.alike_nodes()?;
+    let nodes = topology.interchangeable_nodes()?;
     let along = |&axis: &Axis| {
         let rotation = MeshRotation::along(axis, &program.mesh, nodes)?;
         (has_even_kernels(&rotation, program, uneven) && leaves_unchanged(&rotation, program, paces)).then_some(rotation)
@@ -21,15 +27,15 @@ pub(super) fn find_rotation(
     Axis::WITHIN_STAGE.iter().filter_map(along).max_by_key(MeshRotation::period)
 }
 
-/// Whether no kernel does more on one rank of an orbit than on another.
+/// Whether kernels cost the same on all ranks of an orbit.
 fn has_even_kernels(rotation: &MeshRotation, program: &Program, uneven: &[BTreeSet<GroupId>]) -> bool {
-    let is_shifted = |list: &StageProgram, group: &GroupId| {
+    let is_rotated = |list: &StageProgram, group: &GroupId| {
         list.groups.get(group.0 as usize).is_some_and(|group| group.axes.contains(&rotation.axis))
     };
-    program.lists.iter().zip(uneven).all(|(list, uneven)| !uneven.iter().any(|group| is_shifted(list, group)))
+    program.lists.iter().zip(uneven).all(|(list, uneven)| !uneven.iter().any(|group| is_rotated(list, group)))
 }
 
-/// Whether all ranks of an orbit run one list at one pace, and send to ranks of the same position.
+/// Whether all ranks of an orbit run one list at one pace and send messages to corresponding ranks.
 fn leaves_unchanged(rotation: &MeshRotation, program: &Program, paces: &[f64]) -> bool {
     let of_rank = &program.list_of_rank;
     program.lists.iter().flat_map(|list| &list.peers).all(|peer| peer.ranks.is_none())
@@ -66,34 +72,34 @@ mod tests {
         compile_training(&model, "m", &plan).expect("it can be laid out")
     }
 
-    /// The axis that is turned along and by how many turns, of ranks at one pace but for one.
-    fn turned(layout: &str, topology: &Topology, pace_of_the_third: f64) -> Option<(Axis, usize)> {
+    /// The axis and the period of the rotation that is found. The third rank has a pace of its own.
+    fn rotation_of(layout: &str, topology: &Topology, pace_of_the_third: f64) -> Option<(Axis, usize)> {
         let program = program_of(layout);
         let mut paces = vec![1.0; program.mesh.world_size()];
         if let Some(third) = paces.get_mut(2) {
             *third = pace_of_the_third;
         }
         let uneven: Vec<_> =
-            program.lists.iter().map(|list| uneven_groups(list, &LoweredList::new(list).expect("a list that ends"))).collect();
+            program.lists.iter().map(|list| uneven_groups(list, &LoweredList::new(list).expect("a sound list"))).collect();
         find_rotation(&program, topology, &paces, &uneven).map(|rotation| (rotation.axis, rotation.period()))
     }
 
     #[test]
-    fn the_longest_axis_of_whole_nodes_is_turned_along() {
+    fn the_rotation_is_along_the_longest_axis_that_moves_whole_nodes() {
         let switch = "{kind: switch, latency: 10us}";
-        assert_eq!(turned(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, switch), 1.0), Some((Axis::Data, 8)));
-        assert_eq!(turned(r#""data": 4, "tensor": 2, "micro_batch": 1"#, &nodes_of(2, switch), 1.0), Some((Axis::Data, 4)));
-        // Half a node, another pace, and nodes that lie otherwise to some than to others.
-        assert_eq!(turned(r#""data": 8, "micro_batch": 1"#, &nodes_of(2, switch), 1.0), None);
-        assert_eq!(turned(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, switch), 1.1), None);
+        assert_eq!(rotation_of(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, switch), 1.0), Some((Axis::Data, 8)));
+        assert_eq!(rotation_of(r#""data": 4, "tensor": 2, "micro_batch": 1"#, &nodes_of(2, switch), 1.0), Some((Axis::Data, 4)));
+        // It would move half a node; a rank has another pace; nodes have different neighbours.
+        assert_eq!(rotation_of(r#""data": 8, "micro_batch": 1"#, &nodes_of(2, switch), 1.0), None);
+        assert_eq!(rotation_of(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, switch), 1.1), None);
         let leaves = "{kind: fat-tree, nodes_per_leaf: 2, uplinks: 2, latency: 10us}";
-        assert_eq!(turned(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, leaves), 1.0), None);
-        // Causal attention of a part of the positions: the last has the most before it.
-        assert_eq!(turned(r#""data": 2, "context": 4, "micro_batch": 1"#, &nodes_of(1, switch), 1.0), Some((Axis::Data, 2)));
+        assert_eq!(rotation_of(r#""data": 8, "micro_batch": 1"#, &nodes_of(1, leaves), 1.0), None);
+        // Causal attention is uneven along `context`: the last part sees the most keys.
+        assert_eq!(rotation_of(r#""data": 2, "context": 4, "micro_batch": 1"#, &nodes_of(1, switch), 1.0), Some((Axis::Data, 2)));
     }
 
     #[test]
-    fn parts_of_unequal_work_are_simulated_each() {
+    fn ranks_with_uneven_parts_are_not_folded_onto_each_other() {
         let topology = nodes_of(1, "{kind: switch, latency: 10us}");
         for layout in [r#""context": 4, "micro_batch": 1"#, r#""data": 2, "context": 4, "micro_batch": 1"#] {
             let program = program_of(layout);

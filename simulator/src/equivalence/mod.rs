@@ -1,21 +1,23 @@
-//! Decides which ranks are equivalent, so that one of them is simulated for all.
+//! Decides which ranks are equivalent, so that one representative is simulated for each class.
 //!
-//! [`lower`] is the entry point. It works in two stages, both exact:
+//! [`lower`] is the entry point. It works in two stages, and both are exact:
 //!
-//! 1. Before lowering, [`mesh_rotation`] looks for a cyclic rotation of one mesh axis that leaves the
-//!    Program, the topology and the ranks' paces unchanged. Only one rank of each orbit is lowered,
-//!    so neither time nor memory grows with the ranks that it stands for.
-//! 2. After lowering, [`folding`] builds a graph of ranks, groups, channels, links and processors.
-//!    Colour refinement ([`colour_refinement`]) finds the classes of nodes that no simulation can
-//!    tell apart, and one node of each class is kept.
+//! 1. Before lowering, [`mesh_rotation`] looks for a cyclic shift of one mesh axis that leaves the
+//!    Program, the topology and the paces of ranks unchanged. Only one rank of each orbit is
+//!    lowered, so neither time nor memory grows with the ranks that it stands for.
+//! 2. After lowering, [`folding`] builds a graph of ranks, communicators, links and processors.
+//!    [`colour_refinement`] finds the nodes that no simulation can tell apart, and one node of each
+//!    class is kept.
 //!
-//! [`one_rank_per_stage`] is the third way: it takes equivalence as given and lowers one rank of
-//! each stage, for callers that know the cluster to be uniform.
+//! [`one_rank_per_stage`] takes equivalence as given instead: it lowers one rank of each stage, for
+//! callers that know the cluster to be uniform.
 
 mod colour_refinement;
 mod folding;
 mod mesh_rotation;
 pub(crate) mod one_rank_per_stage;
+
+pub(crate) use folding::fold;
 
 use crate::cost::CostModel;
 use crate::error::SimulationError;
@@ -35,7 +37,7 @@ pub enum Folding {
 }
 
 /// Lowers a Program and, with folding, keeps one representative of each class of equivalent ranks.
-/// `paces` has the pace of each rank, and is empty if all go at the pace of their costs.
+/// `paces` has the factor by which each rank is slower than its costs, and is empty if none is.
 pub(crate) fn lower<'a>(
     program: &'a Program,
     topology: &'a Topology,
@@ -48,15 +50,7 @@ pub(crate) fn lower<'a>(
     if folding == Folding::Off {
         return Ok(draft.lower(None, collectives)?.with_resources_numbered(topology));
     }
-    let rotation = if draft.has_own_processors() {
-        mesh_rotation::find_rotation(program, topology, paces, draft.uneven_groups())
-    } else {
-        None
-    };
+    let find_rotation = || mesh_rotation::find_rotation(program, topology, paces, draft.uneven_groups());
+    let rotation = if draft.has_own_processors() { find_rotation() } else { None };
     Ok(fold(draft.lower(rotation, collectives)?.with_resources_numbered(topology), paces))
-}
-
-/// Keeps one representative of each class of equivalent ranks of a Program that has been lowered.
-pub(crate) fn fold<'a>(lowered: Lowered<'a>, paces: &[f64]) -> Lowered<'a> {
-    lowered.folded(paces)
 }

@@ -1,81 +1,87 @@
-//! Ranks of a stage that are taken to behave alike: one of them is simulated.
+//! Lowers one rank of each stage, and takes its equivalence with the stage's other ranks as given.
 //!
-//! Unlike [`crate::folding`], which finds out who must behave alike, this takes it as given: devices of one kind in a stage, nodes on which all groups
-//! of an axis lie as that of the stage's first rank does, and links on which only the exchanges of one group at a time meet. Then every member of a
-//! collective reaches it at the same instant, and no rank has to be looked at but one a stage. It does not see stragglers or flows of different
-//! groups that meet on a link.
+//! This holds if the devices of a stage are of one kind, if all groups of an axis are placed on
+//! nodes as that of the stage's first rank is, and if only one group's communication at a time is
+//! on any link. Then every member of a collective reaches it at the same instant. Stragglers, and
+//! flows of different groups that meet on a link, are not seen. [`super::folding`] proves
+//! equivalence instead.
 
 use crate::cost::{CostModel, ProfiledGpu};
 use crate::error::SimulationError;
 use crate::gpu::NodeSpread;
 use crate::lowering::{
-    Channel, Lowered, LoweredList, ProcessGroup, SimulatedRank, Spreads, Work, balanced_parts, collectives, message_bytes,
-    uneven_groups, work_of,
+    Channel, ListTimes, Lowered, LoweredList, ProcessGroup, SimulatedRank, SpreadByKind, balanced_parts, collectives, list_times,
+    message_bytes, uneven_groups,
 };
 use crate::network::Shape;
 use foretell_program::{Axis, Group, GroupId, Program, Rank};
 use foretell_topologies::DeviceId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The same made ready, but for the codes that it takes to run it.
+/// Lowers one rank of each stage, on a device of the kind that `kind_of_stage` returns.
+///
+/// # Errors
+/// [`SimulationError::NoRepresentative`] if the ranks of a stage run different lists, or if the GPU
+/// profiles do not know a kind.
 pub(crate) fn lower<'a>(
     program: &'a Program,
     costs: &'a CostModel,
     kind_of_stage: impl Fn(usize) -> usize,
 ) -> Result<Lowered<'a>, SimulationError> {
     let stages = program.mesh.stage_count();
-    let unlike = |reason: String| SimulationError::NoRepresentative { reason };
+    let no_representative = |reason: String| SimulationError::NoRepresentative { reason };
     if program.lists.len() != stages {
-        return Err(unlike(format!("the ranks of {stages} stages run {} lists", program.lists.len())));
+        return Err(no_representative(format!("the ranks of {stages} stages run {} lists", program.lists.len())));
     }
     let lists: Vec<LoweredList> = program.lists.iter().map(LoweredList::new).collect::<Result<_, _>>()?;
     let mut ranks = Vec::with_capacity(stages);
-    let mut work: Vec<Vec<Work>> = Vec::with_capacity(stages);
+    let mut times: Vec<Vec<ListTimes>> = Vec::with_capacity(stages);
     let mut uncalibrated_kernels = BTreeSet::new();
-    for (stage, list) in program.lists.iter().enumerate() {
+    for (stage, source) in program.lists.iter().enumerate() {
         let kind = kind_of_stage(stage);
         if !costs.knows_collectives(kind) {
-            return Err(unlike(format!("nothing is known of collectives on the devices of stage {stage}")));
+            return Err(no_representative(format!("the costs of collectives on the devices of stage {stage} are not known")));
         }
         let rank = program.mesh.rank(program.mesh.coordinates(Rank(0)).with(Axis::Pipeline, stage));
-        // Of ranks whose parts differ (causal attention over `context`) the others wait for the one that has the most.
-        let uneven = uneven_groups(list, &lists[stage]);
-        let places_in = |group: GroupId| {
-            let members = || list.groups.get(group.0 as usize).map_or(0, |group| group.members(&program.mesh, rank).len());
+        // In an uneven group (causal attention over `context`), the others wait for the member that
+        // has the most work, the last.
+        let uneven = uneven_groups(source, &lists[stage]);
+        let members_in = |group: GroupId| {
+            let members = || source.groups.get(group.0 as usize).map_or(0, |group| group.members(&program.mesh, rank).len());
             match uneven.contains(&group) {
                 true if costs.balances_parts(kind) => balanced_parts(members()),
                 true => [members().saturating_sub(1); 2],
                 false => [0, 0],
             }
         };
-        let of_stage = work_of(program, (list, &lists[stage]), costs, kind, &places_in, &mut uncalibrated_kernels);
-        work.push(vec![of_stage]);
+        let list = (source, &lists[stage]);
+        times.push(vec![list_times(program, list, costs, kind, &members_in, &mut uncalibrated_kernels)]);
         ranks.push(SimulatedRank {
             rank,
             device: DeviceId(rank.0),
             kind,
             list: stage,
-            work: 0,
+            times: 0,
             processor: stage as u32,
             groups: Vec::new(),
             sends: Vec::new(),
             receives: vec![u32::MAX; lists[stage].receives.len()],
         });
     }
-    let mut exchanges = 0;
-    let groups = find_groups(program, costs, &lists, &mut ranks, &mut exchanges);
-    let channels = find_channels(program, costs, &lists, &mut ranks, &mut exchanges)?;
+    let mut communications = 0;
+    let groups = find_groups(program, costs, &lists, &mut ranks, &mut communications);
+    let channels = find_channels(program, costs, &lists, &mut ranks, &mut communications)?;
     Ok(Lowered {
         sources: program.lists.iter().collect(),
         costs,
-        of_rank: program.list_of_rank.clone(),
+        representative_of: program.list_of_rank.clone(),
         ranks,
         lists,
-        work,
+        times,
         groups,
         channels,
         hops: Vec::new(),
-        communications: exchanges,
+        communications,
         capacities: vec![1.0; stages],
         has_queue: Vec::new(),
         processors: stages,
@@ -84,62 +90,65 @@ pub(crate) fn lower<'a>(
     })
 }
 
-fn spreads(costs: &CostModel, kind: usize, program: &Program, group: &Group, rank: Rank) -> Spreads {
-    let of = |profiled_gpu: &ProfiledGpu| (kind, NodeSpread::of(group, &program.mesh, rank, &profiled_gpu.cluster));
-    costs.profiled_gpu(kind).map(of).into_iter().collect()
+fn spread_by_kind(costs: &CostModel, kind: usize, program: &Program, group: &Group, rank: Rank) -> SpreadByKind {
+    let spread = |gpu: &ProfiledGpu| (kind, NodeSpread::of(group, &program.mesh, rank, &gpu.cluster));
+    costs.profiled_gpu(kind).map(spread).into_iter().collect()
 }
 
-/// A group within a stage has the representative as its only member; one across stages those of its stages.
+/// Finds the groups. A group within a stage has the stage's representative as its only simulated
+/// member; a group across stages has those of its stages.
 fn find_groups(
     program: &Program,
     costs: &CostModel,
     lists: &[LoweredList],
     ranks: &mut [SimulatedRank],
-    exchanges: &mut u32,
+    communications: &mut u32,
 ) -> Vec<ProcessGroup> {
     let mut groups: Vec<ProcessGroup> = Vec::new();
-    let mut across: BTreeMap<&Group, usize> = BTreeMap::new();
+    let mut across_stages: BTreeMap<&Group, usize> = BTreeMap::new();
     for (stage, list) in program.lists.iter().enumerate() {
         for (number, group) in list.groups.iter().enumerate() {
             let SimulatedRank { rank, kind, .. } = ranks[stage];
             let next = groups.len();
-            let place = if group.axes.contains(&Axis::Pipeline) { *across.entry(group).or_insert(next) } else { next };
-            if place == next {
-                let calls = collectives(program, lists, stage, number);
-                let first_communication = *exchanges;
-                *exchanges += calls.len() as u32;
-                let spreads = spreads(costs, kind, program, group, rank);
-                let size = spreads.first().map_or(1, |(_, spread)| spread.members);
+            let is_across = group.axes.contains(&Axis::Pipeline);
+            let index = if is_across { *across_stages.entry(group).or_insert(next) } else { next };
+            if index == next {
+                let collectives = collectives(program, lists, stage, number);
+                let first_communication = *communications;
+                *communications += collectives.len() as u32;
+                let spread_by_kind = spread_by_kind(costs, kind, program, group, rank);
+                let size = spread_by_kind.first().map_or(1, |(_, spread)| spread.members);
                 groups.push(ProcessGroup {
                     multiplicity: 1,
                     members: Vec::new(),
                     size,
                     first_communication,
-                    collectives: calls,
+                    collectives,
                     ring: None,
                     tree: None,
                     pairs: None,
                     shift: None,
-                    measured: None,
-                    spreads,
+                    measured_reach: None,
+                    spread_by_kind,
                     kind,
                     hops: 0..0,
                     rings: 0,
                 });
             }
-            groups[place].members.push((stage as u32, number as u32));
-            ranks[stage].groups.push(place as u32);
+            groups[index].members.push((stage as u32, number as u32));
+            ranks[stage].groups.push(index as u32);
         }
     }
     groups
 }
 
+/// Finds the channels between the representatives of stages.
 fn find_channels(
     program: &Program,
     costs: &CostModel,
     lists: &[LoweredList],
     ranks: &mut [SimulatedRank],
-    exchanges: &mut u32,
+    communications: &mut u32,
 ) -> Result<Vec<Channel>, SimulationError> {
     let mut channels: Vec<Channel> = Vec::new();
     for sender in 0..ranks.len() {
@@ -151,12 +160,12 @@ fn find_channels(
                 right: format!("what stage {receiver} receives"),
                 reason: reason.into(),
             };
-            let from_us = |stage: usize, peer: usize| {
+            let is_from_sender = |stage: usize, peer: usize| {
                 program.lists[stage].peers[lists[stage].receives[peer].peer.0 as usize].stage == sender
             };
             let receive_peer =
-                lists.get(receiver).and_then(|list| (0..list.receives.len()).find(|&peer| from_us(receiver, peer)));
-            let Some(receive_peer) = receive_peer else { return Err(unmatched("nobody receives them")) };
+                lists.get(receiver).and_then(|list| (0..list.receives.len()).find(|&peer| is_from_sender(receiver, peer)));
+            let Some(receive_peer) = receive_peer else { return Err(unmatched("no rank receives them")) };
             let bytes = message_bytes(program, sender, &messages.instructions);
             if bytes != message_bytes(program, receiver, &lists[receiver].receives[receive_peer].instructions) {
                 return Err(unmatched("they differ in number or in bytes"));
@@ -167,14 +176,14 @@ fn find_channels(
                 receiver: receiver as u32,
                 send_peer: send_peer as u32,
                 receive_peer: receive_peer as u32,
-                first_communication: *exchanges,
+                first_communication: *communications,
                 shape: Shape::default(),
-                measured: None,
-                spreads: spreads(costs, kind, program, &pair, rank),
+                measured_reach: None,
+                spread_by_kind: spread_by_kind(costs, kind, program, &pair, rank),
                 kind,
                 bytes,
             };
-            *exchanges += channel.bytes.len() as u32;
+            *communications += channel.bytes.len() as u32;
             ranks[sender].sends.push(channels.len() as u32);
             ranks[receiver].receives[receive_peer] = channels.len() as u32;
             channels.push(channel);
@@ -185,7 +194,7 @@ fn find_channels(
         Some(stage) => Err(SimulationError::Unmatched {
             left: format!("the receives of stage {stage}"),
             right: "the sends of others".into(),
-            reason: "nobody sends them".into(),
+            reason: "no rank sends them".into(),
         }),
     }
 }

@@ -38,8 +38,9 @@ pub struct GpuProfile {
     /// Tiling of products in single precision, if it differs from that on tensor cores.
     #[serde(default)]
     single: Option<Tiling>,
-    /// Shares of the half-precision peak that fused attention reaches, forward and backward, with
-    /// long sequences and heads of 128 features.
+    /// Shares of the peak that fused attention reaches, forward and backward, with long sequences
+    /// and heads of 128 features. The peak is that of products, or of bf16 if products are
+    /// narrower.
     pub attention: [f64; 2],
     /// Device time of the smallest kernel, from the end of the previous kernel.
     pub launch: Seconds,

@@ -38,7 +38,7 @@ impl ProductFormat {
         }
     }
 
-    /// Returns the bytes of an operand's element, with its share of the scales.
+    /// Returns the bytes of an element of an operand. In NVFP4 they include a share of the scales.
     pub const fn bytes(self) -> f64 {
         match self {
             ProductFormat::Fp32 | ProductFormat::Tf32 => 4.0,

@@ -1,18 +1,22 @@
 //! Time of matrix products on a GPU, whose multiprocessors compute tiles of the output in waves.
 //!
-//! `time = waves x (2 tile_rows tile_columns (contracted + ramp)) / (rate of one multiprocessor x
-//! efficiency)`, and at least the time in which the memory moves the operands and the output. The
-//! best of all tile shapes counts, as the libraries' heuristics find it. Smaller tiles reuse less
-//! of what they load, and so are less efficient. An incomplete last wave costs as much as a full
-//! one, except for what stream-K and split-K kernels recover (`quantisation`). Fitted on
+//! ```text
+//! time = waves x 2 x tile_rows x tile_columns x (contracted + ramp)
+//!        / (rate of one multiprocessor x efficiency)
+//! ```
+//!
+//! The time is at least that in which the memory moves the operands and the output. The best of all
+//! tile shapes counts, since the libraries' heuristics find it. Smaller tiles reuse less of what
+//! they load, and so are less efficient. An incomplete last wave costs as much as a full one,
+//! except for what stream-K and split-K kernels recover (`quantisation`). Fitted on
 //! `bf16_op_efficiency.csv` (SimuMax) with a mean error of 3.0 % over 183 shapes on A100.
 //!
 //! Products in single precision do not run on tensor cores. Arithmetic takes sixteen times as long
 //! per byte of a tile there, so small tiles are as efficient as large ones, and a tile's fixed cost
-//! counts for less. Fitted on `neusight_gemm_fp32.csv` of six devices: the mean error is 9 % over
-//! 6,200 plain products and 21 % over 9,000 batched ones. With the values of tensor cores it was 11
-//! % and 39 %. Batched products with a contracted dimension of 64 to 128, as attention scores have,
-//! came out half again too long.
+//! counts for less. Fitted on `neusight_gemm_fp32.csv` of six devices. The mean error is 9 % over
+//! 6,200 plain products, and 21 % over 9,000 batched ones. The values for tensor cores gave 11 %
+//! and 39 %, because batched products with a contracted dimension of 64 to 128, as attention scores
+//! have, came out half again too long.
 
 use super::device::GpuProfile;
 use super::format::ProductFormat;

@@ -1,10 +1,10 @@
-//! Lowers one Program: checks it, reads its lists, pairs its communication and prices its kernels.
+//! Lowers one Program: checks it, reads its lists, connects its ranks and finds durations.
 
 use super::Lowered;
 use super::list::LoweredList;
+use super::list_times::{ListTimes, balanced_parts, list_times, uneven_groups};
 use super::pairing::Pairing;
-use super::ranks::{JobOffset, LoweringContext, SimulatedRank, unconnected};
-use super::work::{Work, balanced_parts, uneven_groups, work_of};
+use super::ranks::{JobOffset, LoweringContext, SimulatedRank};
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::network::{Collectives, MeshRotation};
@@ -69,7 +69,8 @@ impl<'a> Draft<'a> {
         if devices == 0 || (world > devices && oversubscription == Oversubscription::Refused) {
             return Err(SimulationError::TooFewDevices { ranks: world, devices, topology: topology.name().into() });
         }
-        // Collected before errors are looked at, so that the first list's error is the one reported.
+        // Collected before errors are looked at, so that the first list's error is the one
+        // reported.
         let lists = match threads {
             Threads::Caller => program.lists.iter().map(LoweredList::new).collect::<Result<Vec<_>, _>>()?,
             Threads::All => {
@@ -99,9 +100,9 @@ impl<'a> Draft<'a> {
         self.program.mesh.world_size().min(self.devices).min(cores)
     }
 
-    /// Lowers only the representatives under `rotation`, or every rank if there is no rotation, or if the
-    /// flows of some group are not symmetric under it. Links keep the topology's numbers and
-    /// processors are numbered from 0: see [`Lowered::with_resources_numbered`].
+    /// Lowers the representatives under `rotation`. Lowers every rank if there is no rotation, or
+    /// if the flows of some group are not symmetric under it. Links keep the topology's numbers,
+    /// and processors are numbered from 0, until [`Lowered::with_resources_numbered`].
     pub(crate) fn lower(
         self,
         mut rotation: Option<MeshRotation>,
@@ -109,23 +110,15 @@ impl<'a> Draft<'a> {
     ) -> Result<Lowered<'a>, SimulationError> {
         let Self { program, topology, costs, offset, devices, .. } = self;
         let (mut ranks, pairing) = loop {
-            let context = LoweringContext {
-                program,
-                topology,
-                costs,
-                first_device: offset.first_device,
-                devices,
-                rotation: rotation.as_ref(),
-            };
-            let mut ranks: Vec<SimulatedRank> =
-                context.ranks().into_iter().map(|rank| unconnected(&context, offset, rank)).collect();
+            let context = LoweringContext { program, topology, costs, offset, devices, rotation: rotation.as_ref() };
+            let mut ranks = context.unconnected_ranks();
             match Pairing::new(&context, &self.lists, collectives, &mut ranks)? {
                 Some(pairing) => break (ranks, pairing),
                 // Only with a rotation.
                 None => rotation = None,
             }
         };
-        let (work, uncalibrated_kernels) = self.price_kernels(&mut ranks);
+        let (times, uncalibrated_kernels) = self.find_times(&mut ranks);
         if collectives == Collectives::Steps
             && let Some(list) = self.lists.iter().position(|list| list.communication_overlaps)
         {
@@ -140,12 +133,12 @@ impl<'a> Draft<'a> {
         Ok(Lowered {
             sources: program.lists.iter().collect(),
             costs,
-            of_rank: rotation
+            representative_of: rotation
                 .as_ref()
                 .map_or_else(|| (0..world as u32).collect(), |rotation| rotation.representative_indices(world)),
             ranks,
             lists: self.lists,
-            work,
+            times,
             groups,
             channels,
             hops,
@@ -160,14 +153,14 @@ impl<'a> Draft<'a> {
 
     /// The durations of each list's instructions, for each different rank that runs it: by kind of
     /// device, and by position in groups whose kernels are uneven. Also the uncalibrated kernels.
-    fn price_kernels(&self, ranks: &mut [SimulatedRank]) -> (Vec<Vec<Work>>, BTreeSet<String>) {
+    fn find_times(&self, ranks: &mut [SimulatedRank]) -> (Vec<Vec<ListTimes>>, BTreeSet<String>) {
         let Self { program, costs, lists, uneven, .. } = self;
         let mut uncalibrated_kernels = BTreeSet::new();
-        let mut work: Vec<Vec<Work>> = lists.iter().map(|_| Vec::new()).collect();
+        let mut times: Vec<Vec<ListTimes>> = lists.iter().map(|_| Vec::new()).collect();
         let mut known: BTreeMap<(usize, usize, Vec<[usize; 2]>), usize> = BTreeMap::new();
         for rank in ranks {
             let list = &program.lists[rank.list];
-            let position = |group: &GroupId| {
+            let members = |group: &GroupId| {
                 let coordinates = program.mesh.coordinates(rank.rank);
                 let mesh = program.mesh.stage_at(coordinates);
                 let Some(group) = list.groups.get(group.0 as usize) else { return [0; 2] };
@@ -177,17 +170,17 @@ impl<'a> Draft<'a> {
                     [mesh.part_along(&group.axes, coordinates); 2]
                 }
             };
-            let positions: Vec<[usize; 2]> = uneven[rank.list].iter().map(position).collect();
-            rank.work = *known.entry((rank.list, rank.kind, positions.clone())).or_insert_with(|| {
-                let positions_in = |group: GroupId| {
+            let members: Vec<[usize; 2]> = uneven[rank.list].iter().map(members).collect();
+            rank.times = *known.entry((rank.list, rank.kind, members.clone())).or_insert_with(|| {
+                let members_in = |group: GroupId| {
                     let at = uneven[rank.list].iter().position(|&one| one == group);
-                    at.and_then(|at| positions.get(at)).copied().unwrap_or_default()
+                    at.and_then(|at| members.get(at)).copied().unwrap_or_default()
                 };
                 let list = (list, &lists[rank.list]);
-                work[rank.list].push(work_of(program, list, costs, rank.kind, &positions_in, &mut uncalibrated_kernels));
-                work[rank.list].len() - 1
+                times[rank.list].push(list_times(program, list, costs, rank.kind, &members_in, &mut uncalibrated_kernels));
+                times[rank.list].len() - 1
             });
         }
-        (work, uncalibrated_kernels)
+        (times, uncalibrated_kernels)
     }
 }

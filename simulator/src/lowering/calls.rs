@@ -1,23 +1,21 @@
-//! What lists exchange in a group or with a peer: collectives and messages, of which few differ.
-//!
-//! It must not know who meets whom.
+//! The collectives and messages of lists, few of which are distinct.
 
 use super::list::LoweredList;
 use super::repeated::Repeated;
 use crate::cost::CollectiveCall;
 use foretell_program::{Operation, Program};
 
-/// The collectives of each group of each list.
-pub(crate) struct CallsByList(Vec<Vec<Repeated<CollectiveCall>>>);
+/// For each list and group, the collectives of the group.
+pub(super) struct CallsByList(Vec<Vec<Repeated<CollectiveCall>>>);
 
 impl CallsByList {
-    pub(crate) fn new(program: &Program, lists: &[LoweredList]) -> Self {
+    pub(super) fn new(program: &Program, lists: &[LoweredList]) -> Self {
         let of_list =
             |list: usize| (0..lists[list].collectives.len()).map(|group| collectives(program, lists, list, group)).collect();
         Self((0..lists.len()).map(of_list).collect())
     }
 
-    pub(crate) fn of(&self, list: usize, group: usize) -> Repeated<CollectiveCall> {
+    pub(super) fn of(&self, list: usize, group: usize) -> Repeated<CollectiveCall> {
         self.0[list][group].clone()
     }
 }
@@ -33,7 +31,7 @@ pub(crate) fn collectives(program: &Program, lists: &[LoweredList], list: usize,
     }))
 }
 
-/// The bytes of messages of a list.
+/// The bytes of each of these messages of a list.
 pub(crate) fn message_bytes(program: &Program, list: usize, instructions: &[u32]) -> Repeated<u64> {
     Repeated::new(instructions.iter().filter_map(|&index| match *program.lists[list].instructions[index as usize].operation {
         Operation::Send { bytes, .. } | Operation::Receive { bytes, .. } => Some(bytes.count()),

@@ -1,7 +1,7 @@
-//! Who exchanges: ranks that run collectives together, and pairs of which one sends to the other; over which links, and what an exchange of theirs takes
-//! when it is alone.
+//! Process groups and channels: the ranks that communicate, the links that they load, and the cost
+//! of each collective or message alone.
 //!
-//! It must not know when exchanges happen, and how their members were found ([`crate::pairing`]).
+//! [`super::pairing`] finds the members. Nothing here depends on when communication happens.
 
 use super::ranks::{LoweringContext, SimulatedRank};
 use super::repeated::Repeated;
@@ -16,73 +16,83 @@ use std::ops::Range;
 /// Ranks that run collectives together.
 #[derive(Clone, Debug)]
 pub(crate) struct ProcessGroup {
-    /// The members that are simulated, and each one's number for the group in its stage.
+    /// The simulated members, each with the group's number in its list.
     pub(crate) members: Vec<(u32, u32)>,
-    /// How many members each of them was made ready for.
+    /// Number of members that each simulated one stands for under a mesh rotation.
     pub(crate) multiplicity: usize,
-    /// How many members there must be.
+    /// Number of members.
     pub(crate) size: usize,
-    /// The first of its exchanges; the others follow.
+    /// The number of its first collective; the others follow.
     pub(crate) first_communication: u32,
-    /// Which collectives, in order.
+    /// Its collectives, in order.
     pub(crate) collectives: Repeated<CollectiveCall>,
-    /// The flows of each algorithm that its collectives may use.
+    /// Link loads of each algorithm that its collectives may use.
     pub(crate) ring: Option<Shape>,
     pub(crate) tree: Option<Shape>,
     pub(crate) pairs: Option<Shape>,
     pub(crate) shift: Option<Shape>,
-    /// How far apart its members are, if samples hold for the devices of all of them.
-    pub(crate) measured: Option<Reach>,
-    /// How its members spread over nodes, for each kind of device among them, where the profiles of GPUs answer.
-    pub(crate) spreads: Spreads,
-    /// The kind of its first device, for the overheads.
+    /// How far apart its members are, if samples cover the devices of all of them.
+    pub(crate) measured_reach: Option<Reach>,
+    /// How its members spread over nodes, if the GPU profiles have the costs.
+    pub(crate) spread_by_kind: SpreadByKind,
+    /// The kind of its first member's device, whose overheads count.
     pub(crate) kind: usize,
-    /// Where it is run step by step, the hops of its rings, and how many rings there are.
+    /// The hops of its rings among [`super::Lowered::hops`]; empty unless it runs step by step.
     pub(crate) hops: Range<u32>,
+    /// Number of its rings; 0 unless it runs step by step.
     pub(crate) rings: u32,
 }
 
 /// The messages of one rank to another.
 #[derive(Clone, Debug)]
 pub(crate) struct Channel {
+    /// The simulated ranks at its ends.
     pub(crate) sender: u32,
     pub(crate) receiver: u32,
-    /// The sending list's number of the peer, and the receiving list's.
+    /// The number of the peer in the sender's list, among those it sends to.
     pub(crate) send_peer: u32,
+    /// The number of the peer in the receiver's list, among those it receives from.
     pub(crate) receive_peer: u32,
+    /// The number of its first message; the others follow.
     pub(crate) first_communication: u32,
     /// The bytes of each message.
     pub(crate) bytes: Repeated<u64>,
+    /// Link loads of a message.
     pub(crate) shape: Shape,
-    pub(crate) measured: Option<Reach>,
-    pub(crate) spreads: Spreads,
+    /// How far apart its ends are, if samples cover the devices of both.
+    pub(crate) measured_reach: Option<Reach>,
+    /// How its ends spread over nodes, if the GPU profiles have the costs.
+    pub(crate) spread_by_kind: SpreadByKind,
+    /// The kind of the sender's device, whose overheads count.
     pub(crate) kind: usize,
 }
 
-/// How ranks spread over the nodes of a cluster, by the kind of device whose links count; empty where the profiles of GPUs do not answer.
-pub(crate) type Spreads = Vec<(usize, NodeSpread)>;
+/// How ranks spread over the nodes of a cluster, for each kind of device among them. Empty if the
+/// GPU profiles do not know some kind.
+pub(crate) type SpreadByKind = Vec<(usize, NodeSpread)>;
 
-/// Those of devices of some kinds.
-pub(crate) fn spreads(costs: &CostModel, kinds: impl Iterator<Item = usize>, devices: &[DeviceId]) -> Spreads {
-    let mut found = Spreads::new();
+/// How `devices`, of these kinds, spread over nodes.
+pub(super) fn spread_by_kind(costs: &CostModel, kinds: impl Iterator<Item = usize>, devices: &[DeviceId]) -> SpreadByKind {
+    let mut found = SpreadByKind::new();
     for kind in kinds {
         if found.iter().all(|(other, _)| *other != kind) {
-            let Some(profiled_gpu) = costs.profiled_gpu(kind) else { return Spreads::new() };
-            found.push((kind, profiled_gpu.node_spread(devices)));
+            let Some(gpu) = costs.profiled_gpu(kind) else { return SpreadByKind::new() };
+            found.push((kind, gpu.node_spread(devices)));
         }
     }
     found
 }
 
-/// What takes longest: ranks of several kinds wait for the slowest.
+/// The longest of the costs: ranks of several kinds wait for the slowest.
 fn slowest(costs: impl Iterator<Item = CommunicationCost>) -> Option<CommunicationCost> {
     let total = |cost: &CommunicationCost| (cost.latency + cost.flow).value();
     costs.max_by(|one, other| total(one).total_cmp(&total(other)))
 }
 
 impl ProcessGroup {
-    /// That of these members, of which shift tell those that stand for others; none if flows of theirs do not turn along.
-    pub(crate) fn new(
+    /// The group of these members. With a rotation, link loads are those of the representatives;
+    /// `None` if the flows of some algorithm are not symmetric under it.
+    pub(super) fn new(
         context: &LoweringContext<'_>,
         rotation: Option<&MeshRotation>,
         ranks: &[SimulatedRank],
@@ -92,27 +102,28 @@ impl ProcessGroup {
         mode: Collectives,
     ) -> Result<Option<Self>, TopologyError> {
         let LoweringContext { topology, costs, .. } = *context;
-        let kind_of = |member: &Rank| ranks[context.place(*member)].kind;
+        let kind_of = |member: &Rank| ranks[context.index(*member)].kind;
         let devices: Vec<DeviceId> = members.iter().map(|&member| context.device(member)).collect();
         let uses =
             |wanted: fn(Collective) -> bool| devices.len() > 1 && collectives.distinct().iter().any(|call| wanted(call.kind));
-        let around = context.around(rotation);
+        let flow_context = context.flow_context(rotation);
         let kind = members.first().map_or(0, kind_of);
-        // Two members are each other's ring and tree. Where the profiles of GPUs say what collectives take, these load links as rings do.
-        let spreads = spreads(costs, members.iter().map(kind_of), &devices);
-        let asks_for_tree = mode == Collectives::Flow && devices.len() > 2 && spreads.is_empty();
-        let mut turn_along = true;
+        let spread_by_kind = spread_by_kind(costs, members.iter().map(kind_of), &devices);
+        // For two members ring and tree are the same. Collectives whose cost the GPU profiles have
+        // load links as rings do.
+        let needs_tree = mode == Collectives::Flow && devices.len() > 2 && spread_by_kind.is_empty();
+        let mut is_symmetric = true;
         let mut shape = |is_used: bool, of: fn(FlowContext<'_>, &[DeviceId]) -> Result<Option<Shape>, TopologyError>| {
-            let shape = if is_used && turn_along { of(around, &devices)? } else { None };
-            turn_along &= shape.is_some() || !is_used;
+            let shape = if is_used && is_symmetric { of(flow_context, &devices)? } else { None };
+            is_symmetric &= shape.is_some() || !is_used;
             Ok::<_, TopologyError>(shape)
         };
-        let tree = shape(asks_for_tree && uses(|kind| kind == Collective::AllReduce), Shape::double_tree)?;
-        // What goes round step by step has hops instead of flows.
+        let tree = shape(needs_tree && uses(|kind| kind == Collective::AllReduce), Shape::double_tree)?;
+        // Step by step, rings have hops instead.
         let ring = shape(mode == Collectives::Flow && uses(goes_round), Shape::ring)?;
         let pairs = shape(uses(|kind| kind == Collective::AllToAll), Shape::all_pairs)?;
         let shift = shape(uses(|kind| kind == Collective::Shift), Shape::shift)?;
-        if !turn_along {
+        if !is_symmetric {
             return Ok(None);
         }
         let are_measured = members.iter().all(|member| costs.exchanges(kind_of(member)).is_some());
@@ -126,8 +137,8 @@ impl ProcessGroup {
             tree,
             pairs,
             shift,
-            measured: if are_measured { Some(reach(topology, &devices)?) } else { None },
-            spreads,
+            measured_reach: if are_measured { Some(reach(topology, &devices)?) } else { None },
+            spread_by_kind,
             kind,
             collectives,
             hops: 0..0,
@@ -135,7 +146,7 @@ impl ProcessGroup {
         }))
     }
 
-    /// The flows of all algorithms.
+    /// The link loads of each algorithm.
     pub(crate) fn shapes(&self) -> [Option<&Shape>; 4] {
         [&self.ring, &self.tree, &self.pairs, &self.shift].map(Option::as_ref)
     }
@@ -144,68 +155,63 @@ impl ProcessGroup {
         [&mut self.ring, &mut self.tree, &mut self.pairs, &mut self.shift].map(Option::as_mut)
     }
 
-    /// Whether its collective that is the `which`-th different one is run step by step.
-    pub(crate) fn is_stepped(&self, which: usize) -> bool {
-        !self.hops.is_empty() && goes_round(self.collectives.distinct()[which].kind)
+    /// Whether the collective with this index among the distinct ones runs step by step.
+    pub(crate) fn is_stepped(&self, distinct: usize) -> bool {
+        !self.hops.is_empty() && goes_round(self.collectives.distinct()[distinct].kind)
     }
 
-    /// What its collective that is the `which`-th different one takes alone, and over which flows.
-    pub(crate) fn cost(&self, costs: &CostModel, which: usize, quantile: Quantile) -> (CommunicationCost, Option<&Shape>) {
-        self.cost_of(costs, self.collectives.distinct()[which], quantile)
+    /// The cost alone of the collective with this index among the distinct ones, and its link
+    /// loads.
+    pub(crate) fn cost(&self, costs: &CostModel, distinct: usize, quantile: Quantile) -> (CommunicationCost, Option<&Shape>) {
+        self.cost_of(costs, self.collectives.distinct()[distinct], quantile)
     }
 
-    /// The same of a collective of a kind that it has.
+    /// The same for any collective of a kind that the group has.
     pub(crate) fn cost_of(
         &self,
         costs: &CostModel,
         call: CollectiveCall,
         quantile: Quantile,
     ) -> (CommunicationCost, Option<&Shape>) {
-        let CollectiveCall { kind: collective, bytes, algorithm: asked, .. } = call;
+        let CollectiveCall { kind: collective, bytes, algorithm: requested, .. } = call;
         let members = self.size;
         if members < 2 {
-            return (NOTHING, None);
+            return (NO_COST, None);
         }
-        let (exchange, shape, algorithm) = match collective {
+        let (exchange, shape, terms) = match collective {
             Collective::AllReduce => (Exchange::AllReduce, self.ring.as_ref(), AlgorithmTerms::ring_whole(members)),
             Collective::ReduceScatter => (Exchange::ReduceScatter, self.ring.as_ref(), AlgorithmTerms::ring_half(members)),
             Collective::AllGather => (Exchange::AllGather, self.ring.as_ref(), AlgorithmTerms::ring_half(members)),
-            // Each member takes in as much as in an all-gather; nobody measures it separately.
+            // Each member receives as much as in an all-gather. Profiles have no samples of its
+            // own.
             Collective::AllToAll => (Exchange::AllGather, self.pairs.as_ref(), AlgorithmTerms::ALL_PAIRS),
-            // Every member sends one message; nobody measures them all at once separately.
+            // Each member sends one message. Profiles have no samples of its own.
             Collective::Shift => (Exchange::SendReceive, self.shift.as_ref(), AlgorithmTerms::MESSAGE),
         };
+        let fabric_seconds_per_byte = shape.map_or(0.0, |shape| shape.fabric_seconds_per_byte);
         let of_kind = |(kind, spread): &(usize, NodeSpread)| {
-            Some(
-                costs
-                    .profiled_gpu(*kind)?
-                    .collective(spread, call, algorithm.share)
-                    .through_fabric(shape.map_or(0.0, |shape| shape.fabric_seconds_per_byte)),
-            )
+            let cost = costs.profiled_gpu(*kind)?.collective(spread, call, terms.share);
+            Some(cost.through_fabric(fabric_seconds_per_byte))
         };
-        if let Some(cost) = slowest(self.spreads.iter().filter_map(of_kind)) {
+        if let Some(cost) = slowest(self.spread_by_kind.iter().filter_map(of_kind)) {
             return (cost, shape);
         }
         let measured_members = if collective == Collective::Shift { 2 } else { members };
-        let parameters = costs.parameters(self.kind);
-        // What was measured went round rings.
-        if asked != CollectiveAlgorithm::Tree
-            && let Some((reach, table)) = self.measured.zip(costs.exchanges(self.kind))
-            && let Some(cost) = table.cost((exchange, reach), measured_members, bytes, bytes * algorithm.share, quantile)
+        // Samples are of rings.
+        if requested != CollectiveAlgorithm::Tree
+            && let Some((reach, table)) = self.measured_reach.zip(costs.exchanges(self.kind))
+            && let Some(cost) = table.cost((exchange, reach), measured_members, bytes, bytes * terms.share, quantile)
         {
             return (costs.rescaled(cost, reach), shape);
         }
-        let overhead = parameters.exchange_overhead;
-        let alone = |shape: Option<&Shape>, algorithm: AlgorithmTerms| {
-            shape.map(|shape| algorithm.cost(shape, overhead, bytes, quantile))
-        };
-        let ring = alone(shape, algorithm).unwrap_or(NOTHING);
-        let tree = if collective == Collective::AllReduce {
-            alone(self.tree.as_ref(), AlgorithmTerms::double_tree(members))
-        } else {
-            None
-        };
-        let is_better = |tree: &CommunicationCost, ring: &CommunicationCost| match asked {
+        let overhead = costs.parameters(self.kind).exchange_overhead;
+        let by_data_sheet =
+            |shape: Option<&Shape>, terms: AlgorithmTerms| shape.map(|shape| terms.cost(shape, overhead, bytes, quantile));
+        let ring = by_data_sheet(shape, terms).unwrap_or(NO_COST);
+        let is_all_reduce = collective == Collective::AllReduce;
+        let tree_shape = self.tree.as_ref().filter(|_| is_all_reduce);
+        let tree = by_data_sheet(tree_shape, AlgorithmTerms::double_tree(members));
+        let is_better = |tree: &CommunicationCost, ring: &CommunicationCost| match requested {
             CollectiveAlgorithm::Automatic => tree.latency + tree.flow < ring.latency + ring.flow,
             CollectiveAlgorithm::Ring => false,
             CollectiveAlgorithm::Tree => true,
@@ -218,17 +224,18 @@ impl ProcessGroup {
 }
 
 impl Channel {
-    /// What its message that is the `which`-th different one takes alone.
-    pub(crate) fn cost(&self, costs: &CostModel, which: usize, quantile: Quantile) -> CommunicationCost {
-        let bytes = self.bytes.distinct()[which] as f64;
+    /// The cost alone of the message with this index among the distinct ones.
+    pub(crate) fn cost(&self, costs: &CostModel, distinct: usize, quantile: Quantile) -> CommunicationCost {
+        let bytes = self.bytes.distinct()[distinct] as f64;
         let of_kind = |(kind, spread): &(usize, NodeSpread)| {
-            Some(costs.profiled_gpu(*kind)?.message(spread, bytes).through_fabric(self.shape.fabric_seconds_per_byte))
+            let cost = costs.profiled_gpu(*kind)?.message(spread, bytes);
+            Some(cost.through_fabric(self.shape.fabric_seconds_per_byte))
         };
-        if let Some(cost) = slowest(self.spreads.iter().filter_map(of_kind)) {
+        if let Some(cost) = slowest(self.spread_by_kind.iter().filter_map(of_kind)) {
             return cost;
         }
         let parameters = costs.parameters(self.kind);
-        self.measured
+        self.measured_reach
             .zip(costs.exchanges(self.kind))
             .and_then(|(reach, table)| {
                 let cost = table.cost((Exchange::SendReceive, reach), 2, bytes, bytes, quantile)?;
@@ -238,7 +245,8 @@ impl Channel {
     }
 }
 
-const NOTHING: CommunicationCost = CommunicationCost {
+/// The cost of a collective of one member.
+const NO_COST: CommunicationCost = CommunicationCost {
     latency: Seconds::ZERO,
     flow: Seconds::ZERO,
     bytes: 0.0,
@@ -246,8 +254,8 @@ const NOTHING: CommunicationCost = CommunicationCost {
     source: Source::Measured,
 };
 
-/// How far apart devices are that exchange around a ring.
-pub(crate) fn reach(topology: &Topology, devices: &[DeviceId]) -> Result<Reach, TopologyError> {
+/// How far apart the devices of a ring are, hop by hop.
+pub(super) fn reach(topology: &Topology, devices: &[DeviceId]) -> Result<Reach, TopologyError> {
     let next = devices.iter().cycle().skip(1);
     let mut reach = Reach::Node;
     for (&from, &to) in devices.iter().zip(next) {
@@ -270,8 +278,8 @@ pub(crate) enum CostKey {
         number: u32,
         size: usize,
         shapes: [Option<ShapeBits>; 4],
-        measured: Option<Reach>,
-        spreads: Spreads,
+        measured_reach: Option<Reach>,
+        spread_by_kind: SpreadByKind,
         /// The kind of the first device.
         kind: usize,
     },
@@ -281,8 +289,8 @@ pub(crate) enum CostKey {
         lists: [usize; 2],
         peers: [u32; 2],
         shape: ShapeBits,
-        measured: Option<Reach>,
-        spreads: Spreads,
+        measured_reach: Option<Reach>,
+        spread_by_kind: SpreadByKind,
         /// The kind of the sender's device.
         kind: usize,
     },
@@ -302,15 +310,15 @@ impl CostKey {
         let first = group.members.first();
         let (list, number) = first.map_or((0, 0), |&(member, number)| (ranks[member as usize].list, number));
         let shapes = group.shapes().map(|shape| shape.map(shape_bits));
-        let (size, measured, spreads, kind) = (group.size, group.measured, group.spreads.clone(), group.kind);
-        Self::Group { list, number, size, shapes, measured, spreads, kind }
+        let (size, measured_reach, kind) = (group.size, group.measured_reach, group.kind);
+        Self::Group { list, number, size, shapes, measured_reach, spread_by_kind: group.spread_by_kind.clone(), kind }
     }
 
     /// The key of a channel whose ends are among `ranks`.
     pub(crate) fn of_channel(ranks: &[SimulatedRank], channel: &Channel) -> Self {
         let lists = [channel.sender, channel.receiver].map(|rank| ranks[rank as usize].list);
         let peers = [channel.send_peer, channel.receive_peer];
-        let (shape, measured, kind) = (shape_bits(&channel.shape), channel.measured, channel.kind);
-        Self::Channel { lists, peers, shape, measured, spreads: channel.spreads.clone(), kind }
+        let (shape, measured_reach, kind) = (shape_bits(&channel.shape), channel.measured_reach, channel.kind);
+        Self::Channel { lists, peers, shape, measured_reach, spread_by_kind: channel.spread_by_kind.clone(), kind }
     }
 }

@@ -1,48 +1,50 @@
-//! A list of instructions as far as it is the same for all who run it: what each instruction is to the interpreter, and which do the same.
+//! An instruction list as far as it is the same for all ranks that run it: the action of each
+//! instruction, and which instructions share an operation.
 //!
-//! It must not know devices, nor who meets whom.
+//! Nothing here depends on devices, or on which ranks communicate.
 
 use crate::error::SimulationError;
 use foretell_program::{Operation, PeerId, Phase, StageProgram};
 use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
-/// What a list's instruction is to the interpreter.
+/// An instruction, as the interpreter sees it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Action {
-    /// Work for the processor.
+    /// A kernel.
     Compute,
-    /// Samples to read.
+    /// Reads samples.
     Load,
-    /// Bytes to copy from one memory of the device to the other.
+    /// Copies between the memories of the device and its host.
     Copy,
     /// The `nth` collective of a group of the list.
     Collective { group: u32, nth: u32 },
-    /// The `nth` message to the list's `peer`-th receiver.
+    /// The `nth` message to a peer; `peer` is an index into [`LoweredList::sends`].
     Send { peer: u32, nth: u32 },
-    /// The `nth` message from the list's `peer`-th sender.
+    /// The `nth` message from a peer; `peer` is an index into [`LoweredList::receives`].
     Receive { peer: u32, nth: u32 },
 }
 
-/// The instructions of a list.
+/// An instruction list. Vectors without another index are by instruction.
 #[derive(Debug)]
 pub(crate) struct LoweredList {
     pub(crate) actions: Vec<Action>,
-    /// The stream of each, and the part of the step.
+    /// The stream of each instruction.
     pub(crate) streams: Vec<u16>,
     pub(crate) phases: Vec<Phase>,
-    /// Which of them do the same.
     pub(crate) operations: DistinctOperations,
-    /// The collectives of each group, in order.
+    /// For each group, the instructions that are its collectives, in order.
     pub(crate) collectives: Vec<Vec<u32>>,
-    /// Messages to and from peers, in order.
+    /// For each peer that messages are sent to, these messages in order.
     pub(crate) sends: Vec<Messages>,
+    /// For each peer that messages are received from, these messages in order.
     pub(crate) receives: Vec<Messages>,
-    /// How many micro-batches it has.
+    /// Number of micro-batches.
     pub(crate) micro_batches: u32,
-    /// Whether it computes, loads or copies anything.
+    /// Whether any instruction computes, loads or copies.
     pub(crate) uses_processor: bool,
-    /// Whether exchanges of one group, or with one peer, stand in several streams, so that they may go on at once.
+    /// Whether collectives of one group, or messages to or from one peer, are in several streams,
+    /// so that two of them may run at once.
     pub(crate) communication_overlaps: bool,
 }
 
@@ -53,110 +55,119 @@ pub(crate) struct Messages {
     pub(crate) instructions: Vec<u32>,
 }
 
-/// Instructions that share an operation, so that whatever follows from it is found once. Two that do the same without sharing it count as two, and so
-/// do any two that read samples.
+/// The distinct operations of a list. Instructions that share one [`Arc`] share an operation, so
+/// that what follows from it is computed once. Equal operations that are not shared count as
+/// different, and so do any two loads.
 #[derive(Debug, Default)]
 pub(crate) struct DistinctOperations {
-    /// Of each instruction, which of the different operations it has.
+    /// For each instruction, the index of its operation.
     pub(crate) of_instruction: Vec<u32>,
-    /// The first instruction with each of them.
+    /// For each operation, the first instruction that has it.
     pub(crate) first_instruction: Vec<u32>,
 }
 
-/// Finds out which instructions share an operation.
+/// Numbers the distinct operations of a list.
 #[derive(Default)]
-struct Sharing {
+struct OperationIndex {
     operations: DistinctOperations,
-    /// By where the operation lies. Only looked up.
+    /// The number of the operation at an address. Only looked up, so its order does not matter.
     known: FxHashMap<usize, u32>,
-    /// Where each lies, and which came after it the last time: mostly it does so again.
-    places: Vec<(usize, u32)>,
+    /// For each operation its address, and the operation that followed it last time: mostly it will
+    /// follow again.
+    addresses: Vec<(usize, u32)>,
+    /// The operation of the latest instruction.
     last: u32,
 }
 
-impl Sharing {
+impl OperationIndex {
     fn add(&mut self, instruction: u32, operation: &Arc<Operation>) {
-        // What is read depends on the buffers, too.
+        // A load's duration depends on its buffers, too, so each load gets an address of its own.
         let is_load = matches!(**operation, Operation::Load { .. });
-        let place = if is_load { usize::MAX - instruction as usize } else { Arc::as_ptr(operation) as usize };
-        let guess = self.places.get(self.last as usize).map_or(0, |&(_, after)| after);
-        let which = match self.places.get(guess as usize) {
-            Some(&(known, _)) if known == place => guess,
+        let address = if is_load { usize::MAX - instruction as usize } else { Arc::as_ptr(operation) as usize };
+        let guess = self.addresses.get(self.last as usize).map_or(0, |&(_, after)| after);
+        let number = match self.addresses.get(guess as usize) {
+            Some(&(known, _)) if known == address => guess,
             _ => {
-                let next = self.places.len() as u32;
-                let which = *self.known.entry(place).or_insert(next);
-                if which == next {
-                    self.places.push((place, 0));
+                let next = self.addresses.len() as u32;
+                let number = *self.known.entry(address).or_insert(next);
+                if number == next {
+                    self.addresses.push((address, 0));
                     self.operations.first_instruction.push(instruction);
                 }
-                if let Some((_, after)) = self.places.get_mut(self.last as usize) {
-                    *after = which;
+                if let Some((_, after)) = self.addresses.get_mut(self.last as usize) {
+                    *after = number;
                 }
-                which
+                number
             }
         };
-        self.last = which;
-        self.operations.of_instruction.push(which);
+        self.last = number;
+        self.operations.of_instruction.push(number);
     }
 }
 
 impl LoweredList {
-    pub(crate) fn new(stage: &StageProgram) -> Result<Self, SimulationError> {
-        let count = stage.instructions.len();
+    /// Reads a list of a Program.
+    ///
+    /// # Errors
+    /// [`SimulationError::Malformed`] if an instruction names a stream, instruction, group or peer
+    /// that the list does not have.
+    pub(crate) fn new(source: &StageProgram) -> Result<Self, SimulationError> {
+        let count = source.instructions.len();
         let malformed =
-            |instruction: usize, reason: String| SimulationError::Malformed { stage: stage.stage, instruction, reason };
-        let mut sharing = Sharing::default();
-        sharing.operations.of_instruction.reserve(count);
-        let mut lowered = Self {
+            |instruction: usize, reason: String| SimulationError::Malformed { stage: source.stage, instruction, reason };
+        let mut index_of_operations = OperationIndex::default();
+        index_of_operations.operations.of_instruction.reserve(count);
+        let mut list = Self {
             actions: Vec::with_capacity(count),
             streams: Vec::with_capacity(count),
             phases: Vec::with_capacity(count),
             operations: DistinctOperations::default(),
-            collectives: vec![Vec::new(); stage.groups.len()],
+            collectives: vec![Vec::new(); source.groups.len()],
             sends: Vec::new(),
             receives: Vec::new(),
             micro_batches: 0,
             uses_processor: false,
             communication_overlaps: false,
         };
-        for (index, instruction) in stage.instructions.iter().enumerate() {
-            if instruction.stream.0 as usize >= stage.streams.len() {
-                return Err(malformed(index, format!("there is no stream {}", instruction.stream.0)));
+        for (index, instruction) in source.instructions.iter().enumerate() {
+            if instruction.stream.0 as usize >= source.streams.len() {
+                return Err(malformed(index, format!("the list has no stream {}", instruction.stream.0)));
             }
             if let Some(before) = instruction.after.iter().find(|before| before.0 as usize >= count) {
-                return Err(malformed(index, format!("it waits for instruction {}, which there is not", before.0)));
+                return Err(malformed(index, format!("it depends on instruction {}, which the list does not have", before.0)));
             }
-            let action = lowered.action(stage, index).map_err(|reason| malformed(index, reason))?;
-            lowered.actions.push(action);
-            lowered.streams.push(instruction.stream.0);
-            lowered.phases.push(instruction.phase);
-            lowered.micro_batches = lowered.micro_batches.max(instruction.micro_batch.map_or(0, |one| one + 1));
-            sharing.add(index as u32, &instruction.operation);
+            let action = list.action(source, index).map_err(|reason| malformed(index, reason))?;
+            list.actions.push(action);
+            list.streams.push(instruction.stream.0);
+            list.phases.push(instruction.phase);
+            list.micro_batches = list.micro_batches.max(instruction.micro_batch.map_or(0, |one| one + 1));
+            index_of_operations.add(index as u32, &instruction.operation);
         }
-        lowered.operations = sharing.operations;
-        lowered.uses_processor =
-            lowered.actions.iter().any(|action| matches!(action, Action::Compute | Action::Load | Action::Copy));
-        let messages = lowered.sends.iter().chain(&lowered.receives).map(|messages| &messages.instructions);
+        list.operations = index_of_operations.operations;
+        list.uses_processor = list.actions.iter().any(|action| matches!(action, Action::Compute | Action::Load | Action::Copy));
+        let messages = list.sends.iter().chain(&list.receives).map(|messages| &messages.instructions);
         let is_in_several_streams = |instructions: &Vec<u32>| {
-            instructions.windows(2).any(|pair| lowered.streams[pair[0] as usize] != lowered.streams[pair[1] as usize])
+            instructions.windows(2).any(|pair| list.streams[pair[0] as usize] != list.streams[pair[1] as usize])
         };
-        lowered.communication_overlaps = lowered.collectives.iter().chain(messages).any(is_in_several_streams);
-        Ok(lowered)
+        list.communication_overlaps = list.collectives.iter().chain(messages).any(is_in_several_streams);
+        Ok(list)
     }
 
-    fn action(&mut self, list: &StageProgram, index: usize) -> Result<Action, String> {
-        let check = |peer: PeerId| match list.peers.get(peer.0 as usize) {
+    /// The action of the next instruction, which is added to its group or peer.
+    fn action(&mut self, source: &StageProgram, index: usize) -> Result<Action, String> {
+        let check = |peer: PeerId| match source.peers.get(peer.0 as usize) {
             Some(_) => Ok(peer),
-            None => Err(format!("there is no peer {}", peer.0)),
+            None => Err(format!("the list has no peer {}", peer.0)),
         };
-        Ok(match *list.instructions[index].operation {
+        Ok(match *source.instructions[index].operation {
             Operation::Compute { .. } => Action::Compute,
             Operation::Load { .. } => Action::Load,
             Operation::Copy { .. } => Action::Copy,
             Operation::Collective { group, .. } => {
-                let list = self.collectives.get_mut(group.0 as usize).ok_or_else(|| format!("there is no group {}", group.0))?;
-                list.push(index as u32);
-                Action::Collective { group: u32::from(group.0), nth: list.len() as u32 - 1 }
+                let collectives = self.collectives.get_mut(group.0 as usize);
+                let collectives = collectives.ok_or_else(|| format!("the list has no group {}", group.0))?;
+                collectives.push(index as u32);
+                Action::Collective { group: u32::from(group.0), nth: collectives.len() as u32 - 1 }
             }
             Operation::Send { peer, .. } => {
                 let (peer, nth) = add_message(&mut self.sends, check(peer)?, index);
@@ -170,12 +181,13 @@ impl LoweredList {
     }
 }
 
+/// Adds a message to those of its peer. Returns the index of the peer and of the message.
 fn add_message(known: &mut Vec<Messages>, peer: PeerId, instruction: usize) -> (u32, u32) {
-    let position = known.iter().position(|messages| messages.peer == peer).unwrap_or_else(|| {
+    let index = known.iter().position(|messages| messages.peer == peer).unwrap_or_else(|| {
         known.push(Messages { peer, instructions: Vec::new() });
         known.len() - 1
     });
-    let list = &mut known[position].instructions;
-    list.push(instruction as u32);
-    (position as u32, list.len() as u32 - 1)
+    let messages = &mut known[index].instructions;
+    messages.push(instruction as u32);
+    (index as u32, messages.len() as u32 - 1)
 }

@@ -25,7 +25,7 @@ impl Lowered<'_> {
         for group in &mut other.groups {
             group.hops = group.hops.start + hops..group.hops.end + hops;
         }
-        other.of_rank.iter_mut().for_each(|index| *index += ranks);
+        other.representative_of.iter_mut().for_each(|index| *index += ranks);
         other.groups.iter_mut().flat_map(|group| &mut group.members).for_each(|(member, _)| *member += ranks);
         for channel in &mut other.channels {
             channel.sender += ranks;
@@ -33,10 +33,10 @@ impl Lowered<'_> {
         }
         self.sources.append(&mut other.sources);
         self.lists.append(&mut other.lists);
-        self.work.append(&mut other.work);
+        self.times.append(&mut other.times);
         self.hops.append(&mut other.hops);
         self.ranks.append(&mut other.ranks);
-        self.of_rank.append(&mut other.of_rank);
+        self.representative_of.append(&mut other.representative_of);
         self.groups.append(&mut other.groups);
         self.channels.append(&mut other.channels);
         self.uncalibrated_kernels.append(&mut other.uncalibrated_kernels);

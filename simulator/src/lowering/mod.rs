@@ -12,21 +12,21 @@ mod build;
 mod calls;
 mod communicators;
 mod list;
+mod list_times;
 mod merge;
 mod pairing;
 mod ranks;
 mod repeated;
 mod resources;
-mod work;
 
 pub(crate) use backlog::backlog;
 pub use build::Oversubscription;
 pub(crate) use build::{Draft, Threads};
 pub(crate) use calls::{collectives, message_bytes};
-pub(crate) use communicators::{Channel, CostKey, ProcessGroup, ShapeBits, Spreads, shape_bits};
+pub(crate) use communicators::{Channel, CostKey, ProcessGroup, ShapeBits, SpreadByKind, shape_bits};
 pub(crate) use list::{Action, LoweredList, Messages};
+pub(crate) use list_times::{ListTimes, balanced_parts, list_times, uneven_groups};
 pub(crate) use ranks::{JobOffset, SimulatedRank};
-pub(crate) use work::{Work, balanced_parts, uneven_groups, work_of};
 
 use crate::cost::CostModel;
 use crate::network::{Hop, MeshRotation};
@@ -42,12 +42,12 @@ pub(crate) struct Lowered<'a> {
     /// The ranks that are simulated.
     pub(crate) ranks: Vec<SimulatedRank>,
     /// For each rank of the Program, the index in `ranks` of its representative.
-    pub(crate) of_rank: Vec<u32>,
+    pub(crate) representative_of: Vec<u32>,
     pub(crate) lists: Vec<LoweredList>,
     /// For each list, the durations of its instructions: one entry for each kind of device that
     /// runs it and, where kernels do more on one member of a group than on another, for each
-    /// position in those groups. [`SimulatedRank::work`] is the index.
-    pub(crate) work: Vec<Vec<Work>>,
+    /// position in those groups. [`SimulatedRank::times`] is the index.
+    pub(crate) times: Vec<Vec<ListTimes>>,
     pub(crate) groups: Vec<ProcessGroup>,
     pub(crate) channels: Vec<Channel>,
     /// Hops of the rings that are simulated step by step, group by group.
@@ -100,9 +100,9 @@ impl Lowered<'_> {
     }
 
     /// The list of a simulated rank, and the durations of its instructions.
-    pub(crate) fn work(&self, rank: usize) -> (&LoweredList, &Work) {
+    pub(crate) fn list_and_times(&self, rank: usize) -> (&LoweredList, &ListTimes) {
         let rank = &self.ranks[rank];
-        (&self.lists[rank.list], &self.work[rank.list][rank.work])
+        (&self.lists[rank.list], &self.times[rank.list][rank.times])
     }
 
     /// Number of links among the shared resources, which is the number of the first processor.

@@ -1,10 +1,10 @@
-//! Who exchanges with whom: the members of each group, and the two ends of each message.
+//! Finds which ranks communicate: the members of each group, and the two ends of each message.
 //!
-//! The n-th collective of a group meets the n-th of every other member; the n-th message from one rank to another meets the n-th receive
-//! there.
+//! The nth collective of a group is the nth collective of every other member. The nth message from
+//! one rank to another is the nth message that the other receives from it.
 
 use super::calls::{CallsByList, message_bytes};
-use super::communicators::{Channel, ProcessGroup, reach, spreads};
+use super::communicators::{Channel, ProcessGroup, reach, spread_by_kind};
 use super::list::{LoweredList, Messages};
 use super::ranks::{LoweringContext, SimulatedRank};
 use super::repeated::Repeated;
@@ -15,30 +15,31 @@ use foretell_program::{Axis, Group, Program, Rank};
 use foretell_topologies::DeviceId;
 use std::collections::BTreeMap;
 
-/// All of it.
+/// The communicators of a Program.
 #[derive(Debug)]
-pub(crate) struct Pairing {
-    pub(crate) groups: Vec<ProcessGroup>,
-    pub(crate) channels: Vec<Channel>,
-    pub(crate) hops: Vec<Hop>,
-    pub(crate) communications: u32,
+pub(super) struct Pairing {
+    pub(super) groups: Vec<ProcessGroup>,
+    pub(super) channels: Vec<Channel>,
+    pub(super) hops: Vec<Hop>,
+    /// Number of collectives and messages.
+    pub(super) communications: u32,
 }
 
 impl Pairing {
-    /// Finds the groups and channels, and tells each rank which are its own; none where ranks may not be turned after all, since the flows of some
-    /// group do not turn along.
-    pub(crate) fn new(
+    /// Finds the groups and channels, and tells each of `ranks` which are its own. `None` if the
+    /// flows of some group or channel are not symmetric under the context's rotation.
+    pub(super) fn new(
         context: &LoweringContext<'_>,
         lists: &[LoweredList],
         mode: Collectives,
         ranks: &mut [SimulatedRank],
     ) -> Result<Option<Self>, SimulationError> {
         let mut pairing = Self { groups: Vec::new(), channels: Vec::new(), hops: Vec::new(), communications: 0 };
-        let all = pairing.find_groups(context, lists, mode, ranks)? && pairing.find_channels(context, lists, ranks)?;
-        Ok(all.then_some(pairing))
+        let is_symmetric = pairing.find_groups(context, lists, mode, ranks)? && pairing.find_channels(context, lists, ranks)?;
+        Ok(is_symmetric.then_some(pairing))
     }
 
-    /// Says whether all flows turn along.
+    /// Finds the groups. Returns whether all flows are symmetric under the rotation.
     fn find_groups(
         &mut self,
         context: &LoweringContext<'_>,
@@ -47,7 +48,7 @@ impl Pairing {
         ranks: &mut [SimulatedRank],
     ) -> Result<bool, SimulationError> {
         let program = context.program;
-        // A group is known by what it is and by its first member.
+        // A group is identified by its axes and stages and by its first member.
         let mut known: BTreeMap<(&Group, Rank), u32> = BTreeMap::new();
         let calls = CallsByList::new(program, lists);
         for index in 0..ranks.len() {
@@ -56,33 +57,30 @@ impl Pairing {
                 check_stages(program, group, list.stage)?;
                 let first = first_member(program, group, ranks[index].rank);
                 let next = self.groups.len() as u32;
-                let set = *known.entry((group, first)).or_insert(next);
-                if set == next {
+                let found = *known.entry((group, first)).or_insert(next);
+                if found == next {
                     let members = group.members(&program.mesh, ranks[index].rank);
                     let rotation = context.rotation_within(group);
                     let collectives = calls.of(ranks[index].list, number);
-                    let Some(mut group) =
-                        ProcessGroup::new(context, rotation, ranks, &members, collectives, self.communications, mode)?
-                    else {
-                        return Ok(false);
-                    };
-                    if mode == Collectives::Steps && !self.step(context, rotation, &members, next, &mut group)? {
+                    let group = ProcessGroup::new(context, rotation, ranks, &members, collectives, self.communications, mode)?;
+                    let Some(mut group) = group else { return Ok(false) };
+                    if mode == Collectives::Steps && !self.add_hops(context, rotation, &members, next, &mut group)? {
                         return Ok(false);
                     }
                     self.communications += group.collectives.len() as u32;
                     self.groups.push(group);
                 }
-                let members = &mut self.groups[set as usize].members;
-                members.push((index as u32, number as u32));
-                ranks[index].groups.push(set);
+                self.groups[found as usize].members.push((index as u32, number as u32));
+                ranks[index].groups.push(found);
             }
         }
         self.check_groups(&calls, ranks)?;
         Ok(true)
     }
 
-    /// Has a group run its collectives step by step, as far as they go round rings. Says whether all hops turn along.
-    fn step(
+    /// Gives a group the hops of its rings, if it has collectives that go round rings. Returns
+    /// whether all hops are symmetric under the rotation.
+    fn add_hops(
         &mut self,
         context: &LoweringContext<'_>,
         rotation: Option<&MeshRotation>,
@@ -90,30 +88,33 @@ impl Pairing {
         number: u32,
         group: &mut ProcessGroup,
     ) -> Result<bool, SimulationError> {
-        let costs = context.costs;
-        if members.len() > 1 && group.collectives.distinct().iter().any(|call| goes_round(call.kind)) {
-            let places: Vec<(Rank, DeviceId)> = members.iter().map(|&member| (member, context.device(member))).collect();
-            let first = self.hops.len() as u32;
-            let place = |rank: Rank| context.place(rank) as u32;
-            let Some((hops, rings)) = hops(context.around(rotation), number, &places, place, first)? else { return Ok(false) };
-            self.hops.extend(hops);
-            group.hops = first..self.hops.len() as u32;
-            group.rings = rings;
-            if !group.spreads.is_empty() {
-                let parts = group.size as f64 * f64::from(group.rings);
-                let of_step = |call: &CollectiveCall| {
-                    let cost = group.cost_of(costs, *call, Quantile::Median).0;
-                    (call.bytes / parts, (cost.latency + cost.flow).value() / f64::from(steps(call.kind, group.size)))
-                };
-                let around = group.collectives.distinct().iter().filter(|call| goes_round(call.kind));
-                let foretold: Vec<(f64, f64)> = around.map(of_step).collect();
-                set_step_costs(self.hops.get_mut(first as usize..).unwrap_or_default(), &foretold);
-            }
+        if members.len() < 2 || !group.collectives.distinct().iter().any(|call| goes_round(call.kind)) {
+            return Ok(true);
+        }
+        let with_devices: Vec<(Rank, DeviceId)> = members.iter().map(|&member| (member, context.device(member))).collect();
+        let first = self.hops.len() as u32;
+        let index = |rank: Rank| context.index(rank) as u32;
+        let found = hops(context.flow_context(rotation), number, &with_devices, index, first)?;
+        let Some((hops, rings)) = found else { return Ok(false) };
+        self.hops.extend(hops);
+        group.hops = first..self.hops.len() as u32;
+        group.rings = rings;
+        if !group.spread_by_kind.is_empty() {
+            // The GPU profiles have the cost of whole collectives, from which that of a step
+            // follows.
+            let parts = group.size as f64 * f64::from(group.rings);
+            let step = |call: &CollectiveCall| {
+                let cost = group.cost_of(context.costs, *call, Quantile::Median).0;
+                (call.bytes / parts, (cost.latency + cost.flow).value() / f64::from(steps(call.kind, group.size)))
+            };
+            let around_rings = group.collectives.distinct().iter().filter(|call| goes_round(call.kind));
+            let steps: Vec<(f64, f64)> = around_rings.map(step).collect();
+            set_step_costs(self.hops.get_mut(first as usize..).unwrap_or_default(), &steps);
         }
         Ok(true)
     }
 
-    /// Every member must run the same collectives.
+    /// Checks that every group has all of its members and that they run the same collectives.
     fn check_groups(&self, calls: &CallsByList, ranks: &[SimulatedRank]) -> Result<(), SimulationError> {
         for group in &self.groups {
             let Some(&(first, _)) = group.members.first() else { continue };
@@ -147,7 +148,7 @@ impl Pairing {
         Ok(())
     }
 
-    /// Says whether all messages turn along.
+    /// Finds the channels. Returns whether all messages are symmetric under the rotation.
     fn find_channels(
         &mut self,
         context: &LoweringContext<'_>,
@@ -161,56 +162,58 @@ impl Pairing {
         let peer_of = |list: usize, messages: &Messages, rank: Rank| {
             program.lists[list].peers.get(messages.peer.0 as usize).map(|peer| peer.of(&program.mesh, rank))
         };
-        let messages_of = |which: fn(&LoweredList) -> &[Messages]| -> Vec<Vec<Repeated<u64>>> {
+        let bytes_of = |which: fn(&LoweredList) -> &[Messages]| -> Vec<Vec<Repeated<u64>>> {
             let of_list = |(number, list)| {
                 let messages = which(list).iter();
                 messages.map(|messages: &Messages| message_bytes(program, number, &messages.instructions)).collect()
             };
             lists.iter().enumerate().map(of_list).collect()
         };
-        let (sent, received) = (messages_of(|list| &list.sends), messages_of(|list| &list.receives));
+        let (sent, received) = (bytes_of(|list| &list.sends), bytes_of(|list| &list.receives));
         for sender in 0..ranks.len() {
             let (list, from) = (ranks[sender].list, ranks[sender].rank);
             for (send_peer, messages) in lists[list].sends.iter().enumerate() {
                 let receiver = peer_of(list, messages, from).filter(|rank| rank.0 < program.mesh.world_size());
-                let name = receiver.map_or_else(|| "a rank that there is not".to_string(), |rank| rank.to_string());
+                let name = receiver.map_or_else(|| NO_RANK.to_string(), |rank| rank.to_string());
                 let unmatched = |reason: String| SimulationError::Unmatched {
                     left: format!("the sends of {from} to {name}"),
                     right: "what it receives".into(),
                     reason,
                 };
-                let Some(receiver) = receiver else { return Err(unmatched("nobody receives them".into())) };
-                let place = context.place(receiver);
-                if ranks[place].rank != receiver {
+                let Some(receiver) = receiver else { return Err(unmatched("no rank receives them".into())) };
+                let receiver_index = context.index(receiver);
+                if ranks[receiver_index].rank != receiver {
                     return Ok(false);
                 }
-                let other = ranks[place].list;
-                let from_us = |one: &Messages| peer_of(other, one, receiver) == Some(from);
-                let Some(receive_peer) = lists[other].receives.iter().position(from_us) else {
-                    return Err(unmatched("nobody receives them".into()));
+                let receiver_list = ranks[receiver_index].list;
+                let is_from_sender = |one: &Messages| peer_of(receiver_list, one, receiver) == Some(from);
+                let Some(receive_peer) = lists[receiver_list].receives.iter().position(is_from_sender) else {
+                    return Err(unmatched("no rank receives them".into()));
                 };
                 let bytes = sent[list][send_peer].clone();
-                if bytes != received[other][receive_peer] {
+                if bytes != received[receiver_list][receive_peer] {
                     return Err(unmatched("they differ in number or in bytes".into()));
                 }
-                let devices = [sender, place].map(|rank| ranks[rank].device);
-                let are_measured = [sender, place].iter().all(|&rank| costs.exchanges(ranks[rank].kind).is_some());
-                let Some(shape) = Shape::point_to_point(context.around(None), devices[0], devices[1])? else { return Ok(false) };
+                let ends = [sender, receiver_index];
+                let devices = ends.map(|rank| ranks[rank].device);
+                let are_measured = ends.iter().all(|&rank| costs.exchanges(ranks[rank].kind).is_some());
+                let shape = Shape::point_to_point(context.flow_context(None), devices[0], devices[1])?;
+                let Some(shape) = shape else { return Ok(false) };
                 let channel = Channel {
                     sender: sender as u32,
-                    receiver: place as u32,
+                    receiver: receiver_index as u32,
                     send_peer: send_peer as u32,
                     receive_peer: receive_peer as u32,
                     first_communication: self.communications,
                     shape,
-                    measured: if are_measured { Some(reach(topology, &devices)?) } else { None },
-                    spreads: spreads(costs, [sender, place].into_iter().map(|rank| ranks[rank].kind), &devices),
+                    measured_reach: if are_measured { Some(reach(topology, &devices)?) } else { None },
+                    spread_by_kind: spread_by_kind(costs, ends.into_iter().map(|rank| ranks[rank].kind), &devices),
                     kind: ranks[sender].kind,
                     bytes,
                 };
                 self.communications += channel.bytes.len() as u32;
                 ranks[sender].sends.push(self.channels.len() as u32);
-                ranks[place].receives[receive_peer] = self.channels.len() as u32;
+                ranks[receiver_index].receives[receive_peer] = self.channels.len() as u32;
                 self.channels.push(channel);
             }
         }
@@ -219,8 +222,8 @@ impl Pairing {
                 let other = peer_of(rank.list, &lists[rank.list].receives[peer], rank.rank);
                 return Err(SimulationError::Unmatched {
                     left: format!("the receives of {}", rank.rank),
-                    right: other.map_or_else(|| "a rank that there is not".to_string(), |other| format!("the sends of {other}")),
-                    reason: "nobody sends them".into(),
+                    right: other.map_or_else(|| NO_RANK.to_string(), |other| format!("the sends of {other}")),
+                    reason: "no rank sends them".into(),
                 });
             }
         }
@@ -228,7 +231,10 @@ impl Pairing {
     }
 }
 
-/// A group across stages must be one of stages that there are, and of the one that lists it.
+/// Stands in messages for a rank outside the mesh.
+const NO_RANK: &str = "a rank outside the mesh";
+
+/// Checks that a group across stages is one of stages of the mesh, and of the stage that lists it.
 fn check_stages(program: &Program, group: &Group, stage: usize) -> Result<(), SimulationError> {
     let stages = program.mesh.stage_count();
     let is_across = group.axes.contains(&Axis::Pipeline);
@@ -242,7 +248,7 @@ fn check_stages(program: &Program, group: &Group, stage: usize) -> Result<(), Si
     })
 }
 
-/// The member of a rank's group that comes first, without listing them all.
+/// The first member of a rank's group, found without listing all members.
 fn first_member(program: &Program, group: &Group, rank: Rank) -> Rank {
     let mut position = program.mesh.coordinates(rank);
     for &axis in &group.axes {

@@ -1,21 +1,21 @@
-//! How long an exchange takes alone by the alpha-beta model (Hockney 1994; for collectives Thakur, Rabenseifner and Gropp 2005) over the links
-//! that it uses.
+//! Duration of an uncontended communication by the alpha-beta model (Hockney 1994). For collectives
+//! see Thakur, Rabenseifner and Gropp 2005.
 
 use super::shape::Shape;
 use crate::cost::{CommunicationCost, Quantile, Source, data_sheet_factor};
 use foretell_units::Seconds;
 
-/// The share of the bytes that each flow of an algorithm carries, and its steps one after the other.
+/// The bytes that each flow of an algorithm carries and the number of its sequential steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct AlgorithmTerms {
-    /// Bytes of a flow for each byte of the whole tensor.
+    /// Bytes that a flow carries per byte of the whole tensor.
     pub(crate) share: f64,
-    /// Hops of latency.
+    /// Number of hop latencies.
     pub(crate) steps: f64,
 }
 
 impl AlgorithmTerms {
-    /// One message.
+    /// A single message.
     pub(crate) const MESSAGE: Self = Self { share: 1.0, steps: 1.0 };
 
     /// A reduce-scatter or an all-gather around a ring.
@@ -24,21 +24,22 @@ impl AlgorithmTerms {
         Self { share: steps / members as f64, steps }
     }
 
-    /// Both, which make an all-reduce.
+    /// An all-reduce around a ring: a reduce-scatter, then an all-gather.
     pub(crate) fn ring_whole(members: usize) -> Self {
         let half = Self::ring_half(members);
         Self { share: 2.0 * half.share, steps: 2.0 * half.steps }
     }
 
-    /// Up and down a tree.
+    /// An all-reduce over a double binary tree: a reduction to the root, then a broadcast.
     pub(crate) fn double_tree(members: usize) -> Self {
         Self { share: 1.0, steps: 2.0 * (members as f64).log2().ceil() }
     }
 
-    /// All messages at once; the shape has the parts.
+    /// An all-to-all, which sends all messages at once. [`Shape::all_pairs`] accounts for their
+    /// sizes.
     pub(crate) const ALL_PAIRS: Self = Self { share: 1.0, steps: 1.0 };
 
-    /// What it takes by the data sheet of the links.
+    /// Returns the cost by the links' data sheets, for `bytes` of the whole tensor.
     pub(crate) fn cost(self, shape: &Shape, overhead: Seconds, bytes: f64, quantile: Quantile) -> CommunicationCost {
         let factor = data_sheet_factor(quantile);
         let bytes = bytes * self.share;

@@ -1,22 +1,28 @@
-//! Weighted max-min fair sharing of resources by activities (Bertsekas and Gallager, "Data Networks", 1992, section 6.5; for activities
-//! that use several resources at once as SimGrid's linear max-min solver has them).
+//! Weighted max-min fair sharing of resources by activities (Bertsekas and Gallager, "Data
+//! Networks", 1992, section 6.5). Activities may use several resources at once, as in SimGrid's
+//! linear max-min solver.
 //!
-//! An activity has a rate, and uses of each of its resources `weight x rate`. Its level is its rate relative to its `growth`. All levels rise
-//! together until an activity reaches its bound or a resource is used up; those are fixed, the rest rise on. So no activity can be faster
-//! without making one slower that is, relative to its growth, no better off.
+//! An activity uses `weight x rate` of each of its resources. Its level is its rate divided by its
+//! `growth`. All levels rise together until an activity reaches its bound or a resource is
+//! saturated. The affected activities are then fixed, and the rest continue to rise. So no activity
+//! can get faster without slowing one with an equal or lower level.
 //!
-//! A change costs what it affects. Every resource remembers the level at which it holds those who are held nowhere lower: the level `x` at
-//! which `sum of weight x growth x min(x, level elsewhere)` is its capacity, or none where even their levels elsewhere do not use it up. An
-//! activity's level is the lowest of its resources' levels and its bound. Where all of these equations hold, the rates are max-min fair: every
-//! activity is at its bound, or has a resource that is used up and on which nobody is better off; and such rates are unique. So only resources
-//! whose users' levels elsewhere changed are looked at again, until none changes (for one class of traffic: Charny, Clark and Jain 1995, who
-//! prove that round by round one level more is settled for good; the graph of who holds whom is the bottleneck structure of Ros-Giralt et
-//! al. 2021). This file has no notion of processors, links or bytes.
+//! The solver is incremental: a change costs only what it affects. Every resource stores the level
+//! `x` at which `sum of weight x growth x min(x, level elsewhere)` equals its capacity. The level
+//! is infinite if the users' levels elsewhere do not saturate the resource. An activity's level is
+//! the lowest of its resources' levels and its bound. Rates that satisfy all these equations are
+//! max-min fair, and such rates are unique. Every activity is then at its bound, or has a saturated
+//! resource on which no user has a higher level.
+//!
+//! Only resources whose users' levels elsewhere changed are recomputed, until none changes. Charny,
+//! Clark and Jain (1995) prove for one class of traffic that every round settles one more level.
+//! The graph of resources that limit each other is the bottleneck structure of Ros-Giralt et al.
+//! (2021). This module must not know of processors, links or bytes.
 
 /// A resource's number.
 pub type ResourceId = u32;
 
-/// An activity's number; numbers of those that were removed are used again.
+/// An activity's number. Numbers of removed activities are reused.
 pub type ActivityId = u32;
 
 /// Resources and the activities that share them.
@@ -24,16 +30,16 @@ pub type ActivityId = u32;
 pub struct FairShare {
     resources: Vec<Resource>,
     activities: Vec<Activity>,
-    /// What each activity's resources see of it; apart, since most of the work is to read it.
+    /// Limit of each activity. A separate array, since the solver mostly reads limits.
     limits: Vec<Limit>,
     free: Vec<ActivityId>,
-    /// Resources that must be looked at again.
+    /// Resources to recompute.
     changed: Vec<ResourceId>,
-    /// Activities whose rate may be another than was reported.
+    /// Activities whose rate may differ from the reported one.
     touched: Vec<ActivityId>,
     // Scratch, kept so that a solution allocates nothing once warm.
     round: Vec<ResourceId>,
-    /// Resources whose level is new: which, the new one and the old one.
+    /// Resources with a changed level, the new level and the old one.
     moved: Vec<(ResourceId, f64, f64)>,
     affected: Vec<ActivityId>,
     growing: Vec<(f64, f64)>,
@@ -42,11 +48,11 @@ pub struct FairShare {
 #[derive(Debug, Default)]
 struct Resource {
     capacity: f64,
-    /// The level at which it holds activities; infinite where it is not used up.
+    /// The level at which it limits activities; infinite if it is not saturated.
     level: f64,
-    /// Who uses it, and how fast each eats it up as the level rises.
+    /// Users, each with its consumption per unit of level.
     users: Vec<(ActivityId, f64)>,
-    /// Where it is not used up, how much is, and how often that was added to since it was last summed up.
+    /// Consumption while it is not saturated, and the number of additions since the last full sum.
     used: f64,
     additions: u32,
     is_changed: bool,
@@ -62,68 +68,74 @@ struct Activity {
     is_affected: bool,
 }
 
-/// The levels at which an activity is held.
+/// The lowest levels that limit an activity.
 #[derive(Debug, Clone, Copy)]
 struct Limit {
-    /// The lowest, and the resource that has it; none where it is the bound.
+    /// The lowest level and the resource that has it, or [`BOUND`].
     lowest: f64,
     at: ResourceId,
-    /// The lowest without that one resource.
+    /// The lowest level apart from that of `at`.
     elsewhere: f64,
 }
 
 impl Limit {
-    /// As a resource sees it.
+    /// Returns the lowest level apart from that of `resource`.
     fn without(&self, resource: ResourceId) -> f64 {
         if self.at == resource { self.elsewhere } else { self.lowest }
     }
 
-    /// Whether it can be another where a resource's level is. An exchange of thousands of ranks uses thousands of processors, on which kernels
-    /// come and go, and mostly none of them holds it.
+    /// Returns whether a resource's change of level from `before` to `level` can change this limit.
+    /// A collective of thousands of ranks uses thousands of processors on which kernels come and
+    /// go. Most of them do not limit it.
     fn may_change(&self, level: f64, before: f64) -> bool {
         if self.at == BOUND {
-            // What comes next after its bound nobody asks for, so that `elsewhere` need not be right.
+            // No resource reads `elsewhere` of an activity at its bound, so it may be outdated.
             return level < self.lowest;
         }
         before <= self.elsewhere || level <= self.elsewhere
     }
 }
 
-/// No resource: an activity is held by its bound.
+/// Stands for an activity's bound in place of a resource.
 const BOUND: ResourceId = ResourceId::MAX;
 
-/// Two levels that differ by less than this share are one; far above rounding, far below what matters.
+/// Relative difference below which two levels are equal. It is far above rounding errors.
 const SAME: f64 = 1e-12;
 
-/// A resource of which less than this share is left is looked at whenever its use changes; of one with more it is enough to know that. Far
-/// above what rounding makes of as many additions as are made before it is summed up again.
+/// A resource with less than this share left is recomputed whenever its use changes. The share is
+/// far above the rounding error of [`MOST_ADDITIONS`] additions.
 const NEARLY_USED_UP: f64 = 1e-9;
 const MOST_ADDITIONS: u32 = 1 << 20;
 
 impl Resource {
-    /// Notes that the level at which a user is held elsewhere is another; returns whether the resource must be looked at again.
+    /// Records a change of a user's level elsewhere. Returns whether the resource must be
+    /// recomputed.
     fn note(&mut self, slope: f64, before: f64, now: f64, same: f64) -> bool {
         if self.level.is_finite() {
-            // One whom the resource itself holds, before and now, makes no difference to it wherever else it would be held.
+            // A user that the resource limits both before and after does not affect its level.
             return differs_by(now, before, same) && before.min(now) < self.level * (1.0 - SAME);
         }
         self.used += slope * (now - before);
         self.additions += 1;
-        // Who was not held at all yet makes it infinite or no number.
+        // A user without any limit makes the sum infinite or NaN, so the resource is recomputed.
         let has_room = self.used <= self.capacity * (1.0 - NEARLY_USED_UP) && self.additions < MOST_ADDITIONS;
         !has_room
     }
 }
 
-/// Whether two levels or rates differ by more than this share.
+/// Returns whether two levels or rates differ by more than the share `same`.
 fn differs_by(one: f64, other: f64, same: f64) -> bool {
-    // Two infinite ones do not: their difference is no number.
+    // Two infinite values are equal, but their difference is NaN.
     (one - other).abs() > same * other.abs() || one.is_finite() != other.is_finite()
 }
 
-/// The level at which users eat up a capacity, given the level at which each is held elsewhere, and its slope; infinite where the capacity
-/// suffices for them so. And how much those use who are held elsewhere. Who is held lower elsewhere is taken out with what it uses, and the
-/// rest share what is left, until nobody is. Leaves those who share.
+/// Returns the level at which users saturate a capacity, and the consumption of users limited
+/// elsewhere.
+///
+/// `users` has each user's level elsewhere and its slope. The level is infinite if all users are
+/// limited elsewhere. Each round removes the users limited elsewhere at a lower level, with their
+/// consumption. The remaining users share what is left. On return, `users` has those that the
+/// resource limits.
 fn level(capacity: f64, users: &mut Vec<(f64, f64)>) -> (f64, f64) {
     let (mut left, mut level) = (capacity, 0.0f64);
     loop {
@@ -131,10 +143,12 @@ fn level(capacity: f64, users: &mut Vec<(f64, f64)>) -> (f64, f64) {
             return (f64::INFINITY, capacity - left);
         }
         let slope: f64 = users.iter().map(|&(_, slope)| slope).sum();
-        // It only rises: who is taken out uses less than the same for all. So rounding cannot leave anyone with nothing.
+        // Removed users consume less than an equal share, so the level only rises. The maximum
+        // guards against rounding.
         level = level.max(left / slope);
         let before = users.len();
-        // Who is held at the same level by both is held by both: were it taken out at each, nobody would hold it.
+        // A user with the same level elsewhere stays. If both resources removed it, neither would
+        // limit it.
         let held_here = level * (1.0 - SAME);
         users.retain(|&(elsewhere, slope)| {
             let stays = elsewhere >= held_here;
@@ -149,16 +163,16 @@ fn level(capacity: f64, users: &mut Vec<(f64, f64)>) -> (f64, f64) {
     }
 }
 
-/// Notes that a resource must be looked at again.
+/// Marks a resource for recomputation.
 fn mark(state: &mut Resource, resource: ResourceId, changed: &mut Vec<ResourceId>) {
     if !std::mem::replace(&mut state.is_changed, true) {
         changed.push(resource);
     }
 }
 
-/// Adds up the demands for one resource.
+/// Sorts demands and adds up those for the same resource.
 fn add_up(demands: &mut Vec<(ResourceId, f64)>) {
-    // Mostly they come sorted, which this finds out at once.
+    // Demands usually arrive sorted, and this check is cheap.
     if !demands.is_sorted_by_key(|&(resource, _)| resource) {
         // A stable sort would allocate.
         demands.sort_unstable_by_key(|&(resource, _)| resource);
@@ -173,13 +187,14 @@ fn add_up(demands: &mut Vec<(ResourceId, f64)>) {
 }
 
 impl FairShare {
-    /// Nobody yet on resources of these capacities.
+    /// Creates resources of these capacities without activities.
     pub fn new(capacities: impl IntoIterator<Item = f64>) -> Self {
         let resource = |capacity| Resource { capacity, level: f64::INFINITY, ..Resource::default() };
         Self { resources: capacities.into_iter().map(resource).collect(), ..Self::default() }
     }
 
-    /// Adds an activity of rate 0; [`FairShare::solve`] gives it its rate. Demands that name a resource twice add up.
+    /// Adds an activity with rate 0. [`FairShare::solve`] computes its rate. Demands that name a
+    /// resource twice add up.
     pub fn add(&mut self, demands: impl IntoIterator<Item = (ResourceId, f64)>, bound: f64, growth: f64) -> ActivityId {
         let id = self.free.pop().unwrap_or_else(|| {
             self.activities.push(Activity::default());
@@ -191,7 +206,7 @@ impl FairShare {
         list.extend(demands.into_iter().filter(|&(_, weight)| weight > 0.0));
         add_up(&mut list);
         let is_touched = self.activities[id as usize].is_touched;
-        // One that uses nothing has nobody to share with.
+        // An activity without demands runs at its bound.
         let rate = if list.is_empty() { bound } else { 0.0 };
         self.activities[id as usize] = Activity { demands: list, bound, growth, rate, is_touched, is_affected: false };
         let limit = self.limit(id);
@@ -199,7 +214,7 @@ impl FairShare {
         for &(resource, weight) in &self.activities[id as usize].demands {
             let state = &mut self.resources[resource as usize];
             state.users.push((id, weight * growth));
-            // It was held at nothing before.
+            // A new activity's level was 0 before.
             if state.level.is_finite() || state.note(weight * growth, 0.0, limit.without(resource), SAME) {
                 mark(state, resource, &mut self.changed);
             }
@@ -227,14 +242,14 @@ impl FairShare {
         self.free.push(id);
     }
 
-    /// Gives a resource another capacity; of none nobody gets anything.
+    /// Changes a resource's capacity. At capacity 0, its users get rate 0.
     pub fn set_capacity(&mut self, resource: ResourceId, capacity: f64) {
         let state = &mut self.resources[resource as usize];
         state.capacity = capacity;
         mark(state, resource, &mut self.changed);
     }
 
-    /// What is used of a resource since the last solution.
+    /// Returns the consumption of a resource at the last solution.
     pub fn used(&self, resource: ResourceId) -> f64 {
         let of_user = |&(user, slope): &(ActivityId, f64)| {
             let activity = &self.activities[user as usize];
@@ -243,29 +258,30 @@ impl FairShare {
         self.resources[resource as usize].users.iter().map(of_user).sum()
     }
 
-    /// How many activities use a resource.
+    /// Returns the number of activities that use a resource.
     pub fn users(&self, resource: ResourceId) -> usize {
         self.resources[resource as usize].users.len()
     }
 
-    /// An activity's rate at the last solution.
+    /// Returns an activity's rate at the last solution.
     pub fn rate(&self, id: ActivityId) -> f64 {
         self.activities[id as usize].rate
     }
 
-    /// Whether something was added or removed since the last solution.
+    /// Returns whether anything changed since the last solution.
     pub fn is_stale(&self) -> bool {
         !self.changed.is_empty() || !self.touched.is_empty()
     }
 
-    /// Finds the rates anew, of those activities only that a change affects, and reports each whose rate is another with its old and its
-    /// new one, in the order of their numbers.
+    /// Recomputes the rates that the changes affect. Calls `report` with the number, old rate and
+    /// new rate of each activity whose rate changed, in ascending order of number.
     pub fn solve(&mut self, mut report: impl FnMut(ActivityId, f64, f64)) {
         let mut rounds = 0;
         while !self.changed.is_empty() {
             rounds += 1;
-            // In exact arithmetic a round settles one level at least, so that there are no more rounds than resources. Should rounding keep
-            // some from settling, what counts as the same is widened until they do.
+            // In exact arithmetic each round settles at least one level, so there are at most as
+            // many rounds as resources. If rounding prevents that, the tolerance widens until all
+            // levels settle.
             let same = SAME * f64::powi(2.0, (rounds / (self.resources.len() + 8)) as i32);
             self.find_levels(same);
             self.tell_users(same);
@@ -289,7 +305,7 @@ impl FairShare {
         self.touched.clear();
     }
 
-    /// The levels of the resources that must be looked at again, all from what was known before this round.
+    /// Recomputes the levels of the changed resources, all from the limits before this round.
     fn find_levels(&mut self, same: f64) {
         let Self { resources, limits, changed, round, moved, growing, .. } = self;
         std::mem::swap(changed, round);
@@ -306,13 +322,14 @@ impl FairShare {
             }
         }
         round.clear();
-        // The order in which changes came to notice is not to matter.
+        // Levels are stored after the loop, so the order of changes does not matter.
         for &(id, level, _) in moved.iter() {
             resources[id as usize].level = level;
         }
     }
 
-    /// Finds where the users of the resources whose level is new are held now, and marks the other resources that this makes a difference to.
+    /// Recomputes the limits of the users of `moved` resources and marks the other resources that
+    /// these affect.
     fn tell_users(&mut self, same: f64) {
         let Self { resources, activities, limits, moved, affected, .. } = self;
         affected.clear();
@@ -344,7 +361,7 @@ impl FairShare {
         }
     }
 
-    /// Where an activity is held.
+    /// Returns an activity's limit.
     fn limit(&self, id: ActivityId) -> Limit {
         let activity = &self.activities[id as usize];
         let mut limit = Limit { lowest: activity.bound / activity.growth, at: BOUND, elsewhere: f64::INFINITY };

@@ -1,4 +1,5 @@
-//! Which links communication loads, how long it takes alone on them, and how flows share what they meet on.
+//! Links that communication loads, its duration when alone on them, and max-min fair sharing among
+//! flows.
 
 mod algorithm_terms;
 mod fair_share;

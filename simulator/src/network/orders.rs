@@ -1,8 +1,9 @@
-//! The orders in which members pass data on: rings through nodes, and binary trees.
+//! Orders in which members of a group pass data on: rings through nodes, and binary trees.
 
 use foretell_topologies::{DeviceId, NodeId, Topology};
 
-/// The orders in which rings go through members, which are given by their places: see [`Shape::ring`].
+/// Returns the orders in which rings visit the members. An entry is an index into `members`. See
+/// [`Shape::ring`].
 pub(crate) fn ring_orders(topology: &Topology, members: &[DeviceId]) -> Vec<Vec<usize>> {
     let nodes: Vec<NodeId> = members.iter().map(|&member| topology.node_of(member)).collect();
     let in_node = nodes.chunk_by(NodeId::eq).next().map_or(0, <[_]>::len);
@@ -14,19 +15,25 @@ pub(crate) fn ring_orders(topology: &Topology, members: &[DeviceId]) -> Vec<Vec<
     (0..in_node).map(|rotation| along_rails(&places, in_node, rotation)).collect()
 }
 
-/// A ring through nodes of `size` members each, which begins at this member of the first. It leaves a node from the member that has the same
-/// place as the one by which it enters the next: on a rail-optimised network the two are under one switch. Where the numbers of nodes and
-/// members allow it, all nodes are passed alike. Whatever the fabric, all rotations together load every member's links alike.
+/// Returns a ring through nodes of `size` members each that begins at member `rotation` of the
+/// first node.
+///
+/// The ring leaves a node from the member with the same index as the one by which it enters the
+/// next. On a rail-optimised network both are under one switch. Where the numbers of nodes and
+/// members allow it, the ring visits all nodes in the same pattern. All rotations together load
+/// every member's links equally, whatever the fabric.
 pub(super) fn along_rails<Member: Copy>(members: &[Member], size: usize, rotation: usize) -> Vec<Member> {
     let count = members.len() / size;
-    // How many places further back than it enters it leaves a node: so many that it ends where it began, if any number does that.
+    // A ring leaves a node `back` positions before the one by which it enters. If possible, `back`
+    // is such that the ring ends on the rail where it began.
     let common = greatest_common_divisor(count, size);
     let back = if common > 1 { size / common } else { 1 };
     let mut order = Vec::with_capacity(members.len());
     let mut entry = rotation;
     for (node, members) in members.chunks_exact(size).enumerate() {
-        // The last node is left as the ring began, and cannot be entered there; so the first is then left from elsewhere. (Of an odd number of
-        // nodes of two members no ring keeps to its rail all round.)
+        // The last node's exit is fixed to the rail where the ring began, so it cannot be the entry
+        // too. The first node's exit shifts to avoid that. No ring over an odd number of two-member
+        // nodes keeps to its rails everywhere.
         let would_meet = node == 0 && common == 1 && size > 2 && (count - 1).is_multiple_of(size);
         let exit = if node + 1 == count { rotation } else { (entry + size - if would_meet { 2 } else { back }) % size };
         let places = (0..size).map(|step| (entry + step) % size);
@@ -41,8 +48,8 @@ fn greatest_common_divisor(one: usize, other: usize) -> usize {
     if other == 0 { one } else { greatest_common_divisor(other, one % other) }
 }
 
-/// A node's parent in the in-order binary tree over `0..count` whose root is 0: a node is as high as its number has zeros at
-/// the end (NCCL's `trees.cc`).
+/// Returns a node's parent in the in-order binary tree over `0..count` with root 0. A node's height
+/// is its number of trailing zero bits (NCCL's `trees.cc`).
 pub(super) fn tree_parent(node: usize, count: usize) -> Option<usize> {
     if node == 0 {
         return None;
@@ -57,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_node_of_the_tree_reaches_the_root_in_logarithmically_many_steps() {
+    fn the_binary_tree_has_logarithmic_depth() {
         for count in 2usize..70 {
             for node in 0..count {
                 let mut steps = 0;

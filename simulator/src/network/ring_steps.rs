@@ -1,6 +1,7 @@
-//! Collectives that go round a ring, step by step: who sends to whom, over which links.
+//! Ring collectives step by step: the hops between members and the links that they use.
 //!
-//! Every step each member sends a part to the next and takes one from the member before it. It must not know when.
+//! In every step each member sends a part to the next and receives one from its predecessor. This
+//! module must not know when steps happen.
 
 use super::orders::ring_orders;
 use super::rotation::MeshRotation;
@@ -12,43 +13,47 @@ use foretell_units::Seconds;
 /// How collectives are simulated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Collectives {
-    /// As one flow over all links of the algorithm, from when the last member has reached it: a few events, however many members there are.
+    /// One flow over all links of the algorithm, which starts when the last member is ready. The
+    /// number of events does not grow with the number of members.
     #[default]
     Flow,
-    /// All-reduce, reduce-scatter and all-gather around rings, every step of every member a message, which waits for the step before and for
-    /// the message from the neighbour. Others as flows.
+    /// All-reduce, reduce-scatter and all-gather run around rings, and other collectives as flows.
+    /// Every step of every member is a message. It waits for the member's previous step and for the
+    /// message from its predecessor.
     Steps,
 }
 
-/// A member of a ring that sends to the next.
+/// The link of a ring between a member and the next.
 #[derive(Clone, Debug)]
 pub(crate) struct Hop {
-    /// Whose, by its place in [`crate::lowering::Lowered::groups`].
+    /// Index of its group in [`crate::lowering::Lowered::groups`].
     pub(crate) group: u32,
-    /// The ranks that are simulated for both ends.
+    /// Indices of the simulated ranks at both ends.
     pub(crate) sender: u32,
     pub(crate) receiver: u32,
-    /// The hop that ends where this one begins, and the one that begins where it ends.
+    /// Numbers of the previous and the next hop of the ring.
     pub(crate) before: u32,
     pub(crate) after: u32,
     pub(crate) shape: Shape,
-    /// How many hops it stands for at its sender and at its receiver.
+    /// Number of hops that it represents at its sender and at its receiver.
     pub(crate) weights: [f64; 2],
 }
 
-/// Whether a collective is one that goes round a ring.
+/// Returns whether a collective runs around a ring.
 pub(crate) fn goes_round(collective: Collective) -> bool {
     matches!(collective, Collective::AllReduce | Collective::ReduceScatter | Collective::AllGather)
 }
 
-/// How many steps it takes among so many members.
+/// Returns the number of steps of a ring collective.
 pub(crate) fn steps(collective: Collective, members: usize) -> u32 {
     let once = members as u32 - 1;
     if collective == Collective::AllReduce { 2 * once } else { once }
 }
 
-/// The hops of a group's rings and how many rings these are; the first hop's number is `first`, and `place` says by whom a member is simulated. Where ranks
-/// may be turned these are the hops of those that stand for the others, or none if some ring does not turn along.
+/// Returns the hops of a group's rings and the number of rings.
+///
+/// Hops are numbered from `first`. `place` maps a rank to its simulated rank. With a rotation,
+/// these are the representatives' hops; `None` if the rotation is no symmetry of some ring.
 pub(crate) fn hops(
     around: FlowContext<'_>,
     group: u32,
@@ -83,10 +88,12 @@ pub(crate) fn hops(
     Ok(Some((hops, orders.len() as u32)))
 }
 
-/// For each position of a ring the one whose hop stands for that which begins there; none if the ring does not turn along.
+/// Returns, for each position of a ring, the position whose hop represents the one that begins
+/// there. `None` if the rotation is no symmetry of the ring.
 fn positions(rotation: Option<&MeshRotation>, ring: &[Rank]) -> Option<Vec<usize>> {
     let Some(rotation) = rotation else { return Some((0..ring.len()).collect()) };
-    // Of each rank the place of the one that stands for it, and how often that is moved on to come to it.
+    // For each rank: the index of its representative, and the number of rotations from the
+    // representative to the rank.
     let turned: Vec<(usize, usize)> = ring.iter().map(|rank| rotation.index_and_rotations(rank.0)).collect();
     let places = turned.iter().map(|&(place, _)| place + 1).max().unwrap_or(0);
     let mut position_of = vec![None; places];
@@ -100,7 +107,7 @@ fn positions(rotation: Option<&MeshRotation>, ring: &[Rank]) -> Option<Vec<usize
     let mut stands_for = Vec::with_capacity(turned.len());
     for (position, &(place, turns)) in turned.iter().enumerate() {
         let of_first = position_of[place]?;
-        // The next of the first, turned as often as this rank is.
+        // The rank must send to its representative's successor, rotated equally often.
         let (next_of_first, its_turns) = after(of_first);
         let sum = its_turns + turns;
         let expected = if sum < count { sum } else { sum - count };
@@ -112,11 +119,15 @@ fn positions(rotation: Option<&MeshRotation>, ring: &[Rank]) -> Option<Vec<usize
     Some(stands_for)
 }
 
-/// Has every hop take what a rule for whole collectives says of one step: pairs of a step's bytes and of its seconds where nobody else is there. Of several
-/// it takes latency and rate such that the squares of relative errors are least.
+/// Fits every hop's latency and rate to the duration of one step by the cost model's rule for whole
+/// collectives.
 ///
-/// The rule knows the protocol (flags in eight bytes have little latency and a quarter of the rate), how far links are from their data sheets and what
-/// ranks wait for each other; hops share links as before, at that pace.
+/// `steps` has pairs of a step's bytes and its uncontended seconds. The fit minimises the squared
+/// relative errors.
+///
+/// The rule covers the protocol, the links' efficiency and the ranks' waiting for each other. For
+/// example, flags in eight bytes have little latency and a quarter of the rate. Hops still share
+/// links, at that rate.
 pub(crate) fn set_step_costs(hops: &mut [Hop], steps: &[(f64, f64)]) {
     let Some((latency, rate)) = line(steps) else { return };
     for hop in hops {
@@ -125,7 +136,8 @@ pub(crate) fn set_step_costs(hops: &mut [Hop], steps: &[(f64, f64)]) {
     }
 }
 
-/// The line through points that have positive ordinates, by least squares of relative errors; neither of its values is below zero.
+/// Fits a line to points with positive ordinates by least squares of the relative errors. Returns
+/// the intercept and the slope, both at least zero.
 fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let points = || points.iter().filter(|(bytes, seconds)| *bytes > 0.0 && *seconds > 0.0);
     let sum = |of: &dyn Fn(f64, f64) -> f64| points().map(|&(bytes, seconds)| of(bytes / seconds, 1.0 / seconds)).sum::<f64>();
@@ -138,7 +150,7 @@ fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
     let (latency, rate) = if determinant > 1e-9 * slopes * ones {
         ((one * slopes - slope * both) / determinant, (slope * ones - one * both) / determinant)
     } else {
-        // All of one size: that it is latency or flow nothing says.
+        // With one size, latency and rate cannot be told apart: all of it counts as rate.
         (0.0, slope / slopes)
     };
     Some(match (latency < 0.0, rate < 0.0) {
@@ -155,16 +167,16 @@ mod tests {
     use foretell_program::Rank;
 
     #[test]
-    fn a_ring_turns_along_when_every_rank_sends_where_the_one_before_it_does() {
+    fn a_rotation_is_a_symmetry_of_rings_with_one_stride() {
         let positions = |ring: [usize; 4]| positions(Some(&MeshRotation::of_blocks(1, 4)), &ring.map(Rank));
         assert_eq!(positions([0, 1, 2, 3]), Some(vec![0; 4]));
         assert_eq!(positions([3, 2, 1, 0]), Some(vec![3; 4]));
-        // 0 sends to the one after the next, 2 to the next.
+        // Rank 0 sends to rank 2 but rank 2 to rank 3.
         assert_eq!(positions([0, 2, 3, 1]), None);
     }
 
     #[test]
-    fn two_sizes_give_the_line_through_both_and_more_the_nearest() {
+    fn two_sizes_fit_exactly_and_three_within_a_tenth() {
         let (latency, rate) = line(&[(1e3, 2e-6), (1e6, 1.1e-5)]).expect("points");
         assert!((latency + 1e3 * rate - 2e-6).abs() < 1e-12 && (latency + 1e6 * rate - 1.1e-5).abs() < 1e-12);
         let (latency, rate) = line(&[(1e3, 2e-6), (1e4, 2.2e-6), (1e6, 1.1e-5)]).expect("points");
@@ -172,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn one_size_is_all_flow_and_nothing_is_below_zero() {
+    fn a_fit_to_one_size_has_no_latency_and_no_fit_is_negative() {
         let (latency, rate) = line(&[(1e6, 1e-5)]).expect("a point");
         assert!(latency == 0.0 && (rate / 1e-11 - 1.0).abs() < 1e-12, "{latency} {rate}");
         assert!(line(&[(1e3, 1e-9), (1e6, 1e-5)]).is_some_and(|(latency, rate)| latency == 0.0 && rate > 0.0));

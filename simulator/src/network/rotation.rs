@@ -1,76 +1,77 @@
-//! Ranks that do alike because the mesh may be turned: moved on along one axis, the last to the front, every rank does what the one before did and
-//! lies as that lay. One rank of each orbit of such a turn is made ready, so that neither time nor memory grows with the ranks that it stands for.
+//! A rotation of the mesh: a cyclic shift of all ranks along one axis, the last to the front. Maps
+//! ranks and links to the representatives of their orbits.
 //!
-//! It is a matter of the mesh, of which list each rank runs, and of the nodes, which must be alike ([`AlikeNodes`]). Whether the flows of a
-//! collective turn along is looked at where they are known ([`crate::network`]): a ring's do, a tree's do not. [`crate::folding`] then finds
-//! what else is alike. It must not know time, and what instructions do.
-//!
-//! Links are numbered as the topology has them; the one of an orbit in the node of the first rank stands for all.
+//! Ranks run on the devices of their numbers, and whole nodes move with them. So ranks, and links
+//! inside nodes, form orbits of [`MeshRotation::period`] members each. The representative of an
+//! orbit is its member in the first node. [`crate::equivalence`] decides whether a rotation is a
+//! symmetry of a Program; [`super::Shape`] and [`super::hops`] check the flows of each collective.
 
 use foretell_program::{Axis, Mesh, Rank};
-use foretell_topologies::AlikeNodes;
+use foretell_topologies::InterchangeableNodes;
 
-/// The orbits of a turn.
+/// A cyclic shift of all ranks along one axis of the mesh.
 #[derive(Clone, Debug)]
 pub(crate) struct MeshRotation {
-    /// The axis along which ranks are moved on.
+    /// The axis along which ranks move.
     pub(crate) axis: Axis,
-    /// How far apart the ranks of an orbit are, and how many ranks each turning block has: rank r comes to (r + step) modulo block in its block.
+    /// Distance between a rank and the one that it moves to.
     step: usize,
+    /// Ranks rotate in blocks of this size: within its block, rank `r` moves to `r + step` modulo
+    /// `block`.
     block: usize,
-    nodes: AlikeNodes,
+    nodes: InterchangeableNodes,
 }
 
 impl MeshRotation {
-    /// The rotation along `axis` of a mesh, if it moves whole nodes.
-    pub(crate) fn along(axis: Axis, mesh: &Mesh, nodes: AlikeNodes) -> Option<Self> {
+    /// The rotation along an axis of the mesh, if it moves whole nodes.
+    pub(crate) fn along(axis: Axis, mesh: &Mesh, nodes: InterchangeableNodes) -> Option<Self> {
         let (step, size) = (mesh.stride(axis)?, mesh.stage(0).size(axis));
         (size > 1 && step.is_multiple_of(nodes.devices)).then_some(Self { axis, step, block: step * size, nodes })
     }
 
-    /// Whether ranks that come to each other have the same.
-    pub(crate) fn leaves_unchanged<T: PartialEq>(&self, of_ranks: &[T]) -> bool {
-        of_ranks
+    /// The rotation of blocks of this size, whose nodes have `step` devices and one link.
+    #[cfg(test)]
+    pub(crate) fn of_blocks(step: usize, block: usize) -> Self {
+        Self { axis: Axis::Data, step, block, nodes: InterchangeableNodes { count: block / step, devices: step, links: 1 } }
+    }
+
+    /// Whether all ranks of each orbit have the same value.
+    pub(crate) fn leaves_unchanged<T: PartialEq>(&self, by_rank: &[T]) -> bool {
+        by_rank
             .chunks(self.block)
             .all(|block| block.iter().skip(self.step).eq(block.iter().take(block.len().saturating_sub(self.step))))
     }
 
-    /// Those of one block of ranks on as many nodes.
-    #[cfg(test)]
-    pub(crate) fn of_blocks(step: usize, block: usize) -> Self {
-        Self { axis: Axis::Data, step, block, nodes: AlikeNodes { count: block / step, devices: step, links: 1 } }
-    }
-
-    /// How many ranks an orbit has.
+    /// Number of ranks in an orbit: after as many rotations every rank is back.
     pub(crate) fn period(&self) -> usize {
         self.block / self.step
     }
 
-    /// The rank that stands for this one.
+    /// The representative of a rank's orbit.
     pub(crate) fn representative(&self, rank: usize) -> usize {
         rank - self.rotations_to(rank) * self.step
     }
 
-    /// The ranks that stand for all of a world.
+    /// The representatives of all orbits of `world` ranks, in ascending order.
     pub(crate) fn representatives(&self, world: usize) -> impl Iterator<Item = usize> + use<> {
         let Self { step, block, .. } = *self;
         (0..world).step_by(block).flat_map(move |first| first..first + step)
     }
 
-    /// The place among those of the rank that stands for this one.
+    /// The index of a rank's representative among all representatives.
     pub(crate) fn representative_index(&self, rank: usize) -> usize {
         self.index_and_rotations(rank).0
     }
 
-    /// The same, and how often that rank is to be moved on to come to this one.
+    /// The same, and the number of rotations that move the representative to the rank.
     pub(crate) fn index_and_rotations(&self, rank: usize) -> (usize, usize) {
         let block = rank / self.block;
         let within = rank - block * self.block;
-        let turns = within / self.step;
-        (block * self.step + within - turns * self.step, turns)
+        let rotations = within / self.step;
+        (block * self.step + within - rotations * self.step, rotations)
     }
 
-    /// [`Self::place`] of every rank of a world.
+    /// [`Self::representative_index`] of each of `world` ranks.
     pub(crate) fn representative_indices(&self, world: usize) -> Vec<u32> {
         let mut indices = Vec::with_capacity(world);
         for block in 0..world / self.block {
@@ -80,36 +81,36 @@ impl MeshRotation {
         indices
     }
 
-    /// How often the rank that stands for this one is to be moved on to come to it.
+    /// Number of rotations that move a rank's representative to the rank.
     pub(crate) fn rotations_to(&self, rank: usize) -> usize {
         rank % self.block / self.step
     }
 
-    /// Where a rank comes to when it is moved back so often.
-    pub(crate) fn rotate_back(&self, rank: Rank, turns: usize) -> Rank {
+    /// Where a rank is after this number of rotations backwards, which is less than the period.
+    pub(crate) fn rotate_back(&self, rank: Rank, rotations: usize) -> Rank {
         let Self { step, block, .. } = *self;
-        Rank(rank.0 / block * block + (rank.0 % block + block - turns * step) % block)
+        Rank(rank.0 / block * block + (rank.0 % block + block - rotations * step) % block)
     }
 
-    /// The link that stands for this one; none for one that is in no node.
+    /// The representative of a link's orbit; `None` for a link outside nodes.
     pub(crate) fn representative_link(&self, link: usize) -> Option<usize> {
         let device = self.device_of(link)?;
         Some(self.link_at(self.representative(device), link))
     }
 
-    /// A neighbour of a link, seen from the link that stands for that.
+    /// Where a neighbour of a link is after the rotations that move the link to its representative.
     pub(crate) fn relative_link(&self, link: usize, neighbour: usize) -> usize {
         let devices = self.device_of(link).zip(self.device_of(neighbour));
         devices.map_or(neighbour, |(own, other)| self.link_at(self.rotate_back(Rank(other), self.rotations_to(own)).0, neighbour))
     }
 
-    /// The first device of the node that has a link.
+    /// The first device of the node that has a link; `None` for a link outside nodes.
     fn device_of(&self, link: usize) -> Option<usize> {
         let node = link / self.nodes.links;
         (node < self.nodes.count).then_some(node * self.nodes.devices)
     }
 
-    /// The link in the node of a device that is there what another is in its node.
+    /// The link that corresponds to `link` in the node of `device`.
     fn link_at(&self, device: usize, link: usize) -> usize {
         device / self.nodes.devices * self.nodes.links + link % self.nodes.links
     }

@@ -1,22 +1,27 @@
-//! Links that can never be full, whatever goes on at once: nobody is slowed there, so nobody has to be asked who is on them.
+//! Links that can never saturate. They slow no flow, so the simulator leaves them out of fair
+//! sharing.
 //!
-//! One group or channel runs one exchange at a time, and that takes at most all of a link: a link that only one uses is never too small. And what
-//! passes a link has passed the one before it on its route: a link that carries as much as all those together is never too small either, as
-//! the uplinks of a fat tree that is not oversubscribed; nor is one that carries as much as all those that follow it.
-//! It must not know when exchanges happen.
+//! - A group or channel runs one communication at a time, which takes at most a link's capacity. A
+//!   link with a single user never saturates.
+//! - All traffic of a link has passed its predecessors on the routes. A link as wide as all its
+//!   predecessors together never saturates. An example is an uplink of a fat tree without
+//!   oversubscription.
+//! - The same holds for a link as wide as all its successors together.
+//!
+//! This module must not know when communication happens.
 
 use super::rotation::MeshRotation;
 use super::shape::{LinkPair, ROUTE_END};
 
-/// The links of a topology that somebody loads, in order, and the number of each among them.
+/// The loaded links of a topology, in ascending order, and each one's index among them.
 pub(crate) struct LoadedLinks {
     links: Vec<usize>,
-    /// By link of the topology, of which a small simulation loads few; `u32::MAX` for those that nobody loads.
+    /// Index by link of the topology; `u32::MAX` for links without load.
     number: Vec<u32>,
 }
 
 impl LoadedLinks {
-    /// Those of a topology that has `count` in all.
+    /// Collects the loaded links of a topology with `count` links.
     pub(crate) fn new(count: usize, loaded: impl Iterator<Item = usize>) -> Self {
         let mut number = vec![u32::MAX; count];
         let mut links = Vec::new();
@@ -35,9 +40,12 @@ impl LoadedLinks {
     }
 }
 
-/// Of the links that parties load, those that may be full, in order: `parties` has each party's links, `turns` every pair of links that
-/// some route takes one after the other, [`ROUTE_END`] standing before the first and after the last. Those of which `always` says so stay. Where ranks have
-/// been turned onto each other, parties load links that stand for others, and routes are those of a few.
+/// Returns the loaded links that can saturate, in ascending order.
+///
+/// `parties` has each party's links. `turns` has every pair of links that follow each other on some
+/// route, with [`ROUTE_END`] before the first and after the last. Links for which `always` is true
+/// are kept. With a rotation, parties load representative links, and routes are those of the
+/// representative ranks.
 pub(crate) fn links_that_can_saturate<'a, Links: Iterator<Item = usize>>(
     loaded: &LoadedLinks,
     parties: impl Iterator<Item = Links>,
@@ -48,8 +56,9 @@ pub(crate) fn links_that_can_saturate<'a, Links: Iterator<Item = usize>>(
 ) -> Vec<usize> {
     let has_one_user = are_of_one(loaded, parties);
     let stands_for = |link: usize| rotation.and_then(|rotation| rotation.representative_link(link)).unwrap_or(link);
-    // Reason a link is left out. One that is left out for those before it counts on these, and those on the ones before them; so nobody may count on
-    // it for the other direction, or two would count on each other.
+    // Reason a link is left out. A link left out for its predecessors relies on them, and they may
+    // rely on theirs. It cannot serve in the other direction, or two links would rely on each
+    // other.
     let mut why: Vec<Option<Reason>> = vec![None; loaded.links.len()];
     for (number, why) in why.iter_mut().enumerate() {
         if has_one_user[number] && !always(loaded.links[number]) {
@@ -75,10 +84,10 @@ pub(crate) fn links_that_can_saturate<'a, Links: Iterator<Item = usize>>(
     loaded.links.iter().zip(why).filter(|(_, why)| why.is_none()).map(|(&link, _)| link).collect()
 }
 
-/// Of each link whether one party alone loads it.
+/// Returns for each link whether a single party loads it.
 fn are_of_one<Links: Iterator<Item = usize>>(loaded: &LoadedLinks, parties: impl Iterator<Item = Links>) -> Vec<bool> {
     let mut one = vec![true; loaded.links.len()];
-    // Who loaded each link last: a party counts once.
+    // The party that loaded each link last, so that a party counts once.
     let mut last = vec![usize::MAX; loaded.links.len()];
     for (party, links) in parties.enumerate() {
         for number in links.filter_map(|link| loaded.number(link)) {
@@ -89,15 +98,15 @@ fn are_of_one<Links: Iterator<Item = usize>>(loaded: &LoadedLinks, parties: impl
     one
 }
 
-/// What comes before each link, or after it, each once and in order.
+/// The predecessors or the successors of each link, without duplicates and in ascending order.
 struct Neighbours {
     all: Vec<usize>,
-    /// Where those of each link begin; one more than there are links.
+    /// Start of each link's neighbours in `all`, and the end of the last link's.
     first: Vec<u32>,
 }
 
 impl Neighbours {
-    /// Those on which `side` of a link.
+    /// Collects the neighbours on one side of each link.
     fn new<'a>(
         loaded: &LoadedLinks,
         turns: impl Iterator<Item = &'a LinkPair> + Clone,
@@ -105,14 +114,15 @@ impl Neighbours {
         rotation: Option<&MeshRotation>,
     ) -> Self {
         let pairs = turns.map(|turn| if side == Reason::Successors { (turn.from, turn.to) } else { (turn.to, turn.from) });
-        // Links that stand for others have the neighbours that those have, seen from them.
+        // A representative link gets the neighbours of all links of its orbit, moved along with
+        // them.
         let pairs = pairs.filter(|&(link, _)| link != ROUTE_END).map(|(link, neighbour)| match rotation {
             Some(rotation) => (rotation.representative_link(link).unwrap_or(link), rotation.relative_link(link, neighbour)),
             None => (link, neighbour),
         });
         let pairs = pairs.filter_map(|(link, neighbour)| Some((loaded.number(link)?, neighbour)));
         let count = loaded.links.len();
-        // Sorted by link by counting: there are many turns, and links have numbers.
+        // A counting sort by link, since there are many pairs and few links.
         let mut next = vec![0u32; count + 1];
         pairs.clone().for_each(|(link, _)| next[link + 1] += 1);
         for link in 0..count {
@@ -145,14 +155,14 @@ impl Neighbours {
     }
 }
 
-/// Capacities that differ by less than this share are the same, but for the rounding of their sums.
+/// Relative difference below which capacities are equal, since their sums are rounded.
 const SAME: f64 = 1e-9;
 
 /// Reason a link cannot be full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reason {
     SingleUser,
-    /// Those before it, or after it, on every route let no more through.
+    /// Its predecessors, or its successors, on every route have no more capacity in all.
     Predecessors,
     Successors,
 }
@@ -169,25 +179,25 @@ mod tests {
     }
 
     #[test]
-    fn a_link_of_one_user_is_never_full() {
+    fn a_link_with_one_user_cannot_saturate() {
         assert_eq!(can_saturate(&[&[0, 1]], &[1.0, 1.0]), [0usize; 0]);
         assert_eq!(can_saturate(&[&[0, 1], &[0, 2]], &[1.0, 1.0, 1.0]), [0]);
     }
 
     #[test]
-    fn an_uplink_as_wide_as_all_before_it_is_never_full() {
+    fn an_uplink_as_wide_as_all_its_predecessors_cannot_saturate() {
         // Ports 0 and 1 with two users each lead to uplink 2.
         let routes: [&[usize]; 4] = [&[0, 2, 3], &[0, 2, 4], &[1, 2, 3], &[1, 2, 4]];
         assert_eq!(can_saturate(&routes, &[1.0, 1.0, 2.0, 1.0, 1.0]), [0, 1, 3, 4]);
         assert_eq!(can_saturate(&routes, &[1.0, 1.0, 1.5, 1.0, 1.0]), [0, 1, 2, 3, 4]);
-        // Where one begins at the uplink itself, the ports say nothing of it.
+        // A route that begins at the uplink bypasses the ports.
         let routes: [&[usize]; 5] = [&[0, 2, 3], &[0, 2, 4], &[1, 2, 3], &[1, 2, 4], &[2, 5]];
         assert!(can_saturate(&routes, &[1.0, 1.0, 2.0, 1.0, 1.0, 1.0]).contains(&2));
     }
 
     #[test]
-    fn two_links_do_not_count_on_each_other() {
-        // Two users on the same two links: one of the links must stay.
+    fn two_links_are_not_left_out_because_of_each_other() {
+        // Two users share the same links, so one of the links must stay.
         assert_eq!(can_saturate(&[&[0, 1], &[0, 1]], &[1.0, 1.0]), [0]);
         assert_eq!(can_saturate(&[&[0, 1, 2], &[0, 1, 2]], &[1.0, 1.0, 1.0]), [0]);
         assert_eq!(can_saturate(&[&[0, 1, 2], &[0, 1, 2]], &[3.0, 2.0, 1.0]), [2]);

@@ -1,8 +1,9 @@
-//! Which links an exchange loads, and how much: the flows of ring, tree, pairwise and point-to-point algorithms over the routes
-//! of a topology.
+//! Link loads of a communication: the flows of ring, tree, pairwise and point-to-point algorithms
+//! over a topology's routes.
 //!
-//! The flows of one exchange depend on each other (a ring moves at the pace of its slowest hop), so they are one [`Shape`]: the
-//! load on every link for each byte of the exchange. It must not know when exchanges happen, nor what else is on the links.
+//! The flows of one communication depend on each other: a ring moves at the pace of its slowest
+//! hop. They form one [`Shape`], which has the load on every link per byte. This module must not
+//! know when communication happens or what else uses the links.
 
 use super::orders::{ring_orders, tree_parent};
 use super::rotation::MeshRotation;
@@ -11,33 +12,35 @@ use foretell_program::Rank;
 use foretell_topologies::{DeviceId, LinkClass, Topology, TopologyError};
 use foretell_units::{BytesPerSecond, Seconds};
 
-/// The flows of an exchange.
+/// The combined flows of a communication.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Shape {
     /// The mean latency of a hop.
     pub(crate) hop_latency: Seconds,
-    /// Links, and the bytes that pass each for every byte that a flow of the exchange carries. Links in order of number.
+    /// Links in ascending order, with the bytes that pass each per byte of a flow.
     pub(crate) loads: Vec<(usize, f64)>,
-    /// How long a byte takes where nothing else is on the links.
+    /// Seconds a byte without contention.
     pub(crate) seconds_per_byte: f64,
-    /// The same of the links between switches alone: a fabric may be narrower than the nodes that it joins, or its routes may collide.
+    /// Seconds a byte by the links between switches alone. A fabric may be narrower than the nodes
+    /// that it joins, and its routes may collide.
     pub(crate) fabric_seconds_per_byte: f64,
-    /// Which links its routes take one after the other, each pair once; taken out when it has been looked at ([`super::saturation`]).
+    /// Pairs of consecutive links on its routes, each once. [`super::saturation`] uses them; they
+    /// are dropped afterwards.
     pub(crate) link_pairs: Vec<LinkPair>,
 }
 
-/// Two links that a route takes one after the other.
+/// Two consecutive links of a route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LinkPair {
     pub(crate) from: usize,
     pub(crate) to: usize,
 }
 
-/// What comes before the first link of a route, and after the last.
+/// Marks the place before the first link of a route and after the last.
 pub(crate) const ROUTE_END: usize = usize::MAX;
 
 impl LinkPair {
-    /// All turns of a route.
+    /// Returns the pairs of consecutive links of a route.
     pub(crate) fn of_route(links: impl Iterator<Item = usize>) -> impl Iterator<Item = Self> {
         let mut from = ROUTE_END;
         links
@@ -47,16 +50,17 @@ impl LinkPair {
     }
 }
 
-/// One flow of an exchange: from, to, and its share of the exchange's bytes.
+/// One flow: source, destination, and its share of the bytes.
 type Flow = (DeviceId, DeviceId, f64);
 
 impl Shape {
-    /// The links that it loads.
+    /// Returns the loaded links.
     pub(crate) fn links(&self) -> impl Iterator<Item = usize> {
         self.loads.iter().map(|&(link, _)| link)
     }
 
-    /// A single flow; where ranks may be turned over the links that stand for its own, or none if two of them are one then.
+    /// A single flow. With a rotation it loads the representative links; `None` if two of its links
+    /// have one representative.
     pub(crate) fn point_to_point(around: FlowContext<'_>, from: DeviceId, to: DeviceId) -> Result<Option<Self>, TopologyError> {
         let FlowContext { topology, links, rotation } = around;
         let mut parts = LinkLoads::default();
@@ -73,9 +77,11 @@ impl Shape {
         Ok(Some(shape))
     }
 
-    /// A ring through the members: each sends to the next what the ring carries. Between nodes that hold several members each
-    /// there are as many rings as members in a node, each leaving the node from another member, so that all network interfaces
-    /// are used, as NCCL does; each ring carries its part.
+    /// A ring through the members, in which each sends its data to the next.
+    ///
+    /// Between nodes with several members there are as many rings as members in a node, as in NCCL.
+    /// Each ring leaves a node from a different member, so all network interfaces are in use. The
+    /// rings carry equal parts.
     pub(crate) fn ring(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let orders = ring_orders(around.topology, members);
         let mut flows: Vec<Flow> = Vec::with_capacity(orders.len() * members.len());
@@ -88,8 +94,9 @@ impl Shape {
         Self::of_flows(around, &flows)
     }
 
-    /// Two binary trees, each of which carries half of the bytes up and down again (Sanders, Speck and Träff 2009; NCCL since
-    /// 2.4). The second is the first moved on by one member, so that who has children in one is a leaf in the other.
+    /// Two binary trees, each of which carries half of the bytes up and down again (Sanders, Speck
+    /// and Träff 2009; NCCL since 2.4). The second tree is the first shifted by one member, so
+    /// inner nodes of one are leaves of the other.
     pub(crate) fn double_tree(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let count = members.len();
         let mut flows: Vec<Flow> = Vec::with_capacity(4 * count);
@@ -104,7 +111,7 @@ impl Shape {
         Self::of_flows(around, &flows)
     }
 
-    /// Everyone sends everyone else an equal part.
+    /// Every member sends every other an equal part.
     pub(crate) fn all_pairs(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let part = 1.0 / members.len() as f64;
         let others = |from: DeviceId| members.iter().filter(move |&&to| to != from).map(move |&to| (from, to, part));
@@ -112,7 +119,8 @@ impl Shape {
         Self::of_flows(around, &flows)
     }
 
-    /// Each member sends all of it to the next, and the last to the first, in the one order that they have.
+    /// Every member sends all of its data to the next, and the last to the first, in the order of
+    /// `members`.
     pub(crate) fn shift(around: FlowContext<'_>, members: &[DeviceId]) -> Result<Option<Self>, TopologyError> {
         let next = members.iter().cycle().skip(1);
         let flows: Vec<Flow> = members.iter().zip(next).map(|(&from, &to)| (from, to, 1.0)).collect();
@@ -127,7 +135,8 @@ impl Shape {
         Ok(Some(shape))
     }
 
-    /// All of these flows; where the ranks may be turned those of the ranks that stand for the others, or none if the flows do not turn along.
+    /// Combines flows. With a rotation, only flows of representative ranks count; `None` if the
+    /// rotation is no symmetry of the flows.
     fn of_flows(around: FlowContext<'_>, flows: &[Flow]) -> Result<Option<Self>, TopologyError> {
         let FlowContext { topology, links, rotation } = around;
         if rotation.is_some_and(|rotation| !maps_flows(rotation, flows)) {
@@ -145,8 +154,8 @@ impl Shape {
     }
 }
 
-/// Where flows go: over which links, of what efficiency; and by which turns the ranks of a group of theirs come to each other, where that has
-/// been found ([`super::rotation`]). Ranks are then on the devices of their numbers.
+/// The topology, its links' efficiency and the mesh rotation that flows are built for. With a
+/// rotation ([`super::rotation`]), ranks run on the devices of their numbers.
 #[derive(Clone, Copy)]
 pub(crate) struct FlowContext<'a> {
     pub(crate) topology: &'a Topology,
@@ -160,23 +169,23 @@ impl FlowContext<'_> {
     }
 }
 
-/// Whether a turn takes each of these flows to another of them.
+/// Returns whether a rotation maps the set of flows onto itself.
 fn maps_flows(rotation: &MeshRotation, flows: &[Flow]) -> bool {
-    // Each as the rank that stands for its sender sees it, and after how many turns.
+    // Each flow rotated back so that its representative is the sender, and the number of rotations.
     let seen = |&(from, to, part): &Flow| {
         let turns = rotation.rotations_to(from.0);
         ((rotation.representative(from.0), rotation.rotate_back(Rank(to.0), turns), part.to_bits()), turns)
     };
     let mut seen: Vec<_> = flows.iter().map(seen).collect();
     seen.sort_unstable();
-    // Of each as many after every number of turns.
+    // Every distinct flow must occur equally often for every number of rotations.
     seen.chunk_by(|one, other| one.0 == other.0).all(|alike| {
         let each = alike.len() / rotation.period();
         alike.len() == each * rotation.period() && alike.iter().enumerate().all(|(place, &(_, turns))| place / each == turns)
     })
 }
 
-/// What flows load, one after the other.
+/// Link loads, collected flow by flow.
 #[derive(Default)]
 struct LinkLoads {
     parts: Vec<(usize, f64)>,
@@ -185,7 +194,7 @@ struct LinkLoads {
 }
 
 impl LinkLoads {
-    /// Adds a flow between two devices; returns what limits it beside the links.
+    /// Adds a flow between two devices. Returns the topology's limit for a single flow, if any.
     fn add(&mut self, topology: &Topology, (from, to, part): Flow) -> Result<Option<BytesPerSecond>, TopologyError> {
         let route = topology.route(from, to)?;
         self.latency += route.latency;
@@ -194,13 +203,14 @@ impl LinkLoads {
         Ok(route.single_flow_limit)
     }
 
-    /// Has links stand for those that they are turned to; says whether there is one for each.
+    /// Replaces links by their representatives. Returns false if a link has none.
     fn fold(&mut self, rotation: Option<&MeshRotation>) -> bool {
         let Some(rotation) = rotation else { return true };
         self.parts.iter_mut().all(|(link, _)| rotation.representative_link(*link).map(|first| *link = first).is_some())
     }
 
-    /// All of so many flows, of which some may stay where they are.
+    /// Combines the loads into the shape of `flows` flows, which include those from a device to
+    /// itself.
     fn into_shape(self, topology: &Topology, links: &LinkEfficiency, flows: usize) -> Shape {
         let Self { mut parts, latency, mut link_pairs } = self;
         link_pairs.sort_unstable();
@@ -225,13 +235,14 @@ impl LinkLoads {
     }
 }
 
-/// What exchanges get of a link, in bytes a second.
+/// Returns the bandwidth that communication gets of a link, in bytes a second.
 pub(crate) fn capacity(topology: &Topology, links: &LinkEfficiency, link: usize) -> f64 {
     let link = &topology.links()[link];
     link.bandwidth.value() * links.of(link.class)
 }
 
-/// Whether a link is one of a network, whose queues pass the first of a message at once and are busy with it after the last has arrived.
+/// Returns whether a link belongs to a network. Its queue forwards the head of a message at once
+/// and can still be busy after the tail has arrived.
 pub(crate) fn has_queue(topology: &Topology, link: usize) -> bool {
     matches!(topology.links()[link].class, LinkClass::Nic | LinkClass::Switch)
 }
@@ -274,7 +285,8 @@ mod tests {
         let cluster = Topology::library("dgx-a100-80g").expect("in the library").with_nodes(2).expect("two nodes");
         let members: Vec<DeviceId> = cluster.devices().collect();
         let ring = ring_of(&cluster, &members);
-        // Eight rings leave each node by its eight interfaces of 25 GB/s; inside, each device sends in seven of them.
+        // Eight rings leave each node by its eight interfaces of 25 GB/s. Inside a node, each
+        // device sends in seven of them.
         assert!((ring.seconds_per_byte - 1.0 / (8.0 * 25e9)).abs() < 1e-18, "{}", ring.seconds_per_byte);
         let single = ring_of(&cluster, &members[..8]);
         assert!((single.seconds_per_byte - 1.0 / 300e9).abs() < 1e-18);

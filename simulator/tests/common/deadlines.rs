@@ -1,30 +1,31 @@
-//! When each of some things is due, where that changes often: a heap in which every thing stands once and is moved when its time changes,
-//! so that nothing outdated has to be taken out later. It knows nothing of what is due.
+//! A queue of deadlines that change often. Each entry is in the heap once and moves when its
+//! deadline changes, so the heap has no outdated entries.
 
 use foretell_units::Picoseconds;
 
-/// Things by the time at which they are due, of equal ones the lower number first.
+/// Entries by deadline. Equal deadlines are ordered by number.
 #[derive(Debug, Default)]
 pub struct Deadlines {
-    /// Each entry is due no later than those at four times its place and one to four more.
+    /// A heap in which the children of position `p` are at `4p + 1` to `4p + 4`.
     heap: Vec<(Picoseconds, u32)>,
-    /// Where each thing stands in the heap.
+    /// Position of each entry in the heap.
     place: Vec<u32>,
 }
 
-/// Children of an entry: with four a heap is half as deep as with two, and they lie in one or two cache lines.
+/// Children per entry. With four, the heap is half as deep as with two, and siblings lie in one or
+/// two cache lines.
 const WIDTH: usize = 4;
 
-/// The place of what is not in the heap.
+/// Position of an entry that is not in the heap.
 const NOWHERE: u32 = u32::MAX;
 
 impl Deadlines {
-    /// What is due first, and when.
+    /// Returns the earliest deadline and its entry.
     pub fn first(&self) -> Option<(Picoseconds, u32)> {
         self.heap.first().copied()
     }
 
-    /// Says when a thing is due, whether or not that was known before.
+    /// Sets an entry's deadline, whether it is new or already in the heap.
     pub fn set(&mut self, thing: u32, time: Picoseconds) {
         if self.place.len() <= thing as usize {
             self.place.resize(thing as usize + 1, NOWHERE);
@@ -37,7 +38,7 @@ impl Deadlines {
         self.put(place, (time, thing));
     }
 
-    /// Takes a thing out, if it is there.
+    /// Removes an entry, if present.
     pub fn remove(&mut self, thing: u32) {
         let Some(place) = self.place.get_mut(thing as usize).map(|place| std::mem::replace(place, NOWHERE)) else { return };
         if place == NOWHERE {
@@ -50,7 +51,7 @@ impl Deadlines {
         }
     }
 
-    /// Puts an entry where it belongs, beginning at a place that is free.
+    /// Moves an entry from a free position to where it belongs.
     fn put(&mut self, mut place: usize, entry: (Picoseconds, u32)) {
         while place > 0 {
             let parent = (place - 1) / WIDTH;

@@ -1,9 +1,8 @@
-//! Flows without Programs: data that go from device to device over a topology's routes and share
-//! its links by max-min fairness.
+//! Flows without Programs: data between devices over a topology's routes, with links shared by
+//! max-min fairness.
 //!
-//! It answers what a fabric does to traffic: whether flows collide, what oversubscription costs,
-//! how fast the solver is. The caller says which flows there are, and may start new ones whenever
-//! one ends.
+//! It shows collisions, the cost of oversubscription and the solver's speed. The caller starts
+//! flows, and may start more whenever one ends.
 
 #![allow(dead_code)]
 
@@ -15,18 +14,18 @@ use foretell_simulator::{EventQueue, FairShare, LinkEfficiency};
 use foretell_topologies::{DeviceId, Topology, TopologyError};
 use foretell_units::{Bytes, Picoseconds};
 
-/// Data that one device sends another.
+/// Data that one device sends to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flow {
-    /// Who sends.
+    /// The sender.
     pub from: DeviceId,
-    /// Who receives.
+    /// The receiver.
     pub to: DeviceId,
-    /// How much.
+    /// The size.
     pub bytes: Bytes,
 }
 
-/// A flow's number: they count up from 0 as they are started.
+/// A flow's number, in order of start from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub u64);
 
@@ -38,11 +37,11 @@ pub struct FlowNetwork<'a> {
     now: Picoseconds,
     /// Flows whose first byte arrives.
     arrivals: EventQueue<u32>,
-    /// When each activity ends, as things stand.
+    /// End of each activity at the current rates.
     ends: Deadlines,
-    /// By activity.
+    /// Flows that share links, by activity.
     live: Vec<Live>,
-    /// Flows that have been started, and whose first byte is under way.
+    /// Started flows whose first byte has not arrived.
     begun: Vec<Begun>,
     free: Vec<u32>,
     started: u64,
@@ -63,7 +62,7 @@ struct Live {
 struct Begun {
     id: FlowId,
     bytes: f64,
-    /// Its links, each as a demand of one byte for each byte of the flow.
+    /// Its links, each with a demand of one byte per byte of the flow.
     demands: Vec<(u32, f64)>,
     limit: f64,
 }
@@ -71,7 +70,7 @@ struct Begun {
 const PICOSECONDS_PER_SECOND: f64 = 1e12;
 
 impl<'a> FlowNetwork<'a> {
-    /// The links of a topology, of which flows get what `efficiency` says.
+    /// Creates the links of a topology, with bandwidths scaled by `efficiency`.
     pub fn new(topology: &'a Topology, efficiency: &LinkEfficiency) -> Self {
         Self {
             topology,
@@ -87,20 +86,20 @@ impl<'a> FlowNetwork<'a> {
         }
     }
 
-    /// The time of the last end.
+    /// Returns the time of the last event.
     pub fn now(&self) -> Picoseconds {
         self.now
     }
 
-    /// How often so far the rate of some flow became another.
+    /// Returns the number of rate changes so far.
     pub fn rate_changes(&self) -> u64 {
         self.rate_changes
     }
 
-    /// Starts a flow now. It takes its part of the links once its route's latency is over.
+    /// Starts a flow now. It uses links once its route's latency has passed.
     ///
     /// # Errors
-    /// Where nothing joins the two devices.
+    /// If no route joins the two devices.
     pub fn start(&mut self, flow: &Flow) -> Result<FlowId, TopologyError> {
         let route = self.topology.route(flow.from, flow.to)?;
         let id = FlowId(self.started);
@@ -118,8 +117,8 @@ impl<'a> FlowNetwork<'a> {
         Ok(id)
     }
 
-    /// Goes on until a flow ends, and says which and when; `None` when there is none left. Of those that end at one instant the one whose
-    /// place among the live flows is the lowest comes first.
+    /// Runs until a flow ends, and returns the flow and the time; `None` if no flow is left. Of
+    /// flows that end at one instant, the one with the lowest activity comes first.
     pub fn next_end(&mut self) -> Option<(FlowId, Picoseconds)> {
         loop {
             let next = || [self.arrivals.next_time(), self.ends.first().map(|(time, _)| time)].into_iter().flatten().min();
@@ -134,7 +133,7 @@ impl<'a> FlowNetwork<'a> {
                     return Some((self.live[activity as usize].id, end));
                 }
                 _ => {
-                    let place = self.arrivals.next()?;
+                    let place = self.arrivals.pop()?;
                     self.now = self.arrivals.now();
                     self.begin(place);
                 }
@@ -159,7 +158,7 @@ impl<'a> FlowNetwork<'a> {
         }
     }
 
-    /// Finds the rates after what changed at this instant, and foretells anew who ends when.
+    /// Recomputes the rates at the current time and the ends of the affected flows.
     fn update_rates(&mut self) {
         let Self { share, live, ends, rate_changes, now, .. } = self;
         let now = *now;

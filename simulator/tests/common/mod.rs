@@ -1,4 +1,4 @@
-//! Programs made by hand, and small clusters to run them on.
+//! Builders for small Programs and clusters.
 #![allow(dead_code, clippy::unwrap_used)]
 
 use foretell_models::{InputKind, Kernel};
@@ -7,7 +7,7 @@ use foretell_simulator::{CostModel, HostWaits, LinkEfficiency, Options, Paramete
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Flops, Picoseconds, Seconds};
 
-/// The list of one stage, grown instruction by instruction.
+/// Builds the instruction list of one stage.
 pub struct StageBuilder(StageProgram);
 
 impl StageBuilder {
@@ -125,7 +125,7 @@ impl StageBuilder {
     }
 }
 
-/// A Program over `data` x `tensor` ranks a stage.
+/// A Program with `data` x `tensor` ranks a stage.
 pub fn program(data: usize, tensor: usize, stages: Vec<StageProgram>) -> Program {
     let size = |axis| match axis {
         Axis::Data => data,
@@ -135,7 +135,7 @@ pub fn program(data: usize, tensor: usize, stages: Vec<StageProgram>) -> Program
     };
     let mesh = Mesh::new(size, &[]).unwrap();
     Program {
-        list_of_rank: Program::one_list_a_stage(&mesh),
+        list_of_rank: Program::one_list_per_stage(&mesh),
         mesh,
         precision: DataType::Fp32,
         format: DataType::Fp32,
@@ -148,7 +148,8 @@ pub fn program(data: usize, tensor: usize, stages: Vec<StageProgram>) -> Program
     }
 }
 
-/// One node of devices that compute 1 TFLOP/s and move 1 GB/s, on a switch with 1 GB/s a port and 1 us.
+/// One node of devices with 1 TFLOP/s and 1 GB/s of memory bandwidth. Its switch has 1 GB/s a port
+/// and 1 us.
 pub fn node(devices: usize) -> Topology {
     cluster(1, devices, "nvswitch-1GB/s")
 }
@@ -157,7 +158,7 @@ pub fn cluster(nodes: usize, devices: usize, link: &str) -> Topology {
     cluster_on("{kind: switch, latency: 10us}", nodes, devices, link)
 }
 
-/// The same on a network of its own.
+/// Like [`cluster`], with the network described by `network`.
 pub fn cluster_on(network: &str, nodes: usize, devices: usize, link: &str) -> Topology {
     let text = format!(
         "name: test\n\
@@ -169,7 +170,8 @@ pub fn cluster_on(network: &str, nodes: usize, devices: usize, link: &str) -> To
     Topology::from_yaml(&text, "test.yaml").unwrap()
 }
 
-/// Devices that cost nothing but their kernels, whose communication takes no processor, and links that give what they state.
+/// A cost model without overheads, in which communication uses no processor and links give their
+/// full bandwidth.
 pub fn ideal(topology: &Topology) -> CostModel {
     let mut costs = CostModel::new(None, topology);
     costs.links = LinkEfficiency::IDEAL;
@@ -198,7 +200,7 @@ pub fn exactly(time: Seconds, like: &Parameters) -> foretell_simulator::Estimate
     foretell_simulator::Estimate { median: time, p10: time, p90: time, source: like.step_overhead.source }
 }
 
-/// How long `StageBuilder::compute` takes alone.
+/// Returns the duration of [`StageBuilder::compute`] alone.
 pub fn kernel(costs: &CostModel, elements: usize) -> Picoseconds {
     costs.kernel_time(&Kernel::Relu { elements }, false, DataType::Fp32, 0).median.into()
 }
@@ -207,7 +209,7 @@ pub fn run(program: &Program, topology: &Topology, costs: &CostModel) -> Simulat
     simulate(program, topology, costs, &Options::default()).unwrap()
 }
 
-/// Whether two times differ by less than a nanosecond.
+/// Returns whether two times differ by less than a nanosecond.
 pub fn about(one: Picoseconds, two: impl Into<Picoseconds>) -> bool {
     let two = two.into();
     one.0.abs_diff(two.0) < 1000

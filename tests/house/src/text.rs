@@ -1,5 +1,5 @@
-//! Rules for text: how wide a comment may be, how long a test's name, which turns of phrase are out,
-//! and which paths, names and links a document may have.
+//! Rules for text: how wide a comment may be, how long a test's name, which turns of phrase are
+//! out, and which paths, names and links a document may have.
 
 use std::path::Path;
 
@@ -10,17 +10,25 @@ pub const COMMENT_COLUMNS: usize = 100;
 pub const TEST_NAME_LENGTH: usize = 70;
 
 /// Lines (from 1) of `source` that are comments wider than [`COMMENT_COLUMNS`]. A line that holds a
-/// link may be wider, since a link cannot be broken.
+/// link may be wider, since a link cannot be broken; so may code in an example and a row of a
+/// table.
 #[must_use]
 pub fn wide_comments(source: &str) -> Vec<usize> {
-    let is_comment = |line: &str| {
-        let line = line.trim_start();
-        line.starts_with("//") || line.starts_with("# ") || line.starts_with("* ")
-    };
-    numbered(source)
-        .filter(|(_, line)| is_comment(line) && !line.contains("://") && line.chars().count() > COMMENT_COLUMNS)
-        .map(|(number, _)| number)
-        .collect()
+    let mut in_example = false;
+    let mut wide = Vec::new();
+    for (number, line) in numbered(source) {
+        let text = line.trim_start();
+        let comment = ["//", "# ", "* "].iter().any(|start| text.starts_with(start));
+        let content = text.trim_start_matches(['/', '!', '#', '*', ' ']);
+        if comment && content.starts_with("```") {
+            in_example = !in_example;
+        }
+        let exempt = !comment || in_example || content.starts_with('|') || line.contains("://");
+        if !exempt && line.chars().count() > COMMENT_COLUMNS {
+            wide.push(number);
+        }
+    }
+    wide
 }
 
 /// Names of tests in Rust source that are longer than [`TEST_NAME_LENGTH`].
@@ -42,14 +50,19 @@ pub fn long_test_names(source: &str) -> Vec<String> {
     long
 }
 
-/// What a document cites in backticks and the tree does not have: paths that do not exist under
-/// `root`, and snake-case names that stand in no source (`sources` is their joined text).
+/// What a document cites in backticks and the tree does not have: paths that end no path of `tree`
+/// (all files and folders, from the root), and snake-case names that stand in no source (`sources`
+/// is their joined text).
 #[must_use]
-pub fn dangling_citations(document: &str, root: &Path, sources: &str) -> Vec<String> {
+pub fn dangling_citations(document: &str, tree: &[String], sources: &str) -> Vec<String> {
+    let exists = |cited: &str| {
+        let cited = cited.trim_end_matches('/');
+        tree.iter().any(|path| path.strip_suffix(cited).is_some_and(|rest| rest.is_empty() || rest.ends_with('/')))
+    };
     let mut dangling = Vec::new();
     for (number, line) in numbered(document) {
         for cited in line.split('`').skip(1).step_by(2) {
-            let missing = if is_path(cited) { !root.join(cited).exists() } else { is_name(cited) && !has_word(sources, cited) };
+            let missing = if is_path(cited) { !exists(cited) } else { is_name(cited) && !has_word(sources, cited) };
             if missing {
                 dangling.push(format!("line {number}: `{cited}`"));
             }
@@ -107,7 +120,7 @@ fn numbered(text: &str) -> impl Iterator<Item = (usize, &str)> {
 }
 
 /// A path of the tree: it has a slash or a source file's ending, and no blanks, placeholders or
-/// wildcards.
+/// wildcards. Hidden folders are not searched, so a path such as `.ci/run` is left out.
 fn is_path(cited: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-".contains(c);
     let ending = [".rs", ".md", ".yaml", ".py", ".sh", ".cu", ".toml"].iter().any(|end| cited.ends_with(end));
@@ -115,6 +128,7 @@ fn is_path(cited: &str) -> bool {
     cited.chars().all(plain)
         && !placeholder
         && !cited.starts_with('/')
+        && !cited.starts_with('.')
         && !cited.contains("NAME")
         && (cited.contains('/') || ending)
 }
@@ -140,7 +154,7 @@ mod tests {
     fn a_comment_of_101_columns_is_too_wide() {
         let line = format!("// {}", "x".repeat(98));
         assert_eq!(wide_comments(&format!("fn a() {{}}\n{line}\n")), [2]);
-        assert_eq!(wide_comments(line.get(..100).unwrap()), [] as [usize; 0]);
+        assert_eq!(wide_comments(&line[..100]), [] as [usize; 0]);
     }
 
     #[test]
@@ -159,10 +173,10 @@ mod tests {
 
     #[test]
     fn a_missing_path_and_a_missing_name_dangle() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let document = "`src/text.rs` and `src/none.rs`; `here_it_is_named` and `nobody_has_this`";
+        let tree = ["house/src/text.rs".to_owned(), "house/src".to_owned()];
+        let document = "`src/text.rs`, `src/` and `src/none.rs`; `here_it_is_named` and `nobody_has_this`";
         assert_eq!(
-            dangling_citations(document, root, "fn here_it_is_named() {}"),
+            dangling_citations(document, &tree, "fn here_it_is_named() {}"),
             ["line 1: `src/none.rs`", "line 1: `nobody_has_this`"]
         );
     }

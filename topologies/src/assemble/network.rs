@@ -1,4 +1,4 @@
-//! The network of a topology file: its fabric, its routing and the routes that it states.
+//! Builds the network of a topology file: fabric, routing and stated routes.
 
 use crate::device::DeviceKind;
 use crate::error::{Place, TopologyError, TopologyProblem};
@@ -13,7 +13,8 @@ use crate::text::{At, Scalar, Scalars, suggest};
 use crate::topology::NetworkPlaces;
 use foretell_units::BytesPerSecond;
 
-/// Field by field, so that `network: {latency: 2us}` keeps the base's kind. Another kind starts afresh.
+/// Lays a network over the base's, field by field, so that `network: {latency: 2us}` keeps the
+/// base's kind. A network of another kind replaces the base's.
 pub(super) fn over(
     network: At<ShortOrFull<NetworkSpec>>,
     base: Option<At<ShortOrFull<NetworkSpec>>>,
@@ -27,7 +28,7 @@ pub(super) fn over(
     }
 }
 
-/// Whether a network of this kind joins devices straight, so that nodes need no link of their own.
+/// Whether a network of this kind joins devices directly, so that nodes need no link of their own.
 pub(super) fn joins_devices(spec: Option<&At<ShortOrFull<NetworkSpec>>>) -> bool {
     match spec.map(|spec| &spec.value) {
         Some(ShortOrFull::Short(kind)) => kind == "torus",
@@ -36,7 +37,7 @@ pub(super) fn joins_devices(spec: Option<&At<ShortOrFull<NetworkSpec>>>) -> bool
     }
 }
 
-/// The network. Nodes that list no NICs get one where the network states its rate.
+/// Builds the network. Nodes without NICs get one if the network states a rate.
 pub(super) fn network(
     spec: Option<&At<ShortOrFull<NetworkSpec>>>,
     groups: &mut [NodeGroup],
@@ -92,7 +93,8 @@ pub(super) fn network(
     Ok((Network { fabric, latency, routing, seed, stated }, NetworkPlaces { network: place, routes }))
 }
 
-/// Silence would let somebody believe that an oversubscribed switch was modelled.
+/// Refuses fields that this kind of network does not have: a user must not believe that, for
+/// example, an oversubscribed switch is modelled.
 fn refuse_what_it_has_not(spec: &NetworkSpec, kind: &str) -> Result<(), TopologyError> {
     const TREES: &[&str] = &["fat-tree", "rail-optimised"];
     const DRAGONFLY: &[&str] = &["dragonfly"];
@@ -127,7 +129,7 @@ fn refuse_what_it_has_not(spec: &NetworkSpec, kind: &str) -> Result<(), Topology
     Ok(())
 }
 
-/// A network being read.
+/// The inputs of building a network.
 struct Assembler<'a> {
     spec: &'a NetworkSpec,
     kind: &'a At<String>,
@@ -162,7 +164,7 @@ impl Assembler<'_> {
         }))
     }
 
-    /// What is said of each level, lowest first; fewer than there are if the higher ones are left to their default.
+    /// Values per level, lowest first. Higher levels may be left to their default.
     fn levels(&self, values: Option<&At<Scalars>>, field: &str, levels: usize) -> Result<Vec<At<Scalar>>, TopologyError> {
         let Some(values) = values else { return Ok(Vec::new()) };
         let each = values.each();
@@ -211,7 +213,7 @@ impl Assembler<'_> {
         }
         let dimensions = if is_list { Dimensions::Sizes(sizes) } else { Dimensions::Count(count) };
         for group in groups {
-            // Silence would let somebody believe that they were used.
+            // A user must not believe that these fields have an effect.
             let other = if group.nics.is_some() { Some("nics") } else { group.link.map(|_| "link") };
             if let Some(field) = other {
                 let what = format!("node `{}` has `{field}`, which nothing crosses where a torus joins the devices", group.name);
@@ -222,7 +224,7 @@ impl Assembler<'_> {
                 ));
             }
         }
-        // What a device's links carry together, over its two in each dimension.
+        // A device's total link rate, divided over its two links in each dimension.
         let own = || groups.first().and_then(|group| kinds.get(group.kind)?.link).map(|link| link / (2 * count) as f64);
         let Some(bandwidth) = bandwidth.or_else(own) else {
             return missing("bandwidth", "say what one link carries, one way, such as `bandwidth: 50GB/s`".into());
@@ -262,7 +264,8 @@ impl Assembler<'_> {
         }))
     }
 
-    /// The routing as written, or the fabric's usual one: by hash where the file says how many equal ways there are.
+    /// Returns the stated routing, or the fabric's default: by hash if the file states the number
+    /// of equal paths.
     fn routing(&self, fabric: &Fabric) -> Result<Routing, TopologyError> {
         let known: &[Routing] = match fabric {
             Fabric::None | Fabric::Switch => return Ok(Routing::Spread),
@@ -288,7 +291,8 @@ impl Assembler<'_> {
         Err(TopologyError::at(written.place, TopologyProblem::UnknownName { what, name: written.value.clone(), hint }))
     }
 
-    /// The routes that are stated, and where. That there are such paths is checked when all is numbered.
+    /// Returns the stated routes and their places in the file. That such paths exist is checked
+    /// when links are numbered.
     fn stated(&self, routing: Routing, groups: &[NodeGroup]) -> Result<(Vec<StatedRoute>, Vec<Option<Place>>), TopologyError> {
         let Some(routes) = &self.spec.routes else { return Ok((Vec::new(), Vec::new())) };
         if !matches!(routing, Routing::Ecmp | Routing::Minimal) {
@@ -317,13 +321,14 @@ impl Assembler<'_> {
     }
 }
 
-/// As many as the largest machines have (Fugaku's Tofu).
+/// Most dimensions of a torus, as in the largest machines (Fugaku's Tofu has 6).
 const MOST_DIMENSIONS: usize = 6;
 
-/// The most switches at the top of a tree: what a tree of three levels has whose switches have 256 ports (a quarter of the square).
+/// Most switches at the top of a tree: a three-level tree of 256-port switches has a quarter of 256
+/// squared.
 const MOST_CORE_SWITCHES: usize = 1 << 14;
 
-/// The number of the node of this name.
+/// Finds a node's number by its name.
 fn number_of(name: &str, groups: &[NodeGroup]) -> Option<usize> {
     let mut first = 0;
     for group in groups {

@@ -1,23 +1,24 @@
-//! Dragonflies (Kim, Dally, Scott and Abts 2008): routers in groups; within a group every router has a link to every other; each router has
-//! some global links, which together join each group to every other one, evenly.
+//! Dragonflies (Kim, Dally, Scott and Abts 2008): routers in groups. Within a group every router
+//! has a link to every other. Global links join each group evenly to every other.
 
 use super::routing::{Choice, Routing};
 use super::{End, NodePorts, SWITCH_HOP_LATENCY};
 use crate::link::{Junction, Link, LinkClass, LinkId, NewLinks};
 use foretell_units::BytesPerSecond;
 
-/// Groups of routers. Consecutive nodes share a router, and consecutive routers a group; there are as many groups as the nodes need.
+/// A dragonfly. Consecutive nodes share a router, and consecutive routers form a group. The number
+/// of groups follows from the number of nodes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Dragonfly {
-    /// Nodes at one router.
+    /// Nodes per router.
     pub nodes_per_router: usize,
-    /// Routers of one group.
+    /// Routers per group.
     pub routers_per_group: usize,
-    /// Links to other groups that each router has.
+    /// Links to other groups, per router.
     pub global_links: usize,
-    /// What a link between two routers of a group carries, one way.
+    /// Rate of a link between two routers of a group, one way.
     pub local_bandwidth: BytesPerSecond,
-    /// What a link between two groups carries, one way.
+    /// Rate of a link between two groups, one way.
     pub global_bandwidth: BytesPerSecond,
 }
 
@@ -38,19 +39,22 @@ impl Dragonfly {
     }
 }
 
-/// A dragonfly's numbers. Links go group by group: first router by router those to each other router, then global port by global port.
+/// A dragonfly with numbered links. Links are numbered group by group: first the local links router
+/// by router, then the global ports.
 ///
-/// Port `round x (groups - 1) + offset - 1` of a group leads to the group `offset` further on, and the same link's other way leaves that
-/// group by its port of the same round and the opposite offset. Routers have the ports in turn, the first `global_links` the first router.
+/// Port `round x (groups - 1) + offset - 1` of a group leads to the group `offset` further on. The
+/// reverse direction leaves that group by its port of the same round and the opposite offset. The
+/// first router of a group has the first `global_links` ports, the next router the next ones, and
+/// so on.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct DragonflyLayout {
     nodes_per_router: usize,
-    /// Routers of a group.
+    /// Routers per group.
     routers: usize,
     groups: usize,
-    /// Global ports of a router.
+    /// Global ports per router.
     ports: usize,
-    /// Links between two groups.
+    /// Links between each two groups.
     rounds: usize,
     first_link: usize,
 }
@@ -108,7 +112,7 @@ impl DragonflyLayout {
             self.minimal(from, to, choice, links);
             return;
         }
-        // Some group that is neither.
+        // A third group.
         let mut middle = choice.among(self.groups - 2);
         for other in [first.min(last), first.max(last)] {
             middle += usize::from(middle >= other);
@@ -119,7 +123,7 @@ impl DragonflyLayout {
         self.minimal(arrival, to, choice.next().next(), links);
     }
 
-    /// Straight from one router to another.
+    /// Appends the minimal path between two routers.
     fn minimal(&self, from: usize, to: usize, choice: Choice, links: &mut Vec<LinkId>) {
         let (group, other) = (from / self.routers, to / self.routers);
         if group == other {
@@ -147,13 +151,14 @@ impl DragonflyLayout {
         }
     }
 
-    /// Hops within groups that going over a link of this round takes: to its near end, and on from its far end if that matters.
+    /// Local hops on the path over a global link of this round: to its near end, and from its far
+    /// end if `to` is given.
     fn local_hops(&self, from: usize, to: Option<usize>, round: usize, offset: usize) -> usize {
         let [exit, entry] = self.ends(from / self.routers, round, offset);
         usize::from(exit != from) + to.map_or(0, |to| usize::from(entry != to))
     }
 
-    /// Among the links to a group, those with the fewest hops; of these the one that is chosen.
+    /// Chooses among the links to a group that need the fewest hops.
     fn round(&self, from: usize, to: Option<usize>, offset: usize, choice: Choice) -> usize {
         let hops = |round: &usize| self.local_hops(from, to, *round, offset);
         let fewest = (0..self.rounds).map(|round| hops(&round)).min().unwrap_or(0);

@@ -1,24 +1,26 @@
-//! How a flow's way is chosen among several: by a hash of its two ends, as stated, or not at all, since it is spread over all of them.
+//! Chooses a flow's path among several: by a hash of its ends, as stated, or by spreading over all.
 
-/// The rule by which flows find their way.
+/// The routing rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Routing {
-    /// Every flow is spread evenly over all ways of the fewest hops, as with ideal adaptive routing. Parallel links are then one resource.
-    /// Also where a fabric has one way only.
+    /// Every flow spreads evenly over all shortest paths, as with ideal adaptive routing. Parallel
+    /// links are then one resource. Also the rule of fabrics with one path per pair.
     Spread,
-    /// Each flow keeps to one of the ways of the fewest hops, which a hash of its ends chooses (equal-cost multi-path, RFC 2992). Flows
-    /// may collide on a link while others are idle.
+    /// A hash of its ends assigns each flow to one shortest path (equal-cost multi-path, RFC 2992).
+    /// Flows may collide on a link while other links are idle.
     Ecmp,
-    /// Along the first dimension of a torus, then along the second, and so on.
+    /// In a torus: along the first dimension, then the second, and so on.
     DimensionOrder,
-    /// In a dragonfly straight to the other group, over one of the links between the two that need the fewest hops, by hash.
+    /// In a dragonfly: straight to the other group, over one of the links with the fewest hops, by
+    /// hash.
     Minimal,
-    /// In a dragonfly by way of a third group, which a hash chooses (Valiant 1982): twice the load, but spread over all global links.
+    /// In a dragonfly: through a third group, chosen by hash (Valiant 1982). The load doubles but
+    /// spreads over all global links.
     Valiant,
 }
 
 impl Routing {
-    /// Every rule there is.
+    /// All rules.
     pub const ALL: [Routing; 5] = [Routing::Spread, Routing::Ecmp, Routing::DimensionOrder, Routing::Minimal, Routing::Valiant];
 
     /// The name used in topology files.
@@ -33,18 +35,18 @@ impl Routing {
     }
 }
 
-/// A way that the file states for all flows from one node to another.
+/// A route stated in the file for all flows between two nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StatedRoute {
-    /// The node that sends.
+    /// The sending node.
     pub from: usize,
-    /// The node that receives.
+    /// The receiving node.
     pub to: usize,
-    /// Which of the ways of the fewest hops.
+    /// Index among the shortest paths.
     pub path: usize,
 }
 
-/// Which of several ways a flow takes.
+/// Which of several paths a flow takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Choice {
     Stated(usize),
@@ -52,16 +54,17 @@ pub(super) enum Choice {
 }
 
 impl Choice {
-    /// One of so many.
+    /// Chooses an index below `count`.
     pub(super) fn among(self, count: usize) -> usize {
         match self {
             Choice::Stated(path) => path.min(count.saturating_sub(1)),
-            // The upper half of a product is as even as the hash, and cheaper than a remainder.
+            // The upper half of the product is as uniform as the hash, and cheaper than a
+            // remainder.
             Choice::Hash(hash) => ((u128::from(hash) * count as u128) >> 64) as usize,
         }
     }
 
-    /// A fresh choice that follows from this one.
+    /// Derives a new choice from this one.
     pub(super) fn next(self) -> Self {
         match self {
             Choice::Stated(path) => Choice::Stated(path),
@@ -70,12 +73,13 @@ impl Choice {
     }
 }
 
-/// The choice by hash of a flow from one device to another.
+/// Makes the choice of a flow from the hash of its two devices.
 pub(super) fn choice(seed: u64, from: usize, to: usize) -> Choice {
     Choice::Hash(mix(mix(mix(seed) ^ from as u64) ^ to as u64))
 }
 
-/// SplitMix64 (Steele, Lea and Flood 2014): every bit of the input changes every bit of the output with about even odds.
+/// SplitMix64 (Steele, Lea and Flood 2014): every input bit flips every output bit with probability
+/// about one half.
 const fn mix(value: u64) -> u64 {
     let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -97,7 +101,8 @@ mod tests {
                 same += usize::from(choice(0, from, to).among(7) == choice(1, from, to).among(7));
             }
         }
-        // Of 10,000 draws among 7 each is drawn 1,429 times, with a standard deviation of 35.
+        // Of 10,000 draws among 7, each index has 1,429 on average, with a standard deviation of
+        // 35.
         assert!(counts.iter().all(|count| count.abs_diff(1429) < 140), "{counts:?}");
         assert!(same.abs_diff(1429) < 140, "{same} alike under two seeds");
     }

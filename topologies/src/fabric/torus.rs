@@ -1,33 +1,34 @@
-//! Tori and meshes of devices (Dally and Seitz 1986; the interconnect of TPU v4, Jouppi et al. 2023): each device has a link each way to its
-//! two neighbours in each dimension.
+//! Tori and meshes of devices (Dally and Seitz 1986; TPU v4, Jouppi et al. 2023): each device has a
+//! link each way to its two neighbours in each dimension.
 
 use super::routing::{Choice, Routing};
 use super::{End, NodePorts};
 use crate::link::{Junction, Link, LinkClass, LinkId, NewLinks};
 use foretell_units::{BytesPerSecond, Seconds};
 
-/// A grid of devices, which lie in it in the order of their numbers, the last dimension varying fastest.
+/// A grid of devices, filled in the order of their numbers, the last dimension fastest.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Torus {
-    /// How long it is in each dimension.
+    /// Sizes of the dimensions.
     pub dimensions: Dimensions,
-    /// What one link carries, one way.
+    /// Rate of a link, one way.
     pub bandwidth: BytesPerSecond,
-    /// Whether the ends of each row are joined too. A row of two is not: its devices would be neighbours twice.
+    /// Whether the ends of each row are joined. A row of two never is: its devices would be
+    /// neighbours twice.
     pub wraps_around: bool,
 }
 
-/// How long a torus is in each dimension.
+/// Sizes of a torus's dimensions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Dimensions {
-    /// As stated; the product is the number of devices.
+    /// Stated sizes, whose product is the number of devices.
     Sizes(Vec<usize>),
-    /// In so many dimensions as equally as the number of devices allows.
+    /// A number of dimensions, as equal in size as the number of devices allows.
     Count(usize),
 }
 
 impl Torus {
-    /// How long it is in each dimension with so many devices.
+    /// Returns the size of each dimension for a number of devices.
     pub fn sizes(&self, devices: usize) -> Vec<usize> {
         match &self.dimensions {
             Dimensions::Sizes(sizes) => sizes.clone(),
@@ -52,7 +53,8 @@ impl Torus {
     }
 }
 
-/// `count` factors of `number`, smallest first, of which each is the largest divisor that does not exceed its root of what is left.
+/// Splits `number` into `count` factors, smallest first. Each is the largest divisor that does not
+/// exceed the corresponding root of the rest.
 fn near_equal_factors(number: usize, count: usize) -> Vec<usize> {
     let mut left = number.max(1);
     let mut sizes = Vec::with_capacity(count);
@@ -65,7 +67,8 @@ fn near_equal_factors(number: usize, count: usize) -> Vec<usize> {
     sizes
 }
 
-/// A torus's numbers. Links go dimension by dimension, row by row, and along a row edge by edge, of each first the way to the higher place.
+/// A torus with numbered links. Links are numbered by dimension, row, and edge along the row; of
+/// each edge the upward direction comes first.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TorusLayout {
     dimensions: Vec<Dimension>,
@@ -74,14 +77,14 @@ pub(super) struct TorusLayout {
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Dimension {
     size: usize,
-    /// How far apart in number the neighbours of this dimension are.
+    /// Difference between the numbers of neighbours in this dimension.
     stride: usize,
-    /// Edges of a row: as many as devices where it is closed, one fewer where it is not.
+    /// Edges of a row: as many as devices if it wraps around, else one fewer.
     edges: usize,
     first_link: usize,
 }
 
-/// A way along one dimension: how many hops, and whether towards higher places.
+/// A path along one dimension: the number of hops, and its direction.
 #[derive(Debug, Clone, Copy)]
 struct Way {
     hops: usize,
@@ -122,7 +125,8 @@ impl TorusLayout {
         }
         let mut at = from.device;
         for dimension in &self.dimensions {
-            // Of two ways as long, those from even places go up and the others down, so that both are used.
+            // Of two equally long directions, even positions take the upward one and odd positions
+            // the downward one, so that both are used.
             let way = dimension.way(at, to.device, dimension.place(at).is_multiple_of(2));
             for _ in 0..way.hops {
                 at = dimension.step(at, way.is_upward, links);
@@ -130,7 +134,8 @@ impl TorusLayout {
         }
     }
 
-    /// Each next hop is along a dimension chosen in proportion to the hops that are left in it: so each of the shortest ways is as likely.
+    /// Chooses each next hop's dimension in proportion to the hops left in it, so that all shortest
+    /// paths are equally likely.
     fn any_order(&self, from: usize, to: usize, choice: Choice, links: &mut Vec<LinkId>) {
         let mut choice = choice;
         let mut ways = Vec::with_capacity(self.dimensions.len());
@@ -167,7 +172,8 @@ impl TorusLayout {
             if way.hops > 0 && 2 * way.hops == dimension.edges {
                 paths = paths.saturating_mul(2);
             }
-            // The orders in which the hops of this dimension can be mixed with those before it: a binomial coefficient.
+            // Number of ways to interleave this dimension's hops with those before it: a binomial
+            // coefficient.
             let mut orders = 1u128;
             for hop in 1..=way.hops as u64 {
                 orders = orders.saturating_mul(u128::from(hops + hop)) / u128::from(hop);
@@ -184,7 +190,7 @@ impl Dimension {
         device / self.stride % self.size
     }
 
-    /// The row of a device: its number with this dimension left out.
+    /// Row of a device: its number without this dimension.
     fn row(&self, device: usize) -> usize {
         device / (self.stride * self.size) * self.stride + device % self.stride
     }
@@ -193,7 +199,7 @@ impl Dimension {
         (row / self.stride * self.size + place) * self.stride + row % self.stride
     }
 
-    /// The shorter way from one device's place to another's; of two as long the one that is asked for.
+    /// The shorter direction between two positions; of two equally long ones the requested one.
     fn way(&self, from: usize, to: usize, is_upward_if_equal: bool) -> Way {
         let (from, to) = (self.place(from), self.place(to));
         if self.edges < self.size {
@@ -208,7 +214,7 @@ impl Dimension {
         }
     }
 
-    /// One hop; returns where it leads.
+    /// Takes one hop and returns the device that it leads to.
     fn step(&self, at: usize, is_upward: bool, links: &mut Vec<LinkId>) -> usize {
         let (row, place) = (self.row(at), self.place(at));
         let next = if is_upward { (place + 1) % self.size } else { (place + self.size - 1) % self.size };

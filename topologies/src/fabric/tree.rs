@@ -1,44 +1,48 @@
-//! Fat trees of two and three levels (Leiserson 1985; as data centres have them, Al-Fares et al. 2008), and rail-optimised ones, whose
-//! leaf switches take one rail each of many nodes.
+//! Fat trees of two and three levels (Leiserson 1985; Al-Fares et al. 2008), and rail-optimised
+//! trees, in which a leaf switch takes one rail of many nodes.
 
 use super::routing::{Choice, Routing};
 use super::{End, Leaf, NodePorts, SWITCH_HOP_LATENCY};
 use crate::link::{Junction, Link, LinkClass, LinkId, NewLinks};
 use foretell_units::BytesPerSecond;
 
-/// The most nodes that one leaf switch takes where the file says nothing: a scalable unit of NVIDIA's DGX H100 SuperPOD.
+/// Default maximum of nodes per leaf switch: a scalable unit of NVIDIA's DGX H100 SuperPOD.
 const NODES_PER_LEAF: usize = 32;
 
-/// Leaf switches under a spine; or in pods, with aggregation switches above the leaves of a pod and core switches above all. Consecutive
-/// nodes share a leaf. A level's uplinks carry, each way, what enters it from below, divided by its oversubscription.
+/// Leaf switches under a spine; or in pods, with aggregation switches above the leaves of a pod and
+/// core switches above all. Consecutive nodes share a leaf. Each way, a level's uplinks carry the
+/// rate that enters from below, divided by its oversubscription.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FatTree {
-    /// What leads to one leaf switch.
+    /// Which interfaces lead to one leaf switch.
     pub leaf_switches: LeafSwitches,
-    /// Nodes whose interfaces lead to one leaf; where the file says nothing, 32, or half of the nodes of a smaller cluster, since a tree has
-    /// at least two leaves (a rail-optimised one has them anyway: there it is all nodes).
+    /// Nodes per leaf. Default: 32, or half of the nodes of a smaller cluster, since a tree has at
+    /// least two leaves. A rail-optimised tree has several leaves anyway, so its default is all
+    /// nodes up to 32.
     pub nodes_per_leaf: Option<usize>,
-    /// From the leaves up.
+    /// Uplinks of a leaf.
     pub uplinks: Uplinks,
-    /// The third level, if there is one.
+    /// The third level, if any.
     pub pods: Option<Pods>,
 }
 
-/// What leads to a leaf switch.
+/// Which interfaces lead to a leaf switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LeafSwitches {
     /// All interfaces of its nodes.
     OfNodes,
-    /// Of each of its nodes the interface of one rail, so that devices with the same place in their nodes meet in one switch.
+    /// The interface of one rail of each node, so that devices with the same index in their nodes
+    /// meet in one switch.
     OfRails(CrossRail),
 }
 
-/// How data go from a device to one of another rail in another node.
+/// How data reaches a device of another rail in another node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CrossRail {
     /// Through the switches above the leaves.
     Spine,
-    /// Within the sender's node to the device of the right rail, and on along that rail, as NCCL's PXN has it.
+    /// Inside the sender's node to the device of the right rail, then along that rail, as NCCL's
+    /// PXN does.
     Forward,
 }
 
@@ -55,40 +59,40 @@ impl CrossRail {
 /// The links from a switch to the level above it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Uplinks {
-    /// Capacity of what enters from below over capacity of the uplinks; 1 is non-blocking.
+    /// Rate entering from below over the rate of the uplinks; 1 is non-blocking.
     pub oversubscription: f64,
-    /// How many there are, each to another switch; `None` where the file gives their sum only.
+    /// Number of uplinks, each to its own switch; `None` if only their total rate is known.
     pub count: Option<usize>,
 }
 
 /// The third level of a tree.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Pods {
-    /// Leaves of one pod. A pod has as many aggregation switches as a leaf has uplinks.
+    /// Leaves per pod. A pod has as many aggregation switches as a leaf has uplinks.
     pub leaves: usize,
-    /// From each aggregation switch to the core.
+    /// Uplinks of each aggregation switch.
     pub uplinks: Uplinks,
 }
 
 impl FatTree {
-    /// How many nodes lead to a leaf, the default worked out. At least 1, so that it can be divided by.
+    /// Nodes per leaf, with the default applied; at least 1.
     pub(crate) fn nodes_per_leaf(&self, node_count: usize) -> usize {
         let fewest_leaves = if self.leaf_switches == LeafSwitches::OfNodes { 2 } else { 1 };
         self.nodes_per_leaf.unwrap_or_else(|| NODES_PER_LEAF.min(node_count.div_ceil(fewest_leaves))).max(1)
     }
 }
 
-/// A tree's numbers. Links go leaf by leaf, and then pod by pod, aggregation switch by aggregation switch; of each uplink first the way up,
-/// then the way down.
+/// A tree with numbered links: leaf by leaf, then pod by pod and aggregation switch by aggregation
+/// switch. Of each uplink the upward direction comes first.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct TreeLayout {
     leaf_switches: LeafSwitches,
     nodes_per_leaf: usize,
-    /// Leaves that the same nodes lead to: 1, or as many as nodes have rails.
+    /// Leaves shared by the same nodes: 1, or the number of rails.
     rails: usize,
     leaves: usize,
     first_link: usize,
-    /// Uplinks of a leaf; 1 where flows are spread over all of them.
+    /// Uplinks of a leaf; 1 if flows spread over all of them.
     leaf_uplinks: usize,
     pods: Option<PodLayout>,
 }
@@ -97,7 +101,7 @@ pub(super) struct TreeLayout {
 struct PodLayout {
     leaves: usize,
     first_link: usize,
-    /// Uplinks of an aggregation switch; 1 where flows are spread.
+    /// Uplinks of an aggregation switch; 1 if flows spread over all of them.
     uplinks: usize,
 }
 
@@ -152,7 +156,7 @@ impl TreeLayout {
         layout
     }
 
-    /// The leaf that a node's rail leads to.
+    /// The leaf at the end of a node's rail.
     pub(super) fn leaf(&self, node: usize, rail: usize) -> usize {
         let first = node / self.nodes_per_leaf * self.rails;
         if self.leaf_switches == LeafSwitches::OfNodes { first } else { first + rail }
@@ -167,7 +171,8 @@ impl TreeLayout {
         self.leaf_switches == LeafSwitches::OfRails(CrossRail::Forward)
     }
 
-    /// The spine, or a pod's aggregation switch, that the uplink of this number leads to. Switches are numbered level by level.
+    /// The spine, or the pod's aggregation switch, at the end of a numbered uplink. Switches are
+    /// numbered level by level.
     fn above_leaf(&self, pod: Option<usize>, uplink: usize) -> Junction {
         Junction::Switch(self.leaves + pod.unwrap_or(0) * self.leaf_uplinks + uplink)
     }
@@ -228,12 +233,12 @@ impl TreeLayout {
 const UP: usize = 0;
 const DOWN: usize = 1;
 
-/// What a switch's uplink is called: `leaf-3/up`, or `leaf-3/up-1` where it has several.
+/// Names of an uplink's two directions, such as `leaf-3/up`, or `leaf-3/up-1` if there are several.
 fn numbered(of: String, uplink: usize, count: usize) -> (String, String) {
     if count > 1 { (of, format!("-{uplink}")) } else { (of, String::new()) }
 }
 
-/// An uplink's two ways, each with what passing the switch at its end costs.
+/// Adds an uplink's two directions, each with the latency of the switch at its end.
 fn add_pair((of, number): (String, String), bandwidth: BytesPerSecond, [low, high]: [Junction; 2], links: &mut NewLinks) {
     for (direction, from, to) in [("up", low, high), ("down", high, low)] {
         let name = format!("{of}/{direction}{number}");

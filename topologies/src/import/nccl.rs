@@ -1,13 +1,13 @@
-//! NCCL's topology XML: processors, PCI devices, GPUs with their NVLinks, NICs with their rate. Read by a scan for tags, which is all that such files
-//! have; whatever else is in them is passed over.
+//! Reads NCCL's topology XML: CPUs, PCI devices, GPUs with their NVLinks, NICs with their rates.
+//! Elements that are not listed here are ignored.
 
 use super::{ImportError, Joined, Machine};
 
 const TOOL: &str = "NCCL's topology dump";
-/// The PCI class of NVSwitch, as `tclass` has it; a GPU's own is 0x030200.
+/// PCI class of an NVSwitch in `tclass`. A GPU's class is 0x030200.
 const SWITCH_CLASS: &str = "0x068000";
 
-/// GPUs of the library by their PCI device number (The PCI ID Repository, vendor 10de).
+/// Library names of GPUs by PCI device number (The PCI ID Repository, vendor 10de).
 const DEVICES: [(&str, &str); 7] = [
     ("0x1db1", "v100-sxm-16g"),
     ("0x1db5", "v100-sxm-32g"),
@@ -18,7 +18,7 @@ const DEVICES: [(&str, &str); 7] = [
     ("0x26b9", "l40s"),
 ];
 
-/// Reads the file.
+/// Reads the dump.
 pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     let wrong = |reason: &str| ImportError::Form { tool: TOOL, reason: reason.into() };
     let (mut gpus, mut links, mut is_switched) = (0, 0, false);
@@ -26,24 +26,25 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     let (mut pci, mut device) = (None, None);
     let mut rates: Vec<f64> = Vec::new();
     let mut is_system = false;
-    for tag in tags(text) {
-        match tag.name {
+    let document = roxmltree::Document::parse(text).map_err(|error| wrong(&format!("it is not XML: {error}")))?;
+    for element in document.descendants().filter(roxmltree::Node::is_element) {
+        match element.tag_name().name() {
             "system" => is_system = true,
-            "pci" => pci = tag.attribute("device").map(str::to_owned),
+            "pci" => pci = element.attribute("device").map(str::to_owned),
             "gpu" => {
                 gpus += 1;
                 of_gpu = 0;
                 device = device.or(pci.clone());
             }
             "nvlink" => {
-                let count = tag.attribute("count").and_then(|count| count.parse().ok()).unwrap_or(1);
+                let count = element.attribute("count").and_then(|count| count.parse().ok()).unwrap_or(1);
                 of_gpu += count;
                 links += count;
                 most = most.max(of_gpu);
-                is_switched |= tag.attribute("tclass") == Some(SWITCH_CLASS);
+                is_switched |= element.attribute("tclass") == Some(SWITCH_CLASS);
             }
-            // In megabits a second.
-            "net" => rates.extend(tag.attribute("speed").and_then(|speed| speed.parse::<f64>().ok())),
+            // NCCL states megabits per second.
+            "net" => rates.extend(element.attribute("speed").and_then(|speed| speed.parse::<f64>().ok())),
             _ => {}
         }
     }
@@ -52,7 +53,7 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     }
     if gpus == 0 {
         return Err(wrong(
-            "there is no <gpu>; hint: dump it with NCCL_TOPO_DUMP_FILE, as files that clouds ship often leave GPUs to be detected",
+            "there is no <gpu>; hint: dump the topology with NCCL_TOPO_DUMP_FILE, since the files that clouds ship often omit GPUs",
         ));
     }
     let joined = match (links, is_switched) {
@@ -63,7 +64,7 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     let slowest = rates.iter().copied().reduce(f64::min);
     let mut notes = Vec::new();
     if rates.iter().any(|rate| Some(*rate) != slowest) {
-        notes.push("NICs of different rates are all taken for the slowest".into());
+        notes.push("NICs have different rates; all are taken at the slowest".into());
     }
     Ok(Machine {
         gpus,
@@ -77,35 +78,7 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     })
 }
 
-/// The library's name of a GPU, by its PCI device number as NCCL writes it.
+/// Returns the library's name of a GPU, given its PCI device number as NCCL writes it.
 pub(super) fn device_of(number: &str) -> Option<String> {
     DEVICES.iter().find(|(device, _)| device.eq_ignore_ascii_case(number)).map(|(_, name)| (*name).to_owned())
-}
-
-/// An opening tag.
-struct Tag<'a> {
-    name: &'a str,
-    inside: &'a str,
-}
-
-impl<'a> Tag<'a> {
-    fn attribute(&self, name: &str) -> Option<&'a str> {
-        let mut rest = self.inside;
-        while let Some((before, after)) = rest.split_once("=\"") {
-            let (value, next) = after.split_once('"')?;
-            if before.split_whitespace().next_back() == Some(name) {
-                return Some(value);
-            }
-            rest = next;
-        }
-        None
-    }
-}
-
-fn tags(text: &str) -> impl Iterator<Item = Tag<'_>> {
-    text.split('<').skip(1).filter(|piece| !piece.starts_with(['/', '!', '?'])).filter_map(|piece| {
-        let inside = piece.split('>').next()?;
-        let name = inside.split(|one: char| one.is_whitespace() || one == '/').next()?;
-        Some(Tag { name, inside: inside.get(name.len()..)? })
-    })
 }

@@ -1,16 +1,18 @@
-//! GPUs as NVML says of them (the executor asks it), and NICs as Linux does: the topology `local-gpus`.
+//! The topology `local-gpus`: GPUs from NVML (queried by the executor) and NICs from Linux.
 
 use super::nccl::device_of;
 use super::{Discovered, Joined, Machine};
 
-/// What a lane of PCIe carries one way, in GB/s, by generation, from 1 on (PCI-SIG: 2.5, 5, 8, 16, 32 and 64 GT/s less the encoding).
+/// Rate of a PCIe lane in GB/s, one way, by generation from 1 (PCI-SIG: 2.5 to 64 GT/s less the
+/// encoding).
 const OF_A_LANE: [f64; 6] = [0.25, 0.5, 0.985, 1.969, 3.938, 7.563];
-/// What of it is left by the protocol's packets: 25 of 31.5 GB/s, as where nothing better is known.
+/// Share of that rate left by packet overhead: 25 of 31.5 GB/s.
 const LEFT_BY_THE_PROTOCOL: f64 = 0.8;
-/// From which generation on an NVLink carries twice what those before do (Blackwell's data sheet: 1.8 TB/s both ways over 18 links).
+/// First NVLink generation with twice the rate per link (Blackwell's data sheet: 1.8 TB/s in both
+/// directions over 18 links).
 const DOUBLED: u32 = 5;
 
-/// What was found as a machine. The GPUs are taken to be alike: those that differ in links are noted.
+/// Converts the facts to a machine. All GPUs are assumed equal; a note says if their links differ.
 pub(super) fn read(found: &Discovered) -> Machine {
     let mut notes = vec!["found by NVML".to_owned()];
     let first = found.gpus.first();

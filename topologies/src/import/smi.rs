@@ -1,15 +1,15 @@
-//! `nvidia-smi topo -m`: a matrix of how each GPU and NIC reaches the others, and a legend.
+//! Reads `nvidia-smi topo -m`: a matrix of the links between GPUs and NICs, and a legend.
 
 use super::{ImportError, Joined, Machine};
 
 const TOOL: &str = "`nvidia-smi topo -m`";
 
-/// Reads the matrix. `links`: how many NVLinks the GPU has, if it is known which it is.
+/// Reads the matrix. `links` is the GPU's number of NVLinks, if its kind is known.
 pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportError> {
     let wrong = |reason: &str| ImportError::Form { tool: TOOL, reason: reason.into() };
     let mut lines = text.lines().skip_while(|line| !line.split_whitespace().any(|word| word == "GPU0"));
     let header = lines.next().ok_or_else(|| wrong("no line names GPU0"))?;
-    // The columns after those of devices are of processors.
+    // The columns after those of devices describe CPUs.
     let columns: Vec<&str> = header.split_whitespace().take_while(|word| *word != "CPU").collect();
     let is_gpu = |name: &str| name.strip_prefix("GPU").is_some_and(|number| number.parse::<usize>().is_ok());
     let gpus = columns.iter().filter(|name| is_gpu(name)).count();
@@ -35,7 +35,8 @@ pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportEr
     let pair = wires.iter().flatten().copied().max().unwrap_or(0);
     let joined = match pair {
         0 => Joined::Pcie,
-        // Into a switch all of a GPU's links lead to every other GPU, and all are counted for each.
+        // Through a switch all links of a GPU reach every other GPU, so the matrix counts them for
+        // each.
         _ if gpus > 2 && links.is_none_or(|links| most > links) && wires.iter().all(|row| of_gpu(row) == pair * (gpus - 1)) => {
             Joined::Switch(pair)
         }

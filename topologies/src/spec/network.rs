@@ -1,4 +1,4 @@
-//! The schema of `network` in a topology file, and how a network is written out in it.
+//! The schema of `network` in a topology file, and its written form.
 
 use crate::fabric::{Dimensions, Fabric, FatTree, LeafSwitches, Network, Routing, Uplinks};
 use crate::layout::node_name;
@@ -47,7 +47,7 @@ pub(crate) struct NetworkSpec {
     pub(crate) routes: Option<At<Vec<At<RouteSpec>>>>,
 }
 
-/// A way that the flows from one node to another take.
+/// A stated route between two nodes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RouteSpec {
@@ -57,7 +57,7 @@ pub(crate) struct RouteSpec {
 }
 
 impl NetworkSpec {
-    /// Field by field over a base, whose kind it keeps.
+    /// Lays this network over a base's, field by field, keeping its kind.
     pub(crate) fn over(self, base: NetworkSpec) -> Self {
         NetworkSpec {
             kind: base.kind,
@@ -81,7 +81,7 @@ impl NetworkSpec {
         }
     }
 
-    /// A network as a file has it, in full.
+    /// Converts a network to its full written form.
     pub(crate) fn written(network: &Network, groups: &[NodeGroup]) -> Self {
         let mut spec = NetworkSpec {
             kind: Some(network.fabric.name().to_owned().into()),
@@ -107,7 +107,7 @@ impl NetworkSpec {
                 spec.global_bandwidth = Some(written(dragonfly.global_bandwidth));
             }
         }
-        // What flows are spread over may have one way only: then there is nothing to say.
+        // A fabric with one path per pair has no routing to write.
         spec.routing =
             (network.routing != Routing::Spread || spec.uplinks.is_some()).then(|| network.routing.name().to_owned().into());
         spec.seed = (network.seed != 0).then(|| Scalar::from(network.seed).into());
@@ -133,7 +133,7 @@ impl NetworkSpec {
     }
 }
 
-/// The name of a node of this number.
+/// Returns a node's name.
 fn name_of(node: usize, groups: &[NodeGroup]) -> String {
     let mut first = 0;
     for group in groups {

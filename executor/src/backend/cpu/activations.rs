@@ -1,4 +1,4 @@
-//! Activations of newer transformers: GELU as it is defined, and the gated product of SwiGLU.
+//! Activations: exact GELU (by the error function), and the gated product of SwiGLU.
 
 use super::elementwise::of_two;
 use super::memory::{floats, floats_mut, same};
@@ -45,7 +45,8 @@ pub(super) unsafe fn silu_multiply_gradient(call: &KernelCall<'_>) {
     }
 }
 
-/// The standard normal distribution up to x, and its density: by formula 7.1.26 of Abramowitz and Stegun, to 1.5e-7.
+/// Standard normal distribution function and density at x, by formula 7.1.26 of Abramowitz and
+/// Stegun, with an error below 1.5e-7.
 #[inline(always)]
 fn normal<const FUSED: bool>(x: f32) -> (f32, f32) {
     const ROOT_HALF: f32 = std::f32::consts::FRAC_1_SQRT_2;
@@ -57,7 +58,7 @@ fn normal<const FUSED: bool>(x: f32) -> (f32, f32) {
         polynomial = multiply_add::<FUSED>(polynomial, t, coefficient);
     }
     let gauss = exponential::<FUSED>(-distance * distance);
-    // Half of what lies beyond |x| on both sides.
+    // Probability beyond |x| on one side.
     let tail = 0.5 * polynomial * t * gauss;
     (if x < 0.0 { tail } else { 1.0 - tail }, DENSITY * gauss)
 }

@@ -1,24 +1,26 @@
-//! Softmax attention and its gradient, a block of queries of one head at a time, so that the scores never leave the cache
-//! (Dao et al. 2022). Rows of scores are whole, so that the softmax needs no running rescaling; what lies fully above the diagonal of
-//! causal attention is never computed.
+//! Softmax attention and its gradient, computed for one block of queries of one head at a time, so
+//! that scores stay in the cache (Dao et al. 2022). Rows of scores are complete, so the softmax
+//! needs no running rescaling. Blocks above the diagonal of causal attention are skipped.
 
 use super::dropout::ProbabilityDropout;
 use super::head_products::{Block, Factor, mixture, plain_elements, scores, spread, transposed_elements};
 use super::memory::{Scratch, floats, floats_mut};
 use super::micro_kernel::MicroKernel;
-use super::product::{Destination, View, ViewMut};
 use super::vector::{exponential, fold_lanes, larger, multiply_add, multiversion, reduce_pairs, sum_lanes};
+use super::view::{Destination, View, ViewMut};
 use crate::backend::KernelCall;
-use foretell_models::{Attention, KeyStep};
+use foretell_models::{Attention, RingStep};
 
-/// Numbers of a vector of AVX-512. Rows of causal scores have every length: they are treated up to a multiple of it, with [`UNSEEN`] where
-/// they end, as the last numbers one by one would take longer than all others.
+/// Floats of an AVX-512 vector. Rows of causal scores have every length. They are padded with
+/// [`UNSEEN`] to a multiple of this, because a scalar remainder would take longer than the vector
+/// part.
 const VECTOR: usize = 16;
 
-/// A score whose exponential is as good as nothing.
+/// A score whose exponential is zero.
 const UNSEEN: f32 = -1e30;
 
-/// Where q, k and v (or their gradients) of a sequence lie: elements from a position to the next, and from a sequence to the next.
+/// Strides of q, k and v (or their gradients), in elements: from one position to the next, and from
+/// one sequence to the next.
 #[derive(Clone, Copy)]
 struct Strides {
     query: usize,
@@ -27,12 +29,13 @@ struct Strides {
     key_image: usize,
 }
 
-/// What follows from the sizes: where heads start, how queries are blocked, what a block sees.
+/// Quantities derived from the sizes: offsets of heads, blocks of queries, and the keys that a
+/// block sees.
 struct Plan<'a> {
     sizes: &'a Attention,
     strides: Strides,
     scale: f32,
-    /// Elements from a position of the output to the next.
+    /// Elements from one output position to the next.
     hidden: usize,
 }
 
@@ -45,9 +48,9 @@ impl<'a> Plan<'a> {
         Self { sizes, strides, scale, hidden }
     }
 
-    /// Queries of a block: scores of 128 Ki elements at most (a quarter of a second-level cache, as the gradient has two), in
-    /// blocks small enough that a causal block wastes little above its diagonal, and large enough for the product to be fast; whole tiles
-    /// of the micro-kernel.
+    /// Number of queries per block. Its scores have at most 128 Ki elements: a quarter of the L2
+    /// cache, since the gradient has two such blocks. Blocks are small enough to waste little above
+    /// a causal diagonal, large enough for fast products, and whole tiles of the micro-kernel.
     fn block(&self) -> usize {
         ((1 << 17) / self.sizes.keys.max(1)).clamp(14, 56)
     }
@@ -59,22 +62,22 @@ impl<'a> Plan<'a> {
         Block { first: position, count, visible, features: self.sizes.head_dimension, causal: self.sizes.causal }
     }
 
-    /// The keys that the first query of a block sees, and how many more each after it sees.
+    /// Number of keys that a block's first query sees, and how many more each later query sees.
     fn diagonal(&self, block: &Block) -> (usize, usize) {
         if self.sizes.causal { (block.first + 1, 1) } else { (self.sizes.keys, 0) }
     }
 
-    /// Where a query head's q of a sequence starts.
+    /// Offset of a query head's q in a sequence.
     fn query(&self, image: usize, head: usize) -> usize {
         image * self.strides.query_image + head * self.sizes.head_dimension
     }
 
-    /// Where a key head's k, or v, of a sequence starts.
+    /// Offset of a key head's k or v in a sequence.
     fn key(&self, image: usize, head: usize) -> usize {
         image * self.strides.key_image + head * self.sizes.head_dimension
     }
 
-    /// Where a query's output of a head starts.
+    /// Offset of a head's output for a query.
     fn output(&self, image: usize, first: usize, head: usize) -> usize {
         (image * self.sizes.queries + first) * self.hidden + head * self.sizes.head_dimension
     }
@@ -83,17 +86,18 @@ impl<'a> Plan<'a> {
         self.sizes.query_elements() == 0 || self.sizes.keys == 0
     }
 
-    /// Numbers of [`Plan::fill_bias`].
+    /// Length of the buffer of [`Plan::fill_bias`].
     fn bias_elements(&self) -> usize {
         if self.sizes.relative.is_some() { self.sizes.queries + self.sizes.keys } else { 0 }
     }
 
-    /// What a head adds to scores, by distance: the last query's distance to the first key first.
+    /// Writes a head's bias of scores by distance, starting with the distance from the last query
+    /// to the first key.
     fn fill_bias(&self, bias: &mut [f32], table: &[f32], head: usize) {
         self.each_distance(head, |place, entry| bias[place] = table[entry]);
     }
 
-    /// Calls `each(place in a head's bias, place in the table)`.
+    /// Calls `each(index in a head's bias, index in the table)`.
     fn each_distance(&self, head: usize, mut each: impl FnMut(usize, usize)) {
         let Some(relative) = self.sizes.relative else { return };
         let last = (self.sizes.query_offset + self.sizes.queries - 1) as isize;
@@ -102,7 +106,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Where in a head's bias the line of the query `first` (counted in this part) starts.
+    /// Start of the bias row of query `first` (counted in this rank's part).
     fn bias_line(&self, first: usize) -> usize {
         self.sizes.queries - 1 - first
     }
@@ -120,11 +124,11 @@ pub(super) unsafe fn forward(
 ) {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, packed, .. } = *sizes;
     let plan = Plan::new(sizes);
-    // What is not seen adds nothing.
+    // A part of a ring that no query sees adds nothing.
     if plan.is_empty() || sizes.ring.is_some_and(|ring| ring.unseen) {
         return;
     }
-    let merges = sizes.ring.is_some_and(KeyStep::merges);
+    let merges = sizes.ring.is_some_and(RingStep::merges);
     let (block, hidden, strides) = (plan.block(), plan.hidden, plan.strides);
     // SAFETY: reads and writes are valid and do not overlap.
     let (out, log_sums) = unsafe { (floats_mut(&call.writes[0]), floats_mut(&call.writes[1])) };
@@ -166,7 +170,7 @@ pub(super) unsafe fn forward(
                 }
                 let log_sums = &mut log_sums[(image * sizes.heads() + head) * queries + first..][..count];
                 let (diagonal, step) = plan.diagonal(&block);
-                // The sums of a row are of all it sees, dropped or not.
+                // A row's sum includes dropped probabilities.
                 let drop_some = |probabilities: &mut [f32]| {
                     if let Some(dropout) = dropout {
                         dropout.drop_some(probabilities, visible, [image, head, first]);
@@ -191,7 +195,7 @@ pub(super) unsafe fn forward(
                     let rows = ViewMut::rows(target.as_mut_ptr(), hidden);
                     mixture(kernel, &block, rows, block_scores, values, keys, Destination::Overwrite);
                 }
-                // The sums divide the few features of the output instead of the many probabilities.
+                // Dividing the output's few features is cheaper than dividing all probabilities.
                 scale_rows(target, reciprocals, count, head_dimension, hidden);
             }
         }
@@ -229,7 +233,7 @@ pub(super) unsafe fn gradient(
     if let Some(gradient) = table_gradient.as_deref_mut().filter(|_| !call.accumulate) {
         gradient.fill(0.0);
     }
-    let merges = sizes.ring.is_some_and(KeyStep::merges);
+    let merges = sizes.ring.is_some_and(RingStep::merges);
     if sizes.ring.is_some_and(|ring| ring.unseen) {
         for write in &call.writes[1..] {
             // SAFETY: the write is valid, and nobody reads it.
@@ -281,8 +285,8 @@ pub(super) unsafe fn gradient(
                 plan.fill_bias(bias, table, head);
                 bias_gradient.fill(0.0);
             }
-            // From the last block of queries, which sees the most keys: the first head's overwrites the gradients of keys and values, and the
-            // others add to them.
+            // Starts with the last block of queries, which sees the most keys. The first head's
+            // block overwrites the gradients of keys and values; the others add.
             for first in (0..queries).step_by(block).rev() {
                 let block = plan.block_at(first);
                 let Block { count, visible, .. } = block;
@@ -307,8 +311,9 @@ pub(super) unsafe fn gradient(
                 let log_sums = &log_sums[(image * sizes.heads() + head) * queries + first..][..count];
                 let (diagonal, step) = plan.diagonal(&block);
                 let (probabilities, slopes) = (&mut probabilities[..count * visible], &mut slopes[..count * visible]);
-                // A probability's gradient is dropped where it was. The mean of a row over all of them is that of its output and of the output's
-                // gradient, whatever is dropped.
+                // A dropped probability has no gradient. The row's sum of probability times
+                // gradient equals the product of its output and the output's gradient, with or
+                // without dropout.
                 if let Some(dropout) = dropout {
                     dropout.drop_some(slopes, visible, [image, head, first]);
                 }
@@ -320,7 +325,7 @@ pub(super) unsafe fn gradient(
                 } else {
                     softmax_gradient_rows(probabilities, slopes, log_sums, dots, diagonal, step, plan.scale);
                 }
-                // What the values' gradients are made with.
+                // The values' gradients use the dropped probabilities.
                 if let Some(dropout) = dropout {
                     dropout.drop_some(probabilities, visible, [image, head, first]);
                 }
@@ -329,7 +334,8 @@ pub(super) unsafe fn gradient(
                 let queries = Factor::plain(kernel, query_rows, strides.query, extents, &mut packed_queries[..block_packed]);
                 let outputs = Factor::plain(kernel, outputs, hidden, extents, &mut packed_outputs[..block_packed]);
                 let query_target = ViewMut::rows(targets[0].wrapping_add(query), strides.query);
-                // SAFETY: as above; the three targets are three different tensors, or columns of one.
+                // SAFETY: as above; the three targets are three different tensors, or columns of
+                // one.
                 unsafe {
                     spread(kernel, &block, key_targets[1], probabilities, outputs, mode);
                     spread(kernel, &block, key_targets[0], slopes, queries, mode);
@@ -343,7 +349,7 @@ pub(super) unsafe fn gradient(
     }
 }
 
-/// All pairs of indices, the second fastest.
+/// All pairs of indices; the second varies fastest.
 fn pairs(first: usize, second: usize) -> impl Iterator<Item = [usize; 2]> {
     (0..first).flat_map(move |one| (0..second).map(move |two| [one, two]))
 }
@@ -359,7 +365,8 @@ unsafe fn clear_rows(target: ViewMut, rows: std::ops::Range<usize>, columns: usi
 }
 
 multiversion! {
-    /// Makes scores into exponentials relative to the row's largest, and zeros from column `diagonal + row · step` on.
+    /// Replaces scores by exponentials relative to the row's maximum, and by zeros from column
+    /// `diagonal + row · step` on.
     fn softmax_rows(
         scores: &mut [f32], reciprocals: &mut [f32], log_sums: &mut [f32], diagonal: usize, step: usize, scale: f32,
     ) {
@@ -398,7 +405,8 @@ multiversion! {
         }
     }
 
-    /// Makes scores into probabilities, and gradients of probabilities into gradients of unscaled scores.
+    /// Replaces scores by probabilities, and gradients of probabilities by gradients of unscaled
+    /// scores.
     fn softmax_gradient_rows(
         scores: &mut [f32], slopes: &mut [f32], log_sums: &[f32], dots: &[f32], diagonal: usize, step: usize, scale: f32,
     ) {
@@ -419,7 +427,7 @@ multiversion! {
         }
     }
 
-    /// `scores = scale · scores + bias`, each of `rows` rows with a bias that starts one later than that of the row after it.
+    /// `scores = scale · scores + bias`. Each row's bias starts one element after the next row's.
     fn add_bias(scores: &mut [f32], bias: &[f32], rows: usize, scale: f32) {
         let columns = scores.len() / rows;
         for (row, scores) in scores.chunks_exact_mut(columns).enumerate() {
@@ -429,7 +437,8 @@ multiversion! {
         }
     }
 
-    /// Adds the gradients of scores to those of their biases, and makes them those of unscaled scores.
+    /// Adds the gradients of scores to those of the bias, and scales them to gradients of unscaled
+    /// scores.
     fn add_diagonals(bias: &mut [f32], slopes: &mut [f32], rows: usize, scale: f32) {
         let columns = slopes.len() / rows;
         for (row, slopes) in slopes.chunks_exact_mut(columns).enumerate() {
@@ -440,8 +449,9 @@ multiversion! {
         }
     }
 
-    /// Makes the outputs over some keys and over others, whose exponentials are not divided by their sums yet, those over all of them. The larger
-    /// of both log-sums is what exponentials are taken relative to, so that none overflows (as of FlashAttention's blocks).
+    /// Merges the outputs over two sets of keys, before division by their sums. Exponentials are
+    /// relative to the larger of both log-sums, so that none overflows (as between FlashAttention's
+    /// blocks).
     fn merge_rows(
         out: &mut [f32], log_sums: &mut [f32], parts: &[f32], part_log_sums: &[f32], reciprocals: &[f32], columns: usize, stride: usize,
     ) {

@@ -1,6 +1,7 @@
-//! Batch normalisation (Ioffe and Szegedy 2015) of channels-last tensors, over groups of samples that share their statistics.
-//! Mean and variance are found in one pass over memory: exactly, block by block in the cache, merged as Chan, Golub and LeVeque
-//! (1979) say. The mean of squares less the square of the mean would lose its digits where the mean is large.
+//! Batch normalisation (Ioffe and Szegedy 2015) of channels-last tensors, over groups of samples
+//! that share statistics. Mean and variance take one pass over memory: each block is summed exactly
+//! in the cache, and blocks are merged by Chan, Golub and LeVeque (1979). The mean of squares less
+//! the squared mean would cancel if the mean is large.
 
 use super::memory::{Scratch, floats, floats_mut};
 use super::sums::column_sums_normalised;
@@ -8,9 +9,9 @@ use super::vector::{multiply_add, multiversion};
 use crate::backend::KernelCall;
 
 const EPSILON: f32 = 1e-5;
-/// What the running statistics forget a step, PyTorch's default.
+/// Momentum of the running statistics (PyTorch's default): the weight of the newest step.
 const FORGET: f32 = 0.1;
-/// Elements of a block of positions: 32 KiB, so that the second pass over it finds it in the first-level cache.
+/// Elements per block of positions: 32 KiB, so that the second pass reads it from the L1 cache.
 const BLOCK_ELEMENTS: usize = 8192;
 
 /// # Safety
@@ -43,8 +44,8 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, groups: usize, positions: us
     }
 }
 
-/// Turns the sums of squared deviations into reciprocal standard deviations, adds mean and unbiased variance to the statistics, and makes
-/// the slope that they and the scale give.
+/// Converts sums of squared deviations to reciprocal standard deviations, adds mean and unbiased
+/// variance to the statistics, and computes the slope `scale / deviation`.
 pub(super) fn normalising_factors(
     mean: &[f32],
     deviations: &mut [f32],
@@ -56,7 +57,8 @@ pub(super) fn normalising_factors(
     let channels = mean.len();
     if let Some(statistics) = statistics {
         let (means, variances) = statistics.split_at_mut(channels);
-        // PyTorch divides by n - 1 here; one position has no unbiased variance and counts as zero.
+        // PyTorch divides by n - 1 here. A single position has no unbiased variance; it counts as
+        // zero.
         let unbiased = 1.0 / (positions.max(2) - 1) as f32;
         for channel in 0..channels {
             means[channel] += mean[channel];
@@ -70,7 +72,8 @@ pub(super) fn normalising_factors(
     }
 }
 
-/// Merges the mean and the squared deviations of `count` positions into those of `counted` before; returns how many that makes.
+/// Merges mean and squared deviations of `count` positions into those of `counted` earlier ones.
+/// Returns the total count.
 pub(super) fn merge_deviations(
     mean: &mut [f32],
     deviations: &mut [f32],
@@ -187,7 +190,8 @@ pub(super) unsafe fn running_statistics(call: &KernelCall<'_>, contributions: us
 }
 
 multiversion! {
-    /// The mean of each channel, and the sum of squares of the deviations from it. `partial` is scratch for two of a channel.
+    /// Computes each channel's mean and its sum of squared deviations. `partial` is scratch of two
+    /// floats per channel.
     pub(super) fn means_and_squared_deviations(x: &[f32], mean: &mut [f32], deviations: &mut [f32], partial: &mut [f32]) {
         let channels = mean.len();
         let deviations = &mut deviations[..channels];
@@ -197,7 +201,8 @@ multiversion! {
         let mut counted = 0.0_f32;
         for block in x.chunks((BLOCK_ELEMENTS / channels).max(8) * channels) {
             let count = (block.len() / channels) as f32;
-            // Summed relative to the block's first position: the sum stays small where the mean is large.
+            // Sums are relative to the block's first position, so that they stay small if the mean
+            // is large.
             let pivot = &block[..channels];
             block_mean.fill(0.0);
             block_deviations.fill(0.0);

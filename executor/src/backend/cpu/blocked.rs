@@ -1,42 +1,46 @@
-//! Matrix products of any size and orientation with the micro-kernel, in the blocks of Goto and van de Geijn (2008): a panel of the right
-//! factor is read from the nearest caches for every tile, a block of the left one stays in the second-level cache. Both are packed where their numbers do not lie as the
-//! micro-kernel reads them; a right factor never as a whole, as a language model's head would be copied through memory for little.
+//! Matrix products of any size and orientation with the micro-kernel, in the blocks of Goto and van
+//! de Geijn (2008). Each tile reads a panel of the right factor from the nearest caches; a block of
+//! the left factor stays in the L2 cache. Factors are packed if their order differs from what the
+//! micro-kernel reads. The right factor is never packed as a whole: for a language model's head the
+//! copy would cost too much.
 
 use std::ops::Range;
 
 use super::memory::Scratch;
 use super::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
-use super::product::{Destination, View, ViewMut};
 use super::transpose::transpose;
 use super::vector::multiversion;
+use super::view::{Destination, View, ViewMut};
 
-/// Numbers summed over in one call of the micro-kernel. Their panel, 64 KiB, comes from the second-level cache, fast enough for the
-/// micro-kernel; a smaller one that stays in the first would have the destination read and written more often.
+/// Length of the sum in one call of the micro-kernel. Its panel of 64 KiB comes from the L2 cache,
+/// which is fast enough. A smaller panel in the L1 cache would read and write the destination more
+/// often.
 const DEPTH: usize = 512;
 
-/// Rows of a block of the left factor: 504 KiB, half of a server core's second-level cache.
+/// Rows per block of the left factor: 504 KiB, half of a server core's L2 cache.
 const BLOCK_ROWS: usize = 252;
 
-/// Columns of a block of the right factor: 2 MiB, which the last-level cache holds.
+/// Columns per block of the right factor: 2 MiB, which the last-level cache holds.
 const BLOCK_COLUMNS: usize = 1024;
 
-/// Lines of the factors that are packed together: few enough for all to stay in the first-level cache whatever their distance, and enough
-/// for whole pages of the packed block to be written in turn.
+/// Lines of a factor that are packed together: few enough for all to stay in the L1 cache at any
+/// distance, and enough to write whole pages of the packed block in turn.
 const PACKED_LINES: usize = 8;
 
-/// A part of a product that is complete and still in the cache.
+/// A part of the product that is complete and still in the cache.
 #[derive(Clone, Debug)]
 pub(super) struct Part {
     pub(super) rows: Range<usize>,
     pub(super) columns: Range<usize>,
 }
 
-/// `destination (+)= left[rows, contracted] · right[contracted, columns]`; `finish` is called once for every part of the destination.
+/// `destination (+)= left[rows, contracted] · right[contracted, columns]`. Calls `finish` once for
+/// every part of the destination.
 ///
 /// # Safety
 ///
-/// The views are valid at these extents; of each of them, one stride is one, of the destination that of columns; and the destination
-/// overlaps neither factor nor itself.
+/// The views are valid at these extents. Each has one stride of 1; the destination has column
+/// stride 1. The destination overlaps neither factor nor itself.
 #[allow(clippy::too_many_arguments)]
 pub(super) unsafe fn multiply_blocked(
     [rows, columns, contracted]: [usize; 3],
@@ -52,13 +56,14 @@ pub(super) unsafe fn multiply_blocked(
     let depth = evenly(contracted, DEPTH);
     let block_columns = evenly(columns, BLOCK_COLUMNS).next_multiple_of(kernel.panel_width);
     let block_rows = evenly(rows, BLOCK_ROWS).next_multiple_of(kernel.most_rows());
-    // Rows that lie one after the other are read where they are.
+    // Contiguous rows are read in place.
     let sliver = (left.column_stride != 1).then(|| kernel.most_rows().next_power_of_two());
     let left_elements = sliver.map_or(0, |sliver| block_rows / kernel.most_rows() * sliver * depth);
     let [packed_right, packed_left] = scratch.pieces([block_columns * depth, left_elements]);
     for first_column in (0..columns).step_by(block_columns) {
         let count = block_columns.min(columns - first_column);
-        // Without anything to sum over there is one empty round, so that the destination is written.
+        // Without anything to sum over there is one empty round, so that the destination is
+        // written.
         for start in (0..contracted.max(1)).step_by(depth) {
             let length = depth.min(contracted - start);
             let add = mode == Destination::Add || start > 0;
@@ -76,7 +81,8 @@ pub(super) unsafe fn multiply_blocked(
                         break;
                     }
                     let columns = kernel.panel_width.min(count - column);
-                    // SAFETY: as this function's own contract: the rows and columns are the product's.
+                    // SAFETY: as this function's own contract: the rows and columns are the
+                    // product's.
                     unsafe {
                         let target = destination.pointer.add(first_row * destination.row_stride + first_column + column);
                         let target = ViewMut { pointer: target, ..destination };
@@ -112,8 +118,8 @@ struct Block {
 ///
 /// # Safety
 ///
-/// The block lies in the left factor, of which `packed` is the packed block with the width of its slivers, if it was packed; the target is
-/// valid for the block's rows and the columns.
+/// The block lies in the left factor, of which `packed` is the packed block with the width of its
+/// slivers, if it was packed; the target is valid for the block's rows and the columns.
 #[allow(clippy::too_many_arguments)]
 unsafe fn run_panel(
     block: &Block,
@@ -151,7 +157,8 @@ unsafe fn run_panel(
     }
 }
 
-/// Packs a block of the right factor into panels `[length, width]`, with zeros beyond the last column.
+/// Packs a block of the right factor into panels `[length, width]`, with zeros beyond the last
+/// column.
 ///
 /// # Safety
 ///
@@ -184,7 +191,8 @@ unsafe fn pack_right(
     }
 }
 
-/// Packs a block of a left factor whose rows are next to each other into slivers `[length, sliver]`, of which `most` numbers a line count.
+/// Packs a block of a left factor whose rows are next to each other into slivers `[length,
+/// sliver]`, of which `most` numbers a line count.
 ///
 /// # Safety
 ///
@@ -201,8 +209,9 @@ unsafe fn pack_left(packed: &mut [f32], left: View, block: &Block, most: usize, 
     pack_lines(packed, [length, sliver, most], source, left.column_stride, rows);
 }
 
-/// Packs lines of `count` numbers into pieces `[length, width]` that begin every `step` numbers of a line; beyond the end of a line there
-/// is zero. A whole line of a piece is copied where there is one, as that is one vector: of more than `step` numbers the rest is not read.
+/// Packs lines of `count` numbers into pieces `[length, width]` that begin every `step` numbers of
+/// a line; beyond the end of a line there is zero. A whole line of a piece is copied where there is
+/// one, as that is one vector: of more than `step` numbers the rest is not read.
 fn pack_lines(packed: &mut [f32], [length, width, step]: [usize; 3], source: &[f32], source_stride: usize, count: usize) {
     for first in (0..length).step_by(PACKED_LINES) {
         let lines = PACKED_LINES.min(length - first);

@@ -1,14 +1,15 @@
-//! What decides how, and whether, parameters are updated: sums of squares, clipping, the loss scale; and small passes over gradients.
+//! Control of the update: gradient norms, clipping, the loss scale, and small passes over
+//! gradients.
 
 use super::memory::{floats, floats_mut};
 use super::vector::{LANES, multiversion, sum_lanes};
 use crate::backend::{Hyperparameters, KernelCall};
 use foretell_models::Control;
 
-/// Beyond it a scale is no help any more, and its reciprocal would vanish.
+/// Largest loss scale. A larger one brings nothing, and its reciprocal would underflow.
 const LARGEST_SCALE: f32 = 16_777_216.0;
 
-/// What PyTorch's `clip_grad_norm_` adds to the norm that it divides by.
+/// PyTorch's `clip_grad_norm_` adds this to the norm before dividing.
 const CLIP_EPSILON: f32 = 1e-6;
 
 /// # Safety
@@ -41,11 +42,13 @@ pub(super) unsafe fn update(call: &KernelCall<'_>, clip: bool, scaled: bool) {
     }
 }
 
-/// What an optimizer is told by a control, if it reads one; `None` where this step's update is skipped.
+/// Reads an optimizer's hyperparameters from its control, if it has one. `None` if this step's
+/// update is skipped.
 ///
 /// # Safety
 ///
-/// The call's operands are checked and valid; those of a `controlled` one have a control as their second.
+/// The call's operands are checked and valid; those of a `controlled` one have a control as their
+/// second.
 pub(super) unsafe fn told(call: &KernelCall<'_>, controlled: bool) -> Option<Hyperparameters> {
     let mut told = *call.hyperparameters;
     if controlled {
@@ -66,7 +69,8 @@ pub(super) unsafe fn told(call: &KernelCall<'_>, controlled: bool) -> Option<Hyp
 pub(super) unsafe fn sum(call: &KernelCall<'_>) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (x, y) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
-    // In one chain of single precision numbers of both signs would lose digits that their sum still has: blocks are added up in double.
+    // Blocks are added in double precision: one chain in single precision would lose digits of
+    // numbers of both signs.
     y[0] = x.chunks(1 << 10).map(|block| f64::from(sum_of(block))).sum::<f64>() as f32;
 }
 
@@ -79,7 +83,7 @@ pub(super) unsafe fn accumulate(call: &KernelCall<'_>) {
     add_to(y, x);
 }
 
-/// What the kernel of single precision does: whoever calls it in another narrows what it writes.
+/// Copies in single precision. The half-precision caller narrows the result.
 ///
 /// # Safety
 ///

@@ -1,43 +1,46 @@
-//! Convolutions, channels last: directly where there is a micro-kernel for it, otherwise as matrix products over tiles of patches
-//! (im2col). A patch's rows are contiguous in a channels-last image, so that a tile is filled by copies of `size * channels` numbers.
+//! Convolutions with channels last: direct if the micro-kernel supports them, otherwise as matrix
+//! products over tiles of patches (im2col). A patch's rows are contiguous in a channels-last image,
+//! so a tile is filled by copies of `size * channels` floats.
 
 use foretell_models::Window;
 
 use super::direct;
 use super::memory::{Scratch, floats, floats_mut};
 use super::micro_kernel::MicroKernel;
-use super::product::{Destination, View, ViewMut, multiply, multiply_with};
+use super::product::{multiply, multiply_with};
 use super::strided;
 use super::vector::multiversion;
+use super::view::{Destination, View, ViewMut};
 use crate::backend::KernelCall;
 
-/// Elements of a tile of patches: 1 MiB, half of a server core's second-level cache.
+/// Elements per tile of patches: 1 MiB, half of a server core's L2 cache.
 const TILE_ELEMENTS: usize = 1 << 17;
 
-/// Numbers of a patch: what a convolution sums over.
+/// Elements of a patch: the length of a convolution's sums.
 fn patch(window: &Window) -> usize {
     window.size * window.size * window.in_channels
 }
 
-/// Output positions of all images.
+/// Number of output positions of all images.
 fn positions(window: &Window) -> usize {
     window.batch * window.out_height() * window.out_width()
 }
 
-/// Positions of a tile, in tiles of nearly one size.
+/// Positions per tile, for tiles of nearly equal size.
 fn tile(window: &Window) -> usize {
     let most = (TILE_ELEMENTS / patch(window).max(1)).max(64);
     let positions = positions(window);
     positions.div_ceil(positions.div_ceil(most).max(1)).max(1)
 }
 
-/// Whether the patches are the image's pixels themselves.
+/// Whether patches are single pixels, so that no gathering is needed.
 fn is_pixelwise(window: &Window) -> bool {
     window.size == 1 && window.stride == 1 && window.padding == 0
 }
 
-/// For images of one pixel, which only one tap ever meets: where that tap's weights `[out, in]` begin, and the elements from an output to
-/// the next. What the other taps would be multiplied with is the border's zeros.
+/// For images of one pixel, which only one tap of the window covers: the offset of that tap's
+/// weights `[out, in]`, and the elements from one output to the next. The other taps cover only the
+/// border's zeros.
 fn only_tap(window: &Window) -> Option<(usize, usize)> {
     let Window { height, width, in_channels, size, padding, .. } = *window;
     let one = height == 1 && width == 1 && size > 1 && window.out_height() == 1 && window.out_width() == 1;
@@ -85,7 +88,7 @@ pub(super) unsafe fn input_gradient(call: &KernelCall<'_>, window: &Window, kern
     }
     if let Some(kernel) = kernel
         && window.padding < window.size
-        // With few channels most of a panel would be empty.
+        // With few channels most of a panel would be padding.
         && 2 * window.in_channels >= kernel.panel_width
     {
         match window.stride {
@@ -173,7 +176,7 @@ pub(super) unsafe fn weight_gradient(
     }
 }
 
-/// The convolution itself.
+/// The forward convolution through patches.
 fn correlate(x: &[f32], w: &[f32], y: &mut [f32], window: &Window, scratch: &mut Scratch) {
     let (patch, out) = (patch(window), window.out_channels);
     let tile = if is_pixelwise(window) { positions(window).max(1) } else { tile(window) };
@@ -195,14 +198,14 @@ fn correlate(x: &[f32], w: &[f32], y: &mut [f32], window: &Window, scratch: &mut
     }
 }
 
-/// A stretch of one row of a window that lies in the image: where in the patch, where in the image, how long.
+/// The part of one window row inside the image: offset in the patch, offset in the image, length.
 struct Stretch {
     patch: usize,
     image: usize,
     length: usize,
 }
 
-/// The part of the `row`-th row of the window at `position` that lies in the image, if any.
+/// Returns the part of row `row` of the window at `position` that is inside the image, if any.
 #[inline(always)]
 fn stretch(position: usize, row: usize, window: &Window) -> Option<Stretch> {
     let (out_height, out_width) = (window.out_height(), window.out_width());
@@ -219,7 +222,8 @@ fn stretch(position: usize, row: usize, window: &Window) -> Option<Stretch> {
 }
 
 multiversion! {
-    /// Fills `patches` with the windows of the positions from `first` on; zeros outside of the image.
+    /// Fills `patches` with the windows of the positions from `first` on, with zeros outside the
+    /// image.
     pub(super) fn gather_patches(patches: &mut [f32], x: &[f32], first: usize, window: &Window) {
         let patch = patch(window);
         let line = window.size * window.in_channels;
@@ -239,7 +243,7 @@ multiversion! {
         }
     }
 
-    /// Adds patches to the pixels that they came from.
+    /// Adds patches back to the pixels that they were gathered from.
     fn scatter_patches(patches: &[f32], dx: &mut [f32], first: usize, window: &Window) {
         for (position, values) in patches.chunks_exact(patch(window).max(1)).enumerate() {
             for row in 0..window.size {
@@ -253,7 +257,7 @@ multiversion! {
     }
 }
 
-/// A copy without a call: most are of some tens or hundreds of numbers.
+/// An inlined copy: most copies have tens or hundreds of elements.
 #[inline(always)]
 fn copy(target: &mut [f32], source: &[f32]) {
     if source.len() >= 64 {

@@ -1,12 +1,12 @@
-//! Softmax cross-entropy over rows of logits. A row is read from memory once: the second pass over it (the sum of exponentials after
-//! the maximum) finds it in the cache.
+//! Softmax cross-entropy over rows of logits. The first pass over a row reads it from memory and
+//! finds the maximum. The second pass reads it from the cache and sums exponentials.
 
 use super::memory::{Number, check_indices, floats, floats_mut, integers, numbers, numbers_mut, same};
 use super::vector::{LANES, exponential, maximum, multiversion, sum_lanes};
 use crate::backend::{BackendError, KernelCall};
 use foretell_models::Control;
 
-/// The label of a row that does not count: no loss, no gradient, a log-sum-exp of zero.
+/// Label of an ignored row: no loss, no gradient, a log-sum-exp of zero.
 pub(super) const IGNORED: i32 = -1;
 
 /// # Safety
@@ -29,7 +29,8 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, classes: usize) -> Result<()
         *log_sum = largest + sum.ln();
         let label = label as usize;
         losses += f64::from(*log_sum - row[label]);
-        // Of equal logits the first is the prediction, as `argmax` has it: equal logits everywhere are no success.
+        // The first of equal logits is the prediction, as with `argmax`. So a row of equal logits
+        // counts as correct only for class 0.
         hits += usize::from(row[label] == largest && row[..label].iter().all(|&logit| logit < largest));
     }
     let (earlier_loss, earlier_correct) = if call.accumulate { (loss[0], correct[0]) } else { (0.0, 0.0) };
@@ -68,20 +69,20 @@ pub(super) unsafe fn gradient(
     Ok(())
 }
 
-/// What the gradient is made of, in the format `N` of the logits.
+/// Operands of the gradient, with logits of format `N`.
 pub(super) struct Given<'a, N> {
     pub(super) labels: &'a [i32],
     pub(super) log_sums: &'a [f32],
-    /// None where they are what is written over.
+    /// `None` if the gradient overwrites the logits.
     pub(super) logits: Option<&'a [N]>,
     pub(super) dlogits: &'a mut [N],
-    /// What a probability is multiplied by.
+    /// Factor on the gradient: the loss scale over the normalizer.
     pub(super) factor: f32,
-    /// The class with which the rank's part begins.
+    /// First class of this rank's part.
     pub(super) first: usize,
 }
 
-/// The operands of a gradient, whose labels are seen to be classes.
+/// Reads the operands of a gradient and checks that the labels are classes.
 ///
 /// # Safety
 ///
@@ -93,7 +94,8 @@ pub(super) unsafe fn given<'a, N: Number>(
     parts: usize,
     scaled: bool,
 ) -> Result<Given<'a, N>, BackendError> {
-    // SAFETY: reads and writes are valid; of logits and dlogits, when they are the same, only one slice is made.
+    // SAFETY: reads and writes are valid; of logits and dlogits, when they are the same, only one
+    // slice is made.
     let (labels, log_sums, dlogits) = unsafe { (integers(&call.reads[1]), floats(&call.reads[2]), numbers_mut(&call.writes[0])) };
     check_indices(call.kernel.name(), labels, parts * classes, Some(IGNORED))?;
     // SAFETY: a scaled gradient reads the control, too.
@@ -104,7 +106,7 @@ pub(super) unsafe fn given<'a, N: Number>(
     Ok(Given { labels, log_sums, logits, dlogits, factor, first })
 }
 
-/// The class with which a rank's part begins.
+/// Returns the first class of a rank's part.
 fn first_class(call: &KernelCall<'_>, classes: usize, parts: usize) -> usize {
     if parts > 1 { call.group_index * classes } else { 0 }
 }
@@ -148,7 +150,8 @@ pub(super) unsafe fn of_statistics(call: &KernelCall<'_>, rows: usize) {
         let logit = parts.clone().map(|part| part[2]).fold(f32::NEG_INFINITY, f32::max);
         *log_sum = largest + sum.ln();
         losses += f64::from(*log_sum - logit);
-        // Of equal logits the first is the prediction: that of the first part that has the largest.
+        // The first of equal logits is the prediction: it is in the first part that has the
+        // maximum.
         let prediction = parts.clone().find(|part| part[0] == largest);
         hits += usize::from(prediction.is_some_and(|part| part[3] == 1.0));
     }
@@ -158,7 +161,7 @@ pub(super) unsafe fn of_statistics(call: &KernelCall<'_>, rows: usize) {
 }
 
 multiversion! {
-    /// The largest logit, and the sum of exponentials relative to it.
+    /// Returns the maximum logit and the sum of exponentials relative to it.
     fn largest_and_sum(row: &[f32]) -> (f32, f32) {
         let largest = maximum(row);
         let mut lanes = [0.0; LANES];

@@ -1,5 +1,6 @@
-//! Direct convolution, channels last: the windows' rows are read where they lie in the image (copied once with its border of zeros, when
-//! there is one), instead of being gathered into patches nine times the image's size.
+//! Direct convolution with channels last. Rows of windows are read in place from the image, instead
+//! of being gathered into patches of nine times its size. An image with padding is first copied
+//! once with its border of zeros.
 
 use foretell_models::Window;
 
@@ -7,15 +8,16 @@ use super::memory::Scratch;
 use super::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
 use super::transpose::transpose;
 
-/// Numbers summed over in one call of the micro-kernel: a window of 3 x 3 pixels of 64 channels. Their panel of weights, 72 KiB, comes from
-/// the second-level cache, fast enough for the micro-kernel; a smaller one that stays in the first would have the output read and written
-/// more often.
+/// Length of the sum in one call of the micro-kernel: a window of 3 x 3 pixels and 64 channels. Its
+/// panel of weights, 72 KiB, comes from the L2 cache, which is fast enough. A smaller panel in the
+/// L1 cache would read and write the output more often.
 const CHUNK: usize = 576;
 
-/// Elements of a band's input and output, 640 KiB: they stay in the second-level cache while the panels go over them.
+/// Elements of a band's input and output: 640 KiB, which stay in the L2 cache while all panels pass
+/// over them.
 pub(super) const BAND_ELEMENTS: usize = 160 << 10;
 
-/// Output positions of a band at least, whatever their size: else the panels would be read for too little.
+/// Least number of output positions per band. With fewer, reading the panels would dominate.
 pub(super) const LEAST_BAND: usize = 112;
 
 /// Elements of weights packed for `window`.
@@ -31,8 +33,8 @@ pub(super) fn correlate(x: &[f32], w: &[f32], y: &mut [f32], window: &Window, ke
     run(x, packed, y, window, &band, padded, kernel);
 }
 
-/// The gradient of the input of a convolution of stride one whose padding is smaller than its window: the convolution of dy with the
-/// weights turned by half a circle.
+/// Input gradient of a convolution of stride 1 whose padding is smaller than its window: the
+/// convolution of dy with the weights rotated by 180 degrees.
 pub(super) fn input_gradient(
     dy: &[f32],
     w: &[f32],
@@ -57,17 +59,19 @@ pub(super) fn input_gradient(
     run(dy, packed, dx, &turned, &band, padded, kernel);
 }
 
-/// Whether [`weight_gradient`] can, and is worth it: its sums run over one image at a time, and small ones would be too short.
+/// Whether [`weight_gradient`] applies and pays off. Its sums run over one image at a time, so
+/// small images are too short.
 pub(super) fn has_weight_gradient(window: &Window, kernel: &MicroKernel) -> bool {
     let positions = window.out_height() * window.out_width();
     window.out_channels.is_multiple_of(kernel.panel_width) && window.weight_elements() > 0 && positions >= LEAST_POSITIONS
 }
 
-/// Positions of an image from which on [`weight_gradient`] beats a product with gathered patches.
+/// Least number of positions per image for which [`weight_gradient`] beats a product with gathered
+/// patches.
 const LEAST_POSITIONS: usize = 128;
 
-/// `dw (+)= x ⋆ dy`: a tile's rows are taps, its columns output channels, and its sums run over the positions of some lines of an image,
-/// whose dy stay in the first-level cache meanwhile.
+/// `dw (+)= x ⋆ dy`. A tile's rows are taps, its columns output channels. Its sums run over the
+/// positions of some lines of an image, whose dy stay in the L1 cache meanwhile.
 pub(super) fn weight_gradient(
     dy: &[f32],
     x: &[f32],
@@ -104,8 +108,9 @@ pub(super) fn weight_gradient(
                         turned.as_mut_ptr().wrapping_add((row * line + first + index) * out_channels + column)
                     });
                     let rows = Rows::Neighbours(source.pointer.wrapping_add(row * source.line + first));
-                    // SAFETY: from each tap on, the source holds all positions of these lines; dy has a whole panel at each, as the panel's
-                    // width divides the channels; the destinations are different lines of the scratch.
+                    // SAFETY: from each tap on, the source holds all positions of these lines; dy
+                    // has a whole panel at each, as the panel's width divides the channels; the
+                    // destinations are different lines of the scratch.
                     unsafe { kernel.tile(&sums, rows, panel, &destinations[..count], kernel.panel_width, !first_band) };
                 }
             }
@@ -123,7 +128,8 @@ pub(super) fn weight_gradient(
     }
 }
 
-/// The part of the work whose input stays in the cache: some whole images, or some output rows of one.
+/// A band: the part of the work whose input stays in the cache. It is several whole images, or
+/// several output rows of one.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Band {
     pub(super) images: usize,
@@ -144,17 +150,17 @@ impl Band {
         Band { images: 1, out_rows: evenly(out_height, most.max(LEAST_BAND.div_ceil(out_width))) }
     }
 
-    /// Rows of the image, with its border, that so many output rows read.
+    /// Rows of the bordered image that `out_rows` output rows read.
     fn lines(out_rows: usize, window: &Window) -> usize {
         (out_rows - 1) * window.stride + window.size
     }
 
-    /// Elements of its output.
+    /// Elements of the band's output.
     pub(super) fn output_elements(&self, window: &Window) -> usize {
         self.images.min(window.batch) * self.out_rows * window.out_width() * window.out_channels
     }
 
-    /// Elements of the copy with a border of zeros, if one is made.
+    /// Elements of the bordered copy; 0 if none is made.
     pub(super) fn copied_elements(&self, window: &Window) -> usize {
         if window.padding == 0 {
             return 0;
@@ -163,12 +169,12 @@ impl Band {
     }
 }
 
-/// The size of equal parts of `total` that are no larger than `most`.
+/// Size of equal parts of `total`, at most `most` each.
 pub(super) fn evenly(total: usize, most: usize) -> usize {
     total.div_ceil(total.div_ceil(most.max(1)).max(1)).max(1)
 }
 
-/// Images that the micro-kernel reads: their first element, and the elements from a row, and an image, to the next.
+/// Images that the micro-kernel reads: first element, and strides of rows and images in elements.
 #[derive(Clone, Copy)]
 pub(super) struct Source {
     pub(super) pointer: *const f32,
@@ -176,7 +182,7 @@ pub(super) struct Source {
     pub(super) image: usize,
 }
 
-/// Where a band's output goes, and its extents.
+/// Destination and extents of a band's output.
 #[derive(Clone, Copy)]
 pub(super) struct Target {
     pub(super) pointer: *mut f32,
@@ -184,7 +190,7 @@ pub(super) struct Target {
     pub(super) out_rows: usize,
 }
 
-/// Output positions: how many, and the elements from one to the next.
+/// Output positions: their number, and the elements from one to the next.
 #[derive(Clone, Copy)]
 pub(super) struct Positions {
     pub(super) pointer: *mut f32,
@@ -197,7 +203,8 @@ pub(super) struct Positions {
     pub(super) column_step: usize,
 }
 
-/// What every output position reads: some rows of numbers next to each other, and the elements of the source from a position to the next.
+/// What each output position reads: contiguous rows of floats, and the elements of the source from
+/// one position to the next.
 #[derive(Clone, Copy)]
 pub(super) struct Reach {
     pub(super) rows: usize,
@@ -221,13 +228,15 @@ fn run(x: &[f32], packed: &[f32], y: &mut [f32], window: &Window, band: &Band, p
             let start = (first_image * out_height + first_row) * out_width * window.out_channels;
             let y = &mut y[start..][..images * out_rows * out_width * window.out_channels];
             let target = Target { pointer: y.as_mut_ptr(), images, out_rows };
-            // SAFETY: the source holds every pixel that the windows of these images' rows cover, and the target is what of y they make.
+            // SAFETY: the source holds every pixel that the windows of these images' rows cover,
+            // and the target is what of y they make.
             unsafe { run_band(source, packed, target, window, kernel) };
         }
     }
 }
 
-/// The images of a band with their border: themselves when they have none, otherwise copied into `padded`.
+/// Returns a band's images with their border: in place without padding, otherwise copied into
+/// `padded`.
 pub(super) fn band_source(
     x: &[f32],
     first_image: usize,
@@ -253,7 +262,8 @@ pub(super) fn band_source(
 
 /// # Safety
 ///
-/// The source holds the windows of the target's positions, and the target's elements are there and used by nobody else.
+/// The source holds the windows of the target's positions, and the target's elements are there and
+/// used by nobody else.
 pub(super) unsafe fn run_band(source: Source, packed: &[f32], target: Target, window: &Window, kernel: &MicroKernel) {
     let line = window.out_width() * window.out_channels;
     let positions = Positions {
@@ -278,12 +288,13 @@ pub(super) unsafe fn run_band(source: Source, packed: &[f32], target: Target, wi
 
 /// # Safety
 ///
-/// The source holds what the positions reach, and their elements are there and used by nobody else; `packed` has a panel of as many lines as a
-/// position reaches numbers for every width of the channels.
+/// The source holds what the positions reach, and their elements are there and used by nobody else;
+/// `packed` has a panel of as many lines as a position reaches numbers for every width of the
+/// channels.
 pub(super) unsafe fn run_positions(source: Source, packed: &[f32], positions: Positions, reach: &Reach, kernel: &MicroKernel) {
     let line = reach.line;
     let contracted = reach.rows * line;
-    // A chunk is some rows of the window or, when one is longer than a chunk, a part of a row.
+    // A chunk is several rows of the window, or part of a row that is longer than a chunk.
     let rows = (CHUNK / line).clamp(1, reach.rows);
     let length = evenly(line, CHUNK);
     for first_row in (0..reach.rows).step_by(rows) {
@@ -310,7 +321,7 @@ pub(super) unsafe fn run_positions(source: Source, packed: &[f32], positions: Po
     }
 }
 
-/// One panel over all positions.
+/// Runs one panel over all positions.
 ///
 /// # Safety
 ///
@@ -341,7 +352,8 @@ unsafe fn run_panel(
                 count += 1;
                 position += 1;
                 if count == kernel.most_rows() || position == positions {
-                    // SAFETY: the positions' windows are in the source, and they are all different in the target.
+                    // SAFETY: the positions' windows are in the source, and they are all different
+                    // in the target.
                     unsafe {
                         kernel.tile(taps, Rows::Anywhere(&rows[..count]), panel, &destinations[..count], target.channels, add);
                     }
@@ -352,7 +364,7 @@ unsafe fn run_panel(
     }
 }
 
-/// Copies rows of an image with its border, from the bordered image's `first_line` on.
+/// Copies rows of an image with its border, starting at row `first_line` of the bordered image.
 fn pad(padded: &mut [f32], image: &[f32], first_line: usize, window: &Window) {
     let border = window.padding * window.in_channels;
     let length = window.width * window.in_channels;
@@ -368,7 +380,8 @@ fn pad(padded: &mut [f32], image: &[f32], first_line: usize, window: &Window) {
     }
 }
 
-/// Packs weights `[out, contracted]` into panels `[contracted, width]` of outputs, zeros beyond the last.
+/// Packs weights `[out, contracted]` into panels `[contracted, width]` of outputs, padded with
+/// zeros.
 fn pack_transposed(packed: &mut [f32], w: &[f32], out: usize, width: usize) {
     let contracted = w.len() / out.max(1);
     if contracted == 0 {
@@ -382,8 +395,8 @@ fn pack_transposed(packed: &mut [f32], w: &[f32], out: usize, width: usize) {
     }
 }
 
-/// Packs weights `[out, size, size, in]` as those of the turned convolution, `[in, size, size, out]` with the window turned by half a
-/// circle, into panels `[size, size, out, width]` of inputs.
+/// Packs weights `[out, size, size, in]` for the input gradient: the window is rotated by 180
+/// degrees, and panels `[size, size, out, width]` hold inputs.
 fn pack_turned(packed: &mut [f32], w: &[f32], window: &Window, width: usize) {
     let Window { in_channels, out_channels, size, .. } = *window;
     let taps = size * size;

@@ -1,10 +1,12 @@
-//! Dropout of activations and of attention's probabilities by counting: whether an element is kept is a hash of where it is in the whole batch, as Philox and its kin are
-//! (Salmon et al. 2011), so that any part of a tensor can be made anywhere, and again. No mask is stored.
+//! Counter-based dropout of activations and attention probabilities (as Philox; Salmon et al.
+//! 2011). A hash of the element's place in the global batch decides whether it is kept. So any rank
+//! can compute any part, repeatedly, and no mask is stored.
 //!
-//! The hash: a key of 64 bits is made of the seed, the step, the site, the sample and the upper half of the element's index in its sample,
-//! by rounds of SplitMix64 (Steele et al. 2014), once a sample; the lower half is mixed with the key's two halves by two rounds of a 32-bit
-//! finaliser, which the compiler vectorises. Of a probability the key is of the seed, the step, the site, the sample, the head and the query;
-//! what is mixed with it is the key's position.
+//! The hash: rounds of SplitMix64 (Steele et al. 2014) make a 64-bit key of the seed, the step, the
+//! site, the sample and the upper half of the element's index, once per run of elements. Two rounds
+//! of a 32-bit finaliser mix the lower half with the key; the compiler vectorises them. For an
+//! attention probability, seed, step, site, sample, head and query make the 64-bit key. The
+//! position of the attended key replaces the lower half of the index.
 
 use super::memory::{Scratch, floats, floats_mut, halves, halves_mut, same};
 use super::vector::multiversion;
@@ -12,21 +14,21 @@ use crate::backend::KernelCall;
 use crate::half::Half;
 use foretell_models::{Attention, AttentionPlace, Dropout, DropoutSite};
 
-/// Numbers of sixteen bits that are widened at a time.
+/// Half-precision numbers that are widened at a time.
 const BLOCK: usize = 4096;
 
-/// A run of elements of one sample, whose indices in it have one upper half.
+/// A run of elements of one sample whose indices have the same upper half.
 #[derive(Clone, Copy)]
 struct Run {
-    /// Where it begins in the rank's part, and its length.
+    /// Start in the rank's part.
     start: usize,
     length: usize,
-    /// The lower half of its first element's index in its sample.
+    /// Lower half of the first element's index in its sample.
     index: u32,
     key: u64,
 }
 
-/// In single precision.
+/// Dropout in single precision.
 ///
 /// # Safety
 ///
@@ -39,7 +41,7 @@ pub(super) unsafe fn drop_some(call: &KernelCall<'_>, sizes: &Dropout) {
     let (threshold, scale) = (sizes.site.rate.threshold(), sizes.site.rate.scale());
     for_each_run(call, sizes, BLOCK, |run| {
         let range = run.start..run.start + run.length;
-        // A block is copied and stays in the cache for the second pass, which then has one array to walk.
+        // Copying first keeps the block in the cache, and the second pass then walks one array.
         if let Some(x) = x {
             y[range.clone()].copy_from_slice(&x[range.clone()]);
         }
@@ -47,7 +49,7 @@ pub(super) unsafe fn drop_some(call: &KernelCall<'_>, sizes: &Dropout) {
     });
 }
 
-/// In sixteen bits, by blocks that are widened.
+/// Dropout in half precision, by blocks that are widened.
 ///
 /// # Safety
 ///
@@ -68,7 +70,7 @@ pub(super) unsafe fn drop_some_of_halves(call: &KernelCall<'_>, sizes: &Dropout,
     });
 }
 
-/// Calls `each` for runs of at most `longest` elements that together are all of the rank's part, in order.
+/// Calls `each` for runs of at most `longest` elements that cover the rank's part in order.
 fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each: impl FnMut(Run)) {
     let Dropout { first_sample, samples, site: DropoutSite { site, .. }, .. } = *sizes;
     let row = sizes.positions * sizes.features;
@@ -88,20 +90,20 @@ fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each
     }
 }
 
-/// The dropout of a rank's attention, made ready.
+/// Dropout of a rank's attention probabilities.
 #[derive(Clone, Copy)]
 pub(super) struct ProbabilityDropout {
     place: AttentionPlace,
-    /// Query heads of each key head of this rank.
+    /// Query heads per key head of this rank.
     group: usize,
-    /// Of the seed, the step and the site.
+    /// Hash key, made of seed, step and site.
     key: u64,
     threshold: u32,
     scale: f32,
 }
 
 impl ProbabilityDropout {
-    /// That of a call of attention of these sizes, if it has one.
+    /// Dropout of an attention call; `None` if it has none.
     pub(super) fn of(call: &KernelCall<'_>, sizes: &Attention) -> Option<Self> {
         let dropout = sizes.dropout?;
         let DropoutSite { rate, site } = dropout.site;
@@ -115,8 +117,9 @@ impl ProbabilityDropout {
         })
     }
 
-    /// Drops of rows of `columns` numbers that belong to the probabilities of consecutive queries, from the query `first` of a head of a
-    /// sequence (as this rank counts them) and its first key on; the others are made larger by what is dropped on average.
+    /// Drops probabilities in `rows`: one row per query, from query `first` on, and one column per
+    /// key, from the first on. Sequence, head and query are counted within the rank. Kept elements
+    /// are scaled by the inverse of the keep rate.
     pub(super) fn drop_some(&self, rows: &mut [f32], columns: usize, [image, head, first]: [usize; 3]) {
         let words = [self.place.sample + image, self.place.head(head, self.group)];
         let key = words.into_iter().fold(self.key, |state, word| split_mix(state ^ word as u64));
@@ -134,7 +137,7 @@ fn split_mix(state: u64) -> u64 {
     state ^ (state >> 31)
 }
 
-/// A 32-bit finaliser of little bias, found by search (Wellons 2018).
+/// A 32-bit finaliser with low bias, found by search (Wellons 2018).
 #[inline(always)]
 fn finalise(x: u32) -> u32 {
     let x = (x ^ (x >> 16)).wrapping_mul(0x7FEB_352D);
@@ -142,7 +145,7 @@ fn finalise(x: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// Whether the element of an index is kept.
+/// Whether the element at an index is kept.
 #[inline(always)]
 fn is_kept(index: u32, key: u64, threshold: u32) -> bool {
     finalise(finalise(index.wrapping_add(key as u32)) ^ (key >> 32) as u32) >= threshold

@@ -1,6 +1,6 @@
-//! Matrices of eight bits and their products, by the definition: a product's operands are decoded into scratch memory, as numbers of the
-//! run's precision, and the product of that precision runs there. Both formats' numbers times a power of two are numbers of bfloat16, so
-//! nothing is lost. It is the reference of what GPUs do, and no faster than sixteen bits.
+//! fp8 matrices and their products by definition: operands are decoded into scratch memory in the
+//! run's precision, and that precision's product runs there. Numbers of both formats, times a power
+//! of two, are exact in bf16. This is the reference for GPUs, and no faster than half precision.
 
 use foretell_models::{EightBits, Kernel, WeightLayout};
 
@@ -14,17 +14,17 @@ impl Number for u8 {
     const ZERO: u8 = 0;
 }
 
-/// Rows that are rounded before they are written transposed: a cache line of the transposed matrix.
+/// Rows rounded before they are written transposed: one cache line of the transposed matrix.
 const ROWS: usize = 64;
 
-/// Where a matrix is read from, in either width.
+/// A source matrix in single or half precision.
 enum Source<'a> {
     Single(&'a [f32]),
     Half(Half, &'a [u16]),
 }
 
 impl Source<'_> {
-    /// A run of its elements in single precision; `room` has as many.
+    /// Returns a run of elements in single precision, widened into `room` if needed.
     fn run<'a>(&'a self, first: usize, room: &'a mut [f32]) -> &'a [f32] {
         match self {
             Source::Single(all) => &all[first..][..room.len()],
@@ -64,7 +64,8 @@ pub(super) unsafe fn quantise(
     }
     let scale;
     (scale, factor[0]) = scale_and_factor(format, largest);
-    // SAFETY: as above; bytes are numbers of whatever alignment, and the room has four times as many as it has numbers.
+    // SAFETY: as above; bytes are numbers of whatever alignment, and the room has four times as
+    // many as it has numbers.
     let (mut straight, mut transposed, codes) = unsafe {
         let written = |index: usize| numbers_mut::<u8>(&call.writes[index]);
         let codes = std::slice::from_raw_parts_mut(room.as_mut_ptr().cast::<u8>(), ROWS * columns);
@@ -88,7 +89,7 @@ pub(super) unsafe fn quantise(
     }
 }
 
-/// The products of eight bits, as those of the run's precision.
+/// Runs an fp8 product as a product of the run's precision.
 ///
 /// # Safety
 ///
@@ -118,21 +119,22 @@ pub(super) unsafe fn product(backend: &mut CpuBackend, call: &KernelCall<'_>, de
     let others = &call.reads[4..];
     reads[2..2 + others.len()].copy_from_slice(others);
     let plain = KernelCall { kernel: &plain, reads: &reads[..2 + others.len()], ..*call };
-    // SAFETY: this function's own contract; the decoded operands are the scratch memory's, which nobody else uses.
+    // SAFETY: this function's own contract; the decoded operands are the scratch memory's, which
+    // nobody else uses.
     let result = unsafe { backend.run(&plain) };
     backend.eight_bits = scratch;
     result
 }
 
-/// A product of eight bits as one of the run's precision.
+/// An fp8 product expressed as a product of the run's precision.
 pub(super) struct Decoded {
     plain: Kernel,
-    /// Of its two operands of eight bits.
+    /// Formats of its two fp8 operands.
     formats: [EightBits; 2],
     shapes: [Shape; 2],
 }
 
-/// How a matrix of codes lies, and whether it is to be transposed while it is decoded.
+/// Extents of a matrix of codes, and whether decoding transposes it.
 #[derive(Clone, Copy)]
 struct Shape {
     rows: usize,
@@ -140,7 +142,7 @@ struct Shape {
     is_turned: bool,
 }
 
-/// What a product of eight bits is; none of any other kernel.
+/// Returns the decoded form of an fp8 product; `None` for other kernels.
 pub(super) fn decoded(kernel: &Kernel) -> Option<Decoded> {
     let straight = |rows, columns| Shape { rows, columns, is_turned: false };
     let turned = |rows, columns| Shape { rows, columns, is_turned: true };
@@ -162,13 +164,14 @@ pub(super) fn decoded(kernel: &Kernel) -> Option<Decoded> {
     Some(Decoded { plain, formats, shapes })
 }
 
-/// The numbers that the codes of a matrix stand for, by a table of them all.
+/// Decodes a matrix through a table of all 256 codes.
 fn decode<N: Number>(target: &mut [N], codes: &[u8], table: &[N; 256], Shape { rows, columns, is_turned }: Shape) {
     if !is_turned {
         target.iter_mut().zip(codes).for_each(|(number, &code)| *number = table[usize::from(code)]);
         return;
     }
-    // By blocks of a cache line of codes, so that lines of the target are filled while they are in the cache.
+    // In blocks of one cache line of codes, so that lines of the target are filled while in the
+    // cache.
     for first in (0..columns).step_by(ROWS) {
         let count = ROWS.min(columns - first);
         for row in 0..rows {

@@ -1,11 +1,12 @@
-//! Kernels that treat every element alone. Each has a loop for when it writes over what it reads: two slices of the same memory
-//! may not exist at once.
+//! Elementwise kernels. Each has a second loop for working in place, since two slices of the same
+//! memory must not exist at once.
 
 use super::memory::{Number, floats, floats_mut, numbers, numbers_mut, same};
 use super::vector::{exponential, multiply_add, multiversion};
 use crate::backend::KernelCall;
 
-/// The first write from the first read, which may be the same memory: then only one slice of it is made.
+/// Computes the first write from the first read. Both may be the same memory; then only one slice
+/// of it is made.
 ///
 /// # Safety
 ///
@@ -18,13 +19,14 @@ pub(super) unsafe fn of_one<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut 
     }
 }
 
-/// The first write from two reads, the first of which may be the same memory.
+/// Computes the first write from two reads, the first of which may be the same memory.
 ///
 /// # Safety
 ///
-/// As of [`of_one`].
+/// As [`of_one`].
 pub(super) unsafe fn of_two<N: Number>(call: &KernelCall<'_>, in_place: fn(&mut [N], &[N]), apart: fn(&mut [N], &[N], &[N])) {
-    // SAFETY: reads and writes are valid; when the first of both are the same only the write's slice is made.
+    // SAFETY: reads and writes are valid; when the first of both are the same only the write's
+    // slice is made.
     unsafe {
         let (b, y) = (numbers(&call.reads[1]), numbers_mut(&call.writes[0]));
         if same(&call.reads[0], &call.writes[0]) { in_place(y, b) } else { apart(y, numbers(&call.reads[0]), b) }
@@ -100,11 +102,13 @@ pub(super) unsafe fn multiply(call: &KernelCall<'_>) {
 pub(super) unsafe fn sum_of_squares(call: &KernelCall<'_>) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (x, sum) = unsafe { (floats(&call.reads[0]), floats_mut(&call.writes[0])) };
-    // A billion squares would lose digits in one chain of single precision: blocks are added up in double.
+    // Blocks are added in double precision: one chain of a billion squares in single precision
+    // would lose digits.
     sum[0] = x.chunks(1 << 14).map(|block| f64::from(squares(block))).sum::<f64>() as f32;
 }
 
-/// The logistic function of `2 √(2/π) (x + 0.044715 x³)`, which is `½ (1 + tanh(·))` of half of that: GELU is x times it.
+/// The logistic function of `2 √(2/π) (x + 0.044715 x³)`, which equals `½ (1 + tanh(·))` of half
+/// the argument. GELU is x times this.
 #[inline(always)]
 fn gelu_gate<const FUSED: bool>(x: f32) -> f32 {
     const TWICE_ROOT: f32 = 1.595_769;

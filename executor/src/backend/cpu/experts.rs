@@ -1,4 +1,4 @@
-//! The products of a mixture's experts: one product after the other, through the ways that plain products go.
+//! Products of a mixture's experts, one after the other, with the kernels of plain products.
 
 use foretell_models::{Activation, WeightLayout};
 
@@ -7,7 +7,8 @@ use super::memory::Scratch;
 use super::micro_kernel::MicroKernel;
 use crate::backend::{KernelCall, Operand};
 
-/// Calls `each` with the operands of one expert after the other: every operand is as many equal pieces, one after the other.
+/// Calls `each` with the operands of each expert in turn. Every operand consists of equal
+/// contiguous pieces, one per expert.
 ///
 /// # Safety
 ///

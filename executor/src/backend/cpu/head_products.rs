@@ -1,11 +1,14 @@
-//! The three products of attention between a block of queries and the keys or values of one head. With a micro-kernel, what lies above
-//! the diagonal is left out tile by tile, and what a head's blocks share is packed once a head; without, they are plain matrix products.
+//! The three products of attention between a block of queries and the keys or values of one head.
+//! With a micro-kernel, tiles above the diagonal are skipped, and factors that a head's blocks
+//! share are packed once per head. Without one they are plain matrix products.
 
 use super::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
-use super::product::{Destination, View, ViewMut, multiply};
+use super::product::multiply;
 use super::transpose::transpose;
+use super::view::{Destination, View, ViewMut};
 
-/// Queries at the positions `first..first + count` of a head, the keys that they see, and the features of both.
+/// The queries at positions `first..first + count` of a head, the keys that they see, and the
+/// number of features.
 #[derive(Clone, Copy)]
 pub(super) struct Block {
     pub(super) first: usize,
@@ -16,13 +19,13 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// Keys that the first `queries` of the block see.
+    /// Number of keys that the block's first `queries` queries see.
     fn seen_by(&self, queries: usize) -> usize {
         if self.causal { self.first + queries } else { self.visible }
     }
 }
 
-/// Rows of `features` numbers, packed for the micro-kernel if there is one.
+/// Rows of `features` floats, packed if there is a micro-kernel.
 #[derive(Clone, Copy)]
 pub(super) struct Factor<'a> {
     rows: &'a [f32],
@@ -30,18 +33,18 @@ pub(super) struct Factor<'a> {
     packed: &'a [f32],
 }
 
-/// Numbers that [`Factor::transposed`] packs into.
+/// Length of the buffer of [`Factor::transposed`].
 pub(super) fn transposed_elements(kernel: Option<&MicroKernel>, rows: usize, features: usize) -> usize {
     kernel.map_or(0, |kernel| rows.next_multiple_of(kernel.panel_width) * features)
 }
 
-/// Numbers that [`Factor::plain`] packs into.
+/// Length of the buffer of [`Factor::plain`].
 pub(super) fn plain_elements(kernel: Option<&MicroKernel>, rows: usize, features: usize) -> usize {
     kernel.map_or(0, |kernel| rows * features.next_multiple_of(kernel.panel_width))
 }
 
 impl<'a> Factor<'a> {
-    /// For [`scores`]: panels `[features, width]` of rows.
+    /// Packs panels `[features, width]` of rows, for [`scores`].
     pub(super) fn transposed(
         kernel: Option<&MicroKernel>,
         rows: &'a [f32],
@@ -62,7 +65,7 @@ impl<'a> Factor<'a> {
         Factor { rows, stride, packed }
     }
 
-    /// For [`mixture`] and [`spread`]: panels `[rows, width]` of features.
+    /// Packs panels `[rows, width]` of features, for [`mixture`] and [`spread`].
     pub(super) fn plain(
         kernel: Option<&MicroKernel>,
         rows: &'a [f32],
@@ -84,11 +87,12 @@ impl<'a> Factor<'a> {
     }
 }
 
-/// `scores[count, visible] = queries · keysᵀ`; above the diagonal anything.
+/// `scores[count, visible] = queries · keysᵀ`. Values above the diagonal are arbitrary.
 ///
 /// # Safety
 ///
-/// The queries are valid, `keys` is [`Factor::transposed`] of at least the visible rows, and `scores` overlaps neither.
+/// The queries are valid, `keys` is [`Factor::transposed`] of at least the visible rows, and
+/// `scores` overlaps neither.
 pub(super) unsafe fn scores(kernel: Option<&MicroKernel>, block: &Block, scores: &mut [f32], queries: View, keys: Factor<'_>) {
     let Block { count, visible, features, .. } = *block;
     assert!(count * visible <= scores.len());
@@ -126,11 +130,13 @@ pub(super) unsafe fn scores(kernel: Option<&MicroKernel>, block: &Block, scores:
     }
 }
 
-/// `target[count, features] (+)= weights[count, visible] · values`; the weights above the diagonal are zero.
+/// `target[count, features] (+)= weights[count, visible] · values`; the weights above the diagonal
+/// are zero.
 ///
 /// # Safety
 ///
-/// `values` is [`Factor::plain`] of `packed_rows` rows, at least the visible ones, and the target is valid and overlaps nothing read.
+/// `values` is [`Factor::plain`] of `packed_rows` rows, at least the visible ones, and the target
+/// is valid and overlaps nothing read.
 pub(super) unsafe fn mixture(
     kernel: Option<&MicroKernel>,
     block: &Block,
@@ -177,7 +183,8 @@ pub(super) unsafe fn mixture(
 ///
 /// # Safety
 ///
-/// `queries` is [`Factor::plain`] of the block's rows, and the target is valid and overlaps nothing read.
+/// `queries` is [`Factor::plain`] of the block's rows, and the target is valid and overlaps nothing
+/// read.
 pub(super) unsafe fn spread(
     kernel: Option<&MicroKernel>,
     block: &Block,
@@ -208,13 +215,14 @@ pub(super) unsafe fn spread(
             let columns = kernel.panel_width.min(features - column);
             let left = Rows::Neighbours(weights[query * visible + key..].as_ptr());
             let panel = panel[query * kernel.panel_width..].as_ptr();
-            // SAFETY: the rows are columns of the block's weights, the destinations rows of the target.
+            // SAFETY: the rows are columns of the block's weights, the destinations rows of the
+            // target.
             unsafe { kernel.tile(&taps, left, panel, &destinations[..rows], columns, mode == Destination::Add) };
         }
     }
 }
 
-/// One stretch of `length`, with a packed panel.
+/// Taps of one contiguous sum of `length`, with a packed panel.
 fn taps(length: usize, row_step: usize, kernel: &MicroKernel) -> Taps {
     Taps {
         segments: 1,
@@ -224,7 +232,7 @@ fn taps(length: usize, row_step: usize, kernel: &MicroKernel) -> Taps {
     }
 }
 
-/// Pointers to rows `stride` apart.
+/// Pointers to rows at distance `stride`.
 fn destinations(target: *mut f32, first: usize, stride: usize) -> [*mut f32; MOST_ROWS] {
     std::array::from_fn(|row| target.wrapping_add(first + row * stride))
 }

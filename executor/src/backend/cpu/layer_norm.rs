@@ -1,4 +1,4 @@
-//! Layer normalisation (Ba, Kiros and Hinton 2016): every row by its own mean and deviation.
+//! Layer normalisation (Ba, Kiros and Hinton 2016): each row by its own mean and deviation.
 
 use super::memory::{Scratch, floats, floats_mut};
 use super::sums::column_sums_normalised_rows;
@@ -52,7 +52,8 @@ multiversion! {
         let features = scale.len().max(1);
         for ((y, x), saved) in y.chunks_exact_mut(features).zip(x.chunks_exact(features)).zip(saved.chunks_exact_mut(2)) {
             let mean = reduce(x, |x| x) / features as f32;
-            // From deviations, not from the mean of squares: a row far from zero keeps its digits.
+            // Computed from deviations, not from the mean of squares, so that a row far from zero
+            // keeps its digits.
             let variance = reduce(x, |x| (x - mean) * (x - mean)) / features as f32;
             let factor = 1.0 / (variance + epsilon).sqrt();
             saved[0] = mean;

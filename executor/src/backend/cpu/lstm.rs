@@ -1,11 +1,13 @@
-//! The recurrence of an LSTM layer, forth and back through time. A position's products for all sequences of the batch are one matrix
-//! product; those of the weight's gradient, which wait for nothing, are one for all positions.
+//! The recurrence of an LSTM layer, forward and backward through time. Each position takes one
+//! matrix product for all sequences of the batch. The weight gradient is one product for all
+//! positions.
 
 use foretell_models::Recurrence;
 
 use super::memory::{Scratch, floats, floats_mut};
-use super::product::{Destination, View, ViewMut, multiply};
+use super::product::multiply;
 use super::vector::{exponential, multiversion};
+use super::view::{Destination, View, ViewMut};
 use crate::backend::KernelCall;
 
 /// # Safety
@@ -33,7 +35,8 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, sizes: &Recurrence, scratch:
         };
         if let Some(before) = before {
             let destination = ViewMut::rows(gates[position * 4 * hidden..].as_mut_ptr(), sequence * 4 * hidden);
-            // SAFETY: row b of the views is position `position` of sequence b, or the one before it, inside of their slices.
+            // SAFETY: row b of the views is position `position` of sequence b, or the one before
+            // it, inside of their slices.
             unsafe { multiply([batch, 4 * hidden, hidden], destination, before, weight, Destination::Add) };
         }
         for index in 0..batch {
@@ -101,12 +104,13 @@ pub(super) unsafe fn gradient(call: &KernelCall<'_>, sizes: &Recurrence, outputs
             let (gates, cell) = (&gates[row * 4 * hidden..][..4 * hidden], &cells[row * hidden..][..hidden]);
             step_back(&mut dgates[row * 4 * hidden..][..4 * hidden], dcell, dout, gates, cell, previous);
         }
-        // What comes before the first position is needed by a given state only.
+        // The gradient before the first position is needed only for a given initial state.
         if position > 0 || initial {
             let left = View::rows(dgates[position * 4 * hidden..].as_ptr(), sequence * 4 * hidden);
             let right = View::rows(w.as_ptr(), hidden);
             let destination = ViewMut::rows(douts.as_mut_ptr(), hidden);
-            // SAFETY: row b of the left view is position `position` of sequence b, and the others are whole matrices.
+            // SAFETY: row b of the left view is position `position` of sequence b, and the others
+            // are whole matrices.
             unsafe { multiply([batch, hidden, 4 * hidden], destination, left, right, Destination::Overwrite) };
         }
     }
@@ -159,7 +163,7 @@ fn tangent<const FUSED: bool>(x: f32) -> f32 {
 }
 
 multiversion! {
-    /// One position of one sequence: what the gates are given becomes what they let through.
+    /// Computes one position of one sequence. Replaces the gates' inputs by their outputs.
     fn step(gates: &mut [f32], previous: &[f32], cell: &mut [f32], y: &mut [f32]) {
         let hidden = y.len();
         let (first, second) = gates.split_at_mut(2 * hidden);
@@ -177,7 +181,8 @@ multiversion! {
         }
     }
 
-    /// The reverse: `dcell` is that of this position's cell and becomes that of the one before.
+    /// The gradient of [`step`]. `dcell` is the gradient of this position's cell and becomes that
+    /// of the previous one.
     fn step_back(dgates: &mut [f32], dcell: &mut [f32], dout: &[f32], gates: &[f32], cell: &[f32], previous: &[f32]) {
         let hidden = cell.len();
         let (first, second) = gates.split_at(2 * hidden);

@@ -1,4 +1,4 @@
-//! Products with a weight matrix and what is fused with them, and bias as a kernel of its own.
+//! Products with a weight matrix and their fused epilogues, and bias as a separate kernel.
 
 use foretell_models::{Activation, Kernel, WeightLayout};
 
@@ -6,12 +6,13 @@ use super::blocked::{Part, multiply_blocked};
 use super::elementwise::{gelu_gradient_in_place, gelu_in_place, relu_in_place};
 use super::memory::{Scratch, floats, floats_mut, same};
 use super::micro_kernel::MicroKernel;
-use super::product::{Destination, View, ViewMut, multiply, multiply_with};
+use super::product::{multiply, multiply_with};
 use super::sums::column_sums;
 use super::vector::multiversion;
+use super::view::{Destination, View, ViewMut};
 use crate::backend::KernelCall;
 
-/// The extents of [`Kernel::Matmul`](foretell_models::Kernel::Matmul) and its gradients.
+/// Extents of [`Kernel::Matmul`](foretell_models::Kernel::Matmul) and its gradients.
 #[derive(Clone, Copy)]
 pub(super) struct Sizes {
     pub(super) rows: usize,
@@ -20,8 +21,8 @@ pub(super) struct Sizes {
     pub(super) weight: WeightLayout,
 }
 
-/// Elements of a block of y that get their bias while they are in the second-level cache: 1 MiB of the 1-2 MiB that a server core has.
-/// Smaller blocks lose more by packing the weights once a block than they gain.
+/// Elements of a block of y that gets its bias while in the L2 cache: 1 MiB of a server core's 1 to
+/// 2 MiB. Smaller blocks lose more by packing the weights once per block than they gain.
 const EPILOGUE_BLOCK: usize = 1 << 18;
 
 impl Sizes {
@@ -34,8 +35,8 @@ impl Sizes {
     }
 }
 
-/// Of a product that makes the gradient of a bias beside that of a weight, the two apart: a processor sums columns no faster in the product's
-/// passes than in one of their own.
+/// Splits a product that also computes a bias gradient into two kernels. A CPU sums columns no
+/// faster inside the product than in a separate pass.
 pub(super) fn apart(kernel: &Kernel) -> Option<[Kernel; 2]> {
     let Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: true } = *kernel else { return None };
     let product = Kernel::MatmulWeightGradient { rows, columns, contracted, weight, bias: false };
@@ -74,7 +75,8 @@ pub(super) unsafe fn forward(
         for row in part.rows {
             let start = row * columns + part.columns.start;
             let row = |pointer: *mut f32| {
-                // SAFETY: the part is one of y, or of what is as large, complete, and nobody has a slice of either.
+                // SAFETY: the part is one of y, or of what is as large, complete, and nobody has a
+                // slice of either.
                 unsafe { std::slice::from_raw_parts_mut(pointer.wrapping_add(start), part.columns.len()) }
             };
             epilogue(row(y.pointer), bias, activation, argument.map(row));
@@ -84,7 +86,8 @@ pub(super) unsafe fn forward(
     unsafe { multiply_finished(kernel, scratch, extents, y, left, right, finish) };
 }
 
-/// `destination = left[rows, contracted] · right[contracted, columns]`; `finish` is called once for every part of it while that is in the cache.
+/// `destination = left[rows, contracted] · right[contracted, columns]`. Calls `finish` once for
+/// every part of the destination while it is in the cache.
 ///
 /// # Safety
 ///
@@ -107,7 +110,7 @@ unsafe fn multiply_finished(
         return unsafe { multiply_blocked([rows, columns, contracted], destination, left, right, mode, kernel, scratch, finish) };
     }
     let block = (EPILOGUE_BLOCK / columns).max(64);
-    // Blocks of nearly one size: a short last one would pack the weights for little.
+    // Blocks have nearly equal sizes: a short last block would pack the weights for little work.
     let block = rows.div_ceil(rows.div_ceil(block));
     for first in (0..rows).step_by(block) {
         let count = block.min(rows - first);
@@ -119,7 +122,7 @@ unsafe fn multiply_finished(
     }
 }
 
-/// What is fused with a product, on a part of a row.
+/// Applies a product's epilogue to part of a row.
 fn epilogue(y: &mut [f32], bias: Option<&[f32]>, activation: Activation, argument: Option<&mut [f32]>) {
     match (bias, activation) {
         (Some(bias), Activation::Relu) => return bias_and_relu(y, bias),

@@ -1,33 +1,33 @@
-//! From a call's raw operands to slices, and the scratch memory that the backend owns.
-//! Whoever calls these has checked the operands' sizes.
+//! Converts a call's raw operands to slices, and holds the backend's scratch memory. Callers have
+//! checked the operands' sizes.
 
 use crate::backend::{BackendError, Operand};
 
-/// The operand as numbers to read.
+/// Returns an operand as floats to read.
 ///
 /// # Safety
 ///
-/// The operand is valid, initialised and aligned, and nobody writes to it while the slice lives.
+/// The operand is valid, initialised and aligned, and is not written while the slice lives.
 #[inline]
 pub(super) unsafe fn floats<'a>(operand: &Operand) -> &'a [f32] {
     // SAFETY: as this function's own contract.
     unsafe { numbers(operand) }
 }
 
-/// The operand as numbers to write.
+/// Returns an operand as floats to write.
 ///
 /// # Safety
 ///
-/// The operand is valid and aligned, and nobody else uses it while the slice lives.
+/// The operand is valid and aligned, and is used only through this slice while it lives.
 #[inline]
 pub(super) unsafe fn floats_mut<'a>(operand: &Operand) -> &'a mut [f32] {
     // SAFETY: as this function's own contract.
     unsafe { numbers_mut(operand) }
 }
 
-/// A number as memory holds it: every bit pattern is one.
+/// A number type for which every bit pattern is valid.
 pub(super) trait Number: Copy {
-    /// What zero is as.
+    /// The representation of zero.
     const ZERO: Self;
 }
 
@@ -35,12 +35,12 @@ impl Number for f32 {
     const ZERO: f32 = 0.0;
 }
 
-/// Of either format of sixteen bits.
+/// Half precision, in either format.
 impl Number for u16 {
     const ZERO: u16 = 0;
 }
 
-/// The operand as numbers of a kind to read.
+/// Returns an operand as numbers of type `N` to read.
 ///
 /// # Safety
 ///
@@ -51,7 +51,7 @@ pub(super) unsafe fn numbers<'a, N: Number>(operand: &Operand) -> &'a [N] {
     unsafe { std::slice::from_raw_parts(operand.pointer.cast(), operand.bytes / size_of::<N>()) }
 }
 
-/// The operand as numbers of a kind to write.
+/// Returns an operand as numbers of type `N` to write.
 ///
 /// # Safety
 ///
@@ -62,7 +62,7 @@ pub(super) unsafe fn numbers_mut<'a, N: Number>(operand: &Operand) -> &'a mut [N
     unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.bytes / size_of::<N>()) }
 }
 
-/// The operand as integers to read.
+/// Returns an operand as integers to read.
 ///
 /// # Safety
 ///
@@ -73,7 +73,7 @@ pub(super) unsafe fn integers<'a>(operand: &Operand) -> &'a [i32] {
     unsafe { std::slice::from_raw_parts(operand.pointer.cast(), operand.bytes / 4) }
 }
 
-/// The operand as integers to write.
+/// Returns an operand as integers to write.
 ///
 /// # Safety
 ///
@@ -84,7 +84,7 @@ pub(super) unsafe fn integers_mut<'a>(operand: &Operand) -> &'a mut [i32] {
     unsafe { std::slice::from_raw_parts_mut(operand.pointer.cast(), operand.bytes / 4) }
 }
 
-/// The operand as numbers of sixteen bits to read.
+/// Returns an operand as half-precision numbers to read.
 ///
 /// # Safety
 ///
@@ -95,7 +95,7 @@ pub(super) unsafe fn halves<'a>(operand: &Operand) -> &'a [u16] {
     unsafe { numbers(operand) }
 }
 
-/// The operand as numbers of sixteen bits to write.
+/// Returns an operand as half-precision numbers to write.
 ///
 /// # Safety
 ///
@@ -106,13 +106,14 @@ pub(super) unsafe fn halves_mut<'a>(operand: &Operand) -> &'a mut [u16] {
     unsafe { numbers_mut(operand) }
 }
 
-/// Whether a write is the read itself.
+/// Whether a write and a read are the same memory.
 #[inline]
 pub(super) fn same(read: &Operand, write: &Operand) -> bool {
     std::ptr::eq(read.pointer, write.pointer)
 }
 
-/// Refuses indices outside of `0..limit`, before anything is written by them; `ignored` may stand anywhere.
+/// Refuses indices outside `0..limit` before anything is written. The value `ignored` is always
+/// allowed.
 pub(super) fn check_indices(
     kernel: &'static str,
     indices: &[i32],
@@ -126,20 +127,20 @@ pub(super) fn check_indices(
     }
 }
 
-/// Memory for intermediate results that no program plans: tiles of patches, blocks of attention scores, partial sums.
-/// Grows to the largest need that it has seen, which a first step shows.
+/// Scratch memory for intermediate results outside the memory plan: tiles of patches, blocks of
+/// attention scores, partial sums. It grows to the largest need seen, usually in the first step.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
     memory: Vec<Line>,
 }
 
-/// A cache line, for the alignment.
+/// A cache line, for alignment.
 #[derive(Clone, Copy, Debug)]
 #[repr(C, align(64))]
 struct Line([f32; 16]);
 
 impl Scratch {
-    /// Disjoint pieces of the stated lengths, each at a cache line; what stands in them is arbitrary.
+    /// Returns disjoint pieces of these lengths, aligned to cache lines, with arbitrary content.
     pub(super) fn pieces<const COUNT: usize>(&mut self, lengths: [usize; COUNT]) -> [&mut [f32]; COUNT] {
         let lines = lengths.map(|length| length.div_ceil(16));
         let needed = lines.iter().sum();
@@ -153,7 +154,8 @@ impl Scratch {
             rest = after;
             let length = lengths[index];
             index += 1;
-            // SAFETY: a line is sixteen numbers and nothing else, and `length` is at most sixteen times `count`.
+            // SAFETY: a line is sixteen numbers and nothing else, and `length` is at most sixteen
+            // times `count`.
             unsafe { std::slice::from_raw_parts_mut(piece.as_mut_ptr().cast(), length) }
         })
     }

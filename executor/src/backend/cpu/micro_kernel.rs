@@ -1,57 +1,61 @@
-//! The innermost loop of direct convolutions: a tile of a product, held in registers, of rows that may start anywhere in memory
-//! with a panel of packed weights. Because rows are read where they lie, nothing is copied to bring them together: that is what it has over
-//! a general matrix product. Exists where there are AVX2 or AVX-512; elsewhere convolutions go through patches.
+//! The micro-kernel: one tile of a product, held in registers. Its rows may start anywhere in
+//! memory; the other factor is a panel of packed weights. Unlike a general matrix product it needs
+//! no copy that brings rows together. It exists for AVX2 and AVX-512; on other CPUs convolutions go
+//! through patches.
 
-/// Most rows of a tile, on any machine.
+/// Most rows of a tile on any machine.
 pub(super) const MOST_ROWS: usize = 14;
 
-/// What a tile sums over: `segments` stretches of `length` numbers of a row, each with its line of the panel.
+/// The index set of a tile's sums: `segments` runs of `length` elements of a row, each with its
+/// line of the panel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Taps {
     pub(super) segments: usize,
     pub(super) length: usize,
-    /// Elements from a number of a row to the next, and from a stretch to the next.
+    /// Strides in a row: between elements, and between runs.
     pub(super) row: Step,
-    /// Elements from a line of the panel to the next, and from the first line of a stretch to that of the next.
+    /// Strides in the panel: between lines, and between the first lines of runs.
     pub(super) panel: Step,
 }
 
-/// Elements from one to the next: within a stretch, and from stretch to stretch.
+/// Strides within a run and between runs, in elements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Step {
     pub(super) within: usize,
     pub(super) between: usize,
 }
 
-/// `destination[row][..columns] (+)= Σ_k rows[row][k] panel[k]`, over the taps; a line of the panel has `panel_width` numbers.
+/// Computes `destination[row][..columns] (+)= Σ_k rows[row][k] panel[k]` over the taps. A line of
+/// the panel has `panel_width` floats.
 ///
-/// Called with: the taps, the rows (as many pointers as the tile has rows, or one to the first where the rows are [`Rows::Neighbours`]), the
-/// panel, as many destinations as rows, columns of the destination (at most the panel's), whether to add.
+/// Arguments: the taps; the rows (one pointer per row, or one to the first row for
+/// [`Rows::Neighbours`]); the panel; one destination per row; columns of the destination (at most
+/// the panel's); whether to add.
 type Tile = unsafe fn(&Taps, *const *const f32, *const f32, *const *mut f32, usize, bool);
 
-/// The machine's kernel.
+/// The micro-kernel of this machine.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MicroKernel {
-    /// Numbers of a panel for each k.
+    /// Floats of a panel per k.
     pub(super) panel_width: usize,
-    /// For each number of rows, from one: the kernel of [`Rows::Anywhere`].
+    /// Kernels for [`Rows::Anywhere`], by number of rows less one.
     anywhere: &'static [Tile],
-    /// For each number of rows, from one: the kernel of [`Rows::Neighbours`].
+    /// Kernels for [`Rows::Neighbours`], by number of rows less one.
     neighbours: &'static [Tile],
 }
 
-/// Where a tile's rows lie.
+/// Location of a tile's rows.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Rows<'a> {
-    /// Each at its pointer, its numbers next to each other; the panel is packed. So that the steps are constants: [`Step::within`] must
-    /// be one for the rows and the panel's width for the panel.
+    /// Each row at its own pointer, contiguous; the panel is packed. [`Step::within`] must be 1 for
+    /// the rows and the panel's width for the panel, so that the strides are constants.
     Anywhere(&'a [*const f32]),
-    /// Each one element after the one before, from this pointer on; any steps.
+    /// Each row one element after the previous one, from this pointer on; any strides.
     Neighbours(*const f32),
 }
 
 impl MicroKernel {
-    /// The kernel for this machine's instruction set, if there is one.
+    /// Returns the kernel for this machine's instruction set, if there is one.
     pub(super) fn detect() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         {
@@ -66,8 +70,9 @@ impl MicroKernel {
         None
     }
 
-    /// The kernel that takes every number for a pair of bfloat16, the earlier one in the lower half, if this machine multiplies them:
-    /// `destination (+)= Σ_k rows[row][k].lower panel[k].lower + rows[row][k].upper panel[k].upper`, in single precision.
+    /// Returns the kernel that reads each float as a pair of bf16 numbers, the earlier one in the
+    /// lower half, if this machine multiplies them: `destination (+)= Σ_k rows[row][k].lower
+    /// panel[k].lower + rows[row][k].upper panel[k].upper`, in single precision.
     pub(super) fn detect_pairs() -> Option<Self> {
         #[cfg(target_arch = "x86_64")]
         {
@@ -78,7 +83,7 @@ impl MicroKernel {
         None
     }
 
-    /// Every kernel that this machine can run, for tests.
+    /// Returns every kernel that this machine can run, for tests.
     #[cfg(test)]
     pub(super) fn all() -> Vec<Self> {
         #[cfg(target_arch = "x86_64")]
@@ -94,7 +99,7 @@ impl MicroKernel {
         Vec::new()
     }
 
-    /// Rows of its largest tile: as many as the registers hold.
+    /// Most rows of its tiles: as many as the registers hold.
     pub(super) fn most_rows(&self) -> usize {
         self.anywhere.len()
     }
@@ -103,8 +108,9 @@ impl MicroKernel {
     ///
     /// # Safety
     ///
-    /// There are from one to [`MicroKernel::most_rows`] destinations, and as many rows; they are valid for the taps and the columns,
-    /// the latter at most the panel's width; every line of the panel has that width; no destination overlaps another or anything read.
+    /// There are 1 to [`MicroKernel::most_rows`] destinations, and as many rows. They are valid for
+    /// the taps and the columns, which are at most the panel's width. Every line of the panel has
+    /// that width. No destination overlaps another or anything read.
     #[inline]
     pub(super) unsafe fn tile(
         &self,
@@ -133,7 +139,8 @@ mod x86 {
 
     use super::{MicroKernel, Taps, Tile};
 
-    /// Repeats a statement for every row of a tile, as straight code: in a loop that the compiler leaves a loop, the sums would live in memory.
+    /// Repeats a statement for every row of a tile as unrolled code. In a loop that the compiler
+    /// does not unroll, the sums would live in memory.
     macro_rules! each_row {
         ($row:ident, $body:block) => {
             each_row!(@ $row, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13)
@@ -146,7 +153,8 @@ mod x86 {
         };
     }
 
-    /// Two vectors of columns, and as many rows as leave two registers for the panel and one for a row's number.
+    /// A tile of two vectors of columns. Its rows leave two registers for the panel and one for a
+    /// row's element.
     macro_rules! tile {
         ($name:ident, $features:literal, $lanes:literal, $zero:ident, $load:ident, $store:ident, $set:ident, $multiply_add:ident, $sum:ident) => {
             #[target_feature(enable = $features)]
@@ -161,10 +169,12 @@ mod x86 {
                 const LANES: usize = $lanes;
                 // SAFETY: the caller vouches for every pointer at these offsets.
                 unsafe {
-                    // Of neighbours only the first is loaded: the others are at constant distances from it.
+                    // For neighbours only the first pointer is loaded; the others are at constant
+                    // distances.
                     let row: [*const f32; ROWS] =
                         std::array::from_fn(|index| if NEIGHBOURS { (*rows).wrapping_add(index) } else { *rows.add(index) });
-                    // The destinations may be far apart in memory: they come while the sums are made.
+                    // Destinations may be far apart in memory: prefetch them while the sums are
+                    // computed.
                     each_row!(index, {
                         let target = *destinations.add(index);
                         _mm_prefetch::<_MM_HINT_T0>(target.cast());
@@ -187,7 +197,8 @@ mod x86 {
                     for segment in 0..taps.segments {
                         let mut at = segment * taps.row.between;
                         let mut line = panel.add(segment * taps.panel.between);
-                        // Four steps a turn, so that the row pointers, more than there are registers for, are loaded once for four.
+                        // Four steps per iteration: the row pointers exceed the registers and are
+                        // then loaded once per four steps.
                         for _ in 0..taps.length / 4 {
                             step!(at, line);
                             step!(at + row_step, line.add(panel_step));
@@ -256,7 +267,7 @@ mod x86 {
         _mm256_add_ps
     );
 
-    /// The sum of two products of bfloat16, and of `sum`.
+    /// Adds two products of bf16 pairs to `sum`.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bf16")]
     fn add_pairs(left: __m512, right: __m512, sum: __m512) -> __m512 {

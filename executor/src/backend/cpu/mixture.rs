@@ -1,4 +1,4 @@
-//! The way of tokens to the slots of their experts and back. Whom a token goes to is found here; the experts' products are elsewhere.
+//! Routes tokens to the slots of their experts and back. The experts' products are in `experts`.
 
 use foretell_models::Mixture;
 
@@ -6,7 +6,7 @@ use super::memory::{check_indices, floats, floats_mut, integers, integers_mut};
 use super::vector::{multiply_add, multiversion, reduce_pairs};
 use crate::backend::{BackendError, KernelCall};
 
-/// The place of a choice whose expert was full.
+/// Slot of a choice whose expert was full.
 const FULL: i32 = -1;
 
 /// # Safety
@@ -31,7 +31,8 @@ pub(super) unsafe fn route(call: &KernelCall<'_>, experts: usize, top: usize) {
     }
 }
 
-/// The place of the largest logit that is not among `taken`; of equals the first, and of what cannot be compared any.
+/// Index of the largest logit not in `taken`; the first of equal ones, and any of those that cannot
+/// be compared (NaN).
 fn largest(logits: &[f32], taken: &[i32]) -> usize {
     let mut best: Option<(usize, f32)> = None;
     for (index, &logit) in logits.iter().enumerate() {
@@ -153,7 +154,7 @@ fn check_slots(call: &KernelCall<'_>, sizes: &Mixture, choices: &[i32], places: 
     check_indices(call.kernel.name(), places, sizes.capacity, Some(FULL))
 }
 
-/// The elements of a choice's slot, if it found one.
+/// Elements of a choice's slot, if it has one.
 #[inline(always)]
 fn slot(choice: i32, place: i32, sizes: &Mixture) -> Option<std::ops::Range<usize>> {
     (place != FULL).then(|| {
@@ -163,7 +164,7 @@ fn slot(choice: i32, place: i32, sizes: &Mixture) -> Option<std::ops::Range<usiz
 }
 
 multiversion! {
-    /// For each token the sum of its slots' rows, weighted if there are gates.
+    /// Sums the rows of each token's slots, weighted by the gates if given.
     fn gather(tokens: &mut [f32], rows: &[f32], gates: Option<&[f32]>, choices: &[i32], places: &[i32], sizes: &Mixture) {
         for (token, sum) in tokens.chunks_exact_mut(sizes.hidden.max(1)).enumerate() {
             let mut is_first = true;
@@ -184,7 +185,7 @@ multiversion! {
         }
     }
 
-    /// Each token's row times its gate into its slots, which no two choices share.
+    /// Writes each token's row times its gate into its slots. No two choices share a slot.
     fn scatter(rows: &mut [f32], tokens: &[f32], gates: &[f32], choices: &[i32], places: &[i32], sizes: &Mixture) {
         for (token, x) in tokens.chunks_exact(sizes.hidden.max(1)).enumerate() {
             for index in token * sizes.top..(token + 1) * sizes.top {
@@ -195,7 +196,7 @@ multiversion! {
         }
     }
 
-    /// Each choice's product of the token's row with that of its slot.
+    /// Computes the dot product of each choice's token row and slot row.
     fn dots(products: &mut [f32], tokens: &[f32], rows: &[f32], choices: &[i32], places: &[i32], sizes: &Mixture) {
         for (index, product) in products.iter_mut().enumerate() {
             let token = &tokens[index / sizes.top * sizes.hidden..][..sizes.hidden];

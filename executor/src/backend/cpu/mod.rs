@@ -1,5 +1,6 @@
-//! The CPU backend: one core, deterministic; single precision, and sixteen bits ([`half`]) with sums in single precision. Parallelism is one process a core, so nothing here starts a thread.
-//! This file checks a call and hands it to its kernel; a file below knows one family of kernels and nothing of the others.
+//! The CPU backend: one core, deterministic, in single precision or in half precision ([`half`])
+//! with sums in single precision. Parallelism is one process per core, so nothing here starts a
+//! thread. This file checks a call and dispatches it. Each file below has one family of kernels.
 
 mod activations;
 mod attention;
@@ -31,6 +32,7 @@ mod strided;
 mod sums;
 mod transpose;
 mod vector;
+mod view;
 
 use dropout::ProbabilityDropout;
 use foretell_models::Kernel;
@@ -43,12 +45,12 @@ pub struct CpuBackend {
     scratch: memory::Scratch,
     micro_kernel: Option<micro_kernel::MicroKernel>,
     half: half::HalfKernels,
-    /// Operands of eight bits, decoded.
+    /// Decoded fp8 operands.
     eight_bits: memory::Scratch,
 }
 
 impl CpuBackend {
-    /// A backend without scratch memory yet.
+    /// Makes a backend without scratch memory.
     pub fn new() -> Self {
         let half = half::HalfKernels::detect();
         CpuBackend {
@@ -59,7 +61,7 @@ impl CpuBackend {
         }
     }
 
-    /// Backends for every way that this machine's kernels can take, for tests.
+    /// Returns a backend for each code path of this machine's kernels, for tests.
     #[cfg(test)]
     pub(super) fn variants() -> Vec<Self> {
         let kernels = micro_kernel::MicroKernel::all().into_iter().map(Some).chain([None]);
@@ -90,7 +92,8 @@ impl Backend for CpuBackend {
     unsafe fn run(&mut self, call: &KernelCall<'_>) -> Result<(), BackendError> {
         operands::check(call)?;
         if let Some([product, bias]) = matmul::apart(call.kernel) {
-            // SAFETY: this function's own contract; each part has those of the call's operands that are its own.
+            // SAFETY: this function's own contract; each part has those of the call's operands that
+            // are its own.
             return unsafe {
                 self.run(&KernelCall { kernel: &product, writes: &call.writes[..1], ..*call })?;
                 self.run(&KernelCall { kernel: &bias, reads: &call.reads[..1], writes: &call.writes[1..], ..*call })
@@ -111,7 +114,8 @@ impl Backend for CpuBackend {
             return unsafe { half::run(self, call, format) };
         }
         let (scratch, micro_kernel) = (&mut self.scratch, self.micro_kernel.as_ref());
-        // SAFETY: counts, sizes and alignment are checked; that the memory is valid and apart is this function's own contract.
+        // SAFETY: counts, sizes and alignment are checked; that the memory is valid and apart is
+        // this function's own contract.
         unsafe {
             match *call.kernel {
                 Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {

@@ -1,4 +1,5 @@
-//! Kernels that only move or pick: slices, interleavings, the embedding table. What only moves is the same for numbers of either size.
+//! Kernels that only move data: slices, interleavings, embedding look-ups. They work on numbers of
+//! any width.
 
 use super::memory::{Number, check_indices, floats, floats_mut, integers, numbers, numbers_mut};
 use super::vector::multiversion;
@@ -29,7 +30,7 @@ pub(super) unsafe fn take_columns<N: Number>(call: &KernelCall<'_>, columns: usi
 
 /// # Safety
 ///
-/// As for [`take_columns`].
+/// As [`take_columns`].
 pub(super) unsafe fn put_columns<N: Number>(call: &KernelCall<'_>, columns: usize, start: usize, part: usize) {
     // SAFETY: reads and writes are valid and do not overlap.
     let (x, y) = unsafe { (numbers::<N>(&call.reads[0]), numbers_mut::<N>(&call.writes[0])) };
@@ -38,7 +39,7 @@ pub(super) unsafe fn put_columns<N: Number>(call: &KernelCall<'_>, columns: usiz
     }
 }
 
-/// `[first, second, inner]` to `[second, first, inner]`.
+/// Transposes `[first, second, inner]` to `[second, first, inner]`.
 ///
 /// # Safety
 ///
@@ -193,7 +194,7 @@ pub(super) unsafe fn embedding_gradient(
     Ok(())
 }
 
-/// The row of the whole table with which a rank's part begins.
+/// First row of the whole table in a rank's part.
 pub(super) fn first_row(call: &KernelCall<'_>, vocabulary: usize, parts: usize) -> usize {
     if parts > 1 { call.group_index * vocabulary } else { 0 }
 }

@@ -1,4 +1,4 @@
-//! The optimizers' steps: one pass over gradient, parameter and state, as memory is what bounds them.
+//! Optimizer steps: one pass over gradient, parameter and state, since memory bounds them.
 
 use super::control::told;
 use super::memory::{floats, floats_mut};
@@ -29,7 +29,7 @@ pub(super) unsafe fn sgd(call: &KernelCall<'_>, momentum: bool, nesterov: bool, 
 pub(super) unsafe fn adamw(call: &KernelCall<'_>, controlled: bool) {
     // SAFETY: the caller's promise.
     let Some(parameters) = (unsafe { told(call, controlled) }) else { return };
-    // In double precision: 1 - 0.999^step has lost four digits in single precision when the step is small.
+    // In double precision: 1 - 0.999^step loses four digits in single precision for small steps.
     let corrected = |beta: f32| 1.0 - f64::from(beta).powf(parameters.step.max(1) as f64);
     let rate = f64::from(parameters.learning_rate) / corrected(parameters.beta1);
     let constants = AdamW {
@@ -50,7 +50,7 @@ pub(super) unsafe fn adamw(call: &KernelCall<'_>, controlled: bool) {
     }
 }
 
-/// What one step of AdamW multiplies by.
+/// Factors of one AdamW step.
 #[derive(Clone, Copy)]
 struct AdamW {
     gradient_scale: f32,

@@ -104,7 +104,7 @@ multiversion! {
     }
 }
 
-/// The rows (or columns) of an image of `extent` rows that the window of output `index` covers.
+/// Rows (or columns) of an image that the window of output `index` covers.
 #[inline(always)]
 fn within(index: usize, extent: usize, window: &Window) -> std::ops::Range<usize> {
     let start = index * window.stride;

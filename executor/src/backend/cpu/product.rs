@@ -1,71 +1,19 @@
-//! Matrix products: strided views in, one thread, overwrite or add. With a micro-kernel they are made in its blocks; without, this is the
-//! one door to the `gemm` crate.
+//! Matrix products over strided views on one thread. With a micro-kernel they run in its blocks.
+//! Without one they run in the `gemm` crate, which only this module calls.
 
 use super::blocked::multiply_blocked;
 use super::memory::Scratch;
 use super::micro_kernel::MicroKernel;
+use super::view::{Destination, View, ViewMut};
 
-/// A matrix in memory that somebody else owns.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct View {
-    pub(super) pointer: *const f32,
-    /// Elements from a row to the next.
-    pub(super) row_stride: usize,
-    /// Elements from a column to the next.
-    pub(super) column_stride: usize,
-}
-
-/// As [`View`], to be written.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct ViewMut {
-    pub(super) pointer: *mut f32,
-    pub(super) row_stride: usize,
-    pub(super) column_stride: usize,
-}
-
-impl View {
-    /// Rows one after the other, each contiguous.
-    pub(super) fn rows(pointer: *const f32, row_stride: usize) -> Self {
-        View { pointer, row_stride, column_stride: 1 }
-    }
-
-    /// The same memory with rows and columns exchanged.
-    pub(super) fn transposed(self) -> Self {
-        View { pointer: self.pointer, row_stride: self.column_stride, column_stride: self.row_stride }
-    }
-}
-
-impl ViewMut {
-    /// Rows one after the other, each contiguous.
-    pub(super) fn rows(pointer: *mut f32, row_stride: usize) -> Self {
-        ViewMut { pointer, row_stride, column_stride: 1 }
-    }
-}
-
-/// What a product does with what its destination holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Destination {
-    /// Replaces it, without reading it.
-    Overwrite,
-    /// Adds to it.
-    Add,
-}
-
-impl Destination {
-    /// What a call's `accumulate` asks for.
-    pub(super) fn accumulating(accumulate: bool) -> Self {
-        if accumulate { Destination::Add } else { Destination::Overwrite }
-    }
-}
-
-/// Columns of the product from which on packing a transposed left factor for the micro-kernel is little beside the product.
+/// Least number of columns for which packing a transposed left factor is cheap beside the product.
 const LEAST_COLUMNS: usize = 256;
 
-/// As [`multiply`], with the micro-kernel where it is faster: where a factor lies transposed.
+/// As [`multiply`], but with the micro-kernel if a factor is transposed, where it is faster.
 ///
 /// # Safety
 ///
-/// As [`multiply`]; moreover each view has a stride of one, the destination that of its columns.
+/// As [`multiply`]. Each view has one stride of 1; the destination has column stride 1.
 pub(super) unsafe fn multiply_with(
     kernel: Option<&MicroKernel>,
     scratch: &mut Scratch,

@@ -4,7 +4,7 @@ use super::memory::{Scratch, floats, floats_mut};
 use super::vector::{multiply_add, multiversion, reduce, reduce_pairs};
 use crate::backend::KernelCall;
 
-/// Rows added up before their sum goes to the total.
+/// Rows summed before their sum is added to the total.
 const BLOCK_ROWS: usize = 64;
 
 /// # Safety

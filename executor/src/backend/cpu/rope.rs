@@ -1,11 +1,12 @@
-//! Rotary position embedding (Su et al. 2021), pairing the halves of a head's features as Hugging Face's Llama does.
+//! Rotary position embedding (Su et al. 2021), pairing the halves of a head's features as Hugging
+//! Face's Llama does.
 
 use super::memory::{Scratch, floats, floats_mut, same};
 use super::vector::{multiply_add, multiversion};
 use crate::backend::KernelCall;
 use foretell_models::Rope;
 
-/// Turns forward, or with a `direction` of -1 back.
+/// Rotates forward, or backward with `direction` -1.
 ///
 /// # Safety
 ///
@@ -38,8 +39,8 @@ pub(super) unsafe fn turn(call: &KernelCall<'_>, sizes: &Rope, direction: f64, s
     }
 }
 
-/// Fills `[positions, half]` cosines and sines. Each position is turned from the one before it, in double precision: over a million positions
-/// that loses less than single precision has.
+/// Fills `[positions, half]` cosines and sines. Each position is rotated from the previous one in
+/// double precision. Over a million positions the error stays below single precision.
 fn fill_angles(cosines: &mut [f32], sines: &mut [f32], half: usize, theta: f64, offset: f64, direction: f64) {
     let frequency = |index: usize| direction * theta.powf(-(index as f64) / half as f64);
     let steps: Vec<(f64, f64)> = (0..half).map(|index| frequency(index).sin_cos()).collect();
@@ -54,7 +55,7 @@ fn fill_angles(cosines: &mut [f32], sines: &mut [f32], half: usize, theta: f64, 
 }
 
 multiversion! {
-    /// Turns the heads of one position.
+    /// Rotates the heads of one position.
     fn turn_to(y: &mut [f32], x: &[f32], cosines: &[f32], sines: &[f32]) {
         let half = cosines.len();
         for (y, x) in y.chunks_exact_mut(2 * half).zip(x.chunks_exact(2 * half)) {

@@ -1,6 +1,7 @@
-//! The gradient of the input of a convolution with a stride, directly. The input's rows fall into as many phases as the stride says, by where
-//! they lie between the starts of windows, and so do its columns; the pixels of a phase are met by the same taps, so that each phase is a
-//! convolution of stride one of dy with these taps, written to every so manieth pixel.
+//! Direct input gradient of a strided convolution. The input's rows fall into `stride` phases by
+//! their offset from the starts of windows, and so do its columns. The same taps reach all pixels
+//! of a phase. So each phase is a convolution of stride 1 of dy with these taps, written to every
+//! `stride`-th pixel.
 
 use foretell_models::Window;
 
@@ -8,20 +9,22 @@ use super::direct::{BAND_ELEMENTS, LEAST_BAND, Positions, Reach, Source, evenly,
 use super::memory::Scratch;
 use super::micro_kernel::MicroKernel;
 
-/// The rows (or columns) of an image that lie alike between the starts of windows, and the taps that meet them.
+/// A phase: rows (or columns) with the same offset from the starts of windows, and the taps that
+/// reach them.
 #[derive(Clone, Copy, Debug)]
 struct Phase {
-    /// The first tap; the others are a stride apart.
+    /// First tap; further taps follow at distance `stride`.
     first_tap: usize,
     taps: usize,
-    /// The first row of the phase, and the row of dy that its first tap meets.
+    /// First row of the phase.
     first_row: usize,
     first_output: usize,
     rows: usize,
 }
 
 impl Phase {
-    /// The phase of the rows whose distance from the bordered image's start leaves `index` when divided by the stride.
+    /// The phase of rows whose distance from the bordered image's start is `index` modulo the
+    /// stride.
     fn new(index: usize, extent: usize, window: &Window) -> Self {
         let Window { size, stride, padding, .. } = *window;
         let taps = size.saturating_sub(index).div_ceil(stride);
@@ -32,18 +35,18 @@ impl Phase {
         Phase { first_tap: index, taps, first_row, first_output, rows }
     }
 
-    /// Rows of zeros that it needs before dy.
+    /// Rows of zeros needed before dy.
     fn border(&self) -> usize {
         self.taps.saturating_sub(1 + self.first_output)
     }
 
-    /// Whether a tap meets any of its rows.
+    /// Whether any tap reaches its rows.
     fn is_met(&self) -> bool {
         self.taps > 0 && self.rows > 0
     }
 }
 
-/// dy with the zeros around it that the phases read.
+/// dy with the border of zeros that the phases read.
 struct Bordered {
     border: usize,
     height: usize,
@@ -64,7 +67,7 @@ impl Bordered {
         (self.height, self.width) != (window.out_height(), window.out_width())
     }
 
-    /// Copies images of dy.
+    /// Copies images of dy into the bordered buffer.
     fn copy(&self, copied: &mut [f32], dy: &[f32], window: &Window) {
         let length = window.out_width() * window.out_channels;
         let (line, before) = (self.width * window.out_channels, self.border * window.out_channels);
@@ -86,7 +89,7 @@ impl Bordered {
     }
 }
 
-/// `dx` from `dy` and w `[out, size, size, in]`.
+/// Computes `dx` from `dy` and w `[out, size, size, in]`.
 pub(super) fn input_gradient(
     dy: &[f32],
     w: &[f32],
@@ -142,8 +145,8 @@ pub(super) fn input_gradient(
             }
             let start = |phase: &Phase| bordered.border + phase.first_output + 1 - phase.taps;
             let reach = Reach { rows: row.taps, line: column.taps * out_channels, row_step: line, column_step: out_channels };
-            // SAFETY: the border is as wide as any phase needs, and what is copied reaches to the last row that one meets; the phases'
-            // pixels lie in the image.
+            // SAFETY: the border is as wide as any phase needs, and what is copied reaches to the
+            // last row that one meets; the phases' pixels lie in the image.
             unsafe {
                 let pointer = source.add(start(row) * line + start(column) * out_channels);
                 let pixels = Positions {
@@ -162,7 +165,8 @@ pub(super) fn input_gradient(
     }
 }
 
-/// Packs the taps of a phase, turned by half a circle, into panels `[rows, columns, out, width]` of inputs.
+/// Packs the taps of a phase, rotated by 180 degrees, into panels `[rows, columns, out, width]` of
+/// inputs.
 fn pack(packed: &mut [f32], w: &[f32], [row, column]: [&Phase; 2], window: &Window, width: usize) {
     let Window { in_channels, out_channels, size, stride, .. } = *window;
     let lines = row.taps * column.taps * out_channels;

@@ -1,9 +1,10 @@
-//! Sums over the rows of a matrix, one for each column: in blocks, so that a long sum stays accurate and its partial sums stay in
-//! the first-level cache. The order is fixed.
+//! Column sums of a matrix. Sums run in blocks, so that long sums stay accurate and partial sums
+//! stay in the L1 cache. The order is fixed.
 
 use super::vector::{multiply_add, multiversion};
 
-/// Rows added up before their sum goes to the total: balances the lengths of the two chains of additions for some thousands of rows.
+/// Rows summed before their sum is added to the total. Balances the lengths of the two chains of
+/// additions for thousands of rows.
 const BLOCK_ROWS: usize = 64;
 
 multiversion! {
@@ -34,8 +35,8 @@ multiversion! {
         }
     }
 
-    /// `totals[column] += Σ_rows dy` and `products[column] += Σ_rows dy · (x - mean) · scale`, with the mean and the scale of the column.
-    /// `partial` is scratch, twice as long as `totals`.
+    /// `totals[column] += Σ_rows dy` and `products[column] += Σ_rows dy · (x - mean) · scale`, with
+    /// the column's mean and scale. `partial` is scratch, twice as long as `totals`.
     pub(super) fn column_sums_normalised(
         dy: &[f32], x: &[f32], mean: &[f32], scale: &[f32], totals: &mut [f32], products: &mut [f32], partial: &mut [f32],
     ) {
@@ -59,7 +60,7 @@ multiversion! {
         }
     }
 
-    /// As [`column_sums_normalised`], with the mean and the scale of each row, `saved[row] = (mean, scale)`.
+    /// As [`column_sums_normalised`], with each row's mean and scale, `saved[row] = (mean, scale)`.
     pub(super) fn column_sums_normalised_rows(
         dy: &[f32], x: &[f32], saved: &[f32], totals: &mut [f32], products: &mut [f32], partial: &mut [f32],
     ) {

@@ -1,11 +1,13 @@
-//! Transposing matrices: what packing weights for the micro-kernel costs, beside copying.
+//! Transposes matrices, to pack operands for micro-kernels and to turn weight gradients.
 
 use super::vector::{InstructionSet, instruction_set};
 
-/// Side of the blocks that are transposed in registers: those of AVX-512 hold sixteen rows of sixteen numbers.
+/// Side of the blocks that are transposed in registers: AVX-512 registers hold 16 rows of 16
+/// floats.
 const BLOCK: usize = 16;
 
-/// `target[column · target_stride + row] = source[row · source_stride + column]` for `columns` columns of `rows` rows, or `+=` when `ADD`.
+/// `target[column · target_stride + row] = source[row · source_stride + column]` for `columns`
+/// columns of `rows` rows; `+=` with `ADD`.
 pub(super) fn transpose<const ADD: bool>(
     target: &mut [f32],
     target_stride: usize,
@@ -16,11 +18,12 @@ pub(super) fn transpose<const ADD: bool>(
     if rows == 0 || columns == 0 {
         return;
     }
-    // The blocks are read and written through pointers: these are the ends that they may not cross.
+    // Blocks are accessed through pointers; these bounds keep them inside the slices.
     assert!(rows <= target_stride && (columns - 1) * target_stride + rows <= target.len());
     assert!(columns <= source_stride && (rows - 1) * source_stride + columns <= source.len());
     let in_registers = instruction_set() != InstructionSet::Baseline && cfg!(target_arch = "x86_64");
-    // A strip of the source's columns at a time: its lines of the target stay in the first-level cache until they are full.
+    // One strip of source columns at a time: its target lines stay in the L1 cache until they are
+    // full.
     for first_column in (0..columns).step_by(BLOCK) {
         let width = BLOCK.min(columns - first_column);
         for first_row in (0..rows).step_by(BLOCK) {
@@ -45,7 +48,7 @@ pub(super) fn transpose<const ADD: bool>(
     }
 }
 
-/// Transposes a whole block if the machine has the instructions.
+/// Transposes a whole block if the machine has AVX-512. Returns whether it did.
 #[inline]
 fn transpose_block<const ADD: bool>(target: &mut [f32], target_stride: usize, source: &[f32], source_stride: usize) -> bool {
     #[cfg(target_arch = "x86_64")]
@@ -60,7 +63,7 @@ fn transpose_block<const ADD: bool>(target: &mut [f32], target_stride: usize, so
 
 /// # Safety
 ///
-/// The machine has AVX-512, and sixteen rows of sixteen numbers are valid at both pointers.
+/// The machine has AVX-512, and 16 rows of 16 floats are valid at both pointers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
 unsafe fn avx512<const ADD: bool>(target: *mut f32, target_stride: usize, source: *const f32, source_stride: usize) {
@@ -84,7 +87,7 @@ unsafe fn avx512<const ADD: bool>(target: *mut f32, target_stride: usize, source
     });
     for column in 0..4 {
         let [first, second, third, fourth] = quads.map(|group| group[column]);
-        // Even lanes (0x88) and odd lanes (0xdd) of two groups of rows, then of the four.
+        // Even lanes (0x88) and odd lanes (0xdd) of two groups of rows, then of all four.
         let even = _mm512_shuffle_f32x4::<0x88>(first, second);
         let odd = _mm512_shuffle_f32x4::<0xdd>(first, second);
         let next_even = _mm512_shuffle_f32x4::<0x88>(third, fourth);

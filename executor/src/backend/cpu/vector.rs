@@ -1,7 +1,7 @@
-//! Loops that the compiler vectorises, each compiled for several instruction sets and chosen when the program runs.
-//! One binary thus serves every x86-64 machine and still uses AVX-512 where there is one. Knows no kernel.
+//! Loops that the compiler vectorises, compiled for several instruction sets and chosen at run
+//! time. So one binary runs on every x86-64 machine and uses AVX-512 if available. Knows no kernel.
 
-/// The instruction sets that a multiversioned function is compiled for.
+/// Instruction sets for which a multiversioned function is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InstructionSet {
     /// 512-bit vectors with fused multiply-add.
@@ -10,11 +10,12 @@ pub(super) enum InstructionSet {
     /// 256-bit vectors with fused multiply-add.
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// What the target always has.
+    /// The target's baseline.
     Baseline,
 }
 
-/// The widest instruction set of this machine. The standard library remembers the detection: this is a load and a test.
+/// Returns the widest instruction set of this machine. The standard library caches the detection,
+/// so this is a load and a test.
 #[inline]
 pub(super) fn instruction_set() -> InstructionSet {
     #[cfg(target_arch = "x86_64")]
@@ -34,8 +35,8 @@ pub(super) fn instruction_set() -> InstructionSet {
     InstructionSet::Baseline
 }
 
-/// Compiles a function's body for every [`InstructionSet`]. In the body the constant `FUSED` says whether
-/// [`multiply_add`] is one instruction.
+/// Compiles a function's body for every [`InstructionSet`]. In the body the constant `FUSED` says
+/// whether [`multiply_add`] is one instruction.
 macro_rules! multiversion {
     ($($(#[$attribute:meta])* $visibility:vis fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)? $body:block)+) => {$(
         $(#[$attribute])*
@@ -71,19 +72,21 @@ macro_rules! multiversion {
 }
 pub(super) use multiversion;
 
-/// Lanes of a reduction: four vectors of AVX-512, so that additions do not wait for each other.
+/// Lanes of a reduction: four AVX-512 vectors, so that additions do not wait for each other.
 pub(super) const LANES: usize = 64;
 
-/// `a * b + c`, rounded once where the machine can (without the instruction it would be a slow library call).
+/// `a * b + c`, rounded once if the machine has the instruction. Without it a fused operation would
+/// be a slow library call.
 #[inline(always)]
 pub(super) fn multiply_add<const FUSED: bool>(a: f32, b: f32, c: f32) -> f32 {
     if FUSED { a.mul_add(b, c) } else { a * b + c }
 }
 
-/// The exponential function to about 1e-7 relative, without a branch. Arguments are held to [-87.3, 88.3]: the result is neither
-/// infinite nor subnormal.
+/// The exponential function with a relative error of about 1e-7, without branches. Arguments are
+/// clamped to [-87.3, 88.3], so the result is neither infinite nor subnormal.
 ///
-/// `e^x = 2^n e^r` with `n` the nearest integer to `x / ln 2`; `e^r` by the minimax polynomial of Cephes' `expf` (Moshier).
+/// `e^x = 2^n e^r` with `n` the nearest integer to `x / ln 2`, and `e^r` by the minimax polynomial
+/// of Cephes' `expf` (Moshier).
 #[inline(always)]
 pub(super) fn exponential<const FUSED: bool>(x: f32) -> f32 {
     // Adding 1.5 * 2^23 rounds to an integer and leaves that integer in the low bits.
@@ -106,7 +109,7 @@ pub(super) fn exponential<const FUSED: bool>(x: f32) -> f32 {
     mantissa * power
 }
 
-/// Combines lanes pairwise; their number is a power of two.
+/// Combines lanes pairwise. Their number is a power of two.
 #[inline(always)]
 pub(super) fn fold_lanes<const COUNT: usize>(mut lanes: [f32; COUNT], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let mut width = COUNT / 2;
@@ -119,7 +122,7 @@ pub(super) fn fold_lanes<const COUNT: usize>(mut lanes: [f32; COUNT], combine: i
     lanes[0]
 }
 
-/// Adds up lanes pairwise.
+/// Sums lanes pairwise.
 #[inline(always)]
 pub(super) fn sum_lanes<const COUNT: usize>(lanes: [f32; COUNT]) -> f32 {
     fold_lanes(lanes, |a, b| a + b)
@@ -165,7 +168,7 @@ pub(super) fn reduce_pairs(x: &[f32], y: &[f32], term: impl Fn(f32, f32) -> f32)
     sum_lanes(lanes)
 }
 
-/// The largest element; negative infinity when there is none.
+/// The largest element; negative infinity if empty.
 #[inline(always)]
 pub(super) fn maximum(x: &[f32]) -> f32 {
     let mut lanes = [f32::NEG_INFINITY; LANES];

@@ -1,4 +1,5 @@
-//! Dropout of attention's probabilities: a part drops what the whole drops there, and the output stays what it is on average.
+//! Dropout of attention's probabilities: a part drops what the whole drops there, and the output
+//! stays what it is on average.
 
 use super::{Tensor, attention, dropped};
 use crate::backend::{Backend as _, CpuBackend, Hyperparameters, KernelCall, Operand};
@@ -34,7 +35,8 @@ fn run(kernel: &Kernel, reads: &[Tensor], written: &[usize], when: When) -> Vec<
     memory[count..].iter().map(|one| one.iter().map(|&x| f64::from(x)).collect()).collect()
 }
 
-/// The share of each query's keys that is kept, and so scaled: of equal scores and values of one the output is just that.
+/// The share of each query's keys that is kept, and so scaled: of equal scores and values of one
+/// the output is just that.
 fn shares(sizes: Attention, when: When) -> Tensor {
     let (q, k) = (vec![0.0; sizes.query_elements()], vec![0.0; sizes.key_elements()]);
     let v = vec![1.0; sizes.key_elements()];

@@ -37,7 +37,8 @@ pub(super) fn dropped() -> AttentionDropout {
     AttentionDropout { site, first_sample: 2, position_parts: 1, head_parts: 1, group_parts: 1, sample_parts: 1 }
 }
 
-/// Attention of every kind: packed and not, grouped, crossed, of a part of the queries, with relative positions, with dropout.
+/// Attention of every kind: packed and not, grouped, crossed, of a part of the queries, with
+/// relative positions, with dropout.
 pub(super) fn attentions() -> Vec<Attention> {
     let mut all = Vec::new();
     for causal in [false, true] {
@@ -216,7 +217,8 @@ pub(super) fn cases() -> Vec<Kernel> {
     for [rows, columns, start, part] in [[1, 3, 1, 2], [4, 10, 0, 3], [3, 70, 30, 40]] {
         cases.extend([Kernel::TakeColumns { rows, columns, start, part }, Kernel::PutColumns { rows, columns, start, part }]);
     }
-    // What GPUs read by packs of sixteen bytes: several packs a thread, other columns at each turn and the same, several chunks of rows.
+    // What GPUs read by packs of sixteen bytes: several packs a thread, other columns at each turn
+    // and the same, several chunks of rows.
     for [groups, positions, channels] in [[2, 1500, 96], [1, 4100, 64]] {
         cases.extend([
             Kernel::BatchNorm { groups, positions, channels },
@@ -241,7 +243,8 @@ pub(super) fn cases() -> Vec<Kernel> {
     cases
 }
 
-/// Products with a GELU, its gradient or a bias's gradient, of which rows begin where epilogues of a library take them, and where not.
+/// Products with a GELU, its gradient or a bias's gradient, of which rows begin where epilogues of
+/// a library take them, and where not.
 fn fused_products() -> Vec<Kernel> {
     let mut cases = Vec::new();
     for weight in [WeightLayout::OutIn, WeightLayout::InOut] {

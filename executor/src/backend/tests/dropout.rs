@@ -1,4 +1,5 @@
-//! What dropout drops: as many as it should, nothing that goes together, and of a part what it drops of the whole.
+//! What dropout drops: as many as it should, nothing that goes together, and of a part what it
+//! drops of the whole.
 
 use foretell_models::{Dropout, DropoutRate, DropoutSite, Kernel};
 use foretell_units::DataType;
@@ -55,7 +56,8 @@ fn kept(sizes: Dropout, group_index: usize, samples_before: usize, step: u64, se
     memory.into_iter().map(|value| value != 0.0).collect()
 }
 
-/// That a share of so many independent draws is within four standard deviations of what is expected.
+/// That a share of so many independent draws is within four standard deviations of what is
+/// expected.
 fn assert_share(what: &str, found: usize, of: usize, expected: f64) {
     let deviation = (expected * (1.0 - expected) / of as f64).sqrt();
     let share = found as f64 / of as f64;
@@ -108,7 +110,8 @@ fn what_is_dropped_at_different_places_and_times_has_nothing_in_common() {
 fn a_part_drops_what_the_whole_drops_there() {
     let whole = kept(WHOLE, 0, 0, 5, 2);
     let (rows, features) = (WHOLE.positions, WHOLE.features);
-    // Micro-batches of samples, each shared out among ranks, each of which has a part of the positions.
+    // Micro-batches of samples, each sharded among ranks, each of which has a part of the
+    // positions.
     for (batches, batch_parts, parts) in [(1, 2, 1), (3, 1, 1), (1, 1, 4), (2, 3, 3), (3, 4, 6)] {
         let samples = WHOLE.samples / batches / batch_parts;
         for batch in 0..batches {

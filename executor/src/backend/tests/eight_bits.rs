@@ -1,4 +1,5 @@
-//! Matrices of eight bits and their products: what they should be by the formats' definitions. Codes are numbers here, as integers are.
+//! Matrices of eight bits and their products: what they should be by the formats' definitions.
+//! Codes are numbers here, as integers are.
 
 use super::reference::{self, Given};
 use super::{PARAMETERS, Tensor, counts, run};
@@ -6,7 +7,8 @@ use foretell_models::{Activation, EightBits, Kernel, WeightLayout};
 use rand::{RngExt as _, SeedableRng as _};
 use rand_chacha::ChaCha8Rng;
 
-/// Matrices in either format and every way to write them, and products at sizes that tensor cores take and that they do not.
+/// Matrices in either format and every way to write them, and products at sizes that tensor cores
+/// take and that they do not.
 pub(super) fn cases() -> Vec<Kernel> {
     let mut cases = Vec::new();
     for [rows, columns] in [[1, 1], [37, 53], [130, 64], [64, 200], [129, 390]] {
@@ -139,8 +141,9 @@ pub(super) fn product(kernel: &Kernel, given: &Given<'_>) -> Vec<Tensor> {
     reference::run(&plain, &reads, given.before, given.accumulate, &PARAMETERS, 0)
 }
 
-/// A product and its gradients of what is rounded to eight bits, against those of what is not: as far apart as rounding is, half of the
-/// last of four places in E4M3 and of three in E5M2 at most and a third to a half of that in the mean.
+/// A product and its gradients of what is rounded to eight bits, against those of what is not: as
+/// far apart as rounding is, half of the last of four places in E4M3 and of three in E5M2 at most
+/// and a third to a half of that in the mean.
 #[test]
 fn rounding_to_eight_bits_moves_products_by_what_the_formats_leave_out() {
     let [rows, columns, contracted] = [96, 64, 128];

@@ -1,5 +1,6 @@
-//! Every gradient kernel against central differences of its forward kernel: along a random direction d of one input,
-//! `<gradient, d>` must be `(<u, f(x + h d)> - <u, f(x - h d)>) / 2h` for a random upstream gradient u.
+//! Every gradient kernel against central differences of its forward kernel: along a random
+//! direction d of one input, `<gradient, d>` must be `(<u, f(x + h d)> - <u, f(x - h d)>) / 2h` for
+//! a random upstream gradient u.
 
 use foretell_models::{Activation, Epsilon, Kernel, Mixture, WeightLayout};
 use rand::SeedableRng as _;
@@ -7,8 +8,9 @@ use rand_chacha::ChaCha8Rng;
 
 use super::{PARAMETERS, Tensor, attentions, counts, last_member, operands, reference, ropes, rounded, run, window};
 
-/// A forward kernel, one of its reads, the gradient kernel of that read, which of its writes is the gradient, and its reads,
-/// from the upstream gradient, the forward kernel's reads and what that wrote.
+/// A forward kernel, one of its reads, the gradient kernel of that read, which of its writes is the
+/// gradient, and its reads, from the upstream gradient, the forward kernel's reads and what that
+/// wrote.
 struct Case {
     forward: Kernel,
     input: usize,
@@ -29,7 +31,8 @@ fn cases() -> Vec<Case> {
         case(forward, 1, gradient, 0, |u, x, _| vec![u.clone(), x[0].clone()]);
         case(forward, 2, gradient, 1, |u, x, _| vec![u.clone(), x[0].clone()]);
         case(forward, 2, Kernel::BiasGradient { rows, columns }, 0, |u, _, _| vec![u.clone()]);
-        // By way of the product's second write the GELU's gradient finds what the GELU was applied to.
+        // By way of the product's second write the GELU's gradient finds what the GELU was applied
+        // to.
         let fused = Kernel::Matmul { rows, columns, contracted, weight, bias: true, activation: Activation::GeluKept };
         /// What comes back to the product through its GELU.
         fn through_gelu(u: &Tensor, y: &[Tensor]) -> Tensor {
@@ -101,7 +104,8 @@ fn cases() -> Vec<Case> {
     case(forward, 0, Kernel::FirstGradient { batch, positions, features }, 0, |u, _, _| vec![u.clone()]);
     let (parts, columns) = (3, 10);
     let (split, join) = (Kernel::Split { rows, parts, columns }, Kernel::Join { rows, parts, columns });
-    // Of a split only the first part has a gradient here, as the upstream gradient is of the first write.
+    // Of a split only the first part has a gradient here, as the upstream gradient is of the first
+    // write.
     case(split, 0, join, 0, |u, _, y| vec![u.clone(), vec![0.0; y[1].len()], vec![0.0; y[2].len()]]);
     let (tokens, vocabulary, hidden) = (20, 9, 8);
     let gradient = Kernel::EmbeddingWeightGradient { tokens, vocabulary, hidden, parts: 1 };
@@ -161,7 +165,8 @@ fn every_gradient_is_the_slope_of_its_forward_kernel() {
             reads[input].iter_mut().zip(&direction).for_each(|(x, d)| *x += step * d);
             dot(&value(&reads)[0], &upstream)
         };
-        // The largest step that crosses no kink of ReLU and no tie of a pooling, found by trying: both must agree.
+        // The largest step that crosses no kink of ReLU and no tie of a pooling, found by trying:
+        // both must agree.
         let slope = |step: f64| (shifted(step) - shifted(-step)) / (2.0 * step);
         let expected = slope(1e-6);
 

@@ -1,4 +1,5 @@
-//! Recurrent layers: what their kernels should compute, and their gradients against differences of the forward kernel.
+//! Recurrent layers: what their kernels should compute, and their gradients against differences of
+//! the forward kernel.
 
 use foretell_models::{Kernel, Recurrence};
 use rand::SeedableRng as _;

@@ -1,4 +1,5 @@
-//! Mixtures of experts: what their kernels should compute, and what happens to tokens that find no slot.
+//! Mixtures of experts: what their kernels should compute, and what happens to tokens that find no
+//! slot.
 
 use foretell_models::{Kernel, Mixture};
 use rand::SeedableRng as _;
@@ -164,7 +165,8 @@ pub(super) fn reference(kernel: &Kernel, reads: &[Tensor]) -> Vec<Tensor> {
     }
 }
 
-/// Calls `each(choice, token's element, slot's element)` for all features of all choices that found a slot.
+/// Calls `each(choice, token's element, slot's element)` for all features of all choices that found
+/// a slot.
 fn slots(sizes: &Mixture, choices: &Tensor, places: &Tensor, mut each: impl FnMut(usize, usize, usize)) {
     for (index, (&choice, &place)) in choices.iter().zip(places).enumerate().filter(|(_, (_, place))| **place >= 0.0) {
         for f in 0..sizes.hidden {
@@ -196,7 +198,7 @@ fn of_equal_logits_the_first_experts_are_chosen() {
 }
 
 #[test]
-fn choices_beyond_the_capacity_are_dropped_and_counted_and_with_enough_slots_none_is() {
+fn tokens_beyond_the_capacity_are_dropped_and_counted() {
     let (tokens, experts, top, hidden) = (24, 4, 2, 3);
     // Balanced: everyone is chosen by as many. Skewed: all choose the first two.
     let balanced: Tensor = (0..tokens).flat_map(|token| [0, 1].map(|k| ((2 * token + k) % experts) as f64)).collect();

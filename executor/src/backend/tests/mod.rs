@@ -1,4 +1,5 @@
-//! Every kernel against a naive reference, every gradient against differences of its forward kernel, and every refusal.
+//! Every kernel against a naive reference, every gradient against differences of its forward
+//! kernel, and every refusal.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -40,7 +41,8 @@ use isolation::{Isolation, test_path};
 use operands::{counts, integers, last_member, operands, operands_in, round_to, rounded};
 use running::{run, run_in, run_on};
 
-/// Numbers in double precision: what the reference works on, and what an arena's operand is made from.
+/// Numbers in double precision: what the reference works on, and what an arena's operand is made
+/// from.
 type Tensor = Vec<f64>;
 
 const PARAMETERS: Hyperparameters = Hyperparameters {
@@ -74,8 +76,8 @@ fn cpu_backends() -> Vec<Box<dyn Backend>> {
     CpuBackend::variants().into_iter().map(|backend| Box::new(backend) as Box<dyn Backend>).collect()
 }
 
-/// The CUDA backend: on a GPU if one is asked for (`tests/gpu.sh` does), or on a device that runs its kernels' text on the processor, where that
-/// can be; with these of the library's products.
+/// The CUDA backend: on a GPU if one is asked for (`tests/gpu.sh` does), or on a device that runs
+/// its kernels' text on the processor, where that can be; with these of the library's products.
 fn cuda_backend(makes: ProductSupport) -> Vec<Box<dyn Backend>> {
     if let Some(backend) = GpuBackend::with_products(makes) {
         return vec![Box::new(backend)];
@@ -151,7 +153,7 @@ fn cuda_products_without_the_library_are_those_of_the_reference() {
 }
 
 #[test]
-fn what_cuda_products_do_beside_themselves_without_the_library_is_what_the_reference_does() {
+fn cuda_epilogues_without_the_library_match_the_reference() {
     conforms(
         test_path!(),
         Arithmetic::of_cuda(),
@@ -175,7 +177,7 @@ fn cuda_convolutions_without_the_library_are_those_of_the_reference() {
 }
 
 #[test]
-fn cuda_products_and_convolutions_in_parts_are_those_of_the_reference() {
+fn cuda_products_and_convolutions_in_parts_match_the_reference() {
     let is_tried = |kernel: &Kernel| is_convolution(kernel) || is_small_product(kernel);
     conforms(test_path!(), Arithmetic::Cpu, cuda_backends_with_small_limits, is_tried);
 }

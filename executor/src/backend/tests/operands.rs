@@ -28,7 +28,8 @@ pub(super) fn counts(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
     (count(sizes.reads, types.reads), count(sizes.writes, types.writes))
 }
 
-/// Random operands that the kernel can meet: variances are positive, log-sums and saved statistics belong to their tensors.
+/// Random operands that the kernel can meet: variances are positive, log-sums and saved statistics
+/// belong to their tensors.
 pub(super) fn operands(kernel: &Kernel, random: &mut ChaCha8Rng) -> (Vec<Tensor>, Vec<Tensor>) {
     operands_in(kernel, DataType::Fp32, random)
 }

@@ -1,4 +1,5 @@
-//! Kernels that work on a part of a whole, against the kernel that works on all of it; and the control of updates, step by step.
+//! Kernels that work on a part of a whole, against the kernel that works on all of it; and the
+//! control of updates, step by step.
 
 use super::PARAMETERS;
 use crate::backend::{Backend, CpuBackend, Hyperparameters, KernelCall, Operand};
@@ -38,7 +39,8 @@ fn run_on(
     let (kernel, reads, writes, precision) = (&kernel, reads.as_slice(), writes.as_slice(), DataType::Fp32);
     let call =
         KernelCall { kernel, reads, writes, accumulate: false, hyperparameters, group_index, samples_before: 0, precision };
-    // SAFETY: the operands are vectors of the right sizes, apart from each other, that outlive the call.
+    // SAFETY: the operands are vectors of the right sizes, apart from each other, that outlive the
+    // call.
     unsafe { backend.run(&call) }.expect("the call is sound");
 }
 

@@ -13,7 +13,8 @@ use crate::half::Half;
 
 const PRECISIONS: [(DataType, Half); 2] = [(DataType::Bf16, Half::Bf16), (DataType::Fp16, Half::Fp16)];
 
-/// Half of the last place, relatively: what rounding once costs; and half of the smallest number's, which fp16 meets.
+/// Half of the last place, relatively: what rounding once costs; and half of the smallest number's,
+/// which fp16 meets.
 fn rounding(half: Half) -> (f64, f64) {
     match half {
         Half::Bf16 => (2.0_f64.powi(-8), 0.0),
@@ -37,8 +38,9 @@ pub(super) fn assert_close(
         assert_eq!(computed.len(), expected.len());
         let scale = expected.iter().fold(1e-3_f64, |largest, value| largest.max(value.abs()));
         let (relative, absolute) = if Half::of(types.writes[index]).is_some() { rounding(half) } else { (0.0, 0.0) };
-        // The attention's gradient reads its output, which is rounded, and sums it over up to 64 features; the reference has its own.
-        // On tensor cores probabilities, and their slopes, are rounded before they are multiplied.
+        // The attention's gradient reads its output, which is rounded, and sums it over up to 64
+        // features; the reference has its own. On tensor cores probabilities, and their slopes, are
+        // rounded before they are multiplied.
         let made_from_rounded = rounding(half).0
             * match kernel {
                 Kernel::AttentionGradient(_) => 4.0,
@@ -53,7 +55,8 @@ pub(super) fn assert_close(
     }
 }
 
-/// What the kernel should write: the reference's numbers; of optimizers the step is the master copy's, which the parameter follows.
+/// What the kernel should write: the reference's numbers; of optimizers the step is the master
+/// copy's, which the parameter follows.
 fn expected(kernel: &Kernel, reads: &[Tensor], before: &[Tensor], accumulate: bool, group_index: usize) -> Vec<Tensor> {
     if !matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. }) {
         return reference::run(kernel, reads, before, accumulate, &PARAMETERS, group_index);
@@ -76,31 +79,32 @@ fn every_cuda_kernel_computes_what_the_reference_does_in_sixteen_bits() {
 }
 
 #[test]
-fn every_cuda_fp8_kernel_computes_what_the_reference_does_in_sixteen_bits() {
+fn every_cuda_fp8_kernel_matches_the_reference_in_sixteen_bits() {
     conforms(test_path!(), Arithmetic::of_cuda(), || super::cuda_backend(super::ProductSupport::Full), is_fp8);
 }
 
 #[test]
-fn cuda_products_without_the_library_are_those_of_the_reference_in_sixteen_bits() {
+fn cuda_products_without_the_library_match_in_sixteen_bits() {
     let backends = || super::cuda_backend(super::ProductSupport::None);
     conforms(test_path!(), Arithmetic::of_cuda(), backends, super::is_small_product);
 }
 
 #[test]
-fn cuda_convolutions_without_the_library_are_those_of_the_reference_in_sixteen_bits() {
+fn cuda_convolutions_without_the_library_match_in_sixteen_bits() {
     let backends = super::cuda_backend_without_convolutions;
     conforms(test_path!(), Arithmetic::of_cuda(), backends, super::is_convolution);
 }
 
 #[test]
-fn cuda_products_and_convolutions_in_parts_are_those_of_the_reference_16_bits() {
+fn cuda_products_and_convolutions_in_parts_match_in_sixteen_bits() {
     let is_tried = |kernel: &Kernel| super::is_convolution(kernel) || super::is_small_product(kernel);
     conforms(test_path!(), Arithmetic::Cpu, super::cuda_backends_with_small_limits, is_tried);
 }
 
 #[test]
-fn cuda_convolutions_of_a_models_sizes_are_those_of_the_reference_in_sixteen_bits() {
-    // On a GPU alone: of small ones cuDNN makes the weight's gradient without tensor cores, of these with them (9.19's heuristics for an H200).
+fn cuda_convolutions_of_model_sizes_match_in_sixteen_bits() {
+    // On a GPU alone: of small ones cuDNN makes the weight's gradient without tensor cores, of
+    // these with them (9.19's heuristics for an H200).
     if !super::GpuBackend::is_requested() {
         return;
     }
@@ -245,7 +249,7 @@ fn parts_of_a_vocabulary_are_the_same_in_sixteen_bits() {
 }
 
 #[test]
-fn a_control_decides_about_the_master_copy_which_the_parameter_follows_even_when_the_update_is_skipped() {
+fn a_parameter_follows_its_master_copy_even_if_the_update_is_skipped() {
     let elements = 5000;
     let mut random = ChaCha8Rng::seed_from_u64(8);
     for backend in &mut super::all_backends() {
@@ -259,7 +263,8 @@ fn a_control_decides_about_the_master_copy_which_the_parameter_follows_even_when
                 reads[1] = vec![1024.0, 1.0 / 1024.0, skip, 5.0, 2.0, 1.0, 0.0, 0.0];
                 let single = run_in(backend.as_mut(), DataType::Fp32, &kernel, &reads, &before, false, false, 0);
                 assert_eq!(single == before, skip == 1.0, "{kernel:?}");
-                // The master copy starts as the parameter of single precision; the parameter of sixteen bits holds anything.
+                // The master copy starts as the parameter of single precision; the parameter of
+                // sixteen bits holds anything.
                 let master = std::mem::replace(&mut before[0], vec![7.0; elements]);
                 before.push(master);
                 let mixed = run_in(backend.as_mut(), DataType::Bf16, &kernel, &reads, &before, false, false, 0);
@@ -305,7 +310,8 @@ fn an_index_out_of_range_is_named_by_its_place_in_the_whole_call() {
         samples_before: 0,
         precision,
     };
-    // SAFETY: the operands are vectors that live until the end and do not overlap; of `u16`s the allocator aligns so many to four bytes.
+    // SAFETY: the operands are vectors that live until the end and do not overlap; of `u16`s the
+    // allocator aligns so many to four bytes.
     let error = unsafe { CpuBackend::new().run(&call) };
     assert!(matches!(error, Err(BackendError::IndexOutOfRange { position: 700, value: 5, limit: 5, .. })), "{error:?}");
 }

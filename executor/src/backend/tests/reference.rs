@@ -1,5 +1,5 @@
-//! What every kernel should compute, written as naively as the documentation of `Kernel` reads, in double precision, and
-//! without a look at the kernels. Integers are numbers here too.
+//! What every kernel should compute, written as naively as the documentation of `Kernel` reads, in
+//! double precision, and without a look at the kernels. Integers are numbers here too.
 
 mod attention;
 mod elementwise;
@@ -84,7 +84,8 @@ fn index3([a, b, c]: [usize; 3]) -> impl Iterator<Item = [usize; 3]> {
     (0..a * b * c).map(move |n| [n / (b * c), n / c % b, n % c])
 }
 
-/// What an element is multiplied by, of the `index` among those of the same `words`, as it is kept or dropped.
+/// What an element is multiplied by, of the `index` among those of the same `words`, as it is kept
+/// or dropped.
 fn kept(parameters: &Hyperparameters, rate: DropoutRate, words: &[u64], index: u32) -> f64 {
     let mut key = 0u64;
     for word in [&[parameters.seed, parameters.step], words].concat() {

@@ -1,7 +1,7 @@
 //! The steps of ring attention, merged, against the whole attention in double precision.
 
 use super::{PARAMETERS, Tensor, all_backends, attention, dropped, operands_in, reference, run_in};
-use foretell_models::{Attention, AttentionDropout, Kernel, KeyStep};
+use foretell_models::{Attention, AttentionDropout, Kernel, RingStep};
 use foretell_units::DataType;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
@@ -60,7 +60,7 @@ fn the_steps_of_a_ring_merged_are_the_whole_attention() {
             let step = |step| Attention {
                 queries: whole.queries / PARTS,
                 keys: whole.keys / PARTS,
-                ring: Some(KeyStep { step, parts: PARTS, unseen: false }),
+                ring: Some(RingStep { step, parts: PARTS, unseen: false }),
                 dropout: dropout.map(|dropout| AttentionDropout { position_parts: PARTS, ..dropout }),
                 ..whole
             };

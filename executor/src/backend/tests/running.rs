@@ -1,4 +1,5 @@
-//! Running a kernel on a backend: numbers in double precision in and out, stored between as the kernel has them.
+//! Running a kernel on a backend: numbers in double precision in and out, stored between as the
+//! kernel has them.
 
 use super::{PARAMETERS, Tensor};
 use crate::backend::{Backend, CpuBackend, KernelCall, Operand, operand_types};
@@ -6,7 +7,8 @@ use crate::half::Half;
 use foretell_models::Kernel;
 use foretell_units::DataType;
 
-/// Runs the kernel on this machine's backend. With `share_first` the first write is the first read's memory.
+/// Runs the kernel on this machine's backend. With `share_first` the first write is the first
+/// read's memory.
 pub(super) fn run(
     kernel: &Kernel,
     reads: &[Tensor],
@@ -73,7 +75,8 @@ pub(super) fn run_in(
         samples_before: 0,
         precision,
     };
-    // SAFETY: the operands are vectors that live until the end; at most the first write is the first read.
+    // SAFETY: the operands are vectors that live until the end; at most the first write is the
+    // first read.
     unsafe { backend.run(&call) }.unwrap();
     if share_first {
         memory[reads.len()] = memory[0].clone();

@@ -1,4 +1,5 @@
-//! Attention on tensor cores in sixteen bits: more queries and keys than their tiles have, heads that fill them and that do not.
+//! Attention on tensor cores in sixteen bits: more queries and keys than their tiles have, heads
+//! that fill them and that do not.
 
 use super::accuracy::Arithmetic;
 use super::precision::assert_close;

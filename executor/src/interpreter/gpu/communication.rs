@@ -1,4 +1,5 @@
-//! The communication by which a stream on a GPU reaches other ranks: from GPU to GPU, or through pinned memory of the host and the transport.
+//! Communication of a stream on a GPU: directly between GPUs, or through pinned host memory and the
+//! transport.
 
 use super::streams::{GpuStreams, Pinned};
 use crate::backend::Operand;
@@ -13,15 +14,19 @@ use crate::interpreter::stream_runner::StreamRunner;
 use foretell_program::{Collective, Group, Operation, Rank};
 use foretell_units::DataType;
 
-/// How a stream reaches other ranks.
+/// The path by which a stream reaches other ranks.
 pub(in crate::interpreter) enum GpuCommunication {
     /// Through the host.
-    HostStaging(HostStaging),
+    Staged(HostStaging),
     /// From GPU to GPU.
     Direct(CommunicatorHandle),
 }
 
-/// A communication for each runner, by slot. Communicators are joined in an order that all ranks have, groups before pairs: nobody waits for one that waits for him.
+/// Connects every stream, in the order of `keys`. Streams without peers get staging that they do
+/// not use.
+///
+/// Joining a communicator waits for its other ranks. All ranks join in the same order, groups
+/// before pairs, so that no two wait for each other.
 pub(in crate::interpreter) fn connect(
     gpu_streams: &GpuStreams,
     keys: &[StreamKey],
@@ -29,91 +34,90 @@ pub(in crate::interpreter) fn connect(
     rank: Rank,
     runners: &mut [Option<StreamRunner>],
 ) -> Result<Vec<GpuCommunication>, ExecutorError> {
-    let mut communication: Vec<GpuCommunication> =
-        keys.iter().map(|_| GpuCommunication::HostStaging(HostStaging::default())).collect();
+    let mut communications: Vec<GpuCommunication> =
+        keys.iter().map(|_| GpuCommunication::Staged(HostStaging::default())).collect();
+    let Some(collectives) = gpu_streams.driver.collectives() else { return Ok(communications) };
     let mut order: Vec<usize> = (0..keys.len()).collect();
-    order.sort_by_key(|&slot| match &keys[slot] {
+    order.sort_by_key(|&stream| match &keys[stream] {
         StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) => (0, 0, 0),
         StreamKey::Group(group) => (1, groups.iter().position(|one| one == group).unwrap_or(groups.len()), 0),
         StreamKey::SendTo(peer) => (2, rank.0, peer.0),
         StreamKey::ReceiveFrom(peer) => (2, peer.0, rank.0),
     });
-    let Some(collectives) = gpu_streams.driver.collectives() else { return Ok(communication) };
-    for slot in order {
-        let mut identity: CommunicatorId = [0; 128];
-        let (size, position) = match (&keys[slot], &mut runners[slot]) {
+    for stream in order {
+        let mut id: CommunicatorId = [0; 128];
+        let (size, position) = match (&keys[stream], &mut runners[stream]) {
             (StreamKey::Group(_), Some(StreamRunner::Group(group))) => {
                 if group.position() == 0 {
-                    identity = collectives.new_communicator_id()?;
+                    id = collectives.new_communicator_id()?;
                 }
-                group.broadcast(0, &mut identity)?;
+                group.broadcast(0, &mut id)?;
                 (group.size(), group.position())
             }
             (StreamKey::SendTo(_), Some(StreamRunner::Peer(channel))) => {
-                identity = collectives.new_communicator_id()?;
-                channel.send(&identity)?;
+                id = collectives.new_communicator_id()?;
+                channel.send(&id)?;
                 (2, 0)
             }
             (StreamKey::ReceiveFrom(_), Some(StreamRunner::Peer(channel))) => {
-                channel.receive(&mut identity)?;
+                channel.receive(&mut id)?;
                 (2, 1)
             }
             _ => continue,
         };
-        communication[slot] = GpuCommunication::Direct(collectives.join(&identity, size, position)?);
+        communications[stream] = GpuCommunication::Direct(collectives.join(&id, size, position)?);
     }
-    Ok(communication)
+    Ok(communications)
 }
 
 impl GpuCommunication {
-    /// GpuStreams one instruction, or does it and gpu_streams what is left of it.
-    pub(in crate::interpreter) fn exchange(
+    /// Queues one collective or message. Through the host, it waits until the transport has done it
+    /// and queues only the copy of the result.
+    pub(super) fn communicate(
         &mut self,
         gpu_streams: &GpuStreams,
         prepared: &PreparedProgram,
-        slot: usize,
+        stream: usize,
         runner: &mut StreamRunner,
         step: &StepRequest,
         id: u32,
     ) -> Result<(), ExecutorError> {
         let communicator = match self {
-            GpuCommunication::HostStaging(staged) => return staged.exchange(gpu_streams, prepared, slot, runner, step, id),
+            GpuCommunication::Staged(staging) => {
+                return staging.communicate(gpu_streams, prepared, stream, runner, step, id);
+            }
             GpuCommunication::Direct(communicator) => *communicator,
         };
         let collectives = gpu_streams.driver.collectives().ok_or(CudaError::Aborted)?;
         let operands = &prepared.operands[id as usize];
-        let piece =
+        let range =
             |operand: &Operand| DeviceRange { address: DeviceAddress::from_pointer(operand.pointer), bytes: operand.bytes };
-        let (kind, data_type) = match &*prepared.stage.instructions[id as usize].operation {
-            Operation::Collective { kind, data_type, .. } => (CommunicationKind::of(*kind), *data_type),
+        // Only a sum depends on the data type.
+        let (kind, data_type) = match prepared.operation(id) {
+            Operation::Collective { kind, data_type, .. } => (kind_of(*kind), *data_type),
             Operation::Send { .. } => (CommunicationKind::Send, DataType::Fp32),
             _ => (CommunicationKind::Receive, DataType::Fp32),
         };
-        let (read, write) = (operands.reads.first().map(piece), operands.writes.first().map(piece));
-        // SAFETY: the operands are this instruction's alone until it is done: the stream waits for what it depends on.
-        Ok(unsafe {
-            collectives.communicate(
-                communicator,
-                &DeviceCommunication { kind, read, write, data_type },
-                gpu_streams.streams[slot],
-            )
-        }?)
+        let (read, write) = (operands.reads.first().map(range), operands.writes.first().map(range));
+        let communication = DeviceCommunication { kind, read, write, data_type };
+        // SAFETY: the stream waits for the dependencies, so nothing else accesses the writes until
+        // the instruction is done.
+        Ok(unsafe { collectives.communicate(communicator, &communication, gpu_streams.streams[stream]) }?)
     }
 }
 
-impl CommunicationKind {
-    fn of(kind: Collective) -> Self {
-        match kind {
-            Collective::AllReduce => CommunicationKind::AllReduce,
-            Collective::ReduceScatter => CommunicationKind::ReduceScatter,
-            Collective::AllGather => CommunicationKind::AllGather,
-            Collective::AllToAll => CommunicationKind::AllToAll,
-            Collective::Shift => CommunicationKind::Shift,
-        }
+fn kind_of(collective: Collective) -> CommunicationKind {
+    match collective {
+        Collective::AllReduce => CommunicationKind::AllReduce,
+        Collective::ReduceScatter => CommunicationKind::ReduceScatter,
+        Collective::AllGather => CommunicationKind::AllGather,
+        Collective::AllToAll => CommunicationKind::AllToAll,
+        Collective::Shift => CommunicationKind::Shift,
     }
 }
 
-/// Pinned memory through which a stream reaches other ranks: from the GPU to it, through the transport, and to the GPU again.
+/// Pinned host memory of one stream. Data goes from the GPU to it, through the transport, and back
+/// to the GPU.
 #[derive(Default)]
 pub(in crate::interpreter) struct HostStaging {
     read: Option<Pinned>,
@@ -121,46 +125,47 @@ pub(in crate::interpreter) struct HostStaging {
 }
 
 impl HostStaging {
-    fn exchange(
+    fn communicate(
         &mut self,
         gpu_streams: &GpuStreams,
         prepared: &PreparedProgram,
-        slot: usize,
+        stream: usize,
         runner: &mut StreamRunner,
         step: &StepRequest,
         id: u32,
     ) -> Result<(), ExecutorError> {
-        let (driver, stream) = (&gpu_streams.driver, gpu_streams.streams[slot]);
-        let operation = &*prepared.stage.instructions[id as usize].operation;
+        let (driver, stream) = (&gpu_streams.driver, gpu_streams.streams[stream]);
+        let operation = prepared.operation(id);
         let operands = &prepared.operands[id as usize];
-        let grown = |place: &mut Option<Pinned>, operand: Option<&Operand>| {
+        // Pairs a device operand with staging memory of its size.
+        let staged = |staging: &mut Option<Pinned>, operand: Option<&Operand>| {
             let Some(operand) = operand else { return Ok(None) };
-            if place.as_ref().is_none_or(|pinned| pinned.bytes < operand.bytes) {
-                // The last copy from what there is may not be done.
+            if staging.as_ref().is_none_or(|pinned| pinned.bytes < operand.bytes) {
+                // The last copy from the old memory may not be done.
                 driver.synchronize(stream)?;
-                *place = Some(Pinned::new(driver, operand.bytes)?);
+                *staging = Some(Pinned::new(driver, operand.bytes)?);
             }
-            Ok::<_, ExecutorError>(place.as_ref().map(|pinned| (pinned.operand(operand.bytes), *operand)))
+            Ok::<_, ExecutorError>(staging.as_ref().map(|pinned| (pinned.operand(operand.bytes), *operand)))
         };
-        let read = grown(&mut self.read, operands.reads.first())?;
-        let write = grown(&mut self.write, operands.writes.first())?;
-        // An all-reduce works in place: on what it writes.
+        let read = staged(&mut self.read, operands.reads.first())?;
+        let write = staged(&mut self.write, operands.writes.first())?;
+        // An all-reduce works in place, on its write.
         let in_place = matches!(operation, Operation::Collective { kind: Collective::AllReduce, .. });
-        let given = if in_place { write } else { read };
-        if let Some((host, device)) = given {
+        if let Some((host, device)) = if in_place { write } else { read } {
             let from = DeviceAddress::from_pointer(device.pointer);
-            // SAFETY: the operand is this instruction's alone, and the pinned memory this stream's, until it is done.
+            // SAFETY: the operand belongs to this instruction until it is done, and the pinned
+            // memory to this stream.
             unsafe { driver.copy_out(host.pointer, from, host.bytes, stream) }?;
         }
-        // Whatever the copy waits for is waited for here, and the copy to the GPU of the instruction before.
+        // Waits for the dependencies, this copy, and the last instruction's copy to the GPU.
         driver.synchronize(stream)?;
-        let host = |one: Option<(Operand, Operand)>| one.map(|(host, _)| host);
-        let (reads, writes) = (host(read).into_iter().collect::<Vec<_>>(), host(write).into_iter().collect::<Vec<_>>());
-        // SAFETY: the pinned memory is this stream's alone.
+        let host_operand = |pair: Option<(Operand, Operand)>| pair.map(|(host, _)| host).into_iter().collect::<Vec<_>>();
+        let (reads, writes) = (host_operand(read), host_operand(write));
+        // SAFETY: the pinned memory belongs to this stream.
         unsafe { runner.run(operation, &reads, &writes, &step.samples) }?;
         if let Some((host, device)) = write {
             let to = DeviceAddress::from_pointer(device.pointer);
-            // SAFETY: as above.
+            // SAFETY: as for the first copy.
             unsafe { driver.copy_in(to, host.pointer, host.bytes, stream) }?;
         }
         Ok(())

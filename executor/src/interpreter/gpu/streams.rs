@@ -1,5 +1,5 @@
-//! What a rank's streams on a GPU share: the GPU's streams, the events by which they wait for each other and by which instructions are timed, and
-//! pinned memory for samples.
+//! The state that a rank's streams on a GPU share: the GPU's streams, the events for dependencies
+//! and timing, the captured graphs, and pinned staging memory for samples.
 
 use crate::backend::Operand;
 use crate::backend::cuda::{CudaBackend, CudaError, DeviceAddress, Driver, EventHandle, GraphHandle, StreamHandle};
@@ -16,75 +16,80 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Runs of a Program after which its kernels are loaded and its scratch memory is as large as it gets, so that it can be captured.
-const WARM_UP: u64 = 2;
+/// Runs of a Program before it is captured. After them its kernels are loaded and its scratch
+/// memory has its final size.
+const WARM_UP_RUNS: u64 = 2;
 
-/// What the streams share.
+/// The shared state. Programs and streams are given by their index.
 pub(in crate::interpreter) struct GpuStreams {
     pub(in crate::interpreter) driver: Arc<dyn Driver>,
-    /// By slot.
-    pub(in crate::interpreter) streams: Vec<StreamHandle>,
+    /// The GPU's stream of each stream of the rank.
+    pub(super) streams: Vec<StreamHandle>,
     programs: Vec<ProgramState>,
-    /// When the step's first event happened, by the GPU and by the machine's clock.
+    /// An event at the start of a timed step. Spans are relative to it.
     origin: EventHandle,
+    /// The time of `origin` by the monotonic clock, in nanoseconds.
     origin_time: AtomicU64,
-    /// How this step is run.
+    /// The mode of the current step.
     mode: Mutex<StepMode>,
 }
 
-/// What belongs to one of the Programs.
+/// The state of one Program. Samples and graphs have two sets, which the Program's runs use in
+/// turn: while one run is in progress, the samples of the next are staged in the other set.
 struct ProgramState {
-    /// By instruction: what happens when it ends, where another stream waits for that.
+    /// Per instruction, the event at its end; `None` if no other stream depends on it.
     ends: Vec<Option<EventHandle>>,
-    /// By instruction: what happens when it begins and when it ends, once it was timed.
+    /// Per instruction, the events at its start and end. Empty until the Program is first timed.
     spans: Mutex<Vec<(EventHandle, EventHandle)>>,
-    /// By turn: pinned memory of each load.
+    /// Per set, the pinned memory of each load instruction.
     staging: [HashMap<u32, Pinned>; 2],
-    /// The samples that lie in the staging memory of a turn.
-    ready: Mutex<[Option<Arc<Samples>>; 2]>,
-    /// By turn: the whole step.
+    /// Per set, the samples that were staged ahead of their step.
+    staged: Mutex<[Option<Arc<Samples>>; 2]>,
+    /// Per set, the graph of the whole step; `None` until it is captured.
     graphs: Mutex<[Option<GraphHandle>; 2]>,
+    /// The number of runs so far.
     runs: AtomicU64,
-    /// Whether it can be captured ([`foretell_program::StageProgram::is_alone`]).
-    is_alone: bool,
+    /// Whether the Program can be captured ([`foretell_program::StageProgram::is_alone`]).
+    can_be_captured: bool,
 }
 
-/// How a step is run.
+/// How a step runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::interpreter) struct StepMode {
-    /// Which of two sets of staging memory, and of graphs, it has.
-    pub(in crate::interpreter) turn: usize,
-    /// Whether all of it is launched at once.
-    pub(in crate::interpreter) is_graph: bool,
-    pub(in crate::interpreter) is_timed: bool,
+    /// The set of staging memory and graphs that the step uses: 0 or 1.
+    pub(in crate::interpreter) buffer_set: usize,
+    /// Whether the step is launched as one graph.
+    pub(super) is_graph: bool,
+    /// Whether each instruction is timed.
+    pub(super) is_timed: bool,
 }
 
-/// Memory of the host that the GPU copies from and to by itself.
-pub(in crate::interpreter) struct Pinned {
+/// Pinned host memory, which the GPU copies from and to.
+pub(super) struct Pinned {
     driver: Arc<dyn Driver>,
-    pub(in crate::interpreter) pointer: NonNull<u8>,
-    pub(in crate::interpreter) bytes: usize,
+    pointer: NonNull<u8>,
+    pub(super) bytes: usize,
 }
 
-// SAFETY: it is plain memory; who touches it when is its users' to say.
+// SAFETY: it is plain memory, and its users order their accesses.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    pub(in crate::interpreter) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self, CudaError> {
+    pub(super) fn new(driver: &Arc<dyn Driver>, bytes: usize) -> Result<Self, CudaError> {
         Ok(Self { driver: Arc::clone(driver), pointer: driver.allocate_pinned(bytes)?, bytes })
     }
 
-    /// As an operand of so many bytes, which it has at least.
-    pub(in crate::interpreter) fn operand(&self, bytes: usize) -> Operand {
+    /// The first `bytes` bytes as an operand.
+    pub(super) fn operand(&self, bytes: usize) -> Operand {
         Operand { pointer: self.pointer.as_ptr(), bytes: bytes.min(self.bytes) }
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: it was allocated by this driver, and nobody uses it any more: steps end with all their copies.
+        // SAFETY: this driver allocated the memory. All copies ended with their steps.
         unsafe { self.driver.free_pinned(self.pointer) };
     }
 }
@@ -97,7 +102,7 @@ impl GpuStreams {
         keys: &[StreamKey],
     ) -> Result<Self, CudaError> {
         let streams = (0..keys.len())
-            .map(|slot| if slot == COMPUTE { Ok(backend.stream()) } else { driver.create_stream() })
+            .map(|stream| if stream == COMPUTE { Ok(backend.stream()) } else { driver.create_stream() })
             .collect::<Result<_, _>>()?;
         let programs = programs.iter().map(|prepared| ProgramState::new(driver, prepared, keys)).collect::<Result<_, _>>()?;
         let origin = driver.create_event()?;
@@ -105,78 +110,69 @@ impl GpuStreams {
         Ok(Self { driver: Arc::clone(driver), streams, programs, origin, origin_time, mode })
     }
 
-    /// Decides how a step is run, before any stream begins it.
-    pub(in crate::interpreter) fn begin(&self, step: &StepRequest, prepared: &PreparedProgram) -> Result<(), CudaError> {
+    /// Chooses the mode of a step. Call it before any stream starts the step.
+    pub(in crate::interpreter) fn begin_step(&self, step: &StepRequest, prepared: &PreparedProgram) -> Result<(), CudaError> {
         let program = &self.programs[step.program];
         let run = program.runs.fetch_add(1, Ordering::SeqCst);
-        let is_graph = program.is_alone && !step.is_timed && run >= WARM_UP;
-        let mode = StepMode { turn: (run % 2) as usize, is_graph, is_timed: step.is_timed };
+        let is_graph = program.can_be_captured && !step.is_timed && run >= WARM_UP_RUNS;
+        let mode = StepMode { buffer_set: (run % 2) as usize, is_graph, is_timed: step.is_timed };
         *self.mode.lock().unwrap_or_else(PoisonError::into_inner) = mode;
-        if step.is_timed { self.mark_origin(step.program, prepared) } else { Ok(()) }
+        if step.is_timed { self.record_origin(step.program, prepared) } else { Ok(()) }
     }
 
+    /// The mode of the current step.
     pub(in crate::interpreter) fn mode(&self) -> StepMode {
         *self.mode.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks the beginning of a timed step.
-    fn mark_origin(&self, program: usize, prepared: &PreparedProgram) -> Result<(), CudaError> {
+    /// Records the start of a timed step.
+    fn record_origin(&self, program: usize, prepared: &PreparedProgram) -> Result<(), CudaError> {
         let mut spans = self.programs[program].spans.lock().unwrap_or_else(PoisonError::into_inner);
         while spans.len() < prepared.stage.instructions.len() {
             spans.push((self.driver.create_event()?, self.driver.create_event()?));
         }
         drop(spans);
         self.driver.record(self.origin, self.streams[COMPUTE])?;
-        // The stream is empty between steps, so that the event happens at once.
+        // The stream is empty between steps, so the event happens at once.
         self.driver.synchronize_event(self.origin)?;
         self.origin_time.store(clock::now(), Ordering::SeqCst);
         Ok(())
     }
 
-    /// Has a stream wait for an instruction of another, which was queued.
-    pub(in crate::interpreter) fn wait_for(&self, program: usize, slot: usize, instruction: u32) -> Result<(), CudaError> {
+    /// Makes a stream wait for an instruction that is queued on another stream.
+    pub(super) fn wait_for(&self, program: usize, stream: usize, instruction: u32) -> Result<(), CudaError> {
         match self.programs[program].ends[instruction as usize] {
-            Some(end) => self.driver.stream_wait_event(self.streams[slot], end),
+            Some(end) => self.driver.stream_wait_event(self.streams[stream], end),
             None => Ok(()),
         }
     }
 
-    /// Behind what an instruction waits for, before what it does.
-    pub(in crate::interpreter) fn mark_start(
-        &self,
-        program: usize,
-        slot: usize,
-        instruction: u32,
-        mode: StepMode,
-    ) -> Result<(), CudaError> {
+    /// Records the start of an instruction in a timed step. Call it after the instruction's waits
+    /// are queued, and before its work is.
+    pub(super) fn record_start(&self, program: usize, stream: usize, instruction: u32, mode: StepMode) -> Result<(), CudaError> {
         match mode.is_timed {
-            true => self.driver.record(self.timed(program, instruction).0, self.streams[slot]),
+            true => self.driver.record(self.span_events(program, instruction).0, self.streams[stream]),
             false => Ok(()),
         }
     }
 
-    /// Behind what an instruction does.
-    pub(in crate::interpreter) fn mark_end(
-        &self,
-        program: usize,
-        slot: usize,
-        instruction: u32,
-        mode: StepMode,
-    ) -> Result<(), CudaError> {
+    /// Records the end of an instruction, for other streams and in a timed step for its span. Call
+    /// it after the instruction's work is queued.
+    pub(super) fn record_end(&self, program: usize, stream: usize, instruction: u32, mode: StepMode) -> Result<(), CudaError> {
         if mode.is_timed {
-            self.driver.record(self.timed(program, instruction).1, self.streams[slot])?;
+            self.driver.record(self.span_events(program, instruction).1, self.streams[stream])?;
         }
         match self.programs[program].ends[instruction as usize] {
-            Some(end) => self.driver.record(end, self.streams[slot]),
+            Some(end) => self.driver.record(end, self.streams[stream]),
             None => Ok(()),
         }
     }
 
-    fn timed(&self, program: usize, instruction: u32) -> (EventHandle, EventHandle) {
+    fn span_events(&self, program: usize, instruction: u32) -> (EventHandle, EventHandle) {
         self.programs[program].spans.lock().unwrap_or_else(PoisonError::into_inner)[instruction as usize]
     }
 
-    /// When each instruction of the last step ran, by the machine's clock; nothing where it was not timed.
+    /// The spans of the last step, by the monotonic clock. Empty if the step was not timed.
     pub(in crate::interpreter) fn spans(&self, program: usize) -> Result<Vec<RawSpan>, ExecutorError> {
         if !self.mode().is_timed {
             return Ok(Vec::new());
@@ -190,76 +186,72 @@ impl GpuStreams {
         events.iter().map(|&(start, end)| Ok(RawSpan { start: at(start)?, end: at(end)? })).collect()
     }
 
-    /// The pinned memory of a load.
-    pub(in crate::interpreter) fn staging(
-        &self,
-        program: usize,
-        turn: usize,
-        instruction: u32,
-    ) -> Result<&Pinned, ExecutorError> {
-        let found = self.programs[program].staging[turn].get(&instruction);
-        found.ok_or_else(|| CudaError::Call { action: "loading samples", reason: "no memory for this load".into() }.into())
+    /// The staging memory of a load instruction.
+    pub(super) fn staging(&self, program: usize, buffer_set: usize, instruction: u32) -> Result<&Pinned, ExecutorError> {
+        let found = self.programs[program].staging[buffer_set].get(&instruction);
+        found
+            .ok_or_else(|| CudaError::Call { action: "loading samples", reason: "no staging memory for this load".into() }.into())
     }
 
-    /// Whether samples lie in the staging memory of a turn already.
-    pub(in crate::interpreter) fn are_ready(&self, program: usize, turn: usize, samples: &Arc<Samples>) -> bool {
-        let ready = self.programs[program].ready.lock().unwrap_or_else(PoisonError::into_inner);
-        ready[turn].as_ref().is_some_and(|known| Arc::ptr_eq(known, samples))
+    /// Whether exactly these samples were staged ahead in a set.
+    pub(super) fn samples_are_staged(&self, program: usize, buffer_set: usize, samples: &Arc<Samples>) -> bool {
+        let staged = self.programs[program].staged.lock().unwrap_or_else(PoisonError::into_inner);
+        staged[buffer_set].as_ref().is_some_and(|known| Arc::ptr_eq(known, samples))
     }
 
-    /// After a step, on the load stream's thread: the samples of the next one into the other staging memory.
-    /// `turn` is that of the step.
-    pub(in crate::interpreter) fn make_ready(
+    /// Stages the samples of the next step in the set that this step does not use. Does nothing on
+    /// streams other than load. Call it after `step`, whose set is `buffer_set`.
+    pub(in crate::interpreter) fn prepare_next_samples(
         &self,
         prepared: &PreparedProgram,
-        slot: usize,
-        turn: usize,
+        stream: usize,
+        buffer_set: usize,
         runner: &mut StreamRunner,
         step: &StepRequest,
     ) -> Result<(), ExecutorError> {
         let (Some(next), StreamRunner::Load { .. }) = (&step.next, &*runner) else { return Ok(()) };
-        let turn = 1 - turn;
-        for &id in &prepared.lists[slot] {
-            self.fill(prepared, step.program, turn, id, runner, next)?;
+        let next_set = 1 - buffer_set;
+        for &id in &prepared.stream_instructions[stream] {
+            self.stage_samples(prepared, step.program, next_set, id, runner, next)?;
         }
-        self.programs[step.program].ready.lock().unwrap_or_else(PoisonError::into_inner)[turn] = Some(Arc::clone(next));
+        self.programs[step.program].staged.lock().unwrap_or_else(PoisonError::into_inner)[next_set] = Some(Arc::clone(next));
         Ok(())
     }
 
-    /// The samples of one load into its staging memory.
-    pub(in crate::interpreter) fn fill(
+    /// Fills the staging memory of a load instruction.
+    pub(super) fn stage_samples(
         &self,
         prepared: &PreparedProgram,
         program: usize,
-        turn: usize,
+        buffer_set: usize,
         instruction: u32,
         runner: &mut StreamRunner,
         samples: &Samples,
     ) -> Result<(), ExecutorError> {
         let operands = &prepared.operands[instruction as usize];
-        let pinned = self.staging(program, turn, instruction)?;
+        let pinned = self.staging(program, buffer_set, instruction)?;
         let write = pinned.operand(operands.writes.first().map_or(0, |write| write.bytes));
-        // SAFETY: the memory is this load's alone, and its last copy ended with its step.
-        unsafe { runner.run(&prepared.stage.instructions[instruction as usize].operation, &[], &[write], samples) }
+        // SAFETY: the memory belongs to this load alone. Its last copy ended with its step.
+        unsafe { runner.run(prepared.operation(instruction), &[], &[write], samples) }
     }
 
-    /// The step of a turn, if it was captured.
-    pub(in crate::interpreter) fn graph(&self, program: usize, turn: usize) -> Option<GraphHandle> {
-        self.programs[program].graphs.lock().unwrap_or_else(PoisonError::into_inner)[turn]
+    /// The graph of a step, if it is captured.
+    pub(super) fn graph(&self, program: usize, buffer_set: usize) -> Option<GraphHandle> {
+        self.programs[program].graphs.lock().unwrap_or_else(PoisonError::into_inner)[buffer_set]
     }
 
-    pub(in crate::interpreter) fn keep_graph(&self, program: usize, turn: usize, graph: GraphHandle) {
-        self.programs[program].graphs.lock().unwrap_or_else(PoisonError::into_inner)[turn] = Some(graph);
+    pub(super) fn keep_graph(&self, program: usize, buffer_set: usize, graph: GraphHandle) {
+        self.programs[program].graphs.lock().unwrap_or_else(PoisonError::into_inner)[buffer_set] = Some(graph);
     }
 
-    /// One number, between steps.
-    pub(in crate::interpreter) fn number(&self, operand: &Operand) -> Result<f32, ExecutorError> {
+    /// Reads one number from the device arena. Call it between steps.
+    pub(in crate::interpreter) fn read_f32(&self, operand: &Operand) -> Result<f32, ExecutorError> {
         let mut value = 0.0_f32;
         let stream = self.streams[COMPUTE];
-        // SAFETY: the operand lies in the arena and holds one `f32`; the place lives until the stream is done.
-        unsafe {
-            self.driver.copy_out((&raw mut value).cast(), DeviceAddress::from_pointer(operand.pointer), size_of::<f32>(), stream)
-        }?;
+        let from = DeviceAddress::from_pointer(operand.pointer);
+        // SAFETY: the operand lies in the arena and holds one `f32`. `value` lives until the stream
+        // is done.
+        unsafe { self.driver.copy_out((&raw mut value).cast(), from, size_of::<f32>(), stream) }?;
         self.driver.synchronize(stream)?;
         Ok(value)
     }
@@ -267,12 +259,12 @@ impl GpuStreams {
 
 impl ProgramState {
     fn new(driver: &Arc<dyn Driver>, prepared: &PreparedProgram, keys: &[StreamKey]) -> Result<Self, CudaError> {
-        let mut ends = vec![None; prepared.after.len()];
-        let slot_of = |id: u32| prepared.lists.iter().position(|list| list.contains(&id));
-        for (slot, list) in prepared.lists.iter().enumerate() {
-            for &id in list {
-                for &(other, awaited) in prepared.after[id as usize].iter().filter(|(other, _)| *other != slot) {
-                    debug_assert_eq!(slot_of(awaited), Some(other));
+        let mut ends = vec![None; prepared.dependencies.len()];
+        let stream_of = |id: u32| prepared.stream_instructions.iter().position(|list| list.contains(&id));
+        for (stream, instructions) in prepared.stream_instructions.iter().enumerate() {
+            for &id in instructions {
+                for &(other, awaited) in prepared.dependencies[id as usize].iter().filter(|(other, _)| *other != stream) {
+                    debug_assert_eq!(stream_of(awaited), Some(other));
                     let end: &mut Option<EventHandle> = &mut ends[awaited as usize];
                     if end.is_none() {
                         *end = Some(driver.create_event()?);
@@ -281,15 +273,15 @@ impl ProgramState {
             }
         }
         let mut staging = [HashMap::new(), HashMap::new()];
-        let loads = keys.iter().position(|key| *key == StreamKey::Load).map_or(&[][..], |slot| &prepared.lists[slot]);
-        for &id in loads {
-            debug_assert!(matches!(*prepared.stage.instructions[id as usize].operation, Operation::Load { .. }));
+        let load = keys.iter().position(|key| *key == StreamKey::Load);
+        for &id in load.map_or(&[][..], |stream| &prepared.stream_instructions[stream]) {
+            debug_assert!(matches!(prepared.operation(id), Operation::Load { .. }));
             let bytes = prepared.operands[id as usize].writes.first().map_or(0, |write| write.bytes);
-            for turn in &mut staging {
-                turn.insert(id, Pinned::new(driver, bytes)?);
+            for set in &mut staging {
+                set.insert(id, Pinned::new(driver, bytes)?);
             }
         }
-        let (spans, ready, graphs, runs) = (Mutex::default(), Mutex::default(), Mutex::default(), AtomicU64::new(0));
-        Ok(Self { ends, spans, staging, ready, graphs, runs, is_alone: prepared.stage.is_alone() })
+        let (spans, staged, graphs, runs) = (Mutex::default(), Mutex::default(), Mutex::default(), AtomicU64::new(0));
+        Ok(Self { ends, spans, staging, staged, graphs, runs, can_be_captured: prepared.stage.is_alone() })
     }
 }

@@ -1,5 +1,7 @@
-//! Whole trainings on a GPU's interpreter, without a GPU: on a device that does what its streams are told as late as it may, so that a wait
-//! that is missing shows in the loss.
+//! Training on the GPU interpreter without a GPU.
+//!
+//! The test device does queued work as late as its streams allow, so a missing wait shows as a
+//! wrong loss.
 
 use crate::arena::Arenas;
 use crate::backend::cuda::Driver;
@@ -18,17 +20,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 const STEPS: usize = 6;
 
-/// What one rank's steps reported.
+/// The metrics of each step of one rank.
 type Reports = Vec<Vec<(MetricKind, f64)>>;
 
-/// Which of a run's steps are timed.
+/// The steps of a run that are timed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum TimedSteps {
     None,
-    First,
+    FirstTwo,
 }
 
-/// Trains as one rank, on a device if there is one.
+/// Trains as one rank, on the CPU without a device.
 fn train_rank(
     model: &Model,
     plan: &Plan,
@@ -37,46 +39,46 @@ fn train_rank(
     device: Option<Arc<TestDevice>>,
     timed: TimedSteps,
 ) -> Reports {
-    let compiled = compile(model, "model", plan).expect("it can be laid out");
+    let compiled = compile(model, "model", plan).expect("the plan compiles");
     let mesh = compiled.training.mesh.clone();
     let coordinates = mesh.coordinates(rank);
     let driver = device.map(|device| device as Arc<dyn Driver>);
     let arenas = Arenas::new(compiled.arena_of(rank), compiled.host_arena_of(rank), driver.as_ref()).expect("small arenas");
-    let graph = model.graph("model", &GraphOptions::ONE).expect("it is a model");
+    let graph = model.graph("model", &GraphOptions::ONE).expect("a valid model");
     let stage = mesh.stage_at(coordinates);
     let dataset = Arc::new(Dataset::open(&DataSource::Synthetic, &model.sample(), 1).expect("synthetic data"));
     let order = dataset.epoch_order(0);
     let samples = |step| {
-        let indices = order.batch(step, plan.global_batch).expect("so many samples");
+        let indices = order.batch(step, plan.global_batch).expect("enough samples");
         Arc::new(Samples { dataset: Arc::clone(&dataset), split: Split::Training, indices })
     };
     let programs = [&compiled.training, &compiled.evaluation];
     let mut interpreter = Interpreter::start(&programs, rank, &arenas, transport, samples(0)).expect("the streams start");
-    initialise(compiled.training.list_of(rank), &graph, stage, coordinates, &arenas, 1).expect("it is filled");
+    initialise(compiled.training.list_of(rank), &graph, stage, coordinates, &arenas, 1).expect("parameters are initialised");
     let mut reports = Vec::new();
     let mut upcoming = samples(0);
     for step in 0..STEPS {
         let next = samples(step + 1);
-        let is_timed = timed == TimedSteps::First && step < 2;
+        let is_timed = timed == TimedSteps::FirstTwo && step < 2;
         let hyperparameters = hyperparameters(plan, 1, step);
-        let all = StepRequest { program: 0, samples: upcoming, next: Some(Arc::clone(&next)), hyperparameters, is_timed };
-        interpreter.run(all).expect("the step is done");
+        let request = StepRequest { program: 0, samples: upcoming, next: Some(Arc::clone(&next)), hyperparameters, is_timed };
+        interpreter.run(request).expect("the step runs");
         upcoming = next;
         reports.push(interpreter.metrics(0, &mesh, rank).expect("metrics"));
         let spans = interpreter.spans(0).expect("spans");
-        assert!(arenas.driver().is_none() || spans.is_empty() != is_timed, "{is_timed}");
+        assert!(arenas.driver().is_none() || spans.is_empty() != is_timed, "step {step}");
     }
     reports
 }
 
-/// Has the others end with a rank that panics, as the launcher does with processes.
-struct EndsOthers<'a> {
+/// Aborts the other ranks if this one panics, as the launcher does with processes.
+struct AbortOnPanic<'a> {
     rank: usize,
     transport: Arc<dyn Transport>,
     devices: &'a [Option<Arc<TestDevice>>],
 }
 
-impl Drop for EndsOthers<'_> {
+impl Drop for AbortOnPanic<'_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.transport.abort(Some(self.rank));
@@ -85,15 +87,15 @@ impl Drop for EndsOthers<'_> {
     }
 }
 
-/// The loss of every step, summed over all ranks.
-fn train(model: &Model, plan: &Plan, devices: impl Fn() -> Option<Arc<TestDevice>>, timed: TimedSteps) -> Vec<f64> {
-    let world = compile(model, "model", plan).expect("it can be laid out").training.mesh.world_size();
+/// The loss of every step, summed over all ranks. `device` creates one device per rank.
+fn train(model: &Model, plan: &Plan, device: impl Fn() -> Option<Arc<TestDevice>>, timed: TimedSteps) -> Vec<f64> {
+    let world = compile(model, "model", plan).expect("the plan compiles").training.mesh.world_size();
     let segment = Segment::create(&SegmentShape::new((0..world).collect(), STREAM_COUNT)).expect("shared memory");
-    let devices: Vec<_> = (0..world).map(|_| devices()).collect();
+    let devices: Vec<_> = (0..world).map(|_| device()).collect();
     let rank = |rank: usize| {
         let transport = SharedMemory::attach(&segment, rank, world, WaitPolicy::default()).expect("the rank attaches");
         let transport: Arc<dyn Transport> = Arc::new(transport);
-        let _end = EndsOthers { rank, transport: Arc::clone(&transport), devices: &devices };
+        let _abort = AbortOnPanic { rank, transport: Arc::clone(&transport), devices: &devices };
         train_rank(model, plan, Rank(rank), transport, devices[rank].clone(), timed)
     };
     let ranks: Vec<Reports> = std::thread::scope(|scope| {
@@ -101,20 +103,20 @@ fn train(model: &Model, plan: &Plan, devices: impl Fn() -> Option<Arc<TestDevice
         running.into_iter().map(|rank| rank.join().expect("the rank ends")).collect()
     });
     let loss = |step: usize| {
-        let of_step = ranks.iter().flat_map(|reports| &reports[step]);
-        of_step.filter(|(kind, _)| *kind == MetricKind::Loss).map(|(_, value)| value).sum()
+        let metrics = ranks.iter().flat_map(|reports| &reports[step]);
+        metrics.filter(|(kind, _)| *kind == MetricKind::Loss).map(|(_, value)| value).sum()
     };
     (0..STEPS).map(loss).collect()
 }
 
 fn model(text: &str) -> Model {
-    serde_json::from_str(text).expect("it is a model")
+    serde_json::from_str(text).expect("a valid model")
 }
 
-fn assert_near(what: &str, found: &[f64], expected: &[f64], tolerance: f64) {
-    for (step, (found, expected)) in found.iter().zip(expected).enumerate() {
-        let close = (found - expected).abs() <= tolerance * expected.abs();
-        assert!(close, "{what}: the loss of step {step} is {found}, and {expected} on the CPU");
+fn assert_near(case: &str, losses: &[f64], expected: &[f64], tolerance: f64) {
+    for (step, (loss, expected)) in losses.iter().zip(expected).enumerate() {
+        let close = (loss - expected).abs() <= tolerance * expected.abs();
+        assert!(close, "{case}: the loss of step {step} is {loss}, expected {expected}");
     }
 }
 
@@ -125,7 +127,7 @@ const MODELS: [&str; 5] = [
     r#"{"family": "resnet", "depth": 18, "stem": "small", "image": 16, "channels": 1, "classes": 10, "width": 4}"#,
     r#"{"family": "resnet", "depth": 18, "stem": "small", "image": 16, "channels": 1, "classes": 10, "width": 4}"#,
 ];
-/// The last in sixteen bits, in which the library makes convolutions.
+/// The precision of each model. The last one is bf16, in which cuDNN runs the convolutions.
 const PRECISIONS: [DataType; 5] = [DataType::Fp32, DataType::Fp32, DataType::Bf16, DataType::Fp32, DataType::Bf16];
 
 #[test]
@@ -135,39 +137,47 @@ fn one_rank_trains_as_on_the_cpu_captured_or_not_and_timed_or_not() {
     }
     for (text, precision) in MODELS.into_iter().zip(PRECISIONS) {
         let model = model(text);
+        let is_resnet = text.contains("resnet");
         let plan = Plan { precision, ..Plan::new(Layout { micro_batch: 2, ..Layout::default() }, 4) };
         let on_cpu = train(&model, &plan, || None, TimedSteps::None);
-        // In a ResNet rounding can turn a ReLU over, as in the law of the executor.
-        let tolerance = if precision == DataType::Fp32 && !text.contains("resnet") { 1e-3 } else { 2e-2 };
-        for timed in [TimedSteps::None, TimedSteps::First] {
-            let device = TestDevice::new().expect("it was there before");
+        // In a ResNet rounding can flip a ReLU.
+        let tolerance = if precision == DataType::Fp32 && !is_resnet { 1e-3 } else { 2e-2 };
+        for timed in [TimedSteps::None, TimedSteps::FirstTwo] {
+            let device = TestDevice::new().expect("there is a test device");
             let on_device = train(&model, &plan, || Some(Arc::clone(&device)), timed);
-            // Of a ResNet with so few samples a batch rounding doubles from step to step: the first steps of either communication of running tell.
-            let compared = if text.contains("resnet") { 3 } else { STEPS };
+            // In a ResNet with so few samples per batch, rounding errors double each step.
+            let compared = if is_resnet { 3 } else { STEPS };
             assert_near(text, &on_device[..compared], &on_cpu[..compared], tolerance);
-            let told = device.take_calls();
-            let by_library = told.iter().any(|told| matches!(told, DriverCall::Convolve { .. }));
-            assert_eq!(by_library, text.contains("resnet") && precision == DataType::Bf16, "whose the convolutions are");
-            let graphs = told.iter().filter(|told| matches!(told, DriverCall::Graph { .. })).count();
-            assert_eq!(graphs, STEPS - 2, "all steps but the first two are launched at once");
-            assert_eq!(told.iter().filter(|told| matches!(told, DriverCall::Captured)).count(), 2, "each turn is captured once");
-            // Who waits for the stream of loads in a step that is one graph may do so while it is captured, which breaks the capture.
-            let captured = told.iter().position(|told| matches!(told, DriverCall::Captured)).expect("it was captured");
-            let streams = |told: &DriverCall| match told {
-                DriverCall::Graph { stream } => Some(*stream),
-                _ => None,
-            };
-            let compute = told.iter().find_map(streams).expect("it was launched");
-            let strangers = |told: &&DriverCall| matches!(told, DriverCall::Synchronize { stream } if *stream != compute);
-            assert_eq!(told[captured..].iter().filter(strangers).count(), 0, "another stream than the graph's is waited for");
-            // The same again, to the bit.
-            assert_eq!(train(&model, &plan, TestDevice::new, timed), on_device);
+            let calls = device.take_calls();
+            let uses_cudnn = calls.iter().any(|call| matches!(call, DriverCall::Convolve { .. }));
+            assert_eq!(uses_cudnn, is_resnet && precision == DataType::Bf16, "cuDNN runs the bf16 convolutions");
+            assert_captured(&calls);
+            assert_eq!(train(&model, &plan, TestDevice::new, timed), on_device, "a second run gives the same bits");
         }
     }
 }
 
+/// Checks that all steps but the first two were launched as graphs, of which there is one per
+/// buffer set, and that no other stream was waited for since the first capture. Waiting for the
+/// load stream while it is being captured would break the capture.
+fn assert_captured(calls: &[DriverCall]) {
+    let launches: Vec<_> = calls
+        .iter()
+        .filter_map(|call| match call {
+            DriverCall::Graph { stream } => Some(*stream),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(launches.len(), STEPS - 2);
+    let is_capture = |call: &&DriverCall| matches!(call, DriverCall::Captured);
+    assert_eq!(calls.iter().filter(is_capture).count(), 2);
+    let first_capture = calls.iter().position(|call| is_capture(&call)).expect("a capture");
+    let waits_elsewhere = |call: &&DriverCall| matches!(call, DriverCall::Synchronize { stream } if *stream != launches[0]);
+    assert_eq!(calls[first_capture..].iter().filter(waits_elsewhere).count(), 0, "another stream was waited for");
+}
+
 #[test]
-fn what_is_fused_trains_as_what_is_not() {
+fn fused_kernels_train_as_separate_ones() {
     let model = model(MODELS[1]);
     for layout in [
         Layout { micro_batch: 2, ..Layout::default() },
@@ -175,15 +185,15 @@ fn what_is_fused_trains_as_what_is_not() {
         Layout { micro_batch: 1, tensor: 2, ..Layout::default() },
     ] {
         let own = Plan::new(layout, 4);
-        // Another stack's Program has its GELUs and its biases' gradients apart.
+        // This stack does not fuse GELUs and bias gradients.
         let other = Plan { stack: Stack::new("megatron-core"), ..own.clone() };
-        let [fused, apart] = [own, other].map(|plan| train(&model, &plan, || None, TimedSteps::None));
-        assert_near("fused", &fused, &apart, 1e-5);
+        let [fused, separate] = [own, other].map(|plan| train(&model, &plan, || None, TimedSteps::None));
+        assert_near("fused", &fused, &separate, 1e-5);
     }
 }
 
-/// Layouts of two ranks against one, on devices that `device` makes.
-fn layouts_train_as_one_rank_does(device: fn() -> Option<Arc<TestDevice>>) {
+/// Checks that layouts of two ranks train as one rank does, on devices that `device` creates.
+fn assert_layouts_train_as_one_rank(device: fn() -> Option<Arc<TestDevice>>) {
     let layouts = [
         Layout { data: 2, ..Layout::default() },
         Layout { tensor: 2, sequence_parallel: true, ..Layout::default() },
@@ -191,10 +201,11 @@ fn layouts_train_as_one_rank_does(device: fn() -> Option<Arc<TestDevice>>) {
         Layout { data: 2, zero: 3, ..Layout::default() },
         Layout { context: 2, ..Layout::default() },
         Layout { data: 2, zero: 1, offload: Offload::Optimizer, bucket: Bytes::new(1 << 12), ..Layout::default() },
-        // Ranks that know by their place among others which samples they have: dropout drops the same of them.
+        // Ranks of the tensor axis have different samples, so dropout depends on the rank's
+        // position.
         Layout {
             tensor: 2,
-            operators: serde_json::from_str(r#"{"*": "batch"}"#).expect("it is known"),
+            operators: serde_json::from_str(r#"{"*": "batch"}"#).expect("a valid sharding"),
             micro_batch: 2,
             ..Layout::default()
         },
@@ -210,41 +221,42 @@ fn layouts_train_as_one_rank_does(device: fn() -> Option<Arc<TestDevice>>) {
 }
 
 #[test]
-fn ranks_that_reach_each_other_through_the_host_train_as_one_does() {
+fn gpu_ranks_that_communicate_through_the_host_train_as_one_rank() {
     if TestDevice::new().is_some() {
-        layouts_train_as_one_rank_does(TestDevice::new);
+        assert_layouts_train_as_one_rank(TestDevice::new);
     }
 }
 
 #[test]
-fn ranks_that_reach_each_other_from_device_to_device_train_as_one_does() {
+fn gpu_ranks_that_communicate_directly_train_as_one_rank() {
     if TestDevice::with_collectives().is_some() {
-        layouts_train_as_one_rank_does(TestDevice::with_collectives);
+        assert_layouts_train_as_one_rank(TestDevice::with_collectives);
     }
 }
 
 #[test]
-fn a_kernel_that_fails_on_one_rank_ends_all_ranks() {
+fn a_failing_kernel_on_one_rank_ends_all_ranks() {
     let makers: [fn() -> Option<Arc<TestDevice>>; 2] = [TestDevice::new, TestDevice::with_collectives];
     if TestDevice::new().is_none() {
         return;
     }
-    for (make, lost) in makers.into_iter().flat_map(|make| [(make, 0), (make, 1)]) {
+    for (make, failing) in makers.into_iter().flat_map(|make| [(make, 0), (make, 1)]) {
         for fault in [InjectedFault::Missing("adamw"), InjectedFault::Breaks("adamw"), InjectedFault::Breaks("attention_dots")] {
             let (ended, end) = std::sync::mpsc::channel();
             std::thread::spawn(move || {
                 let made = AtomicU64::new(0);
-                let device = || match made.fetch_add(1, Ordering::SeqCst) == lost {
+                let device = || match made.fetch_add(1, Ordering::SeqCst) == failing {
                     true => make()?.with_fault(fault),
                     false => make(),
                 };
                 let plan = Plan { optimizer: Optimizer::AdamW, ..Plan::new(Layout { data: 2, ..Layout::default() }, 4) };
-                let trained = || train(&model(MODELS[1]), &plan, device, TimedSteps::None);
-                ended.send(std::panic::catch_unwind(std::panic::AssertUnwindSafe(trained)).is_err()).expect("somebody waits");
+                let training = || train(&model(MODELS[1]), &plan, device, TimedSteps::None);
+                let has_failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(training)).is_err();
+                ended.send(has_failed).expect("the test waits");
             });
-            // It takes a second; who waits for a rank that is gone does so for minutes.
+            // The ranks end within a second. Without an abort they would wait for minutes.
             let has_failed = end.recv_timeout(std::time::Duration::from_secs(60)).expect("the ranks end");
-            assert!(has_failed, "{fault:?} on rank {lost}");
+            assert!(has_failed, "{fault:?} on rank {failing}");
         }
     }
 }

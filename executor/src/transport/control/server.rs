@@ -15,7 +15,7 @@ use super::super::{Peer, TransportError};
 use super::frame::{self, Message};
 use super::{Announcement, PeerTable, STALL_TIME};
 
-/// What a control server hears from a rank.
+/// An event on a rank's control connection.
 #[derive(Debug)]
 pub enum Event {
     /// A message.
@@ -38,7 +38,7 @@ impl fmt::Debug for ControlServer {
     }
 }
 
-/// What the server shares with the threads that accept and read connections.
+/// The state that the server shares with the threads that accept and read connections.
 struct ServerState {
     world_size: usize,
     events: mpsc::Sender<(usize, Event)>,

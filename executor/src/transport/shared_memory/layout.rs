@@ -1,4 +1,4 @@
-//! How a segment is laid out: the offsets of its parts, which all processes compute alike.
+//! The layout of a segment: the offsets of its parts. All processes compute the same ones.
 //!
 //! In this order: a page with the header and one entry per rank, one doorbell per rank and stream,
 //! one control block per ring, and the rings' bytes. Ranks are numbered by their index in the
@@ -42,7 +42,7 @@ pub(super) const LEFT: u32 = 2;
 #[repr(C, align(128))]
 pub(super) struct CacheAligned<T>(pub(super) T);
 
-/// How many bytes were ever written to and read from a ring.
+/// The numbers of bytes that were ever written to and read from a ring.
 #[repr(C)]
 pub(super) struct RingControl {
     pub(super) written: CacheAligned<AtomicU64>,

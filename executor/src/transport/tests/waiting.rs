@@ -150,16 +150,16 @@ fn a_segment_accepts_each_rank_once_and_only_valid_shapes() {
 
 #[test]
 fn a_thread_that_may_not_spin_sleeps_until_nudged() {
-    use crate::clock::thread_processor_time;
+    use crate::clock::thread_cpu_time;
     use std::sync::atomic::{AtomicBool, Ordering};
     const SPIN: Duration = Duration::from_millis(200);
-    let patience = WaitPolicy { spin: SPIN, timeout: Duration::from_secs(20) };
+    let wait_policy = WaitPolicy { spin: SPIN, timeout: Duration::from_secs(20) };
     let stream = StreamNumber(1);
     // CPU time of a thread that waits 100 ms for a message. It may never spin, or only from the
     // middle on.
     let cpu_time = |is_nudged: bool| {
         let segment = Segment::create(&SegmentShape::new(all(2), 4)).unwrap();
-        let transports = [0, 1].map(|rank| SharedMemory::attach(&segment, rank, 2, patience).unwrap());
+        let transports = [0, 1].map(|rank| SharedMemory::attach(&segment, rank, 2, wait_policy).unwrap());
         let may_spin = Arc::new(AtomicBool::new(false));
         let mut sender = transports[0].open(1, stream).unwrap();
         let mut receiver = transports[1].open(0, stream).unwrap();
@@ -167,9 +167,9 @@ fn a_thread_that_may_not_spin_sleeps_until_nudged() {
             let may = Arc::clone(&may_spin);
             let waiting = scope.spawn(move || {
                 spin_only_while(move || may.load(Ordering::SeqCst));
-                let before = thread_processor_time();
+                let before = thread_cpu_time();
                 receiver.receive(&mut [0; 8]).unwrap();
-                Duration::from_nanos(thread_processor_time() - before)
+                Duration::from_nanos(thread_cpu_time() - before)
             });
             std::thread::sleep(Duration::from_millis(50));
             if is_nudged {

@@ -1,23 +1,23 @@
 //! Attention, a step of ring attention, and rotary positions.
 
 use super::{KernelFamily, KernelOperand, KernelSpec, product, read, update, write};
-use crate::attention::{Attention, KeyStep, Rope};
+use crate::attention::{Attention, RingStep, Rope};
 
 #[inline(always)]
 fn extents(sizes: &Attention) -> [usize; 7] {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, .. } = *sizes;
-    // The pairs that there are over those that are seen: the work of a whole over that of a causal part.
-    let masked = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;
-    [batch, queries, keys, key_heads, group, head_dimension, masked]
+    // All query-key pairs over those that are not masked.
+    let masking = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;
+    [batch, queries, keys, key_heads, group, head_dimension, masking]
 }
 
 #[inline(always)]
 fn flags(sizes: &Attention) -> [bool; 4] {
-    let merges = sizes.ring.is_some_and(KeyStep::merges);
+    let merges = sizes.ring.is_some_and(RingStep::merges);
     [sizes.causal, sizes.packed, sizes.relative.is_some() || merges, sizes.dropout.is_some()]
 }
 
-/// Products of a query with a key, counted once for each feature.
+/// Multiplications for each query-key pair, over all heads and sequences.
 #[inline(always)]
 fn head_products(sizes: &Attention) -> f64 {
     product(&[sizes.batch, sizes.heads(), sizes.head_dimension])
@@ -42,7 +42,7 @@ pub(in crate::kernel) fn attention(sizes: &Attention) -> KernelSpec {
         if ring.merges() {
             [*out, *log_sum_exp] = [update(out.role, q), update(log_sum_exp.role, rows)];
         }
-        // A step that sees no keys touches nothing.
+        // A step that sees no keys reads and writes nothing.
         if ring.unseen {
             operands = operands.map(KernelOperand::uncounted);
         }
@@ -79,7 +79,7 @@ pub(in crate::kernel) fn attention_gradient(sizes: &Attention) -> KernelSpec {
         if ring.merges() {
             writes[0] = update("dq", q);
         }
-        // A step that sees no keys writes zeros to dk and dv, and leaves dq.
+        // A step that sees no keys only writes zeros to dk and dv.
         if ring.unseen {
             reads = reads.map(KernelOperand::uncounted);
             writes[0] = writes[0].uncounted();
@@ -89,30 +89,25 @@ pub(in crate::kernel) fn attention_gradient(sizes: &Attention) -> KernelSpec {
     let [dqkv, dk, dv, dtable] = writes;
     KernelSpec {
         flags: flags(sizes),
-        // One product to recompute the scores and four for the gradients.
+        // One product recomputes the scores, and four make the gradients.
         flops: Some(10.0 * head_products(sizes) * sizes.scores()),
         model_flops: Some(8.0 * head_products(sizes) * product(&[sizes.queries, sizes.keys])),
-        ..KernelSpec::new(
-            "attention_gradient",
-            KernelFamily::Attention,
-            extents(sizes),
-            [dout, qkv, key, value, out, log_sum_exp, positions, dqkv, dk, dv, dtable],
-        )
+        ..KernelSpec::new("attention_gradient", KernelFamily::Attention, extents(sizes), [
+            dout, qkv, key, value, out, log_sum_exp, positions, dqkv, dk, dv, dtable,
+        ])
     }
 }
 
-/// A rotary embedding, or its gradient.
+/// Describes a rotary embedding, or its gradient.
 #[inline(always)]
 pub(in crate::kernel) fn rope(name: &'static str, roles: [&'static str; 2], sizes: &Rope) -> KernelSpec {
     let extents = [sizes.batch, sizes.positions, sizes.heads, sizes.head_dimension];
     KernelSpec {
         flops: Some(3.0 * sizes.elements() as f64),
-        works_in_place: true,
-        ..KernelSpec::new(
-            name,
-            KernelFamily::Rope,
-            extents,
-            [read(roles[0], sizes.elements()), write(roles[1], sizes.elements())],
-        )
+        may_work_in_place: true,
+        ..KernelSpec::new(name, KernelFamily::Rope, extents, [
+            read(roles[0], sizes.elements()),
+            write(roles[1], sizes.elements()),
+        ])
     }
 }

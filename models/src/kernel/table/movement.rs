@@ -1,4 +1,5 @@
-//! Kernels that only move numbers, of either width: parts of a tensor for a rank, and the order that collectives leave and need.
+//! Kernels that only move numbers, of either width: a rank's part of a tensor, and changes of order
+//! before and after collectives.
 
 use super::{KernelFamily, KernelSpec, read, write};
 
@@ -10,19 +11,22 @@ pub(in crate::kernel) fn slice(outer: usize, parts: usize, inner: usize) -> Kern
             "slice",
             KernelFamily::Rearrangement,
             [outer, parts, inner],
-            // The rank's part alone.
+            // Only the rank's part is read.
             [read("x", outer * parts * inner).moving(outer * inner), write("y", outer * inner)],
         )
     }
 }
 
-/// An interleaving, or its reverse.
+/// Describes an interleaving, or its reverse.
 #[inline(always)]
 pub(in crate::kernel) fn interleave(name: &'static str, outer: usize, parts: usize, inner: usize) -> KernelSpec {
     let elements = outer * parts * inner;
     KernelSpec {
         moves_any_width: true,
-        ..KernelSpec::new(name, KernelFamily::Rearrangement, [outer, parts, inner], [read("x", elements), write("y", elements)])
+        ..KernelSpec::new(name, KernelFamily::Rearrangement, [outer, parts, inner], [
+            read("x", elements),
+            write("y", elements),
+        ])
     }
 }
 
@@ -34,7 +38,7 @@ pub(in crate::kernel) fn take_columns(rows: usize, columns: usize, part: usize) 
             "take_columns",
             KernelFamily::Other,
             [rows, columns, part],
-            // The columns that are taken alone.
+            // Only the columns that are taken are read.
             [read("x", rows * columns).moving(rows * part), write("y", rows * part)],
         )
     }
@@ -48,7 +52,7 @@ pub(in crate::kernel) fn put_columns(rows: usize, columns: usize, part: usize) -
             "put_columns",
             KernelFamily::Other,
             [rows, columns, part],
-            // The columns that are put alone.
+            // Only the columns that are put are written.
             [read("x", rows * part), write("y", rows * columns).moving(rows * part)],
         )
     }

@@ -3,14 +3,16 @@
 use super::{KernelFamily, KernelSpec, product, read, write};
 use crate::kernel::sizes::{Activation, WeightLayout};
 
-/// Operations of a tanh-approximated GELU, or of its slope, for each element.
+/// Operations of a GELU by its tanh approximation, or of its slope, for each element.
 pub(super) const GELU_FLOPS: f64 = 12.0;
 
+/// Flags of a product: the order of the weight, and what is fused.
 #[inline(always)]
 fn flags(weight: WeightLayout, fused: [bool; 3]) -> [bool; 4] {
     [weight == WeightLayout::InOut, fused[0], fused[1], fused[2]]
 }
 
+/// Operations of a fused GELU, or of its slope.
 #[inline(always)]
 fn gelu_flops(is_fused: bool, rows: usize, columns: usize) -> f64 {
     if is_fused { GELU_FLOPS * product(&[rows, columns]) } else { 0.0 }
@@ -24,22 +26,14 @@ pub(in crate::kernel) fn matmul(
     activation: Activation,
 ) -> KernelSpec {
     KernelSpec {
-        // A GELU that keeps its argument has the flags of one that does not: their traffic tells them apart.
+        // `Gelu` and `GeluKept` have the same flags. The traffic tells them apart.
         flags: flags(weight, [bias, activation == Activation::Relu, activation.is_gelu()]),
         flops: Some(2.0 * product(&[rows, columns, contracted])),
         fused_flops: gelu_flops(activation.is_gelu(), rows, columns),
-        ..KernelSpec::new(
-            "matmul",
-            KernelFamily::Product,
-            [rows, columns, contracted],
-            [
-                read("x", rows * contracted),
-                read("w", columns * contracted),
-                read("bias", columns).when(bias),
-                write("y", rows * columns),
-                write("argument", rows * columns).when(activation.keeps_argument()),
-            ],
-        )
+        ..KernelSpec::new("matmul", KernelFamily::Product, [rows, columns, contracted], [
+            read("x", rows * contracted), read("w", columns * contracted), read("bias", columns).when(bias),
+            write("y", rows * columns), write("argument", rows * columns).when(activation.keeps_argument()),
+        ])
     }
 }
 
@@ -53,17 +47,11 @@ pub(in crate::kernel) fn matmul_input_gradient(
         flags: flags(weight, [gelu, false, false]),
         flops: Some(2.0 * product(&[rows, columns, contracted])),
         fused_flops: gelu_flops(gelu, rows, contracted),
-        ..KernelSpec::new(
-            "matmul_input_gradient",
-            KernelFamily::Product,
-            [rows, columns, contracted],
-            [
-                read("dy", rows * columns),
-                read("w", columns * contracted),
-                read("argument", rows * contracted).when(gelu),
-                write("dx", rows * contracted),
-            ],
-        )
+        ..KernelSpec::new("matmul_input_gradient", KernelFamily::Product, [rows, columns, contracted], [
+            read("dy", rows * columns), read("w", columns * contracted),
+            read("argument", rows * contracted).when(gelu),
+            write("dx", rows * contracted),
+        ])
     }
 }
 
@@ -77,17 +65,10 @@ pub(in crate::kernel) fn matmul_weight_gradient(
         flags: flags(weight, [bias, false, false]),
         flops: Some(2.0 * product(&[rows, columns, contracted])),
         fused_flops: if bias { product(&[rows, columns]) } else { 0.0 },
-        ..KernelSpec::new(
-            "matmul_weight_gradient",
-            KernelFamily::Product,
-            [rows, columns, contracted],
-            [
-                read("dy", rows * columns),
-                read("x", rows * contracted),
-                write("dw", columns * contracted).single(),
-                write("dbias", columns).single().when(bias),
-            ],
-        )
+        ..KernelSpec::new("matmul_weight_gradient", KernelFamily::Product, [rows, columns, contracted], [
+            read("dy", rows * columns), read("x", rows * contracted),
+            write("dw", columns * contracted).single(), write("dbias", columns).single().when(bias),
+        ])
     }
 }
 
@@ -96,18 +77,12 @@ pub(in crate::kernel) fn quantise(rows: usize, columns: usize, straight: bool, t
     let elements = rows * columns;
     KernelSpec {
         flags: [straight, transposed, false, false],
-        ..KernelSpec::new(
-            "quantise",
-            KernelFamily::Other,
-            [rows, columns],
-            [
-                // Read once for the largest element and once to round all.
-                read("x", elements).moving(2 * elements),
-                write("factor", 1).single(),
-                write("quantised", elements).eight_bits().when(straight),
-                write("transposed", elements).eight_bits().when(transposed),
-            ],
-        )
+        ..KernelSpec::new("quantise", KernelFamily::Other, [rows, columns], [
+            // It is read once for the largest element and once to round.
+            read("x", elements).moving(2 * elements),
+            write("factor", 1).single(), write("quantised", elements).eight_bits().when(straight),
+            write("transposed", elements).eight_bits().when(transposed),
+        ])
     }
 }
 
@@ -121,20 +96,11 @@ pub(in crate::kernel) fn eight_bit_matmul(
         flags: [bias, activation == Activation::Relu, activation.is_gelu(), false],
         flops: Some(2.0 * product(&[rows, columns, contracted])),
         fused_flops: gelu_flops(activation.is_gelu(), rows, columns),
-        ..KernelSpec::new(
-            "eight_bit_matmul",
-            KernelFamily::Product,
-            [rows, columns, contracted],
-            [
-                read("x", rows * contracted).eight_bits(),
-                read("w", columns * contracted).eight_bits(),
-                read("factor of x", 1).single(),
-                read("factor of w", 1).single(),
-                read("bias", columns).when(bias),
-                write("y", rows * columns),
-                write("argument", rows * columns).when(activation.keeps_argument()),
-            ],
-        )
+        ..KernelSpec::new("eight_bit_matmul", KernelFamily::Product, [rows, columns, contracted], [
+            read("x", rows * contracted).eight_bits(), read("w", columns * contracted).eight_bits(),
+            read("factor of x", 1).single(), read("factor of w", 1).single(), read("bias", columns).when(bias),
+            write("y", rows * columns), write("argument", rows * columns).when(activation.keeps_argument()),
+        ])
     }
 }
 
@@ -144,19 +110,12 @@ pub(in crate::kernel) fn eight_bit_matmul_input_gradient([rows, columns, contrac
         flags: [gelu, false, false, false],
         flops: Some(2.0 * product(&[rows, columns, contracted])),
         fused_flops: gelu_flops(gelu, rows, contracted),
-        ..KernelSpec::new(
-            "eight_bit_matmul_input_gradient",
-            KernelFamily::Product,
-            [rows, columns, contracted],
-            [
-                read("dy", rows * columns).eight_bits(),
-                read("w", columns * contracted).eight_bits(),
-                read("factor of dy", 1).single(),
-                read("factor of w", 1).single(),
-                read("argument", rows * contracted).when(gelu),
-                write("dx", rows * contracted),
-            ],
-        )
+        ..KernelSpec::new("eight_bit_matmul_input_gradient", KernelFamily::Product, [rows, columns, contracted], [
+            read("dy", rows * columns).eight_bits(), read("w", columns * contracted).eight_bits(),
+            read("factor of dy", 1).single(), read("factor of w", 1).single(),
+            read("argument", rows * contracted).when(gelu),
+            write("dx", rows * contracted),
+        ])
     }
 }
 
@@ -168,58 +127,41 @@ pub(in crate::kernel) fn eight_bit_matmul_weight_gradient(
     KernelSpec {
         flags: flags(weight, [false; 3]),
         flops: Some(2.0 * product(&[rows, columns, contracted])),
-        ..KernelSpec::new(
-            "eight_bit_matmul_weight_gradient",
-            KernelFamily::Product,
-            [rows, columns, contracted],
-            [
-                read("dy transposed", rows * columns).eight_bits(),
-                read("x transposed", rows * contracted).eight_bits(),
-                read("factor of dy", 1).single(),
-                read("factor of x", 1).single(),
-                write("dw", columns * contracted).single(),
-            ],
-        )
+        ..KernelSpec::new("eight_bit_matmul_weight_gradient", KernelFamily::Product, [rows, columns, contracted], [
+            read("dy transposed", rows * columns).eight_bits(), read("x transposed", rows * contracted).eight_bits(),
+            read("factor of dy", 1).single(), read("factor of x", 1).single(),
+            write("dw", columns * contracted).single(),
+        ])
     }
 }
 
 #[inline(always)]
 pub(in crate::kernel) fn bias_add(rows: usize, columns: usize) -> KernelSpec {
     KernelSpec {
-        works_in_place: true,
-        ..KernelSpec::new(
-            "bias_add",
-            KernelFamily::Bias,
-            [rows, columns],
-            [read("x", rows * columns), read("bias", columns), write("y", rows * columns)],
-        )
+        may_work_in_place: true,
+        ..KernelSpec::new("bias_add", KernelFamily::Bias, [rows, columns], [
+            read("x", rows * columns), read("bias", columns),
+            write("y", rows * columns),
+        ])
     }
 }
 
 #[inline(always)]
 pub(in crate::kernel) fn bias_gradient(rows: usize, columns: usize) -> KernelSpec {
-    KernelSpec::new(
-        "bias_gradient",
-        KernelFamily::BiasGradient,
-        [rows, columns],
-        [read("dy", rows * columns), write("dbias", columns).single()],
-    )
+    KernelSpec::new("bias_gradient", KernelFamily::BiasGradient, [rows, columns], [
+        read("dy", rows * columns),
+        write("dbias", columns).single(),
+    ])
 }
 
 #[inline(always)]
 pub(in crate::kernel) fn expert_matmul([experts, rows, columns, contracted]: [usize; 4]) -> KernelSpec {
     KernelSpec {
         flops: Some(2.0 * product(&[experts, rows, columns, contracted])),
-        ..KernelSpec::new(
-            "expert_matmul",
-            KernelFamily::Product,
-            [experts, rows, columns, contracted],
-            [
-                read("x", experts * rows * contracted),
-                read("w", experts * columns * contracted),
-                write("y", experts * rows * columns),
-            ],
-        )
+        ..KernelSpec::new("expert_matmul", KernelFamily::Product, [experts, rows, columns, contracted], [
+            read("x", experts * rows * contracted), read("w", experts * columns * contracted),
+            write("y", experts * rows * columns),
+        ])
     }
 }
 
@@ -227,16 +169,10 @@ pub(in crate::kernel) fn expert_matmul([experts, rows, columns, contracted]: [us
 pub(in crate::kernel) fn expert_matmul_input_gradient([experts, rows, columns, contracted]: [usize; 4]) -> KernelSpec {
     KernelSpec {
         flops: Some(2.0 * product(&[experts, rows, columns, contracted])),
-        ..KernelSpec::new(
-            "expert_matmul_input_gradient",
-            KernelFamily::Product,
-            [experts, rows, columns, contracted],
-            [
-                read("dy", experts * rows * columns),
-                read("w", experts * columns * contracted),
-                write("dx", experts * rows * contracted),
-            ],
-        )
+        ..KernelSpec::new("expert_matmul_input_gradient", KernelFamily::Product, [experts, rows, columns, contracted], [
+            read("dy", experts * rows * columns), read("w", experts * columns * contracted),
+            write("dx", experts * rows * contracted),
+        ])
     }
 }
 
@@ -244,15 +180,9 @@ pub(in crate::kernel) fn expert_matmul_input_gradient([experts, rows, columns, c
 pub(in crate::kernel) fn expert_matmul_weight_gradient([experts, rows, columns, contracted]: [usize; 4]) -> KernelSpec {
     KernelSpec {
         flops: Some(2.0 * product(&[experts, rows, columns, contracted])),
-        ..KernelSpec::new(
-            "expert_matmul_weight_gradient",
-            KernelFamily::Product,
-            [experts, rows, columns, contracted],
-            [
-                read("dy", experts * rows * columns),
-                read("x", experts * rows * contracted),
-                write("dw", experts * columns * contracted).single(),
-            ],
-        )
+        ..KernelSpec::new("expert_matmul_weight_gradient", KernelFamily::Product, [experts, rows, columns, contracted], [
+            read("dy", experts * rows * columns), read("x", experts * rows * contracted),
+            write("dw", experts * columns * contracted).single(),
+        ])
     }
 }

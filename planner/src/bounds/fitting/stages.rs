@@ -27,8 +27,8 @@ pub(super) struct StageCost {
     pub(super) recomputed: usize,
 }
 
-/// The stages of a layout whose blocks are to be chosen. Kinds of devices are counted by their place
-/// among the kinds in use.
+/// The stages of a layout whose blocks are to be chosen. Kinds of devices are counted by their
+/// place among the kinds in use.
 pub(super) struct FittedStages {
     /// Truncated model on each kind.
     pub(super) models: Vec<Arc<TruncatedModel>>,
@@ -64,8 +64,8 @@ impl FittedStages {
         bytes * self.memory_weights.get(kind).copied().unwrap_or(1.0)
     }
 
-    /// Returns the fewest recomputed blocks with which a stage fits on devices of one kind, or `None`
-    /// if it does not fit.
+    /// Returns the fewest recomputed blocks with which a stage fits on devices of one kind, or
+    /// `None` if it does not fit.
     fn fewest_recomputed(&self, kind: usize, stage: usize, blocks: usize) -> Option<usize> {
         let Some(&budget) = self.budgets.as_ref().and_then(|budgets| budgets.get(stage)) else {
             return Some(match self.layout.recompute.of_stage(stage) {
@@ -114,8 +114,8 @@ impl FittedStages {
         };
         let on_kind = |&kind: &usize| match devices {
             DevicesOfStage::All => times(kind, recomputed),
-            // Recomputation before the gradient arrives is in no chain, so chains may be shorter with
-            // all blocks recomputed than with some.
+            // Recomputation before the gradient arrives is in no chain, so chains may be shorter
+            // with all blocks recomputed than with some.
             DevicesOfStage::Any => {
                 let all = self.chunk(stage, blocks, 0).equal_blocks;
                 let (few, all) = (times(kind, recomputed), times(kind, all));
@@ -129,8 +129,8 @@ impl FittedStages {
         Some(StageCost { all_passes, round_trip, serial, recomputed })
     }
 
-    /// Returns the cost of each stage by its number of blocks, from 0 on. `None` where the stage does
-    /// not fit, or has another number of blocks than `cuts`, if these are given.
+    /// Returns the cost of each stage by its number of blocks, from 0 on. `None` where the stage
+    /// does not fit, or has another number of blocks than `cuts`, if these are given.
     pub(super) fn costs(&self, cuts: &Option<Vec<usize>>, devices: DevicesOfStage) -> Vec<Vec<Option<StageCost>>> {
         let stages = self.layout.pipeline;
         let of_stage = |stage: usize| {
@@ -152,8 +152,9 @@ pub(super) fn cuts_with_one_block_moved(cuts: &[usize]) -> Vec<Vec<usize>> {
     moved.collect()
 }
 
-/// Finds the cuts of `blocks` blocks with the least total, by dynamic programming from the last stage
-/// to the first. Returns the total and the blocks of each stage, or `None` if no cuts are allowed.
+/// Finds the cuts of `blocks` blocks with the least total, by dynamic programming from the last
+/// stage to the first. Returns the total and the blocks of each stage, or `None` if no cuts are
+/// allowed.
 ///
 /// `add` returns the total of a stage and of those after it, given its cost and the total of those
 /// after it; `None` forbids that. It must not decrease as the total after it grows. After the last

@@ -4,9 +4,9 @@
 use super::stages::{StageCost, least_cuts};
 use crate::bounds::{Bound, Bounds};
 use crate::search::plan;
-use crate::space::Request;
+use crate::space::{Family, Request};
 use foretell_models::{DropoutRate, Gpt, Model};
-use foretell_program::{Layout, Plan, Rank, Recompute, compile};
+use foretell_program::{Layout, Plan, Rank, Recompute, Schedule, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::{DeviceId, Topology};
 use foretell_units::{Bytes, DataType};
@@ -66,6 +66,35 @@ fn two_kinds(slow: &str, fast: &str, nic: &str) -> Topology {
     Topology::from_yaml(&text, "two.yaml").unwrap()
 }
 
+/// Returns the layouts of a family of eight blocks with any cuts, numbers of recomputed blocks, and
+/// these orders of the stages. For four stages only some: up to three blocks each, of which none or
+/// all are recomputed.
+fn fitted_layouts(family: &Family, orders: &[Option<Vec<usize>>]) -> Vec<Layout> {
+    let stages = family.layout.pipeline;
+    let recomputations = |cuts: &[usize]| -> Vec<Vec<usize>> {
+        let own = |blocks: usize| if stages == 2 { (0..=blocks).collect() } else { vec![0, blocks] };
+        cuts.iter().fold(vec![vec![]], |found: Vec<Vec<usize>>, &blocks| {
+            let with_next = |before: &Vec<usize>| {
+                let before = before.clone();
+                own(blocks).into_iter().map(move |own| [before.clone(), vec![own]].concat())
+            };
+            found.iter().flat_map(with_next).collect()
+        })
+    };
+    let mut all = Vec::new();
+    for cuts in all_cuts(8, stages).into_iter().filter(|cuts| stages == 2 || cuts.iter().all(|blocks| *blocks < 4)) {
+        for layers in recomputations(&cuts) {
+            let is_none = layers.iter().all(|layers| *layers == 0);
+            let recompute = if is_none { Recompute::None } else { Recompute::FullLayersOfStages(layers) };
+            for stage_places in orders.iter().cloned() {
+                let (cuts, recompute) = (Some(cuts.clone()), recompute.clone());
+                all.push(Layout { cuts, recompute, stage_places, ..family.layout.clone() });
+            }
+        }
+    }
+    all
+}
+
 #[test]
 fn fitted_stages_are_as_fast_as_the_best_and_not_below_their_bound() {
     let (attention_dropout, dropout) = (DropoutRate::NONE, DropoutRate::NONE);
@@ -97,11 +126,14 @@ fn fitted_stages_are_as_fast_as_the_best_and_not_below_their_bound() {
             let (prediction, _) = predict(&compiled.training, &topology, &costs, Oversubscription::Refused, Folding::On).unwrap();
             (0..mesh.world_size()).all(fits).then(|| prediction.step_seconds.value())
         };
-        for shape in [
-            "data=2,pipeline=2,schedule=1f1b,micro_batch=4",
-            "data=2,pipeline=2,schedule=zb-h1,micro_batch=2",
-            "data=1,pipeline=4,schedule=1f1b,micro_batch=8",
+        let usual = Schedule::default();
+        let splitting = Schedule::ALL.into_iter().find(|schedule| schedule.splits_backward() && schedule.allows(1)).unwrap();
+        for (shape, schedule) in [
+            ("data=2,pipeline=2,micro_batch=4", usual),
+            ("data=2,pipeline=2,micro_batch=2", splitting),
+            ("data=1,pipeline=4,micro_batch=8", usual),
         ] {
+            let shape = format!("{shape},schedule={schedule}");
             let fixed = format!("{shape},tensor=1,zero=0,offload=none,bucket=25MiB,virtual_stages=1").parse().unwrap();
             let request = Request { fixed, tolerance: 0.0, ..Request::new(&model, "model", &topology, &costs, &base) };
             let bounds = Bounds::new(&request).unwrap();
@@ -113,31 +145,7 @@ fn fitted_stages_are_as_fast_as_the_best_and_not_below_their_bound() {
                 let mut orders: Vec<Option<Vec<usize>>> =
                     bounds.variants(family).into_iter().map(|variant| variant.stage_places).collect();
                 orders.dedup();
-                let stages = family.layout.pipeline;
-                // With two stages every number of recomputed blocks; with four stages none or all.
-                let recomputations = |cuts: &[usize]| -> Vec<Vec<usize>> {
-                    let own = |blocks: usize| if stages == 2 { (0..=blocks).collect() } else { vec![0, blocks] };
-                    cuts.iter().fold(vec![vec![]], |found: Vec<Vec<usize>>, &blocks| {
-                        found
-                            .iter()
-                            .flat_map(|before| own(blocks).into_iter().map(|own| [before.clone(), vec![own]].concat()))
-                            .collect()
-                    })
-                };
-                let mut all: Vec<f64> = Vec::new();
-                for cuts in all_cuts(8, stages).into_iter().filter(|cuts| stages == 2 || cuts.iter().all(|blocks| *blocks < 4)) {
-                    for (layers, stage_places) in recomputations(&cuts)
-                        .into_iter()
-                        .flat_map(|layers| orders.iter().map(move |order| (layers.clone(), order.clone())))
-                    {
-                        let recompute = if layers.iter().all(|layers| *layers == 0) {
-                            Recompute::None
-                        } else {
-                            Recompute::FullLayersOfStages(layers)
-                        };
-                        all.extend(step(&Layout { cuts: Some(cuts.clone()), recompute, stage_places, ..family.layout.clone() }));
-                    }
-                }
+                let all: Vec<f64> = fitted_layouts(family, &orders).iter().filter_map(&step).collect();
                 let fastest = all.iter().copied().reduce(f64::min);
                 best = best.into_iter().chain(fastest).reduce(f64::min);
                 match bounds.fitted_family(family, Bytes::ZERO).unwrap().0 {

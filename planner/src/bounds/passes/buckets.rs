@@ -8,9 +8,9 @@ use std::ops::Range;
 /// Decides which instructions of a range depend on the buckets.
 ///
 /// In a longer model a bucket may fill up in another pass, hold gradients of other chunks, or be
-/// nearly empty. So within a pass these instructions count as taking no time. Two exceptions: a
-/// range that is the whole list is no truncated part of anything, and reductions from the last pass
-/// on still occupy their stream, whatever buckets they come in.
+/// nearly empty. So within a pass these instructions count as taking no time. There are two
+/// exceptions. If the range is the whole list, its buckets are the real ones. And reductions from
+/// the last pass on still occupy their stream, whatever buckets they come in.
 pub(super) struct BucketedInstructions<'a> {
     list: &'a StageProgram,
     /// The range reaches beyond the last pass.
@@ -29,8 +29,8 @@ impl<'a> BucketedInstructions<'a> {
         Self { list, is_tail, is_whole, reductions_overlap: !is_whole && (!is_tail || timed.overlap.gradients) }
     }
 
-    /// Returns `true` if an instruction depends on the buckets: a reduction that overlaps, what waits
-    /// for one, a copy, or a kernel that clears gradients.
+    /// Returns `true` if an instruction depends on the buckets: a reduction that overlaps, what
+    /// waits for one, a copy, or a kernel that clears gradients.
     pub(super) fn contains(&self, index: usize) -> bool {
         let instruction = &self.list.instructions[index];
         match *instruction.operation {

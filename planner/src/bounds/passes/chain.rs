@@ -30,7 +30,8 @@ pub(in crate::bounds) struct PassTime {
 pub(in crate::bounds) struct Chain {
     /// Until the next pass may start its first kernel.
     pub(in crate::bounds) compute: f64,
-    /// Until the first message that the pass sends has arrived; equal to `compute` if it sends none.
+    /// Until the first message that the pass sends has arrived; equal to `compute` if it sends
+    /// none.
     pub(in crate::bounds) message: f64,
     /// Until every instruction has ended.
     pub(in crate::bounds) end: f64,
@@ -61,8 +62,8 @@ impl Chain {
 }
 
 impl PassTime {
-    /// Returns the time of this pass followed by another over the next blocks of the same chunk, with
-    /// no message in between.
+    /// Returns the time of this pass followed by another over the next blocks of the same chunk,
+    /// with no message in between.
     pub(in crate::bounds) fn then(self, next: Self) -> Self {
         Self {
             from_compute: self.from_compute.then(next.from_compute),

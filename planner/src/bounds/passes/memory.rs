@@ -37,8 +37,8 @@ impl PersistentMemory {
     /// Returns the least that remains on each rank if ZeRO shards the memory over `ranks`.
     pub(in crate::bounds) fn sharded(self, zero: usize, ranks: usize) -> Self {
         let share = |from: usize| if zero >= from { 1.0 / ranks as f64 } else { 1.0 };
-        // Parameters that are gathered once a step are freed after their last pass. Those of forward
-        // passes may be gone when the rank holds the most.
+        // Parameters that are gathered once a step are freed after their last pass. Those of
+        // forward passes may be gone when the rank holds the most.
         let freed = if gathers_parameters_once(zero, ranks) { self.forward_only } else { 0.0 };
         Self {
             forward_only: 0.0,

@@ -89,8 +89,8 @@ impl Processor {
 
     /// Adds the collective `index`, which takes `work` picoseconds of the processor.
     pub(super) fn collective(&mut self, list: &StageProgram, first: usize, index: usize, work: f64) {
-        // A longer model may bucket gradients and parameters differently, so their collectives do not
-        // count.
+        // A longer model may bucket gradients and parameters differently, so their collectives do
+        // not count.
         let is_in_pass = matches!(
             *list.instructions[index].operation,
             Operation::Collective { role: CollectiveRole::Tensor | CollectiveRole::Context | CollectiveRole::Expert, .. }

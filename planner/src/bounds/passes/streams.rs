@@ -29,8 +29,8 @@ impl StreamTime {
 }
 
 impl TimedList<'_> {
-    /// Returns how long gradient and parameter collectives occupy the busiest stream among the groups
-    /// over axes that `selects` accepts. The list runs `micro_batches` micro-batches.
+    /// Returns how long gradient and parameter collectives occupy the busiest stream among the
+    /// groups over axes that `selects` accepts. The list runs `micro_batches` micro-batches.
     pub(in crate::bounds) fn busiest_stream(&self, micro_batches: usize, selects: impl Fn(&[Axis]) -> bool) -> StreamTime {
         let groups = self.list.groups.iter().enumerate().filter(|(_, group)| selects(&group.axes));
         let of_group = |group: usize| {
@@ -78,8 +78,8 @@ impl TimedList<'_> {
         kernels.map(|index| (self.times.durations[index].0 as f64 - shortest).max(0.0)).sum()
     }
 
-    /// Returns the shortest kernel time of the list. Kernels that are fused into others take no time
-    /// and do not count.
+    /// Returns the shortest kernel time of the list. Kernels that are fused into others take no
+    /// time and do not count.
     pub(super) fn shortest_kernel(&self) -> f64 {
         let kernels = (0..self.list.instructions.len()).filter(|&index| self.is_kernel(index));
         kernels.map(|index| self.times.durations[index].0 as f64).filter(|&time| time > 0.0).reduce(f64::min).unwrap_or(0.0)

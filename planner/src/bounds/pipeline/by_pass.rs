@@ -8,17 +8,17 @@ use foretell_program::{PassTimes, StagePass, Task, pass_starts};
 use std::cell::Cell;
 
 impl PipelineCosts<'_> {
-    /// Returns a lower bound on the step time, in picoseconds: each pass starts when its stage is free
-    /// and its message has arrived. Messages from a stage to the next take `extra_messages[stage]`
-    /// picoseconds longer than the costs say.
+    /// Returns a lower bound on the step time, in picoseconds: each pass starts when its stage is
+    /// free and its message has arrived. Messages from a stage to the next take
+    /// `extra_messages[stage]` picoseconds longer than the costs say.
     pub(in crate::bounds) fn least_time_by_pass(&self, timetable: &Timetable, extra_messages: &[f64]) -> f64 {
         let Timetable { schedule, stages, chunks, micro_batches, orders, .. } = timetable;
         let after_passes: Vec<f64> = (0..*stages).map(|stage| self.time_after_passes(stage)).collect();
         let bound = Cell::new(self.least_time(*micro_batches, OptimizerUpdate::Counted));
         // By stage, when its tensor-parallel collectives have ended; 0 if that is not known.
         let collectives_end = vec![Cell::new(0.0f64); *stages];
-        // By stage, when the activations offloaded so far are on the host, at the earliest. A pass may
-        // end before that by the time that free device memory takes to copy.
+        // By stage, when the activations offloaded so far are on the host, at the earliest. A pass
+        // may end before that by the time that free device memory takes to copy.
         let offload_end = vec![Cell::new(0.0f64); *stages];
         let slack: Vec<f64> = (0..*stages).map(|stage| self.free_memory(stage) * self.copy_time_per_byte(stage)).collect();
         let times = |stage: usize, task: &Task, free: u64, ready: u64| {

@@ -57,8 +57,8 @@ impl PipelineCosts<'_> {
         bound
     }
 
-    /// Returns the launch time of a micro-batch's passes through a chunk. Neighbouring chunks on one
-    /// stage exchange no messages.
+    /// Returns the launch time of a micro-batch's passes through a chunk. Neighbouring chunks on
+    /// one stage exchange no messages.
     fn launches(&self, stage: usize, chunk: usize) -> f64 {
         let position = self.schedule.position(self.stages, stage, chunk);
         let is_on_stage =

@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// rounded.
 pub(in crate::bounds) const BUCKET_ROUNDING: f64 = 65536.0;
 
-/// The costs of a pipeline's chunks, where each stage lies on devices of one kind. Kinds are counted
-/// by their place among the kinds in use.
+/// The costs of a pipeline's chunks, where each stage lies on devices of one kind. Kinds are
+/// counted by their place among the kinds in use.
 pub(in crate::bounds) struct PipelineCosts<'a> {
     cuts: &'a PipelineCuts,
     /// By kind of device, and index of the chunk in `cuts`.
@@ -107,7 +107,7 @@ impl<'a> PipelineCosts<'a> {
     /// Returns the least picoseconds that offloaded activations of a step occupy a stage.
     ///
     /// Copies in one direction take at least the time of their bytes. A stage that holds one
-    /// micro-batch at a time copies first out what it needs last. So its forward pass ends, and its
+    /// micro-batch at a time needs first what it copied out last. So its forward pass ends, and its
     /// backward pass starts, no sooner than everything is out.
     pub(super) fn activation_copy_time(&self, stage: usize, micro_batches: usize) -> f64 {
         if !self.offloads_activations() {
@@ -134,8 +134,8 @@ impl<'a> PipelineCosts<'a> {
         self.offload.and_then(of_kind).unwrap_or(0.0)
     }
 
-    /// Returns the most bytes that a stage's devices have left beside persistent memory; infinite if
-    /// the layout does not offload.
+    /// Returns the most bytes that a stage's devices have left beside persistent memory; infinite
+    /// if the layout does not offload.
     pub(super) fn free_memory(&self, stage: usize) -> f64 {
         let Some(offload) = self.offload else { return f64::INFINITY };
         let persistent = |chunk: usize| {
@@ -159,11 +159,11 @@ fn costs_on_kind(
     let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
     let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
     if let Some(&last) = cuts.chunk_of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
-        // The model's first and last chunk are on one stage. If they share a table, the stage has it
-        // once: its memory and update count with the first chunk. The stage sums the table's
-        // gradient without a collective. That collective follows the last pass; or, if the truncated
-        // model has one micro-batch, it is part of the backward pass, with at most half of what the
-        // last block adds to that.
+        // The model's first and last chunk are on one stage. If they share a table, the stage has
+        // it once, so its memory and update count with the first chunk only. The stage also needs
+        // no collective to sum the table's gradients, as the truncated model does. There the
+        // collective follows the last pass. With one micro-batch it is part of the backward pass
+        // instead, and at most half of what the last block adds to that.
         let without_ends = |chunk: usize| model.chunk(Chunk { has_first: false, has_last: false, ..cuts.chunks[chunk] });
         let half = |without: f64, with: f64| 0.5 * (without + with);
         if let Some(&first) = cuts.chunk_of_position.first() {

@@ -67,8 +67,8 @@ fn when_most_saved(order: &[Task], chunks: usize) -> HeldMicroBatches {
     most
 }
 
-/// Returns what a stage holds when most micro-batches wait for their weight-gradient pass, up to the
-/// last forward pass: with more micro-batches the rest of the order may differ.
+/// Returns what a stage holds when most micro-batches wait for their weight-gradient pass, up to
+/// the last forward pass: with more micro-batches the rest of the order may differ.
 fn when_most_awaiting_weights(order: &[Task], chunks: usize) -> HeldMicroBatches {
     let end = order.iter().rposition(|task| task.pass == StagePass::Forward).map_or(0, |last| last + 1);
     let mut now = HeldMicroBatches::none(chunks);

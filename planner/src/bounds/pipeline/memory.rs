@@ -7,9 +7,9 @@ use crate::bounds::truncated::ChunkCost;
 use foretell_program::Offload;
 
 impl PipelineCosts<'_> {
-    /// Returns the least weighted bytes of the fullest stage: persistent memory, of which ZeRO shards
-    /// some among `ranks(stage)` ranks, and the micro-batches that the stage holds. Micro-batches
-    /// have `samples` times the samples of those in the costs.
+    /// Returns the least weighted bytes of the fullest stage: persistent memory, of which ZeRO
+    /// shards some among `ranks(stage)` ranks, and the micro-batches that the stage holds.
+    /// Micro-batches have `samples` times the samples of those in the costs.
     pub(in crate::bounds) fn least_memory(
         &self,
         in_flight: &InFlight,
@@ -27,8 +27,8 @@ impl PipelineCosts<'_> {
     }
 }
 
-/// Returns the least bytes of a stage with chunks of these costs while it holds these micro-batches;
-/// see [`PipelineCosts::least_memory`].
+/// Returns the least bytes of a stage with chunks of these costs while it holds these
+/// micro-batches; see [`PipelineCosts::least_memory`].
 pub(in crate::bounds) fn stage_memory(
     costs: &[&ChunkCost],
     held: &HeldMicroBatches,
@@ -48,8 +48,8 @@ pub(in crate::bounds) fn stage_memory(
         let held = saved + cost.micro_batch.saved_for_weights * held.awaiting_weights[chunk] as f64;
         persistent.total() + activations * samples * held
     };
-    // Memory that the running pass uses beyond `saved`. It does not grow with `samples` here: a
-    // part of it may not.
+    // Memory that the running pass uses beyond `saved`. It counts once, whatever `samples` is: part
+    // of it may not grow with the samples.
     let beyond_saved = |chunk: Option<usize>, peak: fn(MicroBatchMemory) -> f64| {
         chunk.map_or(0.0, |chunk| peak(costs[chunk].micro_batch) - costs[chunk].micro_batch.saved)
     };

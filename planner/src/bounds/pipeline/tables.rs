@@ -23,7 +23,8 @@ impl PipelineTables {
         Self { usual_cuts: Memo::new(), timetables: Memo::new(), in_flight: Memo::new() }
     }
 
-    /// Returns a layout's cuts, of blocks with so much work each, with the blocks that it recomputes.
+    /// Returns a layout's cuts, of blocks with so much work each, with the blocks that it
+    /// recomputes.
     pub(in crate::bounds) fn cuts(&self, layout: &Layout, work: &[f64]) -> Arc<PipelineCuts> {
         let (stages, chunks) = (layout.pipeline, layout.virtual_stages);
         let cuts = match &layout.cuts {

@@ -1,5 +1,5 @@
-//! The least time from each pass to the end of the step: the longest way there, found backwards over
-//! the passes.
+//! The least time from each pass to the end of the step: the longest way there, found backwards
+//! over the passes.
 
 use super::costs::PipelineCosts;
 use super::timetable::{Timetable, extra_between};
@@ -20,8 +20,8 @@ struct TimeLeft {
 }
 
 impl TimeLeft {
-    /// Returns the time left from where `chain`, one of the pass's chains, starts. `tail` selects the
-    /// same chain of the rest of the list.
+    /// Returns the time left from where `chain`, one of the pass's chains, starts. `tail` selects
+    /// the same chain of the rest of the list.
     fn before(&self, chain: &Chain, tail: fn(&PassTime) -> &Chain) -> f64 {
         let message = self.from_message.map_or(0.0, |left| chain.message + left);
         let collective = if chain.collective > 0.0 { chain.collective + self.from_collective } else { 0.0 };
@@ -41,9 +41,10 @@ impl TimeLeft {
 }
 
 impl PipelineCosts<'_> {
-    /// Returns, for each stage in the order of its passes, the least picoseconds from the last kernel
-    /// of each pass to the end of the step. Messages from a stage to the next take
-    /// `extra_messages[stage]` picoseconds longer than the costs say. `None` if the orders deadlock.
+    /// Returns, for each stage in the order of its passes, the least picoseconds from the last
+    /// kernel of each pass to the end of the step. Messages from a stage to the next take
+    /// `extra_messages[stage]` picoseconds longer than the costs say. `None` if the orders
+    /// deadlock.
     pub(in crate::bounds) fn time_left(&self, timetable: &Timetable, extra_messages: &[f64]) -> Option<Vec<Vec<f64>>> {
         let Timetable { schedule, stages, chunks, micro_batches, orders, .. } = timetable;
         let sequence: RefCell<Vec<(usize, Task)>> = RefCell::default();

@@ -42,9 +42,9 @@ impl Timetable {
         &self.in_flight
     }
 
-    /// Returns `true` if all activations of a stage's forward pass go to the host when activations are
-    /// offloaded: the backward pass does not follow at once, and no other chunk of the stage reads
-    /// them.
+    /// Returns `true` if all activations of a stage's forward pass go to the host when activations
+    /// are offloaded: the backward pass does not follow at once, and no other chunk of the stage
+    /// reads them.
     pub(super) fn offloads_all(&self, stage: usize, task: &Task) -> bool {
         let returns_at_once = self.immediate_returns[stage].binary_search(&(task.micro_batch, task.chunk)).is_ok();
         self.neighbours_differ && !returns_at_once
@@ -65,9 +65,9 @@ impl Timetable {
     }
 }
 
-/// Returns how much longer than the costs say a message takes between two neighbouring stages, given
-/// that time from each stage to the next (after the last comes the first). An empty `extra` means
-/// none.
+/// Returns how much longer than the costs say a message takes between two neighbouring stages,
+/// given that time from each stage to the next (after the last comes the first). An empty `extra`
+/// means none.
 pub(super) fn extra_between(extra: &[f64], stages: usize, stage: usize, other: usize) -> f64 {
     let first = if (stage + 1) % stages == other { stage } else { other };
     extra.get(first).copied().unwrap_or(0.0)

@@ -1,7 +1,7 @@
 //! The truncated models of a request's layouts, each compiled once.
 
 use super::messages::stages_sharing_nodes;
-use super::{LeftOut, TRUNCATED_STAGES, TruncatedCompilers, TruncatedModel, TruncationError};
+use super::{LeftOut, TRUNCATED_STAGES, TruncatedCompilers, TruncatedModel};
 use crate::bounds::memo::Memo;
 use crate::space::{DeviceKinds, Request, inner_ranks, ranks_of_stage};
 use foretell_program::{Layout, Offload, Plan, Recompute};
@@ -18,7 +18,7 @@ struct ModelKey {
     left_out: LeftOut,
 }
 
-/// A truncated model, or why the layout does not divide the model.
+/// A truncated model, or why it cannot be compiled or timed.
 type Truncated = Result<Arc<TruncatedModel>, String>;
 
 /// The truncated models of a request's layouts.
@@ -44,12 +44,12 @@ impl<'a> TruncatedModels<'a> {
         Self { request, kinds, is_stack, shares_parameters, compilers, models: Memo::new() }
     }
 
-    /// Returns `true` if truncated models bound a layout.
+    /// Returns `true` if truncated models represent one replica of a layout.
     ///
-    /// A truncated pipeline has four stages. So if the pipeline is not the outermost axis, the layout
-    /// needs at least four, or groups would lie further apart in the truncated model. And one stage
-    /// with several chunks would have a shared table twice.
-    pub(in crate::bounds) fn bound(&self, layout: &Layout) -> bool {
+    /// A truncated pipeline has four stages. So if the pipeline is not the outermost axis, the
+    /// layout needs at least four, or groups would lie further apart in the truncated model. And
+    /// one stage with several chunks would have a shared table twice.
+    pub(in crate::bounds) fn represent(&self, layout: &Layout) -> bool {
         let are_known = self.collectives_are_known();
         let is_even = are_known && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
         let lies_alike = is_even && (layout.placement.is_none() || layout.pipeline >= TRUNCATED_STAGES);
@@ -57,8 +57,8 @@ impl<'a> TruncatedModels<'a> {
         self.is_stack && lies_alike && has_one_chunk && self.fill_nodes_evenly(layout, inner_ranks(layout))
     }
 
-    /// Returns `true` if all devices are of one kind, or if the cost model knows how long collectives
-    /// take on each kind.
+    /// Returns `true` if all devices are of one kind, or if the cost model knows how long
+    /// collectives take on each kind.
     fn collectives_are_known(&self) -> bool {
         !self.kinds.are_mixed() || self.kinds.kinds.iter().all(|&kind| self.request.costs.knows_collectives(kind))
     }
@@ -69,12 +69,12 @@ impl<'a> TruncatedModels<'a> {
         layout.pipeline == 1 || sizes.all(|size| ranks.is_multiple_of(size) || size.is_multiple_of(ranks))
     }
 
-    /// Returns `true` if the truncated model of a layout's own ranks, not only of one replica's,
-    /// bounds it: its data-parallel groups lie alike in all stages.
-    pub(in crate::bounds) fn bound_all_ranks(&self, layout: &Layout) -> bool {
+    /// Returns `true` if truncated models represent all ranks of a layout: its data-parallel groups
+    /// lie on nodes in the same way in all stages.
+    pub(in crate::bounds) fn represent_all_ranks(&self, layout: &Layout) -> bool {
         let ranks = ranks_of_stage(layout);
-        // In some stage orders the first and the last stage, which may share a table, are neighbours,
-        // but not in a truncated model.
+        // In some stage orders the first and the last stage, which may share a table, are
+        // neighbours, but not in a truncated model.
         let fill_nodes = || self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)));
         self.fill_nodes_evenly(layout, ranks) && (layout.stage_places.is_none() || fill_nodes())
     }
@@ -139,11 +139,9 @@ impl<'a> TruncatedModels<'a> {
         let plan = Plan { layout: own, ..self.request.base.clone() };
         let Request { topology, costs, .. } = *self.request;
         let key = ModelKey { layout: plan.layout.clone(), micro_batches, kind, left_out };
-        let compile = || TruncatedModel::new(&self.compilers, &plan, (topology, costs), micro_batches, kind, left_out);
-        self.models.get(key, || match compile() {
-            Ok(model) => Ok(Arc::new(model)),
-            Err(TruncationError::Plan(error)) => Err(error.to_string()),
-            Err(TruncationError::Simulation(error)) => Err(error.to_string()),
+        self.models.get(key, || {
+            let model = TruncatedModel::new(&self.compilers, &plan, (topology, costs), micro_batches, kind, left_out)?;
+            Ok(Arc::new(model))
         })
     }
 

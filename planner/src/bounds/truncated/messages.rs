@@ -19,8 +19,8 @@ pub(super) fn largest_message(program: &Program) -> f64 {
 /// Gives every message the time of the fastest message of its size, since the layout's stages may
 /// share nodes where the truncated model's do not.
 ///
-/// Returns the least extra time, in picoseconds, of a message between neighbouring stages that share
-/// no node; 0 if `topology` is `None`.
+/// Returns the least extra time, in picoseconds, of a message between neighbouring stages that
+/// share no node; 0 if `topology` is `None`.
 pub(super) fn equalise_messages(program: &Program, times: &mut [LeastTimes], topology: Option<&Topology>) -> f64 {
     let mut fastest: BTreeMap<Bytes, Picoseconds> = BTreeMap::new();
     let mut fastest_of_pair: BTreeMap<(Bytes, usize, usize), Picoseconds> = BTreeMap::new();
@@ -48,8 +48,8 @@ pub(super) fn equalise_messages(program: &Program, times: &mut [LeastTimes], top
     fastest_of_pair.iter().filter(is_between_nodes).map(extra).reduce(f64::min).unwrap_or(0.0)
 }
 
-/// Gives collectives between stages no time: those that sum the gradients of a table which the first
-/// and the last stage both have.
+/// Gives collectives between stages no time: those that sum the gradients of a table which the
+/// first and the last stage both have.
 pub(super) fn leave_out_sums_over_stages(lists: &[StageProgram], times: &mut [LeastTimes]) {
     for (list, times) in lists.iter().zip(times) {
         for (index, instruction) in list.instructions.iter().enumerate() {
@@ -83,8 +83,9 @@ pub(in crate::bounds) fn stages_sharing_nodes(mesh: &Mesh, topology: &Topology) 
     share
 }
 
-/// Gives messages no time and no launch overhead, nor the tensor-parallel collective nearest to them
-/// in each pass: between unequal meshes, the receiver may make the sum that the sender makes here.
+/// Gives messages no time and no launch overhead, nor the tensor-parallel collective nearest to
+/// them in each pass: between unequal meshes, the receiver may make the sum that the sender makes
+/// here.
 pub(super) fn leave_out_messages(lists: &[StageProgram], times: &mut [LeastTimes]) {
     for (list, times) in lists.iter().zip(times) {
         let operation = |index: usize| &*list.instructions[index].operation;

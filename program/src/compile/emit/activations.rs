@@ -1,10 +1,11 @@
 //! Offloaded activations. A tensor that the forward pass leaves for the backward pass moves to the
-//! host's memory when no later operator of the forward pass reads it. It comes back one block before the
-//! gradients that read it. Each direction has a stream of its own.
+//! host's memory when no later operator of the forward pass reads it. It comes back one block
+//! before the gradients that read it. Each direction has a stream of its own.
 //!
-//! Recomputed tensors are not offloaded: they are forgotten. So with full recomputation the inputs of
-//! blocks are offloaded (ZeRO-Infinity's checkpoint offload, Rajbhandari et al. 2021), and without
-//! recomputation everything that is kept (Calculon's `activations_offload`, Isaev et al. 2023).
+//! Recomputed tensors are not offloaded: they are forgotten. So with full recomputation the inputs
+//! of blocks are offloaded (ZeRO-Infinity's checkpoint offload, Rajbhandari et al. 2021), and
+//! without recomputation everything that is kept (Calculon's `activations_offload`, Isaev et al.
+//! 2023).
 
 use super::list::{Label, ListBuilder};
 use super::live::{LiveTensors, Variant, retain_smallest};
@@ -100,8 +101,9 @@ impl OffloadedActivations {
         }
     }
 
-    /// Before the first operator of a block: begins to bring back the tensors that the next block reads,
-    /// so that they arrive while this block computes. Before the first block, also those of that block.
+    /// Before the first operator of a block: begins to bring back the tensors that the next block
+    /// reads, so that they arrive while this block computes. Before the first block, also those of
+    /// that block.
     pub(super) fn move_in_ahead(
         &mut self,
         list: &mut ListBuilder,

@@ -1,8 +1,8 @@
 //! Gradient buckets: where gradients are accumulated, and when buckets are reduced.
 //!
-//! A bucket is reduced when the last operator of the step has added to its gradients, beside the rest of
-//! the backward pass. If ZeRO shards gradients, each micro-batch has a bucket buffer of its own, which
-//! is scattered into the rank's shard as soon as it is complete.
+//! A bucket is reduced when the last operator of the step has added to its gradients, beside the
+//! rest of the backward pass. If ZeRO shards gradients, each micro-batch has a bucket buffer of its
+//! own, which is scattered into the rank's shard as soon as it is complete.
 
 use super::list::{Label, ListBuilder};
 use super::persistent::PersistentBuffers;
@@ -44,7 +44,8 @@ pub(super) struct GradientBuckets {
     written: FxHashSet<BufferId>,
     /// By bucket: the number of operators in the rest of the step that add to it.
     writers_left: Vec<usize>,
-    /// The buckets that each pass adds to, with the number of operators; found when first asked for.
+    /// The buckets that each pass adds to, with the number of operators; found when first asked
+    /// for.
     writers: FxHashMap<ChunkPass, Rc<[(usize, usize)]>>,
     /// Complete buckets that are reduced after the backward pass.
     postponed: Vec<usize>,
@@ -97,8 +98,8 @@ impl GradientBuckets {
         Some(SumTarget { buffer, has_contents })
     }
 
-    /// Counts the writers of a task whose instructions were copied from another micro-batch. Such a task
-    /// completes no bucket.
+    /// Counts the writers of a task whose instructions were copied from another micro-batch. Such a
+    /// task completes no bucket.
     pub(super) fn count_copied_task(&mut self, stage: &Stage<'_>, task: &Task) {
         let writers = self.writers.entry((task.chunk, task.pass)).or_insert_with(|| {
             let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
@@ -141,7 +142,8 @@ impl GradientBuckets {
             if stage.plan.overlap.gradients {
                 self.reduce(list, stage, persistent, bucket);
             } else {
-                // Kernels would wait for the reduction: other stages get their gradients first.
+                // Kernels wait for reductions that do not overlap with them, so the reduction comes
+                // after the messages that other stages wait for.
                 self.postponed.push(bucket);
             }
         }
@@ -186,8 +188,8 @@ impl GradientBuckets {
             None => gradients,
         };
         self.reduced[index] = Some(reduced);
-        // A sum over `tensor` alone is one of norms and biases. In the stream of `tensor` it would wait for
-        // the shard, and the next activations would wait behind it.
+        // A sum over `tensor` alone is one of norms and biases. In the stream of `tensor` it would
+        // wait for the shard, and the next activations would wait behind it.
         let would_block_activations = bucket.shards > 1 && axes == [Axis::Tensor];
         if would_block_activations {
             self.unsummed.push((index, axes));
@@ -205,8 +207,8 @@ impl GradientBuckets {
             let Some(reduced) = self.reduced[bucket] else { continue };
             list.all_reduce_of_step(&format!("gradients {bucket}"), Group::over(axes), reduced);
         }
-        // Buckets of several stages are summed over these last, when all stages have their parts. All stages
-        // do so in the order of the buckets.
+        // Buckets of several stages are summed over these last, when all stages have their parts.
+        // All stages do so in the order of the buckets.
         for (index, bucket) in stage.state.buckets.iter().enumerate().filter(|(_, bucket)| bucket.stages.len() > 1) {
             let Some(reduced) = self.reduced[index] else { continue };
             list.all_reduce_of_step(&format!("gradients {index}"), Group::across(bucket.stages.clone()), reduced);
@@ -214,8 +216,8 @@ impl GradientBuckets {
     }
 }
 
-/// Adds the buffers for a bucket's gradients of one micro-batch. Gaps between parameters are zeroed,
-/// since the reduction sums them too.
+/// Adds the buffers for a bucket's gradients of one micro-batch. Gaps between parameters are
+/// zeroed, since the reduction sums them too.
 fn unscattered_bucket(list: &mut ListBuilder, stage: &Stage<'_>, index: usize) -> UnscatteredBucket {
     let bucket = &stage.state.buckets[index];
     let name = format!("gradients {index}");

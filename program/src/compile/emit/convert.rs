@@ -1,5 +1,5 @@
-//! Conversions between placements: the order in which axes are converted, and the instructions of each
-//! step ([`moves`]).
+//! Conversions between placements: the order in which axes are converted, and the instructions of
+//! each step ([`moves`]).
 
 use super::list::{Label, ListBuilder};
 use super::live::Variant;
@@ -51,8 +51,8 @@ impl Converter<'_> {
         (buffer, source)
     }
 
-    /// Converts along one axis. Each move writes a new buffer, except for all-reduces: their input is of
-    /// no use afterwards, so they work in place.
+    /// Converts along one axis. Each move writes a new buffer, except for all-reduces: their input
+    /// is of no use afterwards, so they work in place.
     fn convert_along(&mut self, buffer: BufferId, axis: Axis, from: Placement, to: Placement) -> BufferId {
         let shape = self.list.buffer(buffer).shape.to_vec();
         let Some(moves) = moves(&shape, from, to, self.mesh.size(axis)) else {
@@ -102,9 +102,9 @@ enum ConversionStep {
 
 /// The next step from the placements `now` to `wanted`; `None` if they are equal.
 ///
-/// Where several axes shard one dimension, the shards are nested. So an axis can be sharded only when
-/// all axes with larger parts are sharded, and unsharded only when all axes with smaller parts are
-/// unsharded. Steps that make a tensor smaller come first, steps that make it larger last.
+/// Where several axes shard one dimension, the shards are nested. So an axis can be sharded only
+/// when all axes with larger parts are sharded, and unsharded only when all axes with smaller parts
+/// are unsharded. Steps that make a tensor smaller come first, steps that make it larger last.
 fn next_step(now: Placements, wanted: Placements) -> Option<ConversionStep> {
     let differs = |&axis: &Axis| now.get(axis) != wanted.get(axis);
     let can_shard = |axis: Axis, dimension: usize| {
@@ -139,8 +139,8 @@ fn next_step(now: Placements, wanted: Placements) -> Option<ConversionStep> {
             Some(ConversionStep::Sum(Axis::WITHIN_STAGE.into_iter().filter(sums).collect()))
         }
         Some(axis) => Some(ConversionStep::Along(axis, wanted.get(axis))),
-        // Every axis that differs waits for an axis with smaller parts of the same dimension, which keeps
-        // its placement or waits itself. Replicate along that one for now.
+        // Every axis that differs waits for an axis with smaller parts of the same dimension, which
+        // keeps its placement or waits itself. Replicate along that one for now.
         None => {
             let blocker = |axis: Axis| {
                 let finer = Axis::WITHIN_STAGE.into_iter().take_while(move |&one| one != axis);

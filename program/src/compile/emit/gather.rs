@@ -1,5 +1,5 @@
-//! Gathering parameters that ranks keep as shards: before the block that reads them, and while the block
-//! before it computes.
+//! Gathering parameters that ranks keep as shards: before the block that reads them, and while the
+//! block before it computes.
 
 use super::list::ListBuilder;
 use super::live::LiveTensors;
@@ -16,7 +16,8 @@ use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 
-/// The operators of one block within a task, and the sharded buckets of the parameters that they read.
+/// The operators of one block within a task, and the sharded buckets of the parameters that they
+/// read.
 pub(super) struct BlockParameters {
     /// The position of the first of these operators among the task's operators.
     pub(super) start: usize,
@@ -47,9 +48,9 @@ impl GatheredParameters {
         Rc::clone(blocks)
     }
 
-    /// Prepares the parameters of `block`, just before its first operator. Gathers those that are missing,
-    /// and begins to gather those of the `next` block. With ZeRO 3, first drops parameters that neither
-    /// block reads.
+    /// Prepares the parameters of `block`, just before its first operator. Gathers those that are
+    /// missing, and begins to gather those of the `next` block. With ZeRO 3, first drops parameters
+    /// that neither block reads.
     pub(super) fn prepare(
         &mut self,
         list: &mut ListBuilder,

@@ -138,8 +138,8 @@ impl ListBuilder {
         id
     }
 
-    /// Adds a view: a part of `parent` that starts at its element `start`. Until the parent has a place
-    /// in the arena, the view's offset is relative to the parent.
+    /// Adds a view: a part of `parent` that starts at its element `start`. Until the parent has a
+    /// place in the arena, the view's offset is relative to the parent.
     pub(super) fn add_view(&mut self, name: &str, parent: BufferId, start: usize, shape: Vec<usize>) -> BufferId {
         let whole = self.buffer(parent);
         let (role, data_type, persistent, memory) = (whole.role, whole.data_type, whole.persistent, whole.memory);

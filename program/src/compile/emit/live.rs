@@ -1,5 +1,5 @@
-//! The live tensors: the buffers that hold each tensor of each micro-batch, one for each placement that
-//! it is in at the moment.
+//! The live tensors: the buffers that hold each tensor of each micro-batch, one for each placement
+//! that it is in at the moment.
 
 use super::list::ListBuilder;
 use super::stage::Stage;
@@ -86,8 +86,8 @@ impl LiveTensors {
         self.variants.retain(|&(tensor, micro_batch), _| micro_batch != ALL_MICRO_BATCHES || !is_dropped(tensor));
     }
 
-    /// Forgets all but the smallest variants of every tensor of a micro-batch. A gathered sequence, for
-    /// example, is gathered again when the backward pass needs it.
+    /// Forgets all but the smallest variants of every tensor of a micro-batch. A gathered sequence,
+    /// for example, is gathered again when the backward pass needs it.
     pub(super) fn forget_larger_variants(&mut self, list: &ListBuilder, micro_batch: usize) {
         for (_, variants) in self.variants.iter_mut().filter(|((_, of), _)| *of == micro_batch) {
             retain_smallest(list, variants);

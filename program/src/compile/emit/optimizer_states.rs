@@ -1,8 +1,9 @@
 //! Offloaded optimizer state: only the update of a bucket needs its state on the device.
 //!
-//! The device has staging buffers for the states of a few buckets. While one bucket is updated, the state
-//! of the next comes in and that of the last goes out, each direction on a stream of its own. No
-//! instruction waits here: that a staging buffer is free follows from the instructions that use it.
+//! The device has staging buffers for the states of a few buckets. While one bucket is updated, the
+//! state of the next comes in and that of the last goes out, each direction on a stream of its own.
+//! No instruction waits here: that a staging buffer is free follows from the instructions that use
+//! it.
 
 use super::list::{Label, ListBuilder};
 use super::persistent::{BucketBuffers, PersistentBuffers};
@@ -20,8 +21,8 @@ pub(super) struct StagedStates {
 }
 
 impl StagedStates {
-    /// Adds staging buffers, each as large as the largest bucket that uses it, and begins to bring in the
-    /// first buckets. `None` if the states are on the device anyway.
+    /// Adds staging buffers, each as large as the largest bucket that uses it, and begins to bring
+    /// in the first buckets. `None` if the states are on the device anyway.
     pub(super) fn new(list: &mut ListBuilder, persistent: &PersistentBuffers) -> Option<Self> {
         let buckets = &persistent.buckets;
         let is_offloaded = |state: &BufferId| list.buffer(*state).memory == MemoryKind::Host;
@@ -47,8 +48,8 @@ impl StagedStates {
         &self.on_device[bucket]
     }
 
-    /// After a bucket's update: takes its states out, and brings in those of the bucket that uses the
-    /// staging buffer next.
+    /// After a bucket's update: takes its states out, and brings in those of the bucket that uses
+    /// the staging buffer next.
     pub(super) fn take_out(&mut self, list: &mut ListBuilder, persistent: &PersistentBuffers, bucket: usize) {
         let name = format!("optimizer state {bucket}");
         for (&device, &host) in self.on_device[bucket].iter().zip(&persistent.buckets[bucket].states) {

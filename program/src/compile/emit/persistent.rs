@@ -1,5 +1,5 @@
-//! The persistent buffers of a stage: parameters, gradients, optimizer state, running statistics and
-//! sums. Training and evaluation declare the same buffers in the same order.
+//! The persistent buffers of a stage: parameters, gradients, optimizer state, running statistics
+//! and sums. Training and evaluation declare the same buffers in the same order.
 
 use super::list::ListBuilder;
 use super::stage::Stage;
@@ -118,8 +118,8 @@ impl PersistentBuffers {
         self.buckets.push(BucketBuffers { parameters, gradients, states });
     }
 
-    /// Running statistics, and the sums of batch statistics that update them. Sums over the same axes
-    /// share a buffer, so that one collective reduces them.
+    /// Running statistics, and the sums of batch statistics that update them. Sums over the same
+    /// axes share a buffer, so that one collective reduces them.
     fn declare_statistics(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
         let mut by_axes: BTreeMap<Vec<Axis>, Vec<&RunningStatistics>> = BTreeMap::new();
         for running in &stage.state.running {
@@ -142,8 +142,8 @@ impl PersistentBuffers {
         }
     }
 
-    /// The loss, the number of correct predictions and the number of dropped tokens, in the stage that
-    /// computes them.
+    /// The loss, the number of correct predictions, and the number of expert choices without a free
+    /// slot, in the stage that computes them.
     fn declare_sums(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
         for id in stage.forward_operators() {
             for output in &stage.operator(id).outputs {
@@ -202,7 +202,8 @@ fn placements_after_reduction(bucket: &Bucket) -> Placements {
     })
 }
 
-/// The buffer of the update control: what gradient clipping and loss scaling keep from step to step.
+/// The buffer of the update control: what gradient clipping and loss scaling keep from step to
+/// step.
 fn update_control(list: &mut ListBuilder, stage: &Stage<'_>) -> Option<BufferId> {
     let scales_loss = stage.plan.scales_loss();
     if stage.plan.training.clip_norm.is_none() && !scales_loss {

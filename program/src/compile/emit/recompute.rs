@@ -1,5 +1,5 @@
-//! Recomputation: the forward operators of each block that the backward pass runs again, and the tensors
-//! that are forgotten until then.
+//! Recomputation: the forward operators of each block that the backward pass runs again, and the
+//! tensors that are forgotten until then.
 
 use crate::compile::lowering::Lowering;
 use crate::plan::Recompute;
@@ -30,8 +30,8 @@ impl Recomputation {
         let is_kept = kept_operators(lowering, recompute);
         let mut is_needed = vec![false; graph.operators.len()];
         for (index, operator) in graph.operators.iter().enumerate().rev() {
-            // A forward operator is not run again, and needs no inputs, if nothing needs it or its result is
-            // kept.
+            // A forward operator is not run again, and needs no inputs, if nothing needs it or its
+            // result is kept.
             if operator.pass == Pass::Forward && (!is_needed[index] || is_kept[index]) {
                 continue;
             }

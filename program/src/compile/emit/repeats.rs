@@ -1,23 +1,27 @@
-//! Micro-batches that repeat another. A stage does for one micro-batch what it does for the next, in
-//! other buffers. So one micro-batch is emitted, and the instructions and buffers that it left are copied
-//! for the others.
+//! Micro-batches that repeat another. A stage does for one micro-batch what it does for the next,
+//! in other buffers. So one micro-batch is emitted, and the instructions and buffers that it left
+//! are copied for the others.
 //!
-//! Some micro-batches are unique. The first of a pass through a chunk writes to sums that later ones add
-//! to, the last completes gradients that are then reduced, and before the first of a pass sharded
-//! parameters are gathered. All other micro-batches with the same passes in the same order repeat the
-//! first of them, their template.
+//! Some micro-batches are unique: the first and the last of each kind of pass through a chunk. The
+//! first writes to sums that later ones add to; the last completes gradients, which are then
+//! reduced. If sharded parameters are gathered once a step, the micro-batch of the task before each
+//! first pass is unique too: the gather runs during that task. If they are gathered for every pass,
+//! all micro-batches are unique. Each other micro-batch repeats the first earlier one that has the
+//! same passes and messages in the same order; if there is none, it is a template.
 //!
-//! A segment is what is emitted at once: a pass, or the receipt of one message. A micro-batch's passes come
-//! in a fixed order and its messages anywhere between them, so a buffer is identified by the segment that
-//! added it and its number within the segment. Instructions mean nothing here, except for those that
-//! depend on the index of a sample.
+//! A segment is what is emitted at once: a pass, or the receipt of one message. A micro-batch's
+//! messages may arrive anywhere between its passes. So a buffer is identified by the segment that
+//! added it and its number within the segment. Instructions are copied without looking at what they
+//! do, except for those that depend on the index of a sample.
+
+mod itinerary;
 
 use crate::compile::messages::Receive;
 use crate::compile::state::ParameterGathers;
 use crate::program::{Buffer, BufferId, Few, Instruction, Operation, StageProgram};
-use crate::schedule::{StagePass, Task};
+use crate::schedule::Task;
 use foretell_models::TensorId;
-use std::collections::BTreeSet;
+use itinerary::{Itinerary, itineraries, unique_micro_batches};
 use std::sync::Arc;
 
 /// The micro-batches of a list that repeat others.
@@ -31,14 +35,15 @@ pub(super) struct Repeats {
 
 /// How a micro-batch relates to others.
 enum Repetition {
-    /// No other micro-batch is like it.
+    /// It is emitted and never copied.
     Unique,
-    /// Others repeat it. The index in [`Repeats::templates`].
+    /// Others may repeat it. The index in [`Repeats::templates`].
     Template(usize),
     /// It repeats a template.
     Copy {
         template: usize,
-        /// The id of the first buffer of each of its segments, counted from 1; the entry of [`OUTSIDE`] is 0.
+        /// The id of the first buffer of each segment; segments count from 1. Entry [`OUTSIDE`]
+        /// is 0.
         first_buffers: Vec<u32>,
         /// The number of its passes so far.
         passes: usize,
@@ -114,8 +119,8 @@ struct RecordedInstruction {
     counts_samples: bool,
 }
 
-/// A buffer as a template refers to it: number `number`, from 0, of those that segment `segment`, from 1,
-/// added. With segment [`OUTSIDE`] it is the buffer with id `number`.
+/// A template's reference to a buffer: the segment that added it, counted from 1, and its number
+/// within the segment, counted from 0. With segment [`OUTSIDE`] `number` is the buffer's id.
 #[derive(Clone, Copy)]
 struct BufferReference {
     segment: u32,
@@ -135,31 +140,6 @@ pub(super) struct ListEnd {
 impl ListEnd {
     pub(super) fn of(program: &StageProgram) -> Self {
         Self { instructions: program.instructions.len(), buffers: program.buffers.len() }
-    }
-}
-
-/// The segments of a micro-batch, and when each of them comes in the list.
-#[derive(Default)]
-struct Itinerary {
-    /// The chunk and pass of each pass in order, and whether the backward pass of the same chunk follows
-    /// at once.
-    passes: Vec<(usize, StagePass, bool)>,
-    /// The tensor and sending stage of each message, ascending.
-    messages: Vec<(TensorId, usize)>,
-    /// The positions of the passes among all segments of the list.
-    pass_positions: Vec<usize>,
-    /// The positions of the messages among all segments of the list.
-    message_positions: Vec<usize>,
-}
-
-impl Itinerary {
-    /// Whether `earlier` has the same segments, each of them earlier.
-    fn repeats(&self, earlier: &Self) -> bool {
-        let all_later = |own: &[usize], others: &[usize]| own.iter().zip(others).all(|(own, other)| own > other);
-        self.passes == earlier.passes
-            && self.messages == earlier.messages
-            && all_later(&self.pass_positions, &earlier.pass_positions)
-            && all_later(&self.message_positions, &earlier.message_positions)
     }
 }
 
@@ -257,8 +237,8 @@ impl Repeats {
             let instruction = Instruction { reads: Few::new(), writes: Few::new(), ..instruction.clone() };
             recorded.instructions.push(RecordedInstruction { instruction, reads, writes, counts_samples });
         }
-        // Reserve space for all copies that are known to come: lists are long, and growing them step by step
-        // would copy as much as the copies themselves.
+        // Reserve space for all copies that are known to come: lists are long, and growing them
+        // step by step would copy as much as the copies themselves.
         left.instructions += *copies * recorded.instructions.len();
         left.buffers += *copies * recorded.buffers.len();
         program.instructions.reserve(left.instructions);
@@ -305,7 +285,8 @@ impl Repeats {
     }
 }
 
-/// The ids of some operands. Most instructions have at most four, which need no heap and no iterator.
+/// The ids of some operands. Most instructions have at most four, which need no heap and no
+/// iterator.
 fn buffer_ids(operands: &[BufferReference], buffer: impl Fn(&BufferReference) -> BufferId) -> Few<BufferId> {
     let mut ids = [BufferId(0); 4];
     if operands.len() > ids.len() {
@@ -315,58 +296,11 @@ fn buffer_ids(operands: &[BufferReference], buffer: impl Fn(&BufferReference) ->
     Few::from_buf_and_len(ids, operands.len())
 }
 
-/// The itinerary of each micro-batch.
-fn itineraries(tasks: &[Task], receives: &[Vec<Receive>]) -> Vec<Itinerary> {
-    let count = tasks.iter().map(|task| task.micro_batch + 1).max().unwrap_or(0);
-    let mut itineraries: Vec<Itinerary> = (0..count).map(|_| Itinerary::default()).collect();
-    let mut messages: Vec<Vec<(TensorId, usize, usize)>> = vec![Vec::new(); count];
-    let mut position = 0;
-    for (index, task) in tasks.iter().enumerate() {
-        for receive in receives.get(index).into_iter().flatten() {
-            position += 1;
-            if let Some(messages) = messages.get_mut(receive.micro_batch) {
-                messages.push((receive.tensor, receive.from, position));
-            }
-        }
-        position += 1;
-        let itinerary = &mut itineraries[task.micro_batch];
-        let returns = tasks.get(index + 1).is_some_and(|next| task.returns_with(next));
-        itinerary.passes.push((task.chunk, task.pass, returns));
-        itinerary.pass_positions.push(position);
-    }
-    for (itinerary, mut messages) in itineraries.iter_mut().zip(messages) {
-        messages.sort_unstable();
-        itinerary.messages = messages.iter().map(|&(tensor, from, _)| (tensor, from)).collect();
-        itinerary.message_positions = messages.iter().map(|&(.., position)| position).collect();
-    }
-    itineraries
-}
-
-/// The micro-batches for which a stage does something that it does for no other.
-fn unique_micro_batches(tasks: &[Task], gathers: ParameterGathers) -> BTreeSet<usize> {
-    let mut unique = BTreeSet::new();
-    let mut seen = BTreeSet::new();
-    for (index, task) in tasks.iter().enumerate() {
-        if seen.insert((task.chunk, task.pass)) {
-            unique.insert(task.micro_batch);
-            // The first parameters that a pass reads are gathered during the task before it.
-            let before = index.checked_sub(1).filter(|_| gathers == ParameterGathers::Once);
-            unique.extend(before.map(|before| tasks[before].micro_batch));
-        }
-    }
-    for task in tasks.iter().rev() {
-        if seen.remove(&(task.chunk, task.pass)) {
-            unique.insert(task.micro_batch);
-        }
-    }
-    unique
-}
-
 /// The same operation for another first sample; `None` if it does not depend on samples.
 fn from_sample(operation: &Operation, first_sample: usize) -> Option<Operation> {
     match *operation {
         Operation::Compute { kernel, accumulate, group } => {
-            let moved = kernel.from_sample(first_sample);
+            let moved = kernel.with_first_sample(first_sample);
             (moved != kernel).then_some(Operation::Compute { kernel: moved, accumulate, group })
         }
         Operation::Load { input, samples, .. } => Some(Operation::Load { input, first_sample, samples }),
@@ -382,7 +316,8 @@ mod tests {
     use crate::program::Program;
     use foretell_models::Model;
 
-    /// The Programs of a plan, with repeated micro-batches copied and with every micro-batch emitted.
+    /// A plan's Programs, compiled twice: first with copied micro-batches, then with every
+    /// micro-batch emitted.
     fn both(model: &str, rest: &str) -> [Vec<Program>; 2] {
         let model: Model = serde_json::from_str(model).expect("a model");
         let plan: Plan = serde_json::from_str(&format!("{{\"optimizer\": \"adam\", {rest}}}")).expect("a plan");

@@ -1,20 +1,21 @@
-//! Ring attention (Liu et al. 2023): keys and values travel around the ranks of `context`, one part per
-//! step, while the ranks compute.
+//! Ring attention (Liu et al. 2023): keys and values travel around the ranks of `context`, one part
+//! per step, while the ranks compute.
 //!
-//! In step t a rank attends with its own queries to the part that started t ranks before it, and passes
-//! that part on meanwhile. The result is merged with those of earlier steps. In the backward pass the
-//! gradients of keys and values travel with them and collect every rank's contribution; one more shift
-//! than those of keys and values brings them home. A contribution is computed while the sum so far is
-//! still in transit, and added when it arrives, so no step waits for the gradients of the step before.
+//! In step t a rank attends with its own queries to the part that started t ranks before it, and
+//! passes that part on meanwhile. The result is merged with those of earlier steps. In the backward
+//! pass the gradients of keys and values travel with them and collect every rank's contribution.
+//! The gradients take one shift more than keys and values, which brings them back to their rank. A
+//! contribution is computed while the sum so far is still in transit, and added when it arrives, so
+//! no step waits for the gradients of the step before.
 //!
-//! Parts arrive in two alternating buffers, whatever the number of steps. Sums over steps are in single
-//! precision.
+//! Parts arrive in at most two alternating buffers, whatever the number of steps. Sums over steps
+//! are in single precision.
 
 use super::list::{Label, ListBuilder};
 use crate::collective::{Collective, CollectiveRole};
 use crate::mesh::{Axis, Group};
 use crate::program::{BufferId, BufferRole, GroupId};
-use foretell_models::{Attention, Kernel, KeyStep};
+use foretell_models::{Attention, Kernel, RingStep};
 use foretell_units::DataType;
 
 /// Keys and values, or their gradients.
@@ -31,8 +32,8 @@ pub(super) struct Ring<'a> {
 }
 
 impl Ring<'_> {
-    /// Appends the equivalent of `kernel`, attention or its gradient with all keys. Operands are the
-    /// rank's own parts.
+    /// Appends the instructions that compute `kernel` around the ring: attention to all keys, or
+    /// its gradient. Operands are the rank's own parts.
     pub(super) fn attention(&mut self, kernel: Kernel, reads: &[BufferId], writes: &[BufferId]) {
         match (kernel, reads, writes) {
             (Kernel::Attention(sizes), &[q, k, v], &[out, log_sums]) => self.forward(sizes, [q, k, v], [out, log_sums]),
@@ -91,7 +92,7 @@ impl Ring<'_> {
 
     /// The sizes of one step, which sees one part of the keys.
     fn step_sizes(&self, sizes: Attention, step: usize) -> Attention {
-        let ring = Some(KeyStep { step, parts: self.ranks, unseen: false });
+        let ring = Some(RingStep { step, parts: self.ranks, unseen: false });
         Attention { keys: sizes.keys / self.ranks, query_parts: 1, query_offset: 0, ring, ..sizes }
     }
 

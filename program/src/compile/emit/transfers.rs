@@ -1,5 +1,5 @@
-//! Sends and receives of one tensor: the whole shard to a stage with the same mesh, or fragments of it
-//! to stages with other meshes.
+//! Sends and receives of one tensor: the whole shard to a stage with the same mesh, or fragments of
+//! it to stages with other meshes.
 
 use super::list::{Label, ListBuilder};
 use crate::compile::reshard::Fragment;
@@ -22,8 +22,8 @@ pub(super) fn send_fragment(list: &mut ListBuilder, label: Label<'_>, fragment: 
     list.send(label, fragment.peer, source);
 }
 
-/// Receives a fragment of `shard`: in place if it is contiguous, else into a packed buffer that is then
-/// unpacked.
+/// Receives a fragment of `shard`: in place if it is contiguous, else into a packed buffer that is
+/// then unpacked.
 pub(super) fn receive_fragment(list: &mut ListBuilder, label: Label<'_>, fragment: &Fragment, shard: BufferId) {
     let mut target = shard;
     let mut unpackings = Vec::new();
@@ -50,8 +50,8 @@ enum Cut {
     Whole,
     /// The part is contiguous: a view of it.
     View(BufferId),
-    /// The part is `part` columns from `start` on in each of `rows` rows of `columns`: a new buffer that
-    /// holds them packed.
+    /// The part is `part` columns from `start` on in each of `rows` rows of `columns`: a new buffer
+    /// that holds them packed.
     Packed { packed: BufferId, rows: usize, columns: usize, start: usize, part: usize },
 }
 

@@ -1,8 +1,8 @@
 //! The end of a step: the gradient norm, the update of all parameters, and the update of running
 //! statistics.
 //!
-//! If ZeRO shards a bucket, each rank updates its shard. Ranks that keep whole parameters gather them at
-//! once. Otherwise they are gathered in the next step, before kernels that read them.
+//! If ZeRO shards a bucket, each rank updates its shard. Ranks that keep whole parameters gather
+//! them at once. Otherwise they are gathered in the next step, before kernels that read them.
 
 use super::buckets::GradientBuckets;
 use super::list::{Label, ListBuilder};
@@ -48,8 +48,8 @@ impl Update<'_> {
         self.list.compute_in_group(Label::of_step(name, Phase::Update), kernel, Some(group), &[from], &[to]);
     }
 
-    /// Sums the squares of all reduced gradients, bucket by bucket. If the update depends on the norm, also
-    /// sums them over buckets, ranks with other shards, and stages.
+    /// Sums the squares of all reduced gradients, bucket by bucket. If the update depends on the
+    /// norm, also sums them over buckets, ranks with other shards, and stages.
     fn gradient_norm(&mut self) {
         let persistent = self.persistent;
         let (norms, is_controlled) = (&persistent.norms, persistent.control.is_some());
@@ -83,7 +83,8 @@ impl Update<'_> {
         }
     }
 
-    /// Sums the squares over all stages, and decides from the norm whether and how parameters are updated.
+    /// Sums the squares over all stages, and decides from the norm whether and how parameters are
+    /// updated.
     fn decide_update(&mut self, totals: BufferId, elements: usize, control: BufferId) {
         let name = "squared norm";
         let norm = self.list.add_buffer(name, BufferRole::Sum, vec![1], DataType::Fp32);
@@ -95,8 +96,8 @@ impl Update<'_> {
                 self.list.all_reduce_of_step(name, Group::across(stages.collect()), norm);
             }
         } else {
-            // The all-reduce is over all ranks of all stages. In each stage, one rank contributes the stage's
-            // sum and the others contribute zero.
+            // The all-reduce is over all ranks of all stages. In each stage, one rank contributes
+            // the stage's sum and the others contribute zero.
             let ranks = self.stage.lowering.mesh.ranks();
             let contributions = self.list.add_buffer(name, BufferRole::Sum, vec![ranks], DataType::Fp32);
             let first = self.list.add_view(name, contributions, 0, vec![1]);

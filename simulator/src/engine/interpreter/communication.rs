@@ -31,8 +31,8 @@ pub(super) struct Buffer {
 /// The members that have reached each collective.
 #[derive(Debug)]
 pub(super) struct Arrivals {
-    /// One entry for each group if its members reach one collective after the other, or else one for
-    /// each collective.
+    /// One entry for each group if its members reach one collective after the other, or else one
+    /// for each collective.
     entries: Vec<CollectiveArrivals>,
     is_one_per_group: bool,
 }
@@ -139,7 +139,8 @@ impl<'a> Interpreter<'a> {
         }
     }
 
-    /// Begins a message if both ends are ready, or if the sender is and the message fits the buffer.
+    /// Begins a message if both ends are ready, or if the sender is and the message fits the
+    /// buffer.
     fn try_message(&mut self, message: Communication) {
         let Communicator::Channel(number, channel) = communicator(self.lowered, message.communicator) else { return };
         let capacity = self.lowered.costs.buffered.count();
@@ -264,8 +265,8 @@ impl<'a> Interpreter<'a> {
         self.add_fluid(FluidOwner::Communication(communication), left, links.chain(processors), growth);
     }
 
-    /// Keeps links of a network busy with the backlog of a communication that has ended. A shaper or
-    /// a port lets the start of a message pass at once, so a short message alone arrives earlier
+    /// Keeps links of a network busy with the backlog of a communication that has ended. A shaper
+    /// or a port lets the start of a message pass at once, so a short message alone arrives earlier
     /// than the link's rate allows, and the next message waits for the difference.
     fn add_backlogs(&mut self, communication: Communication) {
         let cost = self.cost_of(communication);

@@ -10,8 +10,8 @@
 //! on the links. A kernel that has its processor to itself bypasses the solver.
 //!
 //! A rank's state is how far each of its streams is, and the end times that others may still need.
-//! Its size follows from the slots of the block list, not from the number of instructions. Spans are
-//! kept only if asked for. Nothing is allocated during a run once its queues have reached their
+//! Its size follows from the slots of the block list, not from the number of instructions. Spans
+//! are kept only if asked for. Nothing is allocated during a run once its queues have reached their
 //! largest size.
 //!
 //! The interpreter knows no schedules, layouts or kernels.
@@ -29,7 +29,7 @@ mod ring_steps;
 mod state;
 mod streams;
 
-use super::block_work::{BlockWork, block_work};
+use super::block_times::{BlockTimes, block_times};
 use super::scenario::FastPath;
 use super::{EventQueue, Recording, ResolvedCosts, RunOutcome, Runnable, Scenario};
 use crate::error::SimulationError;
@@ -50,8 +50,8 @@ use state::{Memory, Progress, RankState};
 /// Runs a Program once.
 pub(crate) fn interpret(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<RunOutcome, SimulationError> {
     let costs = ResolvedCosts::new(&runnable.lowered, scenario.quantile);
-    let work = block_work(&runnable.lowered, &runnable.block_lists, scenario.quantile);
-    let mut interpreter = Interpreter::new(runnable, scenario, &costs, &work);
+    let times = block_times(&runnable.lowered, &runnable.block_lists, scenario.quantile);
+    let mut interpreter = Interpreter::new(runnable, scenario, &costs, &times);
     interpreter.start_all();
     while interpreter.least_step.is_none() && interpreter.advance() {}
     match interpreter.least_step {
@@ -86,8 +86,8 @@ struct Interpreter<'a> {
     processors: Vec<Processor>,
     /// The resource that is the first processor; links come before it.
     first_processor: u32,
-    /// For each communicator, how often an exclusive use of its members' processors has ended; drops
-    /// the event of the planned end.
+    /// For each communicator, how often an exclusive use of its members' processors has ended;
+    /// drops the event of the planned end.
     exclusive_generations: Vec<u32>,
     run_ahead: RunAheadState,
     /// For each rank, its communicators: see [`RankState::first_communicator`].
@@ -115,7 +115,7 @@ impl<'a> Interpreter<'a> {
         runnable: &'a Runnable<'a>,
         scenario: &'a Scenario,
         costs: &'a ResolvedCosts<'a>,
-        work: &'a [Vec<Vec<BlockWork>>],
+        times: &'a [Vec<Vec<BlockTimes>>],
     ) -> Self {
         let lowered = &runnable.lowered;
         let (mut streams, mut slots) = (0, 0);
@@ -128,7 +128,7 @@ impl<'a> Interpreter<'a> {
             let handoff = parameters.stream_handoff.at(scenario.quantile) * quota.unwrap_or(1.0);
             ranks.push(RankState {
                 block_list,
-                work: &work[rank.list][rank.work],
+                times: &times[rank.list][rank.times],
                 pace: scenario.paces.get(rank.rank.0).copied().unwrap_or(1.0),
                 handoff: handoff.into(),
                 max_rate: quota.map_or(1.0, |speed| 1.0 / speed),
@@ -138,7 +138,7 @@ impl<'a> Interpreter<'a> {
                 first_slot: slots,
                 first_communicator: communicators.len() as u32,
                 end: Picoseconds::ZERO,
-                has_launches: !lowered.work[rank.list][rank.work].launched.is_empty(),
+                has_launches: !lowered.times[rank.list][rank.times].launched.is_empty(),
                 meter: Meter::default(),
                 host_delay: Picoseconds::ZERO,
             });
@@ -245,16 +245,16 @@ impl<'a> Interpreter<'a> {
         true
     }
 
-    /// The next event. With many ranks, most of an event's time is spent on fetching the rank's state
-    /// from memory. So the ranks of events that follow soon are prefetched, several at once.
+    /// The next event. With many ranks, most of an event's time is spent on fetching the rank's
+    /// state from memory. So the ranks of events that follow soon are prefetched, several at once.
     fn next_event(&mut self) -> Option<Event> {
         if self.ranks.len() < PREFETCH_RANKS {
-            return self.queue.next();
+            return self.queue.pop();
         }
         let Self { queue, ranks, progress, ends, communicators, processors, .. } = self;
         let memory = Memory { ranks, progress, ends, communicators, processors };
         let mut fetched = 0;
-        let event = queue.next_with_preview(|event| {
+        let event = queue.pop_with_preview(|event| {
             if let Event::ExclusiveEnds { task, .. } | Event::Start(task) = event {
                 fetched ^= memory.prefetch(task.rank);
             }

@@ -27,9 +27,9 @@ impl Interpreter<'_> {
         }
         let last = timelines.iter().map(|rank| rank.end).max().unwrap_or(Picoseconds::ZERO);
         // Equivalent ranks share the timeline of their representative.
-        let of_rank = self.lowered.of_rank.iter().map(|&index| Arc::clone(&timelines[index as usize]));
+        let by_rank = self.lowered.representative_of.iter().map(|&index| Arc::clone(&timelines[index as usize]));
         Ok(RunOutcome {
-            timeline: Timeline { origin: Origin::Predicted, ranks: of_rank.collect() },
+            timeline: Timeline { origin: Origin::Predicted, ranks: by_rank.collect() },
             breakdowns,
             events: self.queue.handled() + self.run_ahead.blocks_without_event,
             #[cfg(test)]
@@ -57,8 +57,8 @@ impl Interpreter<'_> {
                 instructions.sort_unstable();
                 instructions
             };
-            // Blocks that began and did not end are where the rank hangs. If there are none, its own
-            // instructions wait for each other.
+            // Blocks that began and did not end are where the rank hangs. If there are none, its
+            // own instructions wait for each other.
             let mut hanging = next(true);
             if hanging.is_empty() {
                 hanging = next(false).into_iter().take(1).collect();

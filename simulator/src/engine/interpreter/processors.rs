@@ -9,7 +9,7 @@ use foretell_units::Picoseconds;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fluid {
     pub(super) owner: FluidOwner,
-    /// Work left at `since`, in picoseconds alone.
+    /// ListTimes left at `since`, in picoseconds alone.
     pub(super) left: f64,
     pub(super) since: Picoseconds,
     pub(super) generation: u32,
@@ -60,7 +60,7 @@ impl Interpreter<'_> {
         if self.try_run_ahead(task, self.queue.now()) {
             return;
         }
-        let (now, work) = (self.queue.now(), self.work(task));
+        let (now, work) = (self.queue.now(), self.duration(task));
         let category = self.block(task).category;
         self.ranks[task.rank as usize].meter.begin(category, now);
         let processor = self.processor_index(task.rank);
@@ -76,8 +76,8 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Reserves an idle processor for a kernel block that begins at a later time. Returns `false` if
-    /// the processor is in use.
+    /// Reserves an idle processor for a kernel block that begins at a later time. Returns `false`
+    /// if the processor is in use.
     pub(super) fn compute_in_advance(&mut self, task: Task, start: Picoseconds) -> bool {
         if self.try_run_ahead(task, start) {
             return true;
@@ -87,7 +87,7 @@ impl Interpreter<'_> {
         if !self.is_idle(resource) {
             return false;
         }
-        let (end, category) = (start + self.work(task), self.block(task).category);
+        let (end, category) = (start + self.duration(task), self.block(task).category);
         let state = &mut self.processors[processor];
         state.exclusive = Some(Exclusive { owner: ExclusiveOwner::Task(task), end });
         self.queue.schedule(end, Event::ExclusiveEnds { task, generation: state.generation });
@@ -98,7 +98,7 @@ impl Interpreter<'_> {
     /// Starts a load or a copy, which takes a share of the processor and no link. It leaves the
     /// processor to kernels, as the executor's streams do, and proceeds when they wait.
     pub(super) fn run_beside_kernels(&mut self, task: Task, share: f64) {
-        let (now, work) = (self.queue.now(), self.work(task));
+        let (now, work) = (self.queue.now(), self.duration(task));
         let category = self.block(task).category;
         self.ranks[task.rank as usize].meter.begin(category, now);
         if share > 0.0 {
@@ -127,10 +127,10 @@ impl Interpreter<'_> {
         state.exclusive = None;
         state.generation += 1;
         let left = end.saturating_sub(now);
-        if left > self.work(task) {
+        if left > self.duration(task) {
             // It has not begun yet.
             self.ranks[task.rank as usize].meter.cancel_kernel();
-            self.queue.schedule(end.saturating_sub(self.work(task)), Event::Start(task));
+            self.queue.schedule(end.saturating_sub(self.duration(task)), Event::Start(task));
             return;
         }
         self.record_exclusive_progress(task, end, now);
@@ -221,7 +221,7 @@ impl Interpreter<'_> {
     /// Records which kernels of a block have ended by `now`. The block has had its processor to
     /// itself and would end at `end`.
     pub(super) fn record_exclusive_progress(&mut self, task: Task, end: Picoseconds, now: Picoseconds) {
-        let work = self.work(task);
+        let work = self.duration(task);
         self.record_progress(task, work.0 as f64 - end.saturating_sub(now).0 as f64, |done| {
             Picoseconds((end.0 + done.round() as u64).saturating_sub(work.0))
         });
@@ -232,7 +232,7 @@ impl Interpreter<'_> {
         if let FluidOwner::Task(task) = fluid.owner
             && rate > 0.0
         {
-            let before = self.work(task).0 as f64 - fluid.left;
+            let before = self.duration(task).0 as f64 - fluid.left;
             let done = before + rate * now.saturating_sub(fluid.since).0 as f64;
             let since = fluid.since;
             self.record_progress(task, done, |done| {
@@ -251,10 +251,10 @@ impl Interpreter<'_> {
         if instructions.len() < 2 {
             return;
         }
-        let (list, work) = self.lowered.work(task.rank as usize);
+        let (list, times) = self.lowered.list_and_times(task.rank as usize);
         let quantile = self.scenario.quantile;
         let ends = instructions.iter().scan(Picoseconds::ZERO, |sum, &one| {
-            *sum += work.duration(list, one, quantile);
+            *sum += times.duration(list, one, quantile);
             Some(at_pace(*sum, state.pace).0 as f64)
         });
         recorder.progress(task.rank, instructions, ends, done, time_of);

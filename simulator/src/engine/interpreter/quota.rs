@@ -1,7 +1,8 @@
 //! Devices with a quota: a share of a processor's time, as a control group gives it (Linux
-//! `cpu.max`). A device may use its budget of processor time in each period. Once it is used up, the
-//! device stands still until the next period, and what is left of a budget is lost. So a device that
-//! waits for others most of the time runs at full speed, and one that never waits gets its share.
+//! `cpu.max`). A device may use its budget of processor time in each period. Once it is used up,
+//! the device stands still until the next period, and what is left of a budget is lost. So a device
+//! that waits for others most of the time runs at full speed, and one that never waits gets its
+//! share.
 //!
 //! Costs are those of the long run: at that pace a device uses up a period's budget in one period.
 //! While it runs, its rate is the inverse of its share. All periods begin together, since nothing

@@ -1,8 +1,8 @@
 //! Runs collectives around rings step by step.
 //!
 //! A member sends its next message when its last one has arrived and so has the last one to it. It
-//! sends the first when both ends have entered the collective. So a member may be steps ahead of one
-//! that came late, and is delayed only as far as messages come round.
+//! sends the first when both ends have entered the collective. So a member may be steps ahead of
+//! one that came late, and is delayed only as far as messages come round.
 
 use super::Interpreter;
 use super::event::{Event, Task};
@@ -190,8 +190,8 @@ impl Interpreter<'_> {
         } else if rings.hops[state.before as usize].arrived < state.arrived {
             return;
         }
-        // A ring that is folded onto one member waits for itself alone. If it is uncontended, all of
-        // its messages follow each other without a gap.
+        // A ring that is folded onto one member waits for itself alone. If it is uncontended, all
+        // of its messages follow each other without a gap.
         let is_uncontended = rings.is_uncontended[hop as usize];
         let messages = if is_uncontended && state.before == hop { last - state.arrived } else { 1 };
         rings.hops[hop as usize].under_way = messages;

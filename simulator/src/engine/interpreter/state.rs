@@ -2,7 +2,7 @@
 
 use super::meter::Meter;
 use super::processors::Processor;
-use crate::engine::block_work::BlockWork;
+use crate::engine::block_times::BlockTimes;
 use crate::engine::blocks::BlockList;
 use foretell_units::Picoseconds;
 
@@ -10,8 +10,8 @@ use foretell_units::Picoseconds;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RankState<'a> {
     pub(super) block_list: &'a BlockList,
-    /// The work of each of its blocks.
-    pub(super) work: &'a [BlockWork],
+    /// The durations of its blocks.
+    pub(super) times: &'a [BlockTimes],
     /// The factor by which its device is slower than its costs.
     pub(super) pace: f64,
     /// Time from the end of an instruction until a dependent in another stream may begin.
@@ -34,7 +34,7 @@ pub(super) struct RankState<'a> {
     /// Whether launches take its host any time.
     pub(super) has_launches: bool,
     pub(super) meter: Meter,
-    /// How far its host is behind [`BlockWork::launched`], because it had to wait.
+    /// How far its host is behind [`BlockTimes::launched`], because it had to wait.
     pub(super) host_delay: Picoseconds,
 }
 

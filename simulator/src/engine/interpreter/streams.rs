@@ -68,10 +68,10 @@ impl<'a> Interpreter<'a> {
         let rank = &mut self.ranks[task.rank as usize];
         rank.end = now;
         let (block_list, first_stream, first_slot) = (rank.block_list, rank.first_stream as usize, rank.first_slot as usize);
-        let work = &rank.work[task.block as usize];
-        if work.host_waits {
+        let times = &rank.times[task.block as usize];
+        if times.host_waits {
             // The host launches later blocks from now on.
-            rank.host_delay = rank.host_delay.max(now.saturating_sub(work.launched));
+            rank.host_delay = rank.host_delay.max(now.saturating_sub(times.launched));
         }
         self.unfinished -= block.range().len();
         if let Some(recorder) = &mut self.recorder {
@@ -140,7 +140,7 @@ impl<'a> Interpreter<'a> {
             start = start.max(self.ends[(state.first_slot + dependency.slot) as usize] + state.handoff);
         }
         if state.has_launches {
-            start = start.max(state.work[next as usize].launched + state.host_delay);
+            start = start.max(state.times[next as usize].launched + state.host_delay);
         }
         Some((next, start))
     }
@@ -182,17 +182,17 @@ impl<'a> Interpreter<'a> {
     }
 
     /// The duration of a block alone, at the pace of its rank.
-    pub(super) fn work(&self, task: Task) -> Picoseconds {
+    pub(super) fn duration(&self, task: Task) -> Picoseconds {
         let rank = &self.ranks[task.rank as usize];
-        at_pace(rank.work[task.block as usize].duration, rank.pace)
+        at_pace(rank.times[task.block as usize].duration, rank.pace)
     }
 
     pub(super) fn parameters(&self, rank: u32) -> &'a Parameters {
         self.lowered.costs.parameters(self.lowered.ranks[rank as usize].kind)
     }
 
-    /// The communicator that a rank numbers so: its groups come first, then the channels on which it
-    /// sends, then those on which it receives.
+    /// The communicator that a rank numbers so: its groups come first, then the channels on which
+    /// it sends, then those on which it receives.
     pub(super) fn communicator_of(&self, rank: u32, number: u32) -> u32 {
         self.communicators[(self.ranks[rank as usize].first_communicator + number) as usize]
     }

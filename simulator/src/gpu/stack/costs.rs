@@ -124,8 +124,8 @@ pub struct CommunicationCosts {
     /// HybridEP).
     #[serde(default)]
     pub once_per_node: bool,
-    /// Time that a collective over `tensor` without overlap waits for the slowest rank, for each
-    /// doubling of the number of ranks.
+    /// Time that a collective over `tensor` waits for the slowest rank, for each doubling of the
+    /// number of ranks.
     #[serde(default)]
     pub tensor_wait: Seconds,
     /// Slowdown of kernels beside communication: 0.1 means 10 % longer.

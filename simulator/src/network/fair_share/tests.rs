@@ -1,4 +1,4 @@
-//! Rates after every change, against an oracle that fills all resources anew.
+//! Rates after every change, compared with an oracle that recomputes everything.
 
 use super::*;
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ fn uses(activity: &Wanted, resource: usize) -> f64 {
     activity.demands.iter().filter(|(one, _)| *one as usize == resource).map(|(_, weight)| weight).sum()
 }
 
-/// The same rule with nothing remembered: every sum is made anew in every round.
+/// Progressive filling without cached state: every round recomputes every sum.
 fn oracle(case: &Case) -> Vec<f64> {
     let mut rates: Vec<Option<f64>> = vec![None; case.activities.len()];
     while rates.iter().any(Option::is_none) {
@@ -69,14 +69,14 @@ fn solved(case: &Case) -> Vec<f64> {
 
 proptest! {
     #[test]
-    fn it_agrees_with_the_oracle(case in cases()) {
+    fn rates_agree_with_the_oracle(case in cases()) {
         for (one, two) in solved(&case).iter().zip(oracle(&case)) {
             prop_assert!((one - two).abs() <= 1e-6 * two.max(1e-3), "{one} {two}");
         }
     }
 
     #[test]
-    fn nobody_can_be_faster_at_the_cost_of_the_better_off_only(case in cases()) {
+    fn rates_meet_the_max_min_fairness_condition(case in cases()) {
         let rates = solved(&case);
         let used = |resource: usize| -> f64 {
             case.activities.iter().zip(&rates).map(|(one, rate)| uses(one, resource) * rate).sum()
@@ -87,7 +87,7 @@ proptest! {
         let level = |index: usize| rates[index] / case.activities[index].growth;
         for (index, activity) in case.activities.iter().enumerate() {
             let is_at_bound = rates[index] >= activity.bound * (1.0 - 1e-9);
-            // A resource that is used up, and that nobody better off uses.
+            // A saturated resource on which no user has a higher level.
             let is_held = (0..case.capacities.len()).any(|resource| {
                 uses(activity, resource) > 0.0
                     && used(resource) >= case.capacities[resource] * (1.0 - 1e-9)
@@ -99,9 +99,9 @@ proptest! {
         }
     }
 
-    /// Larger networks, in which many levels follow from each other; changed one by one, and several at once.
+    /// Larger networks with chains of dependent levels, changed one activity or several at a time.
     #[test]
-    fn after_every_change_it_agrees_with_the_oracle(
+    fn rates_agree_with_the_oracle_after_every_change(
         capacities in proptest::collection::vec(0.5f64..8.0, 20),
         activities in proptest::collection::vec(
             (proptest::collection::vec((0u32..20, prop_oneof![Just(1.0), 0.1f64..4.0]), 1..6), 0.1f64..30.0, 0.2f64..5.0), 60),
@@ -137,7 +137,7 @@ proptest! {
     }
 
     #[test]
-    fn changes_lead_where_a_fresh_start_leads(case in cases(), gone in proptest::collection::vec(any::<bool>(), 9)) {
+    fn incremental_rates_equal_those_of_a_fresh_solution(case in cases(), gone in proptest::collection::vec(any::<bool>(), 9)) {
         let mut share = FairShare::new(case.capacities.iter().copied());
         let mut ids = Vec::new();
         for one in &case.activities {
@@ -162,7 +162,7 @@ proptest! {
     }
 }
 
-/// Too large for the oracle, so what makes rates fair is checked itself: nobody can have more.
+/// The network is too large for the oracle, so the test checks the max-min condition itself.
 #[test]
 fn a_large_network_is_fair_after_each_of_many_changes() {
     let mut state = 7u64;
@@ -207,7 +207,7 @@ fn a_large_network_is_fair_after_each_of_many_changes() {
 
 #[test]
 fn a_kernel_and_a_flow_that_needs_little_share_a_processor() {
-    // As an operating system does: the flow gets the 0.3 that it needs, the kernel the rest.
+    // As under an operating system, the flow gets the 0.3 that it needs and the kernel the rest.
     let mut share = FairShare::new([1.0]);
     let kernel = share.add([(0, 1.0)], 1.0, 1.0);
     let flow = share.add([(0, 0.3)], 1.0, 1.0 / 0.3);
@@ -219,7 +219,7 @@ fn a_kernel_and_a_flow_that_needs_little_share_a_processor() {
 }
 
 #[test]
-fn who_uses_nothing_runs_at_its_bound() {
+fn an_activity_without_demands_runs_at_its_bound() {
     let mut share = FairShare::new([1.0]);
     let free = share.add([(0, 0.0)], 2.0, 1.0);
     assert_eq!(share.rate(free), 2.0);

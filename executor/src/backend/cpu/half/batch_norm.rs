@@ -1,4 +1,5 @@
-//! Batch normalisation of sixteen bits: what single precision does to a tensor, block by block of positions in the cache.
+//! Batch normalisation in half precision: blocks of positions are widened in the cache and treated
+//! as in single precision.
 
 use crate::backend::KernelCall;
 use crate::backend::cpu::batch_norm::{
@@ -8,7 +9,7 @@ use crate::backend::cpu::memory::{Scratch, floats, floats_mut, halves, halves_mu
 use crate::backend::cpu::sums::column_sums_normalised;
 use crate::half::Half;
 
-/// Elements of a block of positions: two or three of them, of single precision, stay in the first-level cache.
+/// Elements per block of positions: two or three such blocks in single precision fit the L1 cache.
 const BLOCK_ELEMENTS: usize = 4096;
 
 fn block_elements(positions: usize, channels: usize) -> usize {

@@ -1,6 +1,6 @@
-//! Convolutions of bfloat16, channels last: a pixel of `2n` channels is one of `n` words ([`dot`](super::dot)), so that the direct
-//! convolution of single precision runs on words. An odd number of channels, as the first convolution of a network has, gets one more
-//! of zeros.
+//! bf16 convolutions with channels last. A pixel of `2n` channels is a pixel of `n` words
+//! ([`dot`](super::dot)), so the direct convolution of single precision runs on words. An odd
+//! number of channels, as in a network's first convolution, is padded with a channel of zeros.
 
 use foretell_models::Window;
 
@@ -15,7 +15,7 @@ use crate::half::Half;
 /// Positions whose patches are gathered at once for a weight gradient.
 const POSITIONS: usize = 512;
 
-/// `y = x * w`. Says whether it has a way; nothing is written when not.
+/// `y = x * w`. Returns `false`, and writes nothing, if the convolution is not supported.
 pub(super) fn forward(y: &mut [u16], x: &[u16], w: &[u16], window: &Window, kernel: &MicroKernel, scratch: &mut Scratch) -> bool {
     if window.weight_elements() == 0 || y.is_empty() {
         return false;
@@ -36,22 +36,23 @@ pub(super) fn forward(y: &mut [u16], x: &[u16], w: &[u16], window: &Window, kern
     true
 }
 
-/// The window over words.
+/// The same window over words.
 fn in_pairs(window: &Window) -> Window {
     Window { in_channels: window.in_channels.div_ceil(2), ..*window }
 }
 
-/// Words of the copy that [`with_even_channels`] makes of so many words, if it makes one.
+/// Length of the copy that [`with_even_channels`] makes, in words; 0 if it makes none.
 fn even_elements(window: &Window, words: usize) -> usize {
     if window.in_channels.is_multiple_of(2) { 0 } else { words }
 }
 
-/// Pixels of input channels as words; copied where a channel of zeros is wanted.
+/// Returns pixels of input channels as words; copies them if a channel of zeros is needed.
 fn with_even_channels<'a>(copy: &'a mut [f32], pixels: &'a [u16], window: &Window) -> &'a [f32] {
     if window.in_channels.is_multiple_of(2) { words(pixels) } else { pad_rows(copy, pixels, window.in_channels) }
 }
 
-/// The gradient of the input of a convolution of stride one: the convolution of dy with the weights turned by half a circle.
+/// Input gradient of a convolution of stride 1: the convolution of dy with the weights rotated by
+/// 180 degrees.
 pub(super) fn input_gradient(
     dx: &mut [u16],
     dy: &[u16],
@@ -61,7 +62,7 @@ pub(super) fn input_gradient(
     scratch: &mut Scratch,
 ) -> bool {
     let is_turned_convolution = window.stride == 1 && window.padding < window.size && window.out_channels.is_multiple_of(2);
-    // With few channels most of a panel would be empty.
+    // With few channels most of a panel would be padding.
     if !is_turned_convolution || 2 * window.in_channels < kernel.panel_width || window.weight_elements() == 0 || dy.is_empty() {
         return false;
     }
@@ -83,7 +84,8 @@ pub(super) fn input_gradient(
     true
 }
 
-/// `dw (+)= x ⋆ dy`: directly, or as a product with gathered patches, `[out, patch] = dyᵀ · patches`.
+/// `dw (+)= x ⋆ dy`, directly or as a product with gathered patches, `[out, patch] = dyᵀ ·
+/// patches`.
 pub(super) fn weight_gradient(
     dw: &mut [f32],
     dy: &[u16],
@@ -102,7 +104,7 @@ pub(super) fn weight_gradient(
     }
     let pairs = in_pairs(window);
     let (taps, out) = (window.size * window.size, window.out_channels);
-    // With the channel of zeros, where there is one.
+    // Includes the channel of zeros, if any.
     let patch = taps * 2 * pairs.in_channels;
     let positions = window.batch * window.out_height() * window.out_width();
     let [patches, even_x, even_dw] = scratch.pieces([
@@ -128,8 +130,9 @@ pub(super) fn weight_gradient(
     true
 }
 
-/// As the direct weight gradient of single precision, [`direct`](crate::backend::cpu::direct), with sums over pairs of positions. The two
-/// of a pair are neighbours in an output line; their pixels are a stride apart, and are brought together when a line is copied.
+/// As the direct weight gradient of single precision ([`direct`](crate::backend::cpu::direct)),
+/// with sums over pairs of positions. A pair's positions are neighbours in an output line. Their
+/// pixels are a stride apart, and copying a line brings them together.
 fn weight_gradient_of_pairs(
     dw: &mut [f32],
     dy: &[u16],
@@ -142,7 +145,7 @@ fn weight_gradient_of_pairs(
     let Window { in_channels, out_channels, size, stride, padding, .. } = *window;
     let (out_height, out_width) = (window.out_height(), window.out_width());
     let (taps, pairs) = (size * size * in_channels, out_width.div_ceil(2));
-    // A line with its border and, for the last pixels' other halves, a stride of zeros more.
+    // A line with its border, and a further stride of zeros for the partners of the last pixels.
     let line = (window.width + 2 * padding) * in_channels;
     let bordered = line + stride * in_channels;
     let most_rows = (CHUNK / pairs).clamp(1, out_height);
@@ -192,8 +195,9 @@ fn weight_gradient_of_pairs(
                             turned.as_mut_ptr().wrapping_add((row * window_line + first + index) * out_channels + column)
                         });
                         let left = Rows::Neighbours(paired_x.as_ptr().wrapping_add(row * line + first));
-                        // SAFETY: from each tap on, the lines hold the pairs of all positions of these rows; dy has a whole panel at
-                        // each, as the panel's width divides the channels; the targets are different lines of the scratch.
+                        // SAFETY: from each tap on, the lines hold the pairs of all positions of
+                        // these rows; dy has a whole panel at each, as the panel's width divides
+                        // the channels; the targets are different lines of the scratch.
                         unsafe { kernel.tile(&sums, left, panel, &targets[..count], kernel.panel_width, !first_band) };
                     }
                 }
@@ -208,7 +212,8 @@ fn weight_gradient_of_pairs(
     }
 }
 
-/// The convolution of words with packed weights; sums of a band are in single precision until they are complete.
+/// Convolves words with packed weights. Sums of a band stay in single precision until they are
+/// complete.
 #[allow(clippy::too_many_arguments)]
 fn correlate(
     y: &mut [u16],
@@ -228,7 +233,8 @@ fn correlate(
             let source = band_source(x, first_image, images, first_row, out_rows, padded, window);
             let sums = &mut sums[..images * out_rows * out_width * window.out_channels];
             let target = Target { pointer: sums.as_mut_ptr(), images, out_rows };
-            // SAFETY: the source holds every pixel that the windows of these images' rows cover, and the sums are as many as they make.
+            // SAFETY: the source holds every pixel that the windows of these images' rows cover,
+            // and the sums are as many as they make.
             unsafe { run_band(source, packed, target, window, kernel) };
             let start = (first_image * out_height + first_row) * out_width * window.out_channels;
             Half::Bf16.narrow(&mut y[start..][..sums.len()], sums);
@@ -236,8 +242,8 @@ fn correlate(
     }
 }
 
-/// Packs weights `[out, size, size, in]` as those of the turned convolution, `[in, size, size, out]` with the window turned by half a
-/// circle, into panels `[size, size, out / 2, width]` of inputs.
+/// Packs weights `[out, size, size, in]` for the input gradient: the window is rotated by 180
+/// degrees, and panels `[size, size, out / 2, width]` hold inputs.
 fn pack_turned(packed: &mut [f32], w: &[u16], window: &Window, width: usize) {
     let Window { in_channels, out_channels, size, .. } = *window;
     let taps = size * size;

@@ -1,5 +1,5 @@
-//! The gradient of softmax cross-entropy in bfloat16: widened and narrowed in registers, as rows of a vocabulary are too long for the
-//! first-level cache in single precision.
+//! Gradient of softmax cross-entropy in bf16, widened and narrowed in registers, since rows of a
+//! vocabulary exceed the L1 cache in single precision.
 
 use crate::backend::cpu::cross_entropy::{Given, IGNORED, given};
 use crate::backend::cpu::vector::{exponential, multiversion};
@@ -26,14 +26,15 @@ pub(super) unsafe fn gradient(
             continue;
         }
         let logits = logits.map(|logits| &logits[index * classes..][..classes]);
-        // The label's place, if it is of this part.
+        // Index of the label, if it is in this part.
         let own = (label as usize).checked_sub(first).filter(|&own| own < classes);
         let of_label = own.map(|own| logits.map_or(row[own], |logits| logits[own]));
         match logits {
             None => probabilities_in_place(row, log_sum, factor),
             Some(logits) => probabilities(row, logits, log_sum, factor),
         }
-        // Again, from before it was rounded: near one the probability less one would have few digits.
+        // Recomputed from the unrounded value: near one, the rounded probability less one would
+        // have few digits.
         if let Some((own, logit)) = own.zip(of_label) {
             row[own] = Bf16.nearest(factor * exponential::<false>(Bf16.to_single(logit) - log_sum) - factor);
         }

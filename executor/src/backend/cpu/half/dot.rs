@@ -1,145 +1,80 @@
-//! Products of bfloat16 where the machine adds pairs of them up in single precision (AVX-512 BF16).
+//! bf16 products on machines that sum products of pairs in single precision (AVX-512 BF16).
 //!
-//! Two neighbours along the contracted dimension are one word, as wide as a number of single precision: a row of `2n` numbers is a row
-//! of `n` words, and the micro-kernel of single precision becomes that of pairs by another multiplication. An odd last number gets a
-//! zero beside it.
+//! Two neighbours along the contracted dimension form one word, as wide as a float. A row of `2n`
+//! numbers is then a row of `n` words, and the micro-kernel of single precision serves pairs with
+//! another multiply instruction. An odd last number is paired with a zero.
 
 use std::arch::x86_64::*;
 
-use foretell_models::{Activation, Kernel, WeightLayout};
+use foretell_models::Activation;
 
-use super::convolutions;
-use crate::backend::KernelCall;
 use crate::backend::cpu::elementwise::{gelu_gradient_in_place, gelu_in_place};
-use crate::backend::cpu::memory::{Scratch, floats_mut, halves, halves_mut};
+use crate::backend::cpu::memory::Scratch;
 use crate::backend::cpu::micro_kernel::{MOST_ROWS, MicroKernel, Rows, Step, Taps};
 use crate::backend::cpu::transpose::transpose;
 use crate::backend::cpu::vector::multiversion;
 
 /// Columns of the micro-kernel's panel.
-const WIDTH: usize = 32;
+pub(super) const WIDTH: usize = 32;
 
-/// Rows of its largest tile, and so of a packed left factor.
-const TILE: usize = 14;
+/// Rows of its largest tile, and of a packed left factor.
+pub(super) const TILE: usize = 14;
 
-/// Pairs summed over in one call of the micro-kernel: their panel, 32 KiB, stays in the first-level cache.
+/// Pairs summed in one call of the micro-kernel: their panel, 32 KiB, stays in the L1 cache.
 pub(super) const CHUNK: usize = 256;
 
-/// Words of the rows that panel after panel goes over: 256 KiB, which stay in the second-level cache.
+/// Words per band of rows over which all panels pass: 256 KiB, which stay in the L2 cache.
 const BAND_WORDS: usize = 64 << 10;
 
-/// Rows and columns of a block of a weight gradient: with [`CHUNK`] pairs of each, 224 KiB and 512 KiB.
+/// Rows and columns per block of a weight gradient: with [`CHUNK`] pairs each, 224 KiB and 512 KiB.
 const BLOCK: [usize; 2] = [16 * TILE, 16 * WIDTH];
 
-/// Runs the call if it is a product that has a way here; says whether.
-///
-/// # Safety
-///
-/// The call's operands are checked and valid, and the micro-kernel is that of pairs.
-pub(super) unsafe fn run(call: &KernelCall<'_>, kernel: &MicroKernel, [scratch, packing]: [&mut Scratch; 2]) -> bool {
-    debug_assert_eq!((kernel.panel_width, kernel.most_rows()), (WIDTH, TILE));
-    // SAFETY: reads are valid and do not overlap the writes.
-    let read = |index: usize| unsafe { halves(&call.reads[index]) };
-    // SAFETY: as above.
-    let write = || unsafe { halves_mut(&call.writes[0]) };
-    match *call.kernel {
-        Kernel::Matmul { rows, columns, contracted, .. }
-        | Kernel::MatmulInputGradient { rows, columns, contracted, .. }
-        | Kernel::MatmulWeightGradient { rows, columns, contracted, .. }
-            if rows * columns * contracted == 0 =>
-        {
-            return false;
-        }
-        Kernel::Matmul { rows, columns, contracted, weight, bias, activation } => {
-            let w = match weight {
-                WeightLayout::OutIn => Right::Columns(read(1)),
-                WeightLayout::InOut => Right::Rows(read(1)),
-            };
-            // SAFETY: the writes are valid and do not overlap.
-            let argument = activation.keeps_argument().then(|| unsafe { halves_mut(&call.writes[1]) });
-            let finish = Finish { bias: bias.then(|| read(2)), last: Last::Activation(activation, argument) };
-            multiply(write(), read(0), w, [rows, columns, contracted], finish, kernel, scratch);
-        }
-        Kernel::MatmulInputGradient { rows, columns, contracted, weight, gelu } => {
-            let w = match weight {
-                WeightLayout::OutIn => Right::Rows(read(1)),
-                WeightLayout::InOut => Right::Columns(read(1)),
-            };
-            let last = if gelu { Last::GeluSlope(read(2)) } else { Last::Activation(Activation::None, None) };
-            multiply(write(), read(0), w, [rows, contracted, columns], Finish { bias: None, last }, kernel, scratch);
-        }
-        Kernel::MatmulWeightGradient { rows, columns, contracted, weight, .. } => {
-            // SAFETY: as above; a weight gradient is single precision.
-            let dw = unsafe { floats_mut(&call.writes[0]) };
-            let (dy, x) = (read(0), read(1));
-            match weight {
-                WeightLayout::OutIn => {
-                    multiply_transposed(dw, dy, x, [columns, contracted, rows], call.accumulate, kernel, scratch);
-                }
-                WeightLayout::InOut => {
-                    multiply_transposed(dw, x, dy, [contracted, columns, rows], call.accumulate, kernel, scratch);
-                }
-            }
-        }
-        Kernel::Convolution(ref window) => return convolutions::forward(write(), read(0), read(1), window, kernel, scratch),
-        Kernel::ConvolutionInputGradient(ref window) => {
-            return convolutions::input_gradient(write(), read(0), read(1), window, kernel, scratch);
-        }
-        Kernel::ConvolutionWeightGradient(ref window) => {
-            // SAFETY: as above; a weight gradient is single precision.
-            let dw = unsafe { floats_mut(&call.writes[0]) };
-            return convolutions::weight_gradient(dw, read(0), read(1), call.accumulate, window, kernel, [scratch, packing]);
-        }
-        _ => return false,
-    }
-    true
-}
-
-/// The right factor of a product, by what lies next to each other.
+/// The right factor of a product, by its memory order.
 #[derive(Clone, Copy)]
-enum Right<'a> {
+pub(super) enum Right<'a> {
     /// `[columns, contracted]`.
     Columns(&'a [u16]),
     /// `[contracted, columns]`.
     Rows(&'a [u16]),
 }
 
-/// What is done to a sum before it is narrowed.
-struct Finish<'a> {
-    bias: Option<&'a [u16]>,
-    last: Last<'a>,
+/// The epilogue of a sum, applied before narrowing.
+pub(super) struct Finish<'a> {
+    pub(super) bias: Option<&'a [u16]>,
+    pub(super) last: Last<'a>,
 }
 
-/// What is done to it after its bias.
-enum Last<'a> {
-    /// An activation, of which what it is applied to may be written, too.
+/// The last step of an epilogue, after the bias.
+pub(super) enum Last<'a> {
+    /// An activation. Its argument is written too if a destination is given.
     Activation(Activation, Option<&'a mut [u16]>),
-    /// It is multiplied by the slope of a GELU at these numbers.
+    /// Multiplication by the slope of GELU at these numbers.
     GeluSlope(&'a [u16]),
 }
 
-/// Numbers two by two, as they lie in memory. Their address is a multiple of four.
+/// Views pairs of numbers as words. Their address is a multiple of four.
 pub(super) fn words(halves: &[u16]) -> &[f32] {
     assert!(halves.as_ptr().cast::<f32>().is_aligned());
     // SAFETY: aligned as was just seen, and every bit pattern is a number.
     unsafe { std::slice::from_raw_parts(halves.as_ptr().cast(), halves.len() / 2) }
 }
 
-/// Words as the numbers that they hold.
+/// Views words as half-precision numbers.
 pub(super) fn halves_of(words: &[f32]) -> &[u16] {
     // SAFETY: half of a word needs less alignment, and every bit pattern is a number.
     unsafe { std::slice::from_raw_parts(words.as_ptr().cast(), 2 * words.len()) }
 }
 
-/// As [`halves_of`], to be written.
+/// As [`halves_of`], writable.
 pub(super) fn halves_of_mut(words: &mut [f32]) -> &mut [u16] {
     // SAFETY: as there.
     unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast(), 2 * words.len()) }
 }
 
-/// `y[rows, columns] = x[rows, contracted] · right`, finished. Panel after panel of the right factor over a band of rows that stay in the
-/// cache; each sum is narrowed as soon as it is complete.
-fn multiply(
+/// `y[rows, columns] = x[rows, contracted] · right`, with epilogue. Each panel of the right factor
+/// passes over a band of rows that stays in the cache. Each sum is narrowed as soon as it is
+/// complete.
+pub(super) fn multiply(
     y: &mut [u16],
     x: &[u16],
     right: Right<'_>,
@@ -185,13 +120,15 @@ fn multiply(
                     let sums = sums[row * WIDTH..][..height * WIDTH].as_mut_ptr();
                     let targets: [*mut f32; MOST_ROWS] = std::array::from_fn(|index| sums.wrapping_add(index * WIDTH));
                     let panel = panel[first * WIDTH..].as_ptr();
-                    // SAFETY: the rows are x's, the panel has a line for every pair, the sums are the scratch's.
+                    // SAFETY: the rows are x's, the panel has a line for every pair, the sums are
+                    // the scratch's.
                     unsafe { kernel.tile(&taps, Rows::Anywhere(&left[..height]), panel, &targets[..height], WIDTH, first > 0) };
                     if first + length == pairs {
                         let place = (first_row + row) * columns + column;
                         // SAFETY: nobody else has these sums.
                         let tile = unsafe { std::slice::from_raw_parts_mut(sums, height * WIDTH) };
-                        // SAFETY: the machine multiplies bfloat16; so many rows of y have so many columns from here on.
+                        // SAFETY: the machine multiplies bfloat16; so many rows of y have so many
+                        // columns from here on.
                         unsafe { finish_tile(tile, &mut y[place..], columns, [height, width], &bias, &mut finish.last, place) };
                     }
                 }
@@ -200,11 +137,11 @@ fn multiply(
     }
 }
 
-/// Adds the bias to sums, does what comes last, and writes them as bfloat16.
+/// Applies the epilogue to sums and writes them as bf16.
 ///
 /// # Safety
 ///
-/// As [`narrow_tile`], of `y` and of what is read or written at `place` beside it.
+/// As [`narrow_tile`], also for what is read or written at `place` beside `y`.
 unsafe fn finish_tile(
     sums: &mut [f32],
     y: &mut [u16],
@@ -242,11 +179,12 @@ unsafe fn finish_tile(
     }
 }
 
-/// Adds the bias to sums, applies a ReLU, and writes them as bfloat16.
+/// Adds the bias to sums, applies ReLU, and writes them as bf16.
 ///
 /// # Safety
 ///
-/// The machine has AVX-512 BF16; there are `height` rows of [`WIDTH`] sums, and `height` rows of `width` numbers `stride` apart to write.
+/// The machine has AVX-512 BF16. There are `height` rows of [`WIDTH`] sums, and `height` writable
+/// rows of `width` numbers at distance `stride`.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
 unsafe fn narrow_tile(
     sums: *const f32,
@@ -273,8 +211,8 @@ unsafe fn narrow_tile(
     }
 }
 
-/// `target[rows, columns] (+)= leftᵀ · right`, with left `[contracted, rows]` and right `[contracted, columns]`; sums stay in single
-/// precision. Both factors are packed block by block.
+/// `target[rows, columns] (+)= leftᵀ · right`, with left `[contracted, rows]` and right
+/// `[contracted, columns]`, in single precision. Both factors are packed block by block.
 pub(super) fn multiply_transposed(
     target: &mut [f32],
     left: &[u16],
@@ -308,7 +246,8 @@ pub(super) fn multiply_transposed(
                         let targets: [*mut f32; MOST_ROWS] =
                             std::array::from_fn(|index| first_target.wrapping_add(index * columns));
                         let (rows, width) = (Rows::Neighbours(tile.as_ptr()), WIDTH.min(block.end - column));
-                        // SAFETY: tile and panel have a line for every pair, the targets are different rows of the target.
+                        // SAFETY: tile and panel have a line for every pair, the targets are
+                        // different rows of the target.
                         unsafe { kernel.tile(&taps, rows, panel.as_ptr(), &targets[..height], width, add || first > 0) };
                     }
                 }
@@ -317,7 +256,7 @@ pub(super) fn multiply_transposed(
     }
 }
 
-/// Copies rows of an odd number of halves, each with a zero behind it.
+/// Copies rows of odd length, appending a zero to each.
 pub(super) fn pad_rows<'a>(padded: &'a mut [f32], halves: &[u16], length: usize) -> &'a [f32] {
     for (padded, row) in padded.chunks_exact_mut(length.div_ceil(2)).zip(halves.chunks_exact(length)) {
         for (word, pair) in padded.iter_mut().zip(row.chunks(2)) {
@@ -332,7 +271,7 @@ pub(super) fn word_of(first: u16, second: u16) -> f32 {
     f32::from_bits(u32::from(first) | u32::from(second) << 16)
 }
 
-/// Packs `[columns, pairs]` into panels `[pairs, WIDTH]` of columns, zeros beyond the last.
+/// Packs `[columns, pairs]` into panels `[pairs, WIDTH]` of columns, padded with zeros.
 pub(super) fn pack_columns(packed: &mut [f32], w: &[f32], columns: usize, pairs: usize) {
     for (index, panel) in packed.chunks_exact_mut(pairs * WIDTH).enumerate().take(columns.div_ceil(WIDTH)) {
         let count = WIDTH.min(columns - index * WIDTH);
@@ -343,7 +282,8 @@ pub(super) fn pack_columns(packed: &mut [f32], w: &[f32], columns: usize, pairs:
     }
 }
 
-/// Packs `columns` of the `contracted` rows of `w`, which are `stride` long, into panels `[pairs, PANEL]` of columns, zeros beyond the last.
+/// Packs `columns` columns of the `contracted` rows of `w` (row stride `stride`) into panels
+/// `[pairs, PANEL]` of columns, padded with zeros.
 fn pack_rows<const PANEL: usize>(
     packed: &mut [f32],
     w: &[u16],
@@ -367,7 +307,7 @@ fn pack_rows<const PANEL: usize>(
 fn pack_line<const PANEL: usize>(packed: &mut [f32], stride: usize, first: &[u16], second: &[u16]) {
     for (index, first) in first.chunks(PANEL).enumerate() {
         let target = &mut packed[index * stride..][..PANEL];
-        // Without a second row its place is zero.
+        // A missing second row counts as zero.
         match (<&[u16; PANEL]>::try_from(first), second.get(index * PANEL..).and_then(|rest| rest.first_chunk::<PANEL>())) {
             (Ok(first), Some(second)) => {
                 for column in 0..PANEL {
@@ -393,7 +333,7 @@ multiversion! {
         pack_line::<TILE>(packed, stride, first, second);
     }
 
-    /// `words[i]` becomes the pair of `first[i]` and `second[i]`.
+    /// Sets `words[i]` to the pair of `first[i]` and `second[i]`.
     pub(super) fn interleave(words: &mut [f32], first: &[u16], second: &[u16]) {
         for ((word, &first), &second) in words.iter_mut().zip(first).zip(second) {
             *word = word_of(first, second);

@@ -1,6 +1,6 @@
-//! Kernels of bfloat16 that treat every element alone and do little to it: widened and narrowed in registers. Where the arithmetic is what
-//! takes the time, as GELU's, and in fp16, whose conversions are instructions that the compiler does not choose by itself, blocks that
-//! are widened into the cache are faster.
+//! Cheap elementwise kernels in bf16, widened and narrowed in registers. Other kernels, and all in
+//! fp16, widen blocks into the cache. That is faster for GELU, where arithmetic dominates, and for
+//! fp16, whose conversion instructions the compiler does not select.
 
 use foretell_models::Kernel;
 
@@ -9,7 +9,7 @@ use crate::backend::cpu::elementwise::{of_one, of_two};
 use crate::backend::cpu::vector::multiversion;
 use crate::half::Half::Bf16;
 
-/// Runs the call if it is one of these; says whether.
+/// Runs the call if it is one of these kernels, and returns whether it was.
 ///
 /// # Safety
 ///

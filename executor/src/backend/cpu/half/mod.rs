@@ -1,8 +1,9 @@
-//! Kernels of sixteen-bit precision. Memory holds sixteen bits, sums are made in single precision.
+//! Half-precision kernels. Memory holds 16 bits per number; sums are in single precision.
 //!
-//! What every kernel can do is here: its operands are widened into scratch memory, the kernel of single precision runs there, and what
-//! it wrote is narrowed. A kernel that treats its rows one by one does so by blocks that stay in the cache, so that main memory sees
-//! sixteen bits only. The files below know faster ways: [`dot`] for products where the machine multiplies bfloat16.
+//! This file has the general method: operands are widened into scratch memory, the single-precision
+//! kernel runs there, and the results are narrowed. Kernels that treat rows independently do so in
+//! blocks that stay in the cache, so that main memory sees 16 bits only. The files below have
+//! faster methods, such as [`dot`] for products on machines that multiply bf16.
 
 mod batch_norm;
 #[cfg(target_arch = "x86_64")]
@@ -12,6 +13,8 @@ mod cross_entropy;
 mod dot;
 mod elementwise;
 mod optimizers;
+#[cfg(target_arch = "x86_64")]
+mod products;
 
 use foretell_models::{Attention, Kernel, KernelSpec, MOST_OPERANDS, Storage};
 use foretell_units::DataType;
@@ -25,25 +28,25 @@ use crate::backend::operands;
 use crate::backend::{Backend as _, BackendError, KernelCall, Operand};
 use crate::half::Half;
 
-/// Numbers of a block of rows, over all operands that are widened: 32 KiB of them.
+/// Widened numbers per block of rows, over all operands: 32 KiB.
 const BLOCK_ELEMENTS: usize = 8192;
 
-/// What kernels of sixteen bits need beside those of single precision.
+/// State of the half-precision kernels.
 #[derive(Debug)]
 pub(super) struct HalfKernels {
-    /// Widened operands; the kernels of single precision have theirs.
+    /// Widened operands. The single-precision kernels have their own scratch.
     scratch: Scratch,
-    /// Multiplies pairs of bfloat16, where the machine does.
+    /// Micro-kernel for pairs of bf16, if the machine has one.
     pairs: Option<MicroKernel>,
 }
 
 impl HalfKernels {
-    /// For this machine.
+    /// Detects what this machine supports.
     pub(super) fn detect() -> Self {
         HalfKernels { scratch: Scratch::default(), pairs: MicroKernel::detect_pairs() }
     }
 
-    /// As on a machine that does not multiply bfloat16.
+    /// The state on a machine without bf16 products.
     #[cfg(test)]
     pub(super) fn without_pairs() -> Self {
         HalfKernels { scratch: Scratch::default(), pairs: None }
@@ -54,12 +57,13 @@ impl HalfKernels {
 ///
 /// # Safety
 ///
-/// The call's operands are checked and valid, as [`Backend::run`](crate::backend::Backend::run) wants them.
+/// The call's operands are checked and valid, as [`Backend::run`](crate::backend::Backend::run)
+/// wants them.
 pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
     #[cfg(target_arch = "x86_64")]
     if let (Half::Bf16, Some(kernel)) = (half, backend.half.pairs) {
         // SAFETY: this function's own contract.
-        if unsafe { dot::run(call, &kernel, [&mut backend.half.scratch, &mut backend.scratch]) } {
+        if unsafe { products::run(call, &kernel, [&mut backend.half.scratch, &mut backend.scratch]) } {
             return Ok(());
         }
     }
@@ -92,7 +96,7 @@ pub(super) unsafe fn run(backend: &mut CpuBackend, call: &KernelCall<'_>, half: 
     }
 }
 
-/// Runs a kernel that only moves numbers, which need not be widened for that.
+/// Runs a kernel that only moves numbers, without widening them.
 ///
 /// # Safety
 ///
@@ -123,8 +127,9 @@ unsafe fn moved(call: &KernelCall<'_>) -> Option<Result<(), BackendError>> {
     Some(Ok(()))
 }
 
-/// The number of rows (elements, samples) of a kernel that treats them one by one: that on fewer of them, block after block, leaves the
-/// same. Operands whose size does not depend on it belong to all blocks; those of them that are written are sums and accumulate.
+/// Returns the row count (rows, elements or samples) of a kernel that treats rows independently, so
+/// that it can run block by block. Operands whose size does not depend on it are shared by all
+/// blocks; those that are written are sums and accumulate.
 fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
     match kernel {
         Kernel::Relu { elements }
@@ -160,12 +165,12 @@ fn rows_mut(kernel: &mut Kernel) -> Option<&mut usize> {
     }
 }
 
-/// The kernel on `count` of its rows, from `first` on.
+/// Returns the kernel on `count` of its rows, from `first` on.
 fn with_rows(mut kernel: Kernel, first: usize, count: usize) -> Kernel {
     if let Some(rows) = rows_mut(&mut kernel) {
         *rows = count;
     }
-    // Its rows are samples.
+    // Rows of attention are samples.
     if let Kernel::Attention(Attention { dropout: Some(dropout), .. })
     | Kernel::AttentionGradient(Attention { dropout: Some(dropout), .. }) = &mut kernel
     {
@@ -174,7 +179,7 @@ fn with_rows(mut kernel: Kernel, first: usize, count: usize) -> Kernel {
     kernel
 }
 
-/// An error of a block as one of the whole call: indices are one a row.
+/// Converts a block's error to one of the whole call. There is one index per row.
 fn of_whole(error: BackendError, first: usize) -> BackendError {
     match error {
         BackendError::IndexOutOfRange { kernel, position, value, limit } => {
@@ -184,39 +189,39 @@ fn of_whole(error: BackendError, first: usize) -> BackendError {
     }
 }
 
-/// An operand, and where it is while the kernel of single precision works on it.
+/// An operand, and its location while the single-precision kernel runs.
 #[derive(Clone, Copy)]
 struct Widened {
     operand: Operand,
-    /// Whether it is widened; otherwise it is used where it lies.
+    /// Whether it is widened; otherwise it is used in place.
     is_half: bool,
-    /// Elements of it that belong to one row; 0 if it belongs to all.
+    /// Elements per row; 0 if all rows share it.
     row: usize,
-    /// All its elements.
+    /// Number of elements.
     elements: usize,
-    /// Where in the scratch memory it is widened to.
+    /// Offset of the widened operand in the scratch memory.
     place: usize,
 }
 
 impl Widened {
-    /// Bytes of an element in memory.
+    /// Bytes per element in memory.
     fn width(&self) -> usize {
         if self.is_half { 2 } else { 4 }
     }
 
-    /// Elements of `count` rows.
+    /// Number of elements of `count` rows.
     fn elements_of(&self, count: usize) -> usize {
         if self.row == 0 { self.elements } else { count * self.row }
     }
 
-    /// The part of the operand that belongs to `count` rows from `first` on, as it lies in memory.
+    /// The operand's part for `count` rows from `first` on.
     fn part(&self, first: usize, count: usize) -> Operand {
         let pointer = self.operand.pointer.wrapping_add(first * self.row * self.width());
         Operand { pointer, bytes: self.elements_of(count) * self.width() }
     }
 }
 
-/// Runs the kernel of single precision on widened operands.
+/// Runs the single-precision kernel on widened operands.
 ///
 /// # Safety
 ///
@@ -224,7 +229,7 @@ impl Widened {
 unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -> Result<(), BackendError> {
     let spec = call.kernel.spec();
     let mut kernel = *call.kernel;
-    // No rows are one block of nothing.
+    // Without rows there is one empty block.
     let rows = rows_mut(&mut kernel).map_or(0, |rows| *rows);
     let is_streamed = rows > 0;
     let rows = rows.max(1);
@@ -250,7 +255,7 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
     let all = &mut all[..operands];
     let streamed: usize = all.iter().filter(|one| one.is_half).map(|one| one.row).sum();
     let block = (BLOCK_ELEMENTS / streamed.max(1)).clamp(1, rows);
-    // A write that is a read stays one.
+    // A write that is also a read shares its location.
     let mut needed = 0;
     for index in 0..operands {
         let shared = all[..index].iter().find(|one| one.is_half && std::ptr::eq(one.operand.pointer, all[index].operand.pointer));
@@ -267,7 +272,7 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
     let [memory] = scratch.pieces([needed]);
     let result = (|| {
         let whole = |one: &Widened| one.is_half && one.row == 0;
-        // What a call adds to is read, too.
+        // An accumulating write is read too.
         let is_read = |index: usize| index < reads || call.accumulate;
         for (_, one) in all.iter().enumerate().filter(|(index, one)| whole(one) && is_read(*index)) {
             // SAFETY: the operand is valid and initialised.
@@ -299,10 +304,12 @@ unsafe fn widened(backend: &mut CpuBackend, call: &KernelCall<'_>, half: Half) -
                 precision: DataType::Fp32,
                 ..*call
             };
-            // SAFETY: operands are parts of the call's or of the scratch memory, and overlap only where the call's do.
+            // SAFETY: operands are parts of the call's or of the scratch memory, and overlap only
+            // where the call's do.
             unsafe { backend.run(&part) }.map_err(|error| of_whole(error, first))?;
             for one in all[reads..].iter().filter(|one| one.is_half && one.row > 0) {
-                // SAFETY: the part lies in the operand, which is this call's to write; the read that it may be was read.
+                // SAFETY: the part lies in the operand, which is this call's to write; the read
+                // that it may be was read.
                 half.narrow(unsafe { halves_mut(&one.part(first, count)) }, &memory[one.place..][..count * one.row]);
             }
         }

@@ -1,4 +1,5 @@
-//! The optimizers in mixed precision: the step is that of single precision, on the master copy; the parameter becomes the nearest to it.
+//! Optimizer steps in mixed precision: the single-precision step updates the master copy, and the
+//! parameter is rounded from it.
 
 use foretell_models::Kernel;
 use foretell_units::DataType;
@@ -8,8 +9,8 @@ use crate::backend::cpu::memory::{floats, halves_mut};
 use crate::backend::{Backend as _, BackendError, KernelCall, Operand};
 use crate::half::Half;
 
-/// Parameters that are updated before they are narrowed: gradient, master copy and state of them, 32 KiB, are still in the first-level
-/// cache.
+/// Parameters per block, updated before they are narrowed: their gradient, master copy and state,
+/// 32 KiB, stay in the L1 cache.
 const BLOCK: usize = 1 << 11;
 
 /// # Safety
@@ -25,7 +26,7 @@ pub(super) unsafe fn step(backend: &mut CpuBackend, call: &KernelCall<'_>, half:
             pointer: operand.pointer.wrapping_add(width * first),
             bytes: width * count,
         };
-        // The master copy, the last of the states, takes the parameter's place.
+        // The master copy, the last of the states, takes the role of the parameter.
         let mut writes = [part(&states[states.len() - 1], 4); 3];
         writes[1..].iter_mut().zip(states).for_each(|(write, state)| *write = part(state, 4));
         let kernel = match *call.kernel {
@@ -33,8 +34,8 @@ pub(super) unsafe fn step(backend: &mut CpuBackend, call: &KernelCall<'_>, half:
             Kernel::AdamW { controlled, .. } => Kernel::AdamW { elements: count, controlled },
             kernel => kernel,
         };
-        // The control, if there is one, is the same for all. Where it skips the update the parameter still follows its master copy: it may
-        // be a shard that holds nothing yet.
+        // All blocks share the control, if there is one. If it skips the update, the parameter is
+        // still rounded from its master copy: it may be a shard without content yet.
         let reads = [part(gradient, 4), *call.reads.last().unwrap_or(gradient)];
         let (reads, writes) = (&reads[..call.reads.len()], &writes[..states.len()]);
         // SAFETY: these are parts of the call's operands.

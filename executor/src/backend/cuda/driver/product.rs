@@ -1,4 +1,4 @@
-//! A matrix product as the library is asked for it, with the operations that are fused into it.
+//! Describes a matrix product for the library, with the operations that are fused into it.
 
 use super::DeviceAddress;
 use foretell_models::EightBits;
@@ -94,7 +94,7 @@ pub(crate) struct Product {
     pub(crate) result: DeviceAddress,
     /// Elements from one row of the result to the next; `None` if rows are contiguous.
     pub(crate) result_pitch: Option<usize>,
-    /// Format of the operands, unless `fp8` gives another, and of what an epilogue reads.
+    /// Format of what the epilogue reads, and of the operands unless `fp8` gives theirs.
     pub(crate) input: DataType,
     /// Format of the result: that of the operands, or single precision.
     pub(crate) output: DataType,

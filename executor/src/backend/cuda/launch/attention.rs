@@ -3,7 +3,7 @@
 use super::dispatcher::{BLOCK, BucketTableKey, Dispatcher, Grid, LaunchConfig};
 use crate::backend::BackendError;
 use crate::backend::cuda::driver::{Arguments, CudaError, MAX_OPERANDS};
-use foretell_models::{Attention, Kernel, KeyStep, Rope};
+use foretell_models::{Attention, Kernel, RingStep, Rope};
 use foretell_units::DataType;
 
 /// Rows of a tile, in the kernels without tensor cores.
@@ -275,7 +275,7 @@ impl Dispatcher<'_> {
             query_stride,
             key_stride,
             usize::from(sizes.ring.is_some()),
-            usize::from(sizes.ring.is_some_and(KeyStep::merges)),
+            usize::from(sizes.ring.is_some_and(RingStep::merges)),
         ]);
         all[12..21].copy_from_slice(&dropout_sizes);
         all[21] = sizes.relative.map_or(0, |relative| relative.buckets);

@@ -114,6 +114,7 @@ unsafe fn operands(product: &Product, matrix: usize) -> [Vec<f64>; 2] {
     let element = |side: usize, address: DeviceAddress, index: usize| match product.fp8 {
         // SAFETY: the caller's promise, here and below.
         None => unsafe { get(address, input, index) },
+        // SAFETY: the same promise: address and scales are those of a valid matrix.
         Some(fp8) => unsafe {
             let code = address.pointer().add(index).read();
             f64::from(to_single(fp8.formats[side], code)) * get(fp8.scales[side], DataType::Fp32, 0)

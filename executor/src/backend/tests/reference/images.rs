@@ -110,7 +110,8 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
     })
 }
 
-/// Calls `each(input offset, output offset, place in the window)` for the pixels of every window, channels left to it.
+/// Calls `each(input offset, output offset, place in the window)` for the pixels of every window,
+/// channels left to it.
 fn windows(window: &Window, mut each: impl FnMut(usize, usize, usize)) {
     let (out_height, out_width) = (window.out_height(), window.out_width());
     for [n, oh, ow] in index3([window.batch, out_height, out_width]) {

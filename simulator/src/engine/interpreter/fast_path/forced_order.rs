@@ -326,8 +326,8 @@ pub(crate) mod tests {
 
     #[test]
     fn a_collective_beside_a_kernel_is_a_fork() {
-        // Kernel 0 is followed by kernel 1 of its stream and by collective 2 of its result. Kernel 3
-        // waits for both.
+        // Kernel 0 is followed by kernel 1 of its stream and by collective 2 of its result. Kernel
+        // 3 waits for both.
         let mut instructions = vec![(0, vec![]), (0, vec![]), (1, vec![0]), (0, vec![2]), (0, vec![])];
         let successors = |instructions: &[(u16, Vec<u32>)]| {
             let list = list(instructions, 3);

@@ -1,10 +1,10 @@
 //! The fast path: takes a rank ahead of the event queue while its blocks follow from it alone.
 //!
 //! Such blocks are kernels on an idle processor, and collectives that only this rank has to reach
-//! (equivalent ranks are folded onto it) and that load no link; or a kernel and a collective side by
-//! side ([`overlapped_pair`]). If the successor of each is forced ([`forced_order`], by the streams'
-//! [`vector_clocks`]), their starts and ends are sums. [`run_ahead`] computes up to 256 blocks at
-//! once, and one event stands for all of them.
+//! (equivalent ranks are folded onto it) and that load no link; or a kernel and a collective side
+//! by side ([`overlapped_pair`]). If the successor of each is forced ([`forced_order`], by the
+//! streams' [`vector_clocks`]), their starts and ends are sums. [`run_ahead`] computes up to 256
+//! blocks at once, and one event stands for all of them.
 //!
 //! Nothing of the rank's state changes before that event. Whatever meets the rank earlier first
 //! makes it catch up: blocks that are over are recorded, and the block under way continues as any

@@ -1,5 +1,5 @@
-//! Runs a rank through blocks ahead of the event queue, and lets it catch up when something meets it.
-//! The folder's head says when that is possible.
+//! Runs a rank through blocks ahead of the event queue, and lets it catch up when something meets
+//! it. The folder's head says when that is possible.
 //!
 //! Nothing here depends on what other ranks do.
 
@@ -61,7 +61,7 @@ impl Interpreter<'_> {
     /// The block that must follow another, at once or after a pair, on a rank that meets no other.
     fn block_after(&self, rank: u32, before: &TimedBlock) -> Option<TimedBlock> {
         let state = &self.ranks[rank as usize];
-        if state.work[before.block as usize].host_waits {
+        if state.times[before.block as usize].host_waits {
             return None;
         }
         let (next, start) = match state.block_list.next(before.block) {
@@ -89,7 +89,7 @@ impl Interpreter<'_> {
         let state = &self.ranks[rank as usize];
         let stream = |block: u32| state.block_list.blocks[block as usize].stream;
         let launched =
-            if state.has_launches { state.work[block as usize].launched + state.host_delay } else { Picoseconds::ZERO };
+            if state.has_launches { state.times[block as usize].launched + state.host_delay } else { Picoseconds::ZERO };
         let own = stream(block);
         let ends = before.iter().map(|one| if stream(one.block) == own { one.end } else { one.end + state.handoff });
         ends.fold(launched, Picoseconds::max)
@@ -99,7 +99,7 @@ impl Interpreter<'_> {
     /// one simulated member that loads no link. `None` for other blocks.
     pub(super) fn uncontended_duration(&self, task: Task) -> Option<Picoseconds> {
         match self.block(task).action {
-            Action::Compute => Some(self.work(task)),
+            Action::Compute => Some(self.duration(task)),
             Action::Collective { .. } => {
                 let collective = self.collective_of(task)?;
                 let group = &self.lowered.groups[collective.communicator as usize];
@@ -120,7 +120,8 @@ impl Interpreter<'_> {
         }
     }
 
-    /// Handles the event of a run ahead: the rank is through all blocks, unless it caught up before.
+    /// Handles the event of a run ahead: the rank is through all blocks, unless it caught up
+    /// before.
     pub(in crate::engine::interpreter) fn finish_run_ahead(&mut self, rank: u32, generation: u32) {
         if self.processors[self.processor_index(rank)].generation != generation {
             return;

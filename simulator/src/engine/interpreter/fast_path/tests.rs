@@ -9,8 +9,8 @@ use foretell_models::Model;
 use foretell_program::{Plan, compile_training};
 use foretell_topologies::Topology;
 
-/// The programs have handoffs or none, hosts that launch ahead or do not, folded ranks or every rank,
-/// and kernels with or without communication beside them.
+/// The programs have handoffs or none, hosts that launch ahead or do not, folded ranks or every
+/// rank, and kernels with or without communication beside them.
 #[test]
 fn the_fast_path_agrees_with_running_event_by_event() {
     let model = r#"{"family": "gpt", "layers": 8, "hidden": 512, "heads": 8, "vocab": 8192, "sequence": 256}"#;

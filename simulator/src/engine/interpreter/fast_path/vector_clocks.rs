@@ -58,9 +58,9 @@ impl VectorClocks<'_> {
 
     /// Advances a stream to the end of its next instruction, which has these dependencies.
     ///
-    /// `last` is the predecessor after whose end all predecessors have ended, if one is certain. Its
-    /// clock is then the whole answer: a clock that knows the end of an instruction knows all that
-    /// this instruction knew. `previous` is the previous instruction of the stream.
+    /// `last` is the predecessor after whose end all predecessors have ended, if one is certain.
+    /// Its clock is then the whole answer: a clock that knows the end of an instruction knows all
+    /// that this instruction knew. `previous` is the previous instruction of the stream.
     pub(super) fn advance(&mut self, instruction: u32, dependencies: &[u32], last: Option<u32>, previous: Option<u32>) {
         let (stream, width) = (self.stream(instruction), self.width);
         let now = &mut self.now[stream * width..(stream + 1) * width];

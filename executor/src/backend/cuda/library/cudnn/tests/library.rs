@@ -144,7 +144,7 @@ fn cudnn_has_engines_for_resnet_50_on_an_h200() {
         .and_then(|device| device.with(Attribute::CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION, AttributeValues::Text(text)))
         .and_then(Descriptor::finalized)
         .unwrap_or_else(|failure| panic!("{failure}"));
-    let mut planner = ConvolutionPlanner { api: api, target: PlanTarget::Described(device), plans: HashMap::new() };
+    let mut planner = ConvolutionPlanner { api, target: PlanTarget::Described(device), plans: HashMap::new() };
     for shape in windows().flat_map(shapes) {
         let workspace = planner.plan(&shape).unwrap_or_else(|error| panic!("{shape:?}: {error}"));
         let Window { height, in_channels, out_channels, size, stride, .. } = shape.window;

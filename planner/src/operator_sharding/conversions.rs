@@ -1,39 +1,43 @@
-//! What a tensor costs between those that make it and those that read it: the conversions along `tensor`, by the compiler's own moves, and the
-//! additions of gradients that several readers send back.
+//! Conversions between operators: how a tensor's placement along `tensor` changes between the
+//! operators that make it and those that read it, and the sums of gradients that several readers
+//! send back.
 //!
-//! Gradients that are added are looked at together with their sums ([`Traffic::all`]): how a sum lies depends on all of them. This says again, of one
-//! axis, what `foretell_program`'s strategy and emission do where a plan asks for every operator; a test holds the two together
-//! (`what_is_exchanged_is_what_the_compiler_lays_out`).
+//! A sum of gradients depends on the placements of everything that is added, so tensors that are
+//! added are looked at together ([`Conversions::all`]).
+//!
+//! This repeats, for one axis, how the compiler's strategy and emission choose conversions when a
+//! plan names every operator. The test `priced_conversions_are_those_that_the_compiler_emits` keeps
+//! the two equal.
 
 use foretell_models::{Graph, Kernel, Operand, Operator, OperatorId, OperatorKind, Pass, Role, TensorId};
 use foretell_program::{Action, Choice, Choices, Collective, Placement, moves};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Some work between operators.
+/// One step of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Work {
+pub(super) enum ConversionStep {
     Kernel(Kernel),
-    /// Over the ranks of `tensor`, of so many elements of a tensor.
-    Exchange(Collective, usize, TensorId),
+    /// A collective over `tensor` on so many elements of a tensor.
+    Collective(Collective, usize, TensorId),
 }
 
-/// Tensors that are exchanged together, and the operators whose choices decide how.
+/// Tensors that are converted together.
 #[derive(Clone, Debug)]
-pub(super) struct Traffic {
+pub(super) struct Conversions {
     tensors: BTreeSet<TensorId>,
-    /// Those that make, read or add them, in the graph's order.
+    /// The operators that make, read or add them, in graph order.
     operators: Vec<OperatorId>,
-    /// The operators of the forward pass whose choices matter.
-    pub(super) scope: Vec<OperatorId>,
+    /// The operators of the forward pass whose shardings decide the conversions.
+    pub(super) deciding_operators: Vec<OperatorId>,
 }
 
-/// Who makes and who reads each tensor.
-pub(super) struct Uses {
+/// The operators that make and read each tensor.
+pub(super) struct TensorUses {
     pub(super) makers: Vec<Option<OperatorId>>,
     pub(super) readers: Vec<Vec<OperatorId>>,
 }
 
-impl Uses {
+impl TensorUses {
     pub(super) fn new(graph: &Graph) -> Self {
         let mut makers = vec![None; graph.tensors.len()];
         let mut readers = vec![Vec::new(); graph.tensors.len()];
@@ -51,109 +55,123 @@ impl Uses {
     }
 }
 
-/// Whether an operator adds gradients of one tensor.
-pub(super) fn is_sum(operator: &Operator) -> bool {
+/// Returns `true` if an operator adds gradients of one tensor.
+fn is_gradient_sum(operator: &Operator) -> bool {
     operator.pass != Pass::Forward && operator.forward.is_none()
 }
 
-impl Traffic {
-    /// All traffic of a graph: of each activation and each input on its own, but that of gradients which are added, and their sum, together.
-    pub(super) fn all(graph: &Graph, uses: &Uses) -> Vec<Self> {
-        let is_exchanged = |tensor: &usize| {
+impl Conversions {
+    /// Returns the conversions of a graph: those of each activation and input on its own, except
+    /// that the operands and the result of a gradient sum are together.
+    pub(super) fn all(graph: &Graph, uses: &TensorUses) -> Vec<Self> {
+        let may_be_converted = |tensor: &usize| {
             matches!(graph.tensors[*tensor].role, Role::Activation | Role::Input(_)) && !uses.readers[*tensor].is_empty()
         };
-        // The representative of what a tensor is looked at together with: operands of one sum.
-        let mut together: Vec<usize> = (0..graph.tensors.len()).collect();
-        fn root(together: &mut [usize], mut tensor: usize) -> usize {
-            while together[tensor] != tensor {
-                together[tensor] = together[together[tensor]];
-                tensor = together[tensor];
-            }
-            tensor
-        }
-        for operator in graph.operators.iter().filter(|operator| is_sum(operator)) {
+        // Union-find over tensors that are added to each other.
+        let mut parents: Vec<usize> = (0..graph.tensors.len()).collect();
+        for operator in graph.operators.iter().filter(|operator| is_gradient_sum(operator)) {
             let operands = operator.inputs.iter().chain(&operator.outputs).map(|operand| operand.tensor.0);
-            let roots: Vec<usize> = operands.map(|tensor| root(&mut together, tensor)).collect();
+            let roots: Vec<usize> = operands.map(|tensor| root(&mut parents, tensor)).collect();
             let least = roots.iter().copied().min().unwrap_or(0);
-            roots.into_iter().for_each(|one| together[one] = least);
+            roots.into_iter().for_each(|one| parents[one] = least);
         }
         let mut sets: BTreeMap<usize, BTreeSet<TensorId>> = BTreeMap::new();
-        for tensor in (0..graph.tensors.len()).filter(is_exchanged) {
-            sets.entry(root(&mut together, tensor)).or_default().insert(TensorId(tensor));
+        for tensor in (0..graph.tensors.len()).filter(may_be_converted) {
+            sets.entry(root(&mut parents, tensor)).or_default().insert(TensorId(tensor));
         }
         sets.into_values().map(|tensors| Self::of(graph, uses, tensors)).collect()
     }
 
-    fn of(graph: &Graph, uses: &Uses, tensors: BTreeSet<TensorId>) -> Self {
+    fn of(graph: &Graph, uses: &TensorUses, tensors: BTreeSet<TensorId>) -> Self {
         let of_tensor = |tensor: &TensorId| uses.readers[tensor.0].iter().copied().chain(uses.makers[tensor.0]);
         let operators: BTreeSet<OperatorId> = tensors.iter().flat_map(of_tensor).collect();
         let decides = |id: &OperatorId| match graph.operators[id.0].pass {
             Pass::Forward => Some(*id),
             _ => graph.operators[id.0].forward,
         };
-        let scope: BTreeSet<OperatorId> = operators.iter().filter_map(decides).collect();
-        Self { tensors, operators: operators.into_iter().collect(), scope: scope.into_iter().collect() }
+        let deciding: BTreeSet<OperatorId> = operators.iter().filter_map(decides).collect();
+        Self { tensors, operators: operators.into_iter().collect(), deciding_operators: deciding.into_iter().collect() }
     }
 
-    /// The work of one micro-batch where operators are shared out as `of` says.
-    pub(super) fn work(&self, choices: &Choices, uses: &Uses, of: &dyn Fn(OperatorId) -> Choice, each: &mut dyn FnMut(Work)) {
-        let mut walk = Walk { traffic: self, choices, uses, of, each, states: BTreeMap::new(), sums: BTreeMap::new() };
-        walk.go();
+    /// Passes every conversion step of one micro-batch to `emit`, in order. `choice_of` returns the
+    /// sharding of each deciding operator.
+    pub(super) fn steps(
+        &self,
+        choices: &Choices,
+        uses: &TensorUses,
+        choice_of: &dyn Fn(OperatorId) -> Choice,
+        emit: &mut dyn FnMut(ConversionStep),
+    ) {
+        Walk { conversions: self, choices, uses, choice_of, emit, states: BTreeMap::new(), sums: BTreeMap::new() }.run();
     }
 }
 
-/// How a tensor lies by now.
+/// Returns the representative of a tensor's set, and shortens the way there.
+fn root(parents: &mut [usize], mut tensor: usize) -> usize {
+    while parents[tensor] != tensor {
+        parents[tensor] = parents[parents[tensor]];
+        tensor = parents[tensor];
+    }
+    tensor
+}
+
+/// The placements that a tensor has at some point of a walk.
 #[derive(Clone, Debug)]
-struct State {
+struct TensorState {
+    /// Placement that its maker leaves.
     produced: Placement,
+    /// Placement after sums that are made at once.
     settled: Placement,
-    variants: Vec<Placement>,
+    /// Placements in which it is available.
+    available: Vec<Placement>,
 }
 
+/// A walk over the operators of some conversions, in graph order.
 struct Walk<'a> {
-    traffic: &'a Traffic,
+    conversions: &'a Conversions,
     choices: &'a Choices,
-    uses: &'a Uses,
-    of: &'a dyn Fn(OperatorId) -> Choice,
-    each: &'a mut dyn FnMut(Work),
-    states: BTreeMap<TensorId, State>,
-    /// Of each sum of gradients how all that is added, and the sum, lie.
+    uses: &'a TensorUses,
+    choice_of: &'a dyn Fn(OperatorId) -> Choice,
+    emit: &'a mut dyn FnMut(ConversionStep),
+    states: BTreeMap<TensorId, TensorState>,
+    /// Placement of the operands and the result of each gradient sum.
     sums: BTreeMap<OperatorId, Placement>,
 }
 
 impl Walk<'_> {
-    fn go(&mut self) {
-        let (traffic, choices) = (self.traffic, self.choices);
-        // Whole samples are read; who wants a part cuts it out.
-        for &tensor in traffic.tensors.iter().filter(|tensor| matches!(choices.graph.tensor(**tensor).role, Role::Input(_))) {
+    fn run(&mut self) {
+        let (conversions, choices) = (self.conversions, self.choices);
+        let is_input = |tensor: &&TensorId| matches!(choices.graph.tensor(**tensor).role, Role::Input(_));
+        // Every rank loads complete samples, and cuts out its shard if it needs only that.
+        for &tensor in conversions.tensors.iter().filter(is_input) {
             let whole = Placement::Replicate;
-            self.states.insert(tensor, State { produced: whole, settled: whole, variants: vec![whole] });
+            self.states.insert(tensor, TensorState { produced: whole, settled: whole, available: vec![whole] });
         }
         let mut is_forward = true;
-        for &id in &traffic.operators {
+        for &id in &conversions.operators {
             let operator = &choices.graph.operators[id.0];
             if is_forward && operator.pass != Pass::Forward {
                 is_forward = false;
-                self.forget_larger_variants();
+                self.keep_smallest_placements();
             }
-            if is_sum(operator) {
+            if is_gradient_sum(operator) {
                 self.add(id, operator);
             }
-            for input in operator.inputs.iter().filter(|input| traffic.tensors.contains(&input.tensor)) {
+            for input in operator.inputs.iter().filter(|input| conversions.tensors.contains(&input.tensor)) {
                 let wanted = self.wanted(id, input);
                 self.fetch(input.tensor, wanted);
             }
-            for output in operator.outputs.iter().filter(|output| traffic.tensors.contains(&output.tensor)) {
+            for output in operator.outputs.iter().filter(|output| conversions.tensors.contains(&output.tensor)) {
                 let produced = self.produced(id, output);
                 let settled = self.settle(output.tensor, produced);
-                self.states.insert(output.tensor, State { produced, settled, variants: vec![settled] });
+                self.states.insert(output.tensor, TensorState { produced, settled, available: vec![settled] });
                 self.convert(output.tensor, produced, settled);
             }
         }
     }
 
     fn choice(&self, id: OperatorId) -> Choice {
-        (self.of)(self.choices.graph.operators[id.0].forward.unwrap_or(id))
+        (self.choice_of)(self.choices.graph.operators[id.0].forward.unwrap_or(id))
     }
 
     fn wanted(&self, id: OperatorId, input: &Operand) -> Placement {
@@ -170,7 +188,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Decides how a sum is made, and adds.
+    /// Decides the placement of a gradient sum, and emits the addition.
     fn add(&mut self, id: OperatorId, operator: &Operator) {
         let settled = |tensor: TensorId| self.states.get(&tensor).map_or(Placement::Replicate, |state| state.settled);
         let total = operator.outputs.first().map_or(TensorId(0), |output| output.tensor);
@@ -179,38 +197,31 @@ impl Walk<'_> {
         let placement = if first == Placement::Partial && all.all(|other| other == first) {
             first
         } else {
-            // As the sum is wanted; else as the first of what is added lies that is cut.
+            // The dimension that all readers want sharded; else that of the first sharded operand.
             let divides = |dimension: &usize| {
                 let shape = self.choices.shape_without_tensor(total);
                 shape.get(*dimension).is_some_and(|extent| extent.is_multiple_of(self.choices.ranks()))
             };
-            let cut = || {
-                operator.inputs.iter().find_map(|input| match settled(input.tensor) {
-                    Placement::Shard(dimension) => Some(dimension),
-                    _ => None,
-                })
-            };
-            self.wanted_by_all(total).or_else(cut).filter(divides).map_or(Placement::Replicate, Placement::Shard)
+            let of_operands = || operator.inputs.iter().find_map(|input| sharded_dimension(settled(input.tensor)));
+            let dimension = self.wanted_by_all(total).or_else(of_operands).filter(divides);
+            dimension.map_or(Placement::Replicate, Placement::Shard)
         };
         self.sums.insert(id, placement);
         let elements = self.shape(total, placement).iter().product();
-        (self.each)(Work::Kernel(Kernel::Add { elements }));
+        (self.emit)(ConversionStep::Kernel(Kernel::Add { elements }));
     }
 
-    /// The dimension along which all readers of a gradient want it to be cut, if they agree.
+    /// Returns the dimension that all readers of a gradient want sharded, if they agree.
     fn wanted_by_all(&self, tensor: TensorId) -> Option<usize> {
         let graph = &self.choices.graph;
         let mut agreed = None;
         for &id in &self.uses.readers[tensor.0] {
             let operator = &graph.operators[id.0];
             let input = operator.inputs.iter().find(|input| input.tensor == tensor)?;
-            let wanted = if is_sum(operator) {
+            let wanted = if is_gradient_sum(operator) {
                 self.wanted_by_all(operator.outputs.first()?.tensor)
             } else {
-                match self.choice(id).wanted(input) {
-                    Placement::Shard(dimension) => Some(dimension),
-                    _ => None,
-                }
+                sharded_dimension(self.choice(id).wanted(input))
             };
             if wanted.is_none() || agreed.is_some_and(|dimension| wanted != Some(dimension)) {
                 return None;
@@ -220,7 +231,7 @@ impl Walk<'_> {
         agreed
     }
 
-    /// How a tensor lies once sums that are made at once are made.
+    /// Returns a tensor's placement once its partial sums are added, unless they may stay partial.
     fn settle(&self, tensor: TensorId, produced: Placement) -> Placement {
         if produced != Placement::Partial {
             return produced;
@@ -228,11 +239,11 @@ impl Walk<'_> {
         let graph = &self.choices.graph;
         let readers = &self.uses.readers[tensor.0];
         let adds = |id: &OperatorId| graph.operators[id.0].kind == OperatorKind::Add;
-        let lies_alike = |id: &OperatorId| {
+        let adds_partial_sums = |id: &OperatorId| {
             let inputs = &graph.operators[id.0].inputs;
             inputs.iter().all(|input| input.tensor == tensor || self.will_be_produced(input.tensor) == produced)
         };
-        if !readers.is_empty() && readers.iter().all(|id| adds(id) && lies_alike(id)) {
+        if !readers.is_empty() && readers.iter().all(|id| adds(id) && adds_partial_sums(id)) {
             return produced;
         }
         let is_forward = self.uses.makers[tensor.0].is_none_or(|id| graph.operators[id.0].pass == Pass::Forward);
@@ -240,21 +251,19 @@ impl Walk<'_> {
         wanted.map_or(Placement::Replicate, Placement::Shard)
     }
 
-    /// The dimension along which all who read a tensor in the forward pass want it to be cut, if they agree.
+    /// Returns the dimension that all forward readers of a tensor want sharded, if they agree.
     fn wanted_forward(&self, tensor: TensorId) -> Option<usize> {
         let graph = &self.choices.graph;
         let readers = self.uses.readers[tensor.0].iter().filter(|id| graph.operators[id.0].pass == Pass::Forward);
         let mut wanted = readers.map(|id| {
             let input = graph.operators[id.0].inputs.iter().find(|input| input.tensor == tensor)?;
-            match self.choice(*id).wanted(input) {
-                Placement::Shard(dimension) => Some(dimension),
-                _ => None,
-            }
+            sharded_dimension(self.choice(*id).wanted(input))
         });
         let first = wanted.next()??;
         wanted.all(|other| other == Some(first)).then_some(first)
     }
 
+    /// Returns the placement that a tensor's maker leaves, also before the maker has run.
     fn will_be_produced(&self, tensor: TensorId) -> Placement {
         let known = || self.states.get(&tensor).map_or(Placement::Replicate, |state| state.produced);
         let Some(maker) = self.uses.makers[tensor.0] else { return known() };
@@ -263,47 +272,50 @@ impl Walk<'_> {
             let output = operator.outputs.iter().find(|output| output.tensor == tensor);
             return output.map_or(Placement::Replicate, |output| self.choice(maker).produced(output));
         }
-        if is_sum(operator) {
-            let mut parts = operator.inputs.iter().map(|input| self.will_be_produced(input.tensor));
-            let first = parts.next().unwrap_or_default();
-            return if parts.all(|other| other == first) { first } else { known() };
+        if is_gradient_sum(operator) {
+            let mut operands = operator.inputs.iter().map(|input| self.will_be_produced(input.tensor));
+            let first = operands.next().unwrap_or_default();
+            return if operands.all(|other| other == first) { first } else { known() };
         }
         known()
     }
 
+    /// Makes a tensor available in the placement that a reader wants.
     fn fetch(&mut self, tensor: TensorId, wanted: Placement) {
         let Some(state) = self.states.get_mut(&tensor) else { return };
-        if state.variants.contains(&wanted) {
+        if state.available.contains(&wanted) {
             return;
         }
-        let from = state.variants.first().copied().unwrap_or_default();
-        // A sum is made in the place of its summands.
+        let from = state.available.first().copied().unwrap_or_default();
+        // An all-reduce overwrites its input.
         if from == Placement::Partial && wanted == Placement::Replicate {
-            state.variants.remove(0);
+            state.available.remove(0);
         }
-        state.variants.push(wanted);
+        state.available.push(wanted);
         self.convert(tensor, from, wanted);
     }
 
+    /// Emits the steps between two placements of a tensor.
     fn convert(&mut self, tensor: TensorId, from: Placement, to: Placement) {
         let shape = self.shape(tensor, from);
         let mut before: usize = shape.iter().product();
         for step in moves(&shape, from, to, self.choices.ranks()).unwrap_or_default() {
             let after: usize = step.shape.iter().product();
-            (self.each)(match step.action {
-                Action::Rearrange(kernel) => Work::Kernel(kernel),
-                Action::Collective(kind) => Work::Exchange(kind, before.max(after), tensor),
+            (self.emit)(match step.action {
+                Action::Rearrange(kernel) => ConversionStep::Kernel(kernel),
+                Action::Collective(kind) => ConversionStep::Collective(kind, before.max(after), tensor),
             });
             before = after;
         }
     }
 
-    /// After the forward pass what was made of a tensor that is kept and is larger than that is given up.
-    fn forget_larger_variants(&mut self) {
+    /// Drops, at the end of the forward pass, the available placements of each tensor that are
+    /// larger than the smallest: only that is kept for the backward pass.
+    fn keep_smallest_placements(&mut self) {
         for (&tensor, state) in &mut self.states {
             let elements = |placement: Placement| -> usize { shape(self.choices, tensor, placement).iter().product() };
-            let least = state.variants.iter().map(|&one| elements(one)).min().unwrap_or(0);
-            state.variants.retain(|&one| elements(one) == least);
+            let least = state.available.iter().map(|&one| elements(one)).min().unwrap_or(0);
+            state.available.retain(|&one| elements(one) == least);
         }
     }
 
@@ -312,7 +324,14 @@ impl Walk<'_> {
     }
 }
 
-/// A rank's part of a tensor.
+fn sharded_dimension(placement: Placement) -> Option<usize> {
+    match placement {
+        Placement::Shard(dimension) => Some(dimension),
+        _ => None,
+    }
+}
+
+/// Returns the shape of one rank's shard of a tensor.
 fn shape(choices: &Choices, tensor: TensorId, placement: Placement) -> Vec<usize> {
     let mut shape = choices.shape_without_tensor(tensor);
     if let Placement::Shard(dimension) = placement {

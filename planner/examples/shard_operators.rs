@@ -1,4 +1,6 @@
-//! How long it takes to place the operators of a model: `cargo run --release -p foretell-planner --example place -- resnet50 8 64`.
+//! Times how long choosing a model's operator sharding takes:
+//! `cargo run --release -p foretell-planner --example shard_operators -- resnet50 8 64`
+//! (model, `tensor`, micro-batch).
 
 use foretell_models::Model;
 use foretell_planner::operator_sharding::{ShardingRequest, choose};
@@ -20,8 +22,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ShardingRequest { model: &model, name: &name, topology: &topology, costs: &costs, plan: &plan, oversubscription };
     for _ in 0..5 {
         let start = std::time::Instant::now();
-        let placed = choose(&request)?;
-        println!("{:?} {}", start.elapsed(), placed.map_or_else(|| "nothing to choose".into(), |placed| format!("{placed:?}")));
+        let sharding = choose(&request)?;
+        let found = sharding.map_or_else(|| "nothing to choose".into(), |sharding| format!("{sharding:?}"));
+        println!("{:?} {found}", start.elapsed());
     }
     Ok(())
 }

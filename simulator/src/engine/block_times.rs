@@ -2,12 +2,12 @@
 
 use super::blocks::BlockList;
 use crate::cost::Quantile;
-use crate::lowering::{Lowered, LoweredList, Work};
+use crate::lowering::{ListTimes, Lowered, LoweredList};
 use foretell_units::Picoseconds;
 
-/// What a block costs its device and its host.
+/// The duration of a block, and what it costs its host.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BlockWork {
+pub(super) struct BlockTimes {
     /// Time on the device, alone.
     pub(super) duration: Picoseconds,
     /// When the host has launched it if it never waits, from the start of the step. The maximum if
@@ -17,11 +17,11 @@ pub(super) struct BlockWork {
     pub(super) host_waits: bool,
 }
 
-impl BlockWork {
-    fn new(work: &Work, list: &LoweredList, instructions: &[u32], quantile: Quantile) -> Self {
-        let durations = instructions.iter().map(|&one| work.duration(list, one, quantile));
-        let launched = instructions.first().and_then(|&first| work.launched.get(first as usize));
-        let host_waits = instructions.last().and_then(|&last| work.host_waits.get(last as usize));
+impl BlockTimes {
+    fn new(times: &ListTimes, list: &LoweredList, instructions: &[u32], quantile: Quantile) -> Self {
+        let durations = instructions.iter().map(|&one| times.duration(list, one, quantile));
+        let launched = instructions.first().and_then(|&first| times.launched.get(first as usize));
+        let host_waits = instructions.last().and_then(|&last| times.host_waits.get(last as usize));
         Self {
             duration: durations.fold(Picoseconds::ZERO, |sum, one| sum + one),
             launched: launched.copied().unwrap_or(Picoseconds::MAX),
@@ -30,15 +30,15 @@ impl BlockWork {
     }
 }
 
-/// The work of each block: by list, by entry of the list's [`Lowered::work`], by block.
-pub(super) fn block_work(lowered: &Lowered<'_>, block_lists: &[BlockList], quantile: Quantile) -> Vec<Vec<Vec<BlockWork>>> {
+/// The durations of blocks: by list, by entry of the list's [`Lowered::times`], by block.
+pub(super) fn block_times(lowered: &Lowered<'_>, block_lists: &[BlockList], quantile: Quantile) -> Vec<Vec<Vec<BlockTimes>>> {
     let of_list = |(index, block_list): (usize, &BlockList)| {
         let list = &lowered.lists[index];
-        let of_work = |work: &Work| {
-            let of_block = |block| BlockWork::new(work, list, block_list.instructions(block), quantile);
+        let of_times = |times: &ListTimes| {
+            let of_block = |block| BlockTimes::new(times, list, block_list.instructions(block), quantile);
             block_list.blocks.iter().map(of_block).collect()
         };
-        lowered.work[index].iter().map(of_work).collect()
+        lowered.times[index].iter().map(of_times).collect()
     };
     block_lists.iter().enumerate().map(of_list).collect()
 }

@@ -1,6 +1,5 @@
-//! What the instructions of a list take on a kind of device, alone, and when its host has launched them.
-//!
-//! It must not know when anything happens: only how long it takes.
+//! Durations of a list's instructions on a kind of device, and when its host has launched them.
+//! Nothing here depends on when an instruction begins.
 
 use super::list::{Action, LoweredList};
 use crate::cost::{CostModel, HostWaits, KernelCost, Quantile, Source};
@@ -10,14 +9,17 @@ use foretell_units::{Picoseconds, Seconds};
 use rustc_hash::FxHashMap;
 use std::collections::BTreeSet;
 
-/// What the instructions of a list take on a kind of device.
+/// Durations of a list's instructions on a kind of device.
 #[derive(Debug, Default)]
-pub(crate) struct Work {
-    /// Of the processor, at each quantile: of each different operation ([`LoweredList::operations`]).
+pub(crate) struct ListTimes {
+    /// For each distinct operation ([`LoweredList::operations`]), its time on the processor at each
+    /// quantile. Zero for collectives and messages.
     durations: Vec<[Picoseconds; 3]>,
-    /// When the host has launched each instruction, if it never waits; empty where launches take no time.
+    /// For each instruction, when the host has launched it if it never waits, from the start of the
+    /// step. Empty if launches take no time.
     pub(crate) launched: Vec<Picoseconds>,
-    /// Whether the host launches nothing more before it has ended; empty where launches take no time.
+    /// For each instruction, whether the host launches nothing more before it has ended. Empty if
+    /// launches take no time.
     pub(crate) host_waits: Vec<bool>,
 }
 
@@ -25,50 +27,55 @@ const QUANTILES: [Quantile; 3] = [Quantile::P10, Quantile::Median, Quantile::P90
 
 const PHASES: [Phase; 4] = [Phase::Forward, Phase::Recompute, Phase::Backward, Phase::Update];
 
-impl Work {
-    /// What an instruction takes of the processor.
+impl ListTimes {
+    /// An instruction's time on the processor.
     pub(crate) fn duration(&self, list: &LoweredList, instruction: u32, quantile: Quantile) -> Picoseconds {
         self.durations[list.operations.of_instruction[instruction as usize] as usize][quantile as usize]
     }
 }
 
-/// The groups in which some kernel of a stage does more on one member than on another: causal attention of a part of the positions.
-pub(crate) fn uneven_groups(stage: &StageProgram, list: &LoweredList) -> BTreeSet<GroupId> {
+/// The groups in which some kernel of a list does more on one member than on another: causal
+/// attention of a part of the positions.
+pub(crate) fn uneven_groups(source: &StageProgram, list: &LoweredList) -> BTreeSet<GroupId> {
     let uneven =
-        list.operations.first_instruction.iter().filter_map(|&first| match *stage.instructions[first as usize].operation {
+        list.operations.first_instruction.iter().filter_map(|&first| match *source.instructions[first as usize].operation {
             Operation::Compute { kernel, group, .. } if kernel.for_member(0) != kernel => group,
             _ => None,
         });
     uneven.collect()
 }
 
-/// The members whose parts a rank is taken to do that is one of so many in a group whose kernels do more on one member than on another, the last
-/// the most: their mean is that of all where parts are balanced, of an even number that of the two in the middle.
+/// The members whose mean work each member of an uneven group does if the parts are balanced. The
+/// work of a member grows linearly with its index, so the middle one has the mean, or the two in
+/// the middle of an even number.
 pub(crate) fn balanced_parts(members: usize) -> [usize; 2] {
     [members.saturating_sub(1) / 2, members / 2]
 }
 
-/// The work of each instruction of a stage on a kind of device, at each quantile, for the rank that has the place in each group that
-/// `places_in` says: the mean of two, which are the same for a rank that is one of them. Each distinct kernel is estimated once.
-pub(crate) fn work_of(
+/// Durations of a list's instructions on a kind of device. Adds uncalibrated kernels to
+/// `uncalibrated`.
+///
+/// In an uneven group, the rank does the mean work of the two members that `members_in` returns for
+/// the group, which may be the same.
+pub(crate) fn list_times(
     program: &Program,
-    (stage, list): (&StageProgram, &LoweredList),
+    (source, list): (&StageProgram, &LoweredList),
     costs: &CostModel,
     kind: usize,
-    places_in: &dyn Fn(GroupId) -> [usize; 2],
+    members_in: &dyn Fn(GroupId) -> [usize; 2],
     uncalibrated: &mut BTreeSet<String>,
-) -> Work {
+) -> ListTimes {
     let parameters = costs.parameters(kind);
-    // Only looked up, never walked through, so that its order does not matter.
+    // Each distinct kernel is estimated once. Only looked up, so the map's order does not matter.
     let mut known: FxHashMap<(Kernel, bool), ([Picoseconds; 3], Seconds)> = FxHashMap::default();
     let each = |time: &dyn Fn(Quantile) -> Seconds| QUANTILES.map(|quantile| Picoseconds::from(time(quantile)));
-    // A step that is launched as one costs no launches.
-    let kernel_launch = if stage.is_alone() { Seconds::ZERO } else { parameters.launch };
-    let exchange_launch = costs.exchange_launch(kind);
-    let shares = PHASES.map(|phase| costs.launch_share(kind, phase));
+    // A step of kernels and loads alone is captured and launched as one.
+    let kernel_launch = if source.is_alone() { Seconds::ZERO } else { parameters.launch };
+    let communication_launch = costs.exchange_launch(kind);
+    let launch_shares = PHASES.map(|phase| costs.launch_share(kind, phase));
     let operations = list.operations.first_instruction.iter().map(|&first| {
-        let instruction = &stage.instructions[first as usize];
-        let (work, launch) = match *instruction.operation {
+        let instruction = &source.instructions[first as usize];
+        let (durations, launch) = match *instruction.operation {
             Operation::Compute { kernel, accumulate, group } => {
                 let mut estimate = |kernel: Kernel| {
                     *known.entry((kernel, accumulate)).or_insert_with(|| {
@@ -79,17 +86,17 @@ pub(crate) fn work_of(
                             let (name, device) = (kernel.name(), costs.kind_name(kind));
                             uncalibrated.insert(format!("{name} in {} on {device}{why}", program.precision));
                         }
-                        let work = each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile));
-                        (work, launch + kernel_launch)
+                        let durations = each(&|quantile| estimate.at(quantile) + parameters.instruction_overhead.at(quantile));
+                        (durations, launch + kernel_launch)
                     })
                 };
-                match group.map(|group| places_in(group).map(|place| kernel.for_member(place))) {
+                match group.map(|group| members_in(group).map(|member| kernel.for_member(member))) {
                     None => estimate(kernel),
                     Some([one, other]) if one == other => estimate(one),
                     Some(both) => {
-                        let [(work, launch), (other, other_launch)] = both.map(estimate);
+                        let [(durations, launch), (other, other_launch)] = both.map(estimate);
                         let mean = |quantile: Quantile| {
-                            let [one, other] = [work, other].map(|work| Seconds::from(work[quantile as usize]));
+                            let [one, other] = [durations, other].map(|both| Seconds::from(both[quantile as usize]));
                             Picoseconds::from((one + other) * 0.5)
                         };
                         (QUANTILES.map(mean), (launch + other_launch) * 0.5)
@@ -97,7 +104,7 @@ pub(crate) fn work_of(
                 }
             }
             Operation::Load { .. } => {
-                let buffers = instruction.writes.iter().filter_map(|buffer| stage.buffers.get(buffer.0 as usize));
+                let buffers = instruction.writes.iter().filter_map(|buffer| source.buffers.get(buffer.0 as usize));
                 let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();
                 (each(&|_| parameters.load_seconds_per_byte * bytes), Seconds::ZERO)
             }
@@ -106,36 +113,36 @@ pub(crate) fn work_of(
                 if !copy.source.is_calibrated() {
                     uncalibrated.insert(format!("copies between {} and its host", costs.kind_name(kind)));
                 }
-                (each(&|quantile| copy.at(quantile)), exchange_launch)
+                (each(&|quantile| copy.at(quantile)), communication_launch)
             }
-            Operation::Collective { .. } | Operation::Send { .. } => ([Picoseconds::ZERO; 3], exchange_launch),
+            Operation::Collective { .. } | Operation::Send { .. } => ([Picoseconds::ZERO; 3], communication_launch),
             Operation::Receive { .. } => ([Picoseconds::ZERO; 3], Seconds::ZERO),
         };
-        (work, shares.map(|share| Picoseconds::from(launch * share)))
+        (durations, launch_shares.map(|share| Picoseconds::from(launch * share)))
     });
     let (durations, launches): (Vec<_>, Vec<[Picoseconds; 4]>) = operations.unzip();
     let mut host = Picoseconds::ZERO;
-    let launched = list.operations.of_instruction.iter().zip(&list.phases).map(|(&which, &phase)| {
-        host += launches[which as usize][phase as usize];
+    let launched = list.operations.of_instruction.iter().zip(&list.phases).map(|(&operation, &phase)| {
+        host += launches[operation as usize][phase as usize];
         host
     });
     let launched: Vec<Picoseconds> = launched.collect();
-    // Where the host has nothing to do, it says nothing.
     if host == Picoseconds::ZERO {
-        return Work { durations, ..Work::default() };
+        return ListTimes { durations, ..ListTimes::default() };
     }
-    Work { durations, launched, host_waits: host_waits(stage, list, parameters.host_waits) }
+    ListTimes { durations, launched, host_waits: host_waits(source, list, parameters.host_waits) }
 }
 
-/// What a host waits for: messages, or the last kernel of each pass over a micro-batch.
-fn host_waits(stage: &StageProgram, list: &LoweredList, waits: HostWaits) -> Vec<bool> {
+/// For each instruction, whether the host waits for its end: for messages, or for the last kernel
+/// of each pass over a micro-batch.
+fn host_waits(source: &StageProgram, list: &LoweredList, waits: HostWaits) -> Vec<bool> {
     let mut found: Vec<bool> = vec![false; list.actions.len()];
     let mut last: Option<(usize, (bool, Option<u32>))> = None;
     for (index, (action, &phase)) in list.actions.iter().zip(&list.phases).enumerate() {
         match action {
             Action::Receive { .. } => found[index] = waits.for_messages,
             Action::Compute if waits.between_passes && phase != Phase::Update => {
-                let pass = (phase == Phase::Forward, stage.instructions[index].micro_batch);
+                let pass = (phase == Phase::Forward, source.instructions[index].micro_batch);
                 if let Some((before, _)) = last.filter(|(_, other)| *other != pass) {
                     found[before] = true;
                 }

@@ -1,0 +1,11 @@
+//! Tests of the planner as a whole: bounds never exceed what is simulated, and searches find what
+//! brute force finds.
+
+mod bounds;
+mod common;
+mod offload;
+mod operator_sharding;
+mod refusals;
+mod search;
+mod space;
+mod unequal_devices;

@@ -1,0 +1,154 @@
+//! Instructions: the operation of each, the stream it runs on, and the buffers it reads and writes.
+
+use super::buffer::MemoryKind;
+use super::ids::{BufferId, Few, GroupId, InstructionId, PeerId, StreamId};
+use crate::collective::{Collective, CollectiveAlgorithm, CollectiveRole};
+use foretell_models::{InputKind, Kernel};
+use foretell_units::{Bytes, DataType};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// One instruction of a list.
+#[derive(Clone, Debug)]
+pub struct Instruction {
+    /// The name of its operator or tensor: an index into
+    /// [`StageProgram::names`](super::StageProgram::names).
+    pub name: u32,
+    /// The operation. Instructions that do the same for other micro-batches share it.
+    pub operation: Arc<Operation>,
+    /// The stream.
+    pub stream: StreamId,
+    /// Instructions of other streams that must have finished first. Earlier instructions of the
+    /// same stream must have finished, too.
+    pub after: Few<InstructionId>,
+    /// The buffers that it reads, in the order of its kernel's operands.
+    pub reads: Few<BufferId>,
+    /// The buffers that it writes, in the order of its kernel's operands.
+    pub writes: Few<BufferId>,
+    /// The micro-batch; `None` if it belongs to the whole step.
+    pub micro_batch: Option<u32>,
+    /// The part of the step.
+    pub phase: Phase,
+}
+
+/// A stream: instructions that run one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// Kernels.
+    Compute,
+    /// Loads of samples.
+    Load,
+    /// Collectives of one group.
+    Group(GroupId),
+    /// Sends to one peer.
+    SendTo(PeerId),
+    /// Receives from one peer.
+    ReceiveFrom(PeerId),
+    /// Copies into this memory from the other.
+    CopyTo(MemoryKind),
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stream::Compute => formatter.pad("compute"),
+            Stream::Load => formatter.pad("load"),
+            Stream::Group(group) => formatter.pad(&format!("group {}", group.0)),
+            Stream::SendTo(peer) => formatter.pad(&format!("to peer {}", peer.0)),
+            Stream::ReceiveFrom(peer) => formatter.pad(&format!("from peer {}", peer.0)),
+            Stream::CopyTo(memory) => formatter.pad(&format!("to {}", memory.name())),
+        }
+    }
+}
+
+/// The operation of an instruction.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Operation {
+    /// Runs a kernel.
+    Compute {
+        /// The kernel, with its sizes.
+        kernel: Kernel,
+        /// Whether the kernel adds to the sums that it writes. Otherwise it replaces them.
+        accumulate: bool,
+        /// The group in which the rank's index selects its part of a whole, for kernels that depend
+        /// on it ([`Kernel::Slice`], a part of a vocabulary).
+        group: Option<GroupId>,
+    },
+    /// Runs a collective of a group, from the one read to the one write. They are the same buffer
+    /// if it works in place.
+    Collective {
+        /// The kind of collective.
+        kind: Collective,
+        /// The group.
+        group: GroupId,
+        /// The bytes of the larger side: the whole tensor.
+        bytes: Bytes,
+        /// The number format of an element.
+        data_type: DataType,
+        /// The purpose.
+        role: CollectiveRole,
+        /// The algorithm.
+        algorithm: CollectiveAlgorithm,
+    },
+    /// Sends the one read to a rank of another stage.
+    Send {
+        /// The receiver.
+        peer: PeerId,
+        /// The size of the message.
+        bytes: Bytes,
+    },
+    /// Receives the one write from a rank of another stage.
+    Receive {
+        /// The sender.
+        peer: PeerId,
+        /// The size of the message.
+        bytes: Bytes,
+    },
+    /// Loads the rank's samples of a micro-batch into the one write.
+    Load {
+        /// The part of each sample to load.
+        input: InputKind,
+        /// The first sample of the micro-batch, counted within the step's global batch. A rank's
+        /// own samples start [`StageMesh::samples_before`](crate::StageMesh::samples_before) later.
+        first_sample: usize,
+        /// The number of samples of the rank.
+        samples: usize,
+    },
+    /// Copies the one read to the one write, which lies in the other memory.
+    Copy {
+        /// The memory of the write.
+        to: MemoryKind,
+        /// The size of the copy.
+        bytes: Bytes,
+    },
+}
+
+impl Operation {
+    /// The name in reports: that of the kernel or the kind of communication.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Operation::Compute { kernel, .. } => kernel.name(),
+            Operation::Collective { kind, .. } => kind.name(),
+            Operation::Send { .. } => "send",
+            Operation::Receive { .. } => "receive",
+            Operation::Load { .. } => "load",
+            Operation::Copy { to: MemoryKind::Device, .. } => "copy_to_device",
+            Operation::Copy { to: MemoryKind::Host, .. } => "copy_to_host",
+        }
+    }
+}
+
+/// The part of a step that an instruction belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// From samples to the loss.
+    Forward,
+    /// A forward operator that the backward pass runs a second time.
+    Recompute,
+    /// Gradients.
+    Backward,
+    /// The reduction of gradients and the update of parameters.
+    Update,
+}

@@ -1,0 +1,351 @@
+//! The choices that `plan` and `run` offer: model, cluster, batch, precision, fixed dimensions,
+//! limits. Resolves names, takes defaults, and runs the planner over what is left open.
+
+use crate::failure::Failure;
+use crate::inputs::{self, NamedModel};
+use crate::plan_file::{ModelReference, PlanFile};
+use crate::predict;
+use clap::Args;
+use foretell_planner::{Fixed, Planned, Request, plan};
+use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
+use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
+use foretell_units::{Bytes, DataType, Seconds};
+use std::time::Instant;
+
+/// Command-line choices of `plan` and `run`.
+#[derive(Debug, Clone, Args)]
+pub struct Choices {
+    /// A zoo name (see `foretell models`) or a model file
+    #[arg(long)]
+    pub model: String,
+    /// A library name (see `foretell topologies`), a topology file, `local` (this machine's cores)
+    /// or `local-gpus`
+    #[arg(long)]
+    pub topology: String,
+    /// Node kind (a `name` in `nodes`) that holds the first ranks; left open, the best one is
+    /// chosen
+    #[arg(long, value_name = "NAME")]
+    pub first_nodes: Option<String>,
+    /// Number of nodes of the topology's node template
+    #[arg(long, value_name = "N")]
+    pub nodes: Option<usize>,
+    /// Samples per step over all ranks [default: 32 per device; 8 if samples are sequences]
+    #[arg(long, value_name = "SAMPLES")]
+    pub global_batch: Option<usize>,
+    /// Number format of activations and products; of several, the one with the fastest step is
+    /// chosen [default: bf16 on GPUs (V100: fp16), fp32 on CPUs]
+    #[arg(long, value_name = "FORMAT,...", value_delimiter = ',')]
+    pub precision: Vec<Precision>,
+    /// Optimizer [default: sgd for MLPs and convolutional networks, adamw for others]
+    #[arg(long, value_name = "NAME")]
+    pub optimizer: Option<OptimizerName>,
+    /// Memory limit per rank, such as 72GB
+    #[arg(long, value_name = "SIZE")]
+    pub memory_limit: Option<Bytes>,
+    /// Fixed dimensions of the layout: data, tensor, pipeline, context, expert, micro_batch,
+    /// schedule, virtual_stages, recompute, zero, shard_group, offload, collective,
+    /// sequence_parallel, context_method, bucket, shares, cuts, placement, stage_places, stages
+    #[arg(long, value_name = "tensor=8,pipeline=4,...", default_value = "", hide_default_value = true)]
+    pub fix: Fixed,
+    /// Samples that share batch-norm statistics [default: a rank's micro-batch]
+    #[arg(long, value_name = "SAMPLES")]
+    pub batch_norm_group: Option<usize>,
+    /// Software stack to model: foretell, megatron-core, fsdp2, torchtitan, nemo, deepspeed, ddp,
+    /// ...
+    #[arg(long, value_name = "NAME", default_value = "foretell")]
+    pub stack: String,
+    /// Learning rate [default: 0.05 for sgd, 0.001 for adam and adamw]
+    #[arg(long, value_name = "RATE")]
+    pub learning_rate: Option<f32>,
+    /// Let ranks share devices, to check a layout without timing it. `--fix` gives data, tensor and
+    /// pipeline
+    #[arg(long)]
+    pub oversubscribe: bool,
+    /// Stop the search after this time with the best layout so far; the gap says how far it may be
+    /// from the optimum. While nothing fits, the search goes on for at least 10 s
+    #[arg(long, value_name = "10s")]
+    pub time_limit: Option<Seconds>,
+    /// Highest price per hour of the nodes used, in the currency of the topology file
+    #[arg(long, value_name = "PRICE")]
+    pub price_limit: Option<f64>,
+    /// What to optimise
+    #[arg(long, value_enum, default_value_t = Objective::Time)]
+    pub objective: Objective,
+}
+
+/// Objectives on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Objective {
+    Time,
+    Cost,
+    Energy,
+    Goodput,
+}
+
+/// Number formats on the command line.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum Precision {
+    Fp32,
+    Tf32,
+    Bf16,
+    Fp16,
+    Fp8,
+}
+
+/// Optimizers on the command line.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub enum OptimizerName {
+    Sgd,
+    Adam,
+    Adamw,
+}
+
+/// The resolved job: names looked up and defaults taken.
+pub struct Setting {
+    /// The model.
+    pub model: NamedModel,
+    /// The devices.
+    pub topology: Topology,
+    /// The node kind that holds the first ranks, if that is not the first of the file.
+    pub first_nodes: Option<String>,
+    /// The plan without its layout, which the search varies.
+    pub base: Plan,
+    /// Options whose defaults were taken, as they would be typed.
+    pub taken: Vec<String>,
+}
+
+impl Choices {
+    /// Looks names up and takes defaults.
+    pub fn setting(&self) -> Result<Setting, Failure> {
+        let model = inputs::model(&self.model)?;
+        let topology = inputs::topology(&self.topology, self.nodes)?;
+        let topology = match &self.first_nodes {
+            Some(first) => topology.beginning_with(first)?,
+            None => topology,
+        };
+        let mut taken = Vec::new();
+        let sequences = model.model.sample().is_sequence();
+        let global_batch = self.global_batch.unwrap_or_else(|| {
+            let batch = topology.device_count() * if sequences { 8 } else { 32 };
+            taken.push(format!("--global-batch {batch}"));
+            batch
+        });
+        let precision = self.precision.first().copied().map(DataType::from).unwrap_or_else(|| {
+            let precision = usual_precision(&topology);
+            taken.push(format!("--precision {precision}"));
+            precision
+        });
+        for format in self.precision.iter().copied().map(DataType::from) {
+            predict::has_products(&topology, format)?;
+        }
+        let optimizer = self.optimizer.map(Optimizer::from).unwrap_or_else(|| {
+            let optimizer = model.model.usual_optimizer();
+            taken.push(format!("--optimizer {}", optimizer.name()));
+            optimizer
+        });
+        let mut base =
+            Plan { precision, optimizer, batch_norm_group: self.batch_norm_group, ..Plan::new(Layout::default(), global_batch) };
+        let stack = inputs::stack(&self.stack)?;
+        (base.stack, base.overlap, base.layout.bucket) = (Stack::new(&self.stack), stack.defaults.overlap, stack.defaults.bucket);
+        base.training.learning_rate = self.learning_rate;
+        Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
+    }
+
+    /// Number of ranks that the search may use: one per device within `--price-limit`. With
+    /// `--oversubscribe` it is the world size of the fixed layout, as with `mpirun`.
+    pub fn devices(&self, topology: &Topology) -> usize {
+        match (self.oversubscribe, self.fix.data, self.fix.tensor, self.fix.pipeline) {
+            (true, Some(data), Some(tensor), Some(pipeline)) => {
+                let others = [tensor, pipeline, self.fix.context.unwrap_or(1), self.fix.expert.unwrap_or(1)];
+                others.into_iter().fold(data, usize::saturating_mul)
+            }
+            _ => self.price_limit.map_or(topology.device_count(), |limit| affordable(topology, limit)),
+        }
+    }
+
+    /// The number formats to try: those of `--precision`, or the default.
+    pub fn formats(&self, setting: &Setting) -> Vec<DataType> {
+        let mut formats = vec![setting.base.precision];
+        for format in self.precision.iter().copied().map(DataType::from) {
+            if !formats.contains(&format) {
+                formats.push(format);
+            }
+        }
+        formats
+    }
+
+    /// Searches all number formats, and unless `--first-nodes` fixes it also topologies that begin
+    /// with another node kind. Sets the setting's topology to that of the answer.
+    pub fn search(&self, setting: &mut Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
+        let started = Instant::now();
+        let formats = self.formats(setting);
+        if formats.len() > 1 && self.objective != Objective::Time {
+            let hint = "omit `--objective`, or name one format";
+            return Err(Failure::Input(format!("several number formats can only be compared by step time; hint: {hint}")));
+        }
+        let devices = self.devices(&setting.topology);
+        let mut planned = self.search_devices(setting, (&setting.topology, devices), profile, (top, None), started);
+        for (first, topology, devices) in self.without_first_nodes(setting) {
+            let elsewhere = planned.as_ref().ok().map(|planned| planned.value);
+            let found = self.search_devices(setting, (&topology, devices), profile, (top, elsewhere), started);
+            planned = match (planned, found) {
+                (Ok(before), Ok(found)) if found.candidates.is_empty() => Ok(before.counting(&found)),
+                (Ok(before), Err(_)) => Ok(before),
+                (before, Ok(found)) => {
+                    (setting.topology, setting.first_nodes) = (topology, Some(first));
+                    Ok(match before {
+                        Ok(before) => found.counting(&before),
+                        Err(_) => found,
+                    })
+                }
+                (before, Err(_)) => before,
+            };
+        }
+        let mut planned = planned?;
+        planned.search.wall_seconds = started.elapsed().as_secs_f64();
+        Ok(planned)
+    }
+
+    /// Searches the first `devices` of a topology for the best `top` layouts. `elsewhere` is the
+    /// best value on other topologies: only better layouts count.
+    fn search_devices(
+        &self,
+        setting: &Setting,
+        (topology, devices): (&Topology, usize),
+        profile: Option<&Profile>,
+        (top, elsewhere): (usize, Option<f64>),
+        started: Instant,
+    ) -> Result<Planned, Failure> {
+        if devices == 0 {
+            let hint = "raise or omit `--price-limit`; every node needs a `price_per_hour`";
+            return Err(Failure::Input(format!("no node of `{}` costs so little; hint: {hint}", topology.name())));
+        }
+        let is_hopeless =
+            || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value().max(FIRST_ANSWER));
+        let is_over = || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value());
+        let search = |base: &Plan| -> Result<Planned, Failure> {
+            let costs = predict::costs(profile, topology, base)?;
+            let request = Request {
+                fixed: self.fix.clone(),
+                devices,
+                objective: self.objective.into(),
+                stop: &is_over,
+                give_up: &is_hopeless,
+                oversubscription: predict::oversubscription(self.oversubscribe),
+                memory_limit: self.memory_limit,
+                top,
+                must_beat: elsewhere,
+                ..Request::new(&setting.model.model, &setting.model.name, topology, &costs, base)
+            };
+            Ok(plan(&request)?)
+        };
+        let mut planned = search(&setting.base);
+        for &precision in &self.formats(setting)[1..] {
+            // A model that does not fit in one format may fit in another.
+            planned = match (planned, search(&Plan { precision, ..setting.base.clone() })) {
+                (Ok(one), Ok(other)) => Ok(one.merged(other, top)),
+                (Err(_), other) => other,
+                (one, Err(_)) => one,
+            };
+        }
+        planned
+    }
+
+    /// Topologies that begin with another node kind: that kind's name, the reordered topology, and
+    /// the number of devices without the kinds that come before it in the file (or those within the
+    /// price limit).
+    fn without_first_nodes(&self, setting: &Setting) -> Vec<(String, Topology, usize)> {
+        let groups = setting.topology.node_groups();
+        let unnamed = |groups: &[NodeGroup]| -> Vec<NodeGroup> {
+            groups.iter().map(|group| NodeGroup { name: String::new(), ..group.clone() }).collect()
+        };
+        let (mut seen, mut found) = (Vec::new(), Vec::new());
+        for place in (1..groups.len()).filter(|_| self.first_nodes.is_none() && !self.oversubscribe).take(MOST_KINDS_LEFT_OUT) {
+            // Skips what equals a prefix of the file's nodes: the search has seen it.
+            let left = unnamed(&groups[place..]);
+            let is_known = seen.contains(&left) || unnamed(&groups[..groups.len() - place]) == left;
+            if let Ok(topology) = setting.topology.clone().beginning_with(&groups[place].name)
+                && !is_known
+            {
+                let rest = groups[place..].iter().map(|group| group.devices * group.count).sum();
+                let devices = if self.price_limit.is_some() { self.devices(&topology) } else { rest };
+                found.push((groups[place].name.clone(), topology, devices));
+                seen.push(left);
+            }
+        }
+        found
+    }
+
+    /// Returns the plan file of a layout that the search found.
+    pub fn plan_file(&self, setting: &Setting, plan: &Plan) -> PlanFile {
+        let topology = TopologyReference::Named(self.topology.clone());
+        let mut file = PlanFile::new(ModelReference::Named(self.model.clone()), topology, self.nodes, plan);
+        file.first_nodes.clone_from(&setting.first_nodes);
+        file
+    }
+}
+
+/// Most node kinds at the beginning of a file that are left out. Each needs a search of its own.
+const MOST_KINDS_LEFT_OUT: usize = 3;
+
+/// Seconds for which a search without an answer goes on, even beyond its time limit. Most have one
+/// by then.
+const FIRST_ANSWER: f64 = 10.0;
+
+/// Number of devices in the first nodes that together cost at most `limit` per hour. Counting stops
+/// at a node without a price.
+fn affordable(topology: &Topology, limit: f64) -> usize {
+    let (mut price, mut devices) = (0.0, 0);
+    for group in topology.node_groups() {
+        let Some(each) = group.price_per_hour else { break };
+        for _ in 0..group.count {
+            price += each;
+            if price > limit {
+                return devices;
+            }
+            devices += group.devices;
+        }
+    }
+    devices
+}
+
+impl From<Objective> for foretell_planner::Objective {
+    fn from(objective: Objective) -> Self {
+        match objective {
+            Objective::Time => Self::Time,
+            Objective::Cost => Self::Cost,
+            Objective::Energy => Self::Energy,
+            Objective::Goodput => Self::Goodput,
+        }
+    }
+}
+
+impl From<Precision> for DataType {
+    fn from(precision: Precision) -> Self {
+        match precision {
+            Precision::Fp32 => DataType::Fp32,
+            Precision::Tf32 => DataType::Tf32,
+            Precision::Bf16 => DataType::Bf16,
+            Precision::Fp16 => DataType::Fp16,
+            Precision::Fp8 => DataType::Fp8,
+        }
+    }
+}
+
+impl From<OptimizerName> for Optimizer {
+    fn from(name: OptimizerName) -> Self {
+        match name {
+            OptimizerName::Sgd => Optimizer::Sgd,
+            OptimizerName::Adam => Optimizer::Adam,
+            OptimizerName::Adamw => Optimizer::AdamW,
+        }
+    }
+}
+
+fn usual_precision(topology: &Topology) -> DataType {
+    let kinds = topology.device_kinds();
+    if kinds.iter().any(|kind| kind.architecture == Architecture::Cpu) {
+        return DataType::Fp32;
+    }
+    if kinds.iter().all(|kind| kind.peak.contains_key(&DataType::Bf16)) { DataType::Bf16 } else { DataType::Fp16 }
+}
