@@ -14,6 +14,9 @@ use std::time::Duration;
 
 /// Environment variable of a child process: the index of its first case.
 const FIRST_CASE: &str = "FORETELL_TEST_FIRST_CASE";
+/// Environment variable that chooses cases: words, separated by commas, one of which a case's text
+/// has. All cases if it is unset. `tests/gpu.sh` looks for races in some kernels only.
+const CASES: &str = "FORETELL_TEST_CASES";
 /// The longest that a case may take. The first one of a process may compile kernels.
 const MAX_CASE: Duration = Duration::from_secs(180);
 /// Marks a child's results on its standard output.
@@ -42,11 +45,19 @@ pub(super) use test_path;
 ///
 /// # Panics
 /// With a list of all cases that failed, if any did.
-pub(super) fn check_each<C: Debug>(isolation: Isolation, test: &str, cases: &[C], check: impl FnMut(usize, &C)) {
-    let failures = failures(isolation, test, cases, check);
+pub(super) fn check_each<C: Debug>(isolation: Isolation, test: &str, cases: &[C], mut check: impl FnMut(usize, &C)) {
+    let words = std::env::var(CASES).unwrap_or_default();
+    let cases = &chosen(&words, cases)[..];
+    let failures = failures(isolation, test, cases, |index, case: &&C| check(index, case));
     let listed: Vec<String> =
         failures.iter().map(|(index, failure)| format!("{index}: {:?}: {failure}", cases[*index])).collect();
     assert!(failures.is_empty(), "{} of {} cases failed:\n{}", failures.len(), cases.len(), listed.join("\n"));
+}
+
+/// Returns the cases whose text has one of the words.
+fn chosen<'a, C: Debug>(words: &str, cases: &'a [C]) -> Vec<&'a C> {
+    let is_chosen = |case: &&C| words.is_empty() || words.split(',').any(|word| format!("{case:?}").contains(word));
+    cases.iter().filter(is_chosen).collect()
 }
 
 /// Returns the cases that failed, each with its first line of explanation.
@@ -145,4 +156,12 @@ fn every_failing_case_is_found_although_some_end_their_process() {
 fn cases_in_one_process_are_all_run_and_listed() {
     let check = |_: usize, case: &i32| assert!(case % 2 == 0, "{case} is odd");
     assert_eq!(failures(Isolation::None, "", &[1, 2, 3], check), [(0, "1 is odd".into()), (2, "3 is odd".into())]);
+}
+
+#[test]
+fn cases_are_chosen_by_words_of_their_text() {
+    let cases = ["AttentionForward", "Sum", "Copy"];
+    assert_eq!(chosen("Attention,Sum", &cases), [&"AttentionForward", &"Sum"]);
+    assert_eq!(chosen("", &cases).len(), 3);
+    assert!(chosen("Other", &cases).is_empty());
 }

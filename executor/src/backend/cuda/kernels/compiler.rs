@@ -21,23 +21,41 @@ impl KernelSource {
         if !Library::Nvrtc.is_present() {
             return Err(CudaError::MissingLibrary { library: Library::Nvrtc });
         }
+        let (architecture, options, text) = self.compilation(precision, capability);
+        let cached = cache_path(&text, &options);
+        if let Some(code) = cached.as_ref().and_then(|path| std::fs::read(path).ok()).filter(|code| !code.is_empty()) {
+            return Ok(code);
+        }
+        let (code, _) = compile(self.file, &text, &options, &architecture)?;
+        if let Some(path) = cached {
+            write_cache(&path, &code);
+        }
+        Ok(code)
+    }
+
+    /// Returns the machine code, newly compiled, with the assembler's log of what each kernel takes.
+    #[cfg(test)]
+    pub(crate) fn compiled_with_log(
+        &'static self,
+        precision: DataType,
+        capability: (u32, u32),
+    ) -> Result<(Vec<u8>, String), CudaError> {
+        let (architecture, mut options, text) = self.compilation(precision, capability);
+        options.push("--ptxas-options=-v".into());
+        compile(self.file, &text, &options, &architecture)
+    }
+
+    /// Returns the architecture, the compiler's options and the text.
+    fn compilation(&'static self, precision: DataType, capability: (u32, u32)) -> (String, Vec<String>, String) {
         let architecture = format!("sm_{}{}", capability.0, capability.1);
-        let options = [
+        let options = vec![
             format!("--gpu-architecture={architecture}"),
             format!("-DPRECISION={}", precision_number(precision)),
             "--std=c++17".into(),
             "-default-device".into(),
         ];
         let text = format!("{COMMON}\n{}\n#line 1 \"{}\"\n{}", self.headers.concat(), self.file, self.text);
-        let cached = cache_path(&text, &options);
-        if let Some(code) = cached.as_ref().and_then(|path| std::fs::read(path).ok()).filter(|code| !code.is_empty()) {
-            return Ok(code);
-        }
-        let code = compile(self.file, &text, &options, &architecture)?;
-        if let Some(path) = cached {
-            write_cache(&path, &code);
-        }
-        Ok(code)
+        (architecture, options, text)
     }
 }
 
@@ -145,7 +163,13 @@ impl Drop for Program {
     }
 }
 
-fn compile(file: &'static str, text: &str, options: &[String], architecture: &str) -> Result<Vec<u8>, CudaError> {
+/// Returns the machine code, and the compiler's log.
+fn compile(
+    file: &'static str,
+    text: &str,
+    options: &[String],
+    architecture: &str,
+) -> Result<(Vec<u8>, String), CudaError> {
     let with_zero =
         |text: &str| CString::new(text).map_err(|error| CudaError::Call { action: COMPILING, reason: error.to_string() });
     let options = options.iter().map(|option| with_zero(option)).collect::<Result<Vec<CString>, CudaError>>()?;
@@ -153,5 +177,5 @@ fn compile(file: &'static str, text: &str, options: &[String], architecture: &st
     if program.compile(&options).is_err() {
         return Err(CudaError::Compilation { file, architecture: architecture.into(), log: program.log()? });
     }
-    program.machine_code()
+    Ok((program.machine_code()?, program.log()?))
 }

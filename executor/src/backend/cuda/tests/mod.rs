@@ -22,3 +22,4 @@ pub(crate) mod limited_driver;
 pub(crate) mod on_gpu;
 mod reference_convolution;
 mod reference_product;
+mod resources;
