@@ -19,7 +19,7 @@ build() {
     local target=${CARGO_TARGET_DIR:-target} profile=${FORETELL_GPU_PROFILE:-release} folder tests bytes
     folder=${profile/#dev/debug}
     mkdir -p "$programs"
-    cargo build --profile "$profile" --locked -p foretell
+    cargo build --profile "$profile" --locked --workspace --bin foretell
     tests=$(cargo test --profile "$profile" --locked --workspace --lib --no-run --message-format=json | python3 -c '
 import json, sys
 found = [json.loads(line) for line in sys.stdin if line.startswith("{")]
