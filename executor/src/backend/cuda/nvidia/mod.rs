@@ -1,4 +1,7 @@
 //! NVIDIA's driver as the seam's implementation. cudarc provides the types of its interface.
+//!
+//! Nothing is linked: the driver and every library are loaded before the first call.
+//! It knows no kernel of ours: `launch` decides what runs.
 
 mod device;
 mod driver_functions;
