@@ -77,7 +77,7 @@ pub(super) fn is_fp8(kernel: &Kernel) -> bool {
 /// Returns the plain product of a kernel that fuses GELU or its gradient into one, with the number of
 /// operands that the plain one reads. `None` for other kernels.
 pub(super) fn without_gelu(kernel: &Kernel) -> Option<(Kernel, usize)> {
-    let (mut plain, mut reads) = (kernel.clone(), 0);
+    let (mut plain, mut reads) = (*kernel, 0);
     match &mut plain {
         Kernel::Matmul { activation: activation @ (Activation::Gelu | Activation::GeluKept), bias, .. } => {
             *activation = Activation::None;
