@@ -54,15 +54,14 @@ stand_ins() {
     g++ "${common[@]}" -DSTAND_IN_DRIVER $sources/emulator/driver.cpp -ldl -o "$1/libcuda.so.1"
     g++ "${common[@]}" -DSTAND_IN_NVRTC $sources/emulator/driver.cpp -o "$1/libnvrtc.so.13"
     for precision in 0 1 2; do
-        [ -f "$1/emulator-$precision.so" ] ||
-            g++ "${common[@]}" -DPRECISION=$precision -I $sources/kernels $sources/emulator/emulator.cpp -o "$1/emulator-$precision.so"
+        g++ "${common[@]}" -DPRECISION=$precision -I $sources/kernels $sources/emulator/emulator.cpp -o "$1/emulator-$precision.so"
     done
 }
 
 # Runs the three calls, or parts, as a lent machine would: only the carried files are there, and an
 # environment that has nothing of this machine.
 rehearse() {
-    local out bare stand_in=$PWD/target/gpu-stand-in
+    local out stand_in=$PWD/target/gpu-stand-in
     mkdir -p "$1"
     out=$(realpath "$1")
     shift
