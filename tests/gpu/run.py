@@ -26,7 +26,7 @@ PROGRAMS = ROOT / "target/gpu"
 # keep the others from telling anything. A part may also use what the parts before it have left.
 CALLS = {
     "1": {"machine": 0.1, "kernels": 0.45, "speed:gpt-1.3b-s1024-b8": 0.2, "train": 0.25},
-    "2": {"machine": 0.05, "sanitize": 0.45, "calibrated": 0.3, "profiles": 0.2},
+    "2": {"machine": 0.05, "memcheck": 0.25, "racecheck": 0.2, "calibrated": 0.3, "profiles": 0.2},
     "3": {"machine": 0.05, "law": 0.25, "prediction": 0.25, "speed": 0.25, "pytorch": 0.2},
 }
 # A rehearsal runs small models, because a stand-in for the GPU is slow.
@@ -170,30 +170,37 @@ def check_test(results, part, name, limit, before=(), **environment):
 
 def kernels(results):
     on_gpu, cudnn = tests(results)
-    few = {"FORETELL_TEST_CASES": "Add,Matmul { rows: 3,Gelu"} if IS_REHEARSAL else {}
+    few = {"FORETELL_TEST_CASES": FEW} if IS_REHEARSAL else {}
     # The largest tests come last: a call that is killed has then told most.
     on_gpu.sort(key=lambda name: ("every_" in name, name))
     jobs = [functools.partial(check_test, results, "kernels", name, 30 if IS_REHEARSAL else 200, **few) for name in on_gpu]
     at_once(jobs + [functools.partial(check_test, results, "cudnn", name, 120, FORETELL_REQUIRE_CUDNN="1") for name in cudnn])
 
 
+# The cases of a rehearsal.
+FEW = "Add,Gelu,Softmax"
 # Kernels whose blocks share memory in ways that can race. A case's text starts with its kernel's name.
 RACING = "Attention,Sum,Norm,CrossEntropy,Softmax,Sgd,AdamW,Lamb"
 
 
-def sanitize(results):
+def sanitize(results, check):
+    """Runs the tests of kernels under a tool of compute-sanitizer, the tests of all kernels first."""
     tool = shutil.which("compute-sanitizer")
     if not tool:
-        results.record("sanitize", "missing", said="compute-sanitizer is not on this machine")
+        results.record(check, "missing", said="compute-sanitizer is not on this machine")
         return
     on_gpu, _ = tests(results)
-    chosen = [name for name in on_gpu if "without" not in name and "model_sizes" not in name]
-    for check, cases in (("memcheck", ""), ("racecheck", RACING)):
-        # Races in shared memory depend on the kernel, not on operands: the tests of all kernels are enough.
-        names = [name for name in chosen if check == "memcheck" or "every_" in name or "tensor_attention" in name]
-        before = [tool, "--tool", check, "--target-processes", "all", "--error-exitcode", "9"]
-        more = {"FORETELL_TEST_CASES": cases} if cases else {}
-        at_once([functools.partial(check_test, results, check, name, 170, before, **more) for name in names])
+    names = [name for name in on_gpu if "without" not in name and "model_sizes" not in name]
+    names.sort(key=lambda name: ("every_" not in name, name))
+    more = {}
+    if check == "racecheck":
+        # Races in shared memory depend on the kernel, not on operands.
+        names = [name for name in names if "every_" in name or "tensor_attention" in name]
+        more["FORETELL_TEST_CASES"] = RACING
+    if IS_REHEARSAL:
+        more["FORETELL_TEST_CASES"] = FEW
+    before = [tool, "--tool", check, "--target-processes", "all", "--error-exitcode", "9"]
+    at_once([functools.partial(check_test, results, check, name, 170, before, **more) for name in names])
 
 
 # ---- training ----
@@ -359,7 +366,7 @@ def calibrated(results, work):
     """Calibration, execution and `check` of the 1.3B plan."""
     model, batch, precision, micro_batch, further = SPEED["gpt-1.3b-s1024-b8"]
     path = plan(work, "calibrated", model, batch, precision, f"{{micro_batch: {micro_batch}}}", further)
-    predict(results, work, "calibrated/gpt-1.3b-s1024-b8", path, ["--patience", "50ms", "--calibration-time", "60s"], 45)
+    predict(results, work, "calibrated/gpt-1.3b-s1024-b8", path, ["--patience", "50ms", "--calibration-time", "1s" if IS_REHEARSAL else "60s"], 45)
 
 
 def predict(results, work, item, path, calibration, steps):
@@ -442,7 +449,8 @@ def kernel_times(text):
 PARTS = {
     "machine": lambda results, work: machine(results),
     "kernels": lambda results, work: kernels(results),
-    "sanitize": lambda results, work: sanitize(results),
+    "memcheck": lambda results, work: sanitize(results, "memcheck"),
+    "racecheck": lambda results, work: sanitize(results, "racecheck"),
     "train": train,
     "law": law,
     "calibrated": calibrated,

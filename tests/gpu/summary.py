@@ -81,8 +81,9 @@ def tests(items):
             rows.append([part, count("passed"), count("failed"), count("unrun"), sum(line.get("cases", 0) for _, line in found)])
         for name, line in found:
             if line["status"] == "failed":
-                details += ["", f"`{part}/{name}` failed: {line.get('said', '')}", ""]
-                details += [f"- `{one}`" for one in line.get("failures", []) + line.get("errors", [])]
+                details += ["", f"`{part}/{name}` failed: {line.get('said', '')}"]
+                listed = [f"- `{one}`" for one in line.get("failures", []) + line.get("errors", [])]
+                details += [""] + listed if listed else []
     return table(["part", "tests passed", "failed", "not run", "kernel cases passed"], rows) + details
 
 
@@ -98,13 +99,13 @@ def speed(items):
         case, _, kind = name.partition("/")
         if "milliseconds" in line:
             peers.setdefault(case, {})[kind] = line["milliseconds"]
-    rows = []
+    is_rehearsal, rows = items.get("call", {}).get("rehearsal"), []
     for case, line in under(items, "speed"):
         if "milliseconds" in line:
             ours, theirs = line["milliseconds"], peers.get(case, {})
             best = min(theirs.values(), default=None)
             told = ", ".join(f"{kind} {time:.2f}" for kind, time in theirs.items())
-            rows.append([case, f"{ours:.2f}", told, f"{best / ours:.2f}" if best else "", utilisation(case, ours)])
+            rows.append([case, f"{ours:.2f}", told, f"{best / ours:.2f}" if best else "", "" if is_rehearsal else utilisation(case, ours)])
     lines = table(["case", "Foretell ms", "PyTorch ms", "best of PyTorch over ours", "our MFU"], rows)
     for case, line in under(items, "kinds"):
         if line["status"] == "measured":
@@ -148,7 +149,7 @@ def profiles(items):
 def page(lines, items):
     calls = [line for line in lines if line["item"] == "call"]
     text = ["# Results on a GPU", "", "Made by `tests/gpu/summary.py` from `results.jsonl` beside it; do not edit."]
-    text += [f"Call of {line['date']}: {', '.join(line['parts'])}." for line in calls]
+    text += [""] + [f"- Call of {line['date']}: {', '.join(line['parts'])}." for line in calls]
     if any(line["rehearsal"] for line in calls):
         text += ["", "**A rehearsal on a stand-in: no figure here is of a GPU.**"]
     for section in (machine, libraries, tests, law, speed, memory, predictions, profiles):
