@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Checks and measures the CUDA backend on one NVIDIA GPU. The machine with the GPU needs no Rust.
 #
-#   tests/gpu.sh build                 on a machine with Rust: puts stripped binaries into target/gpu/
-#   tests/gpu.sh run OUT 1|2|3|PART..  on the machine with the GPU
-#   tests/gpu.sh rehearse OUT [PART..] build's binaries on a stand-in for the GPU, from a bare folder
+#   tests/gpu.sh build                  where Rust is: puts stripped binaries into target/gpu/
+#   tests/gpu.sh run OUT 1|2|3|PART..   on the machine with the GPU
+#   tests/gpu.sh rehearse OUT [PART..]  those binaries on a stand-in for the GPU, in a bare folder
 #
 # Call 1: kernels, speed of 1.3B, training. Call 2: compute-sanitizer, calibration and check of the
 # 1.3B plan, profiles. Call 3: law, prediction, speed of all cases, PyTorch. A call ends within

@@ -22,8 +22,8 @@ import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 PROGRAMS = ROOT / "target/gpu"
-# The parts of a call, each with the share of the call's time that it may take, so that a slow part does not
-# keep the others from telling anything. A part may also use what the parts before it have left.
+# The parts of a call, each with the share of the call's time that it may take: a slow part does not
+# keep the others from telling anything. A part may use what the parts before it have left.
 CALLS = {
     "1": {"machine": 0.1, "kernels": 0.45, "speed:gpt-1.3b-s1024-b8": 0.2, "train": 0.25},
     "2": {"machine": 0.05, "memcheck": 0.25, "racecheck": 0.2, "calibrated": 0.3, "profiles": 0.2},
@@ -122,8 +122,8 @@ def machine(results):
 
 # ---- kernels ----
 
-# The tests that use the GPU. Tests of the emulated device are left out: they need the sources at the path
-# where they were built.
+# The tests that use the GPU. Tests of the emulated device are left out: they need the sources at
+# the path where they were built.
 WANTED = ("cuda", "parts::", "ring::", "tensor_attention", "a_call_that", "a_control")
 LEFT_OUT = ("backend::cuda", "tensor_cores_are_used", "in_parts_match", "speeds::")
 # These refuse to pass without cuDNN on this GPU.
@@ -179,7 +179,7 @@ def kernels(results):
 
 # The cases of a rehearsal.
 FEW = "Add,Gelu,Softmax"
-# Kernels whose blocks share memory in ways that can race. A case's text starts with its kernel's name.
+# Kernels whose blocks share memory in ways that can race. A case's text has its kernel's name.
 RACING = "Attention,Sum,Norm,CrossEntropy,Softmax,Sgd,AdamW,Lamb"
 
 

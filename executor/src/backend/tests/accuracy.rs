@@ -33,8 +33,8 @@ impl Arithmetic {
     }
 
     /// Returns how far an element of written operand `write` may be off in single precision, as a
-    /// fraction of the operand's largest magnitude. Errors grow with the terms of a sum, so they are
-    /// measured against the largest element, not each one's own.
+    /// fraction of the operand's largest magnitude. Errors grow with the terms of a sum, so they
+    /// are measured against the largest element, not each one's own.
     pub(super) fn single_precision(self, kernel: &Kernel, write: usize) -> f64 {
         match self {
             Self::Cpu => 4e-6,
@@ -74,8 +74,8 @@ pub(super) fn is_fp8(kernel: &Kernel) -> bool {
     is_fp8_product(kernel) || matches!(kernel, Kernel::Quantise { .. })
 }
 
-/// Returns the plain product of a kernel that fuses GELU or its gradient into one, with the number of
-/// operands that the plain one reads. `None` for other kernels.
+/// Returns the plain product of a kernel that fuses GELU or its gradient into one, with the number
+/// of operands that the plain one reads. `None` for other kernels.
 pub(super) fn without_gelu(kernel: &Kernel) -> Option<(Kernel, usize)> {
     let (mut plain, mut reads) = (*kernel, 0);
     match &mut plain {

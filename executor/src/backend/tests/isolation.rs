@@ -1,8 +1,8 @@
 //! Runs many cases in one test and lists all that fail.
 //!
-//! On a GPU one illegal address fails everything that follows in the process. There a case runs in a
-//! child process, which is this test binary with the same test. A child runs cases until one fails;
-//! the next child starts with the case after it.
+//! On a GPU one illegal address fails everything that follows in the process. There a case runs in
+//! a child process, which is this test binary with the same test. A child runs cases until one
+//! fails; the next child starts with the case after it.
 
 use std::any::Any;
 use std::fmt::Debug;

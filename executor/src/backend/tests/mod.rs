@@ -86,15 +86,16 @@ fn cuda_backend(makes: ProductSupport) -> Vec<Box<dyn Backend>> {
     backend.into_iter().map(|backend| Box::new(backend) as Box<dyn Backend>).collect()
 }
 
-/// The CUDA backend of `cuda_backend`, with limits at which small operands are copied and split, in the
-/// emulator only.
+/// The CUDA backend of `cuda_backend`, with limits at which small operands are copied and split, in
+/// the emulator only.
 fn cuda_backends_with_small_limits() -> Vec<Box<dyn Backend>> {
     let devices = [TestDevice::new(), TestDevice::with_convolutions(ConvolutionSupport::None)];
     let backend = |device| CudaBackend::new(device).unwrap().with_limits(SMALL_LIMITS);
     devices.into_iter().flatten().map(|device| Box::new(backend(device)) as Box<dyn Backend>).collect()
 }
 
-/// The same with the library's products and without its convolutions, which are then products over windows.
+/// The same with the library's products and without its convolutions, which are then products over
+/// windows.
 fn cuda_backend_without_convolutions() -> Vec<Box<dyn Backend>> {
     if let Some(backend) = GpuBackend::without_convolutions() {
         return vec![Box::new(backend)];
@@ -182,8 +183,8 @@ fn cuda_products_and_convolutions_in_parts_match_the_reference() {
     conforms(test_path!(), Arithmetic::Cpu, cuda_backends_with_small_limits, is_tried);
 }
 
-/// Runs all cases, and lists those that fail. The backends are kept over the cases of a process: what
-/// one kernel leaves in scratch memory must not change another's result.
+/// Runs all cases, and lists those that fail. The backends are kept over the cases of a process:
+/// what one kernel leaves in scratch memory must not change another's result.
 fn conforms(
     test: &str,
     arithmetic: Arithmetic,
@@ -197,7 +198,8 @@ fn conforms(
         let mut random = ChaCha8Rng::seed_from_u64(1);
         random.set_stream(index as u64);
         let (reads, before) = operands(kernel, &mut random);
-        // A GELU that is fused into a product may be less exact than the product, which comes first.
+        // A GELU that is fused into a product may be less exact than the product, which comes
+        // first.
         if let Some((plain, count)) = without_gelu(kernel) {
             conforms_on(arithmetic, backends, &plain, &reads[..count], &before[..1]);
         }

@@ -22,8 +22,8 @@ fn rounding(half: Half) -> (f64, f64) {
     }
 }
 
-/// Sums are made in single precision and rounded once: beside what a kernel of single precision may be off, each number may be off by
-/// half of its own last place.
+/// Sums are made in single precision and rounded once: beside what a kernel of single precision may
+/// be off, each number may be off by half of its own last place.
 pub(super) fn assert_close(
     arithmetic: Arithmetic,
     kernel: &Kernel,
@@ -130,8 +130,8 @@ fn cuda_convolutions_of_model_sizes_match_in_sixteen_bits() {
     }
 }
 
-/// Runs all cases in both precisions, and lists those that fail. The backends are kept over the cases
-/// of a process: what one kernel leaves in scratch memory must not change another's result.
+/// Runs all cases in both precisions, and lists those that fail. The backends are kept over the
+/// cases of a process: what one kernel leaves in scratch memory must not change another's result.
 fn conforms(
     test: &str,
     arithmetic: Arithmetic,
@@ -146,7 +146,8 @@ fn conforms(
         let mut random = ChaCha8Rng::seed_from_u64(4);
         random.set_stream(index as u64);
         let (reads, mut before) = operands_in(kernel, *precision, &mut random);
-        // A GELU that is fused into a product may be less exact than the product, which comes first.
+        // A GELU that is fused into a product may be less exact than the product, which comes
+        // first.
         if let Some((plain, count)) = without_gelu(kernel) {
             conforms_on(arithmetic, backends, (*precision, *half), &plain, &reads[..count], &before[..1]);
         }

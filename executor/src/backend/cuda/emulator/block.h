@@ -50,8 +50,8 @@ struct Block {
     bool or_pending, or_result;
     // For each warp, the number of syncs that all lanes have reached. It saves a look at each lane.
     unsigned long long met[MAX_THREADS / WARP_SIZE];
-    // Two buffers alternate, so that a thread that runs ahead does not overwrite values that are still
-    // to be read.
+    // Two buffers alternate, so that a thread that runs ahead does not overwrite values that are
+    // still to be read.
     unsigned long long shuffled[2][MAX_THREADS];
 #if PRECISION != 0
     WarpOperand warp_operands[2][MAX_THREADS];
@@ -93,8 +93,8 @@ static int find_variables(dl_phdr_info *info, size_t, void *found) {
     }
     return is_own;
 }
-// The memory of all shared variables: this library's thread-local storage. A reference makes the loader
-// allocate it.
+// The memory of all shared variables: this library's thread-local storage. A reference makes the
+// loader allocate it.
 static thread_local char first_variable;
 static Range shared_variables() {
     Range range = {nullptr, 0};
@@ -238,9 +238,9 @@ static bool may_run(const Fiber &fiber, int thread) {
     return true;
 }
 
-// Runs each warp of a block as far as it can before the next one, in ascending or descending order. A
-// missing barrier then lets a warp read or write too early, which changes the result. Returns whether
-// any thread ran.
+// Runs each warp of a block as far as it can before the next one, in ascending or descending order.
+// A missing barrier then lets a warp read or write too early, which changes the result. Returns
+// whether any thread ran.
 static bool run_warps(Block *next, bool is_descending) {
     block = next;
     load_shared(next);

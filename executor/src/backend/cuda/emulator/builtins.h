@@ -12,8 +12,8 @@
 #define index foretell_index
 #define __device__
 #define __forceinline__ inline
-// The kernels' shared variables are the only thread-local ones, so they are one range of memory, which
-// `shared_variables()` finds. Each block gets its own contents.
+// The kernels' shared variables are the only thread-local ones, so they are one range of memory,
+// which `shared_variables()` finds. Each block gets its own contents.
 #define __shared__ static thread_local
 #define KERNEL(name)                                                                                                              \
     static void name(const Arguments arguments);                                                                                  \

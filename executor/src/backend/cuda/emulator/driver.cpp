@@ -1,11 +1,11 @@
-// A stand-in for NVIDIA's driver and NVRTC, for rehearsals of `tests/gpu.sh` and for tests of the real
-// bindings. Device memory is the host's; kernels run in the emulator (`emulator.cpp`), which is loaded
-// once for each precision from this library's folder.
+// A stand-in for NVIDIA's driver and NVRTC, for rehearsals of `tests/gpu.sh` and for tests of the
+// real bindings. Device memory is the host's; kernels run in the emulator (`emulator.cpp`), which
+// is loaded once for each precision from this library's folder.
 //
-// Work runs at once, in the order of the calls, except during capture. It enforces the driver's rules:
-// copies stay inside allocations, a launch stays inside its limits, a captured stream is not waited for,
-// and after an invalid access in a kernel every call fails. FORETELL_STAND_IN_FAULT names a kernel whose
-// launches end so.
+// Work runs at once, in the order of the calls, except during capture. It enforces the driver's
+// rules: copies stay inside allocations, a launch stays inside its limits, a captured stream is not
+// waited for, and after an invalid access in a kernel every call fails. FORETELL_STAND_IN_FAULT
+// names a kernel whose launches end so.
 //
 // `tests/gpu.sh rehearse` compiles it with -DSTAND_IN_DRIVER as libcuda.so.1, and with
 // -DSTAND_IN_NVRTC as libnvrtc.so.13.

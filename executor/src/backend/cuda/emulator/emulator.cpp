@@ -1,9 +1,10 @@
 // Runs the kernels' sources on the CPU, for tests without a GPU.
 //
-// A warp runs as far ahead of the others as barriers allow. Blocks run in one of three orders, which
-// alternate from launch to launch: one after the other; two at a time, which take turns whenever all
-// their warps wait; and the same from the last block to the first. A kernel whose blocks depend on
-// each other therefore gives different results. Before a block runs, its shared memory holds NaNs.
+// A warp runs as far ahead of the others as barriers allow. Blocks run in one of three orders,
+// which alternate from launch to launch: one after the other; two at a time, which take turns
+// whenever all their warps wait; and the same from the last block to the first. A kernel whose
+// blocks depend on each other therefore gives different results. Before a block runs, its shared
+// memory holds NaNs.
 //
 // The emulator checks results and launches. It cannot measure speed. It needs x86-64.
 //
@@ -100,7 +101,8 @@ extern "C" int foretell_emulate(void *function, const unsigned *grid, unsigned b
     current_arguments = arguments;
     gridDim = dim3{grid[0], grid[1], grid[2]};
     blockDim = dim3{block_threads, 1, 1};
-    // Another thread of the process may have made the last launch, with its own copy of the variables.
+    // Another thread of the process may have made the last launch, with its own copy of the
+    // variables.
     variables = shared_variables();
     loaded = nullptr;
     const Order order = (Order)(launches++ % ORDERS);

@@ -1,7 +1,8 @@
-// Kernels with planted faults. `tests/faults.rs` checks that the emulator finds each. sizes: elements
+// Kernels with planted faults. `tests/faults.rs` checks that the emulator finds each. sizes:
+// elements
 
-// The reverse of 256 elements in a block, by way of shared memory. Without its barrier a warp reads what
-// another has not written.
+// The reverse of 256 elements in a block, by way of shared memory. Without its barrier a warp reads
+// what another has not written.
 KERNEL(missing_barrier) {
     __shared__ float tile[256];
     tile[threadIdx.x] = read<float>(arguments, 0)[threadIdx.x];
@@ -17,7 +18,8 @@ KERNEL(uninitialised_shared_memory) {
     }
 }
 
-// A running sum over blocks. It is right only if each block starts after the one before it has ended.
+// A running sum over blocks. It is right only if each block starts after the one before it has
+// ended.
 KERNEL(dependent_blocks) {
     float *y = written<float>(arguments, 0);
     const float before = blockIdx.x > 0 ? y[blockIdx.x - 1] : 0.0f;

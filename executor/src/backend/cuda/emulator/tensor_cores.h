@@ -14,8 +14,8 @@ static bool check_shared_16(const void *pointer) {
     return is_valid;
 }
 
-// A copy happens only when its thread waits, as late as the hardware may do it. Until then the target
-// holds NaNs.
+// A copy happens only when its thread waits, as late as the hardware may do it. Until then the
+// target holds NaNs.
 static void copy_async(void *to, const void *from, bool has_data) {
     int &count = block->copy_counts[current];
     has_bad_address |= count == MAX_COPIES || (uintptr_t)from % 16 != 0;
@@ -64,9 +64,9 @@ static void load(unsigned (&to)[4], const void *row, bool is_transposed) {
 static void load_matrices(unsigned (&to)[4], const void *row) { load(to, row, false); }
 static void load_transposed(unsigned (&to)[4], const void *row) { load(to, row, true); }
 
-// Left operand: word 0 has row lane / 4, columns lane % 4 * 2 and the next; word 1 the row + 8; words 2
-// and 3 the columns + 8. Right operand: word 0 has rows lane % 4 * 2 and the next of column lane / 4;
-// word 1 the rows + 8.
+// Left operand: word 0 has row lane / 4, columns lane % 4 * 2 and the next; word 1 the row + 8;
+// words 2 and 3 the columns + 8. Right operand: word 0 has rows lane % 4 * 2 and the next of column
+// lane / 4; word 1 the rows + 8.
 static void multiply_add(float (&sum)[4], const unsigned (&left)[4], unsigned right, unsigned right_after) {
     WarpOperand own;
     const unsigned words[6] = {left[0], left[1], left[2], left[3], right, right_after};

@@ -88,8 +88,8 @@ struct StepParameters {
     long_word seed;
 };
 
-// An index that a kernel found out of range: that of the first kernel that found one, at the smallest
-// position.
+// An index that a kernel found out of range: that of the first kernel that found one, at the
+// smallest position.
 struct IndexFault {
     // The kernel's number; 0 if every index was in range.
     int kernel;

@@ -33,7 +33,8 @@ impl KernelSource {
         Ok(code)
     }
 
-    /// Returns the machine code, newly compiled, with the assembler's log of what each kernel takes.
+    /// Returns the machine code, newly compiled, with the assembler's log of what each kernel
+    /// takes.
     #[cfg(test)]
     pub(crate) fn compiled_with_log(
         &'static self,
@@ -164,12 +165,7 @@ impl Drop for Program {
 }
 
 /// Returns the machine code, and the compiler's log.
-fn compile(
-    file: &'static str,
-    text: &str,
-    options: &[String],
-    architecture: &str,
-) -> Result<(Vec<u8>, String), CudaError> {
+fn compile(file: &'static str, text: &str, options: &[String], architecture: &str) -> Result<(Vec<u8>, String), CudaError> {
     let with_zero =
         |text: &str| CString::new(text).map_err(|error| CudaError::Call { action: COMPILING, reason: error.to_string() });
     let options = options.iter().map(|option| with_zero(option)).collect::<Result<Vec<CString>, CudaError>>()?;

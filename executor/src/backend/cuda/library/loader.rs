@@ -2,8 +2,8 @@
 //!
 //! Folders of `LD_LIBRARY_PATH` are searched first, in their order, each for the newest version;
 //! then the system's search paths. So the folder that comes first decides which build is used, for
-//! example PyTorch's. Stub libraries, which CUDA's toolkit has in folders named `stubs`, are refused:
-//! they only serve linkers.
+//! example PyTorch's. Stub libraries, which CUDA's toolkit has in folders named `stubs`, are
+//! refused: they only serve linkers.
 
 use crate::backend::cuda::driver::Library;
 use crate::loading;
@@ -87,7 +87,8 @@ fn file_of(address: *const c_void) -> Option<PathBuf> {
     if !is_known || information.dli_fname.is_null() {
         return None;
     }
-    // SAFETY: the loader's name of the file ends with a zero byte, and lives as long as the library.
+    // SAFETY: the loader's name of the file ends with a zero byte, and lives as long as the
+    // library.
     let name = unsafe { CStr::from_ptr(information.dli_fname) };
     let path = PathBuf::from(name.to_str().ok()?);
     Some(path.canonicalize().unwrap_or(path))

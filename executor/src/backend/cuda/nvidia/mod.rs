@@ -77,8 +77,8 @@ impl NvidiaDriver {
         }
         let (device, description) = device::describe(driver, index as i32)?;
         let mut context = std::ptr::null_mut();
-        // SAFETY: the driver just returned the device, and the pointer is valid. The context is kept
-        // until the process ends.
+        // SAFETY: the driver just returned the device, and the pointer is valid. The context is
+        // kept until the process ends.
         let retained = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, device) };
         driver.checked("creating a GPU's context", retained)?;
         Ok(Self {

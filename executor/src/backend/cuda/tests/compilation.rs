@@ -15,8 +15,8 @@ fn every_kernel_compiles_for_ampere_and_hopper() {
     let on_ampere = [DataType::Fp32, DataType::Bf16, DataType::Fp16].map(|precision| ((8, 0), precision));
     // `resources` compiles for Hopper in the other precisions.
     for (capability, precision) in on_ampere.into_iter().chain([((9, 0), DataType::Fp16)]) {
-        // Kernels on tensor cores take long to compile, so each is compiled for each device and each
-        // precision once, and not for every pair.
+        // Kernels on tensor cores take long to compile, so each is compiled for each device and
+        // each precision once, and not for every pair.
         let with_tensor_cores = (capability, precision) == ((8, 0), DataType::Fp16);
         for source in SOURCES.iter().filter(|source| with_tensor_cores || !source.needs_half()) {
             let code = source.compiled(precision, capability).unwrap_or_else(|error| panic!("{error}"));

@@ -29,8 +29,8 @@ const EMULATOR: [&str; 5] = [
 /// is missing.
 pub(crate) const REQUIRED: &str = "FORETELL_REQUIRE_CUDA_TOOLS";
 
-/// Environment variable that adds `-fsanitize=address`. The process must preload `libasan.so`, which
-/// `tests/emulator.sh` does.
+/// Environment variable that adds `-fsanitize=address`. The process must preload `libasan.so`,
+/// which `tests/emulator.sh` does.
 pub(super) const ADDRESS: &str = "FORETELL_EMULATOR_ADDRESS";
 
 /// The kernels that an emulator has.
@@ -166,8 +166,8 @@ fn skip_or_fail(reason: &str) {
     eprintln!("skipped: {reason}");
 }
 
-/// Returns the emulator's library for a precision. It is compiled unless one of the same sources and
-/// options is in the temporary folder.
+/// Returns the emulator's library for a precision. It is compiled unless one of the same sources
+/// and options is in the temporary folder.
 fn compile_emulator(kernels: KernelSet, precision: u32) -> PathBuf {
     let mut options = vec!["-std=c++17", "-O2", "-ffp-contract=off", "-w", "-fPIC", "-shared", "-static-libubsan"];
     // Recoverable checks would only print. vptr needs run-time type information.

@@ -15,13 +15,14 @@ pub(super) enum ProductArithmetic {
     Hopper,
 }
 
-/// Fraction bits of Hopper's fp8 accumulation: of the products that one instruction adds, and of the
-/// accumulator, what is below the largest by more bits is truncated (Khattak and Mikaitis 2025,
+/// Fraction bits of Hopper's fp8 accumulation: of the products that one instruction adds, and of
+/// the accumulator, what is below the largest by more bits is truncated (Khattak and Mikaitis 2025,
 /// Accurate models of NVIDIA tensor cores).
 const HOPPER_FRACTION: i32 = 13;
 /// Products that one fp8 instruction adds.
 const HOPPER_PRODUCTS: usize = 32;
-/// Products after which cuBLASLt adds the accumulator to single precision, without fast accumulation.
+/// Products after which cuBLASLt adds the accumulator to single precision, without fast
+/// accumulation.
 const PROMOTED_PRODUCTS: usize = 128;
 
 /// Computes a product with its epilogue.
@@ -133,8 +134,8 @@ unsafe fn operands(product: &Product, matrix: usize) -> [Vec<f64>; 2] {
     [dense(0, left, [rows, contracted], left_stored), dense(1, right, [contracted, columns], right_stored)]
 }
 
-/// Returns the activation of a value. `index` is its position in dense tensors beside the result, and
-/// `formats` are those of the operands and the result.
+/// Returns the activation of a value. `index` is its position in dense tensors beside the result,
+/// and `formats` are those of the operands and the result.
 ///
 /// # Safety
 /// The tensors beside the result are valid.

@@ -171,15 +171,16 @@ impl CudnnFunctions {
         Ok(functions)
     }
 
-    /// Loads cuBLASLt under the soname that cuDNN uses, which has the major version of cuDNN's CUDA.
-    /// cuDNN 9 (seen with 9.19) ends the process if it cannot load cuBLASLt. It finds a library that
-    /// is already loaded.
+    /// Loads cuBLASLt under the soname that cuDNN uses, which has the major version of cuDNN's
+    /// CUDA. cuDNN 9 (seen with 9.19) ends the process if it cannot load cuBLASLt. It finds a
+    /// library that is already loaded.
     fn load_cublas_lt(&self) -> Result<(), CudnnFailure> {
         // SAFETY: it has no arguments.
         let name = format!("libcublasLt.so.{}", unsafe { (self.cudnnGetCudartVersion)() } / 1000);
         // The backend's own cuBLASLt comes first, which may have this soname.
         let _ = Library::CublasLt.is_present();
-        // SAFETY: cuBLASLt only sets up its own state when it is loaded. It stays loaded, for cuDNN.
+        // SAFETY: cuBLASLt only sets up its own state when it is loaded. It stays loaded, for
+        // cuDNN.
         unsafe { loading::open(OsStr::new(&name)) }.map(std::mem::forget).map_err(|reason| CudnnFailure {
             call: "loading cuDNN's dependencies",
             reason: format!("{name} cannot be loaded: {reason}"),
