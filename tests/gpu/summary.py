@@ -11,8 +11,8 @@ import pathlib
 import sys
 
 # MFU is relative to an H200's or H100's dense bf16 peak (989.4 TFLOP/s, NVIDIA's data sheets). A
-# token takes 6 FLOPs for each parameter of a product, and 12 for each layer, position and feature of
-# attention, half of that if it is causal.
+# token takes 6 FLOPs for each parameter of a product, and 12 for each layer, position and feature
+# of attention, half of that if it is causal.
 PEAK = 989.4e12
 SHAPES = {  # layers, hidden, vocabulary, sequence, batch, causal
     "gpt-1.3b-s1024-b8": (24, 2048, 50257, 1024, 8, True),
