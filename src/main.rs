@@ -13,6 +13,7 @@ mod execute;
 mod explain;
 mod export;
 mod failure;
+mod generate;
 mod import;
 mod input;
 mod inputs;
@@ -33,6 +34,7 @@ mod score;
 mod simulate;
 mod sizes;
 mod tensorboard;
+mod tokenizer;
 mod training;
 mod what_if;
 
@@ -64,6 +66,7 @@ enum Command {
     Execute(execute::Arguments),
     Check(check::Arguments),
     Data(data::Arguments),
+    Generate(generate::Arguments),
     Score(score::Arguments),
     Export(export::Arguments),
     Import(import::Arguments),
@@ -130,6 +133,7 @@ fn main() -> ExitCode {
         Command::Execute(arguments) => execute::run(&arguments, json),
         Command::Check(arguments) => check::run(&arguments, json),
         Command::Data(arguments) => data::run(&arguments, json),
+        Command::Generate(arguments) => generate::run(&arguments, json),
         Command::Score(arguments) => score::run(&arguments, json),
         Command::Export(arguments) => export::run(&arguments, json),
         Command::Import(arguments) => import::run(&arguments, json),

@@ -2,6 +2,7 @@
 //! `--elastic`).
 
 use crate::failure::Failure;
+use crate::input;
 use crate::output;
 use crate::plan_file::LoadedPlan;
 use crate::predict::{self, oversubscription};
@@ -40,8 +41,13 @@ impl Resumption {
     /// Arguments with what they leave open taken from the run that is resumed.
     pub fn complete(&self, arguments: &TrainingArguments) -> Result<TrainingArguments, Failure> {
         let mut arguments = arguments.clone();
-        let CheckpointState { seed, data, length, .. } = &self.found.state;
+        let CheckpointState { seed, data, input, length, .. } = &self.found.state;
         arguments.seed.get_or_insert(*seed);
+        let count = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+        arguments.workers = arguments.workers.or(input.workers.map(count));
+        arguments.prefetch.get_or_insert(count(input.prefetch));
+        arguments.augment.get_or_insert(input.augmentation);
+        arguments.on_bad_sample.get_or_insert(input.on_bad_sample.into());
         if arguments.data.is_none() {
             arguments.data = Some(data.parse().map_err(|error| Failure::Input(format!("{error}")))?);
         }
@@ -97,6 +103,7 @@ impl Recovery<'_> {
         let folder = training.folder;
         let (mut made, mut restarts) = (Vec::new(), 0);
         let first = training.start.step();
+        let mut first_steps = vec![first];
         let mut outcome = loop {
             let lost = match train(&training, &signals, &mut made) {
                 Ok(outcome) => break outcome,
@@ -113,6 +120,7 @@ impl Recovery<'_> {
             }
             let step = training.start.step();
             made.retain(|one| one.step < step);
+            first_steps.push(step);
             let before = training.predicted.compiled.training.mesh.world_size();
             if self.elastic {
                 // The last rank is started again: this machine is still there.
@@ -122,6 +130,7 @@ impl Recovery<'_> {
             output::note(&format!("{lost}; the run goes on from step {step} with {ranks} of {before} ranks"));
         };
         outcome.steps = made;
+        outcome.first_steps = first_steps;
         outcome.resumed_from_step = first;
         outcome.restarts = restarts;
         folder.keep_measured(&outcome)?;
@@ -139,7 +148,12 @@ impl Recovery<'_> {
             match self.layout_of(loaded, ranks, &costs, &is_over) {
                 Ok(found) => {
                     let loaded = LoadedPlan { plan: found, ..loaded.clone() };
-                    let predicted = predict::predict(&loaded, self.profile, self.oversubscribe)?;
+                    let mut predicted = predict::predict(&loaded, self.profile, self.oversubscribe)?;
+                    let dataset = training.arguments.open_data(&loaded.model.model, &loaded.plan, loaded.file.input.as_ref())?;
+                    let options = training.arguments.input_options(loaded.file.input.as_ref());
+                    if let Some(waiting) = input::waiting_for(&loaded, &dataset, &options, &predicted)? {
+                        waiting.apply(&mut predicted);
+                    }
                     return Ok(Training { loaded, predicted, ..training });
                 }
                 Err(failure) => refusal = failure,

@@ -2,6 +2,7 @@
 //! This module does not know how a run goes on after the loss of a rank.
 
 use crate::failure::Failure;
+use crate::input::cores_per_rank;
 use crate::launch::Hosts;
 use crate::live::LiveProgress;
 use crate::output;
@@ -48,8 +49,9 @@ pub struct TrainingArguments {
     #[arg(long, value_name = "LIST")]
     pub augment: Option<Augmentation>,
     /// What to do with a sample that cannot be used: end the run, or take another and count it
-    #[arg(long, value_name = "WHAT", default_value = "error")]
-    pub on_bad_sample: BadSamplePolicy,
+    /// [default: error]
+    #[arg(long, value_name = "WHAT")]
+    pub on_bad_sample: Option<BadSamplePolicy>,
     /// Seed of everything random [default: 0]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
@@ -102,6 +104,15 @@ pub enum SaveEvery {
     Steps(usize),
 }
 
+impl From<OnBadSample> for BadSamplePolicy {
+    fn from(policy: OnBadSample) -> Self {
+        match policy {
+            OnBadSample::Error => BadSamplePolicy::Error,
+            OnBadSample::Skip => BadSamplePolicy::Skip,
+        }
+    }
+}
+
 impl FromStr for SaveEvery {
     type Err = String;
 
@@ -138,13 +149,19 @@ impl TrainingArguments {
         }
         executable(model)?;
         supported(plan, backend)?;
-        let options = self.input_options(input);
-        let dataset = Dataset::open_with(&self.data_for(model), &model.sample(), self.seed(), &options)
-            .and_then(|data| data.steps_per_epoch(plan.global_batch).map(|_| data))
-            .map_err(foretell_executor::ExecutorError::from)?;
+        let dataset = self.open_data(model, plan, input)?;
         if dataset.bad_samples() > 0 {
             output::note(&format!("{} bad samples, files or classes are left out", dataset.bad_samples()));
         }
+        Ok(dataset)
+    }
+
+    /// Opens the data of a run. Refuses fewer samples than a batch.
+    pub fn open_data(&self, model: &Model, plan: &Plan, input: Option<&Input>) -> Result<Dataset, Failure> {
+        let options = self.input_options(input);
+        let dataset = Dataset::open_with(&self.data_for(model), &model.sample(), self.seed(), &options)
+            .and_then(|data| data.steps_per_epoch(plan.global_batch).map(|_| data))
+            .map_err(ExecutorError::from)?;
         Ok(dataset)
     }
 
@@ -155,7 +172,7 @@ impl TrainingArguments {
             workers: self.workers.map(usize::from).or(input.map(|input| input.workers)),
             prefetch: self.prefetch.map(usize::from).or(input.map(|input| input.prefetch)).unwrap_or(usual.prefetch),
             augmentation: self.augment.unwrap_or_default(),
-            on_bad_sample: self.on_bad_sample.into(),
+            on_bad_sample: self.on_bad_sample.map(OnBadSample::from).unwrap_or_default(),
         }
     }
 
@@ -179,13 +196,15 @@ impl TrainingArguments {
     }
 
     /// The job that trains as these arguments say.
-    pub fn job(&self, loaded: &LoadedPlan, start: Start) -> TrainingJob {
+    pub fn job(&self, loaded: &LoadedPlan, predicted: &PredictedPlan, start: Start) -> TrainingJob {
+        let ranks = predicted.compiled.training.mesh.world_size();
         TrainingJob {
             model: loaded.model.model.clone(),
             name: loaded.model.name.clone(),
             plan: loaded.plan.clone(),
             data: self.data_for(&loaded.model.model),
             input: self.input_options(loaded.file.input.as_ref()),
+            cores_per_rank: cores_per_rank(&loaded.topology, ranks),
             seed: self.seed(),
             length: match (self.steps, self.epochs) {
                 (_, Some(epochs)) => Length::Epochs(epochs),
@@ -242,7 +261,7 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Vec<Step
         timeline: predicted.simulation.timeline.clone(),
         input: predicted.input,
     })?;
-    let job = arguments.job(loaded, start.clone());
+    let job = arguments.job(loaded, predicted, start.clone());
     let tensorboard = arguments.tensorboard.then(|| folder.file("tensorboard"));
     let step = predicted.prediction.step_seconds;
     let mut live = LiveProgress::new(loaded.plan.training.print_every, step, tensorboard.as_deref())?;

@@ -277,3 +277,37 @@ fn a_run_goes_on_after_the_loss_of_a_rank() {
         assert!((one - other).abs() <= 1e-3 * one.abs().max(1.0), "step {step}: {one} and {other}");
     }
 }
+
+#[test]
+fn a_trained_language_model_continues_a_text() {
+    let scratch = Scratch::new();
+    let model = "{family: gpt, layers: 1, hidden: 32, heads: 4, vocab: 256, sequence: 24}";
+    scratch.file("model.yaml", model);
+    scratch.file("text.txt", &"abcdefg ".repeat(200));
+    let plan = "model: model.yaml\ntopology: local\nglobal_batch: 16\nlayout: {data: 2, micro_batch: 8}\noptimizer: adamw\n\
+                training: {learning_rate: 0.01}\n";
+    scratch.train(plan, 60, 0, &["--run", "run", "--data", "text.txt"]);
+    let generate = |more: &[&str]| {
+        let basic = ["generate", "--init", "run/checkpoints/60", "--model", "model.yaml", "--prompt", "cdef"];
+        scratch.json(&[&basic[..], more].concat())
+    };
+    let greedy = generate(&["--tokens", "20"]);
+    assert_eq!(greedy["text"], "g abcdefg abcdefg ab");
+    assert_eq!(generate(&["--tokens", "5"])["text"], "g abc", "a shorter model continues as the longer one does");
+    assert!(greedy["log_probabilities"][0].as_f64().is_some_and(|one| (-0.5..=0.0).contains(&one)), "{greedy}");
+    let hot = |seed| generate(&["--tokens", "12", "--temperature", "50", "--seed", seed])["tokens"].clone();
+    assert_eq!(hot("1"), hot("1"));
+    assert_ne!(hot("1"), hot("2"));
+    let basic = ["generate", "--init", "run/checkpoints/60", "--model"];
+    for (more, hint) in [
+        (&["model.yaml", "--prompt", "cdef", "--tokens", "21"][..], "fewer tokens"),
+        (&["model.yaml", "--prompt", ""], "at least one token"),
+        (&["model.yaml", "--prompt-tokens", "256"], "below 256"),
+        (&["gpt2", "--prompt", "cdef"], "tokenizer.json"),
+        (&["bert-base-uncased", "--prompt-tokens", "1"], "a GPT, a Llama"),
+    ] {
+        let output = scratch.run(&[&basic[..], more].concat());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && message.contains(hint), "{more:?}: {message}");
+    }
+}

@@ -56,8 +56,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
         CheckpointWriter::new(&checkpoints.folder, layout, &state, &compiled.training, member.rank, &member.control)
     };
     let checkpoints = job.checkpoints.as_ref().map(writer).transpose()?;
-    let cores = member.cpus.len() / member.world_size.max(1);
-    let workers = match job.input.workers.unwrap_or_else(|| dataset.usual_workers(cores)) {
+    let workers = match dataset.workers(&job.input, job.cores_per_rank) {
         0 => None,
         count => Some(WorkerPool::start(count, &member.cpus)?),
     };
@@ -132,8 +131,8 @@ impl TrainingRun<'_> {
     fn train(&mut self) -> Result<(), ExecutorError> {
         let mut batches = BatchSequence::new(&self.dataset, self.job.plan.global_batch)?;
         let RunLength { steps: total, steps_per_epoch: per_epoch } = self.length;
-        let mut recorder = SpanRecorder::new(self.compiled.training.list_of(self.member.rank).instructions.len());
         let first = self.job.start.step();
+        let mut recorder = SpanRecorder::new(self.compiled.training.list_of(self.member.rank).instructions.len(), first);
         let (mut made, mut saved) = (first, first);
         for step in first..total {
             if !self.member.gate.may_start(step)? {

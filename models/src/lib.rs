@@ -51,7 +51,7 @@ pub use builder::GraphOptions;
 pub use differentiate::differentiate;
 pub use dropout::{AttentionDropout, AttentionPlace, Dropout, DropoutRate, DropoutSite};
 pub use error::ModelError;
-pub use evaluation::{TOP_FIVE, with_evaluation};
+pub use evaluation::{LOGITS, TOP_FIVE, logits_only, with_evaluation};
 pub use families::*;
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,

@@ -7,6 +7,7 @@ use crate::checkpoint_error::CheckpointError;
 use crate::job::{Start, TrainingJob};
 use foretell_models::{Graph, GraphOptions, Tensor};
 use foretell_program::{PlanError, StateValue};
+use std::path::Path;
 
 /// Checks that a job can start from what it names, before anything is written.
 ///
@@ -47,11 +48,7 @@ impl StateSource {
         let scales_loss = job.plan.scales_loss();
         match &job.start {
             Start::Fresh => Ok(Self::fresh()),
-            Start::Weights(path) => {
-                let files = TensorFiles::open(path)?;
-                let matching = Matching::new(&files, graph, Heads::MayDiffer)?;
-                Ok(Self { weights: Some((files, matching)), checkpoint: None, scales_loss })
-            }
+            Start::Weights(path) => Self::of_weights(path, graph, Heads::MayDiffer),
             Start::Checkpoint { path, .. } => {
                 let state = CheckpointState::read(&path.join(STATE_FILE))?;
                 state.check(path, job)?;
@@ -62,6 +59,21 @@ impl StateSource {
                 Ok(Self { weights: Some((files, matching)), checkpoint, scales_loss })
             }
         }
+    }
+
+    /// The weights in a file, all of them finite, of a model that is only read.
+    pub(crate) fn finite_weights(path: &Path, graph: &Graph) -> Result<Self, CheckpointError> {
+        let source = Self::of_weights(path, graph, Heads::MustMatch)?;
+        if let Some((files, matching)) = &source.weights {
+            matching.check_finite(files)?;
+        }
+        Ok(source)
+    }
+
+    fn of_weights(path: &Path, graph: &Graph, heads: Heads) -> Result<Self, CheckpointError> {
+        let files = TensorFiles::open(path)?;
+        let matching = Matching::new(&files, graph, heads)?;
+        Ok(Self { weights: Some((files, matching)), checkpoint: None, scales_loss: false })
     }
 
     /// The source of a run that starts fresh.

@@ -120,6 +120,11 @@ impl Smoothing {
         Self { millionths: (f64::from(part) * 1e6).round().clamp(0.0, 1e6) as u32 }
     }
 
+    /// Returns the parts of a target: the label's own beside that of every class, and that.
+    pub fn parts(self, classes: usize) -> [f64; 2] {
+        [1.0 - self.value(), self.value() / classes.max(1) as f64]
+    }
+
     /// Returns the part.
     pub fn value(self) -> f64 {
         f64::from(self.millionths) * 1e-6

@@ -58,8 +58,9 @@ pub(super) enum Offsets {
 
 /// Compiles the Programs for `purposes`, over one arena.
 ///
-/// Persistent buffers are always those of the training step. If evaluation is compiled, ranks share
-/// a list only if they do the same in training and in evaluation.
+/// Persistent buffers are those of the training step; logits alone need no gradients and no
+/// optimizer state. If evaluation is compiled, ranks share a list only if they do the same in
+/// training and in evaluation.
 pub(super) fn programs<const COUNT: usize>(
     cache: &LoweringCache<'_>,
     plan: &Plan,
@@ -71,14 +72,15 @@ pub(super) fn programs<const COUNT: usize>(
     // From here on, plans whose layouts mean the same thing are equal.
     let plan = &Plan { layout: plan.layout.clone().normalised(), ..plan.clone() };
     let mesh = plan.mesh()?;
-    let training = cache.lowerings(plan, &mesh, Purpose::Training)?;
-    for lowering in training.iter() {
+    let of_state = if purposes.contains(&Purpose::Logits) { Purpose::Logits } else { Purpose::Training };
+    let with_state = cache.lowerings(plan, &mesh, of_state)?;
+    for lowering in with_state.iter() {
         limits::check(lowering, plan)?;
     }
-    let cuts = Cuts::new(&training.any().graph, plan)?;
-    let mut lowered = vec![(Purpose::Training, training)];
-    if purposes.contains(&Purpose::Evaluation) {
-        lowered.push((Purpose::Evaluation, cache.lowerings(plan, &mesh, Purpose::Evaluation)?));
+    let cuts = Cuts::new(&with_state.any().graph, plan)?;
+    let mut lowered = vec![(of_state, with_state)];
+    for &purpose in purposes.iter().filter(|&&purpose| purpose != of_state) {
+        lowered.push((purpose, cache.lowerings(plan, &mesh, purpose)?));
     }
     let crossings =
         lowered.iter().map(|(_, lowerings)| Crossings::new(lowerings, &cuts, &mesh)).collect::<Result<Vec<_>, PlanError>>()?;
@@ -116,7 +118,7 @@ impl Compilation<'_> {
         let Compilation { plan, mesh, cuts, .. } = *self;
         let micro_batches = plan.micro_batches()?;
         let mut orders = plan.layout.schedule.orders(cuts.stages, micro_batches, cuts.chunks);
-        if purpose == Purpose::Evaluation {
+        if purpose != Purpose::Training {
             // Orders without a cyclic wait have none after passes are removed.
             orders.iter_mut().for_each(|order| order.retain(|task| task.pass == StagePass::Forward));
         }
