@@ -12,7 +12,7 @@ use crate::initialise::initialise;
 use crate::interpreter::ForwardInterpreter;
 use crate::state::RankState;
 use foretell_models::{GraphOptions, Model, SampleShape};
-use foretell_program::{Compiler, Layout, Plan, PlanError, Program, Rank};
+use foretell_program::{Compiler, Layout, Plan, Program, Rank};
 use foretell_units::Bytes;
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -72,11 +72,12 @@ impl Generator {
         // Positions beyond the text would be computed for nothing. A table of positions has its
         // first rows in common with that of the shorter model.
         let short = model.with_sequence(length).unwrap_or_else(|| model.clone());
-        let plan = Plan::new(Layout::default(), 1);
+        let mut plan = Plan::new(Layout::default(), 1);
+        plan.training.lora = StateSource::adapters(weights)?;
         let program = Compiler::new(&short, name).logits(&plan)?;
         let list = program.list_of(Rank(0));
         let arenas = Arenas::new(list.arena, Bytes::ZERO, None)?;
-        let graph = |model: &Model| model.graph(name, &GraphOptions::ONE).map_err(PlanError::from);
+        let graph = |model: &Model| plan.training.graph(model, name, &GraphOptions::ONE);
         let source = StateSource::finite_weights(weights, &graph(model)?)?;
         initialise(&RankState::new(&program, &graph(&short)?, Rank(0)), &arenas, &source, 0)?;
         Ok(Self { program, arenas, length, vocabulary })

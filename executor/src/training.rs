@@ -16,7 +16,7 @@ use crate::recording::SpanRecorder;
 use crate::samples::{Samples, WorkerPool};
 use crate::state::RankState;
 use foretell_models::{GraphOptions, InputKind};
-use foretell_program::{Compiled, MetricKind, Operation, Period, PlanError, Program, Rank, RunLength, compile};
+use foretell_program::{Compiled, MetricKind, Operation, Period, Program, Rank, RunLength, compile};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let arenas = member.arenas(compiled.arena_of(member.rank), compiled.host_arena_of(member.rank))?;
     let arena = &arenas.device;
     // Initial values depend on the parameters' names, shapes and distributions, not on the batch.
-    let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(PlanError::from)?;
+    let graph = job.plan.training.graph(&job.model, &job.name, &GraphOptions::ONE)?;
     let samples = Samples::new(Arc::clone(&dataset), Split::Training, 0, Vec::new());
     let programs = [&compiled.training, &compiled.evaluation];
     let interpreter = Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::new(samples))?;

@@ -3,7 +3,6 @@
 
 use super::commit::partial_folder;
 use super::layout::{CheckpointLayout, FileLayout};
-use super::{MODEL_FILE, OPTIMIZER_FILE};
 use crate::arena::Arenas;
 use crate::backend::cuda::{DeviceAddress, StreamHandle};
 use crate::checkpoint_error::CheckpointError;
@@ -13,7 +12,7 @@ use crate::job::{Report, Scaler};
 use crate::state::{Order, Piece, RankState, Shard};
 use crate::transport::ControlClient;
 use foretell_models::Control;
-use foretell_program::{Buffer, Program, Rank, StateContents, StateValue};
+use foretell_program::{Buffer, Program, Rank, StateContents};
 use rustix::fs::FallocateFlags;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -52,8 +51,8 @@ struct FilePlaces {
 struct PiecePlace {
     shard: Shard,
     piece: std::ops::Range<usize>,
-    /// Whether the piece lies in the optimizer's file.
-    is_optimizers: bool,
+    /// The number of the file in the layout.
+    file: usize,
     /// The first byte of the whole tensor there.
     first: u64,
 }
@@ -75,10 +74,9 @@ impl<'a> CheckpointWriter<'a> {
             .saved_pieces(program)
             .into_iter()
             .filter_map(|piece| {
-                let first = layout.place(piece.tensor, piece.value)?;
-                let is_optimizers = matches!(piece.value, StateValue::Optimizer(_));
+                let (file, first) = layout.place(piece.tensor, piece.value)?;
                 let shard = state.shard(&piece, Order::Public);
-                let place = PiecePlace { shard, piece: piece.elements.clone(), is_optimizers, first };
+                let place = PiecePlace { shard, piece: piece.elements.clone(), file, first };
                 Some((piece, place))
             })
             .collect();
@@ -180,23 +178,14 @@ impl FilePlaces {
     /// Writes the copy of a rank's part into the files of `folder`, and syncs them.
     fn write(&self, folder: &Path, step: usize, copy: &[f32]) -> Result<(), CheckpointError> {
         std::fs::create_dir_all(folder).map_err(|error| CheckpointError::write(folder, error))?;
-        for (name, file, is_optimizers) in
-            [(MODEL_FILE, &self.layout.model, false), (OPTIMIZER_FILE, &self.layout.optimizer, true)]
-        {
+        for (number, (name, file)) in self.layout.files.iter().enumerate() {
             let path = folder.join(name);
-            self.write_file(&path, file, is_optimizers, step, copy).map_err(|error| CheckpointError::write(&path, error))?;
+            self.write_file(&path, (number, file), step, copy).map_err(|error| CheckpointError::write(&path, error))?;
         }
         Ok(())
     }
 
-    fn write_file(
-        &self,
-        path: &Path,
-        layout: &FileLayout,
-        is_optimizers: bool,
-        step: usize,
-        copy: &[f32],
-    ) -> std::io::Result<()> {
+    fn write_file(&self, path: &Path, (number, layout): (usize, &FileLayout), step: usize, copy: &[f32]) -> std::io::Result<()> {
         let file = File::options().create(true).truncate(false).write(true).open(path)?;
         if self.is_first {
             reserve(&file, layout.bytes)?;
@@ -210,7 +199,7 @@ impl FilePlaces {
         for place in &self.pieces {
             let (values, others) = rest.split_at(place.piece.len());
             rest = others;
-            if place.is_optimizers == is_optimizers {
+            if place.file == number {
                 let mut result = Ok(());
                 place.shard.lines(place.piece.clone(), &mut |line| {
                     if result.is_ok() {

@@ -155,7 +155,7 @@ fn graph(
         inference,
         vocabulary_parts,
     };
-    let forward = model.graph(name, &options)?;
+    let forward = plan.training.graph(model, name, &options)?;
     // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24
     // predictions.
     let normalizer = plan.global_batch * forward.predictions_per_sample;
@@ -169,7 +169,7 @@ fn graph(
         Purpose::Training => {
             check_recipe(&forward, &plan.training)?;
             let forward = plan.training.loss_target().apply(forward);
-            Ok(differentiate(&forward, normalizer, |name| plan.training.frozen.match_name(name)))
+            Ok(differentiate(&forward, normalizer, |name| plan.training.is_frozen(name)))
         }
     }
 }
