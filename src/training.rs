@@ -14,7 +14,7 @@ use foretell_executor::checkpoint::check_start;
 use foretell_executor::data::{Augmentation, DataSource, Dataset, InputOptions, OnBadSample};
 use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{
-    BackendKind, Checkpoints, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics, StopSignals, TrainingJob,
+    BackendKind, Checkpoints, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics, StopSignals, TrainingJob,
     TransportKind, World, executable, execute, supported,
 };
 use foretell_models::Model;
@@ -246,9 +246,20 @@ pub struct Training<'a> {
     pub start: Start,
 }
 
-/// Trains. Writes plan and prediction into the folder before the run. `made` collects the steps as
-/// they are made.
-pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Vec<StepMetrics>) -> Result<Outcome, ExecutorFailure> {
+/// The part of a run that was made so far, over all attempts.
+#[derive(Default)]
+pub struct Made {
+    /// The number of steps that the run is to have; 0 before its ranks have started.
+    pub total: usize,
+    /// The steps that were made and are kept.
+    pub steps: Vec<StepMetrics>,
+    /// The evaluations that were made and are kept.
+    pub evaluations: Vec<Evaluation>,
+}
+
+/// Trains. Writes plan and prediction into the folder before the run. `made` collects steps and
+/// evaluations as they are made.
+pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Made) -> Result<Outcome, ExecutorFailure> {
     let Training { loaded, predicted, arguments, folder, world, start } = training;
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
     let mut hosts = Hosts::open(&loaded.topology, transport, Some(folder.file("ranks")), world.clone())?;
@@ -266,8 +277,10 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Vec<Step
     let step = predicted.prediction.step_seconds;
     let mut live = LiveProgress::new(loaded.plan.training.print_every, step, tensorboard.as_deref())?;
     let mut show = |event: RunEvent| {
-        if let RunEvent::Step(step) = &event {
-            made.push(*step);
+        match &event {
+            RunEvent::Started { length } => made.total = length.steps,
+            RunEvent::Step(step) => made.steps.push(*step),
+            RunEvent::Evaluation(evaluation) => made.evaluations.push(evaluation.clone()),
         }
         live.show(&event);
     };
