@@ -230,13 +230,13 @@ impl TrainingRun<'_> {
     /// metrics.
     fn evaluate(&mut self, step: usize, epoch: usize) -> Result<(), ExecutorError> {
         self.send_steps()?;
-        let global_batch = self.job.plan.global_batch;
+        let at_once = self.compiled.evaluation.samples;
         let mut metrics: Vec<(MetricKind, f64)> = Vec::new();
-        let batches = self.dataset.evaluation_batches(global_batch);
+        let batches = self.dataset.evaluation_batches(at_once);
         let (mut upcoming, mut bad_samples) = (VecDeque::new(), BTreeSet::new());
         for batch in 0..batches {
             for ahead in batch + upcoming.len()..batches.min(batch + 1 + self.job.input.prefetch) {
-                let indices = self.dataset.evaluation_indices(ahead, global_batch)?;
+                let indices = self.dataset.evaluation_indices(ahead, at_once)?;
                 upcoming.push_back(self.samples(EVALUATION, 0, indices));
             }
             let Some(samples) = upcoming.pop_front() else { break };
