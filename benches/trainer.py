@@ -7,10 +7,11 @@ gpt2       GPT-2 small fine-tuned from weights that transformers saved, in three
            in transformers, to 1e-3.
 kills      Ranks are killed at random moments of runs with --elastic. Each run must end with the loss curve of a run without kills, and
            leave no process, no partial checkpoint and no shared memory behind.
+checkpoints  what one checkpoint in 50 steps costs, and how fast it is written beside `dd` on the same disk.
 
 PyTorch and the like are installed into a virtual environment if it is missing (at FORETELL_VENV or --venv).
 
-Usage: benches/trainer.py [pictures] [gpt2] [kills] [--kills 100] [--foretell PATH]
+Usage: benches/trainer.py [pictures] [gpt2] [kills] [checkpoints] [--kills 100] [--foretell PATH]
 """
 import argparse
 import json
@@ -168,9 +169,40 @@ def kills(program, folder, arguments):
     print(f"kills: {done} kills in {runs} runs of {arguments.steps} steps, {restarts} restarts; every run ended, losses at most {worst:.1e} apart")
 
 
+def checkpoints(program, folder, arguments):
+    """Measures what one checkpoint in 50 steps costs, and how fast it is written beside `dd` on the same disk."""
+    (folder / "plan.yaml").write_text("model: {family: gpt, layers: 4, hidden: 256, heads: 4, vocab: 8192, sequence: 64}\ntopology: local\n"
+                                      "global_batch: 8\nlayout: {data: 2, micro_batch: 4}\noptimizer: adamw\n")
+    times = {"50": [], "never": []}
+    for round_ in range(3):
+        for every, measured in times.items():
+            more = ["--steps", 200, "--no-evaluation", "--data", "synthetic", "--save-every", every, "--keep", 1, "--run", f"{every}-{round_}"]
+            measured += finish(start(program, folder, "--plan", "plan.yaml", *more))["step_seconds"][1:]
+    mean = {every: sum(measured) / len(measured) for every, measured in times.items()}
+    rates, copies = [], []
+    for log in folder.glob("50-*/ranks/*.log"):
+        for line in log.read_text().splitlines():
+            if line.startswith("checkpoint "):
+                words = line.split()
+                copies.append(float(words[6]))
+                rates.append((int(words[2]), float(words[10])))
+    size = sum(size for size, _ in rates) // len(rates)
+    dd = []
+    for _ in range(5):
+        started = time.perf_counter()
+        command = ["dd", "if=/dev/zero", f"of={folder}/dd", f"bs={4 << 20}", f"count={max(2 * size // (4 << 20), 1)}", "conv=fsync"]
+        subprocess.run(command, check=True, capture_output=True)
+        dd.append(max(2 * size // (4 << 20), 1) * (4 << 20) / (time.perf_counter() - started))
+    ours = sorted(2 * size / seconds for size, seconds in rates)[len(rates) // 2]
+    theirs = sorted(dd)[len(dd) // 2]
+    print(f"checkpoints: {2 * size / 1e6:.0f} MB each; a step takes {1e3 * mean['never']:.2f} ms, with one checkpoint in 50 steps {1e3 * mean['50']:.2f} ms "
+          f"({100 * (mean['50'] / mean['never'] - 1):+.1f} %), of which the copy {1e3 * sorted(copies)[len(copies) // 2]:.2f} ms")
+    print(f"  written by both ranks together at {ours / 1e6:.0f} MB/s, by dd with fsync at {theirs / 1e6:.0f} MB/s: {ours / theirs:.2f} of it")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"pictures": pictures, "gpt2": gpt2, "kills": kills}
+    parts = {"pictures": pictures, "gpt2": gpt2, "kills": kills, "checkpoints": checkpoints}
     parser.add_argument("parts", nargs="*", choices=[*parts, []])
     for name, default in (("pictures", 2000), ("epochs", 3), ("kills", 100), ("steps", 3000), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)

@@ -9,6 +9,7 @@ use crate::checkpoint_error::CheckpointError;
 use crate::error::ExecutorError;
 use crate::half::Half;
 use crate::job::{Report, Scaler};
+use crate::log::log;
 use crate::state::{Order, Piece, RankState, Shard};
 use crate::transport::ControlClient;
 use foretell_models::Control;
@@ -19,6 +20,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// The bytes that are gathered before they are written.
 const STAGING_BYTES: usize = 4 << 20;
@@ -97,6 +99,7 @@ impl<'a> CheckpointWriter<'a> {
     /// checkpoint before it to be written. No stream may run.
     pub(crate) fn save(&mut self, step: usize, arenas: &Arenas) -> Result<(), ExecutorError> {
         let mut copy = self.wait()?;
+        let started = Instant::now();
         copy.resize(self.pieces.iter().map(|piece| piece.elements.len()).sum(), 0.0);
         if self.stream.is_none() {
             self.stream = arenas.driver().map(|driver| driver.create_stream()).transpose()?;
@@ -110,9 +113,15 @@ impl<'a> CheckpointWriter<'a> {
         let scaler = self.scaler(arenas)?;
         let (places, launcher) = (Arc::clone(&self.places), Arc::clone(&self.launcher));
         let folder = partial_folder(&self.folder, step);
+        let copying = started.elapsed().as_secs_f64();
         let write = move || {
+            let started = Instant::now();
             let report = match places.write(&folder, step, &copy) {
-                Ok(()) => Report::CheckpointPart { step, scaler },
+                Ok(()) => {
+                    let (bytes, writing) = (4 * copy.len(), started.elapsed().as_secs_f64());
+                    log(&format!("checkpoint {step}: {bytes} bytes copied in {copying:.6} s, written in {writing:.6} s"));
+                    Report::CheckpointPart { step, scaler }
+                }
                 Err(error) => Report::Failed { message: error.to_string(), consequence: false },
             };
             // A launcher that is gone has ended the run.
