@@ -121,8 +121,8 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The median duration of the steps. Those that warm up are left out if there are at
-    /// least two others.
+    /// The median duration of the steps. Those that warm up are left out if there are at least two
+    /// others.
     pub fn median_step(&self) -> Seconds {
         let is_warm = |step: &&StepMetrics| !self.first_steps.contains(&step.step);
         let leaves_out = self.steps.iter().filter(is_warm).count() > 1;

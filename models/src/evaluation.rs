@@ -43,8 +43,8 @@ pub fn with_evaluation(mut graph: Graph) -> Graph {
     graph
 }
 
-/// Returns a forward graph that ends with the logits, which it keeps, and has no loss. `None` if the
-/// graph has no loss over whole classes.
+/// Returns a forward graph that ends with the logits, which it keeps, and has no loss. `None` if
+/// the graph has no loss over whole classes.
 pub fn logits_only(mut graph: Graph) -> Option<Graph> {
     let loss = graph.operators.iter().position(|operator| operator.kind == OperatorKind::CrossEntropy)?;
     let logits = graph.operators[loss].inputs[0].tensor;

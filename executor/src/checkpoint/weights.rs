@@ -67,8 +67,8 @@ pub(super) struct StoredTensor<'a> {
 }
 
 impl TensorFiles {
-    /// As [`TensorFiles::open`]; for a graph with adapters also the file of these, if it lies beside
-    /// the weights.
+    /// As [`TensorFiles::open`]; for a graph with adapters also their file, if it lies beside the
+    /// weights.
     pub(super) fn open_with_adapters(path: &Path, graph: &Graph) -> Result<Self, CheckpointError> {
         let mut files = Self::open(path)?;
         let folder = if path.is_dir() { Some(path) } else { path.parent() };

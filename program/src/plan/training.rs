@@ -143,8 +143,8 @@ impl Training {
     /// The forward graph of a model that is trained so: with its adapters, if there are any.
     ///
     /// # Errors
-    /// [`PlanError`] if the model's sizes contradict each other, or if a pattern of adapters matches
-    /// no layer.
+    /// [`PlanError`] if the model's sizes contradict each other, or if a pattern of adapters
+    /// matches no layer.
     pub fn graph(&self, model: &Model, name: &str, options: &GraphOptions) -> Result<Graph, PlanError> {
         let graph = model.graph(name, options)?;
         match &self.lora {
