@@ -7,11 +7,12 @@ gpt2       GPT-2 small fine-tuned from weights that transformers saved, in three
            in transformers, to 1e-3.
 kills      Ranks are killed at random moments of runs with --elastic. Each run must end with the loss curve of a run without kills, and
            leave no process, no partial checkpoint and no shared memory behind.
+goodput    `simulate --goodput` beside ten runs whose ranks are killed at drawn times.
 checkpoints  what one checkpoint in 50 steps costs, and how fast it is written beside `dd` on the same disk.
 
 PyTorch and the like are installed into a virtual environment if it is missing (at FORETELL_VENV or --venv).
 
-Usage: benches/trainer.py [pictures] [gpt2] [kills] [checkpoints] [--kills 100] [--foretell PATH]
+Usage: benches/trainer.py [pictures] [gpt2] [kills] [goodput] [checkpoints] [--kills 100] [--foretell PATH]
 """
 import argparse
 import json
@@ -169,6 +170,73 @@ def kills(program, folder, arguments):
     print(f"kills: {done} kills in {runs} runs of {arguments.steps} steps, {restarts} restarts; every run ended, losses at most {worst:.1e} apart")
 
 
+def run_and_kill(program, folder, arguments, name, between, drawn):
+    """Runs with a checkpoint each 100 steps and kills a rank whenever a drawn time between failures has passed. Returns the seconds of
+    the run, the number of kills, and for each the seconds from the kill until the next step is reported."""
+    run, kills_made, restarts = folder / name, 0, []
+    started = time.perf_counter()
+    process = start(program, folder, *arguments, "--run", name, "--save-every", 100, "--keep", 2, "--max-restarts", 1000)
+    wait_for_steps(process, run, 1)
+    next_kill = time.perf_counter() + between(drawn)
+    killed_at, known = None, set()
+    while process.poll() is None:
+        time.sleep(0.005)
+        ids = (run / "ranks/pids").read_text().split()
+        if killed_at and set(ids) != known and steps_in(run) > steps:
+            restarts.append(time.perf_counter() - killed_at)
+            killed_at = None
+        steps = steps_in(run)
+        if time.perf_counter() >= next_kill:
+            next_kill = time.perf_counter() + between(drawn)
+            try:
+                os.kill(int(drawn.choice(ids)), signal.SIGKILL)
+                kills_made, killed_at, known = kills_made + 1, time.perf_counter(), set(ids)
+            except (ProcessLookupError, ValueError):
+                pass
+    seconds = time.perf_counter() - started
+    finish(process)
+    return seconds, kills_made, restarts
+
+
+def goodput(program, folder, arguments):
+    """Compares the goodput that `simulate --goodput` predicts with that of ten runs whose ranks are killed at drawn times."""
+    mean, steps = 6.0, 4000
+    topology = lambda restart: (
+        "name: host\ndevices:\n  core: {base: cpu-core}\nnodes:\n- {name: host, count: 1, devices: {kind: core, count: 2}, "
+        f"link: shared-memory, mean_time_between_failures: {mean}s}}\nstorage: {{bandwidth: 500MB/s}}\nrestart_time: {restart:.3f}s\n")
+    (folder / "host.yaml").write_text(topology(1))
+    (folder / "plan.yaml").write_text("model: {family: mlp, widths: [64, 512, 512, 10]}\ntopology: host.yaml\nglobal_batch: 64\n"
+                                      "layout: {data: 2, micro_batch: 32}\noptimizer: adamw\n")
+    basic = ["--plan", "plan.yaml", "--data", "digits", "--no-evaluation", "--steps", steps]
+    began = time.perf_counter()
+    whole = finish(start(program, folder, *basic, "--run", "whole", "--save-every", 100, "--keep", 2))
+    training = sum(whole["step_seconds"])
+    starting = time.perf_counter() - began - training
+    drawn = random.Random(arguments.seed)
+    _, _, restarts = run_and_kill(program, folder, basic, "probe", lambda random_: 2.0, drawn)
+    restart = sum(restarts) / len(restarts)
+    (folder / "host.yaml").write_text(topology(restart))
+    # The step time is that of the run without failures: this is about failures, not about steps.
+    every = round(100 * training / steps / predicted_step(program, folder))
+    command = [program, "simulate", "--plan", "plan.yaml", "--goodput", "--checkpoint-every", str(max(every, 1)), "--json"]
+    answer = json.loads(subprocess.run(list(map(str, command)), cwd=folder, check=True, capture_output=True, text=True).stdout)
+    predicted = answer["goodput"]["goodput"]
+    measured, kills_made = [], 0
+    for number in range(10):
+        seconds, made, _ = run_and_kill(program, folder, basic, f"run{number}", lambda random_: random_.expovariate(1 / mean), drawn)
+        measured.append(training / (seconds - starting))
+        kills_made += made
+    average = len(measured) / sum(1 / share for share in measured)
+    print(f"goodput: {training:.1f} s of training, a failure each {mean} s, a restart takes {restart:.2f} s; predicted {100 * predicted:.1f} %, "
+          f"over ten runs with {kills_made} kills {100 * average:.1f} % ({100 * (predicted / average - 1):+.1f} %)")
+    print("  runs: " + ", ".join(f"{100 * share:.0f} %" for share in measured))
+
+
+def predicted_step(program, folder):
+    command = list(map(str, [program, "simulate", "--plan", "plan.yaml", "--json"]))
+    return json.loads(subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stdout)["step_seconds"]
+
+
 def checkpoints(program, folder, arguments):
     """Measures what one checkpoint in 50 steps costs, and how fast it is written beside `dd` on the same disk."""
     (folder / "plan.yaml").write_text("model: {family: gpt, layers: 4, hidden: 256, heads: 4, vocab: 8192, sequence: 64}\ntopology: local\n"
@@ -202,7 +270,7 @@ def checkpoints(program, folder, arguments):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = {"pictures": pictures, "gpt2": gpt2, "kills": kills, "checkpoints": checkpoints}
+    parts = {"pictures": pictures, "gpt2": gpt2, "kills": kills, "goodput": goodput, "checkpoints": checkpoints}
     parser.add_argument("parts", nargs="*", choices=[*parts, []])
     for name, default in (("pictures", 2000), ("epochs", 3), ("kills", 100), ("steps", 3000), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=default)
