@@ -27,6 +27,7 @@ mod plan;
 mod plan_file;
 mod predict;
 mod recovery;
+mod remarks;
 mod run;
 mod run_folder;
 mod running_cost;

@@ -1,7 +1,8 @@
 //! The device mesh: named axes over the ranks of a run.
 //!
 //! A rank has a coordinate on every axis. The rank order says which axis varies fastest over
-//! consecutive ranks, and so which ranks are neighbours on the machine.
+//! consecutive ranks, and so which ranks are neighbours on the machine. It must not know machines:
+//! topologies give ranks their devices.
 
 mod group;
 #[cfg(test)]
@@ -40,6 +41,11 @@ impl Axis {
 
     /// The axes that shard samples. A later axis has the larger parts.
     pub const BATCH: [Axis; 3] = [Axis::Expert, Axis::Shard, Axis::Data];
+
+    /// The axes over which ZeRO shards the state of parameters that they replicate. Megatron and
+    /// torchtitan do the same: `context` and, outside of experts, `expert` shard the batch's tokens
+    /// as `data` does.
+    pub const ZERO: [Axis; 3] = [Axis::Context, Axis::Expert, Axis::Shard];
 
     /// The name in plan files.
     pub const fn name(self) -> &'static str {

@@ -14,6 +14,8 @@
 //! devices, stacks or models and scores those. The crate reads no files and gives the same result
 //! on any number of threads.
 //!
+//! It must not know the executor or the planner.
+//!
 //! ```
 //! use foretell_score::{Split, read_rows, score};
 //! use foretell_simulator::gpu::Profiles;
@@ -53,6 +55,6 @@ pub use published::{Split, SplitError, Subset, published};
 pub use refusal::Refusal;
 pub use row::{Row, read_rows};
 pub use run::Run;
-pub use scoring::{Overall, ScoredRow, Scores, score, to_csv};
+pub use scoring::{Coverage, IntervalBasis, Overall, ScoredRow, Scores, score, to_csv};
 pub use statistics::{Summary, SummaryTable};
 pub use table::{TableError, read_table};

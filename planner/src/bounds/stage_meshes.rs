@@ -1,16 +1,17 @@
 //! Bounds of layouts whose stages have meshes of their own.
 //!
-//! A stage runs the same passes as in a pipeline of its mesh, except for messages: between unequal
-//! meshes these have other sizes, and not every rank sends one. So each mesh has a truncated model
-//! of its own, without messages.
+//! A stage runs the same passes as in a pipeline whose stages all have its mesh. Only messages
+//! differ: between unequal meshes they have other sizes, and not every rank sends one. So each mesh
+//! has a truncated model of its own, without messages.
 
 use super::bound::{Bound, Bounded, Excluded};
 use super::context::Bounds;
 use super::pipeline::{OptimizerUpdate, PipelineCosts};
 use foretell_program::{Layout, Plan, StageLayout};
 
-/// Bounds some layouts with the same meshes of stages. They differ in their cuts and in ZeRO. What
-/// data-parallel ranks do for one another does not count.
+/// Returns one bound for several layouts that have the same stage meshes. The layouts may differ
+/// only in their cuts and in ZeRO. Communication between data-parallel ranks is left out, as is the
+/// optimizer update, which they may shard.
 pub(super) fn bound(bounds: &Bounds<'_>, layouts: &[Layout], stages: &[StageLayout], micro_batches: usize) -> Bounded {
     let Bounds { request, kinds, hosts, .. } = bounds;
     let Some(layout) = layouts.first() else { return Ok(Bound::TRIVIAL) };
@@ -49,7 +50,8 @@ pub(super) fn bound(bounds: &Bounds<'_>, layouts: &[Layout], stages: &[StageLayo
         copy_times.push(hosts.copy_time_of(kinds, kind));
     }
     let in_flight = bounds.pipelines.in_flight(layout, micro_batches);
-    let most_shards = stages.iter().map(|stage| stage.data).max().unwrap_or(1);
+    let shards = |stage: &StageLayout| stage.data * stage.context * stage.expert;
+    let most_shards = stages.iter().map(shards).max().unwrap_or(1);
     let (mut time, mut arena) = (f64::INFINITY, f64::INFINITY);
     for variant in layouts {
         let cuts = bounds.cuts(variant);
@@ -59,7 +61,7 @@ pub(super) fn bound(bounds: &Bounds<'_>, layouts: &[Layout], stages: &[StageLayo
             most_shards,
         ));
         time = time.min(costs.least_time(micro_batches, OptimizerUpdate::LeftOut));
-        arena = arena.min(costs.least_memory(&in_flight, variant.zero, |stage| stages[stage].data, 1.0));
+        arena = arena.min(costs.least_memory(&in_flight, variant.zero, |stage| shards(&stages[stage]), 1.0));
     }
     Ok(bounds.bound(micro_batches, time, arena))
 }

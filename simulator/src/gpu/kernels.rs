@@ -1,4 +1,5 @@
-//! Time of kernels under a software stack, on the device and on the host.
+//! Time of kernels under a software stack, on the device and on the host. It must not know Programs
+//! or links.
 
 use super::attention::{Direction, attention_time};
 use super::category::Category;
@@ -199,6 +200,9 @@ impl GpuCosts<'_> {
         let mut bytes = traffic.bytes(precision).value();
         if accumulate {
             bytes += 4.0 * traffic.single as f64;
+        }
+        if category == Category::Optimizer {
+            bytes *= self.workload.update_share(precision.size().count() < 4);
         }
         DeviceWork { time: self.moving_time(bytes * share) * slowdown, kernels: 1.0, category }
     }
