@@ -1,12 +1,13 @@
 //! The choices that `plan` and `run` offer: model, cluster, batch, precision, fixed dimensions,
 //! limits. Resolves names, takes defaults, and runs the planner over what is left open.
 
+use crate::binding::Limits;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
 use clap::Args;
-use foretell_planner::{Fixed, Planned, Request, plan};
+use foretell_planner::{Fixed, Planned, Progress, Request, plan};
 use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
 use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
 use foretell_units::{Bytes, DataType, Seconds};
@@ -204,24 +205,47 @@ impl Choices {
         })
     }
 
+    /// The limits of a device's memory.
+    pub fn limits(&self) -> Limits {
+        Limits { memory_limit: self.memory_limit, headroom: self.headroom() }
+    }
+
     /// Searches all number formats, and unless `--first-nodes` fixes it also topologies that begin
     /// with another node kind. Sets the setting's topology to that of the answer.
     pub fn search(&self, setting: &mut Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
+        self.search_watched(setting, profile, top, &|_, _| {})
+    }
+
+    /// Whether [`Self::search`] is one search, so that its progress is that of the whole.
+    pub fn is_one_search(&self, setting: &Setting) -> bool {
+        self.formats(setting).len() == 1 && self.without_first_nodes(setting).is_empty()
+    }
+
+    /// Searches as [`Self::search`] does. Tells `watch` how far the search is, with the seconds
+    /// since it began.
+    pub fn search_watched(
+        &self,
+        setting: &mut Setting,
+        profile: Option<&Profile>,
+        top: usize,
+        watch: &(dyn Fn(f64, Progress) + Sync),
+    ) -> Result<Planned, Failure> {
         let started = Instant::now();
+        let watch = |progress: Progress| watch(started.elapsed().as_secs_f64(), progress);
         let formats = self.formats(setting);
         if formats.len() > 1 && self.objective != Objective::Time {
             let hint = "omit `--objective`, or name one format";
             return Err(Failure::Input(format!("several number formats can only be compared by step time; hint: {hint}")));
         }
         let devices = self.devices(&setting.topology);
-        let mut planned = self.search_devices(setting, (&setting.topology, devices), profile, (top, None), started);
+        let mut planned = self.search_devices(setting, (&setting.topology, devices), profile, (top, None), started, &watch);
         for (first, topology, devices) in self.without_first_nodes(setting) {
             if planned.is_ok() && self.is_over(started) {
                 planned = planned.map(|planned| planned.cut_off());
                 break;
             }
             let elsewhere = planned.as_ref().ok().map(|planned| planned.value);
-            let found = self.search_devices(setting, (&topology, devices), profile, (top, elsewhere), started);
+            let found = self.search_devices(setting, (&topology, devices), profile, (top, elsewhere), started, &watch);
             planned = match (planned, found) {
                 (Ok(before), Ok(found)) if found.candidates.is_empty() => Ok(before.counting(&found)),
                 (Ok(before), Err(_)) => Ok(before),
@@ -249,6 +273,7 @@ impl Choices {
         profile: Option<&Profile>,
         (top, elsewhere): (usize, Option<f64>),
         started: Instant,
+        watch: &(dyn Fn(Progress) + Sync),
     ) -> Result<Planned, Failure> {
         if devices == 0 {
             let hint = "raise or omit `--price-limit`; every node needs a `price_per_hour`";
@@ -265,6 +290,7 @@ impl Choices {
                 objective: self.objective.into(),
                 stop: &is_over,
                 give_up: &is_hopeless,
+                watch,
                 oversubscription: predict::oversubscription(self.oversubscribe),
                 memory_limit: self.memory_limit,
                 headroom: self.headroom(),

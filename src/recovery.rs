@@ -7,6 +7,7 @@ use crate::launch::backend_for;
 use crate::output;
 use crate::plan_file::LoadedPlan;
 use crate::predict::{self, oversubscription};
+use crate::run_folder::Measured;
 use crate::training::{ExecutorFailure, Made, SaveEvery, Training, TrainingArguments, train};
 use foretell_executor::checkpoint::{CheckpointError, CheckpointState, FoundCheckpoint, last_whole};
 use foretell_executor::{ExecutorError, Length, Outcome, Start, StopSignals, World};
@@ -158,7 +159,7 @@ impl Recovery<'_> {
         outcome.first_steps = first_steps;
         outcome.resumed_from_step = first;
         outcome.restarts = restarts;
-        folder.keep_measured(&outcome)?;
+        folder.keep_measured(&Measured::from(&outcome))?;
         Ok(outcome)
     }
 

@@ -33,6 +33,7 @@
 mod adapters;
 mod attention;
 mod builder;
+mod defaults;
 mod differentiate;
 mod dropout;
 mod error;

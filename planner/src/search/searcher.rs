@@ -9,7 +9,7 @@ use super::simulation::{FirstOutcome, Outcome, Simulations};
 use crate::bounds::{Bound, Bounded, Bounds, Excluded};
 use crate::error::PlannerError;
 use crate::operator_sharding::with_sharded_operators;
-use crate::space::{Family, Request};
+use crate::space::{Family, Progress, Request};
 use foretell_program::Layout;
 use foretell_units::Bytes;
 use rayon::prelude::*;
@@ -101,6 +101,10 @@ impl<'a> Searcher<'a> {
         while let Some(Reverse(next)) = self.queue.peek() {
             if !self.has_answer() && self.is_over() {
                 return Err(self.out_of_time());
+            }
+            if let Some(best) = self.incumbents.best() {
+                let bound = next.bound.min(best);
+                (self.request.watch)(Progress { best, bound, simulated: self.search.simulated + self.search.probed });
             }
             if self.incumbents.settles(next.bound) {
                 return Ok(Some(next.bound));

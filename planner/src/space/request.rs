@@ -67,6 +67,19 @@ pub struct Request<'a> {
     pub stop: &'a (dyn Fn() -> bool + Sync),
     /// Asked repeatedly until there is a candidate. `true` ends the search with an error.
     pub give_up: &'a (dyn Fn() -> bool + Sync),
+    /// Told how far the search is, between its rounds.
+    pub watch: &'a (dyn Fn(Progress) + Sync),
+}
+
+/// How far a search is: what it has, and what is still possible.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Value of the best layout so far in the request's objective.
+    pub best: f64,
+    /// Lower bound on the value of every layout.
+    pub bound: f64,
+    /// Layouts simulated to the end.
+    pub simulated: usize,
 }
 
 impl<'a> Request<'a> {
@@ -91,6 +104,7 @@ impl<'a> Request<'a> {
             must_beat: None,
             stop: &|| false,
             give_up: &|| false,
+            watch: &|_| {},
         }
     }
 }
