@@ -36,7 +36,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
     /// Go on from the last whole checkpoint of the run in this folder, in any layout. Unless
-    /// stated, data, seed and length are those of that run
+    /// stated, data, how they are read, seed and length are those of that run
     #[arg(long, value_name = "RUN", conflicts_with = "init")]
     resume: Option<PathBuf>,
     /// When a rank is lost, go on from the last checkpoint with the ranks that are left, planned
@@ -94,7 +94,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     recovery.check(world.as_ref(), &training)?;
     let start = resumption.as_ref().map_or_else(|| training.start(), Resumption::start);
     // Before anything of the folder is touched.
-    training.check_start(&training.job(&loaded, start.clone()))?;
+    training.check_start(&training.job(&loaded, &predicted, start.clone()))?;
     if let (Some(init), Some(run), true) = (&training.init, &arguments.run, arguments.overwrite) {
         refuse_weights_in(init, run)?;
     }

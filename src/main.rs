@@ -14,6 +14,7 @@ mod execute;
 mod explain;
 mod export;
 mod failure;
+mod generate;
 mod import;
 mod input;
 mod inputs;
@@ -40,6 +41,7 @@ mod slurm;
 mod status;
 mod submit;
 mod tensorboard;
+mod tokenizer;
 mod training;
 mod what_if;
 
@@ -71,6 +73,7 @@ enum Command {
     Execute(execute::Arguments),
     Check(check::Arguments),
     Data(data::Arguments),
+    Generate(generate::Arguments),
     Score(score::Arguments),
     Export(export::Arguments),
     Import(import::Arguments),
@@ -139,6 +142,7 @@ fn main() -> ExitCode {
         Command::Execute(arguments) => execute::run(&arguments, json),
         Command::Check(arguments) => check::run(&arguments, json),
         Command::Data(arguments) => data::run(&arguments, json),
+        Command::Generate(arguments) => generate::run(&arguments, json),
         Command::Score(arguments) => score::run(&arguments, json),
         Command::Export(arguments) => export::run(&arguments, json),
         Command::Import(arguments) => import::run(&arguments, json),

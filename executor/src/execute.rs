@@ -112,6 +112,9 @@ pub struct Outcome {
     pub arenas: Vec<Bytes>,
     /// The median spans; `None` without a folder to keep them in.
     pub timeline: Option<Timeline>,
+    /// The steps with which processes began: the first, and those after the loss of a rank. They
+    /// warm up.
+    pub first_steps: Vec<usize>,
     /// The number of steps that were made before, by the run that this one goes on from.
     pub resumed_from_step: usize,
     /// How often the run was started again after the loss of a rank.
@@ -123,10 +126,13 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The median duration of the steps. The first step warms up, so it is left out if there are
-    /// more than two.
+    /// The median duration of the steps. Those that warm up are left out if there are at least two
+    /// others.
     pub fn median_step(&self) -> Seconds {
-        let mut seconds: Vec<f64> = self.steps.iter().map(|step| step.seconds).skip(usize::from(self.steps.len() > 2)).collect();
+        let is_warm = |step: &&StepMetrics| !self.first_steps.contains(&step.step);
+        let leaves_out = self.steps.iter().filter(is_warm).count() > 1;
+        let counted = self.steps.iter().filter(|step| !leaves_out || is_warm(step));
+        let mut seconds: Vec<f64> = counted.map(|step| step.seconds).collect();
         seconds.sort_by(f64::total_cmp);
         Seconds::new(seconds.get(seconds.len() / 2).copied().unwrap_or(0.0))
     }
@@ -182,6 +188,7 @@ pub fn execute(
     progress(RunEvent::Started { length });
     let mut run = ActiveRun::new(&compiled, bad, files, saving, options.backend, progress);
     run.outcome.resumed_from_step = first_step;
+    run.outcome.first_steps = vec![first_step];
     run.receive_reports(&mut ranks, mesh)?;
     let (mut outcome, checkpoint) = (run.outcome, run.saving.map(SavedCheckpoints::finish).transpose()?.flatten());
     let stopped_by = ranks.stopped_by();
@@ -229,6 +236,7 @@ impl<'a> ActiveRun<'a> {
             evaluations: Vec::new(),
             arenas: vec![Bytes::ZERO; training.mesh.stage_count()],
             timeline: None,
+            first_steps: Vec::new(),
             resumed_from_step: 0,
             restarts: 0,
             world_size,

@@ -32,6 +32,8 @@ pub struct TrainingJob {
     pub data: DataSource,
     /// How samples are read.
     pub input: InputOptions,
+    /// The cores of each rank, of which its workers may use some.
+    pub cores_per_rank: usize,
     /// The seed of everything random.
     pub seed: u64,
     /// When training ends.

@@ -55,7 +55,7 @@ pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    ContextMethod, DecayExemptions, Keep, Kept, Layout, LearningRateSchedule, LossScale, MOST_RANKS, MOST_SAMPLES, Mode,
+    ContextMethod, DecayExemptions, Keep, Kept, Layout, LearningRateSchedule, Lora, LossScale, MOST_RANKS, MOST_SAMPLES, Mode,
     MomentFormat, NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer, Overlap, Period, Plan, PlanError,
     PlannedWorkload, Recompute, RunLength, ShardedPart, Stack, StageLayout, Trained, Training, WarmUp,
 };

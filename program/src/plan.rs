@@ -4,6 +4,7 @@
 
 mod layout;
 mod learning_rate;
+mod lora;
 mod normal_form;
 mod offload;
 mod operators;
@@ -17,6 +18,7 @@ mod workload;
 pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Layout, StageLayout};
 pub use learning_rate::{LearningRateSchedule, WarmUp};
+pub use lora::Lora;
 pub use offload::Offload;
 pub use operators::{OperatorPatterns, ShardedPart};
 pub use overlap::Overlap;

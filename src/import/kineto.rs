@@ -164,7 +164,7 @@ fn keep(
             end: step.end,
             spans: matched.spans.clone(),
         });
-        output::write(&folder.file(&format!("timeline/{rank}.json")), &timeline_file(Rank(rank), spans.collect())?)?;
+        output::write(&folder.file(&format!("timeline/{rank}.json")), &timeline_file(Rank(rank), 0, spans.collect())?)?;
     }
     // A trace has no losses.
     output::write(&folder.file("metrics.jsonl"), b"")?;

@@ -2,10 +2,11 @@
 
 use super::layout::CheckpointLayout;
 use super::state::{CheckpointState, FileState, hexadecimal};
-use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
+use super::{ADAPTER_CONFIG, STATE_FILE};
 use crate::checkpoint_error::CheckpointError;
 use crate::disk::Disk;
 use crate::whole_file::remove_abandoned;
+use foretell_program::Lora;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Read;
@@ -35,7 +36,9 @@ pub(crate) struct Commit {
     pub(crate) folder: CheckpointFolder,
     pub(crate) state: CheckpointState,
     /// The sizes that its files should have.
-    pub(crate) sizes: [(&'static str, u64); 2],
+    pub(crate) sizes: Vec<(&'static str, u64)>,
+    /// The linear layers that have an adapter, each with whether its weight is transposed.
+    pub(crate) adapted: Vec<(String, bool)>,
 }
 
 impl CheckpointFolder {
@@ -87,8 +90,8 @@ impl CheckpointFolder {
 
 impl Commit {
     /// The files of a checkpoint, with their sizes.
-    pub(crate) fn sizes(layout: &CheckpointLayout) -> [(&'static str, u64); 2] {
-        [(MODEL_FILE, layout.model.bytes), (OPTIMIZER_FILE, layout.optimizer.bytes)]
+    pub(crate) fn sizes(layout: &CheckpointLayout) -> Vec<(&'static str, u64)> {
+        layout.files.iter().map(|(name, file)| (*name, file.bytes)).collect()
     }
 
     /// Makes the checkpoint whole: adds `state.json` with the checksums, syncs, and gives the
@@ -96,6 +99,12 @@ impl Commit {
     pub(crate) fn run(mut self) -> Result<PathBuf, CheckpointError> {
         let (folder, disk, step) = (self.folder.path, self.folder.disk, self.state.step);
         let partial = partial_folder(&folder, step);
+        if let Some(lora) = &self.state.plan.training.lora {
+            let path = partial.join(ADAPTER_CONFIG);
+            let text = serde_json::to_vec_pretty(&adapter_config(lora, &self.adapted));
+            let text = text.map_err(|error| CheckpointError::write(&path, error.into()))?;
+            write_synced(&*disk, &path, &text)?;
+        }
         for (name, bytes) in self.sizes {
             let path = partial.join(name);
             let file = describe(&path).map_err(|error| CheckpointError::read(&path, error))?;
@@ -106,11 +115,8 @@ impl Commit {
             self.state.files.insert(name.into(), file);
         }
         let path = partial.join(STATE_FILE);
-        let refused = |error| CheckpointError::write(&path, error);
-        let text = self.state.to_text().map_err(|error| refused(error.into()))?;
-        // The folder's name makes this file whole too.
-        let write = |file: File| disk.write_at(&file, &text, 0).and_then(|()| disk.sync(&file));
-        disk.open(&path).and_then(write).map_err(refused)?;
+        let text = self.state.to_text().map_err(|error| CheckpointError::write(&path, error.into()))?;
+        write_synced(&*disk, &path, &text)?;
         let whole = folder.join(step.to_string());
         let replaced = folder.join(format!(".{step}.replaced"));
         let rename = || -> std::io::Result<()> {
@@ -130,6 +136,29 @@ impl Commit {
         }
         Ok(whole)
     }
+}
+
+/// Writes a small file of a checkpoint. The folder's name makes it whole.
+fn write_synced(disk: &dyn Disk, path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
+    let write = |file: File| disk.write_at(&file, text, 0).and_then(|()| disk.sync(&file));
+    disk.open(path).and_then(write).map_err(|error| CheckpointError::write(path, error))
+}
+
+/// What `peft` has to know of adapters to load them.
+fn adapter_config(lora: &Lora, adapted: &[(String, bool)]) -> serde_json::Value {
+    let layers: Vec<&str> = adapted.iter().map(|(name, _)| name.as_str()).collect();
+    serde_json::json!({
+        "peft_type": "LORA",
+        "task_type": null,
+        "base_model_name_or_path": null,
+        "inference_mode": true,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": layers,
+        "fan_in_fan_out": adapted.iter().any(|(_, is_transposed)| *is_transposed),
+    })
 }
 
 /// Removes a checkpoint. A part of it never has a checkpoint's name.

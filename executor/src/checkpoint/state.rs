@@ -1,6 +1,7 @@
 //! `state.json`: the part of a checkpoint that is not tensors.
 
 use crate::checkpoint_error::{CheckpointError, FORMAT};
+use crate::data::InputOptions;
 use crate::files::read_description;
 use crate::job::{Length, Scaler, TrainingJob};
 use foretell_models::{Model, Optimizer};
@@ -37,6 +38,9 @@ pub struct CheckpointState {
     pub position: DataPosition,
     /// The data.
     pub data: String,
+    /// How samples were read, as far as the user said.
+    #[serde(default)]
+    pub input: InputOptions,
     /// How long the run was to be.
     pub length: Length,
     /// The learning rate of the last step.
@@ -91,6 +95,7 @@ impl CheckpointState {
             seed: job.seed,
             position: DataPosition { epoch, step: within, samples: within * job.plan.global_batch },
             data: job.data.to_string(),
+            input: job.input,
             length: job.length,
             learning_rate: job.plan.learning_rate_at(step.saturating_sub(1), length),
             optimizer: job.plan.optimizer,

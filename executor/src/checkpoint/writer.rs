@@ -3,7 +3,6 @@
 
 use super::commit::partial_folder;
 use super::layout::{CheckpointLayout, FileLayout};
-use super::{MODEL_FILE, OPTIMIZER_FILE};
 use crate::arena::Arenas;
 use crate::backend::cuda::{DeviceAddress, StreamHandle};
 use crate::checkpoint_error::CheckpointError;
@@ -11,14 +10,16 @@ use crate::disk::Disk;
 use crate::error::ExecutorError;
 use crate::half::Half;
 use crate::job::{Report, ReportSink, Scaler};
+use crate::log::log;
 use crate::member::Member;
 use crate::state::{Order, Piece, RankState, Shard};
 use foretell_models::Control;
-use foretell_program::{Buffer, Program, Rank, StateContents, StateValue};
+use foretell_program::{Buffer, Program, Rank, StateContents};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// The bytes that are gathered before they are written.
 const STAGING_BYTES: usize = 4 << 20;
@@ -52,8 +53,8 @@ struct FilePlaces {
 struct PiecePlace {
     shard: Shard,
     piece: std::ops::Range<usize>,
-    /// Whether the piece lies in the optimizer's file.
-    is_optimizers: bool,
+    /// The number of the file in the layout.
+    file: usize,
     /// The first byte of the whole tensor there.
     first: u64,
 }
@@ -72,10 +73,9 @@ impl<'a> CheckpointWriter<'a> {
         }
         let place_of = |piece: Piece<'a>| {
             let no_place = || CheckpointError::NoPlace { value: format!("{:?} of tensor {}", piece.value, piece.tensor.0) };
-            let first = layout.place(piece.tensor, piece.value).ok_or_else(no_place)?;
-            let is_optimizers = matches!(piece.value, StateValue::Optimizer(_));
+            let (file, first) = layout.place(piece.tensor, piece.value).ok_or_else(no_place)?;
             let shard = state.shard(&piece, Order::Public);
-            let place = PiecePlace { shard, piece: piece.elements.clone(), is_optimizers, first };
+            let place = PiecePlace { shard, piece: piece.elements.clone(), file, first };
             Ok((piece, place))
         };
         let saved = state.saved_pieces(program).into_iter().map(place_of).collect::<Result<Vec<_>, CheckpointError>>()?;
@@ -97,6 +97,7 @@ impl<'a> CheckpointWriter<'a> {
     /// checkpoint before it to be written. No stream may run.
     pub(crate) fn save(&mut self, step: usize, arenas: &Arenas) -> Result<(), ExecutorError> {
         let mut copy = self.wait()?;
+        let started = Instant::now();
         copy.resize(self.pieces.iter().map(|piece| piece.elements.len()).sum(), 0.0);
         if self.stream.is_none() {
             self.stream = arenas.driver().map(|driver| driver.create_stream()).transpose()?;
@@ -110,9 +111,15 @@ impl<'a> CheckpointWriter<'a> {
         let scaler = self.scaler(arenas)?;
         let (places, launcher, disk) = (Arc::clone(&self.places), Arc::clone(&self.launcher), Arc::clone(&self.disk));
         let folder = partial_folder(&self.folder, step);
+        let copying = started.elapsed().as_secs_f64();
         let write = move || {
+            let started = Instant::now();
             let report = match places.write(&*disk, &folder, step, &copy) {
-                Ok(()) => Report::CheckpointPart { step, scaler },
+                Ok(()) => {
+                    let (bytes, writing) = (4 * copy.len(), started.elapsed().as_secs_f64());
+                    log(&format!("checkpoint {step}: {bytes} bytes copied in {copying:.6} s, written in {writing:.6} s"));
+                    Report::CheckpointPart { step, scaler }
+                }
                 Err(error) => Report::Failed { message: error.to_string(), consequence: false },
             };
             // A launcher that is gone has ended the run.
@@ -178,12 +185,9 @@ impl FilePlaces {
     /// Writes the copy of a rank's part into the files of `folder`, and syncs them.
     fn write(&self, disk: &dyn Disk, folder: &Path, step: usize, copy: &[f32]) -> Result<(), CheckpointError> {
         disk.create_folder(folder).map_err(|error| CheckpointError::write(folder, error))?;
-        for (name, file, is_optimizers) in
-            [(MODEL_FILE, &self.layout.model, false), (OPTIMIZER_FILE, &self.layout.optimizer, true)]
-        {
+        for (number, (name, file)) in self.layout.files.iter().enumerate() {
             let path = folder.join(name);
-            self.write_file(disk, &path, (file, is_optimizers), step, copy)
-                .map_err(|error| CheckpointError::write(&path, error))?;
+            self.write_file(disk, &path, (number, file), step, copy).map_err(|error| CheckpointError::write(&path, error))?;
         }
         Ok(())
     }
@@ -192,7 +196,7 @@ impl FilePlaces {
         &self,
         disk: &dyn Disk,
         path: &Path,
-        (layout, is_optimizers): (&FileLayout, bool),
+        (number, layout): (usize, &FileLayout),
         step: usize,
         copy: &[f32],
     ) -> std::io::Result<()> {
@@ -209,7 +213,7 @@ impl FilePlaces {
         for place in &self.pieces {
             let (values, others) = rest.split_at(place.piece.len());
             rest = others;
-            if place.is_optimizers == is_optimizers {
+            if place.file == number {
                 let mut result = Ok(());
                 place.shard.lines(place.piece.clone(), &mut |line| {
                     if result.is_ok() {

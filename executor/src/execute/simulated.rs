@@ -51,6 +51,7 @@ fn job(layout: Layout, every: usize) -> TrainingJob {
         plan,
         data: DataSource::Synthetic,
         input: InputOptions::default(),
+        cores_per_rank: 1,
         seed: 7,
         length: Length::Steps(STEPS),
         evaluate: false,

@@ -60,7 +60,8 @@ pub(super) struct ModelProfile {
 
 impl ModelProfile {
     pub(super) fn new(request: &Request<'_>, graph: &Graph) -> Self {
-        let large = request.model.graph(request.name, &GraphOptions { batch: LARGE_BATCH, ..GraphOptions::ONE });
+        let large =
+            request.base.training.graph(request.model, request.name, &GraphOptions { batch: LARGE_BATCH, ..GraphOptions::ONE });
         let one = KernelTimes::of(request, graph);
         let many = large.map_or_else(|_| one.scaled(LARGE_BATCH as f64), |graph| KernelTimes::of(request, &graph));
         let limits = request.topology.device_kinds().iter().map(|kind| kind.memory.value() * (1.0 - request.headroom));
@@ -151,7 +152,7 @@ impl KernelTimes {
     fn of(request: &Request<'_>, graph: &Graph) -> Self {
         let mut times = Self::default();
         let mut known: HashMap<Kernel, f64> = HashMap::new();
-        let both = differentiate(graph, 1, |name| request.base.training.frozen.match_name(name));
+        let both = differentiate(graph, 1, |name| request.base.training.is_frozen(name));
         let mut time_of = |operator: &Operator| {
             let kernel = operator.kernel(&operator.extents());
             *known.entry(kernel).or_insert_with(|| {

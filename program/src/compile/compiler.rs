@@ -74,6 +74,16 @@ impl<'a> Compiler<'a> {
         Ok(evaluation)
     }
 
+    /// Compiles the forward pass up to the logits, which it leaves in a buffer named
+    /// [`LOGITS`](foretell_models::LOGITS). There are no gradients and no optimizer state.
+    ///
+    /// # Errors
+    /// As [`super::compile`], and if `tensor` shards the vocabulary.
+    pub fn logits(&self, plan: &Plan) -> Result<Program, PlanError> {
+        let [logits] = programs(&self.cache, plan, [Purpose::Logits], Emission::Once, Offsets::Planned)?;
+        Ok(logits)
+    }
+
     /// Compiles the training step without a memory plan: no buffer has an offset, and no
     /// instruction waits for memory to become free. Its simulated time is a lower bound on that of
     /// the Program with a memory plan. It cannot be executed.

@@ -21,7 +21,7 @@ use rayon::prelude::*;
 pub struct Compiled {
     /// One training step.
     pub training: Program,
-    /// The loss and the number of correct predictions of one global batch, without gradients.
+    /// The loss and the number of correct predictions of some micro-batches, without gradients.
     pub evaluation: Program,
 }
 
@@ -58,8 +58,9 @@ pub(super) enum Offsets {
 
 /// Compiles the Programs for `purposes`, over one arena.
 ///
-/// Persistent buffers are always those of the training step. If evaluation is compiled, ranks share
-/// a list only if they do the same in training and in evaluation.
+/// Persistent buffers are those of the training step; logits alone need no gradients and no
+/// optimizer state. If evaluation is compiled, ranks share a list only if they do the same in
+/// training and in evaluation.
 pub(super) fn programs<const COUNT: usize>(
     cache: &LoweringCache<'_>,
     plan: &Plan,
@@ -71,14 +72,15 @@ pub(super) fn programs<const COUNT: usize>(
     // From here on, plans whose layouts mean the same thing are equal.
     let plan = &Plan { layout: plan.layout.clone().normalised(), ..plan.clone() };
     let mesh = plan.mesh()?;
-    let training = cache.lowerings(plan, &mesh, Purpose::Training)?;
-    for lowering in training.iter() {
+    let of_state = if purposes.contains(&Purpose::Logits) { Purpose::Logits } else { Purpose::Training };
+    let with_state = cache.lowerings(plan, &mesh, of_state)?;
+    for lowering in with_state.iter() {
         limits::check(lowering, plan)?;
     }
-    let cuts = Cuts::new(&training.any().graph, plan)?;
-    let mut lowered = vec![(Purpose::Training, training)];
-    if purposes.contains(&Purpose::Evaluation) {
-        lowered.push((Purpose::Evaluation, cache.lowerings(plan, &mesh, Purpose::Evaluation)?));
+    let cuts = Cuts::new(&with_state.any().graph, plan)?;
+    let mut lowered = vec![(of_state, with_state)];
+    for &purpose in purposes.iter().filter(|&&purpose| purpose != of_state) {
+        lowered.push((purpose, cache.lowerings(plan, &mesh, purpose)?));
     }
     let crossings =
         lowered.iter().map(|(_, lowerings)| Crossings::new(lowerings, &cuts, &mesh)).collect::<Result<Vec<_>, PlanError>>()?;
@@ -114,9 +116,12 @@ struct Compilation<'a> {
 impl Compilation<'_> {
     fn program(&self, lowerings: &Lowerings, crossings: &Crossings, purpose: Purpose) -> Result<Program, PlanError> {
         let Compilation { plan, mesh, cuts, .. } = *self;
-        let micro_batches = plan.micro_batches()?;
+        let micro_batches = match purpose {
+            Purpose::Training => plan.micro_batches()?,
+            Purpose::Evaluation | Purpose::Logits => evaluated_at_once(plan.micro_batches()?, cuts.stages),
+        };
         let mut orders = plan.layout.schedule.orders(cuts.stages, micro_batches, cuts.chunks);
-        if purpose == Purpose::Evaluation {
+        if purpose != Purpose::Training {
             // Orders without a cyclic wait have none after passes are removed.
             orders.iter_mut().for_each(|order| order.retain(|task| task.pass == StagePass::Forward));
         }
@@ -140,8 +145,9 @@ impl Compilation<'_> {
         }
         let (flops, lists): (Vec<Flops>, Vec<StageProgram>) = compiled.into_iter().unzip();
         let any = lowerings.any();
-        let samples_at_once = plan.layout.samples_at_once() as f64;
-        let graph_flops: Flops = any.graph.model_flops() * (samples_at_once / any.mesh.samples_at_once() as f64);
+        let samples_at_once = plan.layout.samples_at_once();
+        let samples = samples_at_once * micro_batches;
+        let graph_flops: Flops = any.graph.model_flops() * (samples_at_once as f64 / any.mesh.samples_at_once() as f64);
         Ok(Program {
             mesh: mesh.clone(),
             precision: plan.storage(),
@@ -149,9 +155,9 @@ impl Compilation<'_> {
             hardware_flops: flops.into_iter().sum(),
             lists,
             list_of_rank,
-            samples: plan.global_batch,
-            predictions: plan.global_batch * any.graph.predictions_per_sample,
-            tokens: any.graph.tokens_per_sample.map(|tokens| tokens * plan.global_batch),
+            samples,
+            predictions: samples * any.graph.predictions_per_sample,
+            tokens: any.graph.tokens_per_sample.map(|tokens| tokens * samples),
             model_flops: graph_flops * micro_batches as f64,
         })
     }
@@ -184,6 +190,13 @@ impl Compilation<'_> {
         dependencies::prune(&mut program);
         program
     }
+}
+
+/// The number of micro-batches of one run of an evaluation. A rank keeps the scores of all of them
+/// until its end, so there are only as many as keep the stages busy four fifths of the time.
+fn evaluated_at_once(micro_batches: usize, stages: usize) -> usize {
+    let enough = if stages == 1 { 1 } else { 4 * stages };
+    micro_batches.min(enough)
 }
 
 /// The matrix-product FLOPs that one rank executes, counted as for model FLOPs (attention in full).

@@ -175,6 +175,7 @@ fn job_from(start: Start) -> TrainingJob {
         plan,
         data: DataSource::Synthetic,
         input: InputOptions::default(),
+        cores_per_rank: 1,
         seed: 0,
         length: Length::Steps(2),
         evaluate: false,
