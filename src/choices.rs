@@ -4,12 +4,13 @@
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::plan_file::{ModelReference, PlanFile};
-use crate::predict;
+use crate::{output, predict};
 use clap::Args;
-use foretell_planner::{Fixed, Planned, Request, plan};
+use foretell_planner::{Fixed, Planned, Progress, Request, plan};
 use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
 use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
 use foretell_units::{Bytes, DataType, Seconds};
+use std::path::Path;
 use std::time::Instant;
 
 /// Command-line choices of `plan` and `run`.
@@ -22,6 +23,9 @@ pub struct Choices {
     /// or `local-gpus`
     #[arg(long)]
     pub topology: String,
+    /// Length of the model's sequences, instead of the model's own
+    #[arg(long, value_name = "POSITIONS")]
+    pub sequence: Option<usize>,
     /// Node kind (a `name` in `nodes`) that holds the first ranks; left open, the best one is
     /// chosen
     #[arg(long, value_name = "NAME")]
@@ -70,7 +74,7 @@ pub struct Choices {
     #[arg(long)]
     pub oversubscribe: bool,
     /// Stop the search after this time with the best layout so far; the gap says how far it may be
-    /// from the optimum. While nothing fits, the search goes on for at least 10 s
+    /// from the optimum
     #[arg(long, value_name = "10s")]
     pub time_limit: Option<Seconds>,
     /// Highest price per hour of the nodes used, in the currency of the topology file
@@ -94,6 +98,8 @@ pub enum Prefer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Objective {
     Time,
+    /// The slower end of the step time's interval.
+    P90,
     Cost,
     Energy,
     Goodput,
@@ -135,7 +141,7 @@ pub struct Setting {
 impl Choices {
     /// Looks names up and takes defaults.
     pub fn setting(&self) -> Result<Setting, Failure> {
-        let model = inputs::model(&self.model)?;
+        let model = self.model()?;
         let topology = inputs::topology(&self.topology, self.nodes)?;
         let topology = match &self.first_nodes {
             Some(first) => topology.beginning_with(first)?,
@@ -167,6 +173,17 @@ impl Choices {
         (base.stack, base.overlap, base.layout.bucket) = (Stack::new(&self.stack), stack.defaults.overlap, stack.defaults.bucket);
         base.training.learning_rate = self.learning_rate;
         Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
+    }
+
+    /// The model, with `--sequence` if that is given.
+    fn model(&self) -> Result<NamedModel, Failure> {
+        let named = inputs::model(&self.model)?;
+        let Some(length) = self.sequence else { return Ok(named) };
+        let Some(model) = named.model.with_sequence(length) else {
+            let hint = "write its lengths into a model file with `base`";
+            return Err(Failure::Input(format!("`{}` has no one length of its samples; hint: {hint}", named.name)));
+        };
+        inputs::sound(NamedModel { model, ..named }, Path::new("--sequence"))
     }
 
     /// Number of ranks that the search may use: one per device within `--price-limit`. With
@@ -254,9 +271,18 @@ impl Choices {
             let hint = "raise or omit `--price-limit`; every node needs a `price_per_hour`";
             return Err(Failure::Input(format!("no node of `{}` costs so little; hint: {hint}", topology.name())));
         }
-        let is_hopeless =
-            || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value().max(FIRST_ANSWER));
         let is_over = || self.is_over(started);
+        // The clock stops a search a little later if that still gives an answer.
+        let is_hopeless = || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value() + LATE_ANSWER);
+        let status = output::status();
+        let progress = |progress: &Progress| {
+            if started.elapsed().as_secs_f64() > QUIET {
+                let gap = progress.gap.map_or_else(String::new, |gap| format!(", gap so far {:.1} %", gap * 100.0));
+                let waited = started.elapsed().as_secs_f64();
+                status.set_message(format!("searching for {waited:.0} s: {} layouts simulated{gap}", progress.simulated));
+                status.tick();
+            }
+        };
         let search = |base: &Plan| -> Result<Planned, Failure> {
             let costs = predict::costs(profile, topology, base, &setting.model.model)?;
             let request = Request {
@@ -265,6 +291,7 @@ impl Choices {
                 objective: self.objective.into(),
                 stop: &is_over,
                 give_up: &is_hopeless,
+                progress: &progress,
                 oversubscription: predict::oversubscription(self.oversubscribe),
                 memory_limit: self.memory_limit,
                 headroom: self.headroom(),
@@ -292,7 +319,7 @@ impl Choices {
     }
 
     /// Whether the time limit is over.
-    fn is_over(&self, started: Instant) -> bool {
+    pub fn is_over(&self, started: Instant) -> bool {
         self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value())
     }
 
@@ -324,21 +351,28 @@ impl Choices {
     /// Returns the plan file of a layout that the search found.
     pub fn plan_file(&self, setting: &Setting, plan: &Plan) -> PlanFile {
         let topology = TopologyReference::Named(self.topology.clone());
-        let mut file = PlanFile::new(ModelReference::Named(self.model.clone()), topology, self.nodes, plan);
+        let model = match self.sequence {
+            Some(_) => ModelReference::InPlace(setting.model.model.clone()),
+            None => ModelReference::Named(self.model.clone()),
+        };
+        let mut file = PlanFile::new(model, topology, self.nodes, plan);
         file.first_nodes.clone_from(&setting.first_nodes);
         file
     }
 }
+
+/// Seconds beyond its time limit for which a search without an answer goes on. Most have one by
+/// then.
+const LATE_ANSWER: f64 = 0.1;
+
+/// Seconds after which a search shows its progress.
+const QUIET: f64 = 2.0;
 
 /// How much slower a simpler layout may be: less than any prediction is sure of.
 const SIMPLICITY_MARGIN: f64 = 0.005;
 
 /// Most node kinds at the beginning of a file that are left out. Each needs a search of its own.
 const MOST_KINDS_LEFT_OUT: usize = 3;
-
-/// Seconds for which a search without an answer goes on, even beyond its time limit. Most have one
-/// by then.
-const FIRST_ANSWER: f64 = 10.0;
 
 /// Parses a share of something, such as `6%` or `0.06`.
 fn share(text: &str) -> Result<f64, String> {
@@ -368,6 +402,7 @@ impl From<Objective> for foretell_planner::Objective {
     fn from(objective: Objective) -> Self {
         match objective {
             Objective::Time => Self::Time,
+            Objective::P90 => Self::SlowEnd,
             Objective::Cost => Self::Cost,
             Objective::Energy => Self::Energy,
             Objective::Goodput => Self::Goodput,

@@ -3,7 +3,7 @@
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
 use crate::predict;
-use foretell_planner::{Candidate, Planned};
+use foretell_planner::{Candidate, Planned, Search};
 use foretell_program::{Layout, Profile, Rank, Recompute, StageLayout, compile_training};
 use foretell_simulator::{Folding, WhatIf, predict as simulate};
 use foretell_topologies::{Architecture, DeviceId, Topology};
@@ -28,7 +28,7 @@ pub fn explanation(
     };
     let mut text = format!(
         "searched {} layouts in {:.2} s: {} duplicates, {} with needless offload or recomputation, {} that do not divide the model, \
-         {} that do not fit, {} ruled out by their lower bound{}, {} simulated, {} more for a first answer and around the best;\nno remaining layout can be faster than {:.3} ms (gap {:.2} %)\n",
+         {} that do not fit, {} ruled out by their lower bound{}, {} simulated, {} more for a first answer and around the best;\n{}\n",
         search.layouts,
         search.wall_seconds,
         search.alike,
@@ -39,17 +39,9 @@ pub fn explanation(
         stopped,
         search.simulated,
         search.probed,
-        search.lower_bound_seconds * 1e3,
-        search.gap * 100.0
+        bound_of(search)
     );
-    text.push_str(&format!("\nthe space, with {} values left out by judgement:\n", search.heuristic_exclusions));
-    for dimension in &search.space {
-        let left_out = match dimension.left_out {
-            0 => String::new(),
-            count => format!("; left out: {count}, since {}", dimension.reason),
-        };
-        text.push_str(&format!("  {:<15} {}{left_out}\n", dimension.name, dimension.values));
-    }
+    text.push_str(&stated_space(search));
     text.push_str(&format!("\nlayout 1\n{}", predict::table(&best.prediction, &setting.topology)));
     text.push_str(&format!("\nwhat binds: {}\n", what_binds(best, &setting.topology, choices)?));
     for (index, candidate) in planned.candidates.iter().enumerate().skip(1) {
@@ -57,6 +49,35 @@ pub fn explanation(
     }
     text.push_str(&what_would_change(planned, setting, profile)?);
     Ok(text)
+}
+
+/// States the space: each dimension with its values, and what is left out of it.
+fn stated_space(search: &Search) -> String {
+    let mut text = format!(
+        "\nthe space; {} values are left out by judgement, and lists of numbers that cannot be counted; \
+         the bound covers what is listed, and all of {}:\n",
+        search.heuristic_exclusions,
+        search.covers.join(", ")
+    );
+    for dimension in &search.space {
+        let left_out = match (dimension.is_covered(), dimension.left_out) {
+            (true, _) => String::new(),
+            (false, Some(0)) => format!("; not in every layout: {}", dimension.reason),
+            (false, Some(count)) => format!("; left out: {count}, since {}", dimension.reason),
+            (false, None) => format!("; left out: {}", dimension.reason),
+        };
+        text.push_str(&format!("  {:<15} {}{left_out}\n", dimension.name, dimension.values));
+    }
+    text
+}
+
+/// States the bound of a search.
+fn bound_of(search: &Search) -> String {
+    if !search.gap.is_finite() {
+        return "nothing is proven about the remaining layouts".into();
+    }
+    let bound = Seconds::new(search.lower_bound_seconds);
+    format!("no remaining layout of the space can be faster than {bound} (gap {:.2} %)", search.gap * 100.0)
 }
 
 /// Says that a search was ended early, and how far its answer may be from the best; `None` if it
@@ -99,7 +120,13 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
     let gap = planned.search.gap * 100.0;
     if !planned.search.is_cut_off {
         let better = if matches!(choices.objective, Objective::Time) { "faster" } else { "better" };
-        lines.push(format!("proven: no layout of the space is more than {gap:.2} % {better} (`--explain` states the space)"));
+        let of_any = planned.search.bound_of_any_layout_seconds;
+        let any = match planned.search.best_seconds / of_any - 1.0 {
+            share if share.is_finite() => format!(", and no layout at all more than {:.0} % faster", share * 100.0),
+            _ => String::new(),
+        };
+        lines
+            .push(format!("proven: no layout of the space is more than {gap:.2} % {better}{any} (`--explain` states the space)"));
     }
     lines.extend(oddities(best, setting, choices)?);
     let has_gpus = setting.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Gpu);

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use foretell_executor::write_whole;
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
@@ -78,6 +78,18 @@ pub fn progress(length: usize, what: &str) -> ProgressBar {
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_prefix(what.to_string());
     bar
+}
+
+/// Makes a line of progress, which shows nothing until it is ticked; hidden if standard error is
+/// not a terminal. It is cleared when it is dropped.
+pub fn status() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{spinner} {msg}");
+    ProgressBar::new_spinner()
+        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
+        .with_finish(ProgressFinish::AndClear)
 }
 
 #[cfg(test)]

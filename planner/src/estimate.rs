@@ -46,6 +46,8 @@ pub(crate) struct Estimates {
     /// Seconds in which the optimizer updates a parameter.
     update: f64,
     global_batch: usize,
+    /// The stage of ZeRO that the user has fixed.
+    fixed_zero: Option<usize>,
     /// Arithmetic of each block.
     work: Vec<f64>,
     /// The share of the work on the fullest stage, by numbers of stages and of chunks.
@@ -70,6 +72,7 @@ impl Estimates {
             // The gradient and the state are read, the state and the parameter written.
             update: (SINGLE_PRECISION + 2.0 * optimizer_state + parameter) / slowest.max(1.0),
             global_batch: request.base.global_batch,
+            fixed_zero: request.fixed.zero,
             work: work_of_blocks(graph),
             shares: Mutex::new(HashMap::new()),
             recomputes_in_part: is_stack && request.fixed.recompute.is_none(),
@@ -162,6 +165,7 @@ impl Estimates {
             parameters * state + self.activations(layout, share, &recompute)
         };
         let stages_of_zero: &[usize] = match layout.data {
+            _ if self.fixed_zero.is_some() => self.fixed_zero.as_slice(),
             1 => &[0],
             _ if layout.follows_schedule() => &[0, 1],
             _ => &[0, 1, 2, 3],

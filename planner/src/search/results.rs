@@ -38,6 +38,7 @@ impl Searcher<'_> {
             self.incumbents.list[place].predicted = Some(predicted);
         }
         let too_large = self.incumbents.list.remove(places[which]);
+        self.known.refuse(&too_large.plan.layout, held.clone());
         if too_large.index.family >= NEIGHBOURS {
             // It was not counted, and its family is in the queue or out of the space.
             return Ok(None);
@@ -73,7 +74,10 @@ impl Searcher<'_> {
         self.search.lower_bound_seconds = self.search.best_seconds * share;
         self.search.gap = if share > 0.0 { 1.0 / share - 1.0 } else { f64::INFINITY };
         self.search.space = self.bounds.space.statement();
-        self.search.heuristic_exclusions = self.search.space.iter().map(|dimension| dimension.left_out).sum();
+        self.search.heuristic_exclusions = self.search.space.iter().filter_map(|dimension| dimension.left_out).sum();
+        let covered = self.search.space.iter().filter(|dimension| dimension.is_covered());
+        self.search.covers = covered.map(|dimension| dimension.name.clone()).collect();
+        self.search.bound_of_any_layout_seconds = self.bounds.least_step().value();
         Planned { candidates, value: best, search: self.search }
     }
 }

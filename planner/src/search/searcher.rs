@@ -2,14 +2,15 @@
 
 use super::answer::{Planned, Search};
 use super::incumbents::Incumbents;
+use super::local_search::NEIGHBOURS;
 use super::queue::{LayoutIndex, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
-use super::records::{Corrections, OffloadedTooLarge, Refits};
+use super::records::{Corrections, Known, KnownLayouts, OffloadedTooLarge, Refits};
 use super::refusal::nothing_found;
 use super::simulation::{FirstOutcome, Outcome, Simulations};
 use crate::bounds::{Bound, Bounded, Bounds, Excluded};
 use crate::error::PlannerError;
 use crate::operator_sharding::with_sharded_operators;
-use crate::space::{Family, Request};
+use crate::space::{Family, Progress, Request};
 use foretell_program::Layout;
 use foretell_units::Bytes;
 use rayon::prelude::*;
@@ -37,6 +38,7 @@ pub(super) struct Searcher<'a> {
     pub(super) refits: Refits,
     queue: BinaryHeap<Reverse<QueueEntry>>,
     pub(super) corrections: Corrections,
+    pub(super) known: KnownLayouts,
     /// Bound on the value of every layout, if the search ended before they were listed.
     bound_of_unlisted: Option<f64>,
     /// Least memory of a layout that does not fit.
@@ -56,6 +58,7 @@ impl<'a> Searcher<'a> {
             refits: Refits::default(),
             queue: BinaryHeap::new(),
             corrections: Corrections::default(),
+            known: KnownLayouts::default(),
             bound_of_unlisted: None,
             least_needed: None,
             refusal: None,
@@ -102,6 +105,7 @@ impl<'a> Searcher<'a> {
             if !self.has_answer() && self.is_over() {
                 return Err(self.out_of_time());
             }
+            self.tell_progress(next.bound);
             if self.incumbents.settles(next.bound) {
                 return Ok(Some(next.bound));
             }
@@ -112,6 +116,12 @@ impl<'a> Searcher<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// Tells the caller how far the search is, where `bound` is the least bound that is left.
+    fn tell_progress(&self, bound: f64) {
+        let gap = self.incumbents.best().filter(|_| bound > 0.0).map(|best| (best / bound - 1.0).max(0.0));
+        (self.request.progress)(&Progress { simulated: self.search.simulated + self.search.probed, gap });
     }
 
     fn layouts_of(&self, entry: &QueueEntry) -> usize {
@@ -243,13 +253,7 @@ impl<'a> Searcher<'a> {
                 // The layout has the bound of its family.
                 return (of_family, index, layout, micro_batches, None, Vec::new());
             }
-            let (bounded, layout) = self.bounds.layout_refitted(layout, micro_batches);
-            let smaller = match bounded {
-                Ok(Bound { time: None, memory: needed }) if layout.offload.is_none() => {
-                    self.smaller_layouts(&layout, micro_batches, needed)
-                }
-                _ => Vec::new(),
-            };
+            let (bounded, layout, smaller) = self.bounded_with_forms(layout, micro_batches);
             (of_family, index, layout, micro_batches, Some(bounded), smaller)
         });
         let bounded: Vec<_> = bounded.collect();
@@ -294,12 +298,35 @@ impl<'a> Searcher<'a> {
                 QueueContent::UnboundedFamily(_) | QueueContent::Family(_) => break,
                 QueueContent::Layouts(_) => {
                     if let Some(Reverse(QueueEntry { content: QueueContent::Layouts(layouts), .. })) = self.queue.pop() {
-                        round.push(layouts);
+                        let layouts = self.without_known(layouts);
+                        round.extend(Some(layouts).filter(|layouts| !layouts.is_empty()));
                     }
                 }
             }
         }
         Ok(round)
+    }
+
+    /// Takes out the layouts of a group that were simulated before their turn, and treats them as
+    /// if they had been simulated now.
+    fn without_known(&mut self, layouts: Vec<QueuedLayout>) -> Vec<QueuedLayout> {
+        let mut unknown = Vec::new();
+        for queued in layouts {
+            match self.known.get(&queued.layout).cloned() {
+                Some(Known::Simulated) => {
+                    self.incumbents.rename(&queued.layout, NEIGHBOURS, queued.index);
+                    self.count_simulated(queued.index, &queued.layout);
+                }
+                Some(Known::AtLeast(at_least)) if !queued.is_stopped => {
+                    let bound = at_least.max(queued.bound);
+                    self.push_layouts(vec![QueuedLayout { bound, is_stopped: true, ..queued }]);
+                }
+                Some(Known::TooLarge(held)) => self.found_too_large(queued.index, queued.bound, &queued.layout, &held),
+                _ => unknown.push(queued),
+            }
+        }
+        self.incumbents.sort();
+        unknown
     }
 
     /// Simulates the layouts of one round.
@@ -329,6 +356,7 @@ impl<'a> Searcher<'a> {
         let count = outcomes.len();
         for (layout, outcome) in layouts.by_ref().take(count).collect::<Vec<_>>().into_iter().zip(outcomes) {
             let QueuedLayout { bound, index, layout, .. } = layout;
+            self.known.note(&layout, &outcome);
             let place = (index.family, Some(index.variant));
             match outcome {
                 Outcome::Indivisible(reason) => drop(self.admit(place, Err(Excluded::Indivisible(reason)), &layout, 1)),

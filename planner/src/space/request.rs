@@ -10,9 +10,11 @@ use foretell_units::Bytes;
 /// The quantity that a search minimises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
-    /// Step time.
+    /// Step time: the median.
     #[default]
     Time,
+    /// Slower end of the step time's interval: its 90th percentile.
+    SlowEnd,
     /// Price of a step: what the nodes in use cost for as long as the step takes.
     Cost,
     /// Energy that the devices draw during a step.
@@ -20,6 +22,16 @@ pub enum Objective {
     /// Step time over goodput: over the share of a long run that makes progress, given the failure
     /// rates of the nodes in use and the best checkpoint interval (Daly 2006).
     Goodput,
+}
+
+/// How far a search is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Layouts that were simulated to the end.
+    pub simulated: usize,
+    /// How far the best layout so far may be above the best of the space, as a share. `None` while
+    /// there is no layout, or no bound on the others.
+    pub gap: Option<f64>,
 }
 
 /// A model, the devices to train it on, and the choices that are already made.
@@ -67,6 +79,8 @@ pub struct Request<'a> {
     pub stop: &'a (dyn Fn() -> bool + Sync),
     /// Asked repeatedly until there is a candidate. `true` ends the search with an error.
     pub give_up: &'a (dyn Fn() -> bool + Sync),
+    /// Told repeatedly how far the search is.
+    pub progress: &'a (dyn Fn(&Progress) + Sync),
 }
 
 impl<'a> Request<'a> {
@@ -91,6 +105,7 @@ impl<'a> Request<'a> {
             must_beat: None,
             stop: &|| false,
             give_up: &|| false,
+            progress: &|_| {},
         }
     }
 }
