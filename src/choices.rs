@@ -363,7 +363,7 @@ impl Choices {
 
 /// Seconds beyond its time limit for which a search without an answer goes on. Most have one by
 /// then.
-const LATE_ANSWER: f64 = 0.1;
+const LATE_ANSWER: f64 = 0.25;
 
 /// Seconds after which a search shows its progress.
 const QUIET: f64 = 2.0;

@@ -258,6 +258,23 @@ mod tests {
     use foretell_topologies::Topology;
     use foretell_units::{Bytes, DataType};
 
+    #[test]
+    fn a_fixed_stage_of_zero_is_the_one_that_is_estimated() {
+        let topology = Topology::library("dgx-a100-80g").expect("in the library");
+        let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("known");
+        let model = Model::named("gpt2-medium").expect("in the zoo");
+        let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 64) };
+        let memory = |choices: &str| {
+            let fixed = choices.parse().expect("well formed");
+            let request = Request { fixed, ..Request::new(&model, "model", &topology, &costs, &base) };
+            let graph = model.graph("model", &GraphOptions::ONE).expect("it is sound");
+            let family = Family { layout: Layout { data: 8, micro_batch: 8, ..Layout::default() }, micro_batches: 1 };
+            Estimates::new(&request, &graph, optimizer_tensors(&base), true).of(&family).expect("one mesh").memory
+        };
+        assert!(memory("zero=0") > memory("zero=1") && memory("zero=1") > memory("zero=3"));
+        assert_eq!(memory("zero=3"), memory(""));
+    }
+
     /// Estimates need not be right, but they must tell good layouts from bad ones.
     #[test]
     fn estimates_are_near_the_simulation() {
