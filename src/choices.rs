@@ -232,6 +232,8 @@ impl Choices {
         }
         let devices = self.devices(&setting.topology);
         let mut planned = self.search_devices(setting, (&setting.topology, devices), profile, (top, None), started);
+        // The other searches leave some kinds of devices out.
+        let on_all_devices = planned.as_ref().ok().and_then(|planned| planned.search.all_devices_seconds);
         for (first, topology, devices) in self.without_first_nodes(setting) {
             if planned.is_ok() && self.is_over(started) {
                 planned = planned.map(|planned| planned.cut_off());
@@ -253,6 +255,7 @@ impl Choices {
             };
         }
         let mut planned = planned?;
+        planned.search.all_devices_seconds = on_all_devices;
         planned.search.wall_seconds = started.elapsed().as_secs_f64();
         Ok(planned)
     }

@@ -51,6 +51,8 @@ pub struct Search {
     pub space: Vec<Dimension>,
     /// Step time of the best layout.
     pub best_seconds: f64,
+    /// Step time of the best layout that was simulated and leaves no device idle, if there is one.
+    pub all_devices_seconds: Option<f64>,
     /// Lower bound on the step time of every layout of the space, and of all that were simulated.
     pub lower_bound_seconds: f64,
     /// Lower bound on the step time of every layout that a plan file can say: the time of the
@@ -131,6 +133,8 @@ impl Search {
         self.probed += other.probed;
         self.is_cut_off |= other.is_cut_off;
         self.best_seconds = self.best_seconds.min(other.best_seconds);
+        let both = self.all_devices_seconds.into_iter().chain(other.all_devices_seconds);
+        self.all_devices_seconds = both.reduce(f64::min);
         self.lower_bound_seconds = self.lower_bound_seconds.min(other.lower_bound_seconds);
         self.bound_of_any_layout_seconds = self.bound_of_any_layout_seconds.min(other.bound_of_any_layout_seconds);
         self.gap =
