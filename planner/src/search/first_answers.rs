@@ -40,10 +40,12 @@ const WORTH_OPENING: f64 = 1.05;
 const SIMULATED_BY_BOUND: usize = 2;
 const SIMULATED_BY_ESTIMATE: usize = 4;
 
-/// How much better than the best answer a layout must seem to be simulated.
-const LEAST_GAIN: f64 = 0.995;
+/// How far below the best answer the bound of a layout must lie for it to be simulated early. The
+/// queue comes to the others in the order of their bounds.
+const LEAST_GAIN: f64 = 0.95;
 
-/// Layouts that are simulated at once.
+/// Layouts that are simulated at once. The first answer is alone: it saves the simulation of most
+/// others, or stops them early.
 const AT_ONCE: usize = 2;
 
 /// The family of layouts that are simulated for a first answer. No family of the space has this
@@ -238,8 +240,9 @@ impl Searcher<'_> {
     /// count as `simulated` now.
     fn next_promising(&self, left: &mut Vec<Promising>, tried: &mut HashSet<Layout>, simulated: &mut usize) -> Vec<Promising> {
         let best = self.incumbents.best().unwrap_or(f64::INFINITY);
+        let at_once = if self.incumbents.is_empty() { 1 } else { AT_ONCE };
         let mut round = Vec::new();
-        while round.len() < AT_ONCE
+        while round.len() < at_once
             && let Some(one) = left.pop()
         {
             // Estimates may be far off: only bounds rule out.
