@@ -122,7 +122,7 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
         let better = if matches!(choices.objective, Objective::Time) { "faster" } else { "better" };
         let of_any = planned.search.bound_of_any_layout_seconds;
         let any = match planned.search.best_seconds / of_any - 1.0 {
-            share if share.is_finite() => format!(", and no layout at all more than {:.0} % faster", share * 100.0),
+            share if share < MOST_SAID => format!(", and no layout at all more than {:.0} % faster", share * 100.0),
             _ => String::new(),
         };
         lines
@@ -136,6 +136,9 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
     }
     Ok(lines)
 }
+
+/// The largest lead over the arithmetic's bound that is worth saying.
+const MOST_SAID: f64 = 10.0;
 
 /// How likely the first of two layouts is the faster one, if the errors of their predictions are
 /// independent. Errors of layouts of one job mostly agree, so it is likelier than that.

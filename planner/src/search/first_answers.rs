@@ -81,10 +81,13 @@ pub(super) struct Ranked {
 }
 
 impl Searcher<'_> {
-    /// Ranks the families that may fit by their estimates.
+    /// Ranks the families that may fit by their estimates, as far as the time allows.
     pub(super) fn ranked(&self, families: &[Family]) -> Ranked {
         let bounds = &self.bounds;
         let estimated = |(place, family): (usize, &Family)| {
+            if self.is_over() {
+                return None;
+            }
             let estimate = bounds.estimates.of(family)?;
             let value = estimate.time.value() * bounds.value_per_second(&family.layout);
             Some((!bounds.estimates.may_fit(&estimate), value, place))

@@ -18,6 +18,8 @@ pub(super) struct QueueEntry {
     pub(super) bound: f64,
     /// Index of its first layout.
     pub(super) index: LayoutIndex,
+    /// How many layouts of the space it stands for.
+    pub(super) layouts: usize,
     pub(super) content: QueueContent,
 }
 
@@ -85,8 +87,9 @@ impl Ord for QueueEntry {
     }
 }
 
-/// Groups layouts that share a Program. Layouts of one family must be neighbours.
-pub(super) fn grouped_by_program(layouts: Vec<QueuedLayout>) -> Vec<QueueEntry> {
+/// Groups layouts that share a Program. Layouts of one family must be neighbours. A layout stands
+/// for `forms(layout)` layouts of the space.
+pub(super) fn grouped_by_program(layouts: Vec<QueuedLayout>, forms: impl Fn(&Layout) -> usize) -> Vec<QueueEntry> {
     let mut groups: Vec<Vec<QueuedLayout>> = Vec::new();
     for layout in layouts {
         let mut of_family = groups.iter_mut().rev().take_while(|group| group[0].index.family == layout.index.family);
@@ -97,7 +100,8 @@ pub(super) fn grouped_by_program(layouts: Vec<QueuedLayout>) -> Vec<QueueEntry> 
     }
     let entry = |mut group: Vec<QueuedLayout>| {
         group.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.index.cmp(&b.index)));
-        QueueEntry { bound: group[0].bound, index: group[0].index, content: QueueContent::Layouts(group) }
+        let layouts = group.iter().map(|queued| forms(&queued.layout)).sum();
+        QueueEntry { bound: group[0].bound, index: group[0].index, layouts, content: QueueContent::Layouts(group) }
     };
     groups.into_iter().map(entry).collect()
 }

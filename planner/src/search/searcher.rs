@@ -66,7 +66,7 @@ impl<'a> Searcher<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<Planned, PlannerError> {
-        let usual = self.ranked(&self.bounds.space.usual_families());
+        let usual = self.ranked(&self.bounds.space.usual_families(&|| self.is_over()));
         self.probe(usual)?;
         self.fill_queue()?;
         let (predicted, left) = loop {
@@ -93,7 +93,7 @@ impl<'a> Searcher<'a> {
                 break (predicted, left);
             }
         };
-        self.search.bounded_out += self.queue.iter().map(|Reverse(entry)| self.layouts_of(entry)).sum::<usize>();
+        self.search.bounded_out += self.queue.iter().map(|Reverse(entry)| entry.layouts).sum::<usize>();
         self.search.stopped = self.queue.iter().map(|Reverse(entry)| entry.stopped()).sum();
         Ok(self.answer(predicted, left))
     }
@@ -124,15 +124,6 @@ impl<'a> Searcher<'a> {
         (self.request.progress)(&Progress { simulated: self.search.simulated + self.search.probed, gap });
     }
 
-    fn layouts_of(&self, entry: &QueueEntry) -> usize {
-        match &entry.content {
-            QueueContent::UnboundedFamily(family) | QueueContent::Family(family) => {
-                self.bounds.space.variants(family).len() * self.bounds.forms(&family.layout)
-            }
-            QueueContent::Layouts(layouts) => layouts.iter().map(|layout| self.bounds.forms(&layout.layout)).sum(),
-        }
-    }
-
     /// Returns `true` if the search has to end: with what it has, or without an answer.
     pub(super) fn is_over(&self) -> bool {
         if self.has_answer() { (self.request.stop)() } else { (self.request.give_up)() }
@@ -145,22 +136,25 @@ impl<'a> Searcher<'a> {
     /// Queues every family of the space with its arithmetic bound, and counts the layouts.
     /// Simulates those that the estimates rank first.
     fn fill_queue(&mut self) -> Result<(), PlannerError> {
-        if self.has_answer() && self.is_over() {
-            self.bound_of_unlisted = Some(self.bounds.least_value());
-            return Ok(());
-        }
-        let families = with_sharded_operators(self.request, self.bounds.space.families(), &|| self.is_over());
+        let listed = if self.is_over() { None } else { self.bounds.space.families_until(&|| self.is_over()) };
+        let Some(families) = listed else { return self.leave_unlisted() };
+        let families = with_sharded_operators(self.request, families, &|| self.is_over());
         let ranked = self.ranked(&families);
         self.probe(ranked)?;
         let (bounds, space) = (&self.bounds, &self.bounds.space);
         let entry = |(number, family): (usize, Family)| {
+            if self.is_over() {
+                return None;
+            }
             let variants = space.variants(&family).len();
             let (duplicates, forms) = (space.duplicates(&family, variants), bounds.forms(&family.layout));
             let bound = bounds.arithmetic_time(&family.layout).value() * bounds.value_per_second(&family.layout);
             let content = QueueContent::UnboundedFamily(Box::new(family));
-            (QueueEntry { bound, index: LayoutIndex { family: number, variant: 0 }, content }, variants, duplicates, forms)
+            let (index, layouts) = (LayoutIndex { family: number, variant: 0 }, variants * forms);
+            Some((QueueEntry { bound, index, layouts, content }, variants, duplicates, forms))
         };
-        let entries: Vec<_> = families.into_par_iter().enumerate().map(entry).collect();
+        let entries: Option<Vec<_>> = families.into_par_iter().enumerate().map(entry).collect();
+        let Some(entries) = entries else { return self.leave_unlisted() };
         for (entry, variants, duplicates, forms) in entries {
             self.search.layouts += (variants + duplicates) * forms;
             self.incumbents.layouts_of_space += variants + duplicates;
@@ -168,6 +162,12 @@ impl<'a> Searcher<'a> {
             self.queue.push(Reverse(entry));
         }
         Ok(())
+    }
+
+    /// Ends the listing of the space before its time: a bound on every layout stands for it.
+    fn leave_unlisted(&mut self) -> Result<(), PlannerError> {
+        self.bound_of_unlisted = Some(self.bounds.least_value());
+        if self.has_answer() { Ok(()) } else { Err(self.out_of_time()) }
     }
 
     /// Bounds the families at the head of the queue by all their variants.
@@ -179,12 +179,12 @@ impl<'a> Searcher<'a> {
             && let Some(Reverse(entry)) = self.queue.pop()
             && let QueueContent::UnboundedFamily(family) = entry.content
         {
-            families.push((entry.bound, entry.index.family, family));
+            families.push((entry.bound, entry.index.family, entry.layouts, family));
         }
         // `Err` with the family if the search ended meanwhile.
-        let bounded = families.into_par_iter().map(|(arithmetic, number, family)| {
+        let bounded = families.into_par_iter().map(|(arithmetic, number, layouts, family)| {
             if self.is_over() {
-                return Err((arithmetic, number, family));
+                return Err((arithmetic, number, layouts, family));
             }
             let bounded = self.bounds.family(&family);
             let smaller = match bounded {
@@ -198,17 +198,19 @@ impl<'a> Searcher<'a> {
         for bounded in bounded {
             let (arithmetic, number, family, variants, bounded, smaller) = match bounded {
                 Ok(bounded) => bounded,
-                Err((bound, number, family)) => {
+                Err((bound, number, layouts, family)) => {
                     let index = LayoutIndex { family: number, variant: 0 };
-                    self.queue.push(Reverse(QueueEntry { bound, index, content: QueueContent::UnboundedFamily(family) }));
+                    let content = QueueContent::UnboundedFamily(family);
+                    self.queue.push(Reverse(QueueEntry { bound, index, layouts, content }));
                     continue;
                 }
             };
             for (bounded, family) in std::iter::once((bounded, family)).chain(smaller) {
                 if let Some(bound) = self.admit((number, None), bounded, &family.layout, variants) {
                     let index = LayoutIndex { family: number, variant: 0 };
+                    let layouts = variants * self.bounds.forms(&family.layout);
                     let content = QueueContent::Family(Box::new(family));
-                    self.queue.push(Reverse(QueueEntry { bound: bound.max(arithmetic), index, content }));
+                    self.queue.push(Reverse(QueueEntry { bound: bound.max(arithmetic), index, layouts, content }));
                 }
             }
         }
@@ -277,7 +279,8 @@ impl<'a> Searcher<'a> {
 
     /// Queues layouts, those with the same Program together.
     pub(super) fn push_layouts(&mut self, layouts: Vec<QueuedLayout>) {
-        self.queue.extend(grouped_by_program(layouts).into_iter().map(Reverse));
+        let groups = grouped_by_program(layouts, |layout| self.bounds.forms(layout));
+        self.queue.extend(groups.into_iter().map(Reverse));
     }
 
     /// Takes the groups of layouts with the least bounds from the queue. Families among them are
