@@ -140,7 +140,7 @@ pub fn front(choices: &Choices, setting: &Setting, started: Instant) -> Result<V
     let all = choices.devices(&setting.topology);
     let memory = limit(choices, &setting.topology);
     let mut points: Vec<Point> = Vec::new();
-    let halved = |devices: &usize| Some(devices / 2).filter(|half| devices % 2 == 0 && *half > 0);
+    let halved = |devices: &usize| Some(devices / 2).filter(|half| devices.is_multiple_of(2) && *half > 0);
     let sizes: Vec<usize> = std::iter::successors(Some(all).filter(|&all| all > 0), halved).collect();
     for (done, &devices) in sizes.iter().enumerate() {
         for (smaller, share) in SHARES_OF_MEMORY.iter().enumerate() {

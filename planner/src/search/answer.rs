@@ -81,7 +81,8 @@ impl Planned {
     /// Joins two searches for the least time, for example with different number formats: the first
     /// candidate of the faster search, and then the fastest of both, `top` in all.
     ///
-    /// A search may prefer a simple layout to faster ones, so its first candidate stays before them.
+    /// A search may prefer a simple layout to faster ones, so its first candidate stays before
+    /// them.
     #[must_use]
     pub fn merged(mut self, mut other: Self, top: usize) -> Self {
         if other.value < self.value || self.candidates.is_empty() {

@@ -239,8 +239,8 @@ impl Searcher<'_> {
         Ok(())
     }
 
-    /// Takes the next layouts to simulate from the end of `left`. Layouts that were simulated before
-    /// count as `simulated` now.
+    /// Takes the next layouts to simulate from the end of `left`. Layouts that were simulated
+    /// before count as `simulated` now.
     fn next_promising(&self, left: &mut Vec<Promising>, tried: &mut HashSet<Layout>, simulated: &mut usize) -> Vec<Promising> {
         let best = self.incumbents.best().unwrap_or(f64::INFINITY);
         let at_once = if self.incumbents.is_empty() { 1 } else { AT_ONCE };

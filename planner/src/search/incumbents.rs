@@ -84,8 +84,8 @@ impl<'a> Incumbents<'a> {
         beside.into_iter().chain(self.best()).chain(self.request.must_beat).reduce(f64::min)
     }
 
-    /// Returns the value that a layout must beat to be returned. `None` while there are fewer layouts
-    /// than are to be returned.
+    /// Returns the value that a layout must beat to be returned. `None` while there are fewer
+    /// layouts than are to be returned.
     pub(super) fn value_to_be_returned(&self, beside: Option<f64>) -> Option<f64> {
         match self.request.top {
             0 | 1 => self.value_to_beat(beside),

@@ -136,8 +136,8 @@ impl Searcher<'_> {
         Ok(found)
     }
 
-    /// Returns the first of some layouts that is an incumbent of at most this value: its place among
-    /// them and its index.
+    /// Returns the first of some layouts that is an incumbent of at most this value: its place
+    /// among them and its index.
     fn first_known(&self, close: &[Layout], to_beat: f64) -> Option<(usize, LayoutIndex)> {
         let index_of = |layout: &Layout| {
             let is_it = |incumbent: &&Incumbent| incumbent.value <= to_beat && incumbent.plan.layout == *layout;

@@ -57,7 +57,8 @@ impl Searcher<'_> {
         smaller
     }
 
-    /// Bounds a layout, refitted where layouts are fitted, and its smaller forms if it is too large.
+    /// Bounds a layout, refitted where layouts are fitted, and its smaller forms if it is too
+    /// large.
     pub(super) fn bounded_with_forms(&self, layout: Layout, micro_batches: usize) -> (Bounded, Layout, Vec<(Bounded, Layout)>) {
         let (bounded, layout) = self.bounds.layout_refitted(layout, micro_batches);
         let smaller = match bounded {

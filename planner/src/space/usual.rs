@@ -12,8 +12,8 @@ use foretell_program::ContextMethod;
 const MANY_POSITIONS: usize = 16_384;
 
 impl Space<'_> {
-    /// Returns the families to try first, as far as they are listed before `is_over` answers `true`.
-    /// Empty if the fixed fields leave none.
+    /// Returns the families to try first, as far as they are listed before `is_over` answers
+    /// `true`. Empty if the fixed fields leave none.
     pub(crate) fn usual_families(&self, is_over: &dyn Fn() -> bool) -> Vec<Family> {
         let fixed = self.fixed;
         if fixed.stages.is_some() || fixed.shares.is_some() || self.base.stages.is_some() {
