@@ -1,5 +1,6 @@
 //! A training run from the launcher's side: starting the ranks, collecting their reports, and
-//! writing the run's folder.
+//! writing the run's folder. It must not know schedules or what an instruction does: ranks run
+//! Programs by themselves.
 
 mod checkpoints;
 mod classification;

@@ -1,12 +1,12 @@
 //! Conversion between single precision and the fp8 formats E4M3 and E5M2.
 //!
 //! The results equal those of NVIDIA's GPUs bit for bit (`cvt.rn.satfinite` in the PTX manual):
-//! narrowing rounds to nearest, ties to even. Larger values and infinities become the largest
-//! finite number, and NaN stays NaN.
+//! narrowing rounds to nearest, ties to even. Values beyond the format's range and infinities
+//! become the largest finite number of their sign, and NaN stays NaN.
 
 use foretell_models::EightBits;
 
-/// The code of a NaN.
+/// The code that every NaN becomes. The formats have other NaN codes, too.
 const NAN: u8 = 0x7f;
 
 /// The parameters of a format.
@@ -36,8 +36,9 @@ pub fn nearest(format: EightBits, value: f32) -> u8 {
         return NAN;
     }
     let shift = 23 - fraction_bits;
-    // Subnormal results are multiples of the format's smallest number. Adding a power of two whose
-    // last bit has that weight makes the addition round to such a multiple.
+    // Subnormal results are multiples of the format's smallest number. In single precision, the
+    // last bit of `rounder` is worth that smallest number, so adding `rounder` rounds to such a
+    // multiple.
     let rounder = f32::from_bits((127 + 24 - bias - fraction_bits) << 23);
     let subnormal = (f32::from_bits(magnitude) + rounder).to_bits().wrapping_sub(rounder.to_bits());
     let rebased = magnitude.wrapping_sub((127 - bias) << 23);
@@ -67,22 +68,23 @@ pub const fn to_single(format: EightBits, code: u8) -> f32 {
 }
 
 /// The scale by which a tensor is multiplied before it is narrowed, and the factor that undoes it.
-/// Both are powers of two. `largest` has the bits of the tensor's largest magnitude. The factor is
-/// NaN if that is not finite: fp8 saturates, and so would hide it.
+/// Both are powers of two. `largest` has the bits of the tensor's largest magnitude. If that
+/// magnitude is infinite or NaN, the factor is NaN; otherwise saturation would hide it.
 pub fn scale_and_factor(format: EightBits, largest: u32) -> (f32, f32) {
     let exponent = exponent_for(format, largest);
     let factor = if largest >= 0x7f80_0000 { f32::NAN } else { power_of_two(-exponent) };
     (power_of_two(exponent), factor)
 }
 
-/// The exponent of a tensor's scale: the largest for which the largest magnitude, given by its
-/// bits, still fits the format. 0 if that is zero or not finite.
+/// The exponent of a tensor's scale: the largest one with which the tensor's largest magnitude
+/// still fits the format. `largest` has the bits of that magnitude. The exponent is at most 126,
+/// and 0 if the magnitude is zero or not finite.
 fn exponent_for(format: EightBits, largest: u32) -> i32 {
     let (exponent, fraction) = ((largest >> 23) as i32, largest & 0x7f_ffff);
     if largest == 0 || exponent >= 255 {
         return 0;
     }
-    // The largest number of both formats is 1.75 times a power of two.
+    // In each format, the largest number is 1.75 times a power of two.
     let fits = format.largest_exponent() - (exponent - 127) - i32::from(fraction > 0x60_0000);
     // In this range both the scale and its reciprocal are normal numbers.
     fits.clamp(-126, 126)

@@ -1,4 +1,5 @@
-//! The samples of one global batch, from which `load` instructions fill their buffers.
+//! The samples of one global batch, from which `load` instructions fill their buffers. It must not
+//! know how a data set is stored (`data`), or which layout splits the batch.
 
 #[cfg(test)]
 mod tests;

@@ -21,6 +21,8 @@
 //! - **A shift** (each member sends to the next) becomes a send and a receive; the schema has no
 //!   type for it.
 //! - **Loading samples** is host computation (`is_cpu_op`).
+//!
+//! It must not know plans or layouts: a Program and its timeline say everything that is written.
 
 mod node;
 mod rank_nodes;

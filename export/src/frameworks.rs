@@ -3,7 +3,8 @@
 //!
 //! A framework expresses some plans. Each exporter first makes the nearest plan that its framework
 //! expresses, with a sentence for each difference, and then writes that one. What it writes reads
-//! back as the same plan.
+//! back as the same plan. These modules know plans, and must not know Programs or what a plan
+//! costs.
 
 mod accelerate;
 mod arguments;

@@ -11,6 +11,8 @@
 //! A helper process, the keeper, takes a lab down when the process that makes or uses it ends
 //! early, for whatever reason: see [`keep`].
 //!
+//! It must not know plans or Programs: what runs on the hosts is the caller's.
+//!
 //! ```
 //! use foretell_lab::Blueprint;
 //! use foretell_topologies::Topology;

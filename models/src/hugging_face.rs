@@ -2,7 +2,8 @@
 //!
 //! Each model type has a reader, which asks for the fields that it understands ([`fields`]) and
 //! lists those that change neither time nor memory nor results. A field that nobody asked for, or
-//! whose value no graph can express, is an error that names it.
+//! whose value no graph can express, is an error that names it. It must not know layouts or
+//! devices: it ends with a model.
 
 mod decoders;
 mod encoders;

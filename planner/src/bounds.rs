@@ -21,7 +21,8 @@
 //!
 //! The layers, each of which imports only those before it: `passes` (one instruction list),
 //! `truncated` (any number of blocks), `pipeline` (all stages), one file for each kind of layout,
-//! and last `fitting` and `variants`, which choose cuts and recomputation by these bounds.
+//! and last `fitting` and `variants`, which choose cuts and recomputation by these bounds. A bound
+//! must not know the search: which layouts are left, or the best so far, is not asked here.
 
 mod arithmetic;
 mod bound;

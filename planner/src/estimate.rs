@@ -2,7 +2,8 @@
 //!
 //! An estimate takes a microsecond: nothing is compiled. It comes from the times of the model's
 //! kernels at two batch sizes, the sizes of its tensors, and the rates of the links. It is neither
-//! a bound nor an answer. Nothing is excluded for its estimate.
+//! a bound nor an answer. Nothing is excluded for its estimate. It must not know the simulator's
+//! events or the bounds.
 
 mod links;
 mod profile;

@@ -13,7 +13,8 @@
 //! Prices leave overlap out. Gradient reductions may overlap with the backward pass, so the problem
 //! is solved for three prices of them. Of the three answers the one is returned that takes least if
 //! the backward pass hides as much as it can. A search still compares it with the compiler's usual
-//! sharding by simulation.
+//! sharding by simulation. It must not know the search: it answers for one mesh and one
+//! micro-batch.
 
 mod conversions;
 mod costs;

@@ -7,7 +7,8 @@
 //! the queue can beat the best layouts found, the incumbents (`incumbents.rs`). Layouts that do not
 //! fit are looked at again with offloading or recomputation (`too_large.rs`).
 //!
-//! Rounds have fixed sizes, so that the answer does not depend on the number of threads.
+//! Rounds have fixed sizes, so that the answer does not depend on the number of threads. It must
+//! not know what a schedule is called or how a bound is computed.
 
 mod answer;
 mod deadline;

@@ -18,7 +18,8 @@
 //! 9. Find the dependencies between streams ([`dependencies`]), give every buffer an offset in the
 //!    arena ([`crate::memory`]), and drop dependencies that others imply.
 //!
-//! Layouts end here: a Program has only instructions.
+//! Layouts end here: a Program has only instructions. The compiler must not know times: devices,
+//! links and what anything costs are the simulator's.
 
 mod cache;
 mod compiler;

@@ -2,7 +2,8 @@
 //!
 //! It is a compiler pass, so stacks with and without a fusion have different Programs.
 //! [`epilogues`] merges biases, activations and gradients into matrix products; [`packing`] merges
-//! the split of a packed projection into attention.
+//! the split of a packed projection into attention. It must not know devices: a plan's options say
+//! which fusions a stack makes.
 
 mod epilogues;
 mod packing;

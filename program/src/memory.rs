@@ -8,7 +8,8 @@
 //!
 //! A block that another stream may still use is not reused for some instructions, and the
 //! instruction that reuses it waits for its last users. So the plan is correct whatever the
-//! relative speeds of the streams.
+//! relative speeds of the streams. It must not know layouts or schedules: it sees instructions,
+//! buffers and streams.
 
 use crate::program::{Buffer, BufferId, BufferRole, InstructionId, MemoryKind, Operation, Phase, StageProgram, Stream, StreamId};
 use arena::{Arena, BlockId, NO_BLOCK};

@@ -1,7 +1,8 @@
 //! The device mesh: named axes over the ranks of a run.
 //!
 //! A rank has a coordinate on every axis. The rank order says which axis varies fastest over
-//! consecutive ranks, and so which ranks are neighbours on the machine.
+//! consecutive ranks, and so which ranks are neighbours on the machine. It must not know machines:
+//! topologies give ranks their devices.
 
 mod group;
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The plan: how training is laid out and what the optimizer does. The form of plan files is
-//! described in `docs/reference/contract.md`, section "A plan file".
+//! described in `docs/reference/contract.md`, section "A plan file". It must not know models or
+//! devices: the compiler checks a plan against them.
 
 mod layout;
 mod learning_rate;

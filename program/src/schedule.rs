@@ -7,7 +7,8 @@
 //! entry of [`Schedule::ALL`], and an arm in each method that the compiler asks for.
 //!
 //! Every schedule is tested for deadlock, for running each pass once and in dependency order, and
-//! for its stated bound on the activations that a stage holds.
+//! for its stated bound on the activations that a stage holds. It must not know models, ranks or
+//! durations: a task is a pass of a chunk and a micro-batch.
 
 mod greedy;
 mod lists;

@@ -10,7 +10,7 @@
 //!
 //! With sequence parallelism (Korthikanti et al. 2022), `tensor` shards the sequence of the
 //! remaining operators. A plan may request other loops for single operators; all others still
-//! follow their inputs.
+//! follow their inputs. It must not know pipeline stages, the optimizer or devices.
 
 mod checks;
 mod chooser;

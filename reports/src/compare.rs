@@ -11,6 +11,8 @@
 //! - `bubble`: the compute stream is idle because another rank has not arrived at a collective, a
 //!   message or the end of the step;
 //! - `host`: the compute stream is idle and none of these explains it.
+//!
+//! It must not know layouts: instructions and their spans say everything.
 
 use crate::attribute::{Communications, Piece, Reason, active_time, attribute};
 use foretell_program::{InstructionId, Operation, Program, Rank, StageProgram, Timeline};

@@ -3,7 +3,7 @@
 //!
 //! One function draws a plot over plotters' `DrawingArea`, whatever the backend. SVG keeps text as
 //! text in the reader's sans-serif font; PNG uses the embedded DejaVu Sans. Both layouts use the
-//! widths of DejaVu Sans, which is the wider one.
+//! widths of DejaVu Sans, which is the wider one. It must not know where the numbers come from.
 
 mod canvas;
 mod curve;

@@ -1,5 +1,5 @@
 //! Tables for the terminal: plain text of at most 100 columns, equal to the byte wherever it is
-//! printed.
+//! printed. It must not know where the numbers come from.
 
 use crate::compare::{CheckDocument, Comparison};
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};

@@ -14,6 +14,8 @@
 //! devices, stacks or models and scores those. The crate reads no files and gives the same result
 //! on any number of threads.
 //!
+//! It must not know the executor or the planner.
+//!
 //! ```
 //! use foretell_score::{Split, read_rows, score};
 //! use foretell_simulator::gpu::Profiles;

@@ -1,5 +1,5 @@
 //! Builds a topology from a parsed file: applies bases, resolves names, reads units, and takes and
-//! notes defaults.
+//! notes defaults. It must not know models, plans or times.
 
 use crate::device::DeviceKind;
 use crate::device_kinds;

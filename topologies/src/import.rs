@@ -1,6 +1,6 @@
 //! Makes the text of a topology file from the output of NVIDIA's tools: `nvidia-smi topo -m`,
 //! NCCL's topology XML, or NVML. The caller supplies what the output lacks, such as the GPU's kind
-//! or the NICs' rate.
+//! or the NICs' rate. It must not know where the output came from: no file is read, no command run.
 
 mod nccl;
 mod nvml;

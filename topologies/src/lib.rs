@@ -6,13 +6,14 @@
 //!
 //! The flow: text → [`TopologySpec`] (the schema, each value with its place in the file) →
 //! [`Topology`] (names resolved, units read, defaults taken and noted, everything numbered) →
-//! queries. `local` comes from [`discover`] instead. This crate knows neither models nor plans, and
-//! reads only the text it is given.
+//! queries. [`from_smi_topo`], [`from_nccl_xml`] and [`from_discovered`] make such a text from the
+//! output of NVIDIA's tools. The topology `local`, which is this machine, comes from [`discover`]
+//! instead. This crate knows neither models nor plans, and reads only the text it is given.
 //!
 //! Rates are one way throughout. A node's `link` rate is the rate at which one device sends over
-//! all its lanes together. An A100, sold with "600 GB/s" of NVLink in both directions, is
-//! `nvswitch-300GB/s`. A file may state more than the device's ports carry; [`Topology::notes`]
-//! then says so.
+//! all its lanes together. So the NVLink of an A100, sold as "600 GB/s" in both directions, is
+//! stated as `nvswitch-300GB/s`. A file may state more than the device's ports carry;
+//! [`Topology::notes`] then says so.
 //!
 //! ```
 //! use foretell_topologies::{DeviceId, Topology};

@@ -1,5 +1,6 @@
 //! The schema of a topology file. Scalars are kept as written, with their places; `assemble`
-//! interprets them, and `file` writes a topology back in this form.
+//! interprets them, and `file` writes a topology back in this form. It must not know units or the
+//! library: it keeps what was written.
 
 use crate::device::Architecture;
 use crate::error::{TopologyError, TopologyProblem};

@@ -1,4 +1,4 @@
-//! Megatron-LM's `pretrain_gpt.py` with Megatron-Core.
+//! Megatron-LM's `pretrain_gpt.py` with Megatron-Core. It must not know the other frameworks.
 
 mod model;
 

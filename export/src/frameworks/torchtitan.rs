@@ -1,5 +1,6 @@
 //! torchtitan: its settings as sections of a TOML file, which is the file of releases up to 0.2. A
-//! small Python module applies the same file to a configuration of later releases.
+//! small Python module applies the same file to a configuration of later releases. It must not know
+//! the other frameworks.
 
 mod settings;
 

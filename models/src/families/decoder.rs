@@ -3,7 +3,8 @@
 //! Face's Llama and Mixtral.
 //!
 //! Shared experts, dense layers before the first mixture, and low-rank queries and keys are as in
-//! DeepSeek's models (DeepSeek-AI 2024). There is no auxiliary loss that balances the experts.
+//! DeepSeek's models (DeepSeek-AI 2024). There is no auxiliary loss that balances the experts. It
+//! must not know how a graph is sharded or computed.
 
 mod layers;
 mod parts;

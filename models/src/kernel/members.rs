@@ -1,5 +1,4 @@
-//! Kernels whose work depends on the part of a whole that a rank has, and kernels as they are
-//! timed.
+//! Adapts a kernel to a micro-batch, to a member of a group of ranks, and to timing.
 
 use super::{Epsilon, Kernel, Smoothing};
 use crate::attention::Attention;
@@ -39,7 +38,8 @@ impl Kernel {
     ///
     /// Returns the kernel with `sample_parts` 1, the member's index among those that have the same
     /// samples, and the number of the micro-batch's samples before its own. `samples_before` is the
-    /// number of samples before those of the group.
+    /// number of samples before those of the group. A kernel without dropout, `index` and
+    /// `samples_before` are returned as they are.
     pub fn resolve_samples(mut self, index: usize, samples_before: usize) -> (Self, usize, usize) {
         let (parts, samples) = match &mut self {
             Kernel::Dropout(sizes) => (&mut sizes.sample_parts, sizes.samples),
@@ -52,7 +52,7 @@ impl Kernel {
     }
 
     /// The kernel that the member `index` of a group runs, with the offsets of its part of a
-    /// sequence.
+    /// sequence. A step of ring attention has the member's causal mask instead.
     pub fn for_member(self, index: usize) -> Self {
         match self {
             Kernel::Attention(sizes) => Kernel::Attention(sizes.for_member(index)),
@@ -63,8 +63,8 @@ impl Kernel {
         }
     }
 
-    /// The kernel as it is timed: values that change the result but not the time are the same for
-    /// all.
+    /// The kernel as it is timed: values that change the result but not the time are replaced by
+    /// fixed ones, so that kernels of equal time are equal.
     pub fn without_constants(self) -> Self {
         match self {
             Kernel::LogitStatistics { rows, classes, .. } => Kernel::LogitStatistics { rows, classes, parts: 1 },
@@ -96,8 +96,8 @@ impl Kernel {
         }
     }
 
-    /// The number of parts into which a group of ranks has cut the whole, for kernels that must
-    /// know which part they work on: the one of the rank's index in the group. 1 for other kernels.
+    /// The number of parts into which a group of ranks has cut the work, for kernels that must know
+    /// which part is theirs. The rank's index in the group tells which. 1 for other kernels.
     pub fn parts(&self) -> usize {
         match *self {
             Kernel::Slice { parts, .. }

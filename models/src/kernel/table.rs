@@ -6,7 +6,7 @@
 //! an operand that moves more or less (`moving`) or is left out (`uncounted`), and `flops`.
 //!
 //! The functions are inlined into `Kernel::describe`, so that a caller that needs one fact does not
-//! compute the others.
+//! compute the others. It must not know devices, number formats' speed, or who computes a kernel.
 
 #[rustfmt::skip]
 pub(super) mod activations;

@@ -6,6 +6,7 @@
 //! Cuts come from dynamic programming over the stages (`stages.rs`), and are improved block by
 //! block with the bound that goes pass by pass. The compiler may find that a fitted layout needs
 //! more than its bound says. Then it is refitted with its memory budgets reduced by the overshoot.
+//! It must not know in which order the search asks for layouts.
 
 mod stages;
 #[cfg(test)]

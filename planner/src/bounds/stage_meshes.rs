@@ -1,16 +1,17 @@
 //! Bounds of layouts whose stages have meshes of their own.
 //!
-//! A stage runs the same passes as in a pipeline of its mesh, except for messages: between unequal
-//! meshes these have other sizes, and not every rank sends one. So each mesh has a truncated model
-//! of its own, without messages.
+//! A stage runs the same passes as in a pipeline whose stages all have its mesh. Only messages
+//! differ: between unequal meshes they have other sizes, and not every rank sends one. So each mesh
+//! has a truncated model of its own, without messages.
 
 use super::bound::{Bound, Bounded, Excluded};
 use super::context::Bounds;
 use super::pipeline::{OptimizerUpdate, PipelineCosts};
 use foretell_program::{Layout, Plan, StageLayout};
 
-/// Bounds some layouts with the same meshes of stages. They differ in their cuts and in ZeRO. What
-/// data-parallel ranks do for one another does not count.
+/// Returns one bound for several layouts that have the same stage meshes. The layouts may differ
+/// only in their cuts and in ZeRO. Communication between data-parallel ranks is left out, as is the
+/// optimizer update, which they may shard.
 pub(super) fn bound(bounds: &Bounds<'_>, layouts: &[Layout], stages: &[StageLayout], micro_batches: usize) -> Bounded {
     let Bounds { request, kinds, hosts, .. } = bounds;
     let Some(layout) = layouts.first() else { return Ok(Bound::TRIVIAL) };

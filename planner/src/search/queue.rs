@@ -3,15 +3,15 @@
 use crate::space::Family;
 use foretell_program::Layout;
 
-/// A layout's place in the space: its family, and its variant of that.
+/// A layout's place in the space: its family, and its number among the family's variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LayoutIndex {
     pub(super) family: usize,
     pub(super) variant: usize,
 }
 
-/// One entry of the queue. The entry with the least bound comes first; among equals, the first of
-/// the space.
+/// One entry of the queue. The entry with the least bound comes first; among equal bounds, the one
+/// that comes first in the space.
 #[derive(Debug)]
 pub(super) struct QueueEntry {
     /// Lower bound on the value of each of its layouts.
@@ -25,12 +25,12 @@ pub(super) struct QueueEntry {
 
 #[derive(Debug)]
 pub(super) enum QueueContent {
-    /// A family with its arithmetic bound.
+    /// A family that has only its arithmetic bound: no bound is known from truncated models yet.
     UnboundedFamily(Box<Family>),
-    /// A family with the bound of all its variants.
+    /// A family with a lower bound that holds for all its variants.
     Family(Box<Family>),
-    /// Layouts that share one Program and differ in the devices of its ranks, the least bound
-    /// first.
+    /// Layouts that share one Program and differ only in the devices that its ranks run on. The
+    /// least bound comes first.
     Layouts(Vec<QueuedLayout>),
 }
 
@@ -41,12 +41,14 @@ pub(super) struct QueuedLayout {
     pub(super) bound: f64,
     pub(super) index: LayoutIndex,
     pub(super) layout: Layout,
-    /// Whether its simulation was stopped at `bound`.
+    /// Whether its next simulation runs to the end: an earlier one was stopped at `bound`, or the
+    /// local search wants it so.
     pub(super) is_stopped: bool,
 }
 
 impl QueuedLayout {
-    /// Returns `true` if another layout has the same Program but for the devices of its ranks.
+    /// Returns `true` if another layout of the family has the same Program apart from the devices
+    /// of its ranks. Returns `false` for layouts with unequal shares or stage meshes of their own.
     fn shares_program_with(&self, other: &Self) -> bool {
         let anywhere = |layout: &Layout| Layout { placement: None, stage_places: None, ..layout.clone() };
         self.layout.shares.is_none()
@@ -57,8 +59,8 @@ impl QueuedLayout {
 }
 
 impl QueueEntry {
-    /// Returns how many of its layouts were simulated until it was certain that they are not the
-    /// best.
+    /// Returns how many of its layouts had their simulation stopped, because they could not beat
+    /// the best value by more than the tolerance.
     pub(super) fn stopped(&self) -> usize {
         match &self.content {
             QueueContent::UnboundedFamily(_) | QueueContent::Family(_) => 0,

@@ -4,8 +4,8 @@
 //! writes, and a write for earlier reads and writes. A view counts as its whole buffer, which adds
 //! few dependencies: the uses of a bucket's views are mostly in one stream.
 //!
-//! Communication that the plan does not overlap with kernels waits for earlier kernels, and later
-//! kernels wait for it.
+//! Kernels, and communication that the plan does not overlap with kernels, run one after another:
+//! each waits for the one before it.
 
 use crate::plan::Overlap;
 use crate::program::{BufferId, Few, InstructionId, Operation, StageProgram, StreamId};
@@ -13,7 +13,7 @@ use crate::program::{BufferId, Few, InstructionId, Operation, StageProgram, Stre
 /// Sets [`after`](crate::Instruction::after) of every instruction, from its reads and writes and
 /// from the plan's overlap. The last instruction of each other stream is enough.
 pub(super) fn connect(program: &mut StageProgram, overlap: &Overlap) {
-    // The last kernel, or later communication that does not overlap with kernels.
+    // The last kernel or communication that does not overlap with kernels, whichever is later.
     let mut last_in_turn: Option<Use> = None;
     let mut uses = Uses { of_buffer: vec![[Use::NONE; 2]; program.buffers.len()], others: Vec::new() };
     let roots: Vec<u32> = (0..).zip(&program.buffers).map(|(id, buffer)| buffer.parent.map_or(id, |parent| parent.0)).collect();
@@ -56,7 +56,8 @@ impl Use {
 /// The last uses of each buffer from each stream. Most buffers are written by one stream and read
 /// by one stream, so further uses are stored separately.
 struct Uses {
-    /// The last read and write of each buffer ([`READ`], [`WRITE`]).
+    /// The last read and the last write of each buffer ([`READ`], [`WRITE`]) by the first stream
+    /// that reads or writes it.
     of_buffer: Vec<[Use; 2]>,
     others: Vec<Vec<Use>>,
 }
@@ -125,12 +126,13 @@ impl Latest {
     }
 }
 
-/// Drops dependencies that others imply: those of an earlier instruction of the same stream, or of
-/// an instruction that is waited for.
+/// Drops implied dependencies: an earlier instruction of the same stream, or an instruction that is
+/// waited for, has already waited for the same.
 pub(super) fn prune(program: &mut StageProgram) {
     let streams = program.streams.len();
-    // By stream, at its latest instruction: for every stream, the end of the list's instructions of
-    // that stream that must have finished (a vector clock).
+    // For each stream, the vector clock of its latest instruction. A vector clock has one number
+    // for every stream: one more than the index of that stream's last instruction that must have
+    // finished.
     let mut known = vec![0u32; streams * streams];
     // The vector clock of each instruction, one row after the other.
     let mut known_at: Vec<u32> = Vec::with_capacity(program.instructions.len() * streams);

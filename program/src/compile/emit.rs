@@ -9,7 +9,8 @@
 //! ([`operands`]). It works on a list builder ([`list`]), the live tensors ([`live`]), the
 //! persistent buffers ([`persistent`]), and one policy each for gathered parameters ([`gather`]),
 //! gradient buckets ([`buckets`]) and offloaded activations ([`activations`]). Micro-batches that
-//! repeat an earlier one are copied from it ([`repeats`]).
+//! repeat an earlier one are copied from it ([`repeats`]). It must not know what a schedule is
+//! called: tasks arrive in order.
 
 mod activations;
 mod buckets;

@@ -1,5 +1,5 @@
-//! Lowering a model onto a stage's mesh: its graph with gradients, the placement of every tensor,
-//! fusion, and eight-bit operands.
+//! Lowering a model onto a stage's mesh: its graph (with gradients, for training), the placement of
+//! every tensor, fusion, and eight-bit operands.
 //!
 //! A lowering covers the whole model, as if every stage had this mesh. Each stage later takes its
 //! own blocks from the lowering of its mesh.
@@ -22,8 +22,8 @@ pub(super) enum Purpose {
     Evaluation,
 }
 
-/// The graph of one micro-batch, sharded over a stage's mesh and fused, before it is cut into
-/// stages.
+/// The graph of one micro-batch before it is cut into stages: sharded over a stage's mesh, fused,
+/// and quantised if the plan says so.
 pub(super) struct Lowering {
     /// The mesh that the whole model is sharded over, with the same number of samples on every
     /// rank.
@@ -81,7 +81,8 @@ impl Lowering {
 pub(super) struct Lowerings(Vec<Arc<Lowering>>);
 
 impl Lowerings {
-    /// Collects the lowerings of all distinct stage meshes; `lowering` makes the one of a mesh.
+    /// Collects the lowerings of all distinct stage meshes and numbers of samples. `lowering` makes
+    /// the lowering of a given mesh.
     pub(super) fn new(
         mesh: &Mesh,
         mut lowering: impl FnMut(StageMesh) -> Result<Arc<Lowering>, PlanError>,
@@ -114,8 +115,8 @@ impl Lowerings {
     }
 }
 
-/// The graph of a training micro-batch on the first stage's mesh, and that mesh. Nothing is sharded
-/// or fused yet.
+/// The graph of a training micro-batch on the first stage's mesh, and that mesh. Every rank has as
+/// many samples as the rank with the fewest. Nothing is sharded or fused yet.
 pub(crate) fn training_graph(model: &Model, name: &str, plan: &Plan) -> Result<(Graph, StageMesh), PlanError> {
     plan.validate()?;
     let mesh = plan.mesh()?;
@@ -126,7 +127,8 @@ pub(crate) fn training_graph(model: &Model, name: &str, plan: &Plan) -> Result<(
 }
 
 /// The number of parts that the head's vocabulary is cut into: the `tensor` size of the stage that
-/// has the last block. Only that stage has a head. A smoothed or weighted loss needs whole classes.
+/// has the last block. Only that stage has a head. It is 1 for a smoothed or weighted loss, which
+/// needs all classes on one rank.
 pub(super) fn vocabulary_parts(plan: &Plan, mesh: &Mesh) -> usize {
     if !plan.training.loss_target().is_plain() {
         return 1;
@@ -165,10 +167,11 @@ fn graph(
     Ok(differentiate(&forward, normalizer, |name| plan.training.frozen.match_name(name)))
 }
 
-/// The number of sample groups that share batch statistics, over all ranks of a stage.
+/// The number of sample groups of a micro-batch, over all ranks of a stage. The samples of one
+/// group share batch statistics.
 ///
-/// Without a `batch_norm_group`, a group is the samples that one rank has. Where `tensor` shards
-/// some operators along samples, that is a `tensor` rank's part of them.
+/// Without a `batch_norm_group`, a group is the samples that one rank has. If some operators are
+/// sharded along samples over the `tensor` ranks, a group is one such rank's part of those samples.
 fn normalization_groups(model: &Model, plan: &Plan, mesh: &StageMesh) -> Result<usize, PlanError> {
     let samples = mesh.samples_at_once() / mesh.batch_parts();
     let Some(group) = plan.batch_norm_group.filter(|_| model.has_batch_norm()) else {

@@ -1,4 +1,5 @@
-//! The questions that the crate answers, one file each.
+//! The questions that the crate answers, one file each. They must not know layouts or schedules:
+//! they ask the engine about Programs.
 
 mod critical_path;
 mod disturbance;

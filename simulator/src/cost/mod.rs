@@ -1,4 +1,5 @@
-//! Cost models: the duration of one kernel, collective, message or copy without contention.
+//! Cost models: the duration of one kernel, collective, message or copy without contention. They
+//! must not know Programs, ranks or what runs at the same time.
 
 mod communication;
 mod device_kind;

@@ -2,7 +2,8 @@
 //!
 //! Each list is first cut into [`blocks`], which all ranks that run it share. The [`interpreter`]
 //! then runs the blocks of every simulated rank from an [`event_queue`], at one quantile of all
-//! durations, with the costs of all communication resolved beforehand ([`resolved_costs`]).
+//! durations, with the costs of all communication resolved beforehand ([`resolved_costs`]). It must
+//! not know layouts or schedules, or how a duration was found.
 
 mod block_times;
 mod blocks;

@@ -1,4 +1,5 @@
-//! Time of kernels under a software stack, on the device and on the host.
+//! Time of kernels under a software stack, on the device and on the host. It must not know Programs
+//! or links.
 
 use super::attention::{Direction, attention_time};
 use super::category::Category;

@@ -1,4 +1,5 @@
-//! The library of profiles, read from the YAML files that are compiled in.
+//! The library of profiles, read from the YAML files that are compiled in. It must not know what a
+//! constant means: the types that it reads do.
 
 use super::cluster::Cluster;
 use super::device::GpuProfile;

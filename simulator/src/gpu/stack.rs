@@ -1,4 +1,5 @@
-//! Profiles of software stacks: how a framework uses devices and links.
+//! Profiles of software stacks: how a framework uses devices and links. A profile must not know
+//! models or layouts.
 
 mod costs;
 mod memory_rules;

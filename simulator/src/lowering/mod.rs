@@ -5,7 +5,7 @@
 //! the durations of instructions. [`Lowered::merge`] joins several jobs on one topology, and
 //! [`Lowered::with_resources_numbered`] numbers the links and processors that ranks share.
 //!
-//! Nothing here depends on when something happens.
+//! Nothing here depends on when something happens. It must not know layouts or schedules either.
 
 mod backlog;
 mod build;

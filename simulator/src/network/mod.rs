@@ -1,5 +1,5 @@
 //! Links that communication loads, its duration when alone on them, and max-min fair sharing among
-//! flows.
+//! flows. It must not know Programs: a flow has a size and a route.
 
 mod algorithm_terms;
 mod fair_share;

@@ -1,5 +1,7 @@
-//! Softmax cross-entropy over rows of logits. The first pass over a row reads it from memory and
-//! finds the maximum. The second pass reads it from the cache and sums exponentials.
+//! Softmax cross-entropy over rows of logits, and its gradient. If ranks have parts of the classes,
+//! each computes the `statistics` of its part, and the loss follows from those of all parts. The
+//! first pass over a row reads it from memory and finds the maximum. The second pass reads it from
+//! the cache and sums exponentials.
 
 use super::memory::{Number, check_indices, floats, floats_mut, integers, numbers, numbers_mut, same};
 use super::vector::{LANES, exponential, maximum, multiversion, sum_lanes};
@@ -37,8 +39,8 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, classes: usize) -> Result<()
     Ok(())
 }
 
-/// Whether a label is the prediction: the first of equal logits, as with `argmax`. So a row of
-/// equal logits counts as correct only for class 0.
+/// Whether a label is the prediction: the first class with the row's `largest` logit, as with
+/// `argmax`. So a row of equal logits counts as correct only for class 0.
 pub(super) fn is_first_maximum(row: &[f32], label: usize, largest: f32) -> bool {
     row[label] == largest && row[..label].iter().all(|&logit| logit < largest)
 }
@@ -80,7 +82,8 @@ pub(super) struct Given<'a, N> {
     /// `None` if the gradient overwrites the logits.
     pub(super) logits: Option<&'a [N]>,
     pub(super) dlogits: &'a mut [N],
-    /// Factor on the gradient: the loss scale over the normalizer.
+    /// Factor on the gradient: the loss scale, or 1 if the gradient is not scaled, over the
+    /// normalizer.
     pub(super) factor: f32,
     /// First class of this rank's part.
     pub(super) first: usize,
@@ -98,8 +101,8 @@ pub(super) unsafe fn given<'a, N: Number>(
     parts: usize,
     scaled: bool,
 ) -> Result<Given<'a, N>, BackendError> {
-    // SAFETY: reads and writes are valid; of logits and dlogits, when they are the same, only one
-    // slice is made.
+    // SAFETY: reads and writes are valid; if logits and dlogits are the same memory, only one slice
+    // of it is made.
     let (labels, log_sums, dlogits) = unsafe { (integers(&call.reads[1]), floats(&call.reads[2]), numbers_mut(&call.writes[0])) };
     check_indices(call.kernel.name(), labels, parts * classes, Some(IGNORED))?;
     // SAFETY: a scaled gradient reads the control, too.
@@ -115,6 +118,9 @@ pub(super) fn first_class(call: &KernelCall<'_>, classes: usize, parts: usize) -
     if parts > 1 { call.group_index * classes } else { 0 }
 }
 
+/// Writes four numbers for each row of a rank's part of the classes, as `Kernel::LogitStatistics`
+/// defines them.
+///
 /// # Safety
 ///
 /// The call's operands are checked and valid.
@@ -133,6 +139,8 @@ pub(super) unsafe fn statistics(call: &KernelCall<'_>, classes: usize, parts: us
     Ok(())
 }
 
+/// Computes what [`forward`] does from the statistics of all parts of the classes.
+///
 /// # Safety
 ///
 /// The call's operands are checked and valid.

@@ -3,10 +3,10 @@
 //! can compute any part, repeatedly, and no mask is stored.
 //!
 //! The hash: rounds of SplitMix64 (Steele et al. 2014) make a 64-bit key of the seed, the step, the
-//! site, the sample and the upper half of the element's index, once per run of elements. Two rounds
-//! of a 32-bit finaliser mix the lower half with the key; the compiler vectorises them. For an
-//! attention probability, seed, step, site, sample, head and query make the 64-bit key. The
-//! position of the attended key replaces the lower half of the index.
+//! site (the dropout's index in the model), the sample and the upper half of the element's index,
+//! once per run of elements. Two rounds of a 32-bit finaliser mix the lower half with the key; the
+//! compiler vectorises them. For an attention probability, seed, step, site, sample, head and query
+//! make the 64-bit key. The position of the attended key replaces the lower half of the index.
 
 use super::memory::{Scratch, floats, floats_mut, halves, halves_mut, same};
 use super::vector::multiversion;
@@ -14,7 +14,7 @@ use crate::backend::KernelCall;
 use crate::half::Half;
 use foretell_models::{Attention, AttentionPlace, Dropout, DropoutSite};
 
-/// Half-precision numbers that are widened at a time.
+/// Most elements in a run: so many are copied, or widened to single precision, at a time.
 const BLOCK: usize = 4096;
 
 /// A run of elements of one sample whose indices have the same upper half.
@@ -117,9 +117,10 @@ impl ProbabilityDropout {
         })
     }
 
-    /// Drops probabilities in `rows`: one row per query, from query `first` on, and one column per
-    /// key, from the first on. Sequence, head and query are counted within the rank. Kept elements
-    /// are scaled by the inverse of the keep rate.
+    /// Drops probabilities in `rows`: one row for each query, from query `first` on, and one column
+    /// for each key, from the rank's first key on. `image` is the sample's number; it, `head` and
+    /// `first` are counted within the rank. Kept elements are scaled by the inverse of the keep
+    /// rate.
     pub(super) fn drop_some(&self, rows: &mut [f32], columns: usize, [image, head, first]: [usize; 3]) {
         let words = [self.place.sample + image, self.place.head(head, self.group)];
         let key = words.into_iter().fold(self.key, |state, word| split_mix(state ^ word as u64));

@@ -1,6 +1,7 @@
 //! The CPU backend: one core, deterministic, in single precision or in half precision ([`half`])
 //! with sums in single precision. Parallelism is one process per core, so nothing here starts a
-//! thread. This file checks a call and dispatches it. Each file below has one family of kernels.
+//! thread. This file checks a call and dispatches it. Each file below has one family of kernels. A
+//! kernel sees its operands and sizes, and must not know ranks, layouts or schedules.
 
 mod activations;
 mod attention;

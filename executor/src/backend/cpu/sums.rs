@@ -1,10 +1,10 @@
-//! Column sums of a matrix. Sums run in blocks, so that long sums stay accurate and partial sums
-//! stay in the L1 cache. The order is fixed.
+//! Column sums of a matrix. Sums run over blocks of rows, so that long sums stay accurate. The
+//! order of additions is fixed.
 
 use super::vector::{multiply_add, multiversion};
 
-/// Rows summed before their sum is added to the total. Balances the lengths of the two chains of
-/// additions for thousands of rows.
+/// Rows summed before their sum is added to the total. For some thousands of rows, the chain of
+/// additions within a block and the chain that adds the blocks are then of similar length.
 const BLOCK_ROWS: usize = 64;
 
 multiversion! {

@@ -7,13 +7,13 @@ use crate::space::{DeviceKinds, Request, inner_ranks, ranks_of_stage};
 use foretell_program::{Layout, Offload, Plan, Recompute};
 use std::sync::Arc;
 
-/// Everything that a truncated model depends on: layouts with equal keys share it.
+/// Everything that a truncated model depends on. Layouts with equal keys share one model.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct ModelKey {
     /// The truncated model's own layout.
     layout: Layout,
     micro_batches: usize,
-    /// Kind of its devices, if there are several.
+    /// Kind of its devices, if the topology has several kinds.
     kind: Option<usize>,
     left_out: LeftOut,
 }
@@ -46,9 +46,11 @@ impl<'a> TruncatedModels<'a> {
 
     /// Returns `true` if truncated models represent one replica of a layout.
     ///
-    /// A truncated pipeline has four stages. So if the pipeline is not the outermost axis, the
-    /// layout needs at least four, or groups would lie further apart in the truncated model. And
-    /// one stage with several chunks would have a shared table twice.
+    /// Layouts with unequal shares, with stage meshes of their own or with shardings of single
+    /// operators are not represented. A truncated pipeline has four stages. If the pipeline is not
+    /// the outermost axis, the ranks of a group lie further apart the more stages there are, so a
+    /// layout with fewer than four is not represented. Nor is a single stage with several chunks:
+    /// its chunks are added up, so a shared table would count twice.
     pub(in crate::bounds) fn represent(&self, layout: &Layout) -> bool {
         let are_known = self.collectives_are_known();
         let is_even = are_known && layout.shares.is_none() && layout.stages.is_none() && layout.operators.is_empty();
@@ -73,14 +75,14 @@ impl<'a> TruncatedModels<'a> {
     /// lie on nodes in the same way in all stages.
     pub(in crate::bounds) fn represent_all_ranks(&self, layout: &Layout) -> bool {
         let ranks = ranks_of_stage(layout);
-        // In some stage orders the first and the last stage, which may share a table, are
-        // neighbours, but not in a truncated model.
+        // The first and the last stage may share a table. In some stage orders they are neighbours,
+        // which they are not in a truncated model. That matters only if stages share a node.
         let fill_nodes = || self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)));
         self.fill_nodes_evenly(layout, ranks) && (layout.stage_places.is_none() || fill_nodes())
     }
 
-    /// Returns, for each stage of a layout, how many picoseconds longer a message to the next stage
-    /// takes than its truncated models say; empty if no longer.
+    /// Returns, for each stage of a layout, by how many picoseconds at least a message to the next
+    /// stage takes longer than its truncated models say. Empty if that is 0 for all.
     pub(in crate::bounds) fn extra_messages(&self, layout: &Layout, models: &[Arc<TruncatedModel>]) -> Vec<f64> {
         let extra = models.iter().map(|model| model.extra_between_nodes).reduce(f64::min).unwrap_or(0.0);
         let plan = Plan { layout: layout.clone(), ..self.request.base.clone() };
@@ -89,10 +91,12 @@ impl<'a> TruncatedModels<'a> {
         share.into_iter().map(|share| if share { 0.0 } else { extra }).collect()
     }
 
-    /// Returns a layout's truncated model on each kind of device, by place of the kind.
+    /// Returns a layout's truncated model on each kind of device, in the order of
+    /// [`DeviceKinds::kinds`]; a single model if all devices are of one kind.
     ///
     /// # Errors
-    /// The compiler's message, if the layout does not divide the model.
+    /// The message, if a truncated model cannot be compiled or timed: for instance, the layout does
+    /// not divide the model.
     pub(in crate::bounds) fn on_each_kind(
         &self,
         layout: &Layout,
@@ -115,10 +119,12 @@ impl<'a> TruncatedModels<'a> {
     }
 
     fn get(&self, layout: &Layout, micro_batches: usize, kind: Option<usize>, leave_out_messages: bool) -> Truncated {
-        // At most two micro-batches are compiled: the least of their times stands for all.
+        // At most two micro-batches are compiled. The lesser of a pass's two times stands for that
+        // pass in every micro-batch.
         let micro_batches = micro_batches.min(2);
         if let Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) = layout.recompute {
-            // A truncated model has too few blocks to recompute a part of them.
+            // A truncated model has too few blocks to recompute a part of them. So a model that
+            // recomputes none is joined with one that recomputes all.
             let with = |recompute| self.get(&Layout { recompute, ..layout.clone() }, micro_batches, kind, leave_out_messages);
             return Ok(Arc::new(TruncatedModel::partly_recomputed(&*with(Recompute::None)?, with(Recompute::Full)?)));
         }
@@ -133,7 +139,7 @@ impl<'a> TruncatedModels<'a> {
             stage_places: None,
             ..layout.clone()
         };
-        // With a given kind of device, the nodes are not known.
+        // If a kind of device is given, it is not known on which nodes the stages lie.
         let ends_may_be_nearer = is_pipeline && (kind.is_some() || self.ends_are_nearer(layout, &own));
         let left_out = LeftOut { messages: leave_out_messages, sums_over_stages: ends_may_be_nearer };
         let plan = Plan { layout: own, ..self.request.base.clone() };
@@ -150,8 +156,9 @@ impl<'a> TruncatedModels<'a> {
     fn ends_are_nearer(&self, layout: &Layout, truncated: &Layout) -> bool {
         let topology = self.request.topology;
         let node = topology.node_groups().iter().map(|group| group.devices).max().unwrap_or(1);
-        // At least so many ranks lie between the ends. Data-parallel ranks need not lie there, and
-        // with another stage order the ends may be neighbours.
+        // The first and the last stage lie at least this many ranks apart, whether or not
+        // data-parallel ranks lie between them. That holds only without a stage order: with one,
+        // the two may be neighbours.
         let between = (layout.pipeline - 1) * inner_ranks(layout);
         if !self.shares_parameters || layout.stage_places.is_none() && between >= node {
             return false;

@@ -12,7 +12,8 @@
 //! A segment is what is emitted at once: a pass, or the receipt of one message. A micro-batch's
 //! messages may arrive anywhere between its passes. So a buffer is identified by the segment that
 //! added it and its number within the segment. Instructions are copied without looking at what they
-//! do, except for those that depend on the index of a sample.
+//! do, except for those that depend on the index of a sample. It must not know the schedule: it
+//! sees tasks in their order.
 
 mod itinerary;
 

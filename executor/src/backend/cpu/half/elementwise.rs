@@ -1,6 +1,7 @@
-//! Cheap elementwise kernels in bf16, widened and narrowed in registers. Other kernels, and all in
-//! fp16, widen blocks into the cache. That is faster for GELU, where arithmetic dominates, and for
-//! fp16, whose conversion instructions the compiler does not select.
+//! Cheap elementwise kernels in bf16: ReLU, its gradient and addition. Numbers are widened and
+//! narrowed in registers. Other elementwise kernels, and all of them in fp16, widen blocks into the
+//! cache. That is faster for GELU, where arithmetic dominates, and for fp16, whose conversion
+//! instructions the compiler does not select.
 
 use foretell_models::Kernel;
 
@@ -9,11 +10,11 @@ use crate::backend::cpu::elementwise::{of_one, of_two};
 use crate::backend::cpu::vector::multiversion;
 use crate::half::Half::Bf16;
 
-/// Runs the call if it is one of these kernels, and returns whether it was.
+/// Runs the call if its kernel is one of these. Returns `false` if it is another.
 ///
 /// # Safety
 ///
-/// The call's operands are checked and valid.
+/// The call's operands are checked and valid, and their format is bf16.
 pub(super) unsafe fn run(call: &KernelCall<'_>) -> bool {
     // SAFETY: this function's own contract.
     unsafe {

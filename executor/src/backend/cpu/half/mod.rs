@@ -3,7 +3,8 @@
 //! This file has the general method: operands are widened into scratch memory, the single-precision
 //! kernel runs there, and the results are narrowed. Kernels that treat rows independently do so in
 //! blocks that stay in the cache, so that main memory sees 16 bits only. The files below have
-//! faster methods, such as [`dot`] for products on machines that multiply bf16.
+//! faster methods, such as [`dot`] for products on machines that multiply bf16. Like the
+//! single-precision kernels, nothing here knows ranks, layouts or schedules.
 
 mod batch_norm;
 #[cfg(target_arch = "x86_64")]

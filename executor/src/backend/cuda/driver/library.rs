@@ -22,7 +22,7 @@ impl Library {
     /// All libraries; those that the backend cannot work without come first.
     pub const ALL: [Self; 5] = [Self::Driver, Self::Nvrtc, Self::CublasLt, Self::Nccl, Self::Cudnn];
 
-    /// Returns what the library is for, and what happens without it.
+    /// Returns what the library is for and, if the backend works without it, what happens then.
     pub fn purpose(self) -> &'static str {
         match self {
             Self::Driver => "gives access to GPUs",

@@ -1,4 +1,5 @@
-//! Describes a matrix product for the library, with the operations that are fused into it.
+//! Describes a matrix product and the operations that are fused into it, for cuBLASLt and for the
+//! kernels that replace it.
 
 use super::DeviceAddress;
 use foretell_models::EightBits;
@@ -15,7 +16,7 @@ pub(crate) struct MatrixOperand {
 }
 
 impl MatrixOperand {
-    /// A contiguous matrix, stored as it is used.
+    /// A contiguous matrix, whose rows in memory are its rows.
     pub(crate) fn plain(address: DeviceAddress) -> Self {
         Self { address, is_transposed: false, pitch: None }
     }
@@ -26,10 +27,11 @@ impl MatrixOperand {
     }
 }
 
-/// Operations that are fused into a product, in this order: bias, then activation.
+/// Operations that are fused into a product. The bias comes before the activation. A bias gradient
+/// sums an operand and leaves the result as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Epilogue {
-    /// One number for each column, in the operands' format.
+    /// One number for each column, in the format [`Product::input`].
     pub(crate) bias: Option<DeviceAddress>,
     pub(crate) activation: EpilogueActivation,
     /// A bias gradient that is computed with the product.
@@ -43,8 +45,8 @@ impl Epilogue {
     }
 }
 
-/// A function of each element of a product, after the bias. Tensors beside the result are dense, in
-/// the operands' format, and have the result's shape.
+/// A function of each element of a product, after the bias. Other tensors that it reads or writes
+/// are dense, have the result's shape, and are in the format [`Product::input`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum EpilogueActivation {
     #[default]
@@ -54,7 +56,7 @@ pub(crate) enum EpilogueActivation {
     Gelu,
     /// The same, and GELU's argument is written to this address.
     GeluAux(DeviceAddress),
-    /// Multiplies by the derivative of that GELU at the argument that is read from this address.
+    /// Multiplies by GELU's derivative; GELU's argument is read from this address.
     GeluGradient(DeviceAddress),
 }
 
@@ -94,9 +96,10 @@ pub(crate) struct Product {
     pub(crate) result: DeviceAddress,
     /// Elements from one row of the result to the next; `None` if rows are contiguous.
     pub(crate) result_pitch: Option<usize>,
-    /// Format of what the epilogue reads, and of the operands unless `fp8` gives theirs.
+    /// Format of the bias and of GELU's argument. Also of the operands, unless `fp8` gives their
+    /// formats.
     pub(crate) input: DataType,
-    /// Format of the result: that of the operands, or single precision.
+    /// Format of the result: `input`, or single precision.
     pub(crate) output: DataType,
     /// Whether to add to the result instead of overwriting it.
     pub(crate) accumulate: bool,

@@ -1,4 +1,5 @@
-//! The kernels' sources, and their compilation by NVRTC.
+//! The kernels' sources, and their compilation by NVRTC. Nothing here knows how a kernel is
+//! launched, or what its operands mean.
 
 mod compiler;
 

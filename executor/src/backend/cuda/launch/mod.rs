@@ -1,7 +1,8 @@
 //! Kernel calls as launches on a GPU's stream.
 //!
 //! [`CudaBackend`] owns the stream and the memory beside the arena. A [`Dispatcher`] carries one
-//! call; each file adds one family of kernels to it.
+//! call; each file adds one family of kernels to it. It reaches the GPU through the seam in
+//! `driver` alone, and must not know NVIDIA's bindings.
 
 mod attention;
 mod convolutions;

@@ -1,6 +1,7 @@
 //! NVIDIA's driver as the seam's implementation, through cudarc's bindings.
 //!
 //! Nothing is linked: the driver and every library are checked for presence before the first call.
+//! It knows no kernel of ours: `launch` decides what runs.
 
 mod device;
 mod functions;

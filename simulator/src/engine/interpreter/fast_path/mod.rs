@@ -12,7 +12,7 @@
 //!
 //! The oracle is the interpreter without the fast path, which takes an event for each block
 //! (`FastPath::Off`). `the_fast_path_agrees_with_running_event_by_event` compares the two span by
-//! span and breakdown by breakdown.
+//! span and breakdown by breakdown. It must not know schedules: it sees blocks and streams.
 
 mod forced_order;
 mod overlapped_pair;

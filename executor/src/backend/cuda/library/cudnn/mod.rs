@@ -2,7 +2,8 @@
 //!
 //! For each shape and alignment an engine is chosen once: the first that cuDNN's heuristics rank
 //! and that is deterministic, sums in single precision, and needs no more workspace than
-//! [`MAX_WORKSPACE`]. The caller provides the workspace at execution.
+//! [`MAX_WORKSPACE`]. The caller provides the workspace at execution. It must not know Programs or
+//! buffers: a call has shapes and addresses.
 
 mod api;
 mod descriptor;

@@ -1,5 +1,5 @@
 //! Communication between GPUs by NCCL. Every rank has a GPU of its own: NCCL refuses two ranks on
-//! one.
+//! one. It must not know Programs: a call has addresses, counts and a communicator.
 
 mod bindings;
 
