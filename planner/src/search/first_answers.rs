@@ -44,8 +44,8 @@ const SIMULATED_BY_ESTIMATE: usize = 4;
 /// queue comes to the others in the order of their bounds.
 const LEAST_GAIN: f64 = 0.95;
 
-/// Layouts that are simulated at once. The first answer is alone: it saves the simulation of most
-/// others, or stops them early.
+/// Layouts that are simulated at once. A first answer with a bound is alone: it saves the simulation
+/// of most others, or stops them early.
 const AT_ONCE: usize = 2;
 
 /// The family of layouts that are simulated for a first answer. No family of the space has this
@@ -243,7 +243,8 @@ impl Searcher<'_> {
     /// before count as `simulated` now.
     fn next_promising(&self, left: &mut Vec<Promising>, tried: &mut HashSet<Layout>, simulated: &mut usize) -> Vec<Promising> {
         let best = self.incumbents.best().unwrap_or(f64::INFINITY);
-        let at_once = if self.incumbents.is_empty() { 1 } else { AT_ONCE };
+        let is_sure = left.last().is_some_and(|one| one.is_bounded);
+        let at_once = if self.incumbents.is_empty() && is_sure { 1 } else { AT_ONCE };
         let mut round = Vec::new();
         while round.len() < at_once
             && let Some(one) = left.pop()
