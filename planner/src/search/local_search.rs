@@ -87,7 +87,9 @@ impl Searcher<'_> {
             None => true,
             // It was stopped because it was no better than the best.
             Some(Known::AtLeast(at_least)) => margin > 0.0 && *at_least <= to_beat,
-            Some(Known::Simulated | Known::TooLarge(_)) => false,
+            // A neighbour that is no better is no incumbent, but may be simpler and good enough.
+            Some(Known::Simulated) => margin > 0.0 && !self.incumbents.contains(layout),
+            Some(Known::TooLarge(_)) => false,
         };
         let bounded = close
             .into_par_iter()
@@ -121,8 +123,8 @@ impl Searcher<'_> {
                 self.search.probed += 1;
                 if incumbent.value <= to_beat {
                     found.push(index);
+                    self.incumbents.list.push(Incumbent { index, ..*incumbent });
                 }
-                self.incumbents.list.push(Incumbent { index, ..*incumbent });
             }
             // The first of the simpler layouts is the simplest.
             if margin > 0.0 && !found.is_empty() {
