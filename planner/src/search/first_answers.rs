@@ -8,7 +8,7 @@
 //!
 //! Nothing is settled here: each family stays in the queue, if it is in there.
 
-use super::queue::{LayoutIndex, QueuedLayout};
+use super::queue::{LayoutIndex, PROBED, QueuedLayout};
 use super::records::{Known, Manner, manner};
 use super::searcher::Searcher;
 use super::simulation::{Outcome, Simulations, most};
@@ -47,10 +47,6 @@ const LEAST_GAIN: f64 = 0.95;
 /// Layouts that are simulated at once. A first answer with a bound is alone: it saves the simulation
 /// of most others, or stops them early.
 const AT_ONCE: usize = 2;
-
-/// The family of layouts that are simulated for a first answer. No family of the space has this
-/// number.
-const PROBED: usize = usize::MAX;
 
 /// A layout that may be a good answer.
 struct Promising {

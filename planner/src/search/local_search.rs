@@ -3,7 +3,7 @@
 
 use super::incumbents::Incumbent;
 use super::neighbours::{neighbours, simpler};
-use super::queue::{LayoutIndex, QueuedLayout};
+use super::queue::{LayoutIndex, NEIGHBOURS, QueuedLayout};
 use super::records::Known;
 use super::searcher::Searcher;
 use super::simulation::{Outcome, Simulations};
@@ -23,9 +23,6 @@ const AT_ONCE: usize = 4;
 
 /// Share of the value by which a neighbour must be better. Less is not worth the odd choice.
 const LEAST_GAIN: f64 = 1e-3;
-
-/// Families of layouts that the local search simulates. No family of the space has this number.
-pub(super) const NEIGHBOURS: usize = usize::MAX - 1;
 
 impl Searcher<'_> {
     /// Replaces the best incumbent by better neighbours, as long as there are any, and then by

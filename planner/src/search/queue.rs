@@ -3,6 +3,13 @@
 use crate::space::Family;
 use foretell_program::Layout;
 
+/// The family of layouts that are simulated for a first answer. No family of the space has this
+/// number, nor the next one.
+pub(super) const PROBED: usize = usize::MAX;
+
+/// The family of layouts that the local search simulates.
+pub(super) const NEIGHBOURS: usize = usize::MAX - 1;
+
 /// A layout's place in the space: its family, and its number among the family's variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LayoutIndex {

@@ -2,7 +2,7 @@
 
 use super::answer::{Candidate, Planned};
 use super::incumbents::{Incumbent, PredictedStep};
-use super::local_search::NEIGHBOURS;
+use super::queue::NEIGHBOURS;
 use super::searcher::Searcher;
 use super::simulation::{most, predicted_step, weighted};
 use crate::error::{PlannerError, USUAL_HINT};

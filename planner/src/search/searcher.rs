@@ -2,8 +2,7 @@
 
 use super::answer::{Planned, Search};
 use super::incumbents::Incumbents;
-use super::local_search::NEIGHBOURS;
-use super::queue::{LayoutIndex, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
+use super::queue::{LayoutIndex, NEIGHBOURS, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
 use super::records::{Corrections, Known, KnownLayouts, OffloadedTooLarge, Refits};
 use super::refusal::nothing_found;
 use super::simulation::{FirstOutcome, Outcome, Simulations};
