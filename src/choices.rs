@@ -1,10 +1,11 @@
 //! The choices that `plan` and `run` offer: model, cluster, batch, precision, fixed dimensions,
 //! limits. Resolves names, takes defaults, and runs the planner over what is left open.
 
+use crate::binding::Limits;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::plan_file::{ModelReference, PlanFile};
-use crate::{output, predict};
+use crate::predict;
 use clap::Args;
 use foretell_planner::{Fixed, Planned, Progress, Request, plan};
 use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
@@ -221,17 +222,40 @@ impl Choices {
         })
     }
 
+    /// The limits of a device's memory.
+    pub fn limits(&self) -> Limits {
+        Limits { memory_limit: self.memory_limit, headroom: self.headroom() }
+    }
+
     /// Searches all number formats, and unless `--first-nodes` fixes it also topologies that begin
     /// with another node kind. Sets the setting's topology to that of the answer.
     pub fn search(&self, setting: &mut Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
+        self.search_watched(setting, profile, top, &|_, _| {})
+    }
+
+    /// Whether [`Self::search`] is one search, so that its progress is that of the whole.
+    pub fn is_one_search(&self, setting: &Setting) -> bool {
+        self.formats(setting).len() == 1 && self.without_first_nodes(setting).is_empty()
+    }
+
+    /// Searches as [`Self::search`] does. Tells `watch` how far the search is, with the seconds
+    /// since it began.
+    pub fn search_watched(
+        &self,
+        setting: &mut Setting,
+        profile: Option<&Profile>,
+        top: usize,
+        watch: &(dyn Fn(f64, Progress) + Sync),
+    ) -> Result<Planned, Failure> {
         let started = Instant::now();
+        let watch = |progress: Progress| watch(started.elapsed().as_secs_f64(), progress);
         let formats = self.formats(setting);
         if formats.len() > 1 && self.objective != Objective::Time {
             let hint = "omit `--objective`, or name one format";
             return Err(Failure::Input(format!("several number formats can only be compared by step time; hint: {hint}")));
         }
         let devices = self.devices(&setting.topology);
-        let mut planned = self.search_devices(setting, (&setting.topology, devices), profile, (top, None), started);
+        let mut planned = self.search_devices(setting, (&setting.topology, devices), profile, (top, None), started, &watch);
         // The other searches leave some kinds of devices out.
         let on_all_devices = planned.as_ref().ok().and_then(|planned| planned.search.all_devices_seconds);
         for (first, topology, devices) in self.without_first_nodes(setting) {
@@ -240,7 +264,7 @@ impl Choices {
                 break;
             }
             let elsewhere = planned.as_ref().ok().map(|planned| planned.value);
-            let found = self.search_devices(setting, (&topology, devices), profile, (top, elsewhere), started);
+            let found = self.search_devices(setting, (&topology, devices), profile, (top, elsewhere), started, &watch);
             planned = match (planned, found) {
                 (Ok(before), Ok(found)) if found.candidates.is_empty() => Ok(before.counting(&found)),
                 (Ok(before), Err(_)) => Ok(before),
@@ -269,6 +293,7 @@ impl Choices {
         profile: Option<&Profile>,
         (top, elsewhere): (usize, Option<f64>),
         started: Instant,
+        watch: &(dyn Fn(Progress) + Sync),
     ) -> Result<Planned, Failure> {
         if devices == 0 {
             let hint = "raise or omit `--price-limit`; every node needs a `price_per_hour`";
@@ -277,15 +302,6 @@ impl Choices {
         let is_over = || self.is_over(started);
         // The clock stops a search a little later if that still gives an answer.
         let is_hopeless = || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value() + LATE_ANSWER);
-        let status = output::status();
-        let progress = |progress: &Progress| {
-            if started.elapsed().as_secs_f64() > QUIET {
-                let gap = progress.gap.map_or_else(String::new, |gap| format!(", gap so far {:.1} %", gap * 100.0));
-                let waited = started.elapsed().as_secs_f64();
-                status.set_message(format!("searching for {waited:.0} s: {} layouts simulated{gap}", progress.simulated));
-                status.tick();
-            }
-        };
         let search = |base: &Plan| -> Result<Planned, Failure> {
             let costs = predict::costs(profile, topology, base, &setting.model.model)?;
             let request = Request {
@@ -294,7 +310,7 @@ impl Choices {
                 objective: self.objective.into(),
                 stop: &is_over,
                 give_up: &is_hopeless,
-                progress: &progress,
+                watch,
                 oversubscription: predict::oversubscription(self.oversubscribe),
                 memory_limit: self.memory_limit,
                 headroom: self.headroom(),
@@ -367,9 +383,6 @@ impl Choices {
 /// Seconds beyond its time limit for which a search without an answer goes on. Most have one by
 /// then.
 const LATE_ANSWER: f64 = 0.25;
-
-/// Seconds after which a search shows its progress.
-const QUIET: f64 = 2.0;
 
 /// How much slower a simpler layout may be: less than any prediction is sure of.
 const SIMPLICITY_MARGIN: f64 = 0.005;

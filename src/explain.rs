@@ -1,13 +1,14 @@
 //! `foretell plan --explain`: why the best layout is best, and where the others lose.
 
+use crate::binding::what_binds;
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
 use crate::predict;
 use foretell_planner::{Candidate, Planned, Search};
-use foretell_program::{Layout, Profile, Rank, Recompute, StageLayout, compile_training};
+use foretell_program::{Layout, Profile, Recompute, StageLayout, compile_training};
 use foretell_simulator::{Folding, WhatIf, predict as simulate};
-use foretell_topologies::{Architecture, DeviceId, Topology};
-use foretell_units::{Bytes, Seconds};
+use foretell_topologies::{Architecture, DeviceId};
+use foretell_units::Seconds;
 
 /// Changes of hardware for which `--explain` simulates the shown layouts again.
 const QUESTIONS: [&str; 4] = ["inter_node.bandwidth*2", "inter_node.bandwidth/2", "intra_node.bandwidth/2", "peak*2"];
@@ -43,7 +44,7 @@ pub fn explanation(
     );
     text.push_str(&stated_space(search));
     text.push_str(&format!("\nlayout 1\n{}", predict::table(&best.prediction, &setting.topology)));
-    text.push_str(&format!("\nwhat binds: {}\n", what_binds(best, &setting.topology, choices)?));
+    text.push_str(&format!("\nwhat binds: {}\n", what_binds(&best.plan, &best.prediction, &setting.topology, choices.limits())?));
     for (index, candidate) in planned.candidates.iter().enumerate().skip(1) {
         text.push_str(&format!("\nlayout {}: {}\n", index + 1, what_it_loses(best, candidate)));
     }
@@ -112,7 +113,8 @@ pub fn rates_of_device(candidate: &Candidate) -> Result<String, Failure> {
 /// what is odd about it, and the memory that stays free.
 pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
     let Some(best) = planned.candidates.first() else { return Ok(Vec::new()) };
-    let mut lines = vec![format!("what binds: {}", what_binds(best, &setting.topology, choices)?)];
+    let mut lines =
+        vec![format!("what binds: {}", what_binds(&best.plan, &best.prediction, &setting.topology, choices.limits())?)];
     if let Some(second) = planned.candidates.get(1) {
         let sure = likelihood_of_order(best, second) * 100.0;
         lines.push(format!("second best: {}; the first is faster with a likelihood of {sure:.0} %", what_it_loses(best, second)));
@@ -212,55 +214,6 @@ pub fn comparison(best: &Candidate, mine: &Candidate, name: &str) -> String {
         best.prediction.step_seconds,
         what_it_loses(best, mine)
     )
-}
-
-/// Names the resource that binds: arithmetic, or the largest part of the step without it; and how
-/// full the fullest device is.
-fn what_binds(candidate: &Candidate, topology: &Topology, choices: &Choices) -> Result<String, Failure> {
-    let prediction = &candidate.prediction;
-    let parts = &prediction.breakdown_seconds;
-    let step = prediction.step_seconds.value().max(f64::MIN_POSITIVE);
-    let share = |time: Seconds| time.value() / step * 100.0;
-    let (full, limit) = fullest(candidate, topology, choices)?;
-    let of_limit = full.value() / limit.value().max(1.0) * 100.0;
-    let lost = [
-        ("waiting for communication", parts.exposed_communication),
-        ("the pipeline's bubble", parts.bubble),
-        ("the update", parts.optimizer),
-    ];
-    let largest =
-        lost.into_iter().max_by(|a, b| a.1.value().total_cmp(&b.1.value())).map_or(("nothing", Seconds::ZERO), |one| one);
-    let kernels = share(parts.compute);
-    let memory = if of_limit > 90.0 { "; memory is nearly full" } else { "" };
-    let first = if kernels > 85.0 {
-        "the devices' arithmetic".to_owned()
-    } else {
-        format!("{} ({:.1} % of the step)", largest.0, share(largest.1))
-    };
-    let on_hosts = prediction.host_memory_bytes.iter().copied().fold(Bytes::ZERO, Bytes::max);
-    let hosts = if on_hosts > Bytes::ZERO { format!(", and {on_hosts} on its host") } else { String::new() };
-    Ok(format!(
-        "{first}; kernels take {kernels:.1} % of the step, and the fullest device holds {full} of {limit} ({of_limit:.0} %){hosts}{memory}"
-    ))
-}
-
-/// Memory held and memory limit of the device that is fullest relative to its limit.
-fn fullest(candidate: &Candidate, topology: &Topology, choices: &Choices) -> Result<(Bytes, Bytes), Failure> {
-    let (limit, headroom) = (choices.memory_limit, choices.headroom());
-    let mesh = candidate.plan.mesh()?;
-    let held = &candidate.prediction.peak_memory_bytes;
-    let mut fullest = (Bytes::ZERO, topology.least_memory());
-    for rank in (0..mesh.world_size()).map(Rank) {
-        let kind = topology.device_kind(topology.device_of_rank(rank.0));
-        let free = if kind.architecture == Architecture::Gpu { headroom } else { 0.0 };
-        let memory = Bytes::new((kind.memory.value() * (1.0 - free)) as u64);
-        let may = limit.map_or(memory, |limit| limit.min(memory));
-        let holds = held.get(mesh.stage_of(rank)).copied().unwrap_or_default();
-        if holds.value() * fullest.1.value() > fullest.0.value() * may.value() {
-            fullest = (holds, may);
-        }
-    }
-    Ok(fullest)
 }
 
 /// Says how much slower a layout is than the best one, and which parts of its step make the

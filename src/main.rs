@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)] // They panic if the stream is closed.
 
 mod beside;
+mod binding;
 mod calibrate;
 mod check;
 mod choices;
@@ -25,13 +26,19 @@ mod plan;
 
 mod plan_file;
 mod predict;
+mod progress_of;
 mod recovery;
+mod remarks;
 mod run;
 mod run_folder;
 mod running_cost;
 mod score;
+mod search_report;
 mod simulate;
 mod sizes;
+mod slurm;
+mod status;
+mod submit;
 mod tensorboard;
 mod training;
 mod what_if;
@@ -67,6 +74,8 @@ enum Command {
     Score(score::Arguments),
     Export(export::Arguments),
     Import(import::Arguments),
+    Submit(submit::Arguments),
+    Status(status::Arguments),
     Run(run::Arguments),
     Models(library::Models),
     Topologies(library::Topologies),
@@ -133,6 +142,8 @@ fn main() -> ExitCode {
         Command::Score(arguments) => score::run(&arguments, json),
         Command::Export(arguments) => export::run(&arguments, json),
         Command::Import(arguments) => import::run(&arguments, json),
+        Command::Submit(arguments) => submit::run(&arguments, json),
+        Command::Status(arguments) => status::run(&arguments, json),
         Command::Run(arguments) => run::run(&arguments, json),
         Command::Models(arguments) => library::models(&arguments, json),
         Command::Topologies(arguments) => library::topologies(&arguments, json),

@@ -2,12 +2,13 @@
 
 use crate::failure::Failure;
 use foretell_executor::write_whole;
-use indicatif::{ProgressBar, ProgressFinish, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Set once the command has printed its JSON document.
 static HAS_DOCUMENT: AtomicBool = AtomicBool::new(false);
@@ -80,16 +81,19 @@ pub fn progress(length: usize, what: &str) -> ProgressBar {
     bar
 }
 
-/// Makes a line of progress, which shows nothing until it is ticked; hidden if standard error is
-/// not a terminal. It is cleared when it is dropped.
-pub fn status() -> ProgressBar {
+/// Shows that a command of unknown length goes on; hidden if standard error is not a terminal.
+pub fn spinner(what: &str) -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{spinner} {msg}");
-    ProgressBar::new_spinner()
-        .with_style(style.unwrap_or_else(|_| ProgressStyle::default_spinner()))
-        .with_finish(ProgressFinish::AndClear)
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(
+        ProgressStyle::with_template("{prefix:<10} {spinner} {elapsed} {wide_msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+    );
+    bar.set_prefix(what.to_string());
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
 }
 
 #[cfg(test)]

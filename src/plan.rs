@@ -3,13 +3,14 @@
 use crate::choices::{Choices, Setting};
 use crate::failure::Failure;
 use crate::plan_file::{LoadedPlan, PlanFile};
-use crate::{explain, inputs, output, predict, sizes};
+use crate::{explain, inputs, output, predict, search_report, sizes};
 use clap::Args;
-use foretell_planner::{Candidate, Planned};
+use foretell_planner::{Candidate, Planned, Progress};
 use foretell_program::{MOST_RANKS, Profile};
-use foretell_reports::layouts_table;
+use foretell_reports::{GapPoint, layouts_table};
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 use std::time::Instant;
 
 /// Find the fastest layouts of a model on a topology
@@ -44,6 +45,9 @@ pub struct Arguments {
     /// Write the plot of `--scaling` or `--front` into a folder (SVG and PNG)
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
+    /// Write one self-contained HTML page: the answer, the best layout's step, and the search
+    #[arg(long, value_name = "FILE", conflicts_with = "scaling")]
+    report: Option<PathBuf>,
     /// Write the best plan to a file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -59,7 +63,20 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if arguments.scaling.is_some() || arguments.front {
         return points(arguments, &setting, started, json);
     }
-    let planned = match arguments.choices.search(&mut setting, profile.as_ref(), arguments.top) {
+    let history: Mutex<Vec<GapPoint>> = Mutex::new(Vec::new());
+    let bar = output::spinner("search");
+    let watch = |seconds: f64, progress: Progress| {
+        let point = GapPoint { seconds, best: progress.best, bound: progress.bound };
+        let gap = if point.bound > 0.0 { (point.best / point.bound - 1.0) * 100.0 } else { f64::INFINITY };
+        bar.set_message(format!("{} simulated, gap {gap:.1} %", progress.simulated));
+        if let Ok(mut history) = history.lock() {
+            history.push(point);
+        }
+    };
+    let searched = arguments.choices.search_watched(&mut setting, profile.as_ref(), arguments.top, &watch);
+    bar.finish_and_clear();
+    let history = history.into_inner().unwrap_or_default();
+    let planned = match searched {
         Err(Failure::Undone(reason)) if reason.starts_with("no layout fits") && !arguments.choices.oversubscribe => {
             let enough = sizes::enough_nodes(&arguments.choices, &setting, started).unwrap_or(None);
             let change = enough.map_or_else(String::new, |nodes| format!("; it fits on {nodes} such nodes"));
@@ -77,6 +94,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new(".")),
         )?;
         output::write(path, file.to_yaml()?.as_bytes())?;
+    }
+    if let Some(path) = &arguments.report {
+        let page = search_report::of_search(&arguments.choices, &setting, profile.as_ref(), &planned, &history)?;
+        output::write(path, page.as_bytes())?;
     }
     let remarks = predict::costs(profile.as_ref(), &setting.topology, &best.plan, &setting.model.model)?.remarks;
     predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size(), &remarks);
@@ -180,6 +201,9 @@ fn points(arguments: &Arguments, setting: &Setting, started: Instant, json: bool
         let plot = sizes::plot(name, setting, &points);
         output::write(&folder.join(format!("{name}.svg")), plot.svg()?.as_bytes())?;
         output::write(&folder.join(format!("{name}.png")), &plot.png()?)?;
+    }
+    if let Some(path) = &arguments.report {
+        output::write(path, search_report::of_front(setting, &points)?.as_bytes())?;
     }
     if json {
         return output::json(&json!({ name: points }));

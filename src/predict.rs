@@ -3,10 +3,12 @@
 use crate::failure::Failure;
 use crate::output::note;
 use crate::plan_file::LoadedPlan;
+use crate::remarks;
 use crate::run_folder::PredictedInput;
 use foretell_models::Model;
 use foretell_program::{Compiled, Plan, Profile, Recompute, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
+use foretell_simulator::gpu::{ProfileError, Profiles};
 use foretell_simulator::{
     CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, Prediction, Recording, Simulation, memory_use,
     predict_with_memory, simulate,
@@ -78,8 +80,12 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
 /// and the plan's stack, else from the data sheet.
 pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model: &Model) -> Result<CostModel, Failure> {
     has_products(topology, plan.precision)?;
-    let costs = CostModel::new(profile, topology).with_plan(topology, plan, model);
-    costs.map_err(|error| Failure::Input(error.to_string()))
+    let input = |error: ProfileError| Failure::Input(error.to_string());
+    let mut costs = CostModel::new(profile, topology).with_plan(topology, plan, model).map_err(input)?;
+    if (0..topology.device_kinds().len()).any(|kind| costs.cluster(kind).is_some()) {
+        costs.remarks.extend(remarks::on_stack(Profiles::library().map_err(input)?, plan, model));
+    }
+    Ok(costs)
 }
 
 /// Refuses a precision for which a topology's devices state no peak rate.

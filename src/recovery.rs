@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::output;
 use crate::plan_file::LoadedPlan;
 use crate::predict::{self, oversubscription};
+use crate::run_folder::Measured;
 use crate::training::{ExecutorFailure, SaveEvery, Training, TrainingArguments, train};
 use foretell_executor::checkpoint::{CheckpointError, CheckpointState, FoundCheckpoint, last_whole};
 use foretell_executor::{ExecutorError, Length, Outcome, Start, StopSignals, World};
@@ -124,7 +125,7 @@ impl Recovery<'_> {
         outcome.steps = made;
         outcome.resumed_from_step = first;
         outcome.restarts = restarts;
-        folder.keep_measured(&outcome)?;
+        folder.keep_measured(&Measured::from(&outcome))?;
         Ok(outcome)
     }
 

@@ -48,8 +48,18 @@ pub struct Measured {
     pub step_seconds: f64,
     /// Number of steps.
     pub steps: usize,
-    /// The allocated arena of each stage.
+    /// The allocated arena of each stage; none if memory was not measured.
     pub peak_memory_bytes: Vec<u64>,
+}
+
+impl From<&Outcome> for Measured {
+    fn from(outcome: &Outcome) -> Self {
+        Self {
+            step_seconds: outcome.median_step().value(),
+            steps: outcome.steps.len(),
+            peak_memory_bytes: outcome.arenas.iter().map(|arena| arena.count()).collect(),
+        }
+    }
 }
 
 /// Files of a run that one that goes on from it keeps or replaces.
@@ -223,13 +233,8 @@ impl RunFolder {
     }
 
     /// Writes the totals of a finished run.
-    pub fn keep_measured(&self, outcome: &Outcome) -> Result<(), Failure> {
-        let measured = Measured {
-            step_seconds: outcome.median_step().value(),
-            steps: outcome.steps.len(),
-            peak_memory_bytes: outcome.arenas.iter().map(|arena| arena.count()).collect(),
-        };
-        self.keep("measured.json", &measured)
+    pub fn keep_measured(&self, measured: &Measured) -> Result<(), Failure> {
+        self.keep("measured.json", measured)
     }
 
     fn keep<T: Serialize>(&self, name: &str, document: &T) -> Result<(), Failure> {

@@ -426,3 +426,23 @@ fn score_lists_every_row_once_with_overall_scores() {
         assert!(scratch.path("plots").join(file).is_file(), "{file}");
     }
 }
+
+#[test]
+fn a_trace_of_another_framework_becomes_a_checked_run() {
+    let scratch = Scratch::new();
+    let plan = "model: {family: gpt, layers: 4, hidden: 128, heads: 4, vocab: 512, sequence: 64, tied_embeddings: true}\n\
+                topology: cpu-pair\nlayout: {data: 2, micro_batch: 4}\nglobal_batch: 8\nprecision: fp32\noptimizer: adamw\nstack: ddp\n";
+    scratch.file("plan.yaml", plan);
+    let traces = [0, 1].map(|rank| format!("{}/export/tests/kineto/rank{rank}.json", env!("CARGO_MANIFEST_DIR")));
+    let import = ["import", "kineto", &traces[0], &traces[1], "--plan", "plan.yaml", "--run", "theirs", "-o", "profile.yaml"];
+    let imported = scratch.json(&import);
+    assert_has(&imported, &["profile", "file", "run", "kernels", "exchanges", "unread"]);
+    assert_holds(&scratch, "theirs", &["plan.yaml", "predicted.json", "measured.json", "timeline/0.json", "timeline/1.json"]);
+    let checked = scratch.json(&["check", "theirs"]);
+    assert_has(&checked, &CHECK);
+    assert_eq!(number(&checked, "measured_step_seconds"), number(&imported, "measured_step_seconds"));
+    assert!(number(&checked, "predicted_step_seconds") > 0.0 && checked["memory_error"].is_null());
+    assert_holds(&scratch, "theirs", &REPORT_FILES);
+    // The profile serves other predictions too.
+    assert_is_prediction(&scratch.json(&["simulate", "--plan", "plan.yaml", "--profile", "profile.yaml"]));
+}

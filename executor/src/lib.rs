@@ -89,7 +89,7 @@ pub use files::write_whole;
 pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, Start, TimedStep, TrainingJob};
 pub use launcher::{LaunchOptions, RankSlot, TransportKind};
 pub use rank::run_rank;
-pub use recording::read_timeline;
+pub use recording::{StepSpans, read_timeline, timeline_file};
 pub use rendezvous::{Starter, World};
 pub use signals::StopSignals;
 

@@ -20,15 +20,15 @@ const WARM_UP: usize = 0;
 
 /// One step of one rank, in nanoseconds.
 #[derive(Debug, Serialize, Deserialize)]
-struct StepSpans {
+pub struct StepSpans {
     /// The step, counted from 0.
-    step: usize,
-    /// Start of the step, by the monotonic clock.
-    start: u64,
-    /// End of the step, by the monotonic clock.
-    end: u64,
+    pub step: usize,
+    /// Start of the step, by a clock that all ranks share.
+    pub start: u64,
+    /// End of the step, by the same clock.
+    pub end: u64,
     /// Start and end of each instruction, relative to the step's start.
-    spans: Vec<(u64, u64)>,
+    pub spans: Vec<(u64, u64)>,
 }
 
 /// The contents of a rank's file.
@@ -62,10 +62,17 @@ impl SpanRecorder {
 
     /// Writes the rank's file.
     pub(crate) fn write(self, path: &Path, rank: Rank) -> Result<(), ExecutorError> {
-        let file = RankFile { rank, steps: self.steps };
-        let text = serde_json::to_vec(&file).map_err(|error| ExecutorError::system("write the timeline", error.into()))?;
-        write_whole(path, &text)
+        write_whole(path, &timeline_file(rank, self.steps)?)
     }
+}
+
+/// The contents of a rank's file, as [`read_timeline`] reads it. Someone else may have measured the
+/// steps.
+///
+/// # Errors
+/// [`ExecutorError::System`] if they cannot be written as JSON.
+pub fn timeline_file(rank: Rank, steps: VecDeque<StepSpans>) -> Result<Vec<u8>, ExecutorError> {
+    serde_json::to_vec(&RankFile { rank, steps }).map_err(|error| ExecutorError::system("write the timeline", error.into()))
 }
 
 /// Reads the spans that the ranks of a run wrote to `folder`.

@@ -24,6 +24,7 @@ pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, Smoothing, 
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
 use crate::attention::{Attention, Rope};
+use crate::defaults::is_zero;
 use crate::dropout::Dropout;
 use serde::{Deserialize, Serialize};
 use table::{activations, attention, images, loss, mixtures, movement, norms, products, recurrence, sequences, training};
@@ -529,8 +530,4 @@ impl Kernel {
             Kernel::PutColumns { rows, columns, part, .. } => fact(&movement::put_columns(rows, columns, part)),
         }
     }
-}
-
-fn is_zero(number: &usize) -> bool {
-    *number == 0
 }

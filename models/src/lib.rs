@@ -32,6 +32,7 @@
 
 mod attention;
 mod builder;
+mod defaults;
 mod differentiate;
 mod dropout;
 mod error;

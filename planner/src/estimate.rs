@@ -146,8 +146,9 @@ impl Estimates {
         let reduction = self.links.all_reduce(parameters * SINGLE_PRECISION, ranks, stride);
         let gathering = self.links.all_reduce(parameters * self.parameter, ranks, stride) / 2.0;
         let hidden = OVERLAPPED_SHARE * backward / chunks.max(1.0);
+        let shards = data * layout.context as f64;
         let time_with = |zero: usize| {
-            let sharded = if zero > 0 { data } else { 1.0 };
+            let sharded = if zero > 0 { shards } else { 1.0 };
             let gathers = match zero {
                 0 => 0.0,
                 1 | 2 => gathering,
@@ -161,11 +162,11 @@ impl Estimates {
                 + parameters * self.update / sharded
         };
         let memory_with = |zero: usize| {
-            let divided = |least: usize| if zero >= least { data } else { 1.0 };
+            let divided = |least: usize| if zero >= least { shards } else { 1.0 };
             let state = self.parameter / divided(3) + SINGLE_PRECISION / divided(2) + self.optimizer_state / divided(1);
             parameters * state + self.activations(layout, share, &recompute)
         };
-        let stages_of_zero: &[usize] = match layout.data {
+        let stages_of_zero: &[usize] = match layout.data * layout.context {
             _ if self.fixed_zero.is_some() => self.fixed_zero.as_slice(),
             1 => &[0],
             _ if layout.follows_schedule() => &[0, 1],

@@ -56,8 +56,8 @@ pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
     ContextMethod, DecayExemptions, Keep, Kept, Layout, LearningRateSchedule, LossScale, MOST_RANKS, MOST_SAMPLES, Mode,
-    NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer, Overlap, Period, Plan, PlanError, PlannedWorkload,
-    Recompute, RunLength, ShardedPart, Stack, StageLayout, Trained, Training, WarmUp,
+    MomentFormat, NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer, Overlap, Period, Plan, PlanError,
+    PlannedWorkload, Recompute, RunLength, ShardedPart, Stack, StageLayout, Trained, Training, WarmUp,
 };
 pub use profile::{
     Exchange, ExchangeSample, InputCosts, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown,

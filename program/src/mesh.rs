@@ -42,6 +42,11 @@ impl Axis {
     /// The axes that shard samples. A later axis has the larger parts.
     pub const BATCH: [Axis; 3] = [Axis::Expert, Axis::Shard, Axis::Data];
 
+    /// The axes over which ZeRO shards the state of parameters that they replicate. Megatron and
+    /// torchtitan do the same: `context` and, outside of experts, `expert` shard the batch's tokens
+    /// as `data` does.
+    pub const ZERO: [Axis; 3] = [Axis::Context, Axis::Expert, Axis::Shard];
+
     /// The name in plan files.
     pub const fn name(self) -> &'static str {
         match self {

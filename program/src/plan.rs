@@ -24,7 +24,7 @@ pub use patterns::NamePatterns;
 pub use period::{Period, RunLength};
 pub use recompute::{Keep, Kept, Recompute};
 pub use training::{DecayExemptions, LossScale, Training};
-pub use workload::{OperandFormat, PlannedWorkload, Trained};
+pub use workload::{MomentFormat, OperandFormat, PlannedWorkload, Trained};
 
 use crate::mesh::Mesh;
 use crate::schedule::Schedule;
@@ -325,6 +325,13 @@ impl Plan {
                 "workload",
                 "it states facts about runs of other software, and our executor trains as the plan says",
                 "leave it out, or name another `stack`",
+            );
+        }
+        if self.workload.no_master_copy && !self.has_master_copy() {
+            return refuse(
+                "workload.no_master_copy",
+                "parameters in single precision have no copy",
+                "leave it out, or use `precision: bf16`",
             );
         }
         if self.workload.unpadded.is_some_and(|share| !(share > 0.0 && share <= 1.0)) {

@@ -42,7 +42,7 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
         // In a pipeline, FSDP2 keeps gathered parameters and reduces gradients after the last
         // micro-batch only (PyTorch's `PipelineStage`). It communicates what ZeRO 1 does.
         Some('3') if pipeline > 1 => 1,
-        Some(digit @ '0'..='3') if data > 1 || digit == '3' => digit as usize - '0' as usize,
+        Some(digit @ '0'..='3') if data * context > 1 || digit == '3' => digit as usize - '0' as usize,
         _ => 0,
     };
     let recompute = match row.recompute.to_lowercase() {

@@ -55,6 +55,6 @@ pub use published::{Split, SplitError, Subset, published};
 pub use refusal::Refusal;
 pub use row::{Row, read_rows};
 pub use run::Run;
-pub use scoring::{Overall, ScoredRow, Scores, score, to_csv};
+pub use scoring::{Coverage, IntervalBasis, Overall, ScoredRow, Scores, score, to_csv};
 pub use statistics::{Summary, SummaryTable};
 pub use table::{TableError, read_table};

@@ -152,6 +152,8 @@ pub(crate) fn nearest_stack(row: &Row) -> &'static str {
     ];
     let is_sharded = |column| row.count(column).is_some_and(|size| size > 1);
     match find(NEAREST, &row.framework) {
+        // XLA is the only compiler for TPUs.
+        _ if is_tpu(row) => "maxtext-tpu",
         Some(name) => name,
         None if is_sharded("tp") || is_sharded("pp") => "megatron-core",
         None => "fsdp",
@@ -202,6 +204,9 @@ pub(crate) fn stack(row: &Row) -> Option<&'static str> {
         return Some(of_submission(row));
     }
     let name = find(STACKS, &row.framework)?;
+    if is_tpu(row) && !["maxtext", "paxml"].contains(&name) {
+        return None;
+    }
     let is_nemo = ["nemo", "megatron-bridge", "mlperf-nemo"].contains(&name);
     if trains_adapters(row) && is_nemo {
         return Some("nemo-adapters");
@@ -218,7 +223,7 @@ pub(crate) fn stack(row: &Row) -> Option<&'static str> {
         "deeplearningexamples-paddle" if format(row) == Some(ProductFormat::Fp16) => "deeplearningexamples-paddle-amp",
         "paxml" if is_since((23, 0)) && !is_since((24, 0)) && uses_transformer_engine(row) => "paxml-2023-te",
         "paxml" if is_since((23, 0)) && !is_since((24, 0)) => "paxml-2023",
-        "maxtext" if says(&row.gpu, "tpu") => "maxtext-tpu",
+        "maxtext" if is_tpu(row) => "maxtext-tpu",
         name => name,
     })
 }
@@ -241,6 +246,10 @@ fn of_submission(row: &Row) -> &'static str {
 
 fn is_hopper(row: &Row) -> bool {
     node_kinds(row).first().is_some_and(|(_, device)| ["h100", "h200", "h800", "h20"].iter().any(|kind| device.starts_with(kind)))
+}
+
+fn is_tpu(row: &Row) -> bool {
+    node_kinds(row).first().is_some_and(|(_, device)| device.starts_with("tpu"))
 }
 
 /// Returns whether the row says that matrix products and attention come from Transformer Engine.
@@ -358,6 +367,8 @@ mod tests {
         assert_eq!(kinds("A100 + abacus"), []);
         assert_eq!(stack(&row("", "Megatron-DeepSpeed (1F1B)")), Some("megatron-deepspeed"));
         assert_eq!(stack(&row("", "my own")), None);
+        let on_tpu = row("TPU v5p", "PyTorch FSDP (XLA)");
+        assert_eq!((stack(&on_tpu), nearest_stack(&on_tpu)), (None, "maxtext-tpu"));
         assert_eq!(stack(&row("", "DeepSpeed 0.9")), Some("deepspeed-zero"));
         assert_eq!(stack(&row("", "Megatron-Bridge 26.02.01")), Some("megatron-bridge-26.02"));
         assert_eq!(stack(&row("", "Megatron-Bridge 25.11")), Some("megatron-bridge"));

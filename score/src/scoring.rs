@@ -38,6 +38,8 @@ pub struct ScoredRow {
     pub predicted_memory_bytes: Option<f64>,
     /// Name of the software stack's profile.
     pub stack: Option<String>,
+    /// What the interval stands on.
+    pub basis: Option<IntervalBasis>,
     /// True if the prediction rests on fitted profiles and no assumptions.
     pub calibrated: bool,
     /// What was assumed, one sentence each.
@@ -55,6 +57,50 @@ pub struct ScoredRow {
     job: String,
 }
 
+/// What the interval of a prediction stands on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum IntervalBasis {
+    /// Runs of the same stack, and of the same device.
+    Known,
+    /// Stacks that a fit left out: too few runs of the stack were fitted.
+    UnknownStack,
+    /// Devices that a fit left out: too few runs on the device were fitted.
+    UnknownDevice,
+}
+
+impl IntervalBasis {
+    fn of(run: &Run) -> Self {
+        if run.clusters().any(|cluster| cluster.gpu.estimated) {
+            Self::UnknownDevice
+        } else if run.stack.estimated || run.plan.workload.unknown_stack {
+            Self::UnknownStack
+        } else {
+            Self::Known
+        }
+    }
+
+    /// Returns the basis in words.
+    pub const fn words(self) -> &'static str {
+        match self {
+            Self::Known => "known stack and device",
+            Self::UnknownStack => "unknown stack",
+            Self::UnknownDevice => "unknown device",
+        }
+    }
+}
+
+/// Share of measurements inside their 80 % intervals.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Coverage {
+    /// Measured rows.
+    pub rows: usize,
+    /// Share of all rows.
+    pub inside_interval: f64,
+    /// Mean of the shares of the sources.
+    pub macro_inside_interval: f64,
+}
+
 /// All scored rows and their statistics.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Scores {
@@ -64,6 +110,8 @@ pub struct Scores {
     pub by_source: BTreeMap<String, Summary>,
     /// Statistics of the held-out rows over all sources.
     pub overall: Overall,
+    /// How many measurements are inside their intervals, by what these stand on.
+    pub coverage: BTreeMap<IntervalBasis, Coverage>,
     /// Number of refused rows by reason.
     pub refused: BTreeMap<String, usize>,
     /// Number of values in the profiles that measured runs determined.
@@ -186,6 +234,7 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
         measured_memory_bytes: row.memory_bytes(),
         predicted_memory_bytes: None,
         stack: None,
+        basis: None,
         calibrated: false,
         assumptions: Vec::new(),
         implausible: None,
@@ -204,6 +253,7 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
             scored.implausible = measured.and_then(|measured| implausible(measured, &prediction));
             let capacity = run.cluster.gpu.memory;
             let needed = allocated(&prediction.memory);
+            scored.basis = Some(IntervalBasis::of(&run));
             scored.calibrated = run.assumptions.is_empty();
             scored.stack = Some(run.stack_name);
             scored.assumptions = run.assumptions;
@@ -225,7 +275,8 @@ impl Scores {
         for reason in rows.iter().filter_map(|row| row.refused.clone()) {
             *refused.entry(reason).or_default() += 1;
         }
-        Self { by_source, overall, refused, fitted_values, rows }
+        let coverage = coverage(&rows, subset);
+        Self { by_source, overall, coverage, refused, fitted_values, rows }
     }
 
     /// Returns a Markdown table of the statistics of one subset of the rows, or of all (`None`).
@@ -243,8 +294,35 @@ impl Scores {
         let mut lines: Vec<(String, Summary)> = by_source.into_iter().collect();
         lines.push(("all rows".into(), all));
         lines.push(("mean over sources".into(), mean));
-        format!("{}{choice}", SummaryTable(&lines))
+        let coverage: String =
+            coverage(&self.rows, subset).iter().map(|(basis, one)| format!("\n{}", one.line(*basis))).collect();
+        format!("{}{choice}{coverage}", SummaryTable(&lines))
     }
+}
+
+impl Coverage {
+    fn line(&self, basis: IntervalBasis) -> String {
+        let Self { rows, inside_interval, macro_inside_interval } = self;
+        format!(
+            "{}: {:.0} % of the measurements are inside the 80 % interval (every source counts alike; {:.0} % of {rows} rows)",
+            basis.words(),
+            100.0 * macro_inside_interval,
+            100.0 * inside_interval
+        )
+    }
+}
+
+fn coverage(rows: &[ScoredRow], subset: Option<Subset>) -> BTreeMap<IntervalBasis, Coverage> {
+    let mut found = BTreeMap::new();
+    for basis in [IntervalBasis::Known, IntervalBasis::UnknownStack, IntervalBasis::UnknownDevice] {
+        let of_basis: Vec<ScoredRow> = rows.iter().filter(|row| row.basis == Some(basis)).cloned().collect();
+        let all = over_rows(&of_basis, subset);
+        if all.rows > 0 {
+            let macro_inside_interval = Summary::macro_average(&by_source(&of_basis, subset)).inside_interval;
+            found.insert(basis, Coverage { rows: all.rows, inside_interval: all.inside_interval, macro_inside_interval });
+        }
+    }
+    found
 }
 
 fn pairs(rows: &[ScoredRow], subset: Option<Subset>) -> Vec<Pair<'_>> {

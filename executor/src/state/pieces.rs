@@ -3,8 +3,8 @@
 use super::{Order, Shard};
 use foretell_models::{Graph, TensorId};
 use foretell_program::{
-    Axis, Buffer, Coordinates, Placement, Placements, Program, Rank, StageMesh, StageProgram, StateContents, StateValue,
-    TensorShard,
+    Axis, Buffer, Coordinates, Group, Mesh, Placement, Placements, Program, Rank, StageMesh, StageProgram, StateContents,
+    StateValue, TensorShard,
 };
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -20,8 +20,8 @@ pub(crate) struct Piece<'a> {
     pub(crate) placements: Placements,
     /// The elements' numbers in the rank's shard of the tensor.
     pub(crate) elements: Range<usize>,
-    /// The axis whose ranks hold the other parts of the shard.
-    axis: Option<Axis>,
+    /// The axes whose ranks hold the other parts of the shard.
+    axes: &'a [Axis],
 }
 
 /// A rank's memory and its place in the mesh.
@@ -31,20 +31,23 @@ pub(crate) struct RankState<'a> {
     pub(crate) graph: &'a Graph,
     pub(crate) mesh: &'a StageMesh,
     pub(crate) coordinates: Coordinates,
+    whole_mesh: &'a Mesh,
+    rank: Rank,
 }
 
 impl<'a> RankState<'a> {
     /// The state of `rank`. `graph` is the model's, for any batch.
     pub(crate) fn new(program: &'a Program, graph: &'a Graph, rank: Rank) -> Self {
         let coordinates = program.mesh.coordinates(rank);
-        Self { list: program.list_of(rank), graph, mesh: program.mesh.stage_at(coordinates), coordinates }
+        let mesh = program.mesh.stage_at(coordinates);
+        Self { list: program.list_of(rank), graph, mesh, coordinates, whole_mesh: &program.mesh, rank }
     }
 
     /// The pieces of a buffer: one for each tensor of which it holds elements.
     pub(crate) fn pieces(&self, buffer: &'a Buffer) -> Vec<Piece<'a>> {
-        let Some(StateContents::Tensors { value, members, axis }) = buffer.state.as_deref() else { return Vec::new() };
+        let Some(StateContents::Tensors { value, members, axes }) = buffer.state.as_deref() else { return Vec::new() };
         let held: usize = buffer.shape.iter().product();
-        let first = axis.map_or(0, |axis| self.coordinates.along(axis) * held);
+        let first = self.part_along(axes) * held;
         let piece = |(offset, TensorShard { tensor, placements }): &(usize, TensorShard)| {
             let extents: Vec<usize> = self.graph.tensor(*tensor).dimensions.iter().map(|one| one.extent).collect();
             let length: usize = placements.local_shape(&extents, self.mesh).iter().product();
@@ -57,10 +60,19 @@ impl<'a> RankState<'a> {
                 tensor: *tensor,
                 placements: *placements,
                 elements: from - offset..until - offset,
-                axis: *axis,
+                axes,
             })
         };
         members.iter().filter_map(piece).collect()
+    }
+
+    /// The number of this rank's part among equal parts that the ranks of these axes hold.
+    fn part_along(&self, axes: &[Axis]) -> usize {
+        if axes.is_empty() {
+            return 0;
+        }
+        let members = Group::over(axes.to_vec()).members(self.whole_mesh, self.rank);
+        members.iter().position(|member| *member == self.rank).unwrap_or(0)
     }
 
     /// The places of the elements of a piece in the whole tensor.
@@ -86,7 +98,7 @@ impl<'a> RankState<'a> {
 
     /// This rank's part of a piece that several ranks hold; `None` if it is empty.
     fn part_of_replica(&self, mut piece: Piece<'a>) -> Option<Piece<'a>> {
-        let is_replicated = |&axis: &Axis| piece.placements.get(axis) == Placement::Replicate && piece.axis != Some(axis);
+        let is_replicated = |&axis: &Axis| piece.placements.get(axis) == Placement::Replicate && !piece.axes.contains(&axis);
         let (mut replicas, mut own) = (1, 0);
         for axis in Axis::WITHIN_STAGE.into_iter().filter(is_replicated) {
             own += self.coordinates.along(axis) * replicas;
@@ -130,7 +142,17 @@ mod tests {
                     micro_batch: 2,
                     ..Layout::default()
                 };
-                for layout in [layout(4, 1, 1, None), layout(2, 2, 1, None), layout(1, 2, 2, None), layout(4, 1, 1, Some(2))] {
+                let with_context = Layout { context: 2, ..layout(2, 1, 1, None) };
+                let by_context = Layout { placement: Some(vec![Axis::Data, Axis::Context]), ..with_context.clone() };
+                let layouts = [
+                    layout(4, 1, 1, None),
+                    layout(2, 2, 1, None),
+                    layout(1, 2, 2, None),
+                    layout(4, 1, 1, Some(2)),
+                    with_context,
+                    by_context,
+                ];
+                for layout in layouts {
                     if zero > 0 || layout.shard_group.is_none() {
                         plans.push(Plan { precision, ..Plan::new(layout, 8) });
                     }

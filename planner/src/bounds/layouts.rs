@@ -10,7 +10,7 @@ use super::context::Bounds;
 use super::pipeline::{InFlight, OptimizerUpdate, PipelineCosts, PipelineCuts, Timetable};
 use super::truncated::TruncatedModel;
 use super::{stage_meshes, unequal_shares, whole_program};
-use crate::space::{Family, inner_ranks};
+use crate::space::{Family, inner_ranks, most_shards};
 use foretell_program::{Layout, Plan};
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
@@ -199,11 +199,11 @@ pub(super) fn have_same_devices(one: &Layout, other: &Layout) -> bool {
 /// Returns the least weighted bytes of a layout, from costs without ZeRO whose micro-batches have a
 /// share `1 / samples` of the layout's samples.
 fn least_memory(costs: &PipelineCosts<'_>, in_flight: &InFlight, layout: &Layout, samples: f64) -> f64 {
-    let ranks = layout.shard_group.unwrap_or(layout.data);
+    let ranks = most_shards(layout);
     costs.least_memory(in_flight, layout.zero, |_| ranks, samples)
 }
 
-/// Returns the ranks over which each parameter's optimizer state is sharded.
+/// Returns the most ranks over which a parameter's optimizer state is sharded.
 fn optimizer_shards(layout: &Layout) -> usize {
-    if layout.zero > 0 { layout.shard_group.unwrap_or(layout.data) } else { 1 }
+    if layout.zero > 0 { most_shards(layout) } else { 1 }
 }

@@ -50,7 +50,8 @@ pub(super) fn bound(bounds: &Bounds<'_>, layouts: &[Layout], stages: &[StageLayo
         copy_times.push(hosts.copy_time_of(kinds, kind));
     }
     let in_flight = bounds.pipelines.in_flight(layout, micro_batches);
-    let most_shards = stages.iter().map(|stage| stage.data).max().unwrap_or(1);
+    let shards = |stage: &StageLayout| stage.data * stage.context * stage.expert;
+    let most_shards = stages.iter().map(shards).max().unwrap_or(1);
     let (mut time, mut arena) = (f64::INFINITY, f64::INFINITY);
     for variant in layouts {
         let cuts = bounds.cuts(variant);
@@ -60,7 +61,7 @@ pub(super) fn bound(bounds: &Bounds<'_>, layouts: &[Layout], stages: &[StageLayo
             most_shards,
         ));
         time = time.min(costs.least_time(micro_batches, OptimizerUpdate::LeftOut));
-        arena = arena.min(costs.least_memory(&in_flight, variant.zero, |stage| stages[stage].data, 1.0));
+        arena = arena.min(costs.least_memory(&in_flight, variant.zero, |stage| shards(&stages[stage]), 1.0));
     }
     Ok(bounds.bound(micro_batches, time, arena))
 }

@@ -5,7 +5,7 @@ use super::context::Bounds;
 use super::pipeline::{OptimizerUpdate, PipelineCosts};
 use super::truncated::TruncatedModel;
 use super::whole_program::kernel_time_per_micro_batch;
-use crate::space::inner_ranks;
+use crate::space::{inner_ranks, most_shards};
 use foretell_program::Layout;
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ pub(super) fn bound(bounds: &Bounds<'_>, layout: &Layout, shares: &[usize], micr
         let weights = [kinds.weight_of(kind)];
         let copy_times = [hosts.copy_time_of(kinds, kind)];
         let costs = PipelineCosts::new(&[model], &[0], &weights, &cuts, layout.schedule, layout.virtual_stages)
-            .offloading(hosts.offload(layout, &copy_times, layout.data));
-        costs.least_memory(&in_flight, 1, |_| layout.data, samples as f64)
+            .offloading(hosts.offload(layout, &copy_times, most_shards(layout)));
+        costs.least_memory(&in_flight, 1, |_| most_shards(layout), samples as f64)
     };
     let is_truncated = bounds.truncated.represent(&one_sample);
     let (mut time, mut arena) = (0.0f64, 0.0f64);

@@ -173,14 +173,17 @@ fn collectives(choices: &Choices, plan: &Plan) -> BTreeSet<PricedCollective> {
 /// Returns the collectives that reduce one bucket of gradients, as ZeRO has it: over the axes that
 /// shard samples and, if `with_tensor`, over `tensor`.
 fn reductions(choices: &Choices, plan: &Plan, with_tensor: bool) -> Vec<PricedCollective> {
-    let shards = choices.mesh.size(Axis::Shard) as u64;
     let is_more = |axis: &Axis| choices.mesh.size(*axis) > 1;
-    let others = [Axis::Expert, Axis::Data].into_iter().chain(with_tensor.then_some(Axis::Tensor));
+    let (sharded, unsharded) =
+        if plan.layout.zero > 0 { (Axis::ZERO.to_vec(), vec![Axis::Data]) } else { (Vec::new(), Axis::BATCH.to_vec()) };
+    let sharded: Vec<Axis> = sharded.into_iter().filter(is_more).collect();
+    let shards = sharded.iter().map(|axis| choices.mesh.size(*axis) as u64).product::<u64>();
+    let others = unsharded.into_iter().chain(with_tensor.then_some(Axis::Tensor));
     let axes: Vec<Axis> = others.filter(is_more).collect();
     let bytes = plan.layout.bucket.count();
     let mut all = Vec::new();
     if shards > 1 {
-        let along = |kind, bytes| PricedCollective { kind, group: Group::along(Axis::Shard), bytes };
+        let along = |kind, bytes| PricedCollective { kind, group: Group::over(sharded.clone()), bytes };
         // Gradients are in single precision, parameters in the plan's.
         all.push(along(Collective::ReduceScatter, bytes));
         all.push(along(Collective::AllGather, bytes / 4 * plan.storage().size().count()));

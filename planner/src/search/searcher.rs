@@ -104,7 +104,10 @@ impl<'a> Searcher<'a> {
             if !self.has_answer() && self.is_over() {
                 return Err(self.out_of_time());
             }
-            self.tell_progress(next.bound);
+            if let Some(best) = self.incumbents.best() {
+                let bound = next.bound.min(best);
+                (self.request.watch)(Progress { best, bound, simulated: self.search.simulated + self.search.probed });
+            }
             if self.incumbents.settles(next.bound) {
                 return Ok(Some(next.bound));
             }
@@ -115,12 +118,6 @@ impl<'a> Searcher<'a> {
             }
         }
         Ok(None)
-    }
-
-    /// Tells the caller how far the search is, where `bound` is the least bound that is left.
-    fn tell_progress(&self, bound: f64) {
-        let gap = self.incumbents.best().filter(|_| bound > 0.0).map(|best| (best / bound - 1.0).max(0.0));
-        (self.request.progress)(&Progress { simulated: self.search.simulated + self.search.probed, gap });
     }
 
     /// Returns `true` if the search has to end: with what it has, or without an answer.

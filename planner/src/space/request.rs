@@ -24,14 +24,15 @@ pub enum Objective {
     Goodput,
 }
 
-/// How far a search is.
+/// How far a search is: what it has, and what is still possible.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// Layouts that were simulated to the end.
+    /// Value of the best layout so far in the request's objective.
+    pub best: f64,
+    /// Lower bound on the value of every layout.
+    pub bound: f64,
+    /// Layouts simulated to the end.
     pub simulated: usize,
-    /// How far the best layout so far may be above the best of the space, as a share. `None` while
-    /// there is no layout, or no bound on the others.
-    pub gap: Option<f64>,
 }
 
 /// A model, the devices to train it on, and the choices that are already made.
@@ -79,8 +80,8 @@ pub struct Request<'a> {
     pub stop: &'a (dyn Fn() -> bool + Sync),
     /// Asked repeatedly until there is a candidate. `true` ends the search with an error.
     pub give_up: &'a (dyn Fn() -> bool + Sync),
-    /// Told repeatedly how far the search is.
-    pub progress: &'a (dyn Fn(&Progress) + Sync),
+    /// Told how far the search is, between its rounds.
+    pub watch: &'a (dyn Fn(Progress) + Sync),
 }
 
 impl<'a> Request<'a> {
@@ -105,7 +106,7 @@ impl<'a> Request<'a> {
             must_beat: None,
             stop: &|| false,
             give_up: &|| false,
-            progress: &|_| {},
+            watch: &|_| {},
         }
     }
 }

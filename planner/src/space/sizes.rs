@@ -21,3 +21,9 @@ pub(crate) fn ranks_of_stage(layout: &Layout) -> usize {
 pub(crate) fn inner_ranks(layout: &Layout) -> usize {
     layout.tensor * layout.context * layout.expert
 }
+
+/// Returns the most ranks over which ZeRO shards a parameter of a layout whose stages have equal
+/// meshes. Those of experts have fewer: `expert` shards them otherwise.
+pub(crate) fn most_shards(layout: &Layout) -> usize {
+    layout.shard_group.unwrap_or(layout.data) * layout.context * layout.expert
+}

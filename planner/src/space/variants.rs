@@ -55,10 +55,10 @@ impl Space<'_> {
     pub(crate) fn variants(&self, family: &Family) -> Vec<Layout> {
         let mut variants = Vec::new();
         let stages = family.layout.stages.iter().flatten().map(|stage| stage.data);
-        let data = stages.fold(family.layout.data, usize::max);
+        let shards = stages.fold(family.layout.data, usize::max) * family.layout.context;
         // With a pipeline or a split backward pass, ZeRO's stages 2 and 3 reduce and gather again
         // for each pass. DeepSpeed refuses them there; the search considers them only if fixed.
-        let usual: &[usize] = match data {
+        let usual: &[usize] = match shards {
             1 => &[0],
             _ if family.layout.follows_schedule() || family.layout.shares.is_some() => &[0, 1],
             _ => &[0, 1, 2, 3],

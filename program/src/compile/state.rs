@@ -4,12 +4,13 @@
 //! A bucket is a run of parameters whose gradients are complete at about the same time and have the
 //! same placements. One collective reduces it and one kernel updates it. ZeRO (Rajbhandari et al.
 //! 2020) is the placement of a bucket's optimizer state, gradients and parameters along the mesh
-//! axis `shard`. Training and evaluation have the same state at the same offsets.
+//! axes over which its gradients are partial sums: `shard`, `context`, and `expert` outside of
+//! experts. Training and evaluation have the same state at the same offsets.
 
 use super::cuts::Cuts;
 use super::lowering::Lowering;
 use super::recipe::{BucketTraining, Constant, constants, exempt_parameters, frozen_parameters};
-use crate::mesh::{Axis, Mesh};
+use crate::mesh::{Axis, Group, Mesh, StageMesh};
 use crate::placement::{Placement, Placements};
 use crate::plan::{Optimizer, Plan, PlanError};
 use foretell_models::{Graph, Operator, OperatorKind, Role, TensorId};
@@ -39,7 +40,9 @@ pub(super) struct Bucket {
     pub(super) members: Vec<Member>,
     /// The number of elements, padding included.
     pub(super) elements: usize,
-    /// The number of equal parts that ZeRO cuts the bucket into; 1 without ZeRO.
+    /// The axes whose ranks hold the parts that ZeRO cuts the bucket into; none without ZeRO.
+    shard_axes: Vec<Axis>,
+    /// The number of these parts, which are equal; 1 without ZeRO.
     pub(super) shards: usize,
     /// The block that the parameters are gathered for, if ZeRO shards them too.
     block: Option<usize>,
@@ -76,6 +79,8 @@ pub(super) struct StageState {
     bucket_of_parameter: FxHashMap<String, usize>,
     /// Whether each rank keeps only its shard of the gradients between micro-batches (ZeRO 2).
     shards_gradients: bool,
+    /// Whether ZeRO shards anything.
+    shards_state: bool,
     pub(super) gathers: ParameterGathers,
     pub(super) running: Vec<RunningStatistics>,
     /// The number format of the parameters that operators read.
@@ -126,16 +131,26 @@ impl Bucket {
 
     /// Whether the reduction over `axis` leaves each rank only its shard.
     pub(super) fn scatters_over(&self, axis: Axis) -> bool {
-        axis == Axis::Shard && self.shards > 1
+        self.shard_axes.contains(&axis)
+    }
+
+    /// The axes whose ranks hold the parts that ZeRO cuts the bucket into; none without ZeRO.
+    pub(super) fn shard_axes(&self) -> &[Axis] {
+        &self.shard_axes
+    }
+
+    /// The ranks that hold the parts.
+    pub(super) fn shard_group(&self) -> Group {
+        Group::over(self.shard_axes.clone())
     }
 }
 
 impl StageState {
     pub(super) fn new(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
-        let shards = lowering.mesh.size(Axis::Shard);
-        let gathers = if shards > 1 && plan.layout.zero == 3 {
+        let may_shard = plan.layout.zero > 0 && Axis::ZERO.iter().any(|&axis| lowering.mesh.size(axis) > 1);
+        let gathers = if may_shard && plan.layout.zero == 3 {
             ParameterGathers::EveryPass
-        } else if shards > 1 && plan.layout.zero > 0 && plan.overlap.parameters {
+        } else if may_shard && plan.overlap.parameters {
             ParameterGathers::Once
         } else {
             ParameterGathers::Never
@@ -144,7 +159,8 @@ impl StageState {
         let mut state = Self {
             buckets: Vec::new(),
             bucket_of_parameter: FxHashMap::default(),
-            shards_gradients: shards > 1 && plan.layout.zero >= 2,
+            shards_gradients: may_shard && plan.layout.zero >= 2,
+            shards_state: may_shard,
             gathers,
             running: running_statistics(lowering, cuts, stage, plan),
             precision: plan.storage(),
@@ -187,9 +203,11 @@ impl StageState {
     /// gradients or optimizer state to shard.
     fn add_frozen(&mut self, lowering: &Lowering, operator: usize, parameter: TensorId, stages: Vec<usize>, limit: Bytes) {
         let settled = lowering.sharding.settled(parameter);
-        let is_sharded = self.gathers == ParameterGathers::EveryPass && settled.get(Axis::Shard) == Placement::Replicate;
-        // `Partial` along `shard` is what the gradients of a bucket have that ZeRO shards.
-        let kind = if is_sharded { settled.with(Axis::Shard, Placement::Partial) } else { settled };
+        // `Partial` along an axis is what the gradients of a bucket have that ZeRO shards over it.
+        let kind = Axis::ZERO.into_iter().fold(settled, |kind, axis| {
+            let is_sharded = self.gathers == ParameterGathers::EveryPass && kind.get(axis) == Placement::Replicate;
+            if is_sharded { kind.with(axis, Placement::Partial) } else { kind }
+        });
         self.add_to_bucket(lowering, (operator, parameter), (bucket_kind(kind), stages, BucketTraining::Frozen), limit);
     }
 
@@ -217,10 +235,10 @@ impl StageState {
         let open = self.buckets.iter().rposition(is_alike);
         let open = open.filter(|&index| takes_more && self.buckets[index].elements + padded <= most_elements);
         let index = open.unwrap_or_else(|| {
-            let is_sharded = kind.get(Axis::Shard) == Placement::Partial;
-            let shards = if is_sharded { lowering.mesh.size(Axis::Shard) } else { 1 };
+            let shard_axes = if self.shards_state { shard_axes(kind, &lowering.mesh) } else { Vec::new() };
+            let shards = shard_axes.iter().map(|&axis| lowering.mesh.size(axis)).product();
             let (members, elements, writers) = (Vec::new(), 0, 0);
-            self.buckets.push(Bucket { members, elements, shards, block, gradient: kind, stages, writers, training });
+            self.buckets.push(Bucket { members, elements, shard_axes, shards, block, gradient: kind, stages, writers, training });
             self.buckets.len() - 1
         });
         let name = lowering.graph.tensor(parameter).name.clone();
@@ -261,6 +279,11 @@ impl StageState {
     pub(super) fn buckets_written(&self, graph: &Graph, operator: &Operator) -> BTreeSet<usize> {
         operator.outputs.iter().filter_map(|output| self.bucket_of_gradient(graph, output.tensor)).collect()
     }
+}
+
+/// The axes over which ZeRO shards parameters whose gradients have these placements.
+fn shard_axes(gradient: Placements, mesh: &StageMesh) -> Vec<Axis> {
+    Axis::ZERO.into_iter().filter(|&axis| gradient.get(axis) == Placement::Partial && mesh.size(axis) > 1).collect()
 }
 
 /// A parameter, and where its stage completes its gradient.

@@ -21,6 +21,13 @@ pub struct PlannedWorkload {
     /// `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unpadded: Option<f64>,
+    /// True if parameters have no copy in single precision: the optimizer updates the narrow ones,
+    /// from gradients in the same format ("pure bf16").
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub no_master_copy: bool,
+    /// The number format of the optimizer's moments.
+    #[serde(skip_serializing_if = "MomentFormat::is_single")]
+    pub moments: MomentFormat,
     /// True if the interval is that of stacks without measured runs: the stack only stands in.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unknown_stack: bool,
@@ -30,6 +37,40 @@ impl PlannedWorkload {
     /// Whether nothing is stated.
     pub fn is_usual(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether less state is kept for each parameter than our executor keeps.
+    pub fn keeps_less_state(&self) -> bool {
+        self.no_master_copy || !self.moments.is_single()
+    }
+}
+
+/// A number format of the optimizer's moments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MomentFormat {
+    /// Single precision.
+    #[default]
+    Single,
+    /// Sixteen bits.
+    Half,
+    /// Eight bits, with a scale in single precision for each block of 256 (Dettmers et al. 2022;
+    /// bitsandbytes, torchao).
+    EightBit,
+}
+
+impl MomentFormat {
+    fn is_single(&self) -> bool {
+        *self == Self::Single
+    }
+
+    /// The bytes of a moment of one parameter.
+    pub const fn bytes(self) -> f64 {
+        match self {
+            Self::Single => 4.0,
+            Self::Half => 2.0,
+            Self::EightBit => 1.0 + 4.0 / 256.0,
+        }
     }
 }
 

@@ -92,9 +92,9 @@ pub enum StateContents {
         value: StateValue,
         /// The shards, each with the element at which it starts. Elements between them are zero.
         members: Arc<[(usize, TensorShard)]>,
-        /// The axis along which each rank holds one of equal parts of the shards; `None` if the
-        /// buffer holds all of them.
-        axis: Option<Axis>,
+        /// The axes whose ranks, in ascending order, each hold one of equal parts of the shards;
+        /// none if the buffer holds all of them.
+        axes: Arc<[Axis]>,
     },
     /// The control of the update. It starts with these values, then zeros.
     Control(Vec<f32>),

@@ -48,6 +48,35 @@ fn each_stage_of_zero_shards_its_state() {
 }
 
 #[test]
+fn zero_shards_over_every_axis_that_shards_tokens() {
+    let sizes = r#""layers": 2, "hidden": 64, "heads": 4, "vocab": 256, "sequence": 16"#;
+    let dense = gpt(sizes);
+    let mixture: Model =
+        serde_json::from_str(&format!(r#"{{"family": "moe", {sizes}, "ffn": 64, "experts": 4, "top_k": 2}}"#)).expect("a model");
+    let state = |model: &Model, layout: Layout| -> f64 {
+        let batch = layout.samples_at_once();
+        let plan = Plan { optimizer: Optimizer::AdamW, ..Plan::new(layout, batch) };
+        let program = compile(model, "model", &plan).expect("a plan that fits").training;
+        let buffers = program.lists[0].buffers.iter();
+        let kept = buffers.filter(|one| one.role == foretell_program::BufferRole::OptimizerState && one.parent.is_none());
+        kept.map(|one| one.bytes.value()).sum()
+    };
+    let sharded = Layout { zero: 1, micro_batch: 2, ..Layout::default() };
+    let ratio =
+        |model: &Model, layout: Layout| state(model, Layout { micro_batch: 2, ..Layout::default() }) / state(model, layout);
+    for (model, layout) in [
+        (&dense, Layout { context: 4, ..sharded.clone() }),
+        (&dense, Layout { data: 2, context: 2, ..sharded.clone() }),
+        // `expert` shards experts, and ZeRO the parameters outside of them.
+        (&mixture, Layout { data: 2, expert: 2, ..sharded.clone() }),
+        (&mixture, Layout { expert: 4, ..sharded.clone() }),
+    ] {
+        let found = ratio(model, layout.clone());
+        assert!((found / 4.0 - 1.0).abs() < 0.05, "{found} of 4: {layout:?}");
+    }
+}
+
+#[test]
 fn offloaded_optimizer_state_is_staged_bucket_by_bucket() {
     let model = Model::Mlp(Mlp { widths: vec![64; 9] });
     let program = |offload, precision| {

@@ -7,7 +7,7 @@
 use super::cases::{Case, Quantity, declared};
 use super::linear::{Linear, Refit, folds};
 use super::parameters::{Owner, Parameter};
-use super::report::{Found, Support, interval, yaml};
+use super::report::{Found, Support, by_equal_sources, interval, stack_interval, yaml};
 use super::solve::Problem;
 use super::{FitError, Progress};
 use crate::published::Split;
@@ -16,6 +16,12 @@ use crate::run::Run;
 use crate::scoring::{ScoredRow, Scores, score};
 use foretell_simulator::gpu::Profiles;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// What a row belongs to, its source, and the logarithm of measured over predicted.
+type LeftOutRow<'a> = (&'a str, &'a str, f64);
+
+/// Number of folds that groups are dealt to, for the intervals of stacks.
+const GROUP_FOLDS: usize = 20;
 
 /// What a refit leaves out at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,13 +105,16 @@ fn refits(
         let found: Vec<&String> = own.iter().collect::<BTreeSet<_>>().into_iter().collect();
         let refits: BTreeMap<String, Refit> = found.into_iter().cloned().zip(of_fold).collect();
         progress(&format!("{quantity:?}: {} refits of {} values", refits.len(), problem.parameters.len()));
-        problems.push((problem, state, refits));
+        let groups: Vec<String> = problem.measured.iter().map(|(index, _)| cases[*index].group.clone()).collect();
+        let without_group = linear.held_out(&folds(&groups, GROUP_FOLDS))?;
+        let without_group = problem.measured.iter().map(|(index, _)| *index).zip(without_group).collect();
+        problems.push((problem, state, refits, without_group));
     }
-    let [(time, time_state, time_refits), (memory, memory_state, memory_refits)] = problems.as_slice() else {
+    let [(time, time_state, time_refits, without_group), (memory, memory_state, memory_refits, _)] = problems.as_slice() else {
         return Ok((Vec::new(), Vec::new()));
     };
     // Measured over predicted of each row of the fit without what it belongs to.
-    let left_out: Vec<(&str, &str, f64)> = time
+    let left_out: Vec<LeftOutRow<'_>> = time
         .measured
         .iter()
         .enumerate()
@@ -126,7 +135,7 @@ fn refits(
             Found { parameters: &time.parameters, values: &time_values },
             Found { parameters: &memory.parameters, values: &memory_values },
         ];
-        let mut support = support(time, cases, &keys, name, &left_out, library);
+        let mut support = support(time, cases, &keys, name, (&left_out, without_group), library);
         if by == LeaveOut::Device {
             (support.unseen, support.unseen_device) = (library.unseen, support.unseen);
         }
@@ -152,17 +161,21 @@ fn support(
     cases: &[Case],
     keys: &[String],
     name: &str,
-    left_out: &[(&str, &str, f64)],
+    (left_out, without_group): (&[LeftOutRow<'_>], &BTreeMap<usize, f64>),
     library: &Profiles,
 ) -> Support {
     let kept = || time.measured.iter().map(|(index, _)| *index).filter(|index| keys[*index] != name).map(|index| &cases[index]);
+    // The residuals of rows that are left out have no part in any interval.
+    let residuals: BTreeMap<usize, f64> =
+        without_group.iter().filter(|(index, _)| keys[**index] != name).map(|(index, residual)| (*index, *residual)).collect();
+    let all = by_equal_sources(cases, &residuals);
     let of_stack = |stack: &str| {
-        let rows = kept().filter(|case| case.run.stack_name == stack).count();
-        let spread = library.stack(stack).map_or(library.unseen, |stack| stack.spread);
-        (stack.to_string(), (rows, spread))
+        let own = residuals.iter().filter(|(index, _)| cases[**index].run.stack_name == stack);
+        let own: Vec<f64> = own.map(|(_, residual)| -residual).collect();
+        (stack.to_string(), (own.len(), stack_interval(&own, &all)))
     };
     let on = |case: &Case, device: &str| case.run.clusters().any(|cluster| cluster.device == device);
-    let others: Vec<&(&str, &str, f64)> = left_out.iter().filter(|(key, ..)| *key != name).collect();
+    let others: Vec<&LeftOutRow<'_>> = left_out.iter().filter(|(key, ..)| *key != name).collect();
     let mut of_source: BTreeMap<&str, f64> = BTreeMap::new();
     others.iter().for_each(|(_, source, _)| *of_source.entry(source).or_default() += 1.0);
     let unseen = interval(others.iter().map(|(_, source, ratio)| (*ratio, 1.0 / of_source[source])).collect());

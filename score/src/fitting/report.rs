@@ -42,12 +42,10 @@ pub fn yaml_of_fit(cases: &[Case], time: &Fit, memory: &Fit, profiles: &Profiles
 /// Returns the support of the values of a fit.
 fn support(cases: &[Case], time: &Fit, profiles: &Profiles) -> Support {
     let all = by_equal_sources(cases, &time.without_group);
-    let common = COMMON_ROWS / all.iter().map(|(_, weight)| weight).sum::<f64>().max(1e-9);
     let of_stack = |name: &str| {
-        let own: Vec<usize> = time.residuals.keys().copied().filter(|index| cases[*index].run.stack_name == name).collect();
-        let mut ratios: Vec<(f64, f64)> = own.iter().filter_map(|index| Some((-time.without_group.get(index)?, 1.0))).collect();
-        ratios.extend(all.iter().map(|(ratio, weight)| (*ratio, weight * common)));
-        (name.to_string(), (own.len(), interval(ratios)))
+        let own = time.without_group.iter().filter(|(index, _)| cases[**index].run.stack_name == name);
+        let own: Vec<f64> = own.map(|(_, residual)| -residual).collect();
+        (name.to_string(), (own.len(), stack_interval(&own, &all)))
     };
     let uses = |index: usize, device: &str| cases[index].run.clusters().any(|cluster| cluster.device == device);
     let on_device = |name: &str| (name.to_string(), time.residuals.keys().filter(|index| uses(**index, name)).count());
@@ -57,6 +55,14 @@ fn support(cases: &[Case], time: &Fit, profiles: &Profiles) -> Support {
         unseen: interval(by_equal_sources(cases, &time.without_source)),
         unseen_device: interval(by_equal_sources(cases, &time.without_device)),
     }
+}
+
+/// Returns the interval of a stack, from the logarithms of measured over predicted of its own rows,
+/// and of all rows with their weights.
+pub(super) fn stack_interval(own: &[f64], all: &[(f64, f64)]) -> [f64; 2] {
+    let share = COMMON_ROWS / all.iter().map(|(_, weight)| weight).sum::<f64>().max(1e-9);
+    let own = own.iter().map(|ratio| (*ratio, 1.0));
+    interval(own.chain(all.iter().map(|(ratio, weight)| (*ratio, weight * share))).collect())
 }
 
 /// Returns the 10th and 90th percentile of weighted logarithms, as factors.
@@ -166,7 +172,7 @@ fn factor_names(factors: &BTreeMap<(Owner, String), f64>) -> BTreeSet<String> {
 }
 
 /// Returns the logarithms of measured over predicted, weighted so that all sources weigh the same.
-fn by_equal_sources(cases: &[Case], residuals: &BTreeMap<usize, f64>) -> Vec<(f64, f64)> {
+pub(super) fn by_equal_sources(cases: &[Case], residuals: &BTreeMap<usize, f64>) -> Vec<(f64, f64)> {
     let mut rows: BTreeMap<&str, f64> = BTreeMap::new();
     residuals.keys().for_each(|index| *rows.entry(&cases[*index].row.table).or_default() += 1.0);
     residuals.iter().map(|(index, residual)| (-residual, 1.0 / rows[cases[*index].row.table.as_str()])).collect()

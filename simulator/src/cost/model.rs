@@ -102,11 +102,7 @@ impl CostModel {
     pub fn with_plan(self, topology: &Topology, plan: &Plan, model: &Model) -> Result<Self, ProfileError> {
         let profiles = Profiles::library()?;
         let stack = profiles.stack(plan.stack.name())?.clone().applied(plan, profiles.unseen);
-        let mut costs = self.with_profile(topology, &stack, ProductFormat::of_plan(plan), Workload::of(plan, model))?;
-        if costs.kinds.iter().any(|costs| costs.profiled_gpu.is_some()) {
-            costs.remarks.extend(profiles.remarks_on(plan, model));
-        }
-        Ok(costs)
+        self.with_profile(topology, &stack, ProductFormat::of_plan(plan), Workload::of(plan, model))
     }
 
     fn with_profile(

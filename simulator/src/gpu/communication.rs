@@ -20,6 +20,7 @@ impl GpuCosts<'_> {
         let updates_parameters = matches!(role, CollectiveRole::Gradients | CollectiveRole::Parameters);
         match role {
             _ if updates_parameters && self.workload.trained == TrainedParameters::Adapters => 0.0,
+            CollectiveRole::Gradients if self.workload.has_no_master_copy => communication.gradient_bytes.min(2.0) / 4.0,
             CollectiveRole::Gradients => communication.gradient_bytes / 4.0,
             CollectiveRole::Parameters if communication.narrow_gather && self.format.is_cast() => 0.5,
             // The gathered tensor is the operand of a sequence-parallel product.

@@ -201,6 +201,9 @@ impl GpuCosts<'_> {
         if accumulate {
             bytes += 4.0 * traffic.single as f64;
         }
+        if category == Category::Optimizer {
+            bytes *= self.workload.update_share(precision.size().count() < 4);
+        }
         DeviceWork { time: self.moving_time(bytes * share) * slowdown, kernels: 1.0, category }
     }
 }

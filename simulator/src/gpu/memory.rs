@@ -101,8 +101,10 @@ impl StageMemory {
         let rules = &stack.memory;
         let is_narrow = is_narrow(self.precision);
         let trained = if workload.trained == TrainedParameters::All { 1.0 } else { 0.0 };
+        let is_pure = is_narrow && workload.has_no_master_copy;
         let gradient = match format {
             _ if !is_narrow => 4.0,
+            _ if is_pure => 2.0,
             ProductFormat::Fp16 => rules.half_gradient.unwrap_or(rules.gradient),
             _ => rules.gradient,
         };
@@ -110,8 +112,9 @@ impl StageMemory {
         let scores = self.scores * score * self.precision.size().value() / 2.0;
         // Adam's two moments take 8 bytes in single precision. More bytes are the master copy, and
         // fewer mean narrow moments.
-        let copy = if is_narrow { (rules.optimizer - 8.0).max(0.0) } else { 0.0 };
+        let copy = if is_narrow && !is_pure { (rules.optimizer - 8.0).max(0.0) } else { 0.0 };
         let moment = if is_narrow { rules.optimizer.min(8.0) / 2.0 } else { 4.0 };
+        let moment = moment.min(workload.moments.bytes());
         let bytes = |bytes: f64| Bytes::new(bytes.max(0.0).round() as u64);
         let logit = match (workload.has_eager_loss, self.shards_logits) {
             (false, _) => rules.logit,
@@ -127,7 +130,16 @@ impl StageMemory {
         let highest = peaks.max_by(|one, two| (one.0 + one.1).total_cmp(&(two.0 + two.1)));
         let (activations, copies) = highest.unwrap_or_default();
         let mut footprint = Footprint {
-            parameters: bytes(self.parameters * if is_narrow { rules.parameter } else { 4.0 }),
+            parameters: bytes(
+                self.parameters
+                    * if is_pure {
+                        2.0
+                    } else if is_narrow {
+                        rules.parameter
+                    } else {
+                        4.0
+                    },
+            ),
             gradients: bytes(self.gradients * gradient * trained),
             optimizer_state: bytes(self.optimized * (copy + moment * self.moments) * trained),
             activations: bytes(activations + scores),
@@ -275,7 +287,7 @@ fn kept_scores(list: &StageProgram) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foretell_program::{Layout, Plan, compile_training};
+    use foretell_program::{Layout, MomentFormat, Plan, compile_training};
 
     fn memory(layout: Layout) -> (StageMemory, f64) {
         let model = foretell_models::Model::Gpt(foretell_models::Gpt {
@@ -336,6 +348,25 @@ mod tests {
         };
         let copies = memory.logits * stack.memory.eager_loss;
         assert!(copies > 0.0 && (workspace(true) - workspace(false) - copies).abs() < 1.0);
+    }
+
+    #[test]
+    fn narrow_state_takes_as_many_bytes_as_its_formats() {
+        let (memory, _) = memory(Layout { micro_batch: 4, ..Layout::default() });
+        let memory = StageMemory { moments: 2.0, optimized: memory.parameters, ..memory };
+        let profiles = crate::gpu::Profiles::library().expect("the library is sound");
+        let stack = profiles.stack("megatron-core").expect("known");
+        let state = |has_no_master_copy, moments| {
+            let workload = Workload { has_no_master_copy, moments, ..Workload::default() };
+            let found = memory.footprint(stack, ProductFormat::Bf16, &workload);
+            [found.parameters, found.gradients, found.optimizer_state].map(|bytes| bytes.value() / memory.parameters)
+        };
+        let is_about =
+            |found: [f64; 3], expected: [f64; 3]| found.iter().zip(expected).all(|(one, two)| (one - two).abs() < 1e-3);
+        assert!(is_about(state(false, MomentFormat::Single), [2.0, 4.0, 12.0]));
+        assert!(is_about(state(true, MomentFormat::Single), [2.0, 2.0, 8.0]));
+        assert!(is_about(state(true, MomentFormat::Half), [2.0, 2.0, 4.0]));
+        assert!(is_about(state(false, MomentFormat::EightBit), [2.0, 4.0, 4.0 + 2.0 * (1.0 + 4.0 / 256.0)]));
     }
 
     #[test]

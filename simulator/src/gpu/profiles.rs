@@ -2,12 +2,11 @@
 //! constant means: the types that it reads do.
 
 use super::cluster::Cluster;
+use super::defaults::one;
 use super::device::GpuProfile;
 use super::fitted::{FITTED_ROWS, Fitted, FittedDevice};
 use super::link::{LinkProfile, NetworkProfile};
-use super::stack::{AttentionKind, StackProfile};
-use foretell_models::{Model, Moe};
-use foretell_program::Plan;
+use super::stack::StackProfile;
 use foretell_topologies::DeviceKind;
 use foretell_units::{BytesPerSecond, DataType};
 use serde::Deserialize;
@@ -70,10 +69,6 @@ struct NetworkVariant {
     #[serde(default)]
     most: Option<BytesPerSecond>,
     source: String,
-}
-
-fn one() -> f64 {
-    1.0
 }
 
 /// All profiles of devices, links, networks and software stacks.
@@ -227,42 +222,9 @@ impl Profiles {
         candidates.min_by(|one, two| one.1.total_cmp(&two.1)).map(|(name, _)| name)
     }
 
-    /// Returns what a plan's prediction assumes of its stack, one sentence each.
-    pub fn remarks_on(&self, plan: &Plan, model: &Model) -> Vec<String> {
-        let named = plan.stack.name();
-        let mut remarks = Vec::new();
-        if let Some((alias, name)) = ALIASES.iter().find(|(alias, _)| *alias == named) {
-            remarks.push(format!("`stack: {alias}` is predicted as `{name}`"));
-        }
-        let Ok(stack) = self.stack(named) else { return remarks };
-        if stack.estimated && !plan.stack.is_own() {
-            remarks.push(format!(
-                "the stack `{named}` was fitted on too few runs or none: its interval is that of sources left out of the fit"
-            ));
-        }
-        let attends = model.sample().is_sequence() && !matches!(model, Model::LstmSeq2seq(_)) || matches!(model, Model::Vit(_));
-        let is_fused = matches!(stack.attention, AttentionKind::Fused { .. });
-        if matches!(named, "ddp" | "fsdp") && is_fused && attends {
-            remarks.push(format!("`stack: {named}` is taken to compute attention in one kernel; `pytorch-eager` does not"));
-        }
-        if let Model::Moe(Moe { shared_ffn: None, .. }) = model
-            && plan.overlap.expert
-            && plan.layout.expert > 1
-        {
-            remarks.push(
-                "`overlap: {expert: true}` has next to no effect: without `shared_ffn` all kernels of the layer wait for its tokens"
-                    .into(),
-            );
-        }
-        let tensor = plan.layout.tensor;
-        if let Some((sequence, _)) = model.sample().tokens().filter(|(sequence, _)| sequence % tensor != 0)
-            && plan.layout.sequence_parallel
-        {
-            remarks.push(format!(
-                "`sequence_parallel: true` without effect: `tensor: {tensor}` does not divide the sequence of {sequence} tokens"
-            ));
-        }
-        remarks
+    /// Returns the name of the profile that stands for a stack's name, if that is another one.
+    pub fn alias(&self, name: &str) -> Option<&'static str> {
+        ALIASES.iter().find(|(alias, _)| *alias == name).map(|&(_, known)| known)
     }
 
     /// Returns the profile of a link.
@@ -288,8 +250,7 @@ impl Profiles {
     /// # Errors
     /// [`ProfileError::Unknown`].
     pub fn stack(&self, name: &str) -> Result<&StackProfile, ProfileError> {
-        let known = ALIASES.iter().find(|(alias, _)| *alias == name).map_or(name, |&(_, known)| known);
-        find(&self.stacks, "stack", known)
+        find(&self.stacks, "stack", self.alias(name).unwrap_or(name))
     }
 
     /// Returns whether a name is that of a stack's profile, not an alias.

@@ -2,7 +2,7 @@
 
 use super::format::ProductFormat;
 use foretell_models::{Bert, Model, Moe};
-use foretell_program::{OperandFormat, Plan, Trained};
+use foretell_program::{MomentFormat, OperandFormat, Plan, Trained};
 
 /// Properties of a run that costs depend on, besides the sizes of its kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,11 +15,22 @@ pub struct Workload {
     pub fp8_scaling: Fp8Scaling,
     /// True if the loss is computed operator by operator, under a stack that can compile it.
     pub has_eager_loss: bool,
+    /// True if narrow parameters have no copy in single precision, and gradients are as narrow.
+    pub has_no_master_copy: bool,
+    /// Number format of the optimizer's moments.
+    pub moments: MomentFormat,
 }
 
 impl Default for Workload {
     fn default() -> Self {
-        Self { experts_per_token: 1, trained: TrainedParameters::All, fp8_scaling: Fp8Scaling::Tensor, has_eager_loss: false }
+        Self {
+            experts_per_token: 1,
+            trained: TrainedParameters::All,
+            fp8_scaling: Fp8Scaling::Tensor,
+            has_eager_loss: false,
+            has_no_master_copy: false,
+            moments: MomentFormat::Single,
+        }
     }
 }
 
@@ -38,7 +49,21 @@ impl Workload {
                 _ => Fp8Scaling::Tensor,
             },
             has_eager_loss: stated.eager_loss,
+            has_no_master_copy: stated.no_master_copy,
+            moments: stated.moments,
         }
+    }
+
+    /// Returns the bytes that an update of Adam moves, over those with a master copy and moments in
+    /// single precision. `is_narrow` says whether parameters are narrower than that.
+    pub(super) fn update_share(&self, is_narrow: bool) -> f64 {
+        let bytes = |is_pure: bool, moment: f64| {
+            // The gradient is read; the parameter or its copy, and both moments, also written.
+            let (gradient, parameter) = if is_pure { (2.0, 4.0) } else { (4.0, 8.0) };
+            let rounded = if is_narrow && !is_pure { 2.0 } else { 0.0 };
+            gradient + parameter + rounded + 4.0 * moment
+        };
+        bytes(self.has_no_master_copy && is_narrow, self.moments.bytes()) / bytes(false, MomentFormat::Single.bytes())
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::bounds::pipeline::{InFlight, stage_memory};
 use crate::bounds::truncated::{Chunk, TruncatedModel};
+use crate::space::most_shards;
 use foretell_program::{Layout, Recompute};
 use std::sync::Arc;
 
@@ -58,7 +59,7 @@ impl FittedStages {
     /// Returns the least weighted bytes of a stage on devices of one kind.
     pub(super) fn memory(&self, kind: usize, stage: usize, blocks: usize, recomputed: usize) -> f64 {
         let cost = self.models[kind].chunk(self.chunk(stage, blocks, recomputed));
-        let ranks = self.layout.shard_group.unwrap_or(self.layout.data);
+        let ranks = most_shards(&self.layout);
         let at = |held| stage_memory(&[&cost], held, self.layout.zero, ranks, 1.0, self.layout.offload);
         let bytes = self.in_flight.of_stage(stage).iter().map(at).fold(0.0, f64::max);
         bytes * self.memory_weights.get(kind).copied().unwrap_or(1.0)

@@ -164,7 +164,7 @@ impl GradientBuckets {
     ) {
         let name = format!("gradients {bucket}");
         let Some(sum) = persistent.buckets[bucket].gradients else { return };
-        let group = Group::along(Axis::Shard);
+        let group = stage.state.buckets[bucket].shard_group();
         if self.reduced[bucket].replace(sum).is_none() {
             list.collective_of_step(&name, Collective::ReduceScatter, group, [root, sum], Phase::Backward);
             return;
@@ -186,7 +186,7 @@ impl GradientBuckets {
             None if bucket.shards > 1 => {
                 let shard = list.add_buffer(&name, BufferRole::Gradient, vec![bucket.shard_elements()], DataType::Fp32);
                 let buffers = [gradients, shard];
-                list.collective_of_step(&name, Collective::ReduceScatter, Group::along(Axis::Shard), buffers, Phase::Update);
+                list.collective_of_step(&name, Collective::ReduceScatter, bucket.shard_group(), buffers, Phase::Update);
                 shard
             }
             None => gradients,

@@ -8,7 +8,6 @@ use super::stage::Stage;
 use crate::collective::Collective;
 use crate::compile::cuts::ChunkPass;
 use crate::compile::state::ParameterGathers;
-use crate::mesh::{Axis, Group};
 use crate::program::{BufferId, BufferRole, Phase};
 use crate::schedule::{StagePass, Task};
 use foretell_models::{OperatorId, Role};
@@ -84,7 +83,7 @@ fn gather(list: &mut ListBuilder, stage: &Stage<'_>, index: usize, shard: Buffer
     let bucket = &stage.state.buckets[index];
     let name = format!("parameters {index}");
     let root = list.add_buffer(&name, BufferRole::Parameter, vec![bucket.elements], stage.state.precision);
-    list.collective_of_step(&name, Collective::AllGather, Group::along(Axis::Shard), [shard, root], phase);
+    list.collective_of_step(&name, Collective::AllGather, bucket.shard_group(), [shard, root], phase);
     let views = bucket.members.iter().map(|member| {
         let view = list.add_view(&member.name, root, member.offset, member.shape.clone());
         (member.name.clone(), view)

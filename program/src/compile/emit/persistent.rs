@@ -109,7 +109,7 @@ impl PersistentBuffers {
         let contents = |value: StateValue, is_sharded: bool| StateContents::Tensors {
             value,
             members: Arc::clone(&members),
-            axis: (is_sharded && bucket.shards > 1).then_some(Axis::Shard),
+            axes: if is_sharded { bucket.shard_axes().into() } else { Arc::from([]) },
         };
         list.set_state(parameters, contents(StateValue::Parameter, shards_parameters));
         for (number, &buffer) in states.iter().enumerate() {
@@ -149,7 +149,7 @@ impl PersistentBuffers {
                 let buffer = list.add_persistent(&running.name, BufferRole::Running, running.shape.clone(), DataType::Fp32);
                 let shard = TensorShard { tensor: running.tensor, placements: running.placements };
                 let members = Arc::from([(0, shard)]);
-                list.set_state(buffer, StateContents::Tensors { value: StateValue::Running, members, axis: None });
+                list.set_state(buffer, StateContents::Tensors { value: StateValue::Running, members, axes: Arc::from([]) });
                 self.by_name.insert(running.name.clone(), buffer);
             }
             self.statistics.push(BatchStatistics { axes, root });

@@ -158,7 +158,7 @@ impl Update<'_> {
             let shard = self.list.add_buffer(&name, BufferRole::Workspace, vec![elements], state.precision);
             // With a single-precision copy the update does not read the shard.
             if !state.has_master_copy {
-                let group = Group::along(Axis::Shard);
+                let group = bucket.shard_group();
                 self.slice(&name, (bucket.shards, elements), group, buffers.parameters, shard);
             }
             shard
@@ -182,7 +182,7 @@ impl Update<'_> {
         }
         if gathers {
             let buffers = [updated, buffers.parameters];
-            self.list.collective_of_step(&name, Collective::AllGather, Group::along(Axis::Shard), buffers, Phase::Update);
+            self.list.collective_of_step(&name, Collective::AllGather, bucket.shard_group(), buffers, Phase::Update);
         }
     }
 

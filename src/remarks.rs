@@ -1,0 +1,51 @@
+//! What a prediction under another software stack assumes of a plan, in sentences for the user. It
+//! reads plans and profiles only, and must not know any predicted time.
+
+use foretell_models::{Model, Moe};
+use foretell_program::Plan;
+use foretell_simulator::gpu::{AttentionKind, Profiles};
+
+/// Returns what the prediction of a plan assumes of its stack, one sentence each.
+pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model) -> Vec<String> {
+    let named = plan.stack.name();
+    let mut remarks = Vec::new();
+    if let Some(name) = profiles.alias(named) {
+        remarks.push(format!("`stack: {named}` is predicted as `{name}`"));
+    }
+    let Ok(stack) = profiles.stack(named) else { return remarks };
+    if stack.estimated && !plan.stack.is_own() {
+        remarks.push(format!(
+            "the stack `{named}` was fitted on too few runs or none: its interval is that of sources left out of the fit"
+        ));
+    }
+    let attends = model.sample().is_sequence() && !matches!(model, Model::LstmSeq2seq(_)) || matches!(model, Model::Vit(_));
+    let is_fused = matches!(stack.attention, AttentionKind::Fused { .. });
+    if matches!(named, "ddp" | "fsdp") && is_fused && attends {
+        remarks.push(format!("`stack: {named}` is taken to compute attention in one kernel; `pytorch-eager` does not"));
+    }
+    remarks.extend(on_layout(plan, model));
+    remarks
+}
+
+/// Returns the settings of a layout that change nothing.
+fn on_layout(plan: &Plan, model: &Model) -> Vec<String> {
+    let mut remarks = Vec::new();
+    if let Model::Moe(Moe { shared_ffn: None, .. }) = model
+        && plan.overlap.expert
+        && plan.layout.expert > 1
+    {
+        remarks.push(
+            "`overlap: {expert: true}` has next to no effect: without `shared_ffn` all kernels of the layer wait for its tokens"
+                .into(),
+        );
+    }
+    let tensor = plan.layout.tensor;
+    if let Some((sequence, _)) = model.sample().tokens().filter(|(sequence, _)| sequence % tensor != 0)
+        && plan.layout.sequence_parallel
+    {
+        remarks.push(format!(
+            "`sequence_parallel: true` without effect: `tensor: {tensor}` does not divide the sequence of {sequence} tokens"
+        ));
+    }
+    remarks
+}
