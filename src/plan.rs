@@ -2,7 +2,7 @@
 
 use crate::choices::{Choices, Setting};
 use crate::failure::Failure;
-use crate::plan_file::PlanFile;
+use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::{explain, inputs, output, predict, search_report, sizes};
 use clap::Args;
 use foretell_planner::{Candidate, Planned, Progress};
@@ -11,6 +11,7 @@ use foretell_reports::{GapPoint, layouts_table};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::time::Instant;
 
 /// Find the fastest layouts of a model on a topology
 #[derive(Debug, Args)]
@@ -54,10 +55,13 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let started = Instant::now();
     let mut setting = arguments.choices.setting()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
+    let compared =
+        arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), &arguments.choices, &setting)).transpose()?;
     if arguments.scaling.is_some() || arguments.front {
-        return points(arguments, &setting, json);
+        return points(arguments, &setting, started, json);
     }
     let history: Mutex<Vec<GapPoint>> = Mutex::new(Vec::new());
     let bar = output::spinner("search");
@@ -74,7 +78,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let history = history.into_inner().unwrap_or_default();
     let planned = match searched {
         Err(Failure::Undone(reason)) if reason.starts_with("no layout fits") && !arguments.choices.oversubscribe => {
-            let enough = sizes::enough_nodes(&arguments.choices, &setting)?;
+            let enough = sizes::enough_nodes(&arguments.choices, &setting, started).unwrap_or(None);
             let change = enough.map_or_else(String::new, |nodes| format!("; it fits on {nodes} such nodes"));
             return Err(Failure::Undone(format!("{reason}{change}")));
         }
@@ -91,7 +95,6 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         )?;
         output::write(path, file.to_yaml()?.as_bytes())?;
     }
-    let compared = arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), &arguments.choices)).transpose()?;
     if let Some(path) = &arguments.report {
         let page = search_report::of_search(&arguments.choices, &setting, profile.as_ref(), &planned, &history)?;
         output::write(path, page.as_bytes())?;
@@ -136,10 +139,44 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 /// The prediction of a plan file that is laid beside the answer.
-fn compared(path: &Path, profile: Option<&Profile>, choices: &Choices) -> Result<Candidate, Failure> {
+fn compared(path: &Path, profile: Option<&Profile>, choices: &Choices, setting: &Setting) -> Result<Candidate, Failure> {
     let loaded = PlanFile::load(path)?;
+    if let Some(difference) = difference_of_jobs(&loaded, choices, setting)? {
+        let message = format!("it is another job, whose step cannot be compared: {difference}");
+        return Err(Failure::in_file(path, &message));
+    }
     let predicted = predict::predict(&loaded, profile, choices.oversubscribe)?;
     Ok(Candidate { plan: loaded.plan, prediction: predicted.prediction })
+}
+
+/// Returns what keeps a plan file from being another layout of the same job, with a hint.
+fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting) -> Result<Option<String>, Failure> {
+    let (plan, base) = (&loaded.plan, &setting.base);
+    if loaded.model.model != setting.model.model {
+        return Ok(Some(format!("its model is not `{}`; hint: give its model to `--model`", setting.model.name)));
+    }
+    // The search may order the nodes otherwise.
+    let first = setting.topology.node_groups().first().map(|group| group.name.as_str());
+    let reordered = match first {
+        Some(first) => loaded.topology.clone().beginning_with(first).ok(),
+        None => Some(loaded.topology.clone()),
+    };
+    if reordered.as_ref() != Some(&setting.topology) {
+        let hint = "give its topology and number of nodes to `--topology` and `--nodes`";
+        return Ok(Some(format!("its devices are not those of `{}`; hint: {hint}", setting.topology.name())));
+    }
+    let formats = choices.formats(setting);
+    let fields = [
+        ("global_batch", plan.global_batch.to_string(), base.global_batch.to_string(), plan.global_batch == base.global_batch),
+        ("precision", plan.precision.to_string(), base.precision.to_string(), formats.contains(&plan.precision)),
+        ("optimizer", plan.optimizer.name().into(), base.optimizer.name().into(), plan.optimizer == base.optimizer),
+        ("stack", plan.stack.name().into(), base.stack.name().into(), plan.stack == base.stack),
+    ];
+    let different = fields.into_iter().find(|(.., is_same)| !is_same);
+    Ok(different.map(|(name, theirs, ours, _)| {
+        let option = name.replace('_', "-");
+        format!("its `{name}` is {theirs}, that of the search {ours}; hint: add `--{option} {theirs}`")
+    }))
 }
 
 /// The JSON document of `plan`.
@@ -155,10 +192,10 @@ pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> serd
 }
 
 /// Answers `--scaling` or `--front`.
-fn points(arguments: &Arguments, setting: &Setting, json: bool) -> Result<(), Failure> {
+fn points(arguments: &Arguments, setting: &Setting, started: Instant, json: bool) -> Result<(), Failure> {
     let (name, points) = match arguments.scaling {
-        Some(sizes) => ("scaling", sizes::scaling(&arguments.choices, setting, sizes)?),
-        None => ("front", sizes::front(&arguments.choices, setting)?),
+        Some(sizes) => ("scaling", sizes::scaling(&arguments.choices, setting, sizes, started)?),
+        None => ("front", sizes::front(&arguments.choices, setting, started)?),
     };
     if let Some(folder) = &arguments.plots {
         let plot = sizes::plot(name, setting, &points);

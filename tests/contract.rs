@@ -128,6 +128,57 @@ fn a_plan_written_to_another_folder_still_finds_its_model_file() {
 }
 
 #[test]
+fn a_model_file_may_name_a_base_and_an_option_its_sequence() {
+    let scratch = Scratch::new();
+    scratch.file("short.yaml", "base: gpt2\nlayers: 2\nsequence: 128\n");
+    let job =
+        ["plan", "--topology", "dgx-a100-80g", "--global-batch", "32", "--fix", "tensor=1,pipeline=1,micro_batch=1", "--model"];
+    let search = |more: &[&str]| scratch.json(&[&job[..], more].concat());
+    let tokens = |document: &Value| {
+        let predicted = &document["predicted"];
+        number(predicted, "tokens_per_second") / number(predicted, "samples_per_second")
+    };
+    assert_eq!(tokens(&search(&["short.yaml"])).round(), 128.0);
+    let shorter = search(&["short.yaml", "--sequence", "64", "-o", "shorter.yaml"]);
+    assert_eq!(tokens(&shorter).round(), 64.0);
+    // The plan has the sequence that was asked for.
+    let simulated = scratch.json(&["simulate", "--plan", "shorter.yaml"]);
+    assert_eq!(simulated["step_seconds"], shorter["predicted"]["step_seconds"]);
+    for (file, command, expected) in [
+        ("base: gpt9\n", &["short.yaml"][..], "`gpt9`"),
+        ("base: gpt2\nlayer: 2\n", &["short.yaml"], "unknown field `layer`"),
+        ("base: gpt2\nfamily: bert\n", &["short.yaml"], "hint: omit `family`"),
+        ("base: gpt2\n", &["resnet50", "--sequence", "64"], "`resnet50` has no one length"),
+    ] {
+        scratch.file("short.yaml", file);
+        let output = scratch.run(&[&job[..], command].concat());
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && error.contains(expected), "{command:?} {file}: {error}");
+    }
+}
+
+#[test]
+fn a_plan_of_another_job_is_not_laid_beside_the_answer() {
+    let scratch = Scratch::new();
+    scratch.file("small.yaml", MLP);
+    let compared = |batch: &str| {
+        let job =
+            ["plan", "--model", "small.yaml", "--topology", "dgx-a100-80g", "--global-batch", batch, "--compare", "mine.yaml"];
+        let output = scratch.run(&job);
+        let [text, error] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        (output.status.success(), text, error)
+    };
+    scratch.json(&["plan", "--model", "small.yaml", "--topology", "dgx-a100-80g", "--global-batch", "32", "-o", "mine.yaml"]);
+    let (is_same, text, error) = compared("32");
+    assert!(is_same && text.contains("mine.yaml: "), "{text}{error}");
+    let (is_same, _, error) = compared("64");
+    assert!(
+        !is_same && error.contains("its `global_batch` is 32, that of the search 64; hint: add `--global-batch 32`"),
+        "{error}"
+    );
+}
+
+#[test]
 fn an_oversubscribed_search_uses_the_ranks_of_the_fixed_layout() {
     let scratch = Scratch::new();
     let basic = ["plan", "--model", "mlp", "--topology", "local", "--global-batch", "64", "--oversubscribe"];
