@@ -33,6 +33,24 @@ CASES = {
 }
 
 
+# Megatron's own checks, with an H100's properties where it asks for those of the GPU.
+VALIDATION = """
+import contextlib, io, sys, types, typing, typing_extensions
+sys.argv = ['x'] + sys.argv[1:]
+typing.override = typing_extensions.override
+import torch
+torch.cuda.get_device_capability = lambda *_: (9, 0)
+torch.cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
+from megatron.training.arguments import parse_args, validate_args
+arguments = parse_args()
+arguments.world_size, arguments.rank = 16, 0
+with contextlib.redirect_stdout(io.StringIO()):
+    validate_args(arguments)
+print('  validate_args: data', arguments.data_parallel_size, 'tensor', arguments.tensor_model_parallel_size, 'pipeline',
+      arguments.pipeline_model_parallel_size, 'micro-batches', arguments.global_batch_size // arguments.micro_batch_size // arguments.data_parallel_size)
+"""
+
+
 def megatron(folder, checkout):
     flags = [line.split() for line in (folder / "megatron.args").read_text().splitlines() if not line.startswith("#")]
     values = {flag[0][2:]: (flag[1] if len(flag) > 1 else True) for flag in flags}
@@ -42,12 +60,9 @@ def megatron(folder, checkout):
     layout.validate_layer_layout(int(values["num-layers"]), 0)
     print("  chunks by stage:", [[len(chunk) for chunk in stage] for stage in layout.layout])
     if checkout:
-        code = ("import sys; sys.argv = ['x'] + sys.argv[1:]\n"
-                "from megatron.training.arguments import parse_args\n"
-                "a = parse_args()\n"
-                "print('  parse_args:', a.tensor_model_parallel_size, a.pipeline_model_parallel_size, a.num_layers, a.bf16)\n")
         words = [word for flag in flags for word in flag]
-        subprocess.run([sys.executable, "-c", code, *words], check=True, env={**os.environ, "PYTHONPATH": checkout})
+        environment = {**os.environ, "PYTHONPATH": checkout, "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+        subprocess.run([sys.executable, "-c", VALIDATION, *words], check=True, env=environment, stderr=subprocess.DEVNULL)
 
 
 def torchtitan(folder, _):

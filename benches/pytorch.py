@@ -20,8 +20,9 @@ import subprocess
 import sys
 import tempfile
 
+import environment as environment_of_benches
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ["torch", "torchvision", "transformers", "safetensors", "numpy"]
 REAL_TIME = False
 SIZES = [1 << exponent for exponent in range(10, 29, 2)]
 
@@ -63,15 +64,6 @@ def scheduled(command):
 
 def fail(done):
     sys.exit(f"{' '.join(map(str, done.args))}\n{done.stderr}")
-
-
-def python_with_torch(venv):
-    python = venv / "bin/python"
-    if not python.exists():
-        print(f"making the virtual environment {venv} with {', '.join(PACKAGES)}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    return python
 
 
 def build():
@@ -241,7 +233,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5, help="number of turns of each side")
     parser.add_argument("--seconds", type=float, default=3.0, help="approximate length of a turn")
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
-    parser.add_argument("--venv", type=pathlib.Path, default=os.environ.get("FORETELL_VENV", ROOT / "target/pytorch-venv"))
+    environment_of_benches.add_argument(parser)
     parser.add_argument("--foretell", help="use this program instead of building it (all-reduce is built anyway)")
     parser.add_argument("--real-time", action="store_true", help="run all sides with real-time priority (`chrt --rr`; needs root)")
     parser.add_argument("--json", type=pathlib.Path, help="write every step's time here")
@@ -250,7 +242,7 @@ def main():
     global REAL_TIME
     REAL_TIME = options.real_time
     options.shown = [word for word in sys.argv[1:] if word]
-    python = python_with_torch(pathlib.Path(options.venv).absolute())
+    python = environment_of_benches.python_of(options.venv)
     programs = {"foretell": options.foretell} if options.foretell and "all-reduce" not in options.cases else build()
     if options.foretell:
         programs["foretell"] = options.foretell

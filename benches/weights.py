@@ -4,7 +4,9 @@
 For each model the peer (torchvision or transformers) draws weights and saves them. Foretell starts from that file (`--init`) and takes a
 step in each layout: its loss and gradient norm must be the peer's on the same samples (the norm of ResNets to 1e-2). It trains a few steps; the peer must load the
 checkpoint strictly and reach the same evaluation loss and top-1. Every comparison is to 1e-4. Models whose samples the peer cannot
-make (masked or paired tokens) are loaded strictly in both directions only.
+make (masked or paired tokens) are loaded strictly in both directions only. Of language models also: `generate` must take the tokens
+that transformers takes, with their log-probabilities; and adapters (LoRA) that `peft` draws must give `peft`'s losses over three steps,
+and load into `peft` afterwards.
 
 PyTorch is installed into a virtual environment if it is missing (at FORETELL_VENV or --venv).
 
@@ -20,22 +22,12 @@ import subprocess
 import sys
 import tempfile
 
+import environment
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PACKAGES = ["torch", "torchvision", "transformers", "safetensors", "numpy"]
 TOLERANCE = 1e-4
 SEQUENCE, VOCABULARY, SAMPLES, IMAGE, CLASSES = 32, 160, 8, 64, 10
 LAYOUTS = ["{micro_batch: 8}", "{data: 2, micro_batch: 4, zero: 3}", "{tensor: 2, micro_batch: 8}", "{pipeline: 2, micro_batch: 4}"]
-
-
-def enter_environment(venv):
-    """Starts this script again with the Python of the virtual environment, which is made if it is missing."""
-    python = venv / "bin/python"
-    if pathlib.Path(sys.prefix).resolve() == venv.resolve():
-        return
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", venv], check=True)
-        subprocess.run([python, "-m", "pip", "install", "--quiet", *PACKAGES], check=True)
-    os.execv(python, [python, *sys.argv])
 
 
 def foretell(program, folder, plan, *arguments):
@@ -141,6 +133,62 @@ def compare(what, ours, theirs, tolerance=TOLERANCE):
     return error
 
 
+def check_generated(name, case, model, weights, program, folder):
+    """Compares greedy continuations, and the log-probability of each token. Returns the largest difference."""
+    import torch
+    (folder / "model.yaml").write_text(case.model)
+    prompt = [3, 141, 59, 26]
+    command = [program, "generate", "--init", weights, "--model", "model.yaml", "--prompt-tokens", ",".join(map(str, prompt)), "--tokens", "20", "--json"]
+    done = subprocess.run(list(map(str, command)), cwd=folder, capture_output=True, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{name}: {done.stderr}")
+    ours = json.loads(done.stdout)
+    model.eval()
+    with torch.no_grad():
+        theirs = model.generate(torch.tensor([prompt]), max_new_tokens=20, do_sample=False, pad_token_id=0, eos_token_id=VOCABULARY)[0].tolist()
+        if ours["tokens"] != theirs[len(prompt):]:
+            sys.exit(f"{name}: generated {ours['tokens']} here, {theirs[len(prompt):]} there")
+        logits = model(torch.tensor([theirs])).logits[0].double().log_softmax(-1)
+    places = range(len(prompt) - 1, len(theirs) - 1)
+    differences = [abs(ours["log_probabilities"][i] - logits[place, theirs[place + 1]].item()) for i, place in enumerate(places)]
+    if max(differences) > TOLERANCE:
+        sys.exit(f"{name}: log-probabilities differ by {max(differences):.1e}")
+    return max(differences)
+
+
+def check_adapters(name, case, program, folder, weights, training):
+    """Trains adapters that `peft` drew for three steps on both sides. Returns the largest relative difference of losses."""
+    import peft
+    import torch
+    targets = ["c_attn", "c_proj"] if name == "gpt2" else ["q_proj", "v_proj", "down_proj"]
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, fan_in_fan_out=name == "gpt2", init_lora_weights=False)
+    model = peft.get_peft_model(type(case.make()).from_pretrained(weights, attn_implementation="eager"), config)
+    shutil.copytree(weights, folder / "adapted")
+    model.save_pretrained(folder / "adapted")
+    patterns = ", ".join(f'"*.{target}"' for target in targets)
+    lora = f"{{rank: 4, alpha: 8, targets: [{patterns}]}}"
+    plan = (f"model: {case.model}\ntopology: local\nglobal_batch: {SAMPLES}\nlayout: {{data: 2, micro_batch: 4}}\noptimizer: sgd\n"
+            f"training: {{learning_rate: 0.1, momentum: 0, lora: {lora}}}\n")
+    more = ["--steps", 3, "--no-evaluation", "--data", folder / "tokens.bin", "--run", "lora"]
+    done = foretell(program, folder, plan, "--init", folder / "adapted", *more)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+    model.train()
+    differences = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss, _ = loss_of(model, *training)
+        loss.backward()
+        optimizer.step()
+        differences.append(compare(f"{name}: loss of step {step} with adapters", done["loss"][step], loss.item()))
+    saved = folder / "lora/checkpoints/3"
+    again = peft.PeftModel.from_pretrained(type(case.make()).from_pretrained(weights, attn_implementation="eager"), saved)
+    with torch.no_grad():
+        ours, theirs = again(training[0]).logits, model.eval()(training[0]).logits
+    if (difference := (ours - theirs).abs().max().item()) > TOLERANCE:
+        sys.exit(f"{name}: logits of the saved adapters differ by {difference:.1e}")
+    return max(differences)
+
+
 def check(name, case, program, folder):
     import torch
     from safetensors.torch import save_model
@@ -186,16 +234,19 @@ def check(name, case, program, folder):
             theirs, top = loss_of(trained, *evaluation)
         errors += [compare(f"{name} {layout}: evaluation loss", done["evaluation"]["loss"], theirs.item())]
         errors += [compare(f"{name} {layout}: top-1", 1 + done["evaluation"]["top1"], 1 + top)]
+    if name in ("gpt2", "llama"):
+        line["generated, largest difference of log-probabilities"] = f"{check_generated(name, case, model, weights, program, folder):.1e}"
+        line["adapters, largest relative difference of losses"] = f"{check_adapters(name, case, program, folder, weights, training):.1e}"
     return {**line, "layouts": checked, "worst relative difference": f"{max(errors):.1e}"}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cases", nargs="*")
-    parser.add_argument("--venv", type=pathlib.Path, default=pathlib.Path(os.environ.get("FORETELL_VENV", ROOT / "target/venv")))
+    environment.add_argument(parser)
     parser.add_argument("--foretell", type=pathlib.Path, default=ROOT / "target/release/foretell")
     arguments = parser.parse_args()
-    enter_environment(arguments.venv)
+    environment.enter(arguments.venv)
     for name, case in cases():
         if not arguments.cases or name in arguments.cases:
             with tempfile.TemporaryDirectory() as folder:

@@ -1,5 +1,6 @@
 //! `foretell check`: compares a run's prediction with its measurement, instruction by instruction.
 
+use crate::binding;
 use crate::failure::Failure;
 use crate::input::bound_phrase;
 use crate::output;
@@ -8,8 +9,10 @@ use crate::run_folder::{Measured, Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::read_timeline;
 use foretell_program::{Compiled, Timeline};
-use foretell_reports::{CheckDocument, InputCheck, KindRow, LossPoint, Plot, Section, check_table, compare, page, write_trace};
-use foretell_simulator::InputBound;
+use foretell_reports::{
+    Chart, CheckDocument, InputCheck, KindRow, LossPoint, Plot, Section, check_table, compare, page, write_trace,
+};
+use foretell_simulator::{InputBound, Prediction};
 use foretell_units::{Bytes, Seconds};
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -42,6 +45,7 @@ pub struct Checked {
     folder: RunFolder,
     loaded: LoadedPlan,
     compiled: Compiled,
+    prediction: Prediction,
     predicted: Timeline,
     measured: Timeline,
 }
@@ -88,7 +92,8 @@ pub fn check_compiled(folder: &RunFolder, loaded: LoadedPlan, compiled: Compiled
         )
     });
     document.set_steps(prediction.step_seconds, Seconds::new(totals.step_seconds), interval.0, interval.1);
-    Ok(Checked { document, folder: folder.clone(), loaded, compiled, predicted: predicted.timeline, measured })
+    let Predicted { prediction, timeline: predicted, .. } = predicted;
+    Ok(Checked { document, folder: folder.clone(), loaded, compiled, prediction, predicted, measured })
 }
 
 #[derive(Deserialize)]
@@ -105,34 +110,43 @@ impl Checked {
         let mut trace = Vec::new();
         write_trace(program, &both, &mut trace)?;
         output::write(&self.folder.file("trace.json"), &trace)?;
+        let (training, evaluation) = (self.losses("metrics.jsonl")?, self.losses("evaluation.jsonl")?);
         let plots = [
-            (
-                "timeline",
-                "Timeline",
-                "Each rank's step: predicted above, measured below.",
-                Plot::timeline("One step", program, &both),
-            ),
-            (
-                "memory",
-                "Memory",
-                "Bytes in use in each stage's arena over the step.",
-                Plot::memory("Memory over the step", program, &self.predicted),
-            ),
-            ("loss", "Loss", "Loss of the training steps and of the evaluations.", self.loss_plot()?),
+            ("timeline", Plot::timeline("One step", program, &both)),
+            ("memory", Plot::memory("Memory over the step", program, &self.predicted)),
+            ("loss", Plot::loss("Loss", &training, &evaluation)),
         ];
-        let mut sections = Section::check(&self.document);
-        for (name, heading, caption, plot) in plots {
+        for (name, plot) in plots {
             output::write(&self.folder.file(&format!("plots/{name}.svg")), plot.svg()?.as_bytes())?;
             output::write(&self.folder.file(&format!("plots/{name}.png")), &plot.png()?)?;
-            sections.push(Section::Figure { heading: heading.into(), plot: Box::new(plot), caption: caption.into() });
         }
-        sections.push(Section::Listing { heading: "Plan".into(), text: self.loaded.file.to_yaml()? });
+        let chart = |heading: &str, chart: Chart, caption: &str| Section::Chart {
+            heading: heading.into(),
+            chart: Box::new(chart),
+            caption: caption.into(),
+        };
+        let (plan, topology) = (&self.loaded.plan, &self.loaded.topology);
+        let measured = self.document.comparison.measured_step;
+        let mut sections = vec![
+            binding::answer(plan, &self.prediction, topology, Some(measured))?,
+            chart(
+                "Timeline",
+                Chart::timeline(program, &both),
+                "How each rank spent the step: predicted above, measured below. Communication counts as exposed while kernels wait for it.",
+            ),
+        ];
+        sections.extend(Section::check(&self.document));
+        sections.extend([
+            chart(
+                "Memory",
+                Chart::memory(program, &self.predicted, Some(topology.least_memory())),
+                "Bytes in use over the step, and the tensors that hold them at the peak.",
+            ),
+            chart("Loss", Chart::loss(&training, &evaluation), "Loss of the training steps and of the evaluations."),
+            Section::Listing { heading: "Plan".into(), text: self.loaded.file.to_yaml()? },
+        ]);
         let title = format!("{}: predicted and measured", self.loaded.model.name);
         output::write(&self.folder.file("report.html"), page(&title, &sections)?.as_bytes())
-    }
-
-    fn loss_plot(&self) -> Result<Plot, Failure> {
-        Ok(Plot::loss("Loss", &self.losses("metrics.jsonl")?, &self.losses("evaluation.jsonl")?))
     }
 
     fn losses(&self, file: &str) -> Result<Vec<LossPoint>, Failure> {

@@ -1,15 +1,17 @@
 //! The choices that `plan` and `run` offer: model, cluster, batch, precision, fixed dimensions,
 //! limits. Resolves names, takes defaults, and runs the planner over what is left open.
 
+use crate::binding::Limits;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
 use clap::Args;
-use foretell_planner::{Fixed, Planned, Request, plan};
+use foretell_planner::{Fixed, Planned, Progress, Request, plan};
 use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
 use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
 use foretell_units::{Bytes, DataType, Seconds};
+use std::path::Path;
 use std::time::Instant;
 
 /// Command-line choices of `plan` and `run`.
@@ -22,6 +24,9 @@ pub struct Choices {
     /// or `local-gpus`
     #[arg(long)]
     pub topology: String,
+    /// Length of the model's sequences, instead of the model's own
+    #[arg(long, value_name = "POSITIONS")]
+    pub sequence: Option<usize>,
     /// Node kind (a `name` in `nodes`) that holds the first ranks; left open, the best one is
     /// chosen
     #[arg(long, value_name = "NAME")]
@@ -70,7 +75,7 @@ pub struct Choices {
     #[arg(long)]
     pub oversubscribe: bool,
     /// Stop the search after this time with the best layout so far; the gap says how far it may be
-    /// from the optimum. While nothing fits, the search goes on for at least 10 s
+    /// from the optimum
     #[arg(long, value_name = "10s")]
     pub time_limit: Option<Seconds>,
     /// Highest price per hour of the nodes used, in the currency of the topology file
@@ -94,6 +99,8 @@ pub enum Prefer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Objective {
     Time,
+    /// The slower end of the step time's interval.
+    P90,
     Cost,
     Energy,
     Goodput,
@@ -135,7 +142,7 @@ pub struct Setting {
 impl Choices {
     /// Looks names up and takes defaults.
     pub fn setting(&self) -> Result<Setting, Failure> {
-        let model = inputs::model(&self.model)?;
+        let model = self.model()?;
         let topology = inputs::topology(&self.topology, self.nodes)?;
         let topology = match &self.first_nodes {
             Some(first) => topology.beginning_with(first)?,
@@ -167,6 +174,17 @@ impl Choices {
         (base.stack, base.overlap, base.layout.bucket) = (Stack::new(&self.stack), stack.defaults.overlap, stack.defaults.bucket);
         base.training.learning_rate = self.learning_rate;
         Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
+    }
+
+    /// The model, with `--sequence` if that is given.
+    fn model(&self) -> Result<NamedModel, Failure> {
+        let named = inputs::model(&self.model)?;
+        let Some(length) = self.sequence else { return Ok(named) };
+        let Some(model) = named.model.with_sequence(length) else {
+            let hint = "write its lengths into a model file with `base`";
+            return Err(Failure::Input(format!("`{}` has no one length of its samples; hint: {hint}", named.name)));
+        };
+        inputs::sound(NamedModel { model, ..named }, Path::new("--sequence"))
     }
 
     /// Number of ranks that the search may use: one per device within `--price-limit`. With
@@ -204,24 +222,49 @@ impl Choices {
         })
     }
 
+    /// The limits of a device's memory.
+    pub fn limits(&self) -> Limits {
+        Limits { memory_limit: self.memory_limit, headroom: self.headroom() }
+    }
+
     /// Searches all number formats, and unless `--first-nodes` fixes it also topologies that begin
     /// with another node kind. Sets the setting's topology to that of the answer.
     pub fn search(&self, setting: &mut Setting, profile: Option<&Profile>, top: usize) -> Result<Planned, Failure> {
+        self.search_watched(setting, profile, top, &|_, _| {})
+    }
+
+    /// Whether [`Self::search`] is one search, so that its progress is that of the whole.
+    pub fn is_one_search(&self, setting: &Setting) -> bool {
+        self.formats(setting).len() == 1 && self.without_first_nodes(setting).is_empty()
+    }
+
+    /// Searches as [`Self::search`] does. Tells `watch` how far the search is, with the seconds
+    /// since it began.
+    pub fn search_watched(
+        &self,
+        setting: &mut Setting,
+        profile: Option<&Profile>,
+        top: usize,
+        watch: &(dyn Fn(f64, Progress) + Sync),
+    ) -> Result<Planned, Failure> {
         let started = Instant::now();
+        let watch = |progress: Progress| watch(started.elapsed().as_secs_f64(), progress);
         let formats = self.formats(setting);
         if formats.len() > 1 && self.objective != Objective::Time {
             let hint = "omit `--objective`, or name one format";
             return Err(Failure::Input(format!("several number formats can only be compared by step time; hint: {hint}")));
         }
         let devices = self.devices(&setting.topology);
-        let mut planned = self.search_devices(setting, (&setting.topology, devices), profile, (top, None), started);
+        let mut planned = self.search_devices(setting, (&setting.topology, devices), profile, (top, None), started, &watch);
+        // The other searches leave some kinds of devices out.
+        let on_all_devices = planned.as_ref().ok().and_then(|planned| planned.search.all_devices_seconds);
         for (first, topology, devices) in self.without_first_nodes(setting) {
             if planned.is_ok() && self.is_over(started) {
                 planned = planned.map(|planned| planned.cut_off());
                 break;
             }
             let elsewhere = planned.as_ref().ok().map(|planned| planned.value);
-            let found = self.search_devices(setting, (&topology, devices), profile, (top, elsewhere), started);
+            let found = self.search_devices(setting, (&topology, devices), profile, (top, elsewhere), started, &watch);
             planned = match (planned, found) {
                 (Ok(before), Ok(found)) if found.candidates.is_empty() => Ok(before.counting(&found)),
                 (Ok(before), Err(_)) => Ok(before),
@@ -236,6 +279,7 @@ impl Choices {
             };
         }
         let mut planned = planned?;
+        planned.search.all_devices_seconds = on_all_devices;
         planned.search.wall_seconds = started.elapsed().as_secs_f64();
         Ok(planned)
     }
@@ -249,14 +293,15 @@ impl Choices {
         profile: Option<&Profile>,
         (top, elsewhere): (usize, Option<f64>),
         started: Instant,
+        watch: &(dyn Fn(Progress) + Sync),
     ) -> Result<Planned, Failure> {
         if devices == 0 {
             let hint = "raise or omit `--price-limit`; every node needs a `price_per_hour`";
             return Err(Failure::Input(format!("no node of `{}` costs so little; hint: {hint}", topology.name())));
         }
-        let is_hopeless =
-            || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value().max(FIRST_ANSWER));
         let is_over = || self.is_over(started);
+        // The clock stops a search a little later if that still gives an answer.
+        let is_hopeless = || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value() + LATE_ANSWER);
         let search = |base: &Plan| -> Result<Planned, Failure> {
             let costs = predict::costs(profile, topology, base, &setting.model.model)?;
             let request = Request {
@@ -265,6 +310,7 @@ impl Choices {
                 objective: self.objective.into(),
                 stop: &is_over,
                 give_up: &is_hopeless,
+                watch,
                 oversubscription: predict::oversubscription(self.oversubscribe),
                 memory_limit: self.memory_limit,
                 headroom: self.headroom(),
@@ -292,7 +338,7 @@ impl Choices {
     }
 
     /// Whether the time limit is over.
-    fn is_over(&self, started: Instant) -> bool {
+    pub fn is_over(&self, started: Instant) -> bool {
         self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value())
     }
 
@@ -324,21 +370,25 @@ impl Choices {
     /// Returns the plan file of a layout that the search found.
     pub fn plan_file(&self, setting: &Setting, plan: &Plan) -> PlanFile {
         let topology = TopologyReference::Named(self.topology.clone());
-        let mut file = PlanFile::new(ModelReference::Named(self.model.clone()), topology, self.nodes, plan);
+        let model = match self.sequence {
+            Some(_) => ModelReference::InPlace(setting.model.model.clone()),
+            None => ModelReference::Named(self.model.clone()),
+        };
+        let mut file = PlanFile::new(model, topology, self.nodes, plan);
         file.first_nodes.clone_from(&setting.first_nodes);
         file
     }
 }
+
+/// Seconds beyond its time limit for which a search without an answer goes on. Most have one by
+/// then.
+const LATE_ANSWER: f64 = 0.25;
 
 /// How much slower a simpler layout may be: less than any prediction is sure of.
 const SIMPLICITY_MARGIN: f64 = 0.005;
 
 /// Most node kinds at the beginning of a file that are left out. Each needs a search of its own.
 const MOST_KINDS_LEFT_OUT: usize = 3;
-
-/// Seconds for which a search without an answer goes on, even beyond its time limit. Most have one
-/// by then.
-const FIRST_ANSWER: f64 = 10.0;
 
 /// Parses a share of something, such as `6%` or `0.06`.
 fn share(text: &str) -> Result<f64, String> {
@@ -368,6 +418,7 @@ impl From<Objective> for foretell_planner::Objective {
     fn from(objective: Objective) -> Self {
         match objective {
             Objective::Time => Self::Time,
+            Objective::P90 => Self::SlowEnd,
             Objective::Cost => Self::Cost,
             Objective::Energy => Self::Energy,
             Objective::Goodput => Self::Goodput,

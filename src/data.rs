@@ -4,13 +4,13 @@ mod documents;
 
 use crate::failure::Failure;
 use crate::output;
+use crate::tokenizer;
 use crate::training::BadSamplePolicy;
 use clap::{Args, Subcommand};
 use documents::Documents;
 use foretell_executor::data::TokenFileWriter;
 use serde_json::json;
-use std::path::{Path, PathBuf};
-use tokenizers::Tokenizer;
+use std::path::PathBuf;
 
 /// Prepare data for training
 #[derive(Debug, Args)]
@@ -48,9 +48,6 @@ struct Tokenize {
     on_bad_sample: BadSamplePolicy,
 }
 
-/// What the end of a document is called, by usual tokenizers.
-const ENDS_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
-
 /// About how many bytes of text are tokenized at once, on all cores.
 const BATCH: usize = 8 << 20;
 
@@ -61,9 +58,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 fn tokenize(arguments: &Tokenize, json: bool) -> Result<(), Failure> {
-    let tokenizer = open_tokenizer(&arguments.tokenizer)?;
+    let tokenizer = tokenizer::open(&arguments.tokenizer)?;
     let vocabulary = tokenizer.get_vocab(true).into_values().max().map_or(0, |highest| highest as usize + 1);
-    let end = end_of_text(&tokenizer, arguments)?;
+    let end = tokenizer::end_of_text(&tokenizer, &arguments.tokenizer, arguments.end_of_text.as_deref())?;
     if end.is_none() {
         output::note("the tokenizer has no usual token for the end of a text, so none stands between documents");
     }
@@ -112,26 +109,6 @@ fn tokenize(arguments: &Tokenize, json: bool) -> Result<(), Failure> {
         "{tokens} tokens of {written} documents, {token_bytes} bytes each, below {vocabulary}, are in {}{left_out}",
         arguments.output.display()
     ))
-}
-
-/// Reads a `tokenizer.json`.
-pub fn open_tokenizer(path: &Path) -> Result<Tokenizer, Failure> {
-    let text = crate::inputs::read(path)?;
-    text.parse().map_err(|error| {
-        let hint = "give the `tokenizer.json` of a model on Hugging Face";
-        Failure::Input(format!("`{}` is not a tokenizer: {error}; hint: {hint}", path.display()))
-    })
-}
-
-fn end_of_text(tokenizer: &Tokenizer, arguments: &Tokenize) -> Result<Option<(u32, String)>, Failure> {
-    let id = |name: &str| Some((tokenizer.token_to_id(name)?, name.to_owned()));
-    match &arguments.end_of_text {
-        Some(name) => id(name).map(Some).ok_or_else(|| {
-            let hint = "name one of its `added_tokens`";
-            Failure::Input(format!("`{}` has no token `{name}`; hint: {hint}", arguments.tokenizer.display()))
-        }),
-        None => Ok(ENDS_OF_TEXT.into_iter().find_map(id)),
-    }
 }
 
 fn unwritten(error: foretell_executor::data::DataError) -> Failure {

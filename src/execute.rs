@@ -36,7 +36,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     run: Option<PathBuf>,
     /// Go on from the last whole checkpoint of the run in this folder, in any layout. Unless
-    /// stated, data, seed and length are those of that run
+    /// stated, data, how they are read, seed and length are those of that run
     #[arg(long, value_name = "RUN", conflicts_with = "init")]
     resume: Option<PathBuf>,
     /// When a rank is lost, go on from the last checkpoint with the ranks that are left, planned
@@ -80,7 +80,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         waiting.apply(&mut predicted);
     }
     let start = resumption.as_ref().map_or_else(|| training.start(), Resumption::start);
-    let job = training.job(&loaded, start.clone());
+    let job = training.job(&loaded, &predicted, start.clone());
     let steps_per_epoch = dataset.steps_per_epoch(loaded.plan.global_batch).map_err(foretell_executor::ExecutorError::from)?;
     job.check_rounds(steps_per_epoch)?;
     drop(dataset);

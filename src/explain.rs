@@ -1,13 +1,14 @@
 //! `foretell plan --explain`: why the best layout is best, and where the others lose.
 
+use crate::binding::what_binds;
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
 use crate::predict;
-use foretell_planner::{Candidate, Planned};
-use foretell_program::{Layout, Profile, Rank, Recompute, StageLayout, compile_training};
+use foretell_planner::{Candidate, Planned, Search};
+use foretell_program::{Layout, Profile, Recompute, StageLayout, compile_training};
 use foretell_simulator::{Folding, WhatIf, predict as simulate};
-use foretell_topologies::{Architecture, DeviceId, Topology};
-use foretell_units::{Bytes, Seconds};
+use foretell_topologies::{Architecture, DeviceId};
+use foretell_units::Seconds;
 
 /// Changes of hardware for which `--explain` simulates the shown layouts again.
 const QUESTIONS: [&str; 4] = ["inter_node.bandwidth*2", "inter_node.bandwidth/2", "intra_node.bandwidth/2", "peak*2"];
@@ -28,7 +29,7 @@ pub fn explanation(
     };
     let mut text = format!(
         "searched {} layouts in {:.2} s: {} duplicates, {} with needless offload or recomputation, {} that do not divide the model, \
-         {} that do not fit, {} ruled out by their lower bound{}, {} simulated, {} more for a first answer and around the best;\nno remaining layout can be faster than {:.3} ms (gap {:.2} %)\n",
+         {} that do not fit, {} ruled out by their lower bound{}, {} simulated, {} more for a first answer and around the best;\n{}\n",
         search.layouts,
         search.wall_seconds,
         search.alike,
@@ -39,24 +40,45 @@ pub fn explanation(
         stopped,
         search.simulated,
         search.probed,
-        search.lower_bound_seconds * 1e3,
-        search.gap * 100.0
+        bound_of(search)
     );
-    text.push_str(&format!("\nthe space, with {} values left out by judgement:\n", search.heuristic_exclusions));
-    for dimension in &search.space {
-        let left_out = match dimension.left_out {
-            0 => String::new(),
-            count => format!("; left out: {count}, since {}", dimension.reason),
-        };
-        text.push_str(&format!("  {:<15} {}{left_out}\n", dimension.name, dimension.values));
-    }
+    text.push_str(&stated_space(search));
     text.push_str(&format!("\nlayout 1\n{}", predict::table(&best.prediction, &setting.topology)));
-    text.push_str(&format!("\nwhat binds: {}\n", what_binds(best, &setting.topology, choices)?));
+    text.push_str(&format!("\nwhat binds: {}\n", what_binds(&best.plan, &best.prediction, &setting.topology, choices.limits())?));
     for (index, candidate) in planned.candidates.iter().enumerate().skip(1) {
         text.push_str(&format!("\nlayout {}: {}\n", index + 1, what_it_loses(best, candidate)));
     }
     text.push_str(&what_would_change(planned, setting, profile)?);
     Ok(text)
+}
+
+/// States the space: each dimension with its values, and what is left out of it.
+fn stated_space(search: &Search) -> String {
+    let mut text = format!(
+        "\nthe space; {} values are left out by judgement, and lists of numbers that cannot be counted; \
+         the bound covers what is listed, and all of {}:\n",
+        search.heuristic_exclusions,
+        search.covers.join(", ")
+    );
+    for dimension in &search.space {
+        let left_out = match (dimension.is_covered(), dimension.left_out) {
+            (true, _) => String::new(),
+            (false, Some(0)) => format!("; not in every layout: {}", dimension.reason),
+            (false, Some(count)) => format!("; left out: {count}, since {}", dimension.reason),
+            (false, None) => format!("; left out: {}", dimension.reason),
+        };
+        text.push_str(&format!("  {:<15} {}{left_out}\n", dimension.name, dimension.values));
+    }
+    text
+}
+
+/// States the bound of a search.
+fn bound_of(search: &Search) -> String {
+    if !search.gap.is_finite() {
+        return "nothing is proven about the remaining layouts".into();
+    }
+    let bound = Seconds::new(search.lower_bound_seconds);
+    format!("no remaining layout of the space can be faster than {bound} (gap {:.2} %)", search.gap * 100.0)
 }
 
 /// Says that a search was ended early, and how far its answer may be from the best; `None` if it
@@ -91,7 +113,8 @@ pub fn rates_of_device(candidate: &Candidate) -> Result<String, Failure> {
 /// what is odd about it, and the memory that stays free.
 pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
     let Some(best) = planned.candidates.first() else { return Ok(Vec::new()) };
-    let mut lines = vec![format!("what binds: {}", what_binds(best, &setting.topology, choices)?)];
+    let mut lines =
+        vec![format!("what binds: {}", what_binds(&best.plan, &best.prediction, &setting.topology, choices.limits())?)];
     if let Some(second) = planned.candidates.get(1) {
         let sure = likelihood_of_order(best, second) * 100.0;
         lines.push(format!("second best: {}; the first is faster with a likelihood of {sure:.0} %", what_it_loses(best, second)));
@@ -99,9 +122,15 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
     let gap = planned.search.gap * 100.0;
     if !planned.search.is_cut_off {
         let better = if matches!(choices.objective, Objective::Time) { "faster" } else { "better" };
-        lines.push(format!("proven: no layout of the space is more than {gap:.2} % {better} (`--explain` states the space)"));
+        let of_any = planned.search.bound_of_any_layout_seconds;
+        let any = match planned.search.best_seconds / of_any - 1.0 {
+            share if share < MOST_SAID => format!(", and no layout at all more than {:.0} % faster", share * 100.0),
+            _ => String::new(),
+        };
+        lines
+            .push(format!("proven: no layout of the space is more than {gap:.2} % {better}{any} (`--explain` states the space)"));
     }
-    lines.extend(oddities(best, setting, choices)?);
+    lines.extend(oddities(best, planned.search.all_devices_seconds, setting, choices)?);
     let has_gpus = setting.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Gpu);
     if has_gpus && choices.headroom() > 0.0 {
         let share = choices.headroom() * 100.0;
@@ -109,6 +138,9 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
     }
     Ok(lines)
 }
+
+/// The largest lead over the arithmetic's bound that is worth saying.
+const MOST_SAID: f64 = 10.0;
 
 /// How likely the first of two layouts is the faster one, if the errors of their predictions are
 /// independent. Errors of layouts of one job mostly agree, so it is likelier than that.
@@ -129,8 +161,8 @@ fn likelihood_of_order(first: &Candidate, second: &Candidate) -> f64 {
 const MANY_STAGES: usize = 30;
 
 /// Names what an expert would ask about: idle devices, a tensor group over several nodes, very many
-/// stages.
-fn oddities(best: &Candidate, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
+/// stages. `on_all` is the step time of the best layout found that leaves no device idle.
+fn oddities(best: &Candidate, on_all: Option<f64>, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
     let topology = &setting.topology;
     let (layout, ranks) = (&best.plan.layout, best.plan.mesh()?.world_size());
     let devices = choices.devices(topology).min(topology.device_count());
@@ -150,8 +182,12 @@ fn oddities(best: &Candidate, setting: &Setting, choices: &Choices) -> Result<Ve
         let (all, unused): (f64, f64) = ((0..devices).map(peak).sum(), (ranks..devices).map(peak).sum());
         let share = unused / all.max(f64::MIN_POSITIVE) * 100.0;
         let idle: Vec<String> = idle.into_iter().map(|(name, count)| format!("{count} of `{name}`")).collect();
+        let worth = match on_all.map(|step| step / best.prediction.step_seconds.value() - 1.0) {
+            Some(longer) => format!("the best layout found on all devices takes {:.1} % longer", longer * 100.0),
+            None => "no layout on all devices is known to fit".into(),
+        };
         said.push(format!(
-            "{} devices stay idle ({}), {share:.1} % of the arithmetic: no layout that uses them is known to be faster",
+            "{} devices stay idle ({}), {share:.1} % of the arithmetic: {worth}",
             devices - ranks,
             idle.join(", ")
         ));
@@ -178,55 +214,6 @@ pub fn comparison(best: &Candidate, mine: &Candidate, name: &str) -> String {
         best.prediction.step_seconds,
         what_it_loses(best, mine)
     )
-}
-
-/// Names the resource that binds: arithmetic, or the largest part of the step without it; and how
-/// full the fullest device is.
-fn what_binds(candidate: &Candidate, topology: &Topology, choices: &Choices) -> Result<String, Failure> {
-    let prediction = &candidate.prediction;
-    let parts = &prediction.breakdown_seconds;
-    let step = prediction.step_seconds.value().max(f64::MIN_POSITIVE);
-    let share = |time: Seconds| time.value() / step * 100.0;
-    let (full, limit) = fullest(candidate, topology, choices)?;
-    let of_limit = full.value() / limit.value().max(1.0) * 100.0;
-    let lost = [
-        ("waiting for communication", parts.exposed_communication),
-        ("the pipeline's bubble", parts.bubble),
-        ("the update", parts.optimizer),
-    ];
-    let largest =
-        lost.into_iter().max_by(|a, b| a.1.value().total_cmp(&b.1.value())).map_or(("nothing", Seconds::ZERO), |one| one);
-    let kernels = share(parts.compute);
-    let memory = if of_limit > 90.0 { "; memory is nearly full" } else { "" };
-    let first = if kernels > 85.0 {
-        "the devices' arithmetic".to_owned()
-    } else {
-        format!("{} ({:.1} % of the step)", largest.0, share(largest.1))
-    };
-    let on_hosts = prediction.host_memory_bytes.iter().copied().fold(Bytes::ZERO, Bytes::max);
-    let hosts = if on_hosts > Bytes::ZERO { format!(", and {on_hosts} on its host") } else { String::new() };
-    Ok(format!(
-        "{first}; kernels take {kernels:.1} % of the step, and the fullest device holds {full} of {limit} ({of_limit:.0} %){hosts}{memory}"
-    ))
-}
-
-/// Memory held and memory limit of the device that is fullest relative to its limit.
-fn fullest(candidate: &Candidate, topology: &Topology, choices: &Choices) -> Result<(Bytes, Bytes), Failure> {
-    let (limit, headroom) = (choices.memory_limit, choices.headroom());
-    let mesh = candidate.plan.mesh()?;
-    let held = &candidate.prediction.peak_memory_bytes;
-    let mut fullest = (Bytes::ZERO, topology.least_memory());
-    for rank in (0..mesh.world_size()).map(Rank) {
-        let kind = topology.device_kind(topology.device_of_rank(rank.0));
-        let free = if kind.architecture == Architecture::Gpu { headroom } else { 0.0 };
-        let memory = Bytes::new((kind.memory.value() * (1.0 - free)) as u64);
-        let may = limit.map_or(memory, |limit| limit.min(memory));
-        let holds = held.get(mesh.stage_of(rank)).copied().unwrap_or_default();
-        if holds.value() * fullest.1.value() > fullest.0.value() * may.value() {
-            fullest = (holds, may);
-        }
-    }
-    Ok(fullest)
 }
 
 /// Says how much slower a layout is than the best one, and which parts of its step make the

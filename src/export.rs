@@ -4,10 +4,10 @@
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
-use crate::plan_file::{LoadedPlan, PlanFile};
+use crate::plan_file::{LoadedPlan, PlanFile, usual_overlap};
 use crate::predict::{self, PredictedPlan};
 use clap::{Args, ValueEnum};
-use foretell_export::{AstraSim, Chakra, Framework, Job, export_job};
+use foretell_export::{AstraSim, Chakra, Framework, Job, JobFiles, export_job};
 use foretell_program::{Plan, Profile, Rank};
 use foretell_reports::write_trace;
 use foretell_simulator::CostModel;
@@ -94,26 +94,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// Writes a plan as a framework's job, and beside it the plan that the job expresses.
+/// Writes a plan as a framework's job, and says where.
 fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> Result<(), Failure> {
-    let topology = &loaded.topology;
-    let devices_per_node = topology.device_count() / topology.node_count().max(1);
-    let job = Job { name: &loaded.model.name, model: &loaded.model.model, plan: &loaded.plan, devices_per_node };
-    let exported = export_job(&job, framework).map_err(|error| Failure::in_file(&loaded.path, &error))?;
-    for (name, text) in &exported.files {
-        output::write(&folder.join(name), text.as_bytes())?;
-    }
-    let overlap = inputs::stack(exported.plan.stack.name())?.defaults.overlap;
-    let expressed = Plan { overlap, ..exported.plan.clone() };
-    let expressed = if framework == Framework::Slurm { exported.plan.clone() } else { expressed };
-    let mut plan = PlanFile::new(loaded.file.model.clone(), loaded.file.topology.clone(), loaded.file.nodes, &expressed);
-    plan.first_nodes.clone_from(&loaded.file.first_nodes);
-    plan.input.clone_from(&loaded.file.input);
-    plan.relative_to(loaded.path.parent().unwrap_or(Path::new(".")), folder)?;
-    output::write(&folder.join("plan.yaml"), plan.to_yaml()?.as_bytes())?;
-    for difference in &exported.differences {
-        output::note(&format!("not the plan that was asked for: {difference}"));
-    }
+    let (exported, plan) = write_job(loaded, framework, folder)?;
     let files: Vec<&str> = exported.files.iter().map(|(name, _)| name.as_str()).chain(["plan.yaml"]).collect();
     if json {
         return output::json(&json!({
@@ -123,6 +106,31 @@ fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> 
     }
     output::line(&format!("{} in {}, for {}", files.join(", "), folder.display(), exported.version))?;
     output::line(&format!("run it with: cd {}; {}", folder.display(), exported.command))
+}
+
+/// Writes a plan as a framework's job, and beside it the plan that the job expresses.
+pub fn write_job(loaded: &LoadedPlan, framework: Framework, folder: &Path) -> Result<(JobFiles, PlanFile), Failure> {
+    let topology = &loaded.topology;
+    let devices_per_node = topology.device_count() / topology.node_count().max(1);
+    let job = Job { name: &loaded.model.name, model: &loaded.model.model, plan: &loaded.plan, devices_per_node };
+    let exported = export_job(&job, framework).map_err(|error| Failure::in_file(&loaded.path, &error))?;
+    for (name, text) in &exported.files {
+        output::write(&folder.join(name), text.as_bytes())?;
+    }
+    let overlap = match framework {
+        Framework::Slurm => exported.plan.overlap,
+        _ => usual_overlap(&exported.plan.stack).unwrap_or_default(),
+    };
+    let expressed = Plan { overlap, ..exported.plan.clone() };
+    let mut plan = PlanFile::new(loaded.file.model.clone(), loaded.file.topology.clone(), loaded.file.nodes, &expressed);
+    plan.first_nodes.clone_from(&loaded.file.first_nodes);
+    plan.input.clone_from(&loaded.file.input);
+    plan.relative_to(loaded.path.parent().unwrap_or(Path::new(".")), folder)?;
+    output::write(&folder.join("plan.yaml"), plan.to_yaml()?.as_bytes())?;
+    for difference in &exported.differences {
+        output::note(&format!("not the plan that was asked for: {difference}"));
+    }
+    Ok((exported, plan))
 }
 
 fn perfetto(predicted: &PredictedPlan, path: &Path, json: bool) -> Result<(), Failure> {

@@ -1,30 +1,35 @@
 //! `foretell import`: other tools' files as topology, model and plan files.
 
+mod kineto;
+
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
-use crate::plan_file::{ModelReference, PlanFile};
+use crate::plan_file::{ModelReference, PlanFile, usual_overlap};
 use clap::{Args, ValueEnum};
 use foretell_export::{PlanForm, import_plan};
 use foretell_program::Plan;
-use foretell_topologies::{ImportOptions, TopologyReference, from_nccl_xml, from_smi_topo};
+use foretell_topologies::{ImportOptions, TopologyReference, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo};
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Make a topology, model or plan file from other tools' files
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   nvidia-smi topo -m > topo.txt; foretell import nvidia-smi-topo topo.txt --device h100-sxm-80g --nic-bandwidth 400Gbit/s -o here.yaml
+  scontrol show node > nodes.txt; foretell import slurm-nodes nodes.txt --nic-bandwidth 400Gbit/s -o cluster.yaml
   NCCL_TOPO_DUMP_FILE=topo.xml all_reduce_perf -g 8; foretell import nccl-xml topo.xml -o here.yaml
   foretell import hf-config Qwen3-8B/config.json --sequence 4096 -o qwen3-8b.yaml
   foretell import megatron-args train.sh --topology dgx-h100 --nodes 4 -o plan.yaml
+  foretell import kineto rank0.json rank1.json --plan plan.yaml -o profile.yaml --run theirs; foretell check theirs
   foretell import deepspeed-json ds_config.json --model llama3-8b --topology dgx-a100-80g -o plan.yaml")]
 pub struct Arguments {
     /// The file's format
     #[arg(value_enum)]
     form: Form,
-    /// The file
-    file: PathBuf,
+    /// The file; for `kineto` one for each rank, or for a rank of each stage
+    #[arg(required = true, value_name = "FILE")]
+    files: Vec<PathBuf>,
     /// Library name of the GPUs, if the file does not identify them
     #[arg(long, value_name = "KIND")]
     device: Option<String>,
@@ -43,6 +48,15 @@ pub struct Arguments {
     /// Number of nodes of the topology's node template
     #[arg(long, value_name = "N")]
     nodes: Option<usize>,
+    /// The plan that was run, for `kineto`
+    #[arg(long, value_name = "FILE")]
+    plan: Option<PathBuf>,
+    /// Also make a run's folder, which `foretell check` reads, for `kineto`
+    #[arg(long, value_name = "DIR")]
+    run: Option<PathBuf>,
+    /// Costs of the prediction in `--run` [default: those of the trace]
+    #[arg(long, value_name = "FILE")]
+    profile: Option<PathBuf>,
     /// The file to write [default: standard output]
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -53,6 +67,10 @@ pub struct Arguments {
 enum Form {
     /// The output of `nvidia-smi topo -m`
     NvidiaSmiTopo,
+    /// The output of `rocm-smi --showtopo`
+    RocmSmiTopo,
+    /// The output of Slurm's `scontrol show node`
+    SlurmNodes,
     /// NCCL's topology dump (`NCCL_TOPO_DUMP_FILE`)
     NcclXml,
     /// The `config.json` beside a model's weights (Hugging Face Transformers)
@@ -65,6 +83,8 @@ enum Form {
     DeepspeedJson,
     /// The `TrainingArguments` of Hugging Face's Trainer, as JSON
     HfTrainer,
+    /// Traces of PyTorch's profiler: a profile, and with `--run` a measured run
+    Kineto,
 }
 
 impl Form {
@@ -75,14 +95,28 @@ impl Form {
             Form::TorchtitanToml => Some(PlanForm::Torchtitan),
             Form::DeepspeedJson => Some(PlanForm::Deepspeed),
             Form::HfTrainer => Some(PlanForm::HuggingFaceTrainer),
-            Form::NvidiaSmiTopo | Form::NcclXml | Form::HfConfig => None,
+            _ => None,
+        }
+    }
+}
+
+impl Arguments {
+    /// The one file.
+    fn file(&self) -> Result<&Path, Failure> {
+        match self.files.as_slice() {
+            [file] => Ok(file),
+            _ => Err(Failure::Input("this format is read from one file; hint: give one file, or import `kineto`".into())),
         }
     }
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
-    let text = inputs::read(&arguments.file)?;
+    if arguments.form == Form::Kineto {
+        return kineto::run(arguments, json);
+    }
+    let file = arguments.file()?;
+    let text = inputs::read(file)?;
     let mut unread = Vec::new();
     let (what, imported) = match (arguments.form, arguments.form.plan()) {
         (_, Some(form)) => {
@@ -90,9 +124,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             unread = ignored;
             ("plan", yaml)
         }
-        (Form::NvidiaSmiTopo | Form::NcclXml, _) => ("topology", topology(arguments, &text)?),
+        (Form::NvidiaSmiTopo | Form::NcclXml | Form::RocmSmiTopo | Form::SlurmNodes, _) => {
+            ("topology", topology(arguments, &text)?)
+        }
         _ => {
-            let named = inputs::hugging_face(&text, &arguments.file, arguments.sequence)?;
+            let named = inputs::hugging_face(&text, file, arguments.sequence)?;
             let yaml = serde_saphyr::to_string(&named.model).map_err(|error| Failure::Undone(error.to_string()))?;
             ("model", yaml)
         }
@@ -111,11 +147,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 
 /// The text of a plan file, and the settings that were not understood.
 fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Vec<String>), Failure> {
-    let missing =
-        |what: &str| Failure::Input(format!("`{}` does not say the {what}; hint: add `--{what}`", arguments.file.display()));
+    let path = arguments.file()?;
+    let missing = |what: &str| Failure::Input(format!("`{}` does not say the {what}; hint: add `--{what}`", path.display()));
     let name = arguments.topology.as_deref().ok_or_else(|| missing("topology"))?;
     let topology = inputs::topology(name, arguments.nodes)?;
-    let imported = import_plan(text, form, topology.device_count()).map_err(|error| Failure::in_file(&arguments.file, &error))?;
+    let imported = import_plan(text, form, topology.device_count()).map_err(|error| Failure::in_file(path, &error))?;
     let model = match (&arguments.model, imported.model) {
         (Some(name), _) => {
             inputs::model(name)?;
@@ -130,9 +166,7 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Ve
     for setting in &imported.unread {
         output::note(&format!("not understood, and it may change time or memory: `{setting}`"));
     }
-    // The stack's usual overlap is what a file without `overlap` means.
-    let stack = inputs::stack(imported.plan.stack.name())?;
-    let plan = Plan { overlap: stack.defaults.overlap, ..imported.plan };
+    let plan = Plan { overlap: usual_overlap(&imported.plan.stack).unwrap_or_default(), ..imported.plan };
     let mut file = PlanFile::new(model, TopologyReference::Named(name.into()), arguments.nodes, &plan);
     if let Some(folder) = arguments.output.as_ref().and_then(|path| path.parent()).filter(|folder| !folder.as_os_str().is_empty())
     {
@@ -143,12 +177,15 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Ve
 
 /// The text of a topology file.
 fn topology(arguments: &Arguments, text: &str) -> Result<String, Failure> {
-    let stem = arguments.output.as_ref().unwrap_or(&arguments.file).file_stem();
+    let path = arguments.file()?;
+    let stem = arguments.output.as_deref().unwrap_or(path).file_stem();
     let name = stem.map_or_else(|| "imported".into(), |stem| stem.to_string_lossy().into_owned());
     let options = ImportOptions { name, device: arguments.device.clone(), nic_bandwidth: arguments.nic_bandwidth.clone() };
     let imported = match arguments.form {
         Form::NcclXml => from_nccl_xml(text, &options),
+        Form::RocmSmiTopo => from_rocm_topo(text, &options),
+        Form::SlurmNodes => from_slurm_nodes(text, &options),
         _ => from_smi_topo(text, &options),
     };
-    imported.map_err(|error| Failure::Input(format!("`{}`: {error}", arguments.file.display())))
+    imported.map_err(|error| Failure::Input(format!("`{}`: {error}", path.display())))
 }

@@ -7,7 +7,7 @@ use crate::plan_file::LoadedPlan;
 use crate::predict::PredictedPlan;
 use crate::run_folder::PredictedInput;
 use foretell_executor::data::{Dataset, InputOptions};
-use foretell_executor::{ExecutorError, input_costs};
+use foretell_executor::{ExecutorError, input_costs, machine};
 use foretell_program::{InputCosts, Operation, Profile, Program, RankTimeline, Timeline};
 use foretell_reports::{Column, table};
 use foretell_simulator::{InputBound, InputPipeline, Prediction};
@@ -68,10 +68,17 @@ pub fn waiting_for(
     let Some(measured) = input_costs(dataset).map_err(ExecutorError::from)? else { return Ok(None) };
     let Some(costs) = costs(loaded, Some(measured)) else { return Ok(None) };
     let program = &predicted.compiled.training;
-    let ranks = program.mesh.world_size();
-    let workers = options.workers.unwrap_or_else(|| dataset.usual_workers(loaded.topology.device_count() / ranks.max(1)));
+    let workers = dataset.workers(options, cores_per_rank(&loaded.topology, program.mesh.world_size()));
     let source = Source { costs, workers, prefetch: options.prefetch };
     Ok(predict(&source, &loaded.topology, program, &predicted.prediction))
+}
+
+/// The cores that each rank of a run has. Its kernels run on one of them, or on a GPU.
+pub fn cores_per_rank(topology: &Topology, ranks: usize) -> usize {
+    let is_cpu = topology.device_kinds().iter().all(|kind| kind.architecture == Architecture::Cpu);
+    // The ranks of a cluster of GPUs are spread evenly over hosts like this one.
+    let cores = if is_cpu { topology.device_count() } else { machine::allowed_cores().len() * topology.node_count() };
+    cores / ranks.max(1)
 }
 
 /// The plan's costs, and the measured ones where it states none.

@@ -10,6 +10,7 @@ use foretell_program::Profile;
 use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
@@ -89,9 +90,39 @@ pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
     if is_hugging_face_config(&content) {
         return hugging_face(&content, &path, None);
     }
-    let model = parse_yaml(&content, &path)?;
+    let model = match with_base(&content, &path)? {
+        Some(model) => model,
+        None => parse_yaml(&content, &path)?,
+    };
     let name = path.file_stem().map_or_else(|| text.into(), |stem| stem.to_string_lossy().into_owned());
     sound(NamedModel { name, model }, &path)
+}
+
+/// Reads a model file that says `base: NAME`: a model of the zoo with other sizes. `None` if the
+/// file has no `base`.
+fn with_base(content: &str, path: &Path) -> Result<Option<Model>, Failure> {
+    let begins = |line: &str| line.trim_start().trim_start_matches(['{', '"', '\'']).trim_start().starts_with("base");
+    if !content.lines().any(begins) {
+        return Ok(None);
+    }
+    let mut sizes: serde_json::Map<String, Value> = parse_yaml(content, path)?;
+    let Some(base) = sizes.remove("base") else { return Ok(None) };
+    let name = base.as_str().unwrap_or_default();
+    let base = Model::named(name).map_err(|error| Failure::in_file(path, &error))?;
+    let written = |error: serde_json::Error| {
+        Failure::in_file(path, &format!("{error}; hint: `foretell models show {name}` lists its sizes"))
+    };
+    let mut model = serde_json::to_value(&base).map_err(written)?;
+    if let (Some(family), Some(own)) = (sizes.get("family"), model.get("family"))
+        && family != own
+    {
+        let message = format!("`family` is {family}, and `{name}` is of {own}; hint: omit `family`");
+        return Err(Failure::in_file(path, &message));
+    }
+    if let Some(model) = model.as_object_mut() {
+        model.extend(sizes);
+    }
+    serde_json::from_value(model).map(Some).map_err(written)
 }
 
 /// Reads a `config.json` of Hugging Face, with another sequence than the longest that it allows.

@@ -20,6 +20,8 @@ pub struct LiveProgress {
     print_every: Option<Period>,
     length: RunLength,
     predicted: Seconds,
+    /// The number of steps so far.
+    shown: usize,
     /// The number and total duration of the steps so far, without those that warm up.
     measured: (usize, f64),
     events: Option<EventFile>,
@@ -36,6 +38,7 @@ impl LiveProgress {
             print_every,
             length: RunLength { steps: 0, steps_per_epoch: 0 },
             predicted,
+            shown: 0,
             measured: (0, 0.0),
             events: tensorboard.map(EventFile::create).transpose()?,
             failure: None,
@@ -61,7 +64,8 @@ impl LiveProgress {
     }
 
     fn step(&mut self, step: &StepMetrics) {
-        if step.step >= WARM_UP_STEPS {
+        self.shown += 1;
+        if self.shown > WARM_UP_STEPS {
             self.measured.0 += 1;
             self.measured.1 += step.seconds;
         }

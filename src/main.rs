@@ -4,6 +4,7 @@
 #![warn(clippy::print_stdout, clippy::print_stderr)] // They panic if the stream is closed.
 
 mod beside;
+mod binding;
 mod calibrate;
 mod check;
 mod choices;
@@ -13,6 +14,7 @@ mod execute;
 mod explain;
 mod export;
 mod failure;
+mod generate;
 mod import;
 mod input;
 mod inputs;
@@ -25,15 +27,21 @@ mod plan;
 
 mod plan_file;
 mod predict;
+mod progress_of;
 mod recovery;
 mod remarks;
 mod run;
 mod run_folder;
 mod running_cost;
 mod score;
+mod search_report;
 mod simulate;
 mod sizes;
+mod slurm;
+mod status;
+mod submit;
 mod tensorboard;
+mod tokenizer;
 mod training;
 mod what_if;
 
@@ -65,9 +73,12 @@ enum Command {
     Execute(execute::Arguments),
     Check(check::Arguments),
     Data(data::Arguments),
+    Generate(generate::Arguments),
     Score(score::Arguments),
     Export(export::Arguments),
     Import(import::Arguments),
+    Submit(submit::Arguments),
+    Status(status::Arguments),
     Run(run::Arguments),
     Models(library::Models),
     Topologies(library::Topologies),
@@ -131,9 +142,12 @@ fn main() -> ExitCode {
         Command::Execute(arguments) => execute::run(&arguments, json),
         Command::Check(arguments) => check::run(&arguments, json),
         Command::Data(arguments) => data::run(&arguments, json),
+        Command::Generate(arguments) => generate::run(&arguments, json),
         Command::Score(arguments) => score::run(&arguments, json),
         Command::Export(arguments) => export::run(&arguments, json),
         Command::Import(arguments) => import::run(&arguments, json),
+        Command::Submit(arguments) => submit::run(&arguments, json),
+        Command::Status(arguments) => status::run(&arguments, json),
         Command::Run(arguments) => run::run(&arguments, json),
         Command::Models(arguments) => library::models(&arguments, json),
         Command::Topologies(arguments) => library::topologies(&arguments, json),

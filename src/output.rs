@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 /// Set once the command has printed its JSON document.
 static HAS_DOCUMENT: AtomicBool = AtomicBool::new(false);
@@ -77,6 +78,21 @@ pub fn progress(length: usize, what: &str) -> ProgressBar {
     let style = ProgressStyle::with_template("{prefix:<10} {bar:40} {pos}/{len} {elapsed} {msg}");
     bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
     bar.set_prefix(what.to_string());
+    bar
+}
+
+/// Shows that a command of unknown length goes on; hidden if standard error is not a terminal.
+pub fn spinner(what: &str) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new_spinner();
+    bar.set_style(
+        ProgressStyle::with_template("{prefix:<10} {spinner} {elapsed} {wide_msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_spinner()),
+    );
+    bar.set_prefix(what.to_string());
+    bar.enable_steady_tick(Duration::from_millis(200));
     bar
 }
 

@@ -2,14 +2,16 @@
 
 use crate::choices::{Choices, Setting};
 use crate::failure::Failure;
-use crate::plan_file::PlanFile;
-use crate::{explain, inputs, output, predict, sizes};
+use crate::plan_file::{LoadedPlan, PlanFile};
+use crate::{explain, inputs, output, predict, search_report, sizes};
 use clap::Args;
-use foretell_planner::{Candidate, Planned};
+use foretell_planner::{Candidate, Planned, Progress};
 use foretell_program::{MOST_RANKS, Profile};
-use foretell_reports::layouts_table;
+use foretell_reports::{GapPoint, layouts_table};
 use serde_json::json;
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::Instant;
 
 /// Find the fastest layouts of a model on a topology
 #[derive(Debug, Args)]
@@ -43,6 +45,9 @@ pub struct Arguments {
     /// Write the plot of `--scaling` or `--front` into a folder (SVG and PNG)
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
+    /// Write one self-contained HTML page: the answer, the best layout's step, and the search
+    #[arg(long, value_name = "FILE", conflicts_with = "scaling")]
+    report: Option<PathBuf>,
     /// Write the best plan to a file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -50,14 +55,30 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let started = Instant::now();
     let mut setting = arguments.choices.setting()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
+    let compared =
+        arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), &arguments.choices, &setting)).transpose()?;
     if arguments.scaling.is_some() || arguments.front {
-        return points(arguments, &setting, json);
+        return points(arguments, &setting, started, json);
     }
-    let planned = match arguments.choices.search(&mut setting, profile.as_ref(), arguments.top) {
+    let history: Mutex<Vec<GapPoint>> = Mutex::new(Vec::new());
+    let bar = output::spinner("search");
+    let watch = |seconds: f64, progress: Progress| {
+        let point = GapPoint { seconds, best: progress.best, bound: progress.bound };
+        let gap = if point.bound > 0.0 { (point.best / point.bound - 1.0) * 100.0 } else { f64::INFINITY };
+        bar.set_message(format!("{} simulated, gap {gap:.1} %", progress.simulated));
+        if let Ok(mut history) = history.lock() {
+            history.push(point);
+        }
+    };
+    let searched = arguments.choices.search_watched(&mut setting, profile.as_ref(), arguments.top, &watch);
+    bar.finish_and_clear();
+    let history = history.into_inner().unwrap_or_default();
+    let planned = match searched {
         Err(Failure::Undone(reason)) if reason.starts_with("no layout fits") && !arguments.choices.oversubscribe => {
-            let enough = sizes::enough_nodes(&arguments.choices, &setting)?;
+            let enough = sizes::enough_nodes(&arguments.choices, &setting, started).unwrap_or(None);
             let change = enough.map_or_else(String::new, |nodes| format!("; it fits on {nodes} such nodes"));
             return Err(Failure::Undone(format!("{reason}{change}")));
         }
@@ -74,7 +95,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         )?;
         output::write(path, file.to_yaml()?.as_bytes())?;
     }
-    let compared = arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), &arguments.choices)).transpose()?;
+    if let Some(path) = &arguments.report {
+        let page = search_report::of_search(&arguments.choices, &setting, profile.as_ref(), &planned, &history)?;
+        output::write(path, page.as_bytes())?;
+    }
     let remarks = predict::costs(profile.as_ref(), &setting.topology, &best.plan, &setting.model.model)?.remarks;
     predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size(), &remarks);
     if json {
@@ -115,10 +139,44 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 /// The prediction of a plan file that is laid beside the answer.
-fn compared(path: &Path, profile: Option<&Profile>, choices: &Choices) -> Result<Candidate, Failure> {
+fn compared(path: &Path, profile: Option<&Profile>, choices: &Choices, setting: &Setting) -> Result<Candidate, Failure> {
     let loaded = PlanFile::load(path)?;
+    if let Some(difference) = difference_of_jobs(&loaded, choices, setting)? {
+        let message = format!("it is another job, whose step cannot be compared: {difference}");
+        return Err(Failure::in_file(path, &message));
+    }
     let predicted = predict::predict(&loaded, profile, choices.oversubscribe)?;
     Ok(Candidate { plan: loaded.plan, prediction: predicted.prediction })
+}
+
+/// Returns what keeps a plan file from being another layout of the same job, with a hint.
+fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting) -> Result<Option<String>, Failure> {
+    let (plan, base) = (&loaded.plan, &setting.base);
+    if loaded.model.model != setting.model.model {
+        return Ok(Some(format!("its model is not `{}`; hint: give its model to `--model`", setting.model.name)));
+    }
+    // The search may order the nodes otherwise.
+    let first = setting.topology.node_groups().first().map(|group| group.name.as_str());
+    let reordered = match first {
+        Some(first) => loaded.topology.clone().beginning_with(first).ok(),
+        None => Some(loaded.topology.clone()),
+    };
+    if reordered.as_ref() != Some(&setting.topology) {
+        let hint = "give its topology and number of nodes to `--topology` and `--nodes`";
+        return Ok(Some(format!("its devices are not those of `{}`; hint: {hint}", setting.topology.name())));
+    }
+    let formats = choices.formats(setting);
+    let fields = [
+        ("global_batch", plan.global_batch.to_string(), base.global_batch.to_string(), plan.global_batch == base.global_batch),
+        ("precision", plan.precision.to_string(), base.precision.to_string(), formats.contains(&plan.precision)),
+        ("optimizer", plan.optimizer.name().into(), base.optimizer.name().into(), plan.optimizer == base.optimizer),
+        ("stack", plan.stack.name().into(), base.stack.name().into(), plan.stack == base.stack),
+    ];
+    let different = fields.into_iter().find(|(.., is_same)| !is_same);
+    Ok(different.map(|(name, theirs, ours, _)| {
+        let option = name.replace('_', "-");
+        format!("its `{name}` is {theirs}, that of the search {ours}; hint: add `--{option} {theirs}`")
+    }))
 }
 
 /// The JSON document of `plan`.
@@ -134,15 +192,18 @@ pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> serd
 }
 
 /// Answers `--scaling` or `--front`.
-fn points(arguments: &Arguments, setting: &Setting, json: bool) -> Result<(), Failure> {
+fn points(arguments: &Arguments, setting: &Setting, started: Instant, json: bool) -> Result<(), Failure> {
     let (name, points) = match arguments.scaling {
-        Some(sizes) => ("scaling", sizes::scaling(&arguments.choices, setting, sizes)?),
-        None => ("front", sizes::front(&arguments.choices, setting)?),
+        Some(sizes) => ("scaling", sizes::scaling(&arguments.choices, setting, sizes, started)?),
+        None => ("front", sizes::front(&arguments.choices, setting, started)?),
     };
     if let Some(folder) = &arguments.plots {
         let plot = sizes::plot(name, setting, &points);
         output::write(&folder.join(format!("{name}.svg")), plot.svg()?.as_bytes())?;
         output::write(&folder.join(format!("{name}.png")), &plot.png()?)?;
+    }
+    if let Some(path) = &arguments.report {
+        output::write(path, search_report::of_front(setting, &points)?.as_bytes())?;
     }
     if json {
         return output::json(&json!({ name: points }));

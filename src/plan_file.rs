@@ -330,7 +330,7 @@ fn relative(path: &Path, folder: &Path) -> PathBuf {
     up.chain(path.components().skip(common)).collect()
 }
 
-/// Returns which communication a stack overlaps with kernels.
-fn usual_overlap(stack: &Stack) -> Option<Overlap> {
+/// Returns which communication a stack overlaps with kernels: what a file without `overlap` means.
+pub fn usual_overlap(stack: &Stack) -> Option<Overlap> {
     inputs::stack(stack.name()).ok().map(|stack| stack.defaults.overlap)
 }

@@ -2,10 +2,13 @@
 //! `--elastic`).
 
 use crate::failure::Failure;
+use crate::input;
+use crate::launch::backend_for;
 use crate::output;
 use crate::plan_file::LoadedPlan;
 use crate::predict::{self, oversubscription};
-use crate::training::{ExecutorFailure, SaveEvery, Training, TrainingArguments, train};
+use crate::run_folder::Measured;
+use crate::training::{ExecutorFailure, Made, SaveEvery, Training, TrainingArguments, train};
 use foretell_executor::checkpoint::{CheckpointError, CheckpointState, FoundCheckpoint, last_whole};
 use foretell_executor::{ExecutorError, Length, Outcome, Start, StopSignals, World};
 use foretell_planner::{Request, plan};
@@ -40,8 +43,13 @@ impl Resumption {
     /// Arguments with what they leave open taken from the run that is resumed.
     pub fn complete(&self, arguments: &TrainingArguments) -> Result<TrainingArguments, Failure> {
         let mut arguments = arguments.clone();
-        let CheckpointState { seed, data, length, .. } = &self.found.state;
+        let CheckpointState { seed, data, input, length, .. } = &self.found.state;
         arguments.seed.get_or_insert(*seed);
+        let count = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
+        arguments.workers = arguments.workers.or(input.workers.map(count));
+        arguments.prefetch.get_or_insert(count(input.prefetch));
+        arguments.augment.get_or_insert(input.augmentation);
+        arguments.on_bad_sample.get_or_insert(input.on_bad_sample.into());
         if arguments.data.is_none() {
             arguments.data = Some(data.parse().map_err(|error| Failure::Input(format!("{error}")))?);
         }
@@ -101,13 +109,21 @@ impl Recovery<'_> {
     pub fn train(&self, mut training: Training<'_>) -> Result<Outcome, Failure> {
         let signals = StopSignals::catch()?;
         let folder = training.folder;
-        let (mut made, mut restarts) = (Vec::new(), 0);
+        let (mut made, mut restarts) = (Made::default(), 0);
+        let full = training.predicted.compiled.training.mesh.world_size();
+        // The devices that a new attempt leaves out.
+        let mut missing = 0;
         let first = training.start.step();
+        let mut first_steps = vec![first];
         let mut outcome = loop {
             let lost = match train(&training, &signals, &mut made) {
                 Ok(outcome) => break outcome,
                 Err(ExecutorFailure::Command(failure)) => return Err(failure),
-                Err(ExecutorFailure::Run(error @ ExecutorError::RankDied { .. })) if restarts < self.max_restarts => error,
+                Err(ExecutorFailure::Run(error @ (ExecutorError::RankDied { .. } | ExecutorError::LinkLost { .. })))
+                    if restarts < self.max_restarts =>
+                {
+                    error
+                }
                 Err(ExecutorFailure::Run(error)) => return Err(error.into()),
             };
             restarts += 1;
@@ -118,19 +134,43 @@ impl Recovery<'_> {
                 Err(error) => return Err(ExecutorError::from(error).into()),
             }
             let step = training.start.step();
-            made.retain(|one| one.step < step);
+            // A rank that is lost later than the last checkpoint has lost nothing.
+            let is_complete = made.total > 0 && step == made.total;
             let before = training.predicted.compiled.training.mesh.world_size();
+            if is_complete {
+                output::note(&format!("{lost}; all {step} steps are in the last checkpoint"));
+                break Outcome {
+                    steps: Vec::new(),
+                    evaluations: Vec::new(),
+                    arenas: training.predicted.compiled.arenas(),
+                    timeline: None,
+                    cycle: training.predicted.compiled.cycle,
+                    first_steps: Vec::new(),
+                    resumed_from_step: first,
+                    restarts,
+                    world_size: before,
+                    backend: backend_for(&training.loaded.topology, None)?,
+                };
+            }
+            let has_progressed = made.steps.last().is_some_and(|one| Some(&one.step) >= first_steps.last());
+            made.steps.retain(|one| one.step < step);
+            made.evaluations.retain(|one| one.step < step);
+            first_steps.push(step);
             if self.elastic {
+                // Devices that were lost before are taken back, unless the last attempt failed
+                // without a step: then one of them may be the cause.
+                missing = if has_progressed { 1 } else { missing + 1 };
                 // The last rank is started again: this machine is still there.
-                training = self.planned_again(training, (before - 1).max(1))?;
+                training = self.planned_again(training, full.saturating_sub(missing).max(1))?;
             }
             let ranks = training.predicted.compiled.training.mesh.world_size();
             output::note(&format!("{lost}; the run goes on from step {step} with {ranks} of {before} ranks"));
         };
-        outcome.steps = made;
+        (outcome.steps, outcome.evaluations) = (made.steps, made.evaluations);
+        outcome.first_steps = first_steps;
         outcome.resumed_from_step = first;
         outcome.restarts = restarts;
-        folder.keep_measured(&outcome)?;
+        folder.keep_measured(&Measured::from(&outcome))?;
         Ok(outcome)
     }
 
@@ -145,7 +185,12 @@ impl Recovery<'_> {
             match self.layout_of(loaded, ranks, &costs, &is_over) {
                 Ok(found) => {
                     let loaded = LoadedPlan { plan: found, ..loaded.clone() };
-                    let predicted = predict::predict(&loaded, self.profile, self.oversubscribe)?;
+                    let mut predicted = predict::predict(&loaded, self.profile, self.oversubscribe)?;
+                    let dataset = training.arguments.open_data(&loaded.model.model, &loaded.plan, loaded.file.input.as_ref())?;
+                    let options = training.arguments.input_options(loaded.file.input.as_ref());
+                    if let Some(waiting) = input::waiting_for(&loaded, &dataset, &options, &predicted)? {
+                        waiting.apply(&mut predicted);
+                    }
                     return Ok(Training { loaded, predicted, ..training });
                 }
                 Err(failure) => refusal = failure,

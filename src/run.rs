@@ -129,7 +129,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         world: None,
         start: arguments.training.start(),
     };
-    arguments.training.check_start(&arguments.training.job(&loaded, arguments.training.start()))?;
+    let job = arguments.training.job(&loaded, &training.predicted, arguments.training.start());
+    arguments.training.check_start(&job)?;
     let outcome = Recovery::none().train(training)?;
     say(&format!("\ntrained: {}", execute::summary(&outcome)))?;
 

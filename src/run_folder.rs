@@ -4,7 +4,7 @@ use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, ModelReference, PlanFile};
-use foretell_executor::Outcome;
+use foretell_executor::{Outcome, remove_abandoned};
 use foretell_program::Timeline;
 use foretell_simulator::{InputBound, Prediction};
 use foretell_topologies::{Topology, TopologyReference, TopologySpec};
@@ -48,8 +48,18 @@ pub struct Measured {
     pub step_seconds: f64,
     /// Number of steps.
     pub steps: usize,
-    /// The allocated arena of each stage.
+    /// The allocated arena of each stage; none if memory was not measured.
     pub peak_memory_bytes: Vec<u64>,
+}
+
+impl From<&Outcome> for Measured {
+    fn from(outcome: &Outcome) -> Self {
+        Self {
+            step_seconds: outcome.median_step().value(),
+            steps: outcome.steps.len(),
+            peak_memory_bytes: outcome.arenas.iter().map(|arena| arena.count()).collect(),
+        }
+    }
 }
 
 /// Files of a run that one that goes on from it keeps or replaces.
@@ -124,7 +134,8 @@ impl RunFolder {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 self._lock = Some(Arc::new(file));
-                Ok(())
+                // A command that was killed while it wrote here may have left them.
+                remove_abandoned(&self.path).map_err(failed)
             }
             Err(Errno::WOULDBLOCK) => {
                 let hint = "wait for it to end, or give another folder with `--run`";
@@ -223,13 +234,8 @@ impl RunFolder {
     }
 
     /// Writes the totals of a finished run.
-    pub fn keep_measured(&self, outcome: &Outcome) -> Result<(), Failure> {
-        let measured = Measured {
-            step_seconds: outcome.median_step().value(),
-            steps: outcome.steps.len(),
-            peak_memory_bytes: outcome.arenas.iter().map(|arena| arena.count()).collect(),
-        };
-        self.keep("measured.json", &measured)
+    pub fn keep_measured(&self, measured: &Measured) -> Result<(), Failure> {
+        self.keep("measured.json", measured)
     }
 
     fn keep<T: Serialize>(&self, name: &str, document: &T) -> Result<(), Failure> {

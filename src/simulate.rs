@@ -1,6 +1,7 @@
 //! `foretell simulate`: predicts a plan's step.
 
 use crate::beside;
+use crate::binding;
 use crate::failure::Failure;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
@@ -9,8 +10,8 @@ use crate::running_cost;
 use crate::what_if;
 use crate::{input, inputs};
 use clap::Args;
-use foretell_program::Rank;
-use foretell_reports::{Column, Plot, Section, page, table, write_trace};
+use foretell_program::{Profile, Rank};
+use foretell_reports::{Chart, Column, Plot, Section, page, table, write_trace};
 use foretell_score::{CompiledRun, Refusal, Run};
 use foretell_simulator::{Collectives, Disturbance, Folding, Options, Prediction, Recording, critical_path};
 use foretell_units::Seconds;
@@ -171,16 +172,6 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             output::write(&folder.join(format!("{name}.png")), &plot.png()?)?;
         }
     }
-    if let Some(path) = &arguments.report {
-        let mut sections = vec![
-            Section::Listing { heading: "Prediction".into(), text: predict::table(&predicted.prediction, &loaded.topology) },
-            Section::Listing { heading: "Plan".into(), text: loaded.file.to_yaml()? },
-        ];
-        for (name, plot) in plots(&predicted) {
-            sections.push(Section::Figure { heading: name.into(), plot: Box::new(plot), caption: String::new() });
-        }
-        output::write(path, page(&format!("{}: predicted", loaded.model.name), &sections)?.as_bytes())?;
-    }
     let has_spans = options.recording == Recording::Spans;
     let path = has_spans.then(|| critical_path(&predicted.simulation.timeline, program)).transpose()?;
     let jobs = match arguments.beside.as_slice() {
@@ -189,6 +180,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     };
     let (oversubscription, folding) = (predict::oversubscription(arguments.oversubscribe), arguments.fold.into());
     let answers = what_if::answer(questions, &predicted, &loaded, profile.as_ref(), oversubscription, folding)?;
+    if let Some(path) = &arguments.report {
+        output::write(path, report(&loaded, &predicted, profile.as_ref(), arguments)?.as_bytes())?;
+    }
     let running = running_cost::answer(&arguments.running, &predicted, &predicted.prediction, &loaded)?;
     if json {
         let mut document = serde_json::to_value(&predicted.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
@@ -245,6 +239,41 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     // The answer is printed and says so too, but the plan cannot run.
     predict::require_fit(&predicted, &loaded)
+}
+
+/// Changes of hardware that the report asks about.
+const REPORTED_QUESTIONS: [&str; 4] = ["peak*2", "memory_bandwidth*2", "intra_node.bandwidth*2", "inter_node.bandwidth*2"];
+
+/// Makes the page: the answer, what would change it, the timeline, memory and the plan.
+fn report(
+    loaded: &LoadedPlan,
+    predicted: &PredictedPlan,
+    profile: Option<&Profile>,
+    arguments: &Arguments,
+) -> Result<String, Failure> {
+    let (program, timeline) = (&predicted.compiled.training, &predicted.simulation.timeline);
+    let prediction = &predicted.prediction;
+    let questions: Vec<String> = REPORTED_QUESTIONS.iter().map(|&question| question.to_owned()).collect();
+    let oversubscription = predict::oversubscription(arguments.oversubscribe);
+    let answers =
+        what_if::answer(what_if::read(&questions)?, predicted, loaded, profile, oversubscription, arguments.fold.into())?;
+    let sections = [
+        binding::answer(&loaded.plan, prediction, &loaded.topology, None)?,
+        Section::Chart {
+            heading: "Timeline".into(),
+            chart: Box::new(Chart::timeline(program, &[timeline])),
+            caption: "How each rank spends the step. Communication counts as exposed while kernels wait for it.".into(),
+        },
+        Section::Chart {
+            heading: "Memory".into(),
+            chart: Box::new(Chart::memory(program, timeline, Some(loaded.topology.least_memory()))),
+            caption: "Bytes in use over the step, and the tensors that hold them at the peak.".into(),
+        },
+        what_if::section("What other hardware would change", prediction, &answers),
+        Section::Listing { heading: "Prediction".into(), text: predict::table(prediction, &loaded.topology) },
+        Section::Listing { heading: "Plan".into(), text: loaded.file.to_yaml()? },
+    ];
+    Ok(page(&format!("{} on {}", loaded.model.name, loaded.topology.name()), &sections)?)
 }
 
 /// Returns the prediction with the step time of one rank per stage.

@@ -11,6 +11,7 @@ use foretell_reports::{Column, CurvePoint, Plot, table};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Seconds};
 use serde::Serialize;
+use std::time::{Duration, Instant};
 
 /// The best layout at a number of devices.
 #[derive(Clone, Debug, Serialize)]
@@ -39,14 +40,14 @@ pub struct Point {
 
 /// Finds the best layout at each size. The number of devices doubles from `sizes.0` up to
 /// `sizes.1`; sizes at which nothing fits are left out.
-pub fn scaling(choices: &Choices, setting: &Setting, sizes: (usize, usize)) -> Result<Vec<Point>, Failure> {
+pub fn scaling(choices: &Choices, setting: &Setting, sizes: (usize, usize), started: Instant) -> Result<Vec<Point>, Failure> {
     let mut points: Vec<Point> = Vec::new();
-    let mut devices = sizes.0.max(1);
-    while devices <= sizes.1 {
-        if let Some(point) = point(choices, setting, devices, None)? {
-            points.push(point);
-        }
-        devices *= 2;
+    let first = sizes.0.max(1);
+    let all: Vec<usize> =
+        std::iter::successors(Some(first), |size| size.checked_mul(2)).take_while(|&size| size <= sizes.1).collect();
+    for (done, &devices) in all.iter().enumerate() {
+        let end = end_of_search(choices, started, all.len() - done);
+        points.extend(point(choices, setting, (devices, None), end)?);
     }
     if points.is_empty() {
         return Err(Failure::Undone("the model fits at none of these sizes; hint: give a range with larger ones".into()));
@@ -61,9 +62,23 @@ fn with_efficiency(mut points: Vec<Point>) -> Vec<Point> {
     points
 }
 
-/// Finds the fastest layout on `devices` devices within a memory limit per device. `None` if
-/// nothing fits.
-fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<Bytes>) -> Result<Option<Point>, Failure> {
+/// Returns when the next of so many searches has to end, so that all keep `--time-limit` together.
+/// `None` without a limit.
+fn end_of_search(choices: &Choices, started: Instant, searches_left: usize) -> Option<Instant> {
+    let limit = Duration::try_from_secs_f64(choices.time_limit?.value()).ok()?;
+    let now = Instant::now();
+    let left = started.checked_add(limit)?.saturating_duration_since(now);
+    Some(now + left / u32::try_from(searches_left.max(1)).unwrap_or(u32::MAX))
+}
+
+/// Finds the fastest layout on so many devices within a memory limit per device, before `end`.
+/// `None` if nothing fits.
+fn point(
+    choices: &Choices,
+    setting: &Setting,
+    (devices, memory): (usize, Option<Bytes>),
+    end: Option<Instant>,
+) -> Result<Option<Point>, Failure> {
     let of_node = setting.topology.node_groups().first().map_or(1, |group| group.devices.max(1));
     let topology = if setting.topology.node_groups().len() == 1 {
         setting.topology.clone().with_nodes(devices.div_ceil(of_node))?
@@ -73,6 +88,7 @@ fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<By
     if topology.device_count() < devices {
         return Ok(None);
     }
+    let is_over = || end.is_some_and(|end| Instant::now() > end);
     let mut planned: Option<Planned> = None;
     let formats = choices.formats(setting);
     for &precision in &formats {
@@ -83,6 +99,8 @@ fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<By
             devices,
             memory_limit: memory.or(choices.memory_limit),
             headroom: if memory.is_some() { 0.0 } else { choices.headroom() },
+            stop: &is_over,
+            give_up: &is_over,
             ..Request::new(&setting.model.model, &setting.model.name, &topology, &costs, &base)
         };
         let found = match plan(&request) {
@@ -117,25 +135,23 @@ fn point(choices: &Choices, setting: &Setting, devices: usize, memory: Option<By
 
 /// Finds the Pareto front of step time, memory and devices, over halvings of the number of devices
 /// and four memory limits.
-pub fn front(choices: &Choices, setting: &Setting) -> Result<Vec<Point>, Failure> {
+pub fn front(choices: &Choices, setting: &Setting, started: Instant) -> Result<Vec<Point>, Failure> {
     const SHARES_OF_MEMORY: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
     let all = choices.devices(&setting.topology);
     let memory = limit(choices, &setting.topology);
     let mut points: Vec<Point> = Vec::new();
-    let mut devices = all;
-    while devices > 0 && points.len() < 64 {
-        for share in SHARES_OF_MEMORY {
+    let halved = |devices: &usize| Some(devices / 2).filter(|half| devices.is_multiple_of(2) && *half > 0);
+    let sizes: Vec<usize> = std::iter::successors(Some(all).filter(|&all| all > 0), halved).collect();
+    for (done, &devices) in sizes.iter().enumerate() {
+        for (smaller, share) in SHARES_OF_MEMORY.iter().enumerate() {
             let limit = Bytes::new((memory.value() * share) as u64);
-            match point(choices, setting, devices, Some(limit))? {
+            let left = (sizes.len() - done) * SHARES_OF_MEMORY.len() - smaller;
+            match point(choices, setting, (devices, Some(limit)), end_of_search(choices, started, left))? {
                 Some(point) => points.push(point),
                 // Smaller limits cannot fit either.
                 None => break,
             }
         }
-        if devices % 2 == 1 {
-            break;
-        }
-        devices /= 2;
     }
     let is_beaten = |one: &Point| {
         let beats = |other: &Point| {
@@ -176,7 +192,7 @@ pub fn points_table(points: &[Point]) -> String {
             format!("{:.1} %", point.efficiency * 100.0),
             Bytes::new(point.memory_bytes).to_string(),
             point.price_per_hour.map_or_else(|| "-".into(), |price| format!("{price:.2}")),
-            format!("{:.1} %", point.gap * 100.0),
+            if point.gap.is_finite() { format!("{:.1} %", point.gap * 100.0) } else { "-".into() },
             point.layout.clone(),
         ]
     };
@@ -211,13 +227,17 @@ pub fn plot(name: &str, setting: &Setting, points: &[Point]) -> Plot {
 }
 
 /// Returns how many nodes would be enough when nothing fits: the least of 2, 4, 8 and 16 times as
-/// many.
-pub fn enough_nodes(choices: &Choices, setting: &Setting) -> Result<Option<usize>, Failure> {
+/// many. `None` also if `--time-limit` is over before that is known.
+pub fn enough_nodes(choices: &Choices, setting: &Setting, started: Instant) -> Result<Option<usize>, Failure> {
     if setting.topology.node_groups().len() != 1 {
         return Ok(None);
     }
     for times in [2, 4, 8, 16] {
-        if let Some(point) = point(choices, setting, setting.topology.device_count() * times, choices.memory_limit)? {
+        if choices.is_over(started) {
+            break;
+        }
+        let devices = setting.topology.device_count() * times;
+        if let Some(point) = point(choices, setting, (devices, choices.memory_limit), end_of_search(choices, started, 1))? {
             return Ok(Some(point.nodes));
         }
     }

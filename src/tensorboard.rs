@@ -8,7 +8,7 @@
 use crate::failure::Failure;
 use prost::Message;
 use std::fs::File;
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -56,9 +56,19 @@ impl EventFile {
     /// Starts a file in `folder`, which is made if it is missing.
     pub fn create(folder: &Path) -> Result<Self, Failure> {
         let now = seconds();
-        // TensorBoard reads files with `tfevents` in their names, in the order of the names.
-        let path = folder.join(format!("events.out.tfevents.{:010}.foretell.{}", now as u64, std::process::id()));
-        let opened = std::fs::create_dir_all(folder).and_then(|()| File::create(&path));
+        // TensorBoard reads files with `tfevents` in their names, in the order of the names. A run
+        // that is started again within a second makes several.
+        let name = |number| format!("events.out.tfevents.{:010}.foretell.{}.{number}", now as u64, std::process::id());
+        let (mut number, mut path) = (0, folder.join(name(0)));
+        let opened = std::fs::create_dir_all(folder).and_then(|()| {
+            loop {
+                match File::create_new(&path) {
+                    Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+                    opened => break opened,
+                }
+                path = folder.join(name(number));
+            }
+        });
         let file = opened.map_err(|error| failed(&path, &error))?;
         let mut events = Self { path, file };
         events.append(&Event { wall_time: now, step: 0, file_version: Some(FILE_VERSION.into()), summary: None })?;

@@ -2,6 +2,7 @@
 //! This module does not know how a run goes on after the loss of a rank.
 
 use crate::failure::Failure;
+use crate::input::cores_per_rank;
 use crate::launch::Hosts;
 use crate::live::LiveProgress;
 use crate::output;
@@ -13,7 +14,7 @@ use foretell_executor::checkpoint::check_start;
 use foretell_executor::data::{Augmentation, DataSource, Dataset, InputOptions, OnBadSample};
 use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{
-    BackendKind, Checkpoints, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics, StopSignals, TrainingJob,
+    BackendKind, Checkpoints, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics, StopSignals, TrainingJob,
     TransportKind, World, executable, execute, supported,
 };
 use foretell_models::Model;
@@ -48,8 +49,9 @@ pub struct TrainingArguments {
     #[arg(long, value_name = "LIST")]
     pub augment: Option<Augmentation>,
     /// What to do with a sample that cannot be used: end the run, or take another and count it
-    #[arg(long, value_name = "WHAT", default_value = "error")]
-    pub on_bad_sample: BadSamplePolicy,
+    /// [default: error]
+    #[arg(long, value_name = "WHAT")]
+    pub on_bad_sample: Option<BadSamplePolicy>,
     /// Seed of everything random [default: 0]
     #[arg(long, value_name = "S")]
     pub seed: Option<u64>,
@@ -69,6 +71,9 @@ pub struct TrainingArguments {
     /// How long a rank may send no sign of life before the run ends and names it
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = peer_timeout)]
     pub peer_timeout: Duration,
+    /// Encrypt what ranks send by TCP: always so, this only states it
+    #[arg(long)]
+    pub encrypt: bool,
     /// Also write TensorBoard's event files, into the run's folder
     #[arg(long)]
     pub tensorboard: bool,
@@ -100,6 +105,15 @@ pub enum SaveEvery {
     Never,
     /// After each so many steps, and at the end.
     Steps(usize),
+}
+
+impl From<OnBadSample> for BadSamplePolicy {
+    fn from(policy: OnBadSample) -> Self {
+        match policy {
+            OnBadSample::Error => BadSamplePolicy::Error,
+            OnBadSample::Skip => BadSamplePolicy::Skip,
+        }
+    }
 }
 
 impl FromStr for SaveEvery {
@@ -138,13 +152,19 @@ impl TrainingArguments {
         }
         executable(model)?;
         supported(plan, backend)?;
-        let options = self.input_options(input);
-        let dataset = Dataset::open_with(&self.data_for(model), &model.sample(), self.seed(), &options)
-            .and_then(|data| data.steps_per_epoch(plan.global_batch).map(|_| data))
-            .map_err(foretell_executor::ExecutorError::from)?;
+        let dataset = self.open_data(model, plan, input)?;
         if dataset.bad_samples() > 0 {
             output::note(&format!("{} bad samples, files or classes are left out", dataset.bad_samples()));
         }
+        Ok(dataset)
+    }
+
+    /// Opens the data of a run. Refuses fewer samples than a batch.
+    pub fn open_data(&self, model: &Model, plan: &Plan, input: Option<&Input>) -> Result<Dataset, Failure> {
+        let options = self.input_options(input);
+        let dataset = Dataset::open_with(&self.data_for(model), &model.sample(), self.seed(), &options)
+            .and_then(|data| data.steps_per_epoch(plan.global_batch).map(|_| data))
+            .map_err(ExecutorError::from)?;
         Ok(dataset)
     }
 
@@ -155,7 +175,7 @@ impl TrainingArguments {
             workers: self.workers.map(usize::from).or(input.map(|input| input.workers)),
             prefetch: self.prefetch.map(usize::from).or(input.map(|input| input.prefetch)).unwrap_or(usual.prefetch),
             augmentation: self.augment.unwrap_or_default(),
-            on_bad_sample: self.on_bad_sample.into(),
+            on_bad_sample: self.on_bad_sample.map(OnBadSample::from).unwrap_or_default(),
         }
     }
 
@@ -179,13 +199,15 @@ impl TrainingArguments {
     }
 
     /// The job that trains as these arguments say.
-    pub fn job(&self, loaded: &LoadedPlan, start: Start) -> TrainingJob {
+    pub fn job(&self, loaded: &LoadedPlan, predicted: &PredictedPlan, start: Start) -> TrainingJob {
+        let ranks = predicted.compiled.training.mesh.world_size();
         TrainingJob {
             model: loaded.model.model.clone(),
             name: loaded.model.name.clone(),
             plan: loaded.plan.clone(),
             data: self.data_for(&loaded.model.model),
             input: self.input_options(loaded.file.input.as_ref()),
+            cores_per_rank: cores_per_rank(&loaded.topology, ranks),
             seed: self.seed(),
             length: match (self.steps, self.epochs) {
                 (_, Some(epochs)) => Length::Epochs(epochs),
@@ -230,14 +252,28 @@ pub struct Training<'a> {
     pub start: Start,
 }
 
-/// Trains. Writes plan and prediction into the folder before the run. `made` collects the steps as
-/// they are made.
-pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Vec<StepMetrics>) -> Result<Outcome, ExecutorFailure> {
+/// The part of a run that was made so far, over all attempts.
+#[derive(Default)]
+pub struct Made {
+    /// The number of steps that the run is to have; 0 before its ranks have started.
+    pub total: usize,
+    /// The steps that were made and are kept.
+    pub steps: Vec<StepMetrics>,
+    /// The evaluations that were made and are kept.
+    pub evaluations: Vec<Evaluation>,
+}
+
+/// Trains. Writes plan and prediction into the folder before the run. `made` collects steps and
+/// evaluations as they are made.
+pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Made) -> Result<Outcome, ExecutorFailure> {
     let Training { loaded, predicted, arguments, folder, world, start } = training;
     let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
     let mut hosts = Hosts::open(&loaded.topology, transport, Some(folder.file("ranks")), world.clone())?;
     hosts.options.signals = Some(signals.clone());
     hosts.options.peer_timeout = arguments.peer_timeout;
+    if arguments.encrypt {
+        output::note("what ranks send by TCP is always encrypted, so `--encrypt` changes nothing");
+    }
     folder.keep_plan(loaded)?;
     folder.keep_prediction(&Predicted {
         name: loaded.model.name.clone(),
@@ -245,13 +281,15 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Vec<Step
         timeline: predicted.simulation.timeline.clone(),
         input: predicted.input,
     })?;
-    let job = arguments.job(loaded, start.clone());
+    let job = arguments.job(loaded, predicted, start.clone());
     let tensorboard = arguments.tensorboard.then(|| folder.file("tensorboard"));
     let step = predicted.prediction.step_seconds;
     let mut live = LiveProgress::new(loaded.plan.training.print_every, step, tensorboard.as_deref())?;
     let mut show = |event: RunEvent| {
-        if let RunEvent::Step(step) = &event {
-            made.push(*step);
+        match &event {
+            RunEvent::Started { length } => made.total = length.steps,
+            RunEvent::Step(step) => made.steps.push(*step),
+            RunEvent::Evaluation(evaluation) => made.evaluations.push(evaluation.clone()),
         }
         live.show(&event);
     };

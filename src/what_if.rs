@@ -6,7 +6,7 @@ use crate::input;
 use crate::plan_file::LoadedPlan;
 use crate::predict::{self, PredictedPlan};
 use foretell_program::{Profile, Program};
-use foretell_reports::{Column, table};
+use foretell_reports::{Column, Section, table};
 use foretell_simulator::{CriticalPath, Folding, Options, Oversubscription, Prediction, Recording, WhatIf, memory_use};
 use foretell_units::Seconds;
 use serde_json::{Value, json};
@@ -63,6 +63,21 @@ pub fn answer(
 
 /// Formats the answers below the unchanged step.
 pub fn answers_table(original: &Prediction, answers: &[Answer]) -> String {
+    table(&columns(), &rows(original, answers))
+}
+
+/// The same as a section of a report.
+pub fn section(heading: &str, original: &Prediction, answers: &[Answer]) -> Section {
+    let columns = columns().iter().map(|column| (column.title.to_owned(), column.alignment)).collect();
+    Section::Table { heading: heading.to_owned(), columns, rows: rows(original, answers) }
+}
+
+fn columns() -> Vec<Column<'static>> {
+    let titles = ["step", "change", "compute", "communication", "bubble", "data", "optimizer"];
+    std::iter::once(Column::words("what if")).chain(titles.into_iter().map(Column::numbers)).collect()
+}
+
+fn rows(original: &Prediction, answers: &[Answer]) -> Vec<Vec<String>> {
     let row = |name: String, prediction: &Prediction, change: String| {
         let parts = &prediction.breakdown_seconds;
         let times =
@@ -77,10 +92,7 @@ pub fn answers_table(original: &Prediction, answers: &[Answer]) -> String {
         let change = format!("{:+.1} %", change(original, answer) * 100.0);
         rows.push(row(answer.what_if.to_string(), &answer.prediction, change));
     }
-    let titles = ["step", "change", "compute", "communication", "bubble", "data", "optimizer"];
-    let columns: Vec<Column<'_>> =
-        std::iter::once(Column::words("what if")).chain(titles.into_iter().map(Column::numbers)).collect();
-    table(&columns, &rows)
+    rows
 }
 
 /// The answers as JSON.

@@ -277,3 +277,88 @@ fn a_run_goes_on_after_the_loss_of_a_rank() {
         assert!((one - other).abs() <= 1e-3 * one.abs().max(1.0), "step {step}: {one} and {other}");
     }
 }
+
+#[test]
+fn a_trained_language_model_continues_a_text() {
+    let scratch = Scratch::new();
+    let model = "{family: gpt, layers: 1, hidden: 32, heads: 4, vocab: 256, sequence: 24}";
+    scratch.file("model.yaml", model);
+    scratch.file("text.txt", &"abcdefg ".repeat(200));
+    let plan = "model: model.yaml\ntopology: local\nglobal_batch: 16\nlayout: {data: 2, micro_batch: 8}\noptimizer: adamw\n\
+                training: {learning_rate: 0.01}\n";
+    scratch.train(plan, 60, 0, &["--run", "run", "--data", "text.txt"]);
+    let generate = |more: &[&str]| {
+        let basic = ["generate", "--init", "run/checkpoints/60", "--model", "model.yaml", "--prompt", "cdef"];
+        scratch.json(&[&basic[..], more].concat())
+    };
+    let greedy = generate(&["--tokens", "20"]);
+    assert_eq!(greedy["text"], "g abcdefg abcdefg ab");
+    assert_eq!(generate(&["--tokens", "5"])["text"], "g abc", "a shorter model continues as the longer one does");
+    assert!(greedy["log_probabilities"][0].as_f64().is_some_and(|one| (-0.5..=0.0).contains(&one)), "{greedy}");
+    let hot = |seed| generate(&["--tokens", "12", "--temperature", "50", "--seed", seed])["tokens"].clone();
+    assert_eq!(hot("1"), hot("1"));
+    assert_ne!(hot("1"), hot("2"));
+    let basic = ["generate", "--init", "run/checkpoints/60", "--model"];
+    for (more, hint) in [
+        (&["model.yaml", "--prompt", "cdef", "--tokens", "21"][..], "fewer tokens"),
+        (&["model.yaml", "--prompt", ""], "at least one token"),
+        (&["model.yaml", "--prompt-tokens", "256"], "below 256"),
+        (&["gpt2", "--prompt", "cdef"], "tokenizer.json"),
+        (&["bert-base-uncased", "--prompt-tokens", "1"], "a GPT, a Llama"),
+    ] {
+        let output = scratch.run(&[&basic[..], more].concat());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && message.contains(hint), "{more:?}: {message}");
+    }
+}
+
+#[test]
+fn adapters_are_saved_as_peft_names_them_and_go_on_in_another_layout() {
+    let scratch = Scratch::new();
+    scratch.file("model.yaml", "{family: gpt, layers: 2, hidden: 32, heads: 4, vocab: 256, sequence: 16}");
+    scratch.file("text.txt", &"abcdefg ".repeat(200));
+    let plan = |layout: &str, recipe: &str| {
+        format!(
+            "model: model.yaml\ntopology: local\nglobal_batch: 8\nlayout: {{{layout}}}\noptimizer: adamw\ntraining: {{{recipe}}}\n"
+        )
+    };
+    let data = ["--data", "text.txt", "--run"];
+    scratch.train(&plan("micro_batch: 8", ""), 2, 0, &[&data[..], &["base"]].concat());
+    let lora = "learning_rate: 0.01, lora: {rank: 4, alpha: 8, targets: [\"*.c_attn\", \"*.mlp.c_proj\"]}";
+    let init = ["--init", "base/checkpoints/2"];
+    let whole = scratch.train(&plan("micro_batch: 8", lora), 6, 0, &[&data[..], &["whole"], &init].concat());
+    scratch.train(&plan("micro_batch: 8", lora), 3, 0, &[&data[..], &["run", "--save-every", "3"], &init].concat());
+    let folder = scratch.path("run/checkpoints/3");
+    let adapters = header(&folder.join("adapter_model.safetensors"));
+    let shape = |name: &str| adapters[format!("base_model.model.transformer.h.1.{name}.weight")]["shape"].clone();
+    assert_eq!(shape("attn.c_attn.lora_A"), serde_json::json!([4, 32]));
+    assert_eq!(shape("attn.c_attn.lora_B"), serde_json::json!([96, 4]));
+    assert_eq!(shape("mlp.c_proj.lora_A"), serde_json::json!([4, 128]));
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(folder.join("adapter_config.json")).expect("a file")).expect("JSON");
+    assert_eq!((&config["r"], &config["lora_alpha"], &config["fan_in_fan_out"]), (&4.into(), &8.into(), &true.into()));
+    assert_eq!(config["target_modules"].as_array().map(Vec::len), Some(4));
+    // The base is as it was, and the optimizer has nothing of it.
+    let model = |run: &str| std::fs::read(scratch.path(run).join("model.safetensors")).expect("weights");
+    assert!(model("run/checkpoints/3") == model("base/checkpoints/2"), "the base weights are trained");
+    let optimizer = header(&folder.join("optimizer.safetensors"));
+    let names = optimizer.as_object().expect("a header").keys().filter(|name| *name != "__metadata__");
+    assert!(names.clone().count() == 16 && names.clone().all(|name| name.contains(".lora_")), "{optimizer}");
+
+    let other = scratch.file("other.yaml", &plan("data: 2, tensor: 2, micro_batch: 4", lora));
+    let more = ["execute", "--resume", "run", "--plan", text(&other), "--steps", "6", "--oversubscribe", "--no-evaluation"];
+    let resumed = scratch.json(&more);
+    let losses: Vec<f64> = resumed["loss"].as_array().expect("a list").iter().filter_map(Value::as_f64).collect();
+    for (one, other) in whole.losses[3..].iter().zip(&losses) {
+        assert!((one - other).abs() < 1e-4 * one, "{:?} and {losses:?}", whole.losses);
+    }
+    assert!(losses[2] < whole.losses[0], "{:?} and {losses:?}", whole.losses);
+    let text =
+        |weights| scratch.json(&["generate", "--init", weights, "--model", "model.yaml", "--prompt", "cdef", "--tokens", "8"]);
+    let [adapted, again] = ["run/checkpoints/6", "whole/checkpoints/6"].map(|weights| text(weights)["log_probabilities"].clone());
+    let first = |document: &Value| document[0].as_f64().expect("a number");
+    assert!((first(&adapted) - first(&again)).abs() < 1e-3, "{adapted} and {again}");
+    std::fs::remove_file(folder.join("adapter_model.safetensors")).expect("removable");
+    std::fs::remove_dir_all(scratch.path("run/checkpoints/6")).expect("removable");
+    assert!(refusal(&scratch, 2, &["execute", "--resume", "run", "--steps", "6"]).contains("adapter_model.safetensors"));
+}

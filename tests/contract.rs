@@ -128,6 +128,57 @@ fn a_plan_written_to_another_folder_still_finds_its_model_file() {
 }
 
 #[test]
+fn a_model_file_may_name_a_base_and_an_option_its_sequence() {
+    let scratch = Scratch::new();
+    scratch.file("short.yaml", "base: gpt2\nlayers: 2\nsequence: 128\n");
+    let job =
+        ["plan", "--topology", "dgx-a100-80g", "--global-batch", "32", "--fix", "tensor=1,pipeline=1,micro_batch=1", "--model"];
+    let search = |more: &[&str]| scratch.json(&[&job[..], more].concat());
+    let tokens = |document: &Value| {
+        let predicted = &document["predicted"];
+        number(predicted, "tokens_per_second") / number(predicted, "samples_per_second")
+    };
+    assert_eq!(tokens(&search(&["short.yaml"])).round(), 128.0);
+    let shorter = search(&["short.yaml", "--sequence", "64", "-o", "shorter.yaml"]);
+    assert_eq!(tokens(&shorter).round(), 64.0);
+    // The plan has the sequence that was asked for.
+    let simulated = scratch.json(&["simulate", "--plan", "shorter.yaml"]);
+    assert_eq!(simulated["step_seconds"], shorter["predicted"]["step_seconds"]);
+    for (file, command, expected) in [
+        ("base: gpt9\n", &["short.yaml"][..], "`gpt9`"),
+        ("base: gpt2\nlayer: 2\n", &["short.yaml"], "unknown field `layer`"),
+        ("base: gpt2\nfamily: bert\n", &["short.yaml"], "hint: omit `family`"),
+        ("base: gpt2\n", &["resnet50", "--sequence", "64"], "`resnet50` has no one length"),
+    ] {
+        scratch.file("short.yaml", file);
+        let output = scratch.run(&[&job[..], command].concat());
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(!output.status.success() && error.contains(expected), "{command:?} {file}: {error}");
+    }
+}
+
+#[test]
+fn a_plan_of_another_job_is_not_laid_beside_the_answer() {
+    let scratch = Scratch::new();
+    scratch.file("small.yaml", MLP);
+    let compared = |batch: &str| {
+        let job =
+            ["plan", "--model", "small.yaml", "--topology", "dgx-a100-80g", "--global-batch", batch, "--compare", "mine.yaml"];
+        let output = scratch.run(&job);
+        let [text, error] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        (output.status.success(), text, error)
+    };
+    scratch.json(&["plan", "--model", "small.yaml", "--topology", "dgx-a100-80g", "--global-batch", "32", "-o", "mine.yaml"]);
+    let (is_same, text, error) = compared("32");
+    assert!(is_same && text.contains("mine.yaml: "), "{text}{error}");
+    let (is_same, _, error) = compared("64");
+    assert!(
+        !is_same && error.contains("its `global_batch` is 32, that of the search 64; hint: add `--global-batch 32`"),
+        "{error}"
+    );
+}
+
+#[test]
 fn an_oversubscribed_search_uses_the_ranks_of_the_fixed_layout() {
     let scratch = Scratch::new();
     let basic = ["plan", "--model", "mlp", "--topology", "local", "--global-batch", "64", "--oversubscribe"];
@@ -374,4 +425,24 @@ fn score_lists_every_row_once_with_overall_scores() {
     for file in ["scores.csv", "predicted-over-measured.svg", "predicted-over-measured.png"] {
         assert!(scratch.path("plots").join(file).is_file(), "{file}");
     }
+}
+
+#[test]
+fn a_trace_of_another_framework_becomes_a_checked_run() {
+    let scratch = Scratch::new();
+    let plan = "model: {family: gpt, layers: 4, hidden: 128, heads: 4, vocab: 512, sequence: 64, tied_embeddings: true}\n\
+                topology: cpu-pair\nlayout: {data: 2, micro_batch: 4}\nglobal_batch: 8\nprecision: fp32\noptimizer: adamw\nstack: ddp\n";
+    scratch.file("plan.yaml", plan);
+    let traces = [0, 1].map(|rank| format!("{}/export/tests/kineto/rank{rank}.json", env!("CARGO_MANIFEST_DIR")));
+    let import = ["import", "kineto", &traces[0], &traces[1], "--plan", "plan.yaml", "--run", "theirs", "-o", "profile.yaml"];
+    let imported = scratch.json(&import);
+    assert_has(&imported, &["profile", "file", "run", "kernels", "exchanges", "unread"]);
+    assert_holds(&scratch, "theirs", &["plan.yaml", "predicted.json", "measured.json", "timeline/0.json", "timeline/1.json"]);
+    let checked = scratch.json(&["check", "theirs"]);
+    assert_has(&checked, &CHECK);
+    assert_eq!(number(&checked, "measured_step_seconds"), number(&imported, "measured_step_seconds"));
+    assert!(number(&checked, "predicted_step_seconds") > 0.0 && checked["memory_error"].is_null());
+    assert_holds(&scratch, "theirs", &REPORT_FILES);
+    // The profile serves other predictions too.
+    assert_is_prediction(&scratch.json(&["simulate", "--plan", "plan.yaml", "--profile", "profile.yaml"]));
 }

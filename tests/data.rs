@@ -61,8 +61,19 @@ fn a_folder_of_pictures_is_learnt_the_same_with_any_number_of_workers() {
         let other = train(&more);
         assert_eq!((losses(&first), &first["evaluation"]), (losses(&other), &other["evaluation"]), "{more:?}");
     }
-    let other = train(&["--augment", "crop,flip,jitter=0.4"]);
+    let jitter = "crop,flip,jitter=0.4";
+    let other = train(&["--augment", jitter, "--run", "jittered"]);
     assert_ne!(losses(&first)[0], losses(&other)[0]);
+
+    // A resumed run reads as before, without being told.
+    let basic = ["execute", "--plan", text(&plan), "--data", "pictures", "--oversubscribe", "--steps", "30", "--run", "part"];
+    scratch.json(&[&basic[..], &["--augment", jitter, "--workers", "2", "--on-bad-sample", "skip"]].concat());
+    let resumed = scratch.json(&["execute", "--resume", "part", "--steps", "36", "--oversubscribe"]);
+    assert_eq!(losses(&resumed), losses(&other)[30..]);
+    assert_eq!(resumed["bad_samples"], 0);
+    let predicted: Value =
+        serde_json::from_slice(&std::fs::read(scratch.path("part/predicted.json")).expect("read")).expect("JSON");
+    assert_eq!(predicted["input"]["workers"], 2);
 
     // The prediction has the pipeline, and the check says whether loading limits the step.
     let check = scratch.json(&["check", "run"]);

@@ -219,10 +219,20 @@ fn a_run_in_a_lab_has_the_same_losses_as_on_this_machine() {
 /// Starts a practically endless run in its own lab and waits for its first step. Returns it with
 /// the process ids of its ranks.
 fn endless(scratch: &Scratch, name: &str) -> (Run, Vec<i32>) {
+    endless_with(scratch, name, &[])
+}
+
+/// As [`endless`], with more arguments.
+fn endless_with(scratch: &Scratch, name: &str, more: &[&str]) -> (Run, Vec<i32>) {
     let topology = named(scratch, name, "lab-2x1g");
     let plan = scratch.file("plan.yaml", &format!("{PLAN}topology: {topology}\nlayout: {{data: 2, micro_batch: 16}}\n"));
     let arguments = ["execute", "--plan", text(&plan), "--steps", "100000000", "--no-evaluation", "--run", "first"];
-    let run = Run(scratch.command(&arguments).stderr(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it starts"));
+    let run = Run(scratch
+        .command(&[&arguments[..], more].concat())
+        .stderr(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it starts"));
     let (pids, metrics) = (scratch.path("first/ranks/pids"), scratch.path("first/metrics.jsonl"));
     wait_for("the run to train", || pids.is_file() && std::fs::metadata(&metrics).is_ok_and(|file| file.len() > 0));
     let pids = std::fs::read_to_string(pids).expect("the run wrote its process ids");
@@ -250,6 +260,28 @@ fn a_rank_that_dies_in_a_lab_is_named_and_the_lab_is_removed() {
     assert!(message.contains("rank 1") && message.contains("SIGKILL"), "{message}");
     assert!(pids.iter().all(|&pid| !is_alive(pid)));
     assert_eq!(remains("test-died"), Vec::<String>::new());
+}
+
+#[test]
+fn a_lost_link_between_running_ranks_is_named_in_seconds() {
+    if !can_be_made("a_lost_link_between_running_ranks_is_named_in_seconds") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let (mut run, pids) = endless_with(&scratch, "test-link", &["--peer-timeout", "3s"]);
+    // Ranks reach the launcher through their host's loopback interface, which stays.
+    let host = remains("test-link").into_iter().find(|name| name.ends_with("node-host-1")).expect("its network namespace");
+    let cut = std::process::Command::new("ip").args(["-n", &host, "link", "set", "eth0", "down"]).status();
+    assert!(cut.is_ok_and(|status| status.success()));
+    let started = Instant::now();
+    wait_for("the run to end", || run.0.try_wait().expect("a child").is_some());
+    let waited = started.elapsed();
+    let mut message = String::new();
+    run.0.stderr.take().expect("the pipe was requested").read_to_string(&mut message).expect("text");
+    assert!(message.contains("the link between rank") && message.contains("is lost"), "{message}");
+    assert!(message.contains("on host `host-0`") && message.contains("on host `host-1`"), "{message}");
+    assert!(waited < Duration::from_secs(12), "it took {waited:?}");
+    assert!(pids.iter().all(|&pid| !is_alive(pid)));
 }
 
 #[test]

@@ -20,8 +20,8 @@ pub(crate) struct BatchSequence {
     dataset: Arc<Dataset>,
     global_batch: usize,
     steps_per_epoch: usize,
-    /// The orders of the last two epochs that were asked for.
-    orders: [Option<(u64, EpochOrder)>; 2],
+    /// The order of the last epoch that was asked for.
+    order: Option<(u64, EpochOrder)>,
 }
 
 impl BatchSequence {
@@ -29,19 +29,17 @@ impl BatchSequence {
     /// [`DataError::GlobalBatch`] if the training split has fewer samples.
     pub(crate) fn new(dataset: &Arc<Dataset>, global_batch: usize) -> Result<Self, DataError> {
         let steps_per_epoch = dataset.steps_per_epoch(global_batch)?;
-        Ok(Self { dataset: Arc::clone(dataset), global_batch, steps_per_epoch, orders: [None, None] })
+        Ok(Self { dataset: Arc::clone(dataset), global_batch, steps_per_epoch, order: None })
     }
 
     /// The batch of a step, counted from the start of the run.
     pub(crate) fn batch(&mut self, step: usize) -> Result<Batch, DataError> {
         let (epoch, within) = ((step / self.steps_per_epoch) as u64, step % self.steps_per_epoch);
-        let known = self.orders.iter().flatten().any(|(known, _)| *known == epoch);
-        if !known {
-            self.orders.swap(0, 1);
-            self.orders[1] = Some((epoch, self.dataset.epoch_order(epoch)));
-        }
-        let order = self.orders.iter().flatten().find(|(known, _)| *known == epoch);
-        let indices = order.map(|(_, order)| order.batch(within, self.global_batch)).transpose()?.unwrap_or_default();
+        let (_, order) = match self.order.take().filter(|(known, _)| *known == epoch) {
+            Some(known) => self.order.insert(known),
+            None => self.order.insert((epoch, self.dataset.epoch_order(epoch))),
+        };
+        let indices = order.batch(within, self.global_batch)?;
         Ok(Batch { epoch, indices })
     }
 }

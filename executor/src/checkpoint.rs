@@ -33,5 +33,9 @@ pub(crate) use writer::CheckpointWriter;
 pub(crate) const MODEL_FILE: &str = "model.safetensors";
 /// What the optimizer keeps for each parameter.
 pub(crate) const OPTIMIZER_FILE: &str = "optimizer.safetensors";
+/// The low-rank adapters, as `peft` names them. Only runs with adapters have it.
+pub(crate) const ADAPTER_FILE: &str = "adapter_model.safetensors";
+/// The sizes of the adapters, as `peft` reads them.
+pub(crate) const ADAPTER_CONFIG: &str = "adapter_config.json";
 /// Everything else.
 pub(crate) const STATE_FILE: &str = "state.json";

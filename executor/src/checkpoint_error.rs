@@ -93,6 +93,12 @@ pub enum CheckpointError {
         /// An alternative.
         hint: &'static str,
     },
+    /// A part of the state has no place in a checkpoint's files.
+    #[error("{value} has no place in a checkpoint; hint: this is a fault in Foretell: please report it")]
+    NoPlace {
+        /// The value.
+        value: String,
+    },
     /// A rank does not see the folder of the checkpoints.
     #[error("`{}` is not on this rank's machine; hint: give a folder that all nodes share with `--run`, or use `--save-every never`", folder.display())]
     NotShared {
@@ -118,6 +124,12 @@ impl CheckpointError {
 
     /// Whether the user's input is wrong, rather than that a command could not be carried out.
     pub fn is_input(&self) -> bool {
-        !matches!(self, CheckpointError::DiskFull { .. } | CheckpointError::Write { .. } | CheckpointError::NotShared { .. })
+        !matches!(
+            self,
+            CheckpointError::DiskFull { .. }
+                | CheckpointError::Write { .. }
+                | CheckpointError::NotShared { .. }
+                | CheckpointError::NoPlace { .. }
+        )
     }
 }

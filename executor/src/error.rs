@@ -3,12 +3,13 @@
 use crate::backend::BackendError;
 use crate::checkpoint_error::CheckpointError;
 use crate::data::DataError;
-use crate::transport::TransportError;
+use crate::transport::{StreamNumber, TransportError};
 use foretell_program::PlanError;
 use foretell_units::Bytes;
 use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use std::any::Any;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 use thiserror::Error;
 
 /// The reason why a run failed.
@@ -66,6 +67,29 @@ pub enum ExecutorError {
         host: Option<String>,
         /// The cause, worded so that it continues "rank 3 ...".
         cause: String,
+    },
+    /// Bytes between two ranks do not arrive, though both ranks reach the launcher.
+    #[error(
+        "the link between rank {peer}{} and rank {rank}{} is lost: rank {rank} has waited {waited:?} for {} on {stream}, though both ranks run; hint: see the network between their hosts, or `--peer-timeout` allows longer",
+        on_host(peer_host),
+        on_host(host),
+        if *is_connected { format!("bytes that rank {peer} has sent") } else { format!("a connection to rank {peer}") }
+    )]
+    LinkLost {
+        /// The rank that waits.
+        rank: usize,
+        /// The name of its node, if the run has several nodes.
+        host: Option<String>,
+        /// The rank at the other end.
+        peer: usize,
+        /// The name of its node, if the run has several nodes.
+        peer_host: Option<String>,
+        /// The stream on which it waits.
+        stream: StreamNumber,
+        /// How long it has waited at least.
+        waited: Duration,
+        /// Whether the connection had been made.
+        is_connected: bool,
     },
     /// A rank failed and said why.
     #[error("rank {rank}{} failed: {message}", on_host(host))]

@@ -6,9 +6,12 @@ mod checkpoints;
 mod classification;
 mod collector;
 mod files;
+#[cfg(test)]
+mod simulated;
 
 use crate::backend_kind::BackendKind;
 use crate::data::{Dataset, OnBadSample};
+use crate::disk::SystemDisk;
 use crate::error::ExecutorError;
 use crate::files::write_whole;
 use crate::job::{Job, Report, TrainingJob};
@@ -23,6 +26,7 @@ use foretell_program::{Compiled, Cycle, Mesh, Rank, RunLength, Timeline, compile
 use foretell_units::{Bytes, Seconds};
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The state of dynamic loss scaling after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -108,6 +112,9 @@ pub struct Outcome {
     pub arenas: Vec<Bytes>,
     /// The median spans; `None` without a folder to keep them in.
     pub timeline: Option<Timeline>,
+    /// The steps with which processes began: the first, and those after the loss of a rank. They
+    /// warm up.
+    pub first_steps: Vec<usize>,
     /// The number of steps that were made before, by the run that this one goes on from.
     pub resumed_from_step: usize,
     /// How often the run was started again after the loss of a rank.
@@ -121,12 +128,14 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The median duration of the steps. The first step warms up, so it is left out if there are
-    /// more than two. Where steps differ, the mean over a cycle of the medians of each kind.
+    /// The median duration of the steps. Those that warm up are left out if there are at least two
+    /// others. Where steps differ, the mean over a cycle of the medians of each kind.
     pub fn median_step(&self) -> Seconds {
-        let measured = &self.steps[usize::from(self.steps.len() > 2)..];
+        let is_warm = |step: &&StepMetrics| !self.first_steps.contains(&step.step);
+        let leaves_out = self.steps.iter().filter(is_warm).count() > 1;
+        let counted: Vec<&StepMetrics> = self.steps.iter().filter(|step| !leaves_out || is_warm(step)).collect();
         let medians = self.cycle.counts().into_iter().enumerate().filter_map(|(program, count)| {
-            let of_program = measured.iter().filter(|step| self.cycle.program_of_step(step.step) == program);
+            let of_program = counted.iter().filter(|step| self.cycle.program_of_step(step.step) == program);
             let mut seconds: Vec<f64> = of_program.map(|step| step.seconds).collect();
             seconds.sort_by(f64::total_cmp);
             Some((count as f64, *seconds.get(seconds.len() / 2)?))
@@ -179,7 +188,7 @@ pub fn execute(
     let timeline = folder.map(|folder| folder.join("timeline"));
     let mut job = TrainingJob { timeline: timeline.clone().map(absolute).transpose()?, ..job.clone() };
     let files = folder.map(|folder| RunFiles::open(folder, job.start.step())).transpose()?;
-    let saving = SavedCheckpoints::prepare(&mut job, folder, steps_per_epoch, mesh.world_size())?;
+    let saving = SavedCheckpoints::prepare(&mut job, folder, steps_per_epoch, mesh.world_size(), Arc::new(SystemDisk))?;
     let first_step = job.start.step();
     let mut ranks = Ranks::start(mesh.world_size(), &Job::Train(Box::new(job)), options)?;
     if let Some(folder) = folder {
@@ -189,6 +198,7 @@ pub fn execute(
     progress(RunEvent::Started { length });
     let mut run = ActiveRun::new(&compiled, bad, files, saving, options.backend, progress);
     run.outcome.resumed_from_step = first_step;
+    run.outcome.first_steps = vec![first_step];
     run.receive_reports(&mut ranks, mesh)?;
     let (mut outcome, checkpoint) = (run.outcome, run.saving.map(SavedCheckpoints::finish).transpose()?.flatten());
     let stopped_by = ranks.stopped_by();
@@ -236,6 +246,7 @@ impl<'a> ActiveRun<'a> {
             evaluations: Vec::new(),
             arenas: vec![Bytes::ZERO; training.mesh.stage_count()],
             timeline: None,
+            first_steps: Vec::new(),
             resumed_from_step: 0,
             restarts: 0,
             world_size,

@@ -1,8 +1,25 @@
-//! Atomic file writes, with errors that name the file.
+//! Atomic file writes and bounded reads.
 
 use crate::error::ExecutorError;
 use crate::whole_file;
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
+
+/// The longest description of a checkpoint, or index of weights. The largest models' have some
+/// hundred kilobytes.
+const MOST_DESCRIPTION: u64 = 64 << 20;
+
+/// Reads the description of a checkpoint or of weights, which is small. Not more than that is read,
+/// whatever the path leads to.
+pub(crate) fn read_description(path: &Path) -> std::io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MOST_DESCRIPTION + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MOST_DESCRIPTION {
+        return Err(std::io::Error::other(format!("it is longer than {} MiB", MOST_DESCRIPTION >> 20)));
+    }
+    Ok(bytes)
+}
 
 /// Writes a file completely, or leaves the old one. Creates missing folders.
 ///

@@ -9,6 +9,7 @@
 //!
 //! The interpreter knows no layouts.
 
+mod forward;
 mod gpu;
 mod prepared_program;
 mod progress;
@@ -20,6 +21,7 @@ mod stream_runner;
 mod tests;
 mod threads;
 
+pub(crate) use forward::ForwardInterpreter;
 pub(crate) use solo::SoloInterpreter;
 pub(crate) use stream_numbers::{OUTSIDE_PROGRAMS, STREAM_COUNT};
 

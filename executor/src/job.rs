@@ -4,6 +4,7 @@
 
 use crate::data::{DataSource, InputOptions};
 use crate::error::ExecutorError;
+use crate::transport::{ControlClient, Starved, StreamNumber, TransportError};
 use foretell_models::{Control, Kernel, Model};
 use foretell_program::{Exchange, MetricKind, Period, Plan, Reach, RunLength, Sample};
 use foretell_units::{Bytes, DataType, Seconds};
@@ -31,6 +32,8 @@ pub struct TrainingJob {
     pub data: DataSource,
     /// How samples are read.
     pub input: InputOptions,
+    /// The cores of each rank, of which its workers may use some.
+    pub cores_per_rank: usize,
     /// The seed of everything random.
     pub seed: u64,
     /// When training ends.
@@ -272,11 +275,31 @@ pub(crate) enum Report {
         processor: Seconds,
     },
     Overheads(Overheads),
+    /// The connections on which the rank has waited for a while without a byte.
+    Starved(Vec<Starved>),
+    /// The answer to [`Order::CountSent`].
+    Sent {
+        to: usize,
+        stream: StreamNumber,
+        bytes: u64,
+    },
     Failed {
         message: String,
         /// Whether the failure only follows from another one.
         consequence: bool,
     },
+}
+
+/// Where a rank's reports go: to the launcher, or to a test.
+pub(crate) trait ReportSink: Send + Sync {
+    /// Sends a report.
+    fn send(&self, report: &Report) -> Result<(), TransportError>;
+}
+
+impl ReportSink for ControlClient {
+    fn send(&self, report: &Report) -> Result<(), TransportError> {
+        ControlClient::send(self, report)
+    }
 }
 
 /// An `f64` as its bits. JSON has no NaN and no infinities, which a diverging run must report.
@@ -365,6 +388,8 @@ pub(crate) enum Order {
     Hold,
     /// End training once this many steps were made.
     StopAfter { steps: usize },
+    /// Report how many bytes were sent to a rank on a stream.
+    CountSent { to: usize, stream: StreamNumber },
     /// Exit: all ranks have finished, or the cause of a failure is known.
     Leave,
 }

@@ -6,6 +6,7 @@
 //! of a job is the collective algorithm, which NCCL must be told.
 
 mod failure;
+mod links;
 mod options;
 mod slots;
 
@@ -22,6 +23,7 @@ use crate::signals::StopSignals;
 use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError};
 use failure::describe_exit;
 use foretell_program::CollectiveAlgorithm;
+use links::{Link, LinkWatch};
 use serde::Serialize;
 use slots::{Slots, listen_at, start_in};
 use std::fs::File;
@@ -57,6 +59,8 @@ pub(crate) struct Ranks {
     stopped_by: Option<i32>,
     /// How long a rank may be silent.
     peer_timeout: Duration,
+    /// What ranks say about bytes that do not arrive.
+    links: LinkWatch,
     /// The file from which externally started ranks read the run's secret. Dropping it deletes it.
     _key_file: Option<KeyFile>,
 }
@@ -102,6 +106,7 @@ impl Ranks {
             signals: None,
             stopped_by: None,
             peer_timeout: options.peer_timeout,
+            links: LinkWatch::default(),
             _key_file: None,
         };
         let uses_nccl = options.backend.is_direct(world_size);
@@ -175,6 +180,7 @@ impl Ranks {
             signals: None,
             stopped_by: None,
             peer_timeout: options.peer_timeout,
+            links: LinkWatch::default(),
             _key_file: key_file,
         };
         let mut command = world.rank_command(&options.program, first, options.backend);
@@ -259,6 +265,10 @@ impl Ranks {
                 Some((rank, Event::Message(message))) => match message.parse::<Report>()? {
                     Report::Failed { message, consequence } => return Err(self.diagnose(rank, Some(message), consequence)),
                     Report::AskedToStop { signal } => self.hold(signal)?,
+                    Report::Starved(starved) => self.require_links(rank, &starved)?,
+                    Report::Sent { to, stream, bytes } => {
+                        self.links.note_sent(&Link { from: rank, to, stream }, bytes, Instant::now())
+                    }
                     report => return Ok((rank, report)),
                 },
                 Some((rank, Event::Lost(TransportError::PeerLost { .. }))) => return Err(self.diagnose(rank, None, false)),

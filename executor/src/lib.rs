@@ -24,6 +24,7 @@
 //!     plan: Plan::new(Layout { data: 2, ..Layout::default() }, 64),
 //!     data: DataSource::Digits,
 //!     input: InputOptions::default(),
+//!     cores_per_rank: 1,
 //!     seed: 0,
 //!     length: Length::Epochs(1),
 //!     evaluate: true,
@@ -52,11 +53,13 @@ pub mod checkpoint;
 mod checkpoint_error;
 mod clock;
 pub mod data;
+mod disk;
 mod environment;
 mod error;
 mod execute;
 mod files;
 mod fp8;
+mod generation;
 mod half;
 mod hyperparameters;
 mod initialise;
@@ -86,12 +89,14 @@ pub use calibration::input_costs;
 pub use error::{ExecutorError, stop_signal_name};
 pub use execute::{Classification, Evaluation, LossScaling, Outcome, PerClass, RunEvent, StepMetrics, classification, execute};
 pub use files::write_whole;
+pub use generation::{Generator, NextToken, Sampling};
 pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, Start, TimedStep, TrainingJob};
 pub use launcher::{LaunchOptions, RankSlot, TransportKind};
 pub use rank::run_rank;
-pub use recording::read_timeline;
+pub use recording::{StepSpans, read_timeline, timeline_file};
 pub use rendezvous::{Starter, World};
 pub use signals::StopSignals;
+pub use whole_file::remove_abandoned;
 
 use foretell_models::Model;
 use foretell_program::{CollectiveAlgorithm, Plan};

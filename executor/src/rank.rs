@@ -2,6 +2,7 @@
 
 use crate::backend::cuda::{Driver, GpuTransport, NvidiaDriver};
 use crate::calibration;
+use crate::disk::SystemDisk;
 use crate::environment::{
     ADDRESS_VARIABLE, CORE_VARIABLE, GPU_VARIABLE, LAUNCHER_VARIABLE, NCCL_VARIABLE, RANK_VARIABLE, SPIN_VARIABLE, START_TIME,
     START_VARIABLE, STARTER_VARIABLE, TRANSPORT_VARIABLE, WORLD_VARIABLE,
@@ -27,6 +28,8 @@ use std::time::Duration;
 
 /// How often a rank looks for signals that ask to stop.
 const SIGNAL_INTERVAL: Duration = Duration::from_millis(200);
+/// How often a rank looks for connections on which no byte arrives.
+const LINK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Runs this process as a rank of the run that its environment names. A launcher starts it with
 /// the argument `rank`.
@@ -37,14 +40,19 @@ pub fn run_rank() -> ExitCode {
         machine::die_with_parent();
     }
     machine::flush_denormals();
-    let member = match join() {
-        Ok(member) => member,
+    let (member, control) = match join() {
+        Ok(joined) => joined,
         Err(error) => {
             log(&format!("error: {error}"));
             return ExitCode::FAILURE;
         }
     };
-    let (job, leave) = match receive_job(&member).and_then(|job| Ok((job, listen_for_orders(&member)?))) {
+    let start = |job| {
+        let leave = listen_for_orders(&member, &control)?;
+        watch_links(&member)?;
+        Ok((job, leave))
+    };
+    let (job, leave) = match receive_job(&control).and_then(start) {
         Ok(received) => received,
         Err(error) => {
             report_failure(&member, &error);
@@ -69,8 +77,8 @@ pub fn run_rank() -> ExitCode {
     if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-fn receive_job(member: &Member) -> Result<Job, ExecutorError> {
-    Ok(member.control.receive(Some(START_TIME))?)
+fn receive_job(control: &ControlClient) -> Result<Job, ExecutorError> {
+    Ok(control.receive(Some(START_TIME))?)
 }
 
 fn work(member: &Member, job: &Job) -> Result<(), ExecutorError> {
@@ -89,11 +97,11 @@ fn report_failure(member: &Member, error: &ExecutorError) {
 
 /// Starts a thread that listens to the launcher. If another rank is lost, or the launcher is, the
 /// thread wakes this rank's streams. The returned channel gets a message when the rank may leave.
-fn listen_for_orders(member: &Member) -> Result<mpsc::Receiver<()>, ExecutorError> {
-    let (control, transport) = (Arc::clone(&member.control), Arc::clone(&member.transport));
+fn listen_for_orders(member: &Member, control: &Arc<ControlClient>) -> Result<mpsc::Receiver<()>, ExecutorError> {
+    let (control, transport) = (Arc::clone(control), Arc::clone(&member.transport));
     let device = member.device.clone();
     let gate = Arc::clone(&member.gate);
-    let own_gate = Arc::clone(&gate);
+    let (own_gate, counting) = (Arc::clone(&gate), Arc::clone(&transport));
     let abort = move |lost| {
         own_gate.abort();
         transport.abort(lost);
@@ -111,6 +119,11 @@ fn listen_for_orders(member: &Member) -> Result<mpsc::Receiver<()>, ExecutorErro
                     let _ = control.send(&Report::Held { started: gate.hold() });
                 }
                 Ok(Order::StopAfter { steps }) => gate.stop_after(steps),
+                Ok(Order::CountSent { to, stream }) => {
+                    if let Some(bytes) = counting.sent(to, stream) {
+                        let _ = control.send(&Report::Sent { to, stream, bytes });
+                    }
+                }
                 Ok(Order::Leave) => break,
                 Err(_) => {
                     abort(None);
@@ -123,6 +136,26 @@ fn listen_for_orders(member: &Member) -> Result<mpsc::Receiver<()>, ExecutorErro
     };
     let thread = std::thread::Builder::new().name("orders".into()).spawn(listen);
     thread.map(|_| receiver).map_err(|error| ExecutorError::system("start the thread that listens to the launcher", error))
+}
+
+/// Starts a thread that tells the launcher on which connections no byte arrives, so that it can
+/// find out whether their peers have sent any.
+fn watch_links(member: &Member) -> Result<(), ExecutorError> {
+    let (control, transport) = (Arc::clone(&member.control), Arc::clone(&member.transport));
+    let watch = move || {
+        let mut before = Vec::new();
+        loop {
+            std::thread::sleep(LINK_INTERVAL);
+            let now = transport.starved();
+            let starved: Vec<_> = now.iter().filter(|starved| before.contains(*starved)).copied().collect();
+            before = now;
+            if !starved.is_empty() && control.send(&Report::Starved(starved)).is_err() {
+                break;
+            }
+        }
+    };
+    let thread = std::thread::Builder::new().name("links".into()).spawn(watch);
+    thread.map(drop).map_err(|error| ExecutorError::system("start the thread that watches the links", error))
 }
 
 /// Starts a thread that passes signals that ask to stop on to the launcher, which stops all ranks
@@ -144,7 +177,7 @@ fn pass_on_signals(member: &Member) -> Result<(), ExecutorError> {
 }
 
 /// Joins the run: pins the process, opens the GPU and the transport, connects to the launcher.
-fn join() -> Result<Member, ExecutorError> {
+fn join() -> Result<(Member, Arc<ControlClient>), ExecutorError> {
     let rank = number(RANK_VARIABLE)?;
     let world_size = number(WORLD_VARIABLE)?;
     let launcher: SocketAddr = variable(LAUNCHER_VARIABLE)?.parse().map_err(|_| not_set(LAUNCHER_VARIABLE))?;
@@ -176,8 +209,7 @@ fn join() -> Result<Member, ExecutorError> {
     if transport_kind == "shared_memory" {
         let shared_memory = shared_memory.ok_or_else(|| not_set(TRANSPORT_VARIABLE))?;
         let (control, ..) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
-        let (control, transport) = (Arc::new(control), Arc::new(shared_memory));
-        return Ok(Member { rank: Rank(rank), world_size, control, transport, device, cpus, gate: Arc::default() });
+        return Ok(member(rank, world_size, control, Arc::new(shared_memory), device, cpus));
     }
     let address: IpAddr = variable(ADDRESS_VARIABLE)?.parse().map_err(|_| not_set(ADDRESS_VARIABLE))?;
     let listener = TcpListener::bind(SocketAddr::new(address, 0))
@@ -191,8 +223,21 @@ fn join() -> Result<Member, ExecutorError> {
         Some(shared_memory) => Arc::new(Mixed::new(shared_memory, tcp)?),
         None => Arc::new(tcp),
     };
+    Ok(member(rank, world_size, control, transport, device, cpus))
+}
+
+fn member(
+    rank: usize,
+    world_size: usize,
+    control: ControlClient,
+    transport: Arc<dyn Transport>,
+    device: Option<Arc<dyn Driver>>,
+    cpus: Vec<usize>,
+) -> (Member, Arc<ControlClient>) {
     let control = Arc::new(control);
-    Ok(Member { rank: Rank(rank), world_size, control, transport, device, cpus, gate: Arc::default() })
+    let (reports, disk) = (Arc::clone(&control), Arc::new(SystemDisk));
+    let member = Member { rank: Rank(rank), world_size, control: reports, transport, device, cpus, disk, gate: Arc::default() };
+    (member, control)
 }
 
 /// Opens the GPU that the environment assigns; `None` if it assigns none.

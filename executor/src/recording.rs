@@ -15,40 +15,42 @@ use std::sync::Arc;
 const MOST_SPANS: usize = 1_000_000;
 /// The most steps that a rank keeps: enough for stable medians.
 const MOST_STEPS: usize = 64;
-/// The step that warms up caches and connections.
-const WARM_UP: usize = 0;
 
 /// One step of one rank, in nanoseconds.
 #[derive(Debug, Serialize, Deserialize)]
-struct StepSpans {
+pub struct StepSpans {
     /// The step, counted from 0.
-    step: usize,
-    /// Start of the step, by the monotonic clock.
-    start: u64,
-    /// End of the step, by the monotonic clock.
-    end: u64,
+    pub step: usize,
+    /// Start of the step, by a clock that all ranks share.
+    pub start: u64,
+    /// End of the step, by the same clock.
+    pub end: u64,
     /// Start and end of each instruction, relative to the step's start.
-    spans: Vec<(u64, u64)>,
+    pub spans: Vec<(u64, u64)>,
 }
 
 /// The contents of a rank's file.
 #[derive(Debug, Serialize, Deserialize)]
 struct RankFile {
     rank: Rank,
+    /// The first step that the processes made. It warms up caches and connections.
+    #[serde(default)]
+    first: usize,
     steps: VecDeque<StepSpans>,
 }
 
 /// The spans of a rank's last steps.
 pub(crate) struct SpanRecorder {
+    first: usize,
     steps: VecDeque<StepSpans>,
     /// The most steps to keep. It differs between stages, whose lists differ in length.
     capacity: usize,
 }
 
 impl SpanRecorder {
-    /// For a list of this many instructions.
-    pub(crate) fn new(instructions: usize) -> Self {
-        Self { steps: VecDeque::new(), capacity: (MOST_SPANS / instructions.max(1)).clamp(1, MOST_STEPS) }
+    /// For a list of this many instructions, in a run whose processes begin with the step `first`.
+    pub(crate) fn new(instructions: usize, first: usize) -> Self {
+        Self { first, steps: VecDeque::new(), capacity: (MOST_SPANS / instructions.max(1)).clamp(1, MOST_STEPS) }
     }
 
     /// Adds a step. Drops the oldest one if there are too many.
@@ -62,17 +64,25 @@ impl SpanRecorder {
 
     /// Writes the rank's file.
     pub(crate) fn write(self, path: &Path, rank: Rank) -> Result<(), ExecutorError> {
-        let file = RankFile { rank, steps: self.steps };
-        let text = serde_json::to_vec(&file).map_err(|error| ExecutorError::system("write the timeline", error.into()))?;
-        write_whole(path, &text)
+        write_whole(path, &timeline_file(rank, self.first, self.steps)?)
     }
+}
+
+/// The contents of a rank's file, as [`read_timeline`] reads it. Someone else may have measured the
+/// steps. `first` is the first step that the processes made.
+///
+/// # Errors
+/// [`ExecutorError::System`] if they cannot be written as JSON.
+pub fn timeline_file(rank: Rank, first: usize, steps: VecDeque<StepSpans>) -> Result<Vec<u8>, ExecutorError> {
+    serde_json::to_vec(&RankFile { rank, first, steps })
+        .map_err(|error| ExecutorError::system("write the timeline", error.into()))
 }
 
 /// Reads the spans that the ranks of a run wrote to `folder`.
 ///
 /// An instruction starts and ends at the medians over the steps that all ranks kept, relative to
-/// the moment when the last rank started the step. The run's first step is left out if more than
-/// two are left.
+/// the moment when the last rank started the step. The first step of the processes is left out if
+/// more than two are left.
 ///
 /// # Errors
 /// [`ExecutorError::System`] if a file is missing or malformed, or if no step is in all files.
@@ -102,7 +112,9 @@ fn step_starts(files: &[RankFile]) -> BTreeMap<usize, u64> {
     }
     starts.retain(|_, starts| starts.len() == files.len());
     if starts.len() > 2 {
-        starts.remove(&WARM_UP);
+        files.iter().for_each(|file| {
+            starts.remove(&file.first);
+        });
     }
     starts.into_iter().map(|(step, starts)| (step, starts.into_iter().max().unwrap_or(0))).collect()
 }
@@ -143,7 +155,8 @@ mod tests {
     }
 
     fn write(folder: &Path, rank: usize, steps: std::ops::Range<usize>, delay: u64) {
-        let recording = SpanRecorder { steps: steps.map(|number| step(number, delay)).collect(), capacity: MOST_STEPS };
+        let first = steps.start;
+        let recording = SpanRecorder { first, steps: steps.map(|number| step(number, delay)).collect(), capacity: MOST_STEPS };
         recording.write(&folder.join(format!("{rank}.json")), Rank(rank)).expect("a writable folder");
     }
 
@@ -168,8 +181,20 @@ mod tests {
     }
 
     #[test]
+    fn the_first_step_of_a_resumed_run_warms_up() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut recording = SpanRecorder::new(1, 7);
+        for (number, start) in [(7, 0), (8, 30), (9, 10)] {
+            recording.add(number, 0, 100, vec![RawSpan { start, end: 90 }]);
+        }
+        recording.write(&folder.path().join("0.json"), Rank(0)).expect("a writable folder");
+        let timeline = read_timeline(folder.path(), 1).expect("a file");
+        assert_eq!(timeline.ranks[0].spans[0].start, Picoseconds(30_000), "the median of 30 and 10 is the later");
+    }
+
+    #[test]
     fn a_recorder_keeps_the_last_steps() {
-        let mut recording = SpanRecorder::new(MOST_SPANS / 2);
+        let mut recording = SpanRecorder::new(MOST_SPANS / 2, 0);
         for number in 0..5 {
             recording.add(number, 0, 1, Vec::new());
         }

@@ -16,7 +16,7 @@ use crate::recording::SpanRecorder;
 use crate::samples::{Samples, WorkerPool};
 use crate::state::RankState;
 use foretell_models::{GraphOptions, InputKind};
-use foretell_program::{Compiled, MetricKind, Operation, Period, PlanError, Program, Rank, RunLength, compile};
+use foretell_program::{Compiled, MetricKind, Operation, Period, Program, Rank, RunLength, compile};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let arenas = member.arenas(compiled.arena_of(member.rank), compiled.host_arena_of(member.rank))?;
     let arena = &arenas.device;
     // Initial values depend on the parameters' names, shapes and distributions, not on the batch.
-    let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(PlanError::from)?;
+    let graph = job.plan.training.graph(&job.model, &job.name, &GraphOptions::ONE)?;
     let samples = Samples::new(Arc::clone(&dataset), Split::Training, 0, Vec::new());
     let programs: Vec<&Program> = std::iter::once(&compiled.evaluation).chain(compiled.step_programs()).collect();
     let interpreter = Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::new(samples))?;
@@ -53,11 +53,10 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     initialise(&state, &arenas, &StateSource::open(job, &graph)?, job.seed)?;
     let writer = |checkpoints: &Checkpoints| {
         let layout = CheckpointLayout::new(&graph, &job.plan)?;
-        CheckpointWriter::new(&checkpoints.folder, layout, &state, &compiled.training, member.rank, &member.control)
+        CheckpointWriter::new(&checkpoints.folder, layout, &state, &compiled.training, member)
     };
     let checkpoints = job.checkpoints.as_ref().map(writer).transpose()?;
-    let cores = member.cpus.len() / member.world_size.max(1);
-    let workers = match job.input.workers.unwrap_or_else(|| dataset.usual_workers(cores)) {
+    let workers = match dataset.workers(&job.input, job.cores_per_rank) {
         0 => None,
         count => Some(WorkerPool::start(count, &member.cpus)?),
     };
@@ -133,8 +132,8 @@ impl TrainingRun<'_> {
     fn train(&mut self) -> Result<(), ExecutorError> {
         let mut batches = BatchSequence::new(&self.dataset, self.job.plan.global_batch)?;
         let RunLength { steps: total, steps_per_epoch: per_epoch } = self.length;
-        let mut recorder = SpanRecorder::new(self.compiled.training.list_of(self.member.rank).instructions.len());
         let (cycle, first) = (self.compiled.cycle, self.job.start.step());
+        let mut recorder = SpanRecorder::new(self.compiled.training.list_of(self.member.rank).instructions.len(), first);
         let (mut made, mut saved) = (first, first);
         for step in first..total {
             // Within a round, replicas differ: a run stops only after one.
@@ -238,13 +237,13 @@ impl TrainingRun<'_> {
     /// metrics.
     fn evaluate(&mut self, step: usize, epoch: usize) -> Result<(), ExecutorError> {
         self.send_steps()?;
-        let global_batch = self.job.plan.global_batch;
+        let at_once = self.compiled.evaluation.samples;
         let mut metrics: Vec<(MetricKind, f64)> = Vec::new();
-        let batches = self.dataset.evaluation_batches(global_batch);
+        let batches = self.dataset.evaluation_batches(at_once);
         let (mut upcoming, mut bad_samples) = (VecDeque::new(), BTreeSet::new());
         for batch in 0..batches {
             for ahead in batch + upcoming.len()..batches.min(batch + 1 + self.job.input.prefetch) {
-                let indices = self.dataset.evaluation_indices(ahead, global_batch)?;
+                let indices = self.dataset.evaluation_indices(ahead, at_once)?;
                 upcoming.push_back(self.samples(EVALUATION, 0, indices));
             }
             let Some(samples) = upcoming.pop_front() else { break };

@@ -1,8 +1,10 @@
-//! Writes a file whole or not at all, whatever ends the process meanwhile.
+//! Writes a file so that its name always leads to a whole one, the old or the new, whatever ends
+//! the process meanwhile.
 //!
 //! The contents go into a file without a name (`O_TMPFILE`), which disappears with its process.
-//! Only the complete file gets a name. Where the file system has no such files, it has a temporary
-//! name while it is written.
+//! Only the complete file gets a name. One that replaces another has a temporary name between two
+//! system calls; where the file system has no files without names, while it is written. A process
+//! that is killed then leaves that name: [`remove_abandoned`] takes it away.
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, linkat, openat};
 use rustix::io::Errno;
@@ -13,7 +15,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 /// Prefix of temporary names.
-pub(crate) const TEMPORARY: &str = ".foretell-";
+const TEMPORARY: &str = ".foretell-";
 
 /// The folder of a file.
 pub(crate) fn folder_of(path: &Path) -> &Path {
@@ -51,12 +53,30 @@ fn name(file: &File, path: &Path) -> io::Result<()> {
         Err(Errno::EXIST) => {}
         linked => return Ok(linked?),
     }
-    // A name cannot be replaced by a link, but by a rename. A temporary name exists only between
-    // two system calls.
-    let folder = tempfile::Builder::new().prefix(TEMPORARY).tempdir_in(folder_of(path))?;
-    let temporary = folder.path().join("whole");
-    link(&temporary)?;
-    std::fs::rename(&temporary, path)
+    // A name cannot be replaced by a link, but by a rename. The other name exists only between two
+    // system calls.
+    let named = tempfile::Builder::new().prefix(TEMPORARY).make_in(folder_of(path), |other| Ok(link(other)?))?;
+    named.persist(path).map_err(|error| error.error)
+}
+
+/// Removes the temporary names that killed processes left in a folder. Nothing may write into the
+/// folder meanwhile.
+///
+/// # Errors
+/// The system's.
+pub fn remove_abandoned(folder: &Path) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let entry = entry?;
+        if !entry.file_name().to_string_lossy().starts_with(TEMPORARY) {
+            continue;
+        }
+        // Earlier versions put the file into a folder.
+        match entry.file_type()?.is_dir() {
+            true => std::fs::remove_dir_all(entry.path())?,
+            false => std::fs::remove_file(entry.path())?,
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
@@ -84,6 +104,33 @@ mod tests {
         assert!(write(&folder.path().join("folder"), b"one", 0o600).is_err());
         assert!(write(&folder.path().join("missing/file"), b"one", 0o600).is_err());
         assert_eq!(names(folder.path()).len(), 2);
+    }
+
+    #[test]
+    fn what_a_killed_process_left_does_not_stay() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        write(&path, b"one", 0o600).unwrap();
+        std::fs::write(folder.path().join(".foretell-other"), "left").unwrap();
+        std::fs::create_dir(folder.path().join(".foretell-Xy12")).unwrap();
+        std::fs::write(folder.path().join(".foretell-Xy12/whole"), "left").unwrap();
+        remove_abandoned(folder.path()).unwrap();
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[test]
+    fn processes_that_write_the_same_file_leave_one_of_theirs() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::thread::scope(|scope| {
+            for writer in 0..4_u8 {
+                let path = &path;
+                scope.spawn(move || (0..100).for_each(|_| write(path, &[writer; 5000], 0o600).unwrap()));
+            }
+        });
+        let contents = std::fs::read(&path).unwrap();
+        assert!(contents.len() == 5000 && contents.iter().all(|byte| *byte == contents[0]));
+        assert_eq!(names(folder.path()), ["file"]);
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod accelerate;
 mod arguments;
 mod deepspeed;
 mod hf_trainer;
+mod json_object;
 mod megatron;
 mod nearest;
 mod slurm;

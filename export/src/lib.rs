@@ -6,6 +6,8 @@
 //!
 //! [`export_job`] writes a plan as a job of another framework, and [`import_plan`] reads one.
 //!
+//! [`KinetoTrace`] reads a trace of PyTorch's profiler, whose steps are matched with a Program.
+//!
 //! The flow: a Program and a [`Timeline`](foretell_program::Timeline) → nodes, one or two per
 //! instruction → bytes. The caller writes the files. This crate depends on neither simulator nor
 //! executor: durations come from the timeline, predicted or measured.
@@ -36,9 +38,11 @@ mod astra_sim;
 mod chakra;
 mod error;
 mod frameworks;
+mod kineto;
 mod wire;
 
 pub use astra_sim::AstraSim;
 pub use chakra::Chakra;
 pub use error::ExportError;
 pub use frameworks::{Framework, FrameworkError, ImportedPlan, Job, JobFiles, PlanForm, export_job, import_plan, words};
+pub use kineto::{KinetoError, KinetoTrace, MatchedStep, TraceStep, TracedMachine, Unmatched, traced_profile, unmatched};

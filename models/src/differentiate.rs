@@ -155,7 +155,7 @@ impl Backward {
                 }
                 self.input_gradient(id, OperatorKind::Join, reads, 0);
             }
-            OperatorKind::Scale { square } => self.input_gradient(id, OperatorKind::Scale { square }, vec![dy], 0),
+            OperatorKind::Scale { .. } => self.input_gradient(id, forward.kind, vec![dy], 0),
             OperatorKind::Multiply => {
                 self.input_gradient(id, OperatorKind::Multiply, vec![dy.clone(), input(0)], 1);
                 self.input_gradient(id, OperatorKind::Multiply, vec![dy, input(1)], 0);

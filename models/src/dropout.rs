@@ -1,6 +1,7 @@
 //! Dropout (Srivastava et al. 2014): its rate, and the part of the whole that one rank has, of an
 //! activation or of attention's probabilities. It does not know how layouts lead to such parts.
 
+use crate::defaults::{is_one, one};
 use serde::{Deserialize, Serialize};
 
 /// The share of elements that dropout drops: from 0 to below 1, in ten-thousandths.
@@ -176,15 +177,6 @@ impl AttentionPlace {
         let group = group.max(1);
         (self.key_head + head / group) * self.group + self.member + head % group
     }
-}
-
-fn one() -> usize {
-    1
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_one(parts: &usize) -> bool {
-    *parts == 1
 }
 
 #[cfg(test)]

@@ -11,6 +11,9 @@ use crate::storage::Storage;
 /// Name of the number of labels among the five best classes.
 pub const TOP_FIVE: &str = "top5";
 
+/// Name of the logits that [`logits_only`] keeps.
+pub const LOGITS: &str = "logits";
+
 /// Name of the probabilities and labels of all samples.
 const SCORES: &str = "scores";
 
@@ -38,6 +41,17 @@ pub fn with_evaluation(mut graph: Graph) -> Graph {
         }
     }
     graph
+}
+
+/// Returns a forward graph that ends with the logits, which it keeps, and has no loss. `None` if
+/// the graph has no loss over whole classes.
+pub fn logits_only(mut graph: Graph) -> Option<Graph> {
+    let loss = graph.operators.iter().position(|operator| operator.kind == OperatorKind::CrossEntropy)?;
+    let logits = graph.operators[loss].inputs[0].tensor;
+    graph.operators.truncate(loss);
+    let tensor = &mut graph.tensors[logits.0];
+    (tensor.name, tensor.role) = (LOGITS.into(), Role::Kept);
+    Some(graph)
 }
 
 /// Adds the ranks of labels among the classes of `loss`, and the number of the first five. Where

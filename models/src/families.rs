@@ -94,8 +94,3 @@ pub(crate) trait Family: Sized {
         Vec::new()
     }
 }
-
-/// For serde: whether a switch is off.
-fn is_false(value: &bool) -> bool {
-    !*value
-}

@@ -30,9 +30,10 @@ pub struct ImportedModel {
 type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
 
 /// The model types that can be read, with their readers.
-const READERS: [(&str, Reader); 22] = [
+const READERS: [(&str, Reader); 23] = [
     ("gpt2", language::gpt2),
     ("llama", decoders::llama),
+    ("llama4_text", decoders::llama4),
     ("mistral", decoders::mistral),
     ("mixtral", decoders::mixtral),
     ("qwen2", decoders::qwen2),

@@ -20,10 +20,11 @@ mod spec;
 mod table;
 
 pub use control::Control;
-pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, Smoothing, WeightLayout, Window};
+pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, Smoothing, WeightLayout, Window, scale_factor};
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
 use crate::attention::{Attention, Rope};
+use crate::defaults::is_zero;
 use crate::dropout::Dropout;
 use serde::{Deserialize, Serialize};
 use table::{activations, attention, images, loss, mixtures, movement, norms, products, recurrence, sequences, training};
@@ -303,8 +304,13 @@ pub enum Kernel {
         last: bool,
     },
     LstmWeightGradient(Recurrence),
-    /// `y = x / √square`. It is its own gradient.
-    Scale { elements: usize, square: usize },
+    /// `y = x · times / √square`. It is its own gradient.
+    Scale {
+        elements: usize,
+        #[serde(default = "sizes::one", skip_serializing_if = "sizes::is_one")]
+        times: usize,
+        square: usize,
+    },
     /// `y = a · b`, element by element. Its gradients are products too.
     Multiply { elements: usize },
     /// Stochastic gradient descent, as PyTorch's `SGD`.
@@ -549,8 +555,4 @@ impl Kernel {
             Kernel::PutColumns { rows, columns, part, .. } => fact(&movement::put_columns(rows, columns, part)),
         }
     }
-}
-
-fn is_zero(number: &usize) -> bool {
-    *number == 0
 }

@@ -30,8 +30,10 @@
 //! # Ok::<(), foretell_models::ModelError>(())
 //! ```
 
+mod adapters;
 mod attention;
 mod builder;
+mod defaults;
 mod differentiate;
 mod dropout;
 mod error;
@@ -46,12 +48,13 @@ mod optimizer;
 mod sample;
 mod storage;
 
+pub use adapters::{AdapterSizes, is_adapter, linear_layers, with_adapters};
 pub use attention::{Attention, RelativePositions, RingStep, Rope};
 pub use builder::GraphOptions;
 pub use differentiate::differentiate;
 pub use dropout::{AttentionDropout, AttentionPlace, Dropout, DropoutRate, DropoutSite};
 pub use error::ModelError;
-pub use evaluation::{TOP_FIVE, with_evaluation};
+pub use evaluation::{LOGITS, TOP_FIVE, logits_only, with_evaluation};
 pub use families::*;
 pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
@@ -60,7 +63,7 @@ pub use graph::{
 pub use hugging_face::{ConfigError, ImportedModel, from_hugging_face, hugging_face_types, is_hugging_face_config};
 pub use kernel::{
     Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture, Recurrence,
-    Smoothing, Traffic, WeightLayout, Window,
+    Smoothing, Traffic, WeightLayout, Window, scale_factor,
 };
 pub use loss_target::{LossTarget, WEIGHT};
 pub use model::Model;

@@ -6,6 +6,7 @@ use crate::families::{Bert, Check, Decoder, Family, Gpt, Llama, LstmSeq2seq, Mlp
 use crate::graph::{Graph, Tensor};
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
+use foretell_units::suggest;
 use serde::{Deserialize, Serialize};
 
 /// A family with its sizes. Model files have this form.
@@ -107,7 +108,7 @@ impl Model {
     pub fn named(name: &str) -> Result<Self, ModelError> {
         Self::zoo().find(|(known, _)| *known == name).map(|(_, model)| model).ok_or_else(|| ModelError::Unknown {
             name: name.into(),
-            hint: format!("the zoo has {}; or give a model file", Self::names().collect::<Vec<_>>().join(", ")),
+            hint: format!("{}; or give a model file", suggest(name, Self::names())),
         })
     }
 

@@ -43,11 +43,11 @@ pub enum PlannerError {
     },
     /// The search was given up before it had a candidate.
     #[error(
-        "nothing was found in time: of {layouts} layouts, {out_of_memory} do not fit and none was simulated yet; \
+        "nothing was found in time: of {layouts} layouts so far, {out_of_memory} do not fit and none was simulated; \
          hint: allow more time, or `--fix` some of the layout"
     )]
     OutOfTime {
-        /// Layouts of the space.
+        /// Layouts of the space, as far as they were listed.
         layouts: usize,
         /// Layouts that were found not to fit.
         out_of_memory: usize,

@@ -47,6 +47,8 @@ pub(crate) struct Estimates {
     /// Seconds in which the optimizer updates a parameter.
     update: f64,
     global_batch: usize,
+    /// The stage of ZeRO that the user has fixed.
+    fixed_zero: Option<usize>,
     /// Arithmetic of each block.
     work: Vec<f64>,
     /// The share of the work on the fullest stage, by numbers of stages and of chunks.
@@ -71,6 +73,7 @@ impl Estimates {
             // The gradient and the state are read, the state and the parameter written.
             update: (SINGLE_PRECISION + 2.0 * optimizer_state + parameter) / slowest.max(1.0),
             global_batch: request.base.global_batch,
+            fixed_zero: request.fixed.zero,
             work: work_of_blocks(graph),
             shares: Mutex::new(HashMap::new()),
             recomputes_in_part: is_stack && request.fixed.recompute.is_none(),
@@ -164,6 +167,7 @@ impl Estimates {
             parameters * state + self.activations(layout, share, &recompute)
         };
         let stages_of_zero: &[usize] = match layout.data * layout.context {
+            _ if self.fixed_zero.is_some() => self.fixed_zero.as_slice(),
             1 => &[0],
             _ if layout.follows_schedule() => &[0, 1],
             _ => &[0, 1, 2, 3],
@@ -255,6 +259,23 @@ mod tests {
     use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
     use foretell_topologies::Topology;
     use foretell_units::{Bytes, DataType};
+
+    #[test]
+    fn a_fixed_stage_of_zero_is_the_one_that_is_estimated() {
+        let topology = Topology::library("dgx-a100-80g").expect("in the library");
+        let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).expect("known");
+        let model = Model::named("gpt2-medium").expect("in the zoo");
+        let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 64) };
+        let memory = |choices: &str| {
+            let fixed = choices.parse().expect("well formed");
+            let request = Request { fixed, ..Request::new(&model, "model", &topology, &costs, &base) };
+            let graph = model.graph("model", &GraphOptions::ONE).expect("it is sound");
+            let family = Family { layout: Layout { data: 8, micro_batch: 8, ..Layout::default() }, micro_batches: 1 };
+            Estimates::new(&request, &graph, optimizer_tensors(&base), true).of(&family).expect("one mesh").memory
+        };
+        assert!(memory("zero=0") > memory("zero=1") && memory("zero=1") > memory("zero=3"));
+        assert_eq!(memory("zero=3"), memory(""));
+    }
 
     /// Estimates need not be right, but they must tell good layouts from bad ones.
     #[test]

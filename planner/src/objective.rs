@@ -59,6 +59,8 @@ pub(crate) fn value_per_second(request: &Request<'_>, ranks: usize) -> f64 {
     let devices = ranks.min(topology.device_count());
     match request.objective {
         Objective::Time => 1.0,
+        // Where whole steps spread by a known share, the slow end is that much later.
+        Objective::SlowEnd => request.costs.step_spread.map_or(1.0, |[_, slow]| slow.max(1.0)),
         Objective::Cost => price_per_hour(topology, devices).unwrap_or(0.0),
         Objective::Energy => {
             let model = PowerModel::default();

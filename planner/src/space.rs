@@ -24,7 +24,7 @@ mod variants;
 pub(crate) use devices::DeviceKinds;
 pub use fixed::{Fixed, FixedError};
 pub(crate) use from_request::{FEWEST_EQUAL_BLOCKS, optimizer_tensors};
-pub use request::{Objective, Request};
+pub use request::{Objective, Progress, Request};
 pub(crate) use sizes::{inner_ranks, most_shards, ranks_of_stage, world_size};
 pub use statement::Dimension;
 

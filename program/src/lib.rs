@@ -57,8 +57,8 @@ pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LearningRateSchedule, LocalSgd, LossScale,
-    MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat, NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer,
+    AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LearningRateSchedule, LocalSgd, Lora,
+    LossScale, MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat, NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer,
     OuterOptimizer, OuterRule, Overlap, Period, Plan, PlanError, PlannedWorkload, Recompute, RunLength, ShardedPart, Stack,
     StageLayout, Trained, Training, WarmUp,
 };

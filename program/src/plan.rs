@@ -4,6 +4,7 @@
 
 mod layout;
 mod learning_rate;
+mod lora;
 mod mode;
 mod normal_form;
 mod offload;
@@ -18,6 +19,7 @@ mod workload;
 pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Layout, StageLayout};
 pub use learning_rate::{LearningRateSchedule, WarmUp};
+pub use lora::Lora;
 pub use mode::{AveragingGraph, Decentralised, LocalSgd, Mode, OuterOptimizer, OuterRule};
 pub use offload::Offload;
 pub use operators::{OperatorPatterns, ShardedPart};

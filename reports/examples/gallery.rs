@@ -1,7 +1,7 @@
 //! Draws every plot and a page from a made-up run into a folder, to look at:
 //! `cargo run -p foretell-reports --example gallery -- /tmp/gallery`.
 
-use foretell_reports::{CheckDocument, LossPoint, Plot, ScatterPoint, Section, check_table, compare, page, write_trace};
+use foretell_reports::{Chart, CheckDocument, LossPoint, Plot, ScatterPoint, Section, check_table, compare, page, write_trace};
 use foretell_units::{Bytes, Seconds};
 use std::error::Error;
 use std::path::PathBuf;
@@ -38,20 +38,23 @@ fn main() -> Result<(), Box<dyn Error>> {
         .collect();
 
     let plots = [
-        (
-            "timeline",
-            Plot::timeline("Predicted against measured", &program, &[&predicted, &measured]),
-            "Numbers are micro-batches.",
-        ),
-        ("memory", Plot::memory("Memory over a step", &program, &predicted), "Dashed: the arena that is allocated."),
-        ("loss", Plot::loss("Loss", &training, &evaluation), ""),
-        ("scatter", Plot::scatter("Published step times", &points), ""),
+        ("timeline", Plot::timeline("Predicted against measured", &program, &[&predicted, &measured])),
+        ("memory", Plot::memory("Memory over a step", &program, &predicted)),
+        ("loss", Plot::loss("Loss", &training, &evaluation)),
+        ("scatter", Plot::scatter("Published step times", &points)),
     ];
-    let mut sections = Section::check(&document);
-    for (name, plot, caption) in plots {
+    for (name, plot) in plots {
         std::fs::write(folder.join(format!("{name}.svg")), plot.svg()?)?;
         std::fs::write(folder.join(format!("{name}.png")), plot.png()?)?;
-        sections.push(Section::Figure { heading: name.into(), plot: Box::new(plot), caption: caption.into() });
+    }
+    let mut sections = Section::check(&document);
+    let charts = [
+        ("timeline", Chart::timeline(&program, &[&predicted, &measured])),
+        ("memory", Chart::memory(&program, &predicted, Some(Bytes::new(16 << 20)))),
+        ("loss", Chart::loss(&training, &evaluation)),
+    ];
+    for (name, chart) in charts {
+        sections.push(Section::Chart { heading: name.into(), chart: Box::new(chart), caption: String::new() });
     }
     sections
         .push(Section::Listing { heading: "Plan".into(), text: "layout:\n  data: 2\n  pipeline: 2\nglobal_batch: 8\n".into() });

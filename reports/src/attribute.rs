@@ -30,6 +30,7 @@ pub(crate) struct Piece {
     /// The instruction that ran or was about to run; `None` after the last one.
     pub instruction: Option<InstructionId>,
     pub reason: Reason,
+    pub start: Picoseconds,
     pub duration: Picoseconds,
 }
 
@@ -85,7 +86,7 @@ struct Walk<'a> {
 impl Walk<'_> {
     fn add(&mut self, instruction: Option<InstructionId>, reason: Reason, from: Picoseconds, to: Picoseconds) {
         if to > from {
-            self.pieces.push(Piece { instruction, reason, duration: to.saturating_sub(from) });
+            self.pieces.push(Piece { instruction, reason, start: from, duration: to.saturating_sub(from) });
         }
     }
 

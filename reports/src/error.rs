@@ -11,6 +11,9 @@ pub enum ReportError {
     /// The pixels could not be encoded.
     #[error("cannot encode the plot as PNG: {0}")]
     Encode(#[from] png::EncodingError),
+    /// A chart's document could not be written.
+    #[error("cannot write the chart as JSON: {0}")]
+    Document(#[from] serde_json::Error),
     /// The writer that receives the trace failed.
     #[error("cannot write the trace: {0}")]
     Write(#[from] std::io::Error),

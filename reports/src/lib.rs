@@ -44,19 +44,22 @@
 //! assert!(check_table(&document).contains("-20.0 %"));
 //! ```
 
+mod activity;
 mod attribute;
 mod compare;
 mod error;
 mod page;
 mod plots;
+mod residency;
 #[cfg(test)]
 mod sample;
+mod shown;
 mod tables;
 mod trace;
 
 pub use compare::{Cause, CheckDocument, Comparison, InputCheck, KindRow, WorstRow, compare};
 pub use error::ReportError;
-pub use page::{Section, page};
+pub use page::{Chart, Fact, GapPoint, LayoutPoint, Section, page};
 pub use plots::{CurvePoint, LossPoint, Plot, ScatterPoint};
 pub use tables::{
     Alignment, Breakdown, Column, LayoutRow, PredictionSummary, check_table, layouts_table, prediction_table, table,

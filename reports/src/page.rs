@@ -1,10 +1,22 @@
-//! The report as one self-contained HTML page: plots are inline SVG, styles are inline, and there
-//! is no script. It follows the reader's light or dark mode.
+//! The report as one self-contained HTML page. Text, figures and tables are there without a script;
+//! the script draws the charts from a JSON document in the page, with uPlot. A content policy in
+//! the page forbids it to load anything and to run any other script. It follows the reader's light
+//! or dark mode.
+
+mod charts;
 
 use crate::compare::CheckDocument;
 use crate::error::ReportError;
-use crate::plots::Plot;
 use crate::tables::{Alignment, Column, headline, kind_rows, worst_rows};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+pub use charts::{Chart, GapPoint, LayoutPoint};
+use sha2::{Digest, Sha256};
+
+/// uPlot; its source and licence are in `assets/README.md`.
+const LIBRARY: &str = include_str!("page/assets/uplot.min.js");
+const SCRIPT: &str = include_str!("page/assets/page.js");
+const STYLES: [&str; 2] = [include_str!("page/assets/uplot.min.css"), include_str!("page/assets/page.css")];
 
 /// A part of a page.
 #[derive(Clone, Debug)]
@@ -23,12 +35,19 @@ pub enum Section {
         /// Lines, kept as they are.
         text: String,
     },
-    /// A plot.
-    Figure {
-        /// The title above the plot.
+    /// The figures that a reader looks for first.
+    Answer {
+        /// The figures.
+        facts: Vec<Fact>,
+        /// Sentences below them: what binds, what to change.
+        sentences: Vec<String>,
+    },
+    /// A chart.
+    Chart {
+        /// The title above the chart.
         heading: String,
-        /// The plot.
-        plot: Box<Plot>,
+        /// The chart.
+        chart: Box<Chart>,
         /// How to read it.
         caption: String,
     },
@@ -41,6 +60,26 @@ pub enum Section {
         /// The cells, row by row.
         rows: Vec<Vec<String>>,
     },
+}
+
+/// A figure of the answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fact {
+    /// What it is.
+    pub name: String,
+    /// Its value with its unit.
+    pub value: String,
+    /// The interval, the limit, or what else it is to be compared with.
+    pub note: String,
+    /// The share of a limit, in per cent, to draw as a bar.
+    pub percent: Option<u32>,
+}
+
+impl Fact {
+    /// A figure without a limit.
+    pub fn new(name: &str, value: impl Into<String>, note: impl Into<String>) -> Self {
+        Self { name: name.to_owned(), value: value.into(), note: note.into(), percent: None }
+    }
 }
 
 impl Section {
@@ -65,38 +104,77 @@ const KINDS: &str = "Compute is the time in which kernels run. Communication and
 /// Makes a page of sections below a title. Text is escaped. The same sections give the same page.
 ///
 /// # Errors
-/// [`ReportError::Draw`] if a plot cannot be drawn.
+/// [`ReportError::Document`] if a chart cannot be written as JSON.
 pub fn page(title: &str, sections: &[Section]) -> Result<String, ReportError> {
     let title = escaped(title);
-    let mut html = format!(
-        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
-         <title>{title}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n"
-    );
+    let mut body = String::new();
+    let mut charts: Vec<&Chart> = Vec::new();
     for section in sections {
-        html.push_str("<section>\n");
+        body.push_str("<section>\n");
         match section {
             Section::Paragraph { heading, text } => {
-                html.push_str(&format!("{}<p>{}</p>\n", heading_of(heading), escaped(text)));
+                body.push_str(&format!("{}<p>{}</p>\n", heading_of(heading), escaped(text)));
             }
             Section::Listing { heading, text } => {
-                html.push_str(&format!("{}<pre>{}</pre>\n", heading_of(heading), escaped(text)));
+                body.push_str(&format!("{}<pre tabindex=\"0\">{}</pre>\n", heading_of(heading), escaped(text)));
             }
-            Section::Figure { heading, plot, caption } => html.push_str(&format!(
-                "{}<figure>\n{}<figcaption>{}</figcaption>\n</figure>\n",
-                heading_of(heading),
-                plot.svg()?,
-                escaped(caption)
-            )),
+            Section::Answer { facts, sentences } => body.push_str(&answer(facts, sentences)),
+            Section::Chart { heading, chart, caption } => {
+                let (number, caption) = (charts.len(), escaped(caption));
+                charts.push(chart);
+                body.push_str(&heading_of(heading));
+                body.push_str(&format!(
+                    "<figure>\n<figcaption>{caption}</figcaption>\n<div class=\"chart\" data-chart=\"{number}\">\
+                     <noscript>The chart needs JavaScript.</noscript></div>\n</figure>\n"
+                ));
+            }
             Section::Table { heading, columns, rows } => {
-                html.push_str(&heading_of(heading));
-                html.push_str(&table(columns, rows));
+                body.push_str(&heading_of(heading));
+                body.push_str(&table(columns, rows));
             }
         }
-        html.push_str("</section>\n");
+        body.push_str("</section>\n");
     }
-    html.push_str("</main>\n</body>\n</html>\n");
-    Ok(html)
+    let data = data(&charts)?;
+    let policy = format!(
+        "default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{}' 'sha256-{}'; base-uri 'none'; form-action 'none'",
+        hash(LIBRARY),
+        hash(SCRIPT)
+    );
+    let styles = STYLES.concat();
+    Ok(format!(
+        "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"{policy}\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<meta name=\"color-scheme\" content=\"light dark\">\n\
+         <title>{title}</title>\n<style>\n{styles}</style>\n</head>\n<body>\n<main>\n<h1>{title}</h1>\n{body}</main>\n\
+         <script type=\"application/json\" id=\"charts\">{data}</script>\n\
+         <script>{LIBRARY}</script>\n<script>{SCRIPT}</script>\n</body>\n</html>\n"
+    ))
+}
+
+/// The charts as JSON that can stand in a page: no text in it ends the element or opens a comment.
+fn data(charts: &[&Chart]) -> Result<String, ReportError> {
+    Ok(serde_json::to_string(charts)?.replace('<', "\\u003c"))
+}
+
+/// A script's hash, as content policies have it.
+fn hash(script: &str) -> String {
+    STANDARD.encode(Sha256::digest(script.as_bytes()))
+}
+
+fn answer(facts: &[Fact], sentences: &[String]) -> String {
+    let fact = |fact: &Fact| {
+        let bar = fact.percent.map_or_else(String::new, |percent| {
+            let state = if percent > 100 { " class=\"over\"" } else { "" };
+            format!("<meter{state} min=\"0\" max=\"100\" high=\"90\" optimum=\"0\" value=\"{percent}\">{percent} %</meter>")
+        });
+        let (name, value, note) = (escaped(&fact.name), escaped(&fact.value), escaped(&fact.note));
+        format!("<div><dt>{name}</dt><dd><strong>{value}</strong>{bar}<span>{note}</span></dd></div>\n")
+    };
+    let facts: String = facts.iter().map(fact).collect();
+    let sentences: String = sentences.iter().map(|sentence| format!("<li>{}</li>\n", escaped(sentence))).collect();
+    let list = if sentences.is_empty() { String::new() } else { format!("<ul class=\"advice\">\n{sentences}</ul>\n") };
+    format!("<dl class=\"facts\">\n{facts}</dl>\n{list}")
 }
 
 fn heading_of(heading: &str) -> String {
@@ -135,46 +213,29 @@ fn escaped(text: &str) -> String {
     result
 }
 
-/// Recolours the plots' background, text and grid in dark mode. plotters writes colours as
-/// attributes, which styles override.
-const STYLE: &str = "\
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #222222; --faint: #666666; --line: #e1e1e1; --panel: #f6f6f6; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #16181b; --ink: #e6e6e6; --faint: #a0a4a8; --line: #3a3d41; --panel: #202327; }
-}
-body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, sans-serif; }
-main { max-width: 1240px; margin: 0 auto; padding: 24px; }
-h1 { font-size: 1.7rem; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
-pre { background: var(--panel); padding: 12px 16px; overflow-x: auto; border-radius: 6px; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { padding: 4px 14px 4px 0; text-align: left; border-bottom: 1px solid var(--line); vertical-align: top; }
-th { color: var(--faint); font-weight: 600; }
-.number { text-align: right; }
-figure { margin: 0; overflow-x: auto; } figcaption { color: var(--faint); }
-svg { max-width: 100%; height: auto; }
-svg [fill='#FFFFFF'] { fill: var(--paper); }
-svg text[fill='#FFFFFF'] { fill: #ffffff; }
-svg text[fill='#222222'] { fill: var(--ink); } svg text[fill='#666666'] { fill: var(--faint); }
-svg [stroke='#222222'] { stroke: var(--ink); } svg [stroke='#E1E1E1'] { stroke: var(--line); }
-svg [stroke='#666666'] { stroke: var(--faint); }
-";
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compare;
     use crate::sample;
-    use crate::{compare, plots::LossPoint};
     use foretell_units::{Bytes, Seconds};
 
     #[test]
     fn all_text_is_escaped_and_nothing_is_fetched() {
-        let evil = "<script>alert('1 & 2')</script>";
-        let plot = Plot::loss(evil, &[LossPoint { step: 1, loss: 2.0 }], &[]);
+        let evil = "</script><script>alert('1 & 2')</script><!--";
+        let point = LayoutPoint {
+            name: evil.into(),
+            plan: evil.into(),
+            step_seconds: 1.0,
+            memory_bytes: 1,
+            facts: vec![(evil.into(), evil.into())],
+            is_on_front: true,
+        };
         let sections = [
             Section::Paragraph { heading: evil.into(), text: evil.into() },
             Section::Listing { heading: evil.into(), text: evil.into() },
-            Section::Figure { heading: evil.into(), plot: Box::new(plot), caption: evil.into() },
+            Section::Answer { facts: vec![Fact::new(evil, evil, evil)], sentences: vec![evil.into()] },
+            Section::Chart { heading: evil.into(), chart: Box::new(Chart::layouts(vec![point])), caption: evil.into() },
             Section::Table {
                 heading: evil.into(),
                 columns: vec![(evil.into(), Alignment::Right)],
@@ -182,10 +243,76 @@ mod tests {
             },
         ];
         let html = page(evil, &sections).expect("a page");
-        assert!(!html.contains("<script"));
+        assert!(!html.contains("<script>alert"));
+        // The document, uPlot and the page's own script.
+        assert_eq!((html.matches("<script").count(), html.matches("</script").count()), (3, 3));
         assert!(html.contains("&lt;script&gt;alert(&#39;1 &amp; 2&#39;)&lt;/script&gt;"));
-        assert!(!html.contains("href") && !html.contains("src=") && !html.contains("url("));
-        assert!(html.contains("<svg") && html.contains("prefers-color-scheme: dark"));
+        assert!(!html.contains(" href=") && !html.contains(" src=") && !html.contains("url(") && !html.contains("@import"));
+        let start = html.find("id=\"charts\">").expect("the document") + "id=\"charts\">".len();
+        let document = html[start..].split("</script>").next().unwrap_or_default();
+        let document: serde_json::Value = serde_json::from_str(document).expect("valid JSON");
+        assert_eq!(document[0]["points"][0]["name"], evil);
+    }
+
+    /// The page after its scripts ran in headless Chromium, and what they reported; `None` where
+    /// there is no Chromium.
+    fn in_browser(html: &str) -> Option<(String, String)> {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("page.html");
+        std::fs::write(&file, html).expect("the page is written");
+        let profile = format!("--user-data-dir={}", folder.path().join("profile").display());
+        let run = std::process::Command::new("chromium")
+            .args(["--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0"])
+            .args(["--window-size=390,800", "--virtual-time-budget=2000", "--dump-dom", &profile])
+            .arg(&file)
+            .output();
+        let run = run.ok()?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        let console = text(&run.stderr).lines().filter(|line| line.contains("CONSOLE")).collect::<Vec<_>>().join("\n");
+        Some((text(&run.stdout), console))
+    }
+
+    #[test]
+    fn a_browser_draws_every_chart_and_runs_no_other_script() {
+        let (program, predicted, measured) = sample::pipeline();
+        let point = |step_seconds, memory_bytes| LayoutPoint {
+            name: "<img src=x onerror=\"document.title='broken'\">".into(),
+            plan: "</pre><script>document.title = 'broken'</script>".into(),
+            step_seconds,
+            memory_bytes,
+            facts: Vec::new(),
+            is_on_front: false,
+        };
+        let losses = [crate::LossPoint { step: 1, loss: 2.0 }, crate::LossPoint { step: 2, loss: 1.0 }];
+        let charts = [
+            Chart::timeline(&program, &[&predicted, &measured]),
+            Chart::memory(&program, &predicted, Some(Bytes::new(16 << 20))),
+            Chart::loss(&losses, &losses[1..]),
+            Chart::gap(&[GapPoint { seconds: 0.0, best: 2.0, bound: 1.0 }, GapPoint { seconds: 1.0, best: 1.5, bound: 1.4 }]),
+            Chart::layouts(vec![point(1.0, 9), point(2.0, 4)]),
+        ];
+        let count = charts.len();
+        let section =
+            |chart| Section::Chart { heading: "chart".into(), chart: Box::new(chart), caption: "how to read it".into() };
+        let html = page("whole", &charts.map(section)).expect("a page");
+        // A script of another origin than the page's own must not run.
+        let html = html.replace("</body>", "<script>document.title = 'broken'</script></body>");
+        let Some((dom, console)) = in_browser(&html) else {
+            eprintln!("skipped: there is no Chromium");
+            return;
+        };
+        assert_eq!(dom.matches("<canvas").count(), count, "{console}");
+        assert!(dom.contains("<title>whole</title>"), "a foreign script ran");
+        assert_eq!(console.matches("CONSOLE").count(), 1, "only the refusal of the foreign script: {console}");
+        assert!(console.contains("Content Security Policy"), "{console}");
+    }
+
+    #[test]
+    fn scripts_and_styles_can_stand_in_a_page() {
+        for script in [LIBRARY, SCRIPT] {
+            assert!(!script.contains("</script") && !script.contains("<!--"));
+        }
+        assert!(STYLES.iter().all(|style| !style.contains("</style")));
     }
 
     #[test]

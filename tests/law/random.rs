@@ -18,14 +18,15 @@ pub const OPERATORS: [&str; 8] = [
 ];
 
 /// Further entries of the plan's `training`. The patterns match parameters of every model, except
-/// for the last in an LSTM model.
-pub const RECIPES: [&str; 6] = [
+/// for the last but one in an LSTM model. Adapters need linear layers.
+pub const RECIPES: [&str; 7] = [
     ", weight_decay: 0.1, no_decay: {biases: true, norms: true}",
     ", label_smoothing: 0.1",
     ", schedule: {kind: cosine, minimum: 0.001}, warm_up: {length: 2}",
     ", schedule: {kind: step, every: 2, factor: 0.5}, weight_decay: 0.1, no_decay: {names: [\"*0*\"]}",
     ", frozen: [\"*0*\"]",
     ", frozen: [\"*0*weight\"], weight_decay: 0.1",
+    ", lora: {rank: 16, alpha: 32}",
 ];
 
 /// A recipe that weighs ten classes, and smooths their labels.
@@ -192,6 +193,7 @@ prop_compose! {
         let has_ten_classes = model.contains("classes: 10") || model.contains("mlp");
         let is_possible = match recipe {
             WEIGHTS => has_ten_classes,
+            _ if recipe.contains("lora") => !["resnet", "vgg", "lstm"].iter().any(|family| model.contains(family)),
             _ => !(recipe.contains("*0*weight") && model.contains("lstm")),
         };
         let recipe = if is_possible { recipe } else { "" };

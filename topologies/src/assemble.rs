@@ -7,9 +7,9 @@ use crate::error::{Place, TopologyError, TopologyProblem};
 use crate::library;
 use crate::node::{NodeGroup, NodeLink};
 use crate::spec::{DeviceSpec, NodeSpec, NodesSpec, StorageSpec, TopologySpec};
-use crate::text::{At, suggest};
+use crate::text::At;
 use crate::topology::{Description, Topology};
-use foretell_units::BytesPerSecond;
+use foretell_units::{BytesPerSecond, suggest};
 use node_link::{default_link, network_interfaces, node_link};
 use std::collections::BTreeMap;
 

@@ -5,7 +5,8 @@ use crate::device::{Architecture, DeviceKind};
 use crate::error::{TopologyError, TopologyProblem};
 use crate::library;
 use crate::spec::DeviceSpec;
-use crate::text::{At, Scalar, suggest};
+use crate::text::{At, Scalar};
+use foretell_units::suggest;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 

@@ -1,10 +1,15 @@
-//! Makes the text of a topology file from the output of NVIDIA's tools: `nvidia-smi topo -m`,
-//! NCCL's topology XML, or NVML. The caller supplies what the output lacks, such as the GPU's kind
-//! or the NICs' rate. It must not know where the output came from: no file is read, no command run.
+//! Makes the text of a topology file from the output of other tools: `nvidia-smi topo -m`, NCCL's
+//! topology XML, NVML, `rocm-smi --showtopo`, or Slurm's `scontrol show node`. The caller supplies
+//! what the output lacks, such as the GPU's kind or the NICs' rate. It must not know where the
+//! output came from: no file is read, no command run.
 
 mod nccl;
 mod nvml;
+mod rocm;
+mod slurm;
 mod smi;
+
+pub use slurm::{SlurmGpus, SlurmNode};
 
 use crate::device::{Architecture, DeviceKind};
 use crate::error::TopologyError;
@@ -78,6 +83,8 @@ pub(crate) enum Joined {
     Switch(usize),
     /// NVLinks per GPU, directly to other GPUs.
     Mesh(usize),
+    /// Links directly to other GPUs, as many as the device's kind has.
+    DeviceLinks,
     /// No NVLink.
     Pcie,
 }
@@ -99,6 +106,89 @@ pub fn from_smi_topo(text: &str, options: &ImportOptions) -> Result<String, Impo
 /// As [`from_smi_topo`].
 pub fn from_nccl_xml(text: &str, options: &ImportOptions) -> Result<String, ImportError> {
     write(nccl::read(text)?, options)
+}
+
+/// Makes the text of a topology file from the output of `rocm-smi --showtopo`.
+///
+/// # Errors
+/// As [`from_smi_topo`].
+pub fn from_rocm_topo(text: &str, options: &ImportOptions) -> Result<String, ImportError> {
+    write(rocm::read(text)?, options)
+}
+
+/// Makes the text of a topology file from the output of `scontrol show node`. Nodes of equal
+/// devices are one group. Slurm does not say how devices and nodes are joined: links are those of
+/// the device's kind, and a note says so.
+///
+/// # Errors
+/// As [`from_smi_topo`].
+pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, ImportError> {
+    let nodes = SlurmNode::parse_all(text)?;
+    let mut groups: Vec<(&SlurmNode, usize)> = Vec::new();
+    for node in &nodes {
+        let is_same = |other: &SlurmNode| match node.gpus() {
+            Some(gpus) => other.gpus() == Some(gpus),
+            None => other.gpus().is_none() && other.cpus.1 == node.cpus.1,
+        };
+        match groups.iter_mut().find(|(other, _)| is_same(other)) {
+            Some((_, count)) => *count += 1,
+            None => groups.push((node, 1)),
+        }
+    }
+    let mut notes = vec!["Slurm does not say how devices and nodes are joined: links are those of the device's kind".to_owned()];
+    let nic = options.nic_bandwidth.as_deref();
+    let nics = nic.map_or(String::new(), |bandwidth| format!(", nics: {{count: 1, bandwidth: {bandwidth}}}"));
+    if nic.is_none() && nodes.len() > 1 {
+        notes.push("the rate between nodes is assumed: 10 Gbit/s; say `--nic-bandwidth` with that of a node".into());
+    }
+    let assumed = if nic.is_none() && nodes.len() > 1 { ", nics: {count: 1, bandwidth: 10Gbit/s}" } else { &nics };
+    let mut lines = Vec::new();
+    for (index, (node, count)) in groups.iter().enumerate() {
+        let (kind, devices) = match node.gpus() {
+            Some(gpus) => (device_of_slurm(gpus.kind, options)?, gpus.count),
+            None => ("cpu-core".into(), node.cpus.1),
+        };
+        let link = match library_device(&kind)?.link {
+            Some(link) => format!("nvswitch-{}GB/s", link.value() / 1e9),
+            None if node.gpus().is_some() => format!("pcie-{PCIE}"),
+            None => "shared-memory-10GB/s".into(),
+        };
+        lines.push(format!(
+            "  - {{name: group{index}, count: {count}, devices: {{kind: {kind}, count: {devices}}}, link: {link}{assumed}, host_memory: {}MiB}}\n",
+            node.memory.1
+        ));
+    }
+    let network = if nodes.len() > 1 { "network: {kind: switch, latency: 5us}\n" } else { "" };
+    let text = format!("name: {}\n{}nodes:\n{}{network}", options.name, noted(&notes), lines.concat());
+    Topology::from_yaml(&text, "the imported topology")?;
+    Ok(text)
+}
+
+/// The library's name of GPUs whose type Slurm states, such as `h100`.
+fn device_of_slurm(kind: Option<&str>, options: &ImportOptions) -> Result<String, ImportError> {
+    if let Some(device) = &options.device {
+        return Ok(device.clone());
+    }
+    let kind = kind.unwrap_or_default().to_ascii_lowercase().replace(['_', ' '], "-");
+    let known = library_devices()?;
+    let begins = |one: &&DeviceKind| !kind.is_empty() && (one.name == kind || one.name.starts_with(&format!("{kind}-")));
+    let found: BTreeSet<&str> = known.iter().filter(begins).map(|one| one.name.as_str()).collect();
+    if found.contains(kind.as_str()) {
+        return Ok(kind);
+    }
+    match found.iter().collect::<Vec<_>>()[..] {
+        [name] => Ok((*name).to_owned()),
+        [] => {
+            let why = if kind.is_empty() { String::new() } else { format!(" (Slurm says `{kind}`)") };
+            let names: BTreeSet<String> = known.iter().map(|one| one.name.clone()).collect();
+            Err(ImportError::UnknownDevice { why, known: names.into_iter().collect::<Vec<_>>().join(", ") })
+        }
+        // Their memories differ, and Slurm does not say them.
+        _ => {
+            let known = found.into_iter().collect::<Vec<_>>().join(", ");
+            Err(ImportError::UnknownDevice { why: format!(" (Slurm says `{kind}`, of which there are several)"), known })
+        }
+    }
 }
 
 /// A GPU as NVML describes it.
@@ -186,6 +276,10 @@ fn write(machine: Machine, options: &ImportOptions) -> Result<String, ImportErro
     let link = match machine.joined {
         Joined::Switch(links) => format!("nvswitch-{}", total(links)),
         Joined::Mesh(links) => format!("nvlink-mesh-{}", total(links)),
+        Joined::DeviceLinks => match kind.link {
+            Some(link) => format!("nvlink-mesh-{}GB/s", link.value() / 1e9),
+            None => format!("pcie-{PCIE}"),
+        },
         Joined::Pcie => match machine.pcie {
             Some(rate) => format!("pcie-{rate}"),
             None => {
@@ -204,13 +298,16 @@ fn write(machine: Machine, options: &ImportOptions) -> Result<String, ImportErro
         }
     };
     let mut text = format!("name: {}\n", options.name);
-    if !notes.is_empty() {
-        text.push_str("notes:\n");
-        notes.iter().for_each(|note| text.push_str(&format!("  - '{}'\n", note.replace('\'', "''"))));
-    }
+    text.push_str(&noted(&notes));
     let gpus = machine.gpus;
     text.push_str("nodes:\n");
     text.push_str(&format!("  - {{name: node, devices: {{kind: {device}, count: {gpus}}}, link: {link}{nics}}}\n"));
     Topology::from_yaml(&text, "the imported topology")?;
     Ok(text)
+}
+
+/// The notes of a topology file; nothing if there are none.
+fn noted(notes: &[String]) -> String {
+    let lines = notes.iter().map(|note| format!("  - '{}'\n", note.replace('\'', "''")));
+    if notes.is_empty() { String::new() } else { format!("notes:\n{}", lines.collect::<String>()) }
 }

@@ -50,7 +50,10 @@ pub use fabric::{
     CrossRail, DEFAULT_NETWORK_LATENCY, Dimensions, Dragonfly, Fabric, FatTree, Leaf, LeafSwitches, Network, Pods, Routing,
     StatedRoute, Torus, Transport, Uplinks,
 };
-pub use import::{Discovered, DiscoveredGpu, ImportError, ImportOptions, from_discovered, from_nccl_xml, from_smi_topo};
+pub use import::{
+    Discovered, DiscoveredGpu, ImportError, ImportOptions, SlurmGpus, SlurmNode, from_discovered, from_nccl_xml, from_rocm_topo,
+    from_slurm_nodes, from_smi_topo,
+};
 pub use layout::{DeviceId, InterchangeableNodes, NodeId, Route};
 pub use link::{Junction, Link, LinkClass, LinkId};
 pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};

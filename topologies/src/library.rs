@@ -2,7 +2,8 @@
 
 use crate::error::{TopologyError, TopologyProblem};
 use crate::spec::{self, DeviceSpec, TopologySpec};
-use crate::text::{At, suggest};
+use crate::text::At;
+use foretell_units::suggest;
 use std::collections::BTreeMap;
 
 /// Name, file and text of each topology, in listing order.

@@ -4,8 +4,8 @@
 
 use crate::device::Architecture;
 use crate::error::{TopologyError, TopologyProblem};
-use crate::text::{At, Scalar, place, suggest};
-use foretell_units::DataType;
+use crate::text::{At, Scalar, place};
+use foretell_units::{DataType, suggest};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
 use std::collections::BTreeMap;

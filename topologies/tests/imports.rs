@@ -4,7 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use foretell_topologies::{
-    Discovered, DiscoveredGpu, ImportError, ImportOptions, NodeLinkKind, Topology, from_discovered, from_nccl_xml, from_smi_topo,
+    Discovered, DiscoveredGpu, ImportError, ImportOptions, NodeLinkKind, SlurmGpus, SlurmNode, Topology, from_discovered,
+    from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo,
 };
 
 fn options(device: Option<&str>, nic_bandwidth: Option<&str>) -> ImportOptions {
@@ -63,6 +64,10 @@ fn an_nccl_dump_gives_gpus_switches_and_nics() {
     let imported = from_nccl_xml(text, &options(Some("a100-sxm-80g"), None)).unwrap();
     assert_eq!(summary(&imported), (4, "a100-sxm-80g".into(), NodeLinkKind::NvLinkMesh, 300.0, Some((1, 100.0))));
     assert!(matches!(from_nccl_xml("<a/>", &options(None, None)), Err(ImportError::Form { .. })));
+    // Counts whose sum overflows.
+    let links = r#"<nvlink count="18446744073709551615"/>"#.repeat(2);
+    let error = from_nccl_xml(&format!("<system><gpu>{links}</gpu></system>"), &options(None, None)).unwrap_err();
+    assert!(error.to_string().contains("a number of links up to 1024"), "{error}");
     // A commented-out GPU does not count, and either kind of quotes is read.
     let text = "<system><pci device='0x2330'><gpu/><!-- <gpu/> --></pci></system>";
     assert_eq!(summary(&from_nccl_xml(text, &options(None, None)).unwrap()).0, 1);
@@ -111,4 +116,37 @@ fn a_matrix_with_an_impossible_number_of_links_is_no_overflow() {
     let text = include_str!("imports/h20-vm.smi-topo.txt").replacen("NV18", "NV9223372036854775808", 3);
     let imported = from_smi_topo(&text, &options(Some("h100-sxm-80g"), None));
     assert!(imported.is_ok_and(|text| text.contains("not every pair of GPUs has an NVLink")));
+}
+
+#[test]
+fn gpus_with_xgmi_have_the_links_of_their_kind() {
+    let imported = from_rocm_topo(include_str!("imports/eight-amd.rocm-topo.txt"), &options(Some("mi300x"), None)).unwrap();
+    assert_eq!(summary(&imported), (8, "mi300x".into(), NodeLinkKind::NvLinkMesh, 448.0, None));
+    let error = from_rocm_topo("GPU0", &options(Some("mi300x"), None)).unwrap_err();
+    assert!(matches!(error, ImportError::Form { .. }), "{error}");
+}
+
+#[test]
+fn nodes_of_slurm_with_equal_devices_are_one_group() {
+    let text = include_str!("imports/gpu-cluster.slurm-nodes.txt");
+    let imported = from_slurm_nodes(text, &options(None, Some("400Gbit/s"))).unwrap();
+    let topology = Topology::from_yaml(&imported, "imported").unwrap();
+    let groups: Vec<(usize, usize)> = topology.node_groups().iter().map(|group| (group.count, group.devices)).collect();
+    assert_eq!(groups, [(2, 8), (1, 64)]);
+    assert_eq!(summary(&imported), (8, "h200-sxm-141g".into(), NodeLinkKind::NvSwitch, 450.0, Some((1, 400.0))));
+    assert!(from_slurm_nodes(text, &options(None, None)).unwrap().contains("the rate between nodes is assumed"));
+    let unknown = text.replace("gpu:h200", "gpu:quantum");
+    let error = from_slurm_nodes(&unknown, &options(None, None)).unwrap_err();
+    assert!(error.to_string().contains("Slurm says `quantum`"), "{error}");
+    let error = from_slurm_nodes(&text.replace("gpu:h200", "gpu:a100"), &options(None, None)).unwrap_err();
+    assert!(error.to_string().contains("one of a100-sxm-40g, a100-sxm-80g"), "{error}");
+}
+
+#[test]
+fn a_node_of_slurm_says_what_jobs_have() {
+    let nodes = SlurmNode::parse_all(include_str!("imports/gpu-cluster.slurm-nodes.txt")).unwrap();
+    assert_eq!((nodes[0].cpus, nodes[0].load, nodes[0].allocated_gpus()), ((16, 96), Some(14.2), 4));
+    assert_eq!(nodes[0].gpus(), Some(SlurmGpus { kind: Some("h200"), count: 8 }));
+    assert_eq!((nodes[2].gpus(), nodes[2].load), (None, None));
+    assert!(SlurmNode::parse_all("no nodes").is_err());
 }

@@ -1,8 +1,8 @@
-//! Quantities with units, and number formats.
+//! Quantities with units, number formats, and hints about misspelt names.
 //!
 //! The nouns: [`Bytes`], [`Seconds`], [`Picoseconds`], [`BytesPerSecond`], [`Flops`],
 //! [`FlopsPerSecond`], [`Watts`] and [`Joules`] are quantities. [`DataType`] is the format of a
-//! number.
+//! number. [`suggest`] lists the names that someone may have meant.
 //!
 //! The flow: a quantity is read from a number *and* a unit (`80GiB`, `25Gbit/s`, `5us`), computed
 //! with, and printed in the unit that people would choose. Only products and quotients with a
@@ -21,7 +21,9 @@
 mod data_type;
 mod parse;
 mod quantity;
+mod suggestion;
 
 pub use data_type::DataType;
 pub use parse::UnitError;
 pub use quantity::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Joules, Picoseconds, Seconds, Watts};
+pub use suggestion::suggest;

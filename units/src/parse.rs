@@ -73,8 +73,10 @@ pub(crate) fn parse(text: &str, quantity: &'static str, units: &[Unit]) -> Resul
 /// where it tells bits from bytes (`Gb/s`, `GB/s`) or a milliwatt from a megawatt. Elsewhere `gib`
 /// is `GiB`.
 fn same_magnitude(known: &str, written: &str) -> bool {
-    let confusable =
-        |unit: &str| matches!(unit.to_ascii_lowercase().as_str(), "gb/s" | "mb/s" | "kb/s" | "tb/s" | "gb" | "mb" | "kb");
+    let confusable = |unit: &str| {
+        let unit = unit.to_ascii_lowercase();
+        ["b", "b/s", "bps"].iter().any(|end| unit.strip_suffix(end).is_some_and(|prefix| matches!(prefix, "k" | "m" | "g" | "t")))
+    };
     if known.eq_ignore_ascii_case("mw") {
         return known == written;
     }

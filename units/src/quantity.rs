@@ -31,6 +31,14 @@ const RATES: &[Unit] = &[
     ("kbit/s", 1e3 / 8.0),
     ("Tbit/s", 1e12 / 8.0),
     ("Gb/s", 1e9 / 8.0),
+    ("Tb/s", 1e12 / 8.0),
+    ("Mb/s", 1e6 / 8.0),
+    ("Gbps", 1e9 / 8.0),
+    ("Tbps", 1e12 / 8.0),
+    ("Mbps", 1e6 / 8.0),
+    ("GBps", 1e9),
+    ("TBps", 1e12),
+    ("MBps", 1e6),
 ];
 const TIMES: &[Unit] = &[("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9), ("ps", 1e-12), ("min", 60.0), ("h", 3600.0)];
 const WORK: &[Unit] = &[("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("PFLOP", 1e15), ("FLOP", 1.0)];
@@ -397,7 +405,9 @@ mod tests {
     fn sizes_and_rates_are_read_with_their_units() {
         assert_eq!("30GiB".parse::<Bytes>(), Ok(Bytes::new(30 << 30)));
         assert_eq!("1.5 GB".parse::<Bytes>(), Ok(Bytes::new(1_500_000_000)));
-        assert_eq!("25Gbit/s".parse::<BytesPerSecond>(), Ok(BytesPerSecond::new(3.125e9)));
+        for spelling in ["25Gbit/s", "25 Gb/s", "25Gbps", "25gbps", "0.025Tbps", "25000Mb/s", "3.125GBps"] {
+            assert_eq!(spelling.parse::<BytesPerSecond>(), Ok(BytesPerSecond::new(3.125e9)), "{spelling}");
+        }
         assert_eq!("8Gb/s".parse::<BytesPerSecond>(), Ok(BytesPerSecond::new(1e9)));
         assert_eq!("8GB/s".parse::<BytesPerSecond>(), Ok(BytesPerSecond::new(8e9)));
         assert_eq!("1e3MB/s".parse::<BytesPerSecond>(), Ok(BytesPerSecond::new(1e9)));

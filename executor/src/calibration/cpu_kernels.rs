@@ -20,7 +20,7 @@ use crate::samples::Samples;
 use crate::state::RankState;
 use crate::transport::Group;
 use foretell_models::{Graph, GraphOptions, Kernel};
-use foretell_program::{PlanError, Program, Rank, RunLength, Sample, StageProgram, compile};
+use foretell_program::{Program, Rank, RunLength, Sample, StageProgram, compile};
 use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -201,7 +201,7 @@ impl PreparedStep {
         let dataset = Arc::new(Dataset::open(&DataSource::default_for(&shape), &shape, 0)?);
         let length = dataset.len(Split::Training).max(1);
         let samples = Samples::new(dataset, Split::Training, 0, (0..plan.global_batch).map(|sample| sample % length).collect());
-        let graph = model.graph(&step.name, &GraphOptions::ONE).map_err(PlanError::from)?;
+        let graph = plan.training.graph(model, &step.name, &GraphOptions::ONE)?;
         let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..hyperparameters(plan, 0, 0, ONE_STEP) };
         let instructions =
             (0..interpreter.len()).filter(|&one| runs[one]).map(|instruction| (instruction as u32, items[instruction])).collect();

@@ -259,6 +259,7 @@ mod tests {
                 transport,
                 device,
                 cpus: Vec::new(),
+                disk: Arc::new(crate::disk::SystemDisk),
                 gate: Arc::default(),
             },
             server,

@@ -1,14 +1,17 @@
 //! The launcher's part of writing checkpoints: the folder, and what makes a checkpoint whole.
 
 use super::layout::CheckpointLayout;
-use super::state::{CheckpointState, FileState};
-use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
+use super::state::{CheckpointState, FileState, hexadecimal};
+use super::{ADAPTER_CONFIG, STATE_FILE};
 use crate::checkpoint_error::CheckpointError;
-use crate::files::write_whole;
+use crate::disk::Disk;
+use crate::whole_file::remove_abandoned;
+use foretell_program::Lora;
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The bytes of a file that are hashed at a time.
 const HASHED_BYTES: usize = 1 << 20;
@@ -24,6 +27,7 @@ pub(crate) struct CheckpointFolder {
     pub(crate) path: PathBuf,
     /// The number of checkpoints to keep; `None` keeps all.
     pub(crate) keep: Option<usize>,
+    pub(crate) disk: Arc<dyn Disk>,
 }
 
 /// A checkpoint that all ranks have written.
@@ -32,7 +36,9 @@ pub(crate) struct Commit {
     pub(crate) folder: CheckpointFolder,
     pub(crate) state: CheckpointState,
     /// The sizes that its files should have.
-    pub(crate) sizes: [(&'static str, u64); 2],
+    pub(crate) sizes: Vec<(&'static str, u64)>,
+    /// The linear layers that have an adapter, each with whether its weight is transposed.
+    pub(crate) adapted: Vec<(String, bool)>,
 }
 
 impl CheckpointFolder {
@@ -41,16 +47,24 @@ impl CheckpointFolder {
     pub(crate) fn prepare(self, layout: &CheckpointLayout) -> Result<Self, CheckpointError> {
         let path = &self.path;
         let refused = |error| CheckpointError::write(path, error);
-        std::fs::create_dir_all(path).map_err(refused)?;
+        self.disk.create_folder(path).map_err(refused)?;
+        // Otherwise a power cut could lose the folder with every checkpoint in it.
+        if let Some(run) = path.parent() {
+            self.disk.sync_folder(run).map_err(refused)?;
+            // The folder above may not be readable.
+            let _ = run.parent().map(|above| self.disk.sync_folder(above));
+        }
         for entry in std::fs::read_dir(path).map_err(refused)?.flatten() {
             let name = entry.file_name();
             let parts: Vec<&str> = name.to_str().unwrap_or_default().split('.').collect();
             if let ["", step, "partial" | "replaced" | "removed"] = parts[..]
                 && step.parse::<usize>().is_ok()
             {
-                std::fs::remove_dir_all(entry.path()).map_err(|error| CheckpointError::write(&entry.path(), error))?;
+                self.disk.remove_folder(&entry.path()).map_err(|error| CheckpointError::write(&entry.path(), error))?;
             }
         }
+        // Left by a run that was killed while it tried what follows.
+        remove_abandoned(path).map_err(refused)?;
         tempfile::Builder::new().prefix(".foretell-").tempfile_in(path).map_err(refused)?;
         if let Ok(space) = rustix::fs::statvfs(path) {
             let (free, needed) = (space.f_bavail.saturating_mul(space.f_frsize), layout.bytes());
@@ -76,15 +90,21 @@ impl CheckpointFolder {
 
 impl Commit {
     /// The files of a checkpoint, with their sizes.
-    pub(crate) fn sizes(layout: &CheckpointLayout) -> [(&'static str, u64); 2] {
-        [(MODEL_FILE, layout.model.bytes), (OPTIMIZER_FILE, layout.optimizer.bytes)]
+    pub(crate) fn sizes(layout: &CheckpointLayout) -> Vec<(&'static str, u64)> {
+        layout.files.iter().map(|(name, file)| (*name, file.bytes)).collect()
     }
 
     /// Makes the checkpoint whole: adds `state.json` with the checksums, syncs, and gives the
     /// folder its name. Then removes older checkpoints that are not to be kept.
     pub(crate) fn run(mut self) -> Result<PathBuf, CheckpointError> {
-        let (folder, step) = (self.folder.path, self.state.step);
+        let (folder, disk, step) = (self.folder.path, self.folder.disk, self.state.step);
         let partial = partial_folder(&folder, step);
+        if let Some(lora) = &self.state.plan.training.lora {
+            let path = partial.join(ADAPTER_CONFIG);
+            let text = serde_json::to_vec_pretty(&adapter_config(lora, &self.adapted));
+            let text = text.map_err(|error| CheckpointError::write(&path, error.into()))?;
+            write_synced(&*disk, &path, &text)?;
+        }
         for (name, bytes) in self.sizes {
             let path = partial.join(name);
             let file = describe(&path).map_err(|error| CheckpointError::read(&path, error))?;
@@ -95,41 +115,56 @@ impl Commit {
             self.state.files.insert(name.into(), file);
         }
         let path = partial.join(STATE_FILE);
-        let refused = |error| CheckpointError::write(&path, error);
-        let text = serde_json::to_vec_pretty(&self.state).map_err(|error| refused(error.into()))?;
-        write_whole(&path, &text).map_err(|error| refused(std::io::Error::other(error)))?;
+        let text = self.state.to_text().map_err(|error| CheckpointError::write(&path, error.into()))?;
+        write_synced(&*disk, &path, &text)?;
         let whole = folder.join(step.to_string());
         let replaced = folder.join(format!(".{step}.replaced"));
         let rename = || -> std::io::Result<()> {
-            sync_folder(&partial)?;
+            disk.sync_folder(&partial)?;
             // A damaged checkpoint of an earlier attempt may have the name.
             if whole.exists() {
-                std::fs::rename(&whole, &replaced)?;
+                disk.rename(&whole, &replaced)?;
             }
-            std::fs::rename(&partial, &whole)?;
-            sync_folder(&folder)?;
-            if replaced.exists() { std::fs::remove_dir_all(&replaced) } else { Ok(()) }
+            disk.rename(&partial, &whole)?;
+            disk.sync_folder(&folder)?;
+            if replaced.exists() { disk.remove_folder(&replaced) } else { Ok(()) }
         };
         rename().map_err(|error| CheckpointError::write(&whole, error))?;
         let older = CheckpointFolder::steps(&folder).into_iter().filter(|&other| other < step);
         for old in older.skip(self.folder.keep.unwrap_or(usize::MAX).saturating_sub(1)) {
-            remove(&folder, old)?;
+            remove(&*disk, &folder, old)?;
         }
         Ok(whole)
     }
 }
 
-/// Removes a checkpoint. A part of it never has a checkpoint's name.
-fn remove(folder: &Path, step: usize) -> Result<(), CheckpointError> {
-    let (path, removed) = (folder.join(step.to_string()), folder.join(format!(".{step}.removed")));
-    std::fs::rename(&path, &removed)
-        .and_then(|()| std::fs::remove_dir_all(&removed))
-        .map_err(|error| CheckpointError::write(&path, error))
+/// Writes a small file of a checkpoint. The folder's name makes it whole.
+fn write_synced(disk: &dyn Disk, path: &Path, text: &[u8]) -> Result<(), CheckpointError> {
+    let write = |file: File| disk.write_at(&file, text, 0).and_then(|()| disk.sync(&file));
+    disk.open(path).and_then(write).map_err(|error| CheckpointError::write(path, error))
 }
 
-/// Makes the names in a folder durable.
-fn sync_folder(folder: &Path) -> std::io::Result<()> {
-    File::open(folder)?.sync_all()
+/// What `peft` has to know of adapters to load them.
+fn adapter_config(lora: &Lora, adapted: &[(String, bool)]) -> serde_json::Value {
+    let layers: Vec<&str> = adapted.iter().map(|(name, _)| name.as_str()).collect();
+    serde_json::json!({
+        "peft_type": "LORA",
+        "task_type": null,
+        "base_model_name_or_path": null,
+        "inference_mode": true,
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": layers,
+        "fan_in_fan_out": adapted.iter().any(|(_, is_transposed)| *is_transposed),
+    })
+}
+
+/// Removes a checkpoint. A part of it never has a checkpoint's name.
+fn remove(disk: &dyn Disk, folder: &Path, step: usize) -> Result<(), CheckpointError> {
+    let (path, removed) = (folder.join(step.to_string()), folder.join(format!(".{step}.removed")));
+    disk.rename(&path, &removed).and_then(|()| disk.remove_folder(&removed)).map_err(|error| CheckpointError::write(&path, error))
 }
 
 /// The size and checksum of a file.
@@ -147,6 +182,5 @@ pub(super) fn describe(path: &Path) -> std::io::Result<FileState> {
         hash.update(&part[..read]);
         bytes += read as u64;
     }
-    let sha256 = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(FileState { bytes, sha256 })
+    Ok(FileState { bytes, sha256: hexadecimal(&hash.finalize()) })
 }

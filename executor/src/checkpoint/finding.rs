@@ -4,6 +4,7 @@ use super::commit::{CheckpointFolder, describe};
 use super::state::CheckpointState;
 use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
 use crate::checkpoint_error::CheckpointError;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// A whole checkpoint.
@@ -59,13 +60,15 @@ fn read_whole(path: &Path) -> Result<CheckpointState, CheckpointError> {
         Err(CheckpointError::Damaged { path, reason, hint: "the checkpoint before it may be whole" })
     };
     // The checksums take most of the time of resuming.
-    let (model, optimizer) = std::thread::scope(|scope| {
-        let model = scope.spawn(|| check(MODEL_FILE));
-        let optimizer = check(OPTIMIZER_FILE);
-        (model.join(), optimizer)
-    });
-    match model {
-        Ok(model) => model.and(optimizer).map(|()| state),
-        Err(_) => Err(CheckpointError::read(path, std::io::Error::other("the thread that checks it panicked"))),
-    }
+    let mut names: BTreeSet<&str> = state.files.keys().map(String::as_str).collect();
+    names.extend([MODEL_FILE, OPTIMIZER_FILE]);
+    let check = &check;
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = names.into_iter().map(|name| scope.spawn(move || check(name))).collect();
+        threads.into_iter().try_for_each(|thread| {
+            let panicked = || CheckpointError::read(path, std::io::Error::other("the thread that checks it panicked"));
+            thread.join().unwrap_or_else(|_| Err(panicked()))
+        })
+    })?;
+    Ok(state)
 }

@@ -1,8 +1,9 @@
 //! The places of all tensors in a checkpoint's files. They follow from the model, the
 //! optimizer and the frozen parameters, so that every rank knows them without asking.
 
+use super::{ADAPTER_FILE, MODEL_FILE, OPTIMIZER_FILE};
 use crate::checkpoint_error::CheckpointError;
-use foretell_models::{Graph, Tensor, TensorId};
+use foretell_models::{Graph, Tensor, TensorId, is_adapter};
 use foretell_program::{Plan, StateValue};
 use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 use std::collections::{BTreeMap, HashMap};
@@ -18,8 +19,8 @@ type Places = BTreeMap<(TensorId, StateValue, usize), u64>;
 /// The files of a checkpoint that hold tensors.
 #[derive(Clone, Debug)]
 pub(crate) struct CheckpointLayout {
-    pub(crate) model: FileLayout,
-    pub(crate) optimizer: FileLayout,
+    /// Each with its name.
+    pub(crate) files: Vec<(&'static str, FileLayout)>,
 }
 
 /// The places of tensors in a safetensors file.
@@ -38,7 +39,7 @@ pub(crate) struct FileLayout {
 impl CheckpointLayout {
     /// The files of a model that is trained by a plan.
     pub(crate) fn new(graph: &Graph, plan: &Plan) -> Result<Self, CheckpointError> {
-        let mut model = FileBuilder::default();
+        let (mut model, mut adapters) = (FileBuilder::default(), FileBuilder::default());
         let running = graph.tensors.iter().filter_map(|tensor| tensor.public_batch_count());
         for name in running.collect::<Vec<_>>() {
             let place = model.add(name, Dtype::I64, Vec::new());
@@ -47,6 +48,7 @@ impl CheckpointLayout {
         let tensors = || graph.tensors.iter().enumerate().map(|(index, tensor)| (TensorId(index), tensor));
         for (id, tensor) in tensors() {
             let parts = tensor.public_tensors();
+            let model = if is_adapter(&tensor.name) { &mut adapters } else { &mut model };
             // Parameters and running statistics both use the key `Parameter`.
             if !parts.is_empty() {
                 model.places.insert((id, StateValue::Parameter, 0), model.end);
@@ -56,7 +58,7 @@ impl CheckpointLayout {
             }
         }
         let mut optimizer = FileBuilder::default();
-        let is_trained = |(_, tensor): &(TensorId, &Tensor)| !plan.training.frozen.match_name(&tensor.name);
+        let is_trained = |(_, tensor): &(TensorId, &Tensor)| !plan.training.is_frozen(&tensor.name);
         for (value, state) in optimizer_values(plan) {
             for (id, tensor) in graph.parameters().filter(is_trained) {
                 let replicas = if plan.mode.differs_after_exchange(value) { plan.replicas() } else { 1 };
@@ -70,26 +72,27 @@ impl CheckpointLayout {
                 }
             }
         }
-        Ok(Self { model: model.finish()?, optimizer: optimizer.finish()? })
+        let mut files = vec![(MODEL_FILE, model.finish()?), (OPTIMIZER_FILE, optimizer.finish()?)];
+        if plan.training.lora.is_some() {
+            files.push((ADAPTER_FILE, adapters.finish()?));
+        }
+        Ok(Self { files })
     }
 
-    /// The offset of a replica's value of a tensor in its file, and whether that is the
-    /// optimizer's.
-    pub(crate) fn place(&self, tensor: TensorId, value: StateValue, replica: usize) -> Option<(u64, bool)> {
+    /// The number of the file that has a replica's value of a tensor, and the offset there.
+    pub(crate) fn place(&self, tensor: TensorId, value: StateValue, replica: usize) -> Option<(usize, u64)> {
         let value = match value {
             StateValue::Master | StateValue::Running => StateValue::Parameter,
-            // They equal the parameters after an exchange.
-            StateValue::OuterParameter => return None,
             value => value,
         };
-        let is_optimizers = value != StateValue::Parameter || replica > 0;
-        let file = if is_optimizers { &self.optimizer } else { &self.model };
-        Some((*file.places.get(&(tensor, value, replica))?, is_optimizers))
+        let key = (tensor, value, replica);
+        let place = |(number, (_, file)): (usize, &(&str, FileLayout))| Some((number, *file.places.get(&key)?));
+        self.files.iter().enumerate().find_map(place)
     }
 
-    /// The size of both files.
+    /// The size of all files.
     pub(crate) fn bytes(&self) -> u64 {
-        self.model.bytes + self.optimizer.bytes
+        self.files.iter().map(|(_, file)| file.bytes).sum()
     }
 }
 

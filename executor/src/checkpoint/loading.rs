@@ -7,7 +7,8 @@ use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
 use crate::checkpoint_error::CheckpointError;
 use crate::job::{Start, TrainingJob};
 use foretell_models::{Graph, GraphOptions, Tensor};
-use foretell_program::{PlanError, StateValue};
+use foretell_program::{Lora, StateValue};
+use std::path::Path;
 
 /// Checks that a job can start from what it names, before anything is written.
 ///
@@ -15,7 +16,7 @@ use foretell_program::{PlanError, StateValue};
 /// [`ExecutorError`](crate::ExecutorError): the checkpoint or the weights cannot be read, or are
 /// those of another model or run.
 pub fn check_start(job: &TrainingJob) -> Result<InitialWeights, crate::ExecutorError> {
-    let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(PlanError::from)?;
+    let graph = job.plan.training.graph(&job.model, &job.name, &GraphOptions::ONE)?;
     let source = StateSource::open(job, &graph)?;
     match (source.weights, source.checkpoint) {
         (Some((files, matching)), None) => {
@@ -48,21 +49,40 @@ impl StateSource {
         let scales_loss = job.plan.scales_loss();
         match &job.start {
             Start::Fresh => Ok(Self::fresh()),
-            Start::Weights(path) => {
-                let files = TensorFiles::open(path)?;
-                let matching = Matching::new(&files, graph, Heads::MayDiffer)?;
-                Ok(Self { weights: Some((files, matching)), checkpoint: None, scales_loss })
-            }
+            Start::Weights(path) => Self::of_weights(path, graph, Heads::MayDiffer),
             Start::Checkpoint { path, .. } => {
                 let state = CheckpointState::read(&path.join(STATE_FILE))?;
                 state.check(path, job)?;
-                let files = TensorFiles::open(&path.join(MODEL_FILE))?;
+                let files = TensorFiles::open_with_adapters(&path.join(MODEL_FILE), graph)?;
                 let matching = Matching::new(&files, graph, Heads::MustMatch)?;
                 let optimizer = TensorFiles::open(&path.join(OPTIMIZER_FILE))?;
                 let checkpoint = Some(OpenCheckpoint { optimizer, state });
                 Ok(Self { weights: Some((files, matching)), checkpoint, scales_loss })
             }
         }
+    }
+
+    /// The adapters that a checkpoint's weights have beside them; `None` for other weights.
+    pub(crate) fn adapters(weights: &Path) -> Result<Option<Lora>, CheckpointError> {
+        let folder = if weights.is_dir() { Some(weights) } else { weights.parent() };
+        let state = folder.map(|folder| folder.join(STATE_FILE)).filter(|path| path.is_file());
+        let state = state.map(|path| CheckpointState::read(&path)).transpose()?;
+        Ok(state.and_then(|state| state.plan.training.lora))
+    }
+
+    /// The weights in a file, all of them finite, of a model that is only read.
+    pub(crate) fn finite_weights(path: &Path, graph: &Graph) -> Result<Self, CheckpointError> {
+        let source = Self::of_weights(path, graph, Heads::MustMatch)?;
+        if let Some((files, matching)) = &source.weights {
+            matching.check_finite(files)?;
+        }
+        Ok(source)
+    }
+
+    fn of_weights(path: &Path, graph: &Graph, heads: Heads) -> Result<Self, CheckpointError> {
+        let files = TensorFiles::open_with_adapters(path, graph)?;
+        let matching = Matching::new(&files, graph, heads)?;
+        Ok(Self { weights: Some((files, matching)), checkpoint: None, scales_loss: false })
     }
 
     /// The source of a run that starts fresh.

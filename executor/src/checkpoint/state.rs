@@ -1,16 +1,31 @@
 //! `state.json`: the part of a checkpoint that is not tensors.
 
 use crate::checkpoint_error::{CheckpointError, FORMAT};
+use crate::data::InputOptions;
+use crate::files::read_description;
 use crate::job::{Length, Scaler, TrainingJob};
 use foretell_models::{Model, Optimizer};
 use foretell_program::{Plan, RunLength, StateValue};
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// Zeros in place of a checksum.
+const NO_CHECKSUM: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+
+/// Bytes as hexadecimal digits.
+pub(super) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
 
 /// The contents of `state.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointState {
+    /// The SHA-256 of this document with zeros in this place, in hexadecimal digits. Empty in the
+    /// checkpoints of earlier versions.
+    #[serde(default)]
+    pub checksum: String,
     /// The number of the format.
     pub format: u64,
     /// The version of Foretell that wrote it.
@@ -23,6 +38,9 @@ pub struct CheckpointState {
     pub position: DataPosition,
     /// The data.
     pub data: String,
+    /// How samples were read, as far as the user said.
+    #[serde(default)]
+    pub input: InputOptions,
     /// How long the run was to be.
     pub length: Length,
     /// The learning rate of the last step.
@@ -70,12 +88,14 @@ impl CheckpointState {
         // A run whose length is refused makes no step.
         let length = RunLength { steps: job.length.steps(steps_per_epoch).unwrap_or(step), steps_per_epoch };
         Self {
+            checksum: String::new(),
             format: FORMAT,
             foretell: env!("CARGO_PKG_VERSION").into(),
             step,
             seed: job.seed,
             position: DataPosition { epoch, step: within, samples: within * job.plan.global_batch },
             data: job.data.to_string(),
+            input: job.input,
             length: job.length,
             learning_rate: job.plan.learning_rate_at(step.saturating_sub(1), length),
             optimizer: job.plan.optimizer,
@@ -88,6 +108,12 @@ impl CheckpointState {
         }
     }
 
+    /// The text of `state.json`, with its checksum.
+    pub(super) fn to_text(&self) -> serde_json::Result<Vec<u8>> {
+        let text = serde_json::to_string_pretty(&Self { checksum: NO_CHECKSUM.into(), ..self.clone() })?;
+        Ok(text.replacen(NO_CHECKSUM, &hexadecimal(&Sha256::digest(&text)), 1).into_bytes())
+    }
+
     /// Reads `state.json` in a checkpoint's folder.
     pub(super) fn read(path: &Path) -> Result<Self, CheckpointError> {
         /// The one field that every format has.
@@ -95,7 +121,7 @@ impl CheckpointState {
         struct Version {
             format: u64,
         }
-        let text = std::fs::read(path).map_err(|error| CheckpointError::read(path, error))?;
+        let text = read_description(path).map_err(|error| CheckpointError::read(path, error))?;
         let malformed = |error: serde_json::Error| CheckpointError::Damaged {
             path: path.into(),
             reason: error.to_string(),
@@ -106,7 +132,18 @@ impl CheckpointState {
             let path = path.parent().unwrap_or(path).into();
             return Err(CheckpointError::Newer { path, format });
         }
-        serde_json::from_slice(&text).map_err(malformed)
+        let state: Self = serde_json::from_slice(&text).map_err(malformed)?;
+        // The text is hashed as it is: to write it again need not give the same bytes.
+        let without = String::from_utf8_lossy(&text).replacen(&state.checksum, NO_CHECKSUM, 1);
+        let found = hexadecimal(&Sha256::digest(&without));
+        if !state.checksum.is_empty() && state.checksum != found {
+            return Err(CheckpointError::Damaged {
+                path: path.into(),
+                reason: format!("its SHA-256 is {found} instead of {}", state.checksum),
+                hint: "the checkpoint before it may be whole",
+            });
+        }
+        Ok(state)
     }
 
     /// Checks that a job can go on from here.

@@ -1,9 +1,10 @@
 //! Files of weights: opening them, and finding a model's tensors in them.
 
-use super::MODEL_FILE;
+use super::{ADAPTER_FILE, MODEL_FILE};
 use crate::checkpoint_error::CheckpointError;
+use crate::files::read_description;
 use crate::half::Half;
-use foretell_models::{Graph, PublicTensor, Role, Tensor};
+use foretell_models::{Graph, PublicTensor, Role, Tensor, is_adapter};
 use memmap2::Mmap;
 use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorInfo};
@@ -67,6 +68,18 @@ pub(super) struct StoredTensor<'a> {
 }
 
 impl TensorFiles {
+    /// As [`TensorFiles::open`]; for a graph with adapters also their file, if it lies beside the
+    /// weights.
+    pub(super) fn open_with_adapters(path: &Path, graph: &Graph) -> Result<Self, CheckpointError> {
+        let mut files = Self::open(path)?;
+        let folder = if path.is_dir() { Some(path) } else { path.parent() };
+        let beside = folder.map(|folder| folder.join(ADAPTER_FILE)).filter(|beside| beside.is_file());
+        if let Some(beside) = beside.filter(|_| graph.parameters().any(|(_, tensor)| is_adapter(&tensor.name))) {
+            files.add(beside)?;
+        }
+        Ok(files)
+    }
+
     /// Opens a safetensors file, an index of several, or a folder with either.
     pub(super) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let mut files = Self { path: path.into(), files: Vec::new(), tensors: BTreeMap::new() };
@@ -124,7 +137,7 @@ fn parts_of_index(path: &Path) -> Result<BTreeSet<PathBuf>, CheckpointError> {
         weight_map: BTreeMap<String, String>,
     }
     let damaged = |reason: String| CheckpointError::Damaged { path: path.into(), reason, hint: "copy or download it again" };
-    let text = std::fs::read(path).map_err(|error| CheckpointError::read(path, error))?;
+    let text = read_description(path).map_err(|error| CheckpointError::read(path, error))?;
     let index: Index = serde_json::from_slice(&text).map_err(|error| damaged(error.to_string()))?;
     let folder = path.parent().unwrap_or(Path::new("."));
     let part = |name: String| match Path::new(&name).file_name() {
@@ -170,10 +183,11 @@ impl StoredTensor<'_> {
     }
 }
 
-/// Whether the last layer of a classifier may be missing or have another size.
+/// Whether adapters may be missing, and the last layer of a classifier may be missing or have
+/// another size.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heads {
-    /// It then starts fresh.
+    /// They then start fresh.
     MayDiffer,
     MustMatch,
 }
@@ -197,7 +211,7 @@ impl Matching {
         };
         for tensor in &graph.tensors {
             let is_head = tensor.dimensions.iter().any(|dimension| dimension.name == "classes");
-            let may_start_fresh = heads == Heads::MayDiffer && is_head;
+            let may_start_fresh = heads == Heads::MayDiffer && (is_head || is_adapter(&tensor.name));
             for PublicTensor { name, shape, .. } in tensor.public_tensors() {
                 let stored = names_in_files(&name).into_iter().find_map(|name| files.tensors.get_key_value(&name));
                 match stored {

@@ -3,23 +3,23 @@
 
 use super::commit::partial_folder;
 use super::layout::{CheckpointLayout, FileLayout};
-use super::{MODEL_FILE, OPTIMIZER_FILE};
 use crate::arena::Arenas;
 use crate::backend::cuda::{DeviceAddress, StreamHandle};
 use crate::checkpoint_error::CheckpointError;
+use crate::disk::Disk;
 use crate::error::ExecutorError;
 use crate::half::Half;
-use crate::job::{Report, Scaler};
+use crate::job::{Report, ReportSink, Scaler};
+use crate::log::log;
+use crate::member::Member;
 use crate::state::{Order, Piece, RankState, Shard};
-use crate::transport::ControlClient;
 use foretell_models::Control;
 use foretell_program::{Buffer, Program, Rank, StateContents};
-use rustix::fs::FallocateFlags;
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 /// The bytes that are gathered before they are written.
 const STAGING_BYTES: usize = 4 << 20;
@@ -32,7 +32,8 @@ pub(crate) struct CheckpointWriter<'a> {
     places: Arc<FilePlaces>,
     /// The control of the update, which the first rank reports.
     control: Option<&'a Buffer>,
-    launcher: Arc<ControlClient>,
+    launcher: Arc<dyn ReportSink>,
+    disk: Arc<dyn Disk>,
     /// The stream of the GPU that copies; `None` before the first copy and on a CPU.
     stream: Option<StreamHandle>,
     /// The thread that writes the last checkpoint. It returns the copy, to be used again.
@@ -52,43 +53,41 @@ struct FilePlaces {
 struct PiecePlace {
     shard: Shard,
     piece: std::ops::Range<usize>,
-    /// Whether the piece lies in the optimizer's file.
-    is_optimizers: bool,
+    /// The number of the file in the layout.
+    file: usize,
     /// The first byte of the whole tensor there.
     first: u64,
 }
 
 impl<'a> CheckpointWriter<'a> {
-    /// The writer of `rank`, into the run's folder of checkpoints. The state is that of `program`.
+    /// The writer of a rank, into the run's folder of checkpoints. The state is that of `program`.
     pub(crate) fn new(
         folder: &Path,
         layout: CheckpointLayout,
         state: &RankState<'a>,
         program: &'a Program,
-        rank: Rank,
-        launcher: &Arc<ControlClient>,
+        member: &Member,
     ) -> Result<Self, CheckpointError> {
         if !folder.is_dir() {
             return Err(CheckpointError::NotShared { folder: folder.into() });
         }
-        let saved: Vec<(Piece<'a>, PiecePlace)> = state
-            .saved_pieces(program)
-            .into_iter()
-            .filter_map(|piece| {
-                let (first, is_optimizers) = layout.place(piece.tensor, piece.value, piece.replica)?;
-                let shard = state.shard(&piece, Order::Public);
-                let place = PiecePlace { shard, piece: piece.elements.clone(), is_optimizers, first };
-                Some((piece, place))
-            })
-            .collect();
+        let place_of = |piece: Piece<'a>| {
+            let no_place = || CheckpointError::NoPlace { value: format!("{:?} of tensor {}", piece.value, piece.tensor.0) };
+            let (file, first) = layout.place(piece.tensor, piece.value, piece.replica).ok_or_else(no_place)?;
+            let shard = state.shard(&piece, Order::Public);
+            let place = PiecePlace { shard, piece: piece.elements.clone(), file, first };
+            Ok((piece, place))
+        };
+        let saved = state.saved_pieces(program).into_iter().map(place_of).collect::<Result<Vec<_>, CheckpointError>>()?;
         let (pieces, places) = saved.into_iter().unzip();
         let is_control = |buffer: &&Buffer| matches!(buffer.state.as_deref(), Some(StateContents::Control(_)));
         Ok(Self {
             folder: folder.into(),
             pieces,
-            places: Arc::new(FilePlaces { layout, pieces: places, is_first: rank == Rank(0) }),
+            places: Arc::new(FilePlaces { layout, pieces: places, is_first: member.rank == Rank(0) }),
             control: state.list.buffers.iter().find(is_control),
-            launcher: Arc::clone(launcher),
+            launcher: Arc::clone(&member.control),
+            disk: Arc::clone(&member.disk),
             stream: None,
             thread: None,
         })
@@ -98,6 +97,7 @@ impl<'a> CheckpointWriter<'a> {
     /// checkpoint before it to be written. No stream may run.
     pub(crate) fn save(&mut self, step: usize, arenas: &Arenas) -> Result<(), ExecutorError> {
         let mut copy = self.wait()?;
+        let started = Instant::now();
         copy.resize(self.pieces.iter().map(|piece| piece.elements.len()).sum(), 0.0);
         if self.stream.is_none() {
             self.stream = arenas.driver().map(|driver| driver.create_stream()).transpose()?;
@@ -109,11 +109,17 @@ impl<'a> CheckpointWriter<'a> {
             rest = others;
         }
         let scaler = self.scaler(arenas)?;
-        let (places, launcher) = (Arc::clone(&self.places), Arc::clone(&self.launcher));
+        let (places, launcher, disk) = (Arc::clone(&self.places), Arc::clone(&self.launcher), Arc::clone(&self.disk));
         let folder = partial_folder(&self.folder, step);
+        let copying = started.elapsed().as_secs_f64();
         let write = move || {
-            let report = match places.write(&folder, step, &copy) {
-                Ok(()) => Report::CheckpointPart { step, scaler },
+            let started = Instant::now();
+            let report = match places.write(&*disk, &folder, step, &copy) {
+                Ok(()) => {
+                    let (bytes, writing) = (4 * copy.len(), started.elapsed().as_secs_f64());
+                    log(&format!("checkpoint {step}: {bytes} bytes copied in {copying:.6} s, written in {writing:.6} s"));
+                    Report::CheckpointPart { step, scaler }
+                }
                 Err(error) => Report::Failed { message: error.to_string(), consequence: false },
             };
             // A launcher that is gone has ended the run.
@@ -177,39 +183,37 @@ impl<'a> CheckpointWriter<'a> {
 
 impl FilePlaces {
     /// Writes the copy of a rank's part into the files of `folder`, and syncs them.
-    fn write(&self, folder: &Path, step: usize, copy: &[f32]) -> Result<(), CheckpointError> {
-        std::fs::create_dir_all(folder).map_err(|error| CheckpointError::write(folder, error))?;
-        for (name, file, is_optimizers) in
-            [(MODEL_FILE, &self.layout.model, false), (OPTIMIZER_FILE, &self.layout.optimizer, true)]
-        {
+    fn write(&self, disk: &dyn Disk, folder: &Path, step: usize, copy: &[f32]) -> Result<(), CheckpointError> {
+        disk.create_folder(folder).map_err(|error| CheckpointError::write(folder, error))?;
+        for (number, (name, file)) in self.layout.files.iter().enumerate() {
             let path = folder.join(name);
-            self.write_file(&path, file, is_optimizers, step, copy).map_err(|error| CheckpointError::write(&path, error))?;
+            self.write_file(disk, &path, (number, file), step, copy).map_err(|error| CheckpointError::write(&path, error))?;
         }
         Ok(())
     }
 
     fn write_file(
         &self,
+        disk: &dyn Disk,
         path: &Path,
-        layout: &FileLayout,
-        is_optimizers: bool,
+        (number, layout): (usize, &FileLayout),
         step: usize,
         copy: &[f32],
     ) -> std::io::Result<()> {
-        let file = File::options().create(true).truncate(false).write(true).open(path)?;
+        let file = disk.open(path)?;
         if self.is_first {
-            reserve(&file, layout.bytes)?;
-            file.write_all_at(&layout.header, 0)?;
+            disk.reserve(&file, layout.bytes)?;
+            disk.write_at(&file, &layout.header, 0)?;
             for &place in &layout.batch_counts {
-                file.write_all_at(&(step as i64).to_le_bytes(), place)?;
+                disk.write_at(&file, &(step as i64).to_le_bytes(), place)?;
             }
         }
-        let mut staging = Staging { file: &file, first: 0, bytes: Vec::with_capacity(STAGING_BYTES) };
+        let mut staging = Staging { disk, file: &file, first: 0, bytes: Vec::with_capacity(STAGING_BYTES) };
         let mut rest = copy;
         for place in &self.pieces {
             let (values, others) = rest.split_at(place.piece.len());
             rest = others;
-            if place.is_optimizers == is_optimizers {
+            if place.file == number {
                 let mut result = Ok(());
                 place.shard.lines(place.piece.clone(), &mut |line| {
                     if result.is_ok() {
@@ -222,22 +226,13 @@ impl FilePlaces {
             }
         }
         staging.flush()?;
-        file.sync_all()
-    }
-}
-
-/// Allocates the space of a file, so that a full disk shows at once.
-fn reserve(file: &File, bytes: u64) -> std::io::Result<()> {
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes.max(1)) {
-        Ok(()) => Ok(()),
-        // Some file systems allocate only when they are written to.
-        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => file.set_len(bytes),
-        Err(error) => Err(error.into()),
+        disk.sync(&file)
     }
 }
 
 /// Bytes that follow each other in a file and are not yet written.
 struct Staging<'a> {
+    disk: &'a dyn Disk,
     file: &'a File,
     /// The place of the first byte in the file.
     first: u64,
@@ -262,7 +257,9 @@ impl Staging<'_> {
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
-        self.file.write_all_at(&self.bytes, self.first)?;
+        if !self.bytes.is_empty() {
+            self.disk.write_at(self.file, &self.bytes, self.first)?;
+        }
         self.bytes.clear();
         Ok(())
     }

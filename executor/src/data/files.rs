@@ -6,8 +6,7 @@ use super::images::LabelledImages;
 use super::options::OnBadSample;
 use super::pictures::PictureFolder;
 use super::tokens::{self, Tokens};
-use super::{cifar, idx};
-use std::fs::File;
+use super::{cifar, idx, regular};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -119,23 +118,18 @@ fn find(folder: &Path, names: &[&str]) -> Result<PathBuf, DataError> {
 
 /// Reads a regular file of at most [`MAX_FILE`] bytes.
 fn read_file(path: &Path) -> Result<Vec<u8>, DataError> {
-    // Checked before opening: opening a named pipe would block.
-    let metadata = std::fs::metadata(path).map_err(|error| DataError::io(path, &error))?;
-    if !metadata.is_file() {
-        return Err(DataError::Unreadable { path: path.to_path_buf(), reason: "not a regular file".to_owned() });
-    }
+    let unreadable = |error: std::io::Error| DataError::io(path, &error);
+    let (file, size) = regular::open(path).map_err(unreadable)?;
     let too_large = |size: u64| {
         let problem = format!("has {size} bytes, more than the {MAX_FILE} that can be read into memory");
         DataError::malformed(&path.display().to_string(), problem, "split it and train on a part")
     };
-    if metadata.len() > MAX_FILE {
-        return Err(too_large(metadata.len()));
+    if size > MAX_FILE {
+        return Err(too_large(size));
     }
     let mut bytes = Vec::new();
-    let unreadable = |error: std::io::Error| DataError::io(path, &error);
     let out_of_memory = || DataError::Unreadable { path: path.to_path_buf(), reason: "not enough memory".to_owned() };
-    bytes.try_reserve_exact(metadata.len() as usize).map_err(|_| out_of_memory())?;
-    let file = File::open(path).map_err(unreadable)?;
+    bytes.try_reserve_exact(size as usize).map_err(|_| out_of_memory())?;
     // The file may have grown since its size was checked.
     let read = file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     if read as u64 > MAX_FILE { Err(too_large(read as u64)) } else { Ok(bytes) }

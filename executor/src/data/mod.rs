@@ -29,6 +29,7 @@ mod masking;
 mod options;
 mod order;
 mod pictures;
+mod regular;
 mod source;
 mod synthetic;
 #[cfg(test)]
@@ -45,7 +46,8 @@ pub use foretell_models::SampleShape;
 
 use files::FileContents;
 use images::ImageData;
-use pictures::{Filled, PictureFolder};
+use options::Filled;
+use pictures::PictureFolder;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use synthetic::Synthetic;
@@ -128,14 +130,14 @@ impl Dataset {
         Ok(Dataset { name, shape: *shape, seed, contents })
     }
 
-    /// The number of workers per rank that the data profits from, if the user does not say: reading
-    /// pictures takes long, and other samples are in memory. `cores` is the number of cores per
-    /// rank.
-    pub fn usual_workers(&self, cores: usize) -> usize {
-        match self.contents {
+    /// The number of workers of each rank: what the user says, or as many as the data profits from.
+    /// Reading pictures takes long, and other samples are in memory. `cores` is the number of cores
+    /// per rank.
+    pub fn workers(&self, options: &InputOptions, cores: usize) -> usize {
+        options.workers.unwrap_or(match self.contents {
             Contents::Pictures(_) => cores.clamp(1, MOST_USUAL_WORKERS),
             _ => 0,
-        }
+        })
     }
 
     /// The number of classes, files and samples that were left out when the data was opened. Only

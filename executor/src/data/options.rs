@@ -18,11 +18,20 @@ pub enum OnBadSample {
     Skip,
 }
 
+/// A sample that was filled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Filled {
+    /// The sample that was asked for.
+    Whole,
+    /// Another one: it could not be used.
+    Replaced,
+}
+
 /// How samples are read.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct InputOptions {
     /// Threads per rank that prepare samples. 0: the rank's own thread does. `None`: as many as the
-    /// data profits from ([`Dataset::usual_workers`](super::Dataset::usual_workers)).
+    /// data profits from ([`Dataset::workers`](super::Dataset::workers)).
     pub workers: Option<usize>,
     /// Batches that are prepared ahead of the step.
     pub prefetch: usize,

@@ -2,19 +2,22 @@
 //! thread that makes a checkpoint whole.
 
 use crate::checkpoint::{CheckpointError, CheckpointFolder, CheckpointLayout, CheckpointState, Commit, Scaler};
+use crate::disk::Disk;
 use crate::error::ExecutorError;
 use crate::job::{Checkpoints, TrainingJob};
-use foretell_models::GraphOptions;
-use foretell_program::PlanError;
+use foretell_models::{GraphOptions, WeightLayout};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
 /// The checkpoints of a run.
 pub(super) struct SavedCheckpoints {
     job: TrainingJob,
     folder: CheckpointFolder,
-    sizes: [(&'static str, u64); 2],
+    sizes: Vec<(&'static str, u64)>,
+    /// The linear layers that have an adapter, each with whether its weight is transposed.
+    adapted: Vec<(String, bool)>,
     steps_per_epoch: usize,
     world_size: usize,
     /// By number of steps: the parts of checkpoints that are not yet whole.
@@ -40,16 +43,20 @@ impl SavedCheckpoints {
         run: Option<&Path>,
         steps_per_epoch: usize,
         world_size: usize,
+        disk: Arc<dyn Disk>,
     ) -> Result<Option<Self>, ExecutorError> {
         let (Some(checkpoints), Some(run)) = (job.checkpoints.take(), run) else { return Ok(None) };
-        let graph = job.model.graph(&job.name, &GraphOptions::ONE).map_err(PlanError::from)?;
+        let graph = job.plan.training.graph(&job.model, &job.name, &GraphOptions::ONE)?;
         let layout = CheckpointLayout::new(&graph, &job.plan)?;
         let folder = super::absolute(run.join("checkpoints"))?;
         job.checkpoints = Some(Checkpoints { folder: folder.clone(), ..checkpoints.clone() });
-        let folder = CheckpointFolder { path: folder, keep: checkpoints.keep }.prepare(&layout)?;
+        let folder = CheckpointFolder { path: folder, keep: checkpoints.keep, disk }.prepare(&layout)?;
         let sizes = Commit::sizes(&layout);
+        let lora = job.plan.training.lora.as_ref();
+        let layers = lora.map(|lora| lora.layers(&graph)).into_iter().flatten();
+        let adapted = layers.map(|(name, weight)| (name.to_owned(), weight == WeightLayout::InOut)).collect();
         let (job, parts, committing, last) = (job.clone(), BTreeMap::new(), None, None);
-        Ok(Some(Self { job, folder, sizes, steps_per_epoch, world_size, parts, committing, last }))
+        Ok(Some(Self { job, folder, sizes, adapted, steps_per_epoch, world_size, parts, committing, last }))
     }
 
     /// Notes that a rank has written its part of the checkpoint after `step` steps. Once all have,
@@ -65,7 +72,8 @@ impl SavedCheckpoints {
         self.parts.remove(&step);
         self.wait()?;
         let state = CheckpointState { scaler, ..CheckpointState::new(&self.job, step, self.steps_per_epoch, self.world_size) };
-        let commit = Commit { folder: self.folder.clone(), state, sizes: self.sizes };
+        let (sizes, adapted) = (self.sizes.clone(), self.adapted.clone());
+        let commit = Commit { folder: self.folder.clone(), state, sizes, adapted };
         let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || commit.run());
         self.committing =
             Some(thread.map_err(|error| ExecutorError::system("start the thread that completes a checkpoint", error))?);

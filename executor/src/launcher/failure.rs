@@ -4,10 +4,11 @@
 //! it collects what the ranks report and how their processes end for a short time, then names the
 //! most likely cause.
 
+use super::links::{Link, Missing};
 use super::{POLL_INTERVAL, Ranks, log_path};
 use crate::error::ExecutorError;
 use crate::job::{Order, Report};
-use crate::transport::Event;
+use crate::transport::{Event, Starved};
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
@@ -89,6 +90,30 @@ impl Ranks {
         let hint = "`--peer-timeout` allows longer";
         let cause = format!("has sent no sign of life for {waited:?}: {state}{others}; hint: {hint}");
         Err(ExecutorError::RankDied { rank, host: self.host_of(rank), cause })
+    }
+
+    /// Ends the run if a rank has waited too long for bytes that its peer has sent, or for a
+    /// connection to it. Both run: otherwise their signs of life would be missing. The error names
+    /// both.
+    pub(super) fn require_links(&mut self, rank: usize, starved: &[Starved]) -> Result<(), ExecutorError> {
+        for starved in starved {
+            let link = Link { from: starved.peer, to: rank, stream: starved.stream };
+            match self.links.note_starved(&link, starved.received, Instant::now()) {
+                Missing::Unknown => {
+                    // A rank that is gone is found by its lost connection.
+                    let _ = self.server.send(link.from, &Order::CountSent { to: link.to, stream: link.stream });
+                }
+                Missing::For(time) if time >= self.peer_timeout => {
+                    self.abort();
+                    let (host, peer_host) = (self.host_of(rank), self.host_of(link.from));
+                    let (peer, stream, waited) = (link.from, link.stream, self.peer_timeout);
+                    let is_connected = starved.received.is_some();
+                    return Err(ExecutorError::LinkLost { rank, host, peer, peer_host, stream, waited, is_connected });
+                }
+                Missing::For(_) => {}
+            }
+        }
+        Ok(())
     }
 
     /// The error for a rank that ended, or stopped answering, without a report of its own.

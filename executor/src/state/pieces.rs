@@ -98,6 +98,8 @@ impl<'a> RankState<'a> {
         // Rounded copies need not be saved beside their masters.
         let pieces =
             pieces.filter(|piece| piece.value != StateValue::Parameter || !own.contains(&(StateValue::Master, piece.tensor)));
+        // After an exchange, the outer optimizer's parameters are the model's.
+        let pieces = pieces.filter(|piece| piece.value != StateValue::OuterParameter);
         let pieces = pieces.filter(|piece| !of_earlier.contains(&(piece.value, piece.tensor)));
         pieces.filter_map(|piece| self.part_of_replica(piece)).collect()
     }

@@ -218,6 +218,27 @@ impl TransportError {
     }
 }
 
+/// Whether an error of a socket says that its connection is gone, rather than that something is
+/// wrong here.
+pub(super) fn is_connection_gone(error: &std::io::Error) -> bool {
+    use std::io::ErrorKind::{
+        BrokenPipe, ConnectionAborted, ConnectionReset, HostUnreachable, NetworkDown, NetworkUnreachable, NotConnected, TimedOut,
+        UnexpectedEof,
+    };
+    matches!(
+        error.kind(),
+        BrokenPipe
+            | ConnectionAborted
+            | ConnectionReset
+            | HostUnreachable
+            | NetworkDown
+            | NetworkUnreachable
+            | NotConnected
+            | TimedOut
+            | UnexpectedEof
+    )
+}
+
 fn name_ranks(ranks: &[usize]) -> String {
     let list = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     if ranks.len() == 1 { format!("rank {list}") } else { format!("ranks {list}") }

@@ -1,6 +1,6 @@
 //! Shared memory to the ranks of this machine, TCP to all others.
 
-use super::{Channel, SharedMemory, StreamNumber, Tcp, Transport, TransportError};
+use super::{Channel, SharedMemory, Starved, StreamNumber, Tcp, Transport, TransportError};
 
 /// The transport of a run on several machines that each have several ranks.
 #[derive(Debug)]
@@ -45,5 +45,13 @@ impl Transport for Mixed {
     fn abort(&self, lost: Option<usize>) {
         self.shared_memory.abort(lost);
         self.tcp.abort(lost);
+    }
+
+    fn starved(&self) -> Vec<Starved> {
+        self.tcp.starved()
+    }
+
+    fn sent(&self, peer: usize, stream: StreamNumber) -> Option<u64> {
+        self.tcp.sent(peer, stream)
     }
 }

@@ -41,10 +41,13 @@ mod control;
 mod doorbell;
 mod endpoint;
 mod error;
+#[cfg(test)]
+pub(crate) mod faulty;
 mod group;
 mod handshake;
 mod key;
 mod key_file;
+mod link;
 mod message;
 mod mixed;
 mod neighbours;
@@ -64,6 +67,7 @@ pub use error::{Peer, TransportError};
 pub use group::{Group, chunk_range};
 pub use key::RunKey;
 pub use key_file::KeyFile;
+pub use link::Starved;
 pub use message::{Incoming, Outgoing, WrongLength};
 pub use mixed::Mixed;
 pub use reduce::ElementType;
@@ -71,13 +75,14 @@ pub use shared_memory::{Segment, SegmentShape, SharedMemory};
 pub use tcp::{Tcp, TcpOptions};
 pub use waiting::spin_only_while;
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The number of a first-in, first-out order of messages between ranks: the traffic of one process
 /// group, or of one direction of point-to-point messages.
 ///
 /// Threads of a rank that use different streams never see each other's messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct StreamNumber(pub u16);
 
 impl fmt::Display for StreamNumber {
@@ -106,4 +111,15 @@ pub trait Transport: Send + Sync {
     /// Makes all waits of this process fail soon, with [`TransportError::PeerLost`] for `lost`, or
     /// without it with [`TransportError::Aborted`]. Only the first call has an effect.
     fn abort(&self, lost: Option<usize>);
+
+    /// The connections on which this rank waits for bytes now. Empty where bytes cannot be lost on
+    /// their way.
+    fn starved(&self) -> Vec<Starved> {
+        Vec::new()
+    }
+
+    /// The bytes that this rank has sent to `peer` on `stream`; `None` if they have no connection.
+    fn sent(&self, _peer: usize, _stream: StreamNumber) -> Option<u64> {
+        None
+    }
 }

@@ -18,6 +18,7 @@ use super::channel::Channel;
 use super::endpoint::WaitPolicy;
 use super::handshake::{Hello, Verdict};
 use super::key::RunKey;
+use super::link::{Starved, Traffic};
 use super::session::Session;
 use super::{Peer, StreamNumber, Transport, TransportError};
 use connection::Connection;
@@ -70,6 +71,8 @@ struct ConnectionTable {
     /// The channels that this rank has opened.
     opened: HashSet<(usize, StreamNumber)>,
     connections: Vec<Weak<Connection>>,
+    /// The channels whose connections this rank is making.
+    connecting: Vec<(usize, StreamNumber)>,
 }
 
 /// A connection from a lower rank.
@@ -131,14 +134,18 @@ impl Transport for Tcp {
         shared.abort.check()?;
         let (socket, session) = if shared.rank < peer {
             let hello = Hello { from: Peer::Rank(shared.rank), to: Peer::Rank(peer), stream };
-            acceptor::connect(*address, &shared.key, hello, shared.options.connect_timeout, || shared.abort.check())?
+            shared.table().connecting.push((peer, stream));
+            let connected =
+                acceptor::connect(*address, &shared.key, hello, shared.options.connect_timeout, || shared.abort.check());
+            shared.table().connecting.retain(|channel| *channel != (peer, stream));
+            connected?
         } else {
             shared.await_connection(peer, stream)?
         };
         socket
             .set_nonblocking(true)
             .map_err(|error| TransportError::system(format!("configure the connection to rank {peer}"), error))?;
-        let connection = Arc::new(Connection { socket, peer, stream, shared: Arc::clone(shared) });
+        let connection = Arc::new(Connection { socket, peer, stream, traffic: Traffic::default(), shared: Arc::clone(shared) });
         shared.table().connections.push(Arc::downgrade(&connection));
         Ok(connection::channel(connection, session))
     }
@@ -155,6 +162,22 @@ impl Transport for Tcp {
             let _ = connection.socket.shutdown(Shutdown::Read);
         }
         self.shared.arrived.notify_all();
+    }
+
+    fn starved(&self) -> Vec<Starved> {
+        let table = self.shared.table();
+        let connecting = table.connecting.iter().map(|&(peer, stream)| Starved { peer, stream, received: None });
+        let connected = table.connections.iter().filter_map(Weak::upgrade).filter_map(|connection| {
+            let received = connection.traffic.starved_after()?;
+            Some(Starved { peer: connection.peer, stream: connection.stream, received: Some(received) })
+        });
+        connecting.chain(connected).collect()
+    }
+
+    fn sent(&self, peer: usize, stream: StreamNumber) -> Option<u64> {
+        let table = self.shared.table();
+        let mut connections = table.connections.iter().filter_map(Weak::upgrade);
+        connections.find(|connection| (connection.peer, connection.stream) == (peer, stream)).map(|found| found.traffic.sent())
     }
 }
 

@@ -1,6 +1,6 @@
 //! Hugging Face Accelerate: its configuration, and the `TrainingArguments` of a Trainer beside it.
 
-use super::deepspeed::decimal;
+use super::json_object::decimal;
 use super::nearest::{Nearest, usual_training};
 use super::{FrameworkError, Job, JobFiles};
 use foretell_program::{Offload, Optimizer, Plan, Recompute, Training};
@@ -82,8 +82,9 @@ fn configuration(plan: &Plan, nodes: usize, per_node: usize) -> String {
     } else {
         let fsdp = format!(
             "fsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_reshard_after_forward: {}\n  \
-             fsdp_activation_checkpointing: false\n  fsdp_offload_params: false\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n",
+             fsdp_activation_checkpointing: {}\n  fsdp_offload_params: false\n  fsdp_state_dict_type: SHARDED_STATE_DICT\n",
             layout.zero == 3,
+            layout.recompute == Recompute::Full,
         );
         ("FSDP", fsdp)
     };
@@ -106,7 +107,6 @@ fn training_arguments(plan: &Plan) -> Result<Value, FrameworkError> {
         "gradient_accumulation_steps": plan.micro_batches()?,
         "bf16": plan.precision == DataType::Bf16,
         "fp16": plan.precision == DataType::Fp16,
-        "gradient_checkpointing": layout.recompute == Recompute::Full,
         "optim": optimizer,
         "learning_rate": decimal(plan.learning_rate()),
         "weight_decay": decimal(training.weight_decay),
@@ -116,8 +116,14 @@ fn training_arguments(plan: &Plan) -> Result<Value, FrameworkError> {
         "max_grad_norm": decimal(training.clip_norm.unwrap_or(0.0)),
         "max_steps": 50,
     });
+    let recomputes = layout.recompute == Recompute::Full;
     if layout.zero > 0 {
-        document["fsdp"] = json!(if layout.zero == 3 { "full_shard auto_wrap" } else { "shard_grad_op auto_wrap" });
+        document["fsdp"] = json!(true);
+        // FSDP's own recomputation gathers parameters once less than the Trainer's.
+        document["fsdp_config"] =
+            json!({"version": 2, "reshard_after_forward": layout.zero == 3, "activation_checkpointing": recomputes});
+    } else {
+        document["activation_checkpointing"] = json!(recomputes);
     }
     Ok(document)
 }

@@ -76,6 +76,12 @@ impl Flags {
         self.values.get(name).and_then(|values| values.first().cloned())
     }
 
+    /// All values of a flag.
+    pub(super) fn list(&mut self, name: &str) -> Vec<String> {
+        self.read.push(name.into());
+        self.values.get(name).cloned().unwrap_or_default()
+    }
+
     /// Whether a switch is there.
     pub(super) fn switch(&mut self, name: &str) -> bool {
         self.read.push(name.into());

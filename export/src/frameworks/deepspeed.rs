@@ -1,10 +1,11 @@
 //! DeepSpeed's configuration. It has batches, ZeRO, precision and the optimizer; the model is the
 //! training script's, and so is what it recomputes.
 
-use super::nearest::{Nearest, usual_training};
+use super::json_object::{JsonObject, decimal};
+use super::nearest::{Nearest, bucket_elements, bucket_of, usual_training};
 use super::{FrameworkError, ImportedPlan, Job, JobFiles};
 use foretell_program::{Layout, Offload, Optimizer, Plan, Recompute, Stack, Training};
-use foretell_units::{Bytes, DataType};
+use foretell_units::DataType;
 use serde_json::{Map, Value, json};
 
 const VERSION: &str = "deepspeed 0.19.8";
@@ -39,9 +40,8 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
 /// Replaces what DeepSpeed's configuration lacks.
 fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
     nearest.only_data_parallel()?;
-    if nearest.plan.layout.zero != 3 {
-        nearest.replace(|plan| &mut plan.layout.shard_group, None, "groups of ranks shard with stage 3 only");
-    }
+    // MiCS had them until release 0.19.
+    nearest.replace(|plan| &mut plan.layout.shard_group, None, "all ranks of `data` are one shard group");
     nearest.replace(
         |plan| &mut plan.layout.recompute,
         Recompute::None,
@@ -62,28 +62,18 @@ fn restrict(nearest: &mut Nearest) -> Result<(), FrameworkError> {
         _ => {}
     }
     usual_training(&mut nearest.plan);
-    let scale = &mut nearest.plan.training.loss_scale;
-    scale.initial = f32::powi(2.0, scale.initial.log2().round() as i32);
-    let elements = nearest.plan.layout.bucket.count() / 4;
-    let whole = Bytes::new(4 * elements.max(1));
-    nearest.replace(|plan| &mut plan.layout.bucket, whole, "`bucket` is a whole number of elements");
+    let initial = f32::powi(2.0, nearest.plan.training.loss_scale.initial.log2().round() as i32);
+    nearest.replace(|plan| &mut plan.training.loss_scale.initial, initial, "the first loss scale is a power of two");
+    nearest.whole_bucket();
     Ok(())
-}
-
-/// A number as it is written in decimal, so that it reads back the same.
-pub(super) fn decimal(number: f32) -> Value {
-    number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 fn configuration(plan: &Plan) -> Result<Value, FrameworkError> {
     let layout = &plan.layout;
     let training = &plan.training;
-    let mut zero = json!({"stage": layout.zero, "reduce_bucket_size": layout.bucket.count() / 4, "overlap_comm": true});
+    let mut zero = json!({"stage": layout.zero, "reduce_bucket_size": bucket_elements(layout), "overlap_comm": true});
     if layout.offload == Offload::Optimizer {
         zero["offload_optimizer"] = json!({"device": "cpu", "pin_memory": true});
-    }
-    if let Some(group) = layout.shard_group {
-        zero["mics_shard_size"] = json!(group);
     }
     let optimizer = match plan.optimizer {
         Optimizer::Sgd => {
@@ -138,67 +128,13 @@ const ZERO: [&str; 8] = [
     "round_robin_gradients",
 ];
 
-/// An object being read.
-pub(super) struct Document {
-    object: Map<String, Value>,
-    read: Vec<String>,
-}
-
-impl Document {
-    /// Parses the text.
-    pub(super) fn parse(text: &str, what: &str) -> Result<Self, FrameworkError> {
-        let form = |reason: String| FrameworkError::Form { reason, hint: format!("give {what}") };
-        match serde_json::from_str(text).map_err(|error| form(error.to_string()))? {
-            Value::Object(object) => Ok(Self { object, read: Vec::new() }),
-            _ => Err(form("it is no JSON object".into())),
-        }
-    }
-
-    /// The value of an entry; `None` if it is missing, null, or `"auto"`.
-    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
-        self.read.push(name.into());
-        self.object.get(name).filter(|value| !value.is_null() && *value != "auto").cloned()
-    }
-
-    /// A size.
-    pub(super) fn size(&mut self, name: &str) -> Result<Option<usize>, FrameworkError> {
-        let Some(value) = self.take(name) else { return Ok(None) };
-        let size = value.as_u64().and_then(|size| usize::try_from(size).ok()).filter(|&size| size > 0);
-        size.map(Some).ok_or_else(|| FrameworkError::Form {
-            reason: format!("`{name}: {value}` is no whole number above 0"),
-            hint: "give a number, or \"auto\"".into(),
-        })
-    }
-
-    /// A number.
-    pub(super) fn number(&mut self, name: &str) -> Option<f32> {
-        self.take(name)?.as_f64().map(|number| number as f32)
-    }
-
-    /// Whether a switch is on.
-    pub(super) fn flag(&mut self, name: &str) -> bool {
-        self.take(name).is_some_and(|value| value == true)
-    }
-
-    /// Marks entries as read.
-    pub(super) fn neutral(&mut self, names: &[&str]) {
-        self.read.extend(names.iter().map(ToString::to_string));
-    }
-
-    /// The entries that nobody read.
-    pub(super) fn unread(&self) -> Vec<String> {
-        let unread = self.object.iter().filter(|(name, value)| !self.read.contains(name) && !value.is_null());
-        unread.map(|(name, value)| format!("{name}: {value}")).collect()
-    }
-}
-
 /// Whether `section` is enabled.
 fn is_enabled(section: &Option<Value>) -> bool {
     section.as_ref().is_some_and(|section| section["enabled"] == true)
 }
 
 pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, FrameworkError> {
-    let mut document = Document::parse(text, "DeepSpeed's JSON configuration")?;
+    let mut document = JsonObject::parse(text, "DeepSpeed's JSON configuration")?;
     document.neutral(&NEUTRAL);
     let micro = document.size("train_micro_batch_size_per_gpu")?;
     let global = document.size("train_batch_size")?;
@@ -236,7 +172,7 @@ pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, Framework
 fn read_zero(zero: &Map<String, Value>, layout: &mut Layout) -> Vec<String> {
     layout.zero = zero.get("stage").and_then(Value::as_u64).map_or(0, |stage| stage.min(4) as usize);
     if let Some(elements) = zero.get("reduce_bucket_size").and_then(Value::as_u64) {
-        layout.bucket = Bytes::new(elements.saturating_mul(4).max(4));
+        layout.bucket = bucket_of(elements);
     }
     if zero.get("offload_optimizer").is_some_and(|offload| offload["device"] == "cpu") {
         layout.offload = Offload::Optimizer;

@@ -1,14 +1,14 @@
 //! The `TrainingArguments` of Hugging Face's Trainer, as JSON.
 
 use super::accelerate::STACK;
-use super::deepspeed::Document;
+use super::json_object::JsonObject;
 use super::{FrameworkError, ImportedPlan};
 use foretell_program::{Layout, Optimizer, Plan, Recompute, Stack, Training};
 use foretell_units::DataType;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Arguments that change neither the time of a step nor its memory.
-const NEUTRAL: [&str; 34] = [
+const NEUTRAL: [&str; 35] = [
     "output_dir",
     "overwrite_output_dir",
     "do_train",
@@ -43,19 +43,35 @@ const NEUTRAL: [&str; 34] = [
     "disable_tqdm",
     "resume_from_checkpoint",
     "gradient_checkpointing_kwargs",
+    "activation_checkpointing_kwargs",
 ];
 
-pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, FrameworkError> {
-    let mut document = Document::parse(text, "TrainingArguments as JSON (`training_args.to_json_string()`)")?;
-    document.neutral(&NEUTRAL);
-    let micro_batch = document.size("per_device_train_batch_size")?.unwrap_or(8);
-    let accumulation = document.size("gradient_accumulation_steps")?.unwrap_or(1);
-    let mut layout = Layout { data: ranks, micro_batch, ..Layout::default() };
-    if document.flag("gradient_checkpointing") {
-        layout.recompute = Recompute::Full;
-    }
+/// Entries of `fsdp_config` that are read, or change neither the time of a step nor its memory.
+const FSDP: [&str; 9] = [
+    "reshard_after_forward",
+    "activation_checkpointing",
+    "version",
+    "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap",
+    "state_dict_type",
+    "cpu_ram_efficient_loading",
+    "xla",
+    "min_num_params",
+];
+
+/// Reads what is sharded. Returns what was not understood.
+fn read_fsdp(document: &mut JsonObject, layout: &mut Layout) -> Vec<String> {
     let mut unread = Vec::new();
+    let config = match document.take("fsdp_config") {
+        Some(Value::Object(config)) => config,
+        Some(other) => {
+            unread.push(format!("fsdp_config: {other}"));
+            Map::new()
+        }
+        None => Map::new(),
+    };
     match document.take("fsdp") {
+        // Releases before 5.20 list words.
         Some(Value::String(words)) => {
             layout.zero = if words.contains("full_shard") {
                 3
@@ -67,11 +83,34 @@ pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, Framework
             let known = ["full_shard", "shard_grad_op", "auto_wrap", "no_shard"];
             unread.extend(words.split_whitespace().filter(|word| !known.contains(word)).map(|word| format!("fsdp: {word}")));
         }
-        Some(Value::Bool(true)) => layout.zero = 3,
+        Some(Value::Bool(true)) => {
+            layout.zero = if config.get("reshard_after_forward") == Some(&Value::Bool(false)) { 2 } else { 3 }
+        }
         Some(Value::Array(words)) if words.is_empty() => {}
         Some(Value::Bool(false)) | None => {}
         Some(other) => unread.push(format!("fsdp: {other}")),
     }
+    if layout.zero > 0 {
+        if config.get("activation_checkpointing") == Some(&Value::Bool(true)) {
+            layout.recompute = Recompute::Full;
+        }
+        let others = config.iter().filter(|(name, value)| !FSDP.contains(&name.as_str()) && **value != Value::Bool(false));
+        unread.extend(others.map(|(name, value)| format!("fsdp_config.{name}: {value}")));
+    }
+    unread
+}
+
+pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, FrameworkError> {
+    let mut document = JsonObject::parse(text, "TrainingArguments as JSON (`training_args.to_json_string()`)")?;
+    document.neutral(&NEUTRAL);
+    let micro_batch = document.size("per_device_train_batch_size")?.unwrap_or(8);
+    let accumulation = document.size("gradient_accumulation_steps")?.unwrap_or(1);
+    let mut layout = Layout { data: ranks, micro_batch, ..Layout::default() };
+    // The second name is that of releases before 5.20.
+    if document.flag("activation_checkpointing") | document.flag("gradient_checkpointing") {
+        layout.recompute = Recompute::Full;
+    }
+    let mut unread = read_fsdp(&mut document, &mut layout);
     let global = micro_batch.saturating_mul(accumulation).saturating_mul(ranks);
     let mut plan = Plan::new(layout, global);
     plan.stack = Stack::new(STACK);

@@ -3,16 +3,16 @@
 mod model;
 
 use super::arguments::Flags;
-use super::nearest::{Nearest, usual_training};
+use super::nearest::{Nearest, bucket_elements, bucket_of, usual_training};
 use super::{FrameworkError, ImportedPlan, Job, JobFiles};
 use foretell_models::GraphOptions;
 use foretell_program::{
     ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Schedule, Stack, Training, usual_cuts, work_of_blocks,
 };
-use foretell_units::{Bytes, DataType};
+use foretell_units::DataType;
 
 /// The release that the files are for.
-const VERSION: &str = "megatron-core 0.16.1";
+const VERSION: &str = "megatron-core 0.19.2";
 
 /// Its stack in our profiles.
 const STACK: &str = "megatron-core";
@@ -95,10 +95,7 @@ fn restrict(nearest: &mut Nearest) {
     if nearest.plan.precision == DataType::Tf32 {
         nearest.replace(|plan| &mut plan.precision, DataType::Fp32, "the precision is fp32");
     }
-    // Buckets are counted in parameters of four bytes each.
-    let parameters = nearest.plan.layout.bucket.count() / 4;
-    let whole = Bytes::new(4 * parameters.max(1));
-    nearest.replace(|plan| &mut plan.layout.bucket, whole, "`bucket` is a whole number of parameters");
+    nearest.whole_bucket();
     usual_training(&mut nearest.plan);
     nearest.replace(|plan| &mut plan.training.nesterov, false, "Megatron's SGD has no Nesterov momentum");
 }
@@ -139,7 +136,7 @@ fn layout_arguments(layout: &Layout, blocks: usize) -> Arguments {
     if let Some(group) = layout.shard_group {
         arguments.push(("num-distributed-optimizer-instances", (layout.data / group.max(1)).to_string()));
     }
-    arguments.push(("ddp-bucket-size", (layout.bucket.count() / 4).to_string()));
+    arguments.push(("ddp-bucket-size", bucket_elements(layout).to_string()));
     if let Some(cuts) = layout.cuts.as_ref().filter(|_| layout.pipeline > 1) {
         arguments.push(("pipeline-model-parallel-layout", pipeline_layout(cuts, blocks)));
     }
@@ -310,6 +307,7 @@ const NEUTRAL: [&str; 49] = [
 
 pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, FrameworkError> {
     let mut flags = Flags::parse(text);
+    let mut unread = Vec::new();
     if flags.is_empty() {
         return Err(FrameworkError::Form {
             reason: "there are no arguments of Megatron-LM".into(),
@@ -318,9 +316,11 @@ pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, Framework
     }
     flags.neutral(&NEUTRAL);
     let model = model::read(&mut flags)?;
-    let layout = read_layout(&mut flags, ranks)?;
+    let mut layout = read_layout(&mut flags, ranks)?;
+    layout.recompute = read_recompute(&mut flags, &mut unread)?;
     let plan = read_training(&mut flags, layout)?;
-    Ok(ImportedPlan { plan, model, unread: flags.unread() })
+    unread.extend(flags.unread());
+    Ok(ImportedPlan { plan, model, unread })
 }
 
 fn impossible(reason: String, hint: &str) -> FrameworkError {
@@ -372,10 +372,9 @@ fn read_layout(flags: &mut Flags, ranks: usize) -> Result<Layout, FrameworkError
     }
     flags.neutral(&["overlap-grad-reduce", "overlap-param-gather"]);
     if let Some(parameters) = flags.number::<u64>("ddp-bucket-size")? {
-        layout.bucket = Bytes::new(parameters.saturating_mul(4).max(4));
+        layout.bucket = bucket_of(parameters);
     }
     read_chunks(flags, &mut layout)?;
-    read_recompute(flags, &mut layout)?;
     Ok(layout)
 }
 
@@ -411,20 +410,41 @@ fn read_chunks(flags: &mut Flags, layout: &mut Layout) -> Result<(), FrameworkEr
     Ok(())
 }
 
-fn read_recompute(flags: &mut Flags, layout: &mut Layout) -> Result<(), FrameworkError> {
+/// Reads what is recomputed. Adds to `unread` what a plan does not express.
+fn read_recompute(flags: &mut Flags, unread: &mut Vec<String>) -> Result<Recompute, FrameworkError> {
     let granularity = flags.text("recompute-granularity");
     let method = flags.text("recompute-method");
     let layers = flags.number::<usize>("recompute-num-layers")?;
-    flags.neutral(&["recompute-modules"]);
+    let modules = flags.list("recompute-modules");
+    // An older name of the selective granularity.
     let is_selective = flags.switch("recompute-activations");
-    layout.recompute = match (granularity.as_deref(), method.as_deref()) {
-        (Some("full"), Some("block")) => Recompute::full_layers(vec![layers.unwrap_or(1)]),
-        (Some("full"), _) => Recompute::Full,
-        (Some("selective"), _) => Recompute::Selective,
-        _ if is_selective => Recompute::Selective,
-        _ => Recompute::None,
-    };
-    Ok(())
+    let unknown =
+        |flag: &str, value: &str, hint: &str| Err(impossible(format!("`--{flag} {value}` is not one of Megatron's"), hint));
+    match granularity.as_deref().or(is_selective.then_some("selective")) {
+        None => Ok(Recompute::None),
+        Some("selective") => {
+            let others: Vec<&str> = modules.iter().map(String::as_str).filter(|&module| module != "core_attn").collect();
+            if !others.is_empty() {
+                unread.push(format!("--recompute-modules {}", others.join(" ")));
+            }
+            let has_attention = modules.is_empty() || modules.len() > others.len();
+            Ok(if has_attention { Recompute::Selective } else { Recompute::None })
+        }
+        Some("full") => match method.as_deref() {
+            Some("block") => Ok(Recompute::full_layers(vec![layers.unwrap_or(1)])),
+            Some("uniform") => {
+                // One input is kept for each group of layers, and ours are groups of one.
+                unread.extend(layers.filter(|&layers| layers > 1).map(|layers| format!("--recompute-num-layers {layers}")));
+                Ok(Recompute::Full)
+            }
+            None => Err(impossible(
+                "`--recompute-granularity full` without `--recompute-method`".into(),
+                "add `--recompute-method uniform` or `block`, as Megatron demands",
+            )),
+            Some(other) => unknown("recompute-method", other, "methods: uniform, block"),
+        },
+        Some(other) => unknown("recompute-granularity", other, "granularities: full, selective"),
+    }
 }
 
 fn read_training(flags: &mut Flags, layout: Layout) -> Result<Plan, FrameworkError> {

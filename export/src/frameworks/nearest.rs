@@ -149,6 +149,12 @@ impl Nearest {
         self.replace(|plan| &mut plan.layout.bucket, Bytes::new(25 << 20), "the framework chooses the size of `bucket`");
     }
 
+    /// Makes the bucket a whole number of elements, which is how frameworks count it.
+    pub(super) fn whole_bucket(&mut self) {
+        let whole = bucket_of(bucket_elements(&self.plan.layout));
+        self.replace(|plan| &mut plan.layout.bucket, whole, "`bucket` is a whole number of elements");
+    }
+
     /// Replaces recomputation that is finer than all blocks, attention or nothing.
     pub(super) fn coarse_recompute(&mut self, allowed: &[Recompute]) {
         if allowed.contains(&self.plan.layout.recompute) {
@@ -157,6 +163,19 @@ impl Nearest {
         self.plan.layout.recompute = Recompute::Full;
         self.differences.push("every block is recomputed: `recompute: full`".into());
     }
+}
+
+/// Bytes of an element of a bucket: gradients are in single precision.
+const ELEMENT: u64 = 4;
+
+/// The elements of a bucket of gradients.
+pub(super) fn bucket_elements(layout: &Layout) -> u64 {
+    layout.bucket.count() / ELEMENT
+}
+
+/// The bucket of so many elements, and at least one.
+pub(super) fn bucket_of(elements: u64) -> Bytes {
+    Bytes::new(elements.saturating_mul(ELEMENT).max(ELEMENT))
 }
 
 /// States the learning rate, and resets what the optimizer does not use.

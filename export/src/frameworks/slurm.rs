@@ -11,12 +11,31 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let name: String =
         job.name.chars().map(|one| if one.is_ascii_alphanumeric() || "-_.".contains(one) { one } else { '-' }).collect();
     let script = format!(
-        "#!/bin/bash\n#SBATCH --job-name={name}\n#SBATCH --nodes={nodes}\n#SBATCH --ntasks={ranks}\n#SBATCH --ntasks-per-node={per_node}\n\
-         #SBATCH --exclusive\n#SBATCH --output=%x-%j.log\n# {VERSION}. On GPUs add: #SBATCH --gpus-per-node={per_node}\nset -e\n\
-         MASTER_ADDR=$(scontrol show hostnames \"$SLURM_JOB_NODELIST\" | head -n 1)\n\
-         # Each rank reads its number from Slurm's environment. All nodes must share the folder.\n\
-         export MASTER_ADDR FORETELL_PORT=$((20000 + SLURM_JOB_ID % 20000)) FORETELL_RENDEZVOUS_DIR=$PWD\n\
-         srun foretell execute --plan plan.yaml --run \"run-$SLURM_JOB_ID\" \"$@\"\n"
+        r#"#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --nodes={nodes}
+#SBATCH --ntasks={ranks}
+#SBATCH --ntasks-per-node={per_node}
+#SBATCH --exclusive
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=job-%j.log
+# {VERSION}. On GPUs add: #SBATCH --gpus-per-node={per_node}
+set -e
+MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+# Each rank reads its number from Slurm's environment. All nodes must share the folder.
+export MASTER_ADDR FORETELL_PORT=$((20000 + SLURM_JOB_ID % 20000)) FORETELL_RENDEZVOUS_DIR=$PWD
+run=run-$SLURM_JOB_ID
+# A job that was preempted, and is started again, goes on from its last checkpoint.
+if [ -n "$(ls "$run/checkpoints" 2>/dev/null)" ]; then
+  start=(--resume "$run")
+elif [ "${{SLURM_RESTART_COUNT:-0}}" -gt 0 ]; then
+  start=(--plan plan.yaml --run "$run" --overwrite)
+else
+  start=(--plan plan.yaml --run "$run")
+fi
+srun "${{FORETELL:-foretell}}" execute "${{start[@]}}" "$@"
+"#
     );
     Ok(JobFiles {
         version: VERSION,

@@ -67,9 +67,11 @@ pub(super) fn export(job: &Job<'_>) -> Result<JobFiles, FrameworkError> {
     let plan = nearest.plan;
     let settings = plan_settings(&plan, blocks)?;
     let sequence = job.model.sample().tokens().map_or(0, |(sequence, _)| sequence);
+    // torchtitan's default captures the step as a CUDA graph, and it captures no pipelines.
+    let uncaptured = if plan.layout.pipeline > 1 { "disable_cuda_graphs = true\n" } else { "" };
     let text = format!(
         "# {VERSION}\n[model]\nname = \"{module}\"\nconfig = \"{config}\"\n\n{}",
-        settings.replace("[training]\n", &format!("[training]\nseq_len = {sequence}\n"))
+        settings.replace("[training]\n", &format!("[training]\nseq_len = {sequence}\n{uncaptured}"))
     );
     let [nodes, per_node] = job.nodes()?;
     let run = format!(
@@ -254,7 +256,13 @@ pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, Framework
     let mut settings = Settings::parse(text)?;
     settings.neutral_sections(&NEUTRAL_SECTIONS);
     settings.neutral(&["training.steps", "training.dataset", "training.dataset_path", "training.seed", "model.hf_assets_path"]);
-    settings.neutral(&["model.tokenizer_path", "training.gc_freq", "training.warmup_steps", "optimizer.implementation"]);
+    settings.neutral(&[
+        "model.tokenizer_path",
+        "training.gc_freq",
+        "training.disable_cuda_graphs",
+        "training.warmup_steps",
+        "optimizer.implementation",
+    ]);
     let model = read_model(&mut settings)?;
     let blocks = model.as_ref().and_then(Model::repeated_layers).map(|layers| layers + 2);
     let layout = read_layout(&mut settings, ranks, blocks)?;
@@ -267,9 +275,14 @@ pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, Framework
     plan.stack = Stack::new(STACK);
     plan.precision = match settings.text_or("training.mixed_precision_param", "bfloat16")?.as_str() {
         "float32" => DataType::Fp32,
-        _ => DataType::Bf16,
+        "bfloat16" => DataType::Bf16,
+        other => return Err(unknown("training.mixed_precision_param", other, "precisions: bfloat16, float32")),
     };
-    plan.optimizer = if settings.text_or("optimizer.name", "AdamW")? == "Adam" { Optimizer::Adam } else { Optimizer::AdamW };
+    plan.optimizer = match settings.text_or("optimizer.name", "AdamW")?.as_str() {
+        "Adam" => Optimizer::Adam,
+        "AdamW" => Optimizer::AdamW,
+        other => return Err(unknown("optimizer.name", other, "optimizers: Adam, AdamW")),
+    };
     plan.training = Training {
         learning_rate: Some(settings.number_or("optimizer.lr", 8e-4)?),
         beta1: settings.number_or("optimizer.beta1", 0.9)?,
@@ -280,6 +293,11 @@ pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, Framework
         ..Training::default()
     };
     Ok(ImportedPlan { plan, model, unread: settings.unread() })
+}
+
+/// The error for a value that no plan has.
+fn unknown(setting: &str, value: &str, hint: &str) -> FrameworkError {
+    FrameworkError::Form { reason: format!("`{setting} = \"{value}\"` is not one of ours"), hint: hint.into() }
 }
 
 fn read_model(settings: &mut Settings) -> Result<Option<Model>, FrameworkError> {
@@ -330,7 +348,8 @@ fn read_layout(settings: &mut Settings, ranks: usize, blocks: Option<usize>) -> 
     layout.recompute = match settings.text_or("activation_checkpoint.mode", "selective")?.as_str() {
         "none" => Recompute::None,
         "full" => Recompute::Full,
-        _ => Recompute::AllBut(SELECTIVE),
+        "selective" => Recompute::AllBut(SELECTIVE),
+        other => return Err(unknown("activation_checkpoint.mode", other, "modes: none, selective, full")),
     };
     let schedule = settings.text_or("parallelism.pipeline_parallel_schedule", "1F1B")?;
     let per_stage = settings.size("parallelism.pipeline_parallel_layers_per_stage")?;
@@ -345,10 +364,8 @@ fn read_layout(settings: &mut Settings, ranks: usize, blocks: Option<usize>) -> 
             "1F1B" => Schedule::OneForwardOneBackward,
             "Interleaved1F1B" => Schedule::Interleaved,
             other => {
-                return Err(FrameworkError::Form {
-                    reason: format!("the schedule `{other}` is not one of ours"),
-                    hint: "schedules: 1F1B, Interleaved1F1B, GPipe, ZBVZeroBubble".into(),
-                });
+                let known = "schedules: 1F1B, Interleaved1F1B, GPipe, ZBVZeroBubble";
+                return Err(unknown("parallelism.pipeline_parallel_schedule", other, known));
             }
         };
     }

@@ -26,7 +26,7 @@ impl GraphBuilder {
 
     /// Adds `y = x / √square`.
     pub(crate) fn scale(&mut self, name: &str, x: TensorId, square: usize) -> TensorId {
-        self.elementwise(name, OperatorKind::Scale { square }, &[x])
+        self.elementwise(name, OperatorKind::Scale { times: 1, square }, &[x])
     }
 
     pub(crate) fn multiply(&mut self, name: &str, a: TensorId, b: TensorId) -> TensorId {

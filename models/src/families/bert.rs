@@ -4,6 +4,7 @@
 
 use super::{Check, Family};
 use crate::builder::{AttentionKind, GraphBuilder, GraphOptions, dimension};
+use crate::defaults::is_zero;
 use crate::dropout::DropoutRate;
 use crate::error::ModelError;
 use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
@@ -51,10 +52,6 @@ const EPSILON: Epsilon = Epsilon::new(12);
 const WEIGHTS: Initialisation = Initialisation::Normal(0.02);
 
 const BIASES: Option<Initialisation> = Some(Initialisation::Zeros);
-
-fn is_zero(value: &usize) -> bool {
-    *value == 0
-}
 
 /// BERT is trained with pairs of texts.
 fn token_types() -> usize {

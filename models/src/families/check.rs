@@ -72,20 +72,24 @@ impl Check<'_> {
         Ok(())
     }
 
-    /// Refuses heads whose features do not form pairs, which rotary positions rotate, heads of too
-    /// many features, and a `hidden` that the heads do not divide. `heads` is at least 1.
-    pub(super) fn rotary_head(&self, hidden: usize, heads: usize, head_dimension: Option<usize>) -> Result<(), ModelError> {
-        let features = match head_dimension {
-            Some(features) if features > MOST_HEAD_FEATURES => {
-                return self.refuse(format!("`head_dimension` is {features}"), "it is at most 65,536");
+    /// The features of a head. Refuses heads without features or with too many, and a `hidden` that
+    /// the heads do not divide. `heads` is at least 1.
+    pub(super) fn head_features(&self, hidden: usize, heads: usize, head_dimension: Option<usize>) -> Result<usize, ModelError> {
+        match head_dimension {
+            Some(features) if features == 0 || features > MOST_HEAD_FEATURES => {
+                Err(self.error(format!("`head_dimension` is {features}"), "it is from 1 to 65,536"))
             }
-            Some(features) => features,
-            None if hidden.is_multiple_of(heads) => hidden / heads,
+            Some(features) => Ok(features),
+            None if hidden.is_multiple_of(heads) => Ok(hidden / heads),
             None => {
                 let reason = format!("hidden {hidden} is not a multiple of heads {heads}");
-                return self.refuse(reason, "choose heads that divide hidden, or give `head_dimension`");
+                Err(self.error(reason, "choose heads that divide hidden, or give `head_dimension`"))
             }
-        };
+        }
+    }
+
+    /// Refuses heads whose features do not form pairs, which rotary positions rotate.
+    pub(super) fn pairs_of_features(&self, features: usize) -> Result<(), ModelError> {
         if features == 0 || !features.is_multiple_of(2) {
             return self.refuse(
                 format!("a head has {features} features, which do not form pairs for rotary positions"),

@@ -11,8 +11,9 @@ mod parts;
 
 pub use parts::{CapacityFactor, FeedForward, Mixtures, NormEpsilon, NormKind, ParallelBlock, PositionKind};
 
-use super::{Check, Family, is_false};
+use super::{Check, Family};
 use crate::builder::GraphOptions;
+use crate::defaults::{is_false, is_zero};
 use crate::dropout::DropoutRate;
 use crate::error::ModelError;
 use crate::graph::Graph;
@@ -135,10 +136,6 @@ fn rope_theta() -> usize {
     10_000
 }
 
-fn is_zero(value: &usize) -> bool {
-    *value == 0
-}
-
 impl Decoder {
     /// A decoder of Llama's kind.
     pub fn llama([layers, hidden, heads, ffn, vocab, sequence]: [usize; 6]) -> Self {
@@ -183,7 +180,7 @@ impl Decoder {
     }
 
     /// Features of a head. The sizes are sound.
-    fn head_features(&self) -> usize {
+    pub(crate) fn head_features(&self) -> usize {
         self.head_dimension.unwrap_or(self.hidden / self.heads.max(1))
     }
 
@@ -216,8 +213,10 @@ impl Decoder {
     }
 
     fn validate_positions(&self, check: &Check<'_>) -> Result<(), ModelError> {
-        check.rotary_head(self.hidden, self.heads, self.head_dimension)?;
-        let features = self.head_features();
+        let features = check.head_features(self.hidden, self.heads, self.head_dimension)?;
+        if self.positions == PositionKind::Rotary && self.rotary_dimension.is_none() {
+            check.pairs_of_features(features)?;
+        }
         if let Some(rotated) = self.rotary_dimension
             && (rotated == 0 || rotated > features || !rotated.is_multiple_of(2))
         {

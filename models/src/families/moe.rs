@@ -3,6 +3,7 @@
 use super::decoder::{CapacityFactor, Decoder, Mixtures};
 use super::{Check, Family};
 use crate::builder::GraphOptions;
+use crate::defaults::{is_zero, one};
 use crate::error::ModelError;
 use crate::graph::Graph;
 use crate::optimizer::Optimizer;
@@ -65,14 +66,6 @@ pub struct Moe {
     /// Whether the head shares the embedding's weights.
     #[serde(default)]
     pub tied_embeddings: bool,
-}
-
-fn one() -> usize {
-    1
-}
-
-fn is_zero(value: &usize) -> bool {
-    *value == 0
 }
 
 fn rope_theta() -> usize {

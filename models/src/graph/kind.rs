@@ -131,6 +131,7 @@ pub enum OperatorKind {
     ExpertMatmulInputGradient,
     ExpertMatmulWeightGradient,
     Scale {
+        times: usize,
         square: usize,
     },
     Multiply,

@@ -194,7 +194,7 @@ impl Operator {
             }
             OperatorKind::LstmWeightGradient { initial } => Kernel::LstmWeightGradient(recurrence(initial)),
             OperatorKind::Multiply => Kernel::Multiply { elements: elements() },
-            OperatorKind::Scale { square } => Kernel::Scale { elements: elements(), square },
+            OperatorKind::Scale { times, square } => Kernel::Scale { elements: elements(), times, square },
             OperatorKind::ExpertMatmul => Kernel::ExpertMatmul { experts, rows, columns, contracted },
             OperatorKind::ExpertMatmulInputGradient => Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted },
             OperatorKind::ExpertMatmulWeightGradient => Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted },

@@ -56,7 +56,7 @@ pub(super) struct Rotary {
 impl Rotary {
     /// The features of a head that are rotated. `None`: all.
     pub(super) fn rotated(&self, decoder: &Decoder) -> Result<Option<usize>, ConfigError> {
-        let features = decoder.head_dimension.unwrap_or(decoder.hidden / decoder.heads.max(1));
+        let features = decoder.head_features();
         let rotated = (features as f64 * self.share) as usize;
         if rotated == 0 || !rotated.is_multiple_of(2) {
             let hint = format!("{rotated} of {features} features would be rotated, and they form pairs");
@@ -239,6 +239,52 @@ pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
     Ok(Model::Decoder(Decoder { mixtures: Some(mixtures), ..decoder }))
 }
 
+/// Llama 4 without its images. Its experts have one shared one beside them, and their gates are not
+/// normed.
+pub(super) fn llama4(fields: &mut Fields) -> Result<Model, ConfigError> {
+    silu(fields)?;
+    fields.neutral(&["attn_temperature_tuning", "floor_scale", "attn_scale", "use_qk_norm", "layer_types", "no_rope_layers"]);
+    fields.must_be("router_jitter_noise", &[json!(0.0), json!(0)], "the router adds no noise")?;
+    router(fields)?;
+    let has_bias = fields.flag_or("attention_bias", false)?;
+    let experts = fields.size_or("num_local_experts", 16)?;
+    let top_k = fields.size_or("num_experts_per_tok", 1)?;
+    let every = fields.size_or("interleave_moe_layer_step", 1)?;
+    let dense_ffn = fields.size_or("intermediate_size_mlp", 16_384)?;
+    let full_every = fields.size_or("no_rope_layer_interval", 4)?;
+    let chunk = fields.optional("attention_chunk_size")?;
+    let moe_layers = fields.list("moe_layers")?;
+    let defaults = Defaults {
+        sequence: 131_072,
+        epsilon: 1e-5,
+        kv_heads: Some(8),
+        head_dimension: Some(128),
+        rope_theta: 500_000.0,
+        ..LLAMA
+    };
+    let decoder = common(fields, &defaults)?;
+    let usual: Vec<Value> = (0..decoder.layers).filter(|layer| (layer + 1).is_multiple_of(every)).map(Value::from).collect();
+    if let Some(layers) = moe_layers.filter(|layers| *layers != usual) {
+        return Err(inexpressible("moe_layers", &json!(layers), "every `interleave_moe_layer_step`-th layer is a mixture"));
+    }
+    fields.note("queries and keys of Llama 4 are normed without weights; these norms are left out");
+    fields.note(format!("every layer rotates its queries and keys, and in Llama 4 every {full_every}th does not"));
+    let mixtures =
+        Mixtures { every, shared_ffn: Some(decoder.ffn), unnormalised_gates: true, ..mixtures([experts, top_k, decoder.ffn]) };
+    let decoder = windowed(decoder, chunk);
+    if decoder.window.is_some() {
+        fields.note("attention within chunks of the sequence is planned as a window of their length");
+    }
+    Ok(Model::Decoder(Decoder {
+        ffn: dense_ffn,
+        mixtures: Some(mixtures),
+        qkv_bias: has_bias,
+        attention_output_bias: has_bias,
+        full_attention_every: Some(full_every).filter(|_| decoder.window.is_some()),
+        ..decoder
+    }))
+}
+
 /// Reads what all Gemmas have. Their norms multiply by one more than the weight, which is the same
 /// norm with another initial weight.
 fn gemma_parts(fields: &mut Fields, sequence: usize, kv_heads: Option<usize>) -> Result<Decoder, ConfigError> {
@@ -289,7 +335,7 @@ fn gemma_with_windows(fields: &mut Fields, sequence: usize, every: usize, query_
     let (score_cap, logit_cap) = (cap(score_cap, defaults[0])?, cap(logit_cap, defaults[1])?);
     let scalar = fields.number_or("query_pre_attn_scalar", 256.0)?;
     let decoder = gemma_parts(fields, sequence, Some(4))?;
-    if decoder.head_dimension.map(|features| features as f64) != Some(scalar) {
+    if decoder.head_features() as f64 != scalar {
         fields.note("scores are scaled by a head's features, and not by `query_pre_attn_scalar`");
     }
     let decoder = windowed(decoder, window);

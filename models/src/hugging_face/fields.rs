@@ -69,6 +69,9 @@ pub(super) fn type_hint(name: &str, known: &str) -> String {
                 `key_value_rank` in a model file comes close"
             .into();
     }
+    if name == "llama4" {
+        return "give the object `text_config` of this file as a file of its own: images are not expressible".into();
+    }
     if name == "qwen2_moe" {
         return "the gate of its shared expert is not expressible yet; `family: decoder` with `mixtures` comes close".into();
     }

@@ -87,6 +87,21 @@ pub(super) fn activation<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Act
     deserializer.deserialize_any(Either)
 }
 
+/// Returns the factor of kernels in profiles that have none.
+pub(super) fn one() -> usize {
+    1
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+pub(super) fn is_one(factor: &usize) -> bool {
+    *factor == 1
+}
+
+/// Returns the factor `times / √square` of [`Kernel::Scale`](super::Kernel::Scale).
+pub fn scale_factor(times: usize, square: usize) -> f64 {
+    times as f64 / (square as f64).sqrt()
+}
+
 /// The number that a norm adds to the variance: a power of ten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -118,6 +133,11 @@ impl Smoothing {
     /// The nearest smoothing to a part from 0 to 1.
     pub fn new(part: f32) -> Self {
         Self { millionths: (f64::from(part) * 1e6).round().clamp(0.0, 1e6) as u32 }
+    }
+
+    /// Returns the parts of a target: the label's own beside that of every class, and that.
+    pub fn parts(self, classes: usize) -> [f64; 2] {
+        [1.0 - self.value(), self.value() / classes.max(1) as f64]
     }
 
     /// Returns the part.

@@ -24,7 +24,7 @@ impl Arithmetic {
     /// Counts the products of a graph of one sample, on devices of these kinds of the topology.
     pub(super) fn new(request: &Request<'_>, graph: &Graph, kinds: &[usize]) -> Self {
         let (mut all, mut in_sequence) = (0.0, 0.0);
-        for operator in &differentiate(graph, 1, |name| request.base.training.frozen.match_name(name)).operators {
+        for operator in &differentiate(graph, 1, |name| request.base.training.is_frozen(name)).operators {
             let kernel = operator.kernel(&operator.extents());
             if is_product(&kernel) {
                 all += kernel.flops().value();

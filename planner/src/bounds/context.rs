@@ -118,11 +118,16 @@ impl<'a> Bounds<'a> {
         self.arithmetic.least_time(layout, self.space.global_batch)
     }
 
-    /// Returns the least value of any layout of the space, by its matrix products on all devices.
-    /// Zero where the value of a second depends on the devices in use.
+    /// Returns the least step time of any layout whatever, by its matrix products on all devices.
+    pub(crate) fn least_step(&self) -> Seconds {
+        self.arithmetic.least_time_on(self.request.devices, self.space.global_batch)
+    }
+
+    /// Returns the least value of any layout whatever. Zero where the value of a second depends on
+    /// the devices in use.
     pub(crate) fn least_value(&self) -> f64 {
         match self.request.objective {
-            Objective::Time => self.arithmetic.least_time_on(self.request.devices, self.space.global_batch).value(),
+            Objective::Time | Objective::SlowEnd => self.least_step().value(),
             Objective::Cost | Objective::Energy | Objective::Goodput => 0.0,
         }
     }

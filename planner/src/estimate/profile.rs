@@ -1,7 +1,7 @@
 //! Properties of a model that estimates use: times of its kernels and sizes of its tensors.
 
 use crate::space::Request;
-use foretell_models::{Graph, GraphOptions, Kernel, Operator, Pass, Role, TensorId, differentiate};
+use foretell_models::{Graph, GraphOptions, Kernel, Model, Operator, Pass, Role, TensorId, differentiate};
 use foretell_units::Seconds;
 use std::collections::HashMap;
 
@@ -52,7 +52,7 @@ pub(super) struct ModelProfile {
     pub(super) attention_activations: f64,
     /// Activations of the last block.
     pub(super) last_activations: f64,
-    /// How often a position is sent to experts; 0 without experts.
+    /// How often a position is sent to experts in an average block; 0 without experts.
     pub(super) routed: f64,
     /// Least memory limit of a device, in bytes.
     pub(super) memory_limit: f64,
@@ -60,7 +60,8 @@ pub(super) struct ModelProfile {
 
 impl ModelProfile {
     pub(super) fn new(request: &Request<'_>, graph: &Graph) -> Self {
-        let large = request.model.graph(request.name, &GraphOptions { batch: LARGE_BATCH, ..GraphOptions::ONE });
+        let large =
+            request.base.training.graph(request.model, request.name, &GraphOptions { batch: LARGE_BATCH, ..GraphOptions::ONE });
         let one = KernelTimes::of(request, graph);
         let many = large.map_or_else(|_| one.scaled(LARGE_BATCH as f64), |graph| KernelTimes::of(request, &graph));
         let limits = request.topology.device_kinds().iter().map(|kind| kind.memory.value() * (1.0 - request.headroom));
@@ -71,7 +72,7 @@ impl ModelProfile {
             forward: GrowingTime::through(one.forward, many.forward),
             backward: GrowingTime::through(one.backward, many.backward),
             attention: GrowingTime::through(one.attention, many.attention),
-            routed: if request.model.experts().is_some() { 1.0 } else { 0.0 },
+            routed: routed(request.model),
             memory_limit: limit,
             ..Self::default()
         };
@@ -139,6 +140,13 @@ impl ModelProfile {
     }
 }
 
+/// Returns how often a position is sent to experts in an average block. Slots that stay empty are
+/// sent, too.
+fn routed(model: &Model) -> f64 {
+    let mixtures = model.as_decoder().and_then(|decoder| decoder.mixtures);
+    mixtures.map_or(0.0, |mixtures| mixtures.top_k as f64 * f64::from(mixtures.capacity_factor) / mixtures.every as f64)
+}
+
 /// Seconds of the kernels of a graph.
 #[derive(Clone, Copy, Debug, Default)]
 struct KernelTimes {
@@ -151,7 +159,7 @@ impl KernelTimes {
     fn of(request: &Request<'_>, graph: &Graph) -> Self {
         let mut times = Self::default();
         let mut known: HashMap<Kernel, f64> = HashMap::new();
-        let both = differentiate(graph, 1, |name| request.base.training.frozen.match_name(name));
+        let both = differentiate(graph, 1, |name| request.base.training.is_frozen(name));
         let mut time_of = |operator: &Operator| {
             let kernel = operator.kernel(&operator.extents());
             *known.entry(kernel).or_insert_with(|| {

@@ -3,7 +3,6 @@
 use crate::space::Dimension;
 use foretell_program::Plan;
 use foretell_simulator::Prediction;
-use foretell_units::Seconds;
 use serde::Serialize;
 
 /// A plan that was simulated and fits.
@@ -43,14 +42,22 @@ pub struct Search {
     pub probed: usize,
     /// Whether the search was ended before it had proven its answer.
     pub is_cut_off: bool,
-    /// Values of layout fields that the space leaves out without a proof; `space` says which.
+    /// Values of layout fields that the space leaves out without a proof, as far as they can be
+    /// counted; `space` says which.
     pub heuristic_exclusions: usize,
+    /// Names of the dimensions that `lower_bound_seconds` covers with all their values.
+    pub covers: Vec<String>,
     /// The dimensions of the space.
     pub space: Vec<Dimension>,
     /// Step time of the best layout.
     pub best_seconds: f64,
-    /// Lower bound on the step time of every layout.
+    /// Step time of the best layout that was simulated and leaves no device idle, if there is one.
+    pub all_devices_seconds: Option<f64>,
+    /// Lower bound on the step time of every layout of the space, and of all that were simulated.
     pub lower_bound_seconds: f64,
+    /// Lower bound on the step time of every layout that a plan file can say: the time of the
+    /// matrix products alone, on all devices at their best rate.
+    pub bound_of_any_layout_seconds: f64,
     /// `best_seconds` over `lower_bound_seconds`, less one.
     pub gap: f64,
     /// Duration of the search. Zero here; the caller has the clock.
@@ -71,15 +78,22 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Joins two searches for the least time, for example with different number formats: the
-    /// fastest `top` candidates of both.
+    /// Joins two searches for the least time, for example with different number formats: the first
+    /// candidate of the faster search, and then the fastest of both, `top` in all.
+    ///
+    /// A search may prefer a simple layout to faster ones, so its first candidate stays before
+    /// them.
     #[must_use]
-    pub fn merged(mut self, other: Self, top: usize) -> Self {
+    pub fn merged(mut self, mut other: Self, top: usize) -> Self {
+        if other.value < self.value || self.candidates.is_empty() {
+            std::mem::swap(&mut self, &mut other);
+        }
         self.candidates.extend(other.candidates);
-        let step = |candidate: &Candidate| -> Seconds { candidate.prediction.step_seconds };
-        self.candidates.sort_by(|a, b| step(a).value().total_cmp(&step(b).value()));
+        let step = |candidate: &Candidate| candidate.prediction.step_seconds.value();
+        if let Some((_, rest)) = self.candidates.split_first_mut() {
+            rest.sort_by(|a, b| step(a).total_cmp(&step(b)));
+        }
         self.candidates.truncate(top.max(1));
-        self.value = self.value.min(other.value);
         self.search.add(&other.search);
         self
     }
@@ -90,6 +104,7 @@ impl Planned {
     pub fn cut_off(mut self) -> Self {
         self.search.is_cut_off = true;
         (self.search.lower_bound_seconds, self.search.gap) = (0.0, f64::INFINITY);
+        self.search.bound_of_any_layout_seconds = 0.0;
         self
     }
 
@@ -119,7 +134,10 @@ impl Search {
         self.probed += other.probed;
         self.is_cut_off |= other.is_cut_off;
         self.best_seconds = self.best_seconds.min(other.best_seconds);
+        let both = self.all_devices_seconds.into_iter().chain(other.all_devices_seconds);
+        self.all_devices_seconds = both.reduce(f64::min);
         self.lower_bound_seconds = self.lower_bound_seconds.min(other.lower_bound_seconds);
+        self.bound_of_any_layout_seconds = self.bound_of_any_layout_seconds.min(other.bound_of_any_layout_seconds);
         self.gap =
             if self.lower_bound_seconds > 0.0 { self.best_seconds / self.lower_bound_seconds - 1.0 } else { f64::INFINITY };
     }

@@ -8,8 +8,8 @@
 //!
 //! Nothing is settled here: each family stays in the queue, if it is in there.
 
-use super::queue::{LayoutIndex, QueuedLayout};
-use super::records::{Manner, manner};
+use super::queue::{LayoutIndex, PROBED, QueuedLayout};
+use super::records::{Known, Manner, manner};
 use super::searcher::Searcher;
 use super::simulation::{Outcome, Simulations, most};
 use crate::bounds::{Bound, Bounded};
@@ -17,7 +17,7 @@ use crate::error::PlannerError;
 use crate::space::Family;
 use foretell_program::Layout;
 use rayon::prelude::*;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 /// Families that are opened in each round, after those of the first.
 const ROUNDS: [usize; 4] = [4, 6, 6, 6];
@@ -40,15 +40,13 @@ const WORTH_OPENING: f64 = 1.05;
 const SIMULATED_BY_BOUND: usize = 2;
 const SIMULATED_BY_ESTIMATE: usize = 4;
 
-/// How much better than the best answer a layout must seem to be simulated.
-const LEAST_GAIN: f64 = 0.995;
+/// How far below the best answer the bound of a layout must lie for it to be simulated early. The
+/// queue comes to the others in the order of their bounds.
+const LEAST_GAIN: f64 = 0.95;
 
-/// Layouts that are simulated at once.
+/// Layouts that are simulated at once. A first answer with a bound is alone: it saves the simulation
+/// of most others, or stops them early.
 const AT_ONCE: usize = 2;
-
-/// The family of layouts that are simulated for a first answer. No family of the space has this
-/// number.
-const PROBED: usize = usize::MAX;
 
 /// A layout that may be a good answer.
 struct Promising {
@@ -79,10 +77,13 @@ pub(super) struct Ranked {
 }
 
 impl Searcher<'_> {
-    /// Ranks the families that may fit by their estimates.
+    /// Ranks the families that may fit by their estimates, as far as the time allows.
     pub(super) fn ranked(&self, families: &[Family]) -> Ranked {
         let bounds = &self.bounds;
         let estimated = |(place, family): (usize, &Family)| {
+            if self.is_over() {
+                return None;
+            }
             let estimate = bounds.estimates.of(family)?;
             let value = estimate.time.value() * bounds.value_per_second(&family.layout);
             Some((!bounds.estimates.may_fit(&estimate), value, place))
@@ -113,9 +114,9 @@ impl Searcher<'_> {
     /// [`PlannerError`] if a layout cannot be simulated.
     pub(super) fn probe(&mut self, mut ranked: Ranked) -> Result<(), PlannerError> {
         let mut left: Vec<Promising> = Vec::new();
-        let mut tried: BTreeSet<String> = BTreeSet::new();
+        let mut tried: HashSet<Layout> = HashSet::new();
         for count in ROUNDS {
-            if self.has_answer() && self.is_over() {
+            if self.is_over() {
                 return Ok(());
             }
             let batch = self.next_families(&mut ranked, count);
@@ -164,7 +165,7 @@ impl Searcher<'_> {
     fn open(&self, chosen: &Chosen) -> Vec<Promising> {
         let Chosen { value: value_of_family, estimate, ref family } = *chosen;
         let (bounds, micro_batches) = (&self.bounds, family.micro_batches);
-        if self.has_answer() && self.is_over() {
+        if self.is_over() {
             return Vec::new();
         }
         let is_bounded = bounds.has_cheap_bounds(&family.layout);
@@ -184,13 +185,7 @@ impl Searcher<'_> {
         };
         let mut found = Vec::new();
         for layout in bounds.variants(family) {
-            let (bounded, layout) = bounds.layout_refitted(layout, micro_batches);
-            let smaller = match bounded {
-                Ok(Bound { time: None, memory: needed }) if layout.offload.is_none() => {
-                    self.smaller_layouts(&layout, micro_batches, needed)
-                }
-                _ => Vec::new(),
-            };
+            let (bounded, layout, smaller) = self.bounded_with_forms(layout, micro_batches);
             found.extend(std::iter::once((bounded, layout)).chain(smaller).filter_map(with_value));
         }
         found
@@ -198,16 +193,13 @@ impl Searcher<'_> {
 
     /// Simulates the layouts of `left` with the least values, until some fit and none that is left
     /// seems better.
-    fn simulate_best(&mut self, left: &mut Vec<Promising>, tried: &mut BTreeSet<String>) -> Result<(), PlannerError> {
+    fn simulate_best(&mut self, left: &mut Vec<Promising>, tried: &mut HashSet<Layout>) -> Result<(), PlannerError> {
         let (mut simulated, mut compiled) = (0, 0);
         left.sort_by(|a, b| b.turn.cmp(&a.turn).then(b.value.total_cmp(&a.value)));
         let is_bounded = left.iter().all(|one| one.is_bounded);
         let most = if is_bounded { SIMULATED_BY_BOUND } else { SIMULATED_BY_ESTIMATE };
-        while simulated < most && compiled < MOST_COMPILED && !left.is_empty() && !(self.has_answer() && self.is_over()) {
-            let best = self.incumbents.best().unwrap_or(f64::INFINITY);
-            // Estimates may be far off: only bounds rule out.
-            let may_win = |one: &Promising| !one.is_bounded || one.value < best * LEAST_GAIN;
-            let round: Vec<Promising> = (0..AT_ONCE).filter_map(|_| left.pop()).filter(may_win).collect();
+        while simulated < most && compiled < MOST_COMPILED && !left.is_empty() && !self.is_over() {
+            let round = self.next_promising(left, tried, &mut simulated);
             if round.is_empty() {
                 break;
             }
@@ -220,8 +212,10 @@ impl Searcher<'_> {
             let simulations = Simulations { bounds: &self.bounds, incumbents: &self.incumbents };
             let outcomes = queued.par_iter().map(|one| simulations.first(one)).collect::<Result<Vec<_>, PlannerError>>()?;
             for (one, outcome) in round.into_iter().zip(outcomes) {
-                match outcome.outcome {
-                    Some(Outcome::Simulated(mut incumbent)) => {
+                let Some(outcome) = outcome.outcome else { continue };
+                self.known.note(&one.layout, &outcome);
+                match outcome {
+                    Outcome::Simulated(mut incumbent) => {
                         incumbent.index = LayoutIndex { family: PROBED, variant: self.search.probed };
                         self.search.probed += 1;
                         simulated += 1;
@@ -230,9 +224,9 @@ impl Searcher<'_> {
                         *known = known.min(correction);
                         self.incumbents.list.push(*incumbent);
                     }
-                    Some(Outcome::OutOfMemory(held)) => left.extend(self.smaller_forms(&one, &held, tried)),
-                    Some(Outcome::Stopped(_)) => simulated += 1,
-                    _ => {}
+                    Outcome::OutOfMemory(held) => left.extend(self.smaller_forms(&one, &held, tried)),
+                    Outcome::Stopped(_) => simulated += 1,
+                    Outcome::Indivisible(_) | Outcome::OutOfHostMemory => {}
                 }
             }
             self.incumbents.sort();
@@ -241,9 +235,32 @@ impl Searcher<'_> {
         Ok(())
     }
 
+    /// Takes the next layouts to simulate from the end of `left`. Layouts that were simulated
+    /// before count as `simulated` now.
+    fn next_promising(&self, left: &mut Vec<Promising>, tried: &mut HashSet<Layout>, simulated: &mut usize) -> Vec<Promising> {
+        let best = self.incumbents.best().unwrap_or(f64::INFINITY);
+        let is_sure = left.last().is_some_and(|one| one.is_bounded);
+        let at_once = if self.incumbents.is_empty() && is_sure { 1 } else { AT_ONCE };
+        let mut round = Vec::new();
+        while round.len() < at_once
+            && let Some(one) = left.pop()
+        {
+            // Estimates may be far off: only bounds rule out.
+            if one.is_bounded && one.value >= best * LEAST_GAIN {
+                continue;
+            }
+            match self.known.get(&one.layout) {
+                None => round.push(one),
+                Some(Known::Simulated | Known::AtLeast(_)) => *simulated += 1,
+                Some(Known::TooLarge(held)) => left.extend(self.smaller_forms(&one, held, tried)),
+            }
+        }
+        round
+    }
+
     /// Returns the forms of a layout that may fit, which holds so many weighted bytes in its
     /// stages, unless they were returned before.
-    fn smaller_forms(&self, one: &Promising, held: &[f64], tried: &mut BTreeSet<String>) -> Vec<Promising> {
+    fn smaller_forms(&self, one: &Promising, held: &[f64], tried: &mut HashSet<Layout>) -> Vec<Promising> {
         let bounded = if one.layout.offload.is_none() {
             self.smaller_layouts(&one.layout, one.micro_batches, most(held))
         } else {
@@ -254,7 +271,7 @@ impl Searcher<'_> {
             let value = (time.value() * self.bounds.value_per_second(&layout)).max(one.value);
             Some(Promising { value, layout, ..*one })
         };
-        let is_new = |promising: &Promising| tried.insert(format!("{:?}", promising.layout));
+        let is_new = |promising: &Promising| tried.insert(promising.layout.clone());
         bounded.into_iter().filter_map(may_fit).filter(is_new).collect()
     }
 

@@ -56,6 +56,20 @@ impl<'a> Incumbents<'a> {
         self.list.sort_by(|a, b| a.value.total_cmp(&b.value).then(a.index.cmp(&b.index)));
     }
 
+    /// Returns `true` if a layout is an incumbent.
+    pub(super) fn contains(&self, layout: &Layout) -> bool {
+        self.list.iter().any(|incumbent| incumbent.plan.layout == *layout)
+    }
+
+    /// Gives an incumbent its place in the space, if it was found before its turn: its family's
+    /// number is then at least `found_early`.
+    pub(super) fn rename(&mut self, layout: &Layout, found_early: usize, index: LayoutIndex) {
+        let is_it = |incumbent: &&mut Incumbent| incumbent.index.family >= found_early && incumbent.plan.layout == *layout;
+        if let Some(incumbent) = self.list.iter_mut().find(is_it) {
+            incumbent.index = index;
+        }
+    }
+
     /// Moves an incumbent to the front, before better ones: it is preferred to them.
     pub(super) fn prefer(&mut self, index: LayoutIndex) {
         if let Some(place) = self.list.iter().position(|incumbent| incumbent.index == index) {
@@ -75,6 +89,15 @@ impl<'a> Incumbents<'a> {
         beside.into_iter().chain(self.best()).chain(self.request.must_beat).reduce(f64::min)
     }
 
+    /// Returns the value that a layout must beat to be returned. `None` while there are fewer
+    /// layouts than are to be returned.
+    pub(super) fn value_to_be_returned(&self, beside: Option<f64>) -> Option<f64> {
+        match self.request.top {
+            0 | 1 => self.value_to_beat(beside),
+            _ => self.worst_returned().into_iter().chain(self.request.must_beat).reduce(f64::min),
+        }
+    }
+
     /// Returns `true` if nothing with this bound or a greater one has to be looked at any more.
     pub(super) fn settles(&self, bound: f64) -> bool {
         let has_answer = !self.is_empty() || self.request.must_beat.is_some();
@@ -86,8 +109,13 @@ impl<'a> Incumbents<'a> {
         if self.request.must_beat.is_some_and(|value| self.would_settle(bound, value, value)) {
             return true;
         }
-        let Some(worst) = self.list.get(self.request.top.max(1) - 1) else { return false };
-        self.would_settle(bound, self.list[0].value, worst.value)
+        let Some(worst) = self.worst_returned() else { return false };
+        self.would_settle(bound, self.list[0].value, worst)
+    }
+
+    /// Returns the value of the worst incumbent to return, if there are as many as are asked for.
+    pub(super) fn worst_returned(&self) -> Option<f64> {
+        self.list.get(self.request.top.max(1) - 1).map(|worst| worst.value)
     }
 
     /// Returns `true` if nothing with this bound or a greater one had to be looked at if `best` and

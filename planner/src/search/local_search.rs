@@ -3,7 +3,8 @@
 
 use super::incumbents::Incumbent;
 use super::neighbours::{neighbours, simpler};
-use super::queue::{LayoutIndex, QueuedLayout};
+use super::queue::{LayoutIndex, NEIGHBOURS, QueuedLayout};
+use super::records::Known;
 use super::searcher::Searcher;
 use super::simulation::{Outcome, Simulations};
 use crate::bounds::Bound;
@@ -22,9 +23,6 @@ const AT_ONCE: usize = 4;
 
 /// Share of the value by which a neighbour must be better. Less is not worth the odd choice.
 const LEAST_GAIN: f64 = 1e-3;
-
-/// Families of layouts that the local search simulates. No family of the space has this number.
-pub(super) const NEIGHBOURS: usize = usize::MAX - 1;
 
 impl Searcher<'_> {
     /// Replaces the best incumbent by better neighbours, as long as there are any, and then by
@@ -48,12 +46,16 @@ impl Searcher<'_> {
         }
         let margin = self.request.simplicity_margin;
         let Some((best, _)) = self.best() else { return Ok(()) };
+        let mut preferred = None;
         while margin > 0.0 && !self.is_over() {
             let Some((_, layout)) = self.best() else { break };
             let simple = simpler(&self.bounds, &layout);
             let found = self.simulate_close(simple, &layout, best * (1.0 + margin), margin)?;
-            let Some(index) = found.first().copied() else { break };
-            self.incumbents.prefer(index);
+            preferred = found.first().copied().or(preferred);
+            preferred.iter().for_each(|index| self.incumbents.prefer(*index));
+            if found.is_empty() {
+                break;
+            }
         }
         Ok(())
     }
@@ -69,14 +71,28 @@ impl Searcher<'_> {
     /// the same. It may be worse by the share `margin`.
     fn simulate_close(
         &mut self,
-        close: Vec<Layout>,
+        mut close: Vec<Layout>,
         layout: &Layout,
         to_beat: f64,
         margin: f64,
     ) -> Result<Vec<LayoutIndex>, PlannerError> {
+        // Those before the first that is known to be good enough are simpler.
+        let known = if margin > 0.0 { self.first_known(&close, to_beat) } else { None };
+        close.truncate(known.map_or(close.len(), |(place, _)| place));
         let own = self.value_of_bound(layout).unwrap_or(0.0);
-        let bounded =
-            close.into_par_iter().filter(|_| !self.is_over()).filter_map(|layout| Some((self.value_of_bound(&layout)?, layout)));
+        let is_open = |layout: &Layout| match self.known.get(layout) {
+            None => true,
+            // It was stopped because it was no better than the best.
+            Some(Known::AtLeast(at_least)) => margin > 0.0 && *at_least <= to_beat,
+            // A neighbour that is no better is no incumbent, but may be simpler and good enough.
+            Some(Known::Simulated) => margin > 0.0 && !self.incumbents.contains(layout),
+            Some(Known::TooLarge(_)) => false,
+        };
+        let bounded = close
+            .into_par_iter()
+            .filter(is_open)
+            .filter(|_| !self.is_over())
+            .filter_map(|layout| Some((self.value_of_bound(&layout)?, layout)));
         let mut bounded: Vec<(f64, Layout)> = bounded.collect();
         bounded.retain(|(bound, _)| *bound <= (own * (1.0 + margin) * (1.0 + LEAST_GAIN)).min(to_beat));
         if margin == 0.0 {
@@ -95,8 +111,11 @@ impl Searcher<'_> {
                 let queued = QueuedLayout { bound: *bound, index, layout: layout.clone(), is_stopped: margin > 0.0 };
                 simulations.first(&[queued])
             });
-            for outcome in simulated.collect::<Result<Vec<_>, PlannerError>>()? {
-                let Some(Outcome::Simulated(incumbent)) = outcome.outcome else { continue };
+            let simulated = simulated.collect::<Result<Vec<_>, PlannerError>>()?;
+            for (outcome, (_, layout)) in simulated.into_iter().zip(group) {
+                let Some(outcome) = outcome.outcome else { continue };
+                self.known.note(layout, &outcome);
+                let Outcome::Simulated(incumbent) = outcome else { continue };
                 let index = LayoutIndex { family: NEIGHBOURS, variant: self.search.probed };
                 self.search.probed += 1;
                 if incumbent.value <= to_beat {
@@ -109,10 +128,21 @@ impl Searcher<'_> {
                 break;
             }
         }
-        if margin == 0.0 {
-            self.incumbents.sort();
+        self.incumbents.sort();
+        if found.is_empty() {
+            found.extend(known.map(|(_, index)| index));
         }
         Ok(found)
+    }
+
+    /// Returns the first of some layouts that is an incumbent of at most this value: its place
+    /// among them and its index.
+    fn first_known(&self, close: &[Layout], to_beat: f64) -> Option<(usize, LayoutIndex)> {
+        let index_of = |layout: &Layout| {
+            let is_it = |incumbent: &&Incumbent| incumbent.value <= to_beat && incumbent.plan.layout == *layout;
+            self.incumbents.list.iter().find(is_it).map(|incumbent| incumbent.index)
+        };
+        close.iter().enumerate().find_map(|(place, layout)| Some((place, index_of(layout)?)))
     }
 
     /// Returns the bound on a layout's value, or zero if it would cost as much as a simulation.

@@ -3,6 +3,13 @@
 use crate::space::Family;
 use foretell_program::Layout;
 
+/// The family of layouts that are simulated for a first answer. No family of the space has this
+/// number, nor the next one.
+pub(super) const PROBED: usize = usize::MAX;
+
+/// The family of layouts that the local search simulates.
+pub(super) const NEIGHBOURS: usize = usize::MAX - 1;
+
 /// A layout's place in the space: its family, and its number among the family's variants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct LayoutIndex {
@@ -18,6 +25,8 @@ pub(super) struct QueueEntry {
     pub(super) bound: f64,
     /// Index of its first layout.
     pub(super) index: LayoutIndex,
+    /// How many layouts of the space it stands for.
+    pub(super) layouts: usize,
     pub(super) content: QueueContent,
 }
 
@@ -87,8 +96,9 @@ impl Ord for QueueEntry {
     }
 }
 
-/// Groups layouts that share a Program. Layouts of one family must be neighbours.
-pub(super) fn grouped_by_program(layouts: Vec<QueuedLayout>) -> Vec<QueueEntry> {
+/// Groups layouts that share a Program. Layouts of one family must be neighbours. A layout stands
+/// for `forms(layout)` layouts of the space.
+pub(super) fn grouped_by_program(layouts: Vec<QueuedLayout>, forms: impl Fn(&Layout) -> usize) -> Vec<QueueEntry> {
     let mut groups: Vec<Vec<QueuedLayout>> = Vec::new();
     for layout in layouts {
         let mut of_family = groups.iter_mut().rev().take_while(|group| group[0].index.family == layout.index.family);
@@ -99,7 +109,8 @@ pub(super) fn grouped_by_program(layouts: Vec<QueuedLayout>) -> Vec<QueueEntry> 
     }
     let entry = |mut group: Vec<QueuedLayout>| {
         group.sort_by(|a, b| a.bound.total_cmp(&b.bound).then(a.index.cmp(&b.index)));
-        QueueEntry { bound: group[0].bound, index: group[0].index, content: QueueContent::Layouts(group) }
+        let layouts = group.iter().map(|queued| forms(&queued.layout)).sum();
+        QueueEntry { bound: group[0].bound, index: group[0].index, layouts, content: QueueContent::Layouts(group) }
     };
     groups.into_iter().map(entry).collect()
 }

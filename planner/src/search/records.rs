@@ -1,8 +1,9 @@
-//! Records about layouts that do not fit, and about estimates that were off.
+//! Records about layouts that were simulated or do not fit, and about estimates that were off.
 
 use super::queue::LayoutIndex;
+use super::simulation::Outcome;
 use foretell_program::{Layout, Offload};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// A family, and one variant of it; `None` means all its variants.
 pub(super) type Place = (usize, Option<usize>);
@@ -25,6 +26,43 @@ pub(super) type Corrections = BTreeMap<Manner, f64>;
 /// Returns the manner of a layout.
 pub(super) fn manner(layout: &Layout) -> Manner {
     (layout.tensor * layout.context > 1, layout.pipeline > 1)
+}
+
+/// What is known of a layout that was simulated, or that was found too large on the way there.
+#[derive(Clone, Debug)]
+pub(super) enum Known {
+    /// It was simulated to its end. It is an incumbent, unless another search has a better one.
+    Simulated,
+    /// Its value is at least this.
+    AtLeast(f64),
+    /// It does not fit. Contains the weighted bytes of each stage.
+    TooLarge(Vec<f64>),
+}
+
+/// What is known of layouts, so that none is compiled and simulated twice.
+#[derive(Default)]
+pub(super) struct KnownLayouts(HashMap<Layout, Known>);
+
+impl KnownLayouts {
+    /// Notes what came of a layout.
+    pub(super) fn note(&mut self, layout: &Layout, outcome: &Outcome) {
+        let known = match outcome {
+            Outcome::Simulated(_) => Known::Simulated,
+            Outcome::Stopped(at_least) => Known::AtLeast(*at_least),
+            Outcome::OutOfMemory(held) => Known::TooLarge(held.clone()),
+            Outcome::Indivisible(_) | Outcome::OutOfHostMemory => return,
+        };
+        self.0.insert(layout.clone(), known);
+    }
+
+    /// Notes that a layout that was simulated does not fit after all.
+    pub(super) fn refuse(&mut self, layout: &Layout, held: Vec<f64>) {
+        self.0.insert(layout.clone(), Known::TooLarge(held));
+    }
+
+    pub(super) fn get(&self, layout: &Layout) -> Option<&Known> {
+        self.0.get(layout)
+    }
 }
 
 impl OffloadedTooLarge {

@@ -1,11 +1,12 @@
 //! The answer that a finished search gives.
 
 use super::answer::{Candidate, Planned};
-use super::incumbents::PredictedStep;
-use super::local_search::NEIGHBOURS;
+use super::incumbents::{Incumbent, PredictedStep};
+use super::queue::NEIGHBOURS;
 use super::searcher::Searcher;
 use super::simulation::{most, predicted_step, weighted};
 use crate::error::{PlannerError, USUAL_HINT};
+use crate::space::{Objective, world_size};
 use foretell_program::{Plan, Recompute};
 use foretell_simulator::{MemoryUse, memory_use};
 use foretell_units::Bytes;
@@ -38,6 +39,7 @@ impl Searcher<'_> {
             self.incumbents.list[place].predicted = Some(predicted);
         }
         let too_large = self.incumbents.list.remove(places[which]);
+        self.known.refuse(&too_large.plan.layout, held.clone());
         if too_large.index.family >= NEIGHBOURS {
             // It was not counted, and its family is in the queue or out of the space.
             return Ok(None);
@@ -66,6 +68,14 @@ impl Searcher<'_> {
         // Without candidates the best is the other search's value. That is a time wherever the
         // caller compares searches by time.
         self.search.best_seconds = candidates.first().map_or(best, |best| best.prediction.step_seconds.value());
+        let uses_all = |incumbent: &&Incumbent| world_size(&incumbent.plan.layout) >= self.request.devices;
+        let on_all = self.incumbents.list.iter().filter(uses_all);
+        let step = |incumbent: &Incumbent| incumbent.value / self.bounds.value_per_second(&incumbent.plan.layout);
+        self.search.all_devices_seconds = match self.request.objective {
+            // The energy of a step does not tell its time.
+            Objective::Energy => None,
+            _ => on_all.map(step).reduce(f64::min),
+        };
         // The bound is a value; as a share of the best value it gives a time.
         // A preferred simpler layout may be slower than others that are known.
         let known = self.incumbents.list.iter().map(|incumbent| incumbent.value);
@@ -73,7 +83,10 @@ impl Searcher<'_> {
         self.search.lower_bound_seconds = self.search.best_seconds * share;
         self.search.gap = if share > 0.0 { 1.0 / share - 1.0 } else { f64::INFINITY };
         self.search.space = self.bounds.space.statement();
-        self.search.heuristic_exclusions = self.search.space.iter().map(|dimension| dimension.left_out).sum();
+        self.search.heuristic_exclusions = self.search.space.iter().filter_map(|dimension| dimension.left_out).sum();
+        let covered = self.search.space.iter().filter(|dimension| dimension.is_covered());
+        self.search.covers = covered.map(|dimension| dimension.name.clone()).collect();
+        self.search.bound_of_any_layout_seconds = self.bounds.least_step().value();
         Planned { candidates, value: best, search: self.search }
     }
 }

@@ -2,14 +2,14 @@
 
 use super::answer::{Planned, Search};
 use super::incumbents::Incumbents;
-use super::queue::{LayoutIndex, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
-use super::records::{Corrections, OffloadedTooLarge, Refits};
+use super::queue::{LayoutIndex, NEIGHBOURS, QueueContent, QueueEntry, QueuedLayout, grouped_by_program};
+use super::records::{Corrections, Known, KnownLayouts, OffloadedTooLarge, Refits};
 use super::refusal::nothing_found;
 use super::simulation::{FirstOutcome, Outcome, Simulations};
 use crate::bounds::{Bound, Bounded, Bounds, Excluded};
 use crate::error::PlannerError;
 use crate::operator_sharding::with_sharded_operators;
-use crate::space::{Family, Request};
+use crate::space::{Family, Progress, Request};
 use foretell_program::Layout;
 use foretell_units::Bytes;
 use rayon::prelude::*;
@@ -37,6 +37,7 @@ pub(super) struct Searcher<'a> {
     pub(super) refits: Refits,
     queue: BinaryHeap<Reverse<QueueEntry>>,
     pub(super) corrections: Corrections,
+    pub(super) known: KnownLayouts,
     /// Bound on the value of every layout, if the search ended before they were listed.
     bound_of_unlisted: Option<f64>,
     /// Least memory of a layout that does not fit.
@@ -56,6 +57,7 @@ impl<'a> Searcher<'a> {
             refits: Refits::default(),
             queue: BinaryHeap::new(),
             corrections: Corrections::default(),
+            known: KnownLayouts::default(),
             bound_of_unlisted: None,
             least_needed: None,
             refusal: None,
@@ -63,7 +65,7 @@ impl<'a> Searcher<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<Planned, PlannerError> {
-        let usual = self.ranked(&self.bounds.space.usual_families());
+        let usual = self.ranked(&self.bounds.space.usual_families(&|| self.is_over()));
         self.probe(usual)?;
         self.fill_queue()?;
         let (predicted, left) = loop {
@@ -90,7 +92,7 @@ impl<'a> Searcher<'a> {
                 break (predicted, left);
             }
         };
-        self.search.bounded_out += self.queue.iter().map(|Reverse(entry)| self.layouts_of(entry)).sum::<usize>();
+        self.search.bounded_out += self.queue.iter().map(|Reverse(entry)| entry.layouts).sum::<usize>();
         self.search.stopped = self.queue.iter().map(|Reverse(entry)| entry.stopped()).sum();
         Ok(self.answer(predicted, left))
     }
@@ -102,6 +104,10 @@ impl<'a> Searcher<'a> {
             if !self.has_answer() && self.is_over() {
                 return Err(self.out_of_time());
             }
+            if let Some(best) = self.incumbents.best() {
+                let bound = next.bound.min(best);
+                (self.request.watch)(Progress { best, bound, simulated: self.search.simulated + self.search.probed });
+            }
             if self.incumbents.settles(next.bound) {
                 return Ok(Some(next.bound));
             }
@@ -112,15 +118,6 @@ impl<'a> Searcher<'a> {
             }
         }
         Ok(None)
-    }
-
-    fn layouts_of(&self, entry: &QueueEntry) -> usize {
-        match &entry.content {
-            QueueContent::UnboundedFamily(family) | QueueContent::Family(family) => {
-                self.bounds.space.variants(family).len() * self.bounds.forms(&family.layout)
-            }
-            QueueContent::Layouts(layouts) => layouts.iter().map(|layout| self.bounds.forms(&layout.layout)).sum(),
-        }
     }
 
     /// Returns `true` if the search has to end: with what it has, or without an answer.
@@ -135,22 +132,25 @@ impl<'a> Searcher<'a> {
     /// Queues every family of the space with its arithmetic bound, and counts the layouts.
     /// Simulates those that the estimates rank first.
     fn fill_queue(&mut self) -> Result<(), PlannerError> {
-        if self.has_answer() && self.is_over() {
-            self.bound_of_unlisted = Some(self.bounds.least_value());
-            return Ok(());
-        }
-        let families = with_sharded_operators(self.request, self.bounds.space.families(), &|| self.is_over());
+        let listed = if self.is_over() { None } else { self.bounds.space.families_until(&|| self.is_over()) };
+        let Some(families) = listed else { return self.leave_unlisted() };
+        let families = with_sharded_operators(self.request, families, &|| self.is_over());
         let ranked = self.ranked(&families);
         self.probe(ranked)?;
         let (bounds, space) = (&self.bounds, &self.bounds.space);
         let entry = |(number, family): (usize, Family)| {
+            if self.is_over() {
+                return None;
+            }
             let variants = space.variants(&family).len();
             let (duplicates, forms) = (space.duplicates(&family, variants), bounds.forms(&family.layout));
             let bound = bounds.arithmetic_time(&family.layout).value() * bounds.value_per_second(&family.layout);
             let content = QueueContent::UnboundedFamily(Box::new(family));
-            (QueueEntry { bound, index: LayoutIndex { family: number, variant: 0 }, content }, variants, duplicates, forms)
+            let (index, layouts) = (LayoutIndex { family: number, variant: 0 }, variants * forms);
+            Some((QueueEntry { bound, index, layouts, content }, variants, duplicates, forms))
         };
-        let entries: Vec<_> = families.into_par_iter().enumerate().map(entry).collect();
+        let entries: Option<Vec<_>> = families.into_par_iter().enumerate().map(entry).collect();
+        let Some(entries) = entries else { return self.leave_unlisted() };
         for (entry, variants, duplicates, forms) in entries {
             self.search.layouts += (variants + duplicates) * forms;
             self.incumbents.layouts_of_space += variants + duplicates;
@@ -158,6 +158,12 @@ impl<'a> Searcher<'a> {
             self.queue.push(Reverse(entry));
         }
         Ok(())
+    }
+
+    /// Ends the listing of the space before its time: a bound on every layout stands for it.
+    fn leave_unlisted(&mut self) -> Result<(), PlannerError> {
+        self.bound_of_unlisted = Some(self.bounds.least_value());
+        if self.has_answer() { Ok(()) } else { Err(self.out_of_time()) }
     }
 
     /// Bounds the families at the head of the queue by all their variants.
@@ -169,12 +175,12 @@ impl<'a> Searcher<'a> {
             && let Some(Reverse(entry)) = self.queue.pop()
             && let QueueContent::UnboundedFamily(family) = entry.content
         {
-            families.push((entry.bound, entry.index.family, family));
+            families.push((entry.bound, entry.index.family, entry.layouts, family));
         }
         // `Err` with the family if the search ended meanwhile.
-        let bounded = families.into_par_iter().map(|(arithmetic, number, family)| {
+        let bounded = families.into_par_iter().map(|(arithmetic, number, layouts, family)| {
             if self.is_over() {
-                return Err((arithmetic, number, family));
+                return Err((arithmetic, number, layouts, family));
             }
             let bounded = self.bounds.family(&family);
             let smaller = match bounded {
@@ -188,17 +194,19 @@ impl<'a> Searcher<'a> {
         for bounded in bounded {
             let (arithmetic, number, family, variants, bounded, smaller) = match bounded {
                 Ok(bounded) => bounded,
-                Err((bound, number, family)) => {
+                Err((bound, number, layouts, family)) => {
                     let index = LayoutIndex { family: number, variant: 0 };
-                    self.queue.push(Reverse(QueueEntry { bound, index, content: QueueContent::UnboundedFamily(family) }));
+                    let content = QueueContent::UnboundedFamily(family);
+                    self.queue.push(Reverse(QueueEntry { bound, index, layouts, content }));
                     continue;
                 }
             };
             for (bounded, family) in std::iter::once((bounded, family)).chain(smaller) {
                 if let Some(bound) = self.admit((number, None), bounded, &family.layout, variants) {
                     let index = LayoutIndex { family: number, variant: 0 };
+                    let layouts = variants * self.bounds.forms(&family.layout);
                     let content = QueueContent::Family(Box::new(family));
-                    self.queue.push(Reverse(QueueEntry { bound: bound.max(arithmetic), index, content }));
+                    self.queue.push(Reverse(QueueEntry { bound: bound.max(arithmetic), index, layouts, content }));
                 }
             }
         }
@@ -243,13 +251,7 @@ impl<'a> Searcher<'a> {
                 // The layout has the bound of its family.
                 return (of_family, index, layout, micro_batches, None, Vec::new());
             }
-            let (bounded, layout) = self.bounds.layout_refitted(layout, micro_batches);
-            let smaller = match bounded {
-                Ok(Bound { time: None, memory: needed }) if layout.offload.is_none() => {
-                    self.smaller_layouts(&layout, micro_batches, needed)
-                }
-                _ => Vec::new(),
-            };
+            let (bounded, layout, smaller) = self.bounded_with_forms(layout, micro_batches);
             (of_family, index, layout, micro_batches, Some(bounded), smaller)
         });
         let bounded: Vec<_> = bounded.collect();
@@ -273,7 +275,8 @@ impl<'a> Searcher<'a> {
 
     /// Queues layouts, those with the same Program together.
     pub(super) fn push_layouts(&mut self, layouts: Vec<QueuedLayout>) {
-        self.queue.extend(grouped_by_program(layouts).into_iter().map(Reverse));
+        let groups = grouped_by_program(layouts, |layout| self.bounds.forms(layout));
+        self.queue.extend(groups.into_iter().map(Reverse));
     }
 
     /// Takes the groups of layouts with the least bounds from the queue. Families among them are
@@ -294,12 +297,35 @@ impl<'a> Searcher<'a> {
                 QueueContent::UnboundedFamily(_) | QueueContent::Family(_) => break,
                 QueueContent::Layouts(_) => {
                     if let Some(Reverse(QueueEntry { content: QueueContent::Layouts(layouts), .. })) = self.queue.pop() {
-                        round.push(layouts);
+                        let layouts = self.without_known(layouts);
+                        round.extend(Some(layouts).filter(|layouts| !layouts.is_empty()));
                     }
                 }
             }
         }
         Ok(round)
+    }
+
+    /// Takes out the layouts of a group that were simulated before their turn, and treats them as
+    /// if they had been simulated now.
+    fn without_known(&mut self, layouts: Vec<QueuedLayout>) -> Vec<QueuedLayout> {
+        let mut unknown = Vec::new();
+        for queued in layouts {
+            match self.known.get(&queued.layout).cloned() {
+                Some(Known::Simulated) => {
+                    self.incumbents.rename(&queued.layout, NEIGHBOURS, queued.index);
+                    self.count_simulated(queued.index, &queued.layout);
+                }
+                Some(Known::AtLeast(at_least)) if !queued.is_stopped => {
+                    let bound = at_least.max(queued.bound);
+                    self.push_layouts(vec![QueuedLayout { bound, is_stopped: true, ..queued }]);
+                }
+                Some(Known::TooLarge(held)) => self.found_too_large(queued.index, queued.bound, &queued.layout, &held),
+                _ => unknown.push(queued),
+            }
+        }
+        self.incumbents.sort();
+        unknown
     }
 
     /// Simulates the layouts of one round.
@@ -329,6 +355,7 @@ impl<'a> Searcher<'a> {
         let count = outcomes.len();
         for (layout, outcome) in layouts.by_ref().take(count).collect::<Vec<_>>().into_iter().zip(outcomes) {
             let QueuedLayout { bound, index, layout, .. } = layout;
+            self.known.note(&layout, &outcome);
             let place = (index.family, Some(index.variant));
             match outcome {
                 Outcome::Indivisible(reason) => drop(self.admit(place, Err(Excluded::Indivisible(reason)), &layout, 1)),

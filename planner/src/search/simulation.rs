@@ -118,7 +118,11 @@ impl Simulations<'_> {
             return Ok(Outcome::OutOfHostMemory);
         }
         let value_per_second = bounds.value_per_second(&plan.layout);
-        let predicts_value = request.objective != Objective::Energy && request.costs.step_spread.is_some();
+        let predicts_value = match request.objective {
+            Objective::SlowEnd => true,
+            Objective::Energy => false,
+            Objective::Time | Objective::Cost | Objective::Goodput => request.costs.step_spread.is_some(),
+        };
         let (value, predicted) = if predicts_value {
             let deadline = self.deadline(layout, program, best).map(Arc::new);
             let prediction = match predict(request, program, memory.clone(), deadline) {
@@ -127,7 +131,10 @@ impl Simulations<'_> {
                 }
                 prediction => prediction?,
             };
-            let value = prediction.step_seconds.value() * value_per_second;
+            let value = match request.objective {
+                Objective::SlowEnd => prediction.step_seconds_p90.value(),
+                _ => prediction.step_seconds.value() * value_per_second,
+            };
             (value, Some(PredictedStep { prediction, memory, weights }))
         } else {
             (objective::simulated_value(request, program, value_per_second)?, None)
@@ -135,14 +142,14 @@ impl Simulations<'_> {
         Ok(Outcome::Simulated(Box::new(Incumbent { value, index: layout.index, plan, predicted })))
     }
 
-    /// Returns the deadline of a layout's simulation. `None` if it has to run to its end: several
-    /// layouts are to be returned, or it was stopped once and is asked for again.
+    /// Returns the deadline of a layout's simulation. `None` if it has to run to its end: there are
+    /// fewer layouts than are to be returned, or it was stopped once and is asked for again.
     fn deadline(&self, layout: &QueuedLayout, program: &Program, best: Option<f64>) -> Option<Deadline> {
         let request = self.bounds.request;
-        let to_beat = self.incumbents.value_to_beat(best)?;
-        if request.top > 1 || layout.is_stopped {
+        if layout.is_stopped {
             return None;
         }
+        let to_beat = self.incumbents.value_to_be_returned(best)?;
         let enough = if self.incumbents.is_small_space() { to_beat } else { to_beat / (1.0 + request.tolerance) };
         let step = Seconds::new(enough / self.bounds.value_per_second(&layout.layout));
         deadline_of(self.bounds, &layout.layout, program, step)

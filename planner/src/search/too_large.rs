@@ -57,6 +57,19 @@ impl Searcher<'_> {
         smaller
     }
 
+    /// Bounds a layout, refitted where layouts are fitted, and its smaller forms if it is too
+    /// large.
+    pub(super) fn bounded_with_forms(&self, layout: Layout, micro_batches: usize) -> (Bounded, Layout, Vec<(Bounded, Layout)>) {
+        let (bounded, layout) = self.bounds.layout_refitted(layout, micro_batches);
+        let smaller = match bounded {
+            Ok(Bound { time: None, memory: needed }) if layout.offload.is_none() => {
+                self.smaller_layouts(&layout, micro_batches, needed)
+            }
+            _ => Vec::new(),
+        };
+        (bounded, layout, smaller)
+    }
+
     /// Returns the bound on the value of `layouts` layouts at `place`. Returns `None`, and counts
     /// them, if they need not be looked at. The forms that a layout stands for count with it,
     /// unless the layout does not fit: then they are looked at themselves.

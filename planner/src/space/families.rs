@@ -21,21 +21,30 @@ impl Space<'_> {
     /// batch, the model or the fixed sizes cannot use. If `data`, `tensor` and `pipeline` are all
     /// fixed, there is only that mesh.
     pub(crate) fn families(&self) -> Vec<Family> {
+        self.families_until(&|| false).unwrap_or_default()
+    }
+
+    /// Does the same. `None` if `is_over` answers `true` meanwhile: on very many devices the list
+    /// takes seconds.
+    pub(crate) fn families_until(&self, is_over: &dyn Fn() -> bool) -> Option<Vec<Family>> {
         let mut families = self.families_with_stage_meshes();
         let has_cuts = |family: &Family| self.fixed.cuts.as_ref().is_none_or(|cuts| cuts.len() == family.layout.pipeline);
         families.retain(|family| self.fixed.shares.is_none() && has_cuts(family));
         if self.fixed.stages.is_some() {
-            return families;
+            return Some(families);
         }
         for context in self.context_sizes() {
             for expert in self.expert_sizes() {
                 let devices = context.checked_mul(expert).map_or(0, |ranks| self.devices.count / ranks);
                 for sizes in self.meshes(devices) {
+                    if is_over() {
+                        return None;
+                    }
                     families.extend(self.families_of_mesh(sizes, context, expert));
                 }
             }
         }
-        families
+        Some(families)
     }
 
     /// Returns the families of one mesh: equal and unequal shares of the samples, with every way to

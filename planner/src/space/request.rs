@@ -10,9 +10,11 @@ use foretell_units::Bytes;
 /// The quantity that a search minimises.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Objective {
-    /// Step time.
+    /// Step time: the median.
     #[default]
     Time,
+    /// Slower end of the step time's interval: its 90th percentile.
+    SlowEnd,
     /// Price of a step: what the nodes in use cost for as long as the step takes.
     Cost,
     /// Energy that the devices draw during a step.
@@ -20,6 +22,17 @@ pub enum Objective {
     /// Step time over goodput: over the share of a long run that makes progress, given the failure
     /// rates of the nodes in use and the best checkpoint interval (Daly 2006).
     Goodput,
+}
+
+/// How far a search is: what it has, and what is still possible.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// Value of the best layout so far in the request's objective.
+    pub best: f64,
+    /// Lower bound on the value of every layout.
+    pub bound: f64,
+    /// Layouts simulated to the end.
+    pub simulated: usize,
 }
 
 /// A model, the devices to train it on, and the choices that are already made.
@@ -67,6 +80,8 @@ pub struct Request<'a> {
     pub stop: &'a (dyn Fn() -> bool + Sync),
     /// Asked repeatedly until there is a candidate. `true` ends the search with an error.
     pub give_up: &'a (dyn Fn() -> bool + Sync),
+    /// Told how far the search is, between its rounds.
+    pub watch: &'a (dyn Fn(Progress) + Sync),
 }
 
 impl<'a> Request<'a> {
@@ -91,6 +106,7 @@ impl<'a> Request<'a> {
             must_beat: None,
             stop: &|| false,
             give_up: &|| false,
+            watch: &|_| {},
         }
     }
 }

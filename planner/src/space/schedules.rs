@@ -52,7 +52,7 @@ fn is_worthwhile(schedule: Schedule, mesh: &Layout, micro_batches: usize) -> boo
 
 /// Returns the numbers of chunks per stage to consider where the schedule leaves them open: 2 to 4,
 /// and those that divide the blocks evenly, counted with or without the first and the last.
-fn chunk_counts(blocks: usize, stages: usize) -> Vec<usize> {
+pub(super) fn chunk_counts(blocks: usize, stages: usize) -> Vec<usize> {
     let inner = blocks.saturating_sub(2);
     let is_even = |chunks: usize| [blocks, inner].iter().any(|&blocks| blocks > 0 && blocks.is_multiple_of(stages * chunks));
     (2..=MOST_CHUNKS).filter(|&chunks| chunks <= 4 || is_even(chunks)).collect()

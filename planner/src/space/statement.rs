@@ -4,11 +4,12 @@
 //! of the space. The bound of a search does not cover such layouts.
 
 use super::divisors::divisors;
-use super::meshes::{FEWEST_POSITIONS, MOST_NODES_OF_TENSOR};
-use super::schedules::MOST_CHUNKS;
+use super::meshes::{FEWEST_POSITIONS, MOST_NODES_OF_TENSOR, MeshSizes};
+use super::schedules::{MOST_CHUNKS, chunk_counts};
 use super::{Space, families};
 use foretell_program::{CollectiveAlgorithm, Schedule};
 use serde::Serialize;
+use std::collections::BTreeSet;
 
 /// Rank orders of the five axes.
 const RANK_ORDERS: usize = 120;
@@ -16,136 +17,286 @@ const RANK_ORDERS: usize = 120;
 /// A dimension of the space.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Dimension {
-    /// The layout field, as `--fix` names it.
+    /// The layout field, as `--fix` and plan files name it.
     pub name: String,
     /// The values that are searched, for people.
     pub values: String,
-    /// How many values are left out by judgement. 0 also where the user has fixed the field.
-    pub left_out: usize,
-    /// Why they are left out; empty if none are.
+    /// How many values no layout of the space has, although no proof excludes them. `None` if there
+    /// are too many to count, such as numbers of bytes or lists of numbers.
+    pub left_out: Option<usize>,
+    /// Why values are left out, of all layouts or of some; empty if none are. Then the bound covers
+    /// the whole dimension.
     pub reason: String,
+}
+
+impl Dimension {
+    /// Returns `true` if the bound covers every value.
+    pub fn is_covered(&self) -> bool {
+        self.reason.is_empty()
+    }
+}
+
+/// The values that the layouts of a space have, and those that they might have.
+#[derive(Default)]
+struct Sizes {
+    data: BTreeSet<usize>,
+    tensor: BTreeSet<usize>,
+    pipeline: BTreeSet<usize>,
+    micro_batch: BTreeSet<usize>,
+    virtual_stages: BTreeSet<usize>,
+    shard_group: BTreeSet<usize>,
+    possible_shard_groups: BTreeSet<usize>,
+}
+
+impl Sizes {
+    fn of(space: &Space<'_>) -> Self {
+        let mut sizes = Self::default();
+        let mut ranks: BTreeSet<(usize, usize)> = BTreeSet::new();
+        for context in space.context_sizes() {
+            for expert in space.expert_sizes() {
+                let devices = context.checked_mul(expert).map_or(0, |ranks| space.devices.count / ranks);
+                for MeshSizes { data, tensor, pipeline } in space.meshes(devices) {
+                    let is_possible = pipeline <= space.model.blocks && space.global_batch.is_multiple_of(data * expert);
+                    if !is_possible {
+                        continue;
+                    }
+                    sizes.data.insert(data);
+                    sizes.tensor.insert(tensor);
+                    sizes.pipeline.insert(pipeline);
+                    ranks.insert((data * expert, pipeline));
+                    let in_node = space.devices.per_node / (tensor * context * expert).max(1);
+                    if in_node > 1 && in_node < data && data.is_multiple_of(in_node) {
+                        sizes.shard_group.insert(in_node);
+                    }
+                }
+            }
+        }
+        for (ranks, pipeline) in ranks {
+            let samples = space.global_batch / ranks;
+            let most = families::MOST_MICRO_BATCHES.max(families::MICRO_BATCHES_PER_STAGE * pipeline);
+            sizes.micro_batch.extend(divisors(samples).into_iter().filter(|micro_batch| samples / micro_batch <= most));
+        }
+        for &pipeline in sizes.pipeline.iter().filter(|&&pipeline| pipeline > 1) {
+            let fitting = chunk_counts(space.model.blocks, pipeline).into_iter();
+            sizes.virtual_stages.extend(fitting.filter(|chunks| pipeline * chunks <= space.model.blocks));
+        }
+        sizes.virtual_stages.insert(1);
+        for &data in &sizes.data {
+            sizes.possible_shard_groups.extend(divisors(data).into_iter().filter(|&size| size > 1 && size < data));
+        }
+        sizes
+    }
 }
 
 impl Space<'_> {
     /// States every dimension of the space.
     pub(crate) fn statement(&self) -> Vec<Dimension> {
-        let fixed = self.fixed;
-        let sizes = |sizes: &[usize]| sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-        let all = divisors(self.devices.count);
-        let tensor: Vec<usize> = all.iter().copied().filter(|&size| self.allows_tensor_size(size)).collect();
-        let pipeline: Vec<usize> = all.iter().copied().filter(|&size| size <= self.model.blocks).collect();
-        let possible_context = match self.model.sequence {
-            Some(sequence) => all.iter().filter(|&&size| size == 1 || sequence.is_multiple_of(2 * size)).count(),
-            None => 1,
+        let sizes = Sizes::of(self);
+        [self.stated_mesh(&sizes), self.stated_passes(&sizes), self.stated_rest(&sizes)].concat()
+    }
+
+    /// States the sizes of the axes.
+    fn stated_mesh(&self, sizes: &Sizes) -> Vec<Dimension> {
+        let (fixed, devices) = (self.fixed, self.devices.count);
+        let divides_heads = |&size: &usize| self.model.heads.is_none_or(|heads| heads.is_multiple_of(size));
+        let tensor = (1..=devices).filter(divides_heads);
+        let data = divisors(self.global_batch).into_iter().filter(|&size| size <= devices);
+        let divides_sequence = |&size: &usize| match self.model.sequence {
+            Some(sequence) => size == 1 || sequence.is_multiple_of(2 * size),
+            None => size == 1,
         };
-        let context = self.context_sizes();
-        let batches = divisors(self.global_batch);
-        let most = families::MOST_MICRO_BATCHES;
-        let short = batches.iter().filter(|&&size| self.global_batch / size > most).count();
-        let dimension = |name: &str, values: String, left_out: usize, reason: &str, is_fixed: bool| Dimension {
-            name: name.into(),
-            values: if is_fixed { "fixed".into() } else { values },
-            left_out: if is_fixed { 0 } else { left_out },
-            reason: if is_fixed || left_out == 0 { String::new() } else { reason.into() },
-        };
-        let buckets: Vec<String> = self.bucket_sizes.iter().map(ToString::to_string).collect();
+        let context: BTreeSet<usize> = self.context_sizes().into_iter().collect();
+        let expert: BTreeSet<usize> = self.expert_sizes().into_iter().collect();
+        let experts = divisors(self.model.experts.unwrap_or(1)).into_iter().filter(|&size| size <= devices);
+        let others = "other sizes leave devices idle, or divide nodes unevenly";
         vec![
-            dimension(
+            of_sizes("data", &sizes.data, data, others, fixed.data.is_some()),
+            of_sizes(
                 "tensor",
-                sizes(&tensor),
-                all.len() - tensor.len(),
-                &format!("they span more than {MOST_NODES_OF_TENSOR} nodes, or neither fill nor divide nodes"),
+                &sizes.tensor,
+                tensor,
+                &format!(
+                    "others span more than {MOST_NODES_OF_TENSOR} nodes, neither fill nor divide nodes, or leave devices idle"
+                ),
                 fixed.tensor.is_some(),
             ),
-            dimension(
-                "pipeline",
-                format!("{}, and fewer stages where devices stay idle", sizes(&pipeline)),
-                0,
-                "",
-                fixed.pipeline.is_some(),
-            ),
-            dimension("data", "the rest of the devices".into(), 0, "", fixed.data.is_some()),
-            dimension(
+            of_sizes("pipeline", &sizes.pipeline, 1..=devices.min(self.model.blocks), others, fixed.pipeline.is_some()),
+            of_sizes(
                 "context",
-                sizes(&context),
-                possible_context.saturating_sub(context.len()),
-                &format!("fewer than {FEWEST_POSITIONS} positions would be on a rank"),
+                &context,
+                (1..=devices).filter(divides_sequence),
+                &format!("others leave devices idle, or fewer than {FEWEST_POSITIONS} positions on a rank"),
                 fixed.context.is_some(),
             ),
-            dimension("expert", sizes(&self.expert_sizes()), 0, "", fixed.expert.is_some()),
-            dimension(
+            of_sizes("expert", &expert, experts, others, fixed.expert.is_some()),
+        ]
+    }
+
+    /// States what a family varies beside its mesh.
+    fn stated_passes(&self, sizes: &Sizes) -> Vec<Dimension> {
+        let fixed = self.fixed;
+        let blocks = self.model.blocks;
+        let has_pipeline = sizes.pipeline.iter().any(|&size| size > 1);
+        let partly = |reason: &str, applies: bool| if applies { reason.to_owned() } else { String::new() };
+        let recompute = ["selective", "full"].into_iter().zip([self.model.has_attention, self.model.is_recomputable]);
+        let recompute: Vec<&str> =
+            ["none"].into_iter().chain(recompute.filter(|(_, applies)| *applies).map(|(name, _)| name)).collect();
+        let steps = if self.model.is_stack { "; eighths of the blocks where it does not fit without" } else { "" };
+        vec![
+            of_sizes(
                 "micro_batch",
-                format!(
-                    "divisors of a rank's samples, up to {most} micro-batches or {} a stage",
+                &sizes.micro_batch,
+                divisors(self.global_batch),
+                &format!(
+                    "more than {} micro-batches, or {} a stage, use the devices worse",
+                    families::MOST_MICRO_BATCHES,
                     families::MICRO_BATCHES_PER_STAGE
                 ),
-                short,
-                "smaller ones use the devices worse, and a longer pipeline has them",
                 fixed.micro_batch.is_some(),
             ),
             dimension(
                 "schedule",
                 Schedule::ALL.map(|schedule| schedule.name()).join(", "),
-                usize::from(self.model.blocks > 2),
-                "all micro-batches at once, with more than four for each stage, only takes memory",
+                Some(0),
+                partly("all micro-batches at once, with more than four for each stage, only take memory", has_pipeline),
                 fixed.schedule.is_some(),
             ),
-            dimension(
+            of_sizes(
                 "virtual_stages",
-                format!("2 to 4, and up to {MOST_CHUNKS} that divide the blocks"),
-                self.model.blocks.saturating_sub(MOST_CHUNKS),
-                "messages between more chunks cost more than the smaller bubble saves",
+                &sizes.virtual_stages,
+                1..=if has_pipeline { (blocks / 2).max(1) } else { 1 },
+                &format!(
+                    "others do not divide the blocks, or are more than {MOST_CHUNKS}, whose messages cost more than they save"
+                ),
                 fixed.virtual_stages.is_some(),
             ),
             dimension(
                 "zero",
-                "0 to 3; 0 and 1 with a pipeline".into(),
-                2,
-                "2 and 3 would reduce and gather in each pass of a pipeline",
+                if has_pipeline { "0 to 3; 0 and 1 with a pipeline" } else { "0 to 3" }.into(),
+                Some(if sizes.pipeline.contains(&1) { 0 } else { 2 }),
+                partly("2 and 3 would reduce and gather in each pass of a pipeline", has_pipeline),
                 fixed.zero.is_some(),
             ),
             dimension(
                 "recompute",
-                "none, selective, full; eighths of the blocks where it does not fit without".into(),
-                1,
-                "policies by operator are left to the plan file",
+                format!("{}{steps}", recompute.join(", ")),
+                None,
+                "policies by operator are left to the plan file, and other numbers of blocks are tried around the answer only"
+                    .into(),
                 fixed.recompute.is_some(),
             ),
             dimension(
+                "offload",
+                if self.offloads.is_empty() { "none" } else { "none; others where it does not fit without" }.into(),
+                Some(0),
+                partly("copies to the hosts beside the same work hardly ever save time", !self.offloads.is_empty()),
+                fixed.offload.is_some(),
+            ),
+        ]
+    }
+
+    /// States how ranks, blocks, samples and gradients are laid out.
+    fn stated_rest(&self, sizes: &Sizes) -> Vec<Dimension> {
+        let fixed = self.fixed;
+        let buckets: Vec<String> = self.bucket_sizes.iter().map(ToString::to_string).collect();
+        let has_pipeline = sizes.pipeline.iter().any(|&size| size > 1);
+        let has_data = sizes.data.iter().any(|&size| size > 1);
+        let applies = |applies: bool, left_out: Option<usize>| if applies { left_out } else { Some(0) };
+        let because = |applies: bool, reason: &str| if applies { reason.to_owned() } else { String::new() };
+        let around = "others are tried around the answer only";
+        let groups = sizes.possible_shard_groups.difference(&sizes.shard_group).count();
+        vec![
+            dimension(
                 "bucket",
                 format!("{} without a pipeline, else the usual one", buckets.join(", ")),
-                5,
-                "other sizes are tried around the answer only",
+                applies(has_data, None),
+                because(has_data, "other sizes are tried around the answer only"),
                 fixed.bucket.is_some(),
             ),
             dimension(
                 "cuts",
                 "even by work; by speed on several kinds of devices".into(),
-                usize::from(self.model.blocks > 1),
-                "other cuts are tried block by block around the answer only",
+                applies(has_pipeline, None),
+                because(has_pipeline, "other cuts are tried block by block around the answer only"),
                 fixed.cuts.is_some(),
             ),
             dimension(
                 "placement",
                 "the usual rank order, and the pipeline inside nodes".into(),
-                RANK_ORDERS - 2,
-                "others are tried around the answer only, where they may help",
+                applies(has_pipeline, Some(RANK_ORDERS - 2)),
+                because(has_pipeline, around),
                 fixed.rank_order.is_some(),
+            ),
+            dimension(
+                "stage_places",
+                "along the devices; every order of a few kinds of devices".into(),
+                applies(has_pipeline, None),
+                because(has_pipeline, "stages on equal devices are interchangeable but for the network's distances"),
+                fixed.stage_places.is_some(),
+            ),
+            dimension(
+                "stages",
+                if self.devices.runs.is_empty() {
+                    "one mesh for all"
+                } else {
+                    "one mesh for all, or one for each kind of device"
+                }
+                .into(),
+                applies(has_pipeline, None),
+                because(has_pipeline, "stages of unequal meshes pay where devices differ"),
+                fixed.stages.is_some(),
+            ),
+            dimension(
+                "shares",
+                if self.devices.speeds.is_empty() { "equal" } else { "equal, and a few by the devices' speeds" }.into(),
+                applies(has_data, None),
+                because(has_data, "the rank with the largest share is the last"),
+                fixed.shares.is_some(),
             ),
             dimension(
                 "shard_group",
                 "all of data, and a node".into(),
-                2,
-                "others are tried around the answer only",
+                Some(groups),
+                because(groups > 0 || has_pipeline && has_data, around),
                 fixed.shard_group.is_some(),
             ),
             dimension(
                 "collective",
                 "the faster algorithm for each size".into(),
-                CollectiveAlgorithm::ALL.len() - 1,
-                "one algorithm for all sizes is tried around the answer only",
+                Some(CollectiveAlgorithm::ALL.len() - 1),
+                around.into(),
                 fixed.collective.is_some(),
             ),
+            dimension(
+                "operators",
+                "the usual rule; for models that are no stack of equal blocks the cheapest combination by prices".into(),
+                None,
+                "other combinations are priced, not simulated".into(),
+                false,
+            ),
         ]
+    }
+}
+
+/// States a dimension of sizes: those of `searched`, of all that are `possible`.
+fn of_sizes(
+    name: &str,
+    searched: &BTreeSet<usize>,
+    possible: impl IntoIterator<Item = usize>,
+    reason: &str,
+    is_fixed: bool,
+) -> Dimension {
+    let left_out = possible.into_iter().filter(|size| !searched.contains(size)).count();
+    let values = searched.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    let reason = if left_out > 0 { reason.to_owned() } else { String::new() };
+    dimension(name, values, Some(left_out), reason, is_fixed)
+}
+
+fn dimension(name: &str, values: String, left_out: Option<usize>, reason: String, is_fixed: bool) -> Dimension {
+    Dimension {
+        name: name.into(),
+        values: if is_fixed { "fixed".into() } else { values },
+        left_out: if is_fixed { Some(0) } else { left_out },
+        reason: if is_fixed { String::new() } else { reason },
     }
 }

@@ -12,8 +12,9 @@ use foretell_program::ContextMethod;
 const MANY_POSITIONS: usize = 16_384;
 
 impl Space<'_> {
-    /// Returns the families to try first. Empty if the fixed fields leave none.
-    pub(crate) fn usual_families(&self) -> Vec<Family> {
+    /// Returns the families to try first, as far as they are listed before `is_over` answers
+    /// `true`. Empty if the fixed fields leave none.
+    pub(crate) fn usual_families(&self, is_over: &dyn Fn() -> bool) -> Vec<Family> {
         let fixed = self.fixed;
         if fixed.stages.is_some() || fixed.shares.is_some() || self.base.stages.is_some() {
             return Vec::new();
@@ -22,7 +23,8 @@ impl Space<'_> {
         for context in self.context_sizes().into_iter().filter(|&size| self.is_usual_context(size)) {
             for expert in self.expert_sizes() {
                 let devices = context.checked_mul(expert).map_or(0, |ranks| self.devices.count / ranks);
-                for sizes in self.meshes(devices).into_iter().filter(|sizes| self.is_usual_mesh(*sizes, devices)) {
+                let usual = self.meshes(devices).into_iter().filter(|sizes| self.is_usual_mesh(*sizes, devices));
+                for sizes in usual.take_while(|_| !is_over()) {
                     families.extend(self.families_of_mesh(sizes, context, expert).into_iter().filter(|one| self.is_usual(one)));
                 }
             }

@@ -1,7 +1,8 @@
 //! Bounds never exceed what is simulated and compiled, and are close to it.
 
 use crate::common::{
-    DGX, GptSizes, MIXED, cases, models, own_costs, plans, profile, schedule, short_gpt, simulated_step, splitting_schedule,
+    DGX, GptSizes, MIXED, bound_cases, cases, models, own_costs, plans, profile, schedule, short_gpt, simulated_step,
+    splitting_schedule,
 };
 use foretell_models::Model;
 use foretell_planner::{Request, deadline, lower_bounds};
@@ -11,12 +12,6 @@ use foretell_topologies::Topology;
 use foretell_units::{DataType, Picoseconds, Seconds};
 use proptest::prelude::*;
 use std::sync::Arc;
-
-/// Returns the number of random cases of each property. `FORETELL_BOUND_CASES=3000 cargo test
-/// --release -p foretell-planner bound` tries more than usual.
-fn bound_cases() -> u32 {
-    std::env::var("FORETELL_BOUND_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(64)
-}
 
 /// Checks that the bounds of a plan do not exceed its simulation and its arenas.
 fn check_bounds(model: &Model, plan: &Plan, topology: &Topology, costs: &CostModel) -> Result<(), TestCaseError> {

@@ -87,6 +87,12 @@ pub fn distinct_layouts(planned: &Planned) -> usize {
     search.needless + search.indivisible + search.bounded_out + search.out_of_memory + search.simulated
 }
 
+/// Returns the number of random cases of each property of bounds. `FORETELL_BOUND_CASES=10000 cargo
+/// test --release -p foretell-planner --test planner bound` tries more than usual.
+pub fn bound_cases() -> u32 {
+    std::env::var("FORETELL_BOUND_CASES").ok().and_then(|cases| cases.parse().ok()).unwrap_or(64)
+}
+
 /// Runs a property test on so many cases, after those that failed once.
 pub fn cases(cases: u32) -> ProptestConfig {
     let failed = FileFailurePersistence::Direct("tests/planner.proptest-regressions");
@@ -104,7 +110,7 @@ pub fn models() -> impl Strategy<Value = Model> {
 }
 
 /// Returns every schedule with a number of chunks a stage that it can order: 2 if it is open.
-fn schedules_with_chunks() -> Vec<(Schedule, usize)> {
+pub fn schedules_with_chunks() -> Vec<(Schedule, usize)> {
     let chunks = |schedule: Schedule| if schedule.allows_any_chunks() { 2 } else { *schedule.chunks().start() };
     Schedule::ALL.map(|schedule| (schedule, chunks(schedule))).to_vec()
 }

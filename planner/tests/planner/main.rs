@@ -3,6 +3,7 @@
 
 mod anytime;
 mod bounds;
+mod certificate;
 mod common;
 mod offload;
 mod operator_sharding;

@@ -74,7 +74,7 @@ fn a_search_that_is_given_up_says_so() {
     let memory_limit = Some("4MB".parse().expect("a size"));
     let request = Request { give_up: &|| true, memory_limit, ..Request::new(&model, "model", &DGX, &costs, &base) };
     let error = plan(&request).expect_err("nothing fits");
-    assert!(matches!(error, PlannerError::OutOfTime { layouts, .. } if layouts > 0), "{error}");
+    assert!(matches!(error, PlannerError::OutOfTime { .. }), "{error}");
     assert!(error.to_string().contains("hint: allow more time, or `--fix` some of the layout"), "{error}");
 }
 

@@ -2,7 +2,7 @@
 
 use crate::common::{DGX, assert_every_layout_is_counted_once, cases, distinct_layouts, fixed, models, own_costs, short_gpt};
 use foretell_models::{Mlp, Model, Resnet, Stem};
-use foretell_planner::{Planned, Request, layouts, plan};
+use foretell_planner::{Objective, Planned, Request, layouts, plan};
 use foretell_program::{CollectiveAlgorithm, Layout, Offload, Plan, StageProgram, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::Topology;
@@ -133,6 +133,26 @@ fn merged_searches_return_the_fastest_of_both() {
     assert_eq!(both.candidates, fast.candidates);
     assert_eq!(both.search.layouts, slow.search.layouts + fast.search.layouts);
     assert_eq!((both.search.best_seconds, both.search.gap), (fast.search.best_seconds, fast.search.gap));
+    // A search may prefer a layout that is not its fastest. It stays the first.
+    let mut preferring = fast.clone();
+    preferring.candidates.swap(0, 1);
+    let both = slow.merged(preferring.clone(), 2);
+    assert_eq!(both.candidates, preferring.candidates);
+}
+
+#[test]
+fn the_slow_end_of_the_interval_may_be_minimised() {
+    let model = Model::named("gpt2").expect("in the zoo");
+    let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 64) };
+    for costs in [own_costs(&DGX, DataType::Bf16), CostModel::new(None, &DGX)] {
+        let fixed = fixed("pipeline=1,tensor=1,recompute=none");
+        let request = Request { fixed, objective: Objective::SlowEnd, ..Request::new(&model, "gpt2", &DGX, &costs, &base) };
+        let planned = plan(&request).expect("some layout fits");
+        let best = &planned.candidates[0].prediction;
+        assert_eq!(planned.value, best.step_seconds_p90.value());
+        assert!(best.step_seconds_p90 > best.step_seconds && planned.search.gap >= 0.0);
+        assert!(planned.search.lower_bound_seconds <= best.step_seconds.value());
+    }
 }
 
 fn resnet18() -> Model {

@@ -69,6 +69,15 @@ impl<'a> Compiler<'a> {
         self.one(plan, Wanted::Evaluation, Offsets::Planned)
     }
 
+    /// Compiles the forward pass up to the logits, which it leaves in a buffer named
+    /// [`LOGITS`](foretell_models::LOGITS). There are no gradients and no optimizer state.
+    ///
+    /// # Errors
+    /// As [`super::compile`], and if `tensor` shards the vocabulary.
+    pub fn logits(&self, plan: &Plan) -> Result<Program, PlanError> {
+        self.one(plan, Wanted::Logits, Offsets::Planned)
+    }
+
     /// Compiles the training step without a memory plan: no buffer has an offset, and no
     /// instruction waits for memory to become free. Its simulated time is a lower bound on that of
     /// the Program with a memory plan. It cannot be executed.

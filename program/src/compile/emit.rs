@@ -40,7 +40,6 @@ use activations::OffloadedActivations;
 use buckets::GradientBuckets;
 use exchange::Exchange;
 use foretell_models::{Kernel, OperatorId, Pass, Role, TensorId};
-use foretell_units::DataType;
 use gather::GatheredParameters;
 use list::{Label, ListBuilder};
 use live::{ALL_MICRO_BATCHES, LiveTensors};
@@ -250,8 +249,10 @@ impl<'a> StageEmitter<'a> {
                 }
                 // Each micro-batch has a buffer of its own until the end of the step.
                 Role::Kept => {
+                    let tensor = stage.lowering.graph.tensor(output.tensor);
+                    let data_type = tensor.storage.data_type(stage.plan.storage());
                     let shape = produced.local_shape(&stage.lowering.shape(output.tensor), &stage.lowering.mesh);
-                    buffers.push(self.list.add_persistent(stage.name(output.tensor), BufferRole::Sum, shape, DataType::Fp32));
+                    buffers.push(self.list.add_persistent(stage.name(output.tensor), BufferRole::Sum, shape, data_type));
                 }
                 Role::OfParameter(_) => {
                     let instance = (output.tensor, ALL_MICRO_BATCHES);

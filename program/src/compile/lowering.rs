@@ -10,7 +10,7 @@ use crate::mesh::{Axis, Coordinates, Mesh, StageMesh};
 use crate::plan::{Layout, Plan, PlanError, ShardedPart};
 use crate::quantisation::quantise;
 use crate::strategy::{Sharding, consumers, producers};
-use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate, with_evaluation};
+use foretell_models::{Graph, GraphOptions, Model, OperatorId, Role, TensorId, differentiate, logits_only, with_evaluation};
 use std::sync::Arc;
 
 /// The use of a Program.
@@ -20,6 +20,8 @@ pub(super) enum Purpose {
     Training,
     /// The loss and the number of correct predictions, without gradients.
     Evaluation,
+    /// The logits, without a loss.
+    Logits,
 }
 
 /// The graph of one micro-batch before it is cut into stages: sharded over a stage's mesh, fused,
@@ -148,24 +150,31 @@ fn graph(
     vocabulary_parts: usize,
     purpose: Purpose,
 ) -> Result<Graph, PlanError> {
-    let inference = purpose == Purpose::Evaluation;
+    let inference = purpose != Purpose::Training;
     let options = GraphOptions {
         batch: mesh.samples_at_once(),
         normalization_groups: normalization_groups(model, plan, mesh)?,
         inference,
         vocabulary_parts,
     };
-    let forward = model.graph(name, &options)?;
+    let forward = plan.training.graph(model, name, &options)?;
     // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24
     // predictions.
     // A replica's loss is the mean over its own samples.
     let normalizer = plan.global_batch / plan.replicas() * forward.predictions_per_sample;
-    if inference {
-        return Ok(with_evaluation(forward));
+    match purpose {
+        Purpose::Evaluation => Ok(with_evaluation(forward)),
+        Purpose::Logits => logits_only(forward).ok_or_else(|| PlanError::Invalid {
+            field: "layout.tensor",
+            reason: "it shards the vocabulary, so that no rank has whole logits".into(),
+            hint: "use one rank".into(),
+        }),
+        Purpose::Training => {
+            check_recipe(&forward, &plan.training)?;
+            let forward = plan.training.loss_target().apply(forward);
+            Ok(differentiate(&forward, normalizer, |name| plan.training.is_frozen(name)))
+        }
     }
-    check_recipe(&forward, &plan.training)?;
-    let forward = plan.training.loss_target().apply(forward);
-    Ok(differentiate(&forward, normalizer, |name| plan.training.frozen.match_name(name)))
 }
 
 /// The number of sample groups of a micro-batch, over all ranks of a stage. The samples of one

@@ -26,7 +26,7 @@ pub struct Compiled {
     pub other_steps: Vec<Program>,
     /// Which of them each step runs.
     pub cycle: Cycle,
-    /// The loss and the number of correct predictions of one global batch, without gradients.
+    /// The loss and the number of correct predictions of some micro-batches, without gradients.
     pub evaluation: Program,
 }
 
@@ -72,12 +72,26 @@ pub(super) enum Wanted {
     /// A training step, and what replicas exchange at its end.
     Step(Option<usize>),
     Evaluation,
+    /// The outputs of the model alone.
+    Logits,
+}
+
+impl Wanted {
+    /// The graph that the Program is made from.
+    fn purpose(self) -> Purpose {
+        match self {
+            Self::Step(_) => Purpose::Training,
+            Self::Evaluation => Purpose::Evaluation,
+            Self::Logits => Purpose::Logits,
+        }
+    }
 }
 
 /// Compiles the wanted Programs, over one arena.
 ///
-/// Persistent buffers are always those of the training step. If evaluation is compiled, ranks share
-/// a list only if they do the same in training and in evaluation.
+/// Persistent buffers are those of the training step; logits alone need no gradients and no
+/// optimizer state. If evaluation is compiled, ranks share a list only if they do the same in
+/// training and in evaluation.
 pub(super) fn programs(
     cache: &LoweringCache<'_>,
     plan: &Plan,
@@ -89,24 +103,25 @@ pub(super) fn programs(
     // From here on, plans whose layouts mean the same thing are equal.
     let plan = &Plan { layout: plan.layout.clone().normalised(), mode: plan.mode.clone().normalised(), ..plan.clone() };
     let mesh = plan.mesh()?;
-    let training = cache.lowerings(plan, &mesh, Purpose::Training)?;
-    for lowering in training.iter() {
+    let of_state = if wanted.contains(&Wanted::Logits) { Purpose::Logits } else { Purpose::Training };
+    let with_state = cache.lowerings(plan, &mesh, of_state)?;
+    for lowering in with_state.iter() {
         limits::check(lowering, plan)?;
     }
-    let cuts = Cuts::new(&training.any().graph, plan)?;
-    let mut lowered = vec![training];
-    if wanted.contains(&Wanted::Evaluation) {
-        lowered.push(cache.lowerings(plan, &mesh, Purpose::Evaluation)?);
+    let cuts = Cuts::new(&with_state.any().graph, plan)?;
+    let mut lowered = vec![(of_state, with_state)];
+    if of_state != Purpose::Evaluation && wanted.contains(&Wanted::Evaluation) {
+        lowered.push((Purpose::Evaluation, cache.lowerings(plan, &mesh, Purpose::Evaluation)?));
     }
     let crossings =
-        lowered.iter().map(|lowerings| Crossings::new(lowerings, &cuts, &mesh)).collect::<Result<Vec<_>, PlanError>>()?;
+        lowered.iter().map(|(_, lowerings)| Crossings::new(lowerings, &cuts, &mesh)).collect::<Result<Vec<_>, PlanError>>()?;
     let lists = list_ranks(&mesh, &crossings);
-    let state = |list: &ListRanks| StageState::new(lowering_of(&lowered[0], list, &mesh), &cuts, list.stage, plan, &mesh);
+    let state = |list: &ListRanks| StageState::new(lowering_of(&lowered[0].1, list, &mesh), &cuts, list.stage, plan, &mesh);
     let states = lists.iter().map(state).collect::<Result<Vec<_>, PlanError>>()?;
     let compilation = Compilation { plan, mesh: &mesh, cuts: &cuts, lists: &lists, states: &states, emission, offsets };
     let compile = |&wanted: &Wanted| {
-        let index = usize::from(wanted == Wanted::Evaluation);
-        compilation.program(&lowered[index], &crossings[index], wanted)
+        let index = usize::from(lowered[0].0 != wanted.purpose());
+        compilation.program(&lowered[index].1, &crossings[index], wanted)
     };
     let mut programs = wanted.iter().map(compile).collect::<Result<Vec<_>, PlanError>>()?;
     share_arenas(&mut programs, wanted);
@@ -115,8 +130,12 @@ pub(super) fn programs(
 
 /// Gives all steps of a list the arena of the largest: a run allocates it once.
 fn share_arenas(programs: &mut [Program], wanted: &[Wanted]) {
-    let mut steps: Vec<&mut Program> =
-        programs.iter_mut().zip(wanted).filter(|(_, one)| **one != Wanted::Evaluation).map(|(program, _)| program).collect();
+    let mut steps: Vec<&mut Program> = programs
+        .iter_mut()
+        .zip(wanted)
+        .filter(|(_, one)| one.purpose() == Purpose::Training)
+        .map(|(program, _)| program)
+        .collect();
     for list in 0..steps.first().map_or(0, |program| program.lists.len()) {
         let largest = |size: fn(&StageProgram) -> Bytes| steps.iter().map(|program| size(&program.lists[list])).max();
         let (arena, host) = (largest(|list| list.arena).unwrap_or_default(), largest(|list| list.host_arena).unwrap_or_default());
@@ -147,9 +166,12 @@ struct Compilation<'a> {
 impl Compilation<'_> {
     fn program(&self, lowerings: &Lowerings, crossings: &Crossings, wanted: Wanted) -> Result<Program, PlanError> {
         let Compilation { plan, mesh, cuts, .. } = *self;
-        let micro_batches = plan.micro_batches()?;
+        let micro_batches = match wanted.purpose() {
+            Purpose::Training => plan.micro_batches()?,
+            Purpose::Evaluation | Purpose::Logits => evaluated_at_once(plan.micro_batches()?, cuts.stages),
+        };
         let mut orders = plan.layout.schedule.orders(cuts.stages, micro_batches, cuts.chunks);
-        if wanted == Wanted::Evaluation {
+        if wanted.purpose() != Purpose::Training {
             // Orders without a cyclic wait have none after passes are removed.
             orders.iter_mut().for_each(|order| order.retain(|task| task.pass == StagePass::Forward));
         }
@@ -173,8 +195,9 @@ impl Compilation<'_> {
         }
         let (flops, lists): (Vec<Flops>, Vec<StageProgram>) = compiled.into_iter().unzip();
         let any = lowerings.any();
-        let samples_at_once = plan.layout.samples_at_once() as f64;
-        let graph_flops: Flops = any.graph.model_flops() * (samples_at_once / any.mesh.samples_at_once() as f64);
+        let samples_at_once = plan.layout.samples_at_once();
+        let samples = samples_at_once * micro_batches;
+        let graph_flops: Flops = any.graph.model_flops() * (samples_at_once as f64 / any.mesh.samples_at_once() as f64);
         Ok(Program {
             mesh: mesh.clone(),
             precision: plan.storage(),
@@ -182,9 +205,9 @@ impl Compilation<'_> {
             hardware_flops: flops.into_iter().sum(),
             lists,
             list_of_rank,
-            samples: plan.global_batch,
-            predictions: plan.global_batch * any.graph.predictions_per_sample,
-            tokens: any.graph.tokens_per_sample.map(|tokens| tokens * plan.global_batch),
+            samples,
+            predictions: samples * any.graph.predictions_per_sample,
+            tokens: any.graph.tokens_per_sample.map(|tokens| tokens * samples),
             model_flops: graph_flops * micro_batches as f64,
         })
     }
@@ -217,6 +240,13 @@ impl Compilation<'_> {
         dependencies::prune(&mut program);
         program
     }
+}
+
+/// The number of micro-batches of one run of an evaluation. A rank keeps the scores of all of them
+/// until its end, so there are only as many as keep the stages busy four fifths of the time.
+fn evaluated_at_once(micro_batches: usize, stages: usize) -> usize {
+    let enough = if stages == 1 { 1 } else { 4 * stages };
+    micro_batches.min(enough)
 }
 
 /// The matrix-product FLOPs that one rank executes, counted as for model FLOPs (attention in full).

@@ -2,7 +2,7 @@
 //! model, the frozen parameters, those exempt from weight decay, and the constants of the loss. It
 //! knows graphs, and no meshes or buckets.
 
-use crate::plan::{PlanError, Training};
+use crate::plan::{NamePatterns, PlanError, Training};
 use foretell_models::{Graph, Operator, OperatorKind, Role, Tensor, TensorId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,7 +35,13 @@ pub(super) struct Constant {
 /// train, or another number of class weights than of classes.
 pub(super) fn check_recipe(forward: &Graph, training: &Training) -> Result<(), PlanError> {
     let names = forward.parameters().map(|(_, tensor)| tensor.name.as_str());
-    let patterns = [("training.frozen", &training.frozen), ("training.no_decay.names", &training.no_decay.names)];
+    let none = NamePatterns::default();
+    let also_train = training.lora.as_ref().map_or(&none, |lora| &lora.also_train);
+    let patterns = [
+        ("training.frozen", &training.frozen),
+        ("training.no_decay.names", &training.no_decay.names),
+        ("training.lora.also_train", also_train),
+    ];
     for (field, patterns) in patterns {
         if let Some(pattern) = patterns.unmatched(names.clone()) {
             let example = names.clone().next().unwrap_or_default();
@@ -46,7 +52,7 @@ pub(super) fn check_recipe(forward: &Graph, training: &Training) -> Result<(), P
             });
         }
     }
-    if names.clone().all(|name| training.frozen.match_name(name)) {
+    if names.clone().all(|name| training.is_frozen(name)) {
         return Err(PlanError::Invalid {
             field: "training.frozen",
             reason: "every parameter is frozen".into(),

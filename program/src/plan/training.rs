@@ -1,8 +1,8 @@
 //! The recipe: the optimizer's parameters, the loss, what is trained, and how often a run reports.
 
 use super::learning_rate::{LearningRateSchedule, WarmUp, learning_rate_at};
-use super::{NamePatterns, Optimizer, Period, PlanError, RunLength};
-use foretell_models::{LossTarget, Smoothing};
+use super::{Lora, NamePatterns, Optimizer, Period, PlanError, RunLength};
+use foretell_models::{Graph, GraphOptions, LossTarget, Model, Smoothing};
 use serde::{Deserialize, Serialize};
 
 /// The recipe of a run. Fields that a plan file leaves out take PyTorch's defaults, with three
@@ -52,6 +52,9 @@ pub struct Training {
     /// The parameters that are not trained. They have no gradient and no optimizer state.
     #[serde(skip_serializing_if = "NamePatterns::is_empty")]
     pub frozen: NamePatterns,
+    /// Low-rank adapters; none if `None`. All other parameters are then frozen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lora: Option<Lora>,
     /// How often a run prints its progress where it shows no bar; never if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub print_every: Option<Period>,
@@ -117,6 +120,7 @@ impl Default for Training {
             label_smoothing: 0.0,
             class_weights: Vec::new(),
             frozen: NamePatterns::default(),
+            lora: None,
             print_every: None,
             save_every: None,
             evaluate_every: None,
@@ -129,6 +133,24 @@ impl Training {
     /// The learning rate of a step, counted from 0, with this rate before any schedule.
     pub(super) fn learning_rate_at(&self, base: f32, step: usize, run: RunLength) -> f32 {
         learning_rate_at(f64::from(base), &self.schedule, self.warm_up, step, run) as f32
+    }
+
+    /// Whether a parameter is not trained.
+    pub fn is_frozen(&self, parameter: &str) -> bool {
+        self.frozen.match_name(parameter) || self.lora.as_ref().is_some_and(|lora| !lora.trains(parameter))
+    }
+
+    /// The forward graph of a model that is trained so: with its adapters, if there are any.
+    ///
+    /// # Errors
+    /// [`PlanError`] if the model's sizes contradict each other, or if a pattern of adapters
+    /// matches no layer.
+    pub fn graph(&self, model: &Model, name: &str, options: &GraphOptions) -> Result<Graph, PlanError> {
+        let graph = model.graph(name, options)?;
+        match &self.lora {
+            Some(lora) => lora.apply(graph),
+            None => Ok(graph),
+        }
     }
 
     /// The target of the loss.
@@ -172,6 +194,7 @@ impl Training {
             return refuse("training.clip_norm", clip, "a finite number above 0", "leave it out for no clipping");
         }
         self.validate_loss()?;
+        self.lora.as_ref().map_or(Ok(()), Lora::validate)?;
         self.schedule.validate()?;
         self.validate_periods()?;
         let LossScale { initial, growth_interval } = self.loss_scale;

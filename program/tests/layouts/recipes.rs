@@ -1,7 +1,7 @@
 //! What a recipe changes in a Program: frozen parameters, weight decay, LAMB, the loss.
 
 use super::*;
-use foretell_program::DecayExemptions;
+use foretell_program::{DecayExemptions, Lora};
 
 fn with(training: Training, optimizer: Optimizer, layout: Layout) -> StageProgram {
     let model = Model::Mlp(Mlp { widths: vec![64, 48, 32, 16] });
@@ -89,4 +89,40 @@ fn a_weighted_loss_has_its_own_kernels_and_divides_by_weight() {
     assert!(list.instructions.iter().any(weighted));
     let smoothed = with(Training { label_smoothing: 0.1, ..Training::default() }, Optimizer::Sgd, Layout::default());
     assert_eq!(count(&smoothed, "update_control"), 0, "all labels weigh the same");
+}
+
+#[test]
+fn adapters_alone_have_gradients_and_optimizer_state() {
+    let lora = |targets: &[&str]| {
+        let lora = Lora { rank: 4, alpha: 8, targets: targets.iter().copied().collect(), ..Lora::default() };
+        with(Training { lora: Some(lora), ..Training::default() }, Optimizer::AdamW, Layout::default())
+    };
+    let plain = with(Training::default(), Optimizer::AdamW, Layout::default());
+    let both = lora(&["0", "2"]);
+    let adapters = 4 * (64 + 48) + 4 * (48 + 32);
+    assert_eq!(kept(&both, BufferRole::Gradient), adapters);
+    assert_eq!(kept(&both, BufferRole::OptimizerState), 2 * adapters);
+    assert_eq!(kept(&both, BufferRole::Parameter), kept(&plain, BufferRole::Parameter) + adapters);
+    assert!(both.arena < plain.arena, "{} and {}", both.arena, plain.arena);
+    // In each of eight micro-batches: two products of each adapter have weights to train.
+    assert_eq!(count(&both, "matmul_weight_gradient"), 8 * 4);
+    let second = lora(&["2"]);
+    assert_eq!(count(&second, "matmul_weight_gradient"), 8 * 2);
+    // The gradient comes back through the last layer and B, and goes no further.
+    assert_eq!(count(&second, "matmul_input_gradient"), 8 * 2);
+}
+
+#[test]
+fn adapters_that_fit_no_layer_are_refused() {
+    let model = Model::Mlp(Mlp { widths: vec![64, 48, 16] });
+    let refused = |lora: Lora| {
+        let training = Training { lora: Some(lora), ..Training::default() };
+        compile(&model, "model", &Plan { training, ..Plan::new(Layout::default(), 8) }).expect_err("refused").to_string()
+    };
+    let targets = |patterns: &[&str]| Lora { targets: patterns.iter().copied().collect(), ..Lora::default() };
+    assert!(refused(targets(&["q_proj"])).contains("`q_proj` matches no linear layer"));
+    assert!(refused(targets(&[])).contains("names no layer"));
+    assert!(refused(Lora { rank: 0, ..Lora::default() }).contains("training.lora.rank"));
+    let also_train = ["head"].into_iter().collect();
+    assert!(refused(Lora { also_train, ..Lora::default() }).contains("`head` matches no parameter"));
 }

@@ -2,10 +2,10 @@
 
 use super::canvas::{Canvas, Dash, Frame, Mark, PALETTE, Scale, time_unit};
 use crate::error::ReportError;
-use foretell_program::{Buffer, BufferId, InstructionId, MemoryKind, Program, Rank, RankTimeline, StageProgram, Timeline};
-use foretell_units::{Bytes, Picoseconds, Seconds};
+use crate::residency::Residency;
+use foretell_program::{Program, Rank, RankTimeline, StageProgram, Timeline};
+use foretell_units::{Bytes, Seconds};
 use plotters::prelude::DrawingBackend;
-use std::collections::BTreeMap;
 
 /// Most lines in a plot: one per colour.
 const MOST_STAGES: usize = PALETTE.len();
@@ -34,7 +34,7 @@ impl MemoryPlot {
         let curve = |index: usize| {
             let stage = program.lists.get(index)?;
             let rank = (0..timeline.ranks.len()).map(Rank).find(|&rank| program.list_index(rank) == index)?;
-            Some(StageCurve { stage: stage.stage, live: live_bytes(stage, timeline.rank(rank)?), arena: stage.arena })
+            Some(StageCurve { stage: stage.stage, live: live(stage, timeline.rank(rank)?), arena: stage.arena })
         };
         Self { stages: chosen.filter_map(curve).collect(), step: timeline.step().into(), all_stages: all }
     }
@@ -84,54 +84,8 @@ impl MemoryPlot {
     }
 }
 
-/// Live bytes over time: persistent buffers throughout, others for their lifetime. A buffer inside
-/// another one is not counted again.
-fn live_bytes(stage: &StageProgram, timeline: &RankTimeline) -> Vec<(Seconds, Bytes)> {
-    let mut lifetimes: BTreeMap<BufferId, (InstructionId, InstructionId)> = BTreeMap::new();
-    for (index, buffer) in stage.buffers.iter().enumerate() {
-        let Some((first, last)) = buffer.lifetime else { continue };
-        let whole = root(stage, BufferId(index as u32));
-        let lifetime = lifetimes.entry(whole).or_insert((first, last));
-        *lifetime = (lifetime.0.min(first), lifetime.1.max(last));
-    }
-    let times: BTreeMap<InstructionId, (Picoseconds, Picoseconds)> =
-        timeline.spans.iter().map(|span| (span.instruction, (span.start, span.end))).collect();
-
-    let is_root = |buffer: &Buffer| buffer.parent.is_none() && buffer.memory == MemoryKind::Device;
-    let roots = || stage.buffers.iter().enumerate().filter(|(_, buffer)| is_root(buffer));
-    let persistent: Bytes = roots().filter(|(_, buffer)| buffer.persistent).map(|(_, buffer)| buffer.bytes).sum();
-    // Starts and ends at one instant make one change: the memory plan may give both buffers the
-    // same offset.
-    let mut changes: BTreeMap<Picoseconds, (u64, u64)> = BTreeMap::new();
-    for (index, buffer) in roots().filter(|(_, buffer)| !buffer.persistent) {
-        let Some((first, last)) = lifetimes.get(&BufferId(index as u32)) else { continue };
-        let (Some((start, _)), Some((_, end))) = (times.get(first), times.get(last)) else { continue };
-        changes.entry(*start).or_default().0 += buffer.bytes.count();
-        changes.entry(*end).or_default().1 += buffer.bytes.count();
-    }
-    let mut live = persistent.count();
-    let mut curve = vec![(Seconds::ZERO, persistent)];
-    for (time, (begun, ended)) in changes {
-        live = (live + begun).saturating_sub(ended);
-        if time == Picoseconds::ZERO {
-            curve.clear();
-        }
-        curve.push((time.into(), Bytes::new(live)));
-    }
-    curve
-}
-
-/// Returns the outermost buffer that contains a buffer.
-fn root(stage: &StageProgram, id: BufferId) -> BufferId {
-    let mut id = id;
-    // A chain of parents longer than the list of buffers would be a cycle.
-    for _ in 0..stage.buffers.len() {
-        match stage.buffers.get(id.0 as usize).and_then(|buffer| buffer.parent) {
-            Some(parent) => id = parent,
-            None => break,
-        }
-    }
-    id
+fn live(stage: &StageProgram, timeline: &RankTimeline) -> Vec<(Seconds, Bytes)> {
+    Residency::of(stage, timeline).curve().into_iter().map(|(time, bytes)| (time.into(), bytes)).collect()
 }
 
 fn memory_unit(most: Bytes) -> (&'static str, f64) {

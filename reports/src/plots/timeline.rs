@@ -3,9 +3,11 @@
 use super::canvas::{
     Anchor, Canvas, Dash, FAINT, Frame, GRID, INK, Mark, PALETTE, PAPER, Scale, Size, fitted, text_width, time_unit,
 };
+use crate::activity::Activity;
 use crate::error::ReportError;
+use crate::shown::shown_ranks;
 use crate::trace::{origin_name, stream_name};
-use foretell_program::{Axis, Coordinates, Instruction, Operation, Phase, Program, Rank, RankTimeline, StageProgram, Timeline};
+use foretell_program::{Program, Rank, RankTimeline, StageProgram, Timeline};
 use foretell_units::Seconds;
 use plotters::prelude::DrawingBackend;
 use plotters::style::RGBColor;
@@ -16,8 +18,6 @@ const MOST_RANKS: usize = 8;
 const RANK_GAP: i32 = 14;
 /// Space above the first row for title and legend, in pixels.
 const TOP: i32 = 90;
-/// Colour of dark text on a block. A page's dark mode recolours `INK`, but not this.
-const ON_BLOCK: RGBColor = RGBColor(33, 33, 33);
 /// Space below the last row for ticks and the axis title, in pixels.
 const FOOT: i32 = 62;
 
@@ -47,57 +47,31 @@ struct Row {
 struct Block {
     start: f64,
     end: f64,
-    colour: Colour,
+    activity: Activity,
     micro_batch: Option<u32>,
 }
 
-/// The kind of work that a block's colour shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Colour {
-    Forward,
-    Backward,
-    Recompute,
-    Update,
-    Communication,
-    Load,
+/// The colour of a kind of work.
+const fn fill(activity: Activity) -> RGBColor {
+    match activity {
+        Activity::Forward => PALETTE[0],
+        Activity::Backward => PALETTE[1],
+        Activity::Recompute => RGBColor(240, 228, 66),
+        Activity::Update => PALETTE[2],
+        Activity::Communication => PALETTE[3],
+        Activity::Load => PALETTE[5],
+    }
 }
 
-impl Colour {
-    const ALL: [(Self, &'static str, RGBColor); 6] = [
-        (Self::Forward, "forward", PALETTE[0]),
-        (Self::Backward, "backward", PALETTE[1]),
-        (Self::Recompute, "recompute", RGBColor(240, 228, 66)),
-        (Self::Update, "update", PALETTE[2]),
-        (Self::Communication, "communication", PALETTE[3]),
-        (Self::Load, "load", PALETTE[5]),
-    ];
-
-    fn of(instruction: &Instruction) -> Self {
-        match (&*instruction.operation, instruction.phase) {
-            (Operation::Load { .. }, _) => Self::Load,
-            (Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } | Operation::Copy { .. }, _) => {
-                Self::Communication
-            }
-            (Operation::Compute { .. }, Phase::Forward) => Self::Forward,
-            (Operation::Compute { .. }, Phase::Backward) => Self::Backward,
-            (Operation::Compute { .. }, Phase::Recompute) => Self::Recompute,
-            (Operation::Compute { .. }, Phase::Update) => Self::Update,
-        }
-    }
-
-    fn fill(self) -> RGBColor {
-        Self::ALL.iter().find(|(colour, ..)| *colour == self).map_or(INK, |(.., fill)| *fill)
-    }
-
-    fn text(self) -> RGBColor {
-        if matches!(self, Self::Forward | Self::Update) { PAPER } else { ON_BLOCK }
-    }
+/// The colour of text on a block of that colour.
+const fn text_colour(activity: Activity) -> RGBColor {
+    if matches!(activity, Activity::Forward | Activity::Update) { PAPER } else { INK }
 }
 
 impl TimelinePlot {
     pub(crate) fn of(program: &Program, timelines: &[&Timeline]) -> Self {
         let known = timelines.iter().map(|one| one.ranks.len()).max().unwrap_or(0).min(program.mesh.world_size());
-        let shown = shown_ranks(program, known);
+        let shown = shown_ranks(program, known, MOST_RANKS);
         let note = (shown.len() < known).then(|| format!("{} of {known} ranks: the first of each stage", shown.len()));
         let ranks = shown.iter().map(|&rank| RankRows { label: rank.to_string(), rows: rows(program, timelines, rank) });
         let steps = timelines.iter().map(|one| (origin_name(one.origin), one.step().into())).collect();
@@ -155,11 +129,11 @@ impl TimelinePlot {
     }
 
     fn draw_head<Backend: DrawingBackend>(&self, canvas: &Canvas<'_, Backend>, frame: &Frame) -> Result<(), ReportError> {
-        let used = |colour| self.ranks.iter().flat_map(|rank| &rank.rows).flat_map(|row| &row.blocks).any(|b| b.colour == colour);
-        let entries: Vec<(String, RGBColor, Mark)> = Colour::ALL
-            .iter()
-            .filter(|(colour, ..)| used(*colour))
-            .map(|(_, name, fill)| ((*name).to_owned(), *fill, Mark::Block))
+        let blocks = || self.ranks.iter().flat_map(|rank| &rank.rows).flat_map(|row| &row.blocks);
+        let entries: Vec<(String, RGBColor, Mark)> = Activity::ALL
+            .into_iter()
+            .filter(|activity| blocks().any(|block| block.activity == *activity))
+            .map(|activity| (activity.name().to_owned(), fill(activity), Mark::Block))
             .collect();
         let steps: Vec<String> = self.steps.iter().map(|(origin, step)| format!("{origin} {step}")).collect();
         let mut words = format!("step: {}", steps.join(", "));
@@ -186,29 +160,14 @@ impl TimelinePlot {
         let label = fitted(&row.label, frame.left - 8 - 168, Size::Small);
         canvas.text(&label, (frame.left - 8, middle), Size::Small, INK, Anchor::End)?;
         for (from, to, block) in pixels(&row.blocks, |seconds| frame.x(seconds * per_second)) {
-            canvas.block([(from, top), (to, bottom)], block.colour.fill())?;
+            canvas.block([(from, top), (to, bottom)], fill(block.activity))?;
             let number = block.micro_batch.map(|index| index.to_string()).unwrap_or_default();
             if !number.is_empty() && text_width(&number, Size::Small) + 6 <= to - from {
-                canvas.text(&number, ((from + to) / 2, middle), Size::Small, block.colour.text(), Anchor::Middle)?;
+                canvas.text(&number, ((from + to) / 2, middle), Size::Small, text_colour(block.activity), Anchor::Middle)?;
             }
         }
         Ok(())
     }
-}
-
-/// Returns all ranks; if they are too many, the first of each stage; if those are still too many,
-/// evenly spaced ones of them.
-fn shown_ranks(program: &Program, known: usize) -> Vec<Rank> {
-    if known <= MOST_RANKS {
-        return (0..known).map(Rank).collect();
-    }
-    let origin: Coordinates = program.mesh.coordinates(Rank(0));
-    let stages = program.mesh.stage_count();
-    let count = stages.min(MOST_RANKS);
-    // Includes the first and the last stage.
-    let stage = |index: usize| if count > 1 { index * (stages - 1) / (count - 1) } else { 0 };
-    let ranks = (0..count).map(|index| program.mesh.rank(origin.with(Axis::Pipeline, stage(index))));
-    ranks.filter(|rank| rank.0 < known).collect()
 }
 
 fn rows(program: &Program, timelines: &[&Timeline], rank: Rank) -> Vec<Row> {
@@ -237,7 +196,7 @@ fn blocks_by_stream(stage: &StageProgram, timeline: &RankTimeline) -> Vec<Vec<Bl
         stream.push(Block {
             start: Seconds::from(span.start).value(),
             end: Seconds::from(span.end).value(),
-            colour: Colour::of(instruction),
+            activity: Activity::of(instruction),
             micro_batch: instruction.micro_batch,
         });
     }
@@ -254,7 +213,9 @@ fn pixels(blocks: &[Block], x: impl Fn(f64) -> i32) -> Vec<(i32, i32, Block)> {
     for block in blocks {
         let (from, to) = (x(block.start), x(block.end).max(x(block.start) + 1));
         match result.last_mut() {
-            Some((_, last, same)) if same.colour == block.colour && same.micro_batch == block.micro_batch && from <= *last => {
+            Some((_, last, same))
+                if same.activity == block.activity && same.micro_batch == block.micro_batch && from <= *last =>
+            {
                 *last = to.max(*last);
             }
             // Of several kinds within one pixel the first is shown.

@@ -1,12 +1,9 @@
 //! Profiles of links: between the devices of a node, and between nodes.
 
+use super::defaults::one;
 use foretell_units::{BytesPerSecond, Seconds};
 use serde::Deserialize;
 use std::collections::BTreeMap;
-
-fn one() -> f64 {
-    1.0
-}
 
 /// Profile of the link between the devices of a node.
 #[derive(Clone, Debug, Deserialize)]

@@ -18,6 +18,7 @@ mod category;
 mod cluster;
 mod communication;
 mod costs;
+mod defaults;
 mod device;
 mod fitted;
 mod fitted_values;

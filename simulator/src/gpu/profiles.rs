@@ -2,6 +2,7 @@
 //! constant means: the types that it reads do.
 
 use super::cluster::Cluster;
+use super::defaults::one;
 use super::device::GpuProfile;
 use super::fitted::{FITTED_ROWS, Fitted, FittedDevice};
 use super::link::{LinkProfile, NetworkProfile};
@@ -68,10 +69,6 @@ struct NetworkVariant {
     #[serde(default)]
     most: Option<BytesPerSecond>,
     source: String,
-}
-
-fn one() -> f64 {
-    1.0
 }
 
 /// All profiles of devices, links, networks and software stacks.

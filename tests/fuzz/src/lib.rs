@@ -55,6 +55,11 @@ impl Corpus {
         Ok(Self { files })
     }
 
+    /// Files that are not on the disk.
+    pub fn of(files: Vec<Vec<u8>>) -> Self {
+        Self { files }
+    }
+
     /// The valid files.
     pub fn files(&self) -> &[Vec<u8>] {
         &self.files

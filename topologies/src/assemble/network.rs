@@ -9,9 +9,9 @@ use crate::fabric::{
 use crate::layout::node_name;
 use crate::node::{Nics, NodeGroup};
 use crate::spec::{NetworkSpec, RouteSpec, ShortOrFull};
-use crate::text::{At, Scalar, Scalars, suggest};
+use crate::text::{At, Scalar, Scalars};
 use crate::topology::NetworkPlaces;
-use foretell_units::BytesPerSecond;
+use foretell_units::{BytesPerSecond, suggest};
 
 /// Lays a network over the base's, field by field, so that `network: {latency: 2us}` keeps the
 /// base's kind. A network of another kind replaces the base's.

@@ -4,8 +4,8 @@ use crate::device::{Architecture, DEFAULT_PCIE_BANDWIDTH, DEFAULT_SHARED_MEMORY_
 use crate::error::{Place, TopologyError, TopologyProblem};
 use crate::node::{Nics, NodeLink, NodeLinkKind, PcieTree, Sockets};
 use crate::spec::{LinkSpec, NicsSpec, ShortOrFull};
-use crate::text::{At, Scalar, suggest};
-use foretell_units::{BytesPerSecond, Seconds};
+use crate::text::{At, Scalar};
+use foretell_units::{BytesPerSecond, Seconds, suggest};
 
 /// Default link between devices of a kind.
 pub(super) fn default_link(kind: &DeviceKind) -> Option<NodeLink> {

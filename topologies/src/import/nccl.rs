@@ -6,6 +6,8 @@ use super::{ImportError, Joined, Machine};
 const TOOL: &str = "NCCL's topology dump";
 /// PCI class of an NVSwitch in `tclass`. A GPU's class is 0x030200.
 const SWITCH_CLASS: &str = "0x068000";
+/// The most links that one `<nvlink>` stands for. A GPU of 2026 has 18.
+const MOST_LINKS: usize = 1024;
 
 /// Library names of GPUs by PCI device number (The PCI ID Repository, vendor 10de).
 const DEVICES: [(&str, &str); 7] = [
@@ -37,7 +39,10 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
                 device = device.or(pci.clone());
             }
             "nvlink" => {
-                let count = element.attribute("count").and_then(|count| count.parse().ok()).unwrap_or(1);
+                let count = element.attribute("count").map_or(Some(1), |count| count.parse().ok());
+                let count = count
+                    .filter(|count| *count <= MOST_LINKS)
+                    .ok_or_else(|| wrong(&format!("an <nvlink> has a count that is not a number of links up to {MOST_LINKS}")))?;
                 of_gpu += count;
                 links += count;
                 most = most.max(of_gpu);

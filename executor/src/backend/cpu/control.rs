@@ -46,15 +46,18 @@ pub(super) unsafe fn update(call: &KernelCall<'_>, clip: bool, scaled: bool, pre
     }
 }
 
-/// Reads an optimizer's hyperparameters from its control, if it has one. `None` if this step's
-/// update is skipped.
+/// Reads an optimizer's hyperparameters from its control, if it has one. An `exempt` one decays
+/// nothing. `None` if this step's update is skipped.
 ///
 /// # Safety
 ///
 /// The call's operands are checked and valid; those of a `controlled` one have a control as their
 /// second.
-pub(super) unsafe fn told(call: &KernelCall<'_>, controlled: bool) -> Option<Hyperparameters> {
+pub(super) unsafe fn told(call: &KernelCall<'_>, controlled: bool, exempt: bool) -> Option<Hyperparameters> {
     let mut told = *call.hyperparameters;
+    if exempt {
+        told.weight_decay = 0.0;
+    }
     if controlled {
         // SAFETY: the caller's promise.
         let control = unsafe { floats(&call.reads[1]) };

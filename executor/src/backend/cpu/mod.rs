@@ -39,7 +39,7 @@ mod view;
 mod weighted_cross_entropy;
 
 use dropout::ProbabilityDropout;
-use foretell_models::Kernel;
+use foretell_models::{Kernel, scale_factor};
 
 use super::{Backend, BackendError, KernelCall, operands};
 
@@ -221,7 +221,7 @@ impl Backend for CpuBackend {
                 Kernel::WeightedCrossEntropyGradient { classes, smoothing, normalizer, scaled, .. } => {
                     weighted_cross_entropy::gradient(call, classes, smoothing, normalizer, scaled)?;
                 }
-                Kernel::Scale { square, .. } => elementwise::scale(call, 1.0 / (square as f64).sqrt()),
+                Kernel::Scale { times, square, .. } => elementwise::scale(call, scale_factor(times, square)),
                 Kernel::Multiply { .. } => elementwise::multiply(call),
                 Kernel::Route { experts, top, .. } => mixture::route(call, experts, top),
                 Kernel::RouteGradient { experts, top, .. } => mixture::route_gradient(call, experts, top)?,

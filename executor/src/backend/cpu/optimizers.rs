@@ -12,9 +12,8 @@ use crate::backend::{Hyperparameters, KernelCall};
 /// The call's operands are checked and valid.
 pub(super) unsafe fn sgd(call: &KernelCall<'_>, momentum: bool, nesterov: bool, [controlled, exempt]: [bool; 2]) {
     // SAFETY: the caller's promise.
-    let Some(parameters) = (unsafe { told(call, controlled) }) else { return };
-    let decay = if exempt { 0.0 } else { parameters.weight_decay };
-    let rates = [parameters.gradient_scale, decay, parameters.learning_rate, parameters.momentum];
+    let Some(parameters) = (unsafe { told(call, controlled, exempt) }) else { return };
+    let rates = [parameters.gradient_scale, parameters.weight_decay, parameters.learning_rate, parameters.momentum];
     // SAFETY: reads and writes are valid and do not overlap; with momentum there is a second write.
     unsafe {
         let (gradient, parameter) = (floats(&call.reads[0]), floats_mut(&call.writes[0]));
@@ -31,9 +30,9 @@ pub(super) unsafe fn sgd(call: &KernelCall<'_>, momentum: bool, nesterov: bool, 
 /// The call's operands are checked and valid.
 pub(super) unsafe fn adamw(call: &KernelCall<'_>, controlled: bool, exempt: bool) {
     // SAFETY: the caller's promise.
-    let Some(parameters) = (unsafe { told(call, controlled) }) else { return };
-    let decay = if exempt { 0.0 } else { parameters.weight_decay };
-    let constants = AdamW::new(&parameters, parameters.learning_rate, 1.0 - parameters.learning_rate * decay);
+    let Some(parameters) = (unsafe { told(call, controlled, exempt) }) else { return };
+    let keep = 1.0 - parameters.learning_rate * parameters.weight_decay;
+    let constants = AdamW::new(&parameters, parameters.learning_rate, keep);
     // SAFETY: reads and writes are valid and do not overlap.
     unsafe {
         let (first, second) = (floats_mut(&call.writes[1]), floats_mut(&call.writes[2]));
@@ -53,13 +52,12 @@ pub(super) unsafe fn lamb_direction(call: &KernelCall<'_>, controlled: bool, exe
     // SAFETY: as above.
     let (direction, norms) = unsafe { (floats_mut(&call.writes[0]), floats_mut(&call.writes[3])) };
     // SAFETY: the caller's promise.
-    let Some(parameters) = (unsafe { told(call, controlled) }) else {
+    let Some(parameters) = (unsafe { told(call, controlled, exempt) }) else {
         direction.fill(0.0);
         norms.copy_from_slice(&[squared_norm(parameter), 0.0]);
         return;
     };
-    let decay = if exempt { 0.0 } else { parameters.weight_decay };
-    let constants = AdamW::new(&parameters, 1.0, decay);
+    let constants = AdamW::new(&parameters, 1.0, parameters.weight_decay);
     // SAFETY: as above.
     let (first, second) = unsafe { (floats_mut(&call.writes[1]), floats_mut(&call.writes[2])) };
     lamb_directions(direction, first, second, [gradient, parameter], constants);
@@ -72,7 +70,7 @@ pub(super) unsafe fn lamb_direction(call: &KernelCall<'_>, controlled: bool, exe
 /// The call's operands are checked and valid.
 pub(super) unsafe fn lamb_step(call: &KernelCall<'_>, controlled: bool) {
     // SAFETY: the caller's promise.
-    let Some(parameters) = (unsafe { told(call, controlled) }) else { return };
+    let Some(parameters) = (unsafe { told(call, controlled, false) }) else { return };
     // SAFETY: reads and writes are valid and do not overlap; the norms are the last read.
     let (direction, norms) = unsafe { (floats(&call.reads[0]), floats(&call.reads[call.reads.len() - 1])) };
     let ratio = if norms[0] > 0.0 && norms[1] > 0.0 { norms[0].sqrt() / norms[1].sqrt() } else { 1.0 };
@@ -115,6 +113,16 @@ struct AdamW {
     epsilon: f32,
 }
 
+/// Adds an element of the gradient to its moments. Returns what the element moves by.
+#[inline(always)]
+fn with_moments<const FUSED: bool>(first: &mut f32, second: &mut f32, gradient: f32, constants: &AdamW) -> f32 {
+    let AdamW { gradient_scale, beta1, rest1, beta2, rest2, rate, root_scale, epsilon, .. } = *constants;
+    let gradient = gradient_scale * gradient;
+    *first = multiply_add::<FUSED>(beta1, *first, rest1 * gradient);
+    *second = multiply_add::<FUSED>(beta2, *second, rest2 * gradient * gradient);
+    rate * *first / multiply_add::<FUSED>(second.sqrt(), root_scale, epsilon)
+}
+
 multiversion! {
     fn sgd_plain(parameter: &mut [f32], gradient: &[f32], rates: [f32; 4]) {
         let [scale, decay, rate, _] = rates;
@@ -144,28 +152,21 @@ multiversion! {
     }
 
     fn adamw_step(parameter: &mut [f32], first: &mut [f32], second: &mut [f32], gradient: &[f32], constants: AdamW) {
-        let AdamW { gradient_scale, keep, beta1, rest1, beta2, rest2, rate, root_scale, epsilon } = constants;
         for (((parameter, first), second), &gradient) in parameter.iter_mut().zip(first).zip(second).zip(gradient) {
-            let gradient = gradient_scale * gradient;
-            *first = multiply_add::<FUSED>(beta1, *first, rest1 * gradient);
-            *second = multiply_add::<FUSED>(beta2, *second, rest2 * gradient * gradient);
-            let denominator = multiply_add::<FUSED>(second.sqrt(), root_scale, epsilon);
-            *parameter = multiply_add::<FUSED>(keep, *parameter, -rate * *first / denominator);
+            let step = with_moments::<FUSED>(first, second, gradient, &constants);
+            *parameter = multiply_add::<FUSED>(constants.keep, *parameter, -step);
         }
     }
+
     /// Here `keep` is the weight decay.
     fn lamb_directions(direction: &mut [f32], first: &mut [f32], second: &mut [f32], reads: [&[f32]; 2], constants: AdamW) {
-        let AdamW { gradient_scale, keep: decay, beta1, rest1, beta2, rest2, rate, root_scale, epsilon } = constants;
         let [gradient, parameter] = reads;
         let moments = first.iter_mut().zip(second);
         for (((direction, (first, second)), &gradient), &parameter) in
             direction.iter_mut().zip(moments).zip(gradient).zip(parameter)
         {
-            let gradient = gradient_scale * gradient;
-            *first = multiply_add::<FUSED>(beta1, *first, rest1 * gradient);
-            *second = multiply_add::<FUSED>(beta2, *second, rest2 * gradient * gradient);
-            let denominator = multiply_add::<FUSED>(second.sqrt(), root_scale, epsilon);
-            *direction = multiply_add::<FUSED>(decay, parameter, rate * *first / denominator);
+            let step = with_moments::<FUSED>(first, second, gradient, &constants);
+            *direction = multiply_add::<FUSED>(constants.keep, parameter, step);
         }
     }
 

@@ -95,6 +95,7 @@ struct Targets {
 impl Targets {
     fn new(weights: &[f32], smoothing: Smoothing) -> Self {
         let weight = weights.iter().map(|&weight| f64::from(weight)).sum();
-        Self { kept: 1.0 - smoothing.value(), spread: smoothing.value() / weights.len().max(1) as f64, weight }
+        let [kept, spread] = smoothing.parts(weights.len());
+        Self { kept, spread, weight }
     }
 }

@@ -13,12 +13,13 @@ mod resize;
 mod tests;
 
 use super::error::DataError;
-use super::options::{Augmentation, InputOptions, OnBadSample};
+use super::options::{Augmentation, Filled, InputOptions, OnBadSample};
 use super::order::{Purpose, stream_in_epoch, unit};
-use super::{SampleShape, Split};
+use super::{SampleShape, Split, regular};
 use decode::PIXEL;
 use listing::Listing;
-use std::fs;
+use std::fmt;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// ImageNet's mean of each channel, of values from 0 to 1.
@@ -40,15 +41,6 @@ pub(crate) struct PictureFolder {
     policy: OnBadSample,
     /// The normalised value of each byte, by channel.
     normalised: Vec<[f32; 256]>,
-}
-
-/// A sample that was filled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Filled {
-    /// The sample that was asked for.
-    Whole,
-    /// Another one of its class: it could not be read.
-    Replaced,
 }
 
 impl PictureFolder {
@@ -195,13 +187,12 @@ impl PictureFolder {
 /// # Errors
 /// The reason, as the rest of a sentence that begins with the file's name.
 pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, String> {
-    let metadata = fs::metadata(path).map_err(|error| format!("cannot be read: {error}"))?;
-    // Opening a named pipe would block.
-    if !metadata.is_file() {
-        return Err("is not a regular file".into());
+    let cannot = |reason: &dyn fmt::Display| format!("cannot be read: {reason}");
+    let (mut file, size) = regular::open(path).map_err(|error| cannot(&error))?;
+    if size > MAX_FILE {
+        return Err(format!("has {size} bytes, and at most {MAX_FILE} are read"));
     }
-    if metadata.len() > MAX_FILE {
-        return Err(format!("has {} bytes, and at most {MAX_FILE} are read", metadata.len()));
-    }
-    fs::read(path).map_err(|error| format!("cannot be read: {error}"))
+    let mut bytes = Vec::with_capacity(size as usize);
+    file.read_to_end(&mut bytes).map_err(|error| cannot(&error))?;
+    Ok(bytes)
 }

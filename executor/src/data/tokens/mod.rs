@@ -16,8 +16,7 @@ pub(crate) use files::{open_file, open_folder};
 pub(crate) use shard::{Shard, TokenWidth};
 
 use super::error::DataError;
-use super::options::OnBadSample;
-use super::pictures::Filled;
+use super::options::{Filled, OnBadSample};
 use super::{SampleShape, Split};
 
 /// The least number of training windows of a short text, whose windows overlap if necessary.

@@ -7,6 +7,7 @@ use std::io::{self, Read, Write};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use super::super::error::is_connection_gone;
 use super::super::session::{Opener, RECORD_TAG_BYTES, Sealer};
 use super::super::{Peer, TransportError};
 
@@ -143,17 +144,11 @@ fn too_long(peer: Peer, length: u64) -> TransportError {
 }
 
 fn stream_error(peer: Peer, error: io::Error) -> TransportError {
-    use io::ErrorKind::{
-        BrokenPipe, ConnectionAborted, ConnectionReset, HostUnreachable, NetworkUnreachable, NotConnected, TimedOut,
-        UnexpectedEof,
-    };
-    match error.kind() {
-        UnexpectedEof => TransportError::lost(peer, None),
-        BrokenPipe | ConnectionReset | ConnectionAborted | NotConnected | HostUnreachable | NetworkUnreachable | TimedOut => {
-            TransportError::lost(peer, Some(error))
-        }
-        _ => TransportError::system(format!("send or receive a control message of {peer}"), error),
+    if is_connection_gone(&error) {
+        let reason = (error.kind() != io::ErrorKind::UnexpectedEof).then_some(error);
+        return TransportError::lost(peer, reason);
     }
+    TransportError::system(format!("send or receive a control message of {peer}"), error)
 }
 
 #[cfg(test)]

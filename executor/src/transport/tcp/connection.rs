@@ -17,6 +17,8 @@ use rustix::net::SendFlags;
 use super::super::channel::Channel;
 use super::super::doorbell::timespec;
 use super::super::endpoint::{Endpoint, ReceiveHalf, SendHalf, WaitPolicy, WakeSource};
+use super::super::error::is_connection_gone;
+use super::super::link::Traffic;
 use super::super::message::{Incoming, Outgoing, WrongLength};
 use super::super::session::{Opener, RECORD_TAG_BYTES, Sealer, Session};
 use super::super::{Peer, StreamNumber, TransportError};
@@ -34,6 +36,7 @@ pub(super) struct Connection {
     pub(super) socket: TcpStream,
     pub(super) peer: usize,
     pub(super) stream: StreamNumber,
+    pub(super) traffic: Traffic,
     pub(super) shared: Arc<TcpState>,
 }
 
@@ -59,21 +62,19 @@ impl Connection {
         match result {
             Ok(count) => Ok(count),
             Err(Errno::AGAIN | Errno::INTR) => Ok(0),
-            Err(
-                error @ (Errno::PIPE
-                | Errno::CONNRESET
-                | Errno::TIMEDOUT
-                | Errno::HOSTUNREACH
-                | Errno::NETUNREACH
-                | Errno::NOTCONN),
-            ) => Err(self.lost(Some(error))),
-            Err(error) => Err(TransportError::system(format!("{doing} rank {} on {}", self.peer, self.stream), error)),
+            Err(error) => {
+                let error = std::io::Error::from(error);
+                match is_connection_gone(&error) {
+                    true => Err(self.lost(Some(error))),
+                    false => Err(TransportError::system(format!("{doing} rank {} on {}", self.peer, self.stream), error)),
+                }
+            }
         }
     }
 
     /// The error for a connection that has ended: the abort of the run, or the loss of the peer.
-    fn lost(&self, reason: Option<Errno>) -> TransportError {
-        let lost = || TransportError::lost(Peer::Rank(self.peer), reason.map(Into::into));
+    fn lost(&self, reason: Option<std::io::Error>) -> TransportError {
+        let lost = || TransportError::lost(Peer::Rank(self.peer), reason);
         self.shared.abort.check().err().unwrap_or_else(lost)
     }
 
@@ -124,6 +125,7 @@ impl SendHalf for SocketSender {
         }
         let result = rustix::net::send(&self.connection.socket, &self.buffer[self.flushed..], SendFlags::NOSIGNAL);
         let count = self.connection.bytes_moved(result, "send to")?;
+        self.connection.traffic.add_sent(count);
         self.flushed += count;
         if self.flushed == self.buffer.len() {
             message.advance(self.covered);
@@ -197,6 +199,7 @@ impl ReceiveHalf for SocketReceiver {
             return Err(connection.lost(None));
         }
         let count = connection.bytes_moved(result, "receive from")?;
+        connection.traffic.add_received(count);
         let of_length = count.min(SEALED_LENGTH_BYTES - self.length_filled);
         self.length_filled += of_length;
         self.record_filled += count - of_length;

@@ -96,6 +96,41 @@ fn pieces_repeated_or_left_out_between_ranks_are_noticed() {
 }
 
 #[test]
+fn bytes_that_vanish_between_ranks_leave_counts_that_differ() {
+    let is_dead = Arc::new(AtomicBool::new(false));
+    let dead = Arc::clone(&is_dead);
+    let transports = relayed_world(LONG, |server| {
+        Relay::start(server, move |_, _, _| if dead.load(Ordering::SeqCst) { Fate::Drop } else { Fate::Pass })
+    });
+    let stream = StreamNumber(3);
+    std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let mut channel = transports[1].open(0, stream).unwrap();
+            channel.receive(&mut [0; 100]).unwrap();
+            is_dead.store(true, Ordering::SeqCst);
+            // The same error as any other rank's when the launcher ends the run.
+            assert!(matches!(channel.receive(&mut [0; 100]), Err(TransportError::Aborted)));
+        });
+        let mut channel = transports[0].open(1, stream).unwrap();
+        channel.send(&[1; 100]).unwrap();
+        let starved = || transports[1].starved().first().copied();
+        let has_stopped = || is_dead.load(Ordering::SeqCst) && starved().is_some();
+        while !has_stopped() {
+            std::thread::yield_now();
+        }
+        let sent = transports[0].sent(1, stream).unwrap();
+        let waits = Starved { peer: 0, stream, received: Some(sent) };
+        assert_eq!(starved(), Some(waits), "the peer has sent nothing more");
+        channel.send(&[1; 100]).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        assert_eq!(starved(), Some(waits));
+        assert!(transports[0].sent(1, stream).unwrap() > sent);
+        transports[1].abort(None);
+        receiving.join().unwrap();
+    });
+}
+
+#[test]
 fn a_job_that_is_rewritten_on_its_way_is_not_taken() {
     let key = RunKey::generate().unwrap();
     let server = ControlServer::bind(local(), &key, 1).unwrap();

@@ -1,7 +1,8 @@
 //! The choices of a decoder: norms, positions, feed-forward networks, mixtures of experts.
 
-use super::super::{Check, is_false};
+use super::super::Check;
 use crate::builder::MixtureShape;
+use crate::defaults::{is_false, one};
 use crate::error::ModelError;
 use crate::kernel::Epsilon;
 use serde::{Deserialize, Serialize};
@@ -132,10 +133,6 @@ pub struct Mixtures {
     /// Whether the chosen experts' weights are left as the softmax over all experts gives them.
     #[serde(default, skip_serializing_if = "is_false")]
     pub unnormalised_gates: bool,
-}
-
-fn one() -> usize {
-    1
 }
 
 /// The most experts of a mixture.

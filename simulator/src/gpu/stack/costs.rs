@@ -1,14 +1,11 @@
 //! Costs of a framework's kernels, host and communication.
 
 use crate::gpu::category::Category;
+use crate::gpu::defaults::one;
 use crate::gpu::format::ProductFormat;
 use foretell_units::Seconds;
 use serde::Deserialize;
 use std::collections::BTreeMap;
-
-fn one() -> f64 {
-    1.0
-}
 
 fn two() -> f64 {
     2.0

@@ -1,5 +1,6 @@
 //! Settings that a framework uses where a run does not state them.
 
+use crate::gpu::defaults::one;
 use crate::gpu::format::ProductFormat;
 use foretell_program::{Overlap, Recompute};
 use foretell_units::Bytes;
@@ -11,10 +12,6 @@ fn bf16() -> ProductFormat {
 
 fn attention_only() -> Recompute {
     Recompute::Selective
-}
-
-fn one() -> f64 {
-    1.0
 }
 
 fn unpadded() -> usize {

@@ -2,7 +2,7 @@
 
 use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
 use crate::backend::cuda::driver::{CudaError, DeviceAddress, addresses};
-use foretell_models::Kernel;
+use foretell_models::{Kernel, scale_factor};
 use std::ops::Range;
 
 /// Fewest rows of a column that one block sums.
@@ -69,7 +69,7 @@ impl Dispatcher<'_> {
         };
         let (mut sizes, mut numbers) = ([elements, 0, 0, 0, 0, 0], [0.0]);
         match *kernel {
-            Kernel::Scale { square, .. } => numbers[0] = (1.0 / (square as f64).sqrt()) as f32,
+            Kernel::Scale { times, square, .. } => numbers[0] = scale_factor(times, square) as f32,
             Kernel::BiasAdd { columns, .. } => sizes[1] = columns,
             Kernel::Average { parts, .. } => sizes[1] = parts,
             Kernel::Dropout(dropout) => {

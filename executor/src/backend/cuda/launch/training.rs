@@ -2,7 +2,7 @@
 
 use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
 use crate::backend::cuda::driver::CudaError;
-use foretell_models::{Kernel, Smoothing};
+use foretell_models::Kernel;
 
 impl Dispatcher<'_> {
     /// Queues a kernel of this family, or returns `false`.
@@ -51,12 +51,12 @@ impl Dispatcher<'_> {
                     self.scratch(rows * 3 * size_of::<f32>())?;
                     let sizes = [rows, classes];
                     let config = LaunchConfig::new("weighted_cross_entropy_rows", Grid::Rows(rows), &sizes);
-                    self.launch(LaunchConfig { numbers: &targets(smoothing, classes), ..config })?;
+                    self.launch(LaunchConfig { numbers: &smoothing.parts(classes).map(|part| part as f32), ..config })?;
                     self.launch(LaunchConfig::new("weighted_cross_entropy_sums", Grid::Rows(1), &[rows]))?;
                 }
                 Kernel::WeightedCrossEntropyGradient { rows, classes, smoothing, normalizer, scaled } => {
                     let sizes = [rows, classes, usize::from(scaled)];
-                    let [kept, spread] = targets(smoothing, classes);
+                    let [kept, spread] = smoothing.parts(classes).map(|part| part as f32);
                     let config = LaunchConfig::new("weighted_cross_entropy_gradient", Grid::Rows(rows), &sizes);
                     self.launch(LaunchConfig { numbers: &[kept, spread, normalizer as f32], ..config })?;
                 }
@@ -94,10 +94,4 @@ impl Dispatcher<'_> {
         }
         Ok(true)
     }
-}
-
-/// The factors by which targets follow from labels: that of the label, and that of every class.
-fn targets(smoothing: Smoothing, classes: usize) -> [f32; 2] {
-    let smoothing = smoothing.value();
-    [(1.0 - smoothing) as f32, (smoothing / classes.max(1) as f64) as f32]
 }

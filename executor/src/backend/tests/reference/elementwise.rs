@@ -18,7 +18,9 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
         Kernel::ReluGradient { .. } => vec![zip(&reads[0], &reads[1], |dy, y| if y > 0.0 { dy } else { 0.0 })],
         Kernel::Gelu { .. } => vec![reads[0].iter().map(|&x| gelu(x)).collect()],
         Kernel::GeluGradient { .. } => vec![zip(&reads[0], &reads[1], |dy, x| dy * gelu_slope(x))],
-        Kernel::Scale { square, .. } => vec![reads[0].iter().map(|x| x / (square as f64).sqrt()).collect()],
+        Kernel::Scale { times, square, .. } => {
+            vec![reads[0].iter().map(|x| x * times as f64 / (square as f64).sqrt()).collect()]
+        }
         Kernel::Multiply { .. } => vec![zip(&reads[0], &reads[1], |a, b| a * b)],
         Kernel::Add { .. } => vec![zip(&reads[0], &reads[1], |a, b| a + b)],
         Kernel::GeluExact { .. } => vec![reads[0].iter().map(|&x| x * normal(x)).collect()],

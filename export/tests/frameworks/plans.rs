@@ -3,7 +3,9 @@
 
 use foretell_export::{Framework, FrameworkError, Job, JobFiles, PlanForm, export_job, import_plan, words};
 use foretell_models::Model;
-use foretell_program::{ContextMethod, Layout, Optimizer, Plan, Recompute, RunLength, Schedule, StageLayout, Training};
+use foretell_program::{
+    ContextMethod, Layout, LossScale, Optimizer, Plan, Recompute, RunLength, Schedule, StageLayout, Training,
+};
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 
@@ -50,6 +52,8 @@ prop_compose! {
         optimizer in proptest::sample::select(vec![Optimizer::Sgd, Optimizer::Adam, Optimizer::AdamW]),
         precision in proptest::sample::select(vec![DataType::Fp32, DataType::Tf32, DataType::Bf16, DataType::Fp16, DataType::Fp8]),
         (rate, decay, clip) in (proptest::option::of(1e-5f32..1.0), 0.0f32..0.5, proptest::option::of(0.1f32..2.0)),
+        (momentum, nesterov) in (0.01f32..1.0, any::<bool>()),
+        (initial, growth_interval) in (1.0f32..100_000.0, 1u32..5000),
         bucket in 1u64..1_000_000_000,
     ) -> Plan {
         let (tensor, pipeline, context) = if data_only { (1, 1, 1) } else { (tensor, pipeline, context) };
@@ -68,7 +72,9 @@ prop_compose! {
         let weight_decay = if optimizer == Optimizer::Adam { 0.0 } else { decay };
         plan.optimizer = optimizer;
         plan.precision = precision;
-        plan.training = Training { learning_rate: rate, weight_decay, clip_norm: clip, ..Training::default() };
+        let loss_scale = LossScale { initial, growth_interval };
+        plan.training =
+            Training { learning_rate: rate, weight_decay, clip_norm: clip, momentum, nesterov, loss_scale, ..Training::default() };
         plan
     }
 }
@@ -160,6 +166,14 @@ fn flags_that_are_not_understood_are_listed() {
     assert_eq!(imported.unread, ["--fp32-residual-connection", "--moe-extended-tp"]);
     assert_eq!((imported.plan.layout.data, imported.plan.layout.tensor, imported.plan.global_batch), (4, 2, 16));
 
+    let recompute = "--recompute-granularity selective --recompute-modules core_attn mlp --micro-batch-size 1";
+    let imported = import_plan(recompute, PlanForm::MegatronArguments, 1).expect("it is sound");
+    assert_eq!(imported.unread, ["--recompute-modules mlp"]);
+    assert_eq!(imported.plan.layout.recompute, Recompute::Selective);
+    let groups = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4";
+    let imported = import_plan(groups, PlanForm::MegatronArguments, 1).expect("it is sound");
+    assert_eq!(imported.unread, ["--recompute-num-layers 4"]);
+
     let zero = r#"{"train_batch_size": 32, "zero_optimization": {"stage": 2, "zero_quantized_weights": true}, "amp": {"enabled": true}}"#;
     let imported = import_plan(zero, PlanForm::Deepspeed, 8).expect("it is sound");
     assert_eq!(imported.unread, ["zero_optimization.zero_quantized_weights: true", "amp: {\"enabled\":true}"]);
@@ -173,7 +187,12 @@ fn files_of_another_form_are_refused_with_a_hint() {
         ("--micro-batch-size $MBS", PlanForm::MegatronArguments),
         ("--tensor-model-parallel-size 3", PlanForm::MegatronArguments),
         ("--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Ex|L", PlanForm::MegatronArguments),
+        ("--recompute-granularity full", PlanForm::MegatronArguments),
+        ("--recompute-granularity full --recompute-method thrice", PlanForm::MegatronArguments),
         ("not = [toml", PlanForm::Torchtitan),
+        ("[training]\nmixed_precision_param = \"float16\"", PlanForm::Torchtitan),
+        ("[training]\n[optimizer]\nname = \"Muon\"", PlanForm::Torchtitan),
+        ("[training]\n[activation_checkpoint]\nmode = \"sometimes\"", PlanForm::Torchtitan),
         ("[model]\nname = \"llama3\"", PlanForm::Torchtitan),
         ("[1]", PlanForm::Deepspeed),
         (r#"{"per_device_train_batch_size": -1}"#, PlanForm::HuggingFaceTrainer),

@@ -1,0 +1,316 @@
+//! Whole short trainings with faults that a seed decides: ranks that crash or freeze, links that
+//! break or swallow bytes, partitions, delays, full disks, power cuts and damaged checkpoints.
+//!
+//! Compiler, interpreter, kernels, collectives, checkpoints and resuming are the real ones; the
+//! transport and the disk are simulated. Every run must end with the right losses or with a true
+//! error. After an error the run goes on from its last whole checkpoint, and must then have the
+//! losses of a run without faults, bit for bit. A checkpoint that was reported survives.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails may panic")]
+
+use super::checkpoints::SavedCheckpoints;
+use super::collector::Collector;
+use crate::checkpoint::{CheckpointError, last_whole};
+use crate::data::{DataSource, Dataset, InputOptions};
+use crate::disk::{Disk, DiskFault, SimulatedDisk};
+use crate::error::ExecutorError;
+use crate::job::{Checkpoints, Length, Report, ReportSink, Start, TrainingJob};
+use crate::member::Member;
+use crate::stopping::StepGate;
+use crate::training::train;
+use crate::transport::TransportError;
+use crate::transport::faulty::{Fault, FaultyNetwork, Finding};
+use foretell_models::{Mlp, Model, Optimizer};
+use foretell_program::{Layout, Period, Plan, Rank, compile};
+use rand::{RngExt as _, SeedableRng as _};
+use rand_chacha::ChaCha8Rng;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+const STEPS: usize = 4;
+/// Most time for one seed, also on a busy machine.
+const MOST_TIME: Duration = Duration::from_secs(120);
+
+/// A job, and what it does without faults.
+struct Case {
+    job: TrainingJob,
+    /// The bits of the loss of each step.
+    losses: BTreeMap<usize, u64>,
+    /// The operations of a rank on the network, and of all on the disk.
+    operations: (usize, usize),
+}
+
+fn job(layout: Layout, every: usize) -> TrainingJob {
+    let mut plan = Plan::new(layout, 8);
+    plan.optimizer = Optimizer::Adam;
+    TrainingJob {
+        model: Model::Mlp(Mlp { widths: vec![6, 8, 8, 3] }),
+        name: "tiny".into(),
+        plan,
+        data: DataSource::Synthetic,
+        input: InputOptions::default(),
+        cores_per_rank: 1,
+        seed: 7,
+        length: Length::Steps(STEPS),
+        evaluate: false,
+        timeline: None,
+        start: Start::Fresh,
+        checkpoints: Some(Checkpoints::new(Some(Period::Steps(every)), Some(2))),
+    }
+}
+
+fn cases() -> Vec<Case> {
+    let data = Layout { data: 2, micro_batch: 4, ..Layout::default() };
+    let layouts = [
+        data.clone(),
+        Layout { zero: 1, ..data.clone() },
+        Layout { zero: 3, ..data.clone() },
+        Layout { tensor: 2, micro_batch: 4, ..Layout::default() },
+        Layout { pipeline: 2, micro_batch: 2, ..Layout::default() },
+        Layout { data: 2, pipeline: 2, zero: 1, micro_batch: 2, ..Layout::default() },
+    ];
+    let case = |(number, layout)| {
+        let job = job(layout, 1 + number % 2);
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Arc::new(SimulatedDisk::new(0, None));
+        let network = FaultyNetwork::new(world_size(&job), None, None);
+        let whole = attempt(&job, folder.path(), &network, &disk);
+        assert_eq!((whole.errors.len(), whole.losses.len()), (0, STEPS), "{:?}", whole.errors);
+        Case { job, losses: whole.losses, operations: (network.operations(), disk.operations()) }
+    };
+    layouts.into_iter().enumerate().map(case).collect()
+}
+
+fn world_size(job: &TrainingJob) -> usize {
+    job.plan.mesh().unwrap().world_size()
+}
+
+/// What a run did.
+#[derive(Default)]
+struct Attempt {
+    losses: BTreeMap<usize, u64>,
+    errors: Vec<ExecutorError>,
+    /// The last checkpoint that was reported as whole.
+    saved: Option<PathBuf>,
+}
+
+enum Event {
+    Report(Report),
+    End(Result<(), ExecutorError>),
+}
+
+struct Reports {
+    rank: usize,
+    sender: mpsc::Sender<(usize, Event)>,
+}
+
+impl ReportSink for Reports {
+    fn send(&self, report: &Report) -> Result<(), TransportError> {
+        self.sender.send((self.rank, Event::Report(report.clone()))).map_err(|_| TransportError::Aborted)
+    }
+}
+
+/// Trains with one thread per rank, and does what the launcher does.
+fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<FaultyNetwork>, disk: &Arc<SimulatedDisk>) -> Attempt {
+    let mut job = job.clone();
+    let mut attempt = Attempt::default();
+    let size = world_size(&job);
+    let compiled = compile(&job.model, &job.name, &job.plan).unwrap();
+    let dataset = Dataset::open_with(&job.data, &job.model.sample(), job.seed, &job.input).unwrap();
+    let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch).unwrap();
+    let files: Arc<dyn Disk> = Arc::clone(disk) as _;
+    let mut saving = match SavedCheckpoints::prepare(&mut job, Some(folder), steps_per_epoch, size, Arc::clone(&files)) {
+        Ok(saving) => saving.unwrap(),
+        Err(error) => return Attempt { errors: vec![error], ..attempt },
+    };
+    let training = &compiled.training;
+    let mut collector = Collector::new(size, training.predictions, training.samples, None);
+    let gates: Vec<Arc<StepGate>> = (0..size).map(|_| Arc::default()).collect();
+    let (sender, events) = mpsc::channel();
+    std::thread::scope(|scope| {
+        for (rank, gate) in gates.iter().enumerate() {
+            let member = Member {
+                rank: Rank(rank),
+                world_size: size,
+                control: Arc::new(Reports { rank, sender: sender.clone() }),
+                transport: network.transport(rank),
+                device: None,
+                cpus: vec![0],
+                disk: Arc::clone(&files),
+                gate: Arc::clone(gate),
+            };
+            let (sender, job) = (sender.clone(), &job);
+            scope.spawn(move || {
+                let result = train(&member, job);
+                let _ = sender.send((rank, Event::End(result)));
+            });
+        }
+        drop(sender);
+        for (rank, event) in events {
+            let error = match event {
+                Event::Report(Report::Steps(steps)) => {
+                    let metrics = steps.into_iter().filter_map(|step| collector.step(step));
+                    attempt.losses.extend(metrics.map(|metrics| (metrics.step, metrics.loss.to_bits())));
+                    None
+                }
+                Event::Report(Report::CheckpointPart { step, scaler }) => saving.add_part(step, scaler).err(),
+                Event::Report(Report::Failed { message, .. }) => Some(ExecutorError::RankFailed { rank, host: None, message }),
+                Event::Report(_) => None,
+                Event::End(result) => result.err(),
+            };
+            if let Some(error) = error {
+                attempt.errors.push(error);
+                network.abort_all();
+                gates.iter().for_each(|gate| gate.abort());
+            }
+        }
+    });
+    match saving.finish() {
+        Ok(saved) => attempt.saved = saved,
+        Err(error) => attempt.errors.push(error),
+    }
+    attempt
+}
+
+/// The counts of many seeds.
+#[derive(Debug, Default)]
+struct Counts {
+    /// By fault: how often it happened.
+    faults: BTreeMap<String, usize>,
+    right: usize,
+    resumed: usize,
+    fresh: usize,
+}
+
+fn step_of(path: &Path) -> usize {
+    path.file_name().unwrap().to_str().unwrap().parse().unwrap()
+}
+
+/// Flips a bit of a random file of a checkpoint.
+fn damage(checkpoint: &Path, random: &mut ChaCha8Rng) {
+    let files = ["state.json", "model.safetensors", "optimizer.safetensors"];
+    let path = checkpoint.join(files[random.random_range(0..files.len())]);
+    let mut bytes = std::fs::read(&path).unwrap();
+    let at = random.random_range(0..bytes.len());
+    bytes[at] ^= 1 << random.random_range(0..8);
+    std::fs::write(&path, bytes).unwrap();
+}
+
+/// Runs one seed: a training with a fault, and the one that goes on from it.
+fn simulate(cases: &[Case], seed: u64, counts: &mut Counts) {
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let case = &cases[random.random_range(0..cases.len())];
+    let size = world_size(&case.job);
+    let faults = [Fault::Crash, Fault::Freeze, Fault::Break, Fault::Swallow, Fault::Partition];
+    let kind = random.random_range(0..9);
+    let fault =
+        faults.get(kind).map(|&fault| (random.random_range(0..size), random.random_range(1..case.operations.0 + 1), fault));
+    let disk_fault = match kind {
+        5 => Some(DiskFault::Full),
+        6 | 7 => Some(DiskFault::PowerCut),
+        _ => None,
+    };
+    let disk_fault = disk_fault.map(|fault| (random.random_range(1..case.operations.1 + 1), fault));
+    let delay_every = random.random_ratio(1, 2).then(|| random.random_range(5..60));
+    let folder = tempfile::tempdir().unwrap();
+    let (run, network) = (folder.path(), FaultyNetwork::new(size, fault, delay_every));
+    let disk = Arc::new(SimulatedDisk::new(seed, disk_fault));
+    let first = attempt(&case.job, run, &network, &disk);
+    let (hit, disk_failure) = (network.hit(), disk.failed());
+    check_truth(seed, &first, &hit, network.finding(), disk_failure);
+    for (step, loss) in &first.losses {
+        assert_eq!(Some(loss), case.losses.get(step), "seed {seed}: a wrong loss at step {step}");
+    }
+    if let Some((.., fault)) = fault.filter(|_| !hit.is_empty()) {
+        *counts.faults.entry(format!("{fault:?}")).or_default() += 1;
+    }
+    if let Some(failure) = disk_failure {
+        *counts.faults.entry(format!("{failure:?}")).or_default() += 1;
+    }
+    if disk_failure == Some(DiskFault::PowerCut) {
+        disk.lose_unsynced();
+    }
+    let newest = last_whole(run).ok();
+    let promised = first.saved.as_deref().map(step_of);
+    assert!(newest.as_ref().map(|found| found.state.step) >= promised, "seed {seed}: checkpoint {promised:?} is lost");
+    if let Some(newest) = newest.filter(|_| random.random_ratio(1, 4)) {
+        damage(&newest.path, &mut random);
+        *counts.faults.entry("Damage".into()).or_default() += 1;
+    }
+    let start = match last_whole(run) {
+        Ok(found) => Start::Checkpoint { path: found.path, step: found.state.step },
+        Err(CheckpointError::None { .. } | CheckpointError::Damaged { .. }) => Start::Fresh,
+        Err(error) => panic!("seed {seed}: {error}"),
+    };
+    if first.errors.is_empty() {
+        assert_eq!(first.losses, case.losses, "seed {seed}");
+        counts.right += 1;
+    }
+    let made = start.step();
+    if made >= STEPS {
+        return;
+    }
+    *(if made > 0 { &mut counts.resumed } else { &mut counts.fresh }) += 1;
+    let job = TrainingJob { start, ..case.job.clone() };
+    let second = attempt(&job, run, &FaultyNetwork::new(size, None, delay_every), &Arc::new(SimulatedDisk::new(seed, None)));
+    assert!(second.errors.is_empty(), "seed {seed}: it does not go on: {:?}", second.errors);
+    let rest: BTreeMap<usize, u64> = case.losses.range(made..).map(|(step, loss)| (*step, *loss)).collect();
+    assert_eq!(second.losses, rest, "seed {seed}: other losses after step {made}");
+}
+
+/// Checks that every error has a cause, and that the cause is named.
+fn check_truth(seed: u64, run: &Attempt, hit: &BTreeSet<usize>, finding: Option<Finding>, disk: Option<DiskFault>) {
+    let mut is_named = match finding {
+        Some(Finding::Silent(rank)) => hit.contains(&rank),
+        Some(Finding::Lost(from, to)) => hit.contains(&from) && hit.contains(&to),
+        None => false,
+    };
+    assert!(finding.is_none() || is_named, "seed {seed} blames the wrong ranks: {finding:?} for {hit:?}");
+    for error in &run.errors {
+        let is_true = match error {
+            ExecutorError::Transport(TransportError::PeerLost { rank, .. }) => {
+                is_named |= hit.contains(rank);
+                hit.contains(rank)
+            }
+            ExecutorError::Transport(TransportError::Aborted) | ExecutorError::OtherStream => !hit.is_empty() || disk.is_some(),
+            ExecutorError::Checkpoint(_) | ExecutorError::RankFailed { .. } => {
+                is_named |= disk.is_some();
+                disk.is_some()
+            }
+            _ => false,
+        };
+        assert!(is_true, "seed {seed}: `{error}` is not true: {hit:?}, {disk:?}");
+    }
+    // The launcher learns of a crash from the process's end.
+    let is_crash = run.errors.iter().all(ExecutorError::is_consequence);
+    assert!(run.errors.is_empty() || is_named || is_crash && !hit.is_empty(), "seed {seed}: {:?}", run.errors);
+}
+
+#[test]
+fn every_simulated_training_ends_right_or_goes_on_to_the_right_end() {
+    let number = |name: &str, default: u64| std::env::var(name).map_or(default, |text| text.parse().unwrap());
+    let (first, seeds) = (number("FORETELL_FAULT_SEED", 0), number("FORETELL_FAULT_SEEDS", 60));
+    let (sender, progress) = mpsc::channel();
+    let worker = std::thread::spawn(move || {
+        let cases = cases();
+        let mut counts = Counts::default();
+        for seed in first..first + seeds {
+            simulate(&cases, seed, &mut counts);
+            sender.send(seed).unwrap();
+        }
+        counts
+    });
+    let mut next = first;
+    while next < first + seeds {
+        match progress.recv_timeout(MOST_TIME) {
+            Ok(seed) => next = seed + 1,
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("seed {next} hangs"),
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+        }
+    }
+    let counts = worker.join().unwrap();
+    println!("{seeds} trainings from seed {first}: {counts:?}");
+    assert!(seeds < 50 || (counts.right > 0 && counts.resumed > 0 && counts.faults.len() >= 7));
+}

@@ -1,0 +1,127 @@
+//! The charts of a page, as the documents that the page's script draws. They hold numbers and
+//! names, no colours and no pixels; `assets/page.js` reads exactly these fields.
+
+mod memory;
+mod timeline;
+
+use crate::plots::LossPoint;
+use foretell_program::{Program, Timeline};
+use foretell_units::Bytes;
+use serde::Serialize;
+
+/// A chart of a page.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "chart", rename_all = "snake_case")]
+pub enum Chart {
+    /// What each rank did when.
+    Timeline(timeline::TimelineChart),
+    /// The bytes in use over a step.
+    Memory(memory::MemoryChart),
+    /// The loss of steps and evaluations.
+    Loss {
+        /// Steps trained and mean loss of each training step.
+        training: Vec<(u64, f64)>,
+        /// The same of each evaluation.
+        evaluation: Vec<(u64, f64)>,
+    },
+    /// How the best layout and the bound on all layouts approached each other.
+    Gap {
+        /// The progress, in the order of time.
+        points: Vec<GapPoint>,
+    },
+    /// Layouts by memory and step time, to choose one.
+    Layouts {
+        /// The layouts.
+        points: Vec<LayoutPoint>,
+    },
+}
+
+/// A moment of a search.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct GapPoint {
+    /// Time since the search began.
+    pub seconds: f64,
+    /// Step time of the best layout so far.
+    pub best: f64,
+    /// Lower bound on the step time of every layout.
+    pub bound: f64,
+}
+
+/// A layout that a search looked at.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct LayoutPoint {
+    /// The layout in words.
+    pub name: String,
+    /// The plan file, to copy.
+    pub plan: String,
+    /// Predicted step time.
+    pub step_seconds: f64,
+    /// Peak memory of the fullest device.
+    pub memory_bytes: u64,
+    /// Names and values, to show where the layout is chosen.
+    pub facts: Vec<(String, String)>,
+    /// Whether no other point has both less time and less memory.
+    pub is_on_front: bool,
+}
+
+impl Chart {
+    /// Charts what each rank did when, for one or two timelines of a Program: how the step's time
+    /// was spent, and each stream below it. Of many ranks the first of each stage is shown.
+    pub fn timeline(program: &Program, timelines: &[&Timeline]) -> Self {
+        Self::Timeline(timeline::TimelineChart::of(program, timelines))
+    }
+
+    /// Charts the bytes in use on shown ranks, with the tensors that hold the peak. `limit` is what
+    /// a device has.
+    pub fn memory(program: &Program, timeline: &Timeline, limit: Option<Bytes>) -> Self {
+        Self::Memory(memory::MemoryChart::of(program, timeline, limit))
+    }
+
+    /// Charts losses. Points that are not finite are left out.
+    pub fn loss(training: &[LossPoint], evaluation: &[LossPoint]) -> Self {
+        let finite = |points: &[LossPoint]| {
+            points.iter().filter(|point| point.loss.is_finite()).map(|point| (point.step, point.loss)).collect()
+        };
+        Self::Loss { training: finite(training), evaluation: finite(evaluation) }
+    }
+
+    /// Charts the progress of a search. Times that are not finite are left out.
+    pub fn gap(points: &[GapPoint]) -> Self {
+        let finite = |point: &&GapPoint| point.best.is_finite() && point.bound.is_finite();
+        Self::Gap { points: points.iter().filter(finite).copied().collect() }
+    }
+
+    /// Charts layouts, and finds which of them are on the front of step time and memory.
+    pub fn layouts(mut points: Vec<LayoutPoint>) -> Self {
+        points.sort_by(|a, b| a.memory_bytes.cmp(&b.memory_bytes).then(a.step_seconds.total_cmp(&b.step_seconds)));
+        let mut fastest = f64::INFINITY;
+        for point in &mut points {
+            point.is_on_front = point.step_seconds < fastest;
+            fastest = fastest.min(point.step_seconds);
+        }
+        Self::Layouts { points }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_front_has_the_layouts_that_none_beats() {
+        let point = |step_seconds: f64, memory_bytes: u64| LayoutPoint {
+            name: String::new(),
+            plan: String::new(),
+            step_seconds,
+            memory_bytes,
+            facts: Vec::new(),
+            is_on_front: false,
+        };
+        let Chart::Layouts { points } = Chart::layouts(vec![point(1.0, 9), point(3.0, 2), point(2.0, 9), point(2.0, 4)]) else {
+            unreachable!("made as layouts")
+        };
+        let front: Vec<(f64, u64)> =
+            points.iter().filter(|one| one.is_on_front).map(|one| (one.step_seconds, one.memory_bytes)).collect();
+        assert_eq!(front, [(3.0, 2), (2.0, 4), (1.0, 9)]);
+    }
+}

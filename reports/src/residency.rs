@@ -1,0 +1,131 @@
+//! The bytes in use over a step, and the tensors that hold them at the peak.
+//!
+//! Persistent buffers count throughout, others for their lifetime: from the start of the first
+//! instruction that touches one to the end of the last. A buffer inside another one is not counted
+//! again.
+
+use foretell_program::{Buffer, BufferId, BufferRole, InstructionId, MemoryKind, RankTimeline, StageProgram};
+use foretell_units::{Bytes, Picoseconds};
+use std::collections::BTreeMap;
+
+/// A buffer's stay in device memory.
+struct Stay<'a> {
+    buffer: &'a Buffer,
+    start: Picoseconds,
+    end: Picoseconds,
+}
+
+/// The memory of a rank over its step.
+pub(crate) struct Residency<'a> {
+    persistent: Vec<&'a Buffer>,
+    temporary: Vec<Stay<'a>>,
+}
+
+/// Buffers of one name and role that are in use at one time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Holder {
+    pub name: String,
+    pub role: BufferRole,
+    pub count: usize,
+    pub bytes: Bytes,
+}
+
+impl<'a> Residency<'a> {
+    /// Finds when each buffer of a list is in use. Buffers whose instructions have no span are left
+    /// out.
+    pub(crate) fn of(list: &'a StageProgram, timeline: &RankTimeline) -> Self {
+        let mut lifetimes: BTreeMap<BufferId, (InstructionId, InstructionId)> = BTreeMap::new();
+        for (index, buffer) in list.buffers.iter().enumerate() {
+            let Some((first, last)) = buffer.lifetime else { continue };
+            let whole = root(list, BufferId(index as u32));
+            let lifetime = lifetimes.entry(whole).or_insert((first, last));
+            *lifetime = (lifetime.0.min(first), lifetime.1.max(last));
+        }
+        let times: BTreeMap<InstructionId, (Picoseconds, Picoseconds)> =
+            timeline.spans.iter().map(|span| (span.instruction, (span.start, span.end))).collect();
+        let is_root = |buffer: &Buffer| buffer.parent.is_none() && buffer.memory == MemoryKind::Device;
+        let roots = || list.buffers.iter().enumerate().filter(|(_, buffer)| is_root(buffer));
+        let stay = |(index, buffer): (usize, &'a Buffer)| {
+            let (first, last) = lifetimes.get(&BufferId(index as u32))?;
+            let ((start, _), (_, end)) = (times.get(first)?, times.get(last)?);
+            Some(Stay { buffer, start: *start, end: *end })
+        };
+        Self {
+            persistent: roots().filter(|(_, buffer)| buffer.persistent).map(|(_, buffer)| buffer).collect(),
+            temporary: roots().filter(|(_, buffer)| !buffer.persistent).filter_map(stay).collect(),
+        }
+    }
+
+    /// Each change of the bytes in use: its time, and the amount from then on.
+    pub(crate) fn curve(&self) -> Vec<(Picoseconds, Bytes)> {
+        let persistent: Bytes = self.persistent.iter().map(|buffer| buffer.bytes).sum();
+        // Starts and ends at one instant make one change: the memory plan may give both buffers the
+        // same offset.
+        let mut changes: BTreeMap<Picoseconds, (u64, u64)> = BTreeMap::new();
+        for stay in &self.temporary {
+            changes.entry(stay.start).or_default().0 += stay.buffer.bytes.count();
+            changes.entry(stay.end).or_default().1 += stay.buffer.bytes.count();
+        }
+        let mut live = persistent.count();
+        let mut curve = vec![(Picoseconds::ZERO, persistent)];
+        for (time, (begun, ended)) in changes {
+            live = (live + begun).saturating_sub(ended);
+            if time == Picoseconds::ZERO {
+                curve.clear();
+            }
+            curve.push((time, Bytes::new(live)));
+        }
+        curve
+    }
+
+    /// The buffers in use right after `time`, by name and role, the largest first.
+    pub(crate) fn holders(&self, time: Picoseconds) -> Vec<Holder> {
+        let live = self.temporary.iter().filter(|stay| stay.start <= time && time < stay.end).map(|stay| stay.buffer);
+        let mut groups: BTreeMap<(&str, BufferRole), (usize, Bytes)> = BTreeMap::new();
+        for buffer in self.persistent.iter().copied().chain(live) {
+            let group = groups.entry((&buffer.name, buffer.role)).or_default();
+            *group = (group.0 + 1, group.1 + buffer.bytes);
+        }
+        let holder = |((name, role), (count, bytes)): ((&str, BufferRole), (usize, Bytes))| Holder {
+            name: name.to_owned(),
+            role,
+            count,
+            bytes,
+        };
+        let mut holders: Vec<Holder> = groups.into_iter().map(holder).collect();
+        holders.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.name.cmp(&other.name)));
+        holders
+    }
+}
+
+/// Returns the outermost buffer that contains a buffer.
+fn root(list: &StageProgram, id: BufferId) -> BufferId {
+    let mut id = id;
+    // A chain of parents longer than the list of buffers would be a cycle.
+    for _ in 0..list.buffers.len() {
+        match list.buffers.get(id.0 as usize).and_then(|buffer| buffer.parent) {
+            Some(parent) => id = parent,
+            None => break,
+        }
+    }
+    id
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample;
+
+    #[test]
+    fn the_holders_at_the_peak_add_up_to_it() {
+        let (program, predicted, _) = sample::pipeline();
+        for (list, timeline) in program.lists.iter().zip(&predicted.ranks) {
+            let residency = Residency::of(list, timeline);
+            let curve = residency.curve();
+            let (time, peak) = curve.iter().copied().max_by_key(|(_, bytes)| *bytes).expect("a curve has a point");
+            let held: Bytes = residency.holders(time).iter().map(|holder| holder.bytes).sum();
+            assert_eq!(held, peak);
+            assert!(peak > Bytes::ZERO && curve.len() > 2, "the sample uses temporary memory");
+        }
+    }
+}

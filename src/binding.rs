@@ -1,0 +1,162 @@
+//! What binds a plan's step, how full its devices are, and what to change: sentences for the
+//! terminal and the report. It reads a prediction and simulates nothing.
+
+use crate::failure::Failure;
+use foretell_program::{Offload, Plan, Rank, Recompute};
+use foretell_reports::{Fact, Section};
+use foretell_simulator::Prediction;
+use foretell_topologies::{Architecture, Topology};
+use foretell_units::{Bytes, Seconds};
+
+/// A share of the step from which a loss is worth a sentence.
+const NOTABLE: f64 = 0.05;
+
+/// Limits of a device's memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    /// The most that a rank may hold.
+    pub memory_limit: Option<Bytes>,
+    /// Share of a GPU's memory to leave free.
+    pub headroom: f64,
+}
+
+/// Names the resource that binds: arithmetic, or the largest part of the step without it; and how
+/// full the fullest device is.
+pub fn what_binds(plan: &Plan, prediction: &Prediction, topology: &Topology, limits: Limits) -> Result<String, Failure> {
+    let parts = &prediction.breakdown_seconds;
+    let share = |time: Seconds| share_of_step(prediction, time) * 100.0;
+    let (full, limit) = fullest(plan, prediction, topology, limits)?;
+    let of_limit = full.value() / limit.value().max(1.0) * 100.0;
+    let lost = [
+        ("waiting for communication", parts.exposed_communication),
+        ("the pipeline's bubble", parts.bubble),
+        ("the update", parts.optimizer),
+    ];
+    let largest =
+        lost.into_iter().max_by(|a, b| a.1.value().total_cmp(&b.1.value())).map_or(("nothing", Seconds::ZERO), |one| one);
+    let kernels = share(parts.compute);
+    let memory = if of_limit > 90.0 { "; memory is nearly full" } else { "" };
+    let first = if kernels > 85.0 {
+        "the devices' arithmetic".to_owned()
+    } else {
+        format!("{} ({:.1} % of the step)", largest.0, share(largest.1))
+    };
+    let on_hosts = prediction.host_memory_bytes.iter().copied().fold(Bytes::ZERO, Bytes::max);
+    let hosts = if on_hosts > Bytes::ZERO { format!(", and {on_hosts} on its host") } else { String::new() };
+    Ok(format!(
+        "{first}; kernels take {kernels:.1} % of the step, and the fullest device holds {full} of {limit} ({of_limit:.0} %){hosts}{memory}"
+    ))
+}
+
+/// Memory held and memory limit of the device that is fullest relative to its limit.
+fn fullest(plan: &Plan, prediction: &Prediction, topology: &Topology, limits: Limits) -> Result<(Bytes, Bytes), Failure> {
+    let mesh = plan.mesh()?;
+    let held = &prediction.peak_memory_bytes;
+    let mut fullest = (Bytes::ZERO, topology.least_memory());
+    for rank in (0..mesh.world_size()).map(Rank) {
+        let kind = topology.device_kind(topology.device_of_rank(rank.0));
+        let free = if kind.architecture == Architecture::Gpu { limits.headroom } else { 0.0 };
+        let memory = Bytes::new((kind.memory.value() * (1.0 - free)) as u64);
+        let may = limits.memory_limit.map_or(memory, |limit| limit.min(memory));
+        let holds = held.get(mesh.stage_of(rank)).copied().unwrap_or_default();
+        if holds.value() * fullest.1.value() > fullest.0.value() * may.value() {
+            fullest = (holds, may);
+        }
+    }
+    Ok(fullest)
+}
+
+fn share_of_step(prediction: &Prediction, time: Seconds) -> f64 {
+    time.value() / prediction.step_seconds.value().max(f64::MIN_POSITIVE)
+}
+
+/// The answer at the top of a report. `measured` is the step of the run that was made of the plan.
+pub fn answer(plan: &Plan, prediction: &Prediction, topology: &Topology, measured: Option<Seconds>) -> Result<Section, Failure> {
+    let ranks = plan.mesh()?.world_size();
+    let (full, limit) = fullest(plan, prediction, topology, Limits::default())?;
+    let percent = full.value() / limit.value().max(1.0) * 100.0;
+    let interval = format!("80 % interval {} to {}", prediction.step_seconds_p10, prediction.step_seconds_p90);
+    let mut facts = vec![Fact::new("predicted step", prediction.step_seconds.to_string(), interval)];
+    if let Some(measured) = measured.filter(|measured| *measured > Seconds::ZERO) {
+        let error = (prediction.step_seconds / measured - 1.0) * 100.0;
+        facts.push(Fact::new("measured step", measured.to_string(), format!("the prediction is {error:+.1} % off")));
+    }
+    facts.push(Fact {
+        percent: Some(percent.round() as u32),
+        ..Fact::new("memory of the fullest device", full.to_string(), format!("{percent:.0} % of {limit}"))
+    });
+    if prediction.mfu > 0.0 {
+        let with_recomputation = format!("{:.1} % with recomputation (HFU)", prediction.hfu * 100.0);
+        facts.push(Fact::new("MFU", format!("{:.1} %", prediction.mfu * 100.0), with_recomputation));
+    } else {
+        facts.push(Fact::new("MFU", "unknown", "no peak rate of these devices is known"));
+    }
+    let (rate, what) = match prediction.tokens_per_second {
+        Some(tokens) => (tokens, "tokens"),
+        None => (prediction.samples_per_second, "samples"),
+    };
+    let each = rate / ranks.max(1) as f64;
+    facts.push(Fact::new("throughput", format!("{rate:.0} {what}/s"), format!("{each:.1} {what}/s on each of {ranks} devices")));
+    let mut sentences = vec![format!("What binds: {}.", what_binds(plan, prediction, topology, Limits::default())?)];
+    sentences.extend(what_to_change(plan, prediction, percent / 100.0).into_iter().map(|one| format!("To change: {one}.")));
+    if !prediction.calibrated {
+        let count = prediction.uncalibrated.len();
+        sentences.push(format!("Not calibrated: {count} durations are estimates. `foretell calibrate` measures them."));
+    }
+    Ok(Section::Answer { facts, sentences })
+}
+
+/// Changes of the plan that work against its largest losses, the largest first.
+fn what_to_change(plan: &Plan, prediction: &Prediction, memory: f64) -> Vec<String> {
+    let (layout, parts) = (&plan.layout, &prediction.breakdown_seconds);
+    let mut losses: Vec<(f64, String)> = Vec::new();
+    let mut add = |share: f64, applies: bool, text: String| {
+        if applies && share > NOTABLE {
+            losses.push((share, text));
+        }
+    };
+    let bubble = share_of_step(prediction, parts.bubble);
+    let more = if layout.micro_batch > 1 { "a smaller `micro_batch`" } else { "a larger `global_batch`" };
+    add(
+        bubble,
+        layout.pipeline > 1,
+        format!(
+            "the bubble is {:.0} % of the step; {more} gives the pipeline more micro-batches, and more `virtual_stages` or fewer stages make it shorter",
+            bubble * 100.0
+        ),
+    );
+    add(
+        bubble,
+        layout.pipeline == 1,
+        format!("ranks wait {:.0} % of the step for slower ones; even out the work or the devices", bubble * 100.0),
+    );
+    let exposed = share_of_step(prediction, parts.exposed_communication);
+    let words = if layout.tensor > 1 {
+        "a smaller `tensor` has less to send, and its groups belong within a node"
+    } else if plan.layout.data > 1 && layout.zero < 3 {
+        "more samples per rank (a larger `global_batch`) give the gradients' reduction more to hide behind"
+    } else {
+        "a smaller shard group, or more samples per rank, leaves less to wait for"
+    };
+    add(exposed, true, format!("exposed communication is {:.0} % of the step; {words}", exposed * 100.0));
+    let update = share_of_step(prediction, parts.optimizer);
+    let spread = layout.zero == 0 && layout.data > 1;
+    add(update, spread, format!("the update is {:.0} % of the step; `zero: 1` spreads it over the `data` ranks", update * 100.0));
+    let loading = share_of_step(prediction, parts.data);
+    add(loading, true, format!("the step waits {:.0} % for samples; raise `--workers` of `foretell execute`", loading * 100.0));
+    losses.sort_by(|one, other| other.0.total_cmp(&one.0));
+    let mut said: Vec<String> = losses.into_iter().map(|(_, text)| text).collect();
+    if memory > 0.9 {
+        let way = match (layout.zero, &layout.recompute, layout.offload) {
+            (0, _, _) if layout.data > 1 => "`zero: 1` shards the optimizer's state",
+            (_, Recompute::None, _) => "`recompute: selective` or `full` keeps fewer activations",
+            (_, _, Offload::None) => "`offload: optimizer` moves state to the hosts",
+            _ => "a larger `tensor` or `pipeline` splits the model further",
+        };
+        said.push(format!("the fullest device has {:.0} % of its memory in use; {way}", memory * 100.0));
+    }
+    if said.is_empty() {
+        said.push("nothing in the plan costs more than a twentieth of the step; faster kernels or devices would".to_owned());
+    }
+    said
+}

@@ -1,0 +1,162 @@
+//! `foretell generate`: continues a text with a trained language model, to look at what it learned.
+
+use crate::failure::Failure;
+use crate::inputs;
+use crate::output;
+use crate::tokenizer;
+use clap::Args;
+use foretell_executor::{Generator, NextToken, Sampling};
+use foretell_models::Model;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use tokenizers::Tokenizer;
+
+/// Continue a text with a language model
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  foretell generate --init runs/first/checkpoints/500 --model gpt2 --tokenizer tokenizer.json --prompt \"Once upon a time\""
+)]
+pub struct Arguments {
+    /// The weights: a safetensors file, the index of several, or a folder of either, such as a
+    /// checkpoint
+    #[arg(long, value_name = "FILE")]
+    init: PathBuf,
+    /// The model that the weights are of: a name or a file
+    #[arg(long)]
+    model: String,
+    /// The text to continue
+    #[arg(long, value_name = "TEXT")]
+    prompt: Option<String>,
+    /// Tokens to continue, by number, in place of a text
+    #[arg(long, value_name = "IDS", conflicts_with = "prompt", required_unless_present = "prompt", value_delimiter = ',')]
+    prompt_tokens: Vec<u32>,
+    /// The tokenizer [default: `tokenizer.json` beside the weights; without one, and with a
+    /// vocabulary of 256, each byte is a token]
+    #[arg(long, value_name = "FILE")]
+    tokenizer: Option<PathBuf>,
+    /// The most tokens to generate [default: 50, or as many as the model's sequence has space for]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    tokens: Option<u32>,
+    /// What to divide logits by; 0 takes the most likely token [default: 0, or 1 with --top-k]
+    #[arg(long, value_name = "T")]
+    temperature: Option<f64>,
+    /// Choose from this many of the most likely tokens [default: all]
+    #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
+    top_k: Option<u32>,
+    /// The seed of the choices
+    #[arg(long, value_name = "S", default_value = "0")]
+    seed: u64,
+}
+
+/// How many tokens are generated if the user does not say.
+const USUAL_TOKENS: usize = 50;
+
+/// How texts become tokens, and the reverse.
+enum Coding {
+    Tokenizer(Box<Tokenizer>, PathBuf),
+    /// A token per byte, as data of plain text has them.
+    Bytes,
+    /// Tokens are given and shown by number.
+    Numbers,
+}
+
+/// Runs the command.
+pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    let sampling = arguments.sampling()?;
+    let named = inputs::model(&arguments.model)?;
+    let coding = arguments.coding(&named.model)?;
+    let prompt = match &arguments.prompt {
+        Some(text) => coding.encode(text)?,
+        None => arguments.prompt_tokens.clone(),
+    };
+    let end = match &coding {
+        Coding::Tokenizer(tokenizer, path) => tokenizer::end_of_text(tokenizer, path, None)?.map(|(id, _)| id),
+        Coding::Bytes | Coding::Numbers => None,
+    };
+    let space = named.model.sample().tokens().map_or(0, |(sequence, _)| sequence.saturating_sub(prompt.len()));
+    let count = arguments.tokens.map_or(space.clamp(1, USUAL_TOKENS), |count| count as usize);
+    let length = prompt.len().saturating_add(count);
+    let generator = Generator::open(&named.model, &named.name, &arguments.init, length)?;
+    let progress = output::progress(count, "generate");
+    let made = generator.generate(&prompt, &sampling, |next| {
+        progress.inc(1);
+        end == Some(next.token)
+    })?;
+    progress.finish_and_clear();
+    let tokens: Vec<u32> = made.iter().map(|next| next.token).collect();
+    let text = coding.decode(&tokens)?;
+    if json {
+        return output::json(&document(&prompt, &made, text.as_deref()));
+    }
+    match (&arguments.prompt, text) {
+        (Some(prompt), Some(text)) => output::line(&format!("{prompt}{text}")),
+        (None, Some(text)) => output::line(&text),
+        (_, None) => output::line(&tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")),
+    }
+}
+
+fn document(prompt: &[u32], made: &[NextToken], text: Option<&str>) -> serde_json::Value {
+    json!({
+        "prompt_tokens": prompt,
+        "tokens": made.iter().map(|next| next.token).collect::<Vec<_>>(),
+        "log_probabilities": made.iter().map(|next| next.log_probability).collect::<Vec<_>>(),
+        "text": text,
+    })
+}
+
+impl Arguments {
+    fn sampling(&self) -> Result<Sampling, Failure> {
+        let temperature = self.temperature.unwrap_or(if self.top_k.is_some() { 1.0 } else { 0.0 });
+        if !temperature.is_finite() || temperature < 0.0 {
+            let hint = "give a number of at least 0, such as 0.8";
+            return Err(Failure::Input(format!("the temperature {temperature} makes no probabilities; hint: {hint}")));
+        }
+        Ok(Sampling { temperature, top_k: self.top_k.map(|count| count as usize), seed: self.seed })
+    }
+
+    fn coding(&self, model: &Model) -> Result<Coding, Failure> {
+        let folder = if self.init.is_dir() { Some(self.init.as_path()) } else { self.init.parent() };
+        let beside = folder.map(|folder| folder.join("tokenizer.json")).filter(|path| path.is_file());
+        if let Some(path) = self.tokenizer.clone().or(beside) {
+            return Ok(Coding::Tokenizer(Box::new(tokenizer::open(&path)?), path));
+        }
+        match model.sample().tokens() {
+            Some((_, 256)) => Ok(Coding::Bytes),
+            _ if self.prompt.is_none() => Ok(Coding::Numbers),
+            _ => {
+                let hint = "give its `tokenizer.json` with `--tokenizer`, or tokens with `--prompt-tokens`";
+                Err(Failure::Input(format!("a text needs the tokenizer of the model; hint: {hint}")))
+            }
+        }
+    }
+}
+
+impl Coding {
+    fn encode(&self, text: &str) -> Result<Vec<u32>, Failure> {
+        match self {
+            Coding::Tokenizer(tokenizer, path) => {
+                let encoding = tokenizer.encode(text, false).map_err(|error| failed(path, "encode the prompt", &error))?;
+                Ok(encoding.get_ids().to_vec())
+            }
+            Coding::Bytes | Coding::Numbers => Ok(text.bytes().map(u32::from).collect()),
+        }
+    }
+
+    /// The text of generated tokens; `None` where tokens are shown by number.
+    fn decode(&self, tokens: &[u32]) -> Result<Option<String>, Failure> {
+        match self {
+            Coding::Tokenizer(tokenizer, path) => {
+                tokenizer.decode(tokens, true).map(Some).map_err(|error| failed(path, "decode the tokens", &error))
+            }
+            Coding::Bytes => {
+                let bytes: Vec<u8> = tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
+                Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
+            }
+            Coding::Numbers => Ok(None),
+        }
+    }
+}
+
+fn failed(path: &Path, doing: &str, error: &tokenizers::Error) -> Failure {
+    Failure::Input(format!("`{}` cannot {doing}: {error}; hint: use the tokenizer of the model", path.display()))
+}
