@@ -32,8 +32,8 @@ pub fn is_adapter(parameter: &str) -> bool {
     parameter.starts_with(PREFIX) && ENDS.iter().any(|end| parameter.ends_with(end))
 }
 
-/// The linear layers of a forward graph that can have an adapter: all but those that make
-/// predictions. Each comes with how its weight is laid out.
+/// The linear layers of a forward graph that can have an adapter: all but the projection to a
+/// vocabulary or to classes. Each comes with how its weight is laid out.
 pub fn linear_layers(graph: &Graph) -> impl Iterator<Item = (&str, WeightLayout)> {
     graph.operators.iter().filter_map(|operator| Some((operator.name.as_str(), adaptable(graph, operator)?)))
 }
