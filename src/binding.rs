@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use foretell_program::{Offload, Plan, Rank, Recompute};
 use foretell_reports::{Fact, Section};
 use foretell_simulator::Prediction;
-use foretell_topologies::{Architecture, Topology};
+use foretell_topologies::{Architecture, DeviceKind, Topology};
 use foretell_units::{Bytes, Seconds};
 
 /// A share of the step from which a loss is worth a sentence.
@@ -31,6 +31,7 @@ pub fn what_binds(plan: &Plan, prediction: &Prediction, topology: &Topology, lim
         ("waiting for communication", parts.exposed_communication),
         ("the pipeline's bubble", parts.bubble),
         ("the update", parts.optimizer),
+        ("waiting for samples", parts.data),
     ];
     let largest =
         lost.into_iter().max_by(|a, b| a.1.value().total_cmp(&b.1.value())).map_or(("nothing", Seconds::ZERO), |one| one);
@@ -52,12 +53,9 @@ pub fn what_binds(plan: &Plan, prediction: &Prediction, topology: &Topology, lim
 fn fullest(plan: &Plan, prediction: &Prediction, topology: &Topology, limits: Limits) -> Result<(Bytes, Bytes), Failure> {
     let mesh = plan.mesh()?;
     let held = &prediction.peak_memory_bytes;
-    let mut fullest = (Bytes::ZERO, topology.least_memory());
+    let mut fullest = (Bytes::ZERO, least_limit(topology, limits));
     for rank in (0..mesh.world_size()).map(Rank) {
-        let kind = topology.device_kind(topology.device_of_rank(rank.0));
-        let free = if kind.architecture == Architecture::Gpu { limits.headroom } else { 0.0 };
-        let memory = Bytes::new((kind.memory.value() * (1.0 - free)) as u64);
-        let may = limits.memory_limit.map_or(memory, |limit| limit.min(memory));
+        let may = may_hold(topology.device_kind(topology.device_of_rank(rank.0)), limits);
         let holds = held.get(mesh.stage_of(rank)).copied().unwrap_or_default();
         if holds.value() * fullest.1.value() > fullest.0.value() * may.value() {
             fullest = (holds, may);
@@ -66,14 +64,32 @@ fn fullest(plan: &Plan, prediction: &Prediction, topology: &Topology, limits: Li
     Ok(fullest)
 }
 
+/// The most that a rank on a device may hold.
+fn may_hold(kind: &DeviceKind, limits: Limits) -> Bytes {
+    let free = if kind.architecture == Architecture::Gpu { limits.headroom } else { 0.0 };
+    let memory = Bytes::new((kind.memory.value() * (1.0 - free)) as u64);
+    limits.memory_limit.map_or(memory, |limit| limit.min(memory))
+}
+
+/// The most that a rank on any device may hold.
+pub fn least_limit(topology: &Topology, limits: Limits) -> Bytes {
+    topology.device_kinds().iter().map(|kind| may_hold(kind, limits)).min().unwrap_or(Bytes::ZERO)
+}
+
 fn share_of_step(prediction: &Prediction, time: Seconds) -> f64 {
     time.value() / prediction.step_seconds.value().max(f64::MIN_POSITIVE)
 }
 
 /// The answer at the top of a report. `measured` is the step of the run that was made of the plan.
-pub fn answer(plan: &Plan, prediction: &Prediction, topology: &Topology, measured: Option<Seconds>) -> Result<Section, Failure> {
+pub fn answer(
+    plan: &Plan,
+    prediction: &Prediction,
+    topology: &Topology,
+    limits: Limits,
+    measured: Option<Seconds>,
+) -> Result<Section, Failure> {
     let ranks = plan.mesh()?.world_size();
-    let (full, limit) = fullest(plan, prediction, topology, Limits::default())?;
+    let (full, limit) = fullest(plan, prediction, topology, limits)?;
     let percent = full.value() / limit.value().max(1.0) * 100.0;
     let interval = format!("80 % interval {} to {}", prediction.step_seconds_p10, prediction.step_seconds_p90);
     let mut facts = vec![Fact::new("predicted step", prediction.step_seconds.to_string(), interval)];
@@ -97,8 +113,14 @@ pub fn answer(plan: &Plan, prediction: &Prediction, topology: &Topology, measure
     };
     let each = rate / ranks.max(1) as f64;
     facts.push(Fact::new("throughput", format!("{rate:.0} {what}/s"), format!("{each:.1} {what}/s on each of {ranks} devices")));
-    let mut sentences = vec![format!("What binds: {}.", what_binds(plan, prediction, topology, Limits::default())?)];
-    sentences.extend(what_to_change(plan, prediction, percent / 100.0).into_iter().map(|one| format!("To change: {one}.")));
+    let mut sentences = vec![format!("What binds: {}.", what_binds(plan, prediction, topology, limits)?)];
+    let changes = what_to_change(plan, prediction, percent / 100.0);
+    if changes.is_empty() {
+        let none =
+            "No part of the step that a plan can change takes more than 5 %. Only faster kernels or devices would shorten it.";
+        sentences.push(none.to_owned());
+    }
+    sentences.extend(changes.into_iter().map(|one| format!("To change: {one}.")));
     if !prediction.calibrated {
         let count = prediction.uncalibrated.len();
         sentences.push(format!("Not calibrated: {count} durations are estimates. `foretell calibrate` measures them."));
@@ -135,6 +157,10 @@ fn what_to_change(plan: &Plan, prediction: &Prediction, memory: f64) -> Vec<Stri
         "a smaller `tensor` has less to send, and its groups belong within a node"
     } else if plan.layout.data > 1 && layout.zero < 3 {
         "more samples per rank (a larger `global_batch`) give the gradients' reduction more to hide behind"
+    } else if layout.data == 1 && layout.pipeline > 1 {
+        "fewer stages, or a larger `micro_batch`, send fewer messages"
+    } else if layout.data == 1 {
+        "more samples per rank leave less to wait for"
     } else {
         "a smaller shard group, or more samples per rank, leaves less to wait for"
     };
@@ -154,9 +180,6 @@ fn what_to_change(plan: &Plan, prediction: &Prediction, memory: f64) -> Vec<Stri
             _ => "a larger `tensor` or `pipeline` splits the model further",
         };
         said.push(format!("the fullest device has {:.0} % of its memory in use; {way}", memory * 100.0));
-    }
-    if said.is_empty() {
-        said.push("nothing in the plan costs more than a twentieth of the step; faster kernels or devices would".to_owned());
     }
     said
 }

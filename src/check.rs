@@ -1,6 +1,6 @@
 //! `foretell check`: compares a run's prediction with its measurement, instruction by instruction.
 
-use crate::binding;
+use crate::binding::{self, Limits};
 use crate::failure::Failure;
 use crate::input::bound_phrase;
 use crate::output;
@@ -128,7 +128,7 @@ impl Checked {
         let (plan, topology) = (&self.loaded.plan, &self.loaded.topology);
         let measured = self.document.comparison.measured_step;
         let mut sections = vec![
-            binding::answer(plan, &self.prediction, topology, Some(measured))?,
+            binding::answer(plan, &self.prediction, topology, Limits::default(), Some(measured))?,
             chart(
                 "Timeline",
                 Chart::timeline(program, &both),

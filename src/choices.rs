@@ -378,6 +378,13 @@ impl Choices {
         file.first_nodes.clone_from(&setting.first_nodes);
         file
     }
+
+    /// As [`Self::plan_file`], for a file in any folder.
+    pub fn movable_plan_file(&self, setting: &Setting, plan: &Plan) -> Result<PlanFile, Failure> {
+        let mut file = self.plan_file(setting, plan);
+        file.absolute_paths()?;
+        Ok(file)
+    }
 }
 
 /// Seconds beyond its time limit for which a search without an answer goes on. Most have one by

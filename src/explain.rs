@@ -130,7 +130,8 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
         lines
             .push(format!("proven: no layout of the space is more than {gap:.2} % {better}{any} (`--explain` states the space)"));
     }
-    lines.extend(oddities(best, planned.search.all_devices_seconds, setting, choices)?);
+    let longer_on_all = planned.search.all_devices_seconds.map(|step| step / planned.search.best_seconds - 1.0);
+    lines.extend(oddities(best, longer_on_all, setting, choices)?);
     let has_gpus = setting.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Gpu);
     if has_gpus && choices.headroom() > 0.0 {
         let share = choices.headroom() * 100.0;
@@ -162,7 +163,7 @@ const MANY_STAGES: usize = 30;
 
 /// Names what an expert would ask about: idle devices, a tensor group over several nodes, very many
 /// stages. `on_all` is the step time of the best layout found that leaves no device idle.
-fn oddities(best: &Candidate, on_all: Option<f64>, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
+fn oddities(best: &Candidate, longer_on_all: Option<f64>, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
     let topology = &setting.topology;
     let (layout, ranks) = (&best.plan.layout, best.plan.mesh()?.world_size());
     let devices = choices.devices(topology).min(topology.device_count());
@@ -182,7 +183,13 @@ fn oddities(best: &Candidate, on_all: Option<f64>, setting: &Setting, choices: &
         let (all, unused): (f64, f64) = ((0..devices).map(peak).sum(), (ranks..devices).map(peak).sum());
         let share = unused / all.max(f64::MIN_POSITIVE) * 100.0;
         let idle: Vec<String> = idle.into_iter().map(|(name, count)| format!("{count} of `{name}`")).collect();
-        let worth = match on_all.map(|step| step / best.prediction.step_seconds.value() - 1.0) {
+        let worth = match longer_on_all {
+            Some(longer) if longer < 0.0 => {
+                format!(
+                    "the best layout found on all devices takes {:.1} % less time, but the objective prefers this one",
+                    -longer * 100.0
+                )
+            }
             Some(longer) => format!("the best layout found on all devices takes {:.1} % longer", longer * 100.0),
             None => "no layout on all devices is known to fit".into(),
         };

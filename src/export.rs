@@ -110,13 +110,39 @@ fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> 
 
 /// Writes a plan as a framework's job, and beside it the plan that the job expresses.
 pub fn write_job(loaded: &LoadedPlan, framework: Framework, folder: &Path) -> Result<(JobFiles, PlanFile), Failure> {
-    let topology = &loaded.topology;
-    let devices_per_node = topology.device_count() / topology.node_count().max(1);
-    let job = Job { name: &loaded.model.name, model: &loaded.model.model, plan: &loaded.plan, devices_per_node };
-    let exported = export_job(&job, framework).map_err(|error| Failure::in_file(&loaded.path, &error))?;
+    let exported = exported(loaded, framework)?;
     for (name, text) in &exported.files {
         output::write(&folder.join(name), text.as_bytes())?;
     }
+    let plan = expressed(loaded, framework, &exported, folder)?;
+    output::write(&folder.join("plan.yaml"), plan.to_yaml()?.as_bytes())?;
+    for difference in &exported.differences {
+        output::note(&format!("not the plan that was asked for: {difference}"));
+    }
+    Ok((exported, plan))
+}
+
+/// Whether a folder has the plan of another job, which [`write_job`] would replace. The file that
+/// the plan was read from is none.
+pub fn has_other_plan(loaded: &LoadedPlan, framework: Framework, folder: &Path) -> Result<bool, Failure> {
+    let kept = folder.join("plan.yaml");
+    let is_the_source = matches!((kept.canonicalize(), loaded.path.canonicalize()), (Ok(one), Ok(other)) if one == other);
+    if is_the_source || !kept.exists() {
+        return Ok(false);
+    }
+    let plan = expressed(loaded, framework, &exported(loaded, framework)?, folder)?;
+    Ok(inputs::read(&kept)? != plan.to_yaml()?)
+}
+
+fn exported(loaded: &LoadedPlan, framework: Framework) -> Result<JobFiles, Failure> {
+    let topology = &loaded.topology;
+    let devices_per_node = topology.device_count() / topology.node_count().max(1);
+    let job = Job { name: &loaded.model.name, model: &loaded.model.model, plan: &loaded.plan, devices_per_node };
+    export_job(&job, framework).map_err(|error| Failure::in_file(&loaded.path, &error))
+}
+
+/// The plan that a job expresses, for a file in `folder`, which is there.
+fn expressed(loaded: &LoadedPlan, framework: Framework, exported: &JobFiles, folder: &Path) -> Result<PlanFile, Failure> {
     let overlap = match framework {
         Framework::Slurm => exported.plan.overlap,
         _ => usual_overlap(&exported.plan.stack).unwrap_or_default(),
@@ -126,11 +152,7 @@ pub fn write_job(loaded: &LoadedPlan, framework: Framework, folder: &Path) -> Re
     plan.first_nodes.clone_from(&loaded.file.first_nodes);
     plan.input.clone_from(&loaded.file.input);
     plan.relative_to(loaded.path.parent().unwrap_or(Path::new(".")), folder)?;
-    output::write(&folder.join("plan.yaml"), plan.to_yaml()?.as_bytes())?;
-    for difference in &exported.differences {
-        output::note(&format!("not the plan that was asked for: {difference}"));
-    }
-    Ok((exported, plan))
+    Ok(plan)
 }
 
 fn perfetto(predicted: &PredictedPlan, path: &Path, json: bool) -> Result<(), Failure> {

@@ -5,6 +5,7 @@ use crate::inputs;
 use crate::output;
 use crate::tokenizer;
 use clap::Args;
+use foretell_executor::checkpoint::folder_of_weights;
 use foretell_executor::{Generator, NextToken, Sampling};
 use foretell_models::Model;
 use serde_json::json;
@@ -60,6 +61,14 @@ enum Coding {
     Numbers,
 }
 
+/// A text and what was generated of it.
+struct Continued {
+    /// The prompt and what follows.
+    whole: String,
+    /// What follows the prompt.
+    new: String,
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let sampling = arguments.sampling()?;
@@ -76,7 +85,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let space = named.model.sample().tokens().map_or(0, |(sequence, _)| sequence.saturating_sub(prompt.len()));
     let count = arguments.tokens.map_or(space.clamp(1, USUAL_TOKENS), |count| count as usize);
     let length = prompt.len().saturating_add(count);
-    let generator = Generator::open(&named.model, &named.name, &arguments.init, length)?;
+    let mut generator = Generator::open(&named.model, &named.name, &arguments.init, length)?;
     let progress = output::progress(count, "generate");
     let made = generator.generate(&prompt, &sampling, |next| {
         progress.inc(1);
@@ -84,13 +93,13 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     })?;
     progress.finish_and_clear();
     let tokens: Vec<u32> = made.iter().map(|next| next.token).collect();
-    let text = coding.decode(&tokens)?;
+    let text = coding.continued(&prompt, &tokens)?;
     if json {
-        return output::json(&document(&prompt, &made, text.as_deref()));
+        return output::json(&document(&prompt, &made, text.as_ref().map(|text| text.new.as_str())));
     }
     match (&arguments.prompt, text) {
-        (Some(prompt), Some(text)) => output::line(&format!("{prompt}{text}")),
-        (None, Some(text)) => output::line(&text),
+        (Some(_), Some(text)) => output::line(&text.whole),
+        (None, Some(text)) => output::line(&text.new),
         (_, None) => output::line(&tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",")),
     }
 }
@@ -115,8 +124,7 @@ impl Arguments {
     }
 
     fn coding(&self, model: &Model) -> Result<Coding, Failure> {
-        let folder = if self.init.is_dir() { Some(self.init.as_path()) } else { self.init.parent() };
-        let beside = folder.map(|folder| folder.join("tokenizer.json")).filter(|path| path.is_file());
+        let beside = Some(folder_of_weights(&self.init).join("tokenizer.json")).filter(|path| path.is_file());
         if let Some(path) = self.tokenizer.clone().or(beside) {
             return Ok(Coding::Tokenizer(Box::new(tokenizer::open(&path)?), path));
         }
@@ -142,7 +150,21 @@ impl Coding {
         }
     }
 
-    /// The text of generated tokens; `None` where tokens are shown by number.
+    /// The text of a prompt and of the tokens after it; `None` where tokens are shown by number.
+    fn continued(&self, prompt: &[u32], tokens: &[u32]) -> Result<Option<Continued>, Failure> {
+        // Some tokenizers leave out the space before the first word of what they decode, so the
+        // new tokens are decoded with the prompt before them.
+        let (before, whole) = (self.decode(prompt)?, self.decode(&[prompt, tokens].concat())?);
+        let (Some(before), Some(whole)) = (before, whole) else { return Ok(None) };
+        let new = match whole.strip_prefix(&before) {
+            Some(new) => new.to_owned(),
+            // The first new token changes the prompt's end, such as half a character.
+            None => self.decode(tokens)?.unwrap_or_default(),
+        };
+        Ok(Some(Continued { whole, new }))
+    }
+
+    /// The text of tokens; `None` where tokens are shown by number.
     fn decode(&self, tokens: &[u32]) -> Result<Option<String>, Failure> {
         match self {
             Coding::Tokenizer(tokenizer, path) => {

@@ -102,7 +102,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let remarks = predict::costs(profile.as_ref(), &setting.topology, &best.plan, &setting.model.model)?.remarks;
     predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size(), &remarks);
     if json {
-        let mut document = document(&arguments.choices, &setting, &planned);
+        let mut document = document(&arguments.choices, &setting, &planned)?;
         if let Some(compared) = &compared {
             document["compared"] = json!({"plan": arguments.compare, "predicted": compared.prediction});
         }
@@ -179,16 +179,18 @@ fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting)
     }))
 }
 
-/// The JSON document of `plan`.
-pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> serde_json::Value {
-    let candidate = |candidate: &foretell_planner::Candidate| json!({"plan": choices.plan_file(setting, &candidate.plan), "predicted": candidate.prediction});
+/// The JSON document of `plan`. Its plans may be written into any folder.
+pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> Result<serde_json::Value, Failure> {
+    let candidate = |candidate: &Candidate| -> Result<serde_json::Value, Failure> {
+        Ok(json!({"plan": choices.movable_plan_file(setting, &candidate.plan)?, "predicted": candidate.prediction}))
+    };
     let best = planned.candidates.first();
-    json!({
-        "plan": best.map(|best| choices.plan_file(setting, &best.plan)),
+    Ok(json!({
+        "plan": best.map(|best| choices.movable_plan_file(setting, &best.plan)).transpose()?,
         "predicted": best.map(|best| &best.prediction),
-        "alternatives": planned.candidates.iter().skip(1).map(candidate).collect::<Vec<_>>(),
+        "alternatives": planned.candidates.iter().skip(1).map(candidate).collect::<Result<Vec<_>, _>>()?,
         "search": planned.search,
-    })
+    }))
 }
 
 /// Answers `--scaling` or `--front`.

@@ -1,4 +1,5 @@
-//! The progress of a run that another process makes, from its folder. Knows no launcher.
+//! The progress of a run that another process makes, from its folder, and the ends of files that
+//! grow. Knows no launcher.
 
 use serde::Deserialize;
 use std::fmt;
@@ -25,16 +26,23 @@ impl fmt::Display for LastStep {
     }
 }
 
-/// More bytes than a line of the metrics has.
+/// More bytes than a line of the metrics or a few lines of a log have.
 const TAIL: u64 = 4096;
+
+/// The last bytes of a file as text, with replacements for what is no UTF-8. The first line may be
+/// cut. `None` if the file cannot be read.
+pub fn tail(path: &Path) -> Option<String> {
+    let mut file = File::open(path).ok()?;
+    let length = file.metadata().ok()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
+    let mut bytes = Vec::new();
+    file.take(TAIL).read_to_end(&mut bytes).ok()?;
+    Some(String::from_utf8_lossy(&bytes).into_owned())
+}
 
 /// Reads the last step. `None` if there is none yet.
 pub fn last_step(run: &Path) -> Option<LastStep> {
-    let mut file = File::open(run.join("metrics.jsonl")).ok()?;
-    let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
-    let mut text = String::new();
-    file.take(TAIL).read_to_string(&mut text).ok()?;
+    let text = tail(&run.join("metrics.jsonl"))?;
     // The last line may be half written.
     text.lines().rev().find_map(|line| serde_json::from_str(line).ok())
 }
@@ -42,6 +50,16 @@ pub fn last_step(run: &Path) -> Option<LastStep> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_long_file_is_read_whatever_its_bytes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("log");
+        assert_eq!(tail(&path), None);
+        std::fs::write(&path, [&vec![b'x'; 10_000][..], b"\n\xff\nlast"].concat()).expect("it is written");
+        let text = tail(&path).expect("a text");
+        assert!(text.len() < 5_000 && text.ends_with("\n\u{fffd}\nlast"), "{} bytes", text.len());
+    }
 
     #[test]
     fn the_last_whole_line_is_the_last_step() {

@@ -111,8 +111,6 @@ impl Recovery<'_> {
         let folder = training.folder;
         let (mut made, mut restarts) = (Made::default(), 0);
         let full = training.predicted.compiled.training.mesh.world_size();
-        // The devices that a new attempt leaves out.
-        let mut missing = 0;
         let first = training.start.step();
         let mut first_steps = vec![first];
         let mut outcome = loop {
@@ -159,7 +157,7 @@ impl Recovery<'_> {
             if self.elastic {
                 // Devices that were lost before are taken back, unless the last attempt failed
                 // without a step: then one of them may be the cause.
-                missing = if has_progressed { 1 } else { missing + 1 };
+                let missing = if has_progressed { 1 } else { full.saturating_sub(before) + 1 };
                 // The last rank is started again: this machine is still there.
                 training = self.planned_again(training, full.saturating_sub(missing).max(1))?;
             }

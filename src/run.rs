@@ -91,8 +91,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         return Err(Failure::Undone("the search returned nothing".into()));
     };
     let chosen = folder.file("chosen.yaml");
-    let mut file = choices.plan_file(&setting, &best.plan);
-    file.absolute_paths()?;
+    let file = choices.movable_plan_file(&setting, &best.plan)?;
     output::write(&chosen, file.to_yaml()?.as_bytes())?;
 
     let loaded = LoadedPlan {
@@ -137,7 +136,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let checked = check_compiled(&folder, loaded, compiled)?;
     checked.write_reports()?;
     if json {
-        let planned = document(choices, &setting, &planned);
+        let planned = document(choices, &setting, &planned)?;
         return output::json(&json!({
             "plan": planned,
             "predicted": prediction,

@@ -35,7 +35,7 @@ pub fn of_search(
     };
     let timeline = simulate(&program, &setting.topology, &costs, &options)?.timeline;
     let mut sections = vec![
-        binding::answer(&best.plan, &best.prediction, &setting.topology, None)?,
+        binding::answer(&best.plan, &best.prediction, &setting.topology, choices.limits(), None)?,
         chart(
             "Timeline",
             Chart::timeline(&program, &[&timeline]),
@@ -43,7 +43,7 @@ pub fn of_search(
         ),
         chart(
             "Memory",
-            Chart::memory(&program, &timeline, Some(setting.topology.least_memory())),
+            Chart::memory(&program, &timeline, Some(binding::least_limit(&setting.topology, choices.limits()))),
             "Bytes in use over the step, and the tensors that hold them at the peak.",
         ),
     ];
@@ -114,7 +114,7 @@ fn search(choices: &Choices, setting: &Setting, planned: &Planned, history: &[Ga
         ("number".to_owned(), foretell_reports::Alignment::Right),
     ];
     let rows = rows.iter().map(|(name, count)| vec![(*name).to_owned(), count.to_string()]).collect();
-    sections.push(Section::Table { heading: "What the search looked at".into(), columns, rows });
+    sections.push(Section::Table { heading: "Layouts of the search".into(), columns, rows });
     sections
 }
 
@@ -123,7 +123,7 @@ fn layout(choices: &Choices, setting: &Setting, candidate: &Candidate) -> Result
     let memory = prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default();
     Ok(LayoutPoint {
         name: words(&plan.layout),
-        plan: choices.plan_file(setting, plan).to_yaml()?,
+        plan: choices.movable_plan_file(setting, plan)?.to_yaml()?,
         step_seconds: prediction.step_seconds.value(),
         memory_bytes: memory.count(),
         facts: facts(prediction, memory),

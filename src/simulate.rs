@@ -1,7 +1,7 @@
 //! `foretell simulate`: predicts a plan's step.
 
 use crate::beside;
-use crate::binding;
+use crate::binding::{self, Limits};
 use crate::failure::Failure;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
@@ -258,7 +258,7 @@ fn report(
     let answers =
         what_if::answer(what_if::read(&questions)?, predicted, loaded, profile, oversubscription, arguments.fold.into())?;
     let sections = [
-        binding::answer(&loaded.plan, prediction, &loaded.topology, None)?,
+        binding::answer(&loaded.plan, prediction, &loaded.topology, Limits::default(), None)?,
         Section::Chart {
             heading: "Timeline".into(),
             chart: Box::new(Chart::timeline(program, &[timeline])),
@@ -269,7 +269,7 @@ fn report(
             chart: Box::new(Chart::memory(program, timeline, Some(loaded.topology.least_memory()))),
             caption: "Bytes in use over the step, and the tensors that hold them at the peak.".into(),
         },
-        what_if::section("What other hardware would change", prediction, &answers),
+        what_if::section("Other hardware", prediction, &answers),
         Section::Listing { heading: "Prediction".into(), text: predict::table(prediction, &loaded.topology) },
         Section::Listing { heading: "Plan".into(), text: loaded.file.to_yaml()? },
     ];

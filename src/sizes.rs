@@ -4,7 +4,7 @@
 use crate::choices::{Choices, Setting};
 use crate::explain::words;
 use crate::failure::Failure;
-use crate::predict;
+use crate::{output, predict};
 use foretell_planner::{Planned, PlannerError, Request, plan};
 use foretell_program::Plan;
 use foretell_reports::{Column, CurvePoint, Plot, table};
@@ -38,18 +38,38 @@ pub struct Point {
     pub gap: f64,
 }
 
+/// What a search at one size found.
+enum Outcome {
+    Found(Point),
+    /// No layout fits.
+    NoFit,
+    /// The search was stopped before it had a layout.
+    OutOfTime(PlannerError),
+}
+
 /// Finds the best layout at each size. The number of devices doubles from `sizes.0` up to
-/// `sizes.1`; sizes at which nothing fits are left out.
+/// `sizes.1`; sizes at which nothing fits, or whose search ran out of time, are left out.
 pub fn scaling(choices: &Choices, setting: &Setting, sizes: (usize, usize), started: Instant) -> Result<Vec<Point>, Failure> {
     let mut points: Vec<Point> = Vec::new();
+    let mut cut_off = None;
     let first = sizes.0.max(1);
     let all: Vec<usize> =
         std::iter::successors(Some(first), |size| size.checked_mul(2)).take_while(|&size| size <= sizes.1).collect();
     for (done, &devices) in all.iter().enumerate() {
         let end = end_of_search(choices, started, all.len() - done);
-        points.extend(point(choices, setting, (devices, None), end)?);
+        match point(choices, setting, (devices, None), end)? {
+            Outcome::Found(point) => points.push(point),
+            Outcome::NoFit => {}
+            Outcome::OutOfTime(error) => {
+                output::note(&format!("{devices} devices are left out: {error}"));
+                cut_off = Some(error);
+            }
+        }
     }
     if points.is_empty() {
+        if let Some(error) = cut_off {
+            return Err(error.into());
+        }
         return Err(Failure::Undone("the model fits at none of these sizes; hint: give a range with larger ones".into()));
     }
     Ok(with_efficiency(points))
@@ -72,13 +92,12 @@ fn end_of_search(choices: &Choices, started: Instant, searches_left: usize) -> O
 }
 
 /// Finds the fastest layout on so many devices within a memory limit per device, before `end`.
-/// `None` if nothing fits.
 fn point(
     choices: &Choices,
     setting: &Setting,
     (devices, memory): (usize, Option<Bytes>),
     end: Option<Instant>,
-) -> Result<Option<Point>, Failure> {
+) -> Result<Outcome, Failure> {
     let of_node = setting.topology.node_groups().first().map_or(1, |group| group.devices.max(1));
     let topology = if setting.topology.node_groups().len() == 1 {
         setting.topology.clone().with_nodes(devices.div_ceil(of_node))?
@@ -86,10 +105,11 @@ fn point(
         setting.topology.clone()
     };
     if topology.device_count() < devices {
-        return Ok(None);
+        return Ok(Outcome::NoFit);
     }
     let is_over = || end.is_some_and(|end| Instant::now() > end);
     let mut planned: Option<Planned> = None;
+    let mut cut_off = None;
     let formats = choices.formats(setting);
     for &precision in &formats {
         let base = Plan { precision, ..setting.base.clone() };
@@ -107,6 +127,10 @@ fn point(
             Ok(planned) => planned,
             // A model that does not fit in one format may fit in another.
             Err(PlannerError::OutOfMemory { .. } | PlannerError::NoLayout { .. }) => continue,
+            Err(error @ PlannerError::OutOfTime { .. }) => {
+                cut_off = Some(error);
+                continue;
+            }
             Err(error) => return Err(error.into()),
         };
         planned = Some(match planned {
@@ -114,12 +138,14 @@ fn point(
             None => found,
         });
     }
+    // Nothing bounds the layouts of a format whose search was stopped.
+    let planned = if cut_off.is_some() { planned.map(Planned::cut_off) } else { planned };
     let Some((planned, best)) = planned.as_ref().and_then(|planned| Some((planned, planned.candidates.first()?))) else {
-        return Ok(None);
+        return Ok(cut_off.map_or(Outcome::NoFit, Outcome::OutOfTime));
     };
     let ranks = best.plan.mesh()?.world_size();
     let format = if formats.len() > 1 { format!("{}, ", best.plan.precision) } else { String::new() };
-    Ok(Some(Point {
+    Ok(Outcome::Found(Point {
         devices: ranks,
         nodes: topology.node_count(),
         layout: format!("{format}{}", words(&best.plan.layout)),
@@ -140,6 +166,7 @@ pub fn front(choices: &Choices, setting: &Setting, started: Instant) -> Result<V
     let all = choices.devices(&setting.topology);
     let memory = limit(choices, &setting.topology);
     let mut points: Vec<Point> = Vec::new();
+    let mut cut_off = None;
     let halved = |devices: &usize| Some(devices / 2).filter(|half| devices.is_multiple_of(2) && *half > 0);
     let sizes: Vec<usize> = std::iter::successors(Some(all).filter(|&all| all > 0), halved).collect();
     for (done, &devices) in sizes.iter().enumerate() {
@@ -147,9 +174,13 @@ pub fn front(choices: &Choices, setting: &Setting, started: Instant) -> Result<V
             let limit = Bytes::new((memory.value() * share) as u64);
             let left = (sizes.len() - done) * SHARES_OF_MEMORY.len() - smaller;
             match point(choices, setting, (devices, Some(limit)), end_of_search(choices, started, left))? {
-                Some(point) => points.push(point),
+                Outcome::Found(point) => points.push(point),
                 // Smaller limits cannot fit either.
-                None => break,
+                Outcome::NoFit => break,
+                Outcome::OutOfTime(error) => {
+                    output::note(&format!("{devices} devices with {limit} each are left out: {error}"));
+                    cut_off = Some(error);
+                }
             }
         }
     }
@@ -167,6 +198,9 @@ pub fn front(choices: &Choices, setting: &Setting, started: Instant) -> Result<V
     front.sort_by(|a, b| a.devices.cmp(&b.devices).then(a.step_seconds.total_cmp(&b.step_seconds)));
     front.dedup_by(|a, b| a.step_seconds == b.step_seconds && a.memory_bytes == b.memory_bytes && a.devices == b.devices);
     if front.is_empty() {
+        if let Some(error) = cut_off {
+            return Err(error.into());
+        }
         return Err(Failure::Undone("the model fits on none of these devices; hint: use more nodes".into()));
     }
     Ok(with_efficiency(front))
@@ -237,8 +271,10 @@ pub fn enough_nodes(choices: &Choices, setting: &Setting, started: Instant) -> R
             break;
         }
         let devices = setting.topology.device_count() * times;
-        if let Some(point) = point(choices, setting, (devices, choices.memory_limit), end_of_search(choices, started, 1))? {
-            return Ok(Some(point.nodes));
+        match point(choices, setting, (devices, choices.memory_limit), end_of_search(choices, started, 1))? {
+            Outcome::Found(point) => return Ok(Some(point.nodes)),
+            Outcome::NoFit => {}
+            Outcome::OutOfTime(_) => break,
         }
     }
     Ok(None)

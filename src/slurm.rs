@@ -72,8 +72,9 @@ fn read_job(line: &str) -> Option<SlurmJob> {
     let fields: Vec<&str> = line.splitn(8, '|').map(str::trim).collect();
     let [id, state, time, nodes, cpus, place, folder, name] = fields[..] else { return None };
     Some(SlurmJob {
-        // A job of an array is `12_3`; its array's number is enough to find it.
-        id: id.split('_').next()?.parse().ok()?,
+        // A job of an array is `12_3`, a part of a heterogeneous job `12+0`; the number before is
+        // enough to find it.
+        id: id.split(['_', '+']).next()?.parse().ok()?,
         name: name.into(),
         state: state.into(),
         time: time.into(),
@@ -111,6 +112,8 @@ mod tests {
         let job = read_job("12_3|RUNNING|1:02|2|4|n[1-2]|/home/a b|x|y").expect("a job");
         assert_eq!((job.id, job.nodes, job.cpus, job.name.as_str(), job.folder.as_str()), (12, 2, 4, "x|y", "/home/a b"));
         assert!(job.is_alive());
+        let part = read_job("12+0|PENDING|0:00|1|4|(Resources)|/home/a|x").expect("a job");
+        assert_eq!((part.id, part.place.as_str()), (12, "(Resources)"));
         assert_eq!(read_job("slurm_load_jobs error"), None);
     }
 }

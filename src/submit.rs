@@ -42,6 +42,9 @@ pub struct Arguments {
 /// Time between two looks at the job.
 const LOOK: Duration = Duration::from_secs(2);
 
+/// Looks in a row that may fail, as while Slurm's controller restarts.
+const MOST_FAILED_LOOKS: usize = 10;
+
 /// Lines of the job's log that a failure shows.
 const LOG_LINES: usize = 5;
 
@@ -52,6 +55,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         let stem = arguments.plan.file_stem().map_or_else(|| "plan".into(), |stem| stem.to_os_string());
         Path::new("jobs").join(stem)
     });
+    if export::has_other_plan(&loaded, Framework::Slurm, &folder)? {
+        let hint = "give another folder with `-o`";
+        return Err(Failure::Input(format!("`{}` has another job already; hint: {hint}", folder.display())));
+    }
     export::write_job(&loaded, Framework::Slurm, &folder)?;
     let mut options: Vec<&str> = vec!["--parsable"];
     options.extend(arguments.sbatch.iter().map(String::as_str));
@@ -86,20 +93,27 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 /// Waits for the end of a job. Says each change of its state, and its last step.
 fn follow(id: u64, run: &Path) -> Result<SlurmJob, Failure> {
     let mut shown = String::new();
-    let mut last: Option<SlurmJob> = None;
+    let mut failed_looks = 0;
     loop {
-        let job = slurm::jobs(Some(id));
-        let job = match (job, last) {
-            (Ok(jobs), last) => match jobs.into_iter().next() {
-                Some(job) => job,
-                // Slurm forgets a job some minutes after its end.
-                None => last.ok_or_else(|| Failure::Undone(format!("Slurm does not know job {id}")))?,
-            },
-            (Err(failure), None) => return Err(failure),
-            (Err(_), Some(last)) => last,
+        let jobs = match slurm::jobs(Some(id)) {
+            Ok(jobs) => jobs,
+            Err(failure) => {
+                failed_looks += 1;
+                if failed_looks >= MOST_FAILED_LOOKS {
+                    return Err(failure);
+                }
+                std::thread::sleep(LOOK);
+                continue;
+            }
         };
+        failed_looks = 0;
+        // Slurm forgets a job some minutes after its end.
+        let forgotten = || Failure::Undone(format!("Slurm no longer knows job {id}; hint: see its log in the job's folder"));
+        let job = jobs.into_iter().next().ok_or_else(forgotten)?;
         let step = progress_of::last_step(run).map_or(String::new(), |step| format!(", {step}"));
-        let place = if job.place.is_empty() { String::new() } else { format!(" ({})", job.place) };
+        // The reason why a job waits stands in parentheses already.
+        let place = job.place.trim_matches(['(', ')']);
+        let place = if place.is_empty() { String::new() } else { format!(" ({place})") };
         let now = format!("job {id}: {}{place}{step}", job.state.to_lowercase());
         if now != shown {
             output::note(&now);
@@ -108,7 +122,6 @@ fn follow(id: u64, run: &Path) -> Result<SlurmJob, Failure> {
         if !job.is_alive() {
             return Ok(job);
         }
-        last = Some(job);
         std::thread::sleep(LOOK);
     }
 }
@@ -116,7 +129,7 @@ fn follow(id: u64, run: &Path) -> Result<SlurmJob, Failure> {
 /// The failure of a job, with the end of its log.
 fn failed(job: &SlurmJob, folder: &Path) -> Failure {
     let log = folder.join(format!("job-{}.log", job.id));
-    let text = std::fs::read_to_string(&log).unwrap_or_default();
+    let text = progress_of::tail(&log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     let end = lines.get(lines.len().saturating_sub(LOG_LINES)..).unwrap_or_default().join("\n  ");
     let state = job.state.to_lowercase().replace('_', " ");

@@ -22,7 +22,7 @@ pub use crate::job::Scaler;
 pub use finding::{FoundCheckpoint, last_whole};
 pub use loading::check_start;
 pub use state::{CheckpointState, DataPosition, FileState};
-pub use weights::InitialWeights;
+pub use weights::{InitialWeights, folder_of_weights};
 
 pub(crate) use commit::{CheckpointFolder, Commit};
 pub(crate) use layout::CheckpointLayout;

@@ -1,8 +1,8 @@
 //! Atomic file writes and bounded reads.
 
 use crate::error::ExecutorError;
+use crate::regular;
 use crate::whole_file;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -10,11 +10,11 @@ use std::path::Path;
 /// hundred kilobytes.
 const MOST_DESCRIPTION: u64 = 64 << 20;
 
-/// Reads the description of a checkpoint or of weights, which is small. Not more than that is read,
-/// whatever the path leads to.
+/// Reads the description of a checkpoint or of weights, which is a small regular file. Not more
+/// than that is read, whatever the path leads to.
 pub(crate) fn read_description(path: &Path) -> std::io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(MOST_DESCRIPTION + 1).read_to_end(&mut bytes)?;
+    regular::open(path)?.0.take(MOST_DESCRIPTION + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > MOST_DESCRIPTION {
         return Err(std::io::Error::other(format!("it is longer than {} MiB", MOST_DESCRIPTION >> 20)));
     }

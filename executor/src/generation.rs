@@ -90,7 +90,7 @@ impl Generator {
     /// [`ExecutorError::Unsupported`] for an empty prompt or a token beyond the vocabulary, and
     /// errors of kernels.
     pub fn generate(
-        &self,
+        &mut self,
         prompt: &[u32],
         sampling: &Sampling,
         mut ends: impl FnMut(NextToken) -> bool,
@@ -103,7 +103,7 @@ impl Generator {
             let hint = format!("the model's tokens are below {}; use the tokenizer that it was trained with", self.vocabulary);
             return refused(format!("the token {token}"), hint);
         }
-        let mut forward = ForwardInterpreter::new(&self.program, &self.arenas)?;
+        let mut forward = ForwardInterpreter::new(&self.program, &mut self.arenas)?;
         let mut random = ChaCha8Rng::seed_from_u64(sampling.seed);
         let mut tokens: Vec<i32> = prompt.iter().map(|&token| token as i32).collect();
         let mut made = Vec::new();

@@ -74,6 +74,7 @@ pub mod nvml;
 mod rank;
 mod rank_command;
 mod recording;
+mod regular;
 mod rendezvous;
 mod samples;
 mod signals;

@@ -33,18 +33,19 @@ pub fn is_adapter(parameter: &str) -> bool {
 }
 
 /// The linear layers of a forward graph that can have an adapter: all but the projection to a
-/// vocabulary or to classes. Each comes with how its weight is laid out.
+/// vocabulary or to classes. Products of adapters are no layers. Each comes with how its weight is
+/// laid out.
 pub fn linear_layers(graph: &Graph) -> impl Iterator<Item = (&str, WeightLayout)> {
     graph.operators.iter().filter_map(|operator| Some((operator.name.as_str(), adaptable(graph, operator)?)))
 }
 
-/// The layout of a layer's weight; `None` if the operator is not a linear layer, or makes
-/// predictions.
+/// The layout of a layer's weight; `None` if the operator is not a linear layer, belongs to an
+/// adapter, or makes predictions.
 fn adaptable(graph: &Graph, operator: &Operator) -> Option<WeightLayout> {
     let OperatorKind::Matmul { weight, .. } = operator.kind else { return None };
     let tensor = graph.tensor(operator.inputs.get(1)?.tensor);
     let predicts = tensor.dimensions.iter().any(|one| matches!(one.name, "vocabulary" | "classes"));
-    (matches!(tensor.role, Role::Parameter(_)) && !predicts).then_some(weight)
+    (matches!(tensor.role, Role::Parameter(_)) && !predicts && !is_adapter(&tensor.name)).then_some(weight)
 }
 
 /// Returns a forward graph with an adapter at each linear layer whose name `is_target` accepts.
@@ -241,6 +242,16 @@ mod tests {
         assert_eq!(adapted.parameters().count(), graph.parameters().count() + 2 * 12);
         assert_eq!(adapted.parameters().filter(|(_, tensor)| is_adapter(&tensor.name)).count(), 2 * 12);
         assert_eq!(adapted.operators.len(), graph.operators.len() + 4 * 12);
+    }
+
+    #[test]
+    fn an_adapted_graph_has_the_linear_layers_of_the_plain_one() {
+        for (model, pattern) in [("gpt2", "c_fc"), ("llama3-8b", "q_proj")] {
+            let (graph, adapted) = adapted(model, pattern, &GraphOptions::ONE);
+            let layers = |graph: &Graph| linear_layers(graph).map(|(name, weight)| (name.to_owned(), weight)).collect::<Vec<_>>();
+            assert!(adapted.operators.len() > graph.operators.len(), "{model} has no adapter");
+            assert_eq!(layers(&adapted), layers(&graph));
+        }
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, Smoothing, 
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
 use crate::attention::{Attention, Rope};
-use crate::defaults::is_zero;
+use crate::defaults::{is_one, is_zero, one};
 use crate::dropout::Dropout;
 use serde::{Deserialize, Serialize};
 use table::{activations, attention, images, loss, mixtures, movement, norms, products, recurrence, sequences, training};
@@ -307,7 +307,7 @@ pub enum Kernel {
     /// `y = x · times / √square`. It is its own gradient.
     Scale {
         elements: usize,
-        #[serde(default = "sizes::one", skip_serializing_if = "sizes::is_one")]
+        #[serde(default = "one", skip_serializing_if = "is_one")]
         times: usize,
         square: usize,
     },

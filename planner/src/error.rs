@@ -2,6 +2,7 @@
 
 use crate::space::Request;
 use foretell_models::ModelError;
+use foretell_program::PlanError;
 use foretell_simulator::SimulationError;
 use foretell_units::Bytes;
 use thiserror::Error;
@@ -76,6 +77,14 @@ impl PlannerError {
             devices: request.devices,
             reason: if reason.is_empty() { reason } else { format!(" ({reason})") },
             hint: hint.into(),
+        }
+    }
+
+    /// Returns the error of a request whose plan contradicts its model.
+    pub(crate) fn of_plan(request: &Request<'_>, error: PlanError) -> Self {
+        match error {
+            PlanError::Model(error) => Self::Model(error),
+            error => Self::no_layout(request, error.to_string(), USUAL_HINT),
         }
     }
 

@@ -8,7 +8,7 @@
 mod links;
 mod profile;
 
-use crate::space::{Family, Request};
+use crate::space::{Family, Request, most_shards};
 use foretell_models::Graph;
 use foretell_program::{Layout, Recompute, usual_cuts, work_of_blocks};
 use foretell_units::Seconds;
@@ -140,15 +140,19 @@ impl Estimates {
         let in_pipeline = micro_batches * pace + bubble + 2.0 * (stages - 1.0) * message;
 
         // The state and the gradients of the fullest stage.
-        let parameters = (model.parameters / tensor + model.expert_parameters / (tensor * expert))
-            * share.max(model.fullest_share(layout.pipeline));
+        let fullest = share.max(model.fullest_share(layout.pipeline));
+        let outside_experts = model.parameters / tensor * fullest;
+        let inside_experts = model.expert_parameters / (tensor * expert) * fullest;
+        let parameters = outside_experts + inside_experts;
         let (ranks, stride) = (layout.data * layout.expert, layout.tensor * layout.context);
         let reduction = self.links.all_reduce(parameters * SINGLE_PRECISION, ranks, stride);
         let gathering = self.links.all_reduce(parameters * self.parameter, ranks, stride) / 2.0;
         let hidden = OVERLAPPED_SHARE * backward / chunks.max(1.0);
-        let shards = data * layout.context as f64;
+        // The ranks of `expert` have different experts, so ZeRO does not shard these over them.
+        let shards = most_shards(layout) as f64;
+        let of_shard = outside_experts / shards + inside_experts * expert / shards;
+        let held = |is_sharded: bool| if is_sharded { of_shard } else { parameters };
         let time_with = |zero: usize| {
-            let sharded = if zero > 0 { shards } else { 1.0 };
             let gathers = match zero {
                 0 => 0.0,
                 1 | 2 => gathering,
@@ -159,14 +163,14 @@ impl Estimates {
             in_pipeline
                 + (reduction * reductions / if zero > 0 { 2.0 } else { 1.0 } - hidden).max(0.0)
                 + gathers
-                + parameters * self.update / sharded
+                + held(zero > 0) * self.update
         };
         let memory_with = |zero: usize| {
-            let divided = |least: usize| if zero >= least { shards } else { 1.0 };
-            let state = self.parameter / divided(3) + SINGLE_PRECISION / divided(2) + self.optimizer_state / divided(1);
-            parameters * state + self.activations(layout, share, &recompute)
+            let gradients = SINGLE_PRECISION * held(zero >= 2);
+            let state = self.parameter * held(zero >= 3) + gradients + self.optimizer_state * held(zero >= 1);
+            state + self.activations(layout, share, &recompute)
         };
-        let stages_of_zero: &[usize] = match layout.data * layout.context {
+        let stages_of_zero: &[usize] = match most_shards(layout) {
             _ if self.fixed_zero.is_some() => self.fixed_zero.as_slice(),
             1 => &[0],
             _ if layout.follows_schedule() => &[0, 1],

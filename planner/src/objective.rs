@@ -4,8 +4,8 @@
 
 use crate::error::PlannerError;
 use crate::space::{Objective, Request};
-use foretell_models::{GraphOptions, Model, ModelError};
-use foretell_program::{Plan, Program};
+use foretell_models::{Graph, GraphOptions, Model};
+use foretell_program::{Plan, PlanError, Program};
 use foretell_simulator::{
     Options, PowerModel, Recording, SimulationError, predict_step, price_per_hour, reliability, running_cost, simulate,
 };
@@ -29,7 +29,8 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), PlannerError> {
             missing("how much power every device draws", "power: 700W")
         }
         Objective::Goodput => {
-            let state = checkpoint_bytes(request.model, request.name, request.base)?;
+            let state = checkpoint_bytes(request.model, request.name, request.base);
+            let state = state.map_err(|error| PlannerError::of_plan(request, error))?;
             reliability(topology, topology.device_count(), state).map(|_| ()).or_else(|unsaid| missing(unsaid.what, unsaid.hint))
         }
         _ => Ok(()),
@@ -80,12 +81,20 @@ pub(crate) fn value_per_second(request: &Request<'_>, ranks: usize) -> f64 {
     }
 }
 
-/// Returns the bytes of a checkpoint: parameters and optimizer states, all in single precision.
+/// Returns the bytes of a checkpoint, all in single precision: the parameters, with those of
+/// adapters, and the optimizer states of those that are trained.
 ///
 /// # Errors
-/// [`ModelError`] if the model's sizes contradict each other.
-pub fn checkpoint_bytes(model: &Model, name: &str, base: &Plan) -> Result<Bytes, ModelError> {
+/// [`PlanError`] if the model's sizes contradict each other, or if adapters match no layer.
+pub fn checkpoint_bytes(model: &Model, name: &str, base: &Plan) -> Result<Bytes, PlanError> {
     const SINGLE_PRECISION: usize = 4;
-    let graph = model.graph(name, &GraphOptions::ONE)?;
-    Ok(Bytes::new((graph.parameter_count() * SINGLE_PRECISION * (1 + base.optimizer_states())) as u64))
+    let graph = base.training.graph(model, name, &GraphOptions::ONE)?;
+    let values = graph.parameter_count() + trained_parameters(base, &graph) * base.optimizer_states();
+    Ok(Bytes::new((values * SINGLE_PRECISION) as u64))
+}
+
+/// Returns the number of elements of all parameters of a graph that a plan trains.
+pub(crate) fn trained_parameters(base: &Plan, graph: &Graph) -> usize {
+    let trained = graph.parameters().filter(|(_, tensor)| !base.training.is_frozen(&tensor.name));
+    trained.map(|(_, tensor)| tensor.elements()).sum()
 }

@@ -1,8 +1,8 @@
 //! The order of a run's steps: which of a plan's Programs each step runs.
 //!
-//! A step of most plans is as every other. Where replicas exchange parameters only at the end of a
-//! round, the last step of a round has a Program of its own, and rounds may differ too. The order
-//! repeats after a cycle of rounds. Interpreters follow it without knowing why steps differ.
+//! In most plans all steps are equal. Where replicas exchange parameters only at the end of a round,
+//! the last step of a round has a Program of its own, and rounds may differ too. The order repeats
+//! after a cycle of rounds. Interpreters follow it without knowing why steps differ.
 
 /// The order of a run's steps. Step Programs are numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Cycle {
 }
 
 impl Cycle {
-    /// Every step is as every other.
+    /// All steps are equal.
     pub(crate) fn of_equal_steps() -> Self {
         Self { round: 1, rounds: 0 }
     }
@@ -39,7 +39,8 @@ impl Cycle {
         (step + 1).is_multiple_of(self.round)
     }
 
-    /// What each step Program exchanges at its end: the number of the round's kind, or nothing.
+    /// The exchange at the end of each step Program: the number of the round's kind; `None` without
+    /// one.
     pub(crate) fn exchanges(&self) -> Vec<Option<usize>> {
         let plain = (self.round > 1 || self.rounds == 0).then_some(None);
         plain.into_iter().chain((0..self.rounds).map(Some)).collect()

@@ -59,7 +59,13 @@ def plan(model: Source, topology: Source, *, timeout: float | None = None, **opt
     """Finds the fastest layouts: `foretell plan`. `model` and `topology` are names, files or mappings."""
     with _Files() as files:
         named = [f"--model={files.of('model', model)}", f"--topology={files.of('topology', topology)}"]
-        return Plan(document(["plan", *named, *_options(options)], timeout=timeout))
+        answer = document(["plan", *named, *_options(options)], timeout=timeout)
+    # The files of mappings are gone; a plan may have the mappings themselves.
+    for one in (answer, *answer.get("alternatives", ())):
+        for name, source in (("model", model), ("topology", topology)):
+            if isinstance(source, (Mapping, Record)) and isinstance(one.get("plan", {}).get(name), str):
+                one["plan"][name] = source.to_dict() if isinstance(source, Record) else dict(source)
+    return Plan(answer)
 
 
 def simulate(plan: Source | Plan, *, timeout: float | None = None, **options: Any) -> Prediction:
@@ -92,10 +98,14 @@ def topologies(name: str | None = None) -> Any:
 
 
 def _library(kind: str, name: str | None) -> Any:
-    answer = document([kind, "show", name] if name is not None else [kind])
-    return Record(answer) if isinstance(answer, dict) else answer
+    return _record(document([kind, "show", name] if name is not None else [kind]))
 
 
-def run_command(arguments: Sequence[str], *, timeout: float | None = None) -> Record:
+def run_command(arguments: Sequence[str], *, timeout: float | None = None) -> Any:
     """Runs any command, given as on the command line, and returns its document."""
-    return Record(document(list(arguments), timeout=timeout))
+    return _record(document(list(arguments), timeout=timeout))
+
+
+def _record(answer: Any) -> Any:
+    """A mapping as a record; a list as it is."""
+    return Record(answer) if isinstance(answer, dict) else answer

@@ -45,7 +45,7 @@ def version() -> str:
 
 def document(arguments: Sequence[str], *, timeout: float | None = None) -> Any:
     """Runs a command with `--json` and returns its document."""
-    done = subprocess.run([command_path(), *arguments, "--json"], capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run([command_path(), "--json", *arguments], capture_output=True, text=True, timeout=timeout)
     try:
         answer = json.loads(done.stdout) if done.stdout.strip() else {}
     except ValueError:

@@ -1,8 +1,14 @@
 """`FORETELL_PROGRAM=target/debug/foretell PYTHONPATH=python python3 -m unittest discover python/tests`"""
 
+import json
+import os
+import tempfile
 import unittest
+from pathlib import Path
 
 import foretell
+
+MODEL = {"family": "mlp", "widths": [64, 32, 10]}
 
 
 class Foretell(unittest.TestCase):
@@ -15,6 +21,22 @@ class Foretell(unittest.TestCase):
         self.assertAlmostEqual(again.step_seconds / answer.predicted.step_seconds, 1, places=6)
         self.assertIsInstance(again.breakdown_seconds, foretell.Breakdown)
         self.assertIn("step_seconds", again._repr_html_())
+
+    def test_a_plan_of_files_or_mappings_can_be_simulated(self):
+        before = os.getcwd()
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+            try:
+                Path("model.yaml").write_text(json.dumps(MODEL), encoding="utf-8")
+                for model in ("model.yaml", MODEL):
+                    answer = foretell.plan(model=model, topology="dgx-a100-80g", global_batch=64, fix={"tensor": 1})
+                    again = foretell.simulate(answer)
+                    self.assertAlmostEqual(again.step_seconds / answer.predicted.step_seconds, 1, places=6)
+            finally:
+                os.chdir(before)
+
+    def test_a_command_may_answer_with_a_list(self):
+        self.assertIsInstance(foretell.run_command(["models"]), type(foretell.models()))
 
     def test_a_changed_plan_gives_another_step(self):
         plan = {"model": "gpt2", "topology": "dgx-a100-80g", "global_batch": 64, "layout": {"data": 8, "micro_batch": 8}}

@@ -1,6 +1,6 @@
-//! The ranks that a drawing of many ranks shows.
+//! The ranks and instruction lists that a drawing of many ranks shows.
 
-use foretell_program::{Axis, Coordinates, Program, Rank};
+use foretell_program::{Axis, Coordinates, Program, Rank, RankTimeline, StageProgram, Timeline};
 
 /// Returns all of the first `known` ranks; if they are more than `most`, the first of each stage;
 /// if those are still too many, evenly spaced ones of them.
@@ -10,9 +10,27 @@ pub(crate) fn shown_ranks(program: &Program, known: usize, most: usize) -> Vec<R
     }
     let origin: Coordinates = program.mesh.coordinates(Rank(0));
     let stages = program.mesh.stage_count();
-    let count = stages.min(most);
-    // Includes the first and the last stage.
-    let stage = |index: usize| if count > 1 { index * (stages - 1) / (count - 1) } else { 0 };
-    let ranks = (0..count).map(|index| program.mesh.rank(origin.with(Axis::Pipeline, stage(index))));
+    let ranks = spread(stages, most).map(|stage| program.mesh.rank(origin.with(Axis::Pipeline, stage)));
     ranks.filter(|rank| rank.0 < known).collect()
+}
+
+/// Returns evenly spaced ones of a Program's lists, each with the first rank that runs it and that
+/// rank's timeline.
+pub(crate) fn shown_lists<'a>(
+    program: &'a Program,
+    timeline: &'a Timeline,
+    most: usize,
+) -> impl Iterator<Item = (Rank, &'a StageProgram, &'a RankTimeline)> {
+    spread(program.lists.len(), most).filter_map(|index| {
+        let list = program.lists.get(index)?;
+        let rank = (0..timeline.ranks.len()).map(Rank).find(|&rank| program.list_index(rank) == index)?;
+        Some((rank, list, timeline.rank(rank)?))
+    })
+}
+
+/// At most `most` evenly spaced indices of `all`, with the first and the last, since these two
+/// differ most.
+fn spread(all: usize, most: usize) -> impl Iterator<Item = usize> {
+    let count = all.min(most);
+    (0..count).map(move |index| if count > 1 { index * (all - 1) / (count - 1) } else { 0 })
 }

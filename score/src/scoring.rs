@@ -38,7 +38,7 @@ pub struct ScoredRow {
     pub predicted_memory_bytes: Option<f64>,
     /// Name of the software stack's profile.
     pub stack: Option<String>,
-    /// What the interval stands on.
+    /// The runs that the interval rests on.
     pub basis: Option<IntervalBasis>,
     /// True if the prediction rests on fitted profiles and no assumptions.
     pub calibrated: bool,
@@ -57,7 +57,7 @@ pub struct ScoredRow {
     job: String,
 }
 
-/// What the interval of a prediction stands on.
+/// The runs that the interval of a prediction rests on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum IntervalBasis {

@@ -12,6 +12,7 @@ use foretell_executor::{StepSpans, timeline_file};
 use foretell_export::{KinetoTrace, MatchedStep, TracedMachine, Unmatched, traced_profile, unmatched};
 use foretell_program::{Profile, Program, Rank};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// The most operators that are listed.
@@ -70,13 +71,17 @@ fn trace(file: &Path) -> Result<KinetoTrace, Failure> {
 /// instructions.
 fn traces_of_ranks<'a>(traces: &'a [KinetoTrace], program: &Program) -> Result<Vec<&'a KinetoTrace>, Failure> {
     let ranks = program.mesh.world_size();
-    if let Some(traced) = traces.iter().find_map(|trace| trace.world_size).filter(|&traced| traced != ranks) {
+    if let Some(traced) = traces.iter().filter_map(|trace| trace.world_size).find(|&traced| traced != ranks) {
         let hint = "make the plan's layout that of the traced run";
         return Err(Failure::Input(format!("the traced run had {traced} ranks, and the plan has {ranks}; hint: {hint}")));
     }
     let own = |index: usize| traces.get(index).map(|trace| trace.rank.unwrap_or(index));
     let known: Vec<(usize, &KinetoTrace)> =
         traces.iter().enumerate().filter_map(|(index, one)| Some((own(index)?, one))).collect();
+    let mut seen = BTreeSet::new();
+    if let Some((rank, _)) = known.iter().find(|(rank, _)| !seen.insert(*rank)) {
+        return Err(Failure::Input(format!("two traces are of rank {rank}; hint: give one trace of each rank")));
+    }
     (0..ranks)
         .map(|rank| {
             let is_equivalent = |other: usize| other < ranks && program.list_index(Rank(other)) == program.list_index(Rank(rank));
@@ -125,7 +130,7 @@ fn require_kernels(profile: &Profile, arguments: &Arguments) -> Result<(), Failu
 
 /// Names the operators that belong to no instruction, if they take a share of the step.
 fn list(left: &[Unmatched], step_seconds: f64) {
-    let total: u64 = left.iter().map(|one| one.nanoseconds).sum();
+    let total = left.iter().fold(0_u64, |total, one| total.saturating_add(one.nanoseconds));
     let share = |nanoseconds: u64| nanoseconds as f64 * 1e-9 / step_seconds.max(f64::MIN_POSITIVE);
     if share(total) < 0.001 {
         return;

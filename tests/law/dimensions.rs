@@ -35,7 +35,8 @@ fn experts_may_be_spread_over_the_tensor_and_context_axes() {
 
 #[test]
 fn every_recipe_trains_as_on_one_rank() {
-    let layouts = [(2, 1, 1, 2), (1, 2, 1, 0), (2, 1, 2, 1), (2, 2, 1, 3), (1, 1, 3, 0), (4, 1, 1, 3), (2, 1, 1, 0)];
+    let layouts =
+        [(2, 1, 1, 2), (1, 2, 1, 0), (2, 1, 2, 1), (2, 2, 1, 3), (1, 1, 3, 0), (4, 1, 1, 3), (2, 2, 1, 1), (2, 1, 1, 0)];
     for (index, recipe) in RECIPES.into_iter().chain([WEIGHTS]).enumerate() {
         let (data, tensor, pipeline, zero) = layouts[index];
         // A perceptron, which has ten classes, and a language model.

@@ -43,6 +43,20 @@ pub enum ImportError {
         /// The library's device names.
         known: String,
     },
+    /// A node of the cluster has GPUs of several types.
+    #[error("node `{node}` has GPUs of several types ({types}), and a node of a topology has one; hint: leave such nodes out")]
+    SeveralTypes {
+        /// The node's name.
+        node: String,
+        /// The types.
+        types: String,
+    },
+    /// No node of the cluster takes jobs.
+    #[error("all nodes ({count}) are down, drained, failed or not there yet; hint: import the text when they are back")]
+    NoNodes {
+        /// Their number.
+        count: usize,
+    },
     /// The resulting topology is invalid.
     #[error(transparent)]
     Topology(#[from] TopologyError),
@@ -118,14 +132,24 @@ pub fn from_rocm_topo(text: &str, options: &ImportOptions) -> Result<String, Imp
 
 /// Makes the text of a topology file from the output of `scontrol show node`. Nodes of equal
 /// devices are one group. Slurm does not say how devices and nodes are joined: links are those of
-/// the device's kind, and a note says so.
+/// the device's kind, and a note says so. Nodes that take no jobs are left out, and a note has
+/// their number.
 ///
 /// # Errors
-/// As [`from_smi_topo`].
+/// As [`from_smi_topo`]; also if a node has GPUs of several types, or no node takes jobs.
 pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, ImportError> {
-    let nodes = SlurmNode::parse_all(text)?;
+    let all = SlurmNode::parse_all(text)?;
+    let nodes: Vec<&SlurmNode> = all.iter().filter(|node| node.takes_jobs()).collect();
+    let left_out = all.len() - nodes.len();
+    if nodes.is_empty() {
+        return Err(ImportError::NoNodes { count: left_out });
+    }
+    if let Some(node) = nodes.iter().find(|node| node.gpu_types().len() > 1) {
+        let types: Vec<&str> = node.gpu_types().iter().map(|one| one.kind.unwrap_or("one without a name")).collect();
+        return Err(ImportError::SeveralTypes { node: node.name.clone(), types: types.join(", ") });
+    }
     let mut groups: Vec<(&SlurmNode, usize)> = Vec::new();
-    for node in &nodes {
+    for &node in &nodes {
         let is_same = |other: &SlurmNode| match node.gpus() {
             Some(gpus) => other.gpus() == Some(gpus),
             None => other.gpus().is_none() && other.cpus.1 == node.cpus.1,
@@ -136,6 +160,9 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
         }
     }
     let mut notes = vec!["Slurm does not say how devices and nodes are joined: links are those of the device's kind".to_owned()];
+    if left_out > 0 {
+        notes.push(format!("nodes left out, as they are down, drained, failed or not there yet: {left_out}"));
+    }
     let nic = options.nic_bandwidth.as_deref();
     let nics = nic.map_or(String::new(), |bandwidth| format!(", nics: {{count: 1, bandwidth: {bandwidth}}}"));
     if nic.is_none() && nodes.len() > 1 {

@@ -128,7 +128,7 @@ fn gpus_with_xgmi_have_the_links_of_their_kind() {
 
 #[test]
 fn nodes_of_slurm_with_equal_devices_are_one_group() {
-    let text = include_str!("imports/gpu-cluster.slurm-nodes.txt");
+    let text = &include_str!("imports/gpu-cluster.slurm-nodes.txt").replace("DOWN*", "IDLE");
     let imported = from_slurm_nodes(text, &options(None, Some("400Gbit/s"))).unwrap();
     let topology = Topology::from_yaml(&imported, "imported").unwrap();
     let groups: Vec<(usize, usize)> = topology.node_groups().iter().map(|group| (group.count, group.devices)).collect();
@@ -140,6 +140,52 @@ fn nodes_of_slurm_with_equal_devices_are_one_group() {
     assert!(error.to_string().contains("Slurm says `quantum`"), "{error}");
     let error = from_slurm_nodes(&text.replace("gpu:h200", "gpu:a100"), &options(None, None)).unwrap_err();
     assert!(error.to_string().contains("one of a100-sxm-40g, a100-sxm-80g"), "{error}");
+}
+
+#[test]
+fn nodes_of_slurm_that_take_no_jobs_are_left_out() {
+    let text = include_str!("imports/gpu-cluster.slurm-nodes.txt");
+    let imported = from_slurm_nodes(text, &options(None, None)).unwrap();
+    let topology = Topology::from_yaml(&imported, "imported").unwrap();
+    assert_eq!(topology.node_groups().iter().map(|group| group.count).collect::<Vec<_>>(), [2]);
+    assert!(imported.contains("nodes left out, as they are down, drained, failed or not there yet: 1"), "{imported}");
+    for (state, takes_jobs) in [
+        ("DOWN*", false),
+        ("IDLE+DRAIN", false),
+        ("FAIL", false),
+        ("FUTURE", false),
+        ("MIXED", true),
+        ("IDLE+CLOUD+POWERED_DOWN", true),
+    ] {
+        let nodes = SlurmNode::parse_all(&text.replace("DOWN*", state)).unwrap();
+        assert_eq!(nodes[2].takes_jobs(), takes_jobs, "{state}");
+    }
+    let none = text.replace("MIXED", "DOWN").replace("IDLE", "MIXED+DRAIN");
+    assert_eq!(from_slurm_nodes(&none, &options(None, None)), Err(ImportError::NoNodes { count: 3 }));
+}
+
+#[test]
+fn gpus_of_several_types_count_and_become_no_topology() {
+    let text = include_str!("imports/gpu-cluster.slurm-nodes.txt")
+        .replace("Gres=gpu:h200:8(S:0-1)", "Gres=gpu:h200:4(S:0,1),gpu:a100:2,nvme:1");
+    let nodes = SlurmNode::parse_all(&text).unwrap();
+    assert_eq!(nodes[0].gpus(), Some(SlurmGpus { kind: None, count: 6 }));
+    let error = from_slurm_nodes(&text, &options(None, None)).unwrap_err();
+    assert!(error.to_string().contains("node `gpu001` has GPUs of several types (h200, a100)"), "{error}");
+}
+
+#[test]
+fn gpus_of_jobs_are_the_total_or_the_sum_of_types() {
+    let text = include_str!("imports/gpu-cluster.slurm-nodes.txt");
+    for (allocated, count) in [
+        ("gres/gpu=4,gres/gpu:h200=3,gres/gpu:a100=1,gres/some_long_resource=9", 4),
+        ("gres/gpu:h200=3,gres/gpu:a100=1,gres/nvme=7", 4),
+        ("gres/gpu=2", 2),
+        ("gres/nvme=7", 0),
+    ] {
+        let nodes = SlurmNode::parse_all(&text.replace("gres/gpu=4,gres/gpu:h200=4", allocated)).unwrap();
+        assert_eq!(nodes[0].allocated_gpus(), count, "{allocated}");
+    }
 }
 
 #[test]

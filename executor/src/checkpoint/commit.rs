@@ -5,6 +5,7 @@ use super::state::{CheckpointState, FileState, hexadecimal};
 use super::{ADAPTER_CONFIG, STATE_FILE};
 use crate::checkpoint_error::CheckpointError;
 use crate::disk::Disk;
+use crate::regular;
 use crate::whole_file::remove_abandoned;
 use foretell_program::Lora;
 use sha2::{Digest, Sha256};
@@ -167,9 +168,9 @@ fn remove(disk: &dyn Disk, folder: &Path, step: usize) -> Result<(), CheckpointE
     disk.rename(&path, &removed).and_then(|()| disk.remove_folder(&removed)).map_err(|error| CheckpointError::write(&path, error))
 }
 
-/// The size and checksum of a file.
+/// The size and checksum of a regular file.
 pub(super) fn describe(path: &Path) -> std::io::Result<FileState> {
-    let mut file = File::open(path)?;
+    let (mut file, _) = regular::open(path)?;
     let (mut hash, mut bytes) = (Sha256::new(), 0);
     let mut part = vec![0; HASHED_BYTES];
     loop {

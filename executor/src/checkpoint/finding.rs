@@ -2,9 +2,8 @@
 
 use super::commit::{CheckpointFolder, describe};
 use super::state::CheckpointState;
-use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
+use super::{ADAPTER_FILE, MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
 use crate::checkpoint_error::CheckpointError;
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// A whole checkpoint.
@@ -60,8 +59,8 @@ fn read_whole(path: &Path) -> Result<CheckpointState, CheckpointError> {
         Err(CheckpointError::Damaged { path, reason, hint: "the checkpoint before it may be whole" })
     };
     // The checksums take most of the time of resuming.
-    let mut names: BTreeSet<&str> = state.files.keys().map(String::as_str).collect();
-    names.extend([MODEL_FILE, OPTIMIZER_FILE]);
+    let mut names = vec![MODEL_FILE, OPTIMIZER_FILE];
+    names.extend(state.plan.training.lora.is_some().then_some(ADAPTER_FILE));
     let check = &check;
     std::thread::scope(|scope| {
         let threads: Vec<_> = names.into_iter().map(|name| scope.spawn(move || check(name))).collect();

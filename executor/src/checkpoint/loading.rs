@@ -2,7 +2,7 @@
 
 use super::layout::{OUTER_VELOCITY, PARAMETER, name_of_state};
 use super::state::CheckpointState;
-use super::weights::{Heads, InitialWeights, Matching, TensorFiles};
+use super::weights::{Heads, InitialWeights, Matching, TensorFiles, folder_of_weights};
 use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
 use crate::checkpoint_error::CheckpointError;
 use crate::job::{Start, TrainingJob};
@@ -64,10 +64,11 @@ impl StateSource {
 
     /// The adapters that a checkpoint's weights have beside them; `None` for other weights.
     pub(crate) fn adapters(weights: &Path) -> Result<Option<Lora>, CheckpointError> {
-        let folder = if weights.is_dir() { Some(weights) } else { weights.parent() };
-        let state = folder.map(|folder| folder.join(STATE_FILE)).filter(|path| path.is_file());
-        let state = state.map(|path| CheckpointState::read(&path)).transpose()?;
-        Ok(state.and_then(|state| state.plan.training.lora))
+        let state = folder_of_weights(weights).join(STATE_FILE);
+        if !state.is_file() {
+            return Ok(None);
+        }
+        Ok(CheckpointState::read(&state)?.plan.training.lora)
     }
 
     /// The weights in a file, all of them finite, of a model that is only read.

@@ -38,7 +38,7 @@ pub struct CheckpointState {
     pub position: DataPosition,
     /// The data.
     pub data: String,
-    /// How samples were read, as far as the user said.
+    /// How samples are read.
     #[serde(default)]
     pub input: InputOptions,
     /// How long the run was to be.

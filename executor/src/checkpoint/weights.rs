@@ -4,6 +4,7 @@ use super::{ADAPTER_FILE, MODEL_FILE};
 use crate::checkpoint_error::CheckpointError;
 use crate::files::read_description;
 use crate::half::Half;
+use crate::whole_file::folder_of;
 use foretell_models::{Graph, PublicTensor, Role, Tensor, is_adapter};
 use memmap2::Mmap;
 use safetensors::SafeTensors;
@@ -72,9 +73,8 @@ impl TensorFiles {
     /// weights.
     pub(super) fn open_with_adapters(path: &Path, graph: &Graph) -> Result<Self, CheckpointError> {
         let mut files = Self::open(path)?;
-        let folder = if path.is_dir() { Some(path) } else { path.parent() };
-        let beside = folder.map(|folder| folder.join(ADAPTER_FILE)).filter(|beside| beside.is_file());
-        if let Some(beside) = beside.filter(|_| graph.parameters().any(|(_, tensor)| is_adapter(&tensor.name))) {
+        let beside = folder_of_weights(path).join(ADAPTER_FILE);
+        if beside.is_file() && graph.parameters().any(|(_, tensor)| is_adapter(&tensor.name)) {
             files.add(beside)?;
         }
         Ok(files)
@@ -127,6 +127,11 @@ impl TensorFiles {
         let length = info.data_offsets.1 - info.data_offsets.0;
         Some(StoredTensor { path, name, info, bytes: map.get(*first..first + length)? })
     }
+}
+
+/// The folder of weights that are named by a file or by the folder itself.
+pub fn folder_of_weights(path: &Path) -> &Path {
+    if path.is_dir() { path } else { folder_of(path) }
 }
 
 /// The files that an index names, which lie beside it.

@@ -6,7 +6,8 @@ use super::images::LabelledImages;
 use super::options::OnBadSample;
 use super::pictures::PictureFolder;
 use super::tokens::{self, Tokens};
-use super::{cifar, idx, regular};
+use super::{cifar, idx};
+use crate::regular;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 

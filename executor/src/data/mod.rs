@@ -29,7 +29,6 @@ mod masking;
 mod options;
 mod order;
 mod pictures;
-mod regular;
 mod source;
 mod synthetic;
 #[cfg(test)]

@@ -25,7 +25,7 @@ pub(super) struct SavedCheckpoints {
     /// The thread that makes a checkpoint whole.
     committing: Option<JoinHandle<Result<PathBuf, CheckpointError>>>,
     /// The last checkpoint that is whole.
-    last: Option<PathBuf>,
+    pub(super) last: Option<PathBuf>,
 }
 
 #[derive(Default)]
@@ -86,7 +86,8 @@ impl SavedCheckpoints {
         Ok(self.last.take())
     }
 
-    fn wait(&mut self) -> Result<(), ExecutorError> {
+    /// Waits for the checkpoint that is being made whole.
+    pub(super) fn wait(&mut self) -> Result<(), ExecutorError> {
         let Some(thread) = self.committing.take() else { return Ok(()) };
         let whole = thread.join().map_err(|panic| ExecutorError::panicked("checkpoint", panic.as_ref()))?;
         self.last = Some(whole?);

@@ -167,10 +167,9 @@ fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<FaultyNetwork>, disk:
             }
         }
     });
-    match saving.finish() {
-        Ok(saved) => attempt.saved = saved,
-        Err(error) => attempt.errors.push(error),
-    }
+    // A checkpoint that was reported counts also when a later one fails.
+    attempt.errors.extend(saving.wait().err());
+    attempt.saved = saving.last.take();
     attempt
 }
 

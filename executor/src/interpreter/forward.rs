@@ -20,8 +20,8 @@ pub(crate) struct ForwardInterpreter<'a> {
     backend: CpuBackend,
     /// The logits of all positions, one row for each.
     logits: Operand,
-    /// The arenas that the operands lie in.
-    _arenas: &'a Arenas,
+    /// The arenas that the operands lie in. Nothing else accesses them meanwhile.
+    _arenas: &'a mut Arenas,
 }
 
 impl<'a> ForwardInterpreter<'a> {
@@ -31,7 +31,7 @@ impl<'a> ForwardInterpreter<'a> {
     /// # Errors
     /// [`ExecutorError::OutOfMemory`] if a buffer lies outside the arenas;
     /// [`ExecutorError::Unsupported`] if the Program keeps no logits.
-    pub(crate) fn new(program: &Program, arenas: &'a Arenas) -> Result<Self, ExecutorError> {
+    pub(crate) fn new(program: &Program, arenas: &'a mut Arenas) -> Result<Self, ExecutorError> {
         let prepared = PreparedProgram::new(program, &program.mesh, ALONE, &stream_keys(&[program], ALONE), arenas)?;
         let logits = program.list_of(ALONE).buffers.iter().find(|buffer| *buffer.name == *LOGITS);
         let logits = logits.and_then(|buffer| Some((arenas.at(buffer)?, buffer.bytes)));
@@ -52,12 +52,12 @@ impl<'a> ForwardInterpreter<'a> {
                 (Operation::Compute { .. }, _) => {
                     let backend = &mut self.backend;
                     // SAFETY: operands are places in the arenas that the memory plan gave to live
-                    // buffers, and nothing else accesses the arenas.
+                    // buffers, and the arenas are borrowed mutably, so nothing else accesses them.
                     self.prepared.run_kernel(instruction, &hyperparameters, |call| unsafe { backend.run(call) })?;
                 }
                 (Operation::Load { input, .. }, [write]) => {
-                    // SAFETY: the operand is a place in the arenas of that many integers, and
-                    // nothing else accesses it.
+                    // SAFETY: the operand is a place in the arenas of that many integers, and the
+                    // arenas are borrowed mutably, so nothing else accesses it.
                     let places = unsafe { std::slice::from_raw_parts_mut(write.pointer.cast::<i32>(), write.bytes / 4) };
                     load(*input, tokens, places)?;
                 }
@@ -65,7 +65,8 @@ impl<'a> ForwardInterpreter<'a> {
             }
         }
         // SAFETY: the operand lies in the arenas, is aligned and holds single-precision numbers. No
-        // kernel runs while the slice is borrowed.
+        // kernel runs while the slice is borrowed: it borrows this interpreter, which alone
+        // accesses the arenas.
         Ok(unsafe { std::slice::from_raw_parts(self.logits.pointer.cast::<f32>(), self.logits.bytes / 4) })
     }
 }

@@ -33,7 +33,7 @@ pub(super) struct LinkWatch {
     waits: BTreeMap<Link, Wait>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Wait {
     /// The bytes that the receiver has; `None` while the connection is being made.
     received: Option<u64>,
@@ -50,7 +50,7 @@ impl LinkWatch {
         let new = Wait { received, reported: now, missing_since: received.is_none().then_some(now) };
         let wait = self.waits.entry(*link).or_insert(new);
         if wait.received != received || now.duration_since(wait.reported) > MOST_GAP {
-            *wait = Wait { received, reported: now, missing_since: received.is_none().then_some(now) };
+            *wait = new;
         }
         wait.reported = now;
         wait.missing_since.map_or(Missing::Unknown, |since| Missing::For(now.duration_since(since)))

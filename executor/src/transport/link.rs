@@ -3,7 +3,8 @@
 //! Each end of a connection counts its bytes. A rank that waits for bytes which its peer has sent
 //! long ago has lost the link. Neither end can know that alone: a peer that has nothing to send
 //! looks the same, and the kernel, or a device on the way, may have taken the bytes. So each end
-//! says what it knows, and the launcher compares.
+//! says what it knows, and the launcher compares. A connection that does not come about counts as
+//! lost without a comparison: peers accept at any time.
 
 use super::StreamNumber;
 use serde::{Deserialize, Serialize};

@@ -95,7 +95,7 @@ fn close(open: &mut Vec<Open>, time: u64, others: &mut Vec<(String, u64, u64)>) 
     while let Some(done) = open.pop_if(|last| last.end <= time) {
         let length = done.end - done.start;
         if let Some(parent) = open.last_mut() {
-            parent.explained += length;
+            parent.explained = parent.explained.saturating_add(length);
         }
         if done.call.is_none() {
             others.push((done.name, done.start, length.saturating_sub(done.explained)));
@@ -132,7 +132,7 @@ fn on_device(events: &[Event], by_id: &BTreeMap<u64, (Option<usize>, Part)>, fou
             Some((place, call)) => {
                 let timed = place.get_or_insert_with(|| Call { start, end, busy: 0, ..call.clone() });
                 (timed.start, timed.end) = (timed.start.min(start), timed.end.max(end));
-                timed.busy += busy;
+                timed.busy = timed.busy.saturating_add(busy);
             }
             None => match exchange_of(&kernel.name).filter(|_| kernel.name.starts_with("nccl")) {
                 Some(exchange) => {

@@ -27,7 +27,8 @@ pub(super) struct Event {
 impl Event {
     /// Start and end in nanoseconds from the trace's base.
     pub(super) fn span(&self) -> (u64, u64) {
-        // A cast from a float saturates.
-        ((self.ts * 1e3).round() as u64, ((self.ts + self.dur) * 1e3).round() as u64)
+        // A cast from a float saturates. No event ends before it starts, whatever `dur` is.
+        let start = (self.ts * 1e3).round() as u64;
+        (start, start.max(((self.ts + self.dur) * 1e3).round() as u64))
     }
 }

@@ -84,7 +84,7 @@ impl TraceStep {
             let before = places.iter_mut().flatten().filter(|place| place.is_kernel && place.start <= call.start);
             if let Some(place) = before.max_by_key(|place| place.start) {
                 place.end = place.end.max(call.end);
-                place.busy += call.busy;
+                place.busy = place.busy.saturating_add(call.busy);
             }
         }
     }
@@ -125,7 +125,7 @@ pub fn unmatched(steps: &[TraceStep], stage: &StageProgram) -> Vec<Unmatched> {
         for (name, time) in others.chain(step.unmatched_calls(&groups)) {
             let total = totals.entry(name).or_default();
             total.0 += 1;
-            total.1 += time;
+            total.1 = total.1.saturating_add(time);
         }
     }
     let mean = |(name, (count, time)): (&str, (usize, u64))| Unmatched {
@@ -211,7 +211,7 @@ fn assign(calls: &[&Call], instructions: &[Weighted], places: &mut [Option<Place
         if let Some(place) = places.get_mut(index) {
             let place = place.get_or_insert(Place { start, end, busy: 0, is_kernel });
             (place.start, place.end) = (place.start.min(start), place.end.max(end));
-            place.busy += busy;
+            place.busy = place.busy.saturating_add(busy);
         }
     };
     if many >= few {
@@ -228,7 +228,8 @@ fn assign(calls: &[&Call], instructions: &[Weighted], places: &mut [Option<Place
         let total: f64 = own.iter().map(|(_, weight)| weight).sum();
         let mut before = 0.0;
         for &(index, weight) in own {
-            let at = |share: f64| call.start + ((call.end - call.start) as f64 * share / total) as u64;
+            let length = call.end.saturating_sub(call.start) as f64;
+            let at = |share: f64| call.start.saturating_add((length * share / total) as u64);
             let busy = (call.busy as f64 * weight / total) as u64;
             add(index, at(before), at(before + weight), call, busy);
             before += weight;

@@ -87,16 +87,6 @@ pub(super) fn activation<'a, D: Deserializer<'a>>(deserializer: D) -> Result<Act
     deserializer.deserialize_any(Either)
 }
 
-/// Returns the factor of kernels in profiles that have none.
-pub(super) fn one() -> usize {
-    1
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-pub(super) fn is_one(factor: &usize) -> bool {
-    *factor == 1
-}
-
 /// Returns the factor `times / √square` of [`Kernel::Scale`](super::Kernel::Scale).
 pub fn scale_factor(times: usize, square: usize) -> f64 {
     times as f64 / (square as f64).sqrt()

@@ -29,6 +29,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) compiler: Compiler<'a>,
     /// Parameters of the model, in numbers.
     pub(super) parameters: usize,
+    /// How many of them are trained.
+    pub(super) trained: usize,
     pub(super) truncated: TruncatedModels<'a>,
     pub(super) pipelines: PipelineTables,
     pub(super) hosts: Hosts,
@@ -48,9 +50,11 @@ impl<'a> Bounds<'a> {
     /// Prepares the bounds of a request.
     ///
     /// # Errors
-    /// [`PlannerError`] if the model's sizes contradict each other or a step has no samples.
+    /// [`PlannerError`] if the model's sizes contradict each other, if adapters match no layer, or if
+    /// a step has no samples.
     pub(crate) fn new(request: &'a Request<'a>) -> Result<Self, PlannerError> {
-        let graph = request.model.graph(request.name, &GraphOptions::ONE)?;
+        let graph = request.base.training.graph(request.model, request.name, &GraphOptions::ONE);
+        let graph = graph.map_err(|error| PlannerError::of_plan(request, error))?;
         let (topology, costs) = (request.topology, request.costs);
         let kinds = Arc::new(DeviceKinds::new(topology, request.devices, request.memory_limit, request.headroom));
         let space = Space::new(request, &graph, &kinds);
@@ -65,6 +69,7 @@ impl<'a> Bounds<'a> {
             estimates: Estimates::new(request, &graph, optimizer_tensors(request.base), space.model.is_stack),
             compiler: Compiler::new(request.model, request.name),
             parameters: graph.parameter_count(),
+            trained: objective::trained_parameters(request.base, &graph),
             truncated: TruncatedModels::new(request, Arc::clone(&kinds), space.model.is_stack, space.model.shares_parameters),
             pipelines: PipelineTables::new(),
             hosts: Hosts::new(request, &kinds),

@@ -45,10 +45,12 @@ impl Hosts {
         }
     }
 
-    /// Returns the least bytes of each parameter on all devices together: the parameter, its
-    /// gradient and, unless it may be on the hosts, its optimizer state.
-    pub(super) fn bytes_per_parameter(&self, state_may_be_on_hosts: bool) -> f64 {
-        self.parameter + self.gradient + if state_may_be_on_hosts { 0.0 } else { self.optimizer_state }
+    /// Returns the least bytes of a model's state on all devices together: its parameters, the
+    /// gradients of those that are trained and, unless it may be on the hosts, their optimizer
+    /// state.
+    pub(super) fn bytes_of_state(&self, parameters: usize, trained: usize, state_may_be_on_hosts: bool) -> f64 {
+        let of_trained = self.gradient + if state_may_be_on_hosts { 0.0 } else { self.optimizer_state };
+        parameters as f64 * self.parameter + trained as f64 * of_trained
     }
 
     /// Returns what a layout keeps on the hosts, if it offloads. The optimizer state in its costs

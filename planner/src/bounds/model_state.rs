@@ -1,7 +1,7 @@
 //! A refusal of models whose persistent state alone exceeds the memory of all devices.
 //!
-//! Each parameter, its gradient and its optimizer state lie on at least one device, however they
-//! are sharded. So the check needs no layout. It costs nothing even for models so large that
+//! Each parameter lies on at least one device, however they are sharded. So do the gradient and the
+//! optimizer state of each that is trained. So the check needs no layout. It costs nothing even for models so large that
 //! compiling their truncated models takes long.
 
 use super::context::Bounds;
@@ -16,8 +16,8 @@ impl Bounds<'_> {
         let request = self.request;
         let offload = request.fixed.offload.unwrap_or(request.base.layout.offload);
         let state_may_be_on_hosts = self.space.offloads.contains(&Offload::Optimizer) || offload.is_of_optimizer();
-        let per_parameter = self.hosts.bytes_per_parameter(state_may_be_on_hosts);
-        let all = self.parameters as f64 * per_parameter * self.arena_share();
+        let state = self.hosts.bytes_of_state(self.parameters, self.trained, state_may_be_on_hosts);
+        let all = state * self.arena_share();
         // Per device, as if each had the smallest memory limit.
         let devices = self.kinds.total_memory_in_smallest(request.devices);
         let (needed, limit) = (all / devices.max(1.0), self.memory_limit);

@@ -7,6 +7,7 @@
 use super::bound::{Bound, Bounded, Excluded};
 use super::context::Bounds;
 use super::pipeline::{OptimizerUpdate, PipelineCosts};
+use crate::space::{most_shards, most_shards_of_stage};
 use foretell_program::{Layout, Plan, StageLayout};
 
 /// Returns one bound for several layouts that have the same stage meshes. The layouts may differ
@@ -50,18 +51,17 @@ pub(super) fn bound(bounds: &Bounds<'_>, layouts: &[Layout], stages: &[StageLayo
         copy_times.push(hosts.copy_time_of(kinds, kind));
     }
     let in_flight = bounds.pipelines.in_flight(layout, micro_batches);
-    let shards = |stage: &StageLayout| stage.data * stage.context * stage.expert;
-    let most_shards = stages.iter().map(shards).max().unwrap_or(1);
     let (mut time, mut arena) = (f64::INFINITY, f64::INFINITY);
     for variant in layouts {
         let cuts = bounds.cuts(variant);
         let costs = PipelineCosts::new(&models, &pair_of_stage, &weights, &cuts, layout.schedule, 1).offloading(hosts.offload(
             layout,
             &copy_times,
-            most_shards,
+            most_shards(variant),
         ));
         time = time.min(costs.least_time(micro_batches, OptimizerUpdate::LeftOut));
-        arena = arena.min(costs.least_memory(&in_flight, variant.zero, |stage| shards(&stages[stage]), 1.0));
+        arena =
+            arena.min(costs.least_memory(&in_flight, variant.zero, |stage| most_shards_of_stage(variant, &stages[stage]), 1.0));
     }
     Ok(bounds.bound(micro_batches, time, arena))
 }

@@ -20,8 +20,8 @@ pub(crate) fn with_sharded_operators(
     families: Vec<Family>,
     is_over: &(dyn Fn() -> bool + Sync),
 ) -> Vec<Family> {
-    let applies = request.base.layout.operators.is_empty()
-        && request.model.graph(request.name, &GraphOptions::ONE).is_ok_and(|graph| applies(&graph));
+    let graph = || request.base.training.graph(request.model, request.name, &GraphOptions::ONE);
+    let applies = request.base.layout.operators.is_empty() && graph().is_ok_and(|graph| applies(&graph));
     if !applies {
         return families;
     }

@@ -49,11 +49,14 @@ pub struct Search {
     pub covers: Vec<String>,
     /// The dimensions of the space.
     pub space: Vec<Dimension>,
-    /// Step time of the best layout.
+    /// Step time of the best layout: the median, or the 90th percentile if that is the objective
+    /// ([`Objective::SlowEnd`](crate::Objective::SlowEnd)).
     pub best_seconds: f64,
     /// Step time of the best layout that was simulated and leaves no device idle, if there is one.
+    /// It is of the same kind as `best_seconds`.
     pub all_devices_seconds: Option<f64>,
     /// Lower bound on the step time of every layout of the space, and of all that were simulated.
+    /// The time is of the same kind as `best_seconds`.
     pub lower_bound_seconds: f64,
     /// Lower bound on the step time of every layout that a plan file can say: the time of the
     /// matrix products alone, on all devices at their best rate.

@@ -56,11 +56,6 @@ impl<'a> Incumbents<'a> {
         self.list.sort_by(|a, b| a.value.total_cmp(&b.value).then(a.index.cmp(&b.index)));
     }
 
-    /// Returns `true` if a layout is an incumbent.
-    pub(super) fn contains(&self, layout: &Layout) -> bool {
-        self.list.iter().any(|incumbent| incumbent.plan.layout == *layout)
-    }
-
     /// Gives an incumbent its place in the space, if it was found before its turn: its family's
     /// number is then at least `found_early`.
     pub(super) fn rename(&mut self, layout: &Layout, found_early: usize, index: LayoutIndex) {

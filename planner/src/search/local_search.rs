@@ -82,11 +82,9 @@ impl Searcher<'_> {
         let own = self.value_of_bound(layout).unwrap_or(0.0);
         let is_open = |layout: &Layout| match self.known.get(layout) {
             None => true,
-            // It was stopped because it was no better than the best.
+            // It is no better than the best, but may be simpler and good enough.
             Some(Known::AtLeast(at_least)) => margin > 0.0 && *at_least <= to_beat,
-            // A neighbour that is no better is no incumbent, but may be simpler and good enough.
-            Some(Known::Simulated) => margin > 0.0 && !self.incumbents.contains(layout),
-            Some(Known::TooLarge(_)) => false,
+            Some(Known::Simulated | Known::TooLarge(_)) => false,
         };
         let bounded = close
             .into_par_iter()
@@ -114,7 +112,11 @@ impl Searcher<'_> {
             let simulated = simulated.collect::<Result<Vec<_>, PlannerError>>()?;
             for (outcome, (_, layout)) in simulated.into_iter().zip(group) {
                 let Some(outcome) = outcome.outcome else { continue };
-                self.known.note(layout, &outcome);
+                match &outcome {
+                    // It becomes no incumbent. When its turn comes, it is simulated again.
+                    Outcome::Simulated(one) if one.value > to_beat => self.known.note_at_least(layout, one.value),
+                    outcome => self.known.note(layout, outcome),
+                }
                 let Outcome::Simulated(incumbent) = outcome else { continue };
                 let index = LayoutIndex { family: NEIGHBOURS, variant: self.search.probed };
                 self.search.probed += 1;

@@ -31,9 +31,10 @@ pub(super) fn manner(layout: &Layout) -> Manner {
 /// What is known of a layout that was simulated, or that was found too large on the way there.
 #[derive(Clone, Debug)]
 pub(super) enum Known {
-    /// It was simulated to its end. It is an incumbent, unless another search has a better one.
+    /// It was simulated to its end and became an incumbent. It still is one, unless another search
+    /// has a better one.
     Simulated,
-    /// Its value is at least this.
+    /// Its value is at least this, and it is no incumbent.
     AtLeast(f64),
     /// It does not fit. Contains the weighted bytes of each stage.
     TooLarge(Vec<f64>),
@@ -53,6 +54,11 @@ impl KnownLayouts {
             Outcome::Indivisible(_) | Outcome::OutOfHostMemory => return,
         };
         self.0.insert(layout.clone(), known);
+    }
+
+    /// Notes that a layout's value is at least this. If that matters, it is simulated again.
+    pub(super) fn note_at_least(&mut self, layout: &Layout, value: f64) {
+        self.0.insert(layout.clone(), Known::AtLeast(value));
     }
 
     /// Notes that a layout that was simulated does not fit after all.

@@ -67,13 +67,18 @@ impl Searcher<'_> {
         let candidates: Vec<Candidate> = plans.into_iter().zip(predicted).map(candidate).collect();
         // Without candidates the best is the other search's value. That is a time wherever the
         // caller compares searches by time.
-        self.search.best_seconds = candidates.first().map_or(best, |best| best.prediction.step_seconds.value());
+        let is_slow_end = self.request.objective == Objective::SlowEnd;
+        let seconds =
+            |best: &Candidate| if is_slow_end { best.prediction.step_seconds_p90 } else { best.prediction.step_seconds };
+        self.search.best_seconds = candidates.first().map_or(best, |best| seconds(best).value());
         let uses_all = |incumbent: &&Incumbent| world_size(&incumbent.plan.layout) >= self.request.devices;
         let on_all = self.incumbents.list.iter().filter(uses_all);
         let step = |incumbent: &Incumbent| incumbent.value / self.bounds.value_per_second(&incumbent.plan.layout);
         self.search.all_devices_seconds = match self.request.objective {
             // The energy of a step does not tell its time.
             Objective::Energy => None,
+            // The value is the 90th percentile itself, as `best_seconds` is.
+            Objective::SlowEnd => on_all.map(|incumbent| incumbent.value).reduce(f64::min),
             _ => on_all.map(step).reduce(f64::min),
         };
         // The bound is a value; as a share of the best value it gives a time.

@@ -22,8 +22,16 @@ pub(crate) fn inner_ranks(layout: &Layout) -> usize {
     layout.tensor * layout.context * layout.expert
 }
 
-/// Returns the most ranks over which ZeRO shards a parameter of a layout whose stages have equal
-/// meshes. Those of experts have fewer: `expert` shards them otherwise.
+/// Returns the most ranks over which ZeRO shards a parameter of a layout. Those of experts have
+/// fewer: `expert` shards them otherwise.
 pub(crate) fn most_shards(layout: &Layout) -> usize {
-    layout.shard_group.unwrap_or(layout.data) * layout.context * layout.expert
+    match &layout.stages {
+        Some(stages) => stages.iter().map(|stage| most_shards_of_stage(layout, stage)).max().unwrap_or(1),
+        None => most_shards_of_stage(layout, &layout.stage(0)),
+    }
+}
+
+/// Returns the most ranks over which ZeRO shards a parameter of one stage of a layout.
+pub(crate) fn most_shards_of_stage(layout: &Layout, stage: &StageLayout) -> usize {
+    layout.shard_group.unwrap_or(stage.data) * stage.context * stage.expert
 }

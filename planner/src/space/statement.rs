@@ -43,7 +43,11 @@ struct Sizes {
     tensor: BTreeSet<usize>,
     pipeline: BTreeSet<usize>,
     micro_batch: BTreeSet<usize>,
+    /// Whether some meshes do not have all of the micro-batches that they might have.
+    cuts_micro_batch: bool,
     virtual_stages: BTreeSet<usize>,
+    /// Whether some pipelines do not have all of the numbers of chunks that they might have.
+    cuts_virtual_stages: bool,
     shard_group: BTreeSet<usize>,
     possible_shard_groups: BTreeSet<usize>,
 }
@@ -74,11 +78,20 @@ impl Sizes {
         for (ranks, pipeline) in ranks {
             let samples = space.global_batch / ranks;
             let most = families::MOST_MICRO_BATCHES.max(families::MICRO_BATCHES_PER_STAGE * pipeline);
-            sizes.micro_batch.extend(divisors(samples).into_iter().filter(|micro_batch| samples / micro_batch <= most));
+            for micro_batch in divisors(samples) {
+                if samples / micro_batch <= most {
+                    sizes.micro_batch.insert(micro_batch);
+                } else {
+                    sizes.cuts_micro_batch = true;
+                }
+            }
         }
         for &pipeline in sizes.pipeline.iter().filter(|&&pipeline| pipeline > 1) {
-            let fitting = chunk_counts(space.model.blocks, pipeline).into_iter();
-            sizes.virtual_stages.extend(fitting.filter(|chunks| pipeline * chunks <= space.model.blocks));
+            let most = space.model.blocks / pipeline;
+            let fitting: Vec<usize> =
+                chunk_counts(space.model.blocks, pipeline).into_iter().filter(|&chunks| chunks <= most).collect();
+            sizes.cuts_virtual_stages |= (2..=most).count() > fitting.len();
+            sizes.virtual_stages.extend(fitting);
         }
         sizes.virtual_stages.insert(1);
         for &data in &sizes.data {
@@ -110,25 +123,27 @@ impl Space<'_> {
         let experts = divisors(self.model.experts.unwrap_or(1)).into_iter().filter(|&size| size <= devices);
         let others = "other sizes leave devices idle, or divide nodes unevenly";
         vec![
-            of_sizes("data", &sizes.data, data, others, fixed.data.is_some()),
+            of_sizes("data", &sizes.data, data, false, others, fixed.data.is_some()),
             of_sizes(
                 "tensor",
                 &sizes.tensor,
                 tensor,
+                false,
                 &format!(
                     "others span more than {MOST_NODES_OF_TENSOR} nodes, neither fill nor divide nodes, or leave devices idle"
                 ),
                 fixed.tensor.is_some(),
             ),
-            of_sizes("pipeline", &sizes.pipeline, 1..=devices.min(self.model.blocks), others, fixed.pipeline.is_some()),
+            of_sizes("pipeline", &sizes.pipeline, 1..=devices.min(self.model.blocks), false, others, fixed.pipeline.is_some()),
             of_sizes(
                 "context",
                 &context,
                 (1..=devices).filter(divides_sequence),
+                false,
                 &format!("others leave devices idle, or fewer than {FEWEST_POSITIONS} positions on a rank"),
                 fixed.context.is_some(),
             ),
-            of_sizes("expert", &expert, experts, others, fixed.expert.is_some()),
+            of_sizes("expert", &expert, experts, false, others, fixed.expert.is_some()),
         ]
     }
 
@@ -147,6 +162,7 @@ impl Space<'_> {
                 "micro_batch",
                 &sizes.micro_batch,
                 divisors(self.global_batch),
+                sizes.cuts_micro_batch,
                 &format!(
                     "more than {} micro-batches, or {} a stage, use the devices worse",
                     families::MOST_MICRO_BATCHES,
@@ -165,6 +181,7 @@ impl Space<'_> {
                 "virtual_stages",
                 &sizes.virtual_stages,
                 1..=if has_pipeline { (blocks / 2).max(1) } else { 1 },
+                sizes.cuts_virtual_stages,
                 &format!(
                     "others do not divide the blocks, or are more than {MOST_CHUNKS}, whose messages cost more than they save"
                 ),
@@ -278,17 +295,19 @@ impl Space<'_> {
     }
 }
 
-/// States a dimension of sizes: those of `searched`, of all that are `possible`.
+/// States a dimension of sizes: those of `searched`, of all that are `possible`. `is_cut_in_part`
+/// says that some meshes lack sizes that others have, so that the bound does not cover them all.
 fn of_sizes(
     name: &str,
     searched: &BTreeSet<usize>,
     possible: impl IntoIterator<Item = usize>,
+    is_cut_in_part: bool,
     reason: &str,
     is_fixed: bool,
 ) -> Dimension {
     let left_out = possible.into_iter().filter(|size| !searched.contains(size)).count();
     let values = searched.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
-    let reason = if left_out > 0 { reason.to_owned() } else { String::new() };
+    let reason = if left_out > 0 || is_cut_in_part { reason.to_owned() } else { String::new() };
     dimension(name, values, Some(left_out), reason, is_fixed)
 }
 

@@ -1,7 +1,7 @@
 //! Variants of a family: layouts that differ in ZeRO, in how ranks and blocks lie on the devices,
 //! and in the bucket size.
 
-use super::sizes::{inner_ranks, ranks_of_stage};
+use super::sizes::{inner_ranks, most_shards, ranks_of_stage};
 use super::{Family, Space};
 use foretell_program::{Axis, Layout, Offload, Recompute, StageLayout, cuts_by_speed};
 use foretell_units::Bytes;
@@ -54,11 +54,9 @@ impl Space<'_> {
     /// Returns the layouts of a family.
     pub(crate) fn variants(&self, family: &Family) -> Vec<Layout> {
         let mut variants = Vec::new();
-        let stages = family.layout.stages.iter().flatten().map(|stage| stage.data);
-        let shards = stages.fold(family.layout.data, usize::max) * family.layout.context;
         // With a pipeline or a split backward pass, ZeRO's stages 2 and 3 reduce and gather again
         // for each pass. DeepSpeed refuses them there; the search considers them only if fixed.
-        let usual: &[usize] = match shards {
+        let usual: &[usize] = match most_shards(&family.layout) {
             1 => &[0],
             _ if family.layout.follows_schedule() || family.layout.shares.is_some() => &[0, 1],
             _ => &[0, 1, 2, 3],

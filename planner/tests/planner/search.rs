@@ -151,7 +151,9 @@ fn the_slow_end_of_the_interval_may_be_minimised() {
         let best = &planned.candidates[0].prediction;
         assert_eq!(planned.value, best.step_seconds_p90.value());
         assert!(best.step_seconds_p90 > best.step_seconds && planned.search.gap >= 0.0);
-        assert!(planned.search.lower_bound_seconds <= best.step_seconds.value());
+        assert_eq!(planned.search.best_seconds, planned.value);
+        assert!(planned.search.lower_bound_seconds <= planned.value);
+        assert!(planned.search.all_devices_seconds.is_none_or(|seconds| seconds >= planned.search.lower_bound_seconds));
     }
 }
 

@@ -89,8 +89,10 @@ impl<'a> Compiler<'a> {
     }
 
     fn one(&self, plan: &Plan, wanted: Wanted, offsets: Offsets) -> Result<Program, PlanError> {
-        let programs = programs(&self.cache, plan, &[wanted], Emission::Once, offsets)?;
-        programs.into_iter().next().ok_or_else(|| unreachable!("one Program was wanted"))
+        match programs(&self.cache, plan, &[wanted], Emission::Once, offsets)?.pop() {
+            Some(program) => Ok(program),
+            None => unreachable!("one Program was wanted"),
+        }
     }
 
     /// All Programs of a run.

@@ -330,8 +330,8 @@ impl<'a> StageEmitter<'a> {
     pub(super) fn update(&mut self, round: Option<usize>) {
         self.gradients.finish(&mut self.list, self.stage, &self.persistent);
         let Self { stage, list, persistent, gradients, .. } = self;
-        let exchange = round.map(|round| Exchange::new(stage, round));
-        Update { list, stage, persistent, gradients, exchange }.run();
+        let exchange = round.map(|round| Exchange::new(stage, round, list));
+        Update { list, stage, persistent, gradients, exchange: exchange.as_ref() }.run();
     }
 
     fn label(&self, tensor: TensorId, micro_batch: usize, phase: Phase) -> Label<'a> {

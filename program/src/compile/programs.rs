@@ -17,7 +17,7 @@ use crate::schedule::{StagePass, Task};
 use foretell_units::{Bytes, Flops};
 use rayon::prelude::*;
 
-/// The Programs of a run. Both use one arena: persistent buffers lie at the same offsets in both.
+/// The Programs of a run. All use one arena: persistent buffers lie at the same offsets in each.
 #[derive(Clone, Debug)]
 pub struct Compiled {
     /// One training step. Where steps differ, the first and usual one.
@@ -101,7 +101,7 @@ pub(super) fn programs(
 ) -> Result<Vec<Program>, PlanError> {
     plan.validate()?;
     // From here on, plans whose layouts mean the same thing are equal.
-    let plan = &Plan { layout: plan.layout.clone().normalised(), mode: plan.mode.clone().normalised(), ..plan.clone() };
+    let plan = &Plan { layout: plan.layout.clone().normalised(), mode: plan.mode.normalised(), ..plan.clone() };
     let mesh = plan.mesh()?;
     let of_state = if wanted.contains(&Wanted::Logits) { Purpose::Logits } else { Purpose::Training };
     let with_state = cache.lowerings(plan, &mesh, of_state)?;
@@ -110,7 +110,7 @@ pub(super) fn programs(
     }
     let cuts = Cuts::new(&with_state.any().graph, plan)?;
     let mut lowered = vec![(of_state, with_state)];
-    if of_state != Purpose::Evaluation && wanted.contains(&Wanted::Evaluation) {
+    if wanted.contains(&Wanted::Evaluation) {
         lowered.push((Purpose::Evaluation, cache.lowerings(plan, &mesh, Purpose::Evaluation)?));
     }
     let crossings =

@@ -36,7 +36,8 @@ pub struct Layout {
     /// The stage of ZeRO: 0 shards nothing, 1 the optimizer's state, 2 also gradients, 3 also
     /// parameters.
     pub zero: usize,
-    /// The number of ranks in a shard group; all of `data` if `None`.
+    /// The number of ranks of `data` in a shard group; all of them if `None`. ZeRO also shards over
+    /// `context` and, outside of experts, `expert`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shard_group: Option<usize>,
     /// The results that the backward pass recomputes.

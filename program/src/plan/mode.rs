@@ -11,7 +11,7 @@ use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 /// How the replicas of a model stay together.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", try_from = "ModeForm")]
 pub enum Mode {
     /// Every update uses the gradients of all replicas.
@@ -206,7 +206,7 @@ impl Plan {
         let replicas = self.replicas_of_mesh();
         if replicas < 2 && self.layout.zero > 0 && self.layout.data > 1 {
             return refuse(
-                "ZeRO shards the state over all of `data`, so no rank has a replica of its own",
+                "ZeRO shards the state over all of `data`, so there is only one replica",
                 "use `zero: 0`, or a `shard_group` smaller than `data`",
             );
         }

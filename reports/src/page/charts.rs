@@ -13,7 +13,7 @@ use serde::Serialize;
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "chart", rename_all = "snake_case")]
 pub enum Chart {
-    /// What each rank did when.
+    /// Each rank's work over time.
     Timeline(timeline::TimelineChart),
     /// The bytes in use over a step.
     Memory(memory::MemoryChart),
@@ -65,8 +65,8 @@ pub struct LayoutPoint {
 }
 
 impl Chart {
-    /// Charts what each rank did when, for one or two timelines of a Program: how the step's time
-    /// was spent, and each stream below it. Of many ranks the first of each stage is shown.
+    /// Charts each rank's work over time, for one or two timelines of a Program: how the step's
+    /// time was spent, and each stream below it. Of many ranks the first of each stage is shown.
     pub fn timeline(program: &Program, timelines: &[&Timeline]) -> Self {
         Self::Timeline(timeline::TimelineChart::of(program, timelines))
     }

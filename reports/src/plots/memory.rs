@@ -3,7 +3,8 @@
 use super::canvas::{Canvas, Dash, Frame, Mark, PALETTE, Scale, time_unit};
 use crate::error::ReportError;
 use crate::residency::Residency;
-use foretell_program::{Program, Rank, RankTimeline, StageProgram, Timeline};
+use crate::shown::shown_lists;
+use foretell_program::{Program, RankTimeline, StageProgram, Timeline};
 use foretell_units::{Bytes, Seconds};
 use plotters::prelude::DrawingBackend;
 
@@ -27,16 +28,12 @@ struct StageCurve {
 
 impl MemoryPlot {
     pub(crate) fn of(program: &Program, timeline: &Timeline) -> Self {
-        let all = program.lists.len();
-        let count = all.min(MOST_STAGES);
-        // The choice includes the first and the last stage, since these two differ most.
-        let chosen = (0..count).map(|index| if count > 1 { index * (all - 1) / (count - 1) } else { 0 });
-        let curve = |index: usize| {
-            let stage = program.lists.get(index)?;
-            let rank = (0..timeline.ranks.len()).map(Rank).find(|&rank| program.list_index(rank) == index)?;
-            Some(StageCurve { stage: stage.stage, live: live(stage, timeline.rank(rank)?), arena: stage.arena })
-        };
-        Self { stages: chosen.filter_map(curve).collect(), step: timeline.step().into(), all_stages: all }
+        let stages = shown_lists(program, timeline, MOST_STAGES).map(|(_, list, timeline)| StageCurve {
+            stage: list.stage,
+            live: live(list, timeline),
+            arena: list.arena,
+        });
+        Self { stages: stages.collect(), step: timeline.step().into(), all_stages: program.lists.len() }
     }
 
     pub(crate) fn draw<Backend: DrawingBackend>(&self, canvas: &Canvas<'_, Backend>) -> Result<(), ReportError> {

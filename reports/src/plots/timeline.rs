@@ -1,4 +1,5 @@
-//! The timeline plot: what each rank did when, one row per stream, predictions above measurements.
+//! The timeline plot: each rank's work over time, one row per stream, predictions above
+//! measurements.
 
 use super::canvas::{
     Anchor, Canvas, Dash, FAINT, Frame, GRID, INK, Mark, PALETTE, PAPER, Scale, Size, fitted, text_width, time_unit,

@@ -202,7 +202,14 @@ impl GpuCosts<'_> {
             bytes += 4.0 * traffic.single as f64;
         }
         if category == Category::Optimizer {
-            bytes *= self.workload.update_share(precision.size().count() < 4);
+            // The share is that of an update with moments. LAMB and outer steps move other values.
+            let moments = match kernel {
+                Kernel::Sgd { momentum, .. } => Some(usize::from(*momentum)),
+                Kernel::AdamW { .. } => Some(2),
+                _ => None,
+            };
+            let is_narrow = precision.size().count() < 4;
+            bytes *= moments.map_or(1.0, |moments| self.workload.update_share(is_narrow, moments));
         }
         DeviceWork { time: self.moving_time(bytes * share) * slowdown, kernels: 1.0, category }
     }

@@ -54,14 +54,15 @@ impl Workload {
         }
     }
 
-    /// Returns the bytes that an update of Adam moves, over those with a master copy and moments in
-    /// single precision. `is_narrow` says whether parameters are narrower than that.
-    pub(super) fn update_share(&self, is_narrow: bool) -> f64 {
+    /// Returns the bytes that an update with so many moments moves (Adam has two), over those with a
+    /// master copy and moments in single precision. `is_narrow` says whether parameters are narrower
+    /// than that.
+    pub(super) fn update_share(&self, is_narrow: bool, moments: usize) -> f64 {
         let bytes = |is_pure: bool, moment: f64| {
-            // The gradient is read; the parameter or its copy, and both moments, also written.
+            // The gradient is read; the parameter or its copy, and the moments, also written.
             let (gradient, parameter) = if is_pure { (2.0, 4.0) } else { (4.0, 8.0) };
             let rounded = if is_narrow && !is_pure { 2.0 } else { 0.0 };
-            gradient + parameter + rounded + 4.0 * moment
+            gradient + parameter + rounded + 2.0 * moments as f64 * moment
         };
         bytes(self.has_no_master_copy && is_narrow, self.moments.bytes()) / bytes(false, MomentFormat::Single.bytes())
     }

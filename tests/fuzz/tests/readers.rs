@@ -9,12 +9,12 @@ use foretell_executor::checkpoint::{check_start, last_whole};
 use foretell_executor::data::{DataSource, Dataset, InputOptions, SampleShape};
 use foretell_executor::transport::RunKey;
 use foretell_executor::{Length, Start, TrainingJob};
-use foretell_export::{Framework, Job, PlanForm, export_job, import_plan};
+use foretell_export::{Framework, Job, KinetoTrace, PlanForm, export_job, import_plan, unmatched};
 use foretell_fuzz::Corpus;
 use foretell_models::{GraphOptions, Model, from_hugging_face};
-use foretell_program::{Layout, Plan, Profile, Training, compile};
+use foretell_program::{Layout, Plan, Profile, Rank, Training, compile};
 use foretell_score::read_rows;
-use foretell_topologies::{ImportOptions, Topology, from_nccl_xml, from_smi_topo};
+use foretell_topologies::{ImportOptions, Topology, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo};
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde::de::DeserializeOwned;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -99,10 +99,24 @@ fn no_table_of_measurements_makes_the_reader_panic() {
 }
 
 #[test]
-fn no_output_of_nvidias_tools_makes_the_importers_panic() {
+fn no_output_of_other_tools_makes_the_importers_panic() {
     let options = ImportOptions { name: "here".into(), device: Some("h100-sxm-80g".into()), nic_bandwidth: None };
     fuzz("smi", "topologies/tests/imports", ".smi-topo.txt", |text| from_smi_topo(text, &options).is_ok());
     fuzz("nccl", "topologies/tests/imports", ".nccl.xml", |text| from_nccl_xml(text, &options).is_ok());
+    fuzz("rocm", "topologies/tests/imports", ".rocm-topo.txt", |text| from_rocm_topo(text, &options).is_ok());
+    fuzz("slurm", "topologies/tests/imports", ".slurm-nodes.txt", |text| from_slurm_nodes(text, &options).is_ok());
+}
+
+#[test]
+fn no_trace_of_pytorchs_profiler_makes_its_reader_panic() {
+    let model = yaml::<Model>("{family: mlp, widths: [4, 3, 2]}").unwrap();
+    let program = compile(&model, "fuzzed", &Plan::new(Layout { micro_batch: 4, ..Layout::default() }, 4)).unwrap().training;
+    let list = program.list_of(Rank(0));
+    fuzz("kineto", "tests/fuzz/corpus/kineto", ".json", |text| {
+        let Ok(trace) = KinetoTrace::parse(text) else { return false };
+        let spans: usize = trace.steps.iter().map(|step| step.matched(list).spans.len()).sum();
+        spans > 0 && unmatched(&trace.steps, list).iter().all(|one| one.count > 0)
+    });
 }
 
 #[test]

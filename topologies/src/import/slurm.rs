@@ -20,7 +20,7 @@ pub struct SlurmNode {
     pub load: Option<f64>,
     /// MiB of memory that jobs have, and all of them.
     pub memory: (u64, u64),
-    /// Generic resources: those of jobs, and all of them, such as `gpu:h100:8`.
+    /// Generic resources: GPUs of jobs, and all resources, such as `gpu:h100:8`.
     pub resources: (String, String),
 }
 
@@ -63,11 +63,13 @@ impl SlurmNode {
                 .parse::<u64>()
                 .map_err(|_| ImportError::Form { tool: TOOL, reason: format!("`{key}` of node `{name}` is no number") })
         };
-        // `AllocTRES=cpu=4,mem=8G,gres/gpu:h100=2`.
+        // `AllocTRES=cpu=4,mem=8G,gres/gpu=2,gres/gpu:h100=2`: the total beside those of types.
+        // Some clusters count only one of the two.
         let allocated: Vec<(&str, &str)> = text("AllocTRES").split(',').filter_map(|one| one.rsplit_once('=')).collect();
-        let gpus = allocated.iter().filter_map(|(key, count)| Some(format!("{}:{count}", key.strip_prefix("gres/")?)));
-        // The total of a resource stands beside those of its types.
-        let resources = gpus.max_by_key(String::len).unwrap_or_default();
+        let total = allocated.iter().find(|(key, _)| *key == "gres/gpu").map(|(_, count)| format!("gpu:{count}"));
+        let of_types =
+            allocated.iter().filter_map(|(key, count)| Some(format!("gpu:{}:{count}", key.strip_prefix("gres/gpu:")?)));
+        let resources = total.unwrap_or_else(|| of_types.collect::<Vec<_>>().join(","));
         let none = |text: &str| text.to_owned().replace("(null)", "");
         Ok(Self {
             state: text("State").to_owned(),
@@ -79,22 +81,52 @@ impl SlurmNode {
         })
     }
 
-    /// The GPUs, if there are any.
+    /// All GPUs, if there are any. They have a type if it is one for all.
     pub fn gpus(&self) -> Option<SlurmGpus<'_>> {
-        gpus(&self.resources.1)
+        let types = self.gpu_types();
+        let kind = if let [only] = types[..] { only.kind } else { None };
+        Some(SlurmGpus { kind, count: count(&types) }).filter(|gpus| gpus.count > 0)
+    }
+
+    /// The GPUs of each type.
+    pub fn gpu_types(&self) -> Vec<SlurmGpus<'_>> {
+        gpu_types(&self.resources.1)
     }
 
     /// The GPUs that jobs have.
     pub fn allocated_gpus(&self) -> usize {
-        gpus(&self.resources.0).map_or(0, |gpus| gpus.count)
+        count(&gpu_types(&self.resources.0))
+    }
+
+    /// Whether jobs can run on it, now or after others. A node that is down, drained, failed or not
+    /// there yet takes none.
+    pub fn takes_jobs(&self) -> bool {
+        // `DOWN*`, `IDLE+DRAIN`: a sign at the end says more about a state. A node that is
+        // `POWERED_DOWN` starts when a job needs it.
+        let is_out = |state: &str| {
+            let state = state.trim_end_matches(|sign: char| !sign.is_ascii_alphabetic());
+            matches!(state, "DOWN" | "DRAIN" | "DRAINED" | "DRAINING" | "FAIL" | "FAILING" | "FUTURE")
+        };
+        !self.state.split('+').any(is_out)
     }
 }
 
-/// The first GPUs of a list of generic resources.
-fn gpus(resources: &str) -> Option<SlurmGpus<'_>> {
+/// The GPUs of each type of a list of generic resources.
+fn gpu_types(resources: &str) -> Vec<SlurmGpus<'_>> {
+    let mut types: Vec<SlurmGpus<'_>> = Vec::new();
     // `gpu:h100:8(S:0-1)` or `gpu:8`; other resources stand beside it.
-    let of_gpus = resources.split(',').find_map(|one| one.strip_prefix("gpu:"))?;
-    let plain = of_gpus.split('(').next().unwrap_or_default();
-    let (kind, count) = plain.rsplit_once(':').map_or((None, plain), |(kind, count)| (Some(kind), count));
-    Some(SlurmGpus { kind, count: count.parse().ok()? }).filter(|gpus| gpus.count > 0)
+    for of_gpus in resources.split(',').filter_map(|one| one.strip_prefix("gpu:")) {
+        let plain = of_gpus.split('(').next().unwrap_or_default();
+        let (kind, count) = plain.rsplit_once(':').map_or((None, plain), |(kind, count)| (Some(kind), count));
+        let Some(count) = count.parse().ok().filter(|&count| count > 0) else { continue };
+        match types.iter_mut().find(|one| one.kind == kind) {
+            Some(one) => one.count = one.count.saturating_add(count),
+            None => types.push(SlurmGpus { kind, count }),
+        }
+    }
+    types
+}
+
+fn count(types: &[SlurmGpus<'_>]) -> usize {
+    types.iter().fold(0, |total, one| total.saturating_add(one.count))
 }

@@ -15,7 +15,8 @@ mod tests;
 use super::error::DataError;
 use super::options::{Augmentation, Filled, InputOptions, OnBadSample};
 use super::order::{Purpose, stream_in_epoch, unit};
-use super::{SampleShape, Split, regular};
+use super::{SampleShape, Split};
+use crate::regular;
 use decode::PIXEL;
 use listing::Listing;
 use std::fmt;
@@ -182,17 +183,19 @@ impl PictureFolder {
     }
 }
 
-/// Reads a picture's file.
+/// Reads a picture's file, of at most [`MAX_FILE`] bytes.
 ///
 /// # Errors
 /// The reason, as the rest of a sentence that begins with the file's name.
 pub(crate) fn read_file(path: &Path) -> Result<Vec<u8>, String> {
     let cannot = |reason: &dyn fmt::Display| format!("cannot be read: {reason}");
-    let (mut file, size) = regular::open(path).map_err(|error| cannot(&error))?;
+    let too_large = |size: u64| format!("has {size} bytes, and at most {MAX_FILE} are read");
+    let (file, size) = regular::open(path).map_err(|error| cannot(&error))?;
     if size > MAX_FILE {
-        return Err(format!("has {size} bytes, and at most {MAX_FILE} are read"));
+        return Err(too_large(size));
     }
     let mut bytes = Vec::with_capacity(size as usize);
-    file.read_to_end(&mut bytes).map_err(|error| cannot(&error))?;
-    Ok(bytes)
+    // The file may have grown since its size was checked.
+    let read = file.take(MAX_FILE + 1).read_to_end(&mut bytes).map_err(|error| cannot(&error))?;
+    if read as u64 > MAX_FILE { Err(too_large(read as u64)) } else { Ok(bytes) }
 }

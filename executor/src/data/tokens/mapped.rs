@@ -1,7 +1,8 @@
 //! A file mapped into memory: pages are read when they are touched, and all ranks of a machine
 //! share them. This module knows no formats.
 
-use crate::data::{DataError, regular};
+use crate::data::DataError;
+use crate::regular;
 use memmap2::Mmap;
 use std::path::Path;
 

@@ -1,26 +1,25 @@
-//! What replicas exchange at the end of a round, bucket by bucket: parameters, or how far they have
-//! moved in the round. The mode decides what and with whom.
+//! The exchange between replicas at the end of a round, bucket by bucket: each sends its parameters,
+//! or how far they have moved in the round. The mode decides which of them, and to whom.
 //!
 //! An exchange begins right after a bucket's update and ends after all updates, so that it overlaps
 //! with those of other buckets. It works on the single-precision values: those of the master copy,
 //! if there is one.
 
-use super::buckets::GradientBuckets;
 use super::list::{Label, ListBuilder};
 use super::persistent::BucketBuffers;
 use super::stage::Stage;
 use crate::mesh::{Axis, Group, Rank};
-use crate::plan::{AveragingGraph, Decentralised, Mode, OuterRule};
-use crate::program::{BufferId, BufferRole, Peer, Phase};
+use crate::plan::{AveragingGraph, Mode, OuterRule};
+use crate::program::{BufferId, BufferRole, Peer, PeerId, Phase};
 use foretell_models::Kernel;
 use foretell_units::DataType;
 
 /// The exchange at the end of a step.
-#[derive(Clone, Copy)]
 pub(super) struct Exchange<'a> {
     stage: &'a Stage<'a>,
-    /// The number of the round's kind, which selects the neighbours if they change.
-    round: usize,
+    /// The neighbours of each replica: whom it sends to, and whom it receives from. Empty if all
+    /// replicas exchange with all by all-reduces.
+    neighbours: Vec<(PeerId, PeerId)>,
 }
 
 /// An exchange of a bucket that has begun.
@@ -37,17 +36,33 @@ pub(super) struct Begun {
 }
 
 impl<'a> Exchange<'a> {
-    pub(super) fn new(stage: &'a Stage<'a>, round: usize) -> Self {
-        Self { stage, round }
+    /// The exchange of a stage. `round` is the number of the round's kind, which selects the
+    /// neighbours if they change.
+    pub(super) fn new(stage: &'a Stage<'a>, round: usize, list: &mut ListBuilder) -> Self {
+        let mut exchange = Self { stage, neighbours: Vec::new() };
+        let Mode::Decentralised(mode) = stage.plan.mode else { return exchange };
+        let replicas = exchange.replicas();
+        let distances = match mode.graph {
+            // In a ring of two the next replica is also the previous one.
+            AveragingGraph::Ring if replicas > 2 => vec![1, replicas - 1],
+            AveragingGraph::Ring => vec![1],
+            AveragingGraph::Exponential => vec![1 << round],
+            AveragingGraph::Complete => (1..replicas).collect(),
+        };
+        for distance in distances {
+            let [to, from] = [distance, replicas - distance].map(|distance| list.peer(exchange.peer(distance)));
+            exchange.neighbours.push((to, from));
+        }
+        exchange
     }
 
-    /// Begins the exchange of a bucket whose update wrote `updated`.
+    /// Begins the exchange of a bucket whose update read `gradients` and wrote `updated`.
     pub(super) fn begin(
-        self,
+        &self,
         list: &mut ListBuilder,
         index: usize,
         buffers: &BucketBuffers,
-        gradients: &GradientBuckets,
+        gradients: BufferId,
         updated: BufferId,
     ) -> Begun {
         let master = self.stage.state.has_master_copy.then(|| buffers.states.last().copied()).flatten();
@@ -55,15 +70,14 @@ impl<'a> Exchange<'a> {
         let mut begun = Begun { index, values, change: None, received: Vec::new(), rounded: master.map(|_| updated) };
         let name = name_of(index);
         let along_replicas = Group::along(Axis::Data);
-        match (&self.stage.plan.mode, buffers.outer.first()) {
-            (Mode::Decentralised(mode), _) => begun.received = self.send_to_neighbours(list, *mode, &name, values),
+        match (self.stage.plan.mode, buffers.outer.first()) {
+            (Mode::Decentralised(_), _) => begun.received = self.send_to_neighbours(list, &name, values),
             (_, Some(&outer)) => {
-                // The gradient is used up, so its buffer is free.
-                let Some(change) = gradients.reduced(index).or(buffers.gradients) else { return begun };
+                // The gradients are used up, so their buffer is free.
                 let kernel = Kernel::Difference { elements: list.elements(values) };
-                list.compute(Label::of_step(&name, Phase::Update), kernel, &[outer, values], &[change]);
-                list.all_reduce_of_step(&name, along_replicas, change);
-                begun.change = Some(change);
+                list.compute(Label::of_step(&name, Phase::Update), kernel, &[outer, values], &[gradients]);
+                list.all_reduce_of_step(&name, along_replicas, gradients);
+                begun.change = Some(gradients);
             }
             _ => list.all_reduce_of_step(&name, along_replicas, values),
         }
@@ -71,29 +85,19 @@ impl<'a> Exchange<'a> {
     }
 
     /// Sends values to the neighbours of each replica and receives theirs.
-    fn send_to_neighbours(self, list: &mut ListBuilder, mode: Decentralised, name: &str, values: BufferId) -> Vec<BufferId> {
-        let replicas = self.replicas();
-        let distances = match mode.graph {
-            // In a ring of two the next replica is also the previous one.
-            AveragingGraph::Ring if replicas > 2 => vec![1, replicas - 1],
-            AveragingGraph::Ring => vec![1],
-            AveragingGraph::Exponential => vec![1 << self.round],
-            AveragingGraph::Complete => (1..replicas).collect(),
-        };
+    fn send_to_neighbours(&self, list: &mut ListBuilder, name: &str, values: BufferId) -> Vec<BufferId> {
         let label = Label::of_step(name, Phase::Update);
-        let receive = |distance: usize| {
-            let to = list.peer(self.peer(distance));
+        let receive = |&(to, from): &(PeerId, PeerId)| {
             list.send(label, to, values);
-            let from = list.peer(self.peer(replicas - distance));
             let received = list.add_buffer(name, BufferRole::Workspace, vec![list.elements(values)], DataType::Fp32);
             list.receive(label, from, received);
             received
         };
-        distances.into_iter().map(receive).collect()
+        self.neighbours.iter().map(receive).collect()
     }
 
     /// The ranks of the replica `distance` places after each rank's own.
-    fn peer(self, distance: usize) -> Peer {
+    fn peer(&self, distance: usize) -> Peer {
         let (mesh, index) = (self.stage.mesh, self.stage.index);
         let peer_of = |rank: Rank| {
             let own = mesh.coordinates(rank);
@@ -103,13 +107,13 @@ impl<'a> Exchange<'a> {
         Peer { stage: index, ranks: Some(ranks.map(peer_of).collect()) }
     }
 
-    fn replicas(self) -> usize {
-        self.stage.lowering.mesh.size(Axis::Data)
+    fn replicas(&self) -> usize {
+        self.stage.plan.replicas()
     }
 
     /// Ends the exchange of a bucket: the values become the mean, or what the outer optimizer makes
     /// of it.
-    pub(super) fn end(self, list: &mut ListBuilder, buffers: &BucketBuffers, begun: &Begun) {
+    pub(super) fn end(&self, list: &mut ListBuilder, buffers: &BucketBuffers, begun: &Begun) {
         let (name, elements) = (name_of(begun.index), list.elements(begun.values));
         let label = Label::of_step(&name, Phase::Update);
         match (begun.change, self.stage.plan.mode.outer()) {
@@ -133,7 +137,7 @@ impl<'a> Exchange<'a> {
     }
 
     /// Averages running statistics over all replicas, whatever the graph: they are few.
-    pub(super) fn average(self, list: &mut ListBuilder, name: &str, values: &[BufferId]) {
+    pub(super) fn average(&self, list: &mut ListBuilder, name: &str, values: &[BufferId]) {
         for &buffer in values {
             list.all_reduce_of_step(name, Group::along(Axis::Data), buffer);
         }

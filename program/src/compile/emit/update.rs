@@ -24,8 +24,8 @@ pub(super) struct Update<'a> {
     pub(super) stage: &'a Stage<'a>,
     pub(super) persistent: &'a PersistentBuffers,
     pub(super) gradients: &'a GradientBuckets,
-    /// What replicas exchange at the end of the step, if they do.
-    pub(super) exchange: Option<Exchange<'a>>,
+    /// The exchange between replicas at the end of the step, if there is one.
+    pub(super) exchange: Option<&'a Exchange<'a>>,
 }
 
 impl Update<'_> {
@@ -34,12 +34,12 @@ impl Update<'_> {
         let mut staged = StagedStates::new(self.list, self.persistent);
         let mut exchanges = Vec::new();
         for bucket in self.stage.state.trained_buckets() {
-            let Some(updated) = self.update_bucket(bucket, staged.as_ref()) else { continue };
+            let Some((updated, gradients)) = self.update_bucket(bucket, staged.as_ref()) else { continue };
             match self.exchange {
                 None => self.gather(bucket, updated),
                 Some(exchange) => {
                     let buffers = &self.persistent.buckets[bucket];
-                    let begun = exchange.begin(self.list, bucket, buffers, self.gradients, updated);
+                    let begun = exchange.begin(self.list, bucket, buffers, gradients, updated);
                     exchanges.push((exchange, bucket, updated, begun));
                 }
             }
@@ -176,8 +176,9 @@ impl Update<'_> {
         }
     }
 
-    /// Updates a bucket, or the rank's shard of it. Returns the buffer with the new parameters.
-    fn update_bucket(&mut self, index: usize, staged: Option<&StagedStates>) -> Option<BufferId> {
+    /// Updates a bucket, or the rank's shard of it. Returns the buffers with the new parameters and
+    /// with the gradients, which are used up.
+    fn update_bucket(&mut self, index: usize, staged: Option<&StagedStates>) -> Option<(BufferId, BufferId)> {
         let (state, persistent) = (self.stage.state, self.persistent);
         let (bucket, buffers) = (&state.buckets[index], &persistent.buckets[index]);
         let elements = bucket.shard_elements();
@@ -211,7 +212,7 @@ impl Update<'_> {
             }
             Optimizer::Lamb => self.update_by_lamb(index, &name, (&reads, &writes)),
         }
-        Some(updated)
+        Some((updated, gradients))
     }
 
     /// Updates the one parameter of a bucket by LAMB: each rank finds the direction of its shard,

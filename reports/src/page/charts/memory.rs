@@ -1,6 +1,7 @@
 //! The memory of a page: a curve for each shown rank, and the tensors that hold its peak.
 
 use crate::residency::Residency;
+use crate::shown::shown_lists;
 use foretell_program::{BufferRole, Program, Rank, Timeline};
 use foretell_units::{Bytes, Picoseconds, Seconds};
 use serde::Serialize;
@@ -42,16 +43,9 @@ struct Curve {
 impl MemoryChart {
     pub(super) fn of(program: &Program, timeline: &Timeline, limit: Option<Bytes>) -> Self {
         let all = program.lists.len();
-        let count = all.min(MOST_CURVES);
-        // Includes the first and the last stage, since these two differ most.
-        let chosen = (0..count).map(|index| if count > 1 { index * (all - 1) / (count - 1) } else { 0 });
-        let curve = |index: usize| {
-            let list = program.lists.get(index)?;
-            let rank = (0..timeline.ranks.len()).map(Rank).find(|&rank| program.list_index(rank) == index)?;
-            let residency = Residency::of(list, timeline.rank(rank)?);
-            Some(Curve::of(rank, list.stage, list.arena, &residency))
-        };
-        let curves: Vec<Curve> = chosen.filter_map(curve).collect();
+        let curves: Vec<Curve> = shown_lists(program, timeline, MOST_CURVES)
+            .map(|(rank, list, timeline)| Curve::of(rank, list.stage, list.arena, &Residency::of(list, timeline)))
+            .collect();
         let note = if curves.len() < all { format!("{} of {all} kinds of ranks", curves.len()) } else { String::new() };
         Self { step_seconds: Seconds::from(timeline.step()).value(), limit: limit.map(Bytes::count), curves, note }
     }

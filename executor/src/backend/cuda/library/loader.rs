@@ -31,8 +31,8 @@ fn file_names(library: Library) -> &'static [&'static str] {
     }
 }
 
-/// Returns a function that every version of a library has.
-fn version_function(library: Library) -> &'static str {
+/// Returns the function that reports a library's version. Every version of the library has it.
+pub(super) fn version_function(library: Library) -> &'static str {
     match library {
         Library::Driver => "cuDriverGetVersion",
         Library::Nvrtc => "nvrtcVersion",
@@ -52,9 +52,11 @@ pub(in crate::backend::cuda) fn get(library: Library) -> Option<&'static LoadedL
 
 /// Loads a library from the folders of a search path, else from where the loader finds it.
 fn find(search_path: Option<&OsStr>, library: Library) -> Option<LoadedLibrary> {
-    let folders = search_path.map(|path| std::env::split_paths(path).collect::<Vec<_>>()).unwrap_or_default();
-    let in_folders = folders.iter().flat_map(|folder| file_names(library).iter().map(move |name| folder.join(name)));
-    let files = in_folders.filter(|path| !path.as_os_str().is_empty() && path.is_file() && !is_stub(path));
+    let folders = search_path.into_iter().flat_map(std::env::split_paths);
+    // Two colons in a row enclose an empty folder.
+    let folders = folders.filter(|folder| !folder.as_os_str().is_empty());
+    let in_folders = folders.flat_map(|folder| file_names(library).iter().map(move |name| folder.join(name)));
+    let files = in_folders.filter(|path| path.is_file() && !is_stub(path));
     let names = file_names(library).iter().map(PathBuf::from);
     files.chain(names).find_map(|name| open(&name, library))
 }

@@ -9,7 +9,7 @@ mod cublaslt;
 mod cudnn;
 pub(super) mod loader;
 mod nccl;
-mod versions;
+pub(super) mod versions;
 
 pub(super) use cublaslt::CublasLt;
 pub(super) use cudnn::Cudnn;

@@ -1,12 +1,13 @@
 //! Discovery: starts NVIDIA's driver and describes its GPUs.
 
 use super::driver_functions::DriverFunctions;
-use crate::backend::cuda::driver::{CudaError, DeviceDescription};
+use crate::backend::cuda::driver::{CudaError, DeviceDescription, Library};
+use crate::backend::cuda::library::versions;
 use cudarc::driver::sys::{self, CUdevice_attribute};
 use std::ffi::{CStr, c_int};
 
 /// Oldest driver that has every function called here: CUDA 12.8.
-const OLDEST_DRIVER: i32 = 12_080;
+const OLDEST_DRIVER: u64 = 12_080;
 
 /// Describes all GPUs that the driver reports.
 ///
@@ -19,14 +20,13 @@ pub fn devices() -> Result<Vec<DeviceDescription>, CudaError> {
 
 /// Starts the driver, and returns it with the number of its devices.
 pub(super) fn start() -> Result<(&'static DriverFunctions, usize), CudaError> {
-    let driver = DriverFunctions::get()?;
-    let mut version = 0;
-    // SAFETY: the pointer is valid.
-    driver.checked("reading the driver's version", unsafe { (driver.cuDriverGetVersion)(&mut version) })?;
+    // An old driver lacks functions. Its version says more than their absence does.
+    let version = versions::number(Library::Driver).ok_or(CudaError::MissingLibrary { library: Library::Driver })?;
     if version < OLDEST_DRIVER {
         let reason = format!("it supports CUDA {}.{}, and 12.8 is required", version / 1000, version % 1000 / 10);
         return Err(CudaError::Call { action: "using the driver", reason });
     }
+    let driver = DriverFunctions::get()?;
     // SAFETY: it may be called more than once.
     driver.checked("starting the driver", unsafe { (driver.cuInit)(0) })?;
     let mut count = 0;

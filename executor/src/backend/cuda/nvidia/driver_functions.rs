@@ -8,7 +8,6 @@ use std::ffi::{CStr, c_char, c_int, c_uchar, c_uint, c_ulonglong, c_void};
 functions! {
     /// The driver's functions.
     DriverFunctions of Library::Driver, cudarc::driver::sys {
-        cuDriverGetVersion(*mut c_int) -> sys::CUresult;
         cuInit(c_uint) -> sys::CUresult;
         cuGetErrorString(sys::CUresult, *mut *const c_char) -> sys::CUresult;
         cuDeviceGetCount(*mut c_int) -> sys::CUresult;

@@ -9,7 +9,7 @@ use std::path::Path;
 /// # Errors
 /// The system's error, or one that says that it is not a regular file: opening a named pipe would
 /// block.
-pub(super) fn open(path: &Path) -> Result<(File, u64), Error> {
+pub(crate) fn open(path: &Path) -> Result<(File, u64), Error> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() {
         return Err(Error::new(ErrorKind::InvalidInput, "not a regular file"));
