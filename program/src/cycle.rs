@@ -1,8 +1,8 @@
 //! The order of a run's steps: which of a plan's Programs each step runs.
 //!
-//! In most plans all steps are equal. Where replicas exchange parameters only at the end of a round,
-//! the last step of a round has a Program of its own, and rounds may differ too. The order repeats
-//! after a cycle of rounds. Interpreters follow it without knowing why steps differ.
+//! In most plans all steps are equal. Where replicas exchange parameters only at the end of a
+//! round, the last step of a round has a Program of its own, and rounds may differ too. The order
+//! repeats after a cycle of rounds. Interpreters follow it without knowing why steps differ.
 
 /// The order of a run's steps. Step Programs are numbered from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

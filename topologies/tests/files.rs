@@ -250,7 +250,7 @@ fn errors_in_a_file_name_their_place_and_a_hint() {
         (
             node.replace("300GB/s", "300GiB"),
             "cluster.yaml:2:62: `link`: `300GiB` is not a data rate: unknown unit `GiB`; hint: the units are `GB/s`, `MB/s`, `kB/s`, \
-             `TB/s`, `B/s`, `GiB/s`, `MiB/s`, `Gbit/s`, `Mbit/s`, `kbit/s`, `Tbit/s`, `Gb/s`",
+             `TB/s`, `B/s`, `GiB/s`, `MiB/s`, `Gbit/s`, `Mbit/s`, `kbit/s`, `Tbit/s`, `Gb/s`, `Tb/s`, `Mb/s`, `Gbps`, `Tbps`, `Mbps`, `GBps`, `TBps`, `MBps`",
         ),
         (
             node.replace("a100-sxm-80g", "a100-sxm-80"),

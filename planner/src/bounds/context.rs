@@ -50,8 +50,8 @@ impl<'a> Bounds<'a> {
     /// Prepares the bounds of a request.
     ///
     /// # Errors
-    /// [`PlannerError`] if the model's sizes contradict each other, if adapters match no layer, or if
-    /// a step has no samples.
+    /// [`PlannerError`] if the model's sizes contradict each other, if adapters match no layer, or
+    /// if a step has no samples.
     pub(crate) fn new(request: &'a Request<'a>) -> Result<Self, PlannerError> {
         let graph = request.base.training.graph(request.model, request.name, &GraphOptions::ONE);
         let graph = graph.map_err(|error| PlannerError::of_plan(request, error))?;

@@ -1,8 +1,8 @@
 //! A refusal of models whose persistent state alone exceeds the memory of all devices.
 //!
 //! Each parameter lies on at least one device, however they are sharded. So do the gradient and the
-//! optimizer state of each that is trained. So the check needs no layout. It costs nothing even for models so large that
-//! compiling their truncated models takes long.
+//! optimizer state of each that is trained. So the check needs no layout. It costs nothing even for
+//! models so large that compiling their truncated models takes long.
 
 use super::context::Bounds;
 use crate::error::PlannerError;

@@ -44,8 +44,8 @@ const SIMULATED_BY_ESTIMATE: usize = 4;
 /// queue comes to the others in the order of their bounds.
 const LEAST_GAIN: f64 = 0.95;
 
-/// Layouts that are simulated at once. A first answer with a bound is alone: it saves the simulation
-/// of most others, or stops them early.
+/// Layouts that are simulated at once. A first answer with a bound is alone: it saves the
+/// simulation of most others, or stops them early.
 const AT_ONCE: usize = 2;
 
 /// A layout that may be a good answer.

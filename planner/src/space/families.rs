@@ -24,8 +24,8 @@ impl Space<'_> {
         self.families_until(&|| false).unwrap_or_default()
     }
 
-    /// Returns the same families as [`Self::families`], or `None` if `is_over` answers `true` before
-    /// all are listed: on very many devices that takes seconds.
+    /// Returns the same families as [`Self::families`], or `None` if `is_over` answers `true`
+    /// before all are listed: on very many devices that takes seconds.
     pub(crate) fn families_until(&self, is_over: &dyn Fn() -> bool) -> Option<Vec<Family>> {
         let mut families = self.families_with_stage_meshes();
         let has_cuts = |family: &Family| self.fixed.cuts.as_ref().is_none_or(|cuts| cuts.len() == family.layout.pipeline);

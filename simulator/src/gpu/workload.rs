@@ -54,9 +54,9 @@ impl Workload {
         }
     }
 
-    /// Returns the bytes that an update with so many moments moves (Adam has two), over those with a
-    /// master copy and moments in single precision. `is_narrow` says whether parameters are narrower
-    /// than that.
+    /// Returns the bytes that an update with so many moments moves (Adam has two), over those with
+    /// a master copy and moments in single precision. `is_narrow` says whether parameters are
+    /// narrower than that.
     pub(super) fn update_share(&self, is_narrow: bool, moments: usize) -> f64 {
         let bytes = |is_pure: bool, moment: f64| {
             // The gradient is read; the parameter or its copy, and the moments, also written.

@@ -1,5 +1,6 @@
-//! The exchange between replicas at the end of a round, bucket by bucket: each sends its parameters,
-//! or how far they have moved in the round. The mode decides which of them, and to whom.
+//! The exchange between replicas at the end of a round, bucket by bucket: each sends its
+//! parameters, or how far they have moved in the round. The mode decides which of them, and to
+//! whom.
 //!
 //! An exchange begins right after a bucket's update and ends after all updates, so that it overlaps
 //! with those of other buckets. It works on the single-precision values: those of the master copy,

@@ -73,8 +73,7 @@ impl From<&Hyperparameters> for StepParameters {
     }
 }
 
-/// An index that a kernel found out of range: that of the first kernel that found one, at the
-/// smallest position.
+/// An index that a kernel found out of range.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IndexFault {
@@ -86,9 +85,6 @@ pub(crate) struct IndexFault {
     pub(crate) position: i64,
     /// The bound that the index must be below.
     pub(crate) limit: i64,
-    /// Threads that report take turns by it; 0 between kernels.
-    lock: i32,
-    padding: i32,
 }
 
 /// Packs the operands of one side into the slots of [`Arguments`].

@@ -11,8 +11,6 @@ mod error;
 mod library;
 mod product;
 
-#[cfg(test)]
-pub(crate) use arguments::MAX_SIZES;
 pub(crate) use arguments::{Arguments, IndexFault, MAX_NUMBERS, MAX_OPERANDS, StepParameters, addresses, sizes};
 pub(crate) use collectives::{
     Collectives, CommunicationKind, CommunicatorHandle, CommunicatorId, DeviceCommunication, DeviceRange,
