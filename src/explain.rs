@@ -162,7 +162,8 @@ fn likelihood_of_order(first: &Candidate, second: &Candidate) -> f64 {
 const MANY_STAGES: usize = 30;
 
 /// Names what an expert would ask about: idle devices, a tensor group over several nodes, very many
-/// stages. `on_all` is the step time of the best layout found that leaves no device idle.
+/// stages. `longer_on_all` is the share by which the best layout found that leaves no device idle
+/// takes longer.
 fn oddities(best: &Candidate, longer_on_all: Option<f64>, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
     let topology = &setting.topology;
     let (layout, ranks) = (&best.plan.layout, best.plan.mesh()?.world_size());

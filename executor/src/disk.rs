@@ -14,7 +14,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-/// The operations that change files and folders. What they change is durable only after
+/// The operations that change files and folders. A change survives a power cut only after
 /// [`sync`](Self::sync) of the file and [`sync_folder`](Self::sync_folder) of the folder.
 pub(crate) trait Disk: Debug + Send + Sync {
     /// Makes a folder and those above it. Existing ones stay.

@@ -88,7 +88,7 @@ pub enum ExecutorError {
         stream: StreamNumber,
         /// How long it has waited at least.
         waited: Duration,
-        /// Whether the connection had been made.
+        /// `true` if the connection was lost, `false` if it was never made.
         is_connected: bool,
     },
     /// A rank failed and said why.

@@ -128,8 +128,9 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// The median duration of the steps. Those that warm up are left out if there are at least two
-    /// others. Where steps differ, the mean over a cycle of the medians of each kind.
+    /// Returns the median duration of the steps, without the steps that warm up if at least two
+    /// others remain. In a mode whose steps differ, it is the mean over a cycle of each kind's
+    /// median.
     pub fn median_step(&self) -> Seconds {
         let is_warm = |step: &&StepMetrics| !self.first_steps.contains(&step.step);
         let leaves_out = self.steps.iter().filter(is_warm).count() > 1;

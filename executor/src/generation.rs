@@ -21,7 +21,7 @@ use std::path::Path;
 /// How the next token is chosen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by before they become probabilities. 0 takes the most likely token.
+    /// The divisor of logits before the softmax. 0 takes the most likely token.
     pub temperature: f64,
     /// The number of most likely tokens to choose from; `None` for all.
     pub top_k: Option<usize>,

@@ -59,7 +59,7 @@ pub(crate) struct Ranks {
     stopped_by: Option<i32>,
     /// How long a rank may be silent.
     peer_timeout: Duration,
-    /// What ranks say about bytes that do not arrive.
+    /// The ranks' reports of bytes that do not arrive.
     links: LinkWatch,
     /// The file from which externally started ranks read the run's secret. Dropping it deletes it.
     _key_file: Option<KeyFile>,

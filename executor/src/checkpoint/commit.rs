@@ -145,7 +145,7 @@ fn write_synced(disk: &dyn Disk, path: &Path, text: &[u8]) -> Result<(), Checkpo
     disk.open(path).and_then(write).map_err(|error| CheckpointError::write(path, error))
 }
 
-/// What `peft` has to know of adapters to load them.
+/// Returns the contents of `adapter_config.json`, from which `peft` loads adapters.
 fn adapter_config(lora: &Lora, adapted: &[(String, bool)]) -> serde_json::Value {
     let layers: Vec<&str> = adapted.iter().map(|(name, _)| name.as_str()).collect();
     serde_json::json!({

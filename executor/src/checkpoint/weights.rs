@@ -188,8 +188,8 @@ impl StoredTensor<'_> {
     }
 }
 
-/// Whether adapters may be missing, and the last layer of a classifier may be missing or have
-/// another size.
+/// How strictly weights must match a model. A start from published weights may lack adapters, and
+/// the last layer of a classifier may be missing or have another size.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Heads {
     /// They then start fresh.

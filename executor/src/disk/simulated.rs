@@ -1,5 +1,6 @@
 //! A disk that a test fills, or whose power it cuts, at any operation. It works on the real files
-//! of a folder. What was not synced when the power failed is lost in part, as a seed decides.
+//! of a folder. A power cut loses part of the bytes and names that were not synced; a seed decides
+//! which.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -13,7 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// What happens at an operation.
+/// A fault of the disk, injected at one operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DiskFault {
     /// No more bytes and no more names fit.

@@ -87,7 +87,7 @@ fn world_size(job: &TrainingJob) -> usize {
     job.plan.mesh().unwrap().world_size()
 }
 
-/// What a run did.
+/// The outcome of one run.
 #[derive(Default)]
 struct Attempt {
     losses: BTreeMap<usize, u64>,

@@ -39,8 +39,8 @@ pub(super) unsafe fn forward(call: &KernelCall<'_>, classes: usize) -> Result<()
     Ok(())
 }
 
-/// Whether a label is the prediction: the first class with the row's `largest` logit, as with
-/// `argmax`. So a row of equal logits counts as correct only for class 0.
+/// Returns `true` if a label is the prediction: the first class that has the row's `largest`
+/// logit. So a row of equal logits counts as correct only for class 0.
 pub(super) fn is_first_maximum(row: &[f32], label: usize, largest: f32) -> bool {
     row[label] == largest && row[..label].iter().all(|&logit| logit < largest)
 }

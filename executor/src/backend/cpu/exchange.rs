@@ -1,5 +1,5 @@
-//! What replicas compute when they exchange parameters: means, differences, and the outer step of
-//! local SGD. All of it is in single precision.
+//! Kernels of an exchange between replicas: the mean of parameters, differences, and the outer step
+//! of local SGD. All are in single precision.
 
 use super::memory::{floats, floats_mut};
 use super::vector::{multiply_add, multiversion};
