@@ -7,7 +7,7 @@ const MOST_SUGGESTED: usize = 24;
 const NEAREST: usize = 5;
 
 /// Lists the known names, with the closest one first if it is close: `did you mean `a`? There are
-/// `a`, `b``. Of more than [`MOST_SUGGESTED`] names only the nearest are listed.
+/// `a`, `b``. Of many names only the nearest are listed.
 pub fn suggest<'a>(written: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let known: Vec<&str> = known.into_iter().collect();
     // A prefix counts as a perfect match: `dgx-a100` lacks the end of a name, it is no misspelling.
