@@ -100,7 +100,7 @@ pub use signals::StopSignals;
 pub use whole_file::remove_abandoned;
 
 use foretell_models::Model;
-use foretell_program::{CollectiveAlgorithm, Plan};
+use foretell_program::Plan;
 use foretell_units::DataType;
 
 /// Checks that this version can execute a plan on a backend. Every plan can be simulated.
@@ -108,9 +108,9 @@ use foretell_units::DataType;
 /// # Errors
 /// [`ExecutorError::Unsupported`], with a hint that names an alternative.
 pub fn supported(plan: &Plan, backend: BackendKind) -> Result<(), ExecutorError> {
-    if plan.layout.collective == CollectiveAlgorithm::Tree {
+    if !plan.stack.has(plan.layout.collective) {
         return Err(ExecutorError::Unsupported {
-            what: "`collective: tree`".into(),
+            what: format!("`collective: {}`", plan.layout.collective.name()),
             hint: "use `collective: ring`, or leave it out".into(),
         });
     }

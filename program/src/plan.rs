@@ -30,6 +30,7 @@ pub use recompute::{Keep, Kept, Recompute};
 pub use training::{DecayExemptions, LossScale, Training};
 pub use workload::{MomentFormat, OperandFormat, PlannedWorkload, Trained};
 
+use crate::collective::CollectiveAlgorithm;
 use crate::mesh::Mesh;
 use crate::schedule::Schedule;
 use foretell_units::{Bytes, DataType};
@@ -93,6 +94,11 @@ impl Stack {
     /// Whether this is our own executor.
     pub fn is_own(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// Whether the stack has an algorithm for all-reduces. Our executor has no trees.
+    pub fn has(&self, algorithm: CollectiveAlgorithm) -> bool {
+        !self.is_own() || algorithm != CollectiveAlgorithm::Tree
     }
 }
 

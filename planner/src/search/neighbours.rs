@@ -167,5 +167,31 @@ fn collectives(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     if bounds.space.fixed.collective.is_some() {
         return Vec::new();
     }
-    CollectiveAlgorithm::ALL.into_iter().map(|collective| Layout { collective, ..layout.clone() }).collect()
+    // A layout that the stack cannot run is no answer.
+    let known = CollectiveAlgorithm::ALL.into_iter().filter(|&algorithm| bounds.request.base.stack.has(algorithm));
+    known.map(|collective| Layout { collective, ..layout.clone() }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::space::Request;
+    use foretell_models::Model;
+    use foretell_program::{Plan, Stack};
+    use foretell_simulator::CostModel;
+    use foretell_topologies::Topology;
+
+    #[test]
+    fn no_neighbour_has_an_algorithm_that_the_stack_lacks() {
+        let topology = Topology::library("lab-4x1g-200m").expect("in the library");
+        let (model, costs) = (Model::named("mlp").expect("in the zoo"), CostModel::new(None, &topology));
+        for (stack, has_trees) in [("foretell", false), ("ddp", true)] {
+            let base = Plan { stack: Stack::new(stack), ..Plan::new(Layout { data: 4, ..Layout::default() }, 16) };
+            let request = Request::new(&model, "mlp", &topology, &costs, &base);
+            let bounds = Bounds::new(&request).expect("a sound request");
+            let found = neighbours(&bounds, &base.layout);
+            assert!(found.iter().any(|one| one.collective == CollectiveAlgorithm::Ring), "{found:?}");
+            assert_eq!(found.iter().any(|one| one.collective == CollectiveAlgorithm::Tree), has_trees, "{found:?}");
+        }
+    }
 }
