@@ -11,7 +11,7 @@ use crate::recovery::{Recovery, Resumption};
 use crate::run_folder::RunFolder;
 use crate::training::{Training, TrainingArguments};
 use clap::Args;
-use foretell_executor::{Evaluation, Outcome, World};
+use foretell_executor::{Evaluation, ObservedPaces, Outcome, World};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -107,6 +107,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (path, _) => RunFolder::claim(path.as_deref(), arguments.overwrite).and_then(|folder| folder.clear().map(|()| folder))?,
     };
     let outcome = recovery.train(Training { loaded, predicted, arguments: &training, folder: &folder, world, start })?;
+    training.record(&outcome)?;
     if json {
         return output::json(&document(&outcome, &folder));
     }
@@ -148,6 +149,7 @@ pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
         "bad_samples": outcome.steps.last().and_then(|step| step.bad_samples),
         "resumed_from_step": outcome.resumed_from_step,
         "restarts": outcome.restarts,
+        "staleness": outcome.paces.as_ref().map(|paces| paces.staleness).unwrap_or_default(),
         "world_size": outcome.world_size,
         "backend": outcome.backend.name(),
     })
@@ -182,6 +184,12 @@ pub fn summary(outcome: &Outcome) -> String {
         outcome.world_size,
         outcome.median_step()
     );
+    if let Some(ObservedPaces { staleness, samples_per_second, .. }) = &outcome.paces {
+        text.push_str(&format!(
+            "\n{samples_per_second:.1} samples a second; staleness {:.2} on average, {} at most for 95 % of pushes, {} for all",
+            staleness.mean, staleness.p95, staleness.max
+        ));
+    }
     if let Some(bad) = outcome.steps.last().and_then(|step| step.bad_samples).filter(|&bad| bad > 0) {
         text.push_str(&format!("\n{bad} bad samples were left out or replaced; `ranks/` names them"));
     }

@@ -131,6 +131,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let job = arguments.training.job(&loaded, &training.predicted, arguments.training.start());
     arguments.training.check_start(&job)?;
     let outcome = Recovery::none().train(training)?;
+    arguments.training.record(&outcome)?;
     say(&format!("\ntrained: {}", execute::summary(&outcome)))?;
 
     let checked = check_compiled(&folder, loaded, compiled)?;

@@ -14,8 +14,8 @@ use foretell_executor::checkpoint::check_start;
 use foretell_executor::data::{Augmentation, DataSource, Dataset, InputOptions, OnBadSample};
 use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{
-    BackendKind, Checkpoints, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics, StopSignals, TrainingJob,
-    TransportKind, World, executable, execute, supported,
+    ArrivalOrder, BackendKind, Checkpoints, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics,
+    StopSignals, TrainingJob, TransportKind, World, executable, execute, supported,
 };
 use foretell_models::Model;
 use foretell_program::{Period, Plan};
@@ -77,9 +77,23 @@ pub struct TrainingArguments {
     /// Also write TensorBoard's event files, into the run's folder
     #[arg(long)]
     pub tensorboard: bool,
+    /// Write the order of pulls and pushes at parameter servers, where workers go at their own pace,
+    /// so that `--replay-order` can make the same run again
+    #[arg(long, value_name = "FILE")]
+    pub record_order: Option<PathBuf>,
+    /// Have pulls and pushes in the order of this file, bit for bit the run that recorded it
+    #[arg(long, value_name = "FILE", value_parser = read_order)]
+    pub replay_order: Option<ArrivalOrder>,
     /// Connect ranks by TCP over the loopback interface instead of shared memory
     #[arg(long)]
     pub tcp: bool,
+}
+
+/// Reads an order of arrivals.
+fn read_order(path: &str) -> Result<ArrivalOrder, String> {
+    let text = std::fs::read(path).map_err(|error| format!("cannot read it: {error}"))?;
+    serde_json::from_slice(&text)
+        .map_err(|error| format!("it is no order of arrivals: {error}; hint: give a file that `--record-order` wrote"))
 }
 
 /// What to do with a sample that cannot be used.
@@ -198,6 +212,19 @@ impl TrainingArguments {
         self.init.clone().map_or(Start::Fresh, Start::Weights)
     }
 
+    /// Writes the order of arrivals of a run, if it is to be recorded.
+    pub fn record(&self, outcome: &Outcome) -> Result<(), Failure> {
+        let Some(path) = &self.record_order else { return Ok(()) };
+        let Some(paces) = &outcome.paces else {
+            let hint = "leave out `--record-order`, or use a `staleness` above 0";
+            return Err(Failure::Input(format!(
+                "all ranks made each step together, so there is no order to record; hint: {hint}"
+            )));
+        };
+        let text = serde_json::to_vec(&paces.order).map_err(|error| Failure::Undone(error.to_string()))?;
+        output::write(path, &text)
+    }
+
     /// The job that trains as these arguments say.
     pub fn job(&self, loaded: &LoadedPlan, predicted: &PredictedPlan, start: Start) -> TrainingJob {
         let ranks = predicted.compiled.training.mesh.world_size();
@@ -219,6 +246,7 @@ impl TrainingArguments {
             evaluate: !self.no_evaluation,
             timeline: None,
             start,
+            replay: self.replay_order.clone(),
             checkpoints: match self.save_every {
                 Some(SaveEvery::Never) => None,
                 Some(SaveEvery::Steps(steps)) => Some(Checkpoints::new(Some(Period::Steps(steps)), self.keep())),

@@ -6,6 +6,7 @@ mod checkpoints;
 mod classification;
 mod collector;
 mod files;
+mod paces;
 #[cfg(test)]
 mod simulated;
 
@@ -14,7 +15,7 @@ use crate::data::{Dataset, OnBadSample};
 use crate::disk::SystemDisk;
 use crate::error::ExecutorError;
 use crate::files::write_whole;
-use crate::job::{Job, Report, TrainingJob};
+use crate::job::{ArrivalOrder, Job, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
 use crate::{executable, supported};
@@ -22,8 +23,9 @@ use checkpoints::SavedCheckpoints;
 pub use classification::{Classification, PerClass, classification};
 use collector::{BadSamples, Collector};
 use files::RunFiles;
-use foretell_program::{Compiled, Cycle, Mesh, Rank, RunLength, Timeline, compile};
+use foretell_program::{Compiled, Cycle, Mesh, Pacing, Rank, RunLength, StalenessDistribution, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
+use paces::PaceCollector;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -125,6 +127,20 @@ pub struct Outcome {
     pub backend: BackendKind,
     /// The order of the run's steps, if they differ.
     pub cycle: Cycle,
+    /// What was observed of workers that go at their own pace; `None` if all make each step
+    /// together.
+    pub paces: Option<ObservedPaces>,
+}
+
+/// What was observed of workers that go at their own pace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObservedPaces {
+    /// The staleness of pushes, over all servers.
+    pub staleness: StalenessDistribution,
+    /// The sum of the workers' rates, in samples per second.
+    pub samples_per_second: f64,
+    /// The order of arrivals.
+    pub order: ArrivalOrder,
 }
 
 impl Outcome {
@@ -149,6 +165,9 @@ impl Outcome {
 
     /// The throughput at the median duration of the steps.
     pub fn samples_per_second(&self) -> f64 {
+        if let Some(paces) = &self.paces {
+            return paces.samples_per_second;
+        }
         let samples = self.steps.first().map_or(0.0, |step| step.samples_per_second * step.seconds);
         let median = self.median_step().value();
         if median > 0.0 { samples / median } else { 0.0 }
@@ -186,7 +205,14 @@ pub fn execute(
             hint: "ask for more with `--steps` or `--epochs`, which count from the start of the run".into(),
         });
     }
-    let timeline = folder.map(|folder| folder.join("timeline"));
+    if job.replay.is_some() && compiled.pacing.is_none() {
+        return Err(ExecutorError::Unsupported {
+            what: "replaying an order of arrivals, when all ranks make each step together,".into(),
+            hint: "leave out `--replay-order`, or use a `staleness` above 0".into(),
+        });
+    }
+    // Spans are kept of steps that all ranks make together.
+    let timeline = folder.map(|folder| folder.join("timeline")).filter(|_| compiled.pacing.is_none());
     let mut job = TrainingJob { timeline: timeline.clone().map(absolute).transpose()?, ..job.clone() };
     let files = folder.map(|folder| RunFiles::open(folder, job.start.step())).transpose()?;
     let saving = SavedCheckpoints::prepare(&mut job, folder, steps_per_epoch, mesh.world_size(), Arc::new(SystemDisk))?;
@@ -201,6 +227,7 @@ pub fn execute(
     run.outcome.resumed_from_step = first_step;
     run.outcome.first_steps = vec![first_step];
     run.receive_reports(&mut ranks, mesh)?;
+    run.outcome.paces = run.paces.take().map(PaceCollector::finish);
     let (mut outcome, checkpoint) = (run.outcome, run.saving.map(SavedCheckpoints::finish).transpose()?.flatten());
     let stopped_by = ranks.stopped_by();
     ranks.finish()?;
@@ -227,6 +254,8 @@ struct ActiveRun<'a> {
     saving: Option<SavedCheckpoints>,
     /// The number of steps that each rank had started when it was told to hold.
     held: Vec<usize>,
+    /// `None` if all ranks make each step together.
+    paces: Option<PaceCollector>,
     outcome: Outcome,
     progress: &'a mut dyn FnMut(RunEvent),
 }
@@ -253,8 +282,11 @@ impl<'a> ActiveRun<'a> {
             world_size,
             backend,
             cycle: compiled.cycle,
+            paces: None,
         };
+        let per_worker = |pacing: Pacing| PaceCollector::new(training.samples / pacing.workers.max(1));
         Self {
+            paces: compiled.pacing.map(per_worker),
             collector: Collector::new(world_size, training.predictions, training.samples, bad),
             predictions_per_sample: training.predictions / training.samples.max(1),
             files,
@@ -273,6 +305,9 @@ impl<'a> ActiveRun<'a> {
             match report {
                 Report::Steps(reports) => {
                     for report in reports {
+                        if let Some(paces) = self.paces.as_mut().filter(|_| mesh.stage_of(Rank(rank)) == 0) {
+                            paces.step(rank, &report);
+                        }
                         if let Some(metrics) = self.collector.step(report) {
                             self.finish_step(metrics)?;
                         }
@@ -294,6 +329,9 @@ impl<'a> ActiveRun<'a> {
                     if self.held.len() == mesh.world_size() {
                         ranks.stop_after(self.held.iter().copied().max().unwrap_or(0))?;
                     }
+                }
+                Report::Turns { turns, staleness } => {
+                    self.paces.as_mut().into_iter().for_each(|paces| paces.turns(rank, &turns, &staleness));
                 }
                 Report::Finished { arena } => {
                     let stage = mesh.stage_of(Rank(rank));

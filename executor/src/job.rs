@@ -6,10 +6,10 @@ use crate::data::{DataSource, InputOptions};
 use crate::error::ExecutorError;
 use crate::transport::{ControlClient, Starved, StreamNumber, TransportError};
 use foretell_models::{Control, Kernel, Model};
-use foretell_program::{Exchange, MetricKind, Period, Plan, Reach, RunLength, Sample};
+use foretell_program::{Exchange, MetricKind, Period, Plan, Reach, RunLength, Sample, Turn};
 use foretell_units::{Bytes, DataType, Seconds};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 /// The work of all ranks.
@@ -46,9 +46,28 @@ pub struct TrainingJob {
     pub start: Start,
     /// How checkpoints are written, into the run's folder; `None` writes none.
     pub checkpoints: Option<Checkpoints>,
+    /// The order of arrivals at each server to replay; `None`: as they arrive.
+    #[serde(default)]
+    pub replay: Option<ArrivalOrder>,
 }
 
+/// The order of pulls and pushes at servers whose workers go at their own pace, by the server's
+/// rank.
+pub type ArrivalOrder = BTreeMap<usize, Vec<Turn>>;
+
 impl TrainingJob {
+    /// Whether all ranks evaluate after a step of a run of this length.
+    pub(crate) fn evaluates_after(&self, step: usize, length: RunLength) -> bool {
+        let every = self.plan.training.evaluate_every.unwrap_or(Period::Epochs(1));
+        self.evaluate && (every.ends_with(step, length) || step + 1 == length.steps)
+    }
+
+    /// Whether all ranks save a checkpoint after a step of a run of this length, beside the one at
+    /// its end.
+    pub(crate) fn saves_after(&self, step: usize, length: RunLength) -> bool {
+        self.checkpoints.as_ref().and_then(|one| one.every).is_some_and(|every| every.ends_with(step, length))
+    }
+
     /// Checks that the run and its checkpoints end after a round, where replicas exchange only
     /// then: within a round there is no one model to keep.
     ///
@@ -248,6 +267,11 @@ pub(crate) enum Report {
     /// The number of steps that the rank had started when it was told to hold.
     Held {
         started: usize,
+    },
+    /// The turns of a server's workers in their order, and the number of pushes of each staleness.
+    Turns {
+        turns: Vec<Turn>,
+        staleness: Vec<u64>,
     },
     Finished {
         /// The size of the device arena; zero after a calibration.

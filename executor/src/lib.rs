@@ -31,6 +31,7 @@
 //!     timeline: None,
 //!     start: Start::Fresh,
 //!     checkpoints: None,
+//!     replay: None,
 //! };
 //! supported(&job.plan, BackendKind::Cpu)?;
 //! let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
@@ -77,6 +78,8 @@ mod recording;
 mod regular;
 mod rendezvous;
 mod samples;
+mod server;
+mod serving;
 mod signals;
 mod state;
 mod stopping;
@@ -88,10 +91,14 @@ pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};
 pub use calibration::input_costs;
 pub use error::{ExecutorError, stop_signal_name};
-pub use execute::{Classification, Evaluation, LossScaling, Outcome, PerClass, RunEvent, StepMetrics, classification, execute};
+pub use execute::{
+    Classification, Evaluation, LossScaling, ObservedPaces, Outcome, PerClass, RunEvent, StepMetrics, classification, execute,
+};
 pub use files::write_whole;
 pub use generation::{Generator, NextToken, Sampling};
-pub use job::{CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, Start, TimedStep, TrainingJob};
+pub use job::{
+    ArrivalOrder, CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, Start, TimedStep, TrainingJob,
+};
 pub use launcher::{LaunchOptions, RankSlot, TransportKind};
 pub use rank::run_rank;
 pub use recording::{StepSpans, read_timeline, timeline_file};
@@ -118,6 +125,12 @@ pub fn supported(plan: &Plan, backend: BackendKind) -> Result<(), ExecutorError>
         return Err(ExecutorError::Unsupported {
             what: format!("a plan for the software stack `{}`", plan.stack.name()),
             hint: "leave out `stack`, or use `stack: foretell`; other stacks can be simulated".into(),
+        });
+    }
+    if plan.pacing().is_some() && backend != BackendKind::Cpu {
+        return Err(ExecutorError::Unsupported {
+            what: "a staleness above 0 on GPUs".into(),
+            hint: "use `staleness: 0`; workers at their own pace run on CPUs, and can be simulated".into(),
         });
     }
     match (plan.precision, backend) {

@@ -50,7 +50,8 @@ impl StepGate {
             StepOrder::Abort => Err(TransportError::Aborted),
             StepOrder::StopAfter(steps) if step >= steps => Ok(false),
             _ => {
-                state.started = step + 1;
+                // Sessions of a server are at different steps.
+                state.started = state.started.max(step + 1);
                 Ok(true)
             }
         }

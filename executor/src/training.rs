@@ -14,9 +14,10 @@ use crate::log::log;
 use crate::member::Member;
 use crate::recording::SpanRecorder;
 use crate::samples::{Samples, WorkerPool};
+use crate::server::{self, ServerRun};
 use crate::state::RankState;
 use foretell_models::{GraphOptions, InputKind};
-use foretell_program::{Compiled, MetricKind, Operation, Period, Program, Rank, RunLength, compile};
+use foretell_program::{Compiled, MetricKind, Operation, Program, Rank, RunLength, compile};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -45,9 +46,12 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     let arena = &arenas.device;
     // Initial values depend on the parameters' names, shapes and distributions, not on the batch.
     let graph = job.plan.training.graph(&job.model, &job.name, &GraphOptions::ONE)?;
-    let samples = Samples::new(Arc::clone(&dataset), Split::Training, 0, Vec::new());
+    let samples = Arc::new(Samples::new(Arc::clone(&dataset), Split::Training, 0, Vec::new()));
     let programs: Vec<&Program> = std::iter::once(&compiled.evaluation).chain(compiled.step_programs()).collect();
-    let interpreter = Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::new(samples))?;
+    let start = || Interpreter::start(&programs, member.rank, &arenas, Arc::clone(&member.transport), Arc::clone(&samples));
+    // A server's sessions have interpreters of their own.
+    let pacing = compiled.pacing.filter(|_| server::serves(&compiled, member.rank));
+    let interpreter = if pacing.is_some() { None } else { Some(start()?) };
     // After the interpreter's start, which may clear the arena.
     let state = RankState::new(&compiled.training, &graph, member.rank);
     initialise(&state, &arenas, &StateSource::open(job, &graph)?, job.seed)?;
@@ -56,29 +60,35 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
         CheckpointWriter::new(&checkpoints.folder, layout, &state, &compiled.training, member)
     };
     let checkpoints = job.checkpoints.as_ref().map(writer).transpose()?;
-    let workers = match dataset.workers(&job.input, job.cores_per_rank) {
-        0 => None,
-        count => Some(WorkerPool::start(count, &member.cpus)?),
-    };
     let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;
     let length = RunLength { steps: job.length.steps(steps_per_epoch)?, steps_per_epoch };
-    let images = programs.iter().map(|program| image_positions(program, member.rank)).collect();
-    let mut run = TrainingRun {
-        member,
-        job,
-        compiled: &compiled,
-        dataset,
-        interpreter,
-        arenas: &arenas,
-        checkpoints,
-        workers,
-        images,
-        upcoming: VecDeque::new(),
-        unsent: Vec::new(),
-        sent: Instant::now(),
-        length,
-    };
-    run.train()?;
+    if let Some(pacing) = pacing {
+        let evaluation = (dataset.evaluation_batches(compiled.evaluation.samples), dataset.len(Split::Evaluation));
+        ServerRun { member, job, compiled: &compiled, pacing, arenas: &arenas, checkpoints, samples, length, evaluation }
+            .run()?;
+    } else if let Some(interpreter) = interpreter {
+        let workers = match dataset.workers(&job.input, job.cores_per_rank) {
+            0 => None,
+            count => Some(WorkerPool::start(count, &member.cpus)?),
+        };
+        let images = programs.iter().map(|program| image_positions(program, member.rank)).collect();
+        let mut run = TrainingRun {
+            member,
+            job,
+            compiled: &compiled,
+            dataset,
+            interpreter,
+            arenas: &arenas,
+            checkpoints,
+            workers,
+            images,
+            upcoming: VecDeque::new(),
+            unsent: Vec::new(),
+            sent: Instant::now(),
+            length,
+        };
+        run.train()?;
+    }
     if let (Some(driver), Some((free_before, total))) = (arena.driver(), memory_before) {
         // For the rank's log: all memory in use on the GPU, beside the predicted arena. `before` is
         // what the driver, its context and other processes held before the arena was allocated.
@@ -149,12 +159,11 @@ impl TrainingRun<'_> {
             let Some(samples) = self.upcoming.pop_front() else { break };
             self.step(step, samples, &mut recorder)?;
             let epoch = step / per_epoch;
-            let every = self.job.plan.training.evaluate_every.unwrap_or(Period::Epochs(1));
-            if self.job.evaluate && (every.ends_with(step, self.length) || step + 1 == total) {
+            if self.job.evaluates_after(step, self.length) {
                 self.evaluate(step, epoch)?;
             }
             made = step + 1;
-            if self.job.checkpoints.as_ref().and_then(|one| one.every).is_some_and(|every| every.ends_with(step, self.length)) {
+            if self.job.saves_after(step, self.length) {
                 self.save(made)?;
                 saved = made;
             }

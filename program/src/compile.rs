@@ -38,7 +38,7 @@ mod unread;
 pub use compiler::Compiler;
 pub use cuts::{cuts_by_speed, usual_cuts, work_of_blocks};
 pub(crate) use lowering::training_graph;
-pub use programs::Compiled;
+pub use programs::{Compiled, Session};
 pub use state::BUCKET_ALIGNMENT;
 
 use crate::plan::{Plan, PlanError};

@@ -37,6 +37,7 @@ mod footprint;
 mod fusion;
 mod memory;
 mod mesh;
+mod pacing;
 mod placement;
 mod plan;
 mod print;
@@ -50,11 +51,14 @@ mod timeline;
 
 pub use choices::{Choice, Choices};
 pub use collective::{Collective, CollectiveAlgorithm, CollectiveRole};
-pub use compile::{BUCKET_ALIGNMENT, Compiled, Compiler, compile, compile_training, cuts_by_speed, usual_cuts, work_of_blocks};
+pub use compile::{
+    BUCKET_ALIGNMENT, Compiled, Compiler, Session, compile, compile_training, cuts_by_speed, usual_cuts, work_of_blocks,
+};
 pub use cycle::Cycle;
 pub use footprint::Footprint;
 pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
+pub use pacing::{Pacing, StalenessDistribution, Turn, Versions};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
     AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LearningRateSchedule, LocalSgd, Lora,

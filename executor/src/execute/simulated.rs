@@ -58,6 +58,7 @@ fn job(layout: Layout, every: usize) -> TrainingJob {
         timeline: None,
         start: Start::Fresh,
         checkpoints: Some(Checkpoints::new(Some(Period::Steps(every)), Some(2))),
+        replay: None,
     }
 }
 

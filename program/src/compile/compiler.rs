@@ -2,7 +2,7 @@
 
 use super::cache::LoweringCache;
 use super::emit::Emission;
-use super::programs::{Compiled, Offsets, Wanted, programs};
+use super::programs::{Compiled, Offsets, Session, SessionPart, Wanted, programs};
 use crate::plan::{Plan, PlanError};
 use crate::program::Program;
 use foretell_models::Model;
@@ -98,13 +98,23 @@ impl<'a> Compiler<'a> {
     /// All Programs of a run.
     pub(super) fn all(&self, plan: &Plan, emission: Emission) -> Result<Compiled, PlanError> {
         let cycle = plan.cycle();
+        let pacing = plan.pacing();
         let steps = cycle.exchanges().into_iter().map(Wanted::Step);
-        let wanted: Vec<Wanted> = std::iter::once(Wanted::Evaluation).chain(steps).collect();
+        let workers = 0..pacing.map_or(0, |pacing| pacing.workers);
+        let sessions = workers.flat_map(|worker| SessionPart::ALL.map(|part| Wanted::Serve(worker, part)));
+        let wanted: Vec<Wanted> = std::iter::once(Wanted::Evaluation).chain(steps).chain(sessions).collect();
         let mut programs = programs(&self.cache, plan, &wanted, emission, Offsets::Planned)?.into_iter();
-        match (programs.next(), programs.next()) {
-            (Some(evaluation), Some(training)) => Ok(Compiled { training, other_steps: programs.collect(), cycle, evaluation }),
-            _ => unreachable!("an evaluation and at least one step were wanted"),
+        let (Some(evaluation), Some(training)) = (programs.next(), programs.next()) else {
+            unreachable!("an evaluation and at least one step were wanted")
+        };
+        let other_steps: Vec<Program> = programs.by_ref().take(cycle.program_count() - 1).collect();
+        let mut sessions = Vec::new();
+        while let (Some(snapshot), Some(send), Some(receive), Some(update)) =
+            (programs.next(), programs.next(), programs.next(), programs.next())
+        {
+            sessions.push(Session { snapshot, send, receive, update });
         }
+        Ok(Compiled { training, other_steps, cycle, evaluation, pacing, sessions })
     }
 }
 

@@ -11,6 +11,7 @@ use super::{dependencies, limits, unread};
 use crate::cycle::Cycle;
 use crate::memory;
 use crate::mesh::{Mesh, Rank};
+use crate::pacing::Pacing;
 use crate::plan::{Plan, PlanError};
 use crate::program::{Operation, Program, StageProgram};
 use crate::schedule::{StagePass, Task};
@@ -28,6 +29,27 @@ pub struct Compiled {
     pub cycle: Cycle,
     /// The loss and the number of correct predictions of some micro-batches, without gradients.
     pub evaluation: Program,
+    /// How far workers may be apart; `None` if all make each step together.
+    pub pacing: Option<Pacing>,
+    /// What a server does for each worker, if workers go at their own pace. In a step of its
+    /// worker, a session runs each of its Programs once.
+    pub sessions: Vec<Session>,
+}
+
+/// What a server does for one worker. The lists of workers are empty.
+///
+/// Sessions run side by side. So their Programs touch persistent buffers only, and
+/// [`Self::snapshot`] and [`Self::update`], which touch what all sessions share, take turns.
+#[derive(Clone, Debug)]
+pub struct Session {
+    /// Copies the latest version of the parameters: the turn of a pull.
+    pub snapshot: Program,
+    /// Sends the copy to the worker.
+    pub send: Program,
+    /// Receives the worker's gradients.
+    pub receive: Program,
+    /// Updates the parameters, which makes the next version: the turn of a push.
+    pub update: Program,
 }
 
 impl Compiled {
@@ -74,13 +96,29 @@ pub(super) enum Wanted {
     Evaluation,
     /// The outputs of the model alone.
     Logits,
+    /// A part of a server's session for a worker.
+    Serve(usize, SessionPart),
+}
+
+/// A part of a session, as a Program of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SessionPart {
+    Snapshot,
+    Send,
+    Receive,
+    Update,
+}
+
+impl SessionPart {
+    /// Every part, in order.
+    pub(super) const ALL: [Self; 4] = [Self::Snapshot, Self::Send, Self::Receive, Self::Update];
 }
 
 impl Wanted {
     /// The graph that the Program is made from.
     fn purpose(self) -> Purpose {
         match self {
-            Self::Step(_) => Purpose::Training,
+            Self::Step(_) | Self::Serve(..) => Purpose::Training,
             Self::Evaluation => Purpose::Evaluation,
             Self::Logits => Purpose::Logits,
         }
@@ -119,11 +157,13 @@ pub(super) fn programs(
     let state = |list: &ListRanks| StageState::new(lowering_of(&lowered[0].1, list, &mesh), &cuts, list.stage, plan, &mesh);
     let states = lists.iter().map(state).collect::<Result<Vec<_>, PlanError>>()?;
     let compilation = Compilation { plan, mesh: &mesh, cuts: &cuts, lists: &lists, states: &states, emission, offsets };
-    let compile = |&wanted: &Wanted| {
+    // The order in which each list of workers pushes its buckets, as the last step has it.
+    let mut pushed = Vec::new();
+    let mut programs = Vec::with_capacity(wanted.len());
+    for &wanted in wanted {
         let index = usize::from(lowered[0].0 != wanted.purpose());
-        compilation.program(&lowered[index].1, &crossings[index], wanted)
-    };
-    let mut programs = wanted.iter().map(compile).collect::<Result<Vec<_>, PlanError>>()?;
+        programs.push(compilation.program(&lowered[index].1, &crossings[index], wanted, &mut pushed)?);
+    }
     share_arenas(&mut programs, wanted);
     Ok(programs)
 }
@@ -158,6 +198,8 @@ enum Tasks<'a> {
     Passes(&'a [Task], &'a [Vec<Receive>]),
     /// The update of buckets, in the order in which workers push them.
     Serve(&'a [usize]),
+    /// Nothing: the Program is one of servers only.
+    Nothing,
 }
 
 /// The inputs that all lists of a compilation share.
@@ -173,7 +215,13 @@ struct Compilation<'a> {
 }
 
 impl Compilation<'_> {
-    fn program(&self, lowerings: &Lowerings, crossings: &Crossings, wanted: Wanted) -> Result<Program, PlanError> {
+    fn program(
+        &self,
+        lowerings: &Lowerings,
+        crossings: &Crossings,
+        wanted: Wanted,
+        pushed: &mut Vec<Vec<usize>>,
+    ) -> Result<Program, PlanError> {
         let Compilation { plan, mesh, cuts, .. } = *self;
         let micro_batches = match wanted.purpose() {
             Purpose::Training => plan.micro_batches()?,
@@ -186,7 +234,10 @@ impl Compilation<'_> {
         }
         let receives = messages::receives(lowerings.any(), cuts, plan.layout.schedule, &orders);
         let compile_list = |(list, state): (&ListRanks, &StageState)| {
-            let tasks = Tasks::Passes(orders[list.stage].as_slice(), receives[list.stage].as_slice());
+            let tasks = match wanted {
+                Wanted::Serve(..) => Tasks::Nothing,
+                _ => Tasks::Passes(orders[list.stage].as_slice(), receives[list.stage].as_slice()),
+            };
             self.list(lowering_of(lowerings, list, mesh), crossings, list, state, tasks, wanted)
         };
         // The stages of servers follow those of the model.
@@ -200,11 +251,13 @@ impl Compilation<'_> {
             Offsets::Planned => lists.par_iter().zip(states).map(compile_list).collect(),
             Offsets::None => lists.iter().zip(states).map(compile_list).collect(),
         };
+        if matches!(wanted, Wanted::Step(_)) {
+            *pushed = compiled.iter().map(|(_, pushed)| pushed.clone()).collect();
+        }
         for (list, state) in self.lists.iter().zip(self.states).skip(workers) {
-            let worker = lists.iter().position(|worker| worker.stage == list.stage - cuts.stages);
-            let Some((worker, pushed)) = worker.and_then(|index| Some((&states[index], &compiled.get(index)?.1))) else {
-                continue;
-            };
+            let worker = lists.iter().position(|worker| worker.stage == list.stage - cuts.stages).unwrap_or(0);
+            let none = Vec::new();
+            let (worker, pushed) = (&states[worker], pushed.get(worker).unwrap_or(&none));
             let numbers: Vec<usize> = worker.trained_buckets().collect();
             // Servers have no frozen buckets, and so number the others on their own.
             let pushed: Vec<usize> = pushed.iter().filter_map(|bucket| numbers.iter().position(|one| one == bucket)).collect();
@@ -258,6 +311,7 @@ impl Compilation<'_> {
                 }
             }
             Tasks::Serve(pushed) => emitter.serve(wanted, pushed),
+            Tasks::Nothing => {}
         }
         let (mut program, pushed) = emitter.finish();
         unread::remove_unread_copies(&mut program);

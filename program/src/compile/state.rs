@@ -153,6 +153,9 @@ impl StageState {
             let workers = Self::new(lowering, cuts, stage - cuts.stages, plan, mesh)?;
             return Ok(workers.of_servers(servers, cuts.stages, plan));
         }
+        if plan.pacing().is_some() {
+            refuse_common_versions(lowering, cuts, stage, plan)?;
+        }
         let may_shard = plan.layout.zero > 0 && Axis::ZERO.iter().any(|&axis| lowering.mesh.size(axis) > 1);
         let gathers = if may_shard && plan.layout.zero == 3 {
             ParameterGathers::EveryPass
@@ -372,6 +375,29 @@ fn refuse_unequal_meshes(
         ),
         hint: "give them the same sizes, or use a model that shares no parameters (`tied_embeddings: false`)".into(),
     })
+}
+
+/// Refuses what workers or stages must have in common, where workers go at their own pace.
+fn refuse_common_versions(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Plan) -> Result<(), PlanError> {
+    let refuse =
+        |reason: String, hint: &str| Err(PlanError::Invalid { field: "mode.parameter_server", reason, hint: hint.into() });
+    if !running_statistics(lowering, cuts, stage, plan).is_empty() {
+        return refuse(
+            "workers that go at their own pace have no common running statistics of batch norms".into(),
+            "use `staleness: 0`, or a model without batch norm",
+        );
+    }
+    let is_shared = |one: &CompletedGradient| one.stages.len() > 1;
+    match completed_gradients(lowering, cuts, stage).into_iter().find(is_shared) {
+        Some(shared) => {
+            let name = &lowering.graph.tensor(shared.parameter).name;
+            refuse(
+                format!("stages share `{name}`, and their servers would hold different versions of it"),
+                "use `staleness: 0`, `pipeline: 1`, or a model that shares no parameters (`tied_embeddings: false`)",
+            )
+        }
+        None => Ok(()),
+    }
 }
 
 /// The placements that distinguish buckets: which axes hold parts, whatever dimension they shard.

@@ -6,8 +6,9 @@
 //! `expert` and `pipeline` cut the model into, and each of these holds one of as many equal parts
 //! of its buckets as there are servers.
 
-use super::{Mode, Plan, PlanError};
+use super::{Mode, Optimizer, Plan, PlanError};
 use crate::mesh::{Axis, Mesh, StageMesh};
+use crate::pacing::Pacing;
 use foretell_units::DataType;
 use serde::{Deserialize, Serialize};
 
@@ -47,6 +48,43 @@ impl Mode {
 }
 
 impl Plan {
+    /// How far the workers of servers may be apart; `None` if all wait for all in every step.
+    pub fn pacing(&self) -> Option<Pacing> {
+        let Mode::ParameterServer(mode) = self.mode else { return None };
+        let bound = match mode.staleness {
+            Staleness::None => return None,
+            Staleness::Steps(steps) => Some(steps),
+            Staleness::Unbounded => None,
+        };
+        Some(Pacing { workers: self.layout.data, bound })
+    }
+
+    /// Refuses what needs all workers or all servers to be at the same version.
+    fn validate_paces(&self, mode: ParameterServer) -> Result<(), PlanError> {
+        let field = "mode.parameter_server";
+        let refuse = |reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
+        if mode.beside_workers {
+            return refuse(
+                "a server beside a worker would wait for that worker",
+                "leave out `beside_workers`, or use `staleness: 0`",
+            );
+        }
+        let layout = &self.layout;
+        if layout.tensor * layout.context * layout.expert > 1 {
+            return refuse(
+                "with a staleness the ranks of `tensor`, `context` and `expert` would pull different versions of what all have",
+                "use `tensor: 1`, `context: 1` and `expert: 1`, or `staleness: 0`",
+            );
+        }
+        if self.training.clip_norm.is_some() || self.optimizer == Optimizer::Lamb {
+            return refuse(
+                "servers that are at different versions have no common norm for `clip_norm` or `lamb`",
+                "use another optimizer without `clip_norm`, or `staleness: 0`",
+            );
+        }
+        Ok(())
+    }
+
     /// The plan in normal form: plans that mean the same, but for the form of a model or a device,
     /// are equal.
     pub(crate) fn normalised(&self) -> Self {
@@ -79,9 +117,6 @@ impl Plan {
         if mode.servers == 0 {
             return refuse("no server is left to hold the parameters", "use `servers: 1` or more");
         }
-        if mode.staleness != Staleness::None {
-            return refuse("workers that do not wait for each other are not there yet", "use `staleness: 0`");
-        }
         if mode.beside_workers && mode.servers != self.layout.data {
             return refuse(
                 &format!("{} servers beside {} workers leave some of these without one", mode.servers, self.layout.data),
@@ -99,6 +134,9 @@ impl Plan {
         }
         if !self.stack.is_own() {
             return refuse("other software is modelled in the synchronous mode only", "leave out `stack`");
+        }
+        if mode.staleness != Staleness::None {
+            self.validate_paces(mode)?;
         }
         if mode.beside_workers {
             return Ok(());

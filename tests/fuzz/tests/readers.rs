@@ -196,6 +196,7 @@ fn job_from(start: Start) -> TrainingJob {
         timeline: None,
         start,
         checkpoints: None,
+        replay: None,
     }
 }
 

@@ -5,7 +5,7 @@
 //! own, which is scattered into the rank's shard as soon as it is complete.
 
 use super::list::{Label, ListBuilder};
-use super::persistent::PersistentBuffers;
+use super::persistent::{BucketBuffers, PersistentBuffers};
 use super::servers::WorkerMessages;
 use super::stage::{Duty, Stage};
 use crate::collective::Collective;
@@ -214,6 +214,12 @@ impl GradientBuckets {
         if stage.duty == Duty::Worker && bucket.stages.len() == 1 {
             messages.push(list, persistent, index);
         }
+    }
+
+    /// Takes the gradients that one worker has pushed.
+    pub(super) fn take_session(&mut self, persistent: &PersistentBuffers, worker: usize) {
+        let gradients = |bucket: &BucketBuffers| bucket.sessions.get(worker).map(|&[_, gradients]| gradients);
+        self.reduced = persistent.buckets.iter().map(gradients).collect();
     }
 
     /// Takes the buffers for gradients as they are. They hold sums that others have made.

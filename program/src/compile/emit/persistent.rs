@@ -48,6 +48,9 @@ pub(super) struct BucketBuffers {
     pub(super) outer: Vec<BufferId>,
     /// Of a worker: each server's part of the parameters and of the gradients.
     pub(super) parts: Vec<[BufferId; 2]>,
+    /// Of a server whose workers go at their own pace: for each worker a copy of the parameters,
+    /// and its gradients.
+    pub(super) sessions: Vec<[BufferId; 2]>,
 }
 
 /// The sums of squared gradients of buckets with equal placements after reduction.
@@ -95,9 +98,11 @@ impl PersistentBuffers {
         let name = format!("parameters {index}");
         let parameters = list.add_persistent(&name, BufferRole::Parameter, shape(shards_parameters), state.precision);
         let is_frozen = bucket.training.is_frozen();
+        // The workers that go at their own pace, each with gradients of its own.
+        let workers = stage.plan.pacing().filter(|_| stage.duty == Duty::Server).map_or(0, |pacing| pacing.workers);
         let name = format!("gradients {index}");
-        let gradients =
-            (!is_frozen).then(|| list.add_persistent(&name, BufferRole::Gradient, shape(shards_gradients), DataType::Fp32));
+        let gradients = (!is_frozen && workers == 0)
+            .then(|| list.add_persistent(&name, BufferRole::Gradient, shape(shards_gradients), DataType::Fp32));
         let is_offloaded = stage.plan.layout.offload.is_of_optimizer();
         let memory = if is_offloaded { MemoryKind::Host } else { MemoryKind::Device };
         let state_count = if is_frozen { 0 } else { state.optimizer_states + usize::from(state.has_master_copy) };
@@ -153,7 +158,17 @@ impl PersistentBuffers {
             Some(gradients) if stage.duty == Duty::Worker => parts_of_servers(list, stage, [parameters, gradients]),
             _ => Vec::new(),
         };
-        self.buckets.push(BucketBuffers { parameters, gradients, states, outer, parts });
+        let sessions = (0..workers).map(|worker| {
+            let mut copy = |name: &str, role: BufferRole, data_type: DataType| {
+                list.add_persistent(&format!("{name} {index} of worker {worker}"), role, shape(true), data_type)
+            };
+            [
+                copy("parameters", BufferRole::ParameterCopy, state.precision),
+                copy("gradients", BufferRole::Gradient, DataType::Fp32),
+            ]
+        });
+        let sessions = sessions.collect();
+        self.buckets.push(BucketBuffers { parameters, gradients, states, outer, parts, sessions });
     }
 
     /// Running statistics, and the sums of batch statistics that update them. Sums over the same

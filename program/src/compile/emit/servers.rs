@@ -10,7 +10,7 @@ use super::persistent::PersistentBuffers;
 use super::stage::Stage;
 use super::update::Update;
 use super::{Duty, StageEmitter};
-use crate::compile::programs::Wanted;
+use crate::compile::programs::{SessionPart, Wanted};
 use crate::mesh::{Axis, Rank};
 use crate::program::{BufferRole, Peer, PeerId, Phase};
 use foretell_models::Kernel;
@@ -59,6 +59,10 @@ impl StageEmitter<'_> {
     pub(in crate::compile) fn serve(&mut self, wanted: Wanted, pushed: &[usize]) {
         let Self { stage, list, persistent, gradients, .. } = self;
         let workers = peers(list, stage, stage.index - stage.cuts.stages, stage.plan.layout.data);
+        if stage.plan.pacing().is_some() {
+            self.sessions(&workers, wanted, pushed);
+            return;
+        }
         if wanted == Wanted::Logits {
             return;
         }
@@ -76,6 +80,63 @@ impl StageEmitter<'_> {
                 update.run_early(bucket);
             }
             update.run_late();
+        }
+    }
+}
+
+impl StageEmitter<'_> {
+    /// Emits one part of a session, or those of all sessions that a Program needs.
+    fn sessions(&mut self, workers: &[PeerId], wanted: Wanted, pushed: &[usize]) {
+        let of_all = |parts: &[SessionPart]| {
+            let of_part = |&part: &SessionPart| (0..workers.len()).map(move |worker| (worker, part));
+            parts.iter().flat_map(of_part).collect::<Vec<_>>()
+        };
+        let parts = match wanted {
+            Wanted::Serve(worker, part) => vec![(worker, part)],
+            Wanted::Step(_) => of_all(&SessionPart::ALL),
+            Wanted::Evaluation => of_all(&[SessionPart::Snapshot, SessionPart::Send]),
+            Wanted::Logits => Vec::new(),
+        };
+        for (worker, part) in parts {
+            self.session((worker, workers[worker]), part, pushed);
+        }
+    }
+
+    /// Emits a part of a server's session for one worker.
+    fn session(&mut self, (worker, peer): (usize, PeerId), part: SessionPart, pushed: &[usize]) {
+        let Self { stage, list, persistent, gradients, .. } = self;
+        let buffers = |bucket: usize| persistent.buckets[bucket].sessions.get(worker).copied();
+        match part {
+            SessionPart::Snapshot => {
+                for bucket in in_forward_order(stage) {
+                    let Some([copy, _]) = buffers(bucket) else { continue };
+                    let kernel = Kernel::Slice { outer: 1, parts: 1, inner: list.elements(copy) };
+                    let name = format!("parameters {bucket}");
+                    list.compute(
+                        Label::of_step(&name, Phase::Forward),
+                        kernel,
+                        &[persistent.buckets[bucket].parameters],
+                        &[copy],
+                    );
+                }
+            }
+            SessionPart::Send => {
+                for bucket in in_forward_order(stage) {
+                    let Some([copy, _]) = buffers(bucket) else { continue };
+                    list.send(Label::of_step(&format!("parameters {bucket}"), Phase::Forward), peer, copy);
+                }
+            }
+            SessionPart::Receive => {
+                for &bucket in pushed {
+                    let Some([_, gradients]) = buffers(bucket) else { continue };
+                    list.receive(Label::of_step(&format!("gradients {bucket}"), Phase::Update), peer, gradients);
+                }
+            }
+            SessionPart::Update => {
+                gradients.take_session(persistent, worker);
+                let mut update = Update { list, stage, persistent, gradients, exchange: None };
+                pushed.iter().for_each(|&bucket| update.run_session(bucket));
+            }
         }
     }
 }

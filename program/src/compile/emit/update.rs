@@ -72,6 +72,12 @@ impl Update<'_> {
         self.update_bucket(bucket, None);
     }
 
+    /// Updates one bucket with one worker's gradients. There is no norm of them: it would be of one
+    /// worker and one part.
+    pub(super) fn run_session(&mut self, bucket: usize) {
+        self.update_bucket(bucket, None);
+    }
+
     /// Updates the buckets that [`Self::run_early`] has left.
     pub(super) fn run_late(&mut self) {
         if self.persistent.control.is_some() {

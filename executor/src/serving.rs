@@ -1,0 +1,329 @@
+//! A rank that serves workers which go at their own pace: a session for each worker, in a thread of
+//! its own, over one arena.
+//!
+//! Sessions run side by side. What touches that which all share takes turns: a pull copies the
+//! latest version of the parameters, a push makes the next one. The order of these turns is all
+//! that varies between runs, so a recorded order replays a run bit for bit. The rules of turns are
+//! [`Versions`]'.
+
+use crate::arena::Arenas;
+use crate::backend::Hyperparameters;
+use crate::error::ExecutorError;
+use crate::interpreter::{Interpreter, StepRequest};
+use crate::member::Member;
+use crate::samples::Samples;
+use foretell_program::{Pacing, Rank, Session, Turn, Versions};
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The Programs of a session, by their index in its interpreter.
+const SNAPSHOT: usize = 0;
+const SEND: usize = 1;
+const RECEIVE: usize = 2;
+const UPDATE: usize = 3;
+
+/// How often steps are reported that all workers have made.
+const REPORT_INTERVAL: Duration = Duration::from_millis(100);
+
+/// The hyperparameters of a step and version, each counted from 0.
+pub(crate) type HyperparametersOf<'a> = &'a (dyn Fn(usize, usize) -> Hyperparameters + Sync);
+
+/// What a session is told to do.
+#[derive(Clone, Debug)]
+enum Command {
+    /// To serve the worker in these steps, or until the launcher stops the run.
+    Serve(Range<usize>),
+    /// To send the worker the latest parameters once.
+    SendParameters,
+}
+
+/// The sessions of a rank, to be told what to do.
+pub(crate) struct Sessions<'a> {
+    commands: Vec<Sender<Command>>,
+    results: Receiver<Result<(), ExecutorError>>,
+    turns: &'a Turns,
+}
+
+impl Sessions<'_> {
+    /// Serves all workers in some steps. Calls `done` with each step that all have made, in order.
+    /// Returns the end of these steps: an earlier one if the launcher stops the run.
+    pub(crate) fn serve(
+        &self,
+        steps: Range<usize>,
+        mut done: impl FnMut(usize) -> Result<(), ExecutorError>,
+    ) -> Result<usize, ExecutorError> {
+        self.turns.begin();
+        let mut next = steps.start;
+        self.tell(&Command::Serve(steps));
+        let (mut running, mut failed) = (self.commands.len(), None);
+        while running > 0 {
+            match self.results.recv_timeout(REPORT_INTERVAL) {
+                Ok(result) => {
+                    running -= 1;
+                    self.note(result, &mut failed);
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(failed.unwrap_or(ExecutorError::OtherStream)),
+            }
+            let made = self.turns.steps_of_all();
+            (next..made).try_for_each(&mut done)?;
+            next = made;
+        }
+        failed.map_or(Ok(next), Err)
+    }
+
+    /// Sends all workers the latest parameters once.
+    pub(crate) fn send_parameters(&self) -> Result<(), ExecutorError> {
+        self.tell(&Command::SendParameters);
+        let mut failed = None;
+        for result in self.results.iter().take(self.commands.len()) {
+            self.note(result, &mut failed);
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    fn tell(&self, command: &Command) {
+        // A session that has ended has left its error among the results.
+        self.commands.iter().for_each(|session| drop(session.send(command.clone())));
+    }
+
+    /// Keeps the first error, and the cause rather than what follows from it.
+    fn note(&self, result: Result<(), ExecutorError>, failed: &mut Option<ExecutorError>) {
+        if let Err(error) = result {
+            self.turns.abort();
+            let is_cause = failed.as_ref().is_none_or(|known| known.is_consequence() && !error.is_consequence());
+            if is_cause {
+                *failed = Some(error);
+            }
+        }
+    }
+}
+
+/// Starts the sessions of a rank, has `work` use them, and ends them.
+pub(crate) fn with_sessions<Output>(
+    (member, arenas): (&Member, &Arenas),
+    (sessions, turns): (&[Session], &Turns),
+    samples: &Arc<Samples>,
+    hyperparameters: HyperparametersOf<'_>,
+    work: impl FnOnce(&Sessions<'_>) -> Result<Output, ExecutorError>,
+) -> Result<Output, ExecutorError> {
+    std::thread::scope(|scope| {
+        let (results, received) = channel();
+        let mut commands = Vec::new();
+        for (worker, session) in (0..).zip(sessions) {
+            let (sender, receiver) = channel();
+            let results = results.clone();
+            let body = move || {
+                let mut runner = SessionRunner::start(worker, session, (member, arenas), turns, samples, hyperparameters);
+                for command in receiver {
+                    let result = match &mut runner {
+                        Ok(runner) => runner.run(command),
+                        Err(error) => Err(std::mem::replace(error, ExecutorError::OtherStream)),
+                    };
+                    turns.end(worker);
+                    if results.send(result).is_err() {
+                        break;
+                    }
+                }
+            };
+            let thread = std::thread::Builder::new().name(format!("worker {worker}'s session")).spawn_scoped(scope, body);
+            thread.map_err(|error| ExecutorError::system("start the thread of a session", error))?;
+            commands.push(sender);
+        }
+        work(&Sessions { commands, results: received, turns })
+    })
+}
+
+/// The thread of a session.
+struct SessionRunner<'a> {
+    worker: u32,
+    interpreter: Interpreter,
+    member: &'a Member,
+    turns: &'a Turns,
+    samples: &'a Arc<Samples>,
+    hyperparameters: HyperparametersOf<'a>,
+}
+
+impl<'a> SessionRunner<'a> {
+    fn start(
+        worker: u32,
+        session: &Session,
+        (member, arenas): (&'a Member, &Arenas),
+        turns: &'a Turns,
+        samples: &'a Arc<Samples>,
+        hyperparameters: HyperparametersOf<'a>,
+    ) -> Result<Self, ExecutorError> {
+        let programs = [&session.snapshot, &session.send, &session.receive, &session.update];
+        let transport = Arc::clone(&member.transport);
+        let interpreter = Interpreter::start(&programs, Rank(member.rank.0), arenas, transport, Arc::clone(samples))?;
+        Ok(Self { worker, interpreter, member, turns, samples, hyperparameters })
+    }
+
+    fn run(&mut self, command: Command) -> Result<(), ExecutorError> {
+        match command {
+            Command::Serve(steps) => {
+                for step in steps {
+                    if !self.member.gate.may_start(step)? {
+                        break;
+                    }
+                    self.step(step)?;
+                }
+                Ok(())
+            }
+            Command::SendParameters => {
+                // No session pushes meanwhile.
+                self.program(SNAPSHOT, 0, 0)?;
+                self.program(SEND, 0, 0)
+            }
+        }
+    }
+
+    fn step(&mut self, step: usize) -> Result<(), ExecutorError> {
+        let turns = self.turns;
+        turns.take(Turn::Pull(self.worker), |version| self.program(SNAPSHOT, step, version))?;
+        self.program(SEND, step, 0)?;
+        self.program(RECEIVE, step, 0)?;
+        turns.take(Turn::Push(self.worker), |version| self.program(UPDATE, step, version))
+    }
+
+    fn program(&mut self, program: usize, step: usize, version: usize) -> Result<(), ExecutorError> {
+        let hyperparameters = (self.hyperparameters)(step, version);
+        let samples = Arc::clone(self.samples);
+        self.interpreter.run(StepRequest { program, samples, next: None, hyperparameters, is_timed: false })
+    }
+}
+
+/// The turns of a rank's sessions.
+pub(crate) struct Turns {
+    state: Mutex<TurnState>,
+    changed: Condvar,
+}
+
+struct TurnState {
+    versions: Versions,
+    /// The number of steps that were made before the run.
+    first: usize,
+    /// The steps of each worker since.
+    steps: Vec<usize>,
+    /// The turns taken, in order.
+    taken: Vec<Turn>,
+    /// The turns to take; `None` where any order will do.
+    replay: Option<VecDeque<Turn>>,
+    /// The number of pushes of each staleness.
+    staleness: Vec<u64>,
+    /// The workers whose sessions have nothing to do.
+    idle: Vec<bool>,
+    aborted: bool,
+}
+
+impl Turns {
+    /// The turns after `first` steps, in the order of `replay` if there is one.
+    pub(crate) fn new(pacing: Pacing, first: usize, replay: Option<Vec<Turn>>) -> Self {
+        let state = TurnState {
+            versions: Versions::new(pacing),
+            first,
+            steps: vec![0; pacing.workers],
+            taken: Vec::new(),
+            replay: replay.map(VecDeque::from),
+            staleness: Vec::new(),
+            idle: vec![true; pacing.workers],
+            aborted: false,
+        };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Waits for a turn, and takes it: nobody else does meanwhile. `act` gets the latest version.
+    ///
+    /// # Errors
+    /// That of `act`; [`ExecutorError::OtherStream`] after another session failed;
+    /// [`ExecutorError::Unsupported`] if the order to replay is of another run.
+    fn take(&self, turn: Turn, act: impl FnOnce(usize) -> Result<(), ExecutorError>) -> Result<(), ExecutorError> {
+        let mut state = self.lock();
+        loop {
+            if state.aborted {
+                return Err(ExecutorError::OtherStream);
+            }
+            let (next, is_allowed) = (state.next(), state.versions.allows(turn));
+            match next {
+                Some(next) if next.is_none_or(|next| state.is_idle(next)) => return Err(other_order()),
+                Some(Some(next)) if next == turn && !is_allowed => return Err(other_order()),
+                Some(Some(next)) if next != turn => {}
+                _ if is_allowed => break,
+                _ => {}
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        act(state.first * state.steps.len() + state.versions.version())?;
+        state.replay.as_mut().map(VecDeque::pop_front);
+        state.taken.push(turn);
+        if let Some(staleness) = state.versions.take(turn) {
+            let known = state.staleness.len().max(staleness + 1);
+            state.staleness.resize(known, 0);
+            state.staleness[staleness] += 1;
+        }
+        if let Turn::Push(worker) = turn {
+            state.steps[worker as usize] += 1;
+        }
+        drop(state);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Notes that all sessions have something to do.
+    fn begin(&self) {
+        self.lock().idle.iter_mut().for_each(|idle| *idle = false);
+    }
+
+    /// Notes that a session has nothing more to do.
+    fn end(&self, worker: u32) {
+        self.lock().idle[worker as usize] = true;
+        self.changed.notify_all();
+    }
+
+    /// Makes all turns fail.
+    fn abort(&self) {
+        self.lock().aborted = true;
+        self.changed.notify_all();
+    }
+
+    /// The number of steps that all workers have made, those before the run included.
+    fn steps_of_all(&self) -> usize {
+        self.lock().steps_of_all()
+    }
+
+    /// The turns taken, and the number of pushes of each staleness.
+    pub(crate) fn record(self) -> (Vec<Turn>, Vec<u64>) {
+        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        (state.taken, state.staleness)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, TurnState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl TurnState {
+    /// The next turn of the order to replay: `Some(None)` after its end, `None` without one.
+    fn next(&self) -> Option<Option<Turn>> {
+        self.replay.as_ref().map(|turns| turns.front().copied())
+    }
+
+    fn is_idle(&self, turn: Turn) -> bool {
+        let (Turn::Pull(worker) | Turn::Push(worker)) = turn;
+        self.idle.get(worker as usize).copied().unwrap_or(true)
+    }
+
+    fn steps_of_all(&self) -> usize {
+        self.first + self.steps.iter().min().copied().unwrap_or(0)
+    }
+}
+
+fn other_order() -> ExecutorError {
+    ExecutorError::Unsupported {
+        what: "replaying an order of arrivals of another run".into(),
+        hint: "use the file that `--record-order` wrote for the same plan, `--steps`, evaluations and checkpoints".into(),
+    }
+}

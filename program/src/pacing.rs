@@ -1,0 +1,216 @@
+//! Workers that go at their own pace: when one may pull parameters, and which version of them its
+//! gradients belong to.
+//!
+//! A server's parameters have a version: the number of pushes that it has applied. A pull reads the
+//! latest version, a push reads the latest and writes the next. Between its pull and its push, a
+//! worker computes with the version that it pulled: the number of versions since then is the
+//! staleness of its gradients. A bound of n steps delays the pull of a worker that is n steps ahead
+//! of the slowest (Ho et al. 2013, stale-synchronous).
+//!
+//! Both interpreters follow these rules. Neither knows why workers may be apart.
+//!
+//! **No deadlock.** A worker with the fewest pushes may always pull, whatever the bound: it is no
+//! step ahead. Each server decides by the pushes that it has applied. The worker that has started
+//! the fewest steps waits for no other: the pushes of all others before that step have been sent,
+//! and nothing delays a push. So with any number of servers, and whatever the order of arrivals,
+//! some worker goes on.
+
+use serde::{Deserialize, Serialize};
+
+/// The workers of a server, and how far they may be apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pacing {
+    /// The number of workers.
+    pub workers: usize,
+    /// The most steps that a worker may be ahead of the slowest; any number if `None`.
+    pub bound: Option<usize>,
+}
+
+/// A turn at a server: one worker's pull or push.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Turn {
+    /// The worker's pull.
+    Pull(u32),
+    /// The worker's push.
+    Push(u32),
+}
+
+/// The versions and workers of one server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Versions {
+    bound: Option<usize>,
+    /// The number of pushes applied.
+    version: usize,
+    workers: Vec<WorkerVersions>,
+}
+
+/// A worker's progress, as a server sees it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct WorkerVersions {
+    pulls: usize,
+    pushes: usize,
+    /// The version of the last pull.
+    pulled: usize,
+}
+
+impl Versions {
+    /// The versions before the first turn.
+    pub fn new(pacing: Pacing) -> Self {
+        Self { bound: pacing.bound, version: 0, workers: vec![WorkerVersions::default(); pacing.workers] }
+    }
+
+    /// The latest version.
+    pub fn version(&self) -> usize {
+        self.version
+    }
+
+    /// Whether a turn may come next. A worker pulls and pushes in turn. A bound delays its pull, and
+    /// nothing delays its push.
+    pub fn allows(&self, turn: Turn) -> bool {
+        match turn {
+            Turn::Push(worker) => self.workers.get(worker as usize).is_some_and(|one| one.pulls == one.pushes + 1),
+            Turn::Pull(worker) => {
+                let slowest = self.workers.iter().map(|one| one.pushes).min().unwrap_or(0);
+                let is_near = |steps: usize| self.bound.is_none_or(|bound| steps <= slowest + bound);
+                self.workers.get(worker as usize).is_some_and(|one| one.pulls == one.pushes && is_near(one.pushes))
+            }
+        }
+    }
+
+    /// Takes a turn. Returns the staleness of a push. A turn that is not allowed changes nothing.
+    pub fn take(&mut self, turn: Turn) -> Option<usize> {
+        if !self.allows(turn) {
+            return None;
+        }
+        let version = self.version;
+        match turn {
+            Turn::Pull(worker) => {
+                let one = self.workers.get_mut(worker as usize)?;
+                (one.pulls, one.pulled) = (one.pulls + 1, version);
+                None
+            }
+            Turn::Push(worker) => {
+                let one = self.workers.get_mut(worker as usize)?;
+                one.pushes += 1;
+                self.version += 1;
+                Some(version - one.pulled)
+            }
+        }
+    }
+}
+
+/// The distribution of the staleness of pushes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct StalenessDistribution {
+    /// The mean.
+    pub mean: f64,
+    /// The 95th percentile.
+    pub p95: usize,
+    /// The largest.
+    pub max: usize,
+}
+
+impl StalenessDistribution {
+    /// The distribution of pushes of which `counts[n]` have a staleness of n.
+    pub fn of_counts(counts: &[u64]) -> Self {
+        let total: u64 = counts.iter().sum();
+        if total == 0 {
+            return Self::default();
+        }
+        let sum: f64 = counts.iter().enumerate().map(|(staleness, &count)| staleness as f64 * count as f64).sum();
+        let mut rest = (total * 95).div_ceil(100);
+        let p95 = counts.iter().position(|&count| {
+            rest = rest.saturating_sub(count);
+            rest == 0
+        });
+        let max = counts.iter().rposition(|&count| count > 0).unwrap_or(0);
+        Self { mean: sum / total as f64, p95: p95.unwrap_or(max), max }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Each server sees the pushes of a worker in their order, and otherwise in any order.
+        #[test]
+        fn whatever_the_order_workers_finish_and_none_is_too_far_ahead(
+            workers in 1usize..6, servers in 1usize..4, bound in proptest::option::of(0usize..4), steps in 1usize..8,
+            choices in proptest::collection::vec(any::<u32>(), 1..64),
+        ) {
+            let mut states = vec![Versions::new(Pacing { workers, bound }); servers];
+            // What each worker has had from each server: so many pulls, and so many pushes sent.
+            let mut pulls = vec![vec![0; servers]; workers];
+            let mut pushes = vec![vec![0; servers]; workers];
+            let mut choice = (0usize..).map(|turn| choices[turn % choices.len()].wrapping_add(turn as u32 * 7) as usize);
+            loop {
+                let mut possible = Vec::new();
+                for worker in 0..workers {
+                    // A worker pushes once it has pulled from all, and pulls once it has pushed to all.
+                    let pulled = *pulls[worker].iter().min().unwrap();
+                    let pushed = *pushes[worker].iter().min().unwrap();
+                    for server in 0..servers {
+                        let number = worker as u32;
+                        let wants_pull = pulls[worker][server] == pushed && pushed < steps;
+                        if wants_pull && pushes[worker][server] == pushed && states[server].allows(Turn::Pull(number)) {
+                            possible.push((server, Turn::Pull(number)));
+                        }
+                        if pulled > pushes[worker][server] {
+                            prop_assert!(states[server].allows(Turn::Push(number)), "a push waits");
+                            possible.push((server, Turn::Push(number)));
+                        }
+                    }
+                }
+                if possible.is_empty() {
+                    break;
+                }
+                let (server, turn) = possible[choice.next().unwrap() % possible.len()];
+                let before = states[server].version();
+                let staleness = states[server].take(turn);
+                match turn {
+                    Turn::Pull(worker) => pulls[worker as usize][server] += 1,
+                    Turn::Push(worker) => {
+                        pushes[worker as usize][server] += 1;
+                        prop_assert_eq!(states[server].version(), before + 1);
+                        let staleness = staleness.unwrap();
+                        // Each of the others has at most 2 n + 1 pushes while one computes.
+                        prop_assert!(bound.is_none_or(|bound| staleness <= (workers - 1) * (2 * bound + 1)));
+                    }
+                }
+                let of_server = |server: usize| (0..workers).map(move |worker| (worker, server));
+                let slowest = of_server(server).map(|(worker, server)| pushes[worker][server]).min().unwrap();
+                for (worker, server) in of_server(server) {
+                    let ahead = pushes[worker][server] - slowest;
+                    prop_assert!(bound.is_none_or(|bound| ahead <= bound + 1), "{} steps ahead", ahead);
+                }
+            }
+            prop_assert!(pushes.iter().flatten().all(|&pushes| pushes == steps), "stuck after {:?}", pushes);
+        }
+    }
+
+    #[test]
+    fn staleness_counts_the_pushes_since_the_pull() {
+        let mut versions = Versions::new(Pacing { workers: 2, bound: Some(1) });
+        let [pull, push] = [Turn::Pull, Turn::Push];
+        assert!(!versions.allows(push(0)) && !versions.allows(pull(2)));
+        for turn in [pull(0), pull(1)] {
+            assert_eq!(versions.take(turn), None);
+        }
+        assert_eq!([push(0), pull(0), push(0), push(1)].map(|turn| versions.take(turn)), [Some(0), None, Some(0), Some(2)]);
+        // Worker 0 is one step ahead, then two.
+        assert!(versions.allows(pull(0)));
+        assert_eq!([pull(0), push(0)].map(|turn| versions.take(turn)), [None, Some(0)]);
+        assert!(!versions.allows(pull(0)) && versions.allows(pull(1)));
+    }
+
+    #[test]
+    fn a_distribution_has_its_mean_percentile_and_maximum() {
+        let of = StalenessDistribution::of_counts;
+        assert_eq!(of(&[]), StalenessDistribution::default());
+        assert_eq!(of(&[95, 5]), StalenessDistribution { mean: 0.05, p95: 0, max: 1 });
+        assert_eq!(of(&[94, 0, 6, 0]), StalenessDistribution { mean: 0.12, p95: 2, max: 2 });
+    }
+}
