@@ -10,8 +10,8 @@ use foretell_program::{Compiled, Plan, Profile, Program, Recompute, StageLayout}
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::gpu::{ProfileError, Profiles};
 use foretell_simulator::{
-    CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, Prediction, Recording, Simulation,
-    SimulationError, StepKind, memory_use, predict_with_memory, simulate,
+    CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, PacedPrediction, Prediction, Recording,
+    Simulation, SimulationError, StepKind, memory_use, predict_with_memory, simulate,
 };
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{DataType, Seconds};
@@ -80,8 +80,24 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
         let steps = compiled.cycle.steps();
         format!("steps differ, in a cycle of {steps}; the timeline, the critical path and the energy are those of its first step")
     });
-    let remarks = loaded.remarks.iter().chain(&costs.remarks).cloned().chain(of_usual_step).collect();
+    let of_paces = prediction.paces.as_ref().map(paces_in_words);
+    let remarks = loaded.remarks.iter().chain(&costs.remarks).cloned().chain(of_usual_step).chain(of_paces).collect();
     Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory, remarks, input: None })
+}
+
+/// Says how workers that go at their own pace do.
+fn paces_in_words(paces: &PacedPrediction) -> String {
+    let PacedPrediction { staleness, server_load, worker_seconds: [fastest, slowest] } = paces;
+    format!(
+        "workers go at their own pace: their own steps take {} to {}, the staleness of a push is {:.2} on average, {} at most \
+         for 95 % and {} for all, and servers copy and update {:.0} % of the time; the timeline is of a step that all begin together",
+        Seconds::new(*fastest),
+        Seconds::new(*slowest),
+        staleness.mean,
+        staleness.p95,
+        staleness.max,
+        server_load * 100.0
+    )
 }
 
 /// Simulates each kind of step in a cycle. Returns the prediction of the mean step, and the
@@ -96,7 +112,10 @@ pub fn predict_cycle(
     let mut usual = None;
     let mut steps = Vec::new();
     for (program, count) in compiled.step_programs().into_iter().zip(compiled.cycle.counts()) {
-        let (prediction, simulation) = predict_with_memory(program, memory.clone(), topology, costs, options)?;
+        let (mut prediction, simulation) = predict_with_memory(program, memory.clone(), topology, costs, options)?;
+        if let Some(pacing) = compiled.pacing {
+            prediction = prediction.at_own_paces(program, &simulation.timeline, pacing);
+        }
         usual.get_or_insert(simulation);
         steps.push((prediction, count));
     }

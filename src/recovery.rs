@@ -85,16 +85,20 @@ impl Recovery<'_> {
         if self.max_restarts == 0 {
             return Ok(());
         }
-        if self.elastic && !plan.mode.is_synchronous() {
-            let hint = "use `--max-restarts`, which starts as many ranks again";
-            return Err(Failure::Input(format!(
-                "`--elastic` changes the number of replicas, and in this `mode` each has optimizer states of its own; hint: {hint}"
-            )));
+        if arguments.record_order.is_some() || arguments.replay_order.is_some() {
+            let hint = "leave out `--max-restarts` and `--elastic`";
+            return Err(Failure::Input(format!("an order of arrivals is that of one run without restarts; hint: {hint}")));
         }
         if self.elastic && matches!(plan.mode, Mode::ParameterServer(_)) {
             let hint = "use `--max-restarts`, which starts as many ranks again";
             return Err(Failure::Input(format!(
                 "`--elastic` does not know how to lose a parameter server or its worker; hint: {hint}"
+            )));
+        }
+        if self.elastic && !plan.mode.is_synchronous() {
+            let hint = "use `--max-restarts`, which starts as many ranks again";
+            return Err(Failure::Input(format!(
+                "`--elastic` changes the number of replicas, and in this `mode` each has optimizer states of its own; hint: {hint}"
             )));
         }
         if let Some(world) = world {
@@ -149,6 +153,7 @@ impl Recovery<'_> {
                     arenas: training.predicted.compiled.arenas(),
                     timeline: None,
                     cycle: training.predicted.compiled.cycle,
+                    paces: None,
                     first_steps: Vec::new(),
                     resumed_from_step: first,
                     restarts,

@@ -65,8 +65,8 @@ impl Versions {
         self.version
     }
 
-    /// Whether a turn may come next. A worker pulls and pushes in turn. A bound delays its pull, and
-    /// nothing delays its push.
+    /// Whether a turn may come next. A worker pulls and pushes in turn. A bound delays its pull,
+    /// and nothing delays its push.
     pub fn allows(&self, turn: Turn) -> bool {
         match turn {
             Turn::Push(worker) => self.workers.get(worker as usize).is_some_and(|one| one.pulls == one.pushes + 1),
@@ -149,7 +149,8 @@ mod tests {
             loop {
                 let mut possible = Vec::new();
                 for worker in 0..workers {
-                    // A worker pushes once it has pulled from all, and pulls once it has pushed to all.
+                    // A worker pushes once it has pulled from all, and pulls once it has pushed to
+                    // all.
                     let pulled = *pulls[worker].iter().min().unwrap();
                     let pushed = *pushes[worker].iter().min().unwrap();
                     for server in 0..servers {

@@ -319,9 +319,9 @@ proptest! {
     #[test]
     fn workers_and_servers_are_sound_and_only_servers_update(
         model in models(), (layout, batch) in layouts(), (optimizer, training) in recipes(), precision in precisions(),
-        servers in 1usize..4
+        servers in 1usize..4, staleness in proptest::sample::select(vec![Staleness::None, Staleness::Steps(2), Staleness::Unbounded])
     ) {
-        let mode = Mode::ParameterServer(ParameterServer { servers, staleness: Staleness::None, beside_workers: false });
+        let mode = Mode::ParameterServer(ParameterServer { servers, staleness, beside_workers: false });
         let layout = Layout { zero: 0, shard_group: None, ..layout };
         let plan = Plan { optimizer, training: for_model(training, &model), precision, mode, ..Plan::new(layout, batch) };
         let compiled = match compile(&model, "model", &plan) {
@@ -344,6 +344,21 @@ proptest! {
             matches!(one.operation.kind(), "adamw" | "sgd" | "lamb_step")
         });
         prop_assert!(compiled.training.lists.iter().any(updates), "nothing is updated");
+        prop_assert_eq!(compiled.sessions.len(), if staleness == Staleness::None { 0 } else { plan.layout.data });
+        for session in &compiled.sessions {
+            for (part, shares) in [(&session.snapshot, true), (&session.send, false), (&session.receive, false), (&session.update, true)] {
+                for (list, of_step) in part.lists.iter().zip(&compiled.training.lists) {
+                    prop_assert_eq!(list.arena, of_step.arena);
+                    prop_assert!(list.stage >= plan.layout.pipeline || list.instructions.is_empty(), "a worker in a session");
+                    // Sessions run side by side: they may touch what others do in turns only.
+                    for &id in list.instructions.iter().flat_map(|one| one.reads.iter().chain(&one.writes)) {
+                        let buffer = list.buffer(id);
+                        prop_assert!(buffer.persistent, "`{}` has no place of its own", buffer.name);
+                        prop_assert!(shares || buffer.name.contains("of worker"), "`{}` outside a turn", buffer.name);
+                    }
+                }
+            }
+        }
         assert_shares_arena(&compiled);
     }
 }

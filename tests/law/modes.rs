@@ -131,6 +131,64 @@ fn a_stopped_run_of_servers_goes_on_and_may_end_without_them() {
     }
 }
 
+fn bits(losses: &[f64]) -> Vec<u64> {
+    losses.iter().map(|loss| loss.to_bits()).collect()
+}
+
+#[test]
+fn workers_at_their_own_pace_replay_a_recorded_order_bit_for_bit() {
+    let (mlp, gpt) = (MODELS[0].0, MODELS[3].0);
+    for (case, mode) in [
+        (Case { data: 3, ..Case::usual(mlp) }, "servers: 2, staleness: unbounded"),
+        (Case { data: 2, optimizer: "sgd", ..Case::usual(mlp) }, "servers: 1, staleness: 1"),
+        (Case { data: 2, pipeline: 2, precision: "bf16", ..Case::usual(gpt) }, "servers: 1, staleness: 2"),
+    ] {
+        let scratch = Scratch::new();
+        let plan = in_mode(&case, &format!("{{parameter_server: {{{mode}}}}}"));
+        let data = ["--data", "synthetic", "--save-every", "4"];
+        let first = scratch.train(&plan, 8, 3, &[&data[..], &["--record-order", "order.json"]].concat());
+        let again = scratch.train(&plan, 8, 3, &[&data[..], &["--replay-order", "order.json"]].concat());
+        assert_eq!(bits(&first.losses), bits(&again.losses), "{mode}");
+        assert_eq!(first.document["staleness"], again.document["staleness"], "{mode}");
+        assert_eq!(first.arenas, scratch.predicted_memory(&plan), "{mode}");
+        assert!(first.losses.windows(2).all(|pair| pair[0] != pair[1]), "nothing is trained: {:?}", first.losses);
+        // In another order the parameters are others, unless no push came between.
+        let order = std::fs::read_to_string(scratch.path("order.json")).expect("it was recorded");
+        let swapped = order.replace(":0}", ":9}").replace(":1}", ":0}").replace(":9}", ":1}");
+        scratch.file("order.json", &swapped);
+        let other = scratch.train(&plan, 8, 3, &[&data[..], &["--replay-order", "order.json"]].concat());
+        assert_ne!(bits(&first.losses), bits(&other.losses), "{mode}");
+    }
+}
+
+#[test]
+fn a_worker_alone_trains_at_its_own_pace_as_without_servers() {
+    for staleness in ["3", "unbounded"] {
+        let case = Case { recipe: RECIPES[0], ..Case::usual(MODELS[0].0) };
+        let mode = format!("{{parameter_server: {{servers: 2, staleness: {staleness}}}}}");
+        same_curve(&case.plan(), &in_mode(&case, &mode), 2e-4);
+    }
+}
+
+#[test]
+fn workers_at_their_own_pace_evaluate_one_model_and_go_on() {
+    let scratch = Scratch::new();
+    let plan = in_mode(&Case { data: 2, ..Case::usual(MODELS[0].0) }, "{parameter_server: {servers: 2, staleness: 2}}");
+    let plan = scratch.file("plan.yaml", &plan);
+    let run = |more: &[&str]| {
+        let basic = ["execute", "--plan", super::common::text(&plan), "--seed", "3", "--oversubscribe", "--data", "synthetic"];
+        scratch.json(&[&basic[..], more].concat())
+    };
+    let stopped = run(&["--steps", "4", "--run", "stopped"]);
+    // No step is made between the evaluation at the end and the one of the same checkpoint.
+    let resumed = run(&["--steps", "8", "--resume", "stopped", "--run", "resumed"]);
+    for (document, steps) in [(&stopped, 4), (&resumed, 4)] {
+        assert_eq!(document["loss"].as_array().map(Vec::len), Some(steps), "{document}");
+        assert!(document["evaluation"]["loss"].as_f64().is_some_and(f64::is_finite), "{document}");
+        assert!(document["staleness"]["max"].as_u64().is_some(), "{document}");
+    }
+}
+
 #[test]
 fn a_stopped_run_of_replicas_goes_on_with_the_state_of_each() {
     for (mode, precision) in [

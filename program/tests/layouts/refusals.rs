@@ -152,6 +152,11 @@ fn a_mode_that_the_rest_of_the_plan_cannot_have_is_refused() {
     check(refused_mode(servers, layout(|layout| layout.offload = Offload::Optimizer)), "in their own memory");
     check(refused_mode(servers, |plan| plan.precision = DataType::Fp16), "loss scale of workers");
     check(refused_mode(servers, |plan| plan.training.class_weights = vec![1.0; 4]), "do not know the labels");
+    let stale = r#"{"parameter_server": {"servers": 2, "staleness": 1}}"#;
+    check(refused_mode(stale, layout(|layout| layout.tensor = 2)), "different versions of what all have");
+    check(refused_mode(stale, |plan| plan.training.clip_norm = Some(1.0)), "no common norm");
+    let beside = r#"{"parameter_server": {"servers": 4, "staleness": 1, "beside_workers": true}}"#;
+    check(refused_mode(beside, |_| {}), "would wait for that worker");
     let exponential = r#"{"decentralised": {"graph": "exponential"}}"#;
     let of_six = |plan: &mut Plan| (plan.layout.data, plan.global_batch) = (6, 6);
     check(refused_mode(exponential, of_six), "a power of two of replicas, and there are 6");

@@ -1,6 +1,7 @@
 //! The prediction of a step in the form of `foretell simulate --json`.
 
 use super::memory::{MemoryUse, memory_use};
+use super::paced::PacedPrediction;
 use super::simulation::{Options, Simulation, lower, run, run_from};
 use crate::cost::{CostModel, Interval, Quantile};
 use crate::engine::{Breakdown, QuotaPeriods, Recording, Runnable, Scenario};
@@ -68,6 +69,9 @@ pub struct Prediction {
     /// step.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cycle: Vec<StepKind>,
+    /// The paces of workers that do not wait for each other; `None` if all make each step together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paces: Option<PacedPrediction>,
     /// Duration of the simulation itself. It is 0 until a caller with a clock sets it.
     #[serde(with = "si")]
     pub wall_seconds: Seconds,
@@ -243,6 +247,7 @@ pub fn predict_with_memory(
         events: median.events,
         simulated_ranks: median.simulated_ranks,
         cycle: Vec::new(),
+        paces: None,
         wall_seconds: Seconds::ZERO,
     };
     Ok((prediction.with_memory(memory), median))
