@@ -64,6 +64,12 @@ pub fn check(folder: &RunFolder) -> Result<Checked, Failure> {
 pub fn check_compiled(folder: &RunFolder, loaded: LoadedPlan, compiled: Compiled) -> Result<Checked, Failure> {
     let predicted: Predicted = folder.read("predicted.json")?;
     let totals: Measured = folder.read("measured.json")?;
+    if compiled.pacing.is_some() {
+        let hint = "compare `samples_per_second` and `staleness` of `simulate --json` and `execute --json`";
+        return Err(Failure::Input(format!(
+            "workers at their own pace share no step whose instructions could be compared; hint: {hint}"
+        )));
+    }
     let world_size = compiled.training.mesh.world_size();
     let measured = read_timeline(&folder.file("timeline"), world_size)?;
     let comparison = compare(&compiled.training, &predicted.timeline, &measured);

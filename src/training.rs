@@ -77,8 +77,8 @@ pub struct TrainingArguments {
     /// Also write TensorBoard's event files, into the run's folder
     #[arg(long)]
     pub tensorboard: bool,
-    /// Write the order of pulls and pushes at parameter servers, where workers go at their own pace,
-    /// so that `--replay-order` can make the same run again
+    /// Write the order of pulls and pushes at parameter servers, where workers go at their own
+    /// pace, so that `--replay-order` can make the same run again
     #[arg(long, value_name = "FILE")]
     pub record_order: Option<PathBuf>,
     /// Have pulls and pushes in the order of this file, bit for bit the run that recorded it

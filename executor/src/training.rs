@@ -215,8 +215,10 @@ impl TrainingRun<'_> {
         let metrics = self.interpreter.metrics(program, &self.compiled.training.mesh, self.member.rank)?;
         let spans: Vec<RawSpan> = self.interpreter.spans(program)?;
         let end = clock::now();
-        // A Timeline is of one Program: that of usual steps.
-        if number == 0 && !spans.is_empty() {
+        // A Timeline is of one Program: that of usual steps. A server of frozen parameters has
+        // nothing to do in them.
+        let is_idle = self.compiled.training.list_of(self.member.rank).instructions.is_empty();
+        if number == 0 && (is_idle || !spans.is_empty()) {
             recorder.add(step, start, end, spans);
         }
         let learning_rate = f64::from(hyperparameters.learning_rate).into();

@@ -34,6 +34,7 @@ mod recipe;
 mod reshard;
 mod state;
 mod unread;
+mod wanted;
 
 pub use compiler::Compiler;
 pub use cuts::{cuts_by_speed, usual_cuts, work_of_blocks};

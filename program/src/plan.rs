@@ -14,6 +14,7 @@ mod parameter_server;
 mod patterns;
 mod period;
 mod recompute;
+mod servers;
 mod training;
 mod workload;
 

@@ -2,7 +2,8 @@
 
 use super::cache::LoweringCache;
 use super::emit::Emission;
-use super::programs::{Compiled, Offsets, Session, SessionPart, Wanted, programs};
+use super::programs::{Compiled, Offsets, Session, programs};
+use super::wanted::{SessionPart, Wanted};
 use crate::plan::{Plan, PlanError};
 use crate::program::Program;
 use foretell_models::Model;

@@ -29,8 +29,8 @@ mod servers;
 mod stage;
 mod transfers;
 mod update;
+mod workers;
 
-use stage::Duty;
 pub(super) use stage::Stage;
 
 use super::messages::Receive;
@@ -49,9 +49,9 @@ use persistent::PersistentBuffers;
 use repeats::{ListEnd, Next, Repeats, Segment};
 use ring::Ring;
 use rustc_hash::FxHashMap;
-use servers::WorkerMessages;
 use std::rc::Rc;
 use update::Update;
+use workers::WorkerMessages;
 
 /// How the emitter handles instructions that micro-batches share. Both ways give the same list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

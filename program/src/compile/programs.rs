@@ -7,6 +7,7 @@ use super::lowering::{Lowering, Lowerings, Purpose};
 use super::messages::{self, Receive};
 use super::reshard::{Crossings, ListRanks, list_ranks};
 use super::state::StageState;
+use super::wanted::Wanted;
 use super::{dependencies, limits, unread};
 use crate::cycle::Cycle;
 use crate::memory;
@@ -86,43 +87,6 @@ impl Compiled {
 pub(super) enum Offsets {
     Planned,
     None,
-}
-
-/// One of the Programs of a run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Wanted {
-    /// A training step, and what replicas exchange at its end.
-    Step(Option<usize>),
-    Evaluation,
-    /// The outputs of the model alone.
-    Logits,
-    /// A part of a server's session for a worker.
-    Serve(usize, SessionPart),
-}
-
-/// A part of a session, as a Program of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SessionPart {
-    Snapshot,
-    Send,
-    Receive,
-    Update,
-}
-
-impl SessionPart {
-    /// Every part, in order.
-    pub(super) const ALL: [Self; 4] = [Self::Snapshot, Self::Send, Self::Receive, Self::Update];
-}
-
-impl Wanted {
-    /// The graph that the Program is made from.
-    fn purpose(self) -> Purpose {
-        match self {
-            Self::Step(_) | Self::Serve(..) => Purpose::Training,
-            Self::Evaluation => Purpose::Evaluation,
-            Self::Logits => Purpose::Logits,
-        }
-    }
 }
 
 /// Compiles the wanted Programs, over one arena.

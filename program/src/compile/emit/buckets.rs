@@ -6,8 +6,8 @@
 
 use super::list::{Label, ListBuilder};
 use super::persistent::{BucketBuffers, PersistentBuffers};
-use super::servers::WorkerMessages;
 use super::stage::{Duty, Stage};
+use super::workers::WorkerMessages;
 use crate::collective::Collective;
 use crate::compile::cuts::ChunkPass;
 use crate::mesh::{Axis, Group};

@@ -1,0 +1,69 @@
+//! The messages of a worker to and from parameter servers.
+//!
+//! A step begins with the pull of every bucket's parameters. Kernels of the first layers run while
+//! the parameters of later ones arrive. Each bucket's gradients are pushed as soon as they are
+//! complete.
+
+use super::list::{Label, ListBuilder};
+use super::persistent::PersistentBuffers;
+use super::stage::{Duty, Stage};
+use crate::mesh::{Axis, Rank};
+use crate::program::{Peer, PeerId, Phase};
+
+/// The messages of a worker, to and from all servers.
+pub(super) struct WorkerMessages {
+    /// The servers, in the order of their parts.
+    servers: Vec<PeerId>,
+    /// The buckets that were pushed, in order.
+    pub(super) pushed: Vec<usize>,
+}
+
+impl WorkerMessages {
+    pub(super) fn new(list: &mut ListBuilder, stage: &Stage<'_>) -> Self {
+        let servers = match stage.duty {
+            Duty::Worker => peers(list, stage, stage.index + stage.cuts.stages, stage.plan.mode.servers()),
+            Duty::Alone | Duty::Server => Vec::new(),
+        };
+        Self { servers, pushed: Vec::new() }
+    }
+
+    /// Receives all parameters.
+    pub(super) fn pull(&self, list: &mut ListBuilder, stage: &Stage<'_>, persistent: &PersistentBuffers) {
+        for bucket in in_forward_order(stage) {
+            let name = format!("parameters {bucket}");
+            for (&server, &[parameters, _]) in self.servers.iter().zip(&persistent.buckets[bucket].parts) {
+                list.receive(Label::of_step(&name, Phase::Forward), server, parameters);
+            }
+        }
+    }
+
+    /// Sends the gradients of a bucket.
+    pub(super) fn push(&mut self, list: &mut ListBuilder, persistent: &PersistentBuffers, bucket: usize) {
+        let name = format!("gradients {bucket}");
+        for (&server, &[_, gradients]) in self.servers.iter().zip(&persistent.buckets[bucket].parts) {
+            list.send(Label::of_step(&name, Phase::Update), server, gradients);
+        }
+        self.pushed.push(bucket);
+    }
+}
+
+/// The trained buckets in the order in which the forward pass reads them: buckets are numbered as
+/// the backward pass completes them.
+pub(super) fn in_forward_order(stage: &Stage<'_>) -> Vec<usize> {
+    let mut buckets: Vec<usize> = stage.state.trained_buckets().collect();
+    buckets.reverse();
+    buckets
+}
+
+/// The ranks of `stage` with the same coordinates, one for each of `count` positions along `data`.
+pub(super) fn peers(list: &mut ListBuilder, own: &Stage<'_>, stage: usize, count: usize) -> Vec<PeerId> {
+    let mesh = own.mesh;
+    let peer = |position: usize| {
+        let peer_of = |rank: Rank| {
+            let coordinates = mesh.coordinates(rank).with(Axis::Pipeline, stage).with(Axis::Data, position);
+            (rank, mesh.rank(coordinates))
+        };
+        Peer { stage, ranks: Some(mesh.stage_ranks(own.index).into_iter().map(peer_of).collect()) }
+    };
+    (0..count).map(|position| list.peer(peer(position))).collect()
+}

@@ -1,0 +1,40 @@
+//! The Programs that a run can want of the compiler.
+
+use super::lowering::Purpose;
+
+/// One of the Programs of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wanted {
+    /// A training step, and what replicas exchange at its end.
+    Step(Option<usize>),
+    Evaluation,
+    /// The outputs of the model alone.
+    Logits,
+    /// A part of a server's session for a worker.
+    Serve(usize, SessionPart),
+}
+
+/// A part of a session, as a Program of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum SessionPart {
+    Snapshot,
+    Send,
+    Receive,
+    Update,
+}
+
+impl SessionPart {
+    /// Every part, in order.
+    pub(super) const ALL: [Self; 4] = [Self::Snapshot, Self::Send, Self::Receive, Self::Update];
+}
+
+impl Wanted {
+    /// The graph that the Program is made from.
+    pub(super) fn purpose(self) -> Purpose {
+        match self {
+            Self::Step(_) | Self::Serve(..) => Purpose::Training,
+            Self::Evaluation => Purpose::Evaluation,
+            Self::Logits => Purpose::Logits,
+        }
+    }
+}

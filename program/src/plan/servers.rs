@@ -1,0 +1,124 @@
+//! What a plan with parameter servers means: its mesh, its normal form, and how far workers may be
+//! apart. Refuses servers that the rest of the plan cannot have.
+
+use super::{Mode, Optimizer, ParameterServer, Plan, PlanError, Staleness};
+use crate::mesh::{Axis, Mesh, StageMesh};
+use crate::pacing::Pacing;
+use foretell_units::DataType;
+
+impl Mode {
+    /// The number of parameter servers that have ranks of their own; 0 without any.
+    pub fn servers(&self) -> usize {
+        match self {
+            Mode::ParameterServer(mode) if !mode.beside_workers => mode.servers,
+            _ => 0,
+        }
+    }
+}
+
+impl Plan {
+    /// How far the workers of servers may be apart; `None` if all wait for all in every step.
+    pub fn pacing(&self) -> Option<Pacing> {
+        let Mode::ParameterServer(mode) = self.mode else { return None };
+        let bound = match mode.staleness {
+            Staleness::None => return None,
+            Staleness::Steps(steps) => Some(steps),
+            Staleness::Unbounded => None,
+        };
+        Some(Pacing { workers: self.layout.data, bound })
+    }
+
+    /// Refuses what needs all workers or all servers to be at the same version.
+    fn validate_paces(&self, mode: ParameterServer) -> Result<(), PlanError> {
+        let field = "mode.parameter_server";
+        let refuse = |reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
+        if mode.beside_workers {
+            return refuse(
+                "a server beside a worker would wait for that worker",
+                "leave out `beside_workers`, or use `staleness: 0`",
+            );
+        }
+        let layout = &self.layout;
+        if layout.tensor * layout.context * layout.expert > 1 {
+            return refuse(
+                "with a staleness the ranks of `tensor`, `context` and `expert` would pull different versions of what all have",
+                "use `tensor: 1`, `context: 1` and `expert: 1`, or `staleness: 0`",
+            );
+        }
+        if self.training.clip_norm.is_some() || self.optimizer == Optimizer::Lamb {
+            return refuse(
+                "servers that are at different versions have no common norm for `clip_norm` or `lamb`",
+                "use another optimizer without `clip_norm`, or `staleness: 0`",
+            );
+        }
+        Ok(())
+    }
+
+    /// The plan in normal form: plans that mean the same, but for the form of a model or a device,
+    /// are equal.
+    pub(crate) fn normalised(&self) -> Self {
+        let mut plan = Self { layout: self.layout.clone().normalised(), mode: self.mode.normalised(), ..self.clone() };
+        // A server beside each worker holds one part of the optimizer's state. Pushes of gradients
+        // to all of them are a reduce-scatter, and pulls an all-gather: this is ZeRO 1.
+        if matches!(plan.mode, Mode::ParameterServer(mode) if mode.beside_workers && mode.staleness == Staleness::None) {
+            plan.mode = Mode::Synchronous;
+            plan.layout.zero = 1;
+            plan.overlap.parameters = true;
+        }
+        plan
+    }
+
+    /// The mesh of workers, with a stage of servers for each of their stages: that of a worker,
+    /// with the servers along `data`. The servers' stages follow in the same order.
+    pub(super) fn mesh_with_servers(&self, worker: StageMesh, order: &[Axis]) -> Option<Mesh> {
+        let size = |axis| if axis == Axis::Data { self.mode.servers() } else { worker.size(axis) };
+        let server = StageMesh::new(size, worker.distinct_samples().get(..1)?)?;
+        let stages = self.layout.pipeline;
+        let mut all = vec![worker; stages];
+        all.extend(vec![server; stages]);
+        Mesh::of_stages(all, order)
+    }
+
+    /// Refuses parameter servers that this version cannot compile with the rest of the plan.
+    pub(super) fn validate_servers(&self, mode: ParameterServer) -> Result<(), PlanError> {
+        let field = "mode.parameter_server";
+        let refuse = |reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
+        if mode.servers == 0 {
+            return refuse("no server is left to hold the parameters", "use `servers: 1` or more");
+        }
+        if mode.beside_workers && mode.servers != self.layout.data {
+            return refuse(
+                &format!("{} servers beside {} workers leave some of these without one", mode.servers, self.layout.data),
+                &format!("use `servers: {}`, or leave out `beside_workers`", self.layout.data),
+            );
+        }
+        if self.layout.stages.is_some() || self.layout.shares.is_some() {
+            return refuse(
+                "workers have equal parts of the batch and equal meshes, and `stages` or `shares` make them unequal",
+                "leave out `stages` and `shares`, or use `mode: synchronous`",
+            );
+        }
+        if self.layout.zero > 0 {
+            return refuse("servers hold the optimizer's state, so ZeRO has nothing to shard", "use `zero: 0`");
+        }
+        if !self.stack.is_own() {
+            return refuse("other software is modelled in the synchronous mode only", "leave out `stack`");
+        }
+        if mode.staleness != Staleness::None {
+            self.validate_paces(mode)?;
+        }
+        if mode.beside_workers {
+            return Ok(());
+        }
+        if self.layout.offload.is_of_optimizer() {
+            return refuse("servers keep the optimizer's state in their own memory", "use `offload: none` or `activations`");
+        }
+        if self.precision == DataType::Fp16 {
+            return refuse("servers do not follow the loss scale of workers yet", "use `precision: bf16`");
+        }
+        if self.training.weighs_classes() {
+            return refuse("servers do not know the labels that `class_weights` weigh", "leave out `class_weights`");
+        }
+        Ok(())
+    }
+}
