@@ -44,7 +44,7 @@ impl Bounds<'_> {
             return unequal_shares::bound(self, layout, shares, micro_batches);
         }
         if !self.truncated.represent(layout) {
-            return whole_program::bound_by_kernels(self, layout, micro_batches);
+            return whole_program::bound_by_passes(self, layout, micro_batches);
         }
         let in_flight = self.pipelines.in_flight(layout, micro_batches);
         let arrangements = self.arrangements(variants);

@@ -1,7 +1,7 @@
 //! Least time and memory of the blocks that one stage runs in one chunk.
 
 use crate::bounds::passes::{Chain, MicroBatchMemory, PassTime, PersistentMemory, StreamTime, TimedList};
-use foretell_program::{Axis, StagePass};
+use foretell_program::{Axis, StagePass, Task};
 
 /// The blocks of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -61,10 +61,6 @@ impl ChunkCost {
     /// with the least of each number.
     pub(super) fn of(timed: &TimedList<'_>) -> Self {
         let list = timed.list;
-        let least = |selects: &dyn Fn(StagePass) -> bool| {
-            let passes = list.passes.iter().filter(|pass| selects(pass.task.pass));
-            passes.map(|pass| timed.pass_time(&pass.instructions)).reduce(|a, b| a.with(b, f64::min)).unwrap_or_default()
-        };
         let least_kernels = |pass: StagePass| {
             let passes = list.passes.iter().filter(|one| one.task.pass == pass);
             let ranges = passes.map(|one| one.instructions.start as usize..one.instructions.end as usize);
@@ -74,9 +70,6 @@ impl ChunkCost {
         let end_of_first = list.passes.first().map_or(0, |pass| pass.instructions.end);
         let micro_batches = list.passes.iter().map(|pass| pass.task.micro_batch + 1).max().unwrap_or(1);
         Self {
-            forward: least(&|pass| pass == StagePass::Forward),
-            backward: least(&|pass| matches!(pass, StagePass::Backward | StagePass::InputGradient)),
-            weights: least(&|pass| pass == StagePass::WeightGradient),
             tail: timed.tail_time(),
             head: timed.head_chain(end_of_first),
             gather_time: timed.gather_time(end_of_first),
@@ -87,7 +80,25 @@ impl ChunkCost {
             persistent: PersistentMemory::of(list),
             micro_batch: MicroBatchMemory::of(list),
             kernels: [StagePass::Forward, StagePass::Backward].map(least_kernels),
-            offloaded: OffloadedActivations::default(),
+            ..Self::least_passes(timed, |_| true)
+        }
+    }
+
+    /// Reads the cost of the passes of one chunk of an instruction list, and nothing else.
+    pub(in crate::bounds) fn of_passes(timed: &TimedList<'_>, chunk: usize) -> Self {
+        Self::least_passes(timed, |task| task.chunk == chunk)
+    }
+
+    fn least_passes(timed: &TimedList<'_>, counts: impl Fn(&Task) -> bool) -> Self {
+        let least = |selects: &dyn Fn(StagePass) -> bool| {
+            let passes = timed.list.passes.iter().filter(|pass| counts(&pass.task) && selects(pass.task.pass));
+            passes.map(|pass| timed.pass_time(&pass.instructions)).reduce(|a, b| a.with(b, f64::min)).unwrap_or_default()
+        };
+        Self {
+            forward: least(&|pass| pass == StagePass::Forward),
+            backward: least(&|pass| matches!(pass, StagePass::Backward | StagePass::InputGradient)),
+            weights: least(&|pass| pass == StagePass::WeightGradient),
+            ..Self::default()
         }
     }
 
