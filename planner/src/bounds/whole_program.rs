@@ -7,13 +7,13 @@ use super::passes::{MicroBatchMemory, PersistentMemory, TimedList};
 use super::pipeline::{OptimizerUpdate, PipelineCosts};
 use super::truncated::ChunkCost;
 use crate::space::Request;
-use foretell_program::{Layout, Operation, Plan, StageProgram};
+use foretell_program::{Layout, Operation, Plan, Recompute, StageProgram};
 use foretell_simulator::{LeastTimes, Oversubscription, least_times, least_times_on};
-use foretell_units::Picoseconds;
+use foretell_units::{Picoseconds, Seconds};
 use std::sync::Arc;
 
-/// Micro-batches that are compiled at most. The least of a pass's times stands for that pass in every
-/// micro-batch.
+/// Micro-batches that are compiled at most. The least of a pass's times stands for that pass in
+/// every micro-batch.
 const COMPILED_MICRO_BATCHES: usize = 2;
 
 /// What the passes of one replica depend on: its layout, and whether it has several micro-batches.
@@ -40,17 +40,51 @@ impl Replicas {
     }
 }
 
-/// Bounds all variants of a family by the passes of one replica. What data-parallel ranks do for one
-/// another does not count, nor the update, which they may shard.
-pub(super) fn bound_by_passes(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Bounded {
+/// Bounds all variants of a family by the passes of one replica. What data-parallel ranks do for
+/// one another does not count, nor the update, which they may shard.
+///
+/// Bounds that many families share are tried first, and the first that reaches `enough` is
+/// returned.
+pub(super) fn bound_by_passes(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize, enough: Option<Seconds>) -> Bounded {
     if !bounds.space.devices.speeds.is_empty() && layout.pipeline > 1 {
         // Variants differ in their cuts, and stages in the speed of their devices.
         return Ok(Bound::TRIVIAL);
     }
-    let costs = bounds.replicas.of(bounds, layout, micro_batches).map_err(Excluded::Indivisible)?;
-    let Some(costs) = costs else { return Ok(Bound::TRIVIAL) };
-    let pipeline = PipelineCosts::of_positions(&costs, layout.schedule, layout.pipeline, layout.virtual_stages);
-    Ok(bounds.bound(micro_batches, pipeline.least_time(micro_batches, OptimizerUpdate::LeftOut), 0.0))
+    let suffices = |bound: &Bound| bound.time.is_some_and(|time| enough.is_some_and(|enough| time >= enough));
+    // Recomputation only adds kernels.
+    let without = Layout { recompute: Recompute::None, ..layout.clone() };
+    if layout.pipeline > 1
+        && let Some(kernels) = kernels_of_all_stages(bounds, &without, micro_batches)
+    {
+        // Some stage has at least the average of all.
+        let bound = bounds.bound(micro_batches, kernels * micro_batches as f64 / layout.pipeline as f64, 0.0);
+        if suffices(&bound) {
+            return Ok(bound);
+        }
+    }
+    let mut found = Bound::TRIVIAL;
+    for layout in [&without, layout].into_iter().skip(usize::from(without == *layout)) {
+        let costs = bounds.replicas.of(bounds, layout, micro_batches).map_err(Excluded::Indivisible)?;
+        let bound = costs.map_or(Bound::TRIVIAL, |costs| {
+            let pipeline = PipelineCosts::of_positions(&costs, layout.schedule, layout.pipeline, layout.virtual_stages);
+            bounds.bound(micro_batches, pipeline.least_time(micro_batches, OptimizerUpdate::LeftOut), 0.0)
+        });
+        if suffices(&bound) {
+            return Ok(bound);
+        }
+        found = bound;
+    }
+    Ok(found)
+}
+
+/// Returns the picoseconds that the kernels of one micro-batch take on all stages together, by the
+/// layout without a pipeline. `None` if that is not known.
+fn kernels_of_all_stages(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Option<f64> {
+    let schedule = layout.schedule.of_one_chunk();
+    let one_stage =
+        Layout { pipeline: 1, virtual_stages: 1, schedule, placement: None, stage_places: None, cuts: None, ..layout.clone() };
+    let costs = bounds.replicas.of(bounds, &one_stage, micro_batches).ok().flatten()?;
+    Some(costs.iter().map(ChunkCost::kernel_time).sum())
 }
 
 /// Compiles one replica and reads the costs of its passes.
