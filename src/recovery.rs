@@ -12,7 +12,7 @@ use crate::training::{ExecutorFailure, Made, SaveEvery, Training, TrainingArgume
 use foretell_executor::checkpoint::{CheckpointError, CheckpointState, FoundCheckpoint, last_whole};
 use foretell_executor::{ExecutorError, Length, Outcome, Start, StopSignals, World};
 use foretell_planner::{Request, plan};
-use foretell_program::{Layout, Plan, Profile};
+use foretell_program::{Layout, Mode, Plan, Profile};
 use foretell_simulator::CostModel;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -89,6 +89,12 @@ impl Recovery<'_> {
             let hint = "use `--max-restarts`, which starts as many ranks again";
             return Err(Failure::Input(format!(
                 "`--elastic` changes the number of replicas, and in this `mode` each has optimizer states of its own; hint: {hint}"
+            )));
+        }
+        if self.elastic && matches!(plan.mode, Mode::ParameterServer(_)) {
+            let hint = "use `--max-restarts`, which starts as many ranks again";
+            return Err(Failure::Input(format!(
+                "`--elastic` does not know how to lose a parameter server or its worker; hint: {hint}"
             )));
         }
         if let Some(world) = world {

@@ -274,7 +274,8 @@ fn a_step_of_half_a_year_is_an_error_that_names_an_instruction() {
 fn a_mode_that_is_not_there_yet_or_has_no_meaning_is_refused() {
     let scratch = Scratch::new();
     for (mode, parts) in [
-        ("{parameter_server: {servers: 2, staleness: 0}}", ["plan.yaml", "`parameter_server` is not there yet"]),
+        ("{parameter_server: {servers: 0}}", ["`mode.parameter_server`", "no server is left"]),
+        ("{parameter_server: {servers: 1, staleness: -2}}", ["plan.yaml", "a staleness of -2 steps is below 0"]),
         ("{local_sgd: {every: 4, fragments: 3}}", ["plan.yaml", "`fragments` is not there yet"]),
         ("{local_sgd: {every: 0}}", ["`mode.local_sgd`", "after every 0 steps"]),
         ("{decentralised: {graph: star}}", ["plan.yaml", "`star`"]),

@@ -59,8 +59,8 @@ pub use placement::{Action, Conversion, Move, Placement, Placements, conversion,
 pub use plan::{
     AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LearningRateSchedule, LocalSgd, Lora,
     LossScale, MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat, NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer,
-    OuterOptimizer, OuterRule, Overlap, Period, Plan, PlanError, PlannedWorkload, Recompute, RunLength, ShardedPart, Stack,
-    StageLayout, Trained, Training, WarmUp,
+    OuterOptimizer, OuterRule, Overlap, ParameterServer, Period, Plan, PlanError, PlannedWorkload, Recompute, RunLength,
+    ShardedPart, Stack, StageLayout, Staleness, Trained, Training, WarmUp,
 };
 pub use profile::{
     Exchange, ExchangeSample, InputCosts, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown,

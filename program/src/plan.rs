@@ -10,6 +10,7 @@ mod normal_form;
 mod offload;
 mod operators;
 mod overlap;
+mod parameter_server;
 mod patterns;
 mod period;
 mod recompute;
@@ -24,6 +25,7 @@ pub use mode::{AveragingGraph, Decentralised, LocalSgd, Mode, OuterOptimizer, Ou
 pub use offload::Offload;
 pub use operators::{OperatorPatterns, ShardedPart};
 pub use overlap::Overlap;
+pub use parameter_server::{ParameterServer, Staleness};
 pub use patterns::NamePatterns;
 pub use period::{Period, RunLength};
 pub use recompute::{Keep, Kept, Recompute};
@@ -223,7 +225,10 @@ impl Plan {
         let ranks_of = |stage| sizes(layout.stage(stage)).into_iter().try_fold(1usize, usize::checked_mul);
         let distinct = (0..layout.distinct_stages()).try_fold(0usize, |sum, stage| sum.checked_add(ranks_of(stage)?));
         let repetitions = if layout.stages.is_some() { 1 } else { layout.pipeline };
-        if distinct.and_then(|ranks| ranks.checked_mul(repetitions)).is_none_or(|ranks| ranks > MOST_RANKS) {
+        // A server has as many ranks as a worker.
+        let workers = distinct.and_then(|ranks| ranks.checked_mul(repetitions));
+        let ranks = workers.and_then(|ranks| ranks.checked_add((ranks / layout.data.max(1)).checked_mul(self.mode.servers())?));
+        if ranks.is_none_or(|ranks| ranks > MOST_RANKS) {
             return Err(PlanError::Invalid {
                 field: "layout",
                 reason: format!("its sizes multiply to more than {MOST_RANKS} ranks"),
@@ -241,6 +246,7 @@ impl Plan {
         }
         let mut stages = (0..layout.distinct_stages()).map(|stage| layout.stage_mesh(stage)).collect::<Result<Vec<_>, _>>()?;
         let mesh = match (&layout.stages, stages.pop()) {
+            (None, Some(stage)) if self.mode.servers() > 0 => self.mesh_with_servers(stage, &order),
             (None, Some(stage)) => Mesh::uniform(stage, layout.pipeline, &order),
             (_, last) => {
                 stages.extend(last);
@@ -248,10 +254,16 @@ impl Plan {
             }
         };
         let mesh = mesh.ok_or_else(invalid)?;
-        let Some(places) = &layout.stage_places else { return Ok(mesh) };
-        mesh.with_stage_places(places).ok_or_else(|| PlanError::Invalid {
+        let Some(mut places) = layout.stage_places.clone() else { return Ok(mesh) };
+        // Stages of servers lie behind all others.
+        places.extend(layout.pipeline..mesh.stage_count());
+        mesh.with_stage_places(&places).ok_or_else(|| PlanError::Invalid {
             field: "stage_places",
-            reason: format!("{places:?} does not have each place from 0 to {} once", layout.pipeline - 1),
+            reason: format!(
+                "{:?} does not have each place from 0 to {} once",
+                layout.stage_places.as_deref().unwrap_or_default(),
+                layout.pipeline - 1
+            ),
             hint: "give one place for each stage, in the stages' order, or leave `stage_places` out".into(),
         })
     }

@@ -4,9 +4,10 @@ mod soundness;
 
 use foretell_models::{Bert, DropoutRate, Gpt, GraphOptions, Llama, Mlp, Model, Resnet, SampleShape, Stem, Vit};
 use foretell_program::{
-    AveragingGraph, Axis, Compiled, ContextMethod, DecayExemptions, Decentralised, Footprint, Instruction, Kept, Layout,
-    LocalSgd, Mode, NamePatterns, Offload, Operation, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule, Overlap, Plan,
-    Program, Rank, Recompute, Schedule, ShardedPart, StageLayout, Training, compile,
+    AveragingGraph, Axis, BufferRole, Compiled, ContextMethod, DecayExemptions, Decentralised, Footprint, Instruction, Kept,
+    Layout, LocalSgd, Mode, NamePatterns, Offload, Operation, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule, Overlap,
+    ParameterServer, Plan, Program, Rank, Recompute, Schedule, ShardedPart, StageLayout, StageProgram, Staleness, Training,
+    compile,
 };
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
@@ -309,6 +310,41 @@ proptest! {
             let training = program.clone();
             assert_shares_arena(&Compiled { training, ..compiled.clone() });
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(cases(96))]
+
+    #[test]
+    fn workers_and_servers_are_sound_and_only_servers_update(
+        model in models(), (layout, batch) in layouts(), (optimizer, training) in recipes(), precision in precisions(),
+        servers in 1usize..4
+    ) {
+        let mode = Mode::ParameterServer(ParameterServer { servers, staleness: Staleness::None, beside_workers: false });
+        let layout = Layout { zero: 0, shard_group: None, ..layout };
+        let plan = Plan { optimizer, training: for_model(training, &model), precision, mode, ..Plan::new(layout, batch) };
+        let compiled = match compile(&model, "model", &plan) {
+            Ok(compiled) => compiled,
+            Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
+        };
+        for program in [&compiled.training, &compiled.evaluation] {
+            assert_sound(program);
+            for list in &program.lists {
+                let is_server = list.stage >= plan.layout.pipeline;
+                let is_update = |one: &Instruction| matches!(one.operation.kind(), "adamw" | "sgd" | "lamb_step");
+                prop_assert!(is_server || !list.instructions.iter().any(is_update));
+                let keeps = list.buffers.iter().any(|buffer| buffer.role == BufferRole::OptimizerState);
+                prop_assert!(is_server || !keeps, "a worker keeps optimizer state");
+                let has_model = list.instructions.iter().any(|one| matches!(*one.operation, Operation::Load { .. }));
+                prop_assert!(!is_server || !has_model, "a server loads samples");
+            }
+        }
+        let updates = |list: &StageProgram| list.stage >= plan.layout.pipeline && list.instructions.iter().any(|one| {
+            matches!(one.operation.kind(), "adamw" | "sgd" | "lamb_step")
+        });
+        prop_assert!(compiled.training.lists.iter().any(updates), "nothing is updated");
+        assert_shares_arena(&compiled);
     }
 }
 

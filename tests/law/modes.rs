@@ -3,7 +3,9 @@
 
 use super::case::Case;
 use super::common::Scratch;
-use super::random::MODELS;
+use super::random::{MODELS, RECIPES, WEIGHTS, cases};
+use super::{failure_persistence, law_cases, tolerances};
+use proptest::prelude::*;
 
 /// Stochastic gradient descent without momentum: an average of updates is the update of an average.
 const PLAIN: &str = ", momentum: 0.0";
@@ -69,6 +71,64 @@ fn neighbours_that_are_all_replicas_average_as_all_do() {
     let case = Case { optimizer: "adamw", recipe: "", ..plain(2, mlp) };
     let ring = in_mode(&case, "{decentralised: {graph: ring, every: 2}}");
     same_curve(&in_mode(&case, "{local_sgd: {every: 2}}"), &ring, 2e-4);
+}
+
+#[test]
+fn parameter_servers_that_wait_for_all_train_as_an_all_reduce_does() {
+    let (mlp, resnet, gpt, tied) = (MODELS[0].0, MODELS[1].0, MODELS[3].0, MODELS[2].0);
+    let servers = |case: &Case, mode: &str, tolerance| {
+        same_curve(&case.plan(), &in_mode(case, &format!("{{parameter_server: {{{mode}}}}}")), tolerance);
+    };
+    servers(&Case { data: 2, ..Case::usual(mlp) }, "servers: 1", 2e-4);
+    servers(&Case { data: 3, ..Case::usual(mlp) }, "servers: 3, staleness: 0, beside_workers: true", 2e-4);
+    servers(&Case { data: 2, clip: true, recipe: RECIPES[4], ..Case::usual(gpt) }, "servers: 3", 2e-4);
+    servers(&Case { data: 2, tensor: 2, optimizer: "sgd", ..Case::usual(gpt) }, "servers: 2", 2e-4);
+    servers(&Case { data: 2, pipeline: 2, optimizer: "lamb", clip: true, ..Case::usual(tied) }, "servers: 1", 2e-4);
+    servers(&Case { data: 2, bucket: "256B", blocking: true, ..Case::usual(resnet) }, "servers: 2", 2e-3);
+    servers(&Case { data: 2, precision: "bf16", ..Case::usual(gpt) }, "servers: 2", 1e-2);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig {
+        cases: law_cases(8),
+        max_shrink_iters: 20,
+        failure_persistence: failure_persistence(),
+        ..ProptestConfig::default()
+    })]
+
+    #[test]
+    fn random_workers_and_servers_train_as_an_all_reduce_does(case in cases(), servers in 1usize..4, beside in any::<bool>()) {
+        // What servers refuse.
+        let offload = if matches!(case.offload, "optimizer" | "both") { "none" } else { case.offload };
+        let precision = if case.precision == "fp16" { "fp32" } else { case.precision };
+        let recipe = if case.recipe == WEIGHTS { "" } else { case.recipe };
+        // A mesh of unequal parts may have had a tensor axis.
+        let operators = if case.tensor == 1 { "{}" } else { case.operators };
+        let case = Case { zero: 0, uneven: None, micro_batch: 2, offload, precision, recipe, operators, ..case };
+        let servers = if beside { format!("{}, beside_workers: true", case.data) } else { servers.to_string() };
+        let (_, tolerance) = tolerances(&case);
+        same_curve(&case.plan(), &in_mode(&case, &format!("{{parameter_server: {{servers: {servers}}}}}")), tolerance);
+    }
+}
+
+#[test]
+fn a_stopped_run_of_servers_goes_on_and_may_end_without_them() {
+    for (servers, precision) in [(1, "fp32"), (3, "bf16")] {
+        let scratch = Scratch::new();
+        let case = Case { data: 2, precision, ..Case::usual(MODELS[0].0) };
+        let plan = in_mode(&case, &format!("{{parameter_server: {{servers: {servers}}}}}"));
+        let train = |plan: &str, more: &[&str]| scratch.train(plan, 8, 3, &[&["--data", "synthetic"], more].concat());
+        let whole = train(&plan, &["--run", "whole", "--save-every", "4"]);
+        let bits = |losses: &[f64]| losses.iter().map(|loss| loss.to_bits()).collect::<Vec<_>>();
+        scratch.train(&plan, 4, 3, &["--data", "synthetic", "--run", "stopped"]);
+        let resumed = train(&plan, &["--resume", "stopped", "--run", "resumed"]);
+        assert_eq!(bits(&resumed.losses), bits(&whole.losses[4..]), "{servers} servers");
+        assert_eq!(whole.arenas, scratch.predicted_memory(&plan), "{servers} servers");
+        let alone = train(&case.plan(), &["--resume", "stopped", "--run", "alone"]);
+        for (one, other) in alone.losses.iter().zip(&whole.losses[4..]) {
+            assert!((one - other).abs() <= 1e-2 * other.abs(), "{servers} servers: {:?}\n{:?}", alone.losses, whole.losses);
+        }
+    }
 }
 
 #[test]

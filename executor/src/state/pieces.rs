@@ -163,7 +163,11 @@ mod tests {
                 ];
                 for layout in layouts {
                     if zero > 0 || layout.shard_group.is_none() {
-                        plans.push(Plan { precision, ..Plan::new(layout, 8) });
+                        plans.push(Plan { precision, ..Plan::new(layout.clone(), 8) });
+                    }
+                    if zero == 0 && layout.shard_group.is_none() {
+                        let mode = serde_json::from_str(r#"{"parameter_server": {"servers": 3}}"#).expect("a mode");
+                        plans.push(Plan { precision, mode, ..Plan::new(layout, 8) });
                     }
                 }
             }

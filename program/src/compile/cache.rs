@@ -60,7 +60,7 @@ impl<'a> LoweringCache<'a> {
     /// The lowerings of all distinct stage meshes of a plan.
     pub(super) fn lowerings(&self, plan: &Plan, mesh: &Mesh, purpose: Purpose) -> Result<Lowerings, PlanError> {
         let vocabulary_parts = vocabulary_parts(plan, mesh);
-        Lowerings::new(mesh, |stage| self.lowering(plan, stage, vocabulary_parts, purpose))
+        Lowerings::new(mesh, plan.layout.pipeline, |stage| self.lowering(plan, stage, vocabulary_parts, purpose))
     }
 
     fn lowering(

@@ -25,10 +25,12 @@ mod persistent;
 mod recompute;
 mod repeats;
 mod ring;
+mod servers;
 mod stage;
 mod transfers;
 mod update;
 
+use stage::Duty;
 pub(super) use stage::Stage;
 
 use super::messages::Receive;
@@ -47,6 +49,7 @@ use persistent::PersistentBuffers;
 use repeats::{ListEnd, Next, Repeats, Segment};
 use ring::Ring;
 use rustc_hash::FxHashMap;
+use servers::WorkerMessages;
 use std::rc::Rc;
 use update::Update;
 
@@ -68,6 +71,7 @@ pub(super) struct StageEmitter<'a> {
     persistent: PersistentBuffers,
     parameters: GatheredParameters,
     gradients: GradientBuckets,
+    messages: WorkerMessages,
     offloaded: OffloadedActivations,
 }
 
@@ -75,6 +79,7 @@ impl<'a> StageEmitter<'a> {
     pub(super) fn new(stage: &'a Stage<'a>) -> Self {
         let mut list = ListBuilder::new(stage.index, stage.routes.peers.clone(), stage.plan.layout.collective);
         let persistent = PersistentBuffers::declare(&mut list, stage);
+        let messages = WorkerMessages::new(&mut list, stage);
         Self {
             stage,
             list,
@@ -82,12 +87,14 @@ impl<'a> StageEmitter<'a> {
             persistent,
             parameters: GatheredParameters::default(),
             gradients: GradientBuckets::new(stage),
+            messages,
             offloaded: OffloadedActivations::default(),
         }
     }
 
-    pub(super) fn finish(self) -> StageProgram {
-        self.list.finish()
+    /// The list, and the buckets that it pushes to servers, in order.
+    pub(super) fn finish(self) -> (StageProgram, Vec<usize>) {
+        (self.list.finish(), self.messages.pushed)
     }
 
     /// Emits the tasks of a schedule, each after the messages that it needs. `receives` has those
@@ -98,6 +105,7 @@ impl<'a> StageEmitter<'a> {
             *tasks_left.entry(task.micro_batch).or_default() += 1;
         }
         self.gradients.expect_micro_batches(self.stage, tasks_left.len());
+        self.messages.pull(&mut self.list, self.stage, &self.persistent);
         let mut repeats = match emission {
             Emission::Once => Repeats::new(tasks, receives, self.stage.state.gathers),
             #[cfg(test)]
@@ -171,7 +179,8 @@ impl<'a> StageEmitter<'a> {
             let now = (position, micro_batch);
             self.offloaded.move_in_ahead(&mut self.list, stage, &mut self.live, &activations, now);
             self.operator(id, micro_batch, phase);
-            self.gradients.after_operator(&mut self.list, stage, &self.persistent, id, micro_batch);
+            let instance = (id, micro_batch);
+            self.gradients.after_operator(&mut self.list, stage, &self.persistent, &mut self.messages, instance);
             self.offloaded.move_out(&mut self.list, stage, &mut self.live, &mut leaving, now, returns);
         }
         if task.pass == StagePass::Forward {
@@ -328,7 +337,7 @@ impl<'a> StageEmitter<'a> {
     /// Emits the end of the step, after the last backward pass, with the exchange of this kind of
     /// round if it ends with the step.
     pub(super) fn update(&mut self, round: Option<usize>) {
-        self.gradients.finish(&mut self.list, self.stage, &self.persistent);
+        self.gradients.finish(&mut self.list, self.stage, &self.persistent, &mut self.messages);
         let Self { stage, list, persistent, gradients, .. } = self;
         let exchange = round.map(|round| Exchange::new(stage, round, list));
         Update { list, stage, persistent, gradients, exchange: exchange.as_ref() }.run();

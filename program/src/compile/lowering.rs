@@ -83,14 +83,15 @@ impl Lowering {
 pub(super) struct Lowerings(Vec<Arc<Lowering>>);
 
 impl Lowerings {
-    /// Collects the lowerings of all distinct stage meshes and numbers of samples. `lowering` makes
-    /// the lowering of a given mesh.
+    /// Collects the lowerings of all distinct meshes of the first `stages` stages, which have parts
+    /// of the model, and numbers of samples. `lowering` makes the lowering of a given mesh.
     pub(super) fn new(
         mesh: &Mesh,
+        stages: usize,
         mut lowering: impl FnMut(StageMesh) -> Result<Arc<Lowering>, PlanError>,
     ) -> Result<Self, PlanError> {
         let mut lowerings: Vec<Arc<Lowering>> = Vec::new();
-        for stage in mesh.distinct_stages() {
+        for stage in mesh.distinct_stages().iter().take(stages) {
             for samples in stage.distinct_samples() {
                 let even = stage.with_even_samples(samples);
                 if !lowerings.iter().any(|known| known.mesh == even) {

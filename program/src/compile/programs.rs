@@ -101,7 +101,7 @@ pub(super) fn programs(
 ) -> Result<Vec<Program>, PlanError> {
     plan.validate()?;
     // From here on, plans whose layouts mean the same thing are equal.
-    let plan = &Plan { layout: plan.layout.clone().normalised(), mode: plan.mode.normalised(), ..plan.clone() };
+    let plan = &plan.normalised();
     let mesh = plan.mesh()?;
     let of_state = if wanted.contains(&Wanted::Logits) { Purpose::Logits } else { Purpose::Training };
     let with_state = cache.lowerings(plan, &mesh, of_state)?;
@@ -151,6 +151,15 @@ fn lowering_of<'a>(lowerings: &'a Lowerings, list: &ListRanks, mesh: &Mesh) -> &
     first.map_or(lowerings.any(), |&rank| lowerings.of(mesh.stage(list.stage), mesh.coordinates(rank)))
 }
 
+/// What a list does in a Program.
+#[derive(Clone, Copy)]
+enum Tasks<'a> {
+    /// The passes of its stage, and the messages that it receives before each of them.
+    Passes(&'a [Task], &'a [Vec<Receive>]),
+    /// The update of buckets, in the order in which workers push them.
+    Serve(&'a [usize]),
+}
+
 /// The inputs that all lists of a compilation share.
 struct Compilation<'a> {
     plan: &'a Plan,
@@ -177,23 +186,37 @@ impl Compilation<'_> {
         }
         let receives = messages::receives(lowerings.any(), cuts, plan.layout.schedule, &orders);
         let compile_list = |(list, state): (&ListRanks, &StageState)| {
-            let order = (orders[list.stage].as_slice(), receives[list.stage].as_slice());
-            let program = self.list(lowering_of(lowerings, list, mesh), crossings, list, state, order, wanted);
-            (hardware_flops(&program) * list.ranks.len() as f64, program)
+            let tasks = Tasks::Passes(orders[list.stage].as_slice(), receives[list.stage].as_slice());
+            self.list(lowering_of(lowerings, list, mesh), crossings, list, state, tasks, wanted)
         };
+        // The stages of servers follow those of the model.
+        let workers = self.lists.partition_point(|list| list.stage < cuts.stages);
+        let (lists, states) = (&self.lists[..workers], &self.states[..workers]);
         // Lists are independent. Rayon may run other tasks of its pool inside these loops, so a
         // caller must hold no lock that such a task takes. Without offsets the caller is the
         // planner, which already compiles many Programs in parallel: a nested parallel loop here
         // could start another whole Program while it waits, and nest without bound.
-        let compiled: Vec<(Flops, StageProgram)> = match self.offsets {
-            Offsets::Planned => self.lists.par_iter().zip(self.states).map(compile_list).collect(),
-            Offsets::None => self.lists.iter().zip(self.states).map(compile_list).collect(),
+        let mut compiled: Vec<(StageProgram, Vec<usize>)> = match self.offsets {
+            Offsets::Planned => lists.par_iter().zip(states).map(compile_list).collect(),
+            Offsets::None => lists.iter().zip(states).map(compile_list).collect(),
         };
+        for (list, state) in self.lists.iter().zip(self.states).skip(workers) {
+            let worker = lists.iter().position(|worker| worker.stage == list.stage - cuts.stages);
+            let Some((worker, pushed)) = worker.and_then(|index| Some((&states[index], &compiled.get(index)?.1))) else {
+                continue;
+            };
+            let numbers: Vec<usize> = worker.trained_buckets().collect();
+            // Servers have no frozen buckets, and so number the others on their own.
+            let pushed: Vec<usize> = pushed.iter().filter_map(|bucket| numbers.iter().position(|one| one == bucket)).collect();
+            compiled.push(self.list(lowerings.any(), crossings, list, state, Tasks::Serve(&pushed), wanted));
+        }
+        let lists = compiled.into_iter().map(|(list, _)| list);
+        let (flops, lists): (Vec<Flops>, Vec<StageProgram>) =
+            lists.zip(self.lists).map(|(program, list)| (hardware_flops(&program) * list.ranks.len() as f64, program)).unzip();
         let mut list_of_rank = vec![0; mesh.world_size()];
         for (number, list) in (0..).zip(self.lists) {
             list.ranks.iter().for_each(|rank| list_of_rank[rank.0] = number);
         }
-        let (flops, lists): (Vec<Flops>, Vec<StageProgram>) = compiled.into_iter().unzip();
         let any = lowerings.any();
         let samples_at_once = plan.layout.samples_at_once();
         let samples = samples_at_once * micro_batches;
@@ -212,33 +235,38 @@ impl Compilation<'_> {
         })
     }
 
-    /// One list: emitted, freed of unread copies, with dependencies and a memory plan. `tasks` are
-    /// those of the stage, and `receives` has the messages that it takes before each of them.
+    /// One list: emitted, freed of unread copies, with dependencies and a memory plan. Also returns
+    /// the buckets that it pushes to servers, in order.
     fn list(
         &self,
         lowering: &Lowering,
         crossings: &Crossings,
         list: &ListRanks,
         state: &StageState,
-        (tasks, receives): (&[Task], &[Vec<Receive>]),
+        tasks: Tasks<'_>,
         wanted: Wanted,
-    ) -> StageProgram {
+    ) -> (StageProgram, Vec<usize>) {
         let Compilation { plan, mesh, cuts, .. } = *self;
         let routes = crossings.routes(list.stage, &list.ranks);
         let stage = Stage::new(lowering, plan, mesh, cuts, list.stage, state, &routes);
         let mut emitter = StageEmitter::new(&stage);
-        emitter.tasks(tasks, receives, self.emission);
-        if let Wanted::Step(exchange) = wanted {
-            emitter.update(exchange);
+        match tasks {
+            Tasks::Passes(tasks, receives) => {
+                emitter.tasks(tasks, receives, self.emission);
+                if let Wanted::Step(exchange) = wanted {
+                    emitter.update(exchange);
+                }
+            }
+            Tasks::Serve(pushed) => emitter.serve(wanted, pushed),
         }
-        let mut program = emitter.finish();
+        let (mut program, pushed) = emitter.finish();
         unread::remove_unread_copies(&mut program);
         dependencies::connect(&mut program, &plan.overlap);
         if self.offsets == Offsets::Planned {
             memory::plan(&mut program);
         }
         dependencies::prune(&mut program);
-        program
+        (program, pushed)
     }
 }
 

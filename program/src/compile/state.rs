@@ -148,6 +148,11 @@ impl Bucket {
 
 impl StageState {
     pub(super) fn new(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: &Plan, mesh: &Mesh) -> Result<Self, PlanError> {
+        let servers = plan.mode.servers();
+        if stage >= cuts.stages {
+            let workers = Self::new(lowering, cuts, stage - cuts.stages, plan, mesh)?;
+            return Ok(workers.of_servers(servers, cuts.stages, plan));
+        }
         let may_shard = plan.layout.zero > 0 && Axis::ZERO.iter().any(|&axis| lowering.mesh.size(axis) > 1);
         let gathers = if may_shard && plan.layout.zero == 3 {
             ParameterGathers::EveryPass
@@ -165,8 +170,8 @@ impl StageState {
             gathers,
             running: running_statistics(lowering, cuts, stage, plan),
             precision: plan.storage(),
-            has_master_copy: plan.has_master_copy(),
-            optimizer_states: plan.optimizer_states(),
+            has_master_copy: plan.has_master_copy() && servers == 0,
+            optimizer_states: if servers == 0 { plan.optimizer_states() } else { 0 },
             constants: constants(&lowering.graph, is_of_stage),
             one_bucket_each: plan.optimizer == Optimizer::Lamb,
         };
@@ -183,7 +188,7 @@ impl StageState {
             state.add_frozen(lowering, operator, parameter, stages, plan.layout.bucket);
         }
         for bucket in &mut state.buckets {
-            bucket.elements = bucket.elements.next_multiple_of(BUCKET_ALIGNMENT * bucket.shards);
+            bucket.elements = bucket.elements.next_multiple_of(BUCKET_ALIGNMENT * bucket.shards * servers.max(1));
         }
         for operator in lowering.graph.operators.iter().filter(|operator| cuts.stage(operator) == stage) {
             for bucket in state.buckets_written(&lowering.graph, operator) {
@@ -191,6 +196,30 @@ impl StageState {
             }
         }
         Ok(state)
+    }
+
+    /// The state of servers whose workers have this state: equal parts of the trained buckets, and
+    /// what the optimizer keeps for them. The servers' stages are `stages` behind the workers'.
+    fn of_servers(mut self, servers: usize, stages: usize, plan: &Plan) -> Self {
+        self.buckets.retain(|bucket| !bucket.training.is_frozen());
+        self.bucket_of_parameter.clear();
+        for (index, bucket) in self.buckets.iter_mut().enumerate() {
+            self.bucket_of_parameter.extend(bucket.members.iter().map(|member| (member.name.clone(), index)));
+            if servers > 1 {
+                (bucket.shard_axes, bucket.shards) = (vec![Axis::Data], servers);
+            }
+            bucket.stages.iter_mut().for_each(|stage| *stage += stages);
+        }
+        Self {
+            shards_gradients: true,
+            shards_state: true,
+            gathers: ParameterGathers::EveryPass,
+            running: Vec::new(),
+            constants: Vec::new(),
+            has_master_copy: plan.has_master_copy(),
+            optimizer_states: plan.optimizer_states(),
+            ..self
+        }
     }
 
     /// Adds a parameter with a gradient to a bucket.

@@ -2,6 +2,7 @@
 //! gradients in every step. In the others each replica makes steps of its own, and the replicas
 //! exchange parameters at the end of a round of steps.
 
+use super::parameter_server::{ParameterServer, ParameterServerForm, Staleness};
 use super::{Plan, PlanError};
 use crate::cycle::Cycle;
 use crate::mesh::Axis;
@@ -21,6 +22,8 @@ pub enum Mode {
     LocalSgd(LocalSgd),
     /// As local SGD, but each replica averages with its neighbours in a graph.
     Decentralised(Decentralised),
+    /// Servers hold the parameters, and workers push gradients to them.
+    ParameterServer(ParameterServer),
 }
 
 /// Local SGD (Stich 2019), and DiLoCo (Douillard et al. 2023) with an outer optimizer.
@@ -82,14 +85,18 @@ pub enum AveragingGraph {
 impl Mode {
     /// Whether every update uses the gradients of all replicas.
     pub fn is_synchronous(&self) -> bool {
-        *self == Mode::Synchronous
+        match self {
+            Mode::Synchronous => true,
+            Mode::ParameterServer(mode) => mode.staleness == Staleness::None,
+            Mode::LocalSgd(_) | Mode::Decentralised(_) => false,
+        }
     }
 
     /// The outer optimizer, if the replicas have one.
     pub fn outer(&self) -> Option<OuterOptimizer> {
         match self {
             Mode::LocalSgd(mode) => mode.outer,
-            Mode::Synchronous | Mode::Decentralised(_) => None,
+            Mode::Synchronous | Mode::Decentralised(_) | Mode::ParameterServer(_) => None,
         }
     }
 
@@ -114,7 +121,7 @@ impl Mode {
     /// averages with its own neighbours.
     pub fn differs_after_exchange(&self, value: StateValue) -> bool {
         match (self, value) {
-            (Mode::Synchronous, _) => false,
+            (Mode::Synchronous | Mode::ParameterServer(_), _) => false,
             (_, StateValue::Optimizer(_)) => true,
             (Mode::Decentralised(mode), StateValue::Parameter | StateValue::Master) => mode.graph != AveragingGraph::Complete,
             _ => false,
@@ -127,13 +134,14 @@ impl Mode {
             Mode::Synchronous => "mode",
             Mode::LocalSgd(_) => "mode.local_sgd",
             Mode::Decentralised(_) => "mode.decentralised",
+            Mode::ParameterServer(_) => "mode.parameter_server",
         }
     }
 
     /// The number of steps in a round.
     fn every(&self) -> usize {
         match self {
-            Mode::Synchronous => 1,
+            Mode::Synchronous | Mode::ParameterServer(_) => 1,
             Mode::LocalSgd(LocalSgd { every, .. }) | Mode::Decentralised(Decentralised { every, .. }) => *every,
         }
     }
@@ -167,7 +175,7 @@ impl Plan {
     /// The order of the run's steps.
     pub fn cycle(&self) -> Cycle {
         match &self.mode {
-            Mode::Synchronous => Cycle::of_equal_steps(),
+            Mode::Synchronous | Mode::ParameterServer(_) => Cycle::of_equal_steps(),
             Mode::Decentralised(Decentralised { graph: AveragingGraph::Exponential, every }) => {
                 Cycle::new(*every, self.replicas().max(2).ilog2() as usize)
             }
@@ -180,8 +188,10 @@ impl Plan {
     pub(super) fn validate_mode(&self) -> Result<(), PlanError> {
         let field = self.mode.field();
         let refuse = |reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
-        if self.mode.is_synchronous() {
-            return Ok(());
+        match self.mode {
+            Mode::Synchronous => return Ok(()),
+            Mode::ParameterServer(mode) => return self.validate_servers(mode),
+            Mode::LocalSgd(_) | Mode::Decentralised(_) => {}
         }
         if self.mode.every() == 0 {
             return refuse("replicas that exchange after every 0 steps never step", "use `every: 1` or more");
@@ -241,7 +251,7 @@ enum ModeForm {
     Synchronous,
     LocalSgd(LocalSgdForm),
     Decentralised(DecentralisedForm),
-    ParameterServer(IgnoredAny),
+    ParameterServer(ParameterServerForm),
 }
 
 #[derive(Deserialize)]
@@ -288,10 +298,7 @@ impl TryFrom<ModeForm> for Mode {
             ModeForm::Decentralised(DecentralisedForm { graph, every, .. }) => {
                 Ok(Mode::Decentralised(Decentralised { graph, every }))
             }
-            ModeForm::ParameterServer(_) => missing(
-                "parameter_server",
-                "use `mode: synchronous` with `zero: 1`, which shards the update over the ranks of `data`",
-            ),
+            ModeForm::ParameterServer(form) => Ok(Mode::ParameterServer(form.try_into()?)),
         }
     }
 }

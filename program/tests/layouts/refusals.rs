@@ -122,7 +122,10 @@ fn a_mode_without_meaning_or_not_there_yet_is_refused_in_a_sentence() {
         (r#"{"local_sgd": {"every": 2, "fragments": 4}}"#, "`fragments` is not there yet; hint: "),
         (r#"{"local_sgd": {"every": 2, "overlap": 1}}"#, "`overlap` is not there yet; hint: "),
         (r#"{"local_sgd": {"every": 2, "compression": "int8"}}"#, "`compression` is not there yet; hint: "),
-        (r#"{"parameter_server": {"servers": 2, "staleness": 0}}"#, "`parameter_server` is not there yet; hint: "),
+        (r#"{"parameter_server": {"servers": 0}}"#, "no server is left"),
+        (r#"{"parameter_server": {"servers": 1, "staleness": -1}}"#, "a staleness of -1 steps is below 0; hint: "),
+        (r#"{"parameter_server": {"servers": 1, "staleness": "some"}}"#, "`some` is no staleness; hint: "),
+        (r#"{"parameter_server": {"servers": 2, "beside_workers": true}}"#, "2 servers beside 4 workers"),
         (r#"{"decentralised": {"graph": "star"}}"#, "unknown variant `star`"),
     ] {
         let error = refused_mode(mode, |_| {});
@@ -140,6 +143,15 @@ fn a_mode_that_the_rest_of_the_plan_cannot_have_is_refused() {
     check(refused_mode(local, layout(|layout| (layout.data, layout.shares) = (2, Some(vec![3, 1])))), "equal parts of the batch");
     check(refused_mode(local, layout(|layout| layout.offload = Offload::Optimizer)), "not there yet in this mode");
     check(refused_mode(local, |plan| plan.precision = DataType::Fp16), "loss scale of its own");
+    let servers = r#"{"parameter_server": {"servers": 2}}"#;
+    check(refused_mode(servers, layout(|layout| layout.zero = 1)), "ZeRO has nothing to shard");
+    check(
+        refused_mode(servers, layout(|layout| (layout.data, layout.shares) = (2, Some(vec![3, 1])))),
+        "equal parts of the batch",
+    );
+    check(refused_mode(servers, layout(|layout| layout.offload = Offload::Optimizer)), "in their own memory");
+    check(refused_mode(servers, |plan| plan.precision = DataType::Fp16), "loss scale of workers");
+    check(refused_mode(servers, |plan| plan.training.class_weights = vec![1.0; 4]), "do not know the labels");
     let exponential = r#"{"decentralised": {"graph": "exponential"}}"#;
     let of_six = |plan: &mut Plan| (plan.layout.data, plan.global_batch) = (6, 6);
     check(refused_mode(exponential, of_six), "a power of two of replicas, and there are 6");
@@ -152,6 +164,9 @@ fn a_mode_reads_back_as_it_is_written() {
         r#"{"local_sgd":{"every":50}}"#,
         r#"{"local_sgd":{"every":50,"outer":{"optimizer":"nesterov","learning_rate":0.5,"momentum":0.75}}}"#,
         r#"{"decentralised":{"graph":"exponential","every":2}}"#,
+        r#"{"parameter_server":{"servers":2,"staleness":0}}"#,
+        r#"{"parameter_server":{"servers":2,"staleness":3}}"#,
+        r#"{"parameter_server":{"servers":4,"staleness":"unbounded","beside_workers":true}}"#,
     ] {
         let read: Mode = serde_json::from_str(mode).expect("a mode");
         assert_eq!(serde_json::to_string(&read).expect("it is written"), mode);

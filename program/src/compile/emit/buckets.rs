@@ -6,7 +6,8 @@
 
 use super::list::{Label, ListBuilder};
 use super::persistent::PersistentBuffers;
-use super::stage::Stage;
+use super::servers::WorkerMessages;
+use super::stage::{Duty, Stage};
 use crate::collective::Collective;
 use crate::compile::cuts::ChunkPass;
 use crate::mesh::{Axis, Group};
@@ -125,8 +126,8 @@ impl GradientBuckets {
         list: &mut ListBuilder,
         stage: &Stage<'_>,
         persistent: &PersistentBuffers,
-        id: OperatorId,
-        micro_batch: usize,
+        messages: &mut WorkerMessages,
+        (id, micro_batch): (OperatorId, usize),
     ) {
         for bucket in stage.state.buckets_written(&stage.lowering.graph, stage.operator(id)) {
             self.writers_left[bucket] -= 1;
@@ -144,7 +145,7 @@ impl GradientBuckets {
                 continue;
             }
             if stage.plan.overlap.gradients {
-                self.reduce(list, stage, persistent, bucket);
+                self.reduce(list, stage, persistent, messages, bucket);
             } else {
                 // Kernels wait for reductions that do not overlap with them, so the reduction comes
                 // after the messages that other stages wait for.
@@ -176,12 +177,20 @@ impl GradientBuckets {
     }
 
     /// Reduces a complete bucket over every axis along which its gradients are partial sums.
-    fn reduce(&mut self, list: &mut ListBuilder, stage: &Stage<'_>, persistent: &PersistentBuffers, index: usize) {
+    fn reduce(
+        &mut self,
+        list: &mut ListBuilder,
+        stage: &Stage<'_>,
+        persistent: &PersistentBuffers,
+        messages: &mut WorkerMessages,
+        index: usize,
+    ) {
         let bucket = &stage.state.buckets[index];
         let name = format!("gradients {index}");
         let Some(gradients) = persistent.buckets[index].gradients else { return };
         let mut axes = stage.summed_axes(bucket.gradient);
-        axes.retain(|&axis| !bucket.scatters_over(axis));
+        // Servers add the gradients of workers.
+        axes.retain(|&axis| !bucket.scatters_over(axis) && (stage.duty == Duty::Alone || axis != Axis::Data));
         let reduced = match self.reduced[index] {
             Some(shard) => shard,
             None if bucket.shards > 1 => {
@@ -201,12 +210,27 @@ impl GradientBuckets {
         } else if !axes.is_empty() {
             list.all_reduce_of_step(&name, Group::over(axes), reduced);
         }
+        // Buckets of several stages are still to be summed over these.
+        if stage.duty == Duty::Worker && bucket.stages.len() == 1 {
+            messages.push(list, persistent, index);
+        }
+    }
+
+    /// Takes the buffers for gradients as they are. They hold sums that others have made.
+    pub(super) fn take_whole(&mut self, persistent: &PersistentBuffers) {
+        self.reduced = persistent.buckets.iter().map(|bucket| bucket.gradients).collect();
     }
 
     /// Completes all reductions after the last backward pass.
-    pub(super) fn finish(&mut self, list: &mut ListBuilder, stage: &Stage<'_>, persistent: &PersistentBuffers) {
+    pub(super) fn finish(
+        &mut self,
+        list: &mut ListBuilder,
+        stage: &Stage<'_>,
+        persistent: &PersistentBuffers,
+        messages: &mut WorkerMessages,
+    ) {
         for bucket in std::mem::take(&mut self.postponed) {
-            self.reduce(list, stage, persistent, bucket);
+            self.reduce(list, stage, persistent, messages, bucket);
         }
         for (bucket, axes) in std::mem::take(&mut self.unsummed) {
             let Some(reduced) = self.reduced[bucket] else { continue };
@@ -217,6 +241,9 @@ impl GradientBuckets {
         for (index, bucket) in stage.state.buckets.iter().enumerate().filter(|(_, bucket)| bucket.stages.len() > 1) {
             let Some(reduced) = self.reduced[index] else { continue };
             list.all_reduce_of_step(&format!("gradients {index}"), Group::across(bucket.stages.clone()), reduced);
+            if stage.duty == Duty::Worker {
+                messages.push(list, persistent, index);
+            }
         }
     }
 }

@@ -2,7 +2,7 @@
 //! and sums. Training and evaluation declare the same buffers in the same order.
 
 use super::list::ListBuilder;
-use super::stage::Stage;
+use super::stage::{Duty, Stage};
 use crate::compile::recipe::Constant;
 use crate::compile::state::{Bucket, Member, RunningStatistics};
 use crate::mesh::Axis;
@@ -46,6 +46,8 @@ pub(super) struct BucketBuffers {
     /// The outer parameters, and the outer optimizer's velocity if it has one. Empty if replicas
     /// have no outer optimizer.
     pub(super) outer: Vec<BufferId>,
+    /// Of a worker: each server's part of the parameters and of the gradients.
+    pub(super) parts: Vec<[BufferId; 2]>,
 }
 
 /// The sums of squared gradients of buckets with equal placements after reduction.
@@ -124,7 +126,10 @@ impl PersistentBuffers {
             axes: if is_sharded { bucket.shard_axes().into() } else { Arc::from([]) },
             replicas: stage.plan.replica_axis().filter(|_| stage.plan.mode.differs_after_exchange(value) && !is_frozen),
         };
-        list.set_state(parameters, contents(StateValue::Parameter, shards_parameters));
+        // A worker's parameters are copies of the servers', and each step begins with new ones.
+        if is_frozen || stage.duty != Duty::Worker {
+            list.set_state(parameters, contents(StateValue::Parameter, shards_parameters));
+        }
         for (number, &buffer) in states.iter().enumerate() {
             let is_master = state.has_master_copy && number == state.optimizer_states;
             let value = if is_master { StateValue::Master } else { StateValue::Optimizer(number) };
@@ -144,7 +149,11 @@ impl PersistentBuffers {
                 self.by_name.insert(name, gradient);
             }
         }
-        self.buckets.push(BucketBuffers { parameters, gradients, states, outer });
+        let parts = match gradients {
+            Some(gradients) if stage.duty == Duty::Worker => parts_of_servers(list, stage, [parameters, gradients]),
+            _ => Vec::new(),
+        };
+        self.buckets.push(BucketBuffers { parameters, gradients, states, outer, parts });
     }
 
     /// Running statistics, and the sums of batch statistics that update them. Sums over the same
@@ -209,6 +218,16 @@ impl PersistentBuffers {
     }
 }
 
+/// Each server's part of a worker's parameters and gradients.
+fn parts_of_servers(list: &mut ListBuilder, stage: &Stage<'_>, buffers: [BufferId; 2]) -> Vec<[BufferId; 2]> {
+    let servers = stage.plan.mode.servers().max(1);
+    let part = |list: &mut ListBuilder, buffer: BufferId, number: usize| {
+        let (name, elements) = (Arc::clone(&list.buffer(buffer).name), list.elements(buffer) / servers);
+        list.add_view(&name, buffer, number * elements, vec![elements])
+    };
+    (0..servers).map(|number| buffers.map(|buffer| part(list, buffer, number))).collect()
+}
+
 fn tensor_shard(member: &Member) -> TensorShard {
     TensorShard { tensor: member.parameter, placements: member.placements }
 }
@@ -218,7 +237,7 @@ fn squared_norms(list: &mut ListBuilder, stage: &Stage<'_>) -> Vec<SquaredNorms>
     let mut by_placements: BTreeMap<Placements, Vec<usize>> = BTreeMap::new();
     for index in stage.state.trained_buckets() {
         let bucket = &stage.state.buckets[index];
-        if bucket.stages.first() == Some(&stage.index) {
+        if bucket.stages.first() == Some(&stage.index) && stage.duty != Duty::Worker {
             by_placements.entry(placements_after_reduction(bucket)).or_default().push(index);
         }
     }
@@ -244,14 +263,14 @@ pub(super) fn placements_after_reduction(bucket: &Bucket) -> Placements {
 fn update_control(list: &mut ListBuilder, stage: &Stage<'_>) -> Option<BufferId> {
     let scales_loss = stage.plan.scales_loss();
     let training = &stage.plan.training;
-    if training.clip_norm.is_none() && !training.weighs_classes() && !scales_loss {
+    if stage.duty == Duty::Worker || training.clip_norm.is_none() && !training.weighs_classes() && !scales_loss {
         return None;
     }
     let control = list.add_persistent("update control", BufferRole::OptimizerState, vec![Control::LENGTH], DataType::Fp32);
     let scale = if scales_loss { stage.plan.training.loss_scale.initial } else { 1.0 };
     list.set_state(control, StateContents::Control(vec![scale]));
     // The control is equal on all ranks: the first stage reports it.
-    if stage.index == 0 {
+    if stage.index == stage.updating_stages().start {
         let reported = CONTROL_METRICS.into_iter().filter(|(_, kind)| scales_loss || *kind == MetricKind::SquaredGradientNorm);
         for (number, kind) in reported {
             let buffer = list.add_view("update control", control, number.place(), vec![1]);

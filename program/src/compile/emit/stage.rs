@@ -11,6 +11,18 @@ use crate::plan::Plan;
 use crate::schedule::{StagePass, Task};
 use foretell_models::{BATCH, Operator, OperatorId, TensorId};
 use rustc_hash::FxHashMap;
+use std::ops::Range;
+
+/// What the ranks of a list do for the update of parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::compile) enum Duty {
+    /// Everything: there are no parameter servers.
+    Alone,
+    /// They train, and push gradients to servers.
+    Worker,
+    /// They update the parameters that workers pull.
+    Server,
+}
 
 /// One pipeline stage of a lowered model, as the ranks of one list see it.
 pub(in crate::compile) struct Stage<'a> {
@@ -21,6 +33,7 @@ pub(in crate::compile) struct Stage<'a> {
     /// The stage's position on the pipeline axis.
     pub(super) index: usize,
     pub(super) state: &'a StageState,
+    pub(super) duty: Duty,
     /// Transfers to and from stages with other meshes.
     pub(super) routes: &'a Routes,
     pub(super) recomputation: Recomputation,
@@ -38,6 +51,11 @@ impl<'a> Stage<'a> {
         state: &'a StageState,
         routes: &'a Routes,
     ) -> Self {
+        let duty = match plan.mode.servers() {
+            0 => Duty::Alone,
+            _ if index < cuts.stages => Duty::Worker,
+            _ => Duty::Server,
+        };
         let mut operators: FxHashMap<ChunkPass, Vec<OperatorId>> = FxHashMap::default();
         for (id, operator) in lowering.graph.operators.iter().enumerate() {
             if cuts.stage(operator) == index {
@@ -45,9 +63,15 @@ impl<'a> Stage<'a> {
             }
         }
         let mut stage =
-            Self { lowering, plan, mesh, cuts, index, state, routes, recomputation: Recomputation::default(), operators };
+            Self { lowering, plan, mesh, cuts, index, state, duty, routes, recomputation: Recomputation::default(), operators };
         stage.recomputation = Recomputation::new(lowering, &stage.forward_operators(), &plan.layout.recompute.of_stage(index));
         stage
+    }
+
+    /// The stages that update parameters.
+    pub(super) fn updating_stages(&self) -> Range<usize> {
+        let first = if self.duty == Duty::Alone { 0 } else { self.cuts.stages };
+        first..self.mesh.stage_count()
     }
 
     pub(super) fn operator(&self, id: OperatorId) -> &'a Operator {

@@ -8,11 +8,12 @@ use super::buckets::GradientBuckets;
 use super::exchange::Exchange;
 use super::list::{Label, ListBuilder};
 use super::optimizer_states::StagedStates;
-use super::persistent::{BatchStatistics, PersistentBuffers, SquaredNorms, placements_after_reduction};
-use super::stage::Stage;
+use super::persistent::{BatchStatistics, PersistentBuffers, placements_after_reduction};
+use super::stage::{Duty, Stage};
 use crate::collective::Collective;
 use crate::compile::recipe::BucketTraining;
 use crate::mesh::{Axis, Group};
+use crate::placement::Placements;
 use crate::plan::Optimizer;
 use crate::program::{BufferId, BufferRole, Metric, MetricKind, Phase};
 use foretell_models::{Kernel, WEIGHT};
@@ -30,6 +31,10 @@ pub(super) struct Update<'a> {
 
 impl Update<'_> {
     pub(super) fn run(&mut self) {
+        if self.stage.duty == Duty::Worker {
+            self.update_running_statistics();
+            return;
+        }
         self.gradient_norm();
         let mut staged = StagedStates::new(self.list, self.persistent);
         let mut exchanges = Vec::new();
@@ -54,6 +59,29 @@ impl Update<'_> {
         self.update_running_statistics();
     }
 
+    /// Updates one bucket, unless all updates wait for the norm of all gradients.
+    pub(super) fn run_early(&mut self, bucket: usize) {
+        if self.persistent.control.is_some() {
+            return;
+        }
+        for (number, norms) in self.persistent.norms.iter().enumerate() {
+            for &(_, norm) in norms.buckets.iter().filter(|(one, _)| *one == bucket) {
+                self.squared_norm(&format!("squared norms {number}"), norms.placements, bucket, norm);
+            }
+        }
+        self.update_bucket(bucket, None);
+    }
+
+    /// Updates the buckets that [`Self::run_early`] has left.
+    pub(super) fn run_late(&mut self) {
+        if self.persistent.control.is_some() {
+            self.gradient_norm();
+            for bucket in self.stage.state.trained_buckets() {
+                self.update_bucket(bucket, None);
+            }
+        }
+    }
+
     fn compute(&mut self, name: &str, kernel: Kernel, reads: &[BufferId], writes: &[BufferId]) {
         self.list.compute(Label::of_step(name, Phase::Update), kernel, reads, writes);
     }
@@ -75,21 +103,13 @@ impl Update<'_> {
         if is_controlled && norms.is_empty() {
             self.compute("squared norms", Kernel::Zero { elements: 1 }, &[], &[totals]);
         }
-        for (number, SquaredNorms { placements, root, buckets }) in norms.iter().enumerate() {
+        for (number, norms) in norms.iter().enumerate() {
             let name = format!("squared norms {number}");
-            for &(bucket, norm) in buckets {
-                let Some(gradient) = self.gradients.reduced(bucket) else { continue };
-                let elements = self.list.elements(gradient);
-                self.compute(&name, Kernel::SumOfSquares { elements }, &[gradient], &[norm]);
-                if !is_controlled {
-                    let kind = MetricKind::SquaredGradientNorm;
-                    self.list.add_metric(Metric { kind, buffer: norm, placements: *placements });
-                }
-            }
+            norms.buckets.iter().for_each(|&(bucket, norm)| self.squared_norm(&name, norms.placements, bucket, norm));
             if is_controlled {
-                let axes: Vec<Axis> = placements.sharded_axes().collect();
+                let axes: Vec<Axis> = norms.placements.sharded_axes().collect();
                 let sum = self.list.add_view("squared norms", totals, number, vec![1]);
-                self.compute(&name, Kernel::Sum { elements: buckets.len() }, &[*root], &[sum]);
+                self.compute(&name, Kernel::Sum { elements: norms.buckets.len() }, &[norms.root], &[sum]);
                 if !axes.is_empty() {
                     self.list.all_reduce_of_step(&name, Group::over(axes), sum);
                 }
@@ -97,6 +117,17 @@ impl Update<'_> {
         }
         if let Some(control) = persistent.control {
             self.decide_update(totals, count, control);
+        }
+    }
+
+    /// Sums the squares of the reduced gradients of a bucket. Without a control they are the
+    /// metric.
+    fn squared_norm(&mut self, name: &str, placements: Placements, bucket: usize, norm: BufferId) {
+        let Some(gradient) = self.gradients.reduced(bucket) else { return };
+        let elements = self.list.elements(gradient);
+        self.compute(name, Kernel::SumOfSquares { elements }, &[gradient], &[norm]);
+        if self.persistent.control.is_none() {
+            self.list.add_metric(Metric { kind: MetricKind::SquaredGradientNorm, buffer: norm, placements });
         }
     }
 
@@ -134,8 +165,8 @@ impl Update<'_> {
     fn sum_over_stages(&mut self, name: &str, own: Option<(BufferId, usize)>) -> BufferId {
         let sum = self.list.add_buffer(name, BufferRole::Sum, vec![1], DataType::Fp32);
         let mesh = self.stage.mesh;
-        let stages = 0..mesh.stage_count();
-        if stages.clone().all(|stage| mesh.stage(stage).has_sizes_of(mesh.stage(0))) {
+        let stages = self.stage.updating_stages();
+        if stages.clone().all(|stage| mesh.stage(stage).has_sizes_of(mesh.stage(stages.start))) {
             self.sum_or_zero(name, own, sum);
             if stages.len() > 1 {
                 self.list.all_reduce_of_step(name, Group::across(stages.collect()), sum);
