@@ -16,7 +16,8 @@
 //! 1. `model_state.rs`: the model's persistent state against the memory of all devices.
 //! 2. `arithmetic.rs`: matrix products at the devices' best rate, for a mesh and micro-batch.
 //! 3. [`Bounds::family`]: pipelines of truncated models in closed form, for all variants of a
-//!    family.
+//!    family. Models that are no stack of equal blocks have one replica compiled instead
+//!    (`whole_program.rs`); families share it, and a bound that suffices without it is taken first.
 //! 4. [`Bounds::layout`]: the same with all data-parallel ranks, pass by pass, for one layout.
 //!
 //! The layers, each of which imports only those before it: `passes` (one instruction list),

@@ -34,13 +34,18 @@ pub fn lower_bounds(request: &Request<'_>, layout: &Layout) -> Result<Option<Low
     };
     // With any amount of memory, the bounds on time are complete.
     bounds.memory_limit = Bytes::new(u64::MAX);
-    let of_family = bounds.layouts(&family, std::slice::from_ref(layout));
+    let of_family = bounds.layouts(&family, std::slice::from_ref(layout), None);
+    // The first bound on time that a search may be content with.
+    let coarse = match bounds.layouts(&family, std::slice::from_ref(layout), Some(Seconds::ZERO)) {
+        Ok(Bound { time: Some(time), .. }) => time,
+        _ => Seconds::ZERO,
+    };
     let (Ok(Bound { time: Some(of_family), .. }), Ok(Bound { time: Some(own), .. })) =
         (of_family, bounds.layout(layout, micro_batches))
     else {
         return Ok(None);
     };
-    let step = own.max(of_family).max(bounds.arithmetic_time(layout));
+    let step = own.max(of_family).max(coarse).max(bounds.arithmetic_time(layout));
     Ok(Some(LowerBounds { step, memory }))
 }
 

@@ -98,7 +98,7 @@ mod tests {
             {
                 let layout = Layout { pipeline, data, tensor, micro_batch, ..Layout::default() };
                 let family = Family { layout, micro_batches: 64 / data / micro_batch };
-                let bound = bounds.family(&family).expect("it divides the model").time.expect("memory is unlimited");
+                let bound = bounds.family(&family, None).expect("it divides the model").time.expect("memory is unlimited");
                 let arithmetic = bounds.arithmetic_time(&family.layout);
                 let is_near = (share..=1.0).contains(&(arithmetic / bound));
                 assert!(is_near, "{precision} {pipeline} {data} {tensor}: {arithmetic} beside {bound}");

@@ -6,6 +6,7 @@ use super::hosts::Hosts;
 use super::memo::Memo;
 use super::pipeline::{BUCKET_ROUNDING, PipelineCuts, PipelineTables};
 use super::truncated::TruncatedModels;
+use super::whole_program::Replicas;
 use crate::error::PlannerError;
 use crate::estimate::Estimates;
 use crate::objective;
@@ -32,6 +33,7 @@ pub(crate) struct Bounds<'a> {
     /// How many of them are trained.
     pub(super) trained: usize,
     pub(super) truncated: TruncatedModels<'a>,
+    pub(super) replicas: Replicas,
     pub(super) pipelines: PipelineTables,
     pub(super) hosts: Hosts,
     pub(super) arithmetic: Arithmetic,
@@ -71,6 +73,7 @@ impl<'a> Bounds<'a> {
             parameters: graph.parameter_count(),
             trained: objective::trained_parameters(request.base, &graph),
             truncated: TruncatedModels::new(request, Arc::clone(&kinds), space.model.is_stack, space.model.shares_parameters),
+            replicas: Replicas::new(),
             pipelines: PipelineTables::new(),
             hosts: Hosts::new(request, &kinds),
             arithmetic: Arithmetic::new(request, &graph, &kinds.kinds),

@@ -34,7 +34,9 @@ pub(crate) struct LayoutTimeLeft {
 impl Bounds<'_> {
     /// Bounds some layouts of a family together. What data-parallel ranks do for one another does
     /// not count, since the layouts differ in it.
-    pub(crate) fn layouts(&self, family: &Family, variants: &[Layout]) -> Bounded {
+    ///
+    /// A bound on time that reaches `enough` need not be tight.
+    pub(crate) fn layouts(&self, family: &Family, variants: &[Layout], enough: Option<Seconds>) -> Bounded {
         let Family { layout, micro_batches } = family;
         let micro_batches = *micro_batches;
         if let Some(stages) = &layout.stages {
@@ -44,7 +46,7 @@ impl Bounds<'_> {
             return unequal_shares::bound(self, layout, shares, micro_batches);
         }
         if !self.truncated.represent(layout) {
-            return whole_program::bound_by_kernels(self, layout, micro_batches);
+            return whole_program::bound_by_passes(self, layout, micro_batches, enough);
         }
         let in_flight = self.pipelines.in_flight(layout, micro_batches);
         let arrangements = self.arrangements(variants);

@@ -6,11 +6,12 @@ use super::context::Bounds;
 use super::layouts::have_same_devices;
 use crate::space::Family;
 use foretell_program::{Layout, Recompute};
+use foretell_units::Seconds;
 
 impl Bounds<'_> {
     /// Bounds all variants of a family together; see [`layouts`](Self::layouts).
-    pub(crate) fn family(&self, family: &Family) -> Bounded {
-        self.layouts(family, &self.variants(family))
+    pub(crate) fn family(&self, family: &Family, enough: Option<Seconds>) -> Bounded {
+        self.layouts(family, &self.variants(family), enough)
     }
 
     /// Returns the layouts of a family. Cuts by the devices' peak rates are replaced by cuts by

@@ -2,21 +2,126 @@
 
 use super::bound::{Bound, Bounded, Excluded};
 use super::context::Bounds;
+use super::memo::Memo;
 use super::passes::{MicroBatchMemory, PersistentMemory, TimedList};
+use super::pipeline::{OptimizerUpdate, PipelineCosts};
+use super::truncated::ChunkCost;
 use crate::space::Request;
-use foretell_program::{Layout, Phase, Plan, StageProgram};
+use foretell_program::{Layout, Operation, Plan, Recompute, StageProgram};
 use foretell_simulator::{LeastTimes, Oversubscription, least_times, least_times_on};
+use foretell_units::{Picoseconds, Seconds};
+use std::sync::Arc;
 
-/// Bounds all variants of a family by the kernels of the busiest stage. The update does not count:
-/// data-parallel ranks may shard it.
-pub(super) fn bound_by_kernels(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Bounded {
+/// Micro-batches that are compiled at most. The least of a pass's times stands for that pass in
+/// every micro-batch.
+const COMPILED_MICRO_BATCHES: usize = 2;
+
+/// What the passes of one replica depend on: its layout, and whether it has several micro-batches.
+type ReplicaKey = (Layout, usize);
+
+/// The costs of a replica's chunks, by their position in the model. `None` if they are not known;
+/// `Err` with the compiler's message if the layout does not divide the model.
+type Replica = Result<Option<Arc<Vec<ChunkCost>>>, String>;
+
+/// Costs of whole Programs of one replica, each compiled once.
+pub(super) struct Replicas(Memo<ReplicaKey, Replica>);
+
+impl Replicas {
+    pub(super) fn new() -> Self {
+        Self(Memo::new())
+    }
+
+    fn of(&self, bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Replica {
+        // One chunk a stage runs the same passes in every order.
+        let schedule = if layout.virtual_stages == 1 { layout.schedule.of_one_chunk() } else { layout.schedule };
+        let own = Layout { data: 1, zero: 0, shard_group: None, bucket: bounds.space.base.bucket, schedule, ..layout.clone() };
+        let micro_batches = micro_batches.min(COMPILED_MICRO_BATCHES);
+        self.0.get((own.clone(), micro_batches), || costs_of_replica(bounds, own, micro_batches))
+    }
+}
+
+/// Bounds all variants of a family by the passes of one replica. What data-parallel ranks do for
+/// one another does not count, nor the update, which they may shard.
+///
+/// Bounds that many families share are tried first, and the first that reaches `enough` is
+/// returned.
+pub(super) fn bound_by_passes(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize, enough: Option<Seconds>) -> Bounded {
     if !bounds.space.devices.speeds.is_empty() && layout.pipeline > 1 {
         // Variants differ in their cuts, and stages in the speed of their devices.
         return Ok(Bound::TRIVIAL);
     }
-    let one_replica = Layout { data: 1, ..layout.clone() };
-    let kernels = kernel_time_per_micro_batch(bounds, &one_replica, None)?;
-    Ok(kernels.map_or(Bound::TRIVIAL, |kernels| bounds.bound(micro_batches, kernels * micro_batches as f64, 0.0)))
+    let suffices = |bound: &Bound| bound.time.is_some_and(|time| enough.is_some_and(|enough| time >= enough));
+    // Recomputation only adds kernels.
+    let without = Layout { recompute: Recompute::None, ..layout.clone() };
+    if layout.pipeline > 1
+        && let Some(kernels) = kernels_of_all_stages(bounds, &without, micro_batches)
+    {
+        // Some stage has at least the average of all.
+        let bound = bounds.bound(micro_batches, kernels * micro_batches as f64 / layout.pipeline as f64, 0.0);
+        if suffices(&bound) {
+            return Ok(bound);
+        }
+    }
+    let mut found = Bound::TRIVIAL;
+    for layout in [&without, layout].into_iter().skip(usize::from(without == *layout)) {
+        let costs = bounds.replicas.of(bounds, layout, micro_batches).map_err(Excluded::Indivisible)?;
+        let bound = costs.map_or(Bound::TRIVIAL, |costs| {
+            let pipeline = PipelineCosts::of_positions(&costs, layout.schedule, layout.pipeline, layout.virtual_stages);
+            bounds.bound(micro_batches, pipeline.least_time(micro_batches, OptimizerUpdate::LeftOut), 0.0)
+        });
+        if suffices(&bound) {
+            return Ok(bound);
+        }
+        found = bound;
+    }
+    Ok(found)
+}
+
+/// Returns the picoseconds that the kernels of one micro-batch take on all stages together, by the
+/// layout without a pipeline. `None` if that is not known.
+fn kernels_of_all_stages(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Option<f64> {
+    let schedule = layout.schedule.of_one_chunk();
+    let one_stage =
+        Layout { pipeline: 1, virtual_stages: 1, schedule, placement: None, stage_places: None, cuts: None, ..layout.clone() };
+    let costs = bounds.replicas.of(bounds, &one_stage, micro_batches).ok().flatten()?;
+    Some(costs.iter().map(ChunkCost::kernel_time).sum())
+}
+
+/// Compiles one replica and reads the costs of its passes.
+fn costs_of_replica(bounds: &Bounds<'_>, layout: Layout, micro_batches: usize) -> Replica {
+    let Request { topology, costs, base, .. } = *bounds.request;
+    let (stages, chunks, schedule, bucket) = (layout.pipeline, layout.virtual_stages, layout.schedule, layout.bucket);
+    // Without a pipeline the first replica lies on the same devices however many there are.
+    let lies_alike = stages == 1 && layout.placement.is_none();
+    let plan = Plan { global_batch: layout.samples_at_once() * micro_batches, layout, ..base.clone() };
+    let program = bounds.compiler.unplaced(&plan).map_err(|error| error.to_string())?;
+    let Ok(mut times) = least_times(&program, topology, costs, Oversubscription::Allowed, bucket) else { return Ok(None) };
+    if program.lists.len() != stages {
+        return Ok(None);
+    }
+    if !lies_alike {
+        leave_out_communication(&program.lists, &mut times);
+    }
+    let mut of_positions = vec![ChunkCost::default(); stages * chunks];
+    for (list, times) in program.lists.iter().zip(&times) {
+        let timed = TimedList { list, times, overlap: &plan.overlap };
+        for chunk in 0..chunks {
+            of_positions[schedule.position(stages, list.stage, chunk)] = ChunkCost::of_passes(&timed, chunk);
+        }
+    }
+    Ok(Some(Arc::new(of_positions)))
+}
+
+/// Gives collectives and messages no time: groups may lie elsewhere in the layout.
+fn leave_out_communication(lists: &[StageProgram], times: &mut [LeastTimes]) {
+    for (list, times) in lists.iter().zip(times) {
+        for (index, instruction) in list.instructions.iter().enumerate() {
+            if matches!(*instruction.operation, Operation::Collective { .. } | Operation::Send { .. }) {
+                let of_each = [&mut times.durations, &mut times.in_full_buckets, &mut times.processor];
+                of_each.into_iter().for_each(|times| times[index] = Picoseconds::ZERO);
+            }
+        }
+    }
 }
 
 /// Returns the picoseconds that the busiest stage's kernels of one micro-batch take, without the
@@ -38,7 +143,8 @@ pub(super) fn kernel_time_per_micro_batch(
     };
     let Ok(times) = times else { return Ok(None) };
     let of_list = |(list, times): (&StageProgram, &LeastTimes)| {
-        let end = list.instructions.iter().position(|one| one.phase == Phase::Update).unwrap_or(list.instructions.len());
+        // Gradients may be reduced, which is part of the update, before the last pass ends.
+        let end = list.passes.last().map_or(0, |pass| pass.instructions.end as usize);
         TimedList { list, times, overlap: &plan.overlap }.kernel_time(0..end)
     };
     Ok(Some(program.lists.iter().zip(&times).map(of_list).fold(0.0, f64::max)))

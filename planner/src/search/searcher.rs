@@ -11,7 +11,7 @@ use crate::error::PlannerError;
 use crate::operator_sharding::with_sharded_operators;
 use crate::space::{Family, Progress, Request};
 use foretell_program::Layout;
-use foretell_units::Bytes;
+use foretell_units::{Bytes, Seconds};
 use rayon::prelude::*;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -177,12 +177,15 @@ impl<'a> Searcher<'a> {
         {
             families.push((entry.bound, entry.index.family, entry.layouts, family));
         }
+        // A family that cannot beat the best layout need not be bounded tightly.
+        let best = self.incumbents.value_to_beat(None);
         // `Err` with the family if the search ended meanwhile.
         let bounded = families.into_par_iter().map(|(arithmetic, number, layouts, family)| {
             if self.is_over() {
                 return Err((arithmetic, number, layouts, family));
             }
-            let bounded = self.bounds.family(&family);
+            let enough = best.map(|best| Seconds::new(best / self.bounds.value_per_second(&family.layout)));
+            let bounded = self.bounds.family(&family, enough);
             let smaller = match bounded {
                 Ok(Bound { time: None, memory: needed }) => self.smaller_families(&family, needed),
                 _ => Vec::new(),

@@ -23,7 +23,7 @@ impl Searcher<'_> {
         } else {
             let recomputed = space.partly_recomputed(&family.layout).into_iter();
             let recomputed = recomputed.map(|layout| Family { layout, ..family.clone() });
-            up_to_first_that_may_fit(recomputed, |family| (bounds.family(&family), family))
+            up_to_first_that_may_fit(recomputed, |family| (bounds.family(&family, None), family))
         };
         if !space.is_partly_recomputed(&family.layout) {
             let is_open = space.offloads.contains(&Offload::Optimizer);
@@ -32,7 +32,7 @@ impl Searcher<'_> {
                 |offload| space.offloaded_family(family, offload),
                 |family| match family.layout.offload {
                     Offload::Optimizer if is_hopeless => Ok(Bound::too_large(needed)),
-                    _ => bounds.family(family),
+                    _ => bounds.family(family, None),
                 },
             ));
         }

@@ -4,6 +4,7 @@ use super::cuts::PipelineCuts;
 use crate::bounds::passes::PassTime;
 use crate::bounds::truncated::{Chunk, ChunkCost, TruncatedModel};
 use foretell_program::{Offload, Schedule, StagePass, Task};
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Bytes by which a stage may have less state than its chunks' costs add up to, because buckets are
@@ -13,11 +14,12 @@ pub(in crate::bounds) const BUCKET_ROUNDING: f64 = 65536.0;
 /// The costs of a pipeline's chunks, where each stage lies on devices of one kind. Kinds are
 /// counted by their place among the kinds in use.
 pub(in crate::bounds) struct PipelineCosts<'a> {
-    cuts: &'a PipelineCuts,
-    /// By kind of device, and index of the chunk in `cuts`.
+    /// Index, in the costs of a kind, of the chunk at each position in the model.
+    chunk_of_position: Cow<'a, [usize]>,
+    /// By kind of device, and index of the chunk.
     costs: Vec<Vec<ChunkCost>>,
     /// Kind of each stage's devices.
-    kind_of_stage: &'a [usize],
+    kind_of_stage: Cow<'a, [usize]>,
     /// Memory weight of each kind; see [`DeviceKinds`](crate::space::DeviceKinds).
     memory_weights: &'a [f64],
     pub(super) schedule: Schedule,
@@ -51,7 +53,32 @@ impl<'a> PipelineCosts<'a> {
     ) -> Self {
         let stages = kind_of_stage.len();
         let costs = models.iter().map(|model| costs_on_kind(model, cuts, schedule, stages, chunks)).collect();
-        Self { cuts, costs, kind_of_stage, memory_weights, schedule, stages, chunks, offload: None }
+        let chunk_of_position = Cow::Borrowed(&cuts.chunk_of_position[..]);
+        Self {
+            chunk_of_position,
+            costs,
+            kind_of_stage: Cow::Borrowed(kind_of_stage),
+            memory_weights,
+            schedule,
+            stages,
+            chunks,
+            offload: None,
+        }
+    }
+
+    /// Creates the costs of a pipeline on one kind of device from those of the chunk at each
+    /// position in the model.
+    pub(in crate::bounds) fn of_positions(of_positions: &[ChunkCost], schedule: Schedule, stages: usize, chunks: usize) -> Self {
+        Self {
+            chunk_of_position: (0..of_positions.len()).collect(),
+            costs: vec![of_positions.to_vec()],
+            kind_of_stage: vec![0; stages].into(),
+            memory_weights: &[],
+            schedule,
+            stages,
+            chunks,
+            offload: None,
+        }
     }
 
     /// Returns the same costs of a layout that offloads, or that does not (`None`).
@@ -62,7 +89,7 @@ impl<'a> PipelineCosts<'a> {
     /// Returns the cost of a stage's chunk.
     pub(super) fn chunk(&self, stage: usize, chunk: usize) -> &ChunkCost {
         let position = self.schedule.position(self.stages, stage, chunk);
-        &self.costs[self.kind_of_stage[stage]][self.cuts.chunk_of_position[position]]
+        &self.costs[self.kind_of_stage[stage]][self.chunk_of_position[position]]
     }
 
     /// Returns the least time of a stage's task.

@@ -1,7 +1,12 @@
 //! Least time and memory of the blocks that one stage runs in one chunk.
 
 use crate::bounds::passes::{Chain, MicroBatchMemory, PassTime, PersistentMemory, StreamTime, TimedList};
-use foretell_program::{Axis, StagePass};
+use foretell_program::{Axis, Pass, StagePass, Task};
+
+/// The passes whose kernels are added up. [`TruncatedModel`](super::TruncatedModel) reads the first
+/// two.
+const KERNEL_PASSES: [StagePass; 4] =
+    [StagePass::Forward, StagePass::Backward, StagePass::InputGradient, StagePass::WeightGradient];
 
 /// The blocks of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -38,8 +43,8 @@ pub(in crate::bounds) struct ChunkCost {
     pub(in crate::bounds) update: f64,
     pub(in crate::bounds) persistent: PersistentMemory,
     pub(in crate::bounds) micro_batch: MicroBatchMemory,
-    /// Kernels of a forward pass, and of an unsplit backward pass.
-    pub(super) kernels: [f64; 2],
+    /// Kernels of each of [`KERNEL_PASSES`].
+    pub(super) kernels: [f64; 4],
     pub(in crate::bounds) offloaded: OffloadedActivations,
 }
 
@@ -61,22 +66,10 @@ impl ChunkCost {
     /// with the least of each number.
     pub(super) fn of(timed: &TimedList<'_>) -> Self {
         let list = timed.list;
-        let least = |selects: &dyn Fn(StagePass) -> bool| {
-            let passes = list.passes.iter().filter(|pass| selects(pass.task.pass));
-            passes.map(|pass| timed.pass_time(&pass.instructions)).reduce(|a, b| a.with(b, f64::min)).unwrap_or_default()
-        };
-        let least_kernels = |pass: StagePass| {
-            let passes = list.passes.iter().filter(|one| one.task.pass == pass);
-            let ranges = passes.map(|one| one.instructions.start as usize..one.instructions.end as usize);
-            ranges.map(|range| timed.kernel_time(range)).reduce(f64::min).unwrap_or(0.0)
-        };
         let end_of_passes = list.passes.last().map_or(0, |pass| pass.instructions.end as usize);
         let end_of_first = list.passes.first().map_or(0, |pass| pass.instructions.end);
         let micro_batches = list.passes.iter().map(|pass| pass.task.micro_batch + 1).max().unwrap_or(1);
         Self {
-            forward: least(&|pass| pass == StagePass::Forward),
-            backward: least(&|pass| matches!(pass, StagePass::Backward | StagePass::InputGradient)),
-            weights: least(&|pass| pass == StagePass::WeightGradient),
             tail: timed.tail_time(),
             head: timed.head_chain(end_of_first),
             gather_time: timed.gather_time(end_of_first),
@@ -86,8 +79,40 @@ impl ChunkCost {
             update: timed.kernel_time(end_of_passes..list.instructions.len()),
             persistent: PersistentMemory::of(list),
             micro_batch: MicroBatchMemory::of(list),
-            kernels: [StagePass::Forward, StagePass::Backward].map(least_kernels),
-            offloaded: OffloadedActivations::default(),
+            ..Self::least_passes(timed, |_| true)
+        }
+    }
+
+    /// Reads the cost of the passes of one chunk of an instruction list, and nothing else.
+    pub(in crate::bounds) fn of_passes(timed: &TimedList<'_>, chunk: usize) -> Self {
+        Self::least_passes(timed, |task| task.chunk == chunk)
+    }
+
+    /// Returns the kernels of a micro-batch, in picoseconds.
+    pub(in crate::bounds) fn kernel_time(&self) -> f64 {
+        self.kernels.iter().sum()
+    }
+
+    /// A pass that runs several times counts with the least of each number.
+    fn least_passes(timed: &TimedList<'_>, counts: impl Fn(&Task) -> bool) -> Self {
+        let of_pass = |selects: &dyn Fn(StagePass) -> bool| -> Vec<&Pass> {
+            timed.list.passes.iter().filter(|pass| counts(&pass.task) && selects(pass.task.pass)).collect()
+        };
+        let least = |selects: &dyn Fn(StagePass) -> bool| {
+            let passes = of_pass(selects).into_iter();
+            passes.map(|pass| timed.pass_time(&pass.instructions)).reduce(|a, b| a.with(b, f64::min)).unwrap_or_default()
+        };
+        let least_kernels = |own: StagePass| {
+            let passes = of_pass(&|pass| pass == own).into_iter();
+            let ranges = passes.map(|one| one.instructions.start as usize..one.instructions.end as usize);
+            ranges.map(|range| timed.kernel_time(range)).reduce(f64::min).unwrap_or(0.0)
+        };
+        Self {
+            forward: least(&|pass| pass == StagePass::Forward),
+            backward: least(&|pass| matches!(pass, StagePass::Backward | StagePass::InputGradient)),
+            weights: least(&|pass| pass == StagePass::WeightGradient),
+            kernels: KERNEL_PASSES.map(least_kernels),
+            ..Self::default()
         }
     }
 
@@ -105,7 +130,7 @@ impl ChunkCost {
             update: combine(self.update, other.update),
             persistent: self.persistent.with(other.persistent, &combine),
             micro_batch: self.micro_batch.with(other.micro_batch, &combine),
-            kernels: [0, 1].map(|pass| combine(self.kernels[pass], other.kernels[pass])),
+            kernels: [0, 1, 2, 3].map(|pass| combine(self.kernels[pass], other.kernels[pass])),
             offloaded: OffloadedActivations::default(),
         }
     }
