@@ -15,7 +15,7 @@ use clap::Args;
 use foretell_executor::data::{DataSource, Dataset};
 use foretell_executor::{
     CalibratedDevice, CalibratedGroup, CalibrationJob, ExecutorError, TransportKind, calibrate, executable, input_costs,
-    message_sizes, supported,
+    message_sizes, storage_costs, supported,
 };
 use foretell_models::Model;
 use foretell_planner::Fixed;
@@ -51,6 +51,9 @@ pub struct Arguments {
     /// Folder of pictures whose reading and decoding is measured too
     #[arg(long, value_name = "DIR")]
     data: Option<DataSource>,
+    /// Folder into which runs will write checkpoints: how fast it takes them is measured too
+    #[arg(long, value_name = "DIR")]
+    storage: Option<PathBuf>,
     /// Measure TCP over the loopback interface instead of shared memory
     #[arg(long)]
     tcp: bool,
@@ -120,7 +123,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         _ => None,
     };
     let measured = measure(needs, precision.tensor_format(), model, &topology, arguments.patience, transport)?;
-    let profile = Profile { input, ..measured };
+    let storage = arguments.storage.as_deref().map(|folder| storage_costs(folder, measured.machine.devices)).transpose();
+    let profile = Profile { input, storage: storage.map_err(ExecutorError::from)?, ..measured };
     let text = to_yaml(&profile)?;
     output::write(&arguments.output, text.as_bytes())?;
     if json {

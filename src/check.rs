@@ -10,7 +10,7 @@ use clap::Args;
 use foretell_executor::read_timeline;
 use foretell_program::{Compiled, Timeline};
 use foretell_reports::{
-    Chart, CheckDocument, InputCheck, KindRow, LossPoint, Plot, Section, check_table, compare, page, write_trace,
+    Chart, CheckDocument, CheckpointCheck, InputCheck, KindRow, LossPoint, Plot, Section, check_table, compare, page, write_trace,
 };
 use foretell_simulator::{InputBound, Prediction};
 use foretell_units::{Bytes, Seconds};
@@ -97,6 +97,10 @@ pub fn check_compiled(folder: &RunFolder, loaded: LoadedPlan, compiled: Compiled
             Seconds::new(totals.step_seconds),
         )
     });
+    document.checkpoint = CheckpointCheck::new(
+        [prediction.checkpoint_seconds, prediction.checkpoint_write_seconds],
+        [totals.checkpoint_seconds, totals.checkpoint_write_seconds],
+    );
     document.set_steps(prediction.step_seconds, Seconds::new(totals.step_seconds), interval.0, interval.1);
     let Predicted { prediction, timeline: predicted, .. } = predicted;
     Ok(Checked { document, folder: folder.clone(), loaded, compiled, prediction, predicted, measured })

@@ -148,6 +148,8 @@ pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
         "evaluation": outcome.evaluations.last().map(evaluation_document),
         "bad_samples": outcome.steps.last().and_then(|step| step.bad_samples),
         "resumed_from_step": outcome.resumed_from_step,
+        "checkpoint_seconds": outcome.median_checkpoint().map(|(wait, _)| wait.value()),
+        "checkpoint_write_seconds": outcome.median_checkpoint().map(|(_, written)| written.value()),
         "restarts": outcome.restarts,
         "staleness": outcome.paces.as_ref().map(|paces| paces.staleness).unwrap_or_default(),
         "world_size": outcome.world_size,

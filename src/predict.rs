@@ -10,11 +10,11 @@ use foretell_program::{Compiled, Plan, Profile, Program, Recompute, StageLayout}
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::gpu::{ProfileError, Profiles};
 use foretell_simulator::{
-    CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, PacedPrediction, Prediction, Recording,
-    Simulation, SimulationError, StepKind, memory_use, predict_with_memory, simulate,
+    CheckpointCost, CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, PacedPrediction, Prediction,
+    Recording, Simulation, SimulationError, StepKind, checkpoint_cost, memory_use, predict_with_memory, simulate,
 };
 use foretell_topologies::{Architecture, Topology};
-use foretell_units::{DataType, Seconds};
+use foretell_units::{BytesPerSecond, DataType, Seconds};
 use std::time::Instant;
 
 /// A plan's Programs and their prediction.
@@ -31,6 +31,10 @@ pub struct PredictedPlan {
     pub remarks: Vec<String>,
     /// The memory that the run needs.
     memory: MemoryUse,
+    /// What a checkpoint costs.
+    pub checkpoint: CheckpointCost,
+    /// The rate at which checkpoints are written and read, if it is known.
+    pub storage: Option<BytesPerSecond>,
     /// What limits the input pipeline, if the prediction has one.
     pub input: Option<PredictedInput>,
 }
@@ -75,6 +79,9 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
         compiled.step_programs().into_iter().zip(&compiled.cycle.counts()).map(share).sum::<Result<Seconds, SimulationError>>()
     });
     let undisturbed = undisturbed.transpose()?;
+    let checkpoint = checkpoint_cost(&compiled.saving, &loaded.topology, &costs);
+    let storage = costs.storage_rate(&loaded.topology);
+    prediction = prediction.with_checkpoint(checkpoint);
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
     let of_usual_step = (compiled.cycle.steps() > 1).then(|| {
         let steps = compiled.cycle.steps();
@@ -82,7 +89,7 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     });
     let of_paces = prediction.paces.as_ref().map(paces_in_words);
     let remarks = loaded.remarks.iter().chain(&costs.remarks).cloned().chain(of_usual_step).chain(of_paces).collect();
-    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory, remarks, input: None })
+    Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory, remarks, checkpoint, storage, input: None })
 }
 
 /// Says how workers that go at their own pace do.
@@ -206,6 +213,13 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
         let steps = if *steps == 1 { "1 step".into() } else { format!("{steps} steps") };
         let waits = format!("which waits {exposed_communication_seconds} for communication");
         text.push_str(&format!("\n{steps} of a cycle: {step_seconds} each, {waits}"));
+    }
+    if let Some(wait) = prediction.checkpoint_seconds.map(Seconds::new) {
+        let written = match prediction.checkpoint_write_seconds.map(Seconds::new) {
+            Some(written) => format!("it is on storage after {written}"),
+            None => "the rate of storage is not known (calibrate with `--storage`)".into(),
+        };
+        text.push_str(&format!("\na checkpoint: the next step waits {wait}; {written}"));
     }
     text
 }

@@ -50,11 +50,20 @@ pub struct Measured {
     pub steps: usize,
     /// The allocated arena of each stage; none if memory was not measured.
     pub peak_memory_bytes: Vec<u64>,
+    /// Median time that a step waited for a checkpoint.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_seconds: Option<f64>,
+    /// Median time from the end of a step until the checkpoint after it was on storage.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_write_seconds: Option<f64>,
 }
 
 impl From<&Outcome> for Measured {
     fn from(outcome: &Outcome) -> Self {
+        let checkpoint = outcome.median_checkpoint();
         Self {
+            checkpoint_seconds: checkpoint.map(|(wait, _)| wait.value()),
+            checkpoint_write_seconds: checkpoint.map(|(_, written)| written.value()),
             step_seconds: outcome.median_step().value(),
             steps: outcome.steps.len(),
             peak_memory_bytes: outcome.arenas.iter().map(|arena| arena.count()).collect(),

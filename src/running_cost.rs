@@ -7,8 +7,11 @@ use crate::plan_file::LoadedPlan;
 use crate::predict::PredictedPlan;
 use clap::Args;
 use foretell_planner::checkpoint_bytes;
+use foretell_program::Stack;
 use foretell_reports::{Column, table};
-use foretell_simulator::{MissingFact, PowerModel, Prediction, Reliability, RunningCost, reliability, running_cost};
+use foretell_simulator::{
+    CheckpointCost, MissingFact, PowerModel, Prediction, Reliability, RunningCost, reliability, running_cost,
+};
 use foretell_topologies::{DeviceId, NodeId};
 use foretell_units::{Bytes, Joules, Seconds};
 use serde_json::{Value, json};
@@ -81,7 +84,7 @@ pub fn answer(
     let cost = running_cost(program, &loaded.topology, &predicted.simulation.timeline, &PowerModel::default());
     let step = prediction.step_seconds;
     let steps = steps(questions, program.samples, program.tokens)?;
-    let goodput = goodput(questions, step, loaded, cost.devices)?;
+    let goodput = goodput(questions, step, loaded, predicted, cost.devices)?;
     Ok(Answers { cost, step, steps, goodput, is_asked: questions.cost || steps.is_some() })
 }
 
@@ -103,7 +106,13 @@ fn steps(questions: &Questions, samples: usize, tokens: Option<usize>) -> Result
     }
 }
 
-fn goodput(questions: &Questions, step: Seconds, loaded: &LoadedPlan, devices: usize) -> Result<Option<Goodput>, Failure> {
+fn goodput(
+    questions: &Questions,
+    step: Seconds,
+    loaded: &LoadedPlan,
+    predicted: &PredictedPlan,
+    devices: usize,
+) -> Result<Option<Goodput>, Failure> {
     let topology = &loaded.topology;
     let nodes: BTreeSet<NodeId> = (0..devices).map(|device| topology.node_of(DeviceId(device))).collect();
     let between = |node: &NodeId| topology.node_groups()[topology.group_of(*node)].mean_time_between_failures;
@@ -112,7 +121,12 @@ fn goodput(questions: &Questions, step: Seconds, loaded: &LoadedPlan, devices: u
         return Ok(None);
     }
     let state = checkpoint_bytes(&loaded.model.model, &loaded.model.name, &loaded.plan)?;
-    let reliability = match reliability(topology, devices, state) {
+    let reliability = match reliability(topology, devices, state, predicted.storage) {
+        // The executor writes a checkpoint while it trains on.
+        Ok(reliability) if loaded.plan.stack == Stack::default() => {
+            let CheckpointCost { wait, written, .. } = predicted.checkpoint;
+            Reliability { checkpoint: wait, write: written.unwrap_or(wait) - wait, ..reliability }
+        }
         Ok(reliability) => reliability,
         Err(MissingFact { what, hint }) => {
             let message = format!("`{}` does not say {what}; hint: write `{hint}`", topology.name());
@@ -187,9 +201,10 @@ impl Answers {
         }
         if let Some(failing) = &self.goodput {
             let interval = self.step * failing.every;
-            let Reliability { mean_time_between_failures, checkpoint, restart } = failing.reliability;
+            let Reliability { mean_time_between_failures, checkpoint, write, restart } = failing.reliability;
             row("time between failures", days(mean_time_between_failures));
-            row("a checkpoint", format!("{}, {checkpoint} to write", failing.state));
+            let later = if write > Seconds::ZERO { format!(", written {write} later") } else { String::new() };
+            row("a checkpoint", format!("{}, training stops for {checkpoint}{later}", failing.state));
             row("a restart", format!("{restart}, including reading the checkpoint"));
             let which = if failing.is_best { "best checkpoint interval" } else { "checkpoint interval" };
             row(which, format!("{} steps, {}", failing.every, days(interval)));
@@ -229,6 +244,7 @@ impl Answers {
                 "mean_seconds_between_failures": failing.reliability.mean_time_between_failures.value(),
                 "checkpoint_bytes": failing.state.count(),
                 "checkpoint_seconds": failing.reliability.checkpoint.value(),
+                "checkpoint_write_seconds": (failing.reliability.checkpoint + failing.reliability.write).value(),
                 "restart_seconds": failing.reliability.restart.value(),
                 "young_seconds": failing.reliability.young().value(),
                 "daly_seconds": failing.reliability.daly().value(),

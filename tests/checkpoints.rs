@@ -69,6 +69,45 @@ fn the_last_checkpoints_are_kept_and_never_leaves_none() {
 }
 
 #[test]
+fn a_checkpoint_is_predicted_measured_and_compared() {
+    let scratch = Scratch::new();
+    let host = "name: host\nnodes:\n- {name: host, count: 1, devices: {kind: cpu-core, count: 2}, link: shared-memory, \
+                mean_time_between_failures: 100h}\nrestart_time: 10s\n";
+    let topology = scratch.file("host.yaml", host);
+    let plan = scratch.file("plan.yaml", &PLAN.replace("local", "host.yaml"));
+    let simulate = ["simulate", "--plan", text(&plan), "--goodput", "--oversubscribe"];
+    assert!(refusal_of(&scratch, &simulate).contains("how fast checkpoints are written"));
+    let basic = ["calibrate", "--topology", text(&topology), "--plan", text(&plan), "-o", "profile.yaml", "--storage"];
+    let quick = ["--patience", "1ms", "--calibration-time", "10ms"];
+    assert!(refusal_of(&scratch, &[&basic[..], &["nowhere"], &quick].concat()).contains("nowhere"));
+    let storage = scratch.json(&[&basic[..], &["."], &quick].concat())["storage"].clone();
+    assert!(storage["write"].as_str().is_some_and(|rate| rate.ends_with("B/s")), "{storage}");
+    let seconds = |document: &Value, key: &str| document[key].as_f64().unwrap_or_else(|| panic!("no {key} in {document}"));
+    let predicted = scratch.json(&[&simulate[..], &["--profile", "profile.yaml"]].concat());
+    let [wait, written] = ["checkpoint_seconds", "checkpoint_write_seconds"].map(|key| seconds(&predicted, key));
+    assert!(0.0 < wait && wait < written, "{wait} {written}");
+    let goodput = &predicted["goodput"];
+    assert_eq!((seconds(goodput, "checkpoint_seconds"), seconds(goodput, "checkpoint_write_seconds")), (wait, written));
+    let more = ["--steps", "20", "--save-every", "5", "--profile", "profile.yaml", "--run", "run", "--no-evaluation"];
+    let made = scratch.json(&[&["execute", "--plan", text(&plan), "--oversubscribe"][..], &more].concat());
+    let measured = ["checkpoint_seconds", "checkpoint_write_seconds"].map(|key| seconds(&made, key));
+    assert!(0.0 < measured[0] && measured[0] <= measured[1], "{measured:?}");
+    let check = &scratch.json(&["check", "run"])["checkpoint"];
+    let of = |side: &str| ["seconds", "write_seconds"].map(|key| seconds(check, &format!("{side}_{key}")));
+    assert_eq!((of("predicted"), of("measured")), ([wait, written], measured));
+    let printed = String::from_utf8_lossy(&scratch.run(&["check", "run"]).stdout).into_owned();
+    assert!(printed.contains("for a checkpoint, predicted"), "{printed}");
+}
+
+/// The message of a command that must fail.
+#[track_caller]
+fn refusal_of(scratch: &Scratch, arguments: &[&str]) -> String {
+    let output = scratch.run(arguments);
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
 fn a_resumed_run_goes_on_in_its_folder() {
     let scratch = Scratch::new();
     let whole = scratch.train(PLAN, 6, 3, &["--run", "whole"]);

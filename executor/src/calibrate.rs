@@ -112,6 +112,7 @@ impl RankMeasurements {
             device: device.into(),
             // The caller knows the data set.
             input: None,
+            storage: None,
             machine: MachineIdentity { cores, ..identity(devices, options) },
             backend: options.backend.name().into(),
             transport: transport.into(),

@@ -11,8 +11,10 @@ mod host_communication;
 mod input;
 mod overheads;
 mod statistics;
+mod storage;
 
 pub use input::input_costs;
+pub use storage::storage_costs;
 
 use crate::arena::Arena;
 use crate::backend::cuda::Driver;

@@ -24,10 +24,10 @@ pub use loading::check_start;
 pub use state::{CheckpointState, DataPosition, FileState};
 pub use weights::{InitialWeights, folder_of_weights};
 
-pub(crate) use commit::{CheckpointFolder, Commit};
+pub(crate) use commit::{CheckpointFolder, Commit, describe};
 pub(crate) use layout::CheckpointLayout;
 pub(crate) use loading::StateSource;
-pub(crate) use writer::CheckpointWriter;
+pub(crate) use writer::{CheckpointWriter, Staging};
 
 /// The weights.
 pub(crate) const MODEL_FILE: &str = "model.safetensors";

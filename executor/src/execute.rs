@@ -19,6 +19,7 @@ use crate::job::{ArrivalOrder, Job, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
 use crate::{executable, supported};
+pub use checkpoints::MeasuredCheckpoint;
 use checkpoints::SavedCheckpoints;
 pub use classification::{Classification, PerClass, classification};
 use collector::{BadSamples, Collector};
@@ -130,6 +131,8 @@ pub struct Outcome {
     /// What was observed of workers that go at their own pace; `None` if all make each step
     /// together.
     pub paces: Option<ObservedPaces>,
+    /// What each checkpoint cost.
+    pub checkpoints: Vec<MeasuredCheckpoint>,
 }
 
 /// What was observed of workers that go at their own pace.
@@ -161,6 +164,17 @@ impl Outcome {
         let (steps, total) =
             medians.fold((0.0, 0.0), |(steps, total), (count, seconds)| (steps + count, total + count * seconds));
         Seconds::new(if steps > 0.0 { total / steps } else { 0.0 })
+    }
+
+    /// The median time that a step waits for a checkpoint, and the median time until one is whole;
+    /// `None` if the run wrote none.
+    pub fn median_checkpoint(&self) -> Option<(Seconds, Seconds)> {
+        let median = |of: fn(&MeasuredCheckpoint) -> f64| {
+            let mut all: Vec<f64> = self.checkpoints.iter().map(of).collect();
+            all.sort_by(f64::total_cmp);
+            all.get(all.len() / 2).copied().map(Seconds::new)
+        };
+        median(|one| one.seconds).zip(median(|one| one.write_seconds))
     }
 
     /// The throughput at the median duration of the steps.
@@ -228,7 +242,9 @@ pub fn execute(
     run.outcome.first_steps = vec![first_step];
     run.receive_reports(&mut ranks, mesh)?;
     run.outcome.paces = run.paces.take().map(PaceCollector::finish);
-    let (mut outcome, checkpoint) = (run.outcome, run.saving.map(SavedCheckpoints::finish).transpose()?.flatten());
+    let mut outcome = run.outcome;
+    let (checkpoint, measured) = run.saving.map(SavedCheckpoints::finish).transpose()?.unwrap_or_default();
+    outcome.checkpoints = measured;
     let stopped_by = ranks.stopped_by();
     ranks.finish()?;
     let made = first_step + outcome.steps.len();
@@ -283,6 +299,7 @@ impl<'a> ActiveRun<'a> {
             backend,
             cycle: compiled.cycle,
             paces: None,
+            checkpoints: Vec::new(),
         };
         let per_worker = |pacing: Pacing| PaceCollector::new(training.samples / pacing.workers.max(1));
         Self {
@@ -321,8 +338,8 @@ impl<'a> ActiveRun<'a> {
                     }
                 }
                 Report::Scores(report) => self.collector.scores(report),
-                Report::CheckpointPart { step, scaler } => {
-                    self.saving.as_mut().map_or(Ok(()), |saving| saving.add_part(step, scaler))?;
+                Report::CheckpointPart { step, scaler, times } => {
+                    self.saving.as_mut().map_or(Ok(()), |saving| saving.add_part(step, scaler, times))?;
                 }
                 Report::Held { started } => {
                     self.held.push(started);

@@ -259,6 +259,7 @@ pub(crate) enum Report {
     CheckpointPart {
         step: usize,
         scaler: Option<Scaler>,
+        times: PartTimes,
     },
     /// The rank received a signal that asks to stop.
     AskedToStop {
@@ -312,6 +313,15 @@ pub(crate) enum Report {
         /// Whether the failure only follows from another one.
         consequence: bool,
     },
+}
+
+/// The seconds that a rank's part of a checkpoint took.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct PartTimes {
+    /// For which the next step waited: for the checkpoint before it, and for the copy.
+    pub(crate) save: Bits,
+    /// From the end of the step until the part was written.
+    pub(crate) total: Bits,
 }
 
 /// Where a rank's reports go: to the launcher, or to a test.

@@ -89,10 +89,11 @@ mod whole_file;
 
 pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};
-pub use calibration::input_costs;
+pub use calibration::{input_costs, storage_costs};
 pub use error::{ExecutorError, stop_signal_name};
 pub use execute::{
-    Classification, Evaluation, LossScaling, ObservedPaces, Outcome, PerClass, RunEvent, StepMetrics, classification, execute,
+    Classification, Evaluation, LossScaling, MeasuredCheckpoint, ObservedPaces, Outcome, PerClass, RunEvent, StepMetrics,
+    classification, execute,
 };
 pub use files::write_whole;
 pub use generation::{Generator, NextToken, Sampling};

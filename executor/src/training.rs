@@ -55,9 +55,10 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     // After the interpreter's start, which may clear the arena.
     let state = RankState::new(&compiled.training, &graph, member.rank);
     initialise(&state, &arenas, &StateSource::open(job, &graph)?, job.seed)?;
+    let saving = RankState::new(&compiled.saving, &graph, member.rank);
     let writer = |checkpoints: &Checkpoints| {
         let layout = CheckpointLayout::new(&graph, &job.plan)?;
-        CheckpointWriter::new(&checkpoints.folder, layout, &state, &compiled.training, member)
+        CheckpointWriter::new(&checkpoints.folder, layout, &saving, member)
     };
     let checkpoints = job.checkpoints.as_ref().map(writer).transpose()?;
     let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;

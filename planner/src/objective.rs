@@ -31,7 +31,10 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), PlannerError> {
         Objective::Goodput => {
             let state = checkpoint_bytes(request.model, request.name, request.base);
             let state = state.map_err(|error| PlannerError::of_plan(request, error))?;
-            reliability(topology, topology.device_count(), state).map(|_| ()).or_else(|unsaid| missing(unsaid.what, unsaid.hint))
+            let storage = request.costs.storage_rate(topology);
+            reliability(topology, topology.device_count(), state, storage)
+                .map(|_| ())
+                .or_else(|unsaid| missing(unsaid.what, unsaid.hint))
         }
         _ => Ok(()),
     }
@@ -74,7 +77,8 @@ pub(crate) fn value_per_second(request: &Request<'_>, ranks: usize) -> f64 {
         }
         Objective::Goodput => {
             let state = checkpoint_bytes(request.model, request.name, request.base).unwrap_or(Bytes::ZERO);
-            let reliability = reliability(topology, devices, state).ok();
+            let storage = request.costs.storage_rate(topology);
+            let reliability = reliability(topology, devices, state, storage).ok();
             let share = reliability.map(|reliability| reliability.expected_goodput(reliability.daly()));
             1.0 / share.unwrap_or(1.0).max(f64::MIN_POSITIVE)
         }

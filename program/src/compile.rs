@@ -17,6 +17,8 @@
 //! 8. Remove eight-bit copies that no instruction reads ([`unread`]).
 //! 9. Find the dependencies between streams ([`dependencies`]), give every buffer an offset in the
 //!    arena ([`crate::memory`]), and drop dependencies that others imply.
+//! 10. Derive the Program of a checkpoint from the state in the training step's buffers
+//!     ([`saving`]).
 //!
 //! Layouts end here: a Program has only instructions. The compiler must not know times: devices,
 //! links and what anything costs are the simulator's.
@@ -32,6 +34,7 @@ mod messages;
 mod programs;
 mod recipe;
 mod reshard;
+mod saving;
 mod state;
 mod unread;
 mod wanted;

@@ -68,6 +68,7 @@ pub use plan::{
 };
 pub use profile::{
     Exchange, ExchangeSample, InputCosts, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown,
+    StorageCosts,
 };
 pub use program::{
     Buffer, BufferId, BufferRole, Few, GroupId, Instruction, InstructionId, MemoryKind, Metric, MetricKind, Operation, Pass,

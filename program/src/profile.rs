@@ -151,6 +151,19 @@ pub struct InputCosts {
     pub read: BytesPerSecond,
 }
 
+/// The costs of writing checkpoints into a folder, with all ranks of a machine at work.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StorageCosts {
+    /// The rate at which each rank copies its part of the state out of the arena.
+    pub save: BytesPerSecond,
+    /// The rate at which all ranks together bring a checkpoint to storage: written, synced, and read
+    /// back for its checksums.
+    pub write: BytesPerSecond,
+    /// The part of the time of a checkpoint that does not depend on its size.
+    pub latency: Seconds,
+}
+
 /// The measurements of a calibration.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -205,6 +218,9 @@ pub struct Profile {
     /// The costs of reading samples from storage; `None` if the samples are in memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub input: Option<InputCosts>,
+    /// The costs of writing checkpoints; `None` if they were not measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<StorageCosts>,
     /// The samples of kernels.
     pub kernels: Vec<KernelSample>,
     /// The samples of collectives and messages.

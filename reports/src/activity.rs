@@ -22,9 +22,8 @@ impl Activity {
     pub(crate) fn of(instruction: &Instruction) -> Self {
         match (&*instruction.operation, instruction.phase) {
             (Operation::Load { .. }, _) => Self::Load,
-            (Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } | Operation::Copy { .. }, _) => {
-                Self::Communication
-            }
+            (Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. }, _)
+            | (Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. }, _) => Self::Communication,
             (Operation::Compute { .. }, Phase::Forward) => Self::Forward,
             (Operation::Compute { .. }, Phase::Backward) => Self::Backward,
             (Operation::Compute { .. }, Phase::Recompute) => Self::Recompute,

@@ -241,7 +241,11 @@ fn channel(stage: &StageProgram, instruction: &Instruction) -> Option<Channel> {
         Operation::Collective { group, .. } => stage.groups.get(group.0 as usize).cloned().map(Channel::Group),
         Operation::Send { peer, .. } => Some(Channel::To(peer)),
         Operation::Receive { peer, .. } => Some(Channel::From(peer)),
-        Operation::Compute { .. } | Operation::Load { .. } | Operation::Copy { .. } => None,
+        Operation::Compute { .. }
+        | Operation::Load { .. }
+        | Operation::Copy { .. }
+        | Operation::Save { .. }
+        | Operation::Write { .. } => None,
     }
 }
 

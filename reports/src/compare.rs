@@ -162,6 +162,50 @@ pub struct CheckDocument {
     /// Whether loading limits the step; `None` if the run's samples are in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input: Option<InputCheck>,
+    /// What a checkpoint cost; `None` if the run wrote none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointCheck>,
+}
+
+/// What a checkpoint costs, predicted and measured (the median of a run's).
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct CheckpointCheck {
+    /// Predicted time that a step waits.
+    #[serde(rename = "predicted_seconds", serialize_with = "number")]
+    pub predicted: Seconds,
+    /// Measured time that a step waits.
+    #[serde(rename = "measured_seconds", serialize_with = "number")]
+    pub measured: Seconds,
+    /// Predicted seconds until the checkpoint is on storage; `None` if the rate of storage is not
+    /// known.
+    pub predicted_write_seconds: Option<f64>,
+    /// Measured seconds until the checkpoint is on storage.
+    pub measured_write_seconds: Option<f64>,
+}
+
+impl CheckpointCheck {
+    /// Compares seconds that a step waits, and seconds until the checkpoint is on storage. `None`
+    /// if nothing was predicted or measured.
+    pub fn new(predicted: [Option<f64>; 2], measured: [Option<f64>; 2]) -> Option<Self> {
+        Some(Self {
+            predicted: Seconds::new(predicted[0]?),
+            measured: Seconds::new(measured[0]?),
+            predicted_write_seconds: predicted[1],
+            measured_write_seconds: measured[1],
+        })
+    }
+
+    /// A line of text.
+    pub fn sentence(&self) -> String {
+        let written = match (self.predicted_write_seconds, self.measured_write_seconds) {
+            (Some(predicted), Some(measured)) => {
+                let (predicted, measured) = (Seconds::new(predicted), Seconds::new(measured));
+                format!("; it was on storage after {measured}, predicted {predicted}")
+            }
+            _ => "; the prediction knew no rate of storage".into(),
+        };
+        format!("a step waited {} for a checkpoint, predicted {}{written}", self.measured, self.predicted)
+    }
 }
 
 /// Whether loading limits the step, predicted and measured.
@@ -223,7 +267,7 @@ impl CheckDocument {
         let inside_interval = (p10..=p90).contains(&comparison.measured_step);
         let measured_memory = measured_memory.filter(|&measured| measured > Bytes::ZERO);
         let memory_error = measured_memory.map(|measured| predicted_memory / measured - 1.0);
-        Self { comparison, inside_interval, memory_error, input: None }
+        Self { comparison, inside_interval, memory_error, input: None, checkpoint: None }
     }
 
     /// Replaces the timelines' totals. A run measures steps from end to end, including the
@@ -401,7 +445,7 @@ fn kind_of(operation: &Operation) -> String {
             format!("communication: {}", operation.kind())
         }
         Operation::Load { .. } => "load".to_owned(),
-        Operation::Copy { .. } => format!("copy: {}", operation.kind()),
+        Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. } => format!("copy: {}", operation.kind()),
     }
 }
 

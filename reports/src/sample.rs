@@ -192,7 +192,9 @@ fn duration(operation: &Operation) -> f64 {
         Operation::Collective { bytes, .. }
         | Operation::Send { bytes, .. }
         | Operation::Receive { bytes, .. }
-        | Operation::Copy { bytes, .. } => 5e6 + bytes.value() * 100.0,
+        | Operation::Copy { bytes, .. }
+        | Operation::Save { bytes, .. }
+        | Operation::Write { bytes } => 5e6 + bytes.value() * 100.0,
         Operation::Load { .. } => 30e6,
     }
 }

@@ -259,8 +259,9 @@ pub(crate) fn headline(document: &CheckDocument) -> String {
     let inside = if document.inside_interval { "inside" } else { "outside" };
     let memory = document.memory_error.map_or_else(String::new, |error| format!("; memory error {}", signed_percent(error)));
     let input = document.input.as_ref().map_or_else(String::new, |input| format!("\n{}", input.sentence()));
+    let checkpoint = document.checkpoint.map_or_else(String::new, |checkpoint| format!("\n{}", checkpoint.sentence()));
     format!(
-        "predicted {}, measured {}: error {}, {inside} the 80 % interval{memory}{input}",
+        "predicted {}, measured {}: error {}, {inside} the 80 % interval{memory}{input}{checkpoint}",
         comparison.predicted_step,
         comparison.measured_step,
         signed_percent(comparison.error)

@@ -105,7 +105,9 @@ fn bytes(precision: DataType, stage: &StageProgram, instruction: &Instruction) -
         Operation::Collective { bytes, .. }
         | Operation::Send { bytes, .. }
         | Operation::Receive { bytes, .. }
-        | Operation::Copy { bytes, .. } => Some(*bytes),
+        | Operation::Copy { bytes, .. }
+        | Operation::Save { bytes, .. }
+        | Operation::Write { bytes } => Some(*bytes),
         Operation::Load { .. } => {
             instruction.writes.first().and_then(|id| stage.buffers.get(id.0 as usize)).map(|buffer| buffer.bytes)
         }

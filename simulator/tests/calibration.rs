@@ -53,6 +53,7 @@ fn profile() -> Profile {
         paces: vec![1.0],
         speeds: Vec::new(),
         input: None,
+        storage: None,
         kernels: [64, 256, 1024, 4096]
             .into_iter()
             .map(|rows| kernel(matmul(rows), product_time(rows)))

@@ -10,6 +10,7 @@ fn reliability() -> impl Strategy<Value = Reliability> {
     (1e3f64..1e6, 1e-4f64..0.05, 0.0f64..0.1).prop_map(|(mean, checkpoint, restart)| Reliability {
         mean_time_between_failures: Seconds::new(mean),
         checkpoint: Seconds::new(mean * checkpoint),
+        write: Seconds::ZERO,
         restart: Seconds::new(mean * restart),
     })
 }
@@ -18,7 +19,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
 
     #[test]
-    fn simulated_goodput_agrees_with_dalys_expectation(reliability in reliability(), share in 0.02f64..1.5, seed in 0u64..1000) {
+    fn simulated_goodput_agrees_with_dalys_expectation(reliability in reliability(), writing in 0.0f64..0.2, share in 0.02f64..1.5, seed in 0u64..1000) {
+        let reliability = Reliability { write: reliability.mean_time_between_failures * writing, ..reliability };
         let interval = reliability.mean_time_between_failures * share;
         let work = reliability.mean_time_between_failures * 20_000.0;
         let run = reliability.simulate(work, interval, seed, u64::MAX);
@@ -69,6 +71,7 @@ fn without_failures_only_checkpoints_cost() {
     let never = Reliability {
         mean_time_between_failures: Seconds::new(1e15),
         checkpoint: Seconds::new(10.0),
+        write: Seconds::ZERO,
         restart: Seconds::new(100.0),
     };
     let run = never.simulate(Seconds::new(1000.0), Seconds::new(100.0), 0, 10);
@@ -77,10 +80,23 @@ fn without_failures_only_checkpoints_cost() {
 }
 
 #[test]
+fn a_checkpoint_waits_until_the_one_before_it_is_written() {
+    let slow = Reliability {
+        mean_time_between_failures: Seconds::new(1e15),
+        checkpoint: Seconds::new(10.0),
+        write: Seconds::new(150.0),
+        restart: Seconds::new(100.0),
+    };
+    let run = slow.simulate(Seconds::new(1000.0), Seconds::new(100.0), 0, 10);
+    assert_eq!((run.wall, run.checkpointing), (Seconds::new(9.0 * 160.0 + 100.0), Seconds::new(540.0)));
+}
+
+#[test]
 fn a_run_that_only_fails_ends_at_the_failure_limit() {
     let always = Reliability {
         mean_time_between_failures: Seconds::new(1.0),
         checkpoint: Seconds::new(1000.0),
+        write: Seconds::ZERO,
         restart: Seconds::new(1000.0),
     };
     let run = always.simulate(Seconds::new(1e6), Seconds::new(100.0), 0, 1000);
@@ -92,8 +108,12 @@ fn young_and_daly_give_their_published_intervals() {
     // With 24 h between failures and checkpoints of 5 min, Young's interval is 2.0 h. Daly's is
     // shorter by about the checkpoint itself.
     let hours = |hours: f64| Seconds::new(hours * 3600.0);
-    let cluster =
-        Reliability { mean_time_between_failures: hours(24.0), checkpoint: hours(1.0 / 12.0), restart: hours(1.0 / 6.0) };
+    let cluster = Reliability {
+        mean_time_between_failures: hours(24.0),
+        checkpoint: hours(1.0 / 12.0),
+        write: Seconds::ZERO,
+        restart: hours(1.0 / 6.0),
+    };
     assert!((cluster.young() / hours(2.0) - 1.0).abs() < 1e-9);
     let daly = 2.0 * (1.0 + (1.0f64 / 576.0).sqrt() / 3.0 + 1.0 / 576.0 / 9.0) - 1.0 / 12.0;
     assert!((cluster.daly() / hours(daly) - 1.0).abs() < 1e-9);

@@ -111,6 +111,7 @@ fn measured_costs_scale_as_the_data_sheet_does() {
         paces: Vec::new(),
         speeds: Vec::new(),
         input: None,
+        storage: None,
     };
     let costs = CostModel::new(Some(&profile), &topology);
     let mut stage = StageBuilder::new(0);

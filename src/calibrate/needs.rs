@@ -90,7 +90,11 @@ impl Needs {
                     self.longest_message = self.longest_message.max(*bytes);
                     self.messages.entry(*bytes).or_default().extend(distances.first());
                 }
-                Operation::Receive { .. } | Operation::Load { .. } | Operation::Copy { .. } => {}
+                Operation::Receive { .. }
+                | Operation::Load { .. }
+                | Operation::Copy { .. }
+                | Operation::Save { .. }
+                | Operation::Write { .. } => {}
             }
         }
         self.footprint = compiled.arenas().into_iter().fold(self.footprint, Bytes::max);
@@ -137,7 +141,7 @@ fn between_exchanges(stage: &StageProgram) -> Option<Bytes> {
                 touched += operands.map(|&id| stage.buffer(id).bytes.count()).sum::<u64>();
             }
             Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } => exchanges += 1,
-            Operation::Load { .. } | Operation::Copy { .. } => {}
+            Operation::Load { .. } | Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. } => {}
         }
     }
     (exchanges > 0).then(|| Bytes::new(touched / exchanges))

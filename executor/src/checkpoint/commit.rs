@@ -169,7 +169,7 @@ fn remove(disk: &dyn Disk, folder: &Path, step: usize) -> Result<(), CheckpointE
 }
 
 /// The size and checksum of a regular file.
-pub(super) fn describe(path: &Path) -> std::io::Result<FileState> {
+pub(crate) fn describe(path: &Path) -> std::io::Result<FileState> {
     let (mut file, _) = regular::open(path)?;
     let (mut hash, mut bytes) = (Sha256::new(), 0);
     let mut part = vec![0; HASHED_BYTES];

@@ -1,5 +1,5 @@
-//! A rank's part of writing checkpoints: a copy of the pieces that it saves, and the thread that
-//! writes the copy.
+//! A rank's part of writing checkpoints: it runs the instructions of the Program that saves. A copy
+//! of the pieces that the rank saves is made between two steps, and a thread writes it.
 
 use super::commit::partial_folder;
 use super::layout::{CheckpointLayout, FileLayout};
@@ -9,12 +9,12 @@ use crate::checkpoint_error::CheckpointError;
 use crate::disk::Disk;
 use crate::error::ExecutorError;
 use crate::half::Half;
-use crate::job::{Report, ReportSink, Scaler};
+use crate::job::{PartTimes, Report, ReportSink, Scaler};
 use crate::log::log;
 use crate::member::Member;
 use crate::state::{Order, Piece, RankState, Shard};
 use foretell_models::Control;
-use foretell_program::{Buffer, Program, Rank, StateContents};
+use foretell_program::{Buffer, Operation, Rank, StageProgram, StateContents};
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -28,7 +28,9 @@ const STAGING_BYTES: usize = 4 << 20;
 pub(crate) struct CheckpointWriter<'a> {
     /// The run's `checkpoints` folder.
     folder: PathBuf,
-    pieces: Vec<Piece<'a>>,
+    list: &'a StageProgram,
+    /// The pieces that each instruction saves.
+    pieces: Vec<Vec<Piece<'a>>>,
     places: Arc<FilePlaces>,
     /// The control of the update, which the first rank reports.
     control: Option<&'a Buffer>,
@@ -60,75 +62,104 @@ struct PiecePlace {
 }
 
 impl<'a> CheckpointWriter<'a> {
-    /// The writer of a rank, into the run's folder of checkpoints. The state is that of `program`.
+    /// The writer of a rank, into the run's folder of checkpoints. `state` is that of the Program
+    /// that saves. A thread allocates the copy, so that the first checkpoint is as fast as others.
     pub(crate) fn new(
         folder: &Path,
         layout: CheckpointLayout,
         state: &RankState<'a>,
-        program: &'a Program,
         member: &Member,
-    ) -> Result<Self, CheckpointError> {
+    ) -> Result<Self, ExecutorError> {
         if !folder.is_dir() {
-            return Err(CheckpointError::NotShared { folder: folder.into() });
+            return Err(CheckpointError::NotShared { folder: folder.into() }.into());
         }
-        let place_of = |piece: Piece<'a>| {
+        let place_of = |piece: &Piece<'a>| {
             let no_place = || CheckpointError::NoPlace { value: format!("{:?} of tensor {}", piece.value, piece.tensor.0) };
             let (file, first) = layout.place(piece.tensor, piece.value, piece.replica).ok_or_else(no_place)?;
-            let shard = state.shard(&piece, Order::Public);
-            let place = PiecePlace { shard, piece: piece.elements.clone(), file, first };
-            Ok((piece, place))
+            let shard = state.shard(piece, Order::Public);
+            Ok(PiecePlace { shard, piece: piece.elements.clone(), file, first })
         };
-        let saved = state.saved_pieces(program).into_iter().map(place_of).collect::<Result<Vec<_>, CheckpointError>>()?;
-        let (pieces, places) = saved.into_iter().unzip();
+        let pieces: Vec<Vec<Piece<'a>>> = state.list.instructions.iter().map(|one| state.saved_pieces(one)).collect();
+        let places = pieces.iter().flatten().map(place_of).collect::<Result<Vec<_>, CheckpointError>>()?;
         let is_control = |buffer: &&Buffer| matches!(buffer.state.as_deref(), Some(StateContents::Control(_)));
+        let elements = pieces.iter().flatten().map(|piece| piece.elements.len()).sum();
+        let allocate = move || {
+            let mut copy = Vec::with_capacity(elements);
+            // Touches the memory.
+            copy.resize(elements, 0.0);
+            copy
+        };
         Ok(Self {
             folder: folder.into(),
+            list: state.list,
             pieces,
             places: Arc::new(FilePlaces { layout, pieces: places, is_first: member.rank == Rank(0) }),
             control: state.list.buffers.iter().find(is_control),
             launcher: Arc::clone(&member.control),
             disk: Arc::clone(&member.disk),
             stream: None,
-            thread: None,
+            thread: Some(start_thread(allocate)?),
         })
     }
 
-    /// Copies this rank's part of the state after `step` steps, and has it written. Waits for the
-    /// checkpoint before it to be written. No stream may run.
+    /// Saves this rank's part of the state after `step` steps. Waits for the checkpoint before it to
+    /// be written. No stream may run.
     pub(crate) fn save(&mut self, step: usize, arenas: &Arenas) -> Result<(), ExecutorError> {
-        let mut copy = self.wait()?;
         let started = Instant::now();
-        copy.resize(self.pieces.iter().map(|piece| piece.elements.len()).sum(), 0.0);
+        let mut copy = self.wait()?;
+        copy.resize(self.pieces.iter().flatten().map(|piece| piece.elements.len()).sum(), 0.0);
         if self.stream.is_none() {
             self.stream = arenas.driver().map(|driver| driver.create_stream()).transpose()?;
         }
-        let mut rest = copy.as_mut_slice();
-        for piece in &self.pieces {
-            let (values, others) = rest.split_at_mut(piece.elements.len());
-            self.copy_out(arenas, piece.buffer, piece.place, values)?;
-            rest = others;
+        let mut end = 0;
+        for (instruction, pieces) in self.list.instructions.iter().zip(&self.pieces) {
+            match &*instruction.operation {
+                Operation::Save { .. } => {
+                    for piece in pieces {
+                        let start = end;
+                        end += piece.elements.len();
+                        self.copy_out(arenas, piece.buffer, piece.place, &mut copy[start..end])?;
+                    }
+                }
+                Operation::Write { .. } => {
+                    let scaler = self.scaler(arenas)?;
+                    self.thread = Some(self.write(step, std::mem::take(&mut copy), scaler, started)?);
+                }
+                other => {
+                    return Err(ExecutorError::Unsupported {
+                        what: format!("`{}` in a checkpoint", other.kind()),
+                        hint: "this is a fault in the compiler: please report it".into(),
+                    });
+                }
+            }
         }
-        let scaler = self.scaler(arenas)?;
+        Ok(())
+    }
+
+    /// Starts the thread that writes the copy of a checkpoint that was begun at `started`.
+    fn write(
+        &self,
+        step: usize,
+        copy: Vec<f32>,
+        scaler: Option<Scaler>,
+        started: Instant,
+    ) -> Result<JoinHandle<Vec<f32>>, ExecutorError> {
         let (places, launcher, disk) = (Arc::clone(&self.places), Arc::clone(&self.launcher), Arc::clone(&self.disk));
         let folder = partial_folder(&self.folder, step);
-        let copying = started.elapsed().as_secs_f64();
-        let write = move || {
-            let started = Instant::now();
+        let save = started.elapsed().as_secs_f64();
+        start_thread(move || {
             let report = match places.write(&*disk, &folder, step, &copy) {
                 Ok(()) => {
-                    let (bytes, writing) = (4 * copy.len(), started.elapsed().as_secs_f64());
-                    log(&format!("checkpoint {step}: {bytes} bytes copied in {copying:.6} s, written in {writing:.6} s"));
-                    Report::CheckpointPart { step, scaler }
+                    let (bytes, total) = (4 * copy.len(), started.elapsed().as_secs_f64());
+                    log(&format!("checkpoint {step}: {bytes} bytes copied in {save:.6} s, written after {total:.6} s"));
+                    Report::CheckpointPart { step, scaler, times: PartTimes { save: save.into(), total: total.into() } }
                 }
                 Err(error) => Report::Failed { message: error.to_string(), consequence: false },
             };
             // A launcher that is gone has ended the run.
             let _ = launcher.send(&report);
             copy
-        };
-        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(write);
-        self.thread = Some(thread.map_err(|error| ExecutorError::system("start the thread that writes a checkpoint", error))?);
-        Ok(())
+        })
     }
 
     /// Waits until the last checkpoint is written and reported. Returns the memory of its copy.
@@ -181,6 +212,12 @@ impl<'a> CheckpointWriter<'a> {
     }
 }
 
+/// Starts a thread that returns the copy.
+fn start_thread(body: impl FnOnce() -> Vec<f32> + Send + 'static) -> Result<JoinHandle<Vec<f32>>, ExecutorError> {
+    let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(body);
+    thread.map_err(|error| ExecutorError::system("start the thread that writes a checkpoint", error))
+}
+
 impl FilePlaces {
     /// Writes the copy of a rank's part into the files of `folder`, and syncs them.
     fn write(&self, disk: &dyn Disk, folder: &Path, step: usize, copy: &[f32]) -> Result<(), CheckpointError> {
@@ -208,7 +245,7 @@ impl FilePlaces {
                 disk.write_at(&file, &(step as i64).to_le_bytes(), place)?;
             }
         }
-        let mut staging = Staging { disk, file: &file, first: 0, bytes: Vec::with_capacity(STAGING_BYTES) };
+        let mut staging = Staging::new(disk, &file);
         let mut rest = copy;
         for place in &self.pieces {
             let (values, others) = rest.split_at(place.piece.len());
@@ -231,7 +268,7 @@ impl FilePlaces {
 }
 
 /// Bytes that follow each other in a file and are not yet written.
-struct Staging<'a> {
+pub(crate) struct Staging<'a> {
     disk: &'a dyn Disk,
     file: &'a File,
     /// The place of the first byte in the file.
@@ -239,8 +276,14 @@ struct Staging<'a> {
     bytes: Vec<u8>,
 }
 
-impl Staging<'_> {
-    fn add<'b>(&mut self, place: u64, values: impl Iterator<Item = &'b f32>) -> std::io::Result<()> {
+impl<'a> Staging<'a> {
+    /// Nothing of a file.
+    pub(crate) fn new(disk: &'a dyn Disk, file: &'a File) -> Self {
+        Self { disk, file, first: 0, bytes: Vec::with_capacity(STAGING_BYTES) }
+    }
+
+    /// Adds values that stand at a place in the file. Writes what does not precede them.
+    pub(crate) fn add<'b>(&mut self, place: u64, values: impl Iterator<Item = &'b f32>) -> std::io::Result<()> {
         if place != self.first + self.bytes.len() as u64 {
             self.flush()?;
             self.first = place;
@@ -256,7 +299,8 @@ impl Staging<'_> {
         Ok(())
     }
 
-    fn flush(&mut self) -> std::io::Result<()> {
+    /// Writes the rest.
+    pub(crate) fn flush(&mut self) -> std::io::Result<()> {
         if !self.bytes.is_empty() {
             self.disk.write_at(self.file, &self.bytes, self.first)?;
         }

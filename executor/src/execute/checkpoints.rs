@@ -4,12 +4,13 @@
 use crate::checkpoint::{CheckpointError, CheckpointFolder, CheckpointLayout, CheckpointState, Commit, Scaler};
 use crate::disk::Disk;
 use crate::error::ExecutorError;
-use crate::job::{Checkpoints, TrainingJob};
+use crate::job::{Checkpoints, PartTimes, TrainingJob};
 use foretell_models::{GraphOptions, WeightLayout};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 /// The checkpoints of a run.
 pub(super) struct SavedCheckpoints {
@@ -23,9 +24,22 @@ pub(super) struct SavedCheckpoints {
     /// By number of steps: the parts of checkpoints that are not yet whole.
     parts: BTreeMap<usize, Parts>,
     /// The thread that makes a checkpoint whole.
-    committing: Option<JoinHandle<Result<PathBuf, CheckpointError>>>,
+    committing: Option<JoinHandle<Result<(PathBuf, MeasuredCheckpoint), CheckpointError>>>,
     /// The last checkpoint that is whole.
     pub(super) last: Option<PathBuf>,
+    /// The checkpoints that are whole.
+    measured: Vec<MeasuredCheckpoint>,
+}
+
+/// What a checkpoint cost.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MeasuredCheckpoint {
+    /// The number of steps that were made before it.
+    pub step: usize,
+    /// The time that the step after it waited, on the rank that waited longest.
+    pub seconds: f64,
+    /// The time from the end of the step before it until it was whole.
+    pub write_seconds: f64,
 }
 
 #[derive(Default)]
@@ -33,6 +47,10 @@ struct Parts {
     /// The number of ranks that have written theirs.
     written: usize,
     scaler: Option<Scaler>,
+    /// The longest time for which a step waited.
+    save: f64,
+    /// When the first rank began.
+    started: Option<Instant>,
 }
 
 impl SavedCheckpoints {
@@ -55,42 +73,53 @@ impl SavedCheckpoints {
         let lora = job.plan.training.lora.as_ref();
         let layers = lora.map(|lora| lora.layers(&graph)).into_iter().flatten();
         let adapted = layers.map(|(name, weight)| (name.to_owned(), weight == WeightLayout::InOut)).collect();
-        let (job, parts, committing, last) = (job.clone(), BTreeMap::new(), None, None);
-        Ok(Some(Self { job, folder, sizes, adapted, steps_per_epoch, world_size, parts, committing, last }))
+        let (job, parts, committing, last, measured) = (job.clone(), BTreeMap::new(), None, None, Vec::new());
+        Ok(Some(Self { job, folder, sizes, adapted, steps_per_epoch, world_size, parts, committing, last, measured }))
     }
 
     /// Notes that a rank has written its part of the checkpoint after `step` steps. Once all have,
     /// a thread makes it whole.
-    pub(super) fn add_part(&mut self, step: usize, scaler: Option<Scaler>) -> Result<(), ExecutorError> {
+    pub(super) fn add_part(&mut self, step: usize, scaler: Option<Scaler>, times: PartTimes) -> Result<(), ExecutorError> {
         let parts = self.parts.entry(step).or_default();
         parts.written += 1;
         parts.scaler = parts.scaler.or(scaler);
+        parts.save = parts.save.max(times.save.into());
+        // Clocks of different machines cannot be compared, but durations can.
+        let since = Duration::try_from_secs_f64(times.total.into()).unwrap_or_default();
+        let began = Instant::now().checked_sub(since);
+        parts.started = [parts.started, began].into_iter().flatten().min();
         if parts.written < self.world_size {
             return Ok(());
         }
-        let scaler = parts.scaler;
+        let (scaler, seconds, started) = (parts.scaler, parts.save, parts.started);
         self.parts.remove(&step);
         self.wait()?;
         let state = CheckpointState { scaler, ..CheckpointState::new(&self.job, step, self.steps_per_epoch, self.world_size) };
         let (sizes, adapted) = (self.sizes.clone(), self.adapted.clone());
         let commit = Commit { folder: self.folder.clone(), state, sizes, adapted };
-        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || commit.run());
+        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || {
+            let path = commit.run()?;
+            let write_seconds = started.map_or(0.0, |started| started.elapsed().as_secs_f64());
+            Ok((path, MeasuredCheckpoint { step, seconds, write_seconds }))
+        });
         self.committing =
             Some(thread.map_err(|error| ExecutorError::system("start the thread that completes a checkpoint", error))?);
         Ok(())
     }
 
-    /// Waits until every checkpoint is whole. Returns the last one.
-    pub(super) fn finish(mut self) -> Result<Option<PathBuf>, ExecutorError> {
+    /// Waits until every checkpoint is whole. Returns the last one, and what each cost.
+    pub(super) fn finish(mut self) -> Result<(Option<PathBuf>, Vec<MeasuredCheckpoint>), ExecutorError> {
         self.wait()?;
-        Ok(self.last.take())
+        Ok((self.last.take(), std::mem::take(&mut self.measured)))
     }
 
     /// Waits for the checkpoint that is being made whole.
     pub(super) fn wait(&mut self) -> Result<(), ExecutorError> {
         let Some(thread) = self.committing.take() else { return Ok(()) };
         let whole = thread.join().map_err(|panic| ExecutorError::panicked("checkpoint", panic.as_ref()))?;
-        self.last = Some(whole?);
+        let (path, measured) = whole?;
+        self.last = Some(path);
+        self.measured.push(measured);
         Ok(())
     }
 }

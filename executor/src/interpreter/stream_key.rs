@@ -18,6 +18,8 @@ pub(crate) enum StreamKey {
     ReceiveFrom(Rank),
     /// Copies to this memory from the other one.
     CopyTo(MemoryKind),
+    /// Writes to storage.
+    Storage,
 }
 
 impl StreamKey {
@@ -32,6 +34,7 @@ impl StreamKey {
             Stream::SendTo(id) => StreamKey::SendTo(peer(id)),
             Stream::ReceiveFrom(id) => StreamKey::ReceiveFrom(peer(id)),
             Stream::CopyTo(memory) => StreamKey::CopyTo(*memory),
+            Stream::Storage => StreamKey::Storage,
         }
     }
 }
@@ -45,6 +48,7 @@ impl fmt::Display for StreamKey {
             StreamKey::SendTo(Rank(rank)) => write!(formatter, "to-rank-{rank}"),
             StreamKey::ReceiveFrom(Rank(rank)) => write!(formatter, "from-rank-{rank}"),
             StreamKey::CopyTo(memory) => write!(formatter, "to-{}", memory.name()),
+            StreamKey::Storage => formatter.write_str("storage"),
         }
     }
 }

@@ -20,7 +20,7 @@ pub(super) fn stream_number(key: &StreamKey, groups: &[Group], mesh: &Mesh, rank
     let place = |rank: Rank| (mesh.stage_of(rank), rank);
     let number = |from: Rank, to: Rank| if place(from) < place(to) { TO_LATER_RANKS } else { TO_EARLIER_RANKS };
     match key {
-        StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) => None,
+        StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) | StreamKey::Storage => None,
         StreamKey::Group(group) => {
             let position = groups.iter().position(|one| one == group).unwrap_or(groups.len());
             Some(StreamNumber((FIRST_GROUP + position) as u16))

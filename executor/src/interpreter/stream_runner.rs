@@ -54,7 +54,7 @@ impl StreamRunner {
                 }
                 StreamRunner::Group(Box::new(Group::new(Arc::clone(transport), &members, number)?))
             }
-            StreamKey::CopyTo(_) => StreamRunner::Copy,
+            StreamKey::CopyTo(_) | StreamKey::Storage => StreamRunner::Copy,
             StreamKey::SendTo(peer) | StreamKey::ReceiveFrom(peer) => StreamRunner::Peer(transport.open(peer.0, number)?),
         })
     }

@@ -1,12 +1,11 @@
-//! The pieces of the state of training in a rank's buffers, and which rank saves which of them.
+//! The pieces of the state of training in a rank's buffers, and those that an instruction saves.
 
 use super::{Order, Shard};
 use foretell_models::{Graph, TensorId};
 use foretell_program::{
-    Axis, Buffer, Coordinates, Group, Mesh, Placement, Placements, Program, Rank, StageMesh, StageProgram, StateContents,
-    StateValue, TensorShard,
+    Axis, Buffer, Coordinates, Group, Instruction, Mesh, Operation, Placements, Program, Rank, StageMesh, StageProgram,
+    StateContents, StateValue, TensorShard,
 };
-use std::collections::BTreeSet;
 use std::ops::Range;
 
 /// A run of a shard's elements in a buffer.
@@ -22,10 +21,6 @@ pub(crate) struct Piece<'a> {
     pub(crate) elements: Range<usize>,
     /// The replica whose values these are; 0 if all replicas have the same.
     pub(crate) replica: usize,
-    /// The axes whose ranks hold the other parts of the shard.
-    axes: &'a [Axis],
-    /// The axis whose ranks hold the values of other replicas.
-    replicas: Option<Axis>,
 }
 
 /// A rank's memory and its place in the mesh.
@@ -49,27 +44,29 @@ impl<'a> RankState<'a> {
 
     /// The pieces of a buffer: one for each tensor of which it holds elements.
     pub(crate) fn pieces(&self, buffer: &'a Buffer) -> Vec<Piece<'a>> {
-        let Some(StateContents::Tensors { value, members, axes, replicas }) = buffer.state.as_deref() else { return Vec::new() };
+        let Some(StateContents::Tensors { members, .. }) = buffer.state.as_deref() else { return Vec::new() };
+        (0..members.len()).filter_map(|member| self.piece(buffer, member)).collect()
+    }
+
+    /// The piece of one of the tensors that a buffer holds; `None` if this rank has no element.
+    fn piece(&self, buffer: &'a Buffer, member: usize) -> Option<Piece<'a>> {
+        let Some(StateContents::Tensors { value, members, axes, replicas }) = buffer.state.as_deref() else { return None };
+        let (offset, TensorShard { tensor, placements }) = members.get(member)?;
         let held: usize = buffer.shape.iter().product();
         let first = self.part_along(axes) * held;
-        let piece = |(offset, TensorShard { tensor, placements }): &(usize, TensorShard)| {
-            let extents: Vec<usize> = self.graph.tensor(*tensor).dimensions.iter().map(|one| one.extent).collect();
-            let length: usize = placements.local_shape(&extents, self.mesh).iter().product();
-            // The elements of the shard that lie in this rank's part of the bucket.
-            let (from, until) = ((*offset).max(first), (offset + length).min(first + held));
-            (from < until).then(|| Piece {
-                buffer,
-                place: from - first,
-                value: *value,
-                tensor: *tensor,
-                placements: *placements,
-                elements: from - offset..until - offset,
-                replica: replicas.map_or(0, |axis| self.coordinates.along(axis)),
-                axes,
-                replicas: *replicas,
-            })
-        };
-        members.iter().filter_map(piece).collect()
+        let extents: Vec<usize> = self.graph.tensor(*tensor).dimensions.iter().map(|one| one.extent).collect();
+        let length: usize = placements.local_shape(&extents, self.mesh).iter().product();
+        // The elements of the shard that lie in this rank's part of the bucket.
+        let (from, until) = ((*offset).max(first), (offset + length).min(first + held));
+        (from < until).then(|| Piece {
+            buffer,
+            place: from - first,
+            value: *value,
+            tensor: *tensor,
+            placements: *placements,
+            elements: from - offset..until - offset,
+            replica: replicas.map_or(0, |axis| self.coordinates.along(axis)),
+        })
     }
 
     /// The number of this rank's part among equal parts that the ranks of these axes hold.
@@ -86,48 +83,27 @@ impl<'a> RankState<'a> {
         Shard::new(self.graph.tensor(piece.tensor), &piece.placements, self.mesh, self.coordinates, order)
     }
 
-    /// The pieces that this rank saves. Over all ranks they hold each element of the state once.
-    ///
-    /// Ranks that hold the same elements save equal parts of them. Parameters that several stages
-    /// hold are saved by the first of these.
-    pub(crate) fn saved_pieces(&self, program: &Program) -> Vec<Piece<'a>> {
-        let earlier = program.lists.iter().filter(|list| list.stage < self.list.stage);
-        let of_earlier: BTreeSet<(StateValue, TensorId)> = earlier.flat_map(|list| &list.buffers).flat_map(values).collect();
-        let own: BTreeSet<(StateValue, TensorId)> = self.list.buffers.iter().flat_map(values).collect();
-        let pieces = self.list.buffers.iter().flat_map(|buffer| self.pieces(buffer));
-        // Rounded copies need not be saved beside their masters.
-        let pieces =
-            pieces.filter(|piece| piece.value != StateValue::Parameter || !own.contains(&(StateValue::Master, piece.tensor)));
-        // After an exchange, the outer optimizer's parameters are the model's.
-        let pieces = pieces.filter(|piece| piece.value != StateValue::OuterParameter);
-        let pieces = pieces.filter(|piece| !of_earlier.contains(&(piece.value, piece.tensor)));
-        pieces.filter_map(|piece| self.part_of_replica(piece)).collect()
+    /// The pieces that an instruction of this list saves on this rank; none if it saves nothing.
+    pub(crate) fn saved_pieces(&self, instruction: &'a Instruction) -> Vec<Piece<'a>> {
+        let Operation::Save { members, sharers, .. } = &*instruction.operation else { return Vec::new() };
+        let reads = instruction.reads.iter().map(|&id| self.list.buffer(id));
+        let pieces = reads.flat_map(|buffer| members.iter().filter_map(move |&member| self.piece(buffer, member)));
+        pieces.filter_map(|piece| self.own_part(piece, sharers)).collect()
     }
 
-    /// This rank's part of a piece that several ranks hold; `None` if it is empty.
-    fn part_of_replica(&self, mut piece: Piece<'a>) -> Option<Piece<'a>> {
-        let has_others = |axis: Axis| piece.axes.contains(&axis) || piece.replicas == Some(axis);
-        let is_replicated = |&axis: &Axis| piece.placements.get(axis) == Placement::Replicate && !has_others(axis);
-        let (mut replicas, mut own) = (1, 0);
-        for axis in Axis::WITHIN_STAGE.into_iter().filter(is_replicated) {
-            own += self.coordinates.along(axis) * replicas;
-            replicas *= self.mesh.size(axis);
+    /// This rank's part of a piece that all ranks along some axes hold; `None` if it is empty.
+    fn own_part(&self, mut piece: Piece<'a>, sharers: &[Axis]) -> Option<Piece<'a>> {
+        let (mut copies, mut own) = (1, 0);
+        for &axis in sharers {
+            own += self.coordinates.along(axis) * copies;
+            copies *= self.mesh.size(axis);
         }
         let length = piece.elements.len();
-        let (from, until) = (length * own / replicas, length * (own + 1) / replicas);
+        let (from, until) = (length * own / copies, length * (own + 1) / copies);
         piece.place += from;
         piece.elements = piece.elements.start + from..piece.elements.start + until;
         (from < until).then_some(piece)
     }
-}
-
-/// The values that a buffer holds, and the tensors that they belong to.
-fn values(buffer: &Buffer) -> impl Iterator<Item = (StateValue, TensorId)> + '_ {
-    let contents = match buffer.state.as_deref() {
-        Some(StateContents::Tensors { value, members, .. }) => Some((*value, members)),
-        _ => None,
-    };
-    contents.into_iter().flat_map(|(value, members)| members.iter().map(move |(_, shard)| (value, shard.tensor)))
 }
 
 #[cfg(test)]
@@ -137,6 +113,22 @@ mod tests {
     use foretell_program::{Layout, Plan, compile};
     use foretell_units::DataType;
     use std::collections::BTreeMap;
+
+    /// All pieces that a rank saves, no instruction more than the Program says.
+    fn saved_pieces<'a>(state: &RankState<'a>) -> Vec<Piece<'a>> {
+        let mut all = Vec::new();
+        for instruction in &state.list.instructions {
+            let pieces = state.saved_pieces(instruction);
+            let bytes: usize = pieces.iter().map(|piece| 4 * piece.elements.len()).sum();
+            match *instruction.operation {
+                // Each piece of a shared buffer is rounded to whole elements.
+                Operation::Save { bytes: most, .. } => assert!(bytes as u64 <= most.count() + 4 * pieces.len() as u64),
+                _ => assert!(pieces.is_empty()),
+            }
+            all.extend(pieces);
+        }
+        all
+    }
 
     fn plans() -> Vec<Plan> {
         let mut plans = Vec::new();
@@ -191,8 +183,8 @@ mod tests {
             layouts += 1;
             let mut saved: BTreeMap<(TensorId, bool, usize), Vec<u32>> = BTreeMap::new();
             for rank in 0..compiled.training.mesh.world_size() {
-                let state = RankState::new(&compiled.training, &graph, Rank(rank));
-                for piece in state.saved_pieces(&compiled.training) {
+                let state = RankState::new(&compiled.saving, &graph, Rank(rank));
+                for piece in saved_pieces(&state) {
                     let kind = match piece.value {
                         StateValue::Optimizer(number) => (true, number),
                         _ => (false, 0),
@@ -233,8 +225,8 @@ mod tests {
                 let Ok(compiled) = compile(&model, "model", &plan) else { continue };
                 let mut saved: BTreeMap<(TensorId, StateValue, usize), Vec<u32>> = BTreeMap::new();
                 for rank in (0..compiled.training.mesh.world_size()).map(Rank) {
-                    let state = RankState::new(&compiled.training, &graph, rank);
-                    for piece in state.saved_pieces(&compiled.training) {
+                    let state = RankState::new(&compiled.saving, &graph, rank);
+                    for piece in saved_pieces(&state) {
                         let elements = graph.tensor(piece.tensor).elements();
                         let key = (piece.tensor, piece.value, piece.replica);
                         let times = saved.entry(key).or_insert_with(|| vec![0; elements]);

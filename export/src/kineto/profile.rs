@@ -88,6 +88,7 @@ pub fn traced_profile(program: &Program, ranks: &[Vec<MatchedStep>], machine: &T
         paces: vec![1.0],
         speeds: Vec::new(),
         input: None,
+        storage: None,
         kernels: kernels.collect(),
         exchanges: exchanges.collect(),
     }

@@ -180,6 +180,7 @@ pub fn profile(device: &str, paces: Vec<f64>) -> Profile {
         paces,
         speeds: Vec::new(),
         input: None,
+        storage: None,
         kernels: vec![KernelSample {
             kernel: foretell_models::Kernel::Relu { elements: 1 << 20 },
             accumulate: false,

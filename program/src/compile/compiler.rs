@@ -3,6 +3,7 @@
 use super::cache::LoweringCache;
 use super::emit::Emission;
 use super::programs::{Compiled, Offsets, Session, programs};
+use super::saving::saving;
 use super::wanted::{SessionPart, Wanted};
 use crate::plan::{Plan, PlanError};
 use crate::program::Program;
@@ -115,7 +116,8 @@ impl<'a> Compiler<'a> {
         {
             sessions.push(Session { snapshot, send, receive, update });
         }
-        Ok(Compiled { training, other_steps, cycle, evaluation, pacing, sessions })
+        let saving = saving(&training);
+        Ok(Compiled { training, other_steps, cycle, evaluation, saving, pacing, sessions })
     }
 }
 

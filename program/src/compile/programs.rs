@@ -30,6 +30,8 @@ pub struct Compiled {
     pub cycle: Cycle,
     /// The loss and the number of correct predictions of some micro-batches, without gradients.
     pub evaluation: Program,
+    /// One checkpoint: every rank saves its part of the state, then writes it.
+    pub saving: Program,
     /// How far workers may be apart; `None` if all make each step together.
     pub pacing: Option<Pacing>,
     /// What a server does for each worker, if workers go at their own pace. In a step of its

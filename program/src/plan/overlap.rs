@@ -46,8 +46,8 @@ impl Overlap {
                 CollectiveRole::Parameters => self.parameters,
             },
             Operation::Send { .. } => self.pipeline,
-            Operation::Receive { .. } | Operation::Load { .. } | Operation::Copy { .. } => true,
-            Operation::Compute { .. } => false,
+            Operation::Receive { .. } | Operation::Load { .. } | Operation::Copy { .. } | Operation::Write { .. } => true,
+            Operation::Compute { .. } | Operation::Save { .. } => false,
         }
     }
 }

@@ -3,6 +3,7 @@
 use super::buffer::MemoryKind;
 use super::ids::{BufferId, Few, GroupId, InstructionId, PeerId, StreamId};
 use crate::collective::{Collective, CollectiveAlgorithm, CollectiveRole};
+use crate::mesh::Axis;
 use foretell_models::{InputKind, Kernel};
 use foretell_units::{Bytes, DataType};
 use serde::{Deserialize, Serialize};
@@ -47,6 +48,8 @@ pub enum Stream {
     ReceiveFrom(PeerId),
     /// Copies into this memory from the other.
     CopyTo(MemoryKind),
+    /// Writes to storage. They go on while later steps run.
+    Storage,
 }
 
 impl fmt::Display for Stream {
@@ -58,6 +61,7 @@ impl fmt::Display for Stream {
             Stream::SendTo(peer) => formatter.pad(&format!("to peer {}", peer.0)),
             Stream::ReceiveFrom(peer) => formatter.pad(&format!("from peer {}", peer.0)),
             Stream::CopyTo(memory) => formatter.pad(&format!("to {}", memory.name())),
+            Stream::Storage => formatter.pad("storage"),
         }
     }
 }
@@ -122,6 +126,22 @@ pub enum Operation {
         /// The size of the copy.
         bytes: Bytes,
     },
+    /// Copies the rank's part of the state in the one read out of the arenas, in single precision.
+    /// The next step waits for it.
+    Save {
+        /// The tensors of the read that are saved, as indices into its
+        /// [`StateContents::Tensors`](super::StateContents::Tensors).
+        members: Arc<[usize]>,
+        /// The axes whose ranks hold the same elements. Each of them saves an equal part.
+        sharers: Arc<[Axis]>,
+        /// The size of the copy on the rank that saves most.
+        bytes: Bytes,
+    },
+    /// Writes what the rank saved to storage. No step waits for it, but the next checkpoint does.
+    Write {
+        /// The size of what is written.
+        bytes: Bytes,
+    },
 }
 
 impl Operation {
@@ -135,6 +155,8 @@ impl Operation {
             Operation::Load { .. } => "load",
             Operation::Copy { to: MemoryKind::Device, .. } => "copy_to_device",
             Operation::Copy { to: MemoryKind::Host, .. } => "copy_to_host",
+            Operation::Save { .. } => "save",
+            Operation::Write { .. } => "write",
         }
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! The failure of any node ends the whole run. Work since the last checkpoint is lost, and after a
 //! restart the run continues from that checkpoint. Failures are a Poisson process and also strike
-//! while a checkpoint is written or the run restarts. Training stops while a checkpoint is written.
+//! while a checkpoint is written or the run restarts. Training stops while a checkpoint is copied; it
+//! goes on while the copy is written to storage, and only then the checkpoint counts.
 //!
 //! The simulation goes event by event, so that other rules can be added. For these rules the
 //! expected goodput has a closed form ([`Reliability::expected_goodput`]; Daly 2006, "A higher
@@ -20,8 +21,11 @@ use rand_chacha::ChaCha8Rng;
 pub struct Reliability {
     /// The mean time between failures of any part of the run.
     pub mean_time_between_failures: Seconds,
-    /// The time to write a checkpoint. No other work is done meanwhile.
+    /// The time for which training stops for a checkpoint.
     pub checkpoint: Seconds,
+    /// The time after it until the checkpoint is on storage, while training goes on. The next
+    /// checkpoint waits for it.
+    pub write: Seconds,
     /// The time from a failure until the run continues from its last checkpoint.
     pub restart: Seconds,
 }
@@ -57,30 +61,29 @@ impl Reliability {
         let mut failures = Failures { mean: self.mean_time_between_failures, random: ChaCha8Rng::seed_from_u64(seed) };
         let mut run = FailingRun::default();
         let mut until_failure = failures.next();
-        let cycle = interval + self.checkpoint;
+        let cycle = self.cycle(interval);
         // Counting stretches keeps rounding errors from adding one. A last stretch shorter than
         // 1e-9 of an interval is dropped.
         let stretches = (work / interval - 1e-9).ceil().max(0.0);
         let last = work - interval * (stretches - 1.0);
         let mut done = 0.0;
         while done < stretches {
-            // All stretches that end before the next failure are one event. The last stretch is not
-            // among them, because it writes no checkpoint.
-            let whole = (until_failure / cycle).floor().min(stretches - 1.0 - done);
-            if whole >= 1.0 {
-                until_failure = (until_failure - cycle * whole).max(Seconds::ZERO);
-                run.wall += cycle * whole;
-                run.checkpointing += self.checkpoint * whole;
-                done += whole;
-                run.useful = interval * done;
-            }
-            if done + 1.0 >= stretches && last <= until_failure {
-                run.wall += last;
+            // No checkpoint follows the last stretch.
+            let checkpoints = stretches - 1.0 - done;
+            let to_end = cycle * checkpoints + last;
+            if to_end <= until_failure {
+                run.wall += to_end;
+                run.checkpointing += (cycle - interval) * checkpoints;
                 run.useful = work;
                 return run;
             }
+            // All checkpoints that are whole before the failure are one event.
+            let whole = ((until_failure - self.write) / cycle).floor().clamp(0.0, checkpoints);
             run.wall += until_failure;
-            run.lost += until_failure;
+            run.checkpointing += (cycle - interval) * whole;
+            run.lost += (until_failure - cycle * whole).max(Seconds::ZERO);
+            done += whole;
+            run.useful = interval * done;
             run.failures += 1;
             until_failure = failures.next();
             // A failure during the restart starts the restart again.
@@ -103,6 +106,11 @@ impl Reliability {
         run
     }
 
+    /// The time of an interval of work with its checkpoint.
+    fn cycle(&self, interval: Seconds) -> Seconds {
+        self.checkpoint + interval.max(self.write)
+    }
+
     /// Simulates about ten thousand failures, which leaves the goodput uncertain by about 1 %. With
     /// the same seed, every interval meets the same failures.
     pub fn long_run(&self, interval: Seconds, seed: u64) -> FailingRun {
@@ -113,10 +121,13 @@ impl Reliability {
     /// Returns the expected long-run goodput by Daly's model (2006).
     ///
     /// With M the mean time between failures, R the restart, d the checkpoint and t the interval,
-    /// an interval of work takes M e^(R/M) (e^((t+d)/M) - 1) on average.
+    /// an interval of work takes M e^(R/M) (e^((t+d)/M) - 1) on average. Where training goes on for
+    /// a time w until a checkpoint counts, the k-th one after a start counts if no failure strikes
+    /// within k (t+d) + w. Summed over k, that is e^(-w/M) times as many.
     pub fn expected_goodput(&self, interval: Seconds) -> f64 {
         let mean = self.mean_time_between_failures.value();
-        let stretch = mean * (self.restart.value() / mean).exp() * ((interval + self.checkpoint).value() / mean).exp_m1();
+        let of_cycle = (self.cycle(interval).value() / mean).exp_m1();
+        let stretch = mean * ((self.restart + self.write).value() / mean).exp() * of_cycle;
         if stretch > 0.0 { interval.value() / stretch } else { 1.0 }
     }
 

@@ -13,6 +13,7 @@ mod paced;
 mod paces;
 mod prediction;
 mod running_cost;
+mod saving;
 mod simulation;
 mod what_if;
 
@@ -26,5 +27,6 @@ pub use memory::{MemoryUse, OverfullDevice, memory_use};
 pub use paced::PacedPrediction;
 pub use prediction::{Prediction, StepKind, predict, predict_step, predict_with, predict_with_memory};
 pub use running_cost::{MissingFact, PowerModel, RunningCost, price_per_hour, reliability, running_cost};
+pub use saving::{CheckpointCost, checkpoint_cost};
 pub use simulation::{Options, Prepared, Simulation, prepare, simulate, simulate_representatives};
 pub use what_if::{WhatIf, WhatIfError};

@@ -2,6 +2,7 @@
 
 use super::memory::{MemoryUse, memory_use};
 use super::paced::PacedPrediction;
+use super::saving::CheckpointCost;
 use super::simulation::{Options, Simulation, lower, run, run_from};
 use crate::cost::{CostModel, Interval, Quantile};
 use crate::engine::{Breakdown, QuotaPeriods, Recording, Runnable, Scenario};
@@ -72,6 +73,14 @@ pub struct Prediction {
     /// The paces of workers that do not wait for each other; `None` if all make each step together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paces: Option<PacedPrediction>,
+    /// Seconds that a step waits for a checkpoint of the state, which ranks then write while later
+    /// steps run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_seconds: Option<f64>,
+    /// Seconds from the end of a step until the checkpoint after it is on storage; `None` if the
+    /// rate of storage is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint_write_seconds: Option<f64>,
     /// Duration of the simulation itself. It is 0 until a caller with a clock sets it.
     #[serde(with = "si")]
     pub wall_seconds: Seconds,
@@ -111,6 +120,13 @@ impl Prediction {
         (self.step_seconds, self.step_seconds_p10, self.step_seconds_p90) = (step, p10, p90);
         self.scale_rates(pace);
         self
+    }
+
+    /// Adds the cost of a checkpoint.
+    #[must_use]
+    pub fn with_checkpoint(self, cost: CheckpointCost) -> Self {
+        let checkpoint_write_seconds = cost.written.map(Seconds::value);
+        Self { checkpoint_seconds: Some(cost.wait.value()), checkpoint_write_seconds, ..self }
     }
 
     fn scale_rates(&mut self, pace: f64) {
@@ -248,6 +264,8 @@ pub fn predict_with_memory(
         simulated_ranks: median.simulated_ranks,
         cycle: Vec::new(),
         paces: None,
+        checkpoint_seconds: None,
+        checkpoint_write_seconds: None,
         wall_seconds: Seconds::ZERO,
     };
     Ok((prediction.with_memory(memory), median))

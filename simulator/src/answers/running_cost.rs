@@ -8,7 +8,7 @@ use super::failures::Reliability;
 use foretell_models::Kernel;
 use foretell_program::{Operation, Program, Rank, RankTimeline, StageProgram, Timeline};
 use foretell_topologies::{DeviceId, DeviceKind, NodeId, Topology};
-use foretell_units::{Bytes, DataType, Joules, Picoseconds, Seconds};
+use foretell_units::{Bytes, BytesPerSecond, DataType, Joules, Picoseconds, Seconds};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -80,23 +80,30 @@ pub struct MissingFact {
 }
 
 /// Returns the reliability of a run on the first `devices` devices, with a checkpoint of `state`
-/// bytes.
+/// bytes. `storage` is the rate at which checkpoints are written and read. Training stops while one
+/// is written.
 ///
 /// # Errors
 /// [`MissingFact`] where the topology does not state how often nodes fail, how fast checkpoints are
 /// written, or how long a restart takes.
-pub fn reliability(topology: &Topology, devices: usize, state: Bytes) -> Result<Reliability, MissingFact> {
+pub fn reliability(
+    topology: &Topology,
+    devices: usize,
+    state: Bytes,
+    storage: Option<BytesPerSecond>,
+) -> Result<Reliability, MissingFact> {
     let between = |node: NodeId| topology.node_groups()[topology.group_of(node)].mean_time_between_failures;
     let rates: Option<f64> =
         nodes_of(topology, devices).into_iter().map(|node| between(node).map(|time| 1.0 / time.value())).sum();
     let never = MissingFact { what: "of every node how often it fails", hint: "mean_time_between_failures: 5000h" };
     let failures_a_second = rates.filter(|rate| *rate > 0.0).ok_or(never)?;
     let slow = MissingFact { what: "how fast checkpoints are written", hint: "storage: {bandwidth: 40GB/s}" };
-    let storage = topology.storage_bandwidth().ok_or(slow)?;
+    let storage = storage.ok_or(slow)?;
     let restart = topology.restart_time().ok_or(MissingFact { what: "how long a restart takes", hint: "restart_time: 10min" })?;
     Ok(Reliability {
         mean_time_between_failures: Seconds::new(1.0 / failures_a_second),
         checkpoint: state / storage,
+        write: Seconds::ZERO,
         restart: restart + state / storage,
     })
 }
@@ -177,7 +184,7 @@ impl Spent {
             let category = match *instruction.operation {
                 Operation::Compute { kernel, .. } => usize::from(!is_bound_by_arithmetic(&kernel, precision, kind)),
                 // The host loads samples, and copies take little of the device.
-                Operation::Load { .. } | Operation::Copy { .. } => continue,
+                Operation::Load { .. } | Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. } => continue,
                 _ => 2,
             };
             changes.push((span.start, category, 1));

@@ -17,9 +17,9 @@ use super::scale::CostScale;
 use super::uncertainty::Uncertainty;
 use crate::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
 use foretell_models::{Kernel, Model};
-use foretell_program::{Phase, Plan, Profile, Reach};
+use foretell_program::{Phase, Plan, Profile, Reach, StorageCosts};
 use foretell_topologies::{Architecture, Topology};
-use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
+use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds};
 
 /// The time to set up a copy. An assumption: about the time of a small copy over PCIe.
 const COPY_LATENCY: Seconds = Seconds::new(10e-6);
@@ -44,6 +44,8 @@ pub struct CostModel {
     /// The number of cores that a lab's devices share, if the profile was measured in a lab. Device
     /// `n` is on core `n` modulo this number.
     pub cores: Option<usize>,
+    /// The measured costs of checkpoints.
+    pub storage: Option<StorageCosts>,
     /// The error of predicted step times that no cost covers.
     pub uncertainty: Uncertainty,
     /// The factors of a what-if question.
@@ -77,6 +79,7 @@ impl CostModel {
             buffered,
             paces: paces.unwrap_or_default(),
             cores: profile.filter(|_| topology.is_lab()).and_then(|profile| profile.machine.cores),
+            storage: profile.and_then(|profile| profile.storage),
             uncertainty: Uncertainty::MEASURED,
             scale: CostScale::NONE,
             step_spread: None,
@@ -145,6 +148,7 @@ impl CostModel {
             buffered: Bytes::ZERO,
             paces: Vec::new(),
             cores: None,
+            storage: None,
             uncertainty: Uncertainty::NONE,
             scale: CostScale::NONE,
             step_spread: None,
@@ -236,6 +240,21 @@ impl CostModel {
     pub fn copy_time(&self, kind: usize, bytes: Bytes) -> Estimate {
         let latency = if self.kinds[kind].has_host_link() { COPY_LATENCY } else { Seconds::ZERO };
         Estimate::assumed(self.copy_seconds_per_byte(kind) * bytes.value() + latency)
+    }
+
+    /// Returns the rate at which all ranks together write to storage: the calibration's, else that
+    /// of the topology.
+    pub fn storage_rate(&self, topology: &Topology) -> Option<BytesPerSecond> {
+        self.storage.map(|storage| storage.write).or(topology.storage_bandwidth())
+    }
+
+    /// Returns the time in which a rank on a device of a kind copies `bytes` of its state, for a
+    /// checkpoint.
+    pub fn save_time(&self, kind: usize, bytes: Bytes) -> Estimate {
+        match self.storage.filter(|_| self.kinds[kind].kernels.is_some()) {
+            Some(storage) => Estimate::steady(bytes / storage.save / self.speed(kind), Source::Measured),
+            None => self.copy_time(kind, bytes),
+        }
     }
 
     /// Returns the time per byte of such a copy.

@@ -162,7 +162,7 @@ impl LoweredList {
         Ok(match *source.instructions[index].operation {
             Operation::Compute { .. } => Action::Compute,
             Operation::Load { .. } => Action::Load,
-            Operation::Copy { .. } => Action::Copy,
+            Operation::Copy { .. } | Operation::Save { .. } | Operation::Write { .. } => Action::Copy,
             Operation::Collective { group, .. } => {
                 let collectives = self.collectives.get_mut(group.0 as usize);
                 let collectives = collectives.ok_or_else(|| format!("the list has no group {}", group.0))?;

@@ -108,8 +108,13 @@ pub(crate) fn list_times(
                 let bytes: f64 = buffers.map(|buffer| buffer.bytes.value()).sum();
                 (each(&|_| parameters.load_seconds_per_byte * bytes), Seconds::ZERO)
             }
-            Operation::Copy { bytes, .. } => {
-                let copy = costs.copy_time(kind, bytes);
+            Operation::Write { bytes } => {
+                let written = costs.storage.map_or(Seconds::ZERO, |storage| storage.latency + bytes / storage.write);
+                (each(&|_| written), Seconds::ZERO)
+            }
+            Operation::Copy { bytes, .. } | Operation::Save { bytes, .. } => {
+                let is_saved = matches!(*instruction.operation, Operation::Save { .. });
+                let copy = if is_saved { costs.save_time(kind, bytes) } else { costs.copy_time(kind, bytes) };
                 if !copy.source.is_calibrated() {
                     uncalibrated.insert(format!("copies between {} and its host", costs.kind_name(kind)));
                 }

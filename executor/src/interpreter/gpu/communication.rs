@@ -39,7 +39,7 @@ pub(in crate::interpreter) fn connect(
     let Some(collectives) = gpu_streams.driver.collectives() else { return Ok(communications) };
     let mut order: Vec<usize> = (0..keys.len()).collect();
     order.sort_by_key(|&stream| match &keys[stream] {
-        StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) => (0, 0, 0),
+        StreamKey::Compute | StreamKey::Load | StreamKey::CopyTo(_) | StreamKey::Storage => (0, 0, 0),
         StreamKey::Group(group) => (1, groups.iter().position(|one| one == group).unwrap_or(groups.len()), 0),
         StreamKey::SendTo(peer) => (2, rank.0, peer.0),
         StreamKey::ReceiveFrom(peer) => (2, peer.0, rank.0),

@@ -190,6 +190,8 @@ impl ListBuilder {
             Operation::Send { peer, .. } => Stream::SendTo(*peer),
             Operation::Receive { peer, .. } => Stream::ReceiveFrom(*peer),
             Operation::Copy { to, .. } => Stream::CopyTo(*to),
+            Operation::Save { .. } => Stream::CopyTo(MemoryKind::Host),
+            Operation::Write { .. } => Stream::Storage,
         };
         let stream = StreamId(index_or_push(&mut self.program.streams, stream));
         let name = self.name(label.name);

@@ -305,7 +305,12 @@ fn from_sample(operation: &Operation, first_sample: usize) -> Option<Operation> 
             (moved != kernel).then_some(Operation::Compute { kernel: moved, accumulate, group })
         }
         Operation::Load { input, samples, .. } => Some(Operation::Load { input, first_sample, samples }),
-        Operation::Collective { .. } | Operation::Send { .. } | Operation::Receive { .. } | Operation::Copy { .. } => None,
+        Operation::Collective { .. }
+        | Operation::Send { .. }
+        | Operation::Receive { .. }
+        | Operation::Copy { .. }
+        | Operation::Save { .. }
+        | Operation::Write { .. } => None,
     }
 }
 
