@@ -351,6 +351,52 @@ fn a_trained_language_model_continues_a_text() {
     }
 }
 
+/// A tokenizer in the form of SentencePiece's: spaces are `▁`, one is put before the text, and
+/// characters without a token are bytes.
+fn sentence_piece() -> Value {
+    let mut tokens: Vec<String> = ["<unk>", "<s>", "</s>"].map(String::from).to_vec();
+    tokens.extend((0..256).map(|byte| format!("<0x{byte:02X}>")));
+    tokens.extend(["▁", "a", "b", "c", "d", "▁a", "▁ab", "▁abc", "▁d"].map(String::from));
+    let vocab: serde_json::Map<String, Value> = tokens.iter().cloned().zip((0..).map(|id: usize| id.into())).collect();
+    let added = |id: usize| {
+        serde_json::json!({"id": id, "content": tokens[id], "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    serde_json::json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [added(0), added(1), added(2)],
+        "normalizer": {"type": "Sequence", "normalizers": [
+            {"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]},
+        "pre_tokenizer": null, "post_processor": null,
+        "decoder": {"type": "Sequence", "decoders": [
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
+            {"type": "Strip", "content": " ", "start": 1, "stop": 0}]},
+        "model": {"type": "BPE", "dropout": null, "unk_token": "<unk>", "continuing_subword_prefix": null,
+            "end_of_word_suffix": null, "fuse_unk": true, "byte_fallback": true, "vocab": vocab,
+            "merges": [["▁", "a"], ["▁a", "b"], ["▁ab", "c"], ["▁", "d"]]},
+    })
+}
+
+#[test]
+fn a_tokenizer_of_sentence_piece_keeps_spaces_and_bytes() {
+    let scratch = Scratch::new();
+    scratch.file("tokenizer.json", &sentence_piece().to_string());
+    scratch.file("model.yaml", "{family: llama, layers: 1, hidden: 32, heads: 4, ffn: 64, vocab: 268, sequence: 16}");
+    scratch.file("text.txt", "abc dé ".repeat(300).trim_end());
+    let made = scratch.json(&["data", "tokenize", "--tokenizer", "tokenizer.json", "text.txt", "-o", "text.tokens"]);
+    assert_eq!(made["tokens"], 1 + 4 * 300, "{made}");
+    let plan = "model: model.yaml\ntopology: local\nglobal_batch: 16\nlayout: {micro_batch: 16}\noptimizer: adamw\n\
+                training: {learning_rate: 0.01}\n";
+    scratch.train(plan, 60, 0, &["--run", "run", "--data", "text.tokens"]);
+    std::fs::copy(scratch.path("tokenizer.json"), scratch.path("run/checkpoints/60/tokenizer.json")).expect("writable");
+    let generate = ["generate", "--init", "run/checkpoints/60", "--model", "model.yaml", "--tokens", "8", "--prompt"];
+    let document = scratch.json(&[&generate[..], &["dé abc"]].concat());
+    assert_eq!(document["prompt_tokens"].as_array().map(Vec::len), Some(4), "{document}");
+    // The first new word keeps the space that such decoders take from the start of a text.
+    assert_eq!(document["text"], " dé abc dé abc");
+    let printed = scratch.run(&[&generate[..], &["dé abc"]].concat());
+    assert_eq!(String::from_utf8_lossy(&printed.stdout).trim_end(), "dé abc dé abc dé abc");
+}
+
 #[test]
 fn adapters_are_saved_as_peft_names_them_and_go_on_in_another_layout() {
     let scratch = Scratch::new();

@@ -263,6 +263,40 @@ fn a_rank_that_dies_in_a_lab_is_named_and_the_lab_is_removed() {
 }
 
 #[test]
+fn an_elastic_run_in_a_lab_goes_on_with_the_ranks_that_are_left() {
+    if !can_be_made("an_elastic_run_in_a_lab_goes_on_with_the_ranks_that_are_left") {
+        return;
+    }
+    let scratch = Scratch::new();
+    let topology = named(&scratch, "test-elastic", "lab-2x1g");
+    let plan = |topology: &str| format!("{PLAN}topology: {topology}\nlayout: {{data: 2, micro_batch: 16}}\n");
+    let whole = scratch.train(&plan("local"), 2000, 0, &["--run", "whole", "--save-every", "never"]);
+    let path = scratch.file("plan.yaml", &plan(&topology));
+    let save = ["--save-every", "50", "--keep", "2", "--elastic", "--json", "--no-evaluation", "--run", "first"];
+    let arguments = [&["execute", "--plan", text(&path), "--steps", "2000"][..], &save].concat();
+    let mut run = Run(scratch.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts"));
+    let metrics = scratch.path("first/metrics.jsonl");
+    wait_for("the run to train", || std::fs::read_to_string(&metrics).is_ok_and(|text| text.lines().count() > 60));
+    let pids = std::fs::read_to_string(scratch.path("first/ranks/pids")).expect("the run wrote its process ids");
+    let pids: Vec<i32> = pids.lines().map(|line| line.parse().expect("a process id")).collect();
+    // SAFETY: kill takes two integers. This test started the process.
+    assert_eq!(unsafe { libc::kill(pids[1], libc::SIGKILL) }, 0);
+    let printed = std::io::read_to_string(run.0.stdout.take().expect("the pipe was requested")).expect("text");
+    let message = std::io::read_to_string(run.0.stderr.take().expect("the pipe was requested")).expect("text");
+    assert!(run.0.wait().expect("it has ended").success(), "{message}");
+    assert!(message.contains("rank 1 on host `host-1`") && message.contains("with 1 of 2 ranks"), "{message}");
+    let document: serde_json::Value = serde_json::from_str(&printed).expect("one JSON document");
+    assert_eq!((&document["restarts"], &document["world_size"]), (&1.into(), &1.into()));
+    let losses: Vec<f64> = document["loss"].as_array().expect("a list").iter().filter_map(|loss| loss.as_f64()).collect();
+    assert_eq!(losses.len(), 2000);
+    for (step, (one, other)) in whole.losses.iter().zip(&losses).enumerate().take(400) {
+        assert!((one - other).abs() <= 1e-3 * one.abs().max(1.0), "step {step}: {one} and {other}");
+    }
+    assert!(pids.iter().all(|&pid| !is_alive(pid)));
+    assert_eq!(remains("test-elastic"), Vec::<String>::new());
+}
+
+#[test]
 fn a_lost_link_between_running_ranks_is_named_in_seconds() {
     if !can_be_made("a_lost_link_between_running_ranks_is_named_in_seconds") {
         return;

@@ -24,7 +24,7 @@ pub use loading::check_start;
 pub use state::{CheckpointState, DataPosition, FileState};
 pub use weights::{InitialWeights, folder_of_weights};
 
-pub(crate) use commit::{CheckpointFolder, Commit, describe};
+pub(crate) use commit::{CheckpointFolder, Commit, describe, require_space};
 pub(crate) use layout::CheckpointLayout;
 pub(crate) use loading::StateSource;
 pub(crate) use writer::{CheckpointWriter, Staging};

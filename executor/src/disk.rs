@@ -11,6 +11,7 @@ use rustix::fs::FallocateFlags;
 use std::fmt::Debug;
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -23,11 +24,20 @@ pub(crate) trait Disk: Debug + Send + Sync {
     /// Opens a file to write into it. It is made if it is missing, and keeps its contents.
     fn open(&self, path: &Path) -> io::Result<File>;
 
+    /// The bytes that the file system of a folder has free; `None` if it does not say.
+    fn free(&self, _folder: &Path) -> Option<u64> {
+        None
+    }
+
     /// Allocates the space of a file, so that a full disk shows at once.
     fn reserve(&self, file: &File, bytes: u64) -> io::Result<()>;
 
     /// Writes all of `bytes` at a place in a file.
     fn write_at(&self, file: &File, bytes: &[u8], place: u64) -> io::Result<()>;
+
+    /// Lets the disk begin to write a part of a file, so that [`sync`](Self::sync) has less to wait
+    /// for.
+    fn begin_sync(&self, _file: &File, _place: u64, _bytes: usize) {}
 
     /// Makes the contents of a file durable.
     fn sync(&self, file: &File) -> io::Result<()>;
@@ -55,6 +65,11 @@ impl Disk for SystemDisk {
         File::options().create(true).truncate(false).write(true).open(path)
     }
 
+    fn free(&self, folder: &Path) -> Option<u64> {
+        let space = rustix::fs::statvfs(folder).ok()?;
+        Some(space.f_bavail.saturating_mul(space.f_frsize))
+    }
+
     fn reserve(&self, file: &File, bytes: u64) -> io::Result<()> {
         match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes.max(1)) {
             Ok(()) => Ok(()),
@@ -66,6 +81,15 @@ impl Disk for SystemDisk {
 
     fn write_at(&self, file: &File, bytes: &[u8], place: u64) -> io::Result<()> {
         file.write_all_at(bytes, place)
+    }
+
+    fn begin_sync(&self, file: &File, place: u64, bytes: usize) {
+        let (place, bytes) = (i64::try_from(place), i64::try_from(bytes));
+        if let (Ok(place), Ok(bytes)) = (place, bytes) {
+            // It is only advice: `sync` reports what fails.
+            // SAFETY: the call takes integers, and the file is open.
+            let _ = unsafe { libc::sync_file_range(file.as_raw_fd(), place, bytes, libc::SYNC_FILE_RANGE_WRITE) };
+        }
     }
 
     fn sync(&self, file: &File) -> io::Result<()> {

@@ -338,6 +338,9 @@ impl<'a> ActiveRun<'a> {
                     }
                 }
                 Report::Scores(report) => self.collector.scores(report),
+                Report::CheckpointWritten { step } => {
+                    self.saving.as_mut().map_or(Ok(()), |saving| saving.add_written(step))?;
+                }
                 Report::CheckpointPart { step, scaler, times } => {
                     self.saving.as_mut().map_or(Ok(()), |saving| saving.add_part(step, scaler, times))?;
                 }

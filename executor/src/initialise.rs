@@ -9,7 +9,7 @@ use crate::backend::cuda::DeviceAddress;
 use crate::checkpoint::StateSource;
 use crate::error::ExecutorError;
 use crate::half::Half;
-use crate::state::{Order, Piece, RankState};
+use crate::state::{Line, Order, Piece, RankState};
 use foretell_models::{Initialisation, Role, Tensor};
 use foretell_program::{Buffer, StateContents, StateValue};
 use rand::SeedableRng;
@@ -100,18 +100,34 @@ impl Initialiser<'_> {
         Ok(())
     }
 
-    /// Writes the first values of a piece into its buffer.
+    /// Writes the first values of a piece into its buffer. Of a file it reads the piece alone.
     fn fill_piece(&self, piece: &Piece<'_>, buffer: &mut [f32]) -> Result<(), ExecutorError> {
         let tensor = self.state.graph.tensor(piece.tensor);
-        let (whole, order) = match (self.source.whole(tensor, piece.value, piece.replica)?, piece.value) {
-            (Some(whole), _) => (whole, Order::Public),
-            // The optimizers' values start as zeros.
-            (None, StateValue::Optimizer(_) | StateValue::OuterVelocity) => return Ok(()),
-            (None, _) => (whole_tensor(tensor, self.seed), Order::Own),
-        };
-        self.state.shard(piece, order).lines(piece.elements.clone(), &mut |line| {
-            let place = piece.place + line.local - piece.elements.start;
-            let places = buffer[place..].iter_mut().step_by(line.stride);
+        let place_of = |line: &Line| piece.place + line.local - piece.elements.start;
+        if let Some(stored) = self.source.stored(tensor, piece.value, piece.replica)? {
+            let (mut result, mut apart) = (Ok(()), Vec::new());
+            self.state.shard(piece, Order::Public).lines(piece.elements.clone(), &mut |line| {
+                let places = &mut buffer[place_of(&line)..];
+                if result.is_err() {
+                    return;
+                }
+                if line.stride == 1 {
+                    result = stored.read(line.whole, &mut places[..line.count]);
+                } else {
+                    apart.resize(line.count, 0.0);
+                    result = stored.read(line.whole, &mut apart);
+                    places.iter_mut().step_by(line.stride).zip(&apart).for_each(|(place, &value)| *place = value);
+                }
+            });
+            return Ok(result?);
+        }
+        // The optimizers' values start as zeros.
+        if matches!(piece.value, StateValue::Optimizer(_) | StateValue::OuterVelocity) {
+            return Ok(());
+        }
+        let whole = whole_tensor(tensor, self.seed);
+        self.state.shard(piece, Order::Own).lines(piece.elements.clone(), &mut |line| {
+            let places = buffer[place_of(&line)..].iter_mut().step_by(line.stride);
             places.zip(&whole[line.whole..line.whole + line.count]).for_each(|(place, &value)| *place = value);
         });
         Ok(())

@@ -254,7 +254,12 @@ pub(crate) enum Report {
     Evaluation(EvaluationReport),
     /// The scores of one rank's samples of an evaluation batch.
     Scores(ScoreReport),
-    /// The rank has written its part of the checkpoint after so many steps. The first rank adds
+    /// The rank has written its part of the checkpoint after so many steps into its files, which
+    /// are not on storage yet.
+    CheckpointWritten {
+        step: usize,
+    },
+    /// The rank's part of the checkpoint after so many steps is on storage. The first rank adds
     /// the state of loss scaling and clipping.
     CheckpointPart {
         step: usize,

@@ -1,14 +1,16 @@
 //! The costs of writing checkpoints into a folder: ranks copy their part, write it into one file and
-//! sync it; then the file is read back for its checksum and the folder gets its name. These are the
+//! sync it while the file is read back for its checksum, and the folder gets its name. These are the
 //! steps of a run's checkpoints, by the same code.
 
 use super::statistics::summarise;
-use crate::checkpoint::{Staging, describe};
+use crate::checkpoint::{Staging, describe, require_space};
 use crate::checkpoint_error::CheckpointError;
 use crate::disk::{Disk, SystemDisk};
 use foretell_program::StorageCosts;
 use foretell_units::{Bytes, BytesPerSecond, Seconds};
+use std::fs::File;
 use std::path::Path;
+use std::sync::Barrier;
 use std::time::Instant;
 
 /// The sizes of the checkpoints that are written: one that shows the latency, one that shows the
@@ -26,11 +28,7 @@ const REPETITIONS: usize = 3;
 pub fn storage_costs(folder: &Path, ranks: usize) -> Result<StorageCosts, CheckpointError> {
     let refused = |error| CheckpointError::write(folder, error);
     let scratch = tempfile::Builder::new().prefix(".foretell-").tempdir_in(folder).map_err(refused)?;
-    let space = rustix::fs::statvfs(folder).map_err(|error| refused(error.into()))?;
-    let (free, needed) = (space.f_bavail.saturating_mul(space.f_frsize), LARGE as u64);
-    if free < needed {
-        return Err(CheckpointError::DiskFull { folder: folder.into(), free, needed });
-    }
+    require_space(&SystemDisk, folder, LARGE as u64)?;
     let ranks = ranks.max(1);
     let state: Vec<f32> = (0..LARGE / 4).map(|number| number as f32).collect();
     let mut copies: Vec<Vec<f32>> = state.chunks((LARGE / 4).div_ceil(ranks)).map(<[f32]>::to_vec).collect();
@@ -72,23 +70,32 @@ fn write(scratch: &Path, name: &str, copies: &[Vec<f32>], size: usize) -> std::i
     let path = partial.join("state");
     disk.create_folder(&partial)?;
     let share = size / 4 / copies.len();
+    let all_written = Barrier::new(copies.len() + 1);
     let write_part = |number: usize, copy: &[f32]| -> std::io::Result<()> {
-        let file = disk.open(&path)?;
-        if number == 0 {
-            disk.reserve(&file, (4 * share * copies.len()) as u64)?;
-        }
-        let mut staging = Staging::new(&disk, &file);
-        staging.add((4 * share * number) as u64, copy[..share.min(copy.len())].iter())?;
-        staging.flush()?;
-        disk.sync(&file)
+        let write = |file: File| -> std::io::Result<File> {
+            if number == 0 {
+                disk.reserve(&file, (4 * share * copies.len()) as u64)?;
+            }
+            let mut staging = Staging::new(&disk, &file);
+            staging.add((4 * share * number) as u64, copy[..share.min(copy.len())].iter())?;
+            staging.flush()?;
+            Ok(file)
+        };
+        let file = disk.open(&path).and_then(write);
+        all_written.wait();
+        disk.sync(&file?)
     };
     std::thread::scope(|scope| {
         let write_part = &write_part;
         let ranks: Vec<_> =
             copies.iter().enumerate().map(|(number, copy)| scope.spawn(move || write_part(number, copy))).collect();
-        ranks.into_iter().try_for_each(|rank| rank.join().unwrap_or_else(|_| Err(std::io::Error::other("a thread panicked"))))
+        // Checksums are computed while ranks sync.
+        all_written.wait();
+        let described = describe(&path);
+        let panicked = || Err(std::io::Error::other("a thread panicked"));
+        ranks.into_iter().try_for_each(|rank| rank.join().unwrap_or_else(|_| panicked()))?;
+        described
     })?;
-    describe(&path)?;
     disk.sync_folder(&partial)?;
     disk.rename(&partial, &whole)?;
     disk.sync_folder(scratch)?;

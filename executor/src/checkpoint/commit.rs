@@ -38,6 +38,8 @@ pub(crate) struct Commit {
     pub(crate) state: CheckpointState,
     /// The sizes that its files should have.
     pub(crate) sizes: Vec<(&'static str, u64)>,
+    /// What its files are, with their checksums.
+    pub(crate) files: Vec<(&'static str, FileState)>,
     /// The linear layers that have an adapter, each with whether its weight is transposed.
     pub(crate) adapted: Vec<(String, bool)>,
 }
@@ -67,13 +69,28 @@ impl CheckpointFolder {
         // Left by a run that was killed while it tried what follows.
         remove_abandoned(path).map_err(refused)?;
         tempfile::Builder::new().prefix(".foretell-").tempfile_in(path).map_err(refused)?;
-        if let Ok(space) = rustix::fs::statvfs(path) {
-            let (free, needed) = (space.f_bavail.saturating_mul(space.f_frsize), layout.bytes());
-            if free < needed {
-                return Err(CheckpointError::DiskFull { folder: path.clone(), free, needed });
-            }
-        }
+        require_space(&*self.disk, path, layout.bytes())?;
         Ok(self)
+    }
+
+    /// The sizes and checksums of the files of a checkpoint that is not whole yet.
+    pub(crate) fn describe(
+        &self,
+        step: usize,
+        names: &[&'static str],
+    ) -> Result<Vec<(&'static str, FileState)>, CheckpointError> {
+        let partial = partial_folder(&self.path, step);
+        let describe = |name: &'static str| {
+            let path = partial.join(name);
+            let file = describe(&path).map_err(|error| CheckpointError::read(&path, error))?;
+            Ok((name, file))
+        };
+        let describe = &describe;
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = names.iter().map(|&name| scope.spawn(move || describe(name))).collect();
+            let panicked = || CheckpointError::read(&partial, std::io::Error::other("a thread panicked"));
+            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|_| Err(panicked()))).collect()
+        })
     }
 
     /// The checkpoints' numbers of steps, the largest first, whole or not.
@@ -86,6 +103,14 @@ impl CheckpointFolder {
         let mut steps: Vec<usize> = entries.filter_map(step).collect();
         steps.sort_unstable_by(|one, other| other.cmp(one));
         steps
+    }
+}
+
+/// Refuses to begin a checkpoint for which the disk has no space.
+pub(crate) fn require_space(disk: &dyn Disk, folder: &Path, needed: u64) -> Result<(), CheckpointError> {
+    match disk.free(folder) {
+        Some(free) if free < needed => Err(CheckpointError::DiskFull { folder: folder.into(), free, needed }),
+        _ => Ok(()),
     }
 }
 
@@ -106,10 +131,9 @@ impl Commit {
             let text = text.map_err(|error| CheckpointError::write(&path, error.into()))?;
             write_synced(&*disk, &path, &text)?;
         }
-        for (name, bytes) in self.sizes {
-            let path = partial.join(name);
-            let file = describe(&path).map_err(|error| CheckpointError::read(&path, error))?;
+        for ((name, bytes), (_, file)) in self.sizes.into_iter().zip(self.files) {
             if file.bytes != bytes {
+                let path = partial.join(name);
                 let reason = format!("it has {} bytes instead of {bytes}", file.bytes);
                 return Err(CheckpointError::Damaged { path, reason, hint: "give a folder that all nodes share with `--run`" });
             }

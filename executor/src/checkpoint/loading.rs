@@ -2,12 +2,13 @@
 
 use super::layout::{OUTER_VELOCITY, PARAMETER, name_of_state};
 use super::state::CheckpointState;
-use super::weights::{Heads, InitialWeights, Matching, TensorFiles, folder_of_weights};
+use super::weights::{Heads, InitialWeights, Matching, StoredTensor, TensorFiles, folder_of_weights};
 use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
 use crate::checkpoint_error::CheckpointError;
 use crate::job::{Start, TrainingJob};
 use foretell_models::{Graph, GraphOptions, Tensor};
 use foretell_program::{Lora, StateValue};
+use std::ops::Range;
 use std::path::Path;
 
 /// Checks that a job can start from what it names, before anything is written.
@@ -91,10 +92,14 @@ impl StateSource {
         Self { weights: None, checkpoint: None, scales_loss: false }
     }
 
-    /// A replica's values of a whole tensor in the order of its public form; `None` if it starts
-    /// with its usual initial values.
-    pub(crate) fn whole(&self, tensor: &Tensor, value: StateValue, replica: usize) -> Result<Option<Vec<f32>>, CheckpointError> {
-        let mut values = vec![0.0; tensor.elements()];
+    /// A replica's values of a tensor; `None` if it starts with its usual initial values.
+    pub(crate) fn stored(
+        &self,
+        tensor: &Tensor,
+        value: StateValue,
+        replica: usize,
+    ) -> Result<Option<StoredValues<'_>>, CheckpointError> {
+        let mut parts = Vec::new();
         for public in tensor.public_tensors() {
             let of_optimizer = |state: &str| {
                 let checkpoint = self.checkpoint.as_ref()?;
@@ -112,10 +117,10 @@ impl StateSource {
                 StateValue::Parameter | StateValue::Master if replica > 0 => of_optimizer(PARAMETER).or_else(of_model),
                 StateValue::Parameter | StateValue::Master | StateValue::Running | StateValue::OuterParameter => of_model(),
             };
-            let (Some(stored), Some(part)) = (stored, values.get_mut(public.elements)) else { return Ok(None) };
-            stored.read(part)?;
+            let Some(stored) = stored else { return Ok(None) };
+            parts.push((public.elements, stored));
         }
-        Ok(Some(values))
+        Ok(Some(StoredValues { parts }))
     }
 
     /// The control of the update, whose usual first values are given.
@@ -131,5 +136,25 @@ impl StateSource {
             None => super::Scaler { updates: state.step as f32, ..usual },
         };
         scaler.put_into(control);
+    }
+}
+
+/// The values of a whole tensor in files, in the order of its public form.
+pub(crate) struct StoredValues<'a> {
+    /// The tensors that files have of it, each with its elements.
+    parts: Vec<(Range<usize>, StoredTensor<'a>)>,
+}
+
+impl StoredValues<'_> {
+    /// Reads the elements from `first` on.
+    pub(crate) fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+        let end = first + values.len();
+        for (elements, part) in &self.parts {
+            let (from, until) = (elements.start.max(first), elements.end.min(end));
+            if from < until {
+                part.read(from - elements.start, &mut values[from - first..until - first])?;
+            }
+        }
+        Ok(())
     }
 }

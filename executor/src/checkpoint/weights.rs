@@ -153,16 +153,18 @@ fn parts_of_index(path: &Path) -> Result<BTreeSet<PathBuf>, CheckpointError> {
 }
 
 impl StoredTensor<'_> {
-    /// Reads the elements, in the order of the file, as single-precision numbers.
-    pub(super) fn read(&self, values: &mut [f32]) -> Result<(), CheckpointError> {
-        let words = || self.bytes.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
+    /// Reads the elements from `first` on, in the order of the file, as single-precision numbers.
+    pub(super) fn read(&self, first: usize, values: &mut [f32]) -> Result<(), CheckpointError> {
+        let width = self.info.dtype.bitsize() / 8;
+        let bytes = self.bytes.get(first * width..).unwrap_or_default();
+        let words = || bytes.as_chunks::<2>().0.iter().map(|&bytes| u16::from_le_bytes(bytes));
         match self.info.dtype {
             Dtype::F32 => {
-                let stored = self.bytes.as_chunks::<4>().0;
+                let stored = bytes.as_chunks::<4>().0;
                 values.iter_mut().zip(stored).for_each(|(value, &bytes)| *value = f32::from_le_bytes(bytes));
             }
             Dtype::F64 => {
-                let stored = self.bytes.as_chunks::<8>().0;
+                let stored = bytes.as_chunks::<8>().0;
                 values.iter_mut().zip(stored).for_each(|(value, &bytes)| *value = f64::from_le_bytes(bytes) as f32);
             }
             Dtype::BF16 => values.iter_mut().zip(words()).for_each(|(value, bits)| *value = Half::Bf16.to_single(bits)),
@@ -180,7 +182,7 @@ impl StoredTensor<'_> {
 
     fn check_finite(&self) -> Result<(), CheckpointError> {
         let mut values = vec![0.0; self.info.shape.iter().product()];
-        self.read(&mut values)?;
+        self.read(0, &mut values)?;
         match values.into_iter().find(|value| !value.is_finite()) {
             None => Ok(()),
             Some(value) => Err(CheckpointError::NotFinite { path: self.path.into(), tensor: self.name.into(), value }),

@@ -1,7 +1,7 @@
 //! A rank's part of writing checkpoints: it runs the instructions of the Program that saves. A copy
 //! of the pieces that the rank saves is made between two steps, and a thread writes it.
 
-use super::commit::partial_folder;
+use super::commit::{partial_folder, require_space};
 use super::layout::{CheckpointLayout, FileLayout};
 use crate::arena::Arenas;
 use crate::backend::cuda::{DeviceAddress, StreamHandle};
@@ -148,7 +148,9 @@ impl<'a> CheckpointWriter<'a> {
         let folder = partial_folder(&self.folder, step);
         let save = started.elapsed().as_secs_f64();
         start_thread(move || {
-            let report = match places.write(&*disk, &folder, step, &copy) {
+            // A launcher that is gone has ended the run.
+            let written = || drop(launcher.send(&Report::CheckpointWritten { step }));
+            let report = match places.write(&*disk, &folder, step, &copy, written) {
                 Ok(()) => {
                     let (bytes, total) = (4 * copy.len(), started.elapsed().as_secs_f64());
                     log(&format!("checkpoint {step}: {bytes} bytes copied in {save:.6} s, written after {total:.6} s"));
@@ -156,7 +158,6 @@ impl<'a> CheckpointWriter<'a> {
                 }
                 Err(error) => Report::Failed { message: error.to_string(), consequence: false },
             };
-            // A launcher that is gone has ended the run.
             let _ = launcher.send(&report);
             copy
         })
@@ -219,33 +220,47 @@ fn start_thread(body: impl FnOnce() -> Vec<f32> + Send + 'static) -> Result<Join
 }
 
 impl FilePlaces {
-    /// Writes the copy of a rank's part into the files of `folder`, and syncs them.
-    fn write(&self, disk: &dyn Disk, folder: &Path, step: usize, copy: &[f32]) -> Result<(), CheckpointError> {
-        disk.create_folder(folder).map_err(|error| CheckpointError::write(folder, error))?;
-        for (number, (name, file)) in self.layout.files.iter().enumerate() {
-            let path = folder.join(name);
-            self.write_file(disk, &path, (number, file), step, copy).map_err(|error| CheckpointError::write(&path, error))?;
+    /// Writes the copy of a rank's part into the files of `folder`, calls `written`, and syncs the
+    /// files.
+    fn write(
+        &self,
+        disk: &dyn Disk,
+        folder: &Path,
+        step: usize,
+        copy: &[f32],
+        written: impl FnOnce(),
+    ) -> Result<(), CheckpointError> {
+        if self.is_first {
+            require_space(disk, folder.parent().unwrap_or(folder), self.layout.bytes())?;
         }
-        Ok(())
+        disk.create_folder(folder).map_err(|error| CheckpointError::write(folder, error))?;
+        let mut files = Vec::with_capacity(self.layout.files.len());
+        for (number, (name, layout)) in self.layout.files.iter().enumerate() {
+            let path = folder.join(name);
+            let file =
+                disk.open(&path).and_then(|file| self.write_file(disk, &file, (number, layout), step, copy).map(|()| file));
+            files.push((file.map_err(|error| CheckpointError::write(&path, error))?, path));
+        }
+        written();
+        files.iter().try_for_each(|(file, path)| disk.sync(file).map_err(|error| CheckpointError::write(path, error)))
     }
 
     fn write_file(
         &self,
         disk: &dyn Disk,
-        path: &Path,
+        file: &File,
         (number, layout): (usize, &FileLayout),
         step: usize,
         copy: &[f32],
     ) -> std::io::Result<()> {
-        let file = disk.open(path)?;
         if self.is_first {
-            disk.reserve(&file, layout.bytes)?;
-            disk.write_at(&file, &layout.header, 0)?;
+            disk.reserve(file, layout.bytes)?;
+            disk.write_at(file, &layout.header, 0)?;
             for &place in &layout.batch_counts {
-                disk.write_at(&file, &(step as i64).to_le_bytes(), place)?;
+                disk.write_at(file, &(step as i64).to_le_bytes(), place)?;
             }
         }
-        let mut staging = Staging::new(disk, &file);
+        let mut staging = Staging::new(disk, file);
         let mut rest = copy;
         for place in &self.pieces {
             let (values, others) = rest.split_at(place.piece.len());
@@ -262,8 +277,7 @@ impl FilePlaces {
                 result?;
             }
         }
-        staging.flush()?;
-        disk.sync(&file)
+        staging.flush()
     }
 }
 
@@ -303,6 +317,7 @@ impl<'a> Staging<'a> {
     pub(crate) fn flush(&mut self) -> std::io::Result<()> {
         if !self.bytes.is_empty() {
             self.disk.write_at(self.file, &self.bytes, self.first)?;
+            self.disk.begin_sync(self.file, self.first, self.bytes.len());
         }
         self.bytes.clear();
         Ok(())

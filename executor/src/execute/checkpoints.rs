@@ -1,7 +1,7 @@
 //! The launcher's view of the checkpoints of a run: which ranks have written their parts, and the
 //! thread that makes a checkpoint whole.
 
-use crate::checkpoint::{CheckpointError, CheckpointFolder, CheckpointLayout, CheckpointState, Commit, Scaler};
+use crate::checkpoint::{CheckpointError, CheckpointFolder, CheckpointLayout, CheckpointState, Commit, FileState, Scaler};
 use crate::disk::Disk;
 use crate::error::ExecutorError;
 use crate::job::{Checkpoints, PartTimes, TrainingJob};
@@ -42,10 +42,17 @@ pub struct MeasuredCheckpoint {
     pub write_seconds: f64,
 }
 
+/// A thread that computes checksums.
+type Describing = JoinHandle<Result<Vec<(&'static str, FileState)>, CheckpointError>>;
+
 #[derive(Default)]
 struct Parts {
-    /// The number of ranks that have written theirs.
+    /// The number of ranks that have written theirs into the files.
     written: usize,
+    /// The number of ranks whose part is on storage.
+    synced: usize,
+    /// The thread that computes the files' checksums, once all ranks have written.
+    describing: Option<Describing>,
     scaler: Option<Scaler>,
     /// The longest time for which a step waited.
     save: f64,
@@ -78,32 +85,49 @@ impl SavedCheckpoints {
     }
 
     /// Notes that a rank has written its part of the checkpoint after `step` steps. Once all have,
-    /// a thread makes it whole.
-    pub(super) fn add_part(&mut self, step: usize, scaler: Option<Scaler>, times: PartTimes) -> Result<(), ExecutorError> {
+    /// a thread computes the checksums, while ranks wait for storage.
+    pub(super) fn add_written(&mut self, step: usize) -> Result<(), ExecutorError> {
         let parts = self.parts.entry(step).or_default();
         parts.written += 1;
+        if parts.written == self.world_size {
+            let (folder, names) = (self.folder.clone(), self.sizes.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+            parts.describing = Some(start_thread(move || folder.describe(step, &names))?);
+        }
+        Ok(())
+    }
+
+    /// Notes that a rank's part of the checkpoint after `step` steps is on storage. Once all are, a
+    /// thread makes it whole.
+    pub(super) fn add_part(&mut self, step: usize, scaler: Option<Scaler>, times: PartTimes) -> Result<(), ExecutorError> {
+        let parts = self.parts.entry(step).or_default();
+        parts.synced += 1;
         parts.scaler = parts.scaler.or(scaler);
         parts.save = parts.save.max(times.save.into());
         // Clocks of different machines cannot be compared, but durations can.
         let since = Duration::try_from_secs_f64(times.total.into()).unwrap_or_default();
         let began = Instant::now().checked_sub(since);
         parts.started = [parts.started, began].into_iter().flatten().min();
-        if parts.written < self.world_size {
+        if parts.synced < self.world_size {
             return Ok(());
         }
         let (scaler, seconds, started) = (parts.scaler, parts.save, parts.started);
+        let describing = parts.describing.take();
         self.parts.remove(&step);
         self.wait()?;
         let state = CheckpointState { scaler, ..CheckpointState::new(&self.job, step, self.steps_per_epoch, self.world_size) };
         let (sizes, adapted) = (self.sizes.clone(), self.adapted.clone());
-        let commit = Commit { folder: self.folder.clone(), state, sizes, adapted };
-        let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(move || {
-            let path = commit.run()?;
+        let folder = self.folder.clone();
+        self.committing = Some(start_thread(move || {
+            let names: Vec<&'static str> = sizes.iter().map(|(name, _)| *name).collect();
+            let files = match describing.map(JoinHandle::join) {
+                Some(Ok(files)) => files?,
+                // A thread that panicked has said so.
+                Some(Err(_)) | None => folder.describe(step, &names)?,
+            };
+            let path = Commit { folder, state, sizes, files, adapted }.run()?;
             let write_seconds = started.map_or(0.0, |started| started.elapsed().as_secs_f64());
             Ok((path, MeasuredCheckpoint { step, seconds, write_seconds }))
-        });
-        self.committing =
-            Some(thread.map_err(|error| ExecutorError::system("start the thread that completes a checkpoint", error))?);
+        })?);
         Ok(())
     }
 
@@ -122,6 +146,12 @@ impl SavedCheckpoints {
         self.measured.push(measured);
         Ok(())
     }
+}
+
+/// Starts a thread that completes a checkpoint.
+fn start_thread<T: Send + 'static>(body: impl FnOnce() -> T + Send + 'static) -> Result<JoinHandle<T>, ExecutorError> {
+    let thread = std::thread::Builder::new().name("checkpoint".into()).spawn(body);
+    thread.map_err(|error| ExecutorError::system("start the thread that completes a checkpoint", error))
 }
 
 impl Drop for SavedCheckpoints {

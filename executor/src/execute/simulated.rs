@@ -156,6 +156,7 @@ fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<FaultyNetwork>, disk:
                     attempt.losses.extend(metrics.map(|metrics| (metrics.step, metrics.loss.to_bits())));
                     None
                 }
+                Event::Report(Report::CheckpointWritten { step }) => saving.add_written(step).err(),
                 Event::Report(Report::CheckpointPart { step, scaler, times }) => saving.add_part(step, scaler, times).err(),
                 Event::Report(Report::Failed { message, .. }) => Some(ExecutorError::RankFailed { rank, host: None, message }),
                 Event::Report(_) => None,
