@@ -154,6 +154,7 @@ impl Recovery<'_> {
                     timeline: None,
                     cycle: training.predicted.compiled.cycle,
                     paces: None,
+                    departures: Vec::new(),
                     first_steps: Vec::new(),
                     resumed_from_step: first,
                     restarts,

@@ -61,12 +61,13 @@ struct PiecePlace {
 
 impl<'a> CheckpointWriter<'a> {
     /// The writer of a rank, into the run's folder of checkpoints. The state is that of `program`.
+    /// The rank `first` also writes what belongs to no rank.
     pub(crate) fn new(
         folder: &Path,
         layout: CheckpointLayout,
         state: &RankState<'a>,
         program: &'a Program,
-        member: &Member,
+        (member, first): (&Member, Rank),
     ) -> Result<Self, CheckpointError> {
         if !folder.is_dir() {
             return Err(CheckpointError::NotShared { folder: folder.into() });
@@ -84,7 +85,7 @@ impl<'a> CheckpointWriter<'a> {
         Ok(Self {
             folder: folder.into(),
             pieces,
-            places: Arc::new(FilePlaces { layout, pieces: places, is_first: member.rank == Rank(0) }),
+            places: Arc::new(FilePlaces { layout, pieces: places, is_first: member.rank == first }),
             control: state.list.buffers.iter().find(is_control),
             launcher: Arc::clone(&member.control),
             disk: Arc::clone(&member.disk),

@@ -6,7 +6,7 @@ use crate::disk::Disk;
 use crate::error::ExecutorError;
 use crate::job::{Checkpoints, TrainingJob};
 use foretell_models::{GraphOptions, WeightLayout};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -19,6 +19,8 @@ pub(super) struct SavedCheckpoints {
     /// The linear layers that have an adapter, each with whether its weight is transposed.
     adapted: Vec<(String, bool)>,
     steps_per_epoch: usize,
+    /// The ranks that have not left.
+    present: BTreeSet<usize>,
     world_size: usize,
     /// By number of steps: the parts of checkpoints that are not yet whole.
     parts: BTreeMap<usize, Parts>,
@@ -30,8 +32,8 @@ pub(super) struct SavedCheckpoints {
 
 #[derive(Default)]
 struct Parts {
-    /// The number of ranks that have written theirs.
-    written: usize,
+    /// The ranks that have written theirs.
+    written: BTreeSet<usize>,
     scaler: Option<Scaler>,
 }
 
@@ -56,18 +58,29 @@ impl SavedCheckpoints {
         let layers = lora.map(|lora| lora.layers(&graph)).into_iter().flatten();
         let adapted = layers.map(|(name, weight)| (name.to_owned(), weight == WeightLayout::InOut)).collect();
         let (job, parts, committing, last) = (job.clone(), BTreeMap::new(), None, None);
-        Ok(Some(Self { job, folder, sizes, adapted, steps_per_epoch, world_size, parts, committing, last }))
+        let present = (0..world_size).collect();
+        Ok(Some(Self { job, folder, sizes, adapted, steps_per_epoch, present, world_size, parts, committing, last }))
     }
 
     /// Notes that a rank has written its part of the checkpoint after `step` steps. Once all have,
     /// a thread makes it whole.
-    pub(super) fn add_part(&mut self, step: usize, scaler: Option<Scaler>) -> Result<(), ExecutorError> {
+    pub(super) fn add_part(&mut self, rank: usize, step: usize, scaler: Option<Scaler>) -> Result<(), ExecutorError> {
         let parts = self.parts.entry(step).or_default();
-        parts.written += 1;
+        parts.written.insert(rank);
         parts.scaler = parts.scaler.or(scaler);
-        if parts.written < self.world_size {
-            return Ok(());
-        }
+        self.complete(step)
+    }
+
+    /// Notes that some ranks have left, which have nothing to save.
+    pub(super) fn leave(&mut self, ranks: &[usize]) -> Result<(), ExecutorError> {
+        self.present.retain(|rank| !ranks.contains(rank));
+        let steps: Vec<usize> = self.parts.keys().copied().collect();
+        steps.into_iter().try_for_each(|step| self.complete(step))
+    }
+
+    /// Has a thread make a checkpoint whole if all ranks have written their parts.
+    fn complete(&mut self, step: usize) -> Result<(), ExecutorError> {
+        let Some(parts) = self.parts.get(&step).filter(|parts| self.present.is_subset(&parts.written)) else { return Ok(()) };
         let scaler = parts.scaler;
         self.parts.remove(&step);
         self.wait()?;

@@ -152,11 +152,11 @@ fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<FaultyNetwork>, disk:
         for (rank, event) in events {
             let error = match event {
                 Event::Report(Report::Steps(steps)) => {
-                    let metrics = steps.into_iter().filter_map(|step| collector.step(step));
+                    let metrics = steps.into_iter().filter_map(|step| collector.step(rank, step));
                     attempt.losses.extend(metrics.map(|metrics| (metrics.step, metrics.loss.to_bits())));
                     None
                 }
-                Event::Report(Report::CheckpointPart { step, scaler }) => saving.add_part(step, scaler).err(),
+                Event::Report(Report::CheckpointPart { step, scaler }) => saving.add_part(rank, step, scaler).err(),
                 Event::Report(Report::Failed { message, .. }) => Some(ExecutorError::RankFailed { rank, host: None, message }),
                 Event::Report(_) => None,
                 Event::End(result) => result.err(),
