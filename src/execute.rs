@@ -11,7 +11,7 @@ use crate::recovery::{Recovery, Resumption};
 use crate::run_folder::RunFolder;
 use crate::training::{Training, TrainingArguments};
 use clap::Args;
-use foretell_executor::{Evaluation, ObservedPaces, Outcome, World};
+use foretell_executor::{Departure, Evaluation, ObservedPaces, Outcome, World};
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 
@@ -151,10 +151,15 @@ pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
         "checkpoint_seconds": outcome.median_checkpoint().map(|(wait, _)| wait.value()),
         "checkpoint_write_seconds": outcome.median_checkpoint().map(|(_, written)| written.value()),
         "restarts": outcome.restarts,
+        "departures": outcome.departures.iter().map(departure_document).collect::<Vec<_>>(),
         "staleness": outcome.paces.as_ref().map(|paces| paces.staleness).unwrap_or_default(),
         "world_size": outcome.world_size,
         "backend": outcome.backend.name(),
     })
+}
+
+fn departure_document(departure: &Departure) -> Value {
+    json!({ "worker": departure.worker, "step": departure.step, "cause": departure.cause })
 }
 
 /// An evaluation without its tables by class, which `evaluation.jsonl` has. Measures that a model
@@ -191,6 +196,9 @@ pub fn summary(outcome: &Outcome) -> String {
             "\n{samples_per_second:.1} samples a second; staleness {:.2} on average, {} at most for 95 % of pushes, {} for all",
             staleness.mean, staleness.p95, staleness.max
         ));
+    }
+    for departure in &outcome.departures {
+        text.push_str(&format!("\nworker {} left after {} steps", departure.worker, departure.step));
     }
     if let Some(bad) = outcome.steps.last().and_then(|step| step.bad_samples).filter(|&bad| bad > 0) {
         text.push_str(&format!("\n{bad} bad samples were left out or replaced; `ranks/` names them"));

@@ -4,7 +4,7 @@
 use crate::failure::Failure;
 use crate::output;
 use crate::tensorboard::EventFile;
-use foretell_executor::{Classification, Evaluation, RunEvent, StepMetrics};
+use foretell_executor::{Classification, Departure, Evaluation, RunEvent, StepMetrics};
 use foretell_program::{Period, RunLength};
 use foretell_units::Seconds;
 use indicatif::ProgressBar;
@@ -54,6 +54,7 @@ impl LiveProgress {
             }
             RunEvent::Step(step) => self.step(step),
             RunEvent::Evaluation(evaluation) => self.evaluation(evaluation),
+            RunEvent::Left(departure) => self.bar.suspend(|| output::note(&in_words(departure))),
         }
     }
 
@@ -109,6 +110,11 @@ impl LiveProgress {
             self.failure.get_or_insert(failure);
         }
     }
+}
+
+/// A departure in one sentence.
+fn in_words(Departure { worker, step, cause }: &Departure) -> String {
+    format!("worker {worker} has left after {step} steps of all, and the others go on: {cause}")
 }
 
 fn step_values(step: &StepMetrics) -> [(&'static str, f64); 5] {

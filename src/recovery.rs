@@ -155,6 +155,7 @@ impl Recovery<'_> {
                     cycle: training.predicted.compiled.cycle,
                     paces: None,
                     checkpoints: Vec::new(),
+                    departures: Vec::new(),
                     first_steps: Vec::new(),
                     resumed_from_step: first,
                     restarts,

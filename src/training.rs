@@ -14,7 +14,7 @@ use foretell_executor::checkpoint::check_start;
 use foretell_executor::data::{Augmentation, DataSource, Dataset, InputOptions, OnBadSample};
 use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{
-    ArrivalOrder, BackendKind, Checkpoints, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics,
+    ArrivalOrder, BackendKind, Checkpoints, Departure, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics,
     StopSignals, TrainingJob, TransportKind, World, executable, execute, supported,
 };
 use foretell_models::Model;
@@ -221,6 +221,11 @@ impl TrainingArguments {
                 "all ranks made each step together, so there is no order to record; hint: {hint}"
             )));
         };
+        if let Some(Departure { worker, .. }) = outcome.departures.first() {
+            let path = path.display();
+            output::note(&format!("worker {worker} has left, and no run can repeat that, so `{path}` is not written"));
+            return Ok(());
+        }
         let text = serde_json::to_vec(&paces.order).map_err(|error| Failure::Undone(error.to_string()))?;
         output::write(path, &text)
     }
@@ -318,6 +323,7 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Made) ->
             RunEvent::Started { length } => made.total = length.steps,
             RunEvent::Step(step) => made.steps.push(*step),
             RunEvent::Evaluation(evaluation) => made.evaluations.push(evaluation.clone()),
+            RunEvent::Left(_) => {}
         }
         live.show(&event);
     };

@@ -27,9 +27,13 @@ impl Drop for Run {
 /// Starts a practically endless run of two ranks and waits for its first step. Returns it with the
 /// process ids of its ranks.
 fn start(scratch: &Scratch, more: &[&str]) -> (Run, Vec<i32>) {
-    let plan = scratch.file("plan.yaml", ENDLESS);
-    let basic =
-        ["execute", "--plan", text(&plan), "--steps", "100000000", "--oversubscribe", "--no-evaluation", "--run", "first"];
+    start_plan(scratch, ENDLESS, &[&["--steps", "100000000", "--no-evaluation"], more].concat())
+}
+
+/// Starts a run of a plan and waits for its first step.
+fn start_plan(scratch: &Scratch, plan: &str, more: &[&str]) -> (Run, Vec<i32>) {
+    let plan = scratch.file("plan.yaml", plan);
+    let basic = ["execute", "--plan", text(&plan), "--oversubscribe", "--run", "first"];
     let mut command = scratch.command(&[&basic[..], more].concat());
     let run = Run(command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the program starts"));
     let pids = scratch.path("first/ranks/pids");
@@ -99,6 +103,87 @@ fn a_killed_rank_ends_the_run_and_is_named_with_its_cause() {
 #[test]
 fn a_killed_rank_ends_the_run_over_tcp_too() {
     assert_killed_rank_ends_the_run(&["--tcp", "--json"]);
+}
+
+/// A plan whose ranks are three workers with so many stages each, and behind them one server for
+/// each stage.
+fn with_servers(stages: usize, staleness: &str) -> String {
+    format!(
+        "model: {{family: mlp, widths: [64, 32, 32, 10]}}\ntopology: local\nglobal_batch: 48\n\
+         layout: {{data: 3, pipeline: {stages}, micro_batch: 8}}\n\
+         mode: {{parameter_server: {{servers: 1, staleness: {staleness}}}}}\n"
+    )
+}
+
+/// Kills or stops a rank of worker 1, of three. The others must end the run as if nothing were.
+fn assert_the_others_go_on(stages: usize, staleness: &str, signal: i32, more: &[&str]) {
+    let scratch = Scratch::new();
+    let steps = ["--steps", "3000", "--save-every", "2999", "--peer-timeout", "3s", "--json"];
+    let (mut run, pids) = start_plan(&scratch, &with_servers(stages, staleness), &[&steps[..], more].concat());
+    assert_eq!(pids.len(), 4 * stages);
+    // The ranks of a stage follow each other.
+    send(pids[1], signal);
+    wait_for("the run to end", Duration::from_secs(90), || run.0.try_wait().expect("a child").is_some());
+    let status = run.0.wait().expect("it has ended");
+    let (printed, message) = (read(run.0.stdout.take()), read(run.0.stderr.take()));
+    assert!(status.success(), "{message}");
+    assert!(message.contains("worker 1 has left after") && message.contains("rank 1 "), "{message}");
+    let document: serde_json::Value = serde_json::from_str(&printed).expect("one document");
+    let losses: Vec<f64> = document["loss"].as_array().expect("losses").iter().filter_map(|loss| loss.as_f64()).collect();
+    assert_eq!(losses.len(), 3000, "{message}");
+    let mean = |losses: &[f64]| losses.iter().sum::<f64>() / losses.len() as f64;
+    assert!(mean(&losses[2900..]) < 0.5 * losses[0], "the others do not learn: {} to {}", losses[0], mean(&losses[2900..]));
+    let departures = document["departures"].as_array().expect("a list");
+    assert_eq!((departures.len(), &departures[0]["worker"]), (1, &serde_json::json!(1)), "{departures:?}");
+    let (evaluated, accuracy) = (&document["evaluation"]["samples"], document["evaluation"]["top1"].as_f64());
+    assert!(evaluated.as_u64().is_some_and(|samples| samples > 0), "{document}");
+    assert!(accuracy.is_some_and(|top1| (0.5..=1.0).contains(&top1)), "{document}");
+    assert!(pids.iter().all(|&pid| !is_alive(pid)), "a rank is still there");
+    // The checkpoint is whole, and all workers go on from it.
+    let plan = scratch.path("plan.yaml");
+    let again = ["execute", "--plan", text(&plan), "--oversubscribe", "--resume", "first", "--run", "second", "--steps", "3010"];
+    let document = scratch.json(&again);
+    let losses: Vec<f64> = document["loss"].as_array().expect("losses").iter().filter_map(|loss| loss.as_f64()).collect();
+    assert_eq!((losses.len(), &document["departures"]), (10, &serde_json::json!([])));
+}
+
+#[test]
+fn a_killed_worker_leaves_those_at_their_own_pace() {
+    assert_the_others_go_on(1, "unbounded", libc::SIGKILL, &[]);
+}
+
+#[test]
+fn a_worker_leaves_with_all_its_stages_and_nobody_waits_for_it() {
+    assert_the_others_go_on(2, "2", libc::SIGKILL, &["--tcp"]);
+}
+
+#[test]
+fn a_stopped_worker_leaves_once_it_is_silent() {
+    assert_the_others_go_on(1, "1", libc::SIGSTOP, &[]);
+}
+
+/// Kills a rank of a run with servers. The run must end and name it.
+fn assert_ends_without(rank: usize, staleness: &str) {
+    let scratch = Scratch::new();
+    let more = ["--steps", "100000000", "--no-evaluation"];
+    let (mut run, pids) = start_plan(&scratch, &with_servers(1, staleness), &more);
+    kill(pids[rank]);
+    wait_for("the run to end", SOON, || run.0.try_wait().expect("a child").is_some());
+    let message = read(run.0.stderr.take());
+    assert_eq!(run.0.wait().expect("it has ended").code(), Some(1), "{message}");
+    assert!(message.contains(&format!("error: rank {rank} was killed")), "{message}");
+    assert!(pids.iter().all(|&pid| !is_alive(pid)), "a rank is still there");
+}
+
+#[test]
+fn a_killed_worker_ends_a_run_that_waits_for_all() {
+    assert_ends_without(1, "0");
+}
+
+#[test]
+fn a_killed_server_ends_the_run_and_is_named() {
+    assert_ends_without(3, "0");
+    assert_ends_without(3, "unbounded");
 }
 
 /// Stops some ranks of a run. It must end by itself and name the first of them.

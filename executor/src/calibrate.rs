@@ -35,7 +35,8 @@ pub fn calibrate(
     let mut measurements = RankMeasurements::default();
     let mut running = devices;
     while running > 0 {
-        let (rank, report) = ranks.next()?;
+        // No rank of a calibration may leave.
+        let News::Report(rank, report) = ranks.next()? else { continue };
         match report {
             Report::Progress(fraction) => progress(fraction),
             Report::Finished { .. } => running -= 1,

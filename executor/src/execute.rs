@@ -12,11 +12,12 @@ mod simulated;
 
 use crate::backend_kind::BackendKind;
 use crate::data::{Dataset, OnBadSample};
+use crate::departure;
 use crate::disk::SystemDisk;
 use crate::error::ExecutorError;
 use crate::files::write_whole;
 use crate::job::{ArrivalOrder, Job, Report, TrainingJob};
-use crate::launcher::{LaunchOptions, Ranks};
+use crate::launcher::{LaunchOptions, News, Ranks};
 use crate::recording::read_timeline;
 use crate::{executable, supported};
 pub use checkpoints::MeasuredCheckpoint;
@@ -24,10 +25,11 @@ use checkpoints::SavedCheckpoints;
 pub use classification::{Classification, PerClass, classification};
 use collector::{BadSamples, Collector};
 use files::RunFiles;
-use foretell_program::{Compiled, Cycle, Mesh, Pacing, Rank, RunLength, StalenessDistribution, Timeline, compile};
+use foretell_program::{Axis, Compiled, Cycle, Mesh, Pacing, Rank, RunLength, StalenessDistribution, Timeline, compile};
 use foretell_units::{Bytes, Seconds};
 use paces::PaceCollector;
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -102,6 +104,19 @@ pub enum RunEvent {
     Step(StepMetrics),
     /// An evaluation is done.
     Evaluation(Evaluation),
+    /// A worker has left, and the others go on.
+    Left(Departure),
+}
+
+/// A worker that has left a run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Departure {
+    /// The worker's number, its position along `data`.
+    pub worker: usize,
+    /// The number of steps that all had made.
+    pub step: usize,
+    /// The reason, with the rank.
+    pub cause: String,
 }
 
 /// The result of a run.
@@ -133,6 +148,8 @@ pub struct Outcome {
     pub paces: Option<ObservedPaces>,
     /// What each checkpoint cost.
     pub checkpoints: Vec<MeasuredCheckpoint>,
+    /// The workers that have left.
+    pub departures: Vec<Departure>,
 }
 
 /// What was observed of workers that go at their own pace.
@@ -231,11 +248,13 @@ pub fn execute(
     let files = folder.map(|folder| RunFiles::open(folder, job.start.step())).transpose()?;
     let saving = SavedCheckpoints::prepare(&mut job, folder, steps_per_epoch, mesh.world_size(), Arc::new(SystemDisk))?;
     let first_step = job.start.step();
+    let leavers = departure::leavers(&job, &compiled)?;
     let mut ranks = Ranks::start(mesh.world_size(), &Job::Train(Box::new(job)), options)?;
     if let Some(folder) = folder {
         let ids: Vec<String> = ranks.process_ids().iter().map(u32::to_string).collect();
         write_whole(&folder.join("ranks").join("pids"), ids.join("\n").as_bytes())?;
     }
+    ranks.let_leave(leavers);
     progress(RunEvent::Started { length });
     let mut run = ActiveRun::new(&compiled, bad, files, saving, options.backend, progress);
     run.outcome.resumed_from_step = first_step;
@@ -268,8 +287,12 @@ struct ActiveRun<'a> {
     files: Option<RunFiles>,
     /// `None` if the run writes no checkpoints.
     saving: Option<SavedCheckpoints>,
-    /// The number of steps that each rank had started when it was told to hold.
-    held: Vec<usize>,
+    /// The ranks that are at work.
+    running: BTreeSet<usize>,
+    /// The ranks that have not left.
+    present: BTreeSet<usize>,
+    /// By rank: the number of steps that it had started when it was told to hold.
+    held: BTreeMap<usize, usize>,
     /// `None` if all ranks make each step together.
     paces: Option<PaceCollector>,
     outcome: Outcome,
@@ -300,15 +323,20 @@ impl<'a> ActiveRun<'a> {
             cycle: compiled.cycle,
             paces: None,
             checkpoints: Vec::new(),
+            departures: Vec::new(),
         };
+        let workers = departure::workers(compiled);
+        let collector = Collector::new(world_size, training.predictions, training.samples, bad);
         let per_worker = |pacing: Pacing| PaceCollector::new(training.samples / pacing.workers.max(1));
         Self {
             paces: compiled.pacing.map(per_worker),
-            collector: Collector::new(world_size, training.predictions, training.samples, bad),
+            collector: if workers.is_empty() { collector } else { collector.with_workers(&workers) },
             predictions_per_sample: training.predictions / training.samples.max(1),
             files,
             saving,
-            held: Vec::new(),
+            running: (0..world_size).collect(),
+            present: (0..world_size).collect(),
+            held: BTreeMap::new(),
             outcome,
             progress,
         }
@@ -316,39 +344,40 @@ impl<'a> ActiveRun<'a> {
 
     /// Receives the ranks' reports until all ranks have finished.
     fn receive_reports(&mut self, ranks: &mut Ranks, mesh: &Mesh) -> Result<(), ExecutorError> {
-        let mut running = mesh.world_size();
-        while running > 0 {
-            let (rank, report) = ranks.next()?;
+        while !self.running.is_empty() {
+            let (rank, report) = match ranks.next()? {
+                News::Report(rank, report) => (rank, report),
+                News::Left { ranks: gone, lost, cause } => {
+                    self.leave(&gone, (lost, &cause), mesh)?;
+                    self.stop_once_held(ranks)?;
+                    continue;
+                }
+            };
             match report {
                 Report::Steps(reports) => {
                     for report in reports {
                         if let Some(paces) = self.paces.as_mut().filter(|_| mesh.stage_of(Rank(rank)) == 0) {
                             paces.step(rank, &report);
                         }
-                        if let Some(metrics) = self.collector.step(report) {
+                        if let Some(metrics) = self.collector.step(rank, report) {
                             self.finish_step(metrics)?;
                         }
                     }
                 }
                 Report::Evaluation(report) => {
-                    let evaluation = self.collector.evaluation(report, self.predictions_per_sample);
-                    // An evaluation split without samples has no loss.
-                    if let Some(evaluation) = evaluation.filter(|evaluation| evaluation.samples > 0) {
-                        self.finish_evaluation(evaluation)?;
-                    }
+                    let evaluation = self.collector.evaluation(rank, report, self.predictions_per_sample);
+                    self.finish_evaluation(evaluation)?;
                 }
                 Report::Scores(report) => self.collector.scores(report),
                 Report::CheckpointWritten { step } => {
-                    self.saving.as_mut().map_or(Ok(()), |saving| saving.add_written(step))?;
+                    self.saving.as_mut().map_or(Ok(()), |saving| saving.add_written(rank, step))?;
                 }
                 Report::CheckpointPart { step, scaler, times } => {
-                    self.saving.as_mut().map_or(Ok(()), |saving| saving.add_part(step, scaler, times))?;
+                    self.saving.as_mut().map_or(Ok(()), |saving| saving.add_part(rank, step, scaler, times))?;
                 }
                 Report::Held { started } => {
-                    self.held.push(started);
-                    if self.held.len() == mesh.world_size() {
-                        ranks.stop_after(self.held.iter().copied().max().unwrap_or(0))?;
-                    }
+                    self.held.insert(rank, started);
+                    self.stop_once_held(ranks)?;
                 }
                 Report::Turns { turns, staleness } => {
                     self.paces.as_mut().into_iter().for_each(|paces| paces.turns(rank, &turns, &staleness));
@@ -356,12 +385,39 @@ impl<'a> ActiveRun<'a> {
                 Report::Finished { arena } => {
                     let stage = mesh.stage_of(Rank(rank));
                     self.outcome.arenas[stage] = self.outcome.arenas[stage].max(arena);
-                    running -= 1;
+                    self.running.remove(&rank);
                 }
                 _ => {}
             }
         }
         Ok(())
+    }
+
+    /// Once all ranks hold, tells them where to stop.
+    fn stop_once_held(&mut self, ranks: &mut Ranks) -> Result<(), ExecutorError> {
+        let hold = self.present.iter().all(|rank| self.held.contains_key(rank));
+        if self.held.is_empty() || !hold {
+            return Ok(());
+        }
+        let held = std::mem::take(&mut self.held);
+        ranks.stop_after(held.into_values().max().unwrap_or(0))
+    }
+
+    /// Goes on without the ranks of a worker.
+    fn leave(&mut self, gone: &[usize], (lost, cause): (usize, &str), mesh: &Mesh) -> Result<(), ExecutorError> {
+        self.running.retain(|rank| !gone.contains(rank));
+        self.present.retain(|rank| !gone.contains(rank));
+        let worker = gone.first().map_or(0, |&rank| mesh.coordinates(Rank(rank)).along(Axis::Data));
+        let step = self.outcome.resumed_from_step + self.outcome.steps.len();
+        let departure = Departure { worker, step, cause: format!("rank {lost} {cause}") };
+        (self.progress)(RunEvent::Left(departure.clone()));
+        self.outcome.departures.push(departure);
+        for metrics in self.collector.leave(gone) {
+            self.finish_step(metrics)?;
+        }
+        let evaluated = self.collector.finished_evaluations(self.predictions_per_sample);
+        evaluated.into_iter().try_for_each(|evaluation| self.finish_evaluation(Some(evaluation)))?;
+        self.saving.as_mut().map_or(Ok(()), |saving| saving.leave(gone))
     }
 
     fn finish_step(&mut self, metrics: StepMetrics) -> Result<(), ExecutorError> {
@@ -374,7 +430,9 @@ impl<'a> ActiveRun<'a> {
         Ok(())
     }
 
-    fn finish_evaluation(&mut self, evaluation: Evaluation) -> Result<(), ExecutorError> {
+    fn finish_evaluation(&mut self, evaluation: Option<Evaluation>) -> Result<(), ExecutorError> {
+        // An evaluation split without samples has no loss.
+        let Some(evaluation) = evaluation.filter(|evaluation| evaluation.samples > 0) else { return Ok(()) };
         if !evaluation.loss.is_finite() {
             return Err(ExecutorError::Diverged { step: evaluation.step, loss: evaluation.loss });
         }

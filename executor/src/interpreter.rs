@@ -30,13 +30,13 @@ use crate::backend::cuda::CudaBackend;
 use crate::backend::{CpuBackend, Hyperparameters, Operand};
 use crate::error::ExecutorError;
 use crate::samples::Samples;
-use crate::transport::{StreamNumber, Transport};
+use crate::transport::{StreamNumber, Transport, TransportError};
 use foretell_program::{Group, Mesh, MetricKind, Program, Rank};
 use gpu::GpuStreams;
 use prepared_program::PreparedProgram;
 use progress::{MAX_STREAMS, StreamProgress};
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use stream_key::{StreamKey, stream_keys};
@@ -85,6 +85,8 @@ struct SharedState {
     /// The thread that runs the interpreter, woken when a stream finishes a step.
     main: std::thread::Thread,
     transport: Arc<dyn Transport>,
+    /// Whether this rank goes on after the loss of a peer of this interpreter.
+    outlives_peers: AtomicBool,
     /// `None` on a CPU.
     gpu_streams: Option<GpuStreams>,
 }
@@ -151,6 +153,7 @@ impl Interpreter {
             keys,
             main: std::thread::current(),
             transport: Arc::clone(&transport),
+            outlives_peers: AtomicBool::new(false),
         });
         shared.progress.register_thread(COMPUTE);
         // From here on, an error drops the interpreter, which ends the threads that have started.
@@ -178,6 +181,11 @@ impl Interpreter {
             interpreter.workers.push(worker);
         }
         Ok(interpreter)
+    }
+
+    /// From now on the loss of a peer fails a step, and nothing else of this rank or of others.
+    pub(crate) fn outlive_peers(&self) {
+        self.shared.outlives_peers.store(true, Ordering::SeqCst);
     }
 
     /// Runs one step on all streams. Returns when every instruction is done.
@@ -303,8 +311,15 @@ fn open_backend(
 
 impl SharedState {
     /// Records a failure and wakes all streams of this rank. The transport is aborted first, so
-    /// that no woken stream goes on to wait there.
+    /// that no woken stream goes on to wait there. Where the rank outlives its peers, streams that
+    /// wait for the lost one find that out by themselves.
     fn fail(&self, error: ExecutorError) {
+        let is_loss =
+            matches!(error, ExecutorError::Transport(TransportError::PeerLost { .. }) | ExecutorError::OtherStream);
+        if is_loss && self.outlives_peers.load(Ordering::SeqCst) {
+            self.progress.fail(error);
+            return;
+        }
         self.transport.abort(None);
         if let Some(collectives) = self.gpu_streams.as_ref().and_then(|gpu_streams| gpu_streams.driver.collectives()) {
             collectives.abort();

@@ -382,6 +382,8 @@ pub(crate) struct EvaluationReport {
     pub(crate) epoch: usize,
     /// The number of evaluation samples, over all ranks.
     pub(crate) samples: usize,
+    /// The number of them that this rank has evaluated.
+    pub(crate) own_samples: usize,
     /// The metrics that this rank contributes, to be summed over ranks.
     pub(crate) metrics: Vec<(MetricKind, Bits)>,
     /// The samples that this rank could not use and replaced, as indices into the evaluation split.

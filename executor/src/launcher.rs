@@ -5,6 +5,7 @@
 //! per rank already, it starts only the first rank and waits for the others to join. All it reads
 //! of a job is the collective algorithm, which NCCL must be told.
 
+mod departure;
 mod failure;
 mod links;
 mod options;
@@ -21,6 +22,8 @@ use crate::rank_command::RankCommand;
 use crate::rendezvous::World;
 use crate::signals::StopSignals;
 use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError};
+pub(crate) use departure::News;
+use departure::Departures;
 use failure::describe_exit;
 use foretell_program::CollectiveAlgorithm;
 use links::{Link, LinkWatch};
@@ -61,6 +64,8 @@ pub(crate) struct Ranks {
     peer_timeout: Duration,
     /// The ranks' reports of bytes that do not arrive.
     links: LinkWatch,
+    /// Which ranks may be lost without an end of the run, and which were.
+    departures: Departures,
     /// The file from which externally started ranks read the run's secret. Dropping it deletes it.
     _key_file: Option<KeyFile>,
 }
@@ -107,6 +112,7 @@ impl Ranks {
             stopped_by: None,
             peer_timeout: options.peer_timeout,
             links: LinkWatch::default(),
+            departures: Departures::default(),
             _key_file: None,
         };
         let uses_nccl = options.backend.is_direct(world_size);
@@ -181,6 +187,7 @@ impl Ranks {
             stopped_by: None,
             peer_timeout: options.peer_timeout,
             links: LinkWatch::default(),
+            departures: Departures::default(),
             _key_file: key_file,
         };
         let mut command = world.rank_command(&options.program, first, options.backend);
@@ -237,9 +244,15 @@ impl Ranks {
         }
     }
 
-    /// Sends `message` to all ranks. If one is gone, the error says why.
+    /// Sends `message` to all ranks that have not left. If one is gone, the error says why.
     fn broadcast<T: Serialize>(&mut self, message: &T) -> Result<(), ExecutorError> {
-        self.server.broadcast(message).map_err(|error| self.explain(error))
+        let sent = (0..self.hosts.len()).map(|rank| match self.server.send(rank, message) {
+            // It has left, or `next` will find that out.
+            Err(TransportError::PeerLost { .. }) if self.departures.may_leave(rank) => Ok(()),
+            result => result,
+        });
+        let sent = sent.fold(Ok(()), Result::and);
+        sent.map_err(|error| self.explain(error))
     }
 
     /// Replaces the loss of a rank's connection by the reason for which the rank ended.
@@ -250,33 +263,44 @@ impl Ranks {
         }
     }
 
-    /// Returns the next report of any rank.
+    /// Returns the next report of any rank, or the news that some have left.
     ///
     /// # Errors
-    /// The cause of the run's failure, once any rank fails or is lost. The other ranks have then
-    /// been told to stop.
-    pub(crate) fn next(&mut self) -> Result<(usize, Report), ExecutorError> {
+    /// The cause of the run's failure, once any rank fails or is lost that may not leave. The other
+    /// ranks have then been told to stop.
+    pub(crate) fn next(&mut self) -> Result<News, ExecutorError> {
         loop {
             if let Some(signal) = self.signals.as_ref().and_then(StopSignals::received) {
                 self.hold(signal)?;
             }
+            if let Some(news) = self.leave_silent() {
+                return Ok(news);
+            }
             self.require_signs_of_life()?;
             match self.server.next_event(POLL_INTERVAL) {
+                Some((rank, _)) if self.departures.has_left(rank) => {}
                 Some((rank, Event::Message(message))) => match message.parse::<Report>()? {
-                    Report::Failed { message, consequence } => return Err(self.diagnose(rank, Some(message), consequence)),
+                    Report::Failed { message, consequence } => {
+                        if consequence && let Some(news) = self.leave_ended(None) {
+                            return Ok(news);
+                        }
+                        return Err(self.diagnose(rank, Some(message), consequence));
+                    }
                     Report::AskedToStop { signal } => self.hold(signal)?,
                     Report::Starved(starved) => self.require_links(rank, &starved)?,
                     Report::Sent { to, stream, bytes } => {
                         self.links.note_sent(&Link { from: rank, to, stream }, bytes, Instant::now())
                     }
-                    report => return Ok((rank, report)),
+                    report => return Ok(News::Report(rank, report)),
                 },
-                Some((rank, Event::Lost(TransportError::PeerLost { .. }))) => return Err(self.diagnose(rank, None, false)),
+                Some((rank, Event::Lost(TransportError::PeerLost { .. }))) => {
+                    return self.leave_ended(Some(rank)).map_or_else(|| Err(self.diagnose(rank, None, false)), Ok);
+                }
                 Some((rank, Event::Lost(error))) => return Err(self.diagnose(rank, Some(error.to_string()), false)),
                 None => {
                     self.poll_children();
                     if let Some((rank, _)) = self.first_exit(|status| !status.success()) {
-                        return Err(self.diagnose(rank, None, false));
+                        return self.leave_ended(Some(rank)).map_or_else(|| Err(self.diagnose(rank, None, false)), Ok);
                     }
                 }
             }
@@ -335,10 +359,10 @@ impl Ranks {
         }
     }
 
-    /// The first rank that has ended with such a status, and the status.
+    /// The first rank that has ended with such a status and has not left, and the status.
     fn first_exit(&self, is_wanted: impl Fn(&ExitStatus) -> bool) -> Option<(usize, ExitStatus)> {
         let ended = self.exits.iter().enumerate().filter_map(|(rank, exit)| Some((rank, (*exit)?)));
-        ended.into_iter().find(|(_, status)| is_wanted(status))
+        ended.into_iter().find(|(rank, status)| !self.departures.has_left(*rank) && is_wanted(status))
     }
 }
 

@@ -54,6 +54,7 @@ pub mod checkpoint;
 mod checkpoint_error;
 mod clock;
 pub mod data;
+mod departure;
 mod disk;
 mod environment;
 mod error;
@@ -92,8 +93,8 @@ pub use calibrate::{calibrate, message_sizes};
 pub use calibration::{input_costs, storage_costs};
 pub use error::{ExecutorError, stop_signal_name};
 pub use execute::{
-    Classification, Evaluation, LossScaling, MeasuredCheckpoint, ObservedPaces, Outcome, PerClass, RunEvent, StepMetrics,
-    classification, execute,
+    Classification, Departure, Evaluation, LossScaling, MeasuredCheckpoint, ObservedPaces, Outcome, PerClass, RunEvent,
+    StepMetrics, classification, execute,
 };
 pub use files::write_whole;
 pub use generation::{Generator, NextToken, Sampling};

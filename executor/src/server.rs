@@ -93,7 +93,7 @@ impl ServerRun<'_> {
         let (batches, samples) = self.evaluation;
         (0..batches).try_for_each(|_| sessions.send_parameters())?;
         let (epoch, metrics, bad_samples) = (step / self.length.steps_per_epoch, Vec::new(), BTreeSet::new());
-        let report = EvaluationReport { step, epoch, samples, metrics, bad_samples };
+        let report = EvaluationReport { step, epoch, samples, own_samples: 0, metrics, bad_samples };
         Ok(self.member.control.send(&Report::Evaluation(report))?)
     }
 

@@ -4,7 +4,7 @@
 //! Sessions run side by side. What touches that which all share takes turns: a pull copies the
 //! latest version of the parameters, a push makes the next one. The order of these turns is all
 //! that varies between runs, so a recorded order replays a run bit for bit. The rules of turns are
-//! [`Versions`]'.
+//! [`Versions`]'. The session of a worker that is lost ends, and the others go on without it.
 
 use crate::arena::Arenas;
 use crate::backend::Hyperparameters;
@@ -12,6 +12,7 @@ use crate::error::ExecutorError;
 use crate::interpreter::{Interpreter, StepRequest};
 use crate::member::Member;
 use crate::samples::Samples;
+use crate::transport::TransportError;
 use foretell_program::{Pacing, Rank, Session, Turn, Versions};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -118,11 +119,19 @@ pub(crate) fn with_sessions<Output>(
             let results = results.clone();
             let body = move || {
                 let mut runner = SessionRunner::start(worker, session, (member, arenas), turns, samples, hyperparameters);
+                let mut is_lost = false;
                 for command in receiver {
                     let result = match &mut runner {
+                        _ if is_lost => Ok(()),
                         Ok(runner) => runner.run(command),
                         Err(error) => Err(std::mem::replace(error, ExecutorError::OtherStream)),
                     };
+                    // All peers of a session are ranks of its worker.
+                    is_lost |= matches!(result, Err(ExecutorError::Transport(TransportError::PeerLost { .. })));
+                    let result = if is_lost { Ok(()) } else { result };
+                    if is_lost {
+                        turns.leave(worker);
+                    }
                     turns.end(worker);
                     if results.send(result).is_err() {
                         break;
@@ -159,6 +168,7 @@ impl<'a> SessionRunner<'a> {
         let programs = [&session.snapshot, &session.send, &session.receive, &session.update];
         let transport = Arc::clone(&member.transport);
         let interpreter = Interpreter::start(&programs, Rank(member.rank.0), arenas, transport, Arc::clone(samples))?;
+        interpreter.outlive_peers();
         Ok(Self { worker, interpreter, member, turns, samples, hyperparameters })
     }
 
@@ -208,6 +218,8 @@ struct TurnState {
     first: usize,
     /// The steps of each worker since.
     steps: Vec<usize>,
+    /// The workers that have left.
+    left: Vec<bool>,
     /// The turns taken, in order.
     taken: Vec<Turn>,
     /// The turns to take; `None` where any order will do.
@@ -226,6 +238,7 @@ impl Turns {
             versions: Versions::new(pacing),
             first,
             steps: vec![0; pacing.workers],
+            left: vec![false; pacing.workers],
             taken: Vec::new(),
             replay: replay.map(VecDeque::from),
             staleness: Vec::new(),
@@ -283,13 +296,22 @@ impl Turns {
         self.changed.notify_all();
     }
 
+    /// Notes that a worker is lost: nobody waits for it any more.
+    fn leave(&self, worker: u32) {
+        let mut state = self.lock();
+        state.versions.leave(worker);
+        state.left[worker as usize] = true;
+        drop(state);
+        self.changed.notify_all();
+    }
+
     /// Makes all turns fail.
     fn abort(&self) {
         self.lock().aborted = true;
         self.changed.notify_all();
     }
 
-    /// The number of steps that all workers have made, those before the run included.
+    /// The number of steps that all workers that are left have made, those before the run included.
     fn steps_of_all(&self) -> usize {
         self.lock().steps_of_all()
     }
@@ -317,7 +339,8 @@ impl TurnState {
     }
 
     fn steps_of_all(&self) -> usize {
-        self.first + self.steps.iter().min().copied().unwrap_or(0)
+        let present = self.steps.iter().zip(&self.left).filter(|&(_, &has_left)| !has_left);
+        self.first + present.map(|(&steps, _)| steps).min().unwrap_or(0)
     }
 }
 

@@ -4,7 +4,8 @@ use crate::arena::Arenas;
 use crate::batches::BatchSequence;
 use crate::checkpoint::{CheckpointLayout, CheckpointWriter, StateSource};
 use crate::clock;
-use crate::data::{Dataset, Split};
+use crate::departure;
+use crate::data::{Dataset, PADDING, Split};
 use crate::error::ExecutorError;
 use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
@@ -52,13 +53,18 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
     // A server's sessions have interpreters of their own.
     let pacing = compiled.pacing.filter(|_| server::serves(&compiled, member.rank));
     let interpreter = if pacing.is_some() { None } else { Some(start()?) };
+    if let Some(interpreter) = interpreter.as_ref().filter(|_| compiled.pacing.is_some()) {
+        // The launcher decides whether a loss ends the run.
+        interpreter.outlive_peers();
+    }
     // After the interpreter's start, which may clear the arena.
     let state = RankState::new(&compiled.training, &graph, member.rank);
     initialise(&state, &arenas, &StateSource::open(job, &graph)?, job.seed)?;
     let saving = RankState::new(&compiled.saving, &graph, member.rank);
     let writer = |checkpoints: &Checkpoints| {
         let layout = CheckpointLayout::new(&graph, &job.plan)?;
-        CheckpointWriter::new(&checkpoints.folder, layout, &saving, member)
+        let first = departure::first_to_stay(&compiled);
+        CheckpointWriter::new(&checkpoints.folder, layout, &saving, (member, first))
     };
     let checkpoints = job.checkpoints.as_ref().map(writer).transpose()?;
     let steps_per_epoch = dataset.steps_per_epoch(job.plan.global_batch)?;
@@ -113,6 +119,15 @@ fn image_positions(program: &Program, rank: Rank) -> Vec<usize> {
         _ => None,
     });
     loads.flatten().collect()
+}
+
+/// The positions of a rank's samples among those of a run of the Program.
+fn positions_of(program: &Program, rank: Rank) -> Vec<usize> {
+    let coordinates = program.mesh.coordinates(rank);
+    let stage = program.mesh.stage_at(coordinates);
+    let at_once = stage.samples_at_once().max(1);
+    let (before, own) = (stage.samples_before(coordinates), stage.samples(coordinates));
+    (0..program.samples / at_once).flat_map(|batch| batch * at_once + before..batch * at_once + before + own).collect()
 }
 
 /// A training run in progress.
@@ -252,10 +267,13 @@ impl TrainingRun<'_> {
         let at_once = self.compiled.evaluation.samples;
         let mut metrics: Vec<(MetricKind, f64)> = Vec::new();
         let batches = self.dataset.evaluation_batches(at_once);
-        let (mut upcoming, mut bad_samples) = (VecDeque::new(), BTreeSet::new());
+        let (mut upcoming, mut bad_samples, mut own_samples) = (VecDeque::new(), BTreeSet::new(), 0);
+        let positions = positions_of(&self.compiled.evaluation, self.member.rank);
         for batch in 0..batches {
             for ahead in batch + upcoming.len()..batches.min(batch + 1 + self.job.input.prefetch) {
                 let indices = self.dataset.evaluation_indices(ahead, at_once)?;
+                let own = positions.iter().filter(|&&position| indices.get(position).is_some_and(|&index| index != PADDING));
+                own_samples += own.count();
                 upcoming.push_back(self.samples(EVALUATION, 0, indices));
             }
             let Some(samples) = upcoming.pop_front() else { break };
@@ -278,6 +296,6 @@ impl TrainingRun<'_> {
         }
         let metrics = metrics.into_iter().map(|(kind, value)| (kind, value.into())).collect();
         let samples = self.dataset.len(Split::Evaluation);
-        Ok(self.member.control.send(&Report::Evaluation(EvaluationReport { step, epoch, samples, metrics, bad_samples }))?)
+        Ok(self.member.control.send(&Report::Evaluation(EvaluationReport { step, epoch, samples, own_samples, metrics, bad_samples }))?)
     }
 }

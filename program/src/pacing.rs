@@ -5,7 +5,8 @@
 //! latest version, a push reads the latest and writes the next. Between its pull and its push, a
 //! worker computes with the version that it pulled: the number of versions since then is the
 //! staleness of its gradients. A bound of n steps delays the pull of a worker that is n steps ahead
-//! of the slowest (Ho et al. 2013, stale-synchronous).
+//! of the slowest (Ho et al. 2013, stale-synchronous). A worker may leave, and nobody waits for it
+//! any more.
 //!
 //! Both interpreters follow these rules. Neither knows why workers may be apart.
 //!
@@ -52,6 +53,7 @@ struct WorkerVersions {
     pushes: usize,
     /// The version of the last pull.
     pulled: usize,
+    has_left: bool,
 }
 
 impl Versions {
@@ -66,16 +68,22 @@ impl Versions {
     }
 
     /// Whether a turn may come next. A worker pulls and pushes in turn. A bound delays its pull,
-    /// and nothing delays its push.
+    /// and nothing delays its push. One that has left has no more turns.
     pub fn allows(&self, turn: Turn) -> bool {
+        let present = |worker: u32| self.workers.get(worker as usize).filter(|one| !one.has_left);
         match turn {
-            Turn::Push(worker) => self.workers.get(worker as usize).is_some_and(|one| one.pulls == one.pushes + 1),
+            Turn::Push(worker) => present(worker).is_some_and(|one| one.pulls == one.pushes + 1),
             Turn::Pull(worker) => {
-                let slowest = self.workers.iter().map(|one| one.pushes).min().unwrap_or(0);
+                let slowest = self.workers.iter().filter(|one| !one.has_left).map(|one| one.pushes).min().unwrap_or(0);
                 let is_near = |steps: usize| self.bound.is_none_or(|bound| steps <= slowest + bound);
-                self.workers.get(worker as usize).is_some_and(|one| one.pulls == one.pushes && is_near(one.pushes))
+                present(worker).is_some_and(|one| one.pulls == one.pushes && is_near(one.pushes))
             }
         }
+    }
+
+    /// Notes that a worker has left: it has no more turns, and no other waits for it.
+    pub fn leave(&mut self, worker: u32) {
+        self.workers.get_mut(worker as usize).into_iter().for_each(|one| one.has_left = true);
     }
 
     /// Takes a turn. Returns the staleness of a push. A turn that is not allowed changes nothing.
@@ -205,6 +213,19 @@ mod tests {
         assert!(versions.allows(pull(0)));
         assert_eq!([pull(0), push(0)].map(|turn| versions.take(turn)), [None, Some(0)]);
         assert!(!versions.allows(pull(0)) && versions.allows(pull(1)));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_worker_that_has_left() {
+        let mut versions = Versions::new(Pacing { workers: 3, bound: Some(0) });
+        let [pull, push] = [Turn::Pull, Turn::Push];
+        for turn in [pull(0), pull(1), pull(2), push(0), push(1)] {
+            versions.take(turn);
+        }
+        assert!(!versions.allows(pull(0)) && versions.allows(push(2)));
+        versions.leave(2);
+        assert!(versions.allows(pull(0)) && !versions.allows(push(2)) && !versions.allows(pull(2)));
+        assert_eq!((versions.take(push(2)), versions.version()), (None, 2));
     }
 
     #[test]

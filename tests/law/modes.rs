@@ -88,6 +88,25 @@ fn parameter_servers_that_wait_for_all_train_as_an_all_reduce_does() {
     servers(&Case { data: 2, precision: "bf16", ..Case::usual(gpt) }, "servers: 2", 1e-2);
 }
 
+#[test]
+fn several_servers_of_one_worker_use_the_norm_of_all_their_parts() {
+    let mode = "{parameter_server: {servers: 3}}";
+    for (model, tensor, pipeline, optimizer) in
+        [(MODELS[0].0, 1, 1, "sgd"), (MODELS[3].0, 2, 1, "lamb"), (MODELS[2].0, 1, 2, "adamw")]
+    {
+        let case = Case { tensor, pipeline, optimizer, clip: true, ..Case::usual(model) };
+        let scratch = Scratch::new();
+        let [alone, served] = [case.plan(), in_mode(&case, mode)].map(|plan| scratch.train(&plan, 6, 3, &["--data", "synthetic"]));
+        let close = |one: f64, other: f64| (one - other).abs() <= 2e-4 * one.abs().max(1.0);
+        for step in 0..6 {
+            let [losses, norms] = [[&alone.losses, &served.losses], [&alone.gradient_norms, &served.gradient_norms]]
+                .map(|[one, other]| (one[step], other[step]));
+            assert!(close(losses.0, losses.1), "{optimizer}, step {step}: losses {losses:?}");
+            assert!(close(norms.0, norms.1), "{optimizer}, step {step}: norms {norms:?}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig {
         cases: law_cases(8),

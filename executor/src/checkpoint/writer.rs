@@ -63,12 +63,13 @@ struct PiecePlace {
 
 impl<'a> CheckpointWriter<'a> {
     /// The writer of a rank, into the run's folder of checkpoints. `state` is that of the Program
-    /// that saves. A thread allocates the copy, so that the first checkpoint is as fast as others.
+    /// that saves. The rank `first` also writes what belongs to no rank. A thread allocates the
+    /// copy, so that the first checkpoint is as fast as others.
     pub(crate) fn new(
         folder: &Path,
         layout: CheckpointLayout,
         state: &RankState<'a>,
-        member: &Member,
+        (member, first): (&Member, Rank),
     ) -> Result<Self, ExecutorError> {
         if !folder.is_dir() {
             return Err(CheckpointError::NotShared { folder: folder.into() }.into());
@@ -93,7 +94,7 @@ impl<'a> CheckpointWriter<'a> {
             folder: folder.into(),
             list: state.list,
             pieces,
-            places: Arc::new(FilePlaces { layout, pieces: places, is_first: member.rank == Rank(0) }),
+            places: Arc::new(FilePlaces { layout, pieces: places, is_first: member.rank == first }),
             control: state.list.buffers.iter().find(is_control),
             launcher: Arc::clone(&member.control),
             disk: Arc::clone(&member.disk),

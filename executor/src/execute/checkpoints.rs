@@ -6,7 +6,7 @@ use crate::disk::Disk;
 use crate::error::ExecutorError;
 use crate::job::{Checkpoints, PartTimes, TrainingJob};
 use foretell_models::{GraphOptions, WeightLayout};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -20,6 +20,8 @@ pub(super) struct SavedCheckpoints {
     /// The linear layers that have an adapter, each with whether its weight is transposed.
     adapted: Vec<(String, bool)>,
     steps_per_epoch: usize,
+    /// The ranks that have not left.
+    present: BTreeSet<usize>,
     world_size: usize,
     /// By number of steps: the parts of checkpoints that are not yet whole.
     parts: BTreeMap<usize, Parts>,
@@ -47,10 +49,10 @@ type Describing = JoinHandle<Result<Vec<(&'static str, FileState)>, CheckpointEr
 
 #[derive(Default)]
 struct Parts {
-    /// The number of ranks that have written theirs into the files.
-    written: usize,
-    /// The number of ranks whose part is on storage.
-    synced: usize,
+    /// The ranks that have written theirs into the files.
+    written: BTreeSet<usize>,
+    /// The ranks whose part is on storage.
+    synced: BTreeSet<usize>,
     /// The thread that computes the files' checksums, once all ranks have written.
     describing: Option<Describing>,
     scaler: Option<Scaler>,
@@ -81,35 +83,53 @@ impl SavedCheckpoints {
         let layers = lora.map(|lora| lora.layers(&graph)).into_iter().flatten();
         let adapted = layers.map(|(name, weight)| (name.to_owned(), weight == WeightLayout::InOut)).collect();
         let (job, parts, committing, last, measured) = (job.clone(), BTreeMap::new(), None, None, Vec::new());
-        Ok(Some(Self { job, folder, sizes, adapted, steps_per_epoch, world_size, parts, committing, last, measured }))
+        let present = (0..world_size).collect();
+        Ok(Some(Self { job, folder, sizes, adapted, steps_per_epoch, present, world_size, parts, committing, last, measured }))
     }
 
-    /// Notes that a rank has written its part of the checkpoint after `step` steps. Once all have,
-    /// a thread computes the checksums, while ranks wait for storage.
-    pub(super) fn add_written(&mut self, step: usize) -> Result<(), ExecutorError> {
-        let parts = self.parts.entry(step).or_default();
-        parts.written += 1;
-        if parts.written == self.world_size {
-            let (folder, names) = (self.folder.clone(), self.sizes.iter().map(|(name, _)| *name).collect::<Vec<_>>());
-            parts.describing = Some(start_thread(move || folder.describe(step, &names))?);
-        }
-        Ok(())
+    /// Notes that a rank has written its part of the checkpoint after `step` steps.
+    pub(super) fn add_written(&mut self, rank: usize, step: usize) -> Result<(), ExecutorError> {
+        self.parts.entry(step).or_default().written.insert(rank);
+        self.describe(step)
     }
 
-    /// Notes that a rank's part of the checkpoint after `step` steps is on storage. Once all are, a
-    /// thread makes it whole.
-    pub(super) fn add_part(&mut self, step: usize, scaler: Option<Scaler>, times: PartTimes) -> Result<(), ExecutorError> {
+    /// Notes that a rank's part of the checkpoint after `step` steps is on storage.
+    pub(super) fn add_part(&mut self, rank: usize, step: usize, scaler: Option<Scaler>, times: PartTimes) -> Result<(), ExecutorError> {
         let parts = self.parts.entry(step).or_default();
-        parts.synced += 1;
+        parts.synced.insert(rank);
         parts.scaler = parts.scaler.or(scaler);
         parts.save = parts.save.max(times.save.into());
         // Clocks of different machines cannot be compared, but durations can.
         let since = Duration::try_from_secs_f64(times.total.into()).unwrap_or_default();
         let began = Instant::now().checked_sub(since);
         parts.started = [parts.started, began].into_iter().flatten().min();
-        if parts.synced < self.world_size {
-            return Ok(());
+        self.complete(step)
+    }
+
+    /// Notes that some ranks have left, which have nothing to save.
+    pub(super) fn leave(&mut self, ranks: &[usize]) -> Result<(), ExecutorError> {
+        self.present.retain(|rank| !ranks.contains(rank));
+        let steps: Vec<usize> = self.parts.keys().copied().collect();
+        steps.into_iter().try_for_each(|step| {
+            self.describe(step)?;
+            self.complete(step)
+        })
+    }
+
+    /// Has a thread compute the files' checksums if all ranks have written, while they wait for
+    /// storage.
+    fn describe(&mut self, step: usize) -> Result<(), ExecutorError> {
+        let Some(parts) = self.parts.get_mut(&step) else { return Ok(()) };
+        if parts.describing.is_none() && self.present.is_subset(&parts.written) {
+            let (folder, names) = (self.folder.clone(), self.sizes.iter().map(|(name, _)| *name).collect::<Vec<_>>());
+            parts.describing = Some(start_thread(move || folder.describe(step, &names))?);
         }
+        Ok(())
+    }
+
+    /// Has a thread make a checkpoint whole if the parts of all ranks are on storage.
+    fn complete(&mut self, step: usize) -> Result<(), ExecutorError> {
+        let Some(parts) = self.parts.get_mut(&step).filter(|parts| self.present.is_subset(&parts.synced)) else { return Ok(()) };
         let (scaler, seconds, started) = (parts.scaler, parts.save, parts.started);
         let describing = parts.describing.take();
         self.parts.remove(&step);

@@ -8,15 +8,23 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Collects the ranks' reports until those of a step or an evaluation are complete.
 pub(super) struct Collector {
+    /// The ranks that have not left.
+    present: BTreeSet<usize>,
     world_size: usize,
+    /// The ranks that train: all but servers.
+    trainers: BTreeSet<usize>,
+    /// The number of ranks that have the same samples: those of one worker.
+    ranks_per_worker: usize,
     /// Predictions of a training step, over all samples.
     predictions: usize,
     /// Samples of a training step.
     samples: usize,
-    /// The reports of incomplete steps, by step.
-    steps: BTreeMap<usize, Vec<StepReport>>,
-    /// The reports of all evaluations, by the training step that they follow.
-    evaluations: BTreeMap<usize, Vec<EvaluationReport>>,
+    /// The reports of incomplete steps with their ranks, by step.
+    steps: BTreeMap<usize, Vec<(usize, StepReport)>>,
+    /// The reports of all evaluations with their ranks, by the training step that they follow.
+    evaluations: BTreeMap<usize, Vec<(usize, EvaluationReport)>>,
+    /// The steps whose evaluations are complete.
+    evaluated: BTreeSet<usize>,
     /// The samples that could not be used so far; `None` where they end the run.
     bad: Option<BadSamples>,
     /// The scores of evaluations that are not complete, by the training step that they follow.
@@ -48,18 +56,55 @@ impl Collector {
     /// A collector for this many ranks, with so many predictions and samples in a step.
     pub(super) fn new(world_size: usize, predictions: usize, samples: usize, bad: Option<BadSamples>) -> Self {
         let (steps, evaluations, scores) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        Self { world_size, predictions, samples, steps, evaluations, scores, bad, last_end: None }
+        let ranks: BTreeSet<usize> = (0..world_size).collect();
+        let (present, trainers, ranks_per_worker) = (ranks.clone(), ranks, 1);
+        Self {
+            present,
+            world_size,
+            trainers,
+            ranks_per_worker,
+            predictions,
+            samples,
+            steps,
+            evaluations,
+            evaluated: BTreeSet::new(),
+            scores,
+            bad,
+            last_end: None,
+        }
+    }
+
+    /// The same, where only the ranks of these workers train.
+    pub(super) fn with_workers(self, workers: &[Vec<usize>]) -> Self {
+        let trainers = workers.iter().flatten().copied().collect();
+        Self { trainers, ranks_per_worker: workers.first().map_or(1, |ranks| ranks.len().max(1)), ..self }
     }
 
     /// Adds one rank's report of a step. Returns the metrics once all ranks have reported it.
-    pub(super) fn step(&mut self, report: StepReport) -> Option<StepMetrics> {
+    pub(super) fn step(&mut self, rank: usize, report: StepReport) -> Option<StepMetrics> {
         let step = report.step;
-        let reports = self.steps.entry(step).or_default();
-        reports.push(report);
-        if reports.len() < self.world_size {
+        self.steps.entry(step).or_default().push((rank, report));
+        self.finished_step(step)
+    }
+
+    /// Notes that some ranks have left. Returns the metrics of the steps that only they had not
+    /// reported.
+    pub(super) fn leave(&mut self, ranks: &[usize]) -> Vec<StepMetrics> {
+        self.present.retain(|rank| !ranks.contains(rank));
+        let steps: Vec<usize> = self.steps.keys().copied().collect();
+        steps.into_iter().filter_map(|step| self.finished_step(step)).collect()
+    }
+
+    /// The metrics of a step that all ranks have reported which have not left.
+    fn finished_step(&mut self, step: usize) -> Option<StepMetrics> {
+        let reports = self.steps.get(&step)?;
+        if !self.present.iter().all(|present| reports.iter().any(|(rank, _)| rank == present)) {
             return None;
         }
         let reports = self.steps.remove(&step)?;
+        // Workers have equal parts of the batch, and one that has left has made no part.
+        let share = self.share(reports.iter().map(|(rank, _)| rank));
+        let reports: Vec<StepReport> = reports.into_iter().map(|(_, report)| report).collect();
         let learning_rate = reports.first().map_or(0.0, |report| f64::from(report.learning_rate) as f32);
         let end = reports.iter().map(|report| report.end).max().unwrap_or(0);
         let start = reports.iter().map(|report| report.start).max().unwrap_or(0);
@@ -70,7 +115,7 @@ impl Collector {
         let metrics = reports.iter().map(|report| &report.metrics);
         // With weighted classes the loss is a mean by weight.
         let is_weighted = metrics.clone().flatten().any(|(kind, _)| *kind == MetricKind::Weight);
-        let weight = if is_weighted { sum(metrics.clone(), MetricKind::Weight) } else { self.predictions as f64 };
+        let weight = if is_weighted { sum(metrics.clone(), MetricKind::Weight) } else { self.predictions as f64 * share };
         let loss = sum(metrics.clone(), MetricKind::Loss) / weight;
         let gradient_norm = sum(metrics.clone(), MetricKind::SquaredGradientNorm).sqrt();
         let has_mixtures = metrics.clone().flatten().any(|(kind, _)| *kind == MetricKind::Dropped);
@@ -85,7 +130,7 @@ impl Collector {
         }
         let bad_samples = self.bad.as_ref().map(BadSamples::count);
         self.last_end = Some(end);
-        let samples_per_second = self.samples as f64 / seconds;
+        let samples_per_second = self.samples as f64 * share / seconds;
         Some(StepMetrics {
             step,
             loss,
@@ -99,24 +144,51 @@ impl Collector {
         })
     }
 
+    /// The share of a batch that these ranks have trained with.
+    fn share<'a>(&self, ranks: impl Iterator<Item = &'a usize>) -> f64 {
+        ranks.filter(|rank| self.trainers.contains(rank)).count() as f64 / self.trainers.len().max(1) as f64
+    }
+
     fn follows_evaluation(&self, step: usize) -> bool {
         step.checked_sub(1).is_some_and(|before| self.evaluations.contains_key(&before))
     }
 
     /// Adds one rank's report of an evaluation. Returns the evaluation once all ranks have reported
     /// it.
-    pub(super) fn evaluation(&mut self, report: EvaluationReport, predictions_per_sample: usize) -> Option<Evaluation> {
-        let (step, epoch, samples) = (report.step, report.epoch, report.samples);
-        let reports = self.evaluations.entry(step).or_default();
-        reports.push(report);
-        if reports.len() < self.world_size {
+    pub(super) fn evaluation(
+        &mut self,
+        rank: usize,
+        report: EvaluationReport,
+        predictions_per_sample: usize,
+    ) -> Option<Evaluation> {
+        let step = report.step;
+        self.evaluations.entry(step).or_default().push((rank, report));
+        self.finished_evaluation(step, predictions_per_sample)
+    }
+
+    /// The evaluations that only ranks had not reported which have left since.
+    pub(super) fn finished_evaluations(&mut self, predictions_per_sample: usize) -> Vec<Evaluation> {
+        let steps: Vec<usize> = self.evaluations.keys().copied().filter(|step| !self.evaluated.contains(step)).collect();
+        steps.into_iter().filter_map(|step| self.finished_evaluation(step, predictions_per_sample)).collect()
+    }
+
+    /// The evaluation after a step, once all ranks have reported it which have not left.
+    fn finished_evaluation(&mut self, step: usize, predictions_per_sample: usize) -> Option<Evaluation> {
+        let reports = self.evaluations.get(&step)?;
+        if !self.present.iter().all(|present| reports.iter().any(|(rank, _)| rank == present)) {
             return None;
         }
+        let &EvaluationReport { epoch, samples, .. } = &reports.first()?.1;
+        // Nobody has evaluated the part of a worker that has left.
+        let own = reports.iter().filter(|(rank, _)| self.trainers.contains(rank)).map(|(_, report)| report.own_samples);
+        let own = own.sum::<usize>() / self.ranks_per_worker;
+        let samples = if self.present.len() < self.world_size { own } else { samples };
+        self.evaluated.insert(step);
         if let Some(bad) = &mut self.bad {
-            bad.evaluation.extend(reports.iter().flat_map(|report| &report.bad_samples));
+            bad.evaluation.extend(reports.iter().flat_map(|(_, report)| &report.bad_samples));
         }
         let predictions = (samples * predictions_per_sample) as f64;
-        let metrics = reports.iter().map(|report| &report.metrics);
+        let metrics = reports.iter().map(|(_, report)| &report.metrics);
         let loss = sum(metrics.clone(), MetricKind::Loss) / predictions;
         let top1 = sum(metrics.clone(), MetricKind::Correct) / predictions;
         let top5 = sum(metrics, MetricKind::TopFive) / predictions;
@@ -152,30 +224,56 @@ mod tests {
     #[test]
     fn a_step_is_complete_when_all_ranks_have_reported_it() {
         let mut collector = Collector::new(2, 4, 4, None);
-        assert!(collector.step(report(0, 2.0)).is_none());
-        assert!(collector.step(report(1, f64::NAN)).is_none());
-        let first = collector.step(report(0, 6.0)).expect("both have reported it");
+        assert!(collector.step(0, report(0, 2.0)).is_none());
+        assert!(collector.step(0, report(1, f64::NAN)).is_none());
+        let first = collector.step(1, report(0, 6.0)).expect("both have reported it");
         assert_eq!((first.step, first.loss, first.learning_rate), (0, 2.0, 0.1));
-        let second = collector.step(report(1, 1.0)).expect("both have reported it");
+        let second = collector.step(1, report(1, 1.0)).expect("both have reported it");
         assert!(second.loss.is_nan());
         assert!(collector.steps.is_empty());
+    }
+
+    #[test]
+    fn steps_and_evaluations_go_on_without_a_worker_that_has_left() {
+        // Two workers of one rank each, and a server.
+        let mut collector = Collector::new(3, 4, 4, None).with_workers(&[vec![0], vec![1]]);
+        let none = |step| StepReport { metrics: Vec::new(), ..report(step, 0.0) };
+        for (rank, report) in [(0, report(0, 2.0)), (0, report(1, 2.0)), (2, none(0)), (1, report(0, 6.0))] {
+            let whole = collector.step(rank, report).map(|metrics| metrics.loss);
+            assert_eq!(whole, (rank == 1).then_some(2.0), "rank {rank}");
+        }
+        collector.step(2, none(1));
+        let finished = collector.leave(&[1]);
+        // Half the batch has half the predictions.
+        assert_eq!(finished.iter().map(|one| (one.step, one.loss)).collect::<Vec<_>>(), [(1, 1.0)]);
+        let evaluated = |own_samples| EvaluationReport {
+            step: 1,
+            epoch: 0,
+            samples: 10,
+            own_samples,
+            metrics: vec![(MetricKind::Loss, 12.0.into())],
+            bad_samples: BTreeSet::new(),
+        };
+        assert!(collector.evaluation(0, evaluated(6), 1).is_none());
+        let evaluation = collector.evaluation(2, EvaluationReport { metrics: Vec::new(), ..evaluated(0) }, 1).expect("all that are left");
+        assert_eq!((evaluation.samples, evaluation.loss), (6, 2.0));
     }
 
     #[test]
     fn a_bad_sample_that_several_ranks_load_counts_once() {
         let mut collector = Collector::new(2, 4, 4, Some(BadSamples::new(3)));
         let with = |step, bad_samples| StepReport { bad_samples, ..report(step, 1.0) };
-        collector.step(with(0, BTreeSet::from([7])));
-        let first = collector.step(with(0, BTreeSet::from([7, 9]))).expect("both have reported it");
-        collector.step(with(1, BTreeSet::from([7])));
-        let second = collector.step(with(1, BTreeSet::new())).expect("both have reported it");
+        collector.step(0, with(0, BTreeSet::from([7])));
+        let first = collector.step(1, with(0, BTreeSet::from([7, 9]))).expect("both have reported it");
+        collector.step(0, with(1, BTreeSet::from([7])));
+        let second = collector.step(1, with(1, BTreeSet::new())).expect("both have reported it");
         assert_eq!((first.bad_samples, second.bad_samples), (Some(5), Some(5)));
-        assert_eq!(Collector::new(1, 4, 4, None).step(report(0, 2.0)).expect("a step").bad_samples, None);
+        assert_eq!(Collector::new(1, 4, 4, None).step(0, report(0, 2.0)).expect("a step").bad_samples, None);
     }
 
     #[test]
     fn metrics_that_are_not_finite_are_written_as_null() {
-        let metrics = Collector::new(1, 4, 4, None).step(report(0, 2.0)).expect("the only rank has reported it");
+        let metrics = Collector::new(1, 4, 4, None).step(0, report(0, 2.0)).expect("the only rank has reported it");
         let text = serde_json::to_string(&metrics).expect("it is written");
         assert!(text.contains(r#""gradient_norm":null"#), "{text}");
     }

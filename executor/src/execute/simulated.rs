@@ -152,12 +152,12 @@ fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<FaultyNetwork>, disk:
         for (rank, event) in events {
             let error = match event {
                 Event::Report(Report::Steps(steps)) => {
-                    let metrics = steps.into_iter().filter_map(|step| collector.step(step));
+                    let metrics = steps.into_iter().filter_map(|step| collector.step(rank, step));
                     attempt.losses.extend(metrics.map(|metrics| (metrics.step, metrics.loss.to_bits())));
                     None
                 }
-                Event::Report(Report::CheckpointWritten { step }) => saving.add_written(step).err(),
-                Event::Report(Report::CheckpointPart { step, scaler, times }) => saving.add_part(step, scaler, times).err(),
+                Event::Report(Report::CheckpointWritten { step }) => saving.add_written(rank, step).err(),
+                Event::Report(Report::CheckpointPart { step, scaler, times }) => saving.add_part(rank, step, scaler, times).err(),
                 Event::Report(Report::Failed { message, .. }) => Some(ExecutorError::RankFailed { rank, host: None, message }),
                 Event::Report(_) => None,
                 Event::End(result) => result.err(),

@@ -142,7 +142,7 @@ impl Ranks {
 }
 
 /// Whether a signal has stopped a process.
-fn is_stopped(process: u32) -> bool {
+pub(super) fn is_stopped(process: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     // The name, in brackets, may hold anything; the state follows it.
     status.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with(['T', 't']))

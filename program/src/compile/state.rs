@@ -210,6 +210,8 @@ impl StageState {
             self.bucket_of_parameter.extend(bucket.members.iter().map(|member| (member.name.clone(), index)));
             if servers > 1 {
                 (bucket.shard_axes, bucket.shards) = (vec![Axis::Data], servers);
+                // Their parts lie along `data` even where one worker has nothing to sum along it.
+                bucket.gradient = bucket.gradient.with(Axis::Data, Placement::Partial);
             }
             bucket.stages.iter_mut().for_each(|stage| *stage += stages);
         }

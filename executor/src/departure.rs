@@ -1,0 +1,50 @@
+//! Which ranks may leave a run: those of workers that go at their own pace, if no other rank needs
+//! what they have.
+
+use crate::error::ExecutorError;
+use crate::job::TrainingJob;
+use crate::state::RankState;
+use foretell_models::GraphOptions;
+use foretell_program::{Axis, Compiled, Rank};
+
+/// The first rank that never leaves.
+pub(crate) fn first_to_stay(compiled: &Compiled) -> Rank {
+    let ranks = (0..compiled.training.mesh.world_size()).map(Rank);
+    let stays = |rank: &Rank| compiled.pacing.is_none() || !trains(compiled, *rank);
+    ranks.into_iter().find(stays).unwrap_or(Rank(0))
+}
+
+/// The ranks of each worker that goes at its own pace; none if all make each step together.
+pub(crate) fn workers(compiled: &Compiled) -> Vec<Vec<usize>> {
+    let Some(pacing) = compiled.pacing else { return Vec::new() };
+    let mesh = &compiled.training.mesh;
+    let mut workers = vec![Vec::new(); pacing.workers];
+    for rank in (0..mesh.world_size()).map(Rank).filter(|&rank| trains(compiled, rank)) {
+        if let Some(worker) = workers.get_mut(mesh.coordinates(rank).along(Axis::Data)) {
+            worker.push(rank.0);
+        }
+    }
+    workers
+}
+
+/// The ranks of each worker that may leave. None may if checkpoints need state that workers hold:
+/// parameters that are not trained.
+pub(crate) fn leavers(job: &TrainingJob, compiled: &Compiled) -> Result<Vec<Vec<usize>>, ExecutorError> {
+    let workers = workers(compiled);
+    if job.checkpoints.is_none() || workers.is_empty() {
+        return Ok(workers);
+    }
+    let graph = job.plan.training.graph(&job.model, &job.name, &GraphOptions::ONE)?;
+    let holds_state = |&rank: &usize| {
+        let state = RankState::new(&compiled.training, &graph, Rank(rank));
+        !state.saved_pieces(&compiled.training).is_empty()
+    };
+    let is_needed = workers.iter().flatten().any(holds_state);
+    Ok(if is_needed { Vec::new() } else { workers })
+}
+
+/// Whether a rank is one of a worker. The stages of servers follow those of the model.
+fn trains(compiled: &Compiled, rank: Rank) -> bool {
+    let mesh = &compiled.training.mesh;
+    2 * mesh.stage_of(rank) < mesh.stage_count()
+}
