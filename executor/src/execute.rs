@@ -18,6 +18,7 @@ use crate::files::write_whole;
 use crate::job::{ArrivalOrder, Job, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
+use crate::reference::References;
 use crate::{executable, supported};
 use checkpoints::SavedCheckpoints;
 pub use classification::{Classification, PerClass, classification};
@@ -130,6 +131,8 @@ pub struct Outcome {
     /// What was observed of workers that go at their own pace; `None` if all make each step
     /// together.
     pub paces: Option<ObservedPaces>,
+    /// The times of the reference kernel.
+    pub references: References,
 }
 
 /// What was observed of workers that go at their own pace.
@@ -283,6 +286,7 @@ impl<'a> ActiveRun<'a> {
             backend,
             cycle: compiled.cycle,
             paces: None,
+            references: References::new(world_size),
         };
         let per_worker = |pacing: Pacing| PaceCollector::new(training.samples / pacing.workers.max(1));
         Self {
@@ -308,6 +312,7 @@ impl<'a> ActiveRun<'a> {
                         if let Some(paces) = self.paces.as_mut().filter(|_| mesh.stage_of(Rank(rank)) == 0) {
                             paces.step(rank, &report);
                         }
+                        self.outcome.references.add(rank, report.step, report.reference);
                         if let Some(metrics) = self.collector.step(report) {
                             self.finish_step(metrics)?;
                         }

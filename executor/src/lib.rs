@@ -75,6 +75,7 @@ pub mod nvml;
 mod rank;
 mod rank_command;
 mod recording;
+mod reference;
 mod regular;
 mod rendezvous;
 mod samples;
@@ -102,6 +103,7 @@ pub use job::{
 pub use launcher::{LaunchOptions, RankSlot, TransportKind};
 pub use rank::run_rank;
 pub use recording::{StepSpans, read_timeline, timeline_file};
+pub use reference::{ObservedReference, References};
 pub use rendezvous::{Starter, World};
 pub use signals::StopSignals;
 pub use whole_file::remove_abandoned;

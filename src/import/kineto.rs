@@ -44,8 +44,12 @@ pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     if let Some(folder) = &arguments.run {
         let costs = inputs::profile(arguments.profile.as_deref())?;
-        let measured =
-            Measured { step_seconds, steps: of_ranks.first().map_or(0, |one| one.steps.len()), peak_memory_bytes: Vec::new() };
+        let measured = Measured {
+            step_seconds,
+            steps: of_ranks.first().map_or(0, |one| one.steps.len()),
+            peak_memory_bytes: Vec::new(),
+            reference: None,
+        };
         keep(
             &RunFolder::claim(Some(folder), false)?,
             loaded,
