@@ -3,6 +3,7 @@
 
 Each layout is calibrated, predicted and run once, in this order. No result is repeated or left out.
 Usage: cargo build --release && benches/accuracy.py [--foretell PATH] [--keep DIR] [--models NAME...] [--topologies NAME...]
+       benches/accuracy.py --runs 20 [--json FILE]   the README's command so often: the machine's part of each error, and the model's
 Needs only Python 3. Labs need root (see `foretell doctor`).
 """
 import argparse
@@ -77,6 +78,46 @@ def one(program, scratch, topology, model, fix):
     return check
 
 
+def repeated(program, scratch, count):
+    """Runs the README's command `count` times. Each run calibrates, plans and predicts before it trains."""
+    print("| run | layout | predicted | 80 % interval (ms) | measured | error | inside | machine's pace | machine error | model error |"
+          " inside at that pace |")
+    print("| ---: | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+    rows = []
+    for number in range(1, count + 1):
+        document = call(program, "run", "--model", "mlp", "--topology", "local", "--epochs", "10", "--run", scratch / f"run{number}")
+        check, predicted, at_pace = document["check"], document["predicted"], document["check"]["at_pace"]
+        layout = document["plan"]["plan"]["layout"]
+        row = {"data": layout["data"], "tensor": layout["tensor"], "pipeline": layout["pipeline"],
+               "predicted_step_seconds": check["predicted_step_seconds"], "measured_step_seconds": check["measured_step_seconds"],
+               "error": check["error"], "inside_interval": check["inside_interval"], "pace": at_pace["pace"],
+               "machine_error": check["machine_error"], "model_error": check["model_error"],
+               "inside_interval_at_pace": at_pace["inside_interval"],
+               "reference_kernels": at_pace["reference_kernels"], "reference_seconds": at_pace["reference_seconds"]}
+        rows.append(row)
+        times = [1e3 * value for value in (row["predicted_step_seconds"], predicted["step_seconds_p10"], predicted["step_seconds_p90"],
+                                           row["measured_step_seconds"])]
+        yes = {True: "yes", False: "no"}
+        print("| {} | data {}, tensor {}, pipeline {} | {:.3f} ms | {:.3f}-{:.3f} | {:.3f} ms | {:+.1f} % | {} | {:.3f} | {:+.1f} % "
+              "| {:+.1f} % | {} |".format(number, row["data"], row["tensor"], row["pipeline"], *times, 100 * row["error"],
+                                          yes[row["inside_interval"]], row["pace"], 100 * row["machine_error"],
+                                          100 * row["model_error"], yes[row["inside_interval_at_pace"]]), flush=True)
+    def summary(key):
+        values = [row[key] for row in rows]
+        return {"mean_absolute": sum(map(abs, values)) / len(values), "worst_absolute": max(map(abs, values)),
+                "bias": sum(values) / len(values)}
+    totals = {key: summary(key) for key in ("error", "machine_error", "model_error")}
+    for key in ("inside_interval", "inside_interval_at_pace"):
+        totals[key] = sum(row[key] for row in rows) / len(rows)
+    print()
+    for key in ("error", "machine_error", "model_error"):
+        one = {name: 100 * value for name, value in totals[key].items()}
+        print(f"{key.replace('_', ' ')}: mean {one['mean_absolute']:.1f} %, worst {one['worst_absolute']:.1f} %, bias {one['bias']:+.1f} %")
+    print(f"inside the 80 % interval: {100 * totals['inside_interval']:.0f} % of {count} runs, "
+          f"{100 * totals['inside_interval_at_pace']:.0f} % at the machine's pace")
+    return {"runs": rows, "totals": totals}
+
+
 def is_wanted(only, topology, name, fix):
     """Returns whether a row matches one of the TOPOLOGY[:MODEL[:LAYOUT]] filters in `only`. Without filters all rows match."""
     def fits(asked):
@@ -91,11 +132,18 @@ def main():
     parser.add_argument("--models", nargs="*")
     parser.add_argument("--topologies", nargs="*", default=list(LAYOUTS))
     parser.add_argument("--only", nargs="*", metavar="TOPOLOGY:MODEL[:LAYOUT]", help="only these rows, e.g. local:small-bert:pipeline=2")
+    parser.add_argument("--runs", type=int, metavar="N", help="only run the README's command N times, and split each error")
+    parser.add_argument("--json", metavar="FILE", help="with --runs, also write the figures there")
     parser.add_argument("--keep", help="keep plans, profiles and runs in this folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         scratch = pathlib.Path(options.keep or scratch)
         scratch.mkdir(parents=True, exist_ok=True)
+        if options.runs:
+            found = repeated(options.foretell, scratch, options.runs)
+            if options.json:
+                pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
+            return
         print("| topology | model | layout | predicted | 90 % interval (ms) | measured | error | memory error |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")
         checks = []

@@ -5,14 +5,16 @@ use crate::failure::Failure;
 use crate::input::bound_phrase;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
+use crate::predict;
 use crate::run_folder::{Measured, Predicted, RunFolder};
 use clap::Args;
-use foretell_executor::read_timeline;
-use foretell_program::{Compiled, Timeline};
+use foretell_executor::{ObservedReference, read_timeline};
+use foretell_program::{Compiled, Profile, Timeline};
 use foretell_reports::{
-    Chart, CheckDocument, CheckpointCheck, InputCheck, KindRow, LossPoint, Plot, Section, check_table, compare, page, write_trace,
+    AtPace, Chart, CheckDocument, CheckpointCheck, InputCheck, KindRow, LossPoint, Plot, Section, check_table, compare, page,
+    write_trace,
 };
-use foretell_simulator::{InputBound, Prediction};
+use foretell_simulator::{InputBound, Options, Oversubscription, Prediction, Recording, memory_use};
 use foretell_units::{Bytes, Seconds};
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -102,8 +104,51 @@ pub fn check_compiled(folder: &RunFolder, loaded: LoadedPlan, compiled: Compiled
         [totals.checkpoint_seconds, totals.checkpoint_write_seconds],
     );
     document.set_steps(prediction.step_seconds, Seconds::new(totals.step_seconds), interval.0, interval.1);
+    let wait = predicted.input.map_or(Seconds::ZERO, |input| Seconds::new(input.wait_seconds));
+    if let (Some(profile), Some(reference)) = (folder.profile()?, &totals.reference)
+        && let Some(at_pace) = at_pace(&loaded, &compiled, &profile, reference, wait)?
+    {
+        document.set_pace(at_pace);
+    }
     let Predicted { prediction, timeline: predicted, .. } = predicted;
     Ok(Checked { document, folder: folder.clone(), loaded, compiled, prediction, predicted, measured })
+}
+
+/// Predicts the step again, at the pace that each rank's device had in each part of the run. `None`
+/// if the profile does not have the reference kernel.
+fn at_pace(
+    loaded: &LoadedPlan,
+    compiled: &Compiled,
+    profile: &Profile,
+    reference: &ObservedReference,
+    input_wait: Seconds,
+) -> Result<Option<AtPace>, Failure> {
+    let Some(calibrated) = profile.reference.map(|sample| sample.median.value()).filter(|&time| time > 0.0) else {
+        return Ok(None);
+    };
+    let world = compiled.training.mesh.world_size();
+    let is_sound = |part: &Vec<f64>| part.len() == world && part.iter().all(|&time| time > 0.0 && time.is_finite());
+    let parts: Vec<Vec<f64>> = reference.processor_seconds.iter().filter(|part| is_sound(part)).cloned().collect();
+    let paces: Vec<Vec<f64>> = parts.iter().map(|part| part.iter().map(|time| time / calibrated).collect()).collect();
+    let mut means: Vec<f64> = paces.iter().map(|part| part.iter().sum::<f64>() / world as f64).collect();
+    means.sort_by(f64::total_cmp);
+    let Some(&pace) = means.get(means.len() / 2) else { return Ok(None) };
+    let costs = predict::costs(Some(profile), &loaded.topology, &loaded.plan, &loaded.model.model)?;
+    let memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
+    // Ranks that share a device were allowed to when they ran.
+    let oversubscription = Oversubscription::Allowed;
+    let options = Options { oversubscription, recording: Recording::Ends, observed_paces: paces, ..Options::default() };
+    let (prediction, _) = predict::predict_cycle(compiled, &memory, &loaded.topology, &costs, &options)?;
+    let prediction = prediction.waiting_for_input(input_wait);
+    Ok(Some(AtPace {
+        pace,
+        predicted_step: prediction.step_seconds,
+        p10: prediction.step_seconds_p10,
+        p90: prediction.step_seconds_p90,
+        inside_interval: false,
+        reference_kernels: reference.count,
+        reference_seconds: reference.seconds,
+    }))
 }
 
 #[derive(Deserialize)]

@@ -106,6 +106,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (None, Some(run)) => RunFolder::claim_to_resume(run)?,
         (path, _) => RunFolder::claim(path.as_deref(), arguments.overwrite).and_then(|folder| folder.clear().map(|()| folder))?,
     };
+    if let Some(profile) = &profile {
+        folder.keep_profile(profile)?;
+    }
     let outcome = recovery.train(Training { loaded, predicted, arguments: &training, folder: &folder, world, start })?;
     training.record(&outcome)?;
     if json {

@@ -10,7 +10,7 @@ use crate::predict::{self, oversubscription};
 use crate::run_folder::Measured;
 use crate::training::{ExecutorFailure, Made, SaveEvery, Training, TrainingArguments, train};
 use foretell_executor::checkpoint::{CheckpointError, CheckpointState, FoundCheckpoint, last_whole};
-use foretell_executor::{ExecutorError, Length, Outcome, Start, StopSignals, World};
+use foretell_executor::{ExecutorError, Length, Outcome, References, Start, StopSignals, World};
 use foretell_planner::{Request, plan};
 use foretell_program::{Layout, Mode, Plan, Profile};
 use foretell_simulator::CostModel;
@@ -156,6 +156,7 @@ impl Recovery<'_> {
                     paces: None,
                     checkpoints: Vec::new(),
                     departures: Vec::new(),
+                    references: References::default(),
                     first_steps: Vec::new(),
                     resumed_from_step: first,
                     restarts,

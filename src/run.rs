@@ -1,6 +1,6 @@
 //! `foretell run`: calibrates, plans, simulates, trains, checks and reports.
 
-use crate::calibrate::{Needs, Patience, measure, to_yaml};
+use crate::calibrate::{Needs, Patience, measure};
 use crate::check::check_compiled;
 use crate::choices::Choices;
 use crate::execute;
@@ -59,7 +59,6 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     folder.clear()?;
     let say = |text: &str| if json { Ok(()) } else { output::line(text) };
 
-    let profile_path = folder.file("profile.yaml");
     let profile = match profile {
         Some(profile) => profile,
         None => {
@@ -71,7 +70,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             measure(needs, setting.base.storage(), model, &setting.topology, arguments.patience, transport)?
         }
     };
-    output::write(&profile_path, to_yaml(&profile)?.as_bytes())?;
+    let profile_path = folder.keep_profile(&profile)?;
     say(&format!(
         "calibrated: {} kernels, {} collectives and messages ({})",
         profile.kernels.len(),

@@ -1,11 +1,12 @@
 //! A run's folder: its files, written and read (`docs/reference/contract.md`).
 
+use crate::calibrate::to_yaml;
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, ModelReference, PlanFile};
-use foretell_executor::{Outcome, remove_abandoned};
-use foretell_program::Timeline;
+use foretell_executor::{ObservedReference, Outcome, remove_abandoned};
+use foretell_program::{Profile, Timeline};
 use foretell_simulator::{InputBound, Prediction};
 use foretell_topologies::{Topology, TopologyReference, TopologySpec};
 use rustix::fs::{FlockOperation, flock};
@@ -56,6 +57,9 @@ pub struct Measured {
     /// Median time from the end of a step until the checkpoint after it was on storage.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint_write_seconds: Option<f64>,
+    /// The reference kernel's times; `None` on GPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reference: Option<ObservedReference>,
 }
 
 impl From<&Outcome> for Measured {
@@ -67,6 +71,7 @@ impl From<&Outcome> for Measured {
             step_seconds: outcome.median_step().value(),
             steps: outcome.steps.len(),
             peak_memory_bytes: outcome.arenas.iter().map(|arena| arena.count()).collect(),
+            reference: outcome.references.observed(&outcome.first_steps),
         }
     }
 }
@@ -75,7 +80,9 @@ impl From<&Outcome> for Measured {
 const KEPT_TO_RESUME: [&str; 6] =
     ["predicted.json", "plan.yaml", "metrics.jsonl", "evaluation.jsonl", "checkpoints", "tensorboard"];
 /// The other files of a run.
-const LEFT_BEHIND: [&str; 6] = ["measured.json", "timeline", "ranks", "trace.json", "report.html", "plots"];
+const LEFT_BEHIND: [&str; 7] = ["measured.json", PROFILE, "timeline", "ranks", "trace.json", "report.html", "plots"];
+/// The profile that the prediction was made with.
+const PROFILE: &str = "profile.yaml";
 /// Files that show that a folder is a run's: other folders are never cleared.
 const SIGNS_OF_A_RUN: [&str; 3] = ["predicted.json", "metrics.jsonl", "checkpoints"];
 /// The file whose lock keeps a second run out.
@@ -235,6 +242,19 @@ impl RunFolder {
         let mut file = PlanFile::new(model, topology, None, &loaded.plan);
         file.input = loaded.file.input;
         output::write(&self.file("plan.yaml"), file.to_yaml()?.as_bytes())
+    }
+
+    /// Writes the profile that the prediction is made with, and returns its path.
+    pub fn keep_profile(&self, profile: &Profile) -> Result<PathBuf, Failure> {
+        let path = self.file(PROFILE);
+        output::write(&path, to_yaml(profile)?.as_bytes())?;
+        Ok(path)
+    }
+
+    /// The profile that the prediction was made with; `None` if there was none.
+    pub fn profile(&self) -> Result<Option<Profile>, Failure> {
+        let path = self.file(PROFILE);
+        if path.is_file() { inputs::profile(Some(&path)) } else { Ok(None) }
     }
 
     /// Writes the prediction, before the run.

@@ -38,8 +38,18 @@ const EXECUTE: [&str; 10] = [
     "world_size",
     "backend",
 ];
-const CHECK: [&str; 7] =
-    ["predicted_step_seconds", "measured_step_seconds", "error", "inside_interval", "memory_error", "by_kind", "worst"];
+const CHECK: [&str; 10] = [
+    "predicted_step_seconds",
+    "measured_step_seconds",
+    "error",
+    "inside_interval",
+    "machine_error",
+    "model_error",
+    "at_pace",
+    "memory_error",
+    "by_kind",
+    "worst",
+];
 const SEARCH: [&str; 8] =
     ["layouts", "bounded_out", "out_of_memory", "simulated", "best_seconds", "lower_bound_seconds", "gap", "wall_seconds"];
 const RUN_FILES: [&str; 6] = ["plan.yaml", "predicted.json", "metrics.jsonl", "evaluation.jsonl", "measured.json", "ranks/0.log"];

@@ -59,6 +59,8 @@ struct RankMeasurements {
     /// One per rank.
     overheads: Vec<Overheads>,
     paces: Vec<f64>,
+    /// The reference kernel, one per rank.
+    references: Vec<Sample>,
 }
 
 impl RankMeasurements {
@@ -74,6 +76,7 @@ impl RankMeasurements {
             Report::Exchange { group, exchange, bytes, sample, processor } => {
                 self.exchanges.entry((group, exchange, bytes.count())).or_default().push((sample, processor));
             }
+            Report::Reference(sample) => self.references.push(sample),
             Report::Overheads(measured) => self.overheads.push(measured),
             _ => {}
         }
@@ -132,6 +135,7 @@ impl RankMeasurements {
                 (TransportKind::Tcp, false) => 0,
                 (TransportKind::SharedMemory, false) => SegmentShape::DEFAULT_RING_BYTES as u64,
             },
+            reference: (!self.references.is_empty()).then(|| combine(&self.references)),
             paces: quantiles(self.paces),
             speeds: speeds.collect(),
             kernels: kernels.collect(),

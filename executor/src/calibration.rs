@@ -103,6 +103,9 @@ fn time_kernels(
         member.control.send(&Report::Progress(pass_fraction.min(time_fraction).min(1.0)))?;
         more = first_ranks_choice(everyone, passes < MAX_PASSES && (pass_fraction < 1.0 || time_fraction < 1.0))?;
     }
+    if let Some(sample) = cpu.as_ref().and_then(CpuKernelTimer::reference) {
+        member.control.send(&Report::Reference(sample))?;
+    }
     let samples = match cpu {
         Some(cpu) => cpu.samples(&measurements),
         None => measurements.samples().into_iter().enumerate().collect(),

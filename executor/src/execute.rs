@@ -19,6 +19,7 @@ use crate::files::write_whole;
 use crate::job::{ArrivalOrder, Job, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, News, Ranks};
 use crate::recording::read_timeline;
+use crate::reference::References;
 use crate::{executable, supported};
 pub use checkpoints::MeasuredCheckpoint;
 use checkpoints::SavedCheckpoints;
@@ -150,6 +151,8 @@ pub struct Outcome {
     pub checkpoints: Vec<MeasuredCheckpoint>,
     /// The workers that have left.
     pub departures: Vec<Departure>,
+    /// The times of the reference kernel.
+    pub references: References,
 }
 
 /// What was observed of workers that go at their own pace.
@@ -324,6 +327,7 @@ impl<'a> ActiveRun<'a> {
             paces: None,
             checkpoints: Vec::new(),
             departures: Vec::new(),
+            references: References::new(world_size),
         };
         let workers = departure::workers(compiled);
         let collector = Collector::new(world_size, training.predictions, training.samples, bad);
@@ -359,6 +363,7 @@ impl<'a> ActiveRun<'a> {
                         if let Some(paces) = self.paces.as_mut().filter(|_| mesh.stage_of(Rank(rank)) == 0) {
                             paces.step(rank, &report);
                         }
+                        self.outcome.references.add(rank, report.step, report.reference);
                         if let Some(metrics) = self.collector.step(rank, report) {
                             self.finish_step(metrics)?;
                         }

@@ -4,6 +4,7 @@
 
 use crate::data::{DataSource, InputOptions};
 use crate::error::ExecutorError;
+use crate::reference::ReferenceTime;
 use crate::transport::{ControlClient, Starved, StreamNumber, TransportError};
 use foretell_models::{Control, Kernel, Model};
 use foretell_program::{Exchange, MetricKind, Period, Plan, Reach, RunLength, Sample, Turn};
@@ -305,6 +306,8 @@ pub(crate) enum Report {
         processor: Seconds,
     },
     Overheads(Overheads),
+    /// The duration of the reference kernel.
+    Reference(Sample),
     /// The connections on which the rank has waited for a while without a byte.
     Starved(Vec<Starved>),
     /// The answer to [`Order::CountSent`].
@@ -371,6 +374,8 @@ pub(crate) struct StepReport {
     pub(crate) metrics: Vec<(MetricKind, Bits)>,
     /// The samples that this rank could not use and replaced, as indices into the training split.
     pub(crate) bad_samples: BTreeSet<usize>,
+    /// The reference kernel, timed before the step; `None` where it is not.
+    pub(crate) reference: Option<ReferenceTime>,
 }
 
 /// One rank's part of an evaluation.
@@ -483,8 +488,8 @@ mod tests {
     fn a_report_carries_nan_infinities_and_negative_zero() {
         for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 0.1] {
             let metrics = vec![(MetricKind::Loss, Bits::from(value))];
-            let report =
-                StepReport { step: 3, start: 1, end: 2, learning_rate: value.into(), metrics, bad_samples: BTreeSet::new() };
+            let (learning_rate, bad_samples) = (value.into(), BTreeSet::new());
+            let report = StepReport { step: 3, start: 1, end: 2, learning_rate, metrics, bad_samples, reference: None };
             let text = serde_json::to_vec(&Report::Steps(vec![report])).expect("a report is JSON");
             let read: Report = serde_json::from_slice(&text).expect("JSON is a report");
             let Report::Steps(read) = &read else { unreachable!("expected steps, got {read:?}") };

@@ -76,6 +76,7 @@ pub mod nvml;
 mod rank;
 mod rank_command;
 mod recording;
+mod reference;
 mod regular;
 mod rendezvous;
 mod samples;
@@ -104,6 +105,7 @@ pub use job::{
 pub use launcher::{LaunchOptions, RankSlot, TransportKind};
 pub use rank::run_rank;
 pub use recording::{StepSpans, read_timeline, timeline_file};
+pub use reference::{ObservedReference, References};
 pub use rendezvous::{Starter, World};
 pub use signals::StopSignals;
 pub use whole_file::remove_abandoned;

@@ -84,7 +84,8 @@ impl ServerRun<'_> {
     fn report_step(&self, step: usize) -> Result<(), ExecutorError> {
         let rate = self.job.plan.learning_rate_at(step, self.length);
         let learning_rate = f64::from(rate).into();
-        let report = StepReport { step, start: 0, end: 0, learning_rate, metrics: Vec::new(), bad_samples: BTreeSet::new() };
+        let (metrics, bad_samples) = (Vec::new(), BTreeSet::new());
+        let report = StepReport { step, start: 0, end: 0, learning_rate, metrics, bad_samples, reference: None };
         Ok(self.member.control.send(&Report::Steps(vec![report]))?)
     }
 

@@ -14,6 +14,7 @@ use crate::job::{Checkpoints, EvaluationReport, Report, ScoreReport, StepReport,
 use crate::log::log;
 use crate::member::Member;
 use crate::recording::SpanRecorder;
+use crate::reference::ReferenceKernel;
 use crate::samples::{Samples, WorkerPool};
 use crate::server::{self, ServerRun};
 use crate::state::RankState;
@@ -93,6 +94,8 @@ pub(crate) fn train(member: &Member, job: &TrainingJob) -> Result<(), ExecutorEr
             unsent: Vec::new(),
             sent: Instant::now(),
             length,
+            // Of no use where GPUs compute.
+            reference: (job.timeline.is_some() && member.device.is_none()).then(ReferenceKernel::new),
         };
         run.train()?;
     }
@@ -151,6 +154,8 @@ struct TrainingRun<'a> {
     /// The time of the last report.
     sent: Instant,
     length: RunLength,
+    /// Shows the machine's pace, in runs whose spans are kept.
+    reference: Option<ReferenceKernel>,
 }
 
 impl TrainingRun<'_> {
@@ -218,6 +223,7 @@ impl TrainingRun<'_> {
 
     /// Runs one step.
     fn step(&mut self, step: usize, samples: Arc<Samples>, recorder: &mut SpanRecorder) -> Result<(), ExecutorError> {
+        let reference = self.reference.as_mut().map(ReferenceKernel::time).transpose()?;
         let start = clock::now();
         let hyperparameters = hyperparameters(&self.job.plan, self.job.seed, step, self.length);
         let own = Arc::clone(&samples);
@@ -240,7 +246,7 @@ impl TrainingRun<'_> {
         let learning_rate = f64::from(hyperparameters.learning_rate).into();
         let metrics = metrics.into_iter().map(|(kind, value)| (kind, value.into())).collect();
         let bad_samples = self.bad_samples(Split::Training, &own);
-        self.unsent.push(StepReport { step, start, end, learning_rate, metrics, bad_samples });
+        self.unsent.push(StepReport { step, start, end, learning_rate, metrics, bad_samples, reference });
         if self.sent.elapsed() > REPORT_INTERVAL { self.send_steps() } else { Ok(()) }
     }
 

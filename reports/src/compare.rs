@@ -159,6 +159,15 @@ pub struct CheckDocument {
     pub inside_interval: bool,
     /// Predicted over measured peak memory, less one; `None` if memory was not measured.
     pub memory_error: Option<f64>,
+    /// The part of the error that comes from the machine: the prediction over the one at the run's
+    /// pace, less one. Below 0 if the machine was slower than at calibration. `None` if the run's
+    /// pace is not known.
+    pub machine_error: Option<f64>,
+    /// The part of the error that is the model's: the prediction at the run's pace over the measured
+    /// step, less one. `1 + error` is the product of 1 + each part.
+    pub model_error: Option<f64>,
+    /// The prediction at the run's pace; `None` if that is not known.
+    pub at_pace: Option<AtPace>,
     /// Whether loading limits the step; `None` if the run's samples are in memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub input: Option<InputCheck>,
@@ -206,6 +215,29 @@ impl CheckpointCheck {
         };
         format!("a step waited {} for a checkpoint, predicted {}{written}", self.measured, self.predicted)
     }
+}
+
+/// The prediction of a step at the pace that the machine had during the run.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AtPace {
+    /// The time of the reference kernel in the run over that in the calibration: 1.1 if the machine
+    /// was a tenth slower. The median over the run's parts of the mean over ranks.
+    pub pace: f64,
+    /// The predicted step.
+    #[serde(rename = "predicted_step_seconds", serialize_with = "number")]
+    pub predicted_step: Seconds,
+    /// Its 10th percentile.
+    #[serde(rename = "step_seconds_p10", serialize_with = "number")]
+    pub p10: Seconds,
+    /// Its 90th percentile.
+    #[serde(rename = "step_seconds_p90", serialize_with = "number")]
+    pub p90: Seconds,
+    /// Whether the measured step is between the two.
+    pub inside_interval: bool,
+    /// How often the ranks timed the reference kernel.
+    pub reference_kernels: usize,
+    /// The time that a rank spent on it, outside of its steps.
+    pub reference_seconds: f64,
 }
 
 /// Whether loading limits the step, predicted and measured.
@@ -267,7 +299,16 @@ impl CheckDocument {
         let inside_interval = (p10..=p90).contains(&comparison.measured_step);
         let measured_memory = measured_memory.filter(|&measured| measured > Bytes::ZERO);
         let memory_error = measured_memory.map(|measured| predicted_memory / measured - 1.0);
-        Self { comparison, inside_interval, memory_error, input: None, checkpoint: None }
+        Self {
+            comparison,
+            inside_interval,
+            memory_error,
+            machine_error: None,
+            model_error: None,
+            at_pace: None,
+            input: None,
+            checkpoint: None,
+        }
     }
 
     /// Replaces the timelines' totals. A run measures steps from end to end, including the
@@ -277,6 +318,19 @@ impl CheckDocument {
         self.comparison.measured_step = measured;
         self.comparison.error = if measured > Seconds::ZERO { predicted / measured - 1.0 } else { 0.0 };
         self.inside_interval = (p10..=p90).contains(&measured);
+    }
+
+    /// Splits the error into that of the machine and that of the model. Call it after
+    /// [`CheckDocument::set_steps`].
+    pub fn set_pace(&mut self, at_pace: AtPace) {
+        let (predicted, measured) = (self.comparison.predicted_step, self.comparison.measured_step);
+        if at_pace.predicted_step <= Seconds::ZERO || measured <= Seconds::ZERO {
+            return;
+        }
+        self.machine_error = Some(predicted / at_pace.predicted_step - 1.0);
+        self.model_error = Some(at_pace.predicted_step / measured - 1.0);
+        let inside_interval = (at_pace.p10..=at_pace.p90).contains(&measured);
+        self.at_pace = Some(AtPace { inside_interval, ..at_pace });
     }
 }
 

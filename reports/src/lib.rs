@@ -57,7 +57,7 @@ mod shown;
 mod tables;
 mod trace;
 
-pub use compare::{Cause, CheckDocument, CheckpointCheck, Comparison, InputCheck, KindRow, WorstRow, compare};
+pub use compare::{AtPace, Cause, CheckDocument, CheckpointCheck, Comparison, InputCheck, KindRow, WorstRow, compare};
 pub use error::ReportError;
 pub use page::{Chart, Fact, GapPoint, LayoutPoint, Section, page};
 pub use plots::{CurvePoint, LossPoint, Plot, ScatterPoint};

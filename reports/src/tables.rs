@@ -259,13 +259,31 @@ pub(crate) fn headline(document: &CheckDocument) -> String {
     let inside = if document.inside_interval { "inside" } else { "outside" };
     let memory = document.memory_error.map_or_else(String::new, |error| format!("; memory error {}", signed_percent(error)));
     let input = document.input.as_ref().map_or_else(String::new, |input| format!("\n{}", input.sentence()));
+    let pace = pace_sentence(document).map_or_else(String::new, |sentence| format!("\n{sentence}"));
     let checkpoint = document.checkpoint.map_or_else(String::new, |checkpoint| format!("\n{}", checkpoint.sentence()));
     format!(
-        "predicted {}, measured {}: error {}, {inside} the 80 % interval{memory}{input}{checkpoint}",
+        "predicted {}, measured {}: error {}, {inside} the 80 % interval{memory}{pace}{input}{checkpoint}",
         comparison.predicted_step,
         comparison.measured_step,
         signed_percent(comparison.error)
     )
+}
+
+/// Says which part of the error is the machine's, and which the model's.
+fn pace_sentence(document: &CheckDocument) -> Option<String> {
+    let (at_pace, machine, model) = (document.at_pace.as_ref()?, document.machine_error?, document.model_error?);
+    let pace = match at_pace.pace {
+        pace if pace > 1.005 => format!("{} slower than", percent(pace - 1.0)),
+        pace if pace < 0.995 => format!("{} faster than", percent(1.0 - pace)),
+        _ => "as fast as".into(),
+    };
+    let inside = if at_pace.inside_interval { "inside" } else { "outside" };
+    Some(format!(
+        "the machine was {pace} at calibration: error {}; at that pace predicted {}: model error {}, {inside} the 80 % interval",
+        signed_percent(machine),
+        at_pace.predicted_step,
+        signed_percent(model),
+    ))
 }
 
 /// Formats [`Comparison::by_kind`], with the sum as last row.

@@ -6,7 +6,7 @@ mod common;
 use common::*;
 use foretell_models::{Activation, Kernel, WeightLayout};
 use foretell_program::*;
-use foretell_simulator::{CostModel, Options, Quantile, Source, WhatIf, simulate};
+use foretell_simulator::{CostModel, Options, Quantile, Source, WhatIf, predict_with, simulate};
 use foretell_units::{DataType, Picoseconds, Seconds};
 
 fn sample(seconds: f64) -> Sample {
@@ -50,6 +50,7 @@ fn profile() -> Profile {
         communication_growth: None,
         interruption: Seconds::ZERO,
         buffered_bytes: 0,
+        reference: None,
         paces: vec![1.0],
         speeds: Vec::new(),
         input: None,
@@ -122,6 +123,30 @@ fn a_lone_collective_takes_its_measured_time() {
     assert!(simulation.calibrated, "{:?}", simulation.uncalibrated);
     assert_eq!(spans[0].duration(), Picoseconds(7_500_000), "the kernel and the interpreter's overhead");
     assert_eq!(simulation.timeline.ranks[0].end, spans[after.0 as usize].end + Picoseconds(10_000_000));
+}
+
+#[test]
+fn an_observed_pace_slows_the_device_and_not_the_wait() {
+    let topology = node(2);
+    let costs = CostModel::new(Some(&profile()), &topology);
+    let mut stage = StageBuilder::new(0);
+    let before = stage.compute(1000, &[]);
+    stage.collective(Collective::AllReduce, Group::along(Axis::Data), 1 << 20, &[before]);
+    let program = program(2, 1, vec![stage.done()]);
+    let at = |observed_paces: &[[f64; 2]]| {
+        let observed_paces = observed_paces.iter().map(|paces| paces.to_vec()).collect();
+        let options = Options { observed_paces, ..Options::default() };
+        predict_with(&program, &topology, &costs, &options).unwrap().0.step_seconds.value()
+    };
+    let usual = at(&[[1.0, 1.0]]);
+    assert_eq!(usual, at(&[]), "the costs are those of the pace 1");
+    // The kernel takes 7 us, and the all-reduce keeps the processor busy for a part of its time.
+    let slow = at(&[[2.0, 2.0]]) - usual;
+    assert!((7e-6..usual - 20e-6).contains(&slow), "twice the pace adds {slow} s to {usual} s");
+    // The slower rank decides, and the answer is the median of the steps.
+    assert!(at(&[[1.0, 2.0]]) > usual + 6e-6);
+    assert!((at(&[[1.0, 1.0], [9.0, 9.0], [1.0, 1.0]]) - usual).abs() < 1e-12);
+    assert!(at(&[[0.5, 0.5]]) < usual, "a machine may be faster than at calibration");
 }
 
 #[test]

@@ -50,6 +50,7 @@ pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             peak_memory_bytes: Vec::new(),
             checkpoint_seconds: None,
             checkpoint_write_seconds: None,
+            reference: None,
         };
         keep(
             &RunFolder::claim(Some(folder), false)?,

@@ -16,6 +16,7 @@ use crate::initialise::initialise;
 use crate::interpreter::SoloInterpreter;
 use crate::job::{CalibrationJob, TimedStep};
 use crate::member::Member;
+use crate::reference::ReferenceKernel;
 use crate::samples::Samples;
 use crate::state::RankState;
 use crate::transport::Group;
@@ -45,6 +46,9 @@ pub(super) struct CpuKernelTimer {
     backend: CpuBackend,
     clock: fn() -> u64,
     arenas: Arenas,
+    reference: ReferenceKernel,
+    /// The reference kernel's durations: one item.
+    reference_times: Measurements,
 }
 
 /// A step, ready to run.
@@ -82,7 +86,8 @@ impl CpuKernelTimer {
                 None => None,
             });
         }
-        Ok(Self { steps, kernels, backend: CpuBackend::new(), clock, arenas })
+        let (reference, reference_times) = (ReferenceKernel::new(), Measurements::new(1));
+        Ok(Self { steps, kernels, backend: CpuBackend::new(), clock, arenas, reference, reference_times })
     }
 
     /// The number of items.
@@ -92,6 +97,7 @@ impl CpuKernelTimer {
 
     /// Runs all steps; all ranks start each run together.
     pub(super) fn run_pass(&mut self, everyone: &mut Group, measurements: &mut Measurements) -> Result<(), ExecutorError> {
+        let mut references = Durations { seconds: Vec::new(), elapsed: 0.0 };
         for step in &mut self.steps {
             let Some(step) = step else {
                 (0..=RUNS).try_for_each(|_| everyone.barrier())?;
@@ -103,6 +109,9 @@ impl CpuKernelTimer {
                 items.iter().map(|_| Durations { seconds: Vec::with_capacity(RUNS), elapsed: 0.0 }).collect();
             for run in 0..=RUNS {
                 everyone.barrier()?;
+                let reference = self.reference.time()?;
+                references.seconds.push(reference.processor as f64 * 1e-9);
+                references.elapsed += reference.wall as f64 * 1e-9;
                 let mut position = 0;
                 for &(instruction, item) in &step.instructions {
                     let (wall_start, start) = (clock::now(), (self.clock)());
@@ -122,7 +131,15 @@ impl CpuKernelTimer {
                 measurements.add(item, durations);
             }
         }
+        if !references.seconds.is_empty() {
+            self.reference_times.add(0, references);
+        }
         Ok(())
+    }
+
+    /// The processor time of the reference kernel; `None` if it was not timed.
+    pub(super) fn reference(&self) -> Option<Sample> {
+        if self.reference_times.is_empty() { None } else { self.reference_times.samples().into_iter().next() }
     }
 
     /// The timed kernels by their index in the job, each with the mean of its items' samples.

@@ -37,6 +37,11 @@ impl Measurements {
         Self { samples: vec![Vec::new(); items], history: Vec::new() }
     }
 
+    /// Whether nothing was measured yet.
+    pub(super) fn is_empty(&self) -> bool {
+        self.history.is_empty()
+    }
+
     /// Adds an item's durations in one pass.
     pub(super) fn add(&mut self, item: usize, Durations { seconds, elapsed }: Durations) {
         let spent: f64 = seconds.iter().sum();

@@ -108,9 +108,11 @@ impl Collector {
         let learning_rate = reports.first().map_or(0.0, |report| f64::from(report.learning_rate) as f32);
         let end = reports.iter().map(|report| report.end).max().unwrap_or(0);
         let start = reports.iter().map(|report| report.start).max().unwrap_or(0);
-        // A step lasts from the end of the step before it. After an evaluation it lasts from its
-        // own start.
-        let start = self.last_end.map_or(start, |last| if self.follows_evaluation(step) { start } else { last });
+        // A step lasts from the end of the step before it, without the reference kernel between the
+        // two. After an evaluation it lasts from its own start.
+        let between = reports.iter().filter_map(|report| report.reference).map(|time| time.spent).max().unwrap_or(0);
+        let start =
+            self.last_end.map_or(start, |last| if self.follows_evaluation(step) { start } else { start.min(last + between) });
         let seconds = end.saturating_sub(start) as f64 * 1e-9;
         let metrics = reports.iter().map(|report| &report.metrics);
         // With weighted classes the loss is a mean by weight.
@@ -218,7 +220,8 @@ mod tests {
 
     fn report(step: usize, loss: f64) -> StepReport {
         let metrics = vec![(MetricKind::Loss, loss.into()), (MetricKind::SquaredGradientNorm, f64::INFINITY.into())];
-        StepReport { step, start: 0, end: 1_000, learning_rate: f64::from(0.1_f32).into(), metrics, bad_samples: BTreeSet::new() }
+        let (learning_rate, bad_samples) = (f64::from(0.1_f32).into(), BTreeSet::new());
+        StepReport { step, start: 0, end: 1_000, learning_rate, metrics, bad_samples, reference: None }
     }
 
     #[test]
@@ -257,6 +260,20 @@ mod tests {
         assert!(collector.evaluation(0, evaluated(6), 1).is_none());
         let evaluation = collector.evaluation(2, EvaluationReport { metrics: Vec::new(), ..evaluated(0) }, 1).expect("all that are left");
         assert_eq!((evaluation.samples, evaluation.loss), (6, 2.0));
+    }
+
+    #[test]
+    fn the_reference_kernel_between_two_steps_is_no_part_of_a_step() {
+        let timed = |step, start, end, spent| {
+            let reference = Some(crate::reference::ReferenceTime { processor: 1, wall: 1, spent });
+            StepReport { start, end, reference, ..report(step, 1.0) }
+        };
+        let mut collector = Collector::new(2, 4, 4, None);
+        collector.step(0, timed(0, 100, 1_000, 10));
+        collector.step(1, timed(0, 110, 1_100, 20));
+        collector.step(0, timed(1, 1_150, 2_000, 30));
+        let second = collector.step(1, timed(1, 1_160, 2_050, 40)).expect("both have reported it");
+        assert!((second.seconds - (2_050.0 - 1_100.0 - 40.0) * 1e-9).abs() < 1e-15, "{second:?}");
     }
 
     #[test]

@@ -85,6 +85,7 @@ pub fn traced_profile(program: &Program, ranks: &[Vec<MatchedStep>], machine: &T
         communication_growth: None,
         interruption: Seconds::ZERO,
         buffered_bytes: BUFFERED,
+        reference: None,
         paces: vec![1.0],
         speeds: Vec::new(),
         input: None,

@@ -177,6 +177,7 @@ pub fn profile(device: &str, paces: Vec<f64>) -> Profile {
         communication_growth: None,
         interruption: Seconds::ZERO,
         buffered_bytes: 4096,
+        reference: None,
         paces,
         speeds: Vec::new(),
         input: None,

@@ -26,6 +26,32 @@ fn the_kinds_add_up_to_both_steps_and_the_shares_to_the_error() {
 }
 
 #[test]
+fn the_error_is_the_product() {
+    let (program, predicted, measured) = sample::pipeline();
+    let comparison = compare(&program, &predicted, &measured);
+    for at_pace in [0.5, 1.0, 2.9, 7.0] {
+        let mut document =
+            CheckDocument::new(comparison.clone(), Seconds::ZERO, Seconds::new(1.0), Bytes::new(1), Some(Bytes::new(1)));
+        assert_eq!((document.machine_error, document.model_error), (None, None));
+        let [predicted_step, p10, p90] = [at_pace, at_pace * 0.9, at_pace * 1.2].map(|time| Seconds::new(time * 1e-3));
+        document.set_steps(Seconds::new(2.7e-3), Seconds::new(3.4e-3), Seconds::ZERO, Seconds::new(1.0));
+        document.set_pace(AtPace {
+            pace: 1.0,
+            predicted_step,
+            p10,
+            p90,
+            inside_interval: false,
+            reference_kernels: 1,
+            reference_seconds: 0.0,
+        });
+        let (machine, model) = (document.machine_error.expect("it is known"), document.model_error.expect("it is known"));
+        assert!(near((1.0 + machine) * (1.0 + model), 1.0 + document.comparison.error), "{machine} {model}");
+        assert!(near(1.0 + machine, 2.7 / at_pace), "a machine slower than at calibration: below 0");
+        assert_eq!(document.at_pace.expect("it is known").inside_interval, (0.9 * at_pace..1.2 * at_pace).contains(&3.4));
+    }
+}
+
+#[test]
 fn the_pieces_of_every_rank_add_up_to_its_step() {
     let (program, predicted, measured) = sample::pipeline();
     let communications = Communications::of(&program);

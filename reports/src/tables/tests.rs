@@ -1,5 +1,5 @@
 use super::*;
-use crate::compare::compare;
+use crate::compare::{AtPace, compare};
 use crate::sample;
 
 fn widest(text: &str) -> usize {
@@ -77,6 +77,22 @@ fn a_check_fits_the_terminal() {
     let text = check_table(&document);
     assert!(widest(&text) <= 100, "{text}");
     assert_as_before("check", &text);
+}
+
+#[test]
+fn a_check_says_which_part_of_the_error_is_the_machines() {
+    let (program, predicted, measured) = sample::pipeline();
+    let comparison = compare(&program, &predicted, &measured);
+    let step = |milliseconds: f64| Seconds::new(milliseconds * 1e-3);
+    let mut document = CheckDocument::new(comparison, Seconds::ZERO, Seconds::new(1.0), Bytes::new(105), None);
+    let (predicted_step, p10, p90) = (step(3.2), step(3.0), step(3.3));
+    let (inside_interval, reference_kernels, reference_seconds) = (false, 100, 1e-3);
+    for (pace, words) in [(1.16, "16.0 % slower than"), (0.9, "10.0 % faster than"), (1.001, "as fast as")] {
+        document.set_pace(AtPace { pace, predicted_step, p10, p90, inside_interval, reference_kernels, reference_seconds });
+        let text = check_table(&document);
+        let sentence = format!("the machine was {words} at calibration: error -13.7 %; at that pace predicted 3.2 ms: ");
+        assert!(text.contains(&format!("{sentence}model error -6.8 %, outside the 80 % interval")), "{text}");
+    }
 }
 
 #[test]

@@ -213,7 +213,7 @@ pub fn predict_with_memory(
     let at = |quantile, recording| run(&runnable, &scenario(quantile, recording));
     // Where devices change their pace, the answer is the median of several steps, so the deadline
     // cannot apply to this one.
-    let has_draws = has_draws(&runnable, costs);
+    let has_draws = has_draws(&runnable, costs, options);
     let deadline = options.deadline.clone().filter(|_| !has_draws);
     let usual = run(&runnable, &Scenario { deadline, ..scenario(Quantile::Median, options.recording) })?;
     let over_usual = |simulation: Simulation| simulation.step.0 as f64 / usual.step.0.max(1) as f64;
@@ -222,7 +222,7 @@ pub fn predict_with_memory(
         Some(_) => (1.0, 1.0),
         None => (over_usual(at(Quantile::P10, Recording::Ends)?), over_usual(at(Quantile::P90, Recording::Ends)?)),
     };
-    let mut steps = if has_draws { draws(&runnable, costs, &own_paces, options.recording)? } else { vec![usual] };
+    let mut steps = if has_draws { draws(&runnable, costs, &own_paces, options)? } else { vec![usual] };
     let quantile = |share: f64| place_of(&steps, share);
     let fast = Seconds::from(steps[quantile(0.1)].step) * fastest;
     let slow = Seconds::from(steps[quantile(0.9)].step) * slowest;
@@ -283,8 +283,8 @@ pub fn predict_step(
 ) -> Result<Seconds, SimulationError> {
     let own_paces = options.disturbance.paces(program.mesh.world_size());
     let runnable = lower_for_draws(program, topology, costs, options, &own_paces)?;
-    let step = if has_draws(&runnable, costs) {
-        let steps = draws(&runnable, costs, &own_paces, Recording::Ends)?;
+    let step = if has_draws(&runnable, costs, options) {
+        let steps = draws(&runnable, costs, &own_paces, &Options { recording: Recording::Ends, ..options.clone() })?;
         steps[place_of(&steps, 0.5)].step
     } else {
         let usual = Scenario { quantile: Quantile::Median, recording: Recording::Ends, paces: own_paces, ..Scenario::default() };
@@ -302,31 +302,38 @@ fn lower_for_draws<'a>(
     options: &Options,
     paces: &[f64],
 ) -> Result<Runnable<'a>, SimulationError> {
-    let folding = if costs.paces.len() > 1 { Folding::Off } else { options.folding };
+    let varies = costs.paces.len() > 1 || !options.observed_paces.is_empty();
+    let folding = if varies { Folding::Off } else { options.folding };
     lower(program, topology, costs, &Options { folding, ..options.clone() }, paces)
 }
 
 /// Whether steps differ: devices change their pace, or start a step where the previous one left
 /// their quota periods.
-fn has_draws(runnable: &Runnable<'_>, costs: &CostModel) -> bool {
-    costs.paces.len() > 1 || runnable.lowered.has_quotas()
+fn has_draws(runnable: &Runnable<'_>, costs: &CostModel, options: &Options) -> bool {
+    costs.paces.len() > 1 || !options.observed_paces.is_empty() || runnable.lowered.has_quotas()
 }
 
-/// Simulates consecutive steps in which each rank has a random pace. Returns them fastest first.
+/// Simulates consecutive steps in which each rank has a random pace, or the observed one. Returns
+/// them fastest first.
 fn draws(
     runnable: &Runnable<'_>,
     costs: &CostModel,
     own_paces: &[f64],
-    recording: Recording,
+    options: &Options,
 ) -> Result<Vec<Simulation>, SimulationError> {
+    let recording = options.recording;
+    let ranks = runnable.lowered.ranks.len();
+    let observed = &options.observed_paces;
     let mut periods = QuotaPeriods::default();
     let mut steps = Vec::with_capacity(DRAWS);
-    for draw in 0..DRAWS {
-        let mut paces =
-            if costs.paces.len() > 1 { paces(&costs.paces, runnable.lowered.ranks.len(), draw) } else { own_paces.to_vec() };
-        if costs.paces.len() > 1 {
-            paces.iter_mut().zip(own_paces).for_each(|(pace, own)| *pace *= own);
-        }
+    // Each observed step counts as often as every other.
+    for draw in 0..DRAWS.next_multiple_of(observed.len().max(1)) {
+        let mut paces = match observed.get(draw % observed.len().max(1)) {
+            Some(observed) => observed.clone(),
+            None if costs.paces.len() > 1 => paces(&costs.paces, ranks, draw),
+            None => vec![1.0; ranks],
+        };
+        paces.iter_mut().zip(own_paces).for_each(|(pace, own)| *pace *= own);
         let (step, after) =
             run_from(runnable, &Scenario { quantile: Quantile::Median, recording, paces, periods, ..Scenario::default() })?;
         steps.push(step);

@@ -1,0 +1,79 @@
+//! A machine that is slower than at calibration, told from an error of the model.
+
+mod common;
+
+use common::{Scratch, text};
+use serde_json::{Value, json};
+
+const PLAN: &str = "model: {family: mlp, widths: [784, 512, 512, 10]}\ntopology: local\nglobal_batch: 128\n\
+                    layout: {micro_batch: 128}\n";
+
+fn number(document: &Value, path: &str) -> f64 {
+    document.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("`{path}` is a number in {document}"))
+}
+
+/// Multiplies a measured duration and its spread.
+fn scale(sample: &mut Value, factor: f64) {
+    for part in ["median", "p10", "p90"] {
+        sample[part] = json!(sample[part].as_f64().expect("seconds") * factor);
+    }
+}
+
+/// Trains with a profile, and checks the run.
+fn checked(scratch: &Scratch, name: &str, profile: &Value) -> Value {
+    let file = scratch.file(&format!("{name}.yaml"), &profile.to_string());
+    let plan = scratch.path("plan.yaml");
+    scratch.json(&[
+        "execute",
+        "--plan",
+        text(&plan),
+        "--profile",
+        text(&file),
+        "--steps",
+        "60",
+        "--no-evaluation",
+        "--run",
+        name,
+    ]);
+    let document = scratch.json(&["check", name]);
+    let product = (1.0 + number(&document, "/machine_error")) * (1.0 + number(&document, "/model_error"));
+    assert!((product - 1.0 - number(&document, "/error")).abs() < 1e-9, "{document}");
+    assert_eq!(number(&document, "/at_pace/reference_kernels"), 60.0, "one in each step");
+    document
+}
+
+#[test]
+fn slowed_kernels_are_an_error_of_the_machine() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", PLAN);
+    let basic = ["calibrate", "--topology", "local", "--plan", text(&plan), "-o", "profile.yaml"];
+    let profile = scratch.json(&[&basic[..], &["--patience", "1ms", "--calibration-time", "500ms"]].concat());
+    assert!(number(&profile, "/reference/median") > 0.0);
+    let usual = checked(&scratch, "usual", &profile);
+    // Beside a calibration by a machine that was three times as fast, this one's kernels are slowed.
+    let mut faster = profile.clone();
+    for kernel in faster["kernels"].as_array_mut().expect("a list") {
+        scale(&mut kernel["time"], 1.0 / 3.0);
+    }
+    for part in ["reference", "instruction_overhead", "step_overhead", "stream_handoff"] {
+        scale(&mut faster[part], 1.0 / 3.0);
+    }
+    let slowed = checked(&scratch, "slowed", &faster);
+    let (pace, machine) = (number(&slowed, "/at_pace/pace"), number(&slowed, "/machine_error"));
+    assert!(pace > 2.0 * number(&usual, "/at_pace/pace").min(1.0), "{slowed}");
+    // Kernels are nearly all of this step, so the machine's error is that of its pace.
+    assert!((machine - (1.0 / pace - 1.0)).abs() < 0.1, "a pace of {pace} gives {machine}");
+    let printed = scratch.run(&["check", "slowed"]);
+    let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
+    assert!(printed.contains("slower than at calibration: error -"), "{printed}");
+    assert!(printed.contains(": model error "), "{printed}");
+}
+
+#[test]
+fn without_a_profile_the_machines_part_of_the_error_is_unknown() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", PLAN);
+    scratch.json(&["execute", "--plan", text(&plan), "--steps", "3", "--no-evaluation", "--run", "first"]);
+    let document = scratch.json(&["check", "first"]);
+    assert!(document["machine_error"].is_null() && document["model_error"].is_null() && document["at_pace"].is_null());
+}
