@@ -18,9 +18,9 @@ KERNEL(uninitialised_shared_memory) {
     }
 }
 
-// The same in a function that all libraries of kernels have, such as a template. It leaves a number
+// The same in a template, of which all libraries of kernels have an instance. It leaves a number
 // for the next block, and for the next library if they shared the variable.
-template <typename T> static inline __device__ T unwritten_word() {
+template <typename T> __device__ __forceinline__ T unwritten_word() {
     __shared__ T words[32];
     const T before = words[0];
     words[0] = T(7);
