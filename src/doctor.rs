@@ -114,7 +114,10 @@ fn library(library: Library) -> Finding {
     let fault = Library::Driver.is_present().then(|| library.fault()).flatten();
     let detail = match (library.version(), &fault) {
         (Some(version), Some(fault)) => format!("{version}, but its parts cannot be used, and it is not ({fault})"),
-        (Some(version), None) => format!("{version}: {}", library.purpose()),
+        (Some(version), None) => {
+            let file = library.file().map(|file| format!(" from {}", file.display())).unwrap_or_default();
+            format!("{version}{file}: {}", library.purpose())
+        }
         (None, _) => format!("{library} cannot be loaded; only needed for GPUs: {}; hint: {}", library.purpose(), library.hint()),
     };
     Finding { what, found: library.is_present() && fault.is_none(), detail }

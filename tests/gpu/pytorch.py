@@ -1,10 +1,14 @@
-"""Times training steps of the models of tests/gpu.sh in PyTorch, eager and compiled, in bf16 autocast.
+"""Times training steps of the models of tests/gpu.sh in PyTorch, in bf16 autocast: eager, compiled, and
+compiled with cuDNN's attention.
 
 Prints a JSON line for each case: milliseconds of a step by CUDA events, the median of 20 after 10
-warm-up steps. Needs torch, and torchvision for ResNet.
+warm-up steps, and the file of cuBLASLt that PyTorch computed with. Needs torch, and torchvision for
+ResNet.
 """
 
+import contextlib
 import json
+import pathlib
 import statistics
 import sys
 
@@ -69,6 +73,24 @@ CASES = {
 }
 
 
+KINDS = ("eager", "compiled", "compiled, cuDNN attention")
+
+
+def attention(kind):
+    """Returns a context in which attention is cuDNN's where cuDNN has it, if the kind says so."""
+    if "cuDNN" not in kind:
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True)
+
+
+def cublaslt():
+    """Returns the file of cuBLASLt that this process has loaded."""
+    files = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "libcublasLt" in line}
+    return ", ".join(sorted(str(pathlib.Path(one).resolve()) for one in files))
+
+
 def time_case(name, compiled):
     model, inputs, labels, loss_of = CASES[name]()
     if name.startswith("resnet"):
@@ -100,11 +122,14 @@ def time_case(name, compiled):
 if __name__ == "__main__":
     torch.backends.cudnn.benchmark = True
     for name in sys.argv[1:] or CASES:
-        for compiled in (False, True):
-            kind = "compiled" if compiled else "eager"
+        for kind in KINDS:
+            if "cuDNN" in kind and name.startswith("resnet"):
+                continue
             try:
-                record = {"case": name, "kind": kind, "milliseconds": time_case(name, compiled)}
+                with attention(kind):
+                    record = {"case": name, "kind": kind, "milliseconds": time_case(name, kind != "eager")}
             except Exception as error:  # the other cases must still be measured
                 record = {"case": name, "kind": kind, "error": str(error)[:300]}
-            print(json.dumps({**record, "torch": torch.__version__}), flush=True)
+            print(json.dumps({**record, "torch": torch.__version__, "cublaslt": cublaslt()}), flush=True)
             torch.cuda.empty_cache()
+            torch.compiler.reset()

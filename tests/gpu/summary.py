@@ -1,56 +1,18 @@
-"""Writes results.md from the results of tests/gpu.sh. The exit status is 1 if anything failed."""
+"""Makes a page of the lines that `tests/gpu.sh run` wrote.
+
+    tests/gpu/summary.py OUT..              prints it
+    tests/gpu/summary.py --book docs OUT..  writes docs/gpu/results.md and results.jsonl, and lists the page
+
+The exit status is 1 if an item failed. If an item was run more than once, its last line counts.
+"""
 
 import json
 import pathlib
-import re
-import statistics
 import sys
 
-folder = pathlib.Path(sys.argv[1])
-lines, failed = [], []
-
-
-def runs(kind):
-    return sorted((folder / kind).glob("*.json")) if (folder / kind).is_dir() else []
-
-
-def document(path):
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError):
-        failed.append(f"{path.parent.name} {path.stem}")
-        return None
-
-
-for log in sorted(folder.glob("*.status")):
-    status = log.read_text().strip()
-    lines.append(f"- {log.stem}: {'passed' if status == '0' else 'no time was left' if status == '125' else f'FAILED ({status})'}")
-    if status not in ("0", "125"):
-        failed.append(log.stem)
-        said = log.with_suffix(".log")
-        words = said.read_text(errors="replace").splitlines() if said.is_file() else []
-        telling = [line for line in words if "panicked at" in line or "FAILED" in line or "ERROR SUMMARY" in line] or words[-3:]
-        lines += [f"  - `{line.strip()[:200]}`" for line in telling[:12]]
-
-law = [(path.stem, document(path)) for path in runs("law")]
-if law:
-    lines += ["", "| layout | loss, first and last | largest difference to one rank |", "| --- | --- | --- |"]
-    groups = {}
-    for name, run in law:
-        if run:
-            groups.setdefault(name.split(".")[0], []).append((name, run["loss"]))
-    for name, losses in groups.items():
-        one = next((loss for layout, loss in losses if layout.endswith(".one")), None)
-        for layout, loss in losses:
-            apart = max((abs(a - b) / abs(b) for a, b in zip(loss, one)), default=0.0) if one else float("nan")
-            lines.append(f"| {layout} | {loss[0]:.4f}, {loss[-1]:.4f} | {apart:.2e} |")
-            limit = 2e-2 if any(one in layout for one in ("bf16", "fp8", "resnet")) else 2e-4
-            if not apart <= limit:
-                failed.append(f"law {layout}: {apart:.2e} beyond {limit:.0e}")
-
-# MFU is relative to an H200's dense bf16 peak (989.4 TFLOP/s, NVIDIA's data sheet). A token takes 6
-# FLOPs for each parameter of a product, and 12 for each layer, position and feature of attention,
-# half of that if it is causal.
+# MFU is relative to an H200's or H100's dense bf16 peak (989.4 TFLOP/s, NVIDIA's data sheets). A
+# token takes 6 FLOPs for each parameter of a product, and 12 for each layer, position and feature
+# of attention, half of that if it is causal.
 PEAK = 989.4e12
 SHAPES = {  # layers, hidden, vocabulary, sequence, batch, causal
     "gpt-1.3b-s1024-b8": (24, 2048, 50257, 1024, 8, True),
@@ -60,71 +22,166 @@ SHAPES = {  # layers, hidden, vocabulary, sequence, batch, causal
 }
 
 
-def utilisation(name, milliseconds):
+def read(folders):
+    """Returns the lines of all folders, and the last one of each item."""
+    lines = []
+    for folder in folders:
+        for text in (pathlib.Path(folder) / "results.jsonl").read_text().splitlines():
+            try:
+                lines.append(json.loads(text))
+            except ValueError:
+                pass  # the last line of a run that was killed
+    return lines, {line["item"]: line for line in lines}
+
+
+def utilisation(case, milliseconds):
     # fp8 is compared with the same peak.
-    name = name.removesuffix("-fp8")
-    if name not in SHAPES:
-        return "-"
-    layers, hidden, vocabulary, sequence, batch, causal = SHAPES[name]
+    shape = SHAPES.get(case[: -len("-fp8")] if case.endswith("-fp8") else case)
+    if not shape:
+        return ""
+    layers, hidden, vocabulary, sequence, batch, causal = shape
     a_token = 6 * (12 * layers * hidden**2 + vocabulary * hidden) + 12 * layers * sequence * hidden * (0.5 if causal else 1)
     return f"{a_token * sequence * batch / (milliseconds * 1e-3) / PEAK:.1%}"
 
 
-peers = {}
-for path in folder.glob("pytorch.jsonl"):
-    for line in path.read_text().splitlines():
-        record = json.loads(line)
-        if "milliseconds" in record:
-            peers.setdefault(record["case"], {})[record["kind"]] = record["milliseconds"]
-speed = [(path.stem, document(path)) for path in runs("speed")]
-if speed:
-    lines += ["", "| case | foretell ms | PyTorch eager ms | compiled ms | best of PyTorch over ours | our MFU |", "| --- | --- | --- | --- | --- | --- |"]
-    for name, run in speed:
-        if not run:
-            continue
-        # The first steps are timed by instruction; the last ones are launched as a graph.
-        ours = statistics.median(run["step_seconds"][-20:]) * 1e3
-        peer = peers.get(name, {})
-        best = min(peer.values(), default=float("nan"))
-        lines.append(f"| {name} | {ours:.2f} | {peer.get('eager', float('nan')):.2f} | {peer.get('compiled', float('nan')):.2f} | {best / ours:.2f} | {utilisation(name, ours)} |")
+def table(heads, rows):
+    if not rows:
+        return []
+    lines = [heads, ["---"] * len(heads)] + rows
+    return [""] + ["| " + " | ".join(str(one).replace("|", "/") for one in line) + " |" for line in lines]
 
-# The time of a step by kind of kernel, from the timed steps.
-for name, _ in speed:
-    profile = folder / "speed" / f"{name}.check"
-    if profile.is_file() and profile.stat().st_size:
-        kinds = json.loads(profile.read_text()).get("by_kind", [])
-        kinds.sort(key=lambda kind: -kind["measured_seconds"])
-        parts = [f"{kind['kind'].removeprefix('compute: ')} {kind['measured_seconds'] * 1e3:.2f}" for kind in kinds[:14]]
-        lines += ["", f"{name}, ms a step: " + ", ".join(parts)]
 
-memory = []
-for path in folder.rglob("*.log"):
-    for arena, used, before in re.findall(r"GPU memory: arena (\d+), in use (\d+), before (\d+)", path.read_text(errors="replace")):
-        memory.append((f"{path.parent.name} {path.stem}", int(arena), int(used), int(before)))
-# Runs of several ranks are left out: each sees the other ranks' memory too.
-memory = [one for one in memory if one[0].startswith(("train ", "speed "))]
-if memory:
-    lines += ["", "| run | arena (predicted) bytes | in use on the GPU since the start of the driver | arena over in use | held before |", "| --- | --- | --- | --- | --- |"]
-    lines += [f"| {name} | {arena} | {used - before} | {arena / (used - before):.3f} | {before} |" for name, arena, used, before in sorted(memory)]
+def under(items, part):
+    return [(name[len(part) + 1 :], line) for name, line in items.items() if name.startswith(part + "/")]
 
-checks = [(path.stem, document(path)) for path in runs("prediction")]
-errors = [run["error"] for _, run in checks if run]
-# A prediction that failed left only a log.
-failed += [f"prediction {log.stem}" for log in sorted((folder / "prediction").glob("*.log"))]
-if errors:
-    lines += ["", "| layout | predicted s | measured s | error |", "| --- | --- | --- | --- |"]
-    lines += [f"| {name} | {r['predicted_step_seconds']:.5f} | {r['measured_step_seconds']:.5f} | {r['error']:+.3f} |" for name, r in checks if r]
-    mean = statistics.mean(abs(error) for error in errors)
-    lines.append(f"\nPrediction error over {len(errors)} layouts: mean {mean:.3%}, worst {max(map(abs, errors)):.3%}.")
 
-unrun = folder / "unrun.txt"
-if unrun.is_file():
-    lines += ["", "No time was left for:"] + [f"- `{line.removeprefix('no time was left for: ')[:150]}`" for line in unrun.read_text().splitlines()]
-times = folder / "times.txt"
-if times.is_file():
-    lines += ["", "Took: " + ", ".join(times.read_text().splitlines())]
-if failed:
-    lines += ["", "Failed:"] + [f"- {name}" for name in failed]
-(folder / "results.md").write_text("\n".join(lines) + "\n")
-print((folder / "results.md").read_text())
-sys.exit(1 if failed else 0)
+def machine(items):
+    smi = {key: value for key, value in items.get("nvidia-smi", {}).items() if key not in ("item", "status")}
+    rows = [[key, value] for key, value in smi.items()]
+    rows += [[one["what"], one["detail"]] for one in items.get("doctor", {}).get("findings", [])]
+    return table(["machine", ""], rows)
+
+
+def libraries(items):
+    """Whether PyTorch computed with the cuBLASLt that Foretell loaded."""
+    ours = [one["detail"] for one in items.get("doctor", {}).get("findings", []) if one["what"] == "cuBLASLt"]
+    theirs = sorted({line["cublaslt"] for _, line in under(items, "pytorch") if line.get("cublaslt")})
+    if not ours or not theirs:
+        return []
+    same = all(f" from {path}:" in ours[0] for path in theirs)
+    return ["", "Foretell and PyTorch used the same cuBLASLt." if same else f"**PyTorch used another cuBLASLt**: {', '.join(theirs)}."]
+
+
+def tests(items):
+    rows, details = [], []
+    for part in ("kernels", "cudnn", "memcheck", "racecheck", "train"):
+        found = under(items, part)
+        if found:
+            count = lambda status: sum(line["status"] == status for _, line in found)
+            rows.append([part, count("passed"), count("failed"), count("unrun"), sum(line.get("cases", 0) for _, line in found)])
+        for name, line in found:
+            if line["status"] == "failed":
+                details += ["", f"`{part}/{name}` failed: {line.get('said', '')}"]
+                listed = [f"- `{one}`" for one in line.get("failures", []) + line.get("errors", [])]
+                details += [""] + listed if listed else []
+    return table(["part", "tests passed", "failed", "not run", "kernel cases passed"], rows) + details
+
+
+def law(items):
+    rows = [[name, f"{line['first_loss']:.4f}, {line['last_loss']:.4f}", "" if line["apart"] is None else f"{line['apart']:.2e}", line["status"]]
+            for name, line in under(items, "law") if "first_loss" in line]
+    return table(["layout", "loss, first and last", "largest difference to one rank", ""], rows)
+
+
+def speed(items):
+    peers = {}
+    for name, line in under(items, "pytorch"):
+        case, _, kind = name.partition("/")
+        if "milliseconds" in line:
+            peers.setdefault(case, {})[kind] = line["milliseconds"]
+    is_rehearsal, rows = items.get("call", {}).get("rehearsal"), []
+    for case, line in under(items, "speed"):
+        if "milliseconds" in line:
+            ours, theirs = line["milliseconds"], peers.get(case, {})
+            best = min(theirs.values(), default=None)
+            told = ", ".join(f"{kind} {time:.2f}" for kind, time in theirs.items())
+            rows.append([case, f"{ours:.2f}", told, f"{best / ours:.2f}" if best else "", "" if is_rehearsal else utilisation(case, ours)])
+    lines = table(["case", "Foretell ms", "PyTorch ms", "best of PyTorch over ours", "our MFU"], rows)
+    for case, line in under(items, "kinds"):
+        if line["status"] == "measured":
+            parts = [f"{kind.replace('compute: ', '')} {measured:.2f}" for kind, (_, measured) in list(line["kinds"].items())[:14]]
+            lines += ["", f"{case}, ms of a step by kind of kernel: {', '.join(parts)}."]
+    return lines
+
+
+def memory(items):
+    rows = []
+    for part in ("train", "speed"):
+        for name, line in under(items, part):
+            if line.get("memory"):
+                arena, used, before = line["memory"]
+                rows.append([f"{part}/{name}", arena, used - before, before])
+    return table(["run", "arena (predicted) bytes", "in use on the GPU since the start of the driver", "held before"], rows)
+
+
+def predictions(items):
+    found = [(f"{part}/{name}", line) for part in ("calibrated", "prediction") for name, line in under(items, part) if "error" in line]
+    rows = [[name, f"{line['predicted_seconds']:.5f}", f"{line['measured_seconds']:.5f}", f"{line['error']:+.3f}", "yes" if line["inside_interval"] else "no"] for name, line in found]
+    lines = table(["plan", "predicted s", "measured s", "error", "inside its interval"], rows)
+    for name, line in found:
+        if name.startswith("calibrated/"):
+            lines += table(["kind of kernel", "predicted ms", "measured ms"], [[kind, f"{a:.3f}", f"{b:.3f}"] for kind, (a, b) in line["kinds"].items()])
+    errors = [abs(line["error"]) for name, line in found if name.startswith("prediction/")]
+    if errors:
+        lines += ["", f"Prediction error over {len(errors)} layouts: mean {sum(errors) / len(errors):.2%}, worst {max(errors):.2%}."]
+    return lines
+
+
+def profiles(items):
+    times = items.get("profiles/times", {}).get("shares", {})
+    lines = table(["kernel", "share of a step's kernels"], [[f"`{name}`", f"{share:.1%}"] for name, share in times.items()])
+    for name, line in under(items, "profiles"):
+        if line.get("metrics"):
+            lines += ["", f"`{name}`: " + ", ".join(f"{key} {value}" for key, value in line["metrics"].items()) + "."]
+    return lines
+
+
+def page(lines, items):
+    calls = [line for line in lines if line["item"] == "call"]
+    text = ["# Results on a GPU", "", "Made by `tests/gpu/summary.py` from `results.jsonl` beside it; do not edit."]
+    text += [""] + [f"- Call of {line['date']}: {', '.join(line['parts'])}." for line in calls]
+    if any(line["rehearsal"] for line in calls):
+        text += ["", "**A rehearsal on a stand-in: no figure here is of a GPU.**"]
+    for section in (machine, libraries, tests, law, speed, memory, predictions, profiles):
+        text += section(items)
+    for status, title in (("failed", "Failed"), ("missing", "Not there"), ("unrun", "Not run")):
+        names = [f"- `{name}`: {line.get('said', '')}" for name, line in items.items() if line["status"] == status]
+        text += ["", f"{title}:", ""] + names if names else []
+    return "\n".join(text) + "\n"
+
+
+def main(arguments):
+    book = None
+    if arguments[:1] == ["--book"]:
+        book, arguments = pathlib.Path(arguments[1]), arguments[2:]
+    if not arguments:
+        sys.exit(__doc__)
+    lines, items = read(arguments)
+    text = page(lines, items)
+    if book:
+        if any(line.get("rehearsal") for line in lines):
+            sys.exit("these are a rehearsal's results; hint: only results of a GPU belong in the book")
+        (book / "gpu").mkdir(exist_ok=True)
+        (book / "gpu/results.md").write_text(text)
+        (book / "gpu/results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        contents, entry = (book / "SUMMARY.md").read_text(), "- [Run on GPUs](gpu.md)\n"
+        listed = "  - [Results on a GPU](gpu/results.md)\n"
+        if listed not in contents:
+            (book / "SUMMARY.md").write_text(contents.replace(entry, entry + listed))
+    else:
+        print(text, end="")
+    return 1 if any(line["status"] == "failed" for line in items.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -175,7 +175,7 @@ impl Backend for CpuBackend {
                 Kernel::RunningStatistics { contributions, .. } => batch_norm::running_statistics(call, contributions),
                 Kernel::MaxPool(ref window) => pooling::maximum(call, window),
                 Kernel::MaxPoolGradient(_) => pooling::maximum_gradient(call)?,
-                Kernel::GlobalAveragePool { positions, channels, .. } => pooling::average(call, positions, channels),
+                Kernel::GlobalAveragePool { positions, channels, .. } => pooling::average(call, positions, channels, scratch),
                 Kernel::GlobalAveragePoolGradient { positions, channels, .. } => {
                     pooling::average_gradient(call, positions, channels);
                 }

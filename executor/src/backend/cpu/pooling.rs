@@ -2,7 +2,8 @@
 
 use foretell_models::Window;
 
-use super::memory::{check_indices, floats, floats_mut, integers, integers_mut};
+use super::memory::{Scratch, check_indices, floats, floats_mut, integers, integers_mut};
+use super::sums::column_sums;
 use super::vector::multiversion;
 use crate::backend::{BackendError, KernelCall};
 
@@ -34,9 +35,16 @@ pub(super) unsafe fn maximum_gradient(call: &KernelCall<'_>) -> Result<(), Backe
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn average(call: &KernelCall<'_>, positions: usize, channels: usize) {
+pub(super) unsafe fn average(call: &KernelCall<'_>, positions: usize, channels: usize, scratch: &mut Scratch) {
     // SAFETY: reads and writes are valid and do not overlap.
-    unsafe { average_positions(floats_mut(&call.writes[0]), floats(&call.reads[0]), positions, channels.max(1)) }
+    let (y, x) = unsafe { (floats_mut(&call.writes[0]), floats(&call.reads[0])) };
+    let (channels, factor) = (channels.max(1), 1.0 / positions as f32);
+    let [partial] = scratch.pieces([channels]);
+    for (y, x) in y.chunks_exact_mut(channels).zip(x.chunks_exact((positions * channels).max(1))) {
+        y.fill(0.0);
+        column_sums(x, y, partial);
+        y.iter_mut().for_each(|y| *y *= factor);
+    }
 }
 
 /// # Safety
@@ -73,21 +81,6 @@ multiversion! {
                         indices[channel] = if larger { (offset + channel) as i32 } else { indices[channel] };
                     }
                 }
-            }
-        }
-    }
-
-    fn average_positions(y: &mut [f32], x: &[f32], positions: usize, channels: usize) {
-        let factor = 1.0 / positions as f32;
-        for (y, x) in y.chunks_exact_mut(channels).zip(x.chunks_exact((positions * channels).max(1))) {
-            y.fill(0.0);
-            for x in x.chunks_exact(channels) {
-                for (y, &x) in y.iter_mut().zip(x) {
-                    *y += x;
-                }
-            }
-            for y in y {
-                *y *= factor;
             }
         }
     }

@@ -24,6 +24,8 @@ pub(crate) use driver::{
 };
 pub use driver::{CudaError, DeviceDescription, Library};
 pub(crate) use launch::CudaBackend;
+#[cfg(test)]
+pub(crate) use launch::LaunchLimits;
 pub use nvidia::devices;
 pub(crate) use nvidia::{GpuTransport, NvidiaDriver};
 pub(crate) use timer::{CudaTimer, StreamTimer};

@@ -3,11 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
+mod accuracy;
 mod attention_dropout;
 mod cases;
 mod dropout;
 mod eight_bits;
+mod gpu_arithmetic;
 mod gradients;
+mod isolation;
 mod lstm;
 mod mixture;
 mod operands;
@@ -26,12 +29,15 @@ use rand_chacha::ChaCha8Rng;
 
 use super::cuda::CudaBackend;
 use super::cuda::tests::{
+    SMALL_LIMITS,
     device::{ConvolutionSupport, TestDevice},
     limited_driver::ProductSupport,
     on_gpu::GpuBackend,
 };
 use super::{Backend, BackendError, CpuBackend, Hyperparameters, KernelCall, Operand};
+use accuracy::{Arithmetic, is_fp8, without_gelu};
 use cases::{attention, attentions, cases, dropped, ropes, window};
+use isolation::{Isolation, test_path};
 use operands::{counts, integers, last_member, operands, operands_in, round_to, rounded};
 use running::{run, run_in, run_on};
 
@@ -55,15 +61,10 @@ const PARAMETERS: Hyperparameters = Hyperparameters {
     seed: 11,
 };
 
-fn assert_close(kernel: &Kernel, what: &str, computed: &[Tensor], expected: &[Tensor]) {
-    // A GPU's exponentials, tangents and error functions are two to four units in the last place
-    // off (CUDA C++ Programming Guide, Mathematical Functions), which shows where a tensor is one
-    // number.
-    let tolerance = if GpuBackend::is_requested() { 1.6e-5 } else { 4e-6 };
+fn assert_close(arithmetic: Arithmetic, kernel: &Kernel, what: &str, computed: &[Tensor], expected: &[Tensor]) {
     for (index, (computed, expected)) in computed.iter().zip(expected).enumerate() {
         assert_eq!(computed.len(), expected.len());
-        // Errors grow with what was summed: they are measured against the tensor's largest value,
-        // not the element's.
+        let tolerance = arithmetic.single_precision(kernel, index);
         let scale = expected.iter().fold(1e-3_f64, |largest, value| largest.max(value.abs()));
         for (position, (&computed, &expected)) in computed.iter().zip(expected).enumerate() {
             let close = (computed - expected).abs() <= tolerance * scale;
@@ -85,6 +86,14 @@ fn cuda_backend(makes: ProductSupport) -> Vec<Box<dyn Backend>> {
     }
     let backend = TestDevice::with_products(makes).map(|device| CudaBackend::new(device).unwrap());
     backend.into_iter().map(|backend| Box::new(backend) as Box<dyn Backend>).collect()
+}
+
+/// The CUDA backend of `cuda_backend`, with limits at which small operands are copied and split, in
+/// the emulator only.
+fn cuda_backends_with_small_limits() -> Vec<Box<dyn Backend>> {
+    let devices = [TestDevice::new(), TestDevice::with_convolutions(ConvolutionSupport::None)];
+    let backend = |device| CudaBackend::new(device).unwrap().with_limits(SMALL_LIMITS);
+    devices.into_iter().flatten().map(|device| Box::new(backend(device)) as Box<dyn Backend>).collect()
 }
 
 /// The same with the library's products and without its convolutions, which are then products over
@@ -128,63 +137,102 @@ fn is_small_product(kernel: &Kernel) -> bool {
 
 #[test]
 fn every_kernel_computes_what_the_reference_does() {
-    conforms(cpu_backends(), |_| true);
+    conforms(test_path!(), Arithmetic::Cpu, cpu_backends, |_| true);
 }
 
 #[test]
 fn every_cuda_kernel_computes_what_the_reference_does() {
-    conforms(cuda_backend(ProductSupport::Full), |_| true);
+    conforms(test_path!(), Arithmetic::of_cuda(), || cuda_backend(ProductSupport::Full), |kernel| !is_fp8(kernel));
+}
+
+#[test]
+fn every_cuda_fp8_kernel_computes_what_the_reference_does() {
+    conforms(test_path!(), Arithmetic::of_cuda(), || cuda_backend(ProductSupport::Full), is_fp8);
 }
 
 #[test]
 fn cuda_products_without_the_library_are_those_of_the_reference() {
-    conforms(cuda_backend(ProductSupport::None), is_small_product);
+    conforms(test_path!(), Arithmetic::of_cuda(), || cuda_backend(ProductSupport::None), is_small_product);
 }
 
 #[test]
 fn cuda_epilogues_without_the_library_match_the_reference() {
-    conforms(cuda_backend(ProductSupport::PlainOnly), |kernel| {
-        matches!(
-            kernel,
-            Kernel::Matmul { .. }
-                | Kernel::EightBitMatmul { .. }
-                | Kernel::EightBitMatmulInputGradient { gelu: true, .. }
-                | Kernel::MatmulInputGradient { gelu: true, .. }
-                | Kernel::MatmulWeightGradient { bias: true, .. }
-        )
-    });
+    conforms(
+        test_path!(),
+        Arithmetic::of_cuda(),
+        || cuda_backend(ProductSupport::PlainOnly),
+        |kernel| {
+            matches!(
+                kernel,
+                Kernel::Matmul { .. }
+                    | Kernel::EightBitMatmul { .. }
+                    | Kernel::EightBitMatmulInputGradient { gelu: true, .. }
+                    | Kernel::MatmulInputGradient { gelu: true, .. }
+                    | Kernel::MatmulWeightGradient { bias: true, .. }
+            )
+        },
+    );
 }
 
 #[test]
 fn cuda_convolutions_without_the_library_are_those_of_the_reference() {
-    conforms(cuda_backend_without_convolutions(), is_convolution);
+    conforms(test_path!(), Arithmetic::of_cuda(), cuda_backend_without_convolutions, is_convolution);
 }
 
-/// Runs all cases. The backends are kept over all kernels: what one leaves in the scratch memory
-/// must not show in another.
-fn conforms(mut backends: Vec<Box<dyn Backend>>, is_tried: fn(&Kernel) -> bool) {
-    let mut random = ChaCha8Rng::seed_from_u64(1);
-    for kernel in cases().into_iter().filter(is_tried) {
-        let (reads, before) = operands(&kernel, &mut random);
-        let group_index = last_member(&kernel);
-        for accumulate in [false, true] {
-            let expected = reference::run(&kernel, &reads, &before, accumulate, &PARAMETERS, group_index);
-            let mode = if accumulate { "accumulating" } else { "overwriting" };
-            for (index, backend) in backends.iter_mut().enumerate() {
-                let mut run =
-                    |share_first| run_on(backend.as_mut(), &kernel, &reads, &before, accumulate, share_first, group_index);
-                let computed = run(false);
-                assert_close(&kernel, mode, &computed, &expected);
-                if index > 0 {
-                    continue;
-                }
-                assert_eq!(computed, run(false), "{kernel:?} is not deterministic");
-                if kernel.may_work_in_place() {
-                    assert_close(&kernel, "in place", &run(true), &expected);
-                }
+#[test]
+fn cuda_products_and_convolutions_in_parts_match_the_reference() {
+    let is_tried = |kernel: &Kernel| is_convolution(kernel) || is_small_product(kernel);
+    conforms(test_path!(), Arithmetic::Cpu, cuda_backends_with_small_limits, is_tried);
+}
+
+/// Runs all cases, and lists those that fail. The backends are kept over the cases of a process:
+/// what one kernel leaves in scratch memory must not change another's result.
+fn conforms(
+    test: &str,
+    arithmetic: Arithmetic,
+    make_backends: impl Fn() -> Vec<Box<dyn Backend>>,
+    is_tried: fn(&Kernel) -> bool,
+) {
+    let cases: Vec<Kernel> = cases().into_iter().filter(is_tried).collect();
+    let mut backends = None;
+    isolation::check_each(isolation(arithmetic), test, &cases, |index, kernel| {
+        let backends = backends.get_or_insert_with(&make_backends);
+        let mut random = ChaCha8Rng::seed_from_u64(1);
+        random.set_stream(index as u64);
+        let (reads, before) = operands(kernel, &mut random);
+        // A GELU that is fused into a product may be less exact than the product, which comes
+        // first.
+        if let Some((plain, count)) = without_gelu(kernel) {
+            conforms_on(arithmetic, backends, &plain, &reads[..count], &before[..1]);
+        }
+        conforms_on(arithmetic, backends, kernel, &reads, &before);
+    });
+}
+
+/// Runs one case on all backends.
+fn conforms_on(arithmetic: Arithmetic, backends: &mut [Box<dyn Backend>], kernel: &Kernel, reads: &[Tensor], before: &[Tensor]) {
+    let group_index = last_member(kernel);
+    for accumulate in [false, true] {
+        let expected = reference::run(kernel, reads, before, accumulate, &PARAMETERS, group_index);
+        let mode = if accumulate { "accumulating" } else { "overwriting" };
+        for (index, backend) in backends.iter_mut().enumerate() {
+            let mut run = |share_first| run_on(backend.as_mut(), kernel, reads, before, accumulate, share_first, group_index);
+            let computed = run(false);
+            assert_close(arithmetic, kernel, mode, &computed, &expected);
+            if index > 0 {
+                continue;
+            }
+            assert_eq!(computed, run(false), "{kernel:?} is not deterministic");
+            if kernel.may_work_in_place() {
+                assert_close(arithmetic, kernel, "in place", &run(true), &expected);
             }
         }
     }
+}
+
+/// Returns where cases of a backend run.
+fn isolation(arithmetic: Arithmetic) -> Isolation {
+    if arithmetic == Arithmetic::Gpu { Isolation::Processes } else { Isolation::None }
 }
 
 #[test]
@@ -207,6 +255,7 @@ fn softmaxes_survive_large_logits() {
     let reads = vec![vec![1000.0, 0.0, -1000.0, -500.0, -500.0, -500.0], vec![1.0, 0.0]];
     let written = run(&kernel, &reads, &[vec![0.0], vec![0.0], vec![0.0; 2]], false, false, 0);
     assert_close(
+        Arithmetic::Cpu,
         &kernel,
         "large logits",
         &written,

@@ -5,6 +5,8 @@ use foretell_units::DataType;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
+use super::accuracy::{Arithmetic, is_fp8, without_gelu};
+use super::isolation::test_path;
 use super::{CpuBackend, PARAMETERS, Tensor, cases, last_member, operands_in, reference, run_in};
 use crate::backend::{Backend, BackendError, Hyperparameters, KernelCall, Operand, operand_types};
 use crate::half::Half;
@@ -22,13 +24,17 @@ fn rounding(half: Half) -> (f64, f64) {
 
 /// Sums are made in single precision and rounded once: beside what a kernel of single precision may
 /// be off, each number may be off by half of its own last place.
-pub(super) fn assert_close(kernel: &Kernel, half: Half, what: &str, computed: &[Tensor], expected: &[Tensor]) {
+pub(super) fn assert_close(
+    arithmetic: Arithmetic,
+    kernel: &Kernel,
+    half: Half,
+    what: &str,
+    computed: &[Tensor],
+    expected: &[Tensor],
+) {
     let types = operand_types(kernel, if half == Half::Bf16 { DataType::Bf16 } else { DataType::Fp16 });
-    // A GPU's tensor cores cut off what of a sum is below its last place, each time to the same
-    // side (Fasi, Higham, Mikaitis and Pranesh 2021, Numerical behavior of NVIDIA tensor cores): of
-    // a sum of 3,000 products, made by sixteen or by eight, up to 400 times half of it.
-    let sums = if super::GpuBackend::is_requested() { 3e-5 } else { 6e-6 };
     for (index, (computed, expected)) in computed.iter().zip(expected).enumerate() {
+        let sums = arithmetic.half_precision(kernel, index);
         assert_eq!(computed.len(), expected.len());
         let scale = expected.iter().fold(1e-3_f64, |largest, value| largest.max(value.abs()));
         let (relative, absolute) = if Half::of(types.writes[index]).is_some() { rounding(half) } else { (0.0, 0.0) };
@@ -64,22 +70,35 @@ fn expected(kernel: &Kernel, reads: &[Tensor], before: &[Tensor], accumulate: bo
 
 #[test]
 fn every_kernel_computes_what_the_reference_does_in_sixteen_bits() {
-    conforms(super::cpu_backends(), |_| true);
+    conforms(test_path!(), Arithmetic::Cpu, super::cpu_backends, |_| true);
 }
 
 #[test]
 fn every_cuda_kernel_computes_what_the_reference_does_in_sixteen_bits() {
-    conforms(super::cuda_backend(super::ProductSupport::Full), |_| true);
+    conforms(test_path!(), Arithmetic::of_cuda(), || super::cuda_backend(super::ProductSupport::Full), |kernel| !is_fp8(kernel));
+}
+
+#[test]
+fn every_cuda_fp8_kernel_matches_the_reference_in_sixteen_bits() {
+    conforms(test_path!(), Arithmetic::of_cuda(), || super::cuda_backend(super::ProductSupport::Full), is_fp8);
 }
 
 #[test]
 fn cuda_products_without_the_library_match_in_sixteen_bits() {
-    conforms(super::cuda_backend(super::ProductSupport::None), super::is_small_product);
+    let backends = || super::cuda_backend(super::ProductSupport::None);
+    conforms(test_path!(), Arithmetic::of_cuda(), backends, super::is_small_product);
 }
 
 #[test]
 fn cuda_convolutions_without_the_library_match_in_sixteen_bits() {
-    conforms(super::cuda_backend_without_convolutions(), super::is_convolution);
+    let backends = super::cuda_backend_without_convolutions;
+    conforms(test_path!(), Arithmetic::of_cuda(), backends, super::is_convolution);
+}
+
+#[test]
+fn cuda_products_and_convolutions_in_parts_match_in_sixteen_bits() {
+    let is_tried = |kernel: &Kernel| super::is_convolution(kernel) || super::is_small_product(kernel);
+    conforms(test_path!(), Arithmetic::Cpu, super::cuda_backends_with_small_limits, is_tried);
 }
 
 #[test]
@@ -103,7 +122,7 @@ fn cuda_convolutions_of_model_sizes_match_in_sixteen_bits() {
                 {
                     let mut run = || run_in(backend.as_mut(), precision, &kernel, &reads, &before, true, false, 0);
                     let computed = run();
-                    assert_close(&kernel, half, "of a model's sizes", &computed, &expected);
+                    assert_close(Arithmetic::Gpu, &kernel, half, "of a model's sizes", &computed, &expected);
                     assert_eq!(computed, run(), "{kernel:?} is not deterministic");
                 }
             }
@@ -111,32 +130,56 @@ fn cuda_convolutions_of_model_sizes_match_in_sixteen_bits() {
     }
 }
 
-/// Runs all cases. The backends are kept over all kernels: what one leaves in the scratch memory
-/// must not show in another.
-fn conforms(mut backends: Vec<Box<dyn Backend>>, is_tried: fn(&Kernel) -> bool) {
-    let mut random = ChaCha8Rng::seed_from_u64(4);
-    for (precision, half) in PRECISIONS {
-        for kernel in cases().into_iter().filter(is_tried) {
-            let (reads, mut before) = operands_in(&kernel, precision, &mut random);
-            if matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. }) {
-                // The master copy, which the parameter is not read beside.
-                before.push(reads[0].iter().map(|x| f64::from((1.0 - 0.7 * x) as f32)).collect());
-            }
-            let group_index = last_member(&kernel);
-            for accumulate in [false, true] {
-                let expected = expected(&kernel, &reads, &before, accumulate, group_index);
-                let mode = if accumulate { "accumulating" } else { "overwriting" };
-                for backend in &mut backends {
-                    let mut run = |share_first| {
-                        run_in(backend.as_mut(), precision, &kernel, &reads, &before, accumulate, share_first, group_index)
-                    };
-                    let computed = run(false);
-                    assert_close(&kernel, half, mode, &computed, &expected);
-                    assert_eq!(computed, run(false), "{kernel:?} is not deterministic");
-                    if kernel.may_work_in_place() {
-                        assert_close(&kernel, half, "in place", &run(true), &expected);
-                    }
-                }
+/// Runs all cases in both precisions, and lists those that fail. The backends are kept over the
+/// cases of a process: what one kernel leaves in scratch memory must not change another's result.
+fn conforms(
+    test: &str,
+    arithmetic: Arithmetic,
+    make_backends: impl Fn() -> Vec<Box<dyn Backend>>,
+    is_tried: fn(&Kernel) -> bool,
+) {
+    let kernels = || cases().into_iter().filter(is_tried);
+    let cases: Vec<_> = PRECISIONS.into_iter().flat_map(|precision| kernels().map(move |kernel| (precision, kernel))).collect();
+    let mut backends = None;
+    super::isolation::check_each(super::isolation(arithmetic), test, &cases, |index, ((precision, half), kernel)| {
+        let backends = backends.get_or_insert_with(&make_backends);
+        let mut random = ChaCha8Rng::seed_from_u64(4);
+        random.set_stream(index as u64);
+        let (reads, mut before) = operands_in(kernel, *precision, &mut random);
+        // A GELU that is fused into a product may be less exact than the product, which comes
+        // first.
+        if let Some((plain, count)) = without_gelu(kernel) {
+            conforms_on(arithmetic, backends, (*precision, *half), &plain, &reads[..count], &before[..1]);
+        }
+        if matches!(kernel, Kernel::Sgd { .. } | Kernel::AdamW { .. } | Kernel::LambStep { .. }) {
+            // The master copy. The optimizer reads it, and not the parameter.
+            before.push(reads[0].iter().map(|x| f64::from((1.0 - 0.7 * x) as f32)).collect());
+        }
+        conforms_on(arithmetic, backends, (*precision, *half), kernel, &reads, &before);
+    });
+}
+
+/// Runs one case on all backends.
+fn conforms_on(
+    arithmetic: Arithmetic,
+    backends: &mut [Box<dyn Backend>],
+    (precision, half): (DataType, Half),
+    kernel: &Kernel,
+    reads: &[Tensor],
+    before: &[Tensor],
+) {
+    let group_index = last_member(kernel);
+    for accumulate in [false, true] {
+        let expected = expected(kernel, reads, before, accumulate, group_index);
+        let mode = if accumulate { "accumulating" } else { "overwriting" };
+        for backend in backends.iter_mut() {
+            let mut run =
+                |share_first| run_in(backend.as_mut(), precision, kernel, reads, before, accumulate, share_first, group_index);
+            let computed = run(false);
+            assert_close(arithmetic, kernel, half, mode, &computed, &expected);
+            assert_eq!(computed, run(false), "{kernel:?} is not deterministic");
+            if kernel.may_work_in_place() {
+                assert_close(arithmetic, kernel, half, "in place", &run(true), &expected);
             }
         }
     }
@@ -162,7 +205,7 @@ fn blocks_of_rows_leave_what_all_rows_at_once_do() {
             let expected = expected(&kernel, &reads, &before, accumulate, 0);
             let mut backend = CpuBackend::new();
             let computed = run_in(&mut backend, DataType::Bf16, &kernel, &reads, &before, accumulate, false, 0);
-            assert_close(&kernel, Half::Bf16, "by blocks", &computed, &expected);
+            assert_close(Arithmetic::Cpu, &kernel, Half::Bf16, "by blocks", &computed, &expected);
         }
     }
 }
@@ -178,7 +221,7 @@ fn assert_as_in_single(kernel: &Kernel, reads: &[Tensor], before: &[Tensor], gro
         };
         let (reads, before) = (rounded(reads, &types.reads), rounded(before, &types.writes));
         let run = |precision| run_in(&mut CpuBackend::new(), precision, kernel, &reads, &before, false, false, group_index);
-        assert_close(kernel, half, "a part", &run(precision), &run(DataType::Fp32));
+        assert_close(Arithmetic::Cpu, kernel, half, "a part", &run(precision), &run(DataType::Fp32));
     }
 }
 

@@ -1,6 +1,7 @@
 //! Attention on tensor cores in sixteen bits: more queries and keys than their tiles have, heads
 //! that fill them and that do not.
 
+use super::accuracy::Arithmetic;
 use super::precision::assert_close;
 use super::{ProductSupport, Tensor, attention, cuda_backend, dropped, last_member, operands_in, reference, run_in};
 use crate::backend::cuda::CudaBackend;
@@ -42,7 +43,7 @@ fn attention_on_tensor_cores_is_that_of_the_reference() {
             for backend in &mut cuda_backend(ProductSupport::Full) {
                 let mut run = || run_in(backend.as_mut(), precision, &kernel, &reads, &before, false, false, member);
                 let computed = run();
-                assert_close(&kernel, half, "on tensor cores", &computed, &expected);
+                assert_close(Arithmetic::of_cuda(), &kernel, half, "on tensor cores", &computed, &expected);
                 if precision == DataType::Bf16 {
                     assert_eq!(computed, run(), "{kernel:?} is not deterministic");
                 }

@@ -73,7 +73,8 @@ impl From<&Hyperparameters> for StepParameters {
     }
 }
 
-/// An index that a kernel found out of range.
+/// An index that a kernel found out of range: that of the first kernel that found one, at the
+/// smallest position.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct IndexFault {
@@ -85,6 +86,9 @@ pub(crate) struct IndexFault {
     pub(crate) position: i64,
     /// The bound that the index must be below.
     pub(crate) limit: i64,
+    /// Threads that report take turns by it; 0 between kernels.
+    lock: i32,
+    padding: i32,
 }
 
 /// Packs the operands of one side into the slots of [`Arguments`].

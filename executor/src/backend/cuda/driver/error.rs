@@ -5,8 +5,8 @@ use super::Library;
 /// Why the GPU did not do what it was asked for.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CudaError {
-    /// A library cannot be loaded.
-    #[error("{library} cannot be loaded; hint: {}", library.hint())]
+    /// A library cannot be loaded, or lacks a function that is called.
+    #[error("{library} cannot be loaded, or is too old; hint: {}", library.hint())]
     MissingLibrary {
         /// The library.
         library: Library,

@@ -11,6 +11,8 @@ mod error;
 mod library;
 mod product;
 
+#[cfg(test)]
+pub(crate) use arguments::MAX_SIZES;
 pub(crate) use arguments::{Arguments, IndexFault, MAX_NUMBERS, MAX_OPERANDS, StepParameters, addresses, sizes};
 pub(crate) use collectives::{
     Collectives, CommunicationKind, CommunicatorHandle, CommunicatorId, DeviceCommunication, DeviceRange,

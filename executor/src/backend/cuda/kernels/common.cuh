@@ -90,13 +90,17 @@ struct StepParameters {
     long_word seed;
 };
 
-// An index that a kernel found out of range.
+// An index that a kernel found out of range: that of the first kernel that found one, at the
+// smallest position.
 struct IndexFault {
     // The kernel's number; 0 if every index was in range.
     int kernel;
     int value;
     index position;
     index limit;
+    // 1 while a thread reads and writes the others.
+    int lock;
+    int padding;
 };
 
 // The one argument of every kernel. Each kernel documents its operands, sizes and numbers.
@@ -121,16 +125,34 @@ template <typename T> __device__ __forceinline__ T *written(const Arguments &arg
     return (T *)arguments.writes[operand];
 }
 
+// Reports an index that is out of range. Threads take turns, so that the report does not depend on
+// which of them comes first.
+__device__ __forceinline__ void report_index(const Arguments &arguments, int value, index limit, index position) {
+    volatile IndexFault *fault = arguments.fault;
+    for (bool has_reported = false; !has_reported;) {
+        if (atomicCAS(&arguments.fault->lock, 0, 1) != 0) {
+            continue;
+        }
+        __threadfence();
+        const int kernel = (int)arguments.kernel;
+        if (fault->kernel == 0 || (fault->kernel == kernel && position < fault->position)) {
+            fault->kernel = kernel;
+            fault->value = value;
+            fault->position = position;
+            fault->limit = limit;
+        }
+        __threadfence();
+        atomicExch(&arguments.fault->lock, 0);
+        has_reported = true;
+    }
+}
+
 // Returns whether an index is in [0, limit); reports it to the host if not.
 __device__ __forceinline__ bool is_within(const Arguments &arguments, int value, index limit, index position) {
     if (value >= 0 && value < limit) {
         return true;
     }
-    if (atomicCAS(&arguments.fault->kernel, 0, (int)arguments.kernel) == 0) {
-        arguments.fault->value = value;
-        arguments.fault->position = position;
-        arguments.fault->limit = limit;
-    }
+    report_index(arguments, value, limit, position);
     return false;
 }
 

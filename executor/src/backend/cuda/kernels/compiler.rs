@@ -2,10 +2,11 @@
 
 use super::{COMMON, KernelSource, precision_number};
 use crate::backend::cuda::driver::{CudaError, Library};
-use cudarc::nvrtc::{result, sys};
+use crate::backend::cuda::library::loader::functions;
+use cudarc::nvrtc::sys;
 use foretell_units::DataType;
 use sha2::{Digest, Sha256};
-use std::ffi::{CStr, CString};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -20,23 +21,42 @@ impl KernelSource {
         if !Library::Nvrtc.is_present() {
             return Err(CudaError::MissingLibrary { library: Library::Nvrtc });
         }
+        let (architecture, options, text) = self.compilation(precision, capability);
+        let cached = cache_path(&text, &options);
+        if let Some(code) = cached.as_ref().and_then(|path| std::fs::read(path).ok()).filter(|code| !code.is_empty()) {
+            return Ok(code);
+        }
+        let (code, _) = compile(self.file, &text, &options, &architecture)?;
+        if let Some(path) = cached {
+            write_cache(&path, &code);
+        }
+        Ok(code)
+    }
+
+    /// Returns the machine code, newly compiled, with the assembler's log of what each kernel
+    /// takes.
+    #[cfg(test)]
+    pub(crate) fn compiled_with_log(
+        &'static self,
+        precision: DataType,
+        capability: (u32, u32),
+    ) -> Result<(Vec<u8>, String), CudaError> {
+        let (architecture, mut options, text) = self.compilation(precision, capability);
+        options.push("--ptxas-options=-v".into());
+        compile(self.file, &text, &options, &architecture)
+    }
+
+    /// Returns the architecture, the compiler's options and the text.
+    fn compilation(&'static self, precision: DataType, capability: (u32, u32)) -> (String, Vec<String>, String) {
         let architecture = format!("sm_{}{}", capability.0, capability.1);
-        let options = [
+        let options = vec![
             format!("--gpu-architecture={architecture}"),
             format!("-DPRECISION={}", precision_number(precision)),
             "--std=c++17".into(),
             "-default-device".into(),
         ];
         let text = format!("{COMMON}\n{}\n#line 1 \"{}\"\n{}", self.headers.concat(), self.file, self.text);
-        let cached = cache_path(&text, &options);
-        if let Some(code) = cached.as_ref().and_then(|path| std::fs::read(path).ok()).filter(|code| !code.is_empty()) {
-            return Ok(code);
-        }
-        let code = compile(self.file, &text, &options, &architecture)?;
-        if let Some(path) = cached {
-            write_cache(&path, &code);
-        }
-        Ok(code)
+        (architecture, options, text)
     }
 }
 
@@ -69,39 +89,89 @@ fn write_cache(path: &Path, code: &[u8]) {
     }
 }
 
-fn compile(file: &'static str, text: &str, options: &[String], architecture: &str) -> Result<Vec<u8>, CudaError> {
-    let failed = |reason: String| CudaError::Call { action: "compiling kernels", reason };
-    let text = CString::new(text).map_err(|error| failed(error.to_string()))?;
-    let name = CString::new(file).map_err(|error| failed(error.to_string()))?;
-    let program = result::create_program(&text, Some(&name)).map_err(|error| failed(error.to_string()))?;
-    // SAFETY: the program was just created, and the library is present.
-    let compiled = unsafe { result::compile_program(program, options) };
-    let code = match compiled {
-        // SAFETY: as above.
-        Ok(()) => unsafe { machine_code(program) }.map_err(|error| failed(error.to_string())),
-        Err(_) => {
-            // SAFETY: as above; the log ends with a zero byte.
-            let log = unsafe { result::get_program_log(program) }.unwrap_or_default();
-            let log: Vec<u8> = log.iter().map(|&byte| byte as u8).collect();
-            let log = CStr::from_bytes_until_nul(&log).map(|log| log.to_string_lossy().into_owned()).unwrap_or_default();
-            Err(CudaError::Compilation { file, architecture: architecture.into(), log })
-        }
-    };
-    // SAFETY: as above; nothing uses it any more.
-    let _ = unsafe { result::destroy_program(program) };
-    code
+functions! {
+    /// NVRTC's functions.
+    NvrtcFunctions of Library::Nvrtc, cudarc::nvrtc::sys {
+        nvrtcCreateProgram(
+            *mut sys::nvrtcProgram, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char,
+        ) -> sys::nvrtcResult;
+        nvrtcCompileProgram(sys::nvrtcProgram, c_int, *const *const c_char) -> sys::nvrtcResult;
+        nvrtcGetProgramLogSize(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult;
+        nvrtcGetProgramLog(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult;
+        nvrtcGetCUBINSize(sys::nvrtcProgram, *mut usize) -> sys::nvrtcResult;
+        nvrtcGetCUBIN(sys::nvrtcProgram, *mut c_char) -> sys::nvrtcResult;
+        nvrtcDestroyProgram(*mut sys::nvrtcProgram) -> sys::nvrtcResult;
+    }
 }
 
-/// Returns the machine code of a compiled program.
-///
-/// # Safety
-/// The program is compiled, for a real architecture (`sm_`, not `compute_`).
-unsafe fn machine_code(program: sys::nvrtcProgram) -> Result<Vec<u8>, result::NvrtcError> {
-    let mut size = 0;
-    // SAFETY: the caller's promise; the pointer is valid.
-    unsafe { sys::nvrtcGetCUBINSize(program, &mut size) }.result()?;
-    let mut code = vec![0_u8; size];
-    // SAFETY: as above; the buffer has the length that the library asks for.
-    unsafe { sys::nvrtcGetCUBIN(program, code.as_mut_ptr().cast()) }.result()?;
-    Ok(code)
+const COMPILING: &str = "compiling kernels";
+
+fn checked(result: sys::nvrtcResult) -> Result<(), CudaError> {
+    match result {
+        sys::nvrtcResult::NVRTC_SUCCESS => Ok(()),
+        other => Err(CudaError::Call { action: COMPILING, reason: format!("{other:?}") }),
+    }
+}
+
+/// A program of NVRTC, destroyed on drop.
+struct Program {
+    functions: &'static NvrtcFunctions,
+    program: sys::nvrtcProgram,
+}
+
+impl Program {
+    fn new(functions: &'static NvrtcFunctions, text: &CStr, name: &CStr) -> Result<Self, CudaError> {
+        let (mut program, none) = (std::ptr::null_mut(), std::ptr::null());
+        // SAFETY: the texts end with zero bytes, there are no headers, and the pointer is valid.
+        checked(unsafe { (functions.nvrtcCreateProgram)(&mut program, text.as_ptr(), name.as_ptr(), 0, none, none) })?;
+        Ok(Self { functions, program })
+    }
+
+    fn compile(&self, options: &[CString]) -> Result<(), CudaError> {
+        let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
+        // SAFETY: the program is alive, and each option ends with a zero byte.
+        checked(unsafe { (self.functions.nvrtcCompileProgram)(self.program, options.len() as c_int, options.as_ptr()) })
+    }
+
+    /// Returns the compiler's log.
+    fn log(&self) -> Result<String, CudaError> {
+        let mut size = 0;
+        // SAFETY: the program is alive, and the pointer is valid.
+        checked(unsafe { (self.functions.nvrtcGetProgramLogSize)(self.program, &mut size) })?;
+        let mut log = vec![0_u8; size];
+        // SAFETY: as above; the buffer has the length that the library asks for.
+        checked(unsafe { (self.functions.nvrtcGetProgramLog)(self.program, log.as_mut_ptr().cast()) })?;
+        Ok(CStr::from_bytes_until_nul(&log).map(|log| log.to_string_lossy().into_owned()).unwrap_or_default())
+    }
+
+    /// Returns the machine code, once the program is compiled for a real architecture (`sm_`, not
+    /// `compute_`).
+    fn machine_code(&self) -> Result<Vec<u8>, CudaError> {
+        let mut size = 0;
+        // SAFETY: the program is alive, and the pointer is valid.
+        checked(unsafe { (self.functions.nvrtcGetCUBINSize)(self.program, &mut size) })?;
+        let mut code = vec![0_u8; size];
+        // SAFETY: as above; the buffer has the length that the library asks for.
+        checked(unsafe { (self.functions.nvrtcGetCUBIN)(self.program, code.as_mut_ptr().cast()) })?;
+        Ok(code)
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: the program is alive, and nothing uses it any more.
+        let _ = unsafe { (self.functions.nvrtcDestroyProgram)(&mut self.program) };
+    }
+}
+
+/// Returns the machine code, and the compiler's log.
+fn compile(file: &'static str, text: &str, options: &[String], architecture: &str) -> Result<(Vec<u8>, String), CudaError> {
+    let with_zero =
+        |text: &str| CString::new(text).map_err(|error| CudaError::Call { action: COMPILING, reason: error.to_string() });
+    let options = options.iter().map(|option| with_zero(option)).collect::<Result<Vec<CString>, CudaError>>()?;
+    let program = Program::new(NvrtcFunctions::get()?, &with_zero(text)?, &with_zero(file)?)?;
+    if program.compile(&options).is_err() {
+        return Err(CudaError::Compilation { file, architecture: architecture.into(), log: program.log()? });
+    }
+    Ok((program.machine_code()?, program.log()?))
 }

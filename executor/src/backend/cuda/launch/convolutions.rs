@@ -2,7 +2,7 @@
 //! around it. Whatever it refuses becomes matrix products over windows (`images.rs`).
 
 use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
-use super::windows::{MAX_COLUMN_BYTES, SCRATCH_ALIGNMENT, is_pointwise, output_pixels};
+use super::windows::{SCRATCH_ALIGNMENT, is_pointwise, output_pixels};
 use crate::backend::cuda::driver::{Convolution, ConvolutionKind, CudaError, DeviceAddress};
 use foretell_models::Window;
 use foretell_units::DataType;
@@ -68,7 +68,7 @@ impl Dispatcher<'_> {
         }
         let widens = self.call.precision != DataType::Fp32;
         let image_elements = window.height * window.width * window.in_channels + output_pixels(window) * window.out_channels;
-        let fitting = MAX_COLUMN_BYTES / (image_elements * size_of::<f32>());
+        let fitting = self.backend.limits.max_column_bytes / (image_elements * size_of::<f32>());
         let part_images = if widens { fitting.clamp(1, window.batch) } else { window.batch };
         for first in (0..window.batch).step_by(part_images) {
             let part = Window { batch: part_images.min(window.batch - first), ..*window };

@@ -53,7 +53,7 @@ impl Dispatcher<'_> {
             return Ok(());
         }
         let pixels = output_pixels(window);
-        for part in batch_parts(window, width, 0) {
+        for part in batch_parts(window, width, 0, self.backend.limits.max_column_bytes) {
             // SAFETY: the caller's promise.
             let columns = unsafe { self.columns(window, part, 0, x) }?;
             let sizes = [part.images * pixels, window.out_channels, window_elements(window)];
@@ -75,7 +75,7 @@ impl Dispatcher<'_> {
         }
         let pixels = output_pixels(window);
         // The contributions of windows to a pixel are summed in single precision.
-        for part in batch_parts(window, size_of::<f32>(), 0) {
+        for part in batch_parts(window, size_of::<f32>(), 0, self.backend.limits.max_column_bytes) {
             let sizes = [part.images * pixels, window_elements(window), window.out_channels];
             let gradients = MatrixOperand::plain(dy.offset(part.first * pixels * window.out_channels * width));
             if is_pointwise(window) {
@@ -109,7 +109,7 @@ impl Dispatcher<'_> {
         let done = unsafe { self.weight_gradient_by_library(window, [x, dw, dy]) }?;
         accumulate |= done > 0;
         let (pixels, pitch) = (output_pixels(window), column_pitch(window, width));
-        for part in batch_parts(window, width, done) {
+        for part in batch_parts(window, width, done, self.backend.limits.max_column_bytes) {
             let sizes = [window.out_channels, pitch, part.images * pixels];
             // Padded columns give a padded gradient, which goes to scratch memory behind them.
             let column_bytes = (sizes[2] * pitch * width).next_multiple_of(SCRATCH_ALIGNMENT);

@@ -41,6 +41,7 @@ pub(crate) struct CudaBackend {
     /// of the driver.
     host_fault: NonNull<IndexFault>,
     scratch: ScratchMemory,
+    limits: LaunchLimits,
     /// Buckets of relative positions, which the host computes once for each key.
     bucket_tables: HashMap<BucketTableKey, DeviceAddress>,
     /// The hyperparameters that the device has; `None` before the first upload.
@@ -58,6 +59,24 @@ struct ScratchMemory {
     outgrown: Vec<DeviceAddress>,
 }
 
+/// The sizes at which the backend copies or splits operands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct LaunchLimits {
+    /// Multiplications of a product from which on unaligned rows are copied to aligned ones.
+    pub(crate) min_aligned_multiplications: usize,
+    /// Most bytes of scratch memory for aligned rows. A larger product is split into parts.
+    pub(crate) max_aligned_bytes: usize,
+    /// Most bytes of scratch memory for the pixels under windows. A larger batch is split into
+    /// parts.
+    pub(crate) max_column_bytes: usize,
+}
+
+impl Default for LaunchLimits {
+    fn default() -> Self {
+        Self { min_aligned_multiplications: 1 << 30, max_aligned_bytes: 256 << 20, max_column_bytes: 256 << 20 }
+    }
+}
+
 /// Bytes of scratch memory at the start: enough for the partial sums of most kernels.
 const INITIAL_SCRATCH: usize = 1 << 22;
 
@@ -73,7 +92,15 @@ impl CudaBackend {
         // SAFETY: the memory was just allocated, with this size.
         unsafe { driver.clear(fault, size_of::<IndexFault>(), stream) }?;
         let (bucket_tables, kernel_names) = (HashMap::new(), Vec::new());
-        Ok(Self { driver, stream, step, fault, host_fault, scratch, bucket_tables, uploaded: None, kernel_names })
+        let limits = LaunchLimits::default();
+        Ok(Self { driver, stream, step, fault, host_fault, scratch, limits, bucket_tables, uploaded: None, kernel_names })
+    }
+
+    /// Returns the backend with other limits, for tests of parts and copies.
+    #[cfg(test)]
+    pub(crate) fn with_limits(mut self, limits: LaunchLimits) -> Self {
+        self.limits = limits;
+        self
     }
 
     /// Returns the stream that kernels are queued on.

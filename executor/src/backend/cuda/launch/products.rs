@@ -8,11 +8,6 @@ use crate::backend::cuda::driver::{
 use foretell_models::{Activation, Kernel, WeightLayout};
 use foretell_units::DataType;
 
-/// Multiplications of a product from which on unaligned rows are copied to aligned ones. Tests copy
-/// them always.
-const MIN_ALIGNED_MULTIPLICATIONS: usize = if cfg!(test) { 1 } else { 1 << 30 };
-/// Most bytes of scratch memory for aligned rows at a time.
-const MAX_ALIGNED_BYTES: usize = if cfg!(test) { 1 << 10 } else { 256 << 20 };
 /// Parts have a multiple of this many rows, so that they consist of whole tiles.
 const PART_ROWS: usize = 256;
 
@@ -134,7 +129,7 @@ impl Dispatcher<'_> {
     fn unaligned(&self, product: &Product) -> [bool; 3] {
         let Product { rows, columns, contracted, left, .. } = *product;
         let width = self.width();
-        if width != 2 || product.batch != 1 || rows * columns * contracted < MIN_ALIGNED_MULTIPLICATIONS {
+        if width != 2 || product.batch != 1 || rows * columns * contracted < self.backend.limits.min_aligned_multiplications {
             return [false; 3];
         }
         let is_unaligned = |[_, columns, _]: [usize; 3]| !(columns * width).is_multiple_of(ROW_ALIGNMENT);
@@ -166,7 +161,7 @@ impl Dispatcher<'_> {
         let row_bytes: [usize; 3] =
             std::array::from_fn(|index| if unaligned[index] { aligned(columns[index]) * width } else { 0 });
         let total = if by_contracted { contracted } else { rows };
-        let fitting = MAX_ALIGNED_BYTES / row_bytes.iter().sum::<usize>();
+        let fitting = self.backend.limits.max_aligned_bytes / row_bytes.iter().sum::<usize>();
         let part_rows = if fitting > PART_ROWS { fitting - fitting % PART_ROWS } else { fitting }.clamp(1, total);
         let scratch = self.scratch(part_rows * row_bytes.iter().sum::<usize>())?;
         let copies = [

@@ -3,9 +3,6 @@
 use super::multiply::ROW_ALIGNMENT;
 use foretell_models::Window;
 
-/// Most bytes of scratch memory for the pixels under windows. A larger batch is split into parts;
-/// tests use a small limit, so that theirs is split too.
-pub(super) const MAX_COLUMN_BYTES: usize = if cfg!(test) { 1 << 14 } else { 256 << 20 };
 /// Alignment in bytes of each tensor in scratch memory: that of an allocation.
 pub(super) const SCRATCH_ALIGNMENT: usize = 256;
 
@@ -40,10 +37,15 @@ pub(super) struct BatchPart {
 }
 
 /// Splits the batch, from image `first` on, into parts whose columns of `width`-byte elements fit
-/// [`MAX_COLUMN_BYTES`].
-pub(super) fn batch_parts(window: &Window, width: usize, first: usize) -> impl Iterator<Item = BatchPart> + use<> {
+/// `max_bytes`.
+pub(super) fn batch_parts(
+    window: &Window,
+    width: usize,
+    first: usize,
+    max_bytes: usize,
+) -> impl Iterator<Item = BatchPart> + use<> {
     let (batch, image_bytes) = (window.batch, output_pixels(window) * column_pitch(window, width) * width);
-    let limit = if is_pointwise(window) { batch } else { MAX_COLUMN_BYTES / image_bytes.max(1) }.clamp(1, batch.max(1));
+    let limit = if is_pointwise(window) { batch } else { max_bytes / image_bytes.max(1) }.clamp(1, batch.max(1));
     (first..batch).step_by(limit).map(move |first| BatchPart { first, images: limit.min(batch - first) })
 }
 

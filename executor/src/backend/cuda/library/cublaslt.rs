@@ -3,16 +3,61 @@
 //! cuBLASLt stores matrices by columns. A matrix stored by rows is, to it, the transposed one, so
 //! the right operand is passed as its first matrix (A), the left one as its second (B).
 
+use super::loader::functions;
 use crate::backend::cuda::driver::{
     BiasGradient, CudaError, DeviceAddress, Epilogue, EpilogueActivation, Fp8Scales, Library, MatrixOperand, Product,
     StreamHandle,
 };
-use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 use foretell_models::EightBits;
 use foretell_units::DataType;
 use std::collections::HashMap;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+
+functions! {
+    /// cuBLASLt's functions.
+    CublasLtFunctions of Library::CublasLt, cudarc::cublaslt::sys {
+        cublasLtCreate(*mut sys::cublasLtHandle_t) -> sys::cublasStatus_t;
+        cublasLtMatmul(
+            sys::cublasLtHandle_t, sys::cublasLtMatmulDesc_t, *const c_void, *const c_void, sys::cublasLtMatrixLayout_t,
+            *const c_void, sys::cublasLtMatrixLayout_t, *const c_void, *const c_void, sys::cublasLtMatrixLayout_t, *mut c_void,
+            sys::cublasLtMatrixLayout_t, *const sys::cublasLtMatmulAlgo_t, *mut c_void, usize, sys::cudaStream_t,
+        ) -> sys::cublasStatus_t;
+        cublasLtMatmulAlgoGetHeuristic(
+            sys::cublasLtHandle_t, sys::cublasLtMatmulDesc_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t,
+            sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayout_t, sys::cublasLtMatmulPreference_t, c_int,
+            *mut sys::cublasLtMatmulHeuristicResult_t, *mut c_int,
+        ) -> sys::cublasStatus_t;
+        cublasLtMatmulDescCreate(
+            *mut sys::cublasLtMatmulDesc_t, sys::cublasComputeType_t, sys::cudaDataType_t,
+        ) -> sys::cublasStatus_t;
+        cublasLtMatmulDescSetAttribute(
+            sys::cublasLtMatmulDesc_t, sys::cublasLtMatmulDescAttributes_t, *const c_void, usize,
+        ) -> sys::cublasStatus_t;
+        cublasLtMatmulDescDestroy(sys::cublasLtMatmulDesc_t) -> sys::cublasStatus_t;
+        cublasLtMatrixLayoutCreate(
+            *mut sys::cublasLtMatrixLayout_t, sys::cudaDataType, u64, u64, i64,
+        ) -> sys::cublasStatus_t;
+        cublasLtMatrixLayoutSetAttribute(
+            sys::cublasLtMatrixLayout_t, sys::cublasLtMatrixLayoutAttribute_t, *const c_void, usize,
+        ) -> sys::cublasStatus_t;
+        cublasLtMatrixLayoutDestroy(sys::cublasLtMatrixLayout_t) -> sys::cublasStatus_t;
+        cublasLtMatmulPreferenceCreate(*mut sys::cublasLtMatmulPreference_t) -> sys::cublasStatus_t;
+        cublasLtMatmulPreferenceSetAttribute(
+            sys::cublasLtMatmulPreference_t, sys::cublasLtMatmulPreferenceAttributes_t, *const c_void, usize,
+        ) -> sys::cublasStatus_t;
+        cublasLtMatmulPreferenceDestroy(sys::cublasLtMatmulPreference_t) -> sys::cublasStatus_t;
+    }
+}
+
+/// A status other than `CUBLAS_STATUS_SUCCESS`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct CublasError(sys::cublasStatus_t);
+
+fn checked(status: sys::cublasStatus_t) -> Result<(), CublasError> {
+    if status == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS { Ok(()) } else { Err(CublasError(status)) }
+}
 
 /// Bytes of workspace for algorithms: NVIDIA's recommendation for Hopper.
 const WORKSPACE: usize = 32 << 20;
@@ -24,6 +69,7 @@ const MAX_ALIGNMENT: u64 = 256;
 
 /// A handle of the library, its workspace, and the algorithms that it chose.
 pub(in crate::backend::cuda) struct CublasLt {
+    functions: &'static CublasLtFunctions,
     handle: sys::cublasLtHandle_t,
     workspace: DeviceAddress,
     /// The algorithm for each shape; `None` if the library has none.
@@ -126,8 +172,9 @@ fn is_refusal(error: &CublasError) -> bool {
     refusals.contains(&error.0)
 }
 
-fn checked<T>(result: Result<T, CublasError>) -> Result<T, CudaError> {
-    result.map_err(|error| CudaError::Call { action: "a matrix product by cuBLASLt", reason: format!("{:?}", error.0) })
+/// The error of a call that neither succeeded nor was refused.
+fn failed(error: CublasError) -> CudaError {
+    CudaError::Call { action: "a matrix product by cuBLASLt", reason: format!("{:?}", error.0) }
 }
 
 fn fp8_type(format: EightBits) -> sys::cudaDataType {
@@ -147,6 +194,7 @@ fn cuda_type(data_type: DataType) -> sys::cudaDataType {
 
 /// The library's descriptors of one product, destroyed on drop.
 struct Descriptors {
+    functions: &'static CublasLtFunctions,
     product: sys::cublasLtMatmulDesc_t,
     /// Layouts of A (right), B (left) and the result.
     layouts: Vec<sys::cublasLtMatrixLayout_t>,
@@ -156,21 +204,23 @@ impl Drop for Descriptors {
     fn drop(&mut self) {
         for &layout in &self.layouts {
             // SAFETY: the library created it, and nothing uses it any more.
-            let _ = unsafe { result::destroy_matrix_layout(layout) };
+            let _ = unsafe { (self.functions.cublasLtMatrixLayoutDestroy)(layout) };
         }
         // SAFETY: as above.
-        let _ = unsafe { result::destroy_matmul_desc(self.product) };
+        let _ = unsafe { (self.functions.cublasLtMatmulDescDestroy)(self.product) };
     }
 }
 
 impl Descriptors {
-    fn new(product: &Product, epilogue: &LibraryEpilogue) -> Result<Self, CublasError> {
+    fn new(functions: &'static CublasLtFunctions, product: &Product, epilogue: &LibraryEpilogue) -> Result<Self, CublasError> {
         let compute = match product.tf32 {
             true => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F_FAST_TF32,
             false => sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
         };
-        let description = result::create_matmul_desc(compute, sys::cudaDataType::CUDA_R_32F)?;
-        let mut descriptors = Self { product: description, layouts: Vec::new() };
+        let mut description = std::ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        checked(unsafe { (functions.cublasLtMatmulDescCreate)(&mut description, compute, sys::cudaDataType::CUDA_R_32F) })?;
+        let mut descriptors = Self { functions, product: description, layouts: Vec::new() };
         use sys::cublasLtMatmulDescAttributes_t as Attribute;
         let operation = |operand: MatrixOperand| match operand.is_transposed {
             true => OPERATION_TRANSPOSED,
@@ -215,7 +265,10 @@ impl Descriptors {
 
     fn set<T>(&self, attribute: sys::cublasLtMatmulDescAttributes_t, value: &T) -> Result<(), CublasError> {
         // SAFETY: each attribute is set to a number of its own size.
-        unsafe { result::set_matmul_desc_attribute(self.product, attribute, (&raw const *value).cast(), size_of::<T>()) }
+        checked(unsafe {
+            let value = (&raw const *value).cast();
+            (self.functions.cublasLtMatmulDescSetAttribute)(self.product, attribute, value, size_of::<T>())
+        })
     }
 
     /// Adds the layout of a matrix with rows, columns and pitch as stored.
@@ -226,21 +279,26 @@ impl Descriptors {
         format: sys::cudaDataType,
     ) -> Result<(), CublasError> {
         // Rows and columns swap, because the library stores by columns.
-        let layout = result::create_matrix_layout(format, columns as u64, rows as u64, pitch as i64)?;
+        let mut layout = std::ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        checked(unsafe {
+            (self.functions.cublasLtMatrixLayoutCreate)(&mut layout, format, columns as u64, rows as u64, pitch as i64)
+        })?;
         self.layouts.push(layout);
         if batch > 1 {
             use sys::cublasLtMatrixLayoutAttribute_t as Attribute;
             let (count, stride) = (batch as i32, (rows * columns) as i64);
+            let set = self.functions.cublasLtMatrixLayoutSetAttribute;
             // SAFETY: the attributes are numbers of these sizes.
-            unsafe {
+            checked(unsafe {
                 let attribute = Attribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT;
-                result::set_matrix_layout_attribute(layout, attribute, (&raw const count).cast(), size_of::<i32>())
-            }?;
+                set(layout, attribute, (&raw const count).cast(), size_of::<i32>())
+            })?;
             // SAFETY: as above.
-            unsafe {
+            checked(unsafe {
                 let attribute = Attribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
-                result::set_matrix_layout_attribute(layout, attribute, (&raw const stride).cast(), size_of::<i64>())
-            }?;
+                set(layout, attribute, (&raw const stride).cast(), size_of::<i64>())
+            })?;
         }
         Ok(())
     }
@@ -255,11 +313,11 @@ impl CublasLt {
     pub(in crate::backend::cuda) fn new(
         allocate: impl FnOnce(usize) -> Result<DeviceAddress, CudaError>,
     ) -> Result<Self, CudaError> {
-        if !Library::CublasLt.is_present() {
-            return Err(CudaError::MissingLibrary { library: Library::CublasLt });
-        }
-        let handle = checked(result::create_handle())?;
-        Ok(Self { handle, workspace: allocate(WORKSPACE)?, algorithms: HashMap::new() })
+        let functions = CublasLtFunctions::get()?;
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        checked(unsafe { (functions.cublasLtCreate)(&mut handle) }).map_err(failed)?;
+        Ok(Self { functions, handle, workspace: allocate(WORKSPACE)?, algorithms: HashMap::new() })
     }
 
     /// Queues a product.
@@ -285,7 +343,7 @@ impl CublasLt {
                 self.algorithms.insert(shape, None);
                 Err(not_supported)
             }
-            Err(error) => checked(Err(error)),
+            Err(error) => Err(failed(error)),
         }
     }
 
@@ -301,7 +359,7 @@ impl CublasLt {
         if known == Some(None) {
             return Ok(false);
         }
-        let descriptors = Descriptors::new(product, epilogue)?;
+        let descriptors = Descriptors::new(self.functions, product, epilogue)?;
         let algorithm = match known {
             Some(known) => known,
             None => {
@@ -316,16 +374,16 @@ impl CublasLt {
         let stream: sys::cudaStream_t = std::ptr::with_exposed_provenance_mut(stream.0 as usize);
         // SAFETY: the matrices are as described, by the caller's promise; the workspace is used by
         // this stream alone.
-        unsafe {
-            result::matmul(
+        checked(unsafe {
+            (self.functions.cublasLtMatmul)(
                 self.handle,
                 descriptors.product,
                 (&raw const alpha).cast(),
-                (&raw const beta).cast(),
                 pointer(product.right.address),
                 *right,
                 pointer(product.left.address),
                 *left,
+                (&raw const beta).cast(),
                 pointer(product.result),
                 *out,
                 pointer(product.result),
@@ -335,22 +393,40 @@ impl CublasLt {
                 WORKSPACE,
                 stream,
             )
-        }?;
+        })?;
         Ok(true)
     }
 
     /// Returns the algorithm that the library's heuristics rank first; `None` if there is none.
     fn choose(&self, descriptors: &Descriptors, shape: &ProductShape) -> Result<Option<sys::cublasLtMatmulAlgo_t>, CublasError> {
-        let [right, left, out] = descriptors.layouts[..] else { return Ok(None) };
-        let preference = result::create_matmul_pref()?;
+        let mut preference = std::ptr::null_mut();
+        // SAFETY: the pointer is valid.
+        checked(unsafe { (self.functions.cublasLtMatmulPreferenceCreate)(&mut preference) })?;
+        let chosen = self.choose_with(preference, descriptors, shape);
+        // SAFETY: nothing uses it any more.
+        let _ = unsafe { (self.functions.cublasLtMatmulPreferenceDestroy)(preference) };
+        match chosen {
+            Err(error) if is_refusal(&error) => Ok(None),
+            chosen => chosen,
+        }
+    }
+
+    fn choose_with(
+        &self,
+        preference: sys::cublasLtMatmulPreference_t,
+        descriptors: &Descriptors,
+        shape: &ProductShape,
+    ) -> Result<Option<sys::cublasLtMatmulAlgo_t>, CublasError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
+        let [right, left, out] = descriptors.layouts[..] else { return Ok(None) };
+        let set = self.functions.cublasLtMatmulPreferenceSetAttribute;
         let [right_alignment, left_alignment, out_alignment] = shape.alignments.map(|alignment| alignment as u32);
         let workspace = WORKSPACE as u64;
         // SAFETY: the attribute is a number of this size.
-        let mut set = unsafe {
+        checked(unsafe {
             let attribute = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
-            result::set_matmul_pref_attribute(preference, attribute, (&raw const workspace).cast(), size_of::<u64>())
-        };
+            set(preference, attribute, (&raw const workspace).cast(), size_of::<u64>())
+        })?;
         for (attribute, alignment) in [
             (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right_alignment),
             (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, left_alignment),
@@ -358,20 +434,29 @@ impl CublasLt {
             (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_alignment),
         ] {
             // SAFETY: as above.
-            set = set.and(unsafe {
-                result::set_matmul_pref_attribute(preference, attribute, (&raw const alignment).cast(), size_of::<u32>())
-            });
+            checked(unsafe { set(preference, attribute, (&raw const alignment).cast(), size_of::<u32>()) })?;
         }
-        let chosen = set.and_then(|()| {
-            // SAFETY: all descriptors are the library's own, and alive.
-            unsafe { result::get_matmul_algo_heuristic(self.handle, descriptors.product, right, left, out, out, preference) }
-        });
-        // SAFETY: nothing uses it any more.
-        let _ = unsafe { result::destroy_matmul_pref(preference) };
-        match chosen {
-            Ok(found) => Ok(Some(found.algo)),
-            Err(error) if is_refusal(&error) => Ok(None),
-            Err(error) => Err(error),
+        let (mut found, mut count) = (MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::uninit(), 0);
+        // SAFETY: all descriptors are the library's own, and alive; one result fits.
+        checked(unsafe {
+            (self.functions.cublasLtMatmulAlgoGetHeuristic)(
+                self.handle,
+                descriptors.product,
+                right,
+                left,
+                out,
+                out,
+                preference,
+                1,
+                found.as_mut_ptr(),
+                &mut count,
+            )
+        })?;
+        if count == 0 {
+            return Ok(None);
         }
+        // SAFETY: the library wrote one result.
+        let found = unsafe { found.assume_init() };
+        checked(found.state).map(|()| Some(found.algo))
     }
 }

@@ -7,14 +7,16 @@
 
 mod cublaslt;
 mod cudnn;
+pub(super) mod loader;
 mod nccl;
+pub(super) mod versions;
 
 pub(super) use cublaslt::CublasLt;
 pub(super) use cudnn::Cudnn;
 pub(super) use nccl::Communicators;
 
 use super::driver::Library;
-use cudarc::{cublaslt as cublaslt_bindings, cudnn as cudnn_bindings, driver, nvrtc};
+use std::path::Path;
 
 /// Oldest cuDNN whose backend interface is used here, as `cudnnGetVersion` reports it.
 const OLDEST_CUDNN: u64 = 90_000;
@@ -30,54 +32,25 @@ fn dotted(version: u64, major: u64) -> String {
 }
 
 impl Library {
-    /// Returns `true` if the library can be loaded. Check this before any call: cudarc panics in a
-    /// call into a library that is missing.
+    /// Returns `true` if the library can be loaded.
     pub fn is_present(self) -> bool {
-        // SAFETY: loading these libraries runs only their initialisers, as in any CUDA program.
-        unsafe {
-            match self {
-                Self::Driver => driver::sys::is_culib_present(),
-                Self::Nvrtc => nvrtc::sys::is_culib_present(),
-                Self::CublasLt => cublaslt_bindings::sys::is_culib_present(),
-                Self::Cudnn => cudnn_bindings::sys::is_culib_present(),
-                Self::Nccl => nccl::Nccl::get().is_some(),
-            }
-        }
+        loader::get(self).is_some()
+    }
+
+    /// Returns the file that the library was loaded from; `None` if it cannot be loaded.
+    pub fn file(self) -> Option<&'static Path> {
+        Some(&loader::get(self)?.path)
     }
 
     /// Returns the version that the library reports; `None` if it cannot be loaded.
     pub fn version(self) -> Option<String> {
-        if !self.is_present() {
-            return None;
-        }
-        match self {
-            Self::Driver => {
-                let mut version = 0;
-                // SAFETY: the library is present, and the pointer is valid.
-                unsafe { driver::sys::cuDriverGetVersion(&mut version) }.result().ok()?;
-                Some(format!("CUDA {}.{}", version / 1000, version % 1000 / 10))
-            }
-            Self::Nvrtc => {
-                let (mut major, mut minor) = (0, 0);
-                // SAFETY: as above.
-                unsafe { nvrtc::sys::nvrtcVersion(&mut major, &mut minor) }.result().ok()?;
-                Some(format!("{major}.{minor}"))
-            }
-            Self::CublasLt => {
-                // SAFETY: as above.
-                let version = unsafe { cublaslt_bindings::sys::cublasLtGetVersion() };
-                Some(dotted(version as u64, 10_000))
-            }
-            Self::Cudnn => {
-                // SAFETY: as above.
-                let version = unsafe { cudnn_bindings::sys::cudnnGetVersion() };
-                Some(cudnn_version(version as u64))
-            }
-            Self::Nccl => {
-                let version = nccl::Nccl::get()?.version()?;
-                Some(dotted(u64::try_from(version).ok()?, 10_000))
-            }
-        }
+        let number = versions::number(self)?;
+        Some(match self {
+            Self::Driver => format!("CUDA {}.{}", number / 1000, number % 1000 / 10),
+            Self::Nvrtc => format!("{}.{}", number / 1000, number % 1000),
+            Self::CublasLt | Self::Nccl => dotted(number, 10_000),
+            Self::Cudnn => cudnn_version(number),
+        })
     }
 
     /// Returns why a library cannot be used although it can be loaded; `None` if it can be used.

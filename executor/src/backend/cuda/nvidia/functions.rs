@@ -1,9 +1,9 @@
 //! Kernels as functions of loaded modules, looked up once.
 
-use super::{Handle, checked};
+use super::Handle;
+use super::driver_functions::DriverFunctions;
 use crate::backend::cuda::driver::{CudaError, Launch};
 use crate::backend::cuda::kernels::{KernelSource, precision_number};
-use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUfunction_attribute};
 use std::collections::HashMap;
 use std::ffi::CString;
@@ -32,17 +32,23 @@ pub(super) struct Functions {
 impl Functions {
     /// Returns the function of a launch, after raising its limit of dynamic shared memory if
     /// needed.
-    pub(super) fn get(&self, launch: &Launch, capability: (u32, u32)) -> Result<sys::CUfunction, CudaError> {
+    pub(super) fn get(
+        &self,
+        driver: &DriverFunctions,
+        launch: &Launch,
+        capability: (u32, u32),
+    ) -> Result<sys::CUfunction, CudaError> {
         let key = (launch.function, precision_number(launch.precision));
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         let LoadedFunction { function, shared: limit } = match functions.get(&key) {
             Some(&known) => known,
             None => {
-                let function = self.find(launch, key.1, capability)?;
+                let function = self.find(driver, launch, key.1, capability)?;
                 let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES;
-                // SAFETY: the function belongs to a loaded module.
-                let declared = checked("reading a kernel's static shared memory", unsafe {
-                    result::function::get_function_attribute(function, attribute)
+                let mut declared = 0;
+                // SAFETY: the function belongs to a loaded module, and the pointer is valid.
+                driver.checked("reading a kernel's static shared memory", unsafe {
+                    (driver.cuFuncGetAttribute)(&mut declared, attribute, function)
                 })?;
                 LoadedFunction { function: Handle(function), shared: DEFAULT_SHARED.saturating_sub(declared.max(0) as u32) }
             }
@@ -51,15 +57,21 @@ impl Functions {
         if shared > limit {
             let attribute = CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
             // SAFETY: the function belongs to a loaded module.
-            let raised = unsafe { result::function::set_function_attribute(function.0, attribute, shared as i32) };
-            checked("raising a kernel's limit of shared memory", raised)?;
+            let raised = unsafe { (driver.cuFuncSetAttribute)(function.0, attribute, shared as i32) };
+            driver.checked("raising a kernel's limit of shared memory", raised)?;
         }
         functions.insert(key, LoadedFunction { function, shared });
         Ok(function.0)
     }
 
     /// Finds a kernel in its module, which is compiled and loaded if it is new.
-    fn find(&self, launch: &Launch, precision: u32, capability: (u32, u32)) -> Result<sys::CUfunction, CudaError> {
+    fn find(
+        &self,
+        driver: &DriverFunctions,
+        launch: &Launch,
+        precision: u32,
+        capability: (u32, u32),
+    ) -> Result<sys::CUfunction, CudaError> {
         let action = "looking up a kernel";
         let missing = || CudaError::Call { action, reason: format!("there is no kernel `{}`", launch.function) };
         let source = KernelSource::of(launch.function).ok_or_else(missing)?;
@@ -68,14 +80,17 @@ impl Functions {
             Some(&known) => known,
             None => {
                 let code = source.compiled(launch.precision, capability)?;
-                // SAFETY: NVRTC compiled the code for this device.
-                let module = Handle(checked("loading kernels", unsafe { result::module::load_data(code.as_ptr().cast()) })?);
-                modules.insert((source.file, precision), module);
-                module
+                let mut module = std::ptr::null_mut();
+                // SAFETY: NVRTC compiled the code for this device, and the pointer is valid.
+                driver.checked("loading kernels", unsafe { (driver.cuModuleLoadData)(&mut module, code.as_ptr().cast()) })?;
+                modules.insert((source.file, precision), Handle(module));
+                Handle(module)
             }
         };
         let name = CString::new(launch.function).map_err(|_| missing())?;
-        // SAFETY: the module is loaded, and never unloaded.
-        checked(action, unsafe { result::module::get_function(module.0, name) })
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module is loaded, and never unloaded; the name ends with a zero byte.
+        driver.checked(action, unsafe { (driver.cuModuleGetFunction)(&mut function, module.0, name.as_ptr()) })?;
+        Ok(function)
     }
 }

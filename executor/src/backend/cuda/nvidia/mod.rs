@@ -1,9 +1,10 @@
-//! NVIDIA's driver as the seam's implementation, through cudarc's bindings.
+//! NVIDIA's driver as the seam's implementation. cudarc provides the types of its interface.
 //!
-//! Nothing is linked: the driver and every library are checked for presence before the first call.
+//! Nothing is linked: the driver and every library are loaded before the first call.
 //! It knows no kernel of ours: `launch` decides what runs.
 
 mod device;
+mod driver_functions;
 mod functions;
 
 pub use device::devices;
@@ -13,8 +14,8 @@ use super::driver::{
     DeviceDescription, Driver, EventHandle, GraphHandle, Launch, Library, Product, StreamHandle,
 };
 use super::library::{Communicators, CublasLt, Cudnn};
-use cudarc::driver::result::{self, DriverError};
 use cudarc::driver::sys;
+use driver_functions::DriverFunctions;
 use functions::Functions;
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -22,6 +23,7 @@ use std::sync::{Mutex, PoisonError};
 
 /// One GPU, as this process uses it.
 pub(crate) struct NvidiaDriver {
+    driver: &'static DriverFunctions,
     device: DeviceDescription,
     context: Handle<sys::CUcontext>,
     functions: Functions,
@@ -56,14 +58,6 @@ impl std::fmt::Debug for NvidiaDriver {
     }
 }
 
-/// Converts the driver's result; `action` is what was attempted.
-fn checked<T>(action: &'static str, result: Result<T, DriverError>) -> Result<T, CudaError> {
-    result.map_err(|error| {
-        let message = error.error_string().map(|message| message.to_string_lossy().into_owned());
-        CudaError::Call { action, reason: message.unwrap_or_else(|_| format!("{:?}", error.0)) }
-    })
-}
-
 impl NvidiaDriver {
     /// Opens the GPU of an index, in the driver's order.
     ///
@@ -71,7 +65,7 @@ impl NvidiaDriver {
     /// [`CudaError`] if there is no such GPU, or if the driver, NVRTC, or (for
     /// [`GpuTransport::Nccl`]) NCCL is missing.
     pub(crate) fn open(index: usize, transport: GpuTransport) -> Result<Self, CudaError> {
-        let count = device::start()?;
+        let (driver, count) = device::start()?;
         if index >= count {
             return Err(CudaError::NoDevice { index, count });
         }
@@ -81,10 +75,14 @@ impl NvidiaDriver {
         if transport == GpuTransport::Nccl && !Library::Nccl.is_present() {
             return Err(CudaError::MissingLibrary { library: Library::Nccl });
         }
-        let (device, description) = device::describe(index as i32)?;
-        // SAFETY: the driver just returned the device; the context is kept until the process ends.
-        let context = checked("creating a GPU's context", unsafe { result::primary_ctx::retain(device) })?;
+        let (device, description) = device::describe(driver, index as i32)?;
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the driver just returned the device, and the pointer is valid. The context is
+        // kept until the process ends.
+        let retained = unsafe { (driver.cuDevicePrimaryCtxRetain)(&mut context, device) };
+        driver.checked("creating a GPU's context", retained)?;
         Ok(Self {
+            driver,
             device: description,
             context: Handle(context),
             functions: Functions::default(),
@@ -98,7 +96,7 @@ impl NvidiaDriver {
     /// Makes the GPU's context current on this thread, which every other call requires.
     fn enter(&self) -> Result<(), CudaError> {
         // SAFETY: the context is kept until the process ends.
-        checked("selecting a GPU", unsafe { result::ctx::set_current(self.context.0) })
+        self.driver.checked("selecting a GPU", unsafe { (self.driver.cuCtxSetCurrent)(self.context.0) })
     }
 }
 
@@ -117,27 +115,29 @@ impl Driver for NvidiaDriver {
 
     fn allocate(&self, bytes: usize) -> Result<DeviceAddress, CudaError> {
         self.enter()?;
-        // SAFETY: the caller initialises the memory before reading it.
-        match unsafe { result::malloc_sync(bytes.max(1)) } {
-            Ok(address) => Ok(DeviceAddress(address)),
-            Err(DriverError(sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY)) => {
+        let mut address = 0;
+        // SAFETY: the pointer is valid.
+        match unsafe { (self.driver.cuMemAlloc_v2)(&mut address, bytes.max(1)) } {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => {
                 Err(CudaError::OutOfMemory { wanted: bytes, free: self.memory().map_or(0, |(free, _)| free) })
             }
-            Err(error) => checked("allocating memory", Err(error)),
+            result => self.driver.checked("allocating memory", result).map(|()| DeviceAddress(address)),
         }
     }
 
     unsafe fn free(&self, address: DeviceAddress) {
         if self.enter().is_ok() {
             // SAFETY: the caller's promise. A failure leaks the memory until the process ends.
-            let _ = unsafe { result::free_sync(address.0) };
+            let _ = unsafe { (self.driver.cuMemFree_v2)(address.0) };
         }
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, CudaError> {
         self.enter()?;
-        // SAFETY: the caller initialises the memory before reading it.
-        let pointer = checked("allocating pinned memory", unsafe { result::malloc_host(bytes.max(1), 0) })?;
+        let mut pointer = std::ptr::null_mut();
+        // SAFETY: the pointer to the result is valid.
+        let allocated = unsafe { (self.driver.cuMemHostAlloc)(&mut pointer, bytes.max(1), 0) };
+        self.driver.checked("allocating pinned memory", allocated)?;
         let none = || CudaError::Call { action: "allocating pinned memory", reason: "the address is null".into() };
         NonNull::new(pointer.cast()).ok_or_else(none)
     }
@@ -145,69 +145,83 @@ impl Driver for NvidiaDriver {
     unsafe fn free_pinned(&self, pointer: NonNull<u8>) {
         if self.enter().is_ok() {
             // SAFETY: the caller's promise.
-            let _ = unsafe { result::free_host(pointer.as_ptr().cast()) };
+            let _ = unsafe { (self.driver.cuMemFreeHost)(pointer.as_ptr().cast()) };
         }
     }
 
     fn memory(&self) -> Result<(usize, usize), CudaError> {
         self.enter()?;
-        checked("reading free memory", result::mem_get_info())
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: the pointers are valid.
+        self.driver.checked("reading free memory", unsafe { (self.driver.cuMemGetInfo_v2)(&mut free, &mut total) })?;
+        Ok((free, total))
     }
 
     fn create_stream(&self) -> Result<StreamHandle, CudaError> {
         self.enter()?;
-        let stream = checked("creating a stream", result::stream::create(result::stream::StreamKind::NonBlocking))?;
+        let (mut stream, flags) = (std::ptr::null_mut(), sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32);
+        // SAFETY: the pointer is valid.
+        self.driver.checked("creating a stream", unsafe { (self.driver.cuStreamCreate)(&mut stream, flags) })?;
         Ok(StreamHandle(stream.expose_provenance() as u64))
     }
 
     fn synchronize(&self, stream: StreamHandle) -> Result<(), CudaError> {
         self.enter()?;
         // SAFETY: the stream is this driver's.
-        checked("waiting for a stream", unsafe { result::stream::synchronize(raw_stream(stream)) })
+        self.driver.checked("waiting for a stream", unsafe { (self.driver.cuStreamSynchronize)(raw_stream(stream)) })
     }
 
     fn create_event(&self) -> Result<EventHandle, CudaError> {
         self.enter()?;
-        let event = checked("creating an event", result::event::create(sys::CUevent_flags::CU_EVENT_DEFAULT))?;
+        let (mut event, flags) = (std::ptr::null_mut(), sys::CUevent_flags::CU_EVENT_DEFAULT as u32);
+        // SAFETY: the pointer is valid.
+        self.driver.checked("creating an event", unsafe { (self.driver.cuEventCreate)(&mut event, flags) })?;
         Ok(EventHandle(event.expose_provenance() as u64))
     }
 
     fn record(&self, event: EventHandle, stream: StreamHandle) -> Result<(), CudaError> {
         self.enter()?;
         // SAFETY: both are this driver's.
-        checked("recording an event", unsafe { result::event::record(raw_event(event), raw_stream(stream)) })
+        let recorded = unsafe { (self.driver.cuEventRecord)(raw_event(event), raw_stream(stream)) };
+        self.driver.checked("recording an event", recorded)
     }
 
     fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<(), CudaError> {
         self.enter()?;
-        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT;
+        let flags = sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT as u32;
         // SAFETY: both are this driver's.
-        checked("waiting for an event", unsafe { result::stream::wait_event(raw_stream(stream), raw_event(event), flags) })
+        let queued = unsafe { (self.driver.cuStreamWaitEvent)(raw_stream(stream), raw_event(event), flags) };
+        self.driver.checked("waiting for an event", queued)
     }
 
     fn synchronize_event(&self, event: EventHandle) -> Result<(), CudaError> {
         self.enter()?;
         // SAFETY: the event is this driver's.
-        checked("waiting for a stream", unsafe { result::event::synchronize(raw_event(event)) })
+        self.driver.checked("waiting for an event", unsafe { (self.driver.cuEventSynchronize)(raw_event(event)) })
     }
 
     fn elapsed_milliseconds(&self, start: EventHandle, end: EventHandle) -> Result<f32, CudaError> {
         self.enter()?;
-        // SAFETY: both are this driver's, and have happened.
-        checked("reading the time between events", unsafe { result::event::elapsed(raw_event(start), raw_event(end)) })
+        let mut milliseconds = 0.0;
+        // SAFETY: both are this driver's, and have happened; the pointer is valid.
+        let read = unsafe { (self.driver.cuEventElapsedTime_v2)(&mut milliseconds, raw_event(start), raw_event(end)) };
+        self.driver.checked("reading the time between events", read)?;
+        Ok(milliseconds)
     }
 
     unsafe fn launch(&self, launch: &Launch, stream: StreamHandle) -> Result<(), CudaError> {
         self.enter()?;
-        let function = self.functions.get(launch, self.device.capability)?;
+        let function = self.functions.get(self.driver, launch, self.device.capability)?;
         let mut arguments = launch.arguments;
         let mut parameters: [*mut c_void; 1] = [(&raw mut arguments).cast()];
         let [x, y, z] = launch.grid;
-        let (block, shared) = ((launch.block, 1, 1), launch.shared);
+        let (block, shared, stream, none) = (launch.block, launch.shared, raw_stream(stream), std::ptr::null_mut());
         // SAFETY: the function takes this one structure, which the driver copies before it returns.
         // The rest is the caller's promise.
-        let launched = unsafe { result::launch_kernel(function, (x, y, z), block, shared, raw_stream(stream), &mut parameters) };
-        checked("launching a kernel", launched)
+        let launched = unsafe {
+            (self.driver.cuLaunchKernel)(function, x, y, z, block, 1, 1, shared, stream, parameters.as_mut_ptr(), none)
+        };
+        self.driver.checked("launching a kernel", launched)
     }
 
     unsafe fn multiply(&self, product: &Product, stream: StreamHandle) -> Result<(), CudaError> {
@@ -243,8 +257,8 @@ impl Driver for NvidiaDriver {
         }
         self.enter()?;
         // SAFETY: the caller's promise.
-        let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(to.0, from.cast(), bytes, raw_stream(stream)) };
-        checked("copying to the GPU", copied.result())
+        let copied = unsafe { (self.driver.cuMemcpyHtoDAsync_v2)(to.0, from.cast(), bytes, raw_stream(stream)) };
+        self.driver.checked("copying to the GPU", copied)
     }
 
     unsafe fn copy_out(&self, to: *mut u8, from: DeviceAddress, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
@@ -253,8 +267,8 @@ impl Driver for NvidiaDriver {
         }
         self.enter()?;
         // SAFETY: the caller's promise.
-        let copied = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from.0, bytes, raw_stream(stream)) };
-        checked("copying from the GPU", copied.result())
+        let copied = unsafe { (self.driver.cuMemcpyDtoHAsync_v2)(to.cast(), from.0, bytes, raw_stream(stream)) };
+        self.driver.checked("copying from the GPU", copied)
     }
 
     unsafe fn clear(&self, to: DeviceAddress, bytes: usize, stream: StreamHandle) -> Result<(), CudaError> {
@@ -263,7 +277,8 @@ impl Driver for NvidiaDriver {
         }
         self.enter()?;
         // SAFETY: the caller's promise.
-        checked("clearing memory", unsafe { result::memset_d8_async(to.0, 0, bytes, raw_stream(stream)) })
+        let cleared = unsafe { (self.driver.cuMemsetD8Async)(to.0, 0, bytes, raw_stream(stream)) };
+        self.driver.checked("clearing memory", cleared)
     }
 
     fn begin_capture(&self, stream: StreamHandle) -> Result<(), CudaError> {
@@ -271,36 +286,40 @@ impl Driver for NvidiaDriver {
         // Relaxed: other threads may allocate and copy meanwhile.
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream is this driver's.
-        checked("capturing a step", unsafe { result::stream::begin_capture(raw_stream(stream), mode) })
+        let begun = unsafe { (self.driver.cuStreamBeginCapture_v2)(raw_stream(stream), mode) };
+        self.driver.checked("capturing a step", begun)
     }
 
     fn end_capture(&self, stream: StreamHandle) -> Result<GraphHandle, CudaError> {
         self.enter()?;
-        // SAFETY: the stream is this driver's, and is being captured.
-        let graph = checked("capturing a step", unsafe { result::stream::end_capture(raw_stream(stream)) })?;
+        let (mut graph, mut instance) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the stream is this driver's, and is being captured; the pointer is valid.
+        let ended = unsafe { (self.driver.cuStreamEndCapture)(raw_stream(stream), &mut graph) };
+        self.driver.checked("capturing a step", ended)?;
         if graph.is_null() {
             return Err(CudaError::Call { action: "capturing a step", reason: "it was invalidated".into() });
         }
-        let flags = sys::CUgraphInstantiate_flags(0);
-        // SAFETY: the graph was just created. The instance does not need it.
-        let instance = unsafe { result::graph::instantiate(graph, flags) };
-        // SAFETY: as above.
-        let _ = unsafe { result::graph::destroy(graph) };
-        Ok(GraphHandle(checked("instantiating a graph", instance)?.expose_provenance() as u64))
+        // SAFETY: the graph was just created, and the pointer is valid.
+        let instantiated = unsafe { (self.driver.cuGraphInstantiateWithFlags)(&mut instance, graph, 0) };
+        // SAFETY: the instance does not need the graph.
+        let _ = unsafe { (self.driver.cuGraphDestroy)(graph) };
+        self.driver.checked("instantiating a graph", instantiated)?;
+        Ok(GraphHandle(instance.expose_provenance() as u64))
     }
 
     unsafe fn launch_graph(&self, graph: GraphHandle, stream: StreamHandle) -> Result<(), CudaError> {
         self.enter()?;
         let graph: sys::CUgraphExec = std::ptr::with_exposed_provenance_mut(graph.0 as usize);
         // SAFETY: both are this driver's. The rest is the caller's promise.
-        checked("launching a graph", unsafe { result::graph::launch(graph, raw_stream(stream)) })
+        let launched = unsafe { (self.driver.cuGraphLaunch)(graph, raw_stream(stream)) };
+        self.driver.checked("launching a graph", launched)
     }
 
     fn destroy_graph(&self, graph: GraphHandle) {
         let graph: sys::CUgraphExec = std::ptr::with_exposed_provenance_mut(graph.0 as usize);
         if self.enter().is_ok() {
             // SAFETY: the graph is this driver's, and is not launched again.
-            let _ = unsafe { result::graph::exec_destroy(graph) };
+            let _ = unsafe { (self.driver.cuGraphExecDestroy)(graph) };
         }
     }
 

@@ -1,5 +1,6 @@
 //! The convolutions that the library is asked for, and the fallback if it refuses.
 
+use super::SMALL_LIMITS;
 use super::device::{ConvolutionSupport, DriverCall, TestDevice};
 use super::on_gpu::GpuBackend;
 use crate::backend::cuda::CudaBackend;
@@ -71,7 +72,7 @@ fn launched(calls: &[DriverCall]) -> Vec<&'static str> {
 #[test]
 fn a_convolution_is_planned_once_and_runs_by_the_library_alone() {
     let Some(device) = TestDevice::with_convolutions(ConvolutionSupport::Full) else { return };
-    let mut backend = CudaBackend::new(device.clone()).unwrap();
+    let mut backend = CudaBackend::new(device.clone()).unwrap().with_limits(SMALL_LIMITS);
     for precision in [DataType::Bf16, DataType::Fp16, DataType::Tf32] {
         for kernel in [Kernel::Convolution(WINDOW), Kernel::ConvolutionInputGradient(WINDOW)] {
             let calls = driver_calls(2, &device, &mut backend, &kernel, precision, false);
@@ -98,7 +99,7 @@ fn a_convolution_is_planned_once_and_runs_by_the_library_alone() {
 #[test]
 fn a_weight_gradient_is_single_precision_from_widened_operands() {
     let Some(device) = TestDevice::with_convolutions(ConvolutionSupport::Full) else { return };
-    let mut backend = CudaBackend::new(device.clone()).unwrap();
+    let mut backend = CudaBackend::new(device.clone()).unwrap().with_limits(SMALL_LIMITS);
     let kernel = Kernel::ConvolutionWeightGradient(WINDOW);
     for (precision, accumulate, kernels) in [
         (DataType::Tf32, false, vec![]),
@@ -130,7 +131,7 @@ fn a_weight_gradient_is_single_precision_from_widened_operands() {
 fn a_refused_convolution_becomes_matrix_products() {
     for support in [ConvolutionSupport::None, ConvolutionSupport::FailingAfter(0)] {
         let Some(device) = TestDevice::with_convolutions(support) else { return };
-        let mut backend = CudaBackend::new(device.clone()).unwrap();
+        let mut backend = CudaBackend::new(device.clone()).unwrap().with_limits(SMALL_LIMITS);
         for kernel in
             [Kernel::Convolution(WINDOW), Kernel::ConvolutionInputGradient(WINDOW), Kernel::ConvolutionWeightGradient(WINDOW)]
         {
@@ -159,7 +160,7 @@ fn a_weight_gradient_of_many_images_is_split_with_and_without_the_library() {
         (ConvolutionSupport::None, vec![], 0, vec![12, 12, 12, 4]),
     ] {
         let Some(device) = TestDevice::with_convolutions(support) else { return };
-        let mut backend = CudaBackend::new(device.clone()).unwrap();
+        let mut backend = CudaBackend::new(device.clone()).unwrap().with_limits(SMALL_LIMITS);
         let calls = driver_calls(1, &device, &mut backend, &kernel, DataType::Bf16, false);
         let parts: Vec<_> = convolutions(&calls).iter().map(images).collect();
         let expected: Vec<_> = by_library.into_iter().map(|images| (images, DataType::Tf32)).collect();

@@ -1,30 +1,58 @@
 //! The kernels' sources, compiled by `g++` for this CPU together with `emulator/emulator.cpp`,
 //! which stands in for a GPU.
+//!
+//! The code is instrumented (`-fsanitize=undefined`, with alignment): a misaligned access, which
+//! ends a GPU's context, ends the process with a message. With [`ADDRESS`] set, an access out of
+//! bounds does so too.
 
 use crate::backend::cuda::driver::{Arguments, Launch};
 use crate::backend::cuda::kernels::{COMMON, SOURCES, precision_number};
 use crate::loading;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
-use std::ffi::{c_int, c_uint, c_void};
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-const EMULATOR: &str = include_str!("../emulator/emulator.cpp");
+/// The emulator's files, and the kernels with planted faults.
+const EMULATOR: [&str; 5] = [
+    include_str!("../emulator/emulator.cpp"),
+    include_str!("../emulator/block.h"),
+    include_str!("../emulator/builtins.h"),
+    include_str!("../emulator/tensor_cores.h"),
+    include_str!("../emulator/faults.cu"),
+];
 
 /// Environment variable that makes tests fail, instead of being skipped, if the emulator or NVRTC
 /// is missing.
-pub(super) const REQUIRED: &str = "FORETELL_REQUIRE_CUDA_TOOLS";
+pub(crate) const REQUIRED: &str = "FORETELL_REQUIRE_CUDA_TOOLS";
 
+/// Environment variable that adds `-fsanitize=address`. The process must preload `libasan.so`,
+/// which `tests/emulator.sh` does.
+pub(super) const ADDRESS: &str = "FORETELL_EMULATOR_ADDRESS";
+
+/// The kernels that an emulator has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum KernelSet {
+    /// The backend's.
+    Backend,
+    /// Those of `emulator/faults.cu`, which the emulator must find wrong.
+    Faults,
+}
+
+/// `foretell_find` of `emulator.cpp`: a kernel by its name.
+type Find = unsafe extern "C" fn(*const c_char) -> *mut c_void;
 /// `foretell_emulate` of `emulator.cpp`: kernel, grid, block, dynamic shared memory, arguments.
 type Emulate = unsafe extern "C" fn(*mut c_void, *const c_uint, c_uint, c_uint, *const Arguments) -> c_int;
 
 /// The kernels of one precision.
-struct EmulatorLibrary {
-    loaded: libloading::Library,
+pub(super) struct EmulatorLibrary {
+    find: Find,
     emulate: Emulate,
+    /// Keeps the functions valid.
+    _loaded: libloading::Library,
     /// Kernels that were looked up before.
     functions: HashMap<&'static str, *mut c_void>,
 }
@@ -56,52 +84,65 @@ impl Emulator {
     pub(crate) fn has(&self, launch: &Launch) -> bool {
         let precision = precision_number(launch.precision);
         let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
-        let loaded = &libraries.entry(precision).or_insert_with(|| EmulatorLibrary::open(precision)).loaded;
-        find_kernel(loaded, launch.function).is_some()
+        let library = libraries.entry(precision).or_insert_with(|| EmulatorLibrary::open(KernelSet::Backend, precision));
+        library.function(launch.function).is_some()
     }
 
     /// Runs a launch, and returns when it is done.
     pub(crate) fn run(&self, launch: &Launch) {
         let precision = precision_number(launch.precision);
         let mut libraries = self.libraries.lock().unwrap_or_else(PoisonError::into_inner);
-        let library = libraries.entry(precision).or_insert_with(|| EmulatorLibrary::open(precision));
-        let loaded = &library.loaded;
-        let found = || find_kernel(loaded, launch.function).unwrap_or_else(|| panic!("there is no kernel `{}`", launch.function));
-        let function = *library.functions.entry(launch.function).or_insert_with(found);
-        // SAFETY: the function takes this structure, which describes everything that it accesses.
-        // Its validity is the launch's promise.
-        let status = unsafe {
-            (library.emulate)(function, launch.grid.as_ptr(), launch.block, launch.shared, &raw const launch.arguments)
-        };
-        let failure = match status {
-            0 => return,
-            1 => "its threads wait for each other forever",
-            2 => "no GPU takes this launch",
-            3 => "an instruction got an invalid address",
-            _ => "unknown status",
-        };
-        panic!("{failure}: {launch:?}");
+        let library = libraries.entry(precision).or_insert_with(|| EmulatorLibrary::open(KernelSet::Backend, precision));
+        if let Err(failure) = library.run(launch) {
+            panic!("{failure}: {launch:?}");
+        }
     }
 }
 
 impl EmulatorLibrary {
-    fn open(precision: u32) -> Self {
-        // SAFETY: the emulator has no initialisers.
-        let loaded = unsafe { loading::open(compile_emulator(precision).as_os_str()) }.unwrap();
+    /// Loads the kernels of one precision, which is a value of the macro `PRECISION`.
+    pub(super) fn open(kernels: KernelSet, precision: u32) -> Self {
+        // SAFETY: the emulator's initialisers only register its kernels.
+        let loaded = unsafe { loading::open(compile_emulator(kernels, precision).as_os_str()) }.unwrap();
         // SAFETY: the emulator defines the function with this type; so below.
+        let find: Find = unsafe { loading::function(&loaded, "foretell_find") }.unwrap();
+        // SAFETY: as above.
         let emulate: Emulate = unsafe { loading::function(&loaded, "foretell_emulate") }.unwrap();
         // SAFETY: as above.
         let size: unsafe extern "C" fn() -> c_uint = unsafe { loading::function(&loaded, "foretell_arguments_size") }.unwrap();
         // SAFETY: as above.
         assert_eq!(unsafe { size() } as usize, size_of::<Arguments>(), "`Arguments` differs from common.cuh");
-        Self { loaded, emulate, functions: HashMap::new() }
+        Self { find, emulate, _loaded: loaded, functions: HashMap::new() }
     }
-}
 
-/// Returns a kernel's address.
-fn find_kernel(loaded: &libloading::Library, name: &str) -> Option<*mut c_void> {
-    // SAFETY: a function's address is a pointer, whatever its type.
-    unsafe { loading::function(loaded, name) }
+    /// Returns a kernel's address; `None` if there is no such kernel.
+    fn function(&mut self, name: &'static str) -> Option<*mut c_void> {
+        let found = *self.functions.entry(name).or_insert_with(|| {
+            let name = CString::new(name).unwrap();
+            // SAFETY: the name ends with a zero byte.
+            unsafe { (self.find)(name.as_ptr()) }
+        });
+        (!found.is_null()).then_some(found)
+    }
+
+    /// Runs a launch, and returns when it is done.
+    ///
+    /// # Errors
+    /// Why no GPU could run it.
+    pub(super) fn run(&mut self, launch: &Launch) -> Result<(), &'static str> {
+        let function = self.function(launch.function).ok_or("there is no such kernel")?;
+        // SAFETY: the function takes this structure, which describes everything that it accesses.
+        // Its validity is the launch's promise.
+        let status =
+            unsafe { (self.emulate)(function, launch.grid.as_ptr(), launch.block, launch.shared, &raw const launch.arguments) };
+        match status {
+            0 => Ok(()),
+            1 => Err("its threads wait for each other forever"),
+            2 => Err("no GPU takes this launch"),
+            3 => Err("an instruction got an invalid address"),
+            _ => Err("unknown status"),
+        }
+    }
 }
 
 /// Runs a compiler, and panics if it reports an error. Returns `false`, with a note, if there is no
@@ -125,11 +166,22 @@ fn skip_or_fail(reason: &str) {
     eprintln!("skipped: {reason}");
 }
 
-/// Returns the emulator's library for a precision. It is compiled unless one of the same sources is
-/// in the temporary folder.
-fn compile_emulator(precision: u32) -> PathBuf {
+/// Returns the emulator's library for a precision. It is compiled unless one of the same sources
+/// and options is in the temporary folder.
+fn compile_emulator(kernels: KernelSet, precision: u32) -> PathBuf {
+    let mut options = vec!["-std=c++17", "-O2", "-ffp-contract=off", "-w", "-fPIC", "-shared", "-static-libubsan"];
+    // Recoverable checks would only print. vptr needs run-time type information.
+    options.extend(["-fsanitize=undefined,alignment", "-fno-sanitize=vptr", "-fno-sanitize-recover=all"]);
+    if std::env::var_os(ADDRESS).is_some() {
+        // Fibers abandon their stacks, which stack checks do not expect.
+        options.extend(["-g1", "-fsanitize=address", "--param=asan-stack=0"]);
+    }
+    if kernels == KernelSet::Faults {
+        options.push("-DFORETELL_FAULTS");
+    }
     let mut hash = Sha256::new();
-    hash.update(EMULATOR);
+    options.iter().for_each(|option| hash.update(option));
+    EMULATOR.iter().for_each(|text| hash.update(text));
     hash.update(COMMON);
     for text in SOURCES.iter().flat_map(|source| source.headers.iter().chain([&source.text])) {
         hash.update(text);
@@ -142,10 +194,12 @@ fn compile_emulator(precision: u32) -> PathBuf {
         let partial = library.with_extension(std::process::id().to_string());
         let mut compiler = Command::new("g++");
         compiler
-            .args(["-std=c++17", "-O2", "-ffp-contract=off", "-w", "-fPIC", "-shared"])
+            .args(options)
             .arg(format!("-DPRECISION={precision}"))
             .arg("-I")
             .arg(folder.join("kernels"))
+            .arg("-I")
+            .arg(folder.join("emulator"))
             .arg(folder.join("emulator/emulator.cpp"))
             .arg("-o")
             .arg(&partial);

@@ -1,7 +1,8 @@
 //! The calls that the backend makes on the device.
 
+use super::SMALL_LIMITS;
 use super::device::{DriverCall, TestDevice};
-use crate::backend::cuda::{CudaBackend, Driver as _};
+use crate::backend::cuda::{CudaBackend, DeviceAddress, Driver as _};
 use crate::backend::{Backend as _, BackendError, Hyperparameters, KernelCall, Operand};
 use foretell_models::{Activation, Kernel, WeightLayout};
 use foretell_units::DataType;
@@ -41,7 +42,7 @@ fn a_call_is_one_launch_and_a_wrong_operand_is_refused_before_any() {
 fn scratch_memory_grows_to_the_largest_kernel_and_is_freed() {
     let Some(device) = TestDevice::new() else { return };
     let before = device.allocated();
-    let mut backend = CudaBackend::new(device.clone()).unwrap();
+    let mut backend = CudaBackend::new(device.clone()).unwrap().with_limits(SMALL_LIMITS);
     let initial = device.allocated();
     let (rows, columns) = (40_000, 20_000);
     let x = device.allocate(4).unwrap();
@@ -62,7 +63,7 @@ fn scratch_memory_grows_to_the_largest_kernel_and_is_freed() {
 #[test]
 fn unaligned_products_are_computed_from_aligned_rows_in_scratch_memory() {
     let Some(device) = TestDevice::new() else { return };
-    let mut backend = CudaBackend::new(device.clone()).unwrap();
+    let mut backend = CudaBackend::new(device.clone()).unwrap().with_limits(SMALL_LIMITS);
     let memory = device.allocate(1 << 16).unwrap();
     let operand = |elements: usize| Operand { pointer: memory.pointer(), bytes: 2 * elements };
     let (rows, columns, contracted, weight) = (40, 13, 16, WeightLayout::OutIn);
@@ -100,5 +101,26 @@ fn unaligned_products_are_computed_from_aligned_rows_in_scratch_memory() {
     );
     for product in forward.iter().chain(&input_gradient).chain(&weight_gradient) {
         assert!(product.stored().iter().all(|[.., pitch]| pitch % 8 == 0), "{product:?}");
+    }
+}
+
+#[test]
+fn of_many_invalid_indices_the_one_at_the_smallest_position_is_reported() {
+    let Some(device) = TestDevice::new() else { return };
+    let mut backend = CudaBackend::new(device.clone()).unwrap().with_limits(SMALL_LIMITS);
+    let (tokens, vocabulary, hidden) = (700, 5, 2);
+    let kernel = Kernel::Embedding { tokens, vocabulary, hidden, parts: 1 };
+    let ids: Vec<i32> = (0..tokens as i32).map(|token| if token < 3 { 0 } else { 5 + token }).collect();
+    let allocate = |bytes| Operand { pointer: device.allocate(bytes).unwrap().pointer(), bytes };
+    let reads = [allocate(4 * tokens), allocate(4 * vocabulary * hidden)];
+    let (writes, parameters) = ([allocate(4 * tokens * hidden)], Hyperparameters::default());
+    let (to, from) = (DeviceAddress::from_pointer(reads[0].pointer), ids.as_ptr().cast());
+    // SAFETY: both are valid over the length, and the ids live until the copy is done.
+    unsafe { device.copy_in(to, from, 4 * tokens, backend.stream()) }.unwrap();
+    // The emulator runs blocks in another order each time.
+    for _ in 0..3 {
+        // SAFETY: the operands are the device's memory.
+        let refused = unsafe { backend.run(&call(&kernel, &reads, &writes, &parameters)) };
+        assert!(matches!(refused, Err(BackendError::IndexOutOfRange { position: 3, value: 8, limit: 5, .. })), "{refused:?}");
     }
 }

@@ -1,15 +1,35 @@
-//! The library's matrix product as the test device computes it, in double precision.
+//! The library's matrix product as the test device computes it: in double precision, or with the
+//! arithmetic of a Hopper GPU.
 
 use crate::backend::cuda::driver::{BiasGradient, DeviceAddress, EpilogueActivation, MatrixOperand, Product};
 use crate::fp8::to_single;
 use crate::half::Half;
 use foretell_units::DataType;
 
+/// The arithmetic of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ProductArithmetic {
+    /// Double precision.
+    Exact,
+    /// Fp8 products are accumulated with [`HOPPER_FRACTION`] bits, and GELU uses `tanh.approx`.
+    Hopper,
+}
+
+/// Fraction bits of Hopper's fp8 accumulation: of the products that one instruction adds, and of
+/// the accumulator, what is below the largest by more bits is truncated (Khattak and Mikaitis 2025,
+/// Accurate models of NVIDIA tensor cores).
+const HOPPER_FRACTION: i32 = 13;
+/// Products that one fp8 instruction adds.
+const HOPPER_PRODUCTS: usize = 32;
+/// Products after which cuBLASLt adds the accumulator to single precision, without fast
+/// accumulation.
+const PROMOTED_PRODUCTS: usize = 128;
+
 /// Computes a product with its epilogue.
 ///
 /// # Safety
 /// The matrices are valid.
-pub(super) unsafe fn multiply(product: &Product) {
+pub(super) unsafe fn multiply(product: &Product, arithmetic: ProductArithmetic) {
     let Product { batch, rows, columns, contracted, result, input, output, accumulate, epilogue, .. } = *product;
     // SAFETY: the caller's promise; so below.
     let number = |address: DeviceAddress, index: usize| unsafe { get(address, input, index) };
@@ -31,13 +51,8 @@ pub(super) unsafe fn multiply(product: &Product) {
                 unsafe { put(to, output, index, sum) };
             }
         }
-        let mut sums = vec![0.0; columns];
         for row in 0..rows {
-            sums.fill(0.0);
-            for k in 0..contracted {
-                let element = left[row * contracted + k];
-                sums.iter_mut().zip(&right[k * columns..]).for_each(|(sum, other)| *sum += element * other);
-            }
+            let sums = row_of_product(product, arithmetic, &left[row * contracted..][..contracted], &right);
             for (column, sum) in sums.iter().enumerate() {
                 let index = (matrix * rows + row) * result_pitch + column;
                 let mut value = sum + epilogue.bias.map_or(0.0, |bias| number(bias, column));
@@ -46,12 +61,49 @@ pub(super) unsafe fn multiply(product: &Product) {
                     value += unsafe { get(result, output, index) };
                 }
                 // SAFETY: the caller's promise.
-                value = unsafe { activated(epilogue.activation, value, input, output, row * columns + column) };
+                value = unsafe { activated(arithmetic, epilogue.activation, value, [input, output], row * columns + column) };
                 // SAFETY: the caller's promise.
                 unsafe { put(result, output, index, value) };
             }
         }
     }
+}
+
+/// Returns one row of a product, from a row of the left operand and the right operand.
+fn row_of_product(product: &Product, arithmetic: ProductArithmetic, left: &[f64], right: &[f64]) -> Vec<f64> {
+    let columns = product.columns;
+    match product.fp8.filter(|_| arithmetic == ProductArithmetic::Hopper) {
+        Some(fp8) => {
+            let promoted = if fp8.fast_accumulation { usize::MAX } else { PROMOTED_PRODUCTS };
+            let products = |column: usize| left.iter().zip(right[column..].iter().step_by(columns)).map(|(a, b)| a * b).collect();
+            (0..columns).map(|column| hopper_sum(products(column), promoted)).collect()
+        }
+        None => {
+            let mut sums = vec![0.0; columns];
+            for (element, right) in left.iter().zip(right.chunks(columns)) {
+                sums.iter_mut().zip(right).for_each(|(sum, other)| *sum += element * other);
+            }
+            sums
+        }
+    }
+}
+
+/// Adds products as Hopper's tensor cores add those of fp8 numbers.
+fn hopper_sum(products: Vec<f64>, promoted: usize) -> f64 {
+    let mut sum = 0.0_f64;
+    for promoted in products.chunks(promoted.min(products.len().max(1))) {
+        let mut accumulator = 0.0_f64;
+        for added in promoted.chunks(HOPPER_PRODUCTS) {
+            let terms = || added.iter().chain([&accumulator]);
+            let largest = terms().fold(0.0_f64, |largest, term| largest.max(term.abs()));
+            if largest > 0.0 {
+                let last_place = 2f64.powi(largest.log2().floor() as i32 - HOPPER_FRACTION);
+                accumulator = terms().map(|term| (term / last_place).trunc() * last_place).sum();
+            }
+        }
+        sum += accumulator;
+    }
+    sum
 }
 
 /// Returns left and right operand of one matrix of the batch, dense.
@@ -82,12 +134,25 @@ unsafe fn operands(product: &Product, matrix: usize) -> [Vec<f64>; 2] {
     [dense(0, left, [rows, contracted], left_stored), dense(1, right, [contracted, columns], right_stored)]
 }
 
-/// Returns the activation of a value; `index` is its position in dense tensors beside the result.
+/// Returns the activation of a value. `index` is its position in dense tensors beside the result,
+/// and `formats` are those of the operands and the result.
 ///
 /// # Safety
 /// The tensors beside the result are valid.
-unsafe fn activated(activation: EpilogueActivation, value: f64, input: DataType, output: DataType, index: usize) -> f64 {
-    let tanh = |x: f64| (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh();
+unsafe fn activated(
+    arithmetic: ProductArithmetic,
+    activation: EpilogueActivation,
+    value: f64,
+    [input, output]: [DataType; 2],
+    index: usize,
+) -> f64 {
+    // The relative error of `tanh.approx`, up or down.
+    let error = match arithmetic {
+        ProductArithmetic::Exact => 0.0,
+        ProductArithmetic::Hopper if index.is_multiple_of(2) => 1.0 / 2048.0,
+        ProductArithmetic::Hopper => -1.0 / 2048.0,
+    };
+    let tanh = |x: f64| (0.797_884_560_802_865_4 * (x + 0.044_715 * x * x * x)).tanh() * (1.0 + error);
     let gelu = |x: f64| 0.5 * x * (1.0 + tanh(x));
     match activation {
         EpilogueActivation::None => value,

@@ -3,13 +3,42 @@
 //! `cudnn_graph_v9.h`. It is a trait, so that tests can record the calls.
 
 use super::{OLDEST_CUDNN, cudnn_version};
+use crate::backend::cuda::driver::{CudaError, Library};
+use crate::backend::cuda::library::loader::functions;
 use crate::loading;
 use cudarc::cudnn::sys;
-use std::ffi::{CStr, OsStr, c_void};
+use std::ffi::{CStr, OsStr, c_char, c_void};
 use std::fmt;
 pub(super) use sys::cudnnBackendAttributeName_t as Attribute;
 use sys::cudnnBackendAttributeType_t as AttributeKind;
 pub(super) use sys::cudnnBackendDescriptorType_t as DescriptorKind;
+
+functions! {
+    /// cuDNN's functions.
+    CudnnFunctions of Library::Cudnn, cudarc::cudnn::sys {
+        cudnnGetVersion() -> usize;
+        cudnnGetCudartVersion() -> usize;
+        cudnnGetLastErrorString(*mut c_char, usize);
+        cudnnCreate(*mut sys::cudnnHandle_t) -> sys::cudnnStatus_t;
+        cudnnSetStream(sys::cudnnHandle_t, sys::cudaStream_t) -> sys::cudnnStatus_t;
+        cudnnBackendCreateDescriptor(
+            sys::cudnnBackendDescriptorType_t, *mut sys::cudnnBackendDescriptor_t,
+        ) -> sys::cudnnStatus_t;
+        cudnnBackendDestroyDescriptor(sys::cudnnBackendDescriptor_t) -> sys::cudnnStatus_t;
+        cudnnBackendSetAttribute(
+            sys::cudnnBackendDescriptor_t, sys::cudnnBackendAttributeName_t, sys::cudnnBackendAttributeType_t, i64,
+            *const c_void,
+        ) -> sys::cudnnStatus_t;
+        cudnnBackendFinalize(sys::cudnnBackendDescriptor_t) -> sys::cudnnStatus_t;
+        cudnnBackendGetAttribute(
+            sys::cudnnBackendDescriptor_t, sys::cudnnBackendAttributeName_t, sys::cudnnBackendAttributeType_t, i64, *mut i64,
+            *mut c_void,
+        ) -> sys::cudnnStatus_t;
+        cudnnBackendExecute(
+            sys::cudnnHandle_t, sys::cudnnBackendDescriptor_t, sys::cudnnBackendDescriptor_t,
+        ) -> sys::cudnnStatus_t;
+    }
+}
 
 /// The library's handle of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -124,23 +153,52 @@ pub(super) trait CudnnApi: fmt::Debug + Send + Sync {
 /// cuDNN itself.
 #[derive(Debug)]
 pub(super) struct LoadedCudnn {
+    functions: &'static CudnnFunctions,
     /// A handle on the device that was current when it was created; 0 if no device is used.
     handle: u64,
     /// The stream that the handle is set to. The owner holds this structure behind a lock.
     stream: std::sync::atomic::AtomicU64,
 }
 
-/// Converts a status to a result; `call` is the function's name.
-fn checked(call: &'static str, status: sys::cudnnStatus_t) -> Result<(), CudnnFailure> {
-    if status == sys::cudnnStatus_t::CUDNN_STATUS_SUCCESS {
-        return Ok(());
+impl CudnnFunctions {
+    /// Returns the functions of a version that is new enough, after loading its own dependencies.
+    fn get_usable() -> Result<&'static Self, CudnnFailure> {
+        let missing = |error: CudaError| CudnnFailure { call: "loading cuDNN", reason: error.to_string() };
+        let functions = Self::get().map_err(missing)?;
+        // SAFETY: it has no arguments.
+        check_version(unsafe { (functions.cudnnGetVersion)() } as u64)?;
+        functions.load_cublas_lt()?;
+        Ok(functions)
     }
-    let mut message = [0; 512];
-    // SAFETY: the buffer has this length, and the library ends its message with a zero byte.
-    unsafe { sys::cudnnGetLastErrorString(message.as_mut_ptr(), message.len()) };
-    let bytes: Vec<u8> = message.iter().map(|&character| character as u8).collect();
-    let message = CStr::from_bytes_until_nul(&bytes).map(CStr::to_string_lossy).unwrap_or_default();
-    Err(CudnnFailure { call, reason: format!("{status:?} {message}").trim_end().to_owned() })
+
+    /// Loads cuBLASLt under the soname that cuDNN uses, which has the major version of cuDNN's
+    /// CUDA. cuDNN 9 (seen with 9.19) ends the process if it cannot load cuBLASLt. It finds a
+    /// library that is already loaded.
+    fn load_cublas_lt(&self) -> Result<(), CudnnFailure> {
+        // SAFETY: it has no arguments.
+        let name = format!("libcublasLt.so.{}", unsafe { (self.cudnnGetCudartVersion)() } / 1000);
+        // The backend's own cuBLASLt comes first, which may have this soname.
+        let _ = Library::CublasLt.is_present();
+        // SAFETY: cuBLASLt only sets up its own state when it is loaded. It stays loaded, for
+        // cuDNN.
+        unsafe { loading::open(OsStr::new(&name)) }.map(std::mem::forget).map_err(|reason| CudnnFailure {
+            call: "loading cuDNN's dependencies",
+            reason: format!("{name} cannot be loaded: {reason}"),
+        })
+    }
+
+    /// Converts a status to a result; `call` is the function's name.
+    fn checked(&self, call: &'static str, status: sys::cudnnStatus_t) -> Result<(), CudnnFailure> {
+        if status == sys::cudnnStatus_t::CUDNN_STATUS_SUCCESS {
+            return Ok(());
+        }
+        let mut message = [0; 512];
+        // SAFETY: the buffer has this length, and the library ends its message with a zero byte.
+        unsafe { (self.cudnnGetLastErrorString)(message.as_mut_ptr(), message.len()) };
+        let bytes: Vec<u8> = message.iter().map(|&character| character as u8).collect();
+        let message = CStr::from_bytes_until_nul(&bytes).map(CStr::to_string_lossy).unwrap_or_default();
+        Err(CudnnFailure { call, reason: format!("{status:?} {message}").trim_end().to_owned() })
+    }
 }
 
 /// Refuses versions that lack these calls. Check it before any other call: versions before 9 lack
@@ -150,45 +208,24 @@ pub(super) fn check_version(version: u64) -> Result<(), CudnnFailure> {
     if version < OLDEST_CUDNN { Err(CudnnFailure { call: "checking its version", reason: reason() }) } else { Ok(()) }
 }
 
-/// Checks that the library has these calls, and that its own dependencies can be loaded.
-fn check_usable() -> Result<(), CudnnFailure> {
-    // SAFETY: the library is present.
-    check_version(unsafe { sys::cudnnGetVersion() } as u64)?;
-    load_cublas_lt()
-}
-
-/// Loads cuBLASLt under the soname that cuDNN uses, which has the major version of cuDNN's CUDA.
-/// cuDNN 9 (seen with 9.19) ends the process if it cannot load cuBLASLt. It finds a library that is
-/// already loaded.
-fn load_cublas_lt() -> Result<(), CudnnFailure> {
-    // SAFETY: the library is present.
-    let name = format!("libcublasLt.so.{}", unsafe { sys::cudnnGetCudartVersion() } / 1000);
-    // SAFETY: cuBLASLt only sets up its own state when it is loaded. It stays loaded, for cuDNN.
-    unsafe { loading::open(OsStr::new(&name)) }.map(std::mem::forget).map_err(|reason| CudnnFailure {
-        call: "loading cuDNN's dependencies",
-        reason: format!("{name} cannot be loaded: {reason}"),
-    })
-}
-
 /// The failure of an attribute with an unexpected number of values.
 fn unexpected_count(count: i64, expected: &str) -> CudnnFailure {
     CudnnFailure { call: "cudnnBackendGetAttribute", reason: format!("it returned {count} values, and not {expected}") }
 }
 
 impl LoadedCudnn {
-    /// Creates a handle on the current device. The library must be present.
+    /// Creates a handle on the current device.
     pub(super) fn for_device() -> Result<Self, CudnnFailure> {
-        check_usable()?;
+        let functions = CudnnFunctions::get_usable()?;
         let mut handle = std::ptr::null_mut();
-        // SAFETY: the library is present, a device is current, and the pointer is valid.
-        checked("cudnnCreate", unsafe { sys::cudnnCreate(&mut handle) })?;
-        Ok(Self { handle: handle.expose_provenance() as u64, stream: 0.into() })
+        // SAFETY: a device is current, and the pointer is valid.
+        functions.checked("cudnnCreate", unsafe { (functions.cudnnCreate)(&mut handle) })?;
+        Ok(Self { functions, handle: handle.expose_provenance() as u64, stream: 0.into() })
     }
 
-    /// Allows descriptors only, and no execution. The library must be present.
+    /// Allows descriptors only, and no execution.
     pub(super) fn without_device() -> Result<Self, CudnnFailure> {
-        check_usable()?;
-        Ok(Self { handle: 0, stream: 0.into() })
+        Ok(Self { functions: CudnnFunctions::get_usable()?, handle: 0, stream: 0.into() })
     }
 
     /// Returns the handle; 0 without a device.
@@ -204,29 +241,32 @@ impl LoadedCudnn {
 impl CudnnApi for LoadedCudnn {
     fn create(&self, kind: DescriptorKind) -> Result<RawDescriptor, CudnnFailure> {
         let mut descriptor = std::ptr::null_mut();
-        // SAFETY: the library is present, and the pointer is valid.
-        checked("cudnnBackendCreateDescriptor", unsafe { sys::cudnnBackendCreateDescriptor(kind, &mut descriptor) })?;
+        // SAFETY: the pointer is valid.
+        self.functions.checked("cudnnBackendCreateDescriptor", unsafe {
+            (self.functions.cudnnBackendCreateDescriptor)(kind, &mut descriptor)
+        })?;
         Ok(RawDescriptor(descriptor.expose_provenance() as u64))
     }
 
     fn destroy(&self, descriptor: RawDescriptor) {
         // SAFETY: the descriptor is the library's, and nothing uses it any more. A failure leaks
         // it.
-        let _ = unsafe { sys::cudnnBackendDestroyDescriptor(descriptor.pointer()) };
+        let _ = unsafe { (self.functions.cudnnBackendDestroyDescriptor)(descriptor.pointer()) };
     }
 
     fn set(&self, descriptor: RawDescriptor, attribute: Attribute, values: &AttributeValues) -> Result<(), CudnnFailure> {
         let (count, pointer) = values.elements();
         // SAFETY: the descriptor is the library's, and `count` values of that type are at the
         // pointer.
-        let status =
-            unsafe { sys::cudnnBackendSetAttribute(descriptor.pointer(), attribute, values.kind(), count as i64, pointer) };
-        checked("cudnnBackendSetAttribute", status)
+        let status = unsafe {
+            (self.functions.cudnnBackendSetAttribute)(descriptor.pointer(), attribute, values.kind(), count as i64, pointer)
+        };
+        self.functions.checked("cudnnBackendSetAttribute", status)
     }
 
     fn finalize(&self, descriptor: RawDescriptor) -> Result<(), CudnnFailure> {
         // SAFETY: the descriptor is the library's.
-        checked("cudnnBackendFinalize", unsafe { sys::cudnnBackendFinalize(descriptor.pointer()) })
+        self.functions.checked("cudnnBackendFinalize", unsafe { (self.functions.cudnnBackendFinalize)(descriptor.pointer()) })
     }
 
     fn integer(&self, descriptor: RawDescriptor, attribute: Attribute) -> Result<i64, CudnnFailure> {
@@ -234,9 +274,16 @@ impl CudnnApi for LoadedCudnn {
         let kind = AttributeKind::CUDNN_TYPE_INT64;
         // SAFETY: the descriptor is the library's, and the one value that is asked for fits.
         let status = unsafe {
-            sys::cudnnBackendGetAttribute(descriptor.pointer(), attribute, kind, 1, &mut count, (&raw mut value).cast())
+            (self.functions.cudnnBackendGetAttribute)(
+                descriptor.pointer(),
+                attribute,
+                kind,
+                1,
+                &mut count,
+                (&raw mut value).cast(),
+            )
         };
-        checked("cudnnBackendGetAttribute", status)?;
+        self.functions.checked("cudnnBackendGetAttribute", status)?;
         // An unwritten value would read as 0, for example as no workspace.
         if count == 1 { Ok(value) } else { Err(unexpected_count(count, "one value")) }
     }
@@ -247,9 +294,16 @@ impl CudnnApi for LoadedCudnn {
         let limit = notes.len() as i64;
         // SAFETY: as above; a note is a C enumeration, as wide as these numbers.
         let status = unsafe {
-            sys::cudnnBackendGetAttribute(engine.pointer(), attribute, kind, limit, &mut count, notes.as_mut_ptr().cast())
+            (self.functions.cudnnBackendGetAttribute)(
+                engine.pointer(),
+                attribute,
+                kind,
+                limit,
+                &mut count,
+                notes.as_mut_ptr().cast(),
+            )
         };
-        checked("cudnnBackendGetAttribute", status)?;
+        self.functions.checked("cudnnBackendGetAttribute", status)?;
         // A note that does not fit may be one that rules the engine out.
         if (0..=limit).contains(&count) {
             Ok(notes.into_iter().take(count as usize).collect())
@@ -269,9 +323,9 @@ impl CudnnApi for LoadedCudnn {
         // SAFETY: as above; the descriptors that are filled are of the kind that is asked for.
         let status = unsafe {
             let raw = raw.as_mut_ptr().cast();
-            sys::cudnnBackendGetAttribute(descriptor.pointer(), attribute, kind, limit, &mut count, raw)
+            (self.functions.cudnnBackendGetAttribute)(descriptor.pointer(), attribute, kind, limit, &mut count, raw)
         };
-        checked("cudnnBackendGetAttribute", status)?;
+        self.functions.checked("cudnnBackendGetAttribute", status)?;
         Ok((count.max(0) as usize).min(into.len()))
     }
 
@@ -280,11 +334,11 @@ impl CudnnApi for LoadedCudnn {
         if self.stream.load(Ordering::Relaxed) != stream {
             let pointer: sys::cudaStream_t = std::ptr::with_exposed_provenance_mut(stream as usize);
             // SAFETY: the handle and the stream belong to this device's context.
-            checked("cudnnSetStream", unsafe { sys::cudnnSetStream(self.pointer(), pointer) })?;
+            self.functions.checked("cudnnSetStream", unsafe { (self.functions.cudnnSetStream)(self.pointer(), pointer) })?;
             self.stream.store(stream, Ordering::Relaxed);
         }
         // SAFETY: the caller's promise.
-        let status = unsafe { sys::cudnnBackendExecute(self.pointer(), plan.pointer(), pack.pointer()) };
-        checked("cudnnBackendExecute", status)
+        let status = unsafe { (self.functions.cudnnBackendExecute)(self.pointer(), plan.pointer(), pack.pointer()) };
+        self.functions.checked("cudnnBackendExecute", status)
     }
 }

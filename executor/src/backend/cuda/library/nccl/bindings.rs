@@ -1,15 +1,12 @@
 //! Bindings to the NCCL functions that are called, as `nccl.h` declares them.
 //!
-//! NCCL is loaded by its soname, `libnccl.so.2`, the one name that both PyTorch's and NVIDIA's
-//! packages have. cudarc looks only for names without a version, or with a version of CUDA.
+//! They are declared here, because cudarc is built without its NCCL bindings.
 
+use crate::backend::cuda::driver::Library;
+use crate::backend::cuda::library::loader;
 use crate::loading;
-use libloading::Library;
-use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
-
-/// File names that are tried, in this order.
-const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 
 /// `ncclComm_t`.
 pub(super) type CommunicatorPointer = *mut c_void;
@@ -62,7 +59,6 @@ type ReduceFunction =
 /// The library's functions. It stays loaded for as long as the process lives.
 #[derive(Debug)]
 pub(in crate::backend::cuda::library) struct Nccl {
-    version: unsafe extern "C" fn(*mut c_int) -> c_int,
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
     unique_id: unsafe extern "C" fn(*mut UniqueId) -> c_int,
     init_rank: unsafe extern "C" fn(*mut CommunicatorPointer, c_int, UniqueId, c_int) -> c_int,
@@ -74,45 +70,33 @@ pub(in crate::backend::cuda::library) struct Nccl {
     receive: unsafe extern "C" fn(*mut c_void, usize, c_int, c_int, CommunicatorPointer, StreamPointer) -> c_int,
     group_start: unsafe extern "C" fn() -> c_int,
     group_end: unsafe extern "C" fn() -> c_int,
-    /// Keeps the functions valid.
-    _library: Library,
 }
 
 impl Nccl {
     /// Returns the library; `None` if it cannot be loaded, or lacks a function.
     pub(in crate::backend::cuda::library) fn get() -> Option<&'static Self> {
         static LIBRARY: OnceLock<Option<Nccl>> = OnceLock::new();
-        LIBRARY.get_or_init(|| NAMES.iter().find_map(|name| Self::open(OsStr::new(name)))).as_ref()
+        LIBRARY.get_or_init(|| Self::of(&loader::get(Library::Nccl)?.library)).as_ref()
     }
 
-    fn open(name: &OsStr) -> Option<Self> {
-        // SAFETY: NCCL only sets up its own state when it is loaded.
-        let library = unsafe { loading::open(name) }.ok()?;
+    /// Returns the functions of a loaded library, which must stay loaded; `None` if it lacks one.
+    fn of(library: &libloading::Library) -> Option<Self> {
         // SAFETY: these are the types that `nccl.h` declares.
         unsafe {
             Some(Self {
-                version: loading::function(&library, "ncclGetVersion")?,
-                error_string: loading::function(&library, "ncclGetErrorString")?,
-                unique_id: loading::function(&library, "ncclGetUniqueId")?,
-                init_rank: loading::function(&library, "ncclCommInitRank")?,
-                abort: loading::function(&library, "ncclCommAbort")?,
-                all_reduce: loading::function(&library, "ncclAllReduce")?,
-                reduce_scatter: loading::function(&library, "ncclReduceScatter")?,
-                all_gather: loading::function(&library, "ncclAllGather")?,
-                send: loading::function(&library, "ncclSend")?,
-                receive: loading::function(&library, "ncclRecv")?,
-                group_start: loading::function(&library, "ncclGroupStart")?,
-                group_end: loading::function(&library, "ncclGroupEnd")?,
-                _library: library,
+                error_string: loading::function(library, "ncclGetErrorString")?,
+                unique_id: loading::function(library, "ncclGetUniqueId")?,
+                init_rank: loading::function(library, "ncclCommInitRank")?,
+                abort: loading::function(library, "ncclCommAbort")?,
+                all_reduce: loading::function(library, "ncclAllReduce")?,
+                reduce_scatter: loading::function(library, "ncclReduceScatter")?,
+                all_gather: loading::function(library, "ncclAllGather")?,
+                send: loading::function(library, "ncclSend")?,
+                receive: loading::function(library, "ncclRecv")?,
+                group_start: loading::function(library, "ncclGroupStart")?,
+                group_end: loading::function(library, "ncclGroupEnd")?,
             })
         }
-    }
-
-    /// Returns the version that the library reports: 22805 is 2.28.5.
-    pub(in crate::backend::cuda::library) fn version(&self) -> Option<c_int> {
-        let mut version = 0;
-        // SAFETY: the pointer is valid.
-        checked(unsafe { (self.version)(&mut version) }).ok().map(|()| version)
     }
 
     /// Returns the library's message for a status.
@@ -243,7 +227,6 @@ typedef struct { char internal[128]; } id_t_;
 typedef void *comm_t, *stream_t;
 static char made[4] = "abc";
 extern "C" {
-int ncclGetVersion(int *version) { *version = 22805; return 0; }
 const char *ncclGetErrorString(int status) { return status == 4 ? "invalid argument" : "unknown"; }
 int ncclGetUniqueId(id_t_ *id) { for (int i = 0; i < 128; i++) id->internal[i] = (char)(200 + i); return 0; }
 int ncclCommInitRank(comm_t *comm, int size, id_t_ id, int rank) {
@@ -268,19 +251,25 @@ int ncclGroupEnd(void) { return 4; }
 
     /// Compiles the stand-in under NCCL's soname. `None`, with a note, if there is no compiler.
     fn compile_stand_in(folder: &Path) -> Option<PathBuf> {
-        let (source, library) = (folder.join("nccl.cpp"), folder.join(NAMES[0]));
+        let (source, library) = (folder.join("nccl.cpp"), folder.join("libnccl.so.2"));
         std::fs::write(&source, STAND_IN).expect("the folder can be written to");
         let mut compiler = Command::new("g++");
         compiler.args(["-shared", "-fPIC", "-w", "-Wl,-soname,libnccl.so.2"]).arg(&source).arg("-o").arg(&library);
         has_compiled(&mut compiler).then_some(library)
     }
 
+    /// Loads a library, and leaves it loaded.
+    fn open(path: &Path) -> Option<Nccl> {
+        // SAFETY: the stand-in and the C library have no initialisers that matter here.
+        let library = unsafe { loading::open(path.as_os_str()) }.expect("it can be loaded");
+        Nccl::of(Box::leak(Box::new(library)))
+    }
+
     #[test]
     fn every_call_passes_the_arguments_that_the_header_declares() {
         let folder = tempfile::tempdir().expect("a folder");
         let Some(path) = compile_stand_in(folder.path()) else { return };
-        let nccl = Nccl::open(path.as_os_str()).expect("all functions");
-        assert_eq!(nccl.version(), Some(22805));
+        let nccl = open(&path).expect("all functions");
         let id = nccl.unique_id().expect("an id");
         let joined = nccl.join(id, 2, 1).expect("it joins");
         assert_eq!(nccl.join(id, 2, 2).map_err(|error| nccl.error_message(error)), Err("invalid argument".into()));
@@ -311,9 +300,7 @@ int ncclGroupEnd(void) { return 4; }
     }
 
     #[test]
-    fn a_missing_or_foreign_library_is_not_accepted() {
-        assert!(Nccl::open(OsStr::new("/nowhere/libnccl.so.2")).is_none());
-        // Every process has this library, which lacks NCCL's functions.
-        assert!(Nccl::open(OsStr::new("libc.so.6")).is_none());
+    fn a_library_without_nccls_functions_is_not_accepted() {
+        assert!(open(Path::new("libc.so.6")).is_none());
     }
 }

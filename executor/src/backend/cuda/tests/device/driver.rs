@@ -18,19 +18,15 @@ impl Driver for TestDevice {
 
     fn allocate(&self, bytes: usize) -> Result<DeviceAddress, CudaError> {
         let mut state = self.lock();
-        // Memory that was never written holds NaNs.
-        let mut memory = vec![u64::MAX; bytes.div_ceil(8) + 32];
-        let start = memory.as_mut_ptr().expose_provenance();
-        let aligned = start.next_multiple_of(256);
-        state.memory.insert(aligned, memory);
+        let address = state.memory.allocate(bytes);
         state.allocated += bytes;
-        Ok(DeviceAddress(aligned as u64))
+        Ok(DeviceAddress(address as u64))
     }
 
     unsafe fn free(&self, address: DeviceAddress) {
         let mut state = self.lock();
-        let memory = state.memory.remove(&(address.0 as usize));
-        state.allocated -= memory.map_or(0, |memory| (memory.len() - 32) * 8).min(state.allocated);
+        let bytes = state.memory.free(address.0 as usize);
+        state.allocated -= bytes;
     }
 
     fn allocate_pinned(&self, bytes: usize) -> Result<NonNull<u8>, CudaError> {
@@ -149,9 +145,10 @@ impl Driver for TestDevice {
         if !self.products.allows(product) {
             return Err(CudaError::ProductNotSupported { rows, columns, contracted });
         }
-        let own = *product;
+        let (own, arithmetic) = (*product, self.arithmetic);
         // SAFETY: the caller's promise.
-        self.queue(stream, DriverCall::Multiply { product: own, stream }, move || unsafe { reference_product::multiply(&own) });
+        let work = move || unsafe { reference_product::multiply(&own, arithmetic) };
+        self.queue(stream, DriverCall::Multiply { product: own, stream }, work);
         Ok(())
     }
 

@@ -11,6 +11,7 @@ pub(crate) use state::DriverCall;
 use super::emulator::Emulator;
 use super::host_collectives::{self, HostCollectives};
 use super::limited_driver::ProductSupport;
+use super::reference_product::ProductArithmetic;
 use crate::backend::cuda::driver::{
     Collectives, CommunicatorHandle, CommunicatorId, CudaError, DeviceCommunication, DeviceDescription, EventHandle, StreamHandle,
 };
@@ -46,6 +47,7 @@ pub(crate) struct TestDevice {
     description: DeviceDescription,
     emulator: &'static Emulator,
     products: ProductSupport,
+    arithmetic: ProductArithmetic,
     convolutions: ConvolutionSupport,
     fault: InjectedFault,
     /// `None` if ranks communicate through the host.
@@ -78,8 +80,22 @@ impl TestDevice {
         };
         let (emulator, state) = (Emulator::get()?, Mutex::default());
         let convolutions = if products == ProductSupport::Full { ConvolutionSupport::Full } else { ConvolutionSupport::None };
-        let fault = InjectedFault::None;
-        Some(Arc::new(Self { description, emulator, products, convolutions, fault, collectives: None, state }))
+        Some(Arc::new(Self {
+            description,
+            emulator,
+            products,
+            arithmetic: ProductArithmetic::Exact,
+            convolutions,
+            fault: InjectedFault::None,
+            collectives: None,
+            state,
+        }))
+    }
+
+    /// Creates a device whose library computes products with a Hopper GPU's arithmetic.
+    pub(crate) fn with_hopper_products() -> Option<Arc<Self>> {
+        let device = Arc::into_inner(Self::new()?)?;
+        Some(Arc::new(Self { arithmetic: ProductArithmetic::Hopper, ..device }))
     }
 
     /// Creates a device whose ranks communicate from device to device.

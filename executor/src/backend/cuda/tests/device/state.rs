@@ -3,6 +3,7 @@
 use crate::backend::cuda::driver::{
     Convolution, ConvolutionShape, CudaError, DeviceAddress, EventHandle, GraphHandle, Product, StreamHandle,
 };
+use std::alloc::Layout;
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -86,8 +87,7 @@ pub(super) struct DeviceState {
     pub(super) calls: Vec<DriverCall>,
     pub(super) streams: HashMap<StreamHandle, Arc<StreamQueue>>,
     pub(super) events: HashMap<EventHandle, EventState>,
-    /// Device memory by address.
-    pub(super) memory: BTreeMap<usize, Vec<u64>>,
+    pub(super) memory: DeviceMemory,
     /// Bytes of pinned host memory by address.
     pub(super) pinned: BTreeMap<usize, usize>,
     last_handle: u64,
@@ -100,6 +100,43 @@ pub(super) struct DeviceState {
     pub(super) allocated: usize,
     /// Why the device does no more work; `None` while it works.
     pub(super) broken: Option<CudaError>,
+}
+
+/// The device's memory: allocations of exactly the size that is asked for, so that an address
+/// sanitizer finds accesses beyond them.
+#[derive(Default)]
+pub(super) struct DeviceMemory(HashMap<usize, Layout>);
+
+impl DeviceMemory {
+    /// Allocates memory, aligned to 256 bytes. It holds NaNs.
+    pub(super) fn allocate(&mut self, bytes: usize) -> usize {
+        let layout = Layout::from_size_align(bytes.max(1), 256).unwrap();
+        // SAFETY: the layout has at least one byte.
+        let pointer = unsafe { std::alloc::alloc(layout) };
+        assert!(!pointer.is_null(), "{bytes} bytes cannot be allocated");
+        // SAFETY: the memory was just allocated, with this size.
+        unsafe { pointer.write_bytes(0xFF, layout.size()) };
+        let address = pointer.expose_provenance();
+        self.0.insert(address, layout);
+        address
+    }
+
+    /// Frees memory, and returns its bytes; 0 if it is not allocated.
+    pub(super) fn free(&mut self, address: usize) -> usize {
+        let Some(layout) = self.0.remove(&address) else { return 0 };
+        // SAFETY: it was allocated with this layout, and is no longer listed.
+        unsafe { std::alloc::dealloc(std::ptr::with_exposed_provenance_mut(address), layout) };
+        layout.size()
+    }
+}
+
+impl Drop for DeviceMemory {
+    fn drop(&mut self) {
+        let addresses: Vec<usize> = self.0.keys().copied().collect();
+        for address in addresses {
+            self.free(address);
+        }
+    }
 }
 
 impl DeviceState {
