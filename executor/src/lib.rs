@@ -75,7 +75,7 @@ pub mod nvml;
 mod rank;
 mod rank_command;
 mod recording;
-mod regular;
+pub mod regular;
 mod rendezvous;
 mod samples;
 mod server;

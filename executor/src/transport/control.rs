@@ -9,9 +9,12 @@
 
 mod client;
 pub(super) mod frame;
+mod life;
 mod server;
 
 pub use client::ControlClient;
+#[cfg(test)]
+pub(crate) use life::LifeWatch;
 pub use frame::{MAX_FRAME_BYTES, Message};
 pub use server::{ControlServer, Event};
 
