@@ -256,7 +256,6 @@ fn a_pipe_or_a_device_in_place_of_a_file_is_refused_at_once() {
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
     let plan = scratch.file("plan.yaml", "model: gpt2\ntopology: local\nglobal_batch: 1\n");
     let (pipe, plan) = (text(&pipe), text(&plan));
-    std::fs::create_dir_all(scratch.path("weights")).expect("a folder");
     for arguments in [
         &["simulate", "--plan", pipe][..],
         &["simulate", "--plan", "/dev/zero"],
@@ -268,9 +267,8 @@ fn a_pipe_or_a_device_in_place_of_a_file_is_refused_at_once() {
         &["import", "hf-config", pipe],
         &["import", "nccl-xml", pipe],
         &["data", "tokenize", "--tokenizer", pipe, plan, "-o", "tokens"],
-        &["generate", "--model", "gpt2", "--init", pipe, "--prompt", "x"],
+        &["generate", "--model", "gpt2", "--init", pipe, "--prompt-tokens", "1"],
         &["execute", "--plan", plan, "--oversubscribe", "--steps", "1", "--init", pipe],
-        &["execute", "--plan", plan, "--oversubscribe", "--steps", "1", "--data", pipe],
         &["execute", "--plan", plan, "--oversubscribe", "--steps", "1", "--recipe", pipe],
         &["execute", "--plan", plan, "--oversubscribe", "--steps", "1", "--replay-order", pipe],
     ] {

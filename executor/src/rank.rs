@@ -16,8 +16,8 @@ use crate::member::Member;
 use crate::signals::StopSignals;
 use crate::training;
 use crate::transport::{
-    Announcement, ControlClient, KeyFile, Mixed, RunKey, Segment, SharedMemory, StarvedWatch, Tcp, TcpOptions, Transport, TransportError,
-    WaitPolicy,
+    Announcement, ControlClient, KeyFile, Mixed, RunKey, Segment, SharedMemory, StarvedWatch, Tcp, TcpOptions, Transport,
+    TransportError, WaitPolicy,
 };
 use foretell_program::Rank;
 use std::net::{IpAddr, SocketAddr, TcpListener};

@@ -312,16 +312,8 @@ fn damage(checkpoint: &Path, random: &mut ChaCha8Rng) {
 fn simulate(cases: &[Case], seed: u64, counts: &mut Counts) {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let case = &cases[random.random_range(0..cases.len())];
-    let deadly = [
-        Fault::Crash,
-        Fault::Stall,
-        Fault::Break,
-        Fault::Swallow,
-        Fault::Partition,
-        Fault::Drop,
-        Fault::Duplicate,
-        Fault::Flip,
-    ];
+    let deadly =
+        [Fault::Crash, Fault::Stall, Fault::Break, Fault::Swallow, Fault::Partition, Fault::Drop, Fault::Duplicate, Fault::Flip];
     let kind = random.random_range(0..12);
     let mut planned = short_faults(case, &mut random);
     if let Some(&fault) = deadly.get(kind) {

@@ -13,9 +13,9 @@ mod life;
 mod server;
 
 pub use client::ControlClient;
+pub use frame::{MAX_FRAME_BYTES, Message};
 #[cfg(test)]
 pub(crate) use life::LifeWatch;
-pub use frame::{MAX_FRAME_BYTES, Message};
 pub use server::{ControlServer, Event};
 
 use std::net::SocketAddr;

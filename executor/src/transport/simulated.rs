@@ -83,7 +83,7 @@ type LinkKey = (usize, usize, StreamNumber);
 pub(crate) struct SimulatedNetwork {
     size: usize,
     order: Order,
-    /// How long ranks wait, and how long a fault may last before it may end a run.
+    /// How long a fault may last before it may end a run.
     limit: Duration,
     /// The time at which the clock started.
     start: Instant,
@@ -314,6 +314,15 @@ impl SimulatedNetwork {
         Ok(())
     }
 
+    /// How long ranks wait for each other.
+    fn patience(&self) -> Duration {
+        match self.order {
+            // The launcher finds what is lost. This ends a wait for something that nobody sends.
+            Order::Threads => SECOND * 20_000,
+            Order::Turns => self.limit,
+        }
+    }
+
     fn wake(&self) {
         self.bell.ring();
         self.changed.notify_all();
@@ -362,9 +371,7 @@ impl State {
         // A link that only receives cannot break by itself.
         let of_rank = [Fault::Crash, Fault::Stall, Fault::Suspend, Fault::Partition];
         let is_due = |planned: &Planned| {
-            planned.rank == rank
-                && planned.at <= self.operations[rank]
-                && (of_rank.contains(&planned.fault) || key.0 == rank)
+            planned.rank == rank && planned.at <= self.operations[rank] && (of_rank.contains(&planned.fault) || key.0 == rank)
         };
         let Some(index) = self.planned.iter().position(is_due) else { return };
         let Planned { fault, lasts, .. } = self.planned.remove(index);
@@ -466,7 +473,8 @@ impl Transport for SimulatedTransport {
     fn open(&self, peer: usize, stream: StreamNumber) -> Result<Channel, TransportError> {
         let (network, key) = (&self.network, (self.rank, peer, stream));
         let now = || network.start + network.state().now;
-        let mut retries = Retries::new(network.limit, TICK, now());
+        let waited = network.patience();
+        let mut retries = Retries::new(waited, TICK, now());
         loop {
             let mut state = network.begin(self.rank, key)?;
             if state.first_arrival(key) <= state.now {
@@ -475,7 +483,6 @@ impl Transport for SimulatedTransport {
             }
             state.connecting.insert(key);
             drop(state);
-            let waited = network.limit;
             let late = TransportError::TimedOut { rank: peer, stream, activity: "connect", waited };
             network.sleep(self.rank, retries.pause(now()).ok_or(late)?)?;
         }
@@ -611,10 +618,9 @@ impl Endpoint for Half {
 
     fn wait_policy(&self) -> WaitPolicy {
         match self.network.order {
-            // The launcher finds what is lost. This ends a wait for something that nobody sends.
-            Order::Threads => WaitPolicy { spin: Duration::ZERO, timeout: SECOND * 20_000 },
+            Order::Threads => WaitPolicy { spin: Duration::ZERO, timeout: self.network.patience() },
             // It never blocks: `ready` lets the others run.
-            Order::Turns => WaitPolicy { spin: NEVER, timeout: self.network.limit },
+            Order::Turns => WaitPolicy { spin: NEVER, timeout: self.network.patience() },
         }
     }
 

@@ -16,16 +16,8 @@ const LIMIT: Duration = Duration::from_secs(10);
 
 /// Faults that end no run while they are short, and those that may end one.
 const SHORT: [Fault; 4] = [Fault::Stall, Fault::Suspend, Fault::Delay, Fault::Partition];
-const DEADLY: [Fault; 8] = [
-    Fault::Crash,
-    Fault::Stall,
-    Fault::Break,
-    Fault::Swallow,
-    Fault::Partition,
-    Fault::Drop,
-    Fault::Duplicate,
-    Fault::Flip,
-];
+const DEADLY: [Fault; 8] =
+    [Fault::Crash, Fault::Stall, Fault::Break, Fault::Swallow, Fault::Partition, Fault::Drop, Fault::Duplicate, Fault::Flip];
 
 /// Runs some collectives that the seed chooses, and checks their results.
 fn work(transport: Arc<dyn Transport>, seed: u64) -> Result<(), TransportError> {
