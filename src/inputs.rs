@@ -5,14 +5,14 @@ use crate::failure::Failure;
 use crate::output;
 use foretell_executor::machine;
 use foretell_executor::nvml::{self, GpuFacts};
+use foretell_executor::regular;
 use foretell_models::{GraphOptions, Model, from_hugging_face, is_hugging_face_config};
 use foretell_program::Profile;
 use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use std::fs::File;
-use std::io::Read;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// A model with its name.
@@ -50,11 +50,11 @@ fn read_up_to(path: &Path, most: u64) -> Result<String, Failure> {
         Failure::Input(format!("`{}` cannot be read: {why}; hint: {hint}", path.display()))
     };
     const HINT: &str = "check that the path exists and that the file is readable text";
-    let mut bytes = Vec::new();
-    File::open(path).and_then(|file| file.take(most + 1).read_to_end(&mut bytes)).map_err(|error| refused(&error, HINT))?;
-    if bytes.len() as u64 > most {
-        return Err(refused(&format!("it is longer than {} MiB", most >> 20), "check that it is the file that you mean"));
-    }
+    let bytes = regular::read(path, most).map_err(|error| match error.kind() {
+        ErrorKind::FileTooLarge => refused(&error, "check that it is the file that you mean"),
+        ErrorKind::InvalidInput => refused(&error, "write the contents into a file, and give that"),
+        _ => refused(&error, HINT),
+    })?;
     String::from_utf8(bytes).map_err(|error| refused(&error, HINT))
 }
 

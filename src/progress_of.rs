@@ -1,9 +1,9 @@
 //! The progress of a run that another process makes, from its folder, and the ends of files that
 //! grow. Knows no launcher.
 
+use foretell_executor::regular;
 use serde::Deserialize;
 use std::fmt;
-use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::Path;
 
@@ -32,8 +32,7 @@ const TAIL: u64 = 4096;
 /// The last bytes of a file as text, with replacements for what is no UTF-8. The first line may be
 /// cut. `None` if the file cannot be read.
 pub fn tail(path: &Path) -> Option<String> {
-    let mut file = File::open(path).ok()?;
-    let length = file.metadata().ok()?.len();
+    let (mut file, length) = regular::open(path).ok()?;
     file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
     let mut bytes = Vec::new();
     file.take(TAIL).read_to_end(&mut bytes).ok()?;

@@ -12,6 +12,7 @@ use crate::run_folder::{Predicted, RunFolder};
 use clap::Args;
 use foretell_executor::checkpoint::check_start;
 use foretell_executor::data::{Augmentation, DataSource, Dataset, InputOptions, OnBadSample};
+use foretell_executor::regular;
 use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{
     ArrivalOrder, BackendKind, Checkpoints, Departure, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics,
@@ -89,11 +90,14 @@ pub struct TrainingArguments {
     pub tcp: bool,
 }
 
+/// The longest order of arrivals. A turn has some 30 bytes.
+const MOST_ORDER: u64 = 4 << 30;
+
 /// Reads an order of arrivals.
 fn read_order(path: &str) -> Result<ArrivalOrder, String> {
-    let text = std::fs::read(path).map_err(|error| format!("cannot read it: {error}"))?;
-    serde_json::from_slice(&text)
-        .map_err(|error| format!("it is no order of arrivals: {error}; hint: give a file that `--record-order` wrote"))
+    const HINT: &str = "hint: give a file that `--record-order` wrote";
+    let text = regular::read(Path::new(path), MOST_ORDER).map_err(|error| format!("cannot read it: {error}; {HINT}"))?;
+    serde_json::from_slice(&text).map_err(|error| format!("it is no order of arrivals: {error}; {HINT}"))
 }
 
 /// What to do with a sample that cannot be used.

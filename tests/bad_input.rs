@@ -243,8 +243,38 @@ fn a_step_of_too_many_micro_batches_is_refused() {
 #[test]
 fn an_endless_file_is_refused_after_a_bounded_part_of_it() {
     let scratch = Scratch::new();
-    let message = refused(&scratch, &["simulate", "--plan", "/dev/zero"], 2);
-    assert_contains(&message, &["/dev/zero", "longer than 64 MiB"]);
+    let path = scratch.file("plan.yaml", "");
+    std::fs::File::options().write(true).open(&path).and_then(|file| file.set_len(1 << 40)).expect("a sparse file");
+    let message = refused(&scratch, &["simulate", "--plan", text(&path)], 2);
+    assert_contains(&message, &["plan.yaml", "longer than 64 MiB"]);
+}
+
+#[test]
+fn a_pipe_or_a_device_in_place_of_a_file_is_refused_at_once() {
+    let scratch = Scratch::new();
+    let pipe = scratch.path("pipe.json");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+    let plan = scratch.file("plan.yaml", "model: gpt2\ntopology: local\nglobal_batch: 1\n");
+    let (pipe, plan) = (text(&pipe), text(&plan));
+    for arguments in [
+        &["simulate", "--plan", pipe][..],
+        &["simulate", "--plan", "/dev/zero"],
+        &["simulate", "--plan", plan, "--profile", pipe],
+        &["plan", "--model", pipe, "--topology", "local"],
+        &["plan", "--model", "gpt2", "--topology", pipe],
+        &["score", pipe],
+        &["import", "kineto", "--plan", plan, pipe],
+        &["import", "hf-config", pipe],
+        &["import", "nccl-xml", pipe],
+        &["data", "tokenize", "--tokenizer", pipe, plan, "-o", "tokens"],
+        &["generate", "--model", "gpt2", "--init", pipe, "--prompt-tokens", "1"],
+        &["execute", "--plan", plan, "--oversubscribe", "--steps", "1", "--init", pipe],
+        &["execute", "--plan", plan, "--oversubscribe", "--steps", "1", "--recipe", pipe],
+        &["execute", "--plan", plan, "--oversubscribe", "--steps", "1", "--replay-order", pipe],
+    ] {
+        let message = refused(&scratch, arguments, 2);
+        assert_contains(&message, &["not a regular file"]);
+    }
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use crate::error::ExecutorError;
 use crate::regular;
 use crate::whole_file;
-use std::io::Read;
 use std::path::Path;
 
 /// The longest description of a checkpoint, or index of weights. The largest models' have some
@@ -13,12 +12,7 @@ const MOST_DESCRIPTION: u64 = 64 << 20;
 /// Reads the description of a checkpoint or of weights, which is a small regular file. Not more
 /// than that is read, whatever the path leads to.
 pub(crate) fn read_description(path: &Path) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    regular::open(path)?.0.take(MOST_DESCRIPTION + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MOST_DESCRIPTION {
-        return Err(std::io::Error::other(format!("it is longer than {} MiB", MOST_DESCRIPTION >> 20)));
-    }
-    Ok(bytes)
+    regular::read(path, MOST_DESCRIPTION)
 }
 
 /// Writes a file completely, or leaves the old one. Creates missing folders.

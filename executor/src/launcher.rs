@@ -7,7 +7,7 @@
 
 mod departure;
 mod failure;
-mod links;
+pub(crate) mod links;
 mod options;
 mod slots;
 
@@ -21,6 +21,7 @@ use crate::job::{Job, Order, Report};
 use crate::rank_command::RankCommand;
 use crate::rendezvous::World;
 use crate::signals::StopSignals;
+use crate::transport::patience::{MOST_GAP, Patience};
 use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError};
 pub(crate) use departure::News;
 use departure::Departures;
@@ -215,7 +216,7 @@ impl Ranks {
 
     /// Waits for all ranks to join. If a child ends first, that is the error.
     fn wait_for_all(&mut self) -> Result<(), ExecutorError> {
-        let started = Instant::now();
+        let mut patience = Patience::new(self.join_timeout, MOST_GAP, Instant::now());
         loop {
             match self.server.wait_for_ranks(JOIN_POLL_INTERVAL) {
                 Ok(table) => {
@@ -235,8 +236,8 @@ impl Ranks {
                         return Err(self.died(rank, format!("{} before it had joined", describe_exit(status))));
                     }
                     self.require_signs_of_life()?;
-                    if started.elapsed() > self.join_timeout {
-                        return Err(TransportError::MissingRanks { ranks, waited: waited.max(started.elapsed()) }.into());
+                    if patience.left(Instant::now()).is_zero() {
+                        return Err(TransportError::MissingRanks { ranks, waited: waited.max(patience.waited()) }.into());
                     }
                 }
                 Err(error) => return Err(self.explain(error)),
@@ -334,13 +335,13 @@ impl Ranks {
     /// [`ExecutorError::RankDied`] if a rank ends in failure or does not end.
     pub(crate) fn finish(mut self) -> Result<(), ExecutorError> {
         self.broadcast(&Order::Leave)?;
-        let started = Instant::now();
+        let mut patience = Patience::new(START_TIME, MOST_GAP, Instant::now());
         while self.exits.iter().any(Option::is_none) {
             self.poll_children();
             if let Some((rank, _)) = self.first_exit(|status| !status.success()) {
                 return Err(self.diagnose(rank, None, false));
             }
-            if started.elapsed() > START_TIME {
+            if patience.left(Instant::now()).is_zero() {
                 let rank = self.exits.iter().position(Option::is_none).unwrap_or(0);
                 return Err(self.died(rank, "did not end when its work was done".into()));
             }

@@ -77,7 +77,7 @@ mod rank;
 mod rank_command;
 mod recording;
 mod reference;
-mod regular;
+pub mod regular;
 mod rendezvous;
 mod samples;
 mod server;

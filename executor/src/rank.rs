@@ -16,8 +16,8 @@ use crate::member::Member;
 use crate::signals::StopSignals;
 use crate::training;
 use crate::transport::{
-    Announcement, ControlClient, KeyFile, Mixed, RunKey, Segment, SharedMemory, Tcp, TcpOptions, Transport, TransportError,
-    WaitPolicy,
+    Announcement, ControlClient, KeyFile, Mixed, RunKey, Segment, SharedMemory, StarvedWatch, Tcp, TcpOptions, Transport,
+    TransportError, WaitPolicy,
 };
 use foretell_program::Rank;
 use std::net::{IpAddr, SocketAddr, TcpListener};
@@ -143,12 +143,10 @@ fn listen_for_orders(member: &Member, control: &Arc<ControlClient>) -> Result<mp
 fn watch_links(member: &Member) -> Result<(), ExecutorError> {
     let (control, transport) = (Arc::clone(&member.control), Arc::clone(&member.transport));
     let watch = move || {
-        let mut before = Vec::new();
+        let mut watch = StarvedWatch::default();
         loop {
             std::thread::sleep(LINK_INTERVAL);
-            let now = transport.starved();
-            let starved: Vec<_> = now.iter().filter(|starved| before.contains(*starved)).copied().collect();
-            before = now;
+            let starved = watch.still(transport.starved());
             if !starved.is_empty() && control.send(&Report::Starved(starved)).is_err() {
                 break;
             }

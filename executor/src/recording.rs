@@ -4,12 +4,16 @@
 use crate::error::ExecutorError;
 use crate::files::write_whole;
 use crate::interpreter::RawSpan;
+use crate::regular;
 use foretell_program::{InstructionId, Origin, Rank, RankTimeline, Span, Timeline};
 use foretell_units::Picoseconds;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
+
+/// The longest file of spans that is read: one of some 80 million.
+const MOST_TIMELINE: u64 = 4 << 30;
 
 /// The most spans that a rank keeps: some tens of megabytes of text.
 const MOST_SPANS: usize = 1_000_000;
@@ -91,7 +95,7 @@ pub fn read_timeline(folder: &Path, world_size: usize) -> Result<Timeline, Execu
     for rank in 0..world_size {
         let path = folder.join(format!("{rank}.json"));
         let doing = || format!("read the measured spans in `{}`", path.display());
-        let text = std::fs::read(&path).map_err(|error| ExecutorError::system(doing(), error))?;
+        let text = regular::read(&path, MOST_TIMELINE).map_err(|error| ExecutorError::system(doing(), error))?;
         let file: RankFile = serde_json::from_slice(&text).map_err(|error| ExecutorError::system(doing(), error.into()))?;
         files.push(file);
     }

@@ -282,6 +282,7 @@ mod tests {
     use super::{Attention, RelativePositions, RingStep};
 
     #[test]
+    #[cfg_attr(miri, ignore = "Miri rounds `ln` at random, and a distance at the edge of a bucket changes it")]
     fn distances_have_the_buckets_of_t5() {
         // From Hugging Face's `T5Attention._relative_position_bucket` with 32 buckets and a maximum
         // distance of 128.

@@ -2,9 +2,10 @@
 
 use crate::failure::Failure;
 use foretell_executor::data::OnBadSample;
+use foretell_executor::regular;
 use serde::Deserialize;
 use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::PathBuf;
 use std::slice;
 
@@ -102,11 +103,13 @@ impl<'a> OpenFile<'a> {
         };
         let unreadable =
             |error: std::io::Error| Failure::Input(format!("`{}` cannot be read: {error}; hint: check the path", path.display()));
-        // Opening a named pipe would block.
-        if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
-            return Err(Failure::Input(format!("`{}` is not a regular file; hint: give the files in it", path.display())));
-        }
-        let reader = BufReader::with_capacity(1 << 20, File::open(path).map_err(unreadable)?);
+        let (file, _) = regular::open(path).map_err(|error| match error.kind() {
+            ErrorKind::InvalidInput => {
+                Failure::Input(format!("`{}` is not a regular file; hint: give the files in it", path.display()))
+            }
+            _ => unreadable(error),
+        })?;
+        let reader = BufReader::with_capacity(1 << 20, file);
         Ok(Self { path, reader, form, line: 0 })
     }
 

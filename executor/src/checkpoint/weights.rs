@@ -4,6 +4,7 @@ use super::{ADAPTER_FILE, MODEL_FILE};
 use crate::checkpoint_error::CheckpointError;
 use crate::files::read_description;
 use crate::half::Half;
+use crate::regular;
 use crate::whole_file::folder_of;
 use foretell_models::{Graph, PublicTensor, Role, Tensor, is_adapter};
 use memmap2::Mmap;
@@ -11,7 +12,6 @@ use safetensors::SafeTensors;
 use safetensors::tensor::{Dtype, TensorInfo};
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
 /// The file that names the parts of sharded weights.
@@ -102,7 +102,7 @@ impl TensorFiles {
     }
 
     fn add(&mut self, path: PathBuf) -> Result<(), CheckpointError> {
-        let file = File::open(&path).map_err(|error| CheckpointError::read(&path, error))?;
+        let (file, _) = regular::open(&path).map_err(|error| CheckpointError::read(&path, error))?;
         // SAFETY: the map is only read. A file that is cut while it is in use ends the program with
         // a signal, as a disk that fails does.
         let map = unsafe { Mmap::map(&file) }.map_err(|error| CheckpointError::read(&path, error))?;

@@ -3,6 +3,7 @@
 use super::{Evaluation, StepMetrics};
 use crate::error::ExecutorError;
 use crate::files::write_whole;
+use crate::regular;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -45,6 +46,9 @@ fn is_before(line: &str, first_step: usize) -> bool {
     line.ends_with('\n') && serde_json::from_str(line).is_ok_and(|line: Line| line.step < first_step)
 }
 
+/// The longest file of lines that a resumed run takes over. Four million steps have that much.
+const MOST_LINES: u64 = 1 << 30;
+
 /// A file with one JSON document per line. Each line is written at once, so that the file can be
 /// followed, and is written whole or not at all.
 struct LineFile {
@@ -56,7 +60,7 @@ struct LineFile {
 
 impl LineFile {
     fn open(path: PathBuf, first_step: usize) -> Result<Self, ExecutorError> {
-        let old = match std::fs::read(&path) {
+        let old = match regular::read(&path, MOST_LINES) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(ExecutorError::system(format!("read `{}`", path.display()), error)),

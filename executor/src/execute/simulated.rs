@@ -1,8 +1,9 @@
-//! Whole short trainings with faults that a seed decides: ranks that crash or freeze, links that
-//! break or swallow bytes, partitions, delays, full disks, power cuts and damaged checkpoints.
+//! Whole short trainings with faults that a seed decides: those of the simulated network, full
+//! disks, power cuts and damaged checkpoints.
 //!
-//! Compiler, interpreter, kernels, collectives, checkpoints and resuming are the real ones; the
-//! transport and the disk are simulated. Every run must end with the right losses or with a true
+//! Compiler, interpreter, kernels, collectives, sessions, checkpoints, resuming, and the launcher's
+//! watch over ranks and links are the real ones; the network, the clock and the disk are simulated.
+//! Every run must end with the right losses or with a true
 //! error. After an error the run goes on from its last whole checkpoint, and must then have the
 //! losses of a run without faults, bit for bit. A checkpoint that was reported survives.
 
@@ -15,11 +16,12 @@ use crate::data::{DataSource, Dataset, InputOptions};
 use crate::disk::{Disk, DiskFault, SimulatedDisk};
 use crate::error::ExecutorError;
 use crate::job::{Checkpoints, Length, Report, ReportSink, Start, TrainingJob};
+use crate::launcher::links::{Link, LinkWatch, Missing};
 use crate::member::Member;
 use crate::stopping::StepGate;
 use crate::training::train;
-use crate::transport::TransportError;
-use crate::transport::faulty::{Fault, FaultyNetwork, Finding};
+use crate::transport::simulated::{Fault, NEVER, Order, Planned, SimulatedNetwork};
+use crate::transport::{LifeWatch, Peer, StarvedWatch, Transport, TransportError};
 use foretell_models::{Mlp, Model, Optimizer};
 use foretell_program::{Layout, Period, Plan, Rank, compile};
 use rand::{RngExt as _, SeedableRng as _};
@@ -32,6 +34,64 @@ use std::time::Duration;
 const STEPS: usize = 4;
 /// Most time for one seed, also on a busy machine.
 const MOST_TIME: Duration = Duration::from_secs(120);
+/// How long the launcher waits for a sign of life, and for bytes that were sent.
+const PEER_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time without a report after which the launcher looks whether the network is idle.
+const LOOK: Duration = Duration::from_millis(1);
+
+/// What the launcher finds by its watches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Finding {
+    /// A rank sends no sign of life.
+    Silent(usize),
+    /// Bytes of one rank do not reach the other.
+    Lost(usize, usize),
+}
+
+/// The launcher's watches over ranks and links.
+struct Watch {
+    life: LifeWatch,
+    links: LinkWatch,
+    starved: Vec<StarvedWatch>,
+    transports: Vec<Arc<dyn Transport>>,
+    /// The second of the last look.
+    second: u64,
+}
+
+impl Watch {
+    fn new(network: &Arc<SimulatedNetwork>, size: usize) -> Self {
+        let mut life = LifeWatch::new(size, network.now());
+        (0..size).for_each(|rank| life.hear(rank, network.now()));
+        let transports = (0..size).map(|rank| network.transport(rank)).collect();
+        Self { life, links: LinkWatch::default(), starved: vec![StarvedWatch::default(); size], transports, second: 0 }
+    }
+
+    /// Does what ranks and launcher do each second.
+    fn look(&mut self, network: &SimulatedNetwork) -> Option<Finding> {
+        let now = network.now();
+        let second = network.seconds();
+        if second == std::mem::replace(&mut self.second, second) {
+            return None;
+        }
+        let alive: Vec<usize> = (0..self.transports.len()).filter(|&rank| network.is_alive(rank)).collect();
+        alive.iter().for_each(|&rank| self.life.hear(rank, now));
+        for &to in &alive {
+            for starved in self.starved[to].still(self.transports[to].starved()) {
+                let (from, stream) = (starved.peer, starved.stream);
+                let link = Link { from, to, stream };
+                match self.links.note_starved(&link, starved.received, now) {
+                    Missing::Unknown => {
+                        let sent = self.transports[from].sent(to, stream).filter(|_| alive.contains(&from));
+                        sent.into_iter().for_each(|sent| self.links.note_sent(&link, sent, now));
+                    }
+                    Missing::For(time) if time >= PEER_TIMEOUT => return Some(Finding::Lost(from, to)),
+                    Missing::For(_) => {}
+                }
+            }
+        }
+        self.life.silent(PEER_TIMEOUT, now).first().map(|&rank| Finding::Silent(rank))
+    }
+}
 
 /// A job, and what it does without faults.
 struct Case {
@@ -76,12 +136,16 @@ fn cases() -> Vec<Case> {
         let job = job(layout, 1 + number % 2);
         let folder = tempfile::tempdir().unwrap();
         let disk = Arc::new(SimulatedDisk::new(0, None));
-        let network = FaultyNetwork::new(world_size(&job), None, None);
+        let network = network(&job, 0, Vec::new());
         let whole = attempt(&job, folder.path(), &network, &disk);
         assert_eq!((whole.errors.len(), whole.losses.len()), (0, STEPS), "{:?}", whole.errors);
         Case { job, losses: whole.losses, operations: (network.operations(), disk.operations()) }
     };
     layouts.into_iter().enumerate().map(case).collect()
+}
+
+fn network(job: &TrainingJob, seed: u64, planned: Vec<Planned>) -> Arc<SimulatedNetwork> {
+    SimulatedNetwork::new(world_size(job), Order::Threads, PEER_TIMEOUT, seed, planned)
 }
 
 fn world_size(job: &TrainingJob) -> usize {
@@ -93,6 +157,7 @@ fn world_size(job: &TrainingJob) -> usize {
 struct Attempt {
     losses: BTreeMap<usize, u64>,
     errors: Vec<ExecutorError>,
+    finding: Option<Finding>,
     /// The last checkpoint that was reported as whole.
     saved: Option<PathBuf>,
 }
@@ -104,17 +169,19 @@ enum Event {
 
 struct Reports {
     rank: usize,
+    network: Arc<SimulatedNetwork>,
     sender: mpsc::Sender<(usize, Event)>,
 }
 
 impl ReportSink for Reports {
     fn send(&self, report: &Report) -> Result<(), TransportError> {
+        self.network.hold(self.rank)?;
         self.sender.send((self.rank, Event::Report(report.clone()))).map_err(|_| TransportError::Aborted)
     }
 }
 
 /// Trains with one thread per rank, and does what the launcher does.
-fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<FaultyNetwork>, disk: &Arc<SimulatedDisk>) -> Attempt {
+fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<SimulatedNetwork>, disk: &Arc<SimulatedDisk>) -> Attempt {
     let mut job = job.clone();
     let mut attempt = Attempt::default();
     let size = world_size(&job);
@@ -130,12 +197,13 @@ fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<FaultyNetwork>, disk:
     let mut collector = Collector::new(size, training.predictions, training.samples, None);
     let gates: Vec<Arc<StepGate>> = (0..size).map(|_| Arc::default()).collect();
     let (sender, events) = mpsc::channel();
+    let mut watch = Watch::new(network, size);
     std::thread::scope(|scope| {
         for (rank, gate) in gates.iter().enumerate() {
             let member = Member {
                 rank: Rank(rank),
                 world_size: size,
-                control: Arc::new(Reports { rank, sender: sender.clone() }),
+                control: Arc::new(Reports { rank, network: Arc::clone(network), sender: sender.clone() }),
                 transport: network.transport(rank),
                 device: None,
                 cpus: vec![0],
@@ -149,7 +217,22 @@ fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<FaultyNetwork>, disk:
             });
         }
         drop(sender);
-        for (rank, event) in events {
+        let abort = || {
+            network.abort_all();
+            gates.iter().for_each(|gate| gate.abort());
+        };
+        loop {
+            let (rank, event) = match events.recv_timeout(LOOK) {
+                Ok(event) => event,
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    if network.advance_if_idle() && attempt.finding.is_none() && attempt.errors.is_empty() {
+                        attempt.finding = watch.look(network);
+                        attempt.finding.iter().for_each(|_| abort());
+                    }
+                    continue;
+                }
+            };
             let error = match event {
                 Event::Report(Report::Steps(steps)) => {
                     let metrics = steps.into_iter().filter_map(|step| collector.step(rank, step));
@@ -164,8 +247,7 @@ fn attempt(job: &TrainingJob, folder: &Path, network: &Arc<FaultyNetwork>, disk:
             };
             if let Some(error) = error {
                 attempt.errors.push(error);
-                network.abort_all();
-                gates.iter().for_each(|gate| gate.abort());
+                abort();
             }
         }
     });
@@ -183,6 +265,34 @@ struct Counts {
     right: usize,
     resumed: usize,
     fresh: usize,
+}
+
+impl Counts {
+    fn add(&mut self, network: &SimulatedNetwork) {
+        for (fault, count) in network.injected() {
+            *self.faults.entry(format!("{fault:?}")).or_default() += count;
+        }
+    }
+}
+
+/// A random place for a fault that does nothing yet.
+fn place(case: &Case, random: &mut ChaCha8Rng) -> Planned {
+    let rank = random.random_range(0..world_size(&case.job));
+    let at = random.random_range(1..case.operations.0 + 1);
+    Planned { rank, at, fault: Fault::Delay, lasts: Duration::ZERO }
+}
+
+/// Up to three faults that pass before the launcher's patience ends.
+fn short_faults(case: &Case, random: &mut ChaCha8Rng) -> Vec<Planned> {
+    let kinds = [Fault::Stall, Fault::Suspend, Fault::Delay, Fault::Partition];
+    let count = [0, 0, 1, 2, 3][random.random_range(0..5)];
+    let short = |_| {
+        let fault = kinds[random.random_range(0..kinds.len())];
+        // The launcher is stopped too while the whole run is, so that may take any time.
+        let lasts = if fault == Fault::Suspend { PEER_TIMEOUT * random.random_range(1..1000) } else { PEER_TIMEOUT / 2 };
+        Planned { fault, lasts, ..place(case, random) }
+    };
+    (0..count).map(short).collect()
 }
 
 fn step_of(path: &Path) -> usize {
@@ -203,30 +313,30 @@ fn damage(checkpoint: &Path, random: &mut ChaCha8Rng) {
 fn simulate(cases: &[Case], seed: u64, counts: &mut Counts) {
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     let case = &cases[random.random_range(0..cases.len())];
-    let size = world_size(&case.job);
-    let faults = [Fault::Crash, Fault::Freeze, Fault::Break, Fault::Swallow, Fault::Partition];
-    let kind = random.random_range(0..9);
-    let fault =
-        faults.get(kind).map(|&fault| (random.random_range(0..size), random.random_range(1..case.operations.0 + 1), fault));
+    let deadly =
+        [Fault::Crash, Fault::Stall, Fault::Break, Fault::Swallow, Fault::Partition, Fault::Drop, Fault::Duplicate, Fault::Flip];
+    let kind = random.random_range(0..12);
+    let mut planned = short_faults(case, &mut random);
+    if let Some(&fault) = deadly.get(kind) {
+        let lasts = if random.random_ratio(1, 2) { NEVER } else { PEER_TIMEOUT * 2 };
+        planned.push(Planned { fault, lasts, ..place(case, &mut random) });
+    }
     let disk_fault = match kind {
-        5 => Some(DiskFault::Full),
-        6 | 7 => Some(DiskFault::PowerCut),
+        8 => Some(DiskFault::Full),
+        9 | 10 => Some(DiskFault::PowerCut),
         _ => None,
     };
     let disk_fault = disk_fault.map(|fault| (random.random_range(1..case.operations.1 + 1), fault));
-    let delay_every = random.random_ratio(1, 2).then(|| random.random_range(5..60));
     let folder = tempfile::tempdir().unwrap();
-    let (run, network) = (folder.path(), FaultyNetwork::new(size, fault, delay_every));
+    let (run, first_network) = (folder.path(), network(&case.job, seed, planned));
     let disk = Arc::new(SimulatedDisk::new(seed, disk_fault));
-    let first = attempt(&case.job, run, &network, &disk);
-    let (hit, disk_failure) = (network.hit(), disk.failed());
-    check_truth(seed, &first, &hit, network.finding(), disk_failure);
+    let first = attempt(&case.job, run, &first_network, &disk);
+    let (hit, disk_failure) = (first_network.hit(), disk.failed());
+    check_truth(seed, &first, &hit, disk_failure);
     for (step, loss) in &first.losses {
         assert_eq!(Some(loss), case.losses.get(step), "seed {seed}: a wrong loss at step {step}");
     }
-    if let Some((.., fault)) = fault.filter(|_| !hit.is_empty()) {
-        *counts.faults.entry(format!("{fault:?}")).or_default() += 1;
-    }
+    counts.add(&first_network);
     if let Some(failure) = disk_failure {
         *counts.faults.entry(format!("{failure:?}")).or_default() += 1;
     }
@@ -255,14 +365,18 @@ fn simulate(cases: &[Case], seed: u64, counts: &mut Counts) {
     }
     *(if made > 0 { &mut counts.resumed } else { &mut counts.fresh }) += 1;
     let job = TrainingJob { start, ..case.job.clone() };
-    let second = attempt(&job, run, &FaultyNetwork::new(size, None, delay_every), &Arc::new(SimulatedDisk::new(seed, None)));
+    let second_network = network(&case.job, seed, short_faults(case, &mut random));
+    let second = attempt(&job, run, &second_network, &Arc::new(SimulatedDisk::new(seed, None)));
+    counts.add(&second_network);
+    assert_eq!(second.finding, None, "seed {seed}: faults that pass end the run");
     assert!(second.errors.is_empty(), "seed {seed}: it does not go on: {:?}", second.errors);
     let rest: BTreeMap<usize, u64> = case.losses.range(made..).map(|(step, loss)| (*step, *loss)).collect();
     assert_eq!(second.losses, rest, "seed {seed}: other losses after step {made}");
 }
 
 /// Checks that every error has a cause, and that the cause is named.
-fn check_truth(seed: u64, run: &Attempt, hit: &BTreeSet<usize>, finding: Option<Finding>, disk: Option<DiskFault>) {
+fn check_truth(seed: u64, run: &Attempt, hit: &BTreeSet<usize>, disk: Option<DiskFault>) {
+    let finding = run.finding;
     let mut is_named = match finding {
         Some(Finding::Silent(rank)) => hit.contains(&rank),
         Some(Finding::Lost(from, to)) => hit.contains(&from) && hit.contains(&to),
@@ -271,7 +385,9 @@ fn check_truth(seed: u64, run: &Attempt, hit: &BTreeSet<usize>, finding: Option<
     assert!(finding.is_none() || is_named, "seed {seed} blames the wrong ranks: {finding:?} for {hit:?}");
     for error in &run.errors {
         let is_true = match error {
-            ExecutorError::Transport(TransportError::PeerLost { rank, .. }) => {
+            ExecutorError::Transport(
+                TransportError::PeerLost { rank, .. } | TransportError::Tampered { peer: Peer::Rank(rank) },
+            ) => {
                 is_named |= hit.contains(rank);
                 hit.contains(rank)
             }
@@ -313,5 +429,5 @@ fn every_simulated_training_ends_right_or_goes_on_to_the_right_end() {
     }
     let counts = worker.join().unwrap();
     println!("{seeds} trainings from seed {first}: {counts:?}");
-    assert!(seeds < 50 || (counts.right > 0 && counts.resumed > 0 && counts.faults.len() >= 7));
+    assert!(seeds < 50 || (counts.right > 0 && counts.resumed > 0 && counts.faults.len() >= 11));
 }

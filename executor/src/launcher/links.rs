@@ -10,17 +10,17 @@ const MOST_GAP: Duration = Duration::from_secs(3);
 
 /// One direction of a connection between two ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Link {
+pub(crate) struct Link {
     /// The sender.
-    pub(super) from: usize,
+    pub(crate) from: usize,
     /// The receiver.
-    pub(super) to: usize,
-    pub(super) stream: StreamNumber,
+    pub(crate) to: usize,
+    pub(crate) stream: StreamNumber,
 }
 
 /// What is known about the bytes for which a rank waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Missing {
+pub(crate) enum Missing {
     /// Perhaps its peer has not sent them yet.
     Unknown,
     /// They have been under way for at least this long.
@@ -29,7 +29,7 @@ pub(super) enum Missing {
 
 /// The links on which ranks wait for bytes.
 #[derive(Debug, Default)]
-pub(super) struct LinkWatch {
+pub(crate) struct LinkWatch {
     waits: BTreeMap<Link, Wait>,
 }
 
@@ -45,7 +45,7 @@ struct Wait {
 
 impl LinkWatch {
     /// Notes that the receiver of `link` still has only these bytes, and waits for more.
-    pub(super) fn note_starved(&mut self, link: &Link, received: Option<u64>, now: Instant) -> Missing {
+    pub(crate) fn note_starved(&mut self, link: &Link, received: Option<u64>, now: Instant) -> Missing {
         // The peer accepts connections at any time, so one that does not come about is missing.
         let new = Wait { received, reported: now, missing_since: received.is_none().then_some(now) };
         let wait = self.waits.entry(*link).or_insert(new);
@@ -57,7 +57,7 @@ impl LinkWatch {
     }
 
     /// Notes how many bytes the sender of `link` has sent.
-    pub(super) fn note_sent(&mut self, link: &Link, sent: u64, now: Instant) {
+    pub(crate) fn note_sent(&mut self, link: &Link, sent: u64, now: Instant) {
         if let Some(wait) = self.waits.get_mut(link)
             && wait.received.is_some_and(|received| received < sent)
         {

@@ -14,6 +14,7 @@ use rustix::net::sockopt;
 use super::TransportError;
 use super::handshake::{self, HandshakeError, Hello, Verdict};
 use super::key::RunKey;
+use super::patience::Retries;
 use super::session::Session;
 
 /// The most connections that have not proved themselves, and the most of them from one address. For
@@ -144,11 +145,10 @@ pub(super) fn connect(
     timeout: Duration,
     give_up: impl Fn() -> Result<(), TransportError>,
 ) -> Result<(TcpStream, Session), TransportError> {
-    let started = Instant::now();
-    let mut pause = Duration::from_millis(2);
+    let mut retries = Retries::new(timeout, MAX_ATTEMPT, Instant::now());
     loop {
         give_up()?;
-        let left = timeout.saturating_sub(started.elapsed()).min(MAX_ATTEMPT);
+        let left = retries.left(Instant::now()).min(MAX_ATTEMPT);
         let attempt = if left.is_zero() {
             Err(HandshakeError::Broken(io::ErrorKind::TimedOut.into()))
         } else {
@@ -162,11 +162,8 @@ pub(super) fn connect(
                 TransportError::system(format!("connect to {} at {address} within {timeout:?}", hello.to), error)
             }
         };
-        if started.elapsed() + pause >= timeout {
-            return Err(error);
-        }
+        let Some(pause) = retries.pause(Instant::now()) else { return Err(error) };
         std::thread::sleep(pause);
-        pause = (pause * 2).min(Duration::from_millis(200));
     }
 }
 

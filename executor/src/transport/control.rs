@@ -9,10 +9,13 @@
 
 mod client;
 pub(super) mod frame;
+mod life;
 mod server;
 
 pub use client::ControlClient;
 pub use frame::{MAX_FRAME_BYTES, Message};
+#[cfg(test)]
+pub(crate) use life::LifeWatch;
 pub use server::{ControlServer, Event};
 
 use std::net::SocketAddr;

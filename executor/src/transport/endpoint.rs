@@ -1,7 +1,7 @@
 //! The traits of the two halves of a channel. Each transport implements them.
 
 use std::os::fd::BorrowedFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::PollFlags;
 
@@ -41,6 +41,10 @@ pub trait Endpoint: Send {
     fn check(&self) -> Result<(), TransportError>;
     /// How to wait for the peer.
     fn wait_policy(&self) -> WaitPolicy;
+    /// The time by which waits are limited. A simulation has its own.
+    fn now(&self) -> Instant {
+        Instant::now()
+    }
 }
 
 /// The sending half of a channel.

@@ -21,6 +21,19 @@ pub struct Starved {
     pub received: Option<u64>,
 }
 
+/// Which waits are worth a report to the launcher: those that have lasted since the last look.
+#[derive(Clone, Debug, Default)]
+pub struct StarvedWatch(Vec<Starved>);
+
+impl StarvedWatch {
+    /// The waits of `now` that were there at the last look too.
+    pub fn still(&mut self, now: Vec<Starved>) -> Vec<Starved> {
+        let still = now.iter().filter(|starved| self.0.contains(*starved)).copied().collect();
+        self.0 = now;
+        still
+    }
+}
+
 /// The bytes of one connection, as one end counts them.
 #[derive(Debug, Default)]
 pub(super) struct Traffic {

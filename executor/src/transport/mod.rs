@@ -41,8 +41,6 @@ mod control;
 mod doorbell;
 mod endpoint;
 mod error;
-#[cfg(test)]
-pub(crate) mod faulty;
 mod group;
 mod handshake;
 mod key;
@@ -51,15 +49,20 @@ mod link;
 mod message;
 mod mixed;
 mod neighbours;
+pub(crate) mod patience;
 mod reduce;
 mod session;
 mod shared_memory;
+#[cfg(test)]
+pub(crate) mod simulated;
 mod tcp;
 #[cfg(test)]
 mod tests;
 mod waiting;
 
 pub use channel::{Channel, PendingReceive, PendingSend, send_receive, transfer};
+#[cfg(test)]
+pub(crate) use control::LifeWatch;
 pub use control::{Announcement, ControlClient, ControlServer, Event, LEAST_PEER_TIMEOUT, MAX_FRAME_BYTES, Message, PeerTable};
 pub use doorbell::Doorbell;
 pub use endpoint::{Endpoint, ReceiveHalf, SendHalf, WaitPolicy, WakeSource};
@@ -67,7 +70,7 @@ pub use error::{Peer, TransportError};
 pub use group::{Group, chunk_range};
 pub use key::RunKey;
 pub use key_file::KeyFile;
-pub use link::Starved;
+pub use link::{Starved, StarvedWatch};
 pub use message::{Incoming, Outgoing, WrongLength};
 pub use mixed::Mixed;
 pub use reduce::ElementType;

@@ -19,6 +19,7 @@ use super::endpoint::WaitPolicy;
 use super::handshake::{Hello, Verdict};
 use super::key::RunKey;
 use super::link::{Starved, Traffic};
+use super::patience::{MOST_GAP, Patience};
 use super::session::Session;
 use super::{Peer, StreamNumber, Transport, TransportError};
 use connection::Connection;
@@ -188,7 +189,7 @@ impl TcpState {
 
     /// Waits for the connection of a lower rank.
     fn await_connection(&self, peer: usize, stream: StreamNumber) -> Result<(TcpStream, Session), TransportError> {
-        let started = Instant::now();
+        let mut patience = Patience::new(self.options.connect_timeout, MOST_GAP, Instant::now());
         let mut table = self.table();
         loop {
             self.abort.check()?;
@@ -197,12 +198,12 @@ impl TcpState {
                 let Accepted::Waiting(socket, session) = std::mem::replace(accepted, Accepted::Taken) else { continue };
                 return Ok((socket, *session));
             }
-            let waited = started.elapsed();
-            if waited >= self.options.connect_timeout {
+            let left = patience.left(Instant::now());
+            if left.is_zero() {
+                let waited = patience.waited();
                 return Err(TransportError::TimedOut { rank: peer, stream, activity: "connect", waited });
             }
-            table =
-                self.arrived.wait_timeout(table, self.options.connect_timeout - waited).unwrap_or_else(PoisonError::into_inner).0;
+            table = self.arrived.wait_timeout(table, left.min(MOST_GAP / 2)).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Waiting until one of several channels can move bytes: first by spinning, then by blocking.
 
 use std::cell::RefCell;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, poll};
 
 use super::TransportError;
 use super::doorbell::{Doorbell, timespec};
 use super::endpoint::{Endpoint, WakeSource};
+use super::patience::{MOST_GAP, Patience};
 
 /// How often a blocked thread wakes up to see whether the run was aborted or its peer has gone.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
@@ -48,13 +49,14 @@ pub(super) fn wait_for_any(pending: &[(&dyn Endpoint, &'static str)]) -> Result<
     let Some((first, activity)) = pending.first() else { return Ok(()) };
     let any_ready = || pending.iter().any(|(endpoint, _)| endpoint.ready());
     let policy = first.wait_policy();
-    let started = Instant::now();
+    let mut patience = Patience::new(policy.timeout, MOST_GAP, first.now());
     let mut has_spun = policy.spin.is_zero();
     let spins = |has_spun: bool| !has_spun && may_spin();
     loop {
         if spins(has_spun) {
-            let spinning_since = Instant::now();
-            while spinning_since.elapsed() < policy.spin && may_spin() {
+            let spinning_since = first.now();
+            let spun = || first.now().saturating_duration_since(spinning_since);
+            while spun() < policy.spin && may_spin() && !patience.left(first.now()).is_zero() {
                 for _ in 0..LOOKS_PER_YIELD {
                     if any_ready() {
                         return Ok(());
@@ -63,7 +65,7 @@ pub(super) fn wait_for_any(pending: &[(&dyn Endpoint, &'static str)]) -> Result<
                 }
                 std::thread::yield_now();
             }
-            has_spun |= spinning_since.elapsed() >= policy.spin;
+            has_spun |= spun() >= policy.spin;
         }
         for (endpoint, _) in pending {
             if let Err(error) = endpoint.check() {
@@ -71,8 +73,8 @@ pub(super) fn wait_for_any(pending: &[(&dyn Endpoint, &'static str)]) -> Result<
                 return if any_ready() { Ok(()) } else { Err(error) };
             }
         }
-        let waited = started.elapsed();
-        if waited >= policy.timeout {
+        if patience.left(first.now()).is_zero() {
+            let waited = patience.waited();
             return Err(TransportError::TimedOut { rank: first.peer(), stream: first.stream(), activity, waited });
         }
         block(pending, || any_ready() || spins(has_spun))?;

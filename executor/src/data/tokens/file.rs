@@ -8,7 +8,7 @@ use super::mapped::MappedFile;
 use super::shard::{Shard, TokenWidth};
 use crate::data::DataError;
 use crate::data::options::OnBadSample;
-use std::fs::File;
+use crate::regular;
 use std::io::{BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ const HEADER: usize = 64;
 pub(super) fn is_at(path: &Path) -> bool {
     let mut start = [0; MAGIC.len()];
     // Asked first: opening a named pipe would block.
-    path.is_file() && File::open(path).is_ok_and(|mut file| file.read_exact(&mut start).is_ok()) && start == MAGIC
+    regular::open(path).is_ok_and(|(mut file, _)| file.read_exact(&mut start).is_ok()) && start == MAGIC
 }
 
 /// Opens a token file. Returns with it how many parts were missing or in excess.

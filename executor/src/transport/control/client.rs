@@ -14,6 +14,7 @@ use super::super::acceptor;
 use super::super::doorbell::timespec;
 use super::super::handshake::Hello;
 use super::super::key::RunKey;
+use super::super::patience::{MOST_GAP, Patience};
 use super::super::{Peer, StreamNumber, TransportError};
 use super::frame::{FrameReader, FrameWriter};
 use super::{Announcement, HEARTBEAT, PeerTable, STALL_TIME};
@@ -112,11 +113,16 @@ impl ControlClient {
     /// Waits for the launcher's next message, for at most `timeout`; without one, for ever.
     pub fn receive<T: DeserializeOwned>(&self, timeout: Option<Duration>) -> Result<T, TransportError> {
         let mut reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
-        let started = Instant::now();
+        let mut patience = timeout.map(|timeout| Patience::new(timeout, MOST_GAP, Instant::now()));
         loop {
-            let left = timeout.map(|timeout| timespec(timeout.saturating_sub(started.elapsed())));
-            match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], left.as_ref()) {
-                Ok(0) => return Err(TransportError::ControlTimedOut { peer: Peer::Launcher, waited: started.elapsed() }),
+            let left = patience.as_mut().map(|patience| patience.left(Instant::now()));
+            let slice = left.map(|left| timespec(left.min(MOST_GAP / 2)));
+            match poll(&mut [PollFd::new(&self.stream, PollFlags::IN)], slice.as_ref()) {
+                Ok(0) if left.is_some_and(|left| left.is_zero()) => {
+                    let waited = patience.map_or(Duration::ZERO, |patience| patience.waited());
+                    return Err(TransportError::ControlTimedOut { peer: Peer::Launcher, waited });
+                }
+                Ok(0) => {}
                 Ok(_) => {
                     if let Some(message) = reader.read(|| {})? {
                         return message.parse();

@@ -14,7 +14,8 @@ use super::super::key::RunKey;
 use super::super::session::{Sealer, Session};
 use super::super::{Peer, TransportError};
 use super::frame::{FrameReader, FrameWriter, Message};
-use super::{Announcement, HEARTBEAT, PeerTable, STALL_TIME};
+use super::life::LifeWatch;
+use super::{Announcement, PeerTable, STALL_TIME};
 
 /// An event on a rank's control connection.
 #[derive(Debug)]
@@ -31,8 +32,6 @@ pub struct ControlServer {
     shared: Arc<ServerState>,
     events: Mutex<mpsc::Receiver<(usize, Event)>>,
     acceptors: Vec<Acceptor>,
-    /// When [`silent_ranks`](Self::silent_ranks) last looked.
-    last_look: Mutex<Instant>,
 }
 
 impl fmt::Debug for ControlServer {
@@ -47,6 +46,7 @@ struct ServerState {
     events: mpsc::Sender<(usize, Event)>,
     /// Indexed by rank.
     ranks: Mutex<Vec<RankConnection>>,
+    life: Mutex<LifeWatch>,
     /// Signalled whenever the state of a rank changes.
     changed: Condvar,
     /// Set, under the lock of `ranks`, when the server is dropped. From then on no connection is
@@ -58,8 +58,6 @@ struct ServerState {
 struct RankConnection {
     state: JoinState,
     announcement: Option<Announcement>,
-    /// When the last bytes of the rank arrived.
-    heard: Option<Instant>,
     writer: Option<Arc<Mutex<FrameWriter<TcpStream>>>>,
     /// A second handle of the same socket, to shut it down without waiting for a writer.
     socket: Option<TcpStream>,
@@ -100,13 +98,13 @@ impl ControlServer {
             world_size,
             events: sender,
             ranks: Mutex::new((0..world_size).map(|_| RankConnection::default()).collect()),
+            life: Mutex::new(LifeWatch::new(world_size, Instant::now())),
             changed: Condvar::new(),
             is_closed: AtomicBool::new(false),
         });
         let acceptors = listeners.into_iter().map(|listener| Acceptor::start(listener, key.clone(), Arc::clone(&shared)));
         let acceptors = acceptors.collect::<Result<Vec<_>, _>>()?;
-        let last_look = Mutex::new(Instant::now());
-        Ok((ControlServer { address, shared, events: Mutex::new(events), acceptors, last_look }, addresses))
+        Ok((ControlServer { address, shared, events: Mutex::new(events), acceptors }, addresses))
     }
 
     /// The address that ranks connect to.
@@ -156,23 +154,9 @@ impl ControlServer {
     }
 
     /// The ranks that have joined and not left, and from which nothing has arrived for `limit`.
-    /// Call it several times a second: if it was not called for `HEARTBEAT`, this process was
-    /// stopped or had no processor itself, and that time does not count.
+    /// Call it several times a second.
     pub fn silent_ranks(&self, limit: Duration) -> Vec<usize> {
-        let now = Instant::now();
-        let mut last_look = self.last_look.lock().unwrap_or_else(PoisonError::into_inner);
-        let since = now.duration_since(std::mem::replace(&mut *last_look, now));
-        let away = if since > HEARTBEAT { since } else { Duration::ZERO };
-        let mut silent = Vec::new();
-        for (rank, connection) in self.shared.ranks().iter_mut().enumerate() {
-            let is_present = matches!(connection.state, JoinState::Admitted | JoinState::Announced);
-            let Some(heard) = connection.heard.as_mut().filter(|_| is_present) else { continue };
-            *heard = (*heard + away).min(now);
-            if now.duration_since(*heard) > limit {
-                silent.push(rank);
-            }
-        }
-        silent
+        self.shared.life().silent(limit, Instant::now())
     }
 
     /// Returns whether no rank is connected: each has left or has not joined. All events of those
@@ -214,6 +198,11 @@ impl ServerState {
         self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Take it after the lock of `ranks`, not before.
+    fn life(&self) -> MutexGuard<'_, LifeWatch> {
+        self.life.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Reads the messages of `rank` until its connection ends.
     fn read_all(&self, rank: usize, stream: TcpStream, session: Session) {
         let mut reader = FrameReader::new(stream, session.opener, Peer::Rank(rank));
@@ -239,6 +228,7 @@ impl ServerState {
         if let Some(connection) = self.ranks().get_mut(rank) {
             connection.state = JoinState::Lost;
         }
+        self.life().forget(rank);
         self.changed.notify_all();
     }
 
@@ -247,14 +237,13 @@ impl ServerState {
         if let Some(connection) = self.ranks().get_mut(rank).filter(|connection| connection.state == JoinState::Admitted) {
             connection.state = JoinState::Absent;
             connection.socket = None;
+            self.life().forget(rank);
         }
     }
 
     /// Notes that bytes of `rank` have arrived.
     fn note(&self, rank: usize) {
-        if let Some(connection) = self.ranks().get_mut(rank) {
-            connection.heard = Some(Instant::now());
-        }
+        self.life().hear(rank, Instant::now());
     }
 
     /// Reads the announcement of `rank`, with which it has joined.
@@ -290,7 +279,7 @@ impl ConnectionOwner for ServerState {
         match self.ranks().get_mut(rank) {
             Some(connection) if hello.to == Peer::Launcher && connection.state == JoinState::Absent => {
                 connection.state = JoinState::Admitted;
-                connection.heard = Some(Instant::now());
+                self.life().hear(rank, Instant::now());
                 Verdict::Welcome
             }
             Some(_) if hello.to == Peer::Launcher => Verdict::Duplicate,
