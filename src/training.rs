@@ -19,7 +19,7 @@ use foretell_executor::{
 };
 use foretell_models::Model;
 use foretell_program::{Period, Plan};
-use foretell_units::Seconds;
+use foretell_units::{SchemaVersion, Seconds};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -304,6 +304,7 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Made) ->
     }
     folder.keep_plan(loaded)?;
     folder.keep_prediction(&Predicted {
+        schema_version: SchemaVersion,
         name: loaded.model.name.clone(),
         prediction: predicted.prediction.clone(),
         timeline: predicted.simulation.timeline.clone(),

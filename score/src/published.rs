@@ -6,6 +6,7 @@
 
 use crate::row::{Row, read_rows};
 use crate::table::TableError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
@@ -27,7 +28,7 @@ static NAMES: LazyLock<BTreeSet<String>> =
     LazyLock::new(|| published().unwrap_or_default().into_iter().map(|row| row.row_id).collect());
 
 /// What a row is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Subset {
     /// Profile values may be fitted on the row.

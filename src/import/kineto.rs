@@ -11,6 +11,7 @@ use crate::run_folder::{Measured, Predicted, RunFolder};
 use foretell_executor::{StepSpans, timeline_file};
 use foretell_export::{KinetoTrace, MatchedStep, TracedMachine, Unmatched, traced_profile, unmatched};
 use foretell_program::{Profile, Program, Rank};
+use foretell_units::SchemaVersion;
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -44,8 +45,12 @@ pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     if let Some(folder) = &arguments.run {
         let costs = inputs::profile(arguments.profile.as_deref())?;
-        let measured =
-            Measured { step_seconds, steps: of_ranks.first().map_or(0, |one| one.steps.len()), peak_memory_bytes: Vec::new() };
+        let measured = Measured {
+            schema_version: SchemaVersion,
+            step_seconds,
+            steps: of_ranks.first().map_or(0, |one| one.steps.len()),
+            peak_memory_bytes: Vec::new(),
+        };
         keep(
             &RunFolder::claim(Some(folder), false)?,
             loaded,
@@ -156,6 +161,7 @@ fn keep(
     let predicted = predict::predict(&loaded, Some(profile), true)?;
     folder.keep_plan(&loaded)?;
     folder.keep_prediction(&Predicted {
+        schema_version: SchemaVersion,
         name: loaded.model.name.clone(),
         prediction: predicted.prediction,
         timeline: predicted.simulation.timeline,
