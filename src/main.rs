@@ -24,7 +24,6 @@ mod library;
 mod live;
 mod output;
 mod plan;
-
 mod plan_file;
 mod predict;
 mod progress_of;
@@ -33,6 +32,7 @@ mod remarks;
 mod run;
 mod run_folder;
 mod running_cost;
+mod schema;
 mod score;
 mod search_report;
 mod simulate;
@@ -84,6 +84,7 @@ enum Command {
     Topologies(library::Topologies),
     Lab(lab::Arguments),
     Doctor(doctor::Arguments),
+    Schema(schema::Arguments),
     /// Print the completions of a shell
     #[command(after_help = "Example:\n  foretell completions bash > ~/.local/share/bash-completion/completions/foretell")]
     Completions {
@@ -157,6 +158,7 @@ fn main() -> ExitCode {
         },
         Command::Keeper { id } => foretell_lab::keep(&id).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(&arguments, json),
+        Command::Schema(arguments) => schema::run(&arguments),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "foretell", &mut text);

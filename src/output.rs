@@ -2,7 +2,9 @@
 
 use crate::failure::Failure;
 use foretell_executor::write_whole;
+use foretell_units::SchemaVersion;
 use indicatif::{ProgressBar, ProgressStyle};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
@@ -13,8 +15,22 @@ use std::time::Duration;
 /// Set once the command has printed its JSON document.
 static HAS_DOCUMENT: AtomicBool = AtomicBool::new(false);
 
-/// Prints a command's only JSON document.
+/// A document with the version of its form.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Versioned<'a, T> {
+    /// The version of the document's form.
+    schema_version: SchemaVersion,
+    #[serde(flatten)]
+    document: &'a T,
+}
+
+/// Prints a command's only JSON document: an object, with the version of its form.
 pub fn json<T: Serialize>(document: &T) -> Result<(), Failure> {
+    json_as_it_is(&Versioned { schema_version: SchemaVersion, document })
+}
+
+/// Prints a command's only JSON document: a list, or an object that has its version already.
+pub fn json_as_it_is<T: Serialize>(document: &T) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(document).map_err(|error| Failure::Undone(error.to_string()))?;
     HAS_DOCUMENT.store(true, Ordering::Relaxed);
     line(&text)

@@ -15,7 +15,9 @@ use foretell_reports::{Chart, Column, Plot, Section, page, table, write_trace};
 use foretell_score::{CompiledRun, Refusal, Run};
 use foretell_simulator::{Collectives, Disturbance, Folding, Options, Prediction, Recording, critical_path};
 use foretell_units::Seconds;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Predict a plan's step: time with an interval, memory, and where the time goes
@@ -143,6 +145,64 @@ fn straggler(text: &str) -> Result<(Rank, f64), String> {
     }
 }
 
+/// The document of `simulate`. Parts that were not asked for are left out.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct SimulateAnswer {
+    #[serde(flatten)]
+    prediction: Prediction,
+    /// The step by kind of time along its critical path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    critical_path_seconds: Option<BTreeMap<String, f64>>,
+    /// The critical path, with `--critical-path`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    critical_path: Option<what_if::PathAnswer>,
+    /// What the prediction assumes, a sentence each.
+    remarks: Vec<String>,
+    /// The price and energy.
+    cost: running_cost::CostAnswer,
+    /// The share of the time that makes progress, if failure rates are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    goodput: Option<running_cost::GoodputAnswer>,
+    /// The input pipeline, if the plan has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input: Option<input::InputAnswer>,
+    /// The answers to `--what-if`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    what_if: Vec<what_if::WhatIfAnswer>,
+    /// What `--jitter` and `--straggler` cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disturbance: Option<DisturbanceAnswer>,
+    /// This job and those of `--beside`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    jobs: Vec<beside::JobBesideAnswer>,
+}
+
+/// What jitter and stragglers cost.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Disturbance")]
+struct DisturbanceAnswer {
+    /// Coefficient of variation of the ranks' pace.
+    jitter: f64,
+    /// The seed of the jitter.
+    seed: u64,
+    /// Ranks that are slower.
+    stragglers: Vec<StragglerAnswer>,
+    /// The step without either.
+    undisturbed_step_seconds: f64,
+    /// The step less that.
+    cost_seconds: f64,
+}
+
+/// A rank that is slower.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Straggler")]
+struct StragglerAnswer {
+    /// The rank.
+    rank: usize,
+    /// The factor on its times.
+    times: f64,
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let questions = what_if::read(&arguments.what_if)?;
@@ -185,32 +245,21 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     let running = running_cost::answer(&arguments.running, &predicted, &predicted.prediction, &loaded)?;
     if json {
-        let mut document = serde_json::to_value(&predicted.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
-        if let Some(path) = &path {
-            document["critical_path_seconds"] = what_if::times_document(path);
-        }
-        if let Some(path) = path.as_ref().filter(|_| arguments.critical_path) {
-            document["critical_path"] = what_if::path_document(path, program);
-        }
-        document["remarks"] = json!(predicted.remarks);
         let (cost, goodput) = running.documents();
-        document["cost"] = cost;
-        if let Some(goodput) = goodput {
-            document["goodput"] = goodput;
-        }
-        if let Some(waiting) = &waiting {
-            document["input"] = waiting.document();
-        }
-        if !answers.is_empty() {
-            document["what_if"] = what_if::answers_document(&predicted.prediction, &answers)?;
-        }
-        if let Some(undisturbed) = predicted.undisturbed {
-            document["disturbance"] = disturbance_document(&options.disturbance, undisturbed, predicted.prediction.step_seconds);
-        }
-        if !jobs.is_empty() {
-            document["jobs"] = beside::document(&jobs);
-        }
-        output::json(&document)?;
+        output::json(&SimulateAnswer {
+            prediction: predicted.prediction.clone(),
+            critical_path_seconds: path.as_ref().map(what_if::times_document),
+            critical_path: path.as_ref().filter(|_| arguments.critical_path).map(|path| what_if::path_document(path, program)),
+            remarks: predicted.remarks.clone(),
+            cost,
+            goodput,
+            input: waiting.as_ref().map(input::Waiting::document),
+            what_if: what_if::answers_document(&predicted.prediction, &answers),
+            disturbance: predicted
+                .undisturbed
+                .map(|undisturbed| disturbance_document(&options.disturbance, undisturbed, predicted.prediction.step_seconds)),
+            jobs: beside::document(&jobs),
+        })?;
     } else if arguments.dump_program {
         output::line(&program.to_string())?;
     } else {
@@ -320,12 +369,15 @@ fn disturbance_table(disturbance: &Disturbance, undisturbed: Seconds, step: Seco
     table(&[Column::words("disturbance"), Column::numbers("")], &rows)
 }
 
-fn disturbance_document(disturbance: &Disturbance, undisturbed: Seconds, step: Seconds) -> Value {
-    let stragglers = disturbance.stragglers.iter().map(|(rank, times)| json!({"rank": rank.0, "times": times}));
-    json!({
-        "jitter": disturbance.jitter, "seed": disturbance.seed, "stragglers": stragglers.collect::<Vec<_>>(),
-        "undisturbed_step_seconds": undisturbed.value(), "cost_seconds": (step - undisturbed).value(),
-    })
+fn disturbance_document(disturbance: &Disturbance, undisturbed: Seconds, step: Seconds) -> DisturbanceAnswer {
+    let stragglers = disturbance.stragglers.iter().map(|(rank, times)| StragglerAnswer { rank: rank.0, times: *times });
+    DisturbanceAnswer {
+        jitter: disturbance.jitter,
+        seed: disturbance.seed,
+        stragglers: stragglers.collect(),
+        undisturbed_step_seconds: undisturbed.value(),
+        cost_seconds: (step - undisturbed).value(),
+    }
 }
 
 fn plots(predicted: &PredictedPlan) -> Vec<(&'static str, Plot)> {

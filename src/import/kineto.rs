@@ -12,9 +12,10 @@ use foretell_executor::{StepSpans, timeline_file};
 use foretell_export::{KinetoTrace, MatchedStep, TracedMachine, Unmatched, traced_profile, unmatched};
 use foretell_program::{Profile, Program, Rank};
 use foretell_units::SchemaVersion;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The most operators that are listed.
 const MOST_LISTED: usize = 8;
@@ -183,6 +184,36 @@ fn keep(
     folder.keep_measured(measured)
 }
 
+/// The document of `import kineto`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct KinetoAnswer {
+    /// The text of the profile.
+    profile: String,
+    /// The file that it was written to.
+    file: Option<PathBuf>,
+    /// The folder of the measured run.
+    run: Option<PathBuf>,
+    /// The measured step.
+    measured_step_seconds: f64,
+    /// Kernels of the profile.
+    kernels: usize,
+    /// Collectives and messages of the profile.
+    exchanges: usize,
+    /// Kernels of the traces that no instruction explains.
+    unread: Vec<UnreadKernel>,
+}
+
+/// A kernel of a trace that no instruction explains.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct UnreadKernel {
+    /// Its name.
+    name: String,
+    /// How often it ran.
+    count: usize,
+    /// The time that it took together.
+    seconds: f64,
+}
+
 fn report(
     arguments: &Arguments,
     profile: &Profile,
@@ -194,12 +225,17 @@ fn report(
     if json {
         let left: Vec<_> = left
             .iter()
-            .map(|one| json!({"name": one.name, "count": one.count, "seconds": one.nanoseconds as f64 * 1e-9}))
+            .map(|one| UnreadKernel { name: one.name.clone(), count: one.count, seconds: one.nanoseconds as f64 * 1e-9 })
             .collect();
-        return output::json(&json!({
-            "profile": yaml, "file": arguments.output, "run": arguments.run, "measured_step_seconds": step_seconds,
-            "kernels": profile.kernels.len(), "exchanges": profile.exchanges.len(), "unread": left,
-        }));
+        return output::json(&KinetoAnswer {
+            profile: yaml.into(),
+            file: arguments.output.clone(),
+            run: arguments.run.clone(),
+            measured_step_seconds: step_seconds,
+            kernels: profile.kernels.len(),
+            exchanges: profile.exchanges.len(),
+            unread: left,
+        });
     }
     let (kernels, exchanges) = (profile.kernels.len(), profile.exchanges.len());
     match &arguments.output {

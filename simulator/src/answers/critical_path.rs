@@ -43,7 +43,6 @@ pub struct CriticalPath {
     pub by_time: PathTime,
     /// The step time less all segments: handoffs and overheads.
     #[serde(with = "crate::si")]
-    #[schemars(with = "f64")]
     pub between: Seconds,
 }
 
