@@ -29,8 +29,10 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
-    let checked = check(&RunFolder::at(&arguments.run))?;
-    checked.write_reports()?;
+    let checked = output::with_spinner("check", || {
+        let checked = check(&RunFolder::at(&arguments.run))?;
+        checked.write_reports().map(|()| checked)
+    })?;
     if json {
         return output::json(&checked.document);
     }
@@ -105,7 +107,8 @@ pub fn check_compiled(folder: &RunFolder, loaded: LoadedPlan, compiled: Compiled
 #[derive(Deserialize)]
 struct LossLine {
     step: usize,
-    loss: f64,
+    /// `None` if it was not finite.
+    loss: Option<f64>,
 }
 
 impl Checked {
@@ -162,8 +165,8 @@ impl Checked {
             let line: LossLine = serde_json::from_str(line).map_err(|error| {
                 Failure::Input(format!("`{}` is not in the form that `foretell execute` writes: {error}", path.display()))
             })?;
-            Ok(LossPoint { step: line.step as u64, loss: line.loss })
+            Ok(line.loss.map(|loss| LossPoint { step: line.step as u64, loss }))
         };
-        text.lines().map(point).collect()
+        text.lines().map(point).filter_map(Result::transpose).collect()
     }
 }

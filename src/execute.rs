@@ -147,9 +147,11 @@ pub struct ExecuteAnswer {
     step_seconds: Vec<f64>,
     /// Their median.
     step_seconds_median: f64,
-    /// The loss of each step.
+    /// The loss of each step; null where it was not finite.
+    #[schemars(with = "Vec<Option<f64>>")]
     loss: Vec<f64>,
-    /// The norm of each step's whole gradient.
+    /// The norm of each step's whole gradient; null where it was not finite.
+    #[schemars(with = "Vec<Option<f64>>")]
     gradient_norm: Vec<f64>,
     /// The allocated arena of each stage; none if memory was not measured.
     peak_memory_bytes: Vec<u64>,
@@ -182,9 +184,11 @@ pub struct EvaluationAnswer {
     epoch: usize,
     /// Samples.
     samples: usize,
-    /// Mean loss.
+    /// Mean loss; null if it was not finite.
+    #[schemars(with = "Option<f64>")]
     loss: f64,
-    /// The exponential of the loss.
+    /// The exponential of the loss; null if it was not finite.
+    #[schemars(with = "Option<f64>")]
     perplexity: f64,
     /// Share of samples whose label is the first guess.
     top1: f64,

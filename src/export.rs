@@ -219,11 +219,14 @@ fn chakra(
     let chakra = Chakra::new(program, &predicted.simulation.timeline)?;
     let name = &loaded.model.name;
     let mut bytes = 0;
+    let bar = output::progress(ranks, "traces");
     for rank in (0..ranks).map(Rank) {
+        bar.inc(1);
         let trace = chakra.trace(rank)?;
         bytes += trace.len();
         output::write(&folder.join(format!("{name}.{}.et", rank.0)), &trace)?;
     }
+    bar.finish_and_clear();
     output::write(&folder.join("communicators.json"), chakra.communicators().as_bytes())?;
     // ASTRA-sim takes one efficiency per class of link. It comes from the profile, or else from the
     // assumed defaults.

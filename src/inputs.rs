@@ -77,6 +77,7 @@ fn read_up_to(path: &Path, most: u64) -> Result<String, Failure> {
     if bytes.len() as u64 > most {
         return Err(refused(&format!("it is longer than {} MiB", most >> 20), "check that it is the file that you mean"));
     }
+    tracing::debug!("read `{}`, {} bytes", path.display(), bytes.len());
     String::from_utf8(bytes).map_err(|error| refused(&error, HINT))
 }
 

@@ -47,6 +47,7 @@ mod what_if;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use failure::Failure;
+use output::Verbosity;
 use std::process::ExitCode;
 
 /// A search compiles hundreds of Programs on all cores; with glibc's allocator it took a fifth
@@ -61,6 +62,12 @@ struct Arguments {
     /// Print exactly one JSON document on standard output.
     #[arg(long, global = true)]
     json: bool,
+    /// Say what is done and how long it takes; twice: also every file that is read.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// Say nothing but errors on standard error.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -136,6 +143,12 @@ fn main() -> ExitCode {
         }
     };
     let json = arguments.json;
+    output::set_verbosity(match (arguments.quiet, arguments.verbose) {
+        (true, _) => Verbosity::Quiet,
+        (_, 0) => Verbosity::Usual,
+        (_, 1) => Verbosity::Verbose,
+        _ => Verbosity::Detailed,
+    });
     let result = match arguments.command {
         Command::Plan(arguments) => plan::run(&arguments, json),
         Command::Simulate(arguments) => simulate::run(&arguments, json),

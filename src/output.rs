@@ -10,7 +10,44 @@ use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tracing::level_filters::LevelFilter;
+
+/// How much the command says on standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verbosity {
+    /// Errors only.
+    Quiet,
+    /// Notes and progress too.
+    Usual,
+    /// What it does, and how long that takes.
+    Verbose,
+    /// Every file that it reads, too.
+    Detailed,
+}
+
+/// Whether notes and progress are shown.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Sets what is said on standard error. Call it once, at the start.
+pub fn set_verbosity(verbosity: Verbosity) {
+    IS_QUIET.store(verbosity == Verbosity::Quiet, Ordering::Relaxed);
+    let level = match verbosity {
+        Verbosity::Quiet => LevelFilter::ERROR,
+        Verbosity::Usual => LevelFilter::WARN,
+        Verbosity::Verbose => LevelFilter::INFO,
+        Verbosity::Detailed => LevelFilter::DEBUG,
+    };
+    // Rank processes share standard error, and lines with colours would be escaped in their logs.
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .with_timer(tracing_subscriber::fmt::time::uptime());
+    // It fails only if there is one already.
+    let _ = subscriber.try_init();
+}
 
 /// Set once the command has printed its JSON document.
 static HAS_DOCUMENT: AtomicBool = AtomicBool::new(false);
@@ -54,7 +91,9 @@ pub fn line(text: &str) -> Result<(), Failure> {
 
 /// Prints a note on standard error.
 pub fn note(text: &str) {
-    message(&format!("note: {text}"));
+    if !IS_QUIET.load(Ordering::Relaxed) {
+        message(&format!("note: {text}"));
+    }
 }
 
 /// Prints a line on standard error, which may be closed: a run goes on without its messages.
@@ -82,12 +121,19 @@ fn escaped(text: &str) -> Cow<'_, str> {
 
 /// Writes a file whole or not at all.
 pub fn write(path: &Path, contents: &[u8]) -> Result<(), Failure> {
-    Ok(write_whole(path, contents)?)
+    write_whole(path, contents)?;
+    tracing::info!("wrote `{}`, {} bytes", path.display(), contents.len());
+    Ok(())
+}
+
+/// Whether progress is shown: on a terminal, unless the command is to be quiet.
+fn shows_progress() -> bool {
+    std::io::stderr().is_terminal() && !IS_QUIET.load(Ordering::Relaxed)
 }
 
 /// Makes a progress bar; hidden if standard error is not a terminal.
 pub fn progress(length: usize, what: &str) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
+    if !shows_progress() {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(length as u64);
@@ -99,7 +145,7 @@ pub fn progress(length: usize, what: &str) -> ProgressBar {
 
 /// Shows that a command of unknown length goes on; hidden if standard error is not a terminal.
 pub fn spinner(what: &str) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
+    if !shows_progress() {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new_spinner();
@@ -110,6 +156,15 @@ pub fn spinner(what: &str) -> ProgressBar {
     bar.set_prefix(what.to_string());
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+/// Does something that may take seconds, under a spinner.
+pub fn with_spinner<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let (bar, started) = (spinner(what), Instant::now());
+    let result = work();
+    bar.finish_and_clear();
+    tracing::info!("{what}: {:.3} s", started.elapsed().as_secs_f64());
+    result
 }
 
 #[cfg(test)]

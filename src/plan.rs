@@ -248,10 +248,10 @@ pub struct PointsAnswer {
 
 /// Answers `--scaling` or `--front`.
 fn points(arguments: &Arguments, setting: &Setting, started: Instant, json: bool) -> Result<(), Failure> {
-    let (name, points) = match arguments.scaling {
-        Some(sizes) => ("scaling", sizes::scaling(&arguments.choices, setting, sizes, started)?),
-        None => ("front", sizes::front(&arguments.choices, setting, started)?),
-    };
+    let (name, points) = output::with_spinner("search", || match arguments.scaling {
+        Some(sizes) => sizes::scaling(&arguments.choices, setting, sizes, started).map(|points| ("scaling", points)),
+        None => sizes::front(&arguments.choices, setting, started).map(|points| ("front", points)),
+    })?;
     if let Some(folder) = &arguments.plots {
         let plot = sizes::plot(name, setting, &points);
         output::write(&folder.join(format!("{name}.svg")), plot.svg()?.as_bytes())?;

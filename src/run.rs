@@ -96,7 +96,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         profile_path.display()
     ))?;
 
-    let planned = choices.search(&mut setting, Some(&profile), 5)?;
+    let planned = output::with_spinner("search", || choices.search(&mut setting, Some(&profile), 5))?;
     let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
     say(&format!(
         "\nplanned: {} layouts, {} simulated\n{}",

@@ -210,7 +210,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     arguments.recipe.as_deref().map(|recipe| loaded.apply_recipe(recipe)).transpose()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let options = options(arguments, json);
-    let mut predicted = predict::predict_as(&loaded, profile.as_ref(), &options)?;
+    let mut predicted = output::with_spinner("simulate", || predict::predict_as(&loaded, profile.as_ref(), &options))?;
     if arguments.ranks == Ranks::OnePerStage {
         predicted.prediction = of_representatives(&loaded, predicted.prediction)?;
     }
@@ -236,12 +236,15 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let path = has_spans.then(|| critical_path(&predicted.simulation.timeline, program)).transpose()?;
     let jobs = match arguments.beside.as_slice() {
         [] => Vec::new(),
-        others => beside::predict(&loaded, others, profile.as_ref(), arguments.fold.into())?,
+        others => output::with_spinner("beside", || beside::predict(&loaded, others, profile.as_ref(), arguments.fold.into()))?,
     };
     let (oversubscription, folding) = (predict::oversubscription(arguments.oversubscribe), arguments.fold.into());
-    let answers = what_if::answer(questions, &predicted, &loaded, profile.as_ref(), oversubscription, folding)?;
+    let answers = output::with_spinner("what if", || {
+        what_if::answer(questions, &predicted, &loaded, profile.as_ref(), oversubscription, folding)
+    })?;
     if let Some(path) = &arguments.report {
-        output::write(path, report(&loaded, &predicted, profile.as_ref(), arguments)?.as_bytes())?;
+        let page = output::with_spinner("report", || report(&loaded, &predicted, profile.as_ref(), arguments))?;
+        output::write(path, page.as_bytes())?;
     }
     let running = running_cost::answer(&arguments.running, &predicted, &predicted.prediction, &loaded)?;
     if json {

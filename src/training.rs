@@ -14,8 +14,8 @@ use foretell_executor::checkpoint::check_start;
 use foretell_executor::data::{Augmentation, DataSource, Dataset, InputOptions, OnBadSample};
 use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{
-    ArrivalOrder, BackendKind, Checkpoints, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics,
-    StopSignals, TrainingJob, TransportKind, World, executable, execute, supported,
+    ArrivalOrder, BackendKind, Checkpoints, Evaluation, ExecutorError, Length, OnDivergence, Outcome, RunEvent, Start,
+    StepMetrics, StopSignals, TrainingJob, TransportKind, World, executable, execute, supported,
 };
 use foretell_models::Model;
 use foretell_program::{Period, Plan};
@@ -65,6 +65,9 @@ pub struct TrainingArguments {
     /// Number of checkpoints to keep [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub keep: Option<u64>,
+    /// Go on when the loss is no longer finite, instead of ending with an error
+    #[arg(long)]
+    pub allow_divergence: bool,
     /// Do not evaluate after each epoch
     #[arg(long)]
     pub no_evaluation: bool,
@@ -247,12 +250,17 @@ impl TrainingArguments {
             timeline: None,
             start,
             replay: self.replay_order.clone(),
+            on_divergence: self.on_divergence(),
             checkpoints: match self.save_every {
                 Some(SaveEvery::Never) => None,
                 Some(SaveEvery::Steps(steps)) => Some(Checkpoints::new(Some(Period::Steps(steps)), self.keep())),
                 None => Some(Checkpoints::new(loaded.plan.training.save_every, self.keep())),
             },
         }
+    }
+
+    fn on_divergence(&self) -> OnDivergence {
+        if self.allow_divergence { OnDivergence::Continue } else { OnDivergence::End }
     }
 
     fn seed(&self) -> u64 {

@@ -446,3 +446,27 @@ fn a_trace_of_another_framework_becomes_a_checked_run() {
     // The profile serves other predictions too.
     assert_is_prediction(&scratch.json(&["simulate", "--plan", "plan.yaml", "--profile", "profile.yaml"]));
 }
+
+#[test]
+fn quiet_and_verbose_change_standard_error_only() {
+    let scratch = Scratch::new();
+    let plan = "{model: gpt2, topology: dgx-a100-80g, layout: {data: 8}, global_batch: 64, precision: bf16}";
+    scratch.file("plan.yaml", plan);
+    let run = |more: &[&str]| {
+        let output = scratch.run(&[&["export", "--plan", "plan.yaml", "--to", "perfetto", "-o", "trace.json"], more].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        (output.stdout, String::from_utf8(output.stderr).expect("text"))
+    };
+    let (answer, usual) = run(&[]);
+    let (quiet_answer, quiet) = run(&["-q"]);
+    let (verbose_answer, verbose) = run(&["-v"]);
+    let (_, detailed) = run(&["-vv"]);
+    assert_eq!((&answer, &answer), (&quiet_answer, &verbose_answer));
+    assert!(usual.contains("note: ") && !usual.contains("wrote"), "{usual}");
+    assert_eq!(quiet, "");
+    assert!(verbose.contains("wrote `trace.json`") && verbose.contains("simulate: "), "{verbose}");
+    assert!(detailed.contains("read `plan.yaml`") && !verbose.contains("read `plan.yaml`"), "{detailed}");
+    assert!(!detailed.contains('\u{1b}'), "colours, where there is no terminal");
+    let wrong = scratch.run(&["-q", "simulate", "--plan", "none.yaml"]);
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("error: "));
+}

@@ -15,7 +15,7 @@ use crate::data::{Dataset, OnBadSample};
 use crate::disk::SystemDisk;
 use crate::error::ExecutorError;
 use crate::files::write_whole;
-use crate::job::{ArrivalOrder, Job, Report, TrainingJob};
+use crate::job::{ArrivalOrder, Job, OnDivergence, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, Ranks};
 use crate::recording::read_timeline;
 use crate::{executable, supported};
@@ -217,6 +217,7 @@ pub fn execute(
     let files = folder.map(|folder| RunFiles::open(folder, job.start.step())).transpose()?;
     let saving = SavedCheckpoints::prepare(&mut job, folder, steps_per_epoch, mesh.world_size(), Arc::new(SystemDisk))?;
     let first_step = job.start.step();
+    let on_divergence = job.on_divergence;
     let mut ranks = Ranks::start(mesh.world_size(), &Job::Train(Box::new(job)), options)?;
     if let Some(folder) = folder {
         let ids: Vec<String> = ranks.process_ids().iter().map(u32::to_string).collect();
@@ -224,6 +225,7 @@ pub fn execute(
     }
     progress(RunEvent::Started { length });
     let mut run = ActiveRun::new(&compiled, bad, files, saving, options.backend, progress);
+    run.on_divergence = on_divergence;
     run.outcome.resumed_from_step = first_step;
     run.outcome.first_steps = vec![first_step];
     run.receive_reports(&mut ranks, mesh)?;
@@ -256,6 +258,7 @@ struct ActiveRun<'a> {
     held: Vec<usize>,
     /// `None` if all ranks make each step together.
     paces: Option<PaceCollector>,
+    on_divergence: OnDivergence,
     outcome: Outcome,
     progress: &'a mut dyn FnMut(RunEvent),
 }
@@ -292,6 +295,7 @@ impl<'a> ActiveRun<'a> {
             files,
             saving,
             held: Vec::new(),
+            on_divergence: OnDivergence::End,
             outcome,
             progress,
         }
@@ -345,7 +349,7 @@ impl<'a> ActiveRun<'a> {
     }
 
     fn finish_step(&mut self, metrics: StepMetrics) -> Result<(), ExecutorError> {
-        if !metrics.loss.is_finite() {
+        if !metrics.loss.is_finite() && self.on_divergence == OnDivergence::End {
             return Err(ExecutorError::Diverged { step: metrics.step, loss: metrics.loss });
         }
         self.files.as_mut().map(|files| files.write_step(&metrics)).transpose()?;
@@ -355,7 +359,7 @@ impl<'a> ActiveRun<'a> {
     }
 
     fn finish_evaluation(&mut self, evaluation: Evaluation) -> Result<(), ExecutorError> {
-        if !evaluation.loss.is_finite() {
+        if !evaluation.loss.is_finite() && self.on_divergence == OnDivergence::End {
             return Err(ExecutorError::Diverged { step: evaluation.step, loss: evaluation.loss });
         }
         self.files.as_mut().map(|files| files.write_evaluation(&evaluation)).transpose()?;

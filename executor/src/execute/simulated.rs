@@ -14,7 +14,7 @@ use crate::checkpoint::{CheckpointError, last_whole};
 use crate::data::{DataSource, Dataset, InputOptions};
 use crate::disk::{Disk, DiskFault, SimulatedDisk};
 use crate::error::ExecutorError;
-use crate::job::{Checkpoints, Length, Report, ReportSink, Start, TrainingJob};
+use crate::job::{Checkpoints, Length, OnDivergence, Report, ReportSink, Start, TrainingJob};
 use crate::member::Member;
 use crate::stopping::StepGate;
 use crate::training::train;
@@ -59,6 +59,7 @@ fn job(layout: Layout, every: usize) -> TrainingJob {
         start: Start::Fresh,
         checkpoints: Some(Checkpoints::new(Some(Period::Steps(every)), Some(2))),
         replay: None,
+        on_divergence: OnDivergence::default(),
     }
 }
 
