@@ -129,6 +129,14 @@ impl Checked {
             output::write(&self.folder.file(&format!("plots/{name}.svg")), plot.svg()?.as_bytes())?;
             output::write(&self.folder.file(&format!("plots/{name}.png")), &plot.png()?)?;
         }
+        output::write(&self.folder.file("report.html"), self.page()?.as_bytes())
+    }
+
+    /// The report as one page.
+    pub fn page(&self) -> Result<String, Failure> {
+        let program = &self.compiled.training;
+        let both = [&self.predicted, &self.measured];
+        let (training, evaluation) = (self.losses("metrics.jsonl")?, self.losses("evaluation.jsonl")?);
         let chart = |heading: &str, chart: Chart, caption: &str| Section::Chart {
             heading: heading.into(),
             chart: Box::new(chart),
@@ -155,7 +163,7 @@ impl Checked {
             Section::Listing { heading: "Plan".into(), text: self.loaded.file.to_yaml()? },
         ]);
         let title = format!("{}: predicted and measured", self.loaded.model.name);
-        output::write(&self.folder.file("report.html"), page(&title, &sections)?.as_bytes())
+        Ok(page(&title, &sections)?)
     }
 
     fn losses(&self, file: &str) -> Result<Vec<LossPoint>, Failure> {

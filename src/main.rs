@@ -35,6 +35,7 @@ mod running_cost;
 mod schema;
 mod score;
 mod search_report;
+mod serve;
 mod simulate;
 mod sizes;
 mod slurm;
@@ -92,6 +93,7 @@ enum Command {
     Lab(lab::Arguments),
     Doctor(doctor::Arguments),
     Schema(schema::Arguments),
+    Serve(serve::Arguments),
     /// Print the completions of a shell
     #[command(after_help = "Example:\n  foretell completions bash > ~/.local/share/bash-completion/completions/foretell")]
     Completions {
@@ -172,6 +174,7 @@ fn main() -> ExitCode {
         Command::Keeper { id } => foretell_lab::keep(&id).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(&arguments, json),
         Command::Schema(arguments) => schema::run(&arguments),
+        Command::Serve(arguments) => serve::run(&arguments, json),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "foretell", &mut text);

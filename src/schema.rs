@@ -8,7 +8,7 @@ use crate::failure::Failure;
 use crate::inputs::ModelFile;
 use crate::output::{self, Versioned};
 use crate::plan_file::PlanFile;
-use crate::{data, doctor, execute, export, failure, generate, import, lab, library, plan, run, simulate, status, submit};
+use crate::{data, doctor, execute, export, failure, generate, import, lab, library, plan, run, serve, simulate, status, submit};
 use clap::Args;
 use foretell_program::{Profile, Training};
 use foretell_reports::CheckDocument;
@@ -66,7 +66,7 @@ const fn plain<T: JsonSchema>(name: &'static str, meaning: &'static str) -> Form
 }
 
 /// Every form, files first.
-const FORMS: [Form; 29] = [
+const FORMS: [Form; 30] = [
     file::<ModelFile>("model", "A model: a family with its sizes. A file may also say `base: NAME` and only what differs."),
     file::<TopologySpec>("topology", "A cluster: devices, nodes and the network."),
     file::<PlanFile>("plan", "A plan: model, topology, layout and training."),
@@ -95,6 +95,7 @@ const FORMS: [Form; 29] = [
     plain::<Vec<doctor::Finding>>("doctor-answer", "`doctor --json`."),
     answer::<lab::LabUpAnswer>("lab-up-answer", "`lab up --json`."),
     answer::<lab::LabExecAnswer>("lab-exec-answer", "`lab exec --json`. `lab down` prints `taken_down` alone."),
+    answer::<serve::ServeAnswer>("serve-answer", "`serve --json`, before it serves."),
     answer::<failure::FailureAnswer>("error-answer", "Any command with `--json` that fails."),
 ];
 

@@ -470,3 +470,48 @@ fn quiet_and_verbose_change_standard_error_only() {
     let wrong = scratch.run(&["-q", "simulate", "--plan", "none.yaml"]);
     assert!(String::from_utf8_lossy(&wrong.stderr).contains("error: "));
 }
+
+/// Ends the process when the value is dropped.
+struct Serving(std::process::Child);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_run_is_served_to_those_who_have_the_token() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", &format!("{{model: {MLP}, topology: local, layout: {{data: 1}}, global_batch: 32}}"));
+    scratch.json(&["execute", "--plan", text(&plan), "--steps", "3"]);
+    let mut serving = scratch.command(&["serve"]);
+    let mut serving = Serving(serving.stdout(std::process::Stdio::piped()).spawn().expect("it starts"));
+    let mut line = String::new();
+    BufReader::new(serving.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("it prints its address");
+    let url = line.trim_end().split_once("http://").expect("an address").1.to_owned();
+    let (host, path) = url.split_once('/').expect("a path");
+    assert!(host.starts_with("127.0.0.1:"), "{host}");
+    let ask = |method: &str, path: &str, name: &str| {
+        let mut stream = std::net::TcpStream::connect(host).expect("it listens");
+        write!(stream, "{method} /{path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n").expect("it is sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        answer
+    };
+    let page = ask("GET", path, host);
+    assert!(
+        page.starts_with("HTTP/1.1 200") && page.contains("predicted and measured") && !page.contains("Refresh:"),
+        "{page:.300}"
+    );
+    assert!(ask("GET", "", host).starts_with("HTTP/1.1 403"));
+    assert!(ask("GET", &path.replace("token=", "token=0"), host).starts_with("HTTP/1.1 403"));
+    assert!(ask("GET", path, "evil.example").starts_with("HTTP/1.1 403"), "a page elsewhere reaches it");
+    assert!(ask("POST", path, host).starts_with("HTTP/1.1 405"));
+    // While the run goes there are no totals: the page shows its losses so far, and looks again.
+    std::fs::remove_file(scratch.path("runs/1/measured.json")).expect("it is there");
+    let page = ask("GET", path, host);
+    assert!(page.contains("Refresh: 2") && page.contains("a run in progress") && page.contains("made so far"), "{page:.300}");
+}
