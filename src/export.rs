@@ -6,10 +6,10 @@ use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, usual_overlap};
 use crate::predict::{self, PredictedPlan};
+use crate::trace_file::{self, TraceRanks};
 use clap::{Args, ValueEnum};
 use foretell_export::{AstraSim, Chakra, Framework, Job, JobFiles, export_job};
 use foretell_program::{Plan, Profile, Rank};
-use foretell_reports::write_trace;
 use foretell_simulator::CostModel;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -198,9 +198,8 @@ fn expressed(loaded: &LoadedPlan, framework: Framework, exported: &JobFiles, fol
 }
 
 fn perfetto(predicted: &PredictedPlan, path: &Path, json: bool) -> Result<(), Failure> {
-    let mut text = Vec::new();
-    write_trace(&predicted.compiled.training, &[&predicted.simulation.timeline], &mut text)?;
-    output::write(path, &text)?;
+    let timelines = [&predicted.simulation.timeline];
+    trace_file::write(path, &predicted.compiled.training, &timelines, &TraceRanks::Differing)?;
     if json {
         return output::json(&TraceAnswer { trace: path.into() });
     }

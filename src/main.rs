@@ -43,6 +43,7 @@ mod status;
 mod submit;
 mod tensorboard;
 mod tokenizer;
+mod trace_file;
 mod training;
 mod what_if;
 

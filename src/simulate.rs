@@ -7,11 +7,12 @@ use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict::{self, PredictedPlan};
 use crate::running_cost;
+use crate::trace_file::{self, TraceRanks};
 use crate::what_if;
 use crate::{input, inputs};
 use clap::Args;
 use foretell_program::{Profile, Rank};
-use foretell_reports::{Chart, Column, Plot, Section, page, table, write_trace};
+use foretell_reports::{Chart, Column, Plot, Section, page, table};
 use foretell_score::{CompiledRun, Refusal, Run};
 use foretell_simulator::{Collectives, Disturbance, Folding, Options, Prediction, Recording, critical_path};
 use foretell_units::Seconds;
@@ -23,7 +24,7 @@ use std::path::PathBuf;
 /// Predict a plan's step: time with an interval, memory, and where the time goes
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  foretell simulate --plan plan.yaml --profile profile.yaml --trace trace.json --plots plots",
+    after_help = "Example:\n  foretell simulate --plan plan.yaml --profile profile.yaml --trace trace.json.gz --plots plots",
     after_long_help = what_if::help()
 )]
 pub struct Arguments {
@@ -36,9 +37,13 @@ pub struct Arguments {
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Write a Chrome/Perfetto trace
+    /// Write a Chrome/Perfetto trace, compressed if the name ends in `.gz`
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Ranks of the trace: `differing` (one of each set that does the same), `all`, or numbers such
+    /// as 0,8..15
+    #[arg(long, value_name = "RANKS", default_value = "differing", requires = "trace")]
+    trace_ranks: TraceRanks,
     /// Write plots into a folder (SVG and PNG)
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
@@ -222,9 +227,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let program = &predicted.compiled.training;
     predict::print_caveats(&loaded.topology, &predicted.prediction, program.mesh.world_size(), &predicted.remarks);
     if let Some(path) = &arguments.trace {
-        let mut text = Vec::new();
-        write_trace(program, &[&predicted.simulation.timeline], &mut text)?;
-        output::write(path, &text)?;
+        let timelines = [&predicted.simulation.timeline];
+        output::with_spinner("trace", || trace_file::write(path, program, &timelines, &arguments.trace_ranks))?;
     }
     if let Some(folder) = &arguments.plots {
         for (name, plot) in &plots(&predicted) {

@@ -515,3 +515,32 @@ fn a_run_is_served_to_those_who_have_the_token() {
     let page = ask("GET", path, host);
     assert!(page.contains("Refresh: 2") && page.contains("a run in progress") && page.contains("made so far"), "{page:.300}");
 }
+
+#[test]
+fn a_trace_has_the_ranks_that_differ_and_may_be_compressed() {
+    let scratch = Scratch::new();
+    scratch.file("plan.yaml", "{model: gpt2, topology: dgx-a100-80g, layout: {data: 8}, global_batch: 64, precision: bf16}");
+    let write = |name: &str, ranks: &[&str]| {
+        let output = scratch.run(&[&["simulate", "--plan", "plan.yaml", "--trace", name], ranks].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        (std::fs::read(scratch.path(name)).expect("it is written"), String::from_utf8(output.stderr).expect("text"))
+    };
+    let ranks = |bytes: &[u8]| {
+        let document: Value = serde_json::from_slice(bytes).expect("one document");
+        let events = document["traceEvents"].as_array().expect("a list").clone();
+        events.iter().filter_map(|event| event["pid"].as_u64()).collect::<std::collections::BTreeSet<_>>()
+    };
+    let (differing, note) = write("differing.json", &[]);
+    assert_eq!(ranks(&differing).len(), 1, "all replicas do the same");
+    assert!(note.contains("the trace has 1 of 8 ranks"), "{note}");
+    assert_eq!(ranks(&write("all.json", &["--trace-ranks", "all"]).0).len(), 8);
+    let (some, _) = write("some.json", &["--trace-ranks", "1,6..7"]);
+    assert_eq!(ranks(&some).into_iter().collect::<Vec<_>>(), [1, 6, 7]);
+    let (compressed, _) = write("some.json.gz", &["--trace-ranks", "1,6..7"]);
+    let mut text = Vec::new();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&compressed[..]), &mut text).expect("gzip");
+    assert_eq!(text, some);
+    assert!(compressed.len() * 4 < some.len());
+    let none = scratch.run(&["simulate", "--plan", "plan.yaml", "--trace", "none.json", "--trace-ranks", "9"]);
+    assert_eq!(none.status.code(), Some(2), "{}", String::from_utf8_lossy(&none.stderr));
+}

@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 use std::sync::LazyLock;
 use thiserror::Error;
 
-const ROWS: &str = include_str!("../../tests/published/runs.csv");
-const SPLIT: &str = include_str!("../../tests/published/split.yaml");
+const ROWS: &str = include_str!("../data/runs.csv");
+const SPLIT: &str = include_str!("../data/split.yaml");
 
 /// Returns the project's own rows of measured runs.
 ///
