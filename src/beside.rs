@@ -9,7 +9,8 @@ use foretell_reports::{Column, table};
 use foretell_simulator::{CostModel, Folding, Job, Quantile, simulate_jobs};
 use foretell_topologies::{NodeId, Topology};
 use foretell_units::Seconds;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::path::Path;
 
 /// A job with its predicted steps.
@@ -129,14 +130,37 @@ pub fn listing(jobs: &[JobSteps], topology: &Topology) -> String {
 }
 
 /// The answer as JSON.
-pub fn document(jobs: &[JobSteps]) -> Value {
-    let jobs = jobs.iter().map(|job| {
-        json!({
-            "plan": job.plan, "first_node": job.first_node, "nodes": job.nodes, "ranks": job.ranks,
-            "step_seconds_alone": job.alone.value(), "step_seconds": job.beside.value(), "ratio": job.ratio(),
-        })
+pub fn document(jobs: &[JobSteps]) -> Vec<JobBesideAnswer> {
+    let jobs = jobs.iter().map(|job| JobBesideAnswer {
+        plan: job.plan.clone(),
+        first_node: job.first_node.clone(),
+        nodes: job.nodes,
+        ranks: job.ranks,
+        step_seconds_alone: job.alone.value(),
+        step_seconds: job.beside.value(),
+        ratio: job.ratio(),
     });
     jobs.collect()
+}
+
+/// A job that runs beside others.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "JobBeside")]
+pub struct JobBesideAnswer {
+    /// Its plan.
+    plan: String,
+    /// Its first node.
+    first_node: String,
+    /// Its nodes.
+    nodes: usize,
+    /// Its ranks.
+    ranks: usize,
+    /// Its step alone.
+    step_seconds_alone: f64,
+    /// Its step beside the others.
+    step_seconds: f64,
+    /// The second over the first.
+    ratio: f64,
 }
 
 impl JobSteps {

@@ -128,7 +128,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let text = to_yaml(&profile)?;
     output::write(&arguments.output, text.as_bytes())?;
     if json {
-        return output::json(&profile);
+        return output::json_as_it_is(&profile);
     }
     output::line(&format!(
         "{} kernels and {} collectives and messages of {} ({} at once) are in {}\n\

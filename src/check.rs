@@ -31,8 +31,10 @@ pub struct Arguments {
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
-    let checked = check(&RunFolder::at(&arguments.run))?;
-    checked.write_reports()?;
+    let checked = output::with_spinner("check", || {
+        let checked = check(&RunFolder::at(&arguments.run))?;
+        checked.write_reports().map(|()| checked)
+    })?;
     if json {
         return output::json(&checked.document);
     }
@@ -154,7 +156,8 @@ fn at_pace(
 #[derive(Deserialize)]
 struct LossLine {
     step: usize,
-    loss: f64,
+    /// `None` if it was not finite.
+    loss: Option<f64>,
 }
 
 impl Checked {
@@ -175,6 +178,14 @@ impl Checked {
             output::write(&self.folder.file(&format!("plots/{name}.svg")), plot.svg()?.as_bytes())?;
             output::write(&self.folder.file(&format!("plots/{name}.png")), &plot.png()?)?;
         }
+        output::write(&self.folder.file("report.html"), self.page()?.as_bytes())
+    }
+
+    /// The report as one page.
+    pub fn page(&self) -> Result<String, Failure> {
+        let program = &self.compiled.training;
+        let both = [&self.predicted, &self.measured];
+        let (training, evaluation) = (self.losses("metrics.jsonl")?, self.losses("evaluation.jsonl")?);
         let chart = |heading: &str, chart: Chart, caption: &str| Section::Chart {
             heading: heading.into(),
             chart: Box::new(chart),
@@ -201,7 +212,7 @@ impl Checked {
             Section::Listing { heading: "Plan".into(), text: self.loaded.file.to_yaml()? },
         ]);
         let title = format!("{}: predicted and measured", self.loaded.model.name);
-        output::write(&self.folder.file("report.html"), page(&title, &sections)?.as_bytes())
+        Ok(page(&title, &sections)?)
     }
 
     fn losses(&self, file: &str) -> Result<Vec<LossPoint>, Failure> {
@@ -211,8 +222,8 @@ impl Checked {
             let line: LossLine = serde_json::from_str(line).map_err(|error| {
                 Failure::Input(format!("`{}` is not in the form that `foretell execute` writes: {error}", path.display()))
             })?;
-            Ok(LossPoint { step: line.step as u64, loss: line.loss })
+            Ok(line.loss.map(|loss| LossPoint { step: line.step as u64, loss }))
         };
-        text.lines().map(point).collect()
+        text.lines().map(point).filter_map(Result::transpose).collect()
     }
 }

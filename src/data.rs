@@ -9,7 +9,8 @@ use crate::training::BadSamplePolicy;
 use clap::{Args, Subcommand};
 use documents::Documents;
 use foretell_executor::data::TokenFileWriter;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::path::PathBuf;
 
 /// Prepare data for training
@@ -50,6 +51,25 @@ struct Tokenize {
 
 /// About how many bytes of text are tokenized at once, on all cores.
 const BATCH: usize = 8 << 20;
+
+/// The document of `data tokenize`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct TokenizeAnswer {
+    /// The file of tokens.
+    output: String,
+    /// Its tokens.
+    tokens: u64,
+    /// The documents that they are from.
+    documents: u64,
+    /// One more than the largest token that the tokenizer has.
+    vocabulary: usize,
+    /// Size of a token in the file.
+    bytes_per_token: usize,
+    /// The token that ends a document.
+    end_of_text: Option<String>,
+    /// Documents that were left out.
+    bad_samples: u64,
+}
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
@@ -99,10 +119,15 @@ fn tokenize(arguments: &Tokenize, json: bool) -> Result<(), Failure> {
     writer.finish().map_err(unwritten)?;
     let (bad, end) = (documents.bad(), end.map(|(_, name)| name));
     if json {
-        return output::json(&json!({
-            "output": arguments.output.display().to_string(), "tokens": tokens, "documents": written,
-            "vocabulary": vocabulary, "bytes_per_token": token_bytes, "end_of_text": end, "bad_samples": bad,
-        }));
+        return output::json(&TokenizeAnswer {
+            output: arguments.output.display().to_string(),
+            tokens,
+            documents: written,
+            vocabulary,
+            bytes_per_token: token_bytes,
+            end_of_text: end,
+            bad_samples: bad,
+        });
     }
     let left_out = if bad == 0 { String::new() } else { format!("; {bad} bad documents were left out") };
     output::line(&format!(

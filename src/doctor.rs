@@ -5,7 +5,8 @@ use crate::output;
 use clap::Args;
 use foretell_executor::backend::{CudaError, DeviceDescription, Library, devices};
 use foretell_executor::machine;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// Report what this machine has (cores, vector units, memory, GPUs, libraries, rights) and what is
 /// missing
@@ -14,9 +15,13 @@ use serde_json::json;
 pub struct Arguments {}
 
 /// One thing that was checked.
-struct Finding {
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Finding {
+    /// The thing.
     what: &'static str,
+    /// Whether this machine has it.
     found: bool,
+    /// Its version or size, or what is missing.
     detail: String,
 }
 
@@ -24,11 +29,7 @@ struct Finding {
 pub fn run(_arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let findings = findings();
     if json {
-        let documents: Vec<_> = findings
-            .iter()
-            .map(|finding| json!({"what": finding.what, "found": finding.found, "detail": finding.detail}))
-            .collect();
-        return output::json(&documents);
+        return output::json_as_it_is(&findings);
     }
     for finding in findings {
         let mark = if finding.found { "ok  " } else { "none" };

@@ -12,7 +12,9 @@ use crate::run_folder::RunFolder;
 use crate::training::{Training, TrainingArguments};
 use clap::Args;
 use foretell_executor::{Departure, Evaluation, ObservedPaces, Outcome, World};
-use serde_json::{Value, json};
+use foretell_program::StalenessDistribution;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// Train as a plan says, with a process for each rank on this machine
@@ -137,51 +139,135 @@ fn is_same_folder(one: &Path, other: &Path) -> bool {
     canonical(one).is_some_and(|one| canonical(other) == Some(one))
 }
 
-/// The JSON document of `execute`.
-pub fn document(outcome: &Outcome, folder: &RunFolder) -> Value {
-    json!({
-        "run": folder.path().display().to_string(),
-        "steps": outcome.steps.len(),
-        "step_seconds": outcome.steps.iter().map(|step| step.seconds).collect::<Vec<_>>(),
-        "step_seconds_median": outcome.median_step().value(),
-        "loss": outcome.steps.iter().map(|step| step.loss).collect::<Vec<_>>(),
-        "gradient_norm": outcome.steps.iter().map(|step| step.gradient_norm).collect::<Vec<_>>(),
-        "peak_memory_bytes": outcome.arenas.iter().map(|arena| arena.count()).collect::<Vec<_>>(),
-        "samples_per_second": outcome.samples_per_second(),
-        "evaluation": outcome.evaluations.last().map(evaluation_document),
-        "bad_samples": outcome.steps.last().and_then(|step| step.bad_samples),
-        "resumed_from_step": outcome.resumed_from_step,
-        "checkpoint_seconds": outcome.median_checkpoint().map(|(wait, _)| wait.value()),
-        "checkpoint_write_seconds": outcome.median_checkpoint().map(|(_, written)| written.value()),
-        "restarts": outcome.restarts,
-        "departures": outcome.departures.iter().map(departure_document).collect::<Vec<_>>(),
-        "staleness": outcome.paces.as_ref().map(|paces| paces.staleness).unwrap_or_default(),
-        "world_size": outcome.world_size,
-        "backend": outcome.backend.name(),
-    })
+/// The document of `execute`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ExecuteAnswer {
+    /// The run's folder.
+    run: String,
+    /// The steps that this command made.
+    steps: usize,
+    /// The duration of each.
+    step_seconds: Vec<f64>,
+    /// Their median.
+    step_seconds_median: f64,
+    /// The loss of each step; null where it was not finite.
+    #[schemars(with = "Vec<Option<f64>>")]
+    loss: Vec<f64>,
+    /// The norm of each step's whole gradient; null where it was not finite.
+    #[schemars(with = "Vec<Option<f64>>")]
+    gradient_norm: Vec<f64>,
+    /// The allocated arena of each stage; none if memory was not measured.
+    peak_memory_bytes: Vec<u64>,
+    /// Samples in a second.
+    samples_per_second: f64,
+    /// The last evaluation.
+    evaluation: Option<EvaluationAnswer>,
+    /// Samples that were left out or replaced.
+    bad_samples: Option<u64>,
+    /// The step that the run went on from; 0 for a new run.
+    resumed_from_step: usize,
+    /// Median time that a step waited for a checkpoint; null without checkpoints.
+    checkpoint_seconds: Option<f64>,
+    /// Median time until a checkpoint was on storage; null without checkpoints.
+    checkpoint_write_seconds: Option<f64>,
+    /// How often the run was started again.
+    restarts: usize,
+    /// The workers that have left.
+    departures: Vec<DepartureAnswer>,
+    /// How old the parameters of pushed gradients were, in steps.
+    staleness: StalenessDistribution,
+    /// The number of ranks.
+    world_size: usize,
+    /// The backend: `cpu` or `cuda`.
+    backend: &'static str,
 }
 
-fn departure_document(departure: &Departure) -> Value {
-    json!({ "worker": departure.worker, "step": departure.step, "cause": departure.cause })
+/// A worker that has left a run.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Departure")]
+pub struct DepartureAnswer {
+    /// Its number, its position along `data`.
+    worker: usize,
+    /// The steps that all had made.
+    step: usize,
+    /// The reason, with the rank.
+    cause: String,
 }
 
 /// An evaluation without its tables by class, which `evaluation.jsonl` has. Measures that a model
 /// of sequences lacks are null.
-fn evaluation_document(evaluation: &Evaluation) -> Value {
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Evaluation")]
+pub struct EvaluationAnswer {
+    /// The step after which it was made.
+    step: usize,
+    /// The epoch.
+    epoch: usize,
+    /// Samples.
+    samples: usize,
+    /// Mean loss; null if it was not finite.
+    #[schemars(with = "Option<f64>")]
+    loss: f64,
+    /// The exponential of the loss; null if it was not finite.
+    #[schemars(with = "Option<f64>")]
+    perplexity: f64,
+    /// Share of samples whose label is the first guess.
+    top1: f64,
+    /// Share of samples whose label is among the first five guesses.
+    top5: f64,
+    /// Precision, as the mean over classes.
+    precision: Option<f64>,
+    /// Recall, as the mean over classes.
+    recall: Option<f64>,
+    /// F1, as the mean over classes.
+    f1: Option<f64>,
+    /// Area under the ROC curve.
+    roc_auc: Option<f64>,
+}
+
+/// The JSON document of `execute`.
+pub fn document(outcome: &Outcome, folder: &RunFolder) -> ExecuteAnswer {
+    ExecuteAnswer {
+        run: folder.path().display().to_string(),
+        steps: outcome.steps.len(),
+        step_seconds: outcome.steps.iter().map(|step| step.seconds).collect(),
+        step_seconds_median: outcome.median_step().value(),
+        loss: outcome.steps.iter().map(|step| step.loss).collect(),
+        gradient_norm: outcome.steps.iter().map(|step| step.gradient_norm).collect(),
+        peak_memory_bytes: outcome.arenas.iter().map(|arena| arena.count()).collect(),
+        samples_per_second: outcome.samples_per_second(),
+        evaluation: outcome.evaluations.last().map(evaluation_document),
+        bad_samples: outcome.steps.last().and_then(|step| step.bad_samples),
+        resumed_from_step: outcome.resumed_from_step,
+        checkpoint_seconds: outcome.median_checkpoint().map(|(wait, _)| wait.value()),
+        checkpoint_write_seconds: outcome.median_checkpoint().map(|(_, written)| written.value()),
+        restarts: outcome.restarts,
+        departures: outcome.departures.iter().map(departure_document).collect(),
+        staleness: outcome.paces.as_ref().map(|paces| paces.staleness).unwrap_or_default(),
+        world_size: outcome.world_size,
+        backend: outcome.backend.name(),
+    }
+}
+
+fn departure_document(departure: &Departure) -> DepartureAnswer {
+    DepartureAnswer { worker: departure.worker, step: departure.step, cause: departure.cause.clone() }
+}
+
+fn evaluation_document(evaluation: &Evaluation) -> EvaluationAnswer {
     let classes = evaluation.classification.as_ref();
-    json!({
-        "step": evaluation.step,
-        "epoch": evaluation.epoch,
-        "samples": evaluation.samples,
-        "loss": evaluation.loss,
-        "perplexity": evaluation.perplexity,
-        "top1": evaluation.top1,
-        "top5": evaluation.top5,
-        "precision": classes.map(|classes| classes.precision),
-        "recall": classes.map(|classes| classes.recall),
-        "f1": classes.map(|classes| classes.f1),
-        "roc_auc": classes.and_then(|classes| classes.roc_auc),
-    })
+    EvaluationAnswer {
+        step: evaluation.step,
+        epoch: evaluation.epoch,
+        samples: evaluation.samples,
+        loss: evaluation.loss,
+        perplexity: evaluation.perplexity,
+        top1: evaluation.top1,
+        top5: evaluation.top5,
+        precision: classes.map(|classes| classes.precision),
+        recall: classes.map(|classes| classes.recall),
+        f1: classes.map(|classes| classes.f1),
+        roc_auc: classes.and_then(|classes| classes.roc_auc),
+    }
 }
 
 /// Summarises a run in text.

@@ -6,12 +6,13 @@ use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile, usual_overlap};
 use crate::predict::{self, PredictedPlan};
+use crate::trace_file::{self, TraceRanks};
 use clap::{Args, ValueEnum};
 use foretell_export::{AstraSim, Chakra, Framework, Job, JobFiles, export_job};
 use foretell_program::{Plan, Profile, Rank};
-use foretell_reports::write_trace;
 use foretell_simulator::CostModel;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// Write a plan as another framework's job, or its step for other tools
@@ -94,15 +95,56 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
 }
 
+/// The document of `export` of a framework's job.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct JobAnswer {
+    /// The folder that was written.
+    folder: PathBuf,
+    /// Its files.
+    files: Vec<String>,
+    /// The command that runs the job.
+    command: String,
+    /// The release that the files are for.
+    version: String,
+    /// How the job differs from the plan that was asked for.
+    differences: Vec<String>,
+    /// The plan that the job expresses.
+    plan: PlanFile,
+}
+
+/// The document of `export --to perfetto`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct TraceAnswer {
+    /// The trace.
+    trace: PathBuf,
+}
+
+/// The document of `export --to chakra`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ChakraAnswer {
+    /// The folder that was written.
+    folder: PathBuf,
+    /// The number of traces: one of each rank.
+    traces: usize,
+    /// Their size.
+    bytes: usize,
+    /// The command that runs them in ASTRA-sim; null if it cannot express the network.
+    astra_sim: Option<String>,
+}
+
 /// Writes a plan as a framework's job, and says where.
 fn job(loaded: &LoadedPlan, framework: Framework, folder: &Path, json: bool) -> Result<(), Failure> {
     let (exported, plan) = write_job(loaded, framework, folder)?;
     let files: Vec<&str> = exported.files.iter().map(|(name, _)| name.as_str()).chain(["plan.yaml"]).collect();
     if json {
-        return output::json(&json!({
-            "folder": folder, "files": files, "command": exported.command, "version": exported.version,
-            "differences": exported.differences, "plan": plan,
-        }));
+        return output::json(&JobAnswer {
+            folder: folder.into(),
+            files: files.into_iter().map(String::from).collect(),
+            command: exported.command,
+            version: exported.version.to_string(),
+            differences: exported.differences,
+            plan,
+        });
     }
     output::line(&format!("{} in {}, for {}", files.join(", "), folder.display(), exported.version))?;
     output::line(&format!("run it with: cd {}; {}", folder.display(), exported.command))
@@ -156,11 +198,10 @@ fn expressed(loaded: &LoadedPlan, framework: Framework, exported: &JobFiles, fol
 }
 
 fn perfetto(predicted: &PredictedPlan, path: &Path, json: bool) -> Result<(), Failure> {
-    let mut text = Vec::new();
-    write_trace(&predicted.compiled.training, &[&predicted.simulation.timeline], &mut text)?;
-    output::write(path, &text)?;
+    let timelines = [&predicted.simulation.timeline];
+    trace_file::write(path, &predicted.compiled.training, &timelines, &TraceRanks::Differing)?;
     if json {
-        return output::json(&json!({"trace": path}));
+        return output::json(&TraceAnswer { trace: path.into() });
     }
     output::line(&format!("the trace is in {}; open it at ui.perfetto.dev", path.display()))
 }
@@ -177,11 +218,14 @@ fn chakra(
     let chakra = Chakra::new(program, &predicted.simulation.timeline)?;
     let name = &loaded.model.name;
     let mut bytes = 0;
+    let bar = output::progress(ranks, "traces");
     for rank in (0..ranks).map(Rank) {
+        bar.inc(1);
         let trace = chakra.trace(rank)?;
         bytes += trace.len();
         output::write(&folder.join(format!("{name}.{}.et", rank.0)), &trace)?;
     }
+    bar.finish_and_clear();
     output::write(&folder.join("communicators.json"), chakra.communicators().as_bytes())?;
     // ASTRA-sim takes one efficiency per class of link. It comes from the profile, or else from the
     // assumed defaults.
@@ -209,7 +253,7 @@ fn chakra(
     );
     if json {
         let command = astra_sim.is_ok().then_some(command);
-        return output::json(&json!({"folder": folder, "traces": ranks, "bytes": bytes, "astra_sim": command}));
+        return output::json(&ChakraAnswer { folder: folder.into(), traces: ranks, bytes, astra_sim: command });
     }
     output::line(&format!("{ranks} traces ({bytes} bytes) are in {at}: {name}.RANK.et"))?;
     if astra_sim.is_ok() {

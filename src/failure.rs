@@ -4,7 +4,8 @@ use foretell_executor::ExecutorError;
 use foretell_planner::PlannerError;
 use foretell_program::PlanError;
 use foretell_simulator::SimulationError;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::fmt;
 use std::path::Path;
 
@@ -24,6 +25,29 @@ pub enum Failure {
     },
 }
 
+/// The document of any command that fails.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct FailureAnswer {
+    /// The failure.
+    error: ErrorDocument,
+}
+
+/// A failure.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Error")]
+struct ErrorDocument {
+    /// `input`: the input is wrong; `undone`: it could not be done; `stopped`: a signal ended it.
+    code: String,
+    /// What happened.
+    message: String,
+    /// How to fix it.
+    hint: Option<String>,
+    /// The file that is wrong.
+    file: Option<String>,
+    /// The line of the file.
+    line: Option<usize>,
+}
+
 impl Failure {
     /// The exit status of wrong input.
     pub const INPUT: u8 = 2;
@@ -35,7 +59,7 @@ impl Failure {
     }
 
     /// The failure as JSON: what happened, how to fix it, and where.
-    pub fn document(&self) -> Value {
+    pub fn document(&self) -> FailureAnswer {
         let (code, text) = match self {
             Failure::Input(text) => ("input", text),
             Failure::Undone(text) => ("undone", text),
@@ -47,7 +71,16 @@ impl Failure {
             None => (None, text),
         });
         let (file, line) = place.map_or((None, None), |(file, line)| (Some(file), line));
-        json!({"error": {"code": code, "message": message, "hint": hint, "file": file, "line": line}})
+        let owned = |text: &str| text.to_owned();
+        FailureAnswer {
+            error: ErrorDocument {
+                code: code.into(),
+                message: message.into(),
+                hint: hint.map(owned),
+                file: file.map(owned),
+                line,
+            },
+        }
     }
 
     /// The exit status.

@@ -8,7 +8,8 @@ use clap::Args;
 use foretell_executor::checkpoint::folder_of_weights;
 use foretell_executor::{Generator, NextToken, Sampling};
 use foretell_models::Model;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use tokenizers::Tokenizer;
 
@@ -104,13 +105,26 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
 }
 
-fn document(prompt: &[u32], made: &[NextToken], text: Option<&str>) -> serde_json::Value {
-    json!({
-        "prompt_tokens": prompt,
-        "tokens": made.iter().map(|next| next.token).collect::<Vec<_>>(),
-        "log_probabilities": made.iter().map(|next| next.log_probability).collect::<Vec<_>>(),
-        "text": text,
-    })
+/// The document of `generate`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct GenerateAnswer {
+    /// The tokens of the prompt.
+    prompt_tokens: Vec<u32>,
+    /// The new tokens.
+    tokens: Vec<u32>,
+    /// The logarithm of each new token's probability.
+    log_probabilities: Vec<f64>,
+    /// The new text; null without a tokenizer.
+    text: Option<String>,
+}
+
+fn document(prompt: &[u32], made: &[NextToken], text: Option<&str>) -> GenerateAnswer {
+    GenerateAnswer {
+        prompt_tokens: prompt.into(),
+        tokens: made.iter().map(|next| next.token).collect(),
+        log_probabilities: made.iter().map(|next| next.log_probability).collect(),
+        text: text.map(String::from),
+    }
 }
 
 impl Arguments {

@@ -1,6 +1,6 @@
 //! `foretell import`: other tools' files as topology, model and plan files.
 
-mod kineto;
+pub mod kineto;
 
 use crate::failure::Failure;
 use crate::inputs;
@@ -10,7 +10,8 @@ use clap::{Args, ValueEnum};
 use foretell_export::{PlanForm, import_plan};
 use foretell_program::Plan;
 use foretell_topologies::{ImportOptions, TopologyReference, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo};
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 
 /// Make a topology, model or plan file from other tools' files
@@ -110,6 +111,24 @@ impl Arguments {
     }
 }
 
+/// The document of `import`, which has one of `model`, `topology` and `plan`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ImportAnswer {
+    /// The text of a model file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    model: Option<String>,
+    /// The text of a topology file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    topology: Option<String>,
+    /// The text of a plan file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    plan: Option<String>,
+    /// The file that was written.
+    file: Option<PathBuf>,
+    /// Settings that were not understood and may change time or memory.
+    unread: Vec<String>,
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if arguments.form == Form::Kineto {
@@ -129,8 +148,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
         _ => {
             let named = inputs::hugging_face(&text, file, arguments.sequence)?;
-            let yaml = serde_saphyr::to_string(&named.model).map_err(|error| Failure::Undone(error.to_string()))?;
-            ("model", yaml)
+            ("model", inputs::ModelFile::to_yaml(&named.model)?)
         }
     };
     match &arguments.output {
@@ -139,7 +157,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         None => {}
     }
     match (json, &arguments.output) {
-        (true, path) => output::json(&json!({what: imported, "file": path, "unread": unread})),
+        (true, path) => {
+            let text = |kind| Some(imported.clone()).filter(|_| what == kind);
+            let (model, topology, plan) = (text("model"), text("topology"), text("plan"));
+            output::json(&ImportAnswer { model, topology, plan, file: path.clone(), unread })
+        }
         (false, Some(path)) => output::line(&format!("the {what} is in {}", path.display())),
         (false, None) => Ok(()),
     }

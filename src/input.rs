@@ -13,7 +13,8 @@ use foretell_reports::{Column, table};
 use foretell_simulator::{InputBound, InputPipeline, Prediction};
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{BytesPerSecond, Picoseconds, Seconds};
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -160,6 +161,30 @@ fn delay(timeline: &mut Timeline, program: &Program, wait: Seconds) {
     }
 }
 
+/// The input pipeline's part of an answer.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "InputPipeline")]
+pub struct InputAnswer {
+    /// The part of the pipeline that limits the step.
+    bound: InputBound,
+    /// The step without waiting for samples.
+    own_step_seconds: f64,
+    /// Time per step that waits for samples.
+    wait_seconds: f64,
+    /// Time that the first step waits.
+    first_wait_seconds: f64,
+    /// Ranks that read samples.
+    reading_ranks: usize,
+    /// Size of a sample in storage.
+    bytes_per_sample: u64,
+    /// Time that a worker takes for a sample.
+    decode_seconds: f64,
+    /// Workers of each rank.
+    workers: usize,
+    /// Batches that may be ready or in flight at once.
+    prefetch: usize,
+}
+
 impl Waiting {
     /// Adds the wait to a prediction and its spans.
     pub fn apply(&self, predicted: &mut PredictedPlan) {
@@ -192,18 +217,18 @@ impl Waiting {
     }
 
     /// The answer as JSON.
-    pub fn document(&self) -> Value {
-        json!({
-            "bound": self.bound,
-            "own_step_seconds": self.step.value(),
-            "wait_seconds": self.wait.value(),
-            "first_wait_seconds": self.first.value(),
-            "reading_ranks": self.ranks,
-            "bytes_per_sample": self.pipeline.bytes_per_sample.count(),
-            "decode_seconds": self.pipeline.decode.value(),
-            "workers": self.pipeline.workers,
-            "prefetch": self.pipeline.prefetch,
-        })
+    pub fn document(&self) -> InputAnswer {
+        InputAnswer {
+            bound: self.bound,
+            own_step_seconds: self.step.value(),
+            wait_seconds: self.wait.value(),
+            first_wait_seconds: self.first.value(),
+            reading_ranks: self.ranks,
+            bytes_per_sample: self.pipeline.bytes_per_sample.count(),
+            decode_seconds: self.pipeline.decode.value(),
+            workers: self.pipeline.workers,
+            prefetch: self.pipeline.prefetch,
+        }
     }
 }
 

@@ -10,7 +10,10 @@ use foretell_models::{GraphOptions, Model, from_hugging_face, is_hugging_face_co
 use foretell_program::Profile;
 use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
+use foretell_units::SchemaVersion;
+use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::io::ErrorKind;
 use std::path::Path;
@@ -22,6 +25,25 @@ pub struct NamedModel {
     pub name: String,
     /// The model.
     pub model: Model,
+}
+
+/// The content of a model file.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "Model")]
+pub struct ModelFile {
+    /// The version of the file's form.
+    #[serde(default)]
+    schema_version: SchemaVersion,
+    #[serde(flatten)]
+    model: Model,
+}
+
+impl ModelFile {
+    /// The text of a model's file.
+    pub fn to_yaml(model: &Model) -> Result<String, Failure> {
+        let file = Self { schema_version: SchemaVersion, model: model.clone() };
+        serde_saphyr::to_string(&file).map_err(|error| Failure::Undone(error.to_string()))
+    }
 }
 
 /// Name of the discovered topology of this machine's CPU cores.
@@ -55,6 +77,7 @@ fn read_up_to(path: &Path, most: u64) -> Result<String, Failure> {
         ErrorKind::InvalidInput => refused(&error, "write the contents into a file, and give that"),
         _ => refused(&error, HINT),
     })?;
+    tracing::debug!("read `{}`, {} bytes", path.display(), bytes.len());
     String::from_utf8(bytes).map_err(|error| refused(&error, HINT))
 }
 
@@ -92,7 +115,7 @@ pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
     }
     let model = match with_base(&content, &path)? {
         Some(model) => model,
-        None => parse_yaml(&content, &path)?,
+        None => parse_yaml::<ModelFile>(&content, &path)?.model,
     };
     let name = path.file_stem().map_or_else(|| text.into(), |stem| stem.to_string_lossy().into_owned());
     sound(NamedModel { name, model }, &path)
@@ -112,6 +135,9 @@ fn with_base(content: &str, path: &Path) -> Result<Option<Model>, Failure> {
     let written = |error: serde_json::Error| {
         Failure::in_file(path, &format!("{error}; hint: `foretell models show {name}` lists its sizes"))
     };
+    if let Some(version) = sizes.remove("schema_version") {
+        let _: SchemaVersion = serde_json::from_value(version).map_err(|error| Failure::in_file(path, &error))?;
+    }
     let mut model = serde_json::to_value(&base).map_err(written)?;
     if let (Some(family), Some(own)) = (sizes.get("family"), model.get("family"))
         && family != own

@@ -5,8 +5,9 @@ use crate::inputs;
 use crate::launch::this_program;
 use crate::output;
 use clap::{Args, Subcommand};
-use foretell_lab::{Lab, LabError, enter, labs, take_down};
-use serde_json::json;
+use foretell_lab::{Host, Lab, LabError, enter, labs, take_down};
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::ExitCode;
 
@@ -65,11 +66,40 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// The document of `lab up`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LabUpAnswer {
+    /// The topology's name.
+    lab: String,
+    /// The hosts.
+    nodes: Vec<Host>,
+}
+
+/// The document of `lab down`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LabDownAnswer {
+    /// Whether there was a lab.
+    taken_down: bool,
+}
+
+/// The document of `lab exec`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LabExecAnswer {
+    /// The command's exit status.
+    status: Option<i32>,
+    /// The signal that ended it.
+    signal: Option<i32>,
+    /// Its standard output.
+    stdout: String,
+    /// Its standard error.
+    stderr: String,
+}
+
 fn up(which: &Which, json: bool) -> Result<(), Failure> {
     let topology = inputs::topology(&which.topology, which.nodes)?;
     let lab = Lab::up(&topology, &this_program()?)?;
     if json {
-        return output::json(&json!({"lab": topology.name(), "nodes": lab.hosts()}));
+        return output::json(&LabUpAnswer { lab: topology.name().into(), nodes: lab.hosts().to_vec() });
     }
     for host in lab.hosts() {
         output::line(&format!("{:<12} {:<12} {}", host.name, host.address, host.namespace))?;
@@ -92,7 +122,7 @@ fn down(topology: Option<&str>, json: bool) -> Result<(), Failure> {
         }
     }
     if json {
-        return output::json(&json!({"taken_down": found}));
+        return output::json(&LabDownAnswer { taken_down: found });
     }
     output::line(if found { "the lab is down" } else { "there was no lab" })
 }
@@ -112,11 +142,11 @@ fn exec(which: &Which, node: &str, command: &[String], json: bool) -> Result<Exi
         return Err(refused(command.exec()));
     }
     let ended = command.output().map_err(refused)?;
-    output::json(&json!({
-        "status": ended.status.code(),
-        "signal": ended.status.signal(),
-        "stdout": String::from_utf8_lossy(&ended.stdout),
-        "stderr": String::from_utf8_lossy(&ended.stderr),
-    }))?;
+    output::json(&LabExecAnswer {
+        status: ended.status.code(),
+        signal: ended.status.signal(),
+        stdout: String::from_utf8_lossy(&ended.stdout).into(),
+        stderr: String::from_utf8_lossy(&ended.stderr).into(),
+    })?;
     Ok(if ended.status.success() { ExitCode::SUCCESS } else { ExitCode::from(1) })
 }

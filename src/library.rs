@@ -1,13 +1,14 @@
 //! `foretell models` and `foretell topologies`: list and print what the library holds.
 
 use crate::failure::Failure;
-use crate::inputs;
+use crate::inputs::{self, ModelFile};
 use crate::output;
 use clap::{Args, Subcommand};
 use foretell_models::{GraphOptions, Model};
 use foretell_reports::{Column, table};
 use foretell_topologies::Topology;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// List the models of the library, or print one
 #[derive(Debug, Args)]
@@ -34,6 +35,49 @@ enum Show {
     },
 }
 
+/// A model in the list of `models`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ListedModel {
+    /// Its name.
+    name: String,
+    /// Its parameters.
+    parameters: usize,
+    /// Multiply-adds of the forward pass over one sample.
+    multiply_adds: f64,
+    /// The same, by its longer name.
+    forward_multiply_adds: f64,
+}
+
+impl ListedModel {
+    fn new(name: &str, parameters: usize, multiply_adds: f64) -> Self {
+        Self { name: name.into(), parameters, multiply_adds, forward_multiply_adds: multiply_adds }
+    }
+}
+
+/// The document of `models show`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ShownModel {
+    #[serde(flatten)]
+    listed: ListedModel,
+    /// The model, as a model file has it.
+    model: Model,
+    /// Its parts that are planned and simulated, but not executed.
+    planned_only: Vec<&'static str>,
+}
+
+/// A topology in the list of `topologies`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct ListedTopology {
+    /// Its name.
+    name: String,
+    /// Its nodes.
+    nodes: usize,
+    /// Its devices.
+    devices: usize,
+    /// The names of its kinds of devices.
+    device_kinds: Vec<String>,
+}
+
 /// Returns a model's parameters, and the multiply-adds of its forward pass over one sample.
 fn figures(name: &str, model: &Model) -> Result<(usize, f64), Failure> {
     let options = GraphOptions::ONE;
@@ -48,15 +92,16 @@ pub fn models(arguments: &Models, json: bool) -> Result<(), Failure> {
         let (parameters, multiply_adds) = figures(&named.name, &named.model)?;
         let planned_only = named.model.planned_only();
         if json {
-            return output::json(&json!({
-                "name": named.name, "model": named.model, "parameters": parameters,
-                "multiply_adds": multiply_adds, "forward_multiply_adds": multiply_adds, "planned_only": planned_only,
-            }));
+            return output::json(&ShownModel {
+                listed: ListedModel::new(&named.name, parameters, multiply_adds),
+                model: named.model,
+                planned_only,
+            });
         }
         if !planned_only.is_empty() {
             output::note(&format!("{} can be planned and simulated, but not executed", planned_only.join(", ")));
         }
-        let text = serde_saphyr::to_string(&named.model).map_err(|error| Failure::Undone(error.to_string()))?;
+        let text = ModelFile::to_yaml(&named.model)?;
         output::line(&format!(
             "# {parameters} parameters, {:.2} G multiply-adds per sample in the forward pass",
             multiply_adds / 1e9
@@ -68,10 +113,10 @@ pub fn models(arguments: &Models, json: bool) -> Result<(), Failure> {
     for (name, model) in Model::zoo() {
         let (parameters, multiply_adds) = figures(name, &model)?;
         rows.push(vec![name.into(), parameters.to_string(), format!("{:.2}", multiply_adds / 1e9)]);
-        documents.push(json!({"name": name, "parameters": parameters, "multiply_adds": multiply_adds, "forward_multiply_adds": multiply_adds}));
+        documents.push(ListedModel::new(name, parameters, multiply_adds));
     }
     if json {
-        return output::json(&documents);
+        return output::json_as_it_is(&documents);
     }
     let columns = [Column::words("model"), Column::numbers("parameters"), Column::numbers("G multiply-adds per sample")];
     output::line(&table(&columns, &rows))?;
@@ -86,7 +131,7 @@ pub fn topologies(arguments: &Topologies, json: bool) -> Result<(), Failure> {
             output::note(&remark);
         }
         if json {
-            return output::json(&topology);
+            return output::json_as_it_is(&topology);
         }
         let text = serde_saphyr::to_string(&topology).map_err(|error| Failure::Undone(error.to_string()))?;
         return output::line(text.trim_end());
@@ -105,12 +150,15 @@ pub fn topologies(arguments: &Topologies, json: bool) -> Result<(), Failure> {
             kinds.join(", "),
             topology.device_kinds().first().map_or(String::new(), |kind| kind.memory.to_string()),
         ]);
-        documents.push(json!({
-            "name": name, "nodes": topology.node_count(), "devices": topology.device_count(), "device_kinds": kinds,
-        }));
+        documents.push(ListedTopology {
+            name: name.into(),
+            nodes: topology.node_count(),
+            devices: topology.device_count(),
+            device_kinds: kinds.iter().map(|&kind| kind.into()).collect(),
+        });
     }
     if json {
-        return output::json(&documents);
+        return output::json_as_it_is(&documents);
     }
     let columns = [
         Column::words("topology"),

@@ -24,7 +24,6 @@ mod library;
 mod live;
 mod output;
 mod plan;
-
 mod plan_file;
 mod predict;
 mod progress_of;
@@ -33,8 +32,10 @@ mod remarks;
 mod run;
 mod run_folder;
 mod running_cost;
+mod schema;
 mod score;
 mod search_report;
+mod serve;
 mod simulate;
 mod sizes;
 mod slurm;
@@ -42,11 +43,13 @@ mod status;
 mod submit;
 mod tensorboard;
 mod tokenizer;
+mod trace_file;
 mod training;
 mod what_if;
 
 use clap::{CommandFactory, Parser, Subcommand};
 use failure::Failure;
+use output::Verbosity;
 use std::process::ExitCode;
 
 /// A search compiles hundreds of Programs on all cores; with glibc's allocator it took a fifth
@@ -61,6 +64,12 @@ struct Arguments {
     /// Print exactly one JSON document on standard output.
     #[arg(long, global = true)]
     json: bool,
+    /// Say what is done and how long it takes; twice: also every file that is read.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    verbose: u8,
+    /// Say nothing but errors on standard error.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -84,6 +93,8 @@ enum Command {
     Topologies(library::Topologies),
     Lab(lab::Arguments),
     Doctor(doctor::Arguments),
+    Schema(schema::Arguments),
+    Serve(serve::Arguments),
     /// Print the completions of a shell
     #[command(after_help = "Example:\n  foretell completions bash > ~/.local/share/bash-completion/completions/foretell")]
     Completions {
@@ -135,6 +146,12 @@ fn main() -> ExitCode {
         }
     };
     let json = arguments.json;
+    output::set_verbosity(match (arguments.quiet, arguments.verbose) {
+        (true, _) => Verbosity::Quiet,
+        (_, 0) => Verbosity::Usual,
+        (_, 1) => Verbosity::Verbose,
+        _ => Verbosity::Detailed,
+    });
     let result = match arguments.command {
         Command::Plan(arguments) => plan::run(&arguments, json),
         Command::Simulate(arguments) => simulate::run(&arguments, json),
@@ -157,6 +174,8 @@ fn main() -> ExitCode {
         },
         Command::Keeper { id } => foretell_lab::keep(&id).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(&arguments, json),
+        Command::Schema(arguments) => schema::run(&arguments),
+        Command::Serve(arguments) => serve::run(&arguments, json),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "foretell", &mut text);

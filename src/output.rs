@@ -2,19 +2,72 @@
 
 use crate::failure::Failure;
 use foretell_executor::write_whole;
+use foretell_units::SchemaVersion;
 use indicatif::{ProgressBar, ProgressStyle};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use tracing::level_filters::LevelFilter;
+
+/// How much the command says on standard error.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Verbosity {
+    /// Errors only.
+    Quiet,
+    /// Notes and progress too.
+    Usual,
+    /// What it does, and how long that takes.
+    Verbose,
+    /// Every file that it reads, too.
+    Detailed,
+}
+
+/// Whether notes and progress are shown.
+static IS_QUIET: AtomicBool = AtomicBool::new(false);
+
+/// Sets what is said on standard error. Call it once, at the start.
+pub fn set_verbosity(verbosity: Verbosity) {
+    IS_QUIET.store(verbosity == Verbosity::Quiet, Ordering::Relaxed);
+    let level = match verbosity {
+        Verbosity::Quiet => LevelFilter::ERROR,
+        Verbosity::Usual => LevelFilter::WARN,
+        Verbosity::Verbose => LevelFilter::INFO,
+        Verbosity::Detailed => LevelFilter::DEBUG,
+    };
+    // Rank processes share standard error, and lines with colours would be escaped in their logs.
+    let subscriber = tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .with_timer(tracing_subscriber::fmt::time::uptime());
+    // It fails only if there is one already.
+    let _ = subscriber.try_init();
+}
 
 /// Set once the command has printed its JSON document.
 static HAS_DOCUMENT: AtomicBool = AtomicBool::new(false);
 
-/// Prints a command's only JSON document.
+/// A document with the version of its form.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Versioned<'a, T> {
+    /// The version of the document's form.
+    schema_version: SchemaVersion,
+    #[serde(flatten)]
+    document: &'a T,
+}
+
+/// Prints a command's only JSON document: an object, with the version of its form.
 pub fn json<T: Serialize>(document: &T) -> Result<(), Failure> {
+    json_as_it_is(&Versioned { schema_version: SchemaVersion, document })
+}
+
+/// Prints a command's only JSON document: a list, or an object that has its version already.
+pub fn json_as_it_is<T: Serialize>(document: &T) -> Result<(), Failure> {
     let text = serde_json::to_string_pretty(document).map_err(|error| Failure::Undone(error.to_string()))?;
     HAS_DOCUMENT.store(true, Ordering::Relaxed);
     line(&text)
@@ -38,7 +91,9 @@ pub fn line(text: &str) -> Result<(), Failure> {
 
 /// Prints a note on standard error.
 pub fn note(text: &str) {
-    message(&format!("note: {text}"));
+    if !IS_QUIET.load(Ordering::Relaxed) {
+        message(&format!("note: {text}"));
+    }
 }
 
 /// Prints a line on standard error, which may be closed: a run goes on without its messages.
@@ -66,12 +121,19 @@ fn escaped(text: &str) -> Cow<'_, str> {
 
 /// Writes a file whole or not at all.
 pub fn write(path: &Path, contents: &[u8]) -> Result<(), Failure> {
-    Ok(write_whole(path, contents)?)
+    write_whole(path, contents)?;
+    tracing::info!("wrote `{}`, {} bytes", path.display(), contents.len());
+    Ok(())
+}
+
+/// Whether progress is shown: on a terminal, unless the command is to be quiet.
+fn shows_progress() -> bool {
+    std::io::stderr().is_terminal() && !IS_QUIET.load(Ordering::Relaxed)
 }
 
 /// Makes a progress bar; hidden if standard error is not a terminal.
 pub fn progress(length: usize, what: &str) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
+    if !shows_progress() {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(length as u64);
@@ -83,7 +145,7 @@ pub fn progress(length: usize, what: &str) -> ProgressBar {
 
 /// Shows that a command of unknown length goes on; hidden if standard error is not a terminal.
 pub fn spinner(what: &str) -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
+    if !shows_progress() {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new_spinner();
@@ -94,6 +156,15 @@ pub fn spinner(what: &str) -> ProgressBar {
     bar.set_prefix(what.to_string());
     bar.enable_steady_tick(Duration::from_millis(200));
     bar
+}
+
+/// Does something that may take seconds, under a spinner.
+pub fn with_spinner<T>(what: &str, work: impl FnOnce() -> T) -> T {
+    let (bar, started) = (spinner(what), Instant::now());
+    let result = work();
+    bar.finish_and_clear();
+    tracing::info!("{what}: {:.3} s", started.elapsed().as_secs_f64());
+    result
 }
 
 #[cfg(test)]

@@ -3,12 +3,15 @@
 use crate::choices::{Choices, Setting};
 use crate::failure::Failure;
 use crate::plan_file::{LoadedPlan, PlanFile};
+use crate::sizes::Point;
 use crate::{explain, inputs, output, predict, search_report, sizes};
 use clap::Args;
-use foretell_planner::{Candidate, Planned, Progress};
+use foretell_planner::{Candidate, Planned, Progress, Search};
 use foretell_program::{MOST_RANKS, Profile};
 use foretell_reports::{GapPoint, layouts_table};
-use serde_json::json;
+use foretell_simulator::Prediction;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::Instant;
@@ -104,7 +107,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if json {
         let mut document = document(&arguments.choices, &setting, &planned)?;
         if let Some(compared) = &compared {
-            document["compared"] = json!({"plan": arguments.compare, "predicted": compared.prediction});
+            document.compared =
+                arguments.compare.clone().map(|plan| ComparedAnswer { plan, predicted: compared.prediction.clone() });
         }
         return output::json(&document);
     }
@@ -180,25 +184,74 @@ fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting)
 }
 
 /// The JSON document of `plan`. Its plans may be written into any folder.
-pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> Result<serde_json::Value, Failure> {
-    let candidate = |candidate: &Candidate| -> Result<serde_json::Value, Failure> {
-        Ok(json!({"plan": choices.movable_plan_file(setting, &candidate.plan)?, "predicted": candidate.prediction}))
+pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> Result<PlanAnswer, Failure> {
+    let candidate = |candidate: &Candidate| -> Result<AlternativeAnswer, Failure> {
+        let plan = choices.movable_plan_file(setting, &candidate.plan)?;
+        Ok(AlternativeAnswer { plan, predicted: candidate.prediction.clone() })
     };
     let best = planned.candidates.first();
-    Ok(json!({
-        "plan": best.map(|best| choices.movable_plan_file(setting, &best.plan)).transpose()?,
-        "predicted": best.map(|best| &best.prediction),
-        "alternatives": planned.candidates.iter().skip(1).map(candidate).collect::<Result<Vec<_>, _>>()?,
-        "search": planned.search,
-    }))
+    Ok(PlanAnswer {
+        plan: best.map(|best| choices.movable_plan_file(setting, &best.plan)).transpose()?,
+        predicted: best.map(|best| best.prediction.clone()),
+        alternatives: planned.candidates.iter().skip(1).map(candidate).collect::<Result<Vec<_>, _>>()?,
+        search: planned.search.clone(),
+        compared: None,
+    })
+}
+
+/// The document of `plan`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct PlanAnswer {
+    /// The best plan. Its paths are absolute.
+    plan: Option<PlanFile>,
+    /// Its prediction.
+    predicted: Option<Prediction>,
+    /// The next best plans.
+    alternatives: Vec<AlternativeAnswer>,
+    /// What the search did.
+    search: Search,
+    /// The plan of `--compare`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    compared: Option<ComparedAnswer>,
+}
+
+/// Another good plan.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Alternative")]
+struct AlternativeAnswer {
+    /// The plan.
+    plan: PlanFile,
+    /// Its prediction.
+    predicted: Prediction,
+}
+
+/// A plan of the user's, beside the answer.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Compared")]
+struct ComparedAnswer {
+    /// Its file.
+    plan: PathBuf,
+    /// Its prediction.
+    predicted: Prediction,
+}
+
+/// The document of `plan --scaling` and of `plan --front`, which has one of the two lists.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct PointsAnswer {
+    /// The best layout of each size.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    scaling: Option<Vec<Point>>,
+    /// The Pareto front of step time, memory and devices.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    front: Option<Vec<Point>>,
 }
 
 /// Answers `--scaling` or `--front`.
 fn points(arguments: &Arguments, setting: &Setting, started: Instant, json: bool) -> Result<(), Failure> {
-    let (name, points) = match arguments.scaling {
-        Some(sizes) => ("scaling", sizes::scaling(&arguments.choices, setting, sizes, started)?),
-        None => ("front", sizes::front(&arguments.choices, setting, started)?),
-    };
+    let (name, points) = output::with_spinner("search", || match arguments.scaling {
+        Some(sizes) => sizes::scaling(&arguments.choices, setting, sizes, started).map(|points| ("scaling", points)),
+        None => sizes::front(&arguments.choices, setting, started).map(|points| ("front", points)),
+    })?;
     if let Some(folder) = &arguments.plots {
         let plot = sizes::plot(name, setting, &points);
         output::write(&folder.join(format!("{name}.svg")), plot.svg()?.as_bytes())?;
@@ -208,7 +261,8 @@ fn points(arguments: &Arguments, setting: &Setting, started: Instant, json: bool
         output::write(path, search_report::of_front(setting, &points)?.as_bytes())?;
     }
     if json {
-        return output::json(&json!({ name: points }));
+        let (scaling, front) = if arguments.front { (None, Some(points)) } else { (Some(points), None) };
+        return output::json(&PointsAnswer { scaling, front });
     }
     output::line(&format!("{} on {}\n{}", setting.model.name, setting.topology.name(), sizes::points_table(&points)))
 }

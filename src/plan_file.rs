@@ -7,15 +7,21 @@ use foretell_models::Model;
 use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, PlannedWorkload, Stack, Training, compile};
 use foretell_simulator::gpu;
 use foretell_topologies::{Topology, TopologyReference};
-use foretell_units::{Bytes, DataType, Seconds};
+use foretell_units::{Bytes, DataType, SchemaVersion, Seconds};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// The content of a plan file.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Plan")]
 pub struct PlanFile {
+    /// The version of the file's form.
+    #[serde(default)]
+    schema_version: SchemaVersion,
     /// The model.
     pub model: ModelReference,
     /// The devices.
@@ -26,17 +32,24 @@ pub struct PlanFile {
     /// The node kind that holds the first ranks; default: the first of the topology.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub first_nodes: Option<String>,
+    /// The mesh, and the choices of placement and order.
     #[serde(default)]
     layout: Layout,
+    /// Samples of a step over all ranks.
     global_batch: usize,
+    /// The number format of activations and matrix products.
     #[serde(default = "default_precision")]
     precision: DataType,
+    /// The optimizer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     optimizer: Option<Optimizer>,
+    /// The recipe.
     #[serde(default)]
     training: Training,
+    /// Samples that share batch statistics; default: a rank's micro-batch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     batch_norm_group: Option<usize>,
+    /// The software stack to model.
     #[serde(default)]
     stack: Stack,
     /// Which communication overlaps kernels; default: the stack's.
@@ -45,6 +58,7 @@ pub struct PlanFile {
     /// Facts about a run under another stack.
     #[serde(default, skip_serializing_if = "PlannedWorkload::is_usual")]
     workload: PlannedWorkload,
+    /// How the replicas of the model stay together.
     #[serde(default)]
     mode: Mode,
     /// The input pipeline.
@@ -58,7 +72,7 @@ fn default_precision() -> DataType {
 
 /// The input pipeline of a rank. Costs that the file does not state are measured: by `execute` on
 /// its data, else by the calibration.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Input {
     /// Size of a sample in storage.
@@ -100,6 +114,20 @@ impl Serialize for ModelReference {
             ModelReference::Named(name) => serializer.serialize_str(name),
             ModelReference::InPlace(model) => model.serialize(serializer),
         }
+    }
+}
+
+impl JsonSchema for ModelReference {
+    fn schema_name() -> Cow<'static, str> {
+        "ModelReference".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"type": "string"}, generator.subschema_for::<Model>()]})
+    }
+
+    fn inline_schema() -> bool {
+        true
     }
 }
 
@@ -149,6 +177,7 @@ impl LoadedPlan {
     /// a file.
     pub fn apply_recipe(&mut self, recipe: &Path) -> Result<(), Failure> {
         let mut training: Training = inputs::parse_yaml(&inputs::read(recipe)?, recipe)?;
+        training.schema_version = None;
         self.file.optimizer = training.optimizer.take().or(Some(self.plan.optimizer));
         self.file.training = training;
         self.plan = self.file.plan();
@@ -175,6 +204,7 @@ impl PlanFile {
     pub fn new(model: ModelReference, topology: TopologyReference, nodes: Option<usize>, plan: &Plan) -> Self {
         let plan = plan.clone();
         Self {
+            schema_version: SchemaVersion,
             model,
             topology,
             nodes,
@@ -201,7 +231,7 @@ impl PlanFile {
             global_batch: file.global_batch,
             precision: file.precision,
             optimizer: file.training.optimizer.or(file.optimizer).unwrap_or_default(),
-            training: Training { optimizer: None, ..file.training },
+            training: Training { schema_version: None, optimizer: None, ..file.training },
             batch_norm_group: file.batch_norm_group,
             overlap: file.overlap.or_else(|| usual_overlap(&file.stack)).unwrap_or_default(),
             stack: file.stack,

@@ -1,7 +1,7 @@
 //! Predicts a loaded plan. Shared by `simulate`, `execute` and `run`.
 
 use crate::failure::Failure;
-use crate::output::note;
+use crate::output::{note, with_spinner};
 use crate::plan_file::LoadedPlan;
 use crate::remarks;
 use crate::run_folder::PredictedInput;
@@ -46,7 +46,8 @@ pub fn oversubscription(allowed: bool) -> Oversubscription {
 
 /// Compiles and simulates a plan.
 pub fn predict(loaded: &LoadedPlan, profile: Option<&Profile>, oversubscribe: bool) -> Result<PredictedPlan, Failure> {
-    predict_as(loaded, profile, &Options { oversubscription: oversubscription(oversubscribe), ..Options::default() })
+    let options = Options { oversubscription: oversubscription(oversubscribe), ..Options::default() };
+    with_spinner("simulate", || predict_as(loaded, profile, &options))
 }
 
 /// Compiles and simulates a plan with the given options.

@@ -3,13 +3,13 @@
 use crate::calibrate::{Needs, Patience, measure};
 use crate::check::check_compiled;
 use crate::choices::Choices;
-use crate::execute;
+use crate::execute::{self, ExecuteAnswer};
 use crate::failure::Failure;
 use crate::input;
 use crate::inputs::{self, NamedModel};
 use crate::launch::{backend_here, enough_devices};
 use crate::output;
-use crate::plan::document;
+use crate::plan::{PlanAnswer, document};
 use crate::plan_file::LoadedPlan;
 use crate::predict;
 use crate::recovery::Recovery;
@@ -17,8 +17,10 @@ use crate::run_folder::RunFolder;
 use crate::training::{Training, TrainingArguments};
 use clap::Args;
 use foretell_executor::TransportKind;
-use foretell_reports::{check_table, layouts_table};
-use serde_json::json;
+use foretell_reports::{CheckDocument, check_table, layouts_table};
+use foretell_simulator::Prediction;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::path::PathBuf;
 
 /// Calibrate, plan, simulate, train and check, in one go
@@ -40,6 +42,21 @@ pub struct Arguments {
     /// Replace the run that the folder has
     #[arg(long, requires = "run")]
     overwrite: bool,
+}
+
+/// The document of `run`: those of its parts.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct RunAnswer {
+    /// As of `plan`.
+    plan: PlanAnswer,
+    /// The prediction of the plan that ran.
+    predicted: Prediction,
+    /// As of `execute`.
+    execute: ExecuteAnswer,
+    /// As of `check`.
+    check: CheckDocument,
+    /// The run's folder, with the report.
+    report: String,
 }
 
 /// Runs the command.
@@ -78,7 +95,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         profile_path.display()
     ))?;
 
-    let planned = choices.search(&mut setting, Some(&profile), 5)?;
+    let planned = output::with_spinner("search", || choices.search(&mut setting, Some(&profile), 5))?;
     let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
     say(&format!(
         "\nplanned: {} layouts, {} simulated\n{}",
@@ -137,13 +154,13 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     checked.write_reports()?;
     if json {
         let planned = document(choices, &setting, &planned)?;
-        return output::json(&json!({
-            "plan": planned,
-            "predicted": prediction,
-            "execute": execute::document(&outcome, &folder),
-            "check": checked.document,
-            "report": folder.path().display().to_string(),
-        }));
+        return output::json(&RunAnswer {
+            plan: planned,
+            predicted: prediction,
+            execute: execute::document(&outcome, &folder),
+            check: checked.document,
+            report: folder.path().display().to_string(),
+        });
     }
     output::line(&format!("\nchecked:\n{}", check_table(&checked.document)))?;
     output::line(&format!("the report is {}", folder.file("report.html").display()))

@@ -9,6 +9,7 @@ use foretell_executor::{ObservedReference, Outcome, remove_abandoned};
 use foretell_program::{Profile, Timeline};
 use foretell_simulator::{InputBound, Prediction};
 use foretell_topologies::{Topology, TopologyReference, TopologySpec};
+use foretell_units::SchemaVersion;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
@@ -19,6 +20,9 @@ use std::sync::Arc;
 /// `predicted.json`: the prediction made before the run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Predicted {
+    /// The version of the file's form.
+    #[serde(default)]
+    pub schema_version: SchemaVersion,
     /// The model's name, which a model written in place lacks.
     pub name: String,
     /// The prediction's figures.
@@ -45,6 +49,9 @@ pub struct PredictedInput {
 /// `measured.json`: totals of a finished run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Measured {
+    /// The version of the file's form.
+    #[serde(default)]
+    pub schema_version: SchemaVersion,
     /// Median step time.
     pub step_seconds: f64,
     /// Number of steps.
@@ -68,6 +75,7 @@ impl From<&Outcome> for Measured {
         Self {
             checkpoint_seconds: checkpoint.map(|(wait, _)| wait.value()),
             checkpoint_write_seconds: checkpoint.map(|(_, written)| written.value()),
+            schema_version: SchemaVersion,
             step_seconds: outcome.median_step().value(),
             steps: outcome.steps.len(),
             peak_memory_bytes: outcome.arenas.iter().map(|arena| arena.count()).collect(),

@@ -72,7 +72,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             let progress = |line: &str| output::note(line);
             score_left_out(&rows, &split, left.into(), &progress).map_err(|error| Failure::Undone(error.to_string()))?
         }
-        None => score(&rows, &split, profiles),
+        None => output::with_spinner("score", || score(&rows, &split, profiles)),
     };
     if let Some(folder) = &arguments.plans {
         write_plans(&rows, profiles, folder)?;

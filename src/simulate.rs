@@ -7,21 +7,24 @@ use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::predict::{self, PredictedPlan};
 use crate::running_cost;
+use crate::trace_file::{self, TraceRanks};
 use crate::what_if;
 use crate::{input, inputs};
 use clap::Args;
 use foretell_program::{Profile, Rank};
-use foretell_reports::{Chart, Column, Plot, Section, page, table, write_trace};
+use foretell_reports::{Chart, Column, Plot, Section, page, table};
 use foretell_score::{CompiledRun, Refusal, Run};
 use foretell_simulator::{Collectives, Disturbance, Folding, Options, Prediction, Recording, critical_path};
 use foretell_units::Seconds;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// Predict a plan's step: time with an interval, memory, and where the time goes
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  foretell simulate --plan plan.yaml --profile profile.yaml --trace trace.json --plots plots",
+    after_help = "Example:\n  foretell simulate --plan plan.yaml --profile profile.yaml --trace trace.json.gz --plots plots",
     after_long_help = what_if::help()
 )]
 pub struct Arguments {
@@ -34,9 +37,13 @@ pub struct Arguments {
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Write a Chrome/Perfetto trace
+    /// Write a Chrome/Perfetto trace, compressed if the name ends in `.gz`
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Ranks of the trace: `differing` (one of each set that does the same), `all`, or numbers such
+    /// as 0,8..15
+    #[arg(long, value_name = "RANKS", default_value = "differing", requires = "trace")]
+    trace_ranks: TraceRanks,
     /// Write plots into a folder (SVG and PNG)
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
@@ -143,6 +150,64 @@ fn straggler(text: &str) -> Result<(Rank, f64), String> {
     }
 }
 
+/// The document of `simulate`. Parts that were not asked for are left out.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct SimulateAnswer {
+    #[serde(flatten)]
+    prediction: Prediction,
+    /// The step by kind of time along its critical path.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    critical_path_seconds: Option<BTreeMap<String, f64>>,
+    /// The critical path, with `--critical-path`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    critical_path: Option<what_if::PathAnswer>,
+    /// What the prediction assumes, a sentence each.
+    remarks: Vec<String>,
+    /// The price and energy.
+    cost: running_cost::CostAnswer,
+    /// The share of the time that makes progress, if failure rates are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    goodput: Option<running_cost::GoodputAnswer>,
+    /// The input pipeline, if the plan has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    input: Option<input::InputAnswer>,
+    /// The answers to `--what-if`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    what_if: Vec<what_if::WhatIfAnswer>,
+    /// What `--jitter` and `--straggler` cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    disturbance: Option<DisturbanceAnswer>,
+    /// This job and those of `--beside`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    jobs: Vec<beside::JobBesideAnswer>,
+}
+
+/// What jitter and stragglers cost.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Disturbance")]
+struct DisturbanceAnswer {
+    /// Coefficient of variation of the ranks' pace.
+    jitter: f64,
+    /// The seed of the jitter.
+    seed: u64,
+    /// Ranks that are slower.
+    stragglers: Vec<StragglerAnswer>,
+    /// The step without either.
+    undisturbed_step_seconds: f64,
+    /// The step less that.
+    cost_seconds: f64,
+}
+
+/// A rank that is slower.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Straggler")]
+struct StragglerAnswer {
+    /// The rank.
+    rank: usize,
+    /// The factor on its times.
+    times: f64,
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let questions = what_if::read(&arguments.what_if)?;
@@ -150,7 +215,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     arguments.recipe.as_deref().map(|recipe| loaded.apply_recipe(recipe)).transpose()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let options = options(arguments, json);
-    let mut predicted = predict::predict_as(&loaded, profile.as_ref(), &options)?;
+    let mut predicted = output::with_spinner("simulate", || predict::predict_as(&loaded, profile.as_ref(), &options))?;
     if arguments.ranks == Ranks::OnePerStage {
         predicted.prediction = of_representatives(&loaded, predicted.prediction)?;
     }
@@ -162,9 +227,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let program = &predicted.compiled.training;
     predict::print_caveats(&loaded.topology, &predicted.prediction, program.mesh.world_size(), &predicted.remarks);
     if let Some(path) = &arguments.trace {
-        let mut text = Vec::new();
-        write_trace(program, &[&predicted.simulation.timeline], &mut text)?;
-        output::write(path, &text)?;
+        let timelines = [&predicted.simulation.timeline];
+        output::with_spinner("trace", || trace_file::write(path, program, &timelines, &arguments.trace_ranks))?;
     }
     if let Some(folder) = &arguments.plots {
         for (name, plot) in &plots(&predicted) {
@@ -176,41 +240,33 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let path = has_spans.then(|| critical_path(&predicted.simulation.timeline, program)).transpose()?;
     let jobs = match arguments.beside.as_slice() {
         [] => Vec::new(),
-        others => beside::predict(&loaded, others, profile.as_ref(), arguments.fold.into())?,
+        others => output::with_spinner("beside", || beside::predict(&loaded, others, profile.as_ref(), arguments.fold.into()))?,
     };
     let (oversubscription, folding) = (predict::oversubscription(arguments.oversubscribe), arguments.fold.into());
-    let answers = what_if::answer(questions, &predicted, &loaded, profile.as_ref(), oversubscription, folding)?;
+    let answers = output::with_spinner("what if", || {
+        what_if::answer(questions, &predicted, &loaded, profile.as_ref(), oversubscription, folding)
+    })?;
     if let Some(path) = &arguments.report {
-        output::write(path, report(&loaded, &predicted, profile.as_ref(), arguments)?.as_bytes())?;
+        let page = output::with_spinner("report", || report(&loaded, &predicted, profile.as_ref(), arguments))?;
+        output::write(path, page.as_bytes())?;
     }
     let running = running_cost::answer(&arguments.running, &predicted, &predicted.prediction, &loaded)?;
     if json {
-        let mut document = serde_json::to_value(&predicted.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
-        if let Some(path) = &path {
-            document["critical_path_seconds"] = what_if::times_document(path);
-        }
-        if let Some(path) = path.as_ref().filter(|_| arguments.critical_path) {
-            document["critical_path"] = what_if::path_document(path, program);
-        }
-        document["remarks"] = json!(predicted.remarks);
         let (cost, goodput) = running.documents();
-        document["cost"] = cost;
-        if let Some(goodput) = goodput {
-            document["goodput"] = goodput;
-        }
-        if let Some(waiting) = &waiting {
-            document["input"] = waiting.document();
-        }
-        if !answers.is_empty() {
-            document["what_if"] = what_if::answers_document(&predicted.prediction, &answers)?;
-        }
-        if let Some(undisturbed) = predicted.undisturbed {
-            document["disturbance"] = disturbance_document(&options.disturbance, undisturbed, predicted.prediction.step_seconds);
-        }
-        if !jobs.is_empty() {
-            document["jobs"] = beside::document(&jobs);
-        }
-        output::json(&document)?;
+        output::json(&SimulateAnswer {
+            prediction: predicted.prediction.clone(),
+            critical_path_seconds: path.as_ref().map(what_if::times_document),
+            critical_path: path.as_ref().filter(|_| arguments.critical_path).map(|path| what_if::path_document(path, program)),
+            remarks: predicted.remarks.clone(),
+            cost,
+            goodput,
+            input: waiting.as_ref().map(input::Waiting::document),
+            what_if: what_if::answers_document(&predicted.prediction, &answers),
+            disturbance: predicted
+                .undisturbed
+                .map(|undisturbed| disturbance_document(&options.disturbance, undisturbed, predicted.prediction.step_seconds)),
+            jobs: beside::document(&jobs),
+        })?;
     } else if arguments.dump_program {
         output::line(&program.to_string())?;
     } else {
@@ -320,12 +376,15 @@ fn disturbance_table(disturbance: &Disturbance, undisturbed: Seconds, step: Seco
     table(&[Column::words("disturbance"), Column::numbers("")], &rows)
 }
 
-fn disturbance_document(disturbance: &Disturbance, undisturbed: Seconds, step: Seconds) -> Value {
-    let stragglers = disturbance.stragglers.iter().map(|(rank, times)| json!({"rank": rank.0, "times": times}));
-    json!({
-        "jitter": disturbance.jitter, "seed": disturbance.seed, "stragglers": stragglers.collect::<Vec<_>>(),
-        "undisturbed_step_seconds": undisturbed.value(), "cost_seconds": (step - undisturbed).value(),
-    })
+fn disturbance_document(disturbance: &Disturbance, undisturbed: Seconds, step: Seconds) -> DisturbanceAnswer {
+    let stragglers = disturbance.stragglers.iter().map(|(rank, times)| StragglerAnswer { rank: rank.0, times: *times });
+    DisturbanceAnswer {
+        jitter: disturbance.jitter,
+        seed: disturbance.seed,
+        stragglers: stragglers.collect(),
+        undisturbed_step_seconds: undisturbed.value(),
+        cost_seconds: (step - undisturbed).value(),
+    }
 }
 
 fn plots(predicted: &PredictedPlan) -> Vec<(&'static str, Plot)> {

@@ -10,11 +10,12 @@ use foretell_program::Plan;
 use foretell_reports::{Column, CurvePoint, Plot, table};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Seconds};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::time::{Duration, Instant};
 
 /// The best layout at a number of devices.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct Point {
     /// Number of devices that the layout uses.
     pub devices: usize,

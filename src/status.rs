@@ -9,7 +9,8 @@ use crate::slurm::{self, SlurmJob};
 use clap::Args;
 use foretell_reports::{Column, table};
 use foretell_topologies::SlurmNode;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::path::Path;
 
 /// Show the utilisation of each node and job of a Slurm cluster
@@ -31,16 +32,81 @@ struct Observed {
     of_prediction: Option<f64>,
 }
 
+/// The document of `status`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct StatusAnswer {
+    /// The nodes; none if one job was asked for.
+    nodes: Vec<NodeAnswer>,
+    /// The jobs.
+    jobs: Vec<SlurmJobAnswer>,
+}
+
+/// A node of a Slurm cluster.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Node")]
+struct NodeAnswer {
+    /// Its name.
+    node: String,
+    /// Its states, such as `IDLE+DRAIN`.
+    state: String,
+    /// Its CPUs.
+    cpus: usize,
+    /// CPUs of jobs.
+    allocated_cpus: usize,
+    /// The number of CPUs that were busy over the last minute.
+    load: Option<f64>,
+    /// The share of its CPUs that work.
+    busy: Option<f64>,
+    /// Its GPUs.
+    gpus: Option<usize>,
+    /// GPUs of jobs.
+    allocated_gpus: usize,
+    /// Its memory.
+    memory_bytes: u64,
+    /// Memory of jobs.
+    allocated_memory_bytes: u64,
+}
+
+/// A job of a Slurm cluster. The last four fields are null unless Foretell submitted it.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Job")]
+struct SlurmJobAnswer {
+    /// Its number.
+    job: u64,
+    /// Its name.
+    name: String,
+    /// Its state, such as `RUNNING`.
+    state: String,
+    /// How long it has run, as Slurm writes it.
+    time: String,
+    /// The number of its nodes.
+    nodes: usize,
+    /// Its nodes, or why it waits.
+    place: String,
+    /// Its CPUs.
+    cpus: usize,
+    /// The folder that it was submitted in.
+    folder: String,
+    /// Its last step.
+    step: Option<usize>,
+    /// The loss of that step.
+    loss: Option<f64>,
+    /// Samples in a second.
+    samples_per_second: Option<f64>,
+    /// Predicted over measured time of the last step.
+    of_predicted_speed: Option<f64>,
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let jobs: Vec<SlurmJob> = slurm::jobs(arguments.job)?;
     let jobs: Vec<Observed> = jobs.into_iter().filter(|job| arguments.job.is_some() || job.is_alive()).map(observe).collect();
     let nodes = if arguments.job.is_some() { Vec::new() } else { slurm::nodes()? };
     if json {
-        return output::json(&json!({
-            "nodes": nodes.iter().map(node_document).collect::<Vec<_>>(),
-            "jobs": jobs.iter().map(job_document).collect::<Vec<_>>(),
-        }));
+        return output::json(&StatusAnswer {
+            nodes: nodes.iter().map(node_document).collect(),
+            jobs: jobs.iter().map(job_document).collect(),
+        });
     }
     if !nodes.is_empty() {
         output::line(&node_table(&nodes))?;
@@ -102,18 +168,34 @@ fn job_table(jobs: &[Observed]) -> String {
     table(&[&words[..], &numbers].concat(), &rows.collect::<Vec<_>>())
 }
 
-fn node_document(node: &SlurmNode) -> serde_json::Value {
-    json!({
-        "node": node.name, "state": node.state, "cpus": node.cpus.1, "allocated_cpus": node.cpus.0, "load": node.load, "busy": busy(node),
-        "gpus": node.gpus().map(|gpus| gpus.count), "allocated_gpus": node.allocated_gpus(),
-        "memory_bytes": node.memory.1 << 20, "allocated_memory_bytes": node.memory.0 << 20,
-    })
+fn node_document(node: &SlurmNode) -> NodeAnswer {
+    NodeAnswer {
+        node: node.name.clone(),
+        state: node.state.clone(),
+        cpus: node.cpus.1,
+        allocated_cpus: node.cpus.0,
+        load: node.load,
+        busy: busy(node),
+        gpus: node.gpus().map(|gpus| gpus.count),
+        allocated_gpus: node.allocated_gpus(),
+        memory_bytes: node.memory.1 << 20,
+        allocated_memory_bytes: node.memory.0 << 20,
+    }
 }
 
-fn job_document(one: &Observed) -> serde_json::Value {
-    json!({
-        "job": one.job.id, "name": one.job.name, "state": one.job.state, "time": one.job.time, "nodes": one.job.nodes, "place": one.job.place,
-        "cpus": one.job.cpus, "folder": one.job.folder, "step": one.step.map(|step| step.step), "loss": one.step.map(|step| step.loss),
-        "samples_per_second": one.step.map(|step| step.samples_per_second), "of_predicted_speed": one.of_prediction,
-    })
+fn job_document(one: &Observed) -> SlurmJobAnswer {
+    SlurmJobAnswer {
+        job: one.job.id,
+        name: one.job.name.clone(),
+        state: one.job.state.clone(),
+        time: one.job.time.clone(),
+        nodes: one.job.nodes,
+        place: one.job.place.clone(),
+        cpus: one.job.cpus,
+        folder: one.job.folder.clone(),
+        step: one.step.map(|step| step.step),
+        loss: one.step.map(|step| step.loss),
+        samples_per_second: one.step.map(|step| step.samples_per_second),
+        of_predicted_speed: one.of_prediction,
+    }
 }

@@ -8,7 +8,8 @@ use crate::slurm::{self, SlurmJob};
 use crate::{export, progress_of};
 use clap::Args;
 use foretell_export::Framework;
-use serde_json::json;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -48,6 +49,23 @@ const MOST_FAILED_LOOKS: usize = 10;
 /// Lines of the job's log that a failure shows.
 const LOG_LINES: usize = 5;
 
+/// The document of `submit`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct SubmitAnswer {
+    /// The job's number.
+    job: u64,
+    /// The folder of its files.
+    folder: PathBuf,
+    /// The run's folder.
+    run: PathBuf,
+    /// How it ended; null with `--no-wait`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<String>,
+    /// Its last step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    steps: Option<usize>,
+}
+
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let loaded = PlanFile::load(&arguments.plan)?;
@@ -73,7 +91,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::line(&format!("job {id} is submitted; its folder is {}", folder.display()))?;
     }
     if arguments.no_wait {
-        return if json { output::json(&json!({"job": id, "folder": folder, "run": run})) } else { Ok(()) };
+        return if json { output::json(&SubmitAnswer { job: id, folder, run, state: None, steps: None }) } else { Ok(()) };
     }
     let ended = follow(id, &run)?;
     let steps = progress_of::last_step(&run);
@@ -82,7 +100,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     if json {
         let steps = steps.map(|step| step.step);
-        return output::json(&json!({"job": id, "folder": folder, "run": run, "state": ended.state, "steps": steps}));
+        return output::json(&SubmitAnswer { job: id, folder, run, state: Some(ended.state), steps });
     }
     output::line(&format!(
         "job {id} is done; the run is in {0}; `foretell check {0}` compares it with its prediction",

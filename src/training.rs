@@ -15,12 +15,12 @@ use foretell_executor::data::{Augmentation, DataSource, Dataset, InputOptions, O
 use foretell_executor::regular;
 use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{
-    ArrivalOrder, BackendKind, Checkpoints, Departure, Evaluation, ExecutorError, Length, Outcome, RunEvent, Start, StepMetrics,
-    StopSignals, TrainingJob, TransportKind, World, executable, execute, supported,
+    ArrivalOrder, BackendKind, Checkpoints, Departure, Evaluation, ExecutorError, Length, OnDivergence, Outcome, RunEvent,
+    Start, StepMetrics, StopSignals, TrainingJob, TransportKind, World, executable, execute, supported,
 };
 use foretell_models::Model;
 use foretell_program::{Period, Plan};
-use foretell_units::Seconds;
+use foretell_units::{SchemaVersion, Seconds};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
@@ -66,6 +66,9 @@ pub struct TrainingArguments {
     /// Number of checkpoints to keep [default: all]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub keep: Option<u64>,
+    /// Go on when the loss is no longer finite, instead of ending with an error
+    #[arg(long)]
+    pub allow_divergence: bool,
     /// Do not evaluate after each epoch
     #[arg(long)]
     pub no_evaluation: bool,
@@ -256,12 +259,17 @@ impl TrainingArguments {
             timeline: None,
             start,
             replay: self.replay_order.clone(),
+            on_divergence: self.on_divergence(),
             checkpoints: match self.save_every {
                 Some(SaveEvery::Never) => None,
                 Some(SaveEvery::Steps(steps)) => Some(Checkpoints::new(Some(Period::Steps(steps)), self.keep())),
                 None => Some(Checkpoints::new(loaded.plan.training.save_every, self.keep())),
             },
         }
+    }
+
+    fn on_divergence(&self) -> OnDivergence {
+        if self.allow_divergence { OnDivergence::Continue } else { OnDivergence::End }
     }
 
     fn seed(&self) -> u64 {
@@ -313,6 +321,7 @@ pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Made) ->
     }
     folder.keep_plan(loaded)?;
     folder.keep_prediction(&Predicted {
+        schema_version: SchemaVersion,
         name: loaded.model.name.clone(),
         prediction: predicted.prediction.clone(),
         timeline: predicted.simulation.timeline.clone(),

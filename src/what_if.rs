@@ -7,9 +7,11 @@ use crate::plan_file::LoadedPlan;
 use crate::predict::{self, PredictedPlan};
 use foretell_program::{Profile, Program};
 use foretell_reports::{Column, Section, table};
-use foretell_simulator::{CriticalPath, Folding, Options, Oversubscription, Prediction, Recording, WhatIf, memory_use};
+use foretell_simulator::{CriticalPath, Folding, Options, Oversubscription, PathTime, Prediction, Recording, WhatIf, memory_use};
 use foretell_units::Seconds;
-use serde_json::{Value, json};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// A question and its answer.
 pub struct Answer {
@@ -96,17 +98,70 @@ fn rows(original: &Prediction, answers: &[Answer]) -> Vec<Vec<String>> {
 }
 
 /// The answers as JSON.
-pub fn answers_document(original: &Prediction, answers: &[Answer]) -> Result<Value, Failure> {
-    let documents = answers.iter().map(|answer| {
-        let predicted = serde_json::to_value(&answer.prediction).map_err(|error| Failure::Undone(error.to_string()))?;
-        Ok(json!({
-            "what_if": answer.what_if.to_string(),
-            "step_seconds": answer.prediction.step_seconds.value(),
-            "change": change(original, answer),
-            "predicted": predicted,
-        }))
+pub fn answers_document(original: &Prediction, answers: &[Answer]) -> Vec<WhatIfAnswer> {
+    let documents = answers.iter().map(|answer| WhatIfAnswer {
+        what_if: answer.what_if.to_string(),
+        step_seconds: answer.prediction.step_seconds.value(),
+        change: change(original, answer),
+        predicted: answer.prediction.clone(),
     });
-    documents.collect::<Result<Vec<_>, Failure>>().map(Value::from)
+    documents.collect()
+}
+
+/// The answer to one `--what-if`.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "WhatIf")]
+pub struct WhatIfAnswer {
+    /// The question.
+    what_if: String,
+    /// The step.
+    step_seconds: f64,
+    /// Relative change of the step.
+    change: f64,
+    /// The whole prediction.
+    predicted: Prediction,
+}
+
+/// The critical path, with every segment.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "CriticalPath")]
+pub struct PathAnswer {
+    /// Time on the path by category.
+    by_time: PathTime,
+    /// Time on the path by kind of instruction, longest first.
+    by_kind: Vec<KindAnswer>,
+    /// The step less all segments: handoffs and overheads.
+    between_seconds: f64,
+    /// The instructions on the path.
+    segments: Vec<SegmentAnswer>,
+}
+
+/// Time of one kind of instruction.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "KindTime")]
+struct KindAnswer {
+    /// The kind.
+    kind: String,
+    /// Its time.
+    seconds: f64,
+}
+
+/// An instruction on the critical path.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Segment")]
+struct SegmentAnswer {
+    /// The rank.
+    rank: usize,
+    /// The instruction in its list.
+    instruction: usize,
+    /// The name of its operator or tensor.
+    name: Option<String>,
+    /// Its kind.
+    kind: String,
+    /// When the path enters it.
+    start_seconds: f64,
+    /// When it ends.
+    end_seconds: f64,
 }
 
 /// Relative change of the step time.
@@ -143,8 +198,8 @@ pub fn path_table(path: &CriticalPath) -> String {
 }
 
 /// Makes the document of the times on a critical path.
-pub fn times_document(path: &CriticalPath) -> Value {
-    path_times(path).into_iter().map(|(name, time)| (name.replace(' ', "_"), json!(time.value()))).collect()
+pub fn times_document(path: &CriticalPath) -> BTreeMap<String, f64> {
+    path_times(path).into_iter().map(|(name, time)| (name.replace(' ', "_"), time.value())).collect()
 }
 
 /// Formats the shares of the critical path as a line.
@@ -158,20 +213,24 @@ pub fn path_line(path: &CriticalPath) -> String {
 }
 
 /// The critical path as JSON, with every segment.
-pub fn path_document(path: &CriticalPath, program: &Program) -> Value {
+pub fn path_document(path: &CriticalPath, program: &Program) -> PathAnswer {
     let segments = path.segments.iter().map(|segment| {
         let stage = program.list_of(segment.rank);
         let instruction = stage.instruction(segment.instruction);
         let (start, end) = (Seconds::from(segment.start), Seconds::from(segment.end));
-        json!({
-            "rank": segment.rank.0, "instruction": segment.instruction.0, "name": stage.names.get(instruction.name as usize),
-            "kind": instruction.operation.kind(), "start_seconds": start.value(), "end_seconds": end.value(),
-        })
+        SegmentAnswer {
+            rank: segment.rank.0,
+            instruction: segment.instruction.0 as usize,
+            name: stage.names.get(instruction.name as usize).map(|name| name.to_string()),
+            kind: instruction.operation.kind().to_string(),
+            start_seconds: start.value(),
+            end_seconds: end.value(),
+        }
     });
-    json!({
-        "by_time": path.by_time,
-        "by_kind": path.by_kind.iter().map(|(kind, time)| json!({"kind": kind, "seconds": time.value()})).collect::<Vec<_>>(),
-        "between_seconds": path.between.value(),
-        "segments": segments.collect::<Vec<_>>(),
-    })
+    PathAnswer {
+        by_time: path.by_time,
+        by_kind: path.by_kind.iter().map(|(kind, time)| KindAnswer { kind: kind.clone(), seconds: time.value() }).collect(),
+        between_seconds: path.between.value(),
+        segments: segments.collect(),
+    }
 }

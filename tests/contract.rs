@@ -456,3 +456,101 @@ fn a_trace_of_another_framework_becomes_a_checked_run() {
     // The profile serves other predictions too.
     assert_is_prediction(&scratch.json(&["simulate", "--plan", "plan.yaml", "--profile", "profile.yaml"]));
 }
+
+#[test]
+fn quiet_and_verbose_change_standard_error_only() {
+    let scratch = Scratch::new();
+    let plan = "{model: gpt2, topology: dgx-a100-80g, layout: {data: 8}, global_batch: 64, precision: bf16}";
+    scratch.file("plan.yaml", plan);
+    let run = |more: &[&str]| {
+        let output = scratch.run(&[&["export", "--plan", "plan.yaml", "--to", "perfetto", "-o", "trace.json"], more].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        (output.stdout, String::from_utf8(output.stderr).expect("text"))
+    };
+    let (answer, usual) = run(&[]);
+    let (quiet_answer, quiet) = run(&["-q"]);
+    let (verbose_answer, verbose) = run(&["-v"]);
+    let (_, detailed) = run(&["-vv"]);
+    assert_eq!((&answer, &answer), (&quiet_answer, &verbose_answer));
+    assert!(usual.contains("note: ") && !usual.contains("wrote"), "{usual}");
+    assert_eq!(quiet, "");
+    assert!(verbose.contains("wrote `trace.json`") && verbose.contains("simulate: "), "{verbose}");
+    assert!(detailed.contains("read `plan.yaml`") && !verbose.contains("read `plan.yaml`"), "{detailed}");
+    assert!(!detailed.contains('\u{1b}'), "colours, where there is no terminal");
+    let wrong = scratch.run(&["-q", "simulate", "--plan", "none.yaml"]);
+    assert!(String::from_utf8_lossy(&wrong.stderr).contains("error: "));
+}
+
+/// Ends the process when the value is dropped.
+struct Serving(std::process::Child);
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_run_is_served_to_those_who_have_the_token() {
+    use std::io::{BufRead, BufReader, Read, Write};
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", &format!("{{model: {MLP}, topology: local, layout: {{data: 1}}, global_batch: 32}}"));
+    scratch.json(&["execute", "--plan", text(&plan), "--steps", "3"]);
+    let mut serving = scratch.command(&["serve"]);
+    let mut serving = Serving(serving.stdout(std::process::Stdio::piped()).spawn().expect("it starts"));
+    let mut line = String::new();
+    BufReader::new(serving.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("it prints its address");
+    let url = line.trim_end().split_once("http://").expect("an address").1.to_owned();
+    let (host, path) = url.split_once('/').expect("a path");
+    assert!(host.starts_with("127.0.0.1:"), "{host}");
+    let ask = |method: &str, path: &str, name: &str| {
+        let mut stream = std::net::TcpStream::connect(host).expect("it listens");
+        write!(stream, "{method} /{path} HTTP/1.1\r\nHost: {name}\r\nConnection: close\r\n\r\n").expect("it is sent");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("it answers");
+        answer
+    };
+    let page = ask("GET", path, host);
+    assert!(
+        page.starts_with("HTTP/1.1 200") && page.contains("predicted and measured") && !page.contains("Refresh:"),
+        "{page:.300}"
+    );
+    assert!(ask("GET", "", host).starts_with("HTTP/1.1 403"));
+    assert!(ask("GET", &path.replace("token=", "token=0"), host).starts_with("HTTP/1.1 403"));
+    assert!(ask("GET", path, "evil.example").starts_with("HTTP/1.1 403"), "a page elsewhere reaches it");
+    assert!(ask("POST", path, host).starts_with("HTTP/1.1 405"));
+    // While the run goes there are no totals: the page shows its losses so far, and looks again.
+    std::fs::remove_file(scratch.path("runs/1/measured.json")).expect("it is there");
+    let page = ask("GET", path, host);
+    assert!(page.contains("Refresh: 2") && page.contains("a run in progress") && page.contains("made so far"), "{page:.300}");
+}
+
+#[test]
+fn a_trace_has_the_ranks_that_differ_and_may_be_compressed() {
+    let scratch = Scratch::new();
+    scratch.file("plan.yaml", "{model: gpt2, topology: dgx-a100-80g, layout: {data: 8}, global_batch: 64, precision: bf16}");
+    let write = |name: &str, ranks: &[&str]| {
+        let output = scratch.run(&[&["simulate", "--plan", "plan.yaml", "--trace", name], ranks].concat());
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        (std::fs::read(scratch.path(name)).expect("it is written"), String::from_utf8(output.stderr).expect("text"))
+    };
+    let ranks = |bytes: &[u8]| {
+        let document: Value = serde_json::from_slice(bytes).expect("one document");
+        let events = document["traceEvents"].as_array().expect("a list").clone();
+        events.iter().filter_map(|event| event["pid"].as_u64()).collect::<std::collections::BTreeSet<_>>()
+    };
+    let (differing, note) = write("differing.json", &[]);
+    assert_eq!(ranks(&differing).len(), 1, "all replicas do the same");
+    assert!(note.contains("the trace has 1 of 8 ranks"), "{note}");
+    assert_eq!(ranks(&write("all.json", &["--trace-ranks", "all"]).0).len(), 8);
+    let (some, _) = write("some.json", &["--trace-ranks", "1,6..7"]);
+    assert_eq!(ranks(&some).into_iter().collect::<Vec<_>>(), [1, 6, 7]);
+    let (compressed, _) = write("some.json.gz", &["--trace-ranks", "1,6..7"]);
+    let mut text = Vec::new();
+    std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&compressed[..]), &mut text).expect("gzip");
+    assert_eq!(text, some);
+    assert!(compressed.len() * 4 < some.len());
+    let none = scratch.run(&["simulate", "--plan", "plan.yaml", "--trace", "none.json", "--trace-ranks", "9"]);
+    assert_eq!(none.status.code(), Some(2), "{}", String::from_utf8_lossy(&none.stderr));
+}

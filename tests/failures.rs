@@ -298,4 +298,10 @@ fn a_diverged_run_fails_with_the_step_and_a_hint() {
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(message.contains("the loss became") && message.contains("hint: lower the learning rate"), "{message}");
     assert!(output.stdout.is_empty());
+    // Its metrics go on with null, and all that reads them goes on too.
+    let anyway = ["execute", "--plan", text(&plan), "--steps", "20", "--oversubscribe", "--run", "second", "--allow-divergence"];
+    let document = scratch.json(&anyway);
+    assert_eq!(document["loss"].as_array().map(Vec::len), Some(20));
+    assert!(document["loss"][19].is_null(), "{document}");
+    scratch.json(&["check", "second"]);
 }

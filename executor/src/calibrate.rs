@@ -113,6 +113,7 @@ impl RankMeasurements {
             "shared_memory"
         };
         Profile {
+            schema_version: foretell_units::SchemaVersion,
             device: device.into(),
             // The caller knows the data set.
             input: None,

@@ -112,7 +112,7 @@ pub enum ExecutorError {
         checkpoint: Option<PathBuf>,
     },
     /// The loss is not finite.
-    #[error("the loss became {loss} at step {step}; hint: lower the learning rate")]
+    #[error("the loss became {loss} at step {step}; hint: lower the learning rate; `--allow-divergence` goes on")]
     Diverged {
         /// The step, counted from 0.
         step: usize,

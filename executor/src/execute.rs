@@ -16,7 +16,7 @@ use crate::departure;
 use crate::disk::SystemDisk;
 use crate::error::ExecutorError;
 use crate::files::write_whole;
-use crate::job::{ArrivalOrder, Job, Report, TrainingJob};
+use crate::job::{ArrivalOrder, Job, OnDivergence, Report, TrainingJob};
 use crate::launcher::{LaunchOptions, News, Ranks};
 use crate::recording::read_timeline;
 use crate::reference::References;
@@ -252,6 +252,7 @@ pub fn execute(
     let saving = SavedCheckpoints::prepare(&mut job, folder, steps_per_epoch, mesh.world_size(), Arc::new(SystemDisk))?;
     let first_step = job.start.step();
     let leavers = departure::leavers(&job, &compiled)?;
+    let on_divergence = job.on_divergence;
     let mut ranks = Ranks::start(mesh.world_size(), &Job::Train(Box::new(job)), options)?;
     if let Some(folder) = folder {
         let ids: Vec<String> = ranks.process_ids().iter().map(u32::to_string).collect();
@@ -260,6 +261,7 @@ pub fn execute(
     ranks.let_leave(leavers);
     progress(RunEvent::Started { length });
     let mut run = ActiveRun::new(&compiled, bad, files, saving, options.backend, progress);
+    run.on_divergence = on_divergence;
     run.outcome.resumed_from_step = first_step;
     run.outcome.first_steps = vec![first_step];
     run.receive_reports(&mut ranks, mesh)?;
@@ -298,6 +300,7 @@ struct ActiveRun<'a> {
     held: BTreeMap<usize, usize>,
     /// `None` if all ranks make each step together.
     paces: Option<PaceCollector>,
+    on_divergence: OnDivergence,
     outcome: Outcome,
     progress: &'a mut dyn FnMut(RunEvent),
 }
@@ -341,6 +344,7 @@ impl<'a> ActiveRun<'a> {
             running: (0..world_size).collect(),
             present: (0..world_size).collect(),
             held: BTreeMap::new(),
+            on_divergence: OnDivergence::End,
             outcome,
             progress,
         }
@@ -426,7 +430,7 @@ impl<'a> ActiveRun<'a> {
     }
 
     fn finish_step(&mut self, metrics: StepMetrics) -> Result<(), ExecutorError> {
-        if !metrics.loss.is_finite() {
+        if !metrics.loss.is_finite() && self.on_divergence == OnDivergence::End {
             return Err(ExecutorError::Diverged { step: metrics.step, loss: metrics.loss });
         }
         self.files.as_mut().map(|files| files.write_step(&metrics)).transpose()?;
@@ -438,7 +442,7 @@ impl<'a> ActiveRun<'a> {
     fn finish_evaluation(&mut self, evaluation: Option<Evaluation>) -> Result<(), ExecutorError> {
         // An evaluation split without samples has no loss.
         let Some(evaluation) = evaluation.filter(|evaluation| evaluation.samples > 0) else { return Ok(()) };
-        if !evaluation.loss.is_finite() {
+        if !evaluation.loss.is_finite() && self.on_divergence == OnDivergence::End {
             return Err(ExecutorError::Diverged { step: evaluation.step, loss: evaluation.loss });
         }
         self.files.as_mut().map(|files| files.write_evaluation(&evaluation)).transpose()?;

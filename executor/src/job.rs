@@ -50,6 +50,19 @@ pub struct TrainingJob {
     /// The order of arrivals at each server to replay; `None`: as they arrive.
     #[serde(default)]
     pub replay: Option<ArrivalOrder>,
+    /// What a loss that is not finite does.
+    #[serde(default)]
+    pub on_divergence: OnDivergence,
+}
+
+/// What a run does when its loss is no longer finite.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum OnDivergence {
+    /// It ends with an error.
+    #[default]
+    End,
+    /// It goes on.
+    Continue,
 }
 
 /// The order of pulls and pushes at servers whose workers go at their own pace, by the server's

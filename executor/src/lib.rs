@@ -14,7 +14,7 @@
 //!
 //! ```
 //! use foretell_executor::data::{DataSource, Dataset, InputOptions};
-//! use foretell_executor::{BackendKind, Length, Start, TrainingJob, supported};
+//! use foretell_executor::{BackendKind, Length, OnDivergence, Start, TrainingJob, supported};
 //! use foretell_models::{Mlp, Model};
 //! use foretell_program::{Layout, Plan};
 //!
@@ -32,6 +32,7 @@
 //!     start: Start::Fresh,
 //!     checkpoints: None,
 //!     replay: None,
+//!     on_divergence: OnDivergence::End,
 //! };
 //! supported(&job.plan, BackendKind::Cpu)?;
 //! let dataset = Dataset::open(&job.data, &job.model.sample(), job.seed)?;
@@ -100,7 +101,8 @@ pub use execute::{
 pub use files::write_whole;
 pub use generation::{Generator, NextToken, Sampling};
 pub use job::{
-    ArrivalOrder, CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, Start, TimedStep, TrainingJob,
+    ArrivalOrder, CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, OnDivergence, Start, TimedStep,
+    TrainingJob,
 };
 pub use launcher::{LaunchOptions, RankSlot, TransportKind};
 pub use rank::run_rank;

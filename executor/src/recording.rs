@@ -6,7 +6,7 @@ use crate::files::write_whole;
 use crate::interpreter::RawSpan;
 use crate::regular;
 use foretell_program::{InstructionId, Origin, Rank, RankTimeline, Span, Timeline};
-use foretell_units::Picoseconds;
+use foretell_units::{Picoseconds, SchemaVersion};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
@@ -36,6 +36,8 @@ pub struct StepSpans {
 /// The contents of a rank's file.
 #[derive(Debug, Serialize, Deserialize)]
 struct RankFile {
+    #[serde(default)]
+    schema_version: SchemaVersion,
     rank: Rank,
     /// The first step that the processes made. It warms up caches and connections.
     #[serde(default)]
@@ -78,7 +80,7 @@ impl SpanRecorder {
 /// # Errors
 /// [`ExecutorError::System`] if they cannot be written as JSON.
 pub fn timeline_file(rank: Rank, first: usize, steps: VecDeque<StepSpans>) -> Result<Vec<u8>, ExecutorError> {
-    serde_json::to_vec(&RankFile { rank, first, steps })
+    serde_json::to_vec(&RankFile { schema_version: SchemaVersion, rank, first, steps })
         .map_err(|error| ExecutorError::system("write the timeline", error.into()))
 }
 

@@ -6,6 +6,7 @@ use crate::error::LabError;
 use crate::names::{node_namespace, switches_namespace};
 use foretell_topologies::{Architecture, DeviceId, Fabric, FatTree, LeafSwitches, NodeId, NodeLinkKind, Routing, Topology};
 use foretell_units::BytesPerSecond;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::Ipv4Addr;
 
@@ -31,7 +32,7 @@ const SOCKET_BYTES: usize = 1 << 20;
 const QUEUE_PACKETS: usize = 20_000;
 
 /// A device of a host.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LabDevice {
     /// Its number in the topology.
     pub number: usize,
@@ -41,7 +42,7 @@ pub struct LabDevice {
 }
 
 /// A node of the topology.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Host {
     /// Its name in the topology.
     pub name: String,

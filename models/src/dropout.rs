@@ -2,10 +2,11 @@
 //! activation or of attention's probabilities. It does not know how layouts lead to such parts.
 
 use crate::defaults::{is_one, one};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The share of elements that dropout drops: from 0 to below 1, in ten-thousandths.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct DropoutRate {
     ten_thousandths: u16,

@@ -7,10 +7,11 @@ use crate::graph::{Graph, Tensor};
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
 use foretell_units::suggest;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A family with its sizes. Model files have this form.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "family", rename_all = "lowercase")]
 #[allow(missing_docs, reason = "each family documents itself")]
 pub enum Model {

@@ -1,9 +1,10 @@
 //! The optimizers whose updates there are kernels for.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Optimizer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Optimizer {
     /// Stochastic gradient descent, with a velocity when the momentum is not zero.

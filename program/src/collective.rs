@@ -2,10 +2,11 @@
 //!
 //! The lowest vocabulary of communication: placements, plans and instructions all use it.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A collective operation of a group of ranks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Collective {
     /// Every member receives the sum.
@@ -37,7 +38,7 @@ impl Collective {
 ///
 /// Frameworks overlap some of these with kernels and not others ([`crate::Overlap`]), and some
 /// reduce gradients in a number format of their own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CollectiveRole {
     /// Activations of operators that are sharded over `tensor`.
@@ -54,7 +55,7 @@ pub enum CollectiveRole {
 
 /// The algorithm of all-reduces. Collectives of other kinds use rings or messages between all
 /// pairs.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CollectiveAlgorithm {
     /// The fastest algorithm for each size and group.

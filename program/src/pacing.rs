@@ -16,6 +16,7 @@
 //! and nothing delays a push. So with any number of servers, and whatever the order of arrivals,
 //! some worker goes on.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The workers of a server, and how far they may be apart.
@@ -109,7 +110,7 @@ impl Versions {
 }
 
 /// The distribution of the staleness of pushes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StalenessDistribution {
     /// The mean.
     pub mean: f64,

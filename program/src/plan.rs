@@ -37,6 +37,7 @@ use crate::collective::CollectiveAlgorithm;
 use crate::mesh::Mesh;
 use crate::schedule::Schedule;
 use foretell_units::{Bytes, DataType};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
@@ -79,7 +80,7 @@ pub struct Plan {
 /// A software stack, by name. `foretell` is our own executor. The simulator's assumptions on
 /// kernels, the host and communication follow from it. The crate that has the stacks' profiles
 /// knows the valid names.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct Stack(String);
 

@@ -3,12 +3,13 @@
 //! their spread and count, and no fits.
 
 use foretell_models::Kernel;
-use foretell_units::{Bytes, BytesPerSecond, DataType, Seconds};
+use foretell_units::{Bytes, BytesPerSecond, DataType, SchemaVersion, Seconds};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 
 /// Repeated measurements of one duration. Outliers beyond three scaled median absolute deviations
 /// are discarded (Leys et al. 2013).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Sample {
     /// The median.
@@ -22,10 +23,11 @@ pub struct Sample {
 }
 
 /// The measured duration of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct KernelSample {
     /// The kernel, with its sizes.
+    #[schemars(schema_with = "kernel_schema")]
     pub kernel: Kernel,
     /// Whether it added to the buffers that it wrote.
     #[serde(default)]
@@ -38,8 +40,13 @@ pub struct KernelSample {
     pub time: Sample,
 }
 
+/// A kernel with its sizes: more than a schema of profiles should list.
+fn kernel_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "object", "minProperties": 1, "maxProperties": 1})
+}
+
 /// The kind of communication that a transport sample measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Exchange {
     /// An all-reduce.
@@ -53,7 +60,7 @@ pub enum Exchange {
 }
 
 /// The farthest distance that a message of a collective travels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Reach {
     /// Within a node.
@@ -66,7 +73,7 @@ pub enum Reach {
 }
 
 /// The measured duration of a collective or a message.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ExchangeSample {
     /// The kind of communication.
@@ -88,7 +95,7 @@ pub struct ExchangeSample {
 }
 
 /// The machine of a profile.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MachineIdentity {
     /// The name of the CPU or accelerator.
@@ -104,7 +111,7 @@ pub struct MachineIdentity {
 }
 
 /// The speed of a kind of device relative to the measured one, while both worked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RelativeSpeed {
     /// The kind of device.
@@ -139,7 +146,7 @@ impl Slowdown {
 }
 
 /// The costs of reading the samples of a data set from storage.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct InputCosts {
     /// The size of a sample in storage, on average.
@@ -165,9 +172,12 @@ pub struct StorageCosts {
 }
 
 /// The measurements of a calibration.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
+    /// The version of the file's form.
+    #[serde(default)]
+    pub schema_version: SchemaVersion,
     /// The kind of device in the topology that the profile is for.
     pub device: String,
     /// The machine that was measured.

@@ -16,12 +16,13 @@ pub(crate) mod timing;
 
 pub use timing::{PassTimes, pass_starts};
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::RangeInclusive;
 
 /// The order of micro-batches in the stages of a pipeline.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 pub enum Schedule {
     /// All forward passes, then all backward passes (Huang et al. 2019).
     #[serde(rename = "gpipe")]

@@ -17,6 +17,7 @@
 use crate::attribute::{Communications, Piece, Reason, active_time, attribute};
 use foretell_program::{InstructionId, Operation, Program, Rank, StageProgram, Timeline};
 use foretell_units::{Bytes, Picoseconds, Seconds};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -25,13 +26,15 @@ use std::fmt;
 const MOST_WORST: usize = 10;
 
 /// The comparison of two timelines of one Program.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Comparison {
     /// The predicted step.
     #[serde(rename = "predicted_step_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub predicted_step: Seconds,
     /// The measured step.
     #[serde(rename = "measured_step_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub measured_step: Seconds,
     /// Predicted over measured, less one; 0 if nothing was measured.
     pub error: f64,
@@ -45,15 +48,17 @@ pub struct Comparison {
 }
 
 /// All time of one kind on the reported rank.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct KindRow {
     /// `compute: KERNEL`, `communication: KIND`, `load`, `bubble` or `host`.
     pub kind: String,
     /// Predicted time.
     #[serde(rename = "predicted_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub predicted: Seconds,
     /// Measured time.
     #[serde(rename = "measured_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub measured: Seconds,
     /// Predicted less measured, over the measured step.
     pub error_share: f64,
@@ -63,7 +68,7 @@ pub struct KindRow {
 
 /// One instruction's contribution to the step, predicted and measured, as the mean over the ranks
 /// that run its list. Hidden communication contributes nothing.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct WorstRow {
     /// The rank on which the difference is largest.
     pub rank: Rank,
@@ -77,14 +82,18 @@ pub struct WorstRow {
     pub micro_batch: Option<u32>,
     /// Predicted contribution.
     #[serde(rename = "predicted_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub predicted: Seconds,
     /// Measured contribution.
     #[serde(rename = "measured_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub measured: Seconds,
     /// Predicted less measured.
     #[serde(rename = "difference_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub difference: Seconds,
     /// Why they differ.
+    #[schemars(with = "String")]
     pub cause: Cause,
 }
 
@@ -150,7 +159,7 @@ impl Serialize for Cause {
 }
 
 /// The JSON document of `foretell check`.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct CheckDocument {
     /// The comparison of the timelines.
     #[serde(flatten)]
@@ -241,7 +250,7 @@ pub struct AtPace {
 }
 
 /// Whether loading limits the step, predicted and measured.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct InputCheck {
     /// The part of the input pipeline that limits the step by the prediction, in words.
     pub predicted_bound: String,
@@ -251,9 +260,11 @@ pub struct InputCheck {
     pub input_bound: bool,
     /// Predicted time per step in which kernels wait for samples.
     #[serde(rename = "predicted_wait_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub predicted_wait: Seconds,
     /// Measured time per step in which kernels wait for samples.
     #[serde(rename = "measured_wait_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub measured_wait: Seconds,
 }
 

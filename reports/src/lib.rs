@@ -64,4 +64,4 @@ pub use plots::{CurvePoint, LossPoint, Plot, ScatterPoint};
 pub use tables::{
     Alignment, Breakdown, Column, LayoutRow, PredictionSummary, check_table, layouts_table, prediction_table, table,
 };
-pub use trace::write_trace;
+pub use trace::{differing_ranks, write_trace, write_trace_of};

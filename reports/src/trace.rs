@@ -9,14 +9,51 @@ use crate::error::ReportError;
 use foretell_program::{Instruction, Operation, Origin, Peer, PeerId, Program, Rank, Span, StageProgram, Stream, Timeline};
 use foretell_units::{Bytes, DataType, Picoseconds};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::Write;
 
-/// Writes timelines of a Program as one trace. Ignores spans of instructions that the Program does
-/// not have.
+/// Writes timelines of a Program as one trace, of all ranks. Ignores spans of instructions that the
+/// Program does not have.
 ///
 /// # Errors
 /// [`ReportError::Write`] if the writer fails.
-pub fn write_trace(program: &Program, timelines: &[&Timeline], mut writer: impl Write) -> Result<(), ReportError> {
+pub fn write_trace(program: &Program, timelines: &[&Timeline], writer: impl Write) -> Result<(), ReportError> {
+    let ranks: Vec<Rank> = (0..program.mesh.world_size()).map(Rank).collect();
+    write_trace_of(program, timelines, &ranks, writer)
+}
+
+/// Returns one rank of each set whose ranks run the same list at the same times: the first.
+pub fn differing_ranks(program: &Program, timelines: &[&Timeline]) -> Vec<Rank> {
+    let mut differing: Vec<Rank> = Vec::new();
+    let mut by_end: BTreeMap<(usize, Vec<Option<Picoseconds>>), Vec<Rank>> = BTreeMap::new();
+    for rank in (0..program.mesh.world_size()).map(Rank) {
+        let ends = timelines.iter().map(|timeline| timeline.rank(rank).map(|step| step.end)).collect();
+        let alike = by_end.entry((program.list_index(rank), ends)).or_default();
+        // Ranks that a simulation folds share their spans, so most comparisons end at once.
+        let is_equal = |other: &Rank| {
+            timelines.iter().all(|timeline| match (timeline.rank(rank), timeline.rank(*other)) {
+                (Some(one), Some(other)) => std::ptr::eq(one, other) || one == other,
+                (one, other) => one.is_none() == other.is_none(),
+            })
+        };
+        if !alike.iter().any(is_equal) {
+            alike.push(rank);
+            differing.push(rank);
+        }
+    }
+    differing
+}
+
+/// As [`write_trace`], of some ranks.
+///
+/// # Errors
+/// [`ReportError::Write`] if the writer fails.
+pub fn write_trace_of(
+    program: &Program,
+    timelines: &[&Timeline],
+    ranks: &[Rank],
+    mut writer: impl Write,
+) -> Result<(), ReportError> {
     writer.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
     let mut separator = "\n";
     let mut write = |event: Value| -> Result<(), ReportError> {
@@ -24,8 +61,7 @@ pub fn write_trace(program: &Program, timelines: &[&Timeline], mut writer: impl 
         separator = ",\n";
         Ok(())
     };
-    let ranks = timelines.iter().map(|timeline| timeline.ranks.len()).max().unwrap_or(0).min(program.mesh.world_size());
-    for rank in (0..ranks).map(Rank) {
+    for &rank in ranks.iter().filter(|rank| rank.0 < program.mesh.world_size()) {
         let stage = program.list_of(rank);
         for (position, timeline) in timelines.iter().enumerate() {
             let Some(spans) = timeline.rank(rank) else { continue };
@@ -163,5 +199,25 @@ mod tests {
             write_trace(&program, &timelines, &mut bytes).expect("a vector takes everything");
             assert!(serde_json::from_slice::<Value>(&bytes).is_ok());
         }
+    }
+    #[test]
+    fn ranks_that_do_the_same_stand_for_each_other() {
+        let (program, predicted, measured) = sample::pipeline();
+        let all: Vec<Rank> = (0..program.mesh.world_size()).map(Rank).collect();
+        let differing = differing_ranks(&program, &[&predicted, &measured]);
+        assert!(differing.contains(&Rank(0)) && differing.len() <= all.len());
+        for rank in all {
+            let stands = |other: &&Rank| {
+                program.list_index(rank) == program.list_index(**other)
+                    && predicted.rank(rank) == predicted.rank(**other)
+                    && measured.rank(rank) == measured.rank(**other)
+            };
+            assert_eq!(differing.iter().filter(stands).count(), 1, "{rank}");
+        }
+        let mut bytes = Vec::new();
+        write_trace_of(&program, &[&predicted], &[Rank(1)], &mut bytes).expect("a vector takes everything");
+        let document: Value = serde_json::from_slice(&bytes).expect("valid JSON");
+        let events = document["traceEvents"].as_array().expect("a list");
+        assert!(events.iter().all(|event| event["pid"] == 1) && !events.is_empty());
     }
 }

@@ -6,13 +6,14 @@
 
 use crate::row::{Row, read_rows};
 use crate::table::TableError;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::LazyLock;
 use thiserror::Error;
 
-const ROWS: &str = include_str!("../../tests/published/runs.csv");
-const SPLIT: &str = include_str!("../../tests/published/split.yaml");
+const ROWS: &str = include_str!("../data/runs.csv");
+const SPLIT: &str = include_str!("../data/split.yaml");
 
 /// Returns the project's own rows of measured runs.
 ///
@@ -27,7 +28,7 @@ static NAMES: LazyLock<BTreeSet<String>> =
     LazyLock::new(|| published().unwrap_or_default().into_iter().map(|row| row.row_id).collect());
 
 /// What a row is used for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Subset {
     /// Profile values may be fitted on the row.

@@ -9,11 +9,12 @@ use crate::run::Run;
 use crate::statistics::{Pair, Summary, SummaryTable, median};
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// A row with its prediction, or with the reason why it has none.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ScoredRow {
     /// Name of the row.
     pub row_id: String,
@@ -58,7 +59,7 @@ pub struct ScoredRow {
 }
 
 /// The runs that the interval of a prediction rests on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum IntervalBasis {
     /// Runs of the same stack, and of the same device.
@@ -91,7 +92,7 @@ impl IntervalBasis {
 }
 
 /// Share of measurements inside their 80 % intervals.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Coverage {
     /// Measured rows.
     pub rows: usize,
@@ -102,7 +103,7 @@ pub struct Coverage {
 }
 
 /// All scored rows and their statistics.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct Scores {
     /// Every row once, in the order of the input.
     pub rows: Vec<ScoredRow>,
@@ -119,7 +120,7 @@ pub struct Scores {
 }
 
 /// Statistics over all sources.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Overall {
     /// Mean over sources of the mean magnitude of the errors.
     pub macro_mean_error: f64,

@@ -1,5 +1,6 @@
 //! Error statistics of many predictions against their measurements.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -24,7 +25,7 @@ pub(crate) struct Pair<'a> {
 }
 
 /// Statistics of a set of rows. An error is predicted over measured, minus one.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Summary {
     /// Number of rows with a prediction and a measurement.
     pub rows: usize,

@@ -5,7 +5,7 @@ use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-const UNCLEAR: &str = include_str!("../../tests/published/unclear.yaml");
+const UNCLEAR: &str = include_str!("../data/unclear.yaml");
 
 /// An unclear cell of some rows.
 #[derive(Clone, Debug, Deserialize)]

@@ -53,15 +53,25 @@ pub(crate) mod sizes {
 /// Serialises memory by component for each stage, as whole numbers of bytes.
 pub(crate) mod footprints {
     use super::{Bytes, Deserialize, Deserializer, Footprint, Serialize, Serializer};
+    use schemars::JsonSchema;
 
-    #[derive(Serialize, Deserialize)]
-    struct Parts {
+    /// The memory of a device by component, in bytes.
+    #[derive(Serialize, Deserialize, JsonSchema)]
+    #[schemars(rename = "Footprint")]
+    pub(crate) struct Parts {
+        /// Parameters, both kept and gathered ones.
         parameters: u64,
+        /// Gradients of parameters.
         gradients: u64,
+        /// Moments, velocities and single-precision copies of parameters.
         optimizer_state: u64,
+        /// Results of operators that other operators read, and samples.
         activations: u64,
+        /// Buffers of communication and rearrangement, sums, and running statistics.
         workspace: u64,
+        /// Memory that is allocated but not in use.
         unused: u64,
+        /// Memory of a framework outside its allocator.
         #[serde(default)]
         context: u64,
     }

@@ -36,6 +36,7 @@ fn profile() -> Profile {
     let sizes = (10..=24).step_by(2).map(|power| 1u64 << power);
     let kinds = [Exchange::AllReduce, Exchange::SendReceive];
     Profile {
+        schema_version: foretell_units::SchemaVersion,
         device: "one".into(),
         machine: MachineIdentity { device: "test".into(), system: "test".into(), devices: 2, cores: None },
         backend: "cpu".into(),
@@ -309,6 +310,7 @@ fn slowed(share: f64, growth: Option<f64>) -> [f64; 2] {
         });
         let relu = KernelSample { kernel: Kernel::Relu { elements }, time: time(kernel), ..profile().kernels[0] };
         let profile = Profile {
+            schema_version: foretell_units::SchemaVersion,
             instruction_overhead: time(0.0),
             stream_handoff: time(0.0),
             step_overhead: time(0.0),

@@ -92,6 +92,7 @@ fn measured_costs_scale_as_the_data_sheet_does() {
     };
     let kernel = foretell_models::Kernel::Relu { elements: 1_000_000 };
     let profile = Profile {
+        schema_version: foretell_units::SchemaVersion,
         device: "one".into(),
         machine: MachineIdentity { device: "test".into(), system: "test".into(), devices: 2, cores: None },
         backend: "cpu".into(),

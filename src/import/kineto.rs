@@ -11,9 +11,11 @@ use crate::run_folder::{Measured, Predicted, RunFolder};
 use foretell_executor::{StepSpans, timeline_file};
 use foretell_export::{KinetoTrace, MatchedStep, TracedMachine, Unmatched, traced_profile, unmatched};
 use foretell_program::{Profile, Program, Rank};
-use serde_json::json;
+use foretell_units::SchemaVersion;
+use schemars::JsonSchema;
+use serde::Serialize;
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The most operators that are listed.
 const MOST_LISTED: usize = 8;
@@ -45,6 +47,7 @@ pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if let Some(folder) = &arguments.run {
         let costs = inputs::profile(arguments.profile.as_deref())?;
         let measured = Measured {
+            schema_version: SchemaVersion,
             step_seconds,
             steps: of_ranks.first().map_or(0, |one| one.steps.len()),
             peak_memory_bytes: Vec::new(),
@@ -162,6 +165,7 @@ fn keep(
     let predicted = predict::predict(&loaded, Some(profile), true)?;
     folder.keep_plan(&loaded)?;
     folder.keep_prediction(&Predicted {
+        schema_version: SchemaVersion,
         name: loaded.model.name.clone(),
         prediction: predicted.prediction,
         timeline: predicted.simulation.timeline,
@@ -183,6 +187,36 @@ fn keep(
     folder.keep_measured(measured)
 }
 
+/// The document of `import kineto`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct KinetoAnswer {
+    /// The text of the profile.
+    profile: String,
+    /// The file that it was written to.
+    file: Option<PathBuf>,
+    /// The folder of the measured run.
+    run: Option<PathBuf>,
+    /// The measured step.
+    measured_step_seconds: f64,
+    /// Kernels of the profile.
+    kernels: usize,
+    /// Collectives and messages of the profile.
+    exchanges: usize,
+    /// Kernels of the traces that no instruction explains.
+    unread: Vec<UnreadKernel>,
+}
+
+/// A kernel of a trace that no instruction explains.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct UnreadKernel {
+    /// Its name.
+    name: String,
+    /// How often it ran.
+    count: usize,
+    /// The time that it took together.
+    seconds: f64,
+}
+
 fn report(
     arguments: &Arguments,
     profile: &Profile,
@@ -194,12 +228,17 @@ fn report(
     if json {
         let left: Vec<_> = left
             .iter()
-            .map(|one| json!({"name": one.name, "count": one.count, "seconds": one.nanoseconds as f64 * 1e-9}))
+            .map(|one| UnreadKernel { name: one.name.clone(), count: one.count, seconds: one.nanoseconds as f64 * 1e-9 })
             .collect();
-        return output::json(&json!({
-            "profile": yaml, "file": arguments.output, "run": arguments.run, "measured_step_seconds": step_seconds,
-            "kernels": profile.kernels.len(), "exchanges": profile.exchanges.len(), "unread": left,
-        }));
+        return output::json(&KinetoAnswer {
+            profile: yaml.into(),
+            file: arguments.output.clone(),
+            run: arguments.run.clone(),
+            measured_step_seconds: step_seconds,
+            kernels: profile.kernels.len(),
+            exchanges: profile.exchanges.len(),
+            unread: left,
+        });
     }
     let (kernels, exchanges) = (profile.kernels.len(), profile.exchanges.len());
     match &arguments.output {

@@ -10,6 +10,7 @@ use crate::spec::{
 };
 use crate::text::{At, Scalar, written};
 use crate::topology::Topology;
+use foretell_units::SchemaVersion;
 
 impl Topology {
     /// Reads a topology file. `file_name` appears in messages, and names the topology if the file
@@ -43,6 +44,7 @@ impl From<Topology> for TopologySpec {
     fn from(topology: Topology) -> Self {
         let kinds = &topology.kinds;
         TopologySpec {
+            schema_version: Some(SchemaVersion),
             devices: kinds.iter().map(|kind| (kind.name.clone(), device_spec(kind).into())).collect(),
             nodes: Some(NodesSpec::Groups(topology.groups.iter().map(|group| node_spec(group, kinds).into()).collect()).into()),
             network: Some(ShortOrFull::Full(NetworkSpec::written(&topology.network, &topology.groups)).into()),

@@ -5,9 +5,11 @@
 use crate::device::Architecture;
 use crate::error::{TopologyError, TopologyProblem};
 use crate::text::{At, Scalar, place};
-use foretell_units::{DataType, suggest};
+use foretell_units::{DataType, SchemaVersion, suggest};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use serde_saphyr::{DefaultMessageFormatter, Error, MessageFormatter};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -22,27 +24,41 @@ pub(crate) use network::{NetworkSpec, RouteSpec};
 /// It can be part of any file that serde reads. [`TopologySpec::build`] interprets it. Errors have
 /// line and column unless the text passed through one of serde's buffers (`untagged`, `flatten`);
 /// [`TopologyReference`] avoids them.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Topology")]
 pub struct TopologySpec {
+    /// The version of the file's form.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) schema_version: Option<SchemaVersion>,
+    /// The name; default: the file's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<String>,
+    /// A library topology that this one builds on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<At<String>>,
+    /// Device kinds by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) devices: BTreeMap<String, At<DeviceSpec>>,
+    /// The kinds of nodes, or the number of nodes of the `base`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nodes: Option<At<NodesSpec>>,
+    /// Rate of all NICs of a node together, one way: replaces that of the `base`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) inter_node_bandwidth: Option<At<Scalar>>,
+    /// What joins the nodes: its kind, or a mapping.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) network: Option<At<ShortOrFull<NetworkSpec>>>,
+    /// The storage that all nodes read from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) storage: Option<At<StorageSpec>>,
+    /// Time to start a run again after a failure, without reading the checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) restart_time: Option<At<Scalar>>,
+    /// Whether the hosts are to be made on this machine, of network namespaces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) lab: Option<bool>,
+    /// Remarks that commands print.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) notes: Vec<String>,
 }
@@ -56,31 +72,44 @@ pub enum TopologyReference {
     InPlace(Box<TopologySpec>),
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Device")]
 pub(crate) struct DeviceSpec {
+    /// A library device that this one builds on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) base: Option<At<String>>,
+    /// The family of the device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) architecture: Option<Architecture>,
+    /// Memory, such as `80GiB`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memory: Option<At<Scalar>>,
+    /// Rate at which the memory is read or written, such as `2TB/s`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) memory_bandwidth: Option<At<Scalar>>,
+    /// Dense peak rate of each number format, such as `{bf16: 312TFLOP/s}`.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) peak: BTreeMap<DataType, At<Scalar>>,
+    /// Highest power, such as `400W`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) power: Option<At<Scalar>>,
+    /// Power when idle.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) idle_power: Option<At<Scalar>>,
+    /// Total rate of its links to other devices, one way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) link: Option<At<Scalar>>,
+    /// Rate of copies to or from the host's memory, one way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host_link: Option<At<Scalar>>,
+    /// Cores of a CPU device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cores: Option<At<Scalar>>,
+    /// Share of its cores' time that the lab gives the device, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cpu_quota: Option<At<Scalar>>,
+    /// Where the figures are from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) source: Option<String>,
 }
@@ -92,67 +121,92 @@ pub(crate) enum NodesSpec {
     Groups(Vec<At<NodeSpec>>),
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Node")]
 pub(crate) struct NodeSpec {
+    /// The name of this kind of node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) name: Option<At<String>>,
+    /// How many there are; default: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) count: Option<At<Scalar>>,
+    /// The devices of a node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) devices: Option<At<NodeDevicesSpec>>,
+    /// What joins the devices of a node: text such as `nvswitch-300GB/s`, or a mapping.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) link: Option<At<ShortOrFull<LinkSpec>>>,
+    /// The network cards of a node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nics: Option<At<NicsSpec>>,
+    /// Memory of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host_memory: Option<At<Scalar>>,
+    /// Price of a node per hour, in any currency.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) price_per_hour: Option<At<Scalar>>,
+    /// Mean time between failures of one node.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) mean_time_between_failures: Option<At<Scalar>>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Storage")]
 pub(crate) struct StorageSpec {
+    /// Rate at which all nodes together read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<At<Scalar>>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "NodeDevices")]
 pub(crate) struct NodeDevicesSpec {
+    /// A name in `devices`, or a library device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kind: Option<At<String>>,
+    /// How many there are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) count: Option<At<Scalar>>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Link")]
 pub(crate) struct LinkSpec {
+    /// `nvswitch`, `nvlink-mesh`, `pcie` or `shared-memory`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kind: Option<At<String>>,
+    /// Rate of a device's link, one way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<At<Scalar>>,
+    /// Time of an empty message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<At<Scalar>>,
+    /// Devices of a PCIe switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) devices_per_switch: Option<At<Scalar>>,
+    /// Rate of a PCIe switch's uplink.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uplink: Option<At<Scalar>>,
+    /// PCIe switches of a socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) switches_per_socket: Option<At<Scalar>>,
+    /// Rate between sockets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) socket_link: Option<At<Scalar>>,
 }
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Nics")]
 pub(crate) struct NicsSpec {
+    /// How many there are.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) count: Option<At<Scalar>>,
+    /// Rate of each, one way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<At<Scalar>>,
 }
@@ -277,6 +331,48 @@ impl<T: Serialize> Serialize for ShortOrFull<T> {
             ShortOrFull::Short(text) => serializer.serialize_str(text),
             ShortOrFull::Full(full) => full.serialize(serializer),
         }
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for ShortOrFull<T> {
+    fn schema_name() -> Cow<'static, str> {
+        format!("NameOr{}", T::schema_name()).into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"type": "string"}, generator.subschema_for::<T>()]})
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+}
+
+impl JsonSchema for NodesSpec {
+    fn schema_name() -> Cow<'static, str> {
+        "Nodes".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        json_schema!({"anyOf": [{"type": "integer", "minimum": 1}, generator.subschema_for::<Vec<NodeSpec>>()]})
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+}
+
+impl JsonSchema for TopologyReference {
+    fn schema_name() -> Cow<'static, str> {
+        "TopologyReference".into()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        ShortOrFull::<TopologySpec>::json_schema(generator)
+    }
+
+    fn inline_schema() -> bool {
+        true
     }
 }
 

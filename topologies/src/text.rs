@@ -2,7 +2,9 @@
 
 use crate::error::{Place, TopologyError, TopologyProblem};
 use foretell_units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds, UnitError, Watts};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -37,6 +39,20 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for At<T> {
 impl<T: Serialize> Serialize for At<T> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         self.value.serialize(serializer)
+    }
+}
+
+impl<T: JsonSchema> JsonSchema for At<T> {
+    fn schema_name() -> Cow<'static, str> {
+        T::schema_name()
+    }
+
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        T::json_schema(generator)
+    }
+
+    fn inline_schema() -> bool {
+        T::inline_schema()
     }
 }
 
@@ -95,6 +111,20 @@ impl Serialize for Scalar {
     }
 }
 
+impl JsonSchema for Scalar {
+    fn schema_name() -> Cow<'static, str> {
+        "Scalar".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": ["string", "number"]})
+    }
+
+    fn inline_schema() -> bool {
+        true
+    }
+}
+
 /// One scalar, or a list of them.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Scalars {
@@ -114,6 +144,20 @@ impl Scalars {
     /// Makes a scalar of a single value, else a list.
     pub(crate) fn one_or_list<T: fmt::Display>(values: &[T]) -> Self {
         if let [one] = values { Self::one(one) } else { Self::list(values) }
+    }
+}
+
+impl JsonSchema for Scalars {
+    fn schema_name() -> Cow<'static, str> {
+        "Scalars".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": ["string", "number", "array"], "items": {"type": ["string", "number"]}})
+    }
+
+    fn inline_schema() -> bool {
+        true
     }
 }
 

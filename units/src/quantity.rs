@@ -1,7 +1,9 @@
 //! The quantities: one type for each kind, with only the arithmetic that has a physical meaning.
 
 use crate::parse::{Unit, UnitError, parse};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::borrow::Cow;
 use std::fmt;
 use std::iter::Sum;
 use std::ops::{Add, AddAssign, Div, Mul, Sub};
@@ -147,14 +149,14 @@ macro_rules! quantity {
             }
         }
 
-        text_serde!($name);
+        text_serde!($name, $wanted, $units);
     };
 }
 
 /// Quantities are text in files (`200Gbit/s`), so that a reader sees the unit. A bare number is
 /// refused.
 macro_rules! text_serde {
-    ($name:ident) => {
+    ($name:ident, $wanted:expr, $units:expr) => {
         impl Serialize for $name {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.serialize_str(&self.exact())
@@ -166,6 +168,16 @@ macro_rules! text_serde {
                 // YAML gives a bare number as text, so `30` reaches `parse`, which asks for a unit.
                 let text = String::deserialize(deserializer)?;
                 text.parse().map_err(de::Error::custom)
+            }
+        }
+
+        impl JsonSchema for $name {
+            fn schema_name() -> Cow<'static, str> {
+                stringify!($name).into()
+            }
+
+            fn json_schema(_: &mut SchemaGenerator) -> Schema {
+                json_schema!({"type": "string", "description": format!("{}: a number and a unit, such as `4{}`", $wanted, $units[0].0)})
             }
         }
     };
@@ -256,7 +268,7 @@ impl fmt::Display for Bytes {
     }
 }
 
-text_serde!(Bytes);
+text_serde!(Bytes, "a size in bytes", SIZES);
 
 impl Add for Bytes {
     type Output = Self;

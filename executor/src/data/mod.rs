@@ -115,7 +115,7 @@ impl Dataset {
                 Contents::Images(ImageData::new(&name, training, evaluation, shape, policy)?)
             }
             DataSource::Text => {
-                let text = concat!(include_str!("../../../LICENSE-MIT"), "\n", include_str!("../../../LICENSE-APACHE"));
+                let text = concat!(include_str!("../../data/LICENSE-MIT"), "\n", include_str!("../../data/LICENSE-APACHE"));
                 Contents::Tokens(TokenData::new(&name, Tokens::text(&name, text), shape, policy)?)
             }
             DataSource::Path(path) => match files::open_path(path, policy)? {

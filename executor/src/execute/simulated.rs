@@ -15,7 +15,7 @@ use crate::checkpoint::{CheckpointError, last_whole};
 use crate::data::{DataSource, Dataset, InputOptions};
 use crate::disk::{Disk, DiskFault, SimulatedDisk};
 use crate::error::ExecutorError;
-use crate::job::{Checkpoints, Length, Report, ReportSink, Start, TrainingJob};
+use crate::job::{Checkpoints, Length, OnDivergence, Report, ReportSink, Start, TrainingJob};
 use crate::launcher::links::{Link, LinkWatch, Missing};
 use crate::member::Member;
 use crate::stopping::StepGate;
@@ -119,6 +119,7 @@ fn job(layout: Layout, every: usize) -> TrainingJob {
         start: Start::Fresh,
         checkpoints: Some(Checkpoints::new(Some(Period::Steps(every)), Some(2))),
         replay: None,
+        on_divergence: OnDivergence::default(),
     }
 }
 

@@ -66,6 +66,7 @@ pub fn traced_profile(program: &Program, ranks: &[Vec<MatchedStep>], machine: &T
         Some(ExchangeSample { exchange, reach: Reach::Node, ranks, bytes, time: sample(times)?, processor: Seconds::ZERO })
     });
     Profile {
+        schema_version: foretell_units::SchemaVersion,
         device: machine.kind.clone(),
         machine: MachineIdentity {
             device: machine.device.clone(),

@@ -11,10 +11,11 @@ use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
 use crate::kernel::{Epsilon, WeightLayout};
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A BERT, trained to find masked words.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Bert {
     /// Transformer layers.

@@ -19,10 +19,11 @@ use crate::error::ModelError;
 use crate::graph::Graph;
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A decoder-only transformer in any size. What a file leaves out is as in Llama.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Decoder {
     /// Transformer layers.

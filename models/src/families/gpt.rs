@@ -9,10 +9,11 @@ use crate::graph::{BATCH, Dimension, Graph, Initialisation, InputKind, TensorId}
 use crate::kernel::{Epsilon, WeightLayout};
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A GPT-2 in any size.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Gpt {
     /// Transformer layers.

@@ -1,9 +1,10 @@
 //! Properties that families of image models share, and defaults of their sizes.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The form of an image model: for large images or for small ones.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Stem {
     /// For images of about 224x224 pixels. A ResNet begins with a 7x7 convolution of stride 2 and a

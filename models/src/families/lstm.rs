@@ -9,10 +9,11 @@ use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
 use crate::kernel::WeightLayout;
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// An encoder and a decoder of LSTM layers. The decoder begins in the last states of the encoder.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LstmSeq2seq {
     /// Layers of the encoder, and of the decoder.

@@ -8,10 +8,11 @@ use crate::graph::{BATCH, Graph, Initialisation, InputKind};
 use crate::kernel::WeightLayout;
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A multi-layer perceptron with ReLU between its layers.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Mlp {
     /// Input features, hidden widths, output classes.

@@ -8,10 +8,11 @@ use crate::error::ModelError;
 use crate::graph::Graph;
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A Mixtral in any size.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Moe {
     /// Transformer layers.

@@ -9,10 +9,11 @@ use crate::graph::{BATCH, Graph, Initialisation, InputKind, TensorId};
 use crate::kernel::WeightLayout;
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A ResNet.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Resnet {
     /// Layers with weights: 18, 34, 50, 101 or 152.

@@ -9,10 +9,11 @@ use crate::graph::{BATCH, Graph, Initialisation, InputKind};
 use crate::kernel::WeightLayout;
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A VGG.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Vgg {
     /// Layers with weights: 11, 13, 16 or 19.

@@ -3,6 +3,7 @@
 use crate::space::Dimension;
 use foretell_program::Plan;
 use foretell_simulator::Prediction;
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// A plan that was simulated and fits.
@@ -18,7 +19,7 @@ pub struct Candidate {
 ///
 /// Every layout counts in exactly one of `alike`, `indivisible`, `needless`, `bounded_out`,
 /// `out_of_memory` and `simulated`.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Search {
     /// Layouts of the space.
     pub layouts: usize,

@@ -8,6 +8,7 @@ use super::meshes::{FEWEST_POSITIONS, MOST_NODES_OF_TENSOR, MeshSizes};
 use super::schedules::{MOST_CHUNKS, chunk_counts};
 use super::{Space, families};
 use foretell_program::{CollectiveAlgorithm, Schedule};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeSet;
 
@@ -15,7 +16,7 @@ use std::collections::BTreeSet;
 const RANK_ORDERS: usize = 120;
 
 /// A dimension of the space.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct Dimension {
     /// The layout field, as `--fix` and plan files name it.
     pub name: String,

@@ -163,6 +163,7 @@ pub fn profile(device: &str, paces: Vec<f64>) -> Profile {
     let sample =
         |median: f64| Sample { median: Seconds::new(median), p10: Seconds::new(median), p90: Seconds::new(median), count: 9 };
     Profile {
+        schema_version: foretell_units::SchemaVersion,
         device: device.into(),
         machine: MachineIdentity { device: device.into(), system: "Linux".into(), devices: 8, cores: None },
         backend: "cuda".into(),

@@ -6,10 +6,11 @@ use crate::collective::CollectiveAlgorithm;
 use crate::mesh::{Axis, StageMesh};
 use crate::schedule::Schedule;
 use foretell_units::Bytes;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The sizes of the mesh, and the choices of placement and order.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Layout {
     /// The number of ranks that samples are sharded over.
@@ -77,7 +78,7 @@ pub struct Layout {
 }
 
 /// The mesh of one pipeline stage.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct StageLayout {
     /// The number of ranks that samples are sharded over.
@@ -257,7 +258,7 @@ impl Layout {
 }
 
 /// How attention sees all keys and values when positions are sharded over `context`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ContextMethod {
     /// Every rank gathers all keys and values, and their gradients are reduced and scattered.

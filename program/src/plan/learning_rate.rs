@@ -5,10 +5,11 @@
 //! `LinearLR` and the schedule. A schedule therefore starts to count when the warm-up ends.
 
 use super::{Period, PlanError, RunLength};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// How the learning rate changes after the warm-up.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum LearningRateSchedule {
     /// It stays as it is.
@@ -55,7 +56,7 @@ pub enum LearningRateSchedule {
 }
 
 /// A linear warm-up of the learning rate.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct WarmUp {
     /// The length. The step after it has the whole learning rate.

@@ -2,6 +2,7 @@
 
 use super::{NamePatterns, PlanError};
 use foretell_models::{AdapterSizes, Graph, WeightLayout, is_adapter, linear_layers, with_adapters};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The largest rank of an adapter.
@@ -9,7 +10,7 @@ const MOST_RANK: usize = 1 << 16;
 
 /// Low-rank adapters on linear layers. All other parameters are frozen, except those that
 /// [`Lora::also_train`] names.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Lora {
     /// The rank of the adapters' products.

@@ -8,11 +8,12 @@ use crate::cycle::Cycle;
 use crate::mesh::Axis;
 use crate::program::StateValue;
 use foretell_units::DataType;
+use schemars::JsonSchema;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 /// How the replicas of a model stay together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case", try_from = "ModeForm")]
 pub enum Mode {
     /// Every update uses the gradients of all replicas.
@@ -27,7 +28,7 @@ pub enum Mode {
 }
 
 /// Local SGD (Stich 2019), and DiLoCo (Douillard et al. 2023) with an outer optimizer.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct LocalSgd {
     /// The number of steps in a round.
     pub every: usize,
@@ -38,7 +39,7 @@ pub struct LocalSgd {
 }
 
 /// The optimizer of the outer step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "OuterForm")]
 pub struct OuterOptimizer {
     /// The rule.
@@ -50,7 +51,7 @@ pub struct OuterOptimizer {
 }
 
 /// The rule of the outer step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum OuterRule {
     /// Gradient descent, with momentum if there is one.
@@ -61,7 +62,7 @@ pub enum OuterRule {
 }
 
 /// Decentralised SGD (D-PSGD, Lian et al. 2017).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Decentralised {
     /// The neighbours of each replica.
     pub graph: AveragingGraph,
@@ -70,7 +71,7 @@ pub struct Decentralised {
 }
 
 /// The graph whose edges join the replicas that average with each other. All are connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AveragingGraph {
     /// Each replica averages with the next and the previous one.
@@ -245,31 +246,43 @@ impl Plan {
 }
 
 /// The form of a mode in a plan file, with what is not there yet.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum ModeForm {
+    /// Every update uses the gradients of all replicas.
     Synchronous,
+    /// Replicas make steps of their own, and average their parameters at the end of each round.
     LocalSgd(LocalSgdForm),
+    /// As local SGD, but each replica averages with its neighbours in a graph.
     Decentralised(DecentralisedForm),
+    /// Servers hold the parameters, and workers push gradients to them.
     ParameterServer(ParameterServerForm),
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct LocalSgdForm {
+    /// The number of steps in a round.
     every: usize,
+    /// The optimizer of the outer step; plain averaging without it.
     outer: Option<OuterOptimizer>,
+    #[schemars(skip)]
     fragments: Option<IgnoredAny>,
+    #[schemars(skip)]
     overlap: Option<IgnoredAny>,
+    #[schemars(skip)]
     compression: Option<IgnoredAny>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct DecentralisedForm {
+    /// The neighbours of each replica.
     graph: AveragingGraph,
+    /// The number of steps in a round.
     #[serde(default = "one")]
     every: usize,
+    #[schemars(skip)]
     compression: Option<IgnoredAny>,
 }
 
@@ -304,12 +317,15 @@ impl TryFrom<ModeForm> for Mode {
 }
 
 /// The form of the outer optimizer in a plan file.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct OuterForm {
+    /// The rule.
     #[serde(default)]
     optimizer: OuterRule,
+    /// The learning rate; 1 for `sgd` and 0.7 for `nesterov` if it is left out.
     learning_rate: Option<f32>,
+    /// The momentum; 0 for `sgd` and 0.9 for `nesterov` if it is left out.
     momentum: Option<f32>,
 }
 

@@ -1,10 +1,11 @@
 //! Offloading: tensors that lie in the host's memory while the device does not use them.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The tensors that are kept in the memory of the device's host, and copied to the device when
 /// needed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Offload {
     /// None.

@@ -5,12 +5,13 @@
 //! features (Krizhevsky 2014). Operators that a plan does not name follow their inputs.
 
 use super::patterns::matches;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
 
 /// The part of an operator that `tensor` shards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ShardedPart {
     /// Nothing: every rank runs the whole operator.
@@ -51,7 +52,7 @@ impl fmt::Display for ShardedPart {
 /// If several patterns match an operator's name or that of its block, the operator's full name
 /// wins, then the block's full name, then the longest pattern. Among equally long patterns the
 /// alphabetically first wins.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct OperatorPatterns(BTreeMap<String, ShardedPart>);
 

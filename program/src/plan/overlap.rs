@@ -2,13 +2,14 @@
 
 use crate::collective::CollectiveRole;
 use crate::program::Operation;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The communication that overlaps with kernels. Kernels wait for all other communication.
 ///
 /// Our executor overlaps everything. Frameworks differ: overlapped gradient reduction in DDP and
 /// Megatron, parameter prefetch in FSDP, asynchronous tensor parallelism.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Overlap {
     /// Collectives of activations over `tensor`. Only the kernels that read the results wait for

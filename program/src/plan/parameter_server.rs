@@ -6,10 +6,11 @@
 //! `expert` and `pipeline` cut the model into, and each of these holds one of as many equal parts
 //! of its buckets as there are servers.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Parameter servers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ParameterServer {
     /// The number of servers.
     pub servers: usize,
@@ -21,7 +22,7 @@ pub struct ParameterServer {
 }
 
 /// How many steps a worker may be ahead of the slowest one.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "snake_case", into = "StalenessForm")]
 pub enum Staleness {
     /// None: servers wait for the gradients of all workers, and make one step with their sum.
@@ -34,18 +35,21 @@ pub enum Staleness {
 }
 
 /// The form of parameter servers in a plan file.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ParameterServerForm {
+    /// The number of servers.
     servers: usize,
+    /// How many steps a worker may be ahead of the slowest one, or `unbounded`.
     #[serde(default)]
     staleness: StalenessForm,
+    /// Whether each worker's ranks are also a server. Otherwise servers have ranks of their own.
     #[serde(default)]
     beside_workers: bool,
 }
 
 /// The form of a staleness: a number of steps, or a word.
-#[derive(Clone, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(untagged)]
 enum StalenessForm {
     Steps(i64),

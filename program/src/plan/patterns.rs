@@ -1,9 +1,10 @@
 //! Patterns for names, in which `*` stands for any characters.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// A list of patterns for names. A `*` matches any characters.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct NamePatterns(Vec<String>);
 

@@ -1,6 +1,8 @@
 //! Periods of a run: a number of steps or of epochs.
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use std::borrow::Cow;
 use std::fmt;
 use std::str::FromStr;
 
@@ -104,6 +106,19 @@ impl<'de> Deserialize<'de> for Period {
         }
 
         deserializer.deserialize_any(Visitor)
+    }
+}
+
+impl JsonSchema for Period {
+    fn schema_name() -> Cow<'static, str> {
+        "Period".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({
+            "description": "A number of steps, or text such as `30 epochs`.",
+            "anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}],
+        })
     }
 }
 

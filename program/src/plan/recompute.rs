@@ -1,11 +1,12 @@
 //! Recomputation: the results of forward operators that the backward pass computes a second time
 //! instead of keeping them.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// The results that the backward pass recomputes.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Recompute {
     /// None: every activation that the backward pass reads is kept.
@@ -29,7 +30,7 @@ pub enum Recompute {
 
 /// The kinds of operators whose results are kept although their block is recomputed. A plan file
 /// lists them: `{all_but: [attention, odd_products]}`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(from = "Vec<Keep>", into = "Vec<Keep>")]
 pub struct Kept {
     /// Attention.
@@ -47,7 +48,7 @@ pub struct Kept {
 }
 
 /// One kind of operator whose results are kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Keep {
     /// [`Kept::attention`].

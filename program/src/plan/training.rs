@@ -3,13 +3,18 @@
 use super::learning_rate::{LearningRateSchedule, WarmUp, learning_rate_at};
 use super::{Lora, NamePatterns, Optimizer, Period, PlanError, RunLength};
 use foretell_models::{Graph, GraphOptions, LossTarget, Model, Smoothing};
+use foretell_units::SchemaVersion;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The recipe of a run. Fields that a plan file leaves out take PyTorch's defaults, with three
 /// exceptions: the learning rate of SGD, a momentum of 0.9, and no weight decay in AdamW.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Training {
+    /// The version of the form of a recipe in a file of its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schema_version: Option<SchemaVersion>,
     /// The optimizer, for recipes in files of their own. A plan states it beside `training`, and
     /// takes it from there if both do.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,7 +74,7 @@ pub struct Training {
 }
 
 /// The parameters that weight decay leaves alone. By default there are none, as in PyTorch.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct DecayExemptions {
     /// Whether biases are exempt.
@@ -87,7 +92,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 /// Dynamic loss scaling (Micikevicius et al. 2018), with the defaults of PyTorch's `GradScaler`. A
 /// step whose gradient overflows is skipped and halves the scale; a streak of other steps doubles
 /// it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct LossScale {
     /// The scale of the first step.
@@ -105,6 +110,7 @@ impl Default for LossScale {
 impl Default for Training {
     fn default() -> Self {
         Self {
+            schema_version: None,
             optimizer: None,
             learning_rate: None,
             schedule: LearningRateSchedule::default(),

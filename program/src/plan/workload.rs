@@ -1,11 +1,12 @@
 //! Facts about a run under another software stack that costs depend on, besides the layout and the
 //! sizes. The compiler ignores them; the simulator reads them.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Facts about a run under another software stack. Each has a default, so that a plan states what
 /// differs only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PlannedWorkload {
     /// The number format of the operands of matrix products, if narrower than the precision.
@@ -46,7 +47,7 @@ impl PlannedWorkload {
 }
 
 /// A number format of the optimizer's moments.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MomentFormat {
     /// Single precision.
@@ -75,7 +76,7 @@ impl MomentFormat {
 }
 
 /// A number format of the operands of matrix products that is narrower than that of tensors.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum OperandFormat {
     /// Floating point of eight bits, with one scale for each tensor.
@@ -89,7 +90,7 @@ pub enum OperandFormat {
 }
 
 /// The parameters that are trained.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Trained {
     /// All of them.

@@ -1,5 +1,6 @@
 //! Indices into the lists of a [`StageProgram`](super::StageProgram).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -8,7 +9,7 @@ use smallvec::SmallVec;
 pub type Few<Id> = SmallVec<[Id; 4]>;
 
 /// An index into [`StageProgram::instructions`](super::StageProgram::instructions).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
 #[serde(transparent)]
 pub struct InstructionId(pub u32);
 

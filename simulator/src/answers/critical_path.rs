@@ -11,6 +11,7 @@ use crate::error::SimulationError;
 use crate::lowering::{Action, LoweredList, Messages};
 use foretell_program::{InstructionId, Operation, PeerId, Phase, Program, Rank, StageProgram, Timeline};
 use foretell_units::{Picoseconds, Seconds};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -46,19 +47,23 @@ pub struct CriticalPath {
 }
 
 /// Time on the critical path by category. Work that runs beside the path does not count.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, JsonSchema)]
 pub struct PathTime {
     /// Kernels of the forward and backward pass.
     #[serde(with = "crate::si")]
+    #[schemars(with = "f64")]
     pub compute: Seconds,
     /// Kernels that update the parameters.
     #[serde(with = "crate::si")]
+    #[schemars(with = "f64")]
     pub optimizer: Seconds,
     /// Collectives and messages, from the start of the last member.
     #[serde(with = "crate::si")]
+    #[schemars(with = "f64")]
     pub communication: Seconds,
     /// Loading of samples.
     #[serde(with = "crate::si")]
+    #[schemars(with = "f64")]
     pub data: Seconds,
 }
 

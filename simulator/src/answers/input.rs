@@ -9,6 +9,7 @@
 //! the queue is deep enough to keep all parts busy. This file must not know Programs.
 
 use foretell_units::{Bytes, BytesPerSecond, Seconds};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -34,7 +35,7 @@ pub struct InputPipeline {
 }
 
 /// The part of the pipeline that limits the step time in the long run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum InputBound {
     /// The step's own work.

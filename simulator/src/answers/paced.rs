@@ -1,10 +1,11 @@
 //! What a prediction says of workers that go at their own pace.
 
 use foretell_program::StalenessDistribution;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The prediction of workers that go at their own pace.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PacedPrediction {
     /// The staleness of pushes.
     pub staleness: StalenessDistribution,

@@ -13,25 +13,31 @@ use crate::si;
 use foretell_program::{Footprint, Program};
 use foretell_topologies::{DeviceKind, Topology};
 use foretell_units::{Bytes, DataType, FlopsPerSecond, Seconds};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// The prediction of a step, with intervals. Serialises to plain numbers in SI base units.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Prediction {
     /// The median step time.
     #[serde(with = "si")]
+    #[schemars(with = "f64")]
     pub step_seconds: Seconds,
     /// The 5th percentile of the step time. With the 95th it forms a 90 % interval.
     #[serde(with = "si", default)]
+    #[schemars(with = "f64")]
     pub step_seconds_p05: Seconds,
     /// The 10th percentile of the step time.
     #[serde(with = "si")]
+    #[schemars(with = "f64")]
     pub step_seconds_p10: Seconds,
     /// The 90th percentile of the step time.
     #[serde(with = "si")]
+    #[schemars(with = "f64")]
     pub step_seconds_p90: Seconds,
     /// The 95th percentile of the step time.
     #[serde(with = "si", default)]
+    #[schemars(with = "f64")]
     pub step_seconds_p95: Seconds,
     /// Samples per second, of all ranks.
     pub samples_per_second: f64,
@@ -39,6 +45,7 @@ pub struct Prediction {
     pub tokens_per_second: Option<f64>,
     /// Model FLOP per second and device, without recomputation.
     #[serde(with = "si")]
+    #[schemars(with = "f64")]
     pub model_flops_per_device_per_second: FlopsPerSecond,
     /// Model FLOP per second over the dense peak of the devices in the number format of the
     /// Program.
@@ -47,12 +54,15 @@ pub struct Prediction {
     pub hfu: f64,
     /// The bytes that the fullest rank of each stage holds on a device.
     #[serde(with = "si::sizes")]
+    #[schemars(with = "Vec<u64>")]
     pub peak_memory_bytes: Vec<Bytes>,
     /// The bytes that a rank of each stage keeps in host memory.
     #[serde(with = "si::sizes", default)]
+    #[schemars(with = "Vec<u64>")]
     pub host_memory_bytes: Vec<Bytes>,
     /// Device memory of the fullest rank of each stage at its peak, by component.
     #[serde(with = "si::footprints", default)]
+    #[schemars(with = "Vec<si::footprints::Parts>")]
     pub memory_by_component: Vec<Footprint>,
     /// Whether every device and every host has enough memory.
     pub fits: bool,
@@ -83,19 +93,22 @@ pub struct Prediction {
     pub checkpoint_write_seconds: Option<f64>,
     /// Duration of the simulation itself. It is 0 until a caller with a clock sets it.
     #[serde(with = "si")]
+    #[schemars(with = "f64")]
     pub wall_seconds: Seconds,
 }
 
 /// The steps of one kind in a cycle.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct StepKind {
     /// How many steps of the cycle are of this kind.
     pub steps: usize,
     /// The median time of one.
     #[serde(with = "si")]
+    #[schemars(with = "f64")]
     pub step_seconds: Seconds,
     /// The time that one waits for communication.
     #[serde(with = "si")]
+    #[schemars(with = "f64")]
     pub exposed_communication_seconds: Seconds,
 }
 

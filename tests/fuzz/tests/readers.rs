@@ -8,7 +8,7 @@
 use foretell_executor::checkpoint::{check_start, last_whole};
 use foretell_executor::data::{DataSource, Dataset, InputOptions, SampleShape};
 use foretell_executor::transport::RunKey;
-use foretell_executor::{Length, Start, TrainingJob};
+use foretell_executor::{Length, OnDivergence, Start, TrainingJob};
 use foretell_export::{Framework, Job, KinetoTrace, PlanForm, export_job, import_plan, unmatched};
 use foretell_fuzz::Corpus;
 use foretell_models::{GraphOptions, Model, from_hugging_face};
@@ -197,6 +197,7 @@ fn job_from(start: Start) -> TrainingJob {
         start,
         checkpoints: None,
         replay: None,
+        on_divergence: OnDivergence::default(),
     }
 }
 

@@ -4,57 +4,82 @@ use crate::fabric::{Dimensions, Fabric, FatTree, LeafSwitches, Network, Routing,
 use crate::layout::node_name;
 use crate::node::NodeGroup;
 use crate::text::{At, Scalar, Scalars, written};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Network")]
 pub(crate) struct NetworkSpec {
+    /// `switch`, `fat-tree`, `rail-optimised`, `torus`, `dragonfly` or `none`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) kind: Option<At<String>>,
+    /// The protocol of the NICs, such as `infiniband` or `roce`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) transport: Option<At<String>>,
+    /// Rate of a node's port, or of a torus's link.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<At<Scalar>>,
+    /// Rate of a leaf's nodes over that of its uplinks; a list for leaves and pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) oversubscription: Option<At<Scalars>>,
+    /// Uplinks of a leaf; a list for leaves and pods.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) uplinks: Option<At<Scalars>>,
+    /// Nodes of a leaf switch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nodes_per_leaf: Option<At<Scalar>>,
+    /// Leaf switches of a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) leaves_per_pod: Option<At<Scalar>>,
+    /// How data reach another rail: `spine` or `forward`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cross_rail: Option<At<String>>,
+    /// Sizes of a torus, or the number of its dimensions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) dimensions: Option<At<Scalars>>,
+    /// Whether a torus's rows are rings.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) wrap_around: Option<At<bool>>,
+    /// Nodes of a dragonfly's router.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) nodes_per_router: Option<At<Scalar>>,
+    /// Routers of a dragonfly's group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) routers_per_group: Option<At<Scalar>>,
+    /// Links of a router to other groups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) global_links: Option<At<Scalar>>,
+    /// Rate of links within a group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) local_bandwidth: Option<At<Scalar>>,
+    /// Rate of links between groups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) global_bandwidth: Option<At<Scalar>>,
+    /// `spread`, `ecmp`, `dimension-order`, `minimal` or `valiant`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) routing: Option<At<String>>,
+    /// Seed of the hash that chooses paths.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) seed: Option<At<Scalar>>,
+    /// Time of an empty message between two NICs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) latency: Option<At<Scalar>>,
+    /// Stated paths between pairs of nodes, in place of the hash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) routes: Option<At<Vec<At<RouteSpec>>>>,
 }
 
 /// A stated route between two nodes.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[schemars(rename = "Route")]
 pub(crate) struct RouteSpec {
+    /// A node, such as `node-0`.
     pub(crate) from: At<String>,
+    /// The other node.
     pub(crate) to: At<String>,
+    /// The number of the path, from 0.
     pub(crate) path: At<Scalar>,
 }
 

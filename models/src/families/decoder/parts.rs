@@ -5,10 +5,11 @@ use crate::builder::MixtureShape;
 use crate::defaults::{is_false, one};
 use crate::error::ModelError;
 use crate::kernel::Epsilon;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Kind of a norm.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum NormKind {
     /// Each position over its root mean square, with a scale.
@@ -19,7 +20,7 @@ pub enum NormKind {
 }
 
 /// The number that a norm adds to the variance: a power of ten.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct NormEpsilon(u8);
 
@@ -56,7 +57,7 @@ impl From<NormEpsilon> for f64 {
 }
 
 /// How a position is known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum PositionKind {
     /// Queries and keys are rotated (Su et al. 2021).
@@ -71,7 +72,7 @@ pub enum PositionKind {
 }
 
 /// A feed-forward network: its activation, and whether a second product gates it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum FeedForward {
     /// SwiGLU (Shazeer 2020).
@@ -88,7 +89,7 @@ pub enum FeedForward {
 }
 
 /// Whether attention and the feed-forward network of a layer read the same input.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ParallelBlock {
     /// The feed-forward network reads what attention has added to.
@@ -108,7 +109,7 @@ impl ParallelBlock {
 }
 
 /// The layers that are mixtures of experts, and their sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Mixtures {
     /// Experts of a mixture.
@@ -180,7 +181,7 @@ impl Mixtures {
 }
 
 /// Ratio of the experts' slots to those that balanced routing needs: a positive, finite number.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(try_from = "f64", into = "f64")]
 pub struct CapacityFactor(f64);
 

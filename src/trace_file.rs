@@ -1,0 +1,117 @@
+//! Traces in files: of which ranks, streamed, and compressed if the name ends in `.gz`. It knows
+//! no simulation.
+
+use crate::failure::Failure;
+use crate::output;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use foretell_program::{Program, Rank, Timeline};
+use foretell_reports::{ReportError, differing_ranks, write_trace_of};
+use std::io::{BufWriter, Write};
+use std::path::Path;
+use std::str::FromStr;
+
+/// The ranks that a trace has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum TraceRanks {
+    /// One of each set whose ranks do the same at the same times.
+    #[default]
+    Differing,
+    /// All of them.
+    All,
+    /// Those from a first to a last one, several times.
+    Ranges(Vec<(usize, usize)>),
+}
+
+impl FromStr for TraceRanks {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let range = |part: &str| {
+            let (first, last) = part.split_once("..").unwrap_or((part, part));
+            let range = (first.trim().parse().ok()?, last.trim().parse().ok()?);
+            (range.0 <= range.1).then_some(range)
+        };
+        match text {
+            "differing" => Ok(Self::Differing),
+            "all" => Ok(Self::All),
+            list => list
+                .split(',')
+                .map(range)
+                .collect::<Option<Vec<_>>>()
+                .map(Self::Ranges)
+                .ok_or_else(|| format!("`{text}` names no ranks; hint: write `differing`, `all`, or numbers such as 0,8..15")),
+        }
+    }
+}
+
+impl TraceRanks {
+    fn of(&self, program: &Program, timelines: &[&Timeline]) -> Vec<Rank> {
+        let all = (0..program.mesh.world_size()).map(Rank);
+        match self {
+            Self::Differing => differing_ranks(program, timelines),
+            Self::All => all.collect(),
+            Self::Ranges(ranges) => {
+                all.filter(|rank| ranges.iter().any(|(first, last)| (*first..=*last).contains(&rank.0))).collect()
+            }
+        }
+    }
+}
+
+/// Writes a trace whole or not at all, event by event. Says which ranks it leaves out.
+pub fn write(path: &Path, program: &Program, timelines: &[&Timeline], ranks: &TraceRanks) -> Result<(), Failure> {
+    let chosen = ranks.of(program, timelines);
+    if chosen.is_empty() {
+        let last = program.mesh.world_size().saturating_sub(1);
+        return Err(Failure::Input(format!("`--trace-ranks` names no rank of the layout, which has ranks 0 to {last}")));
+    }
+    let all = program.mesh.world_size();
+    if *ranks == TraceRanks::Differing && chosen.len() < all {
+        output::note(&format!(
+            "the trace has {} of {all} ranks: each of the others does the same as one of them (`--trace-ranks all`)",
+            chosen.len()
+        ));
+    }
+    let failed = |error: &dyn std::fmt::Display| Failure::Undone(format!("`{}` cannot be written: {error}", path.display()));
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::create_dir_all(folder).map_err(|error| failed(&error))?;
+    let file = tempfile::Builder::new().permissions(readable()).tempfile_in(folder).map_err(|error| failed(&error))?;
+    let is_compressed = path.extension().is_some_and(|ending| ending == "gz");
+    let mut writer = BufWriter::new(file);
+    let written = |result: Result<(), ReportError>| result.map_err(|error| failed(&error));
+    if is_compressed {
+        let mut encoder = GzEncoder::new(&mut writer, Compression::default());
+        written(write_trace_of(program, timelines, &chosen, &mut encoder))?;
+        encoder.finish().map_err(|error| failed(&error))?;
+    } else {
+        written(write_trace_of(program, timelines, &chosen, &mut writer))?;
+    }
+    writer.flush().map_err(|error| failed(&error))?;
+    let file = writer.into_inner().map_err(|error| failed(error.error()))?;
+    file.as_file().sync_all().map_err(|error| failed(&error))?;
+    file.persist(path).map_err(|error| failed(&error.error))?;
+    tracing::info!("wrote `{}`, {} ranks", path.display(), chosen.len());
+    Ok(())
+}
+
+/// The permissions of files that others may read.
+fn readable() -> std::fs::Permissions {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::Permissions::from_mode(0o644)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::TraceRanks;
+
+    #[test]
+    fn ranks_are_named_by_a_word_or_by_numbers() {
+        assert_eq!("differing".parse(), Ok(TraceRanks::Differing));
+        assert_eq!("all".parse(), Ok(TraceRanks::All));
+        assert_eq!("0,8..15".parse(), Ok(TraceRanks::Ranges(vec![(0, 0), (8, 15)])));
+        for wrong in ["", "some", "3..1", "1,", "-1"] {
+            let error = wrong.parse::<TraceRanks>().expect_err("no ranks");
+            assert!(error.contains("hint: "), "{error}");
+        }
+    }
+}
