@@ -36,8 +36,8 @@ pub(crate) fn leavers(job: &TrainingJob, compiled: &Compiled) -> Result<Vec<Vec<
     }
     let graph = job.plan.training.graph(&job.model, &job.name, &GraphOptions::ONE)?;
     let holds_state = |&rank: &usize| {
-        let state = RankState::new(&compiled.training, &graph, Rank(rank));
-        !state.saved_pieces(&compiled.training).is_empty()
+        let state = RankState::new(&compiled.saving, &graph, Rank(rank));
+        state.list.instructions.iter().any(|instruction| !state.saved_pieces(instruction).is_empty())
     };
     let is_needed = workers.iter().flatten().any(holds_state);
     Ok(if is_needed { Vec::new() } else { workers })
