@@ -15,8 +15,8 @@ use foretell_executor::data::{Augmentation, DataSource, Dataset, InputOptions, O
 use foretell_executor::regular;
 use foretell_executor::transport::LEAST_PEER_TIMEOUT;
 use foretell_executor::{
-    ArrivalOrder, BackendKind, Checkpoints, Departure, Evaluation, ExecutorError, Length, OnDivergence, Outcome, RunEvent,
-    Start, StepMetrics, StopSignals, TrainingJob, TransportKind, World, executable, execute, supported,
+    ArrivalOrder, BackendKind, Checkpoints, Departure, Evaluation, ExecutorError, Length, OnDivergence, Outcome, RunEvent, Start,
+    StepMetrics, StopSignals, TrainingJob, TransportKind, World, executable, execute, supported,
 };
 use foretell_models::Model;
 use foretell_program::{Period, Plan};

@@ -159,7 +159,7 @@ pub struct InputCosts {
 }
 
 /// The costs of writing checkpoints into a folder, with all ranks of a machine at work.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StorageCosts {
     /// The rate at which each rank copies its part of the state out of the arena.

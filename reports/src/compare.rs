@@ -186,13 +186,15 @@ pub struct CheckDocument {
 }
 
 /// What a checkpoint costs, predicted and measured (the median of a run's).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct CheckpointCheck {
     /// Predicted time that a step waits.
     #[serde(rename = "predicted_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub predicted: Seconds,
     /// Measured time that a step waits.
     #[serde(rename = "measured_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub measured: Seconds,
     /// Predicted seconds until the checkpoint is on storage; `None` if the rate of storage is not
     /// known.
@@ -227,19 +229,22 @@ impl CheckpointCheck {
 }
 
 /// The prediction of a step at the pace that the machine had during the run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct AtPace {
     /// The time of the reference kernel in the run over that in the calibration: 1.1 if the machine
     /// was a tenth slower. The median over the run's parts of the mean over ranks.
     pub pace: f64,
     /// The predicted step.
     #[serde(rename = "predicted_step_seconds", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub predicted_step: Seconds,
     /// Its 10th percentile.
     #[serde(rename = "step_seconds_p10", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub p10: Seconds,
     /// Its 90th percentile.
     #[serde(rename = "step_seconds_p90", serialize_with = "number")]
+    #[schemars(with = "f64")]
     pub p90: Seconds,
     /// Whether the measured step is between the two.
     pub inside_interval: bool,

@@ -94,7 +94,13 @@ impl SavedCheckpoints {
     }
 
     /// Notes that a rank's part of the checkpoint after `step` steps is on storage.
-    pub(super) fn add_part(&mut self, rank: usize, step: usize, scaler: Option<Scaler>, times: PartTimes) -> Result<(), ExecutorError> {
+    pub(super) fn add_part(
+        &mut self,
+        rank: usize,
+        step: usize,
+        scaler: Option<Scaler>,
+        times: PartTimes,
+    ) -> Result<(), ExecutorError> {
         let parts = self.parts.entry(step).or_default();
         parts.synced.insert(rank);
         parts.scaler = parts.scaler.or(scaler);
