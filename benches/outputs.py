@@ -6,12 +6,12 @@
 
 A block is a fence that has lines `$ foretell ...`, each followed by its output. A line `...` stands for
 any lines, and `...` at the end of a line for the rest of it. The commands of a page run in order, in one
-folder that has `examples/` and `docs/`. A page gives files that it does not show in a comment:
+folder that has `examples/` and `docs/`.
 
-    <!-- file: big.yaml
-    model: gpt2
-    ...
-    -->
+YAML blocks are the files that the paragraph before them names, in that order. For what a page does not
+show it has comments: `<!-- file: big.yaml of docs/how-to/ask-about-a-step.md -->` is a file of another
+page, `<!-- file: r50.yaml -->` the YAML block that follows, and `<!-- run: foretell plan ... -->` a
+command that runs first.
 
 Commands whose output differs from machine to machine or from run to run (`execute`, `calibrate`, `local`)
 are neither run nor compared, and neither is what needs their files: the summary counts and names them.
@@ -30,7 +30,8 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 VARIES = {"execute", "run", "calibrate", "check", "lab", "doctor", "submit", "status", "generate", "data", "serve"}
 FENCE = re.compile(r"^```")
-FILE = re.compile(r"<!-- file: (\S+)\n(.*?)-->", re.S)
+COMMENT = re.compile(r"^<!-- (file|run): (.*?) -->$")
+NAMED = re.compile(r"`([\w.-]+\.yaml)`")
 # The one part of an output that depends on the machine's speed.
 DURATION = re.compile(r"(searched|simulated|took|in) [\d.]+ (ms|s|min)\b")
 
@@ -55,6 +56,37 @@ def commands(lines):
     return joined
 
 
+def files(page):
+    """The files that a page shows or borrows, by name, and the commands that run first."""
+    found, first, names, fence, block, before = {}, [], [], None, [], False
+    for line in page.read_text().split("\n"):
+        comment = COMMENT.match(line)
+        if fence is None and comment and comment[1] == "run":
+            first.append(comment[2])
+        elif fence is None and comment:
+            name, _, of = comment[2].partition(" of ")
+            if of:
+                found[name] = files(ROOT / of)[0][name]
+            else:
+                names = [name]
+        elif fence is None and FENCE.match(line):
+            fence, block = line[3:].strip(), []
+        elif fence is None:
+            # A paragraph replaces the names of the one before; a blank line keeps them.
+            if line.strip():
+                names = (names if before else []) + NAMED.findall(line)
+        elif FENCE.match(line):
+            if fence == "yaml" and names:
+                found.setdefault(names.pop(0), "\n".join(block) + "\n")
+            elif fence != "yaml":
+                names = []
+            fence = None
+        else:
+            block.append(line)
+        before = bool(line.strip()) and fence is None and not FENCE.match(line)
+    return found, first
+
+
 def why_not(command):
     """Why a command's output is not compared, if it is not."""
     try:
@@ -72,7 +104,7 @@ def why_not(command):
 
 def as_pattern(line):
     text = DURATION.sub("\0", line.rstrip())
-    if text == "...":
+    if text.strip() == "...":
         return None
     cut = text.endswith("...")
     pattern = re.escape(text[:-3].rstrip() if cut else text).replace("\\\0", DURATION.pattern).replace("\0", DURATION.pattern)
@@ -121,11 +153,14 @@ def page(path, program, update):
         folder = pathlib.Path(folder)
         for name in ("examples", "docs"):
             (folder / name).symlink_to(ROOT / name)
-        for name, content in FILE.findall(text):
+        shown_files, first = files(path)
+        for name, content in shown_files.items():
             (folder / name).write_text(content)
         (folder / "bin").mkdir()
         (folder / "bin" / "foretell").symlink_to(program)
         environment = {**os.environ, "PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "COLUMNS": "110"}
+        for command in first:
+            subprocess.run(command, shell=True, cwd=folder, env=environment, check=True, capture_output=True)
         for command, start, end in commands(lines):
             reason = why_not(command)
             if reason is None:
