@@ -132,9 +132,10 @@ fn listen_for_orders(member: &Member, control: &Arc<ControlClient>) -> Result<mp
                 }
                 Err(error) => {
                     // Where only the way here is disturbed, the launcher can still learn why.
-                    log(&format!("error: {error}"));
-                    let consequence = matches!(error, TransportError::LauncherLost { .. });
-                    let _ = control.send(&Report::Failed { message: error.to_string(), consequence });
+                    if !matches!(error, TransportError::LauncherLost { .. }) {
+                        log(&format!("error: {error}"));
+                        let _ = control.send(&Report::Failed { message: error.to_string(), consequence: false });
+                    }
                     abort(None);
                     break;
                 }
