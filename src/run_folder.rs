@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
 use crate::plan_file::{LoadedPlan, ModelReference, PlanFile};
-use foretell_executor::{ObservedReference, Outcome, remove_abandoned};
+use foretell_executor::{ObservedReference, Outcome, regular, remove_abandoned};
 use foretell_program::{Profile, Timeline};
 use foretell_simulator::{InputBound, Prediction};
 use foretell_topologies::{Topology, TopologyReference, TopologySpec};
@@ -154,7 +154,8 @@ impl RunFolder {
             Failure::Undone(format!("`{}` cannot be locked: {error}; hint: {hint}", path.display()))
         };
         std::fs::create_dir_all(&self.path).map_err(failed)?;
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+        let options = OpenOptions::new().create(true).truncate(false).write(true).clone();
+        let file = regular::open_to_write(&path, &options).map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {
                 self._lock = Some(Arc::new(file));

@@ -305,3 +305,19 @@ fn a_diverged_run_fails_with_the_step_and_a_hint() {
     assert!(document["loss"][19].is_null(), "{document}");
     scratch.json(&["check", "second"]);
 }
+
+#[test]
+fn a_pipe_in_place_of_a_lock_or_a_log_ends_a_run_at_once() {
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", ENDLESS);
+    std::fs::create_dir_all(scratch.path("log/ranks")).expect("a folder");
+    std::fs::create_dir_all(scratch.path("lock")).expect("a folder");
+    for (folder, file) in [("log", "ranks/0.log"), ("lock", "lock")] {
+        let pipe = scratch.path(folder).join(file);
+        assert!(std::process::Command::new("mkfifo").arg(&pipe).status().expect("mkfifo runs").success());
+        let output = scratch.run(&["execute", "--plan", text(&plan), "--steps", "2", "--oversubscribe", "--run", folder]);
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{message}");
+        assert!(message.contains(file) && message.contains("a named pipe"), "{message}");
+    }
+}

@@ -5,7 +5,8 @@ mod common;
 
 use common::{Scratch, text};
 use serde_json::Value;
-use std::net::TcpListener;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -164,6 +165,51 @@ fn missing_ranks_are_named_and_ranks_with_another_key_are_refused() {
     assert_eq!(first.status.code(), Some(1), "{}", standard_error(&first));
     assert!(!with_other_key.output().status.success());
     assert!(!standard_error(&first).contains("panicked"));
+}
+
+/// Listens at a port of its own, and passes on to and from `port` what arrives. What the launcher
+/// sends is sent twice from byte 1000 on, which is in the middle of the job. Returns the port.
+fn relay_that_repeats(port: u16) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let own = listener.local_addr().expect("an address").port();
+    let pass_on = |mut from: TcpStream, mut to: TcpStream, once: usize| {
+        std::thread::spawn(move || {
+            let (mut piece, mut passed) = ([0; 65536], 0);
+            while let Ok(length @ 1..) = from.read(&mut piece) {
+                passed += length;
+                let times = if passed > once { 2 } else { 1 };
+                if (0..times).any(|_| to.write_all(&piece[..length]).is_err()) {
+                    break;
+                }
+            }
+            let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+        });
+    };
+    std::thread::spawn(move || {
+        for rank in listener.incoming().flatten() {
+            // The launcher may not listen yet: the rank tries again.
+            let Ok(launcher) = TcpStream::connect(("127.0.0.1", port)) else { continue };
+            let clone = |stream: &TcpStream| stream.try_clone().expect("another handle");
+            pass_on(clone(&rank), clone(&launcher), usize::MAX);
+            pass_on(launcher, rank, 1000);
+        }
+    });
+    own
+}
+
+#[test]
+fn a_rank_that_hears_a_changed_order_fails_and_says_why() {
+    let site = Site::new();
+    let key = ("FORETELL_RUN_KEY", &*"5a".repeat(48));
+    let through = relay_that_repeats(site.port).to_string();
+    let second = site.torchrun("1", 6, &[key, ("FORETELL_PORT", &through)]);
+    let first = site.torchrun("0", 6, &[key]).output();
+    let second = second.output();
+    for (rank, output) in [&first, &second].into_iter().enumerate() {
+        let message = standard_error(output);
+        assert_eq!(output.status.code(), Some(1), "rank {rank}: {message}");
+        assert!(message.contains("what the launcher sent was changed, repeated or cut on the way"), "rank {rank}: {message}");
+    }
 }
 
 #[test]

@@ -19,6 +19,7 @@ use crate::error::ExecutorError;
 use crate::interpreter::STREAM_COUNT;
 use crate::job::{Job, Order, Report};
 use crate::rank_command::RankCommand;
+use crate::regular;
 use crate::rendezvous::World;
 use crate::signals::StopSignals;
 use crate::transport::patience::{MOST_GAP, Patience};
@@ -30,7 +31,7 @@ use foretell_program::CollectiveAlgorithm;
 use links::{Link, LinkWatch};
 use serde::Serialize;
 use slots::{Slots, listen_at, start_in};
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -401,6 +402,6 @@ fn log_path(folder: &Path, rank: usize) -> PathBuf {
 fn create_log(folder: &Path, rank: usize) -> Result<File, ExecutorError> {
     let path = log_path(folder, rank);
     std::fs::create_dir_all(folder)
-        .and_then(|()| File::create(&path))
+        .and_then(|()| regular::open_to_write(&path, OpenOptions::new().write(true).create(true).truncate(true)))
         .map_err(|error| ExecutorError::system(format!("write `{}`", path.display()), error))
 }

@@ -71,10 +71,10 @@ pub fn run_rank() -> ExitCode {
         report_failure(&member, error);
     }
     // The rank waits for the order to leave. If it exited first, ranks that are not done would miss
-    // it, and a failure that it only noticed could look like its own. The channel also closes with
-    // the connection to the launcher.
-    let _ = leave.recv();
-    if result.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    // it, and a failure that it only noticed could look like its own. Without the order the run has
+    // failed, also where this rank's work was done.
+    let is_told = leave.recv().is_ok();
+    if result.is_ok() && is_told { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 fn receive_job(control: &ControlClient) -> Result<Job, ExecutorError> {
@@ -96,7 +96,8 @@ fn report_failure(member: &Member, error: &ExecutorError) {
 }
 
 /// Starts a thread that listens to the launcher. If another rank is lost, or the launcher is, the
-/// thread wakes this rank's streams. The returned channel gets a message when the rank may leave.
+/// thread wakes this rank's streams. The returned channel gets a message when the rank may leave, and
+/// ends without one where the launcher can no longer be heard.
 fn listen_for_orders(member: &Member, control: &Arc<ControlClient>) -> Result<mpsc::Receiver<()>, ExecutorError> {
     let (control, transport) = (Arc::clone(control), Arc::clone(&member.transport));
     let device = member.device.clone();
@@ -124,15 +125,22 @@ fn listen_for_orders(member: &Member, control: &Arc<ControlClient>) -> Result<mp
                         let _ = control.send(&Report::Sent { to, stream, bytes });
                     }
                 }
-                Ok(Order::Leave) => break,
-                Err(_) => {
+                Ok(Order::Leave) => {
+                    // The receiver is gone if the rank has already left.
+                    let _ = sender.send(());
+                    break;
+                }
+                Err(error) => {
+                    // Where only the way here is disturbed, the launcher can still learn why.
+                    if !matches!(error, TransportError::LauncherLost { .. }) {
+                        log(&format!("error: {error}"));
+                        let _ = control.send(&Report::Failed { message: error.to_string(), consequence: false });
+                    }
                     abort(None);
                     break;
                 }
             }
         }
-        // The receiver is gone if the rank has already left.
-        let _ = sender.send(());
     };
     let thread = std::thread::Builder::new().name("orders".into()).spawn(listen);
     thread.map(|_| receiver).map_err(|error| ExecutorError::system("start the thread that listens to the launcher", error))

@@ -1,9 +1,10 @@
-//! Opening files that a user names or that a run's folder has. Only regular files are read: a named
-//! pipe or a terminal would make the reader wait for ever. This module knows no formats.
+//! Opening files that a user names or that a run's folder has. Only regular files are read, and no
+//! named pipe is written: it or a terminal would make this process wait for ever. This module knows
+//! no formats.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{Error, ErrorKind, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 /// Opens a regular file. Returns it with its size.
@@ -22,6 +23,20 @@ pub fn open(path: &Path) -> Result<(File, u64), Error> {
     let metadata = file.metadata()?;
     require(&metadata)?;
     Ok((file, metadata.len()))
+}
+
+/// Opens a file to write into it, as `options` say. It may be a device such as `/dev/null`.
+///
+/// # Errors
+/// The system's error, or one that says that it is a named pipe, which may have no reader.
+pub fn open_to_write(path: &Path, options: &OpenOptions) -> Result<File, Error> {
+    let is_pipe = |metadata: fs::Metadata| metadata.file_type().is_fifo();
+    let refused = || Error::new(ErrorKind::InvalidInput, "a named pipe");
+    if fs::metadata(path).is_ok_and(is_pipe) {
+        return Err(refused());
+    }
+    let file = options.clone().custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path)?;
+    if is_pipe(file.metadata()?) { Err(refused()) } else { Ok(file) }
 }
 
 /// Reads a regular file of at most `most` bytes. Not more are read, also while it grows.
@@ -55,6 +70,11 @@ mod tests {
         for path in [&*pipe, folder.path(), Path::new("/dev/zero"), Path::new("/dev/tty")] {
             let error = read(path, 5).unwrap_err();
             assert!(matches!(error.kind(), ErrorKind::InvalidInput | ErrorKind::NotFound), "{}: {error}", path.display());
+        }
+        let options = OpenOptions::new().write(true).create(true).clone();
+        assert_eq!(open_to_write(&pipe, &options).unwrap_err().kind(), ErrorKind::InvalidInput);
+        for path in [&*path, &*folder.path().join("new"), Path::new("/dev/null")] {
+            open_to_write(path, &options).unwrap();
         }
     }
 }
