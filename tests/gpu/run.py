@@ -126,6 +126,9 @@ def machine(results):
 # the path where they were built.
 WANTED = ("cuda", "parts::", "ring::", "tensor_attention", "a_call_that", "a_control")
 LEFT_OUT = ("backend::cuda", "tensor_cores_are_used", "in_parts_match", "speeds::")
+if IS_REHEARSAL:
+    # CI runs these in the emulator; they take minutes there.
+    LEFT_OUT += ("of_model_sizes", "tensor_attention::", "cuda_epilogues")
 # These refuse to pass without cuDNN on this GPU.
 CUDNN = ("cudnn_has_engines_on", "library::cudnn::tests::library")
 
@@ -160,8 +163,14 @@ def check_test(results, part, name, limit, before=(), **environment):
     words = results.log(item).read_text(errors="replace").splitlines()
     failures = [line[:300] for line in words if re.match(r"^\d+: ", line)]
     errors = [line.strip()[:300] for line in words if line.startswith("=========") and ("ERROR SUMMARY" in line or "Invalid" in line or "Race" in line)]
+    if status == 0 and f"{name} chose no case" in text:
+        results.record(item, "unrun", said=f"the test has no case of {environment['FORETELL_TEST_CASES']}")
+        return
     if status == 0:
         results.record(item, "passed", seconds=round(seconds, 1), cases=passed)
+        return
+    if part == "cudnn" and any("cuDNN cannot be loaded" in line for line in words):
+        results.record(item, "missing", said="cuDNN cannot be loaded")
         return
     telling = [line for line in words if "panicked at" in line or "stopped after" in line] or [line for line in words if line.strip()][-2:]
     results.record(item, "failed", seconds=round(seconds, 1), cases=passed, failures=failures[:200], errors=errors[:40],
@@ -173,7 +182,7 @@ def kernels(results):
     few = {"FORETELL_TEST_CASES": FEW} if IS_REHEARSAL else {}
     # The largest tests come last: a call that is killed has then told most.
     on_gpu.sort(key=lambda name: ("every_" in name, name))
-    jobs = [functools.partial(check_test, results, "kernels", name, 30 if IS_REHEARSAL else 200, **few) for name in on_gpu]
+    jobs = [functools.partial(check_test, results, "kernels", name, 90 if IS_REHEARSAL else 200, **few) for name in on_gpu]
     at_once(jobs + [functools.partial(check_test, results, "cudnn", name, 120, FORETELL_REQUIRE_CUDNN="1") for name in cudnn])
 
 

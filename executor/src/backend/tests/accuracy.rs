@@ -1,5 +1,6 @@
 //! How far a backend's results may be from the reference.
 
+use super::Tensor;
 use crate::backend::cuda::tests::on_gpu::GpuBackend;
 use foretell_models::{Activation, Kernel};
 
@@ -57,6 +58,19 @@ fn gpu_products(kernel: &Kernel, write: usize) -> f64 {
         _ if is_fp8_product(kernel) => HOPPER_FP8,
         // GELU's argument, the second write, is a plain product.
         _ if without_gelu(kernel).is_some() && write == 0 => APPROXIMATE_GELU,
+        _ => 0.0,
+    }
+}
+
+/// Returns the largest of the terms that cancel in a kernel's result, 0 for most kernels. Rounding
+/// errors are relative to it where it is larger than the result.
+pub(super) fn largest_term(kernel: &Kernel, reads: &[Tensor]) -> f64 {
+    match kernel {
+        // A row of one feature is its own root mean square, so that only epsilon's part remains.
+        Kernel::RmsNormInputGradient { features: 1, .. } => {
+            let [dy, _, weight, factor] = reads else { return 0.0 };
+            dy.iter().zip(factor).fold(0.0, |largest, (dy, factor)| f64::max(largest, (dy * weight[0] * factor).abs()))
+        }
         _ => 0.0,
     }
 }

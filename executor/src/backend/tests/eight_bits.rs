@@ -62,8 +62,9 @@ pub(super) fn make_codes(kernel: &Kernel, reads: &mut [Tensor]) {
             if value < 0.0 { magnitude + 128.0 } else { magnitude }
         };
         reads[index].iter_mut().for_each(|value| *value = code(*value));
-        // So that a product has a place in every precision.
-        reads[2 + index] = vec![2f64.powi(1 + index as i32 - format.largest_exponent())];
+        // Each number of either format is then one of fp16, to which the CPU decodes it, and the
+        // largest sum of products fits too.
+        reads[2 + index] = vec![2f64.powi(-8 - index as i32)];
     }
 }
 

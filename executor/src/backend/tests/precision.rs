@@ -5,7 +5,7 @@ use foretell_units::DataType;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-use super::accuracy::{Arithmetic, is_fp8, without_gelu};
+use super::accuracy::{Arithmetic, is_fp8, largest_term, without_gelu};
 use super::isolation::test_path;
 use super::{CpuBackend, PARAMETERS, Tensor, cases, last_member, operands_in, reference, run_in};
 use crate::backend::{Backend, BackendError, Hyperparameters, KernelCall, Operand, operand_types};
@@ -23,7 +23,7 @@ fn rounding(half: Half) -> (f64, f64) {
 }
 
 /// Sums are made in single precision and rounded once: beside what a kernel of single precision may
-/// be off, each number may be off by half of its own last place.
+/// be off, each number may be off by half of its own last place. `term` is as in single precision.
 pub(super) fn assert_close(
     arithmetic: Arithmetic,
     kernel: &Kernel,
@@ -31,12 +31,13 @@ pub(super) fn assert_close(
     what: &str,
     computed: &[Tensor],
     expected: &[Tensor],
+    term: f64,
 ) {
     let types = operand_types(kernel, if half == Half::Bf16 { DataType::Bf16 } else { DataType::Fp16 });
     for (index, (computed, expected)) in computed.iter().zip(expected).enumerate() {
         let sums = arithmetic.half_precision(kernel, index);
         assert_eq!(computed.len(), expected.len());
-        let scale = expected.iter().fold(1e-3_f64, |largest, value| largest.max(value.abs()));
+        let scale = expected.iter().fold(term.max(1e-3), |largest, value| largest.max(value.abs()));
         let (relative, absolute) = if Half::of(types.writes[index]).is_some() { rounding(half) } else { (0.0, 0.0) };
         // The attention's gradient reads its output, which is rounded, and sums it over up to 64
         // features; the reference has its own. On tensor cores probabilities, and their slopes, are
@@ -122,7 +123,7 @@ fn cuda_convolutions_of_model_sizes_match_in_sixteen_bits() {
                 {
                     let mut run = || run_in(backend.as_mut(), precision, &kernel, &reads, &before, true, false, 0);
                     let computed = run();
-                    assert_close(Arithmetic::Gpu, &kernel, half, "of a model's sizes", &computed, &expected);
+                    assert_close(Arithmetic::Gpu, &kernel, half, "of a model's sizes", &computed, &expected, 0.0);
                     assert_eq!(computed, run(), "{kernel:?} is not deterministic");
                 }
             }
@@ -168,7 +169,7 @@ fn conforms_on(
     reads: &[Tensor],
     before: &[Tensor],
 ) {
-    let group_index = last_member(kernel);
+    let (group_index, term) = (last_member(kernel), largest_term(kernel, reads));
     for accumulate in [false, true] {
         let expected = expected(kernel, reads, before, accumulate, group_index);
         let mode = if accumulate { "accumulating" } else { "overwriting" };
@@ -176,10 +177,10 @@ fn conforms_on(
             let mut run =
                 |share_first| run_in(backend.as_mut(), precision, kernel, reads, before, accumulate, share_first, group_index);
             let computed = run(false);
-            assert_close(arithmetic, kernel, half, mode, &computed, &expected);
+            assert_close(arithmetic, kernel, half, mode, &computed, &expected, term);
             assert_eq!(computed, run(false), "{kernel:?} is not deterministic");
             if kernel.may_work_in_place() {
-                assert_close(arithmetic, kernel, half, "in place", &run(true), &expected);
+                assert_close(arithmetic, kernel, half, "in place", &run(true), &expected, term);
             }
         }
     }
@@ -205,7 +206,7 @@ fn blocks_of_rows_leave_what_all_rows_at_once_do() {
             let expected = expected(&kernel, &reads, &before, accumulate, 0);
             let mut backend = CpuBackend::new();
             let computed = run_in(&mut backend, DataType::Bf16, &kernel, &reads, &before, accumulate, false, 0);
-            assert_close(Arithmetic::Cpu, &kernel, Half::Bf16, "by blocks", &computed, &expected);
+            assert_close(Arithmetic::Cpu, &kernel, Half::Bf16, "by blocks", &computed, &expected, 0.0);
         }
     }
 }
@@ -221,7 +222,7 @@ fn assert_as_in_single(kernel: &Kernel, reads: &[Tensor], before: &[Tensor], gro
         };
         let (reads, before) = (rounded(reads, &types.reads), rounded(before, &types.writes));
         let run = |precision| run_in(&mut CpuBackend::new(), precision, kernel, &reads, &before, false, false, group_index);
-        assert_close(Arithmetic::Cpu, kernel, half, "a part", &run(precision), &run(DataType::Fp32));
+        assert_close(Arithmetic::Cpu, kernel, half, "a part", &run(precision), &run(DataType::Fp32), 0.0);
     }
 }
 
