@@ -279,8 +279,39 @@ fn a_mode_that_is_not_there_yet_or_has_no_meaning_is_refused() {
         ("{local_sgd: {every: 4, fragments: 3}}", ["plan.yaml", "`fragments` is not there yet"]),
         ("{local_sgd: {every: 0}}", ["`mode.local_sgd`", "after every 0 steps"]),
         ("{decentralised: {graph: star}}", ["plan.yaml", "`star`"]),
+        ("{parameter_server: {servers: -1}}", ["plan.yaml", "-1"]),
+        ("{parameter_server: {servers: 1, staleness: soon}}", ["plan.yaml", "`soon` is no staleness"]),
+        ("{parameter_server: {servers: 3, beside_workers: true}}", ["`mode.parameter_server`", "3 servers beside 2 workers"]),
+        ("{parameter_server: {servers: 1, backup_workers: 1}}", ["plan.yaml", "`backup_workers`"]),
+        ("{local_sgd: {every: 4, overlap: 2}}", ["plan.yaml", "`overlap` is not there yet"]),
+        ("{local_sgd: {every: 4, compression: int8}}", ["plan.yaml", "`compression` is not there yet"]),
+        ("{local_sgd: {every: 4, outer: {optimizer: nesterov, momentum: 0.0}}}", ["`mode.local_sgd`", "needs a momentum"]),
+        ("{local_sgd: {every: 4, outer: {learning_rate: -1}}}", ["`mode.local_sgd`", "not above 0"]),
+        ("{decentralised: {graph: ring, every: 0}}", ["`mode.decentralised`", "after every 0 steps"]),
     ] {
         scratch.file("plan.yaml", &plan(&format!("global_batch: 8\nlayout: {{data: 2, micro_batch: 1}}\nmode: {mode}")));
         assert_contains(&refused(&scratch, &["simulate", "--plan", "plan.yaml"], 2), &parts);
+    }
+}
+
+#[test]
+fn a_mode_that_the_rest_of_the_plan_cannot_have_is_refused() {
+    let scratch = Scratch::new();
+    let [local, ring] = ["{local_sgd: {every: 2}}", "{decentralised: {graph: ring}}"];
+    let [servers, stale] = ["{parameter_server: {servers: 1}}", "{parameter_server: {servers: 1, staleness: 1}}"];
+    for (mode, more, part) in [
+        (local, "layout: {data: 1, micro_batch: 1}", "one replica has no other to exchange with"),
+        (ring, "layout: {data: 2, zero: 1, micro_batch: 1}", "ZeRO shards the state over all of `data`"),
+        ("{decentralised: {graph: exponential}}", "layout: {data: 3, micro_batch: 1}", "there are 3"),
+        (local, "layout: {data: 2, shares: [3, 1], micro_batch: 4}", "equal parts of the batch"),
+        (local, "precision: fp16\nlayout: {data: 2, micro_batch: 1}", "loss scale"),
+        (servers, "layout: {data: 2, zero: 1, micro_batch: 1}", "ZeRO has nothing to shard"),
+        (servers, "layout: {data: 2, offload: optimizer, micro_batch: 1}", "in their own memory"),
+        (stale, "layout: {data: 2, tensor: 2, micro_batch: 1}", "would pull different versions"),
+        (stale, "optimizer: lamb\nlayout: {data: 2, micro_batch: 1}", "no common norm"),
+        (stale, "training: {clip_norm: 1}\nlayout: {data: 2, micro_batch: 1}", "no common norm"),
+    ] {
+        scratch.file("plan.yaml", &plan(&format!("global_batch: 24\n{more}\nmode: {mode}")));
+        assert_contains(&refused(&scratch, &["simulate", "--plan", "plan.yaml"], 2), &["`mode.", part]);
     }
 }

@@ -4,7 +4,7 @@
 use crate::backend_kind::BackendKind;
 use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Job, Overheads, Report};
-use crate::launcher::{LaunchOptions, Ranks, TransportKind};
+use crate::launcher::{LaunchOptions, News, Ranks, TransportKind};
 use crate::machine;
 use crate::transport::SegmentShape;
 use foretell_program::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, RelativeSpeed, Sample};

@@ -314,8 +314,7 @@ impl SharedState {
     /// that no woken stream goes on to wait there. Where the rank outlives its peers, streams that
     /// wait for the lost one find that out by themselves.
     fn fail(&self, error: ExecutorError) {
-        let is_loss =
-            matches!(error, ExecutorError::Transport(TransportError::PeerLost { .. }) | ExecutorError::OtherStream);
+        let is_loss = matches!(error, ExecutorError::Transport(TransportError::PeerLost { .. }) | ExecutorError::OtherStream);
         if is_loss && self.outlives_peers.load(Ordering::SeqCst) {
             self.progress.fail(error);
             return;

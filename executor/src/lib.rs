@@ -93,7 +93,8 @@ pub use calibrate::{calibrate, message_sizes};
 pub use calibration::input_costs;
 pub use error::{ExecutorError, stop_signal_name};
 pub use execute::{
-    Classification, Departure, Evaluation, LossScaling, ObservedPaces, Outcome, PerClass, RunEvent, StepMetrics, classification, execute,
+    Classification, Departure, Evaluation, LossScaling, ObservedPaces, Outcome, PerClass, RunEvent, StepMetrics, classification,
+    execute,
 };
 pub use files::write_whole;
 pub use generation::{Generator, NextToken, Sampling};

@@ -4,8 +4,8 @@ use crate::arena::Arenas;
 use crate::batches::BatchSequence;
 use crate::checkpoint::{CheckpointLayout, CheckpointWriter, StateSource};
 use crate::clock;
-use crate::departure;
 use crate::data::{Dataset, PADDING, Split};
+use crate::departure;
 use crate::error::ExecutorError;
 use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
@@ -295,6 +295,13 @@ impl TrainingRun<'_> {
         }
         let metrics = metrics.into_iter().map(|(kind, value)| (kind, value.into())).collect();
         let samples = self.dataset.len(Split::Evaluation);
-        Ok(self.member.control.send(&Report::Evaluation(EvaluationReport { step, epoch, samples, own_samples, metrics, bad_samples }))?)
+        Ok(self.member.control.send(&Report::Evaluation(EvaluationReport {
+            step,
+            epoch,
+            samples,
+            own_samples,
+            metrics,
+            bad_samples,
+        }))?)
     }
 }

@@ -96,7 +96,8 @@ fn several_servers_of_one_worker_use_the_norm_of_all_their_parts() {
     {
         let case = Case { tensor, pipeline, optimizer, clip: true, ..Case::usual(model) };
         let scratch = Scratch::new();
-        let [alone, served] = [case.plan(), in_mode(&case, mode)].map(|plan| scratch.train(&plan, 6, 3, &["--data", "synthetic"]));
+        let [alone, served] =
+            [case.plan(), in_mode(&case, mode)].map(|plan| scratch.train(&plan, 6, 3, &["--data", "synthetic"]));
         let close = |one: f64, other: f64| (one - other).abs() <= 2e-4 * one.abs().max(1.0);
         for step in 0..6 {
             let [losses, norms] = [[&alone.losses, &served.losses], [&alone.gradient_norms, &served.gradient_norms]]

@@ -255,7 +255,8 @@ mod tests {
             bad_samples: BTreeSet::new(),
         };
         assert!(collector.evaluation(0, evaluated(6), 1).is_none());
-        let evaluation = collector.evaluation(2, EvaluationReport { metrics: Vec::new(), ..evaluated(0) }, 1).expect("all that are left");
+        let evaluation =
+            collector.evaluation(2, EvaluationReport { metrics: Vec::new(), ..evaluated(0) }, 1).expect("all that are left");
         assert_eq!((evaluation.samples, evaluation.loss), (6, 2.0));
     }
 
