@@ -123,7 +123,7 @@ fn assert_the_others_go_on(stages: usize, staleness: &str, signal: i32, more: &[
     assert_eq!(pids.len(), 4 * stages);
     // The ranks of a stage follow each other.
     send(pids[1], signal);
-    wait_for("the run to end", Duration::from_secs(90), || run.0.try_wait().expect("a child").is_some());
+    wait_for("the run to end", Duration::from_secs(240), || run.0.try_wait().expect("a child").is_some());
     let status = run.0.wait().expect("it has ended");
     let (printed, message) = (read(run.0.stdout.take()), read(run.0.stderr.take()));
     assert!(status.success(), "{message}");
