@@ -257,7 +257,7 @@ def goodput(program, folder, arguments):
     undisturbed = time.perf_counter() - began
     training = sum(whole["step_seconds"])
     starting = undisturbed - training
-    # What a failure costs apart from repeated work: with checkpoints so frequent that there is hardly any.
+    # What a failure costs apart from repeated work, of which frequent checkpoints leave little.
     seconds, made = run_and_kill(program, folder, "probe", [*basic, "--steps", steps, "--save-every", probe_every], lambda _: 1.5, random.Random(1))
     frequent = finish(start(program, folder, *basic, "--steps", steps, "--run", "frequent", "--save-every", probe_every, "--keep", 2))
     repeated = probe_every / 2 * training / steps
@@ -310,7 +310,7 @@ def checkpoints(program, folder, arguments):
         waits.append(document["checkpoint_seconds"])
         rates.append(size / (document["checkpoint_write_seconds"] - document["checkpoint_seconds"]))
         plain.append(sequential_write(folder, size))
-        # Steps 50 to 74 are those in which a checkpoint is copied and written, 75 to 99 those without one.
+        # A checkpoint is copied and written in the first half of each window.
         seconds = document["step_seconds"]
         windows = [seconds[first:first + 50] for first in range(50, len(seconds) - 49, 50)]
         slower += [statistics.mean(window) / statistics.mean(window[25:]) - 1 for window in windows]
