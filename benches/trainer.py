@@ -323,7 +323,8 @@ def checkpoints(program, folder, arguments):
 
 
 def resume(program, folder, arguments):
-    plan = lambda layout: f"{GPT2}sequence: 32}}\ntopology: local\nglobal_batch: 2\nlayout: {{{layout}}}\noptimizer: adamw\n"
+    model = f"model: {{family: gpt, layers: {arguments.layers}, hidden: {arguments.hidden}, heads: 12, vocab: 50257, sequence: 32}}"
+    plan = lambda layout: f"{model}\ntopology: local\nglobal_batch: 2\nlayout: {{{layout}}}\noptimizer: adamw\n"
     (folder / "plan.yaml").write_text(plan("data: 2, micro_batch: 1"))
     finish(start(program, folder, "--plan", "plan.yaml", "--data", "synthetic", "--steps", 1, "--no-evaluation", "--run", "run"))
     found = {}
@@ -336,7 +337,8 @@ def resume(program, folder, arguments):
         seconds = time.perf_counter() - began
         found[layout] = seconds - finish(process)["step_seconds"][0]
     size = sum(file.stat().st_size for file in (folder / "run/checkpoints/1").iterdir())
-    table(f"resume: GPT-2 small, a checkpoint of {size / 1e6:.0f} MB that `data: 2` wrote; seconds until the first step begins",
+    name = "GPT-2 small" if (arguments.layers, arguments.hidden) == (12, 768) else f"GPT-2 with {arguments.layers} layers of {arguments.hidden}"
+    table(f"resume: {name}, a checkpoint of {size / 1e6:.0f} MB that `data: 2` wrote; seconds until the first step begins",
           [(layout, f"{seconds:.2f} s") for layout, seconds in found.items()])
     return found
 
@@ -350,7 +352,7 @@ def main():
     environment.add_argument(shared)
     parts = parser.add_subparsers(dest="part", required=True)
     options = {pictures: {"pictures": 2000, "epochs": 3}, gpt2: {}, kills: {"kills": 100, "steps": 3000}, goodput: {"runs": 10, "seconds": 20},
-               checkpoints: {"rounds": 3, "steps": 200, "hidden": 512}, resume: {}}
+               checkpoints: {"rounds": 3, "steps": 200, "hidden": 512}, resume: {"layers": 12, "hidden": 768}}
     for part, numbers in options.items():
         subparser = parts.add_parser(part.__name__, parents=[shared])
         subparser.set_defaults(run=part)
