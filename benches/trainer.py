@@ -257,7 +257,7 @@ def goodput(program, folder, arguments):
     undisturbed = time.perf_counter() - began
     training = sum(whole["step_seconds"])
     starting = undisturbed - training
-    # What a failure costs apart from repeated work: with checkpoints so frequent that there is hardly any.
+    # What a failure costs apart from repeated work, of which frequent checkpoints leave little.
     seconds, made = run_and_kill(program, folder, "probe", [*basic, "--steps", steps, "--save-every", probe_every], lambda _: 1.5, random.Random(1))
     frequent = finish(start(program, folder, *basic, "--steps", steps, "--run", "frequent", "--save-every", probe_every, "--keep", 2))
     repeated = probe_every / 2 * training / steps
@@ -310,7 +310,7 @@ def checkpoints(program, folder, arguments):
         waits.append(document["checkpoint_seconds"])
         rates.append(size / (document["checkpoint_write_seconds"] - document["checkpoint_seconds"]))
         plain.append(sequential_write(folder, size))
-        # Steps 50 to 74 are those in which a checkpoint is copied and written, 75 to 99 those without one.
+        # A checkpoint is copied and written in the first half of each window.
         seconds = document["step_seconds"]
         windows = [seconds[first:first + 50] for first in range(50, len(seconds) - 49, 50)]
         slower += [statistics.mean(window) / statistics.mean(window[25:]) - 1 for window in windows]
@@ -323,7 +323,8 @@ def checkpoints(program, folder, arguments):
 
 
 def resume(program, folder, arguments):
-    plan = lambda layout: f"{GPT2}sequence: 32}}\ntopology: local\nglobal_batch: 2\nlayout: {{{layout}}}\noptimizer: adamw\n"
+    model = f"model: {{family: gpt, layers: {arguments.layers}, hidden: {arguments.hidden}, heads: 12, vocab: 50257, sequence: 32}}"
+    plan = lambda layout: f"{model}\ntopology: local\nglobal_batch: 2\nlayout: {{{layout}}}\noptimizer: adamw\n"
     (folder / "plan.yaml").write_text(plan("data: 2, micro_batch: 1"))
     finish(start(program, folder, "--plan", "plan.yaml", "--data", "synthetic", "--steps", 1, "--no-evaluation", "--run", "run"))
     found = {}
@@ -336,7 +337,8 @@ def resume(program, folder, arguments):
         seconds = time.perf_counter() - began
         found[layout] = seconds - finish(process)["step_seconds"][0]
     size = sum(file.stat().st_size for file in (folder / "run/checkpoints/1").iterdir())
-    table(f"resume: GPT-2 small, a checkpoint of {size / 1e6:.0f} MB that `data: 2` wrote; seconds until the first step begins",
+    name = "GPT-2 small" if (arguments.layers, arguments.hidden) == (12, 768) else f"GPT-2 with {arguments.layers} layers of {arguments.hidden}"
+    table(f"resume: {name}, a checkpoint of {size / 1e6:.0f} MB that `data: 2` wrote; seconds until the first step begins",
           [(layout, f"{seconds:.2f} s") for layout, seconds in found.items()])
     return found
 
@@ -350,7 +352,7 @@ def main():
     environment.add_argument(shared)
     parts = parser.add_subparsers(dest="part", required=True)
     options = {pictures: {"pictures": 2000, "epochs": 3}, gpt2: {}, kills: {"kills": 100, "steps": 3000}, goodput: {"runs": 10, "seconds": 20},
-               checkpoints: {"rounds": 3, "steps": 200, "hidden": 512}, resume: {}}
+               checkpoints: {"rounds": 3, "steps": 200, "hidden": 512}, resume: {"layers": 12, "hidden": 768}}
     for part, numbers in options.items():
         subparser = parts.add_parser(part.__name__, parents=[shared])
         subparser.set_defaults(run=part)

@@ -6,7 +6,7 @@ use crate::plan_file::LoadedPlan;
 use crate::remarks;
 use crate::run_folder::PredictedInput;
 use foretell_models::Model;
-use foretell_program::{Compiled, Plan, Profile, Program, Recompute, StageLayout};
+use foretell_program::{Compiled, Plan, Profile, Program, Recompute, Stack, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::gpu::{ProfileError, Profiles};
 use foretell_simulator::{
@@ -82,7 +82,10 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     let undisturbed = undisturbed.transpose()?;
     let checkpoint = checkpoint_cost(&compiled.saving, &loaded.topology, &costs);
     let storage = costs.storage_rate(&loaded.topology);
-    prediction = prediction.with_checkpoint(checkpoint);
+    // Other stacks write theirs in their own ways.
+    if loaded.plan.stack == Stack::default() {
+        prediction = prediction.with_checkpoint(checkpoint);
+    }
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
     let of_usual_step = (compiled.cycle.steps() > 1).then(|| {
         let steps = compiled.cycle.steps();
@@ -215,12 +218,9 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
         let waits = format!("which waits {exposed_communication_seconds} for communication");
         text.push_str(&format!("\n{steps} of a cycle: {step_seconds} each, {waits}"));
     }
-    if let Some(wait) = prediction.checkpoint_seconds.map(Seconds::new) {
-        let written = match prediction.checkpoint_write_seconds.map(Seconds::new) {
-            Some(written) => format!("it is on storage after {written}"),
-            None => "the rate of storage is not known (calibrate with `--storage`)".into(),
-        };
-        text.push_str(&format!("\na checkpoint: the next step waits {wait}; {written}"));
+    if let (Some(wait), Some(written)) = (prediction.checkpoint_seconds, prediction.checkpoint_write_seconds) {
+        let (wait, written) = (Seconds::new(wait), Seconds::new(written));
+        text.push_str(&format!("\na checkpoint: the next step waits {wait}, and it is on storage after {written}"));
     }
     text
 }

@@ -82,7 +82,7 @@ fn a_checkpoint_is_predicted_measured_and_compared() {
     assert!(refusal_of(&scratch, &[&basic[..], &["nowhere"], &quick].concat()).contains("nowhere"));
     let storage = scratch.json(&[&basic[..], &["."], &quick].concat())["storage"].clone();
     assert!(storage["write"].as_str().is_some_and(|rate| rate.ends_with("B/s")), "{storage}");
-    let seconds = |document: &Value, key: &str| document[key].as_f64().unwrap_or_else(|| panic!("no {key} in {document}"));
+    let seconds = |document: &Value, key: &str| document[key].as_f64().expect(key);
     let predicted = scratch.json(&[&simulate[..], &["--profile", "profile.yaml"]].concat());
     let [wait, written] = ["checkpoint_seconds", "checkpoint_write_seconds"].map(|key| seconds(&predicted, key));
     assert!(0.0 < wait && wait < written, "{wait} {written}");

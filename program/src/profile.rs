@@ -164,8 +164,8 @@ pub struct InputCosts {
 pub struct StorageCosts {
     /// The rate at which each rank copies its part of the state out of the arena.
     pub save: BytesPerSecond,
-    /// The rate at which all ranks together bring a checkpoint to storage: written, synced, and read
-    /// back for its checksums.
+    /// The rate at which all ranks together bring a checkpoint to storage: written, synced, and
+    /// read back for its checksums.
     pub write: BytesPerSecond,
     /// The part of the time of a checkpoint that does not depend on its size.
     pub latency: Seconds,

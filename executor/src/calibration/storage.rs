@@ -1,6 +1,6 @@
-//! The costs of writing checkpoints into a folder: ranks copy their part, write it into one file and
-//! sync it while the file is read back for its checksum, and the folder gets its name. These are the
-//! steps of a run's checkpoints, by the same code.
+//! The costs of writing checkpoints into a folder. Ranks copy their part, write it into one file
+//! and sync it while the file is read back for its checksum; then the folder gets its name. A
+//! run's checkpoints take the same steps, by the same code.
 
 use super::statistics::summarise;
 use crate::checkpoint::{Staging, describe, require_space};

@@ -103,8 +103,8 @@ impl<'a> CheckpointWriter<'a> {
         })
     }
 
-    /// Saves this rank's part of the state after `step` steps. Waits for the checkpoint before it to
-    /// be written. No stream may run.
+    /// Saves this rank's part of the state after `step` steps. Waits until the checkpoint before it
+    /// is written. No stream may run.
     pub(crate) fn save(&mut self, step: usize, arenas: &Arenas) -> Result<(), ExecutorError> {
         let started = Instant::now();
         let mut copy = self.wait()?;

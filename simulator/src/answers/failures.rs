@@ -3,8 +3,8 @@
 //!
 //! The failure of any node ends the whole run. Work since the last checkpoint is lost, and after a
 //! restart the run continues from that checkpoint. Failures are a Poisson process and also strike
-//! while a checkpoint is written or the run restarts. Training stops while a checkpoint is copied; it
-//! goes on while the copy is written to storage, and only then the checkpoint counts.
+//! while a checkpoint is written or the run restarts. Training stops while a checkpoint is copied.
+//! It goes on while the copy is written to storage, and only then the checkpoint counts.
 //!
 //! The simulation goes event by event, so that other rules can be added. For these rules the
 //! expected goodput has a closed form ([`Reliability::expected_goodput`]; Daly 2006, "A higher
