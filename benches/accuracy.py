@@ -72,8 +72,10 @@ def one(program, scratch, topology, model, fix):
         where += f", {layout['schedule']}"
     milliseconds = [1e3 * value for value in (check["predicted_step_seconds"], predicted["step_seconds_p05"],
                                               predicted["step_seconds_p95"], check["measured_step_seconds"])]
-    print("| {} | {} | {} | {:.2f} ms | {:.2f}-{:.2f} | {:.2f} ms | {:+.1f} % | {:+.1f} % |".format(
-        topology, name, where, *milliseconds, 100 * check["error"], 100 * check["memory_error"]), flush=True)
+    # Without a reference kernel in the profile the parts are unknown.
+    parts = ["-" if check[key] is None else f"{100 * check[key]:+.1f} %" for key in ("machine_error", "model_error")]
+    print("| {} | {} | {} | {:.2f} ms | {:.2f}-{:.2f} | {:.2f} ms | {:+.1f} % | {} | {} | {:+.1f} % |".format(
+        topology, name, where, *milliseconds, 100 * check["error"], *parts, 100 * check["memory_error"]), flush=True)
     check["inside"] = predicted["step_seconds_p05"] <= check["measured_step_seconds"] <= predicted["step_seconds_p95"]
     return check
 
@@ -144,8 +146,8 @@ def main():
             if options.json:
                 pathlib.Path(options.json).write_text(json.dumps(found, indent=1) + "\n")
             return
-        print("| topology | model | layout | predicted | 90 % interval (ms) | measured | error | memory error |")
-        print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+        print("| topology | model | layout | predicted | 90 % interval (ms) | measured | error | machine error | model error | memory error |")
+        print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")
         checks = []
         for topology in options.topologies:
             rows = [(name, fix) for name in map(lambda model: pathlib.Path(model).stem, MODELS) for fix, _ in LAYOUTS[topology]]

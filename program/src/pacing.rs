@@ -160,8 +160,8 @@ mod tests {
                 for worker in 0..workers {
                     // A worker pushes once it has pulled from all, and pulls once it has pushed to
                     // all.
-                    let pulled = *pulls[worker].iter().min().unwrap();
-                    let pushed = *pushes[worker].iter().min().unwrap();
+                    let pulled = *pulls[worker].iter().min().expect("a server");
+                    let pushed = *pushes[worker].iter().min().expect("a server");
                     for server in 0..servers {
                         let number = worker as u32;
                         let wants_pull = pulls[worker][server] == pushed && pushed < steps;
@@ -177,7 +177,7 @@ mod tests {
                 if possible.is_empty() {
                     break;
                 }
-                let (server, turn) = possible[choice.next().unwrap() % possible.len()];
+                let (server, turn) = possible[choice.next().expect("it goes on for ever") % possible.len()];
                 let before = states[server].version();
                 let staleness = states[server].take(turn);
                 match turn {
@@ -185,13 +185,13 @@ mod tests {
                     Turn::Push(worker) => {
                         pushes[worker as usize][server] += 1;
                         prop_assert_eq!(states[server].version(), before + 1);
-                        let staleness = staleness.unwrap();
+                        let staleness = staleness.expect("of a push");
                         // Each of the others has at most 2 n + 1 pushes while one computes.
                         prop_assert!(bound.is_none_or(|bound| staleness <= (workers - 1) * (2 * bound + 1)));
                     }
                 }
                 let of_server = |server: usize| (0..workers).map(move |worker| (worker, server));
-                let slowest = of_server(server).map(|(worker, server)| pushes[worker][server]).min().unwrap();
+                let slowest = of_server(server).map(|(worker, server)| pushes[worker][server]).min().expect("a worker");
                 for (worker, server) in of_server(server) {
                     let ahead = pushes[worker][server] - slowest;
                     prop_assert!(bound.is_none_or(|bound| ahead <= bound + 1), "{} steps ahead", ahead);

@@ -147,12 +147,16 @@ fn add_unfitted(
             stacks.insert(name.into(), values);
         }
     }
+    let with_rows: Vec<(String, Values)> = devices.iter().map(|(name, values)| (name.clone(), values.clone())).collect();
     for name in profiles.gpu_names() {
         if devices.contains_key(name) {
             continue;
         }
         let Ok(gpu) = profiles.gpu(name) else { continue };
         let value = |value: &String| {
+            if !is_measured(&gpu.generation, value, &with_rows, profiles) {
+                return None;
+            }
             let share = gpu.value(value)? * factor(Owner::Device(name.into()), value)?;
             Some((value.clone(), share.min(1.0)))
         };
@@ -162,6 +166,23 @@ fn add_unfitted(
         if !values.is_empty() {
             devices.insert(name.into(), values);
         }
+    }
+}
+
+/// Whether rows on a generation's devices determined a value of this kind. What products in single
+/// precision reach says nothing of the matrix cores: MI210 and MI250 have rows in single precision,
+/// whose factor would put the MI300X's bf16 above its best measured shape.
+fn is_measured(generation: &str, name: &str, with_rows: &[(String, Values)], profiles: &Profiles) -> bool {
+    let of_generation = with_rows.iter().filter(|(device, _)| profiles.gpu(device).is_ok_and(|gpu| gpu.generation == generation));
+    of_generation.flat_map(|(_, values)| values).any(|(known, _)| unit_of(known) == unit_of(name))
+}
+
+/// The part of a device that a value is of.
+fn unit_of(name: &str) -> &str {
+    match name {
+        "product:fp32" => "single precision",
+        name if name.starts_with("product:") => "matrix cores",
+        name => name,
     }
 }
 

@@ -332,6 +332,29 @@ mod tests {
     }
 
     #[test]
+    fn no_device_exceeds_its_best_measured_shape() {
+        let profiles = Profiles::library().expect("readable");
+        // The share of peak of the best shape of a product in bf16: mamf_matmul.csv
+        // (stas00/ml-engineering).
+        let measured = [
+            ("a100-sxm-80g", 0.869),
+            ("a100-pcie-80g", 0.811),
+            ("h100-sxm-80g", 0.803),
+            ("gh200-96g", 0.838),
+            ("b200-sxm-180g", 0.776),
+            ("b300-sxm-288g", 0.786),
+            ("gb200", 0.729),
+            ("mi300x", 0.514),
+            ("mi325x", 0.604),
+            ("mi355x", 0.680),
+        ];
+        for (name, best) in measured {
+            let share = profiles.gpu(name).expect("known").product[&ProductFormat::of(DataType::Bf16)];
+            assert!(share < best, "{name}: a share of {share}, but the best shape reaches {best}");
+        }
+    }
+
+    #[test]
     fn every_accelerator_of_the_device_library_has_a_profile() {
         let profiles = Profiles::library().expect("readable");
         for name in DeviceKind::library_names().expect("sound") {
