@@ -15,8 +15,14 @@ fn number(document: &Value, path: &str) -> f64 {
 /// Multiplies a measured duration and its spread.
 fn scale(sample: &mut Value, factor: f64) {
     for part in ["median", "p10", "p90"] {
-        sample[part] = json!(sample[part].as_f64().expect("seconds") * factor);
+        sample[part] = json!(format!("{:e}s", seconds(&sample[part]) * factor));
     }
+}
+
+/// The seconds of a duration in a profile, such as `0.002s`.
+fn seconds(duration: &Value) -> f64 {
+    let text = duration.as_str().and_then(|text| text.strip_suffix('s')).expect("a time in seconds");
+    text.parse().expect("a number")
 }
 
 /// Trains with a profile, and checks the run.
@@ -48,7 +54,7 @@ fn slowed_kernels_are_an_error_of_the_machine() {
     let plan = scratch.file("plan.yaml", PLAN);
     let basic = ["calibrate", "--topology", "local", "--plan", text(&plan), "-o", "profile.yaml"];
     let profile = scratch.json(&[&basic[..], &["--patience", "1ms", "--calibration-time", "500ms"]].concat());
-    assert!(number(&profile, "/reference/median") > 0.0);
+    assert!(seconds(&profile["reference"]["median"]) > 0.0);
     let usual = checked(&scratch, "usual", &profile);
     // Beside a calibration by a machine that was three times as fast, this one's kernels are slowed.
     let mut faster = profile.clone();
