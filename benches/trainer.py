@@ -17,6 +17,7 @@ Only `pictures` and `gpt2` need more than Python 3: PyTorch and the like, which 
 Usage: benches/trainer.py kills --kills 100 | goodput | checkpoints | resume | pictures | gpt2 [--foretell PATH] [--json FILE]
 """
 import argparse
+import atexit
 import json
 import os
 import pathlib
@@ -38,7 +39,10 @@ SIZE, CLASSES = 64, 10
 def start(program, folder, *arguments):
     """Starts `foretell execute` in a process group of its own."""
     command = [program, "execute", *map(str, arguments), "--oversubscribe", "--json"]
-    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    # Ranks end with their launcher.
+    atexit.register(process.kill)
+    return process
 
 
 def finish(process):
@@ -238,7 +242,7 @@ def run_and_kill(program, folder, name, arguments, between, drawn):
 
 
 def goodput(program, folder, arguments):
-    mean, every, probe_every = 4.0, 400, 20
+    mean, between_checkpoints, between_frequent = 4.0, 0.5, 0.03
     topology = lambda restart: (
         "name: host\nnodes:\n- {name: host, count: 1, devices: {kind: cpu-core, count: 2}, link: shared-memory, "
         f"mean_time_between_failures: {mean}s}}\nrestart_time: {restart:.3f}s\n")
@@ -249,9 +253,10 @@ def goodput(program, folder, arguments):
     ask(program, folder, "calibrate", "--topology", "host.yaml", "--plan", "plan.yaml", "--storage", ".", "-o", "profile.yaml")
     simulate = ["simulate", "--plan", "plan.yaml", "--profile", "profile.yaml", "--goodput", "--checkpoint-every"]
     # As many steps as take the wanted seconds.
-    trial = finish(start(program, folder, *basic, "--steps", 1000, "--run", "trial", "--save-every", every, "--keep", 2))
+    trial = finish(start(program, folder, *basic, "--steps", 300, "--run", "trial", "--save-every", 100, "--keep", 2))
     step = statistics.mean(trial["step_seconds"][100:])
     steps = round(arguments.seconds / step)
+    every, probe_every = [max(round(seconds / step), 1) for seconds in (between_checkpoints, between_frequent)]
     began = time.perf_counter()
     whole = finish(start(program, folder, *basic, "--steps", steps, "--run", "whole", "--save-every", every, "--keep", 2))
     undisturbed = time.perf_counter() - began
@@ -360,6 +365,8 @@ def main():
             subparser.add_argument(f"--{name}", type=int, default=default)
     parts.choices["kills"].add_argument("--lab", action="store_true", help="in a lab of two hosts")
     arguments = parser.parse_args()
+    # Started runs end with this script.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     if arguments.run in (pictures, gpt2):
         environment.enter(arguments.venv)
     with tempfile.TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
