@@ -104,6 +104,8 @@ pub enum Objective {
     Cost,
     Energy,
     Goodput,
+    /// Time to a loss: of modes that need more samples it counts these, too (`plan --mode any`).
+    TimeToLoss,
 }
 
 /// Number formats on the command line.
@@ -250,7 +252,7 @@ impl Choices {
         let started = Instant::now();
         let watch = |progress: Progress| watch(started.elapsed().as_secs_f64(), progress);
         let formats = self.formats(setting);
-        if formats.len() > 1 && self.objective != Objective::Time {
+        if formats.len() > 1 && !matches!(self.objective, Objective::Time | Objective::TimeToLoss) {
             let hint = "omit `--objective`, or name one format";
             return Err(Failure::Input(format!("several number formats can only be compared by step time; hint: {hint}")));
         }
@@ -424,7 +426,8 @@ fn affordable(topology: &Topology, limit: f64) -> usize {
 impl From<Objective> for foretell_planner::Objective {
     fn from(objective: Objective) -> Self {
         match objective {
-            Objective::Time => Self::Time,
+            // Of layouts in one mode the fastest is the first to reach a loss.
+            Objective::Time | Objective::TimeToLoss => Self::Time,
             Objective::P90 => Self::SlowEnd,
             Objective::Cost => Self::Cost,
             Objective::Energy => Self::Energy,

@@ -121,7 +121,7 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
     }
     let gap = planned.search.gap * 100.0;
     if !planned.search.is_cut_off {
-        let better = if matches!(choices.objective, Objective::Time) { "faster" } else { "better" };
+        let better = if matches!(choices.objective, Objective::Time | Objective::TimeToLoss) { "faster" } else { "better" };
         let of_any = planned.search.bound_of_any_layout_seconds;
         let any = match planned.search.best_seconds / of_any - 1.0 {
             share if share < MOST_SAID => format!(", and no layout at all more than {:.0} % faster", share * 100.0),

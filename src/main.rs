@@ -22,6 +22,7 @@ mod lab;
 mod launch;
 mod library;
 mod live;
+mod modes;
 mod output;
 mod plan;
 mod plan_file;

@@ -2,9 +2,10 @@
 
 use crate::choices::{Choices, Setting};
 use crate::failure::Failure;
+use crate::modes::{ModeAnswers, ModeChoice, ModesAnswer};
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::sizes::Point;
-use crate::{explain, inputs, output, predict, search_report, sizes};
+use crate::{explain, inputs, modes, output, predict, search_report, sizes};
 use clap::Args;
 use foretell_planner::{Candidate, Planned, Progress, Search};
 use foretell_program::{MOST_RANKS, Profile};
@@ -48,6 +49,12 @@ pub struct Arguments {
     /// Write the plot of `--scaling` or `--front` into a folder (SVG and PNG)
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
+    /// Modes to search: how the replicas of a model stay together
+    #[arg(long, value_enum, default_value_t, conflicts_with_all = ["scaling", "front"])]
+    mode: ModeChoice,
+    /// A table of the samples that each mode needs to reach a loss, in place of the built-in one
+    #[arg(long, value_name = "FILE", requires = "mode")]
+    samples_needed: Option<PathBuf>,
     /// Write one self-contained HTML page: the answer, the best layout's step, and the search
     #[arg(long, value_name = "FILE", conflicts_with = "scaling")]
     report: Option<PathBuf>,
@@ -87,7 +94,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         }
         planned => planned?,
     };
-    let Some(best) = planned.candidates.first() else {
+    let modes = (arguments.mode == ModeChoice::Any)
+        .then(|| modes::compare(&arguments.choices, &setting, profile.as_ref(), &planned, arguments.samples_needed.as_deref()))
+        .transpose()?;
+    let best_mode = modes.as_ref().and_then(ModeAnswers::best);
+    let Some(best) = best_mode.or(planned.candidates.first()) else {
         return Err(Failure::Undone("the search returned nothing".into()));
     };
     if let Some(path) = &arguments.output {
@@ -106,6 +117,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     predict::print_caveats(&setting.topology, &best.prediction, best.plan.mesh()?.world_size(), &remarks);
     if json {
         let mut document = document(&arguments.choices, &setting, &planned)?;
+        if let Some(modes) = &modes {
+            document.plan = Some(arguments.choices.movable_plan_file(&setting, &best.plan)?);
+            document.predicted = Some(best.prediction.clone());
+            document.modes = Some(modes.document(&arguments.choices, &setting)?);
+        }
         if let Some(compared) = &compared {
             document.compared =
                 arguments.compare.clone().map(|plan| ComparedAnswer { plan, predicted: compared.prediction.clone() });
@@ -124,6 +140,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         let (words, rates) = (explain::words(&candidate.plan.layout), explain::rates_of_device(candidate)?);
         output::line(&format!("{}: {format}{words}; {rates}", index + 1))?;
     }
+    for line in modes.iter().flat_map(ModeAnswers::lines) {
+        output::line(&line)?;
+    }
     for line in explain::in_short(&planned, &setting, &arguments.choices)? {
         output::line(&line)?;
     }
@@ -137,6 +156,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::line(&explain::explanation(&planned, &setting, profile.as_ref(), &arguments.choices)?)?;
     }
     match &arguments.output {
+        Some(path) if modes.is_some() => output::line(&format!("the best mode, with its layout, is in {}", path.display())),
         Some(path) => output::line(&format!("layout 1 is in {}", path.display())),
         None => Ok(()),
     }
@@ -195,6 +215,7 @@ pub fn document(choices: &Choices, setting: &Setting, planned: &Planned) -> Resu
         predicted: best.map(|best| best.prediction.clone()),
         alternatives: planned.candidates.iter().skip(1).map(candidate).collect::<Result<Vec<_>, _>>()?,
         search: planned.search.clone(),
+        modes: None,
         compared: None,
     })
 }
@@ -210,6 +231,9 @@ pub struct PlanAnswer {
     alternatives: Vec<AlternativeAnswer>,
     /// What the search did.
     search: Search,
+    /// The modes of `--mode any`. `plan` is then of the best of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    modes: Option<ModesAnswer>,
     /// The plan of `--compare`.
     #[serde(skip_serializing_if = "Option::is_none")]
     compared: Option<ComparedAnswer>,

@@ -200,3 +200,59 @@ fn the_planner_chooses_the_first_nodes_and_writes_them_into_the_plan() {
         "{message}"
     );
 }
+
+/// Asks for the best mode of a small model on a lab's slow links.
+fn modes(scratch: &Scratch, more: &[&str]) -> Value {
+    let job = ["plan", "--model", "small-gpt", "--topology", "lab-4x1g-200m", "--global-batch", "24", "--optimizer", "adamw"];
+    let layouts = ["--fix", "data=4", "--top", "2", "--mode", "any"];
+    scratch.json(&[&job[..], &layouts, more].concat())
+}
+
+#[test]
+fn modes_are_compared_by_time_to_a_loss_with_what_that_assumes() {
+    let scratch = Scratch::new();
+    let of = |entry: &Value, name: &str| entry["plan"]["mode"].get(name).is_some();
+    let plain = modes(&scratch, &[]);
+    let compared = plain["modes"]["modes"].as_array().expect("modes");
+    assert!(compared.len() > 1 && compared.iter().all(|one| one["samples_needed"] == 1.0), "{plain}");
+    assert!(!compared.iter().any(|one| of(one, "local_sgd") || of(one, "decentralised")), "{plain}");
+    let to_loss = ["--objective", "time-to-loss"];
+    let all = modes(&scratch, &to_loss);
+    let compared = all["modes"]["modes"].as_array().expect("modes");
+    let times: Vec<f64> = compared.iter().filter_map(|one| one["relative_time"].as_f64()).collect();
+    assert!(times.is_sorted() && times.len() == compared.len() && times.contains(&1.0), "{times:?}");
+    // 500 steps between exchanges, over links that a step's gradients take long on.
+    assert_eq!(compared[0]["plan"]["mode"]["local_sgd"]["every"], 500, "{all}");
+    assert!(times[0] < 0.9, "{times:?}");
+    assert_eq!((&all["plan"], &all["predicted"]), (&compared[0]["plan"], &compared[0]["predicted"]));
+    let assumption = all["modes"]["assumption"].as_str().expect("a text");
+    assert!(assumption.contains("assumes") && assumption.contains("built-in table"), "{assumption}");
+    // With another table the answer is another one, and the plan that is written has its mode.
+    let table = "- {mode: synchronous, samples: 1, source: ours}\n- {mode: {local_sgd: {every: 500}}, samples: 100, source: ours}\n\
+                 - {mode: {decentralised: {graph: ring, every: 4}}, samples: 0.5, source: ours}\n";
+    let table = scratch.file("needed.yaml", table);
+    let own = modes(&scratch, &[&to_loss[..], &["--samples-needed", text(&table), "-o", "best.yaml"]].concat());
+    assert_eq!(own["modes"]["modes"].as_array().map(Vec::len), Some(3), "{own}");
+    assert!(own["modes"]["assumption"].as_str().is_some_and(|text| text.contains("needed.yaml")), "{own}");
+    assert_eq!(own["plan"]["mode"]["decentralised"]["every"], 4, "{own}");
+    let written = scratch.json(&["simulate", "--plan", "best.yaml"]);
+    assert!(are_close(number(&written, "/step_seconds"), number(&own, "/predicted/step_seconds")));
+}
+
+#[test]
+fn tables_of_samples_that_say_nothing_are_refused() {
+    let scratch = Scratch::new();
+    let job = ["plan", "--model", "mlp", "--topology", "local", "--global-batch", "64"];
+    for (table, more, expected) in [
+        ("- {mode: synchronous, samples: 0, source: x}", &["--mode", "any"][..], "no number above 0"),
+        ("- {mode: {local_sgd: {every: 4}}, samples: 1, source: x}", &["--mode", "any"], "no entry is of the synchronous mode"),
+        ("- {mode: {gossip: {}}, samples: 1, source: x}", &["--mode", "any"], "gossip"),
+        ("- {mode: synchronous, samples: 1, source: x}", &["--mode", "any", "--objective", "p90"], "`--mode any` compares times"),
+    ] {
+        let table = scratch.file("table.yaml", table);
+        let output = scratch.run(&[&job[..], &["--samples-needed", text(&table)], more].concat());
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{message}");
+        assert!(message.contains(expected) && message.contains("hint:"), "{message}");
+    }
+}

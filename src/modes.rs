@@ -1,0 +1,311 @@
+//! `plan --mode any`: which mode is best for the layouts that a search found.
+//!
+//! Steps of modes are equally long only if they bring training equally far. The plain objective
+//! therefore compares modes that give the synchronous result. `--objective time-to-loss` multiplies
+//! each mode's time with the samples that it needs, as a table says: an assumption, and the answer
+//! says so.
+
+use crate::choices::{Choices, Objective, Setting};
+use crate::failure::Failure;
+use crate::plan_file::PlanFile;
+use crate::{explain, inputs, predict};
+use foretell_planner::{Candidate, Planned};
+use foretell_program::{Mode, Plan, Profile, compile};
+use foretell_simulator::{Options, Prediction, memory_use};
+use foretell_units::Bytes;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// The table without `--samples-needed`.
+const BUILT_IN: &str = include_str!("modes.yaml");
+
+/// How many of the found layouts each mode is tried with.
+const LAYOUTS: usize = 3;
+
+/// Modes on the command line.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum ModeChoice {
+    /// Only the synchronous mode.
+    #[default]
+    Synchronous,
+    /// Every mode of the table of samples needed.
+    Any,
+}
+
+/// The samples that a mode needs.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SamplesNeeded {
+    mode: Mode,
+    /// A multiple of what the synchronous mode needs.
+    samples: f64,
+    source: String,
+}
+
+/// A mode with its best layout.
+struct ModeAnswer {
+    candidate: Candidate,
+    needed: SamplesNeeded,
+    /// The time to a loss, relative to the synchronous mode's.
+    relative_time: f64,
+}
+
+/// The modes, the best first.
+pub struct ModeAnswers {
+    answers: Vec<ModeAnswer>,
+    /// Each mode that no layout can have, with the reason.
+    refused: Vec<(String, String)>,
+    /// What the order assumes.
+    assumption: String,
+}
+
+/// The document of the modes.
+#[derive(Debug, Serialize, JsonSchema)]
+#[schemars(rename = "Modes")]
+pub struct ModesAnswer {
+    /// The modes, the best first.
+    modes: Vec<ModeEntry>,
+    /// The modes that no layout can have.
+    refused: Vec<RefusedMode>,
+    /// What the order assumes.
+    assumption: String,
+}
+
+/// A mode with its best layout.
+#[derive(Debug, Serialize, JsonSchema)]
+struct ModeEntry {
+    /// The plan. Its paths are absolute.
+    plan: PlanFile,
+    /// Its prediction.
+    predicted: Prediction,
+    /// The samples that the mode needs to reach a loss, as a multiple of the synchronous mode's.
+    samples_needed: f64,
+    /// Where that number is from.
+    source: String,
+    /// The time to a loss, relative to the synchronous mode's.
+    relative_time: f64,
+}
+
+/// A mode that no layout can have.
+#[derive(Debug, Serialize, JsonSchema)]
+struct RefusedMode {
+    /// The mode.
+    mode: String,
+    /// The reason.
+    reason: String,
+}
+
+/// Tries modes with the layouts that a search found.
+pub fn compare(
+    choices: &Choices,
+    setting: &Setting,
+    profile: Option<&Profile>,
+    planned: &Planned,
+    table: Option<&Path>,
+) -> Result<ModeAnswers, Failure> {
+    let to_loss = match choices.objective {
+        Objective::Time => false,
+        Objective::TimeToLoss => true,
+        _ => {
+            let hint = "use `--objective time` or `--objective time-to-loss`, or leave out `--mode`";
+            return Err(Failure::Input(format!("`--mode any` compares times, and no other objective; hint: {hint}")));
+        }
+    };
+    let mut modes = samples_needed(table)?;
+    if !to_loss {
+        modes.retain(|needed| needed.mode.is_synchronous());
+    }
+    let (mut answers, mut refused) = (Vec::new(), Vec::new());
+    for needed in modes {
+        match best_layout(choices, setting, profile, planned, needed.mode)? {
+            Ok(candidate) => answers.push(ModeAnswer { candidate, needed, relative_time: 0.0 }),
+            Err(reason) => refused.push((name(&needed.mode), reason)),
+        }
+    }
+    let time = |answer: &ModeAnswer| answer.candidate.prediction.step_seconds.value() * answer.needed.samples;
+    let synchronous = answers.iter().find(|answer| answer.needed.mode == Mode::Synchronous).map_or(0.0, time);
+    for answer in &mut answers {
+        answer.relative_time = if synchronous > 0.0 { time(answer) / synchronous } else { 1.0 };
+    }
+    answers.sort_by(|one, other| one.relative_time.total_cmp(&other.relative_time));
+    let table = table.map_or_else(|| "a built-in table from the literature".into(), |path| format!("`{}`", path.display()));
+    let assumption = match to_loss {
+        true => format!(
+            "this order assumes how many samples each mode needs to reach the same loss: {table} says so, and nothing here \
+             measured it with this model"
+        ),
+        false => {
+            "only modes whose result is that of the synchronous mode are compared; `--objective time-to-loss` compares all".into()
+        }
+    };
+    Ok(ModeAnswers { answers, refused, assumption })
+}
+
+impl ModeAnswers {
+    /// The best mode with its layout.
+    pub fn best(&self) -> Option<&Candidate> {
+        self.answers.first().map(|answer| &answer.candidate)
+    }
+
+    /// The modes in text, a line each.
+    pub fn lines(&self) -> Vec<String> {
+        let line = |answer: &ModeAnswer| {
+            let Candidate { plan, prediction } = &answer.candidate;
+            format!(
+                "mode {}: {:.2} of the synchronous time to a loss; step {}, {:.2} times the samples ({}); {}",
+                name(&plan.mode),
+                answer.relative_time,
+                prediction.step_seconds,
+                answer.needed.samples,
+                answer.needed.source,
+                explain::words(&plan.layout)
+            )
+        };
+        let refused = self.refused.iter().map(|(mode, reason)| format!("mode {mode}: not possible here: {reason}"));
+        self.answers.iter().map(line).chain(refused).chain([format!("assumption: {}", self.assumption)]).collect()
+    }
+
+    /// The modes as a document.
+    pub fn document(&self, choices: &Choices, setting: &Setting) -> Result<ModesAnswer, Failure> {
+        let entry = |answer: &ModeAnswer| -> Result<ModeEntry, Failure> {
+            Ok(ModeEntry {
+                plan: choices.movable_plan_file(setting, &answer.candidate.plan)?,
+                predicted: answer.candidate.prediction.clone(),
+                samples_needed: answer.needed.samples,
+                source: answer.needed.source.clone(),
+                relative_time: answer.relative_time,
+            })
+        };
+        let modes = self.answers.iter().map(entry).collect::<Result<Vec<_>, _>>()?;
+        let refused = self.refused.iter().map(|(mode, reason)| RefusedMode { mode: mode.clone(), reason: reason.clone() });
+        Ok(ModesAnswer { modes, refused: refused.collect(), assumption: self.assumption.clone() })
+    }
+}
+
+/// Reads a table of samples needed, or the built-in one.
+fn samples_needed(table: Option<&Path>) -> Result<Vec<SamplesNeeded>, Failure> {
+    let Some(path) = table else { return inputs::parse_yaml(BUILT_IN, Path::new("modes.yaml")) };
+    let modes: Vec<SamplesNeeded> = inputs::parse_yaml(&inputs::read(path)?, path)?;
+    let wrong = |message: String| Failure::in_file(path, &message);
+    if let Some(one) = modes.iter().find(|one| !(one.samples > 0.0 && one.samples.is_finite())) {
+        let hint = "write a multiple of what the synchronous mode needs, such as 1.1";
+        return Err(wrong(format!(
+            "the mode {} needs `{}` samples, which is no number above 0; hint: {hint}",
+            name(&one.mode),
+            one.samples
+        )));
+    }
+    if !modes.iter().any(|one| one.mode == Mode::Synchronous) {
+        return Err(wrong(
+            "no entry is of the synchronous mode; hint: add `- {mode: synchronous, samples: 1.0, source: ...}`".into(),
+        ));
+    }
+    Ok(modes)
+}
+
+/// The fastest of the found layouts in a mode, or the reason why the first cannot have it.
+fn best_layout(
+    choices: &Choices,
+    setting: &Setting,
+    profile: Option<&Profile>,
+    planned: &Planned,
+    mode: Mode,
+) -> Result<Result<Candidate, String>, Failure> {
+    let (mut best, mut reason): (Option<Candidate>, Option<String>) = (None, None);
+    for found in planned.candidates.iter().take(LAYOUTS) {
+        match in_mode(choices, setting, profile, found, mode)? {
+            Ok(candidate) => {
+                let is_better = |best: &Candidate| candidate.prediction.step_seconds < best.prediction.step_seconds;
+                if best.as_ref().is_none_or(is_better) {
+                    best = Some(candidate);
+                }
+            }
+            Err(why) => drop(reason.get_or_insert(why)),
+        }
+    }
+    Ok(best.ok_or_else(|| reason.unwrap_or_else(|| "the search found no layout".into())))
+}
+
+/// A found layout in a mode, or the reason why it cannot have it.
+fn in_mode(
+    choices: &Choices,
+    setting: &Setting,
+    profile: Option<&Profile>,
+    found: &Candidate,
+    mode: Mode,
+) -> Result<Result<Candidate, String>, Failure> {
+    if mode == found.plan.mode {
+        return Ok(Ok(found.clone()));
+    }
+    let Some(plan) = with_mode(&found.plan, mode, choices.devices(&setting.topology)) else {
+        return Ok(Err("no devices are left for the servers, or no number of workers divides the batch".into()));
+    };
+    let (model, topology) = (&setting.model, &setting.topology);
+    let compiled = match compile(&model.model, &model.name, &plan) {
+        Ok(compiled) => compiled,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let costs = predict::costs(profile, topology, &plan, &model.model)?;
+    let memory = memory_use(&compiled.training, Some(&compiled.evaluation), topology, &costs);
+    let options = Options { oversubscription: predict::oversubscription(choices.oversubscribe), ..Options::default() };
+    let (prediction, _) = predict::predict_cycle(&compiled, &memory, topology, &costs, &options)?;
+    let fullest: Bytes = prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default();
+    if !prediction.fits || choices.memory_limit.is_some_and(|limit| fullest > limit) {
+        return Ok(Err(format!("a rank would need {fullest}, and no device has so much to spare")));
+    }
+    Ok(Ok(Candidate { plan, prediction }))
+}
+
+/// A plan in another mode, on as many devices at most. Replicas hold whole models, and servers take
+/// the place of workers where no device is free.
+fn with_mode(plan: &Plan, mode: Mode, devices: usize) -> Option<Plan> {
+    let mut plan = Plan { mode, ..plan.clone() };
+    let (batch, servers) = (plan.global_batch, mode.servers());
+    let layout = &mut plan.layout;
+    let has_replicas = layout.shard_group.is_some_and(|group| group < layout.data) && servers == 0;
+    if !has_replicas {
+        (layout.zero, layout.shard_group) = (0, None);
+    }
+    let others = layout.tensor * layout.context * layout.expert * layout.pipeline;
+    let most = (devices / others.max(1)).checked_sub(servers)?;
+    let part = |workers: usize| workers * layout.expert;
+    layout.data = (1..=layout.data.min(most)).rev().find(|&workers| batch.is_multiple_of(part(workers)))?;
+    let samples = batch / (layout.data * layout.expert);
+    layout.micro_batch = (1..=layout.micro_batch).rev().find(|&size| samples.is_multiple_of(size))?;
+    Some(plan)
+}
+
+/// A mode as a plan file has it, in one line.
+fn name(mode: &Mode) -> String {
+    let text = serde_json::to_string(mode).unwrap_or_default();
+    text.replace('"', "").replace(':', ": ").replace(',', ", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_program::Layout;
+
+    #[test]
+    fn the_built_in_table_is_sound_and_names_a_source_for_each_mode() {
+        let modes = samples_needed(None).expect("a table");
+        assert_eq!(modes.first().map(|one| (one.mode, one.samples)), Some((Mode::Synchronous, 1.0)));
+        for one in modes {
+            assert!(one.samples >= 1.0 && !one.source.is_empty(), "{one:?}");
+            assert!(!one.mode.is_synchronous() || one.samples == 1.0, "{one:?}");
+        }
+    }
+
+    #[test]
+    fn servers_take_the_place_of_workers_where_no_device_is_free() {
+        let servers = |text: &str| serde_json::from_str::<Mode>(text).expect("a mode");
+        let plan = Plan::new(Layout { data: 8, tensor: 2, zero: 1, micro_batch: 3, ..Layout::default() }, 48);
+        let two = servers(r#"{"parameter_server": {"servers": 2}}"#);
+        let on =
+            |devices| with_mode(&plan, two, devices).map(|plan| (plan.layout.data, plan.layout.micro_batch, plan.layout.zero));
+        assert_eq!(on(20), Some((8, 3, 0)));
+        assert_eq!(on(16), Some((6, 2, 0)));
+        assert_eq!((on(6), on(4), on(2)), (Some((1, 3, 0)), None, None));
+    }
+}
