@@ -51,6 +51,13 @@ struct ModeAnswer {
     relative_time: f64,
 }
 
+impl ModeAnswer {
+    /// The time to a loss, in seconds for each step that the synchronous mode needs.
+    fn time(&self) -> f64 {
+        self.candidate.prediction.step_seconds.value() * self.needed.samples
+    }
+}
+
 /// The modes, the best first.
 pub struct ModeAnswers {
     answers: Vec<ModeAnswer>,
@@ -123,10 +130,9 @@ pub fn compare(
             Err(reason) => refused.push((name(&needed.mode), reason)),
         }
     }
-    let time = |answer: &ModeAnswer| answer.candidate.prediction.step_seconds.value() * answer.needed.samples;
-    let synchronous = answers.iter().find(|answer| answer.needed.mode == Mode::Synchronous).map_or(0.0, time);
+    let synchronous = answers.iter().find(|answer| answer.needed.mode == Mode::Synchronous).map_or(0.0, ModeAnswer::time);
     for answer in &mut answers {
-        answer.relative_time = if synchronous > 0.0 { time(answer) / synchronous } else { 1.0 };
+        answer.relative_time = if synchronous > 0.0 { answer.time() / synchronous } else { 1.0 };
     }
     answers.sort_by(|one, other| one.relative_time.total_cmp(&other.relative_time));
     let table = table.map_or_else(|| "a built-in table from the literature".into(), |path| format!("`{}`", path.display()));
@@ -221,7 +227,9 @@ fn best_layout(
                     best = Some(candidate);
                 }
             }
-            Err(why) => drop(reason.get_or_insert(why)),
+            Err(why) => {
+                reason.get_or_insert(why);
+            }
         }
     }
     Ok(best.ok_or_else(|| reason.unwrap_or_else(|| "the search found no layout".into())))
@@ -269,9 +277,9 @@ fn with_mode(plan: &Plan, mode: Mode, devices: usize) -> Option<Plan> {
     }
     let others = layout.tensor * layout.context * layout.expert * layout.pipeline;
     let most = (devices / others.max(1)).checked_sub(servers)?;
-    let part = |workers: usize| workers * layout.expert;
-    layout.data = (1..=layout.data.min(most)).rev().find(|&workers| batch.is_multiple_of(part(workers)))?;
-    let samples = batch / (layout.data * layout.expert);
+    let expert = layout.expert;
+    layout.data = (1..=layout.data.min(most)).rev().find(|&workers| batch.is_multiple_of(workers * expert))?;
+    let samples = batch / (layout.data * expert);
     layout.micro_batch = (1..=layout.micro_batch).rev().find(|&size| samples.is_multiple_of(size))?;
     Some(plan)
 }
