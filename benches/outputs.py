@@ -124,8 +124,8 @@ def matches(shown, actual):
 
 
 def renewed(shown, actual):
-    """The shown lines with the numbers of the output. What was left out stays left out."""
-    if "..." not in [line.strip() for line in shown] and not any(line.endswith("...") for line in shown):
+    """The shown lines with the numbers of the output. What was left out stays left out, and says so."""
+    if not any(line.endswith("...") for line in shown) and len(shown) >= len(actual) - 2:
         return actual
     out, at = [], 0
     for line in shown:
@@ -137,11 +137,18 @@ def renewed(shown, actual):
         best = max(scores, default=(0, None))
         if best[0] < 0.3:
             continue
+        if best[1] > at and not (out and out[-1].strip() == "..."):
+            out.append("...")
         at = best[1] + 1
         kept = actual[best[1]]
+        # How long a search took is the machine's; the page's stays.
+        if (duration := DURATION.search(line)) and DURATION.search(kept):
+            kept = DURATION.sub(lambda _: duration[0], kept, count=1)
         if line.endswith("..."):
             kept = kept[: len(line) - 4].rstrip() + " ..."
         out.append(kept)
+    if at < len(actual) and out[-1].strip() != "...":
+        out.append("...")
     return out
 
 

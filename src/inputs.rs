@@ -11,10 +11,10 @@ use foretell_program::Profile;
 use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
 use foretell_units::SchemaVersion;
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::io::ErrorKind;
 use std::path::Path;
 
@@ -29,13 +29,25 @@ pub struct NamedModel {
 
 /// The content of a model file.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[schemars(rename = "Model")]
+#[schemars(rename = "Model", transform = or_based)]
 pub struct ModelFile {
     /// The version of the file's form.
     #[serde(default)]
     schema_version: SchemaVersion,
     #[serde(flatten)]
     model: Model,
+}
+
+/// Adds the form that names a `base`, and refuses fields that no form has.
+fn or_based(schema: &mut Schema) {
+    if let Some(forms) = schema.get_mut("oneOf").and_then(Value::as_array_mut) {
+        let meaning = "A model of the library with other sizes: its name, and the fields that differ.";
+        let base = json!({"type": "string"});
+        forms.push(
+            json!({"description": meaning, "properties": {"base": base}, "required": ["base"], "additionalProperties": true}),
+        );
+    }
+    schema.insert("unevaluatedProperties".into(), false.into());
 }
 
 impl ModelFile {
