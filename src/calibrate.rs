@@ -125,7 +125,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let measured = measure(needs, precision.tensor_format(), model, &topology, arguments.patience, transport)?;
     let storage = arguments.storage.as_deref().map(|folder| storage_costs(folder, measured.machine.devices)).transpose();
     let profile = Profile { input, storage: storage.map_err(ExecutorError::from)?, ..measured };
-    let text = to_yaml(&profile)?;
+    let text = inputs::profile_yaml(&profile)?;
     output::write(&arguments.output, text.as_bytes())?;
     if json {
         return output::json_as_it_is(&profile);
@@ -225,11 +225,6 @@ fn lab_groups(topology: &Topology) -> Result<Vec<CalibratedGroup>, Failure> {
 
 /// Most groups at once: the transport has this many streams for groups.
 const MOST_GROUPS: usize = 7;
-
-/// Formats a profile as YAML.
-pub fn to_yaml(profile: &Profile) -> Result<String, Failure> {
-    serde_saphyr::to_string(profile).map_err(|error| Failure::Undone(format!("the profile cannot be written: {error}")))
-}
 
 /// Calibrates on this machine.
 pub fn measure(

@@ -253,6 +253,11 @@ pub fn profile(path: Option<&Path>) -> Result<Option<Profile>, Failure> {
     path.map(|path| parse_yaml(&read(path)?, path)).transpose()
 }
 
+/// Formats a profile as YAML.
+pub fn profile_yaml(profile: &Profile) -> Result<String, Failure> {
+    serde_saphyr::to_string(profile).map_err(|error| Failure::Undone(format!("the profile cannot be written: {error}")))
+}
+
 fn looks_like_path(text: &str, folder: &Path) -> bool {
     text.contains('/') || [".yaml", ".yml", ".json"].iter().any(|ending| text.ends_with(ending)) || folder.join(text).is_file()
 }

@@ -1,6 +1,5 @@
 //! A run's folder: its files, written and read (`docs/reference/contract.md`).
 
-use crate::calibrate::to_yaml;
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
@@ -256,7 +255,7 @@ impl RunFolder {
     /// Writes the profile that the prediction is made with, and returns its path.
     pub fn keep_profile(&self, profile: &Profile) -> Result<PathBuf, Failure> {
         let path = self.file(PROFILE);
-        output::write(&path, to_yaml(profile)?.as_bytes())?;
+        output::write(&path, inputs::profile_yaml(profile)?.as_bytes())?;
         Ok(path)
     }
 

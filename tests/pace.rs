@@ -56,7 +56,7 @@ fn slowed_kernels_are_an_error_of_the_machine() {
     let profile = scratch.json(&[&basic[..], &["--patience", "1ms", "--calibration-time", "500ms"]].concat());
     assert!(seconds(&profile["reference"]["median"]) > 0.0);
     let usual = checked(&scratch, "usual", &profile);
-    // Beside a calibration by a machine that was three times as fast, this one's kernels are slowed.
+    // Beside a calibration by a machine that was three times as fast, this one's kernels are slow.
     let mut faster = profile.clone();
     for kernel in faster["kernels"].as_array_mut().expect("a list") {
         scale(&mut kernel["time"], 1.0 / 3.0);

@@ -96,8 +96,8 @@ fn report_failure(member: &Member, error: &ExecutorError) {
 }
 
 /// Starts a thread that listens to the launcher. If another rank is lost, or the launcher is, the
-/// thread wakes this rank's streams. The returned channel gets a message when the rank may leave, and
-/// ends without one where the launcher can no longer be heard.
+/// thread wakes this rank's streams. The returned channel gets a message when the rank may leave,
+/// and ends without one where the launcher can no longer be heard.
 fn listen_for_orders(member: &Member, control: &Arc<ControlClient>) -> Result<mpsc::Receiver<()>, ExecutorError> {
     let (control, transport) = (Arc::clone(control), Arc::clone(&member.transport));
     let device = member.device.clone();

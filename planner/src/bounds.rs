@@ -36,6 +36,7 @@ mod memo;
 mod model_state;
 mod passes;
 mod pipeline;
+mod replicas;
 mod stage_meshes;
 mod truncated;
 mod unequal_shares;

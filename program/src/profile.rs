@@ -221,9 +221,9 @@ pub struct Profile {
     /// machine too: quantiles of this ratio at equal steps of probability, over the whole
     /// calibration. `[1]` on an otherwise idle machine.
     pub paces: Vec<f64>,
-    /// The processor time of the reference kernel, a fixed product, at the device's usual best. A run
-    /// times it too, so that a machine that has changed its pace is told from an error of the model.
-    /// `None` on GPUs, and in profiles that do not state it.
+    /// The processor time of the reference kernel, a fixed product, at the device's usual best. A
+    /// run times it too, so that a machine that has changed its pace is told from an error of the
+    /// model. `None` on GPUs, and in profiles that do not state it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reference: Option<Sample>,
     /// The measured speeds of devices that have only a share of a core's time. The samples are of a

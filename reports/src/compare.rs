@@ -172,8 +172,8 @@ pub struct CheckDocument {
     /// pace, less one. Below 0 if the machine was slower than at calibration. `None` if the run's
     /// pace is not known.
     pub machine_error: Option<f64>,
-    /// The part of the error that is the model's: the prediction at the run's pace over the measured
-    /// step, less one. `1 + error` is the product of 1 + each part.
+    /// The part of the error that is the model's: the prediction at the run's pace over the
+    /// measured step, less one. `1 + error` is the product of 1 + each part.
     pub model_error: Option<f64>,
     /// The prediction at the run's pace; `None` if that is not known.
     pub at_pace: Option<AtPace>,

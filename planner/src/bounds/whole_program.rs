@@ -2,9 +2,9 @@
 
 use super::bound::{Bound, Bounded, Excluded};
 use super::context::Bounds;
-use super::memo::Memo;
 use super::passes::{MicroBatchMemory, PersistentMemory, TimedList};
 use super::pipeline::{OptimizerUpdate, PipelineCosts};
+use super::replicas::Replica;
 use super::truncated::ChunkCost;
 use crate::space::Request;
 use foretell_program::{Layout, Operation, Plan, Recompute, StageProgram};
@@ -12,32 +12,10 @@ use foretell_simulator::{LeastTimes, Oversubscription, least_times, least_times_
 use foretell_units::{Picoseconds, Seconds};
 use std::sync::Arc;
 
-/// Micro-batches that are compiled at most. The least of a pass's times stands for that pass in
-/// every micro-batch.
-const COMPILED_MICRO_BATCHES: usize = 2;
-
-/// What the passes of one replica depend on: its layout, and whether it has several micro-batches.
-type ReplicaKey = (Layout, usize);
-
-/// The costs of a replica's chunks, by their position in the model. `None` if they are not known;
-/// `Err` with the compiler's message if the layout does not divide the model.
-type Replica = Result<Option<Arc<Vec<ChunkCost>>>, String>;
-
-/// Costs of whole Programs of one replica, each compiled once.
-pub(super) struct Replicas(Memo<ReplicaKey, Replica>);
-
-impl Replicas {
-    pub(super) fn new() -> Self {
-        Self(Memo::new())
-    }
-
-    fn of(&self, bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Replica {
-        // One chunk a stage runs the same passes in every order.
-        let schedule = if layout.virtual_stages == 1 { layout.schedule.of_one_chunk() } else { layout.schedule };
-        let own = Layout { data: 1, zero: 0, shard_group: None, bucket: bounds.space.base.bucket, schedule, ..layout.clone() };
-        let micro_batches = micro_batches.min(COMPILED_MICRO_BATCHES);
-        self.0.get((own.clone(), micro_batches), || costs_of_replica(bounds, own, micro_batches))
-    }
+/// The costs of a replica's chunks, with the bucket that all families share.
+fn replica_costs(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Replica {
+    let layout = Layout { bucket: bounds.space.base.bucket, ..layout.clone() };
+    bounds.replicas.of(&layout, micro_batches, |own, micro_batches| costs_of_replica(bounds, own, micro_batches))
 }
 
 /// Bounds all variants of a family by the passes of one replica. What data-parallel ranks do for
@@ -64,7 +42,7 @@ pub(super) fn bound_by_passes(bounds: &Bounds<'_>, layout: &Layout, micro_batche
     }
     let mut found = Bound::TRIVIAL;
     for layout in [&without, layout].into_iter().skip(usize::from(without == *layout)) {
-        let costs = bounds.replicas.of(bounds, layout, micro_batches).map_err(Excluded::Indivisible)?;
+        let costs = replica_costs(bounds, layout, micro_batches).map_err(Excluded::Indivisible)?;
         let bound = costs.map_or(Bound::TRIVIAL, |costs| {
             let pipeline = PipelineCosts::of_positions(&costs, layout.schedule, layout.pipeline, layout.virtual_stages);
             bounds.bound(micro_batches, pipeline.least_time(micro_batches, OptimizerUpdate::LeftOut), 0.0)

@@ -52,7 +52,7 @@ mod tests {
     const LIMIT: Duration = Duration::from_secs(10);
 
     #[test]
-    fn a_rank_is_silent_after_the_limit_and_not_before_it_joins_or_after_it_leaves() {
+    fn a_rank_is_silent_after_the_limit_only_while_it_is_a_member() {
         let start = Instant::now();
         let mut life = LifeWatch::new(3, start);
         life.hear(0, start);
