@@ -279,7 +279,7 @@ fn pace_sentence(document: &CheckDocument) -> Option<String> {
     };
     let inside = if at_pace.inside_interval { "inside" } else { "outside" };
     Some(format!(
-        "the machine was {pace} at calibration: error {}; at that pace predicted {}: model error {}, {inside} the 80 % interval",
+        "the machine was {pace} at calibration: error {}\nat that pace predicted {}: model error {}, {inside} the 80 % interval",
         signed_percent(machine),
         at_pace.predicted_step,
         signed_percent(model),

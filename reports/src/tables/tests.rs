@@ -90,8 +90,9 @@ fn a_check_says_which_part_of_the_error_is_the_machines() {
     for (pace, words) in [(1.16, "16.0 % slower than"), (0.9, "10.0 % faster than"), (1.001, "as fast as")] {
         document.set_pace(AtPace { pace, predicted_step, p10, p90, inside_interval, reference_kernels, reference_seconds });
         let text = check_table(&document);
-        let sentence = format!("the machine was {words} at calibration: error -13.7 %; at that pace predicted 3.2 ms: ");
+        let sentence = format!("the machine was {words} at calibration: error -13.6 %\nat that pace predicted 3.2 ms: ");
         assert!(text.contains(&format!("{sentence}model error -6.8 %, outside the 80 % interval")), "{text}");
+        assert!(widest(&text) <= 100, "{text}");
     }
 }
 
