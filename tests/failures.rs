@@ -122,11 +122,14 @@ fn assert_the_others_go_on(stages: usize, staleness: &str, signal: i32, more: &[
     let steps = ["--steps", "2000", "--save-every", "1999", "--peer-timeout", "3s", "--json"];
     let (mut run, pids) = start_plan(&scratch, &with_servers(stages, staleness), &[&steps[..], more].concat());
     assert_eq!(pids.len(), 4 * stages);
+    // The document is longer than a pipe holds.
+    let printed = run.0.stdout.take();
+    let printed = std::thread::spawn(move || read(printed));
     // The ranks of a stage follow each other.
     send(pids[1], signal);
     wait_for("the run to end", Duration::from_secs(240), || run.0.try_wait().expect("a child").is_some());
     let status = run.0.wait().expect("it has ended");
-    let (printed, message) = (read(run.0.stdout.take()), read(run.0.stderr.take()));
+    let (printed, message) = (printed.join().expect("the output is read"), read(run.0.stderr.take()));
     assert!(status.success(), "{message}");
     assert!(message.contains("worker 1 has left after") && message.contains("rank 1 "), "{message}");
     let document: serde_json::Value = serde_json::from_str(&printed).expect("one document");
