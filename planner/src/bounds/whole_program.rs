@@ -61,7 +61,7 @@ fn kernels_of_all_stages(bounds: &Bounds<'_>, layout: &Layout, micro_batches: us
     let schedule = layout.schedule.of_one_chunk();
     let one_stage =
         Layout { pipeline: 1, virtual_stages: 1, schedule, placement: None, stage_places: None, cuts: None, ..layout.clone() };
-    let costs = bounds.replicas.of(bounds, &one_stage, micro_batches).ok().flatten()?;
+    let costs = replica_costs(bounds, &one_stage, micro_batches).ok().flatten()?;
     Some(costs.iter().map(ChunkCost::kernel_time).sum())
 }
 
