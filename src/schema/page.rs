@@ -95,7 +95,7 @@ fn fields(schema: &Value) -> String {
     let mut text = String::from("| field | value | meaning |\n| --- | --- | --- |\n");
     for (name, field) in properties {
         let meaning = field.get("description").and_then(Value::as_str).map(one_line).unwrap_or_default();
-        let default = field.get("default").filter(|value| !value.is_null()).map(|value| format!(" Default: `{value}`."));
+        let default = field.get("default").filter(|value| !value.is_null()).map(|value| format!(" Default: `{}`.", short(value)));
         let mark = if required.contains(&name.as_str()) { "" } else { "?" };
         let _ = writeln!(
             text,
@@ -140,7 +140,9 @@ fn words(schema: &Value) -> String {
         return format!("`{}`", value.as_str().map_or_else(|| value.to_string(), str::to_owned));
     }
     if let Some(values) = schema.get("enum").and_then(Value::as_array) {
-        return values.iter().filter_map(Value::as_str).map(|value| format!("`{value}`")).collect::<Vec<_>>().join(" or ");
+        let shown = values.iter().filter(|value| !value.is_null());
+        let word = |value: &Value| value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        return shown.map(|value| format!("`{}`", word(value))).collect::<Vec<_>>().join(" or ");
     }
     let variants: Vec<&Value> =
         ["oneOf", "anyOf", "allOf"].iter().filter_map(|key| schema.get(*key)?.as_array()).flatten().collect();
@@ -178,6 +180,23 @@ fn of_object(schema: &Value) -> String {
     }
 }
 
+/// A documentation comment as a sentence for readers of files: without links into the code, and
+/// without its word for a field that is left out.
 fn one_line(text: &str) -> String {
-    text.split_whitespace().collect::<Vec<_>>().join(" ")
+    let mut text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for target in ["](crate::", "](super::"] {
+        while let Some(start) = text.find(target) {
+            let end = text[start..].find(')').map_or(text.len(), |length| start + length + 1);
+            text.replace_range(start..end, "]");
+        }
+    }
+    text.replace("[`", "`").replace("`]", "`").replace("if `None`", "if it is left out").replace("`None`", "left out")
+}
+
+/// A default, with as many digits as single precision has.
+fn short(value: &Value) -> String {
+    match value.as_f64().filter(|_| value.is_f64()) {
+        Some(number) => (number as f32).to_string(),
+        None => value.to_string(),
+    }
 }
