@@ -1,5 +1,5 @@
-//! Costs of whole Programs of one replica, kept by what they depend on. Knows nothing of how they are
-//! found.
+//! Costs of whole Programs of one replica, kept by what they depend on. Knows nothing of how they
+//! are found.
 
 use super::memo::Memo;
 use super::truncated::ChunkCost;
