@@ -63,9 +63,11 @@ impl Transport for SimulatedTransport {
 
     fn starved(&self) -> Vec<Starved> {
         let state = self.network.state();
-        let connecting = state.connecting.iter().filter(|(from, ..)| *from == self.rank);
+        // A connection that can be made now, and bytes that have arrived, are not missing where a busy
+        // thread has not taken them yet: simulated seconds pass within milliseconds.
+        let is_missing = |key: LinkKey| state.first_arrival(key) > state.now;
+        let connecting = state.connecting.iter().filter(|key| key.0 == self.rank && is_missing(**key));
         let connecting = connecting.map(|&(_, peer, stream)| Starved { peer, stream, received: None });
-        // Bytes that have arrived, and that a busy thread has not read, are not missing.
         let waiting = state.links.iter().filter(|(key, _)| key.1 == self.rank && !state.has_arrived(**key));
         let waiting = waiting.filter_map(|(&(peer, _, stream), link)| {
             Some(Starved { peer, stream, received: Some(link.traffic.starved_after()?) })
