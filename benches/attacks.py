@@ -286,10 +286,10 @@ def man_in_the_middle(program, folder, choice):
     """He changes, drops or repeats bytes between a rank and the launcher: the run ends right, or with an error."""
     tampering = hostile.Tampering(choice)
     ends, _, took = joined_through(program, folder, tampering)
-    for status, message, _ in ends:
-        expect(status in (0, 1), f"{vars(tampering)}: {status}: {message}")
-        expect((status == 0) == (ends[0][0] == 0), f"{vars(tampering)}: {ends}")
-        expect(status == 0 or "error: " in message, f"{vars(tampering)}: no reason: {message}")
+    statuses = [status for status, _, _ in ends]
+    expect(statuses in ([0, 0], [1, 1]), f"{vars(tampering)}: {ends}")
+    # A rank whose own work was done has nothing to say when the launcher ends the run.
+    expect(statuses[0] == 0 or "error: " in ends[0][1], f"{vars(tampering)}: no reason: {ends}")
     return took
 
 
