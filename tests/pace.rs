@@ -9,7 +9,9 @@ const PLAN: &str = "model: {family: mlp, widths: [784, 512, 512, 10]}\ntopology:
                     layout: {micro_batch: 128}\n";
 
 fn number(document: &Value, path: &str) -> f64 {
-    document.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("`{path}` is a number in {document}"))
+    let found = document.pointer(path).and_then(Value::as_f64);
+    assert!(found.is_some(), "`{path}` is a number in {document}");
+    found.unwrap_or(f64::NAN)
 }
 
 /// Multiplies a measured duration and its spread.
