@@ -309,7 +309,7 @@ fn a_mode_that_is_not_there_yet_or_has_no_meaning_is_refused() {
         ("{local_sgd: {every: 4, fragments: 3}}", ["plan.yaml", "`fragments` is not there yet"]),
         ("{local_sgd: {every: 0}}", ["`mode.local_sgd`", "after every 0 steps"]),
         ("{decentralised: {graph: star}}", ["plan.yaml", "`star`"]),
-        ("{parameter_server: {servers: -1}}", ["plan.yaml", "-1"]),
+        ("{parameter_server: {servers: -1}}", ["plan.yaml:5:36", "hint:"]),
         ("{parameter_server: {servers: 1, staleness: soon}}", ["plan.yaml", "`soon` is no staleness"]),
         ("{parameter_server: {servers: 3, beside_workers: true}}", ["`mode.parameter_server`", "3 servers beside 2 workers"]),
         ("{parameter_server: {servers: 1, backup_workers: 1}}", ["plan.yaml", "`backup_workers`"]),

@@ -203,7 +203,8 @@ fn the_planner_chooses_the_first_nodes_and_writes_them_into_the_plan() {
 
 /// Asks for the best mode of a small model on a lab's slow links.
 fn modes(scratch: &Scratch, more: &[&str]) -> Value {
-    let job = ["plan", "--model", "small-gpt", "--topology", "lab-4x1g-200m", "--global-batch", "24", "--optimizer", "adamw"];
+    let model = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/small-gpt.yaml");
+    let job = ["plan", "--model", model, "--topology", "lab-4x1g-200m", "--global-batch", "24", "--optimizer", "adamw"];
     let layouts = ["--fix", "data=4", "--top", "2", "--mode", "any"];
     scratch.json(&[&job[..], &layouts, more].concat())
 }
