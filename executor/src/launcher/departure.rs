@@ -95,13 +95,20 @@ impl Ranks {
         if self.departures.workers.is_empty() {
             return None;
         }
-        let silent = self.server.silent_ranks(self.peer_timeout);
+        let silent = self.silent_ranks();
         let &rank = silent.first()?;
         if rank >= self.children.len() || !silent.iter().all(|&rank| self.departures.may_leave(rank)) {
             return None;
         }
         let state = if is_stopped(self.children[rank].id()) { "its process is stopped" } else { "its process does nothing" };
         self.leave(rank, format!("has sent no sign of life for {:?}: {state}", self.peer_timeout))
+    }
+
+    /// The ranks that have sent no sign of life for too long and have not left.
+    pub(super) fn silent_ranks(&self) -> Vec<usize> {
+        let mut silent = self.server.silent_ranks(self.peer_timeout);
+        silent.retain(|&rank| !self.departures.has_left(rank));
+        silent
     }
 
     /// Ends all processes of the worker that has `lost`.

@@ -74,7 +74,7 @@ impl Ranks {
 
     /// Ends the run if ranks have sent no sign of life for too long. The error names them.
     pub(super) fn require_signs_of_life(&self) -> Result<(), ExecutorError> {
-        let silent = self.server.silent_ranks(self.peer_timeout);
+        let silent = self.silent_ranks();
         let Some((&rank, others)) = silent.split_first() else { return Ok(()) };
         self.abort();
         let state = match self.children.get(rank).is_some_and(|child| is_stopped(child.id())) {
