@@ -71,7 +71,24 @@ pub(super) fn largest_term(kernel: &Kernel, reads: &[Tensor]) -> f64 {
             let [dy, _, weight, factor] = reads else { return 0.0 };
             dy.iter().zip(factor).fold(0.0, |largest, (dy, factor)| f64::max(largest, (dy * weight[0] * factor).abs()))
         }
+        // A row of one feature is its own mean.
+        Kernel::LayerNormInputGradient { features: 1, .. } => {
+            let [dy, _, weight, saved] = reads else { return 0.0 };
+            // The mean of each row and one over its deviation.
+            let factors = saved.iter().skip(1).step_by(2);
+            dy.iter().zip(factors).fold(0.0, |largest, (dy, factor)| f64::max(largest, (dy * weight[0] * factor).abs()))
+        }
         _ => 0.0,
+    }
+}
+
+/// Returns how often more a GPU's result is rounded in 16 bits than once: a product to which a bias
+/// is added, or GELU or its slope applied, may be rounded before.
+pub(super) fn further_roundings(arithmetic: Arithmetic, kernel: &Kernel) -> f64 {
+    let has_bias = matches!(kernel, Kernel::Matmul { bias: true, .. } | Kernel::EightBitMatmul { bias: true, .. });
+    match arithmetic {
+        Arithmetic::Gpu if has_bias || without_gelu(kernel).is_some() => 1.0,
+        Arithmetic::Gpu | Arithmetic::Cpu => 0.0,
     }
 }
 

@@ -5,7 +5,7 @@ use foretell_units::DataType;
 use rand::SeedableRng as _;
 use rand_chacha::ChaCha8Rng;
 
-use super::accuracy::{Arithmetic, is_fp8, largest_term, without_gelu};
+use super::accuracy::{Arithmetic, further_roundings, is_fp8, largest_term, without_gelu};
 use super::isolation::test_path;
 use super::{CpuBackend, PARAMETERS, Tensor, cases, last_member, operands_in, reference, run_in};
 use crate::backend::{Backend, BackendError, Hyperparameters, KernelCall, Operand, operand_types};
@@ -46,7 +46,7 @@ pub(super) fn assert_close(
             * match kernel {
                 Kernel::AttentionGradient(_) => 4.0,
                 Kernel::Attention(sizes) if sizes.head_dimension >= 32 => 1.0,
-                _ => 0.0,
+                _ => further_roundings(arithmetic, kernel),
             };
         for (position, (&computed, &expected)) in computed.iter().zip(expected).enumerate() {
             let allowed = (sums + made_from_rounded) * scale + relative * expected.abs() + absolute;
