@@ -60,8 +60,8 @@ fn checked(status: sys::cublasStatus_t) -> Result<(), CublasError> {
 }
 
 /// Sums of a product that is split are added in place or in the type of the computation (bits 0 and
-/// 1), not in the type of the result, which has 16 bits: on an H100 that was off by 20 units in the
-/// last place (`cublasLtReductionScheme_t`).
+/// 1), not in the type of the result, which has 16 bits: on an H100 that was off by more than ten
+/// units in the last place (`cublasLtReductionScheme_t`).
 const PRECISE_REDUCTIONS: u32 = 3;
 
 /// Bytes of workspace for algorithms: NVIDIA's recommendation for Hopper.
@@ -432,10 +432,11 @@ impl CublasLt {
             let attribute = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
             set(preference, attribute, (&raw const workspace).cast(), size_of::<u64>())
         })?;
+        let reductions = PRECISE_REDUCTIONS;
         // SAFETY: as above.
         checked(unsafe {
             let attribute = Attribute::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK;
-            set(preference, attribute, (&raw const PRECISE_REDUCTIONS).cast(), size_of::<u32>())
+            set(preference, attribute, (&raw const reductions).cast(), size_of::<u32>())
         })?;
         for (attribute, alignment) in [
             (Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, right_alignment),
