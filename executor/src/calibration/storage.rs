@@ -24,7 +24,7 @@ const REPETITIONS: usize = 3;
 ///
 /// # Errors
 /// [`CheckpointError`] if the folder cannot be written to, or has no space for a checkpoint of
-/// [`LARGE`] bytes.
+/// `LARGE` bytes.
 pub fn storage_costs(folder: &Path, ranks: usize) -> Result<StorageCosts, CheckpointError> {
     let refused = |error| CheckpointError::write(folder, error);
     let scratch = tempfile::Builder::new().prefix(".foretell-").tempdir_in(folder).map_err(refused)?;
