@@ -63,8 +63,8 @@ impl Transport for SimulatedTransport {
 
     fn starved(&self) -> Vec<Starved> {
         let state = self.network.state();
-        // A connection that can be made now, and bytes that have arrived, are not missing where a busy
-        // thread has not taken them yet: simulated seconds pass within milliseconds.
+        // A connection that can be made now, and bytes that have arrived, are not missing where a
+        // busy thread has not taken them yet: simulated seconds pass within milliseconds.
         let is_missing = |key: LinkKey| state.first_arrival(key) > state.now;
         let connecting = state.connecting.iter().filter(|key| key.0 == self.rank && is_missing(**key));
         let connecting = connecting.map(|&(_, peer, stream)| Starved { peer, stream, received: None });
