@@ -111,6 +111,7 @@ fn the_written_form_is_readable() {
     assert_eq!(
         text,
         "\
+schema_version: 1
 name: cpu-pair
 devices:
   cpu-core:
