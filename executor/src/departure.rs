@@ -3,6 +3,7 @@
 
 use crate::error::ExecutorError;
 use crate::job::TrainingJob;
+use crate::server::serves;
 use crate::state::RankState;
 use foretell_models::GraphOptions;
 use foretell_program::{Axis, Compiled, Rank};
@@ -10,7 +11,7 @@ use foretell_program::{Axis, Compiled, Rank};
 /// The first rank that never leaves.
 pub(crate) fn first_to_stay(compiled: &Compiled) -> Rank {
     let ranks = (0..compiled.training.mesh.world_size()).map(Rank);
-    let stays = |rank: &Rank| compiled.pacing.is_none() || !trains(compiled, *rank);
+    let stays = |rank: &Rank| compiled.pacing.is_none() || serves(compiled, *rank);
     ranks.into_iter().find(stays).unwrap_or(Rank(0))
 }
 
@@ -19,7 +20,7 @@ pub(crate) fn workers(compiled: &Compiled) -> Vec<Vec<usize>> {
     let Some(pacing) = compiled.pacing else { return Vec::new() };
     let mesh = &compiled.training.mesh;
     let mut workers = vec![Vec::new(); pacing.workers];
-    for rank in (0..mesh.world_size()).map(Rank).filter(|&rank| trains(compiled, rank)) {
+    for rank in (0..mesh.world_size()).map(Rank).filter(|&rank| !serves(compiled, rank)) {
         if let Some(worker) = workers.get_mut(mesh.coordinates(rank).along(Axis::Data)) {
             worker.push(rank.0);
         }
@@ -41,10 +42,4 @@ pub(crate) fn leavers(job: &TrainingJob, compiled: &Compiled) -> Result<Vec<Vec<
     };
     let is_needed = workers.iter().flatten().any(holds_state);
     Ok(if is_needed { Vec::new() } else { workers })
-}
-
-/// Whether a rank is one of a worker. The stages of servers follow those of the model.
-fn trains(compiled: &Compiled, rank: Rank) -> bool {
-    let mesh = &compiled.training.mesh;
-    2 * mesh.stage_of(rank) < mesh.stage_count()
 }

@@ -46,6 +46,7 @@
 
 mod activity;
 mod attribute;
+mod check_document;
 mod compare;
 mod error;
 mod page;
@@ -57,7 +58,8 @@ mod shown;
 mod tables;
 mod trace;
 
-pub use compare::{AtPace, Cause, CheckDocument, CheckpointCheck, Comparison, InputCheck, KindRow, WorstRow, compare};
+pub use check_document::{AtPace, CheckDocument, CheckpointCheck, InputCheck};
+pub use compare::{Cause, Comparison, KindRow, WorstRow, compare};
 pub use error::ReportError;
 pub use page::{Chart, Fact, GapPoint, LayoutPoint, Section, page};
 pub use plots::{CurvePoint, LossPoint, Plot, ScatterPoint};

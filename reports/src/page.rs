@@ -5,7 +5,7 @@
 
 mod charts;
 
-use crate::compare::CheckDocument;
+use crate::check_document::CheckDocument;
 use crate::error::ReportError;
 use crate::tables::{Alignment, Column, headline, kind_rows, worst_rows};
 use base64::Engine;

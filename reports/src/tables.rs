@@ -1,7 +1,8 @@
 //! Tables for the terminal: plain text of at most 100 columns, equal to the byte wherever it is
 //! printed. It must not know where the numbers come from.
 
-use crate::compare::{CheckDocument, Comparison};
+use crate::check_document::CheckDocument;
+use crate::compare::Comparison;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
 use foretell_units::{Bytes, Seconds};
 

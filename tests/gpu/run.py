@@ -100,8 +100,9 @@ class Results:
         return self.out / "logs" / (re.sub(r"[^\w.-]+", "-", item) + ".log")
 
     def said(self, item):
-        """Returns the end of an item's log."""
-        return " | ".join(line.strip() for line in self.log(item).read_text(errors="replace").splitlines() if line.strip())[-300:]
+        """Returns the end of an item's log, without the folder of this checkout."""
+        text = self.log(item).read_text(errors="replace").replace(f"{ROOT}/", "")
+        return " | ".join(line.strip() for line in text.splitlines() if line.strip())[-300:]
 
 
 # ---- machine ----

@@ -12,19 +12,19 @@ pub enum Recompute {
     /// None: every activation that the backward pass reads is kept.
     #[default]
     None,
-    /// Those of attention operators: the output, and the logarithms of the softmax sums. The scores
-    /// are never stored in the first place, with or without recomputation. So this frees less than
-    /// the selective recomputation of Korthikanti et al. (2022), which is about stored scores.
+    /// The results of attention: its output, and the logarithms of its softmax sums. Scores are
+    /// never stored, so this frees less memory than the selective recomputation of Korthikanti et
+    /// al. (2022), where they are.
     Selective,
-    /// Those of every repeated block, from the block's input.
+    /// All results within each repeated block, from the block's input.
     Full,
-    /// Those of the first so many repeated blocks of each stage, from the block's input.
+    /// As `full`, but only in this number of blocks of each stage, the first ones.
     FullLayers(usize),
     /// As [`Recompute::FullLayers`], with a number of blocks for each stage: the first stages hold
     /// the most micro-batches (AdaPipe, Sun et al. 2024).
     FullLayersOfStages(Vec<usize>),
-    /// Those of every repeated block except for these kinds of operators, as in PyTorch's selective
-    /// checkpoint policies and JAX's `remat` policies.
+    /// As `full`, except for the results of these kinds of operators. PyTorch's selective
+    /// checkpointing and JAX's `remat` have such policies.
     AllBut(Kept),
 }
 

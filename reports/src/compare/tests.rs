@@ -1,6 +1,8 @@
 use super::*;
+use crate::check_document::{AtPace, CheckDocument};
 use crate::sample;
 use foretell_program::{Origin, Span};
+use foretell_units::Bytes;
 use std::sync::Arc;
 
 fn sum(values: impl Iterator<Item = Seconds>) -> f64 {

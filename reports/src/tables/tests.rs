@@ -1,5 +1,6 @@
 use super::*;
-use crate::compare::{AtPace, compare};
+use crate::check_document::AtPace;
+use crate::compare::compare;
 use crate::sample;
 
 fn widest(text: &str) -> usize {

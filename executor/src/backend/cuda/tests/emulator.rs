@@ -38,7 +38,7 @@ pub(super) const ADDRESS: &str = "FORETELL_EMULATOR_ADDRESS";
 pub(super) enum KernelSet {
     /// The backend's.
     Backend,
-    /// Those of `emulator/faults.cu`, which the emulator must find wrong.
+    /// Kernels of `emulator/faults.cu` with planted faults, which the emulator must find.
     Faults,
 }
 
