@@ -30,6 +30,9 @@ SMALL = (3, 64, 4, 160, 500, 128)
 LLAMA31 = dict(rope_parameters=dict(rope_theta=500000.0, rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                                     original_max_position_embeddings=8192))
 
+LATENT = dict(kv_lora_rank=32, qk_nope_head_dim=16, qk_rope_head_dim=8, n_routed_experts=8, num_experts_per_tok=2, n_shared_experts=2,
+              moe_intermediate_size=48)
+
 # By name: the class of the configuration, that of the model, and the sizes.
 CASES = {
     "gpt2": ("GPT2Config", "GPT2LMHeadModel", dict(n_layer=3, n_embd=64, n_head=4, vocab_size=500, n_positions=128)),
@@ -58,6 +61,25 @@ CASES = {
                                                                           decoder_sparse_step=2, head_dim=32)),
     "qwen3-30b-a3b": ("Qwen3MoeConfig", "Qwen3MoeForCausalLM", decoder(48, 2048, 32, 6144, 151936, 40960, num_key_value_heads=4, head_dim=128,
                                                                        norm_topk_prob=True, **rope(1e6))),
+    "qwen2-moe": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM", decoder(4, 64, 4, 160, 500, 128, num_key_value_heads=2, num_experts=8, num_experts_per_tok=2,
+                                                                   moe_intermediate_size=48, shared_expert_intermediate_size=96,
+                                                                   decoder_sparse_step=2)),
+    "qwen1.5-moe-a2.7b": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM", decoder(24, 2048, 16, 5632, 151936, 8192, num_key_value_heads=16, **rope(1e6))),
+    "qwen2-57b-a14b": ("Qwen2MoeConfig", "Qwen2MoeForCausalLM", decoder(28, 3584, 28, 18944, 151936, 32768, num_key_value_heads=4, num_experts=64,
+                                                                        num_experts_per_tok=8, moe_intermediate_size=2560,
+                                                                        shared_expert_intermediate_size=20480, **rope(1e6))),
+    "deepseek-v2": ("DeepseekV2Config", "DeepseekV2ForCausalLM", decoder(*SMALL, **LATENT, q_lora_rank=24, first_k_dense_replace=1,
+                                                                         attention_bias=True, v_head_dim=12)),
+    "deepseek-v2-lite": ("DeepseekV2Config", "DeepseekV2ForCausalLM", decoder(27, 2048, 16, 10944, 102400, 4096, q_lora_rank=None, num_experts_per_tok=6,
+                                                                              n_routed_experts=64, n_shared_experts=2, moe_intermediate_size=1408,
+                                                                              first_k_dense_replace=1)),
+    "deepseek-v2-236b": ("DeepseekV2Config", "DeepseekV2ForCausalLM", decoder(60, 5120, 128, 12288, 102400, 4096, num_experts_per_tok=6,
+                                                                              n_routed_experts=160, n_shared_experts=2, moe_intermediate_size=1536,
+                                                                              first_k_dense_replace=1, n_group=8, topk_group=3,
+                                                                              topk_method="group_limited_greedy", routed_scaling_factor=16.0)),
+    "deepseek-v3": ("DeepseekV3Config", "DeepseekV3ForCausalLM", decoder(*SMALL, **LATENT, q_lora_rank=24, v_head_dim=16, n_group=2, topk_group=1,
+                                                                         num_nextn_predict_layers=0)),
+    "deepseek-v3-671b": ("DeepseekV3Config", "DeepseekV3ForCausalLM", dict()),
     "gemma": ("GemmaConfig", "GemmaForCausalLM", decoder(*SMALL, num_key_value_heads=1, head_dim=32)),
     "gemma-2b": ("GemmaConfig", "GemmaForCausalLM", decoder(18, 2048, 8, 16384, 256000, 8192, num_key_value_heads=1, head_dim=256)),
     "gemma2": ("Gemma2Config", "Gemma2ForCausalLM", decoder(*SMALL, num_key_value_heads=2, head_dim=32, sliding_window=32)),

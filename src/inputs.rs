@@ -6,7 +6,7 @@ use crate::output;
 use foretell_executor::machine;
 use foretell_executor::nvml::{self, GpuFacts};
 use foretell_executor::regular;
-use foretell_models::{GraphOptions, Model, from_hugging_face, is_hugging_face_config};
+use foretell_models::{GraphOptions, ImportedModel, Model, from_hugging_face, from_onnx, is_hugging_face_config};
 use foretell_program::Profile;
 use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
@@ -65,6 +65,8 @@ pub const LOCAL_GPUS: &str = "local-gpus";
 
 /// The longest file that a user writes or gives. A profile of the largest model has 2 MB.
 const MOST_INPUT: u64 = 64 << 20;
+/// The longest ONNX file: protobuf's own limit.
+const MOST_ONNX: u64 = 2 << 30;
 /// The longest file of a run's folder. A timeline has some 50 bytes for each span.
 const MOST_RUN_FILE: u64 = 4 << 30;
 
@@ -78,19 +80,27 @@ pub fn read_run_file(path: &Path) -> Result<String, Failure> {
     read_up_to(path, MOST_RUN_FILE)
 }
 
+const READ_HINT: &str = "check that the path exists and that the file is readable text";
+
+/// The error for a file that cannot be read.
+fn unreadable(path: &Path, why: &dyn std::fmt::Display, hint: &str) -> Failure {
+    Failure::Input(format!("`{}` cannot be read: {why}; hint: {hint}", path.display()))
+}
+
 /// Reads a text file of at most `most` bytes. Not more are read, whatever the path leads to.
 fn read_up_to(path: &Path, most: u64) -> Result<String, Failure> {
-    let refused = |why: &dyn std::fmt::Display, hint: &str| {
-        Failure::Input(format!("`{}` cannot be read: {why}; hint: {hint}", path.display()))
-    };
-    const HINT: &str = "check that the path exists and that the file is readable text";
+    String::from_utf8(read_bytes(path, most)?).map_err(|error| unreadable(path, &error, READ_HINT))
+}
+
+/// Reads a file of at most `most` bytes.
+fn read_bytes(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     let bytes = regular::read(path, most).map_err(|error| match error.kind() {
-        ErrorKind::FileTooLarge => refused(&error, "check that it is the file that you mean"),
-        ErrorKind::InvalidInput => refused(&error, "write the contents into a file, and give that"),
-        _ => refused(&error, HINT),
+        ErrorKind::FileTooLarge => unreadable(path, &error, "check that it is the file that you mean"),
+        ErrorKind::InvalidInput => unreadable(path, &error, "write the contents into a file, and give that"),
+        _ => unreadable(path, &error, READ_HINT),
     })?;
     tracing::debug!("read `{}`, {} bytes", path.display(), bytes.len());
-    String::from_utf8(bytes).map_err(|error| refused(&error, HINT))
+    Ok(bytes)
 }
 
 /// Parses YAML (or JSON, a subset of it). An error names line and column.
@@ -121,6 +131,9 @@ pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
         return Ok(NamedModel { name: text.into(), model: Model::named(text)? });
     }
     let path = folder.join(text);
+    if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("onnx")) {
+        return onnx(&path);
+    }
     let content = read(&path)?;
     if is_hugging_face_config(&content) {
         return hugging_face(&content, &path, None);
@@ -167,14 +180,27 @@ fn with_base(content: &str, path: &Path) -> Result<Option<Model>, Failure> {
 /// Notes what differs from Transformers' model.
 pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>) -> Result<NamedModel, Failure> {
     let imported = from_hugging_face(content, sequence).map_err(|error| Failure::in_file(path, &error))?;
-    for note in &imported.notes {
-        output::note(&format!("{}: {note}", path.display()));
-    }
+    note(&imported, path);
     let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     // The file's usual name says nothing; its folder has the model's.
     let folder = std::path::absolute(path).ok().and_then(|path| Some(path.parent()?.file_name()?.to_string_lossy().into_owned()));
     let name = if stem == "config" { folder.unwrap_or(stem) } else { stem };
     sound(NamedModel { name, model: imported.model }, path)
+}
+
+/// Reads an ONNX graph.
+fn onnx(path: &Path) -> Result<NamedModel, Failure> {
+    let imported = from_onnx(read_bytes(path, MOST_ONNX)?).map_err(|error| Failure::in_file(path, &error))?;
+    note(&imported, path);
+    let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
+    sound(NamedModel { name, model: imported.model }, path)
+}
+
+/// Notes what differs from the file's model.
+fn note(imported: &ImportedModel, path: &Path) {
+    for note in &imported.notes {
+        output::note(&format!("{}: {note}", path.display()));
+    }
 }
 
 /// Refuses a model whose sizes contradict each other. The error names the file.

@@ -35,6 +35,7 @@ mod run_folder;
 mod running_cost;
 mod schema;
 mod score;
+mod search_progress;
 mod search_report;
 mod serve;
 mod simulate;

@@ -4,6 +4,7 @@ use crate::choices::{Choices, Setting};
 use crate::failure::Failure;
 use crate::modes::{ModeAnswers, ModeChoice, ModesAnswer};
 use crate::plan_file::{LoadedPlan, PlanFile};
+use crate::search_progress::{ProgressFile, SearchMoment};
 use crate::sizes::Point;
 use crate::{explain, inputs, modes, output, predict, search_report, sizes};
 use clap::Args;
@@ -58,6 +59,9 @@ pub struct Arguments {
     /// Write one self-contained HTML page: the answer, the best layout's step, and the search
     #[arg(long, value_name = "FILE", conflicts_with = "scaling")]
     report: Option<PathBuf>,
+    /// Write the search's progress into a file as it goes, for `foretell serve FILE`
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["scaling", "front"])]
+    progress: Option<PathBuf>,
     /// Write the best plan to a file
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
@@ -74,18 +78,30 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         return points(arguments, &setting, started, json);
     }
     let history: Mutex<Vec<GapPoint>> = Mutex::new(Vec::new());
+    let file = |path: &PathBuf| {
+        let (model, topology) = (&setting.model.name, &setting.topology);
+        ProgressFile::create(path, model, topology.name(), topology.device_count())
+    };
+    let file = Mutex::new(arguments.progress.as_ref().map(file).transpose()?);
     let bar = output::spinner("search");
     let watch = |seconds: f64, progress: Progress| {
-        let point = GapPoint { seconds, best: progress.best, bound: progress.bound };
-        let gap = if point.bound > 0.0 { (point.best / point.bound - 1.0) * 100.0 } else { f64::INFINITY };
-        bar.set_message(format!("{} simulated, gap {gap:.1} %", progress.simulated));
+        let moment = SearchMoment::new(seconds, progress);
+        bar.set_message(format!("{} simulated, gap {:.1} %", progress.simulated, moment.gap()));
         if let Ok(mut history) = history.lock() {
-            history.push(point);
+            history.push(moment.point());
+        }
+        if let Ok(mut file) = file.lock()
+            && let Some(file) = file.as_mut()
+        {
+            file.add(moment);
         }
     };
     let searched = arguments.choices.search_watched(&mut setting, profile.as_ref(), arguments.top, &watch);
     bar.finish_and_clear();
     let history = history.into_inner().unwrap_or_default();
+    if let Some(file) = file.into_inner().unwrap_or_default() {
+        file.finish(started.elapsed().as_secs_f64())?;
+    }
     let planned = match searched {
         Err(Failure::Undone(reason)) if reason.starts_with("no layout fits") && !arguments.choices.oversubscribe => {
             let enough = sizes::enough_nodes(&arguments.choices, &setting, started).unwrap_or(None);

@@ -1,4 +1,5 @@
-//! `foretell serve`: a run's report in a browser, while the run goes and after it. The server
+//! `foretell serve`: a run's report, or a search's progress, in a browser, while it goes and after
+//! it. The server
 //! listens on the loopback interface only, answers those who know the address's token, and changes
 //! nothing. It reads the run's folder, so the run may be another process.
 
@@ -10,6 +11,7 @@ use crate::output;
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::progress_of::last_step;
 use crate::run_folder::{Predicted, RunFolder};
+use crate::search_progress::ServedSearch;
 use clap::Args;
 use foretell_program::Compiled;
 use foretell_reports::{Chart, Fact, LossPoint, Section, page};
@@ -21,11 +23,12 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use tiny_http::{Header, Method, Request, Response, Server};
 
-/// Show a run's report in a browser, live while the run goes
+/// Show a run's report or a search's progress in a browser, live while it goes
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  foretell serve runs/1")]
+#[command(after_help = "Examples:\n  foretell serve runs/1\n  foretell serve search.jsonl")]
 pub struct Arguments {
-    /// The run's folder [default: the newest under runs/]
+    /// The run's folder [default: the newest under runs/], or the file of `foretell plan
+    /// --progress`
     #[arg(value_name = "RUN")]
     run: Option<PathBuf>,
     /// The port on 127.0.0.1 [default: a free one]
@@ -38,7 +41,7 @@ pub struct Arguments {
 pub struct ServeAnswer {
     /// The address, with the token without which nothing is shown.
     url: String,
-    /// The run's folder.
+    /// The run's folder, or the search's file.
     run: PathBuf,
 }
 
@@ -51,7 +54,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         Some(run) => run.clone(),
         None => newest(Path::new("runs"))?,
     };
-    let shown = ServedRun::open(&run)?;
+    let shown =
+        if run.is_file() { Served::Search(ServedSearch::open(&run)?) } else { Served::Run(Box::new(ServedRun::open(&run)?)) };
     let address = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), arguments.port);
     let refused = |error: &dyn std::fmt::Display| {
         Failure::Undone(format!("`{address}` cannot be listened on: {error}; hint: give another `--port`"))
@@ -141,6 +145,33 @@ fn with_headers(mut response: Page, headers: &[(&str, &str)]) -> Page {
     response
 }
 
+/// What is shown.
+enum Served {
+    Run(Box<ServedRun>),
+    Search(ServedSearch),
+}
+
+impl Served {
+    /// The page, or why there is none. It looks again while the run or the search goes.
+    fn answer(&self) -> Page {
+        let page = match self {
+            Self::Run(run) => run.page(),
+            Self::Search(search) => search.page(REFRESH),
+        };
+        let refresh = REFRESH.to_string();
+        let mut headers = vec![("Content-Type", "text/html; charset=utf-8")];
+        match page {
+            Ok((text, is_over)) => {
+                if !is_over {
+                    headers.push(("Refresh", &refresh));
+                }
+                with_headers(Response::from_string(text), &headers)
+            }
+            Err(failure) => plain(500, &failure.to_string()),
+        }
+    }
+}
+
 /// A run that is shown.
 struct ServedRun {
     folder: RunFolder,
@@ -170,20 +201,12 @@ impl ServedRun {
         Ok(Self { folder, loaded, compiled, predicted })
     }
 
-    /// The page, or why there is none.
-    fn answer(&self) -> Page {
+    /// The page, and whether the run is over.
+    fn page(&self) -> Result<(String, bool), Failure> {
         let is_finished = self.folder.file("measured.json").is_file();
-        let refresh = REFRESH.to_string();
-        let mut headers = vec![("Content-Type", "text/html; charset=utf-8")];
-        if !is_finished {
-            headers.push(("Refresh", &refresh));
-        }
         // Workers at their own pace have no step to compare; their losses are shown all the same.
         let text = if is_finished && self.compiled.pacing.is_none() { self.checked() } else { self.so_far() };
-        match text {
-            Ok(text) => with_headers(Response::from_string(text), &headers),
-            Err(failure) => plain(500, &failure.to_string()),
-        }
+        Ok((text?, is_finished))
     }
 
     fn checked(&self) -> Result<String, Failure> {

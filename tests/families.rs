@@ -6,6 +6,48 @@ mod common;
 use common::Scratch;
 use serde_json::Value;
 
+/// An ONNX graph of the importer's tests.
+fn onnx(name: &str) -> String {
+    format!("{}/models/tests/onnx/{name}.onnx", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn an_onnx_graph_is_planned_and_simulated_and_not_trained() {
+    let scratch = Scratch::new();
+    for (name, batch) in [("resnet50", "256"), ("cnn", "64"), ("transformer", "64")] {
+        let model = onnx(name);
+        let plan = ["plan", "--model", &model, "--topology", "dgx-a100-80g", "--global-batch", batch, "--precision", "bf16"];
+        let found = scratch.json(&[&plan[..], &["-o", "plan.yaml"]].concat());
+        assert!(found["predicted"]["step_seconds"].as_f64() > Some(0.0), "{name}: {found}");
+        let simulated = scratch.json(&["simulate", "--plan", "plan.yaml"]);
+        assert_eq!(simulated["step_seconds"], found["predicted"]["step_seconds"], "{name}");
+        // Stages of a pipeline are cut between the graph's blocks.
+        let staged = "global_batch: 32\nlayout: {data: 2, pipeline: 2, micro_batch: 2}\ntopology: dgx-a100-80g\n";
+        let staged = scratch.file("staged.yaml", &format!("model: {model}\n{staged}"));
+        let staged = scratch.json(&["simulate", "--plan", common::text(&staged)]);
+        assert!(staged["step_seconds"].as_f64() > Some(0.0), "{name}: {staged}");
+    }
+    let plan = format!("model: {}\ntopology: local\nglobal_batch: 8\nlayout: {{data: 1}}\n", onnx("mlp"));
+    let trained = scratch.run(&["execute", "--plan", common::text(&scratch.file("train.yaml", &plan)), "--steps", "1"]);
+    let message = String::from_utf8_lossy(&trained.stderr);
+    assert!(!trained.status.success() && message.contains("a model with `family: network`"), "{message}");
+    let unknown = scratch.run(&["models", "show", &onnx("unknown")]);
+    let message = String::from_utf8_lossy(&unknown.stderr);
+    assert!(message.contains("unknown.onnx: `Hardmax`, `LpNormalization` are operators"), "{message}");
+}
+
+#[test]
+fn resnet_50_as_an_onnx_graph_takes_the_time_of_the_librarys() {
+    let scratch = Scratch::new();
+    let step = |model: &str| {
+        let rest = "global_batch: 64\nlayout: {data: 8, micro_batch: 8}\ntopology: dgx-a100-80g\nprecision: bf16\n";
+        let plan = scratch.file("plan.yaml", &format!("model: {model}\n{rest}"));
+        scratch.json(&["simulate", "--plan", common::text(&plan)])["step_seconds"].as_f64().expect("a time")
+    };
+    let (imported, library) = (step(&onnx("resnet50")), step("resnet50"));
+    assert!((imported / library - 1.0).abs() < 0.01, "{imported} s, and {library} s");
+}
+
 /// Trains on one rank. Returns the losses and the lines of the metrics file.
 fn train(model: &str, steps: usize) -> (Vec<f64>, Vec<Value>) {
     let scratch = Scratch::new();

@@ -52,8 +52,12 @@ pub struct Attention {
     pub key_heads: usize,
     /// Query heads of each key head: 1 without grouping.
     pub group: usize,
-    /// Features of a head.
+    /// Features of a head of queries and keys.
     pub head_dimension: usize,
+    /// Features of a head of values and of the output. `None`: `head_dimension`. Others are
+    /// planned, and not executed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_dimension: Option<usize>,
     /// Whether a position only attends to itself and to positions before it.
     pub causal: bool,
     /// Whether scores are multiplied by `1/√head_dimension`.
@@ -109,14 +113,29 @@ impl Attention {
         self.key_heads * self.group
     }
 
-    /// Returns the elements of q, and of the output.
+    /// Returns the features of a head of values, and of the output.
+    pub fn value_features(&self) -> usize {
+        self.value_dimension.unwrap_or(self.head_dimension)
+    }
+
+    /// Returns the elements of q.
     pub fn query_elements(&self) -> usize {
         self.batch * self.queries * self.heads() * self.head_dimension
     }
 
-    /// Returns the elements of k, and of v.
+    /// Returns the elements of the output.
+    pub fn output_elements(&self) -> usize {
+        self.batch * self.queries * self.heads() * self.value_features()
+    }
+
+    /// Returns the elements of k.
     pub fn key_elements(&self) -> usize {
         self.batch * self.keys * self.key_heads * self.head_dimension
+    }
+
+    /// Returns the elements of v.
+    pub fn value_elements(&self) -> usize {
+        self.batch * self.keys * self.key_heads * self.value_features()
     }
 
     /// Returns the elements of the log-sum-exp.
@@ -307,6 +326,7 @@ mod tests {
             key_heads: 1,
             group: 1,
             head_dimension: 4,
+            value_dimension: None,
             causal: true,
             scaled: true,
             window: None,
@@ -341,6 +361,7 @@ mod tests {
             key_heads: 1,
             group: 1,
             head_dimension: 4,
+            value_dimension: None,
             causal,
             scaled: true,
             window: None,

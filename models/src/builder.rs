@@ -8,6 +8,7 @@ mod images;
 mod loss;
 mod mixture;
 mod norms;
+mod planned;
 mod products;
 mod recurrence;
 mod sequences;
@@ -99,7 +100,14 @@ impl GraphBuilder {
         self.tensor(name, Role::Activation, dimensions, storage)
     }
 
-    fn dimensions(&self, tensor: TensorId) -> Vec<Dimension> {
+    /// Returns the sum over the batch of this name, to which several operators may add.
+    fn sum(&mut self, name: &str) -> TensorId {
+        let existing = self.graph.tensors.iter().position(|tensor| tensor.role == Role::Sum && tensor.name == name);
+        existing.map(TensorId).unwrap_or_else(|| self.tensor(name, Role::Sum, Vec::new(), Storage::Single))
+    }
+
+    /// Returns the dimensions of a tensor.
+    pub(crate) fn dimensions(&self, tensor: TensorId) -> Vec<Dimension> {
         self.graph.tensor(tensor).dimensions.clone()
     }
 

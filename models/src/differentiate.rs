@@ -9,6 +9,7 @@
 use crate::graph::{
     Dimension, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Tensor, TensorId,
 };
+use crate::kernel::{GradientReads, PlannedKind};
 use crate::storage::Storage;
 use std::collections::BTreeMap;
 
@@ -155,6 +156,7 @@ impl Backward {
                 }
                 self.input_gradient(id, OperatorKind::Join, reads, 0);
             }
+            OperatorKind::Planned { kind, gradient: false } => self.planned_work(id, &forward, kind, &dy),
             OperatorKind::Scale { .. } => self.input_gradient(id, forward.kind, vec![dy], 0),
             OperatorKind::Multiply => {
                 self.input_gradient(id, OperatorKind::Multiply, vec![dy.clone(), input(0)], 1);
@@ -221,6 +223,27 @@ impl Backward {
         }
         let reads = [projected, forward.outputs[0].clone()].into_iter().chain(state).collect();
         self.weight_gradient(id, OperatorKind::LstmWeightGradient { initial }, reads, &[1]);
+    }
+
+    /// Appends the gradient of each operand of planned work.
+    fn planned_work(&mut self, id: OperatorId, forward: &Operator, kind: PlannedKind, dy: &Operand) {
+        let gradient = OperatorKind::Planned { kind, gradient: true };
+        for (index, input) in forward.inputs.iter().enumerate() {
+            let mut reads = vec![dy.clone()];
+            match kind.gradient_reads() {
+                GradientReads::Nothing => {}
+                GradientReads::Itself => reads.push(input.clone()),
+                GradientReads::Others => {
+                    let others = forward.inputs.iter().enumerate().filter(|(other, _)| *other != index);
+                    reads.extend(others.map(|(_, other)| other.clone()));
+                }
+            }
+            if matches!(self.graph.tensor(input.tensor).role, Role::Parameter(_)) {
+                self.weight_gradient(id, gradient, reads, &[index]);
+            } else {
+                self.input_gradient(id, gradient, reads, index);
+            }
+        }
     }
 
     /// Appends the gradients of batch norm. The weight gradient is made from sums that the input

@@ -10,6 +10,7 @@ mod encoders;
 mod fields;
 mod images;
 mod language;
+mod mixtures;
 
 pub use fields::ConfigError;
 
@@ -30,13 +31,16 @@ pub struct ImportedModel {
 type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
 
 /// The model types that can be read, with their readers.
-const READERS: [(&str, Reader); 23] = [
+const READERS: [(&str, Reader); 26] = [
     ("gpt2", language::gpt2),
     ("llama", decoders::llama),
     ("llama4_text", decoders::llama4),
     ("mistral", decoders::mistral),
     ("mixtral", decoders::mixtral),
     ("qwen2", decoders::qwen2),
+    ("qwen2_moe", mixtures::qwen2_moe),
+    ("deepseek_v2", mixtures::deepseek_v2),
+    ("deepseek_v3", mixtures::deepseek_v3),
     ("qwen3", decoders::qwen3),
     ("qwen3_moe", decoders::qwen3_moe),
     ("gemma", decoders::gemma),

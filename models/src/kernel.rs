@@ -15,19 +15,22 @@
 mod control;
 mod derived;
 mod members;
+mod planned_work;
 mod sizes;
 mod spec;
 mod table;
 
 pub use control::Control;
+pub use planned_work::{Planned, PlannedKind};
 pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, Smoothing, WeightLayout, Window, scale_factor};
+pub(crate) use planned_work::{GradientReads, MOST_PLANNED_READS};
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
 use crate::attention::{Attention, Rope};
 use crate::defaults::{is_one, is_zero, one};
 use crate::dropout::Dropout;
 use serde::{Deserialize, Serialize};
-use table::{activations, attention, images, loss, mixtures, movement, norms, products, recurrence, sequences, training};
+use table::{activations, attention, images, loss, mixtures, movement, norms, planned, products, recurrence, sequences, training};
 
 /// One computation on one rank, with all its sizes.
 ///
@@ -405,6 +408,8 @@ pub enum Kernel {
     TakeColumns { rows: usize, columns: usize, start: usize, part: usize },
     /// The reverse of [`Kernel::TakeColumns`]. It leaves the other columns of y.
     PutColumns { rows: usize, columns: usize, start: usize, part: usize },
+    /// Work that is planned and simulated, but that no backend has a kernel for.
+    Planned(Planned),
 }
 
 impl Kernel {
@@ -553,6 +558,7 @@ impl Kernel {
             Kernel::Deinterleave { outer, parts, inner } => fact(&movement::interleave("deinterleave", outer, parts, inner)),
             Kernel::TakeColumns { rows, columns, part, .. } => fact(&movement::take_columns(rows, columns, part)),
             Kernel::PutColumns { rows, columns, part, .. } => fact(&movement::put_columns(rows, columns, part)),
+            Kernel::Planned(work) => fact(&planned::planned(&work)),
         }
     }
 }

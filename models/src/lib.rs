@@ -44,6 +44,7 @@ mod hugging_face;
 mod kernel;
 mod loss_target;
 mod model;
+mod onnx;
 mod optimizer;
 mod sample;
 mod storage;
@@ -62,11 +63,12 @@ pub use graph::{
 };
 pub use hugging_face::{ConfigError, ImportedModel, from_hugging_face, hugging_face_types, is_hugging_face_config};
 pub use kernel::{
-    Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture, Recurrence,
-    Smoothing, Traffic, WeightLayout, Window, scale_factor,
+    Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture, Planned,
+    PlannedKind, Recurrence, Smoothing, Traffic, WeightLayout, Window, scale_factor,
 };
 pub use loss_target::{LossTarget, WEIGHT};
 pub use model::Model;
+pub use onnx::{OnnxError, from_onnx};
 pub use optimizer::Optimizer;
 pub use sample::SampleShape;
 pub use storage::Storage;

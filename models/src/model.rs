@@ -2,7 +2,7 @@
 
 use crate::builder::GraphOptions;
 use crate::error::ModelError;
-use crate::families::{Bert, Check, Decoder, Family, Gpt, Llama, LstmSeq2seq, Mlp, Moe, Resnet, T5, Vgg, Vit};
+use crate::families::{Bert, Check, Decoder, Family, Gpt, Llama, LstmSeq2seq, Mlp, Moe, Network, Resnet, T5, Vgg, Vit};
 use crate::graph::{Graph, Tensor};
 use crate::optimizer::Optimizer;
 use crate::sample::SampleShape;
@@ -27,6 +27,7 @@ pub enum Model {
     #[serde(rename = "lstm-seq2seq")]
     LstmSeq2seq(LstmSeq2seq),
     Bert(Bert),
+    Network(Network),
 }
 
 /// Evaluates an expression on the sizes of a model of any family.
@@ -44,6 +45,7 @@ macro_rules! with_family {
             Model::T5($sizes) => $value,
             Model::LstmSeq2seq($sizes) => $value,
             Model::Bert($sizes) => $value,
+            Model::Network($sizes) => $value,
         }
     };
 }
@@ -63,6 +65,7 @@ macro_rules! of_all_families {
             named(T5::$list(), Model::T5),
             named(LstmSeq2seq::$list(), Model::LstmSeq2seq),
             named(Bert::$list(), Model::Bert),
+            named(Network::$list(), Model::Network),
         ]
         .into_iter()
         .flatten()

@@ -11,8 +11,12 @@ fn cases() -> Vec<Value> {
     document["cases"].as_array().expect("a list").clone()
 }
 
+/// The number of parameters without those of multi-token prediction, which Transformers leaves out.
 fn parameters(config: &Value) -> Result<usize, String> {
-    let imported = from_hugging_face(&config.to_string(), None).map_err(|error| error.to_string())?;
+    let mut imported = from_hugging_face(&config.to_string(), None).map_err(|error| error.to_string())?;
+    if let Model::Decoder(decoder) = &mut imported.model {
+        decoder.prediction_modules = 0;
+    }
     // Long sequences make large activations, which a count does not need.
     let graph = imported.model.graph("m", &GraphOptions::ONE).map_err(|error| error.to_string())?;
     Ok(graph.parameter_count())
@@ -59,7 +63,10 @@ fn a_value_that_no_graph_expresses_is_refused() {
         ("qwen3-moe", "output_router_logits", json!(true), "`output_router_logits: true`"),
         ("resnet", "depths", json!([9, 9, 9, 9]), "`depths: [9,9,9,9]`"),
         ("t5", "num_decoder_layers", json!(5), "`num_decoder_layers: 5`"),
-        ("bert", "model_type", json!("deepseek_v3"), "models of type `deepseek_v3` cannot be read"),
+        ("bert", "model_type", json!("deepseek_v32"), "models of type `deepseek_v32` cannot be read"),
+        ("qwen2-moe", "mlp_only_layers", json!([2]), "`mlp_only_layers: [2]`"),
+        ("deepseek-v2", "moe_layer_freq", json!(2), "`moe_layer_freq: 2`"),
+        ("deepseek-v3", "topk_method", json!("greedy"), "`topk_method: \"greedy\"`"),
         ("bert", "model_type", json!("albert"), "types that can be: gpt2, llama"),
     ];
     for (name, field, value, expected) in changes {
@@ -110,4 +117,38 @@ fn bloom_is_planned_and_its_positions_cost_nothing() {
         unreachable!("it is a decoder")
     };
     assert_eq!(decoder.positions, PositionKind::Alibi);
+}
+
+#[test]
+fn multi_token_prediction_of_a_config_is_planned() {
+    let config = cases().into_iter().find(|case| case["name"] == "deepseek-v3-671b").expect("a case")["whole"].clone();
+    assert_eq!(config["num_nextn_predict_layers"], 1);
+    let imported = from_hugging_face(&config.to_string(), None).expect("it is sound");
+    assert!(imported.notes.iter().any(|note| note.contains("multi-token prediction")), "{:?}", imported.notes);
+    let graph = imported.model.graph("m", &GraphOptions::ONE).expect("it is sound");
+    // A module: a mixture's layer, three norms more, and a product of both inputs.
+    let hidden = 7168;
+    let attention = hidden * 1536 + 1536 + 1536 * 128 * 192 + hidden * (512 + 64) + 512 + 512 * 128 * 256 + 128 * 128 * hidden;
+    let experts = 257 * 3 * hidden * 2048 + 256 * hidden;
+    let module = attention + experts + 2 * hidden + 2 * hidden * hidden + 3 * hidden;
+    assert_eq!(graph.parameter_count(), parameters(&config).expect("it is sound") + module);
+    // The public figure: 671 billion, and 14 billion of the module, which counts embedding and head
+    // twice (DeepSeek-AI 2024, section 2.2).
+    assert_eq!((module + 2 * 129_280 * hidden).div_ceil(1_000_000_000), 14);
+    assert_eq!(imported.model.planned_only(), ["`rotary_part`", "`prediction_modules`"]);
+}
+
+#[test]
+fn latent_attention_multiplies_what_its_heads_have() {
+    let case = cases().into_iter().find(|case| case["name"] == "deepseek-v2").expect("a case")["whole"].clone();
+    let Model::Decoder(decoder) = from_hugging_face(&case.to_string(), None).expect("it is sound").model else {
+        unreachable!("it is a decoder")
+    };
+    let sizes = (decoder.head_dimension, decoder.rotary_part, decoder.value_dimension);
+    assert_eq!(sizes, (Some(16), Some(8), Some(12)));
+    let graph = Model::Decoder(decoder).graph("m", &GraphOptions::ONE).expect("it is sound");
+    let attention = graph.operators.iter().find(|operator| operator.kind.is_attention()).expect("there is attention");
+    let flops = attention.kernel(&attention.extents()).model_flops().value();
+    // 4 heads, 128 positions: products over 24 features for scores, and over 12 for values.
+    assert_eq!(flops, 2.0 * 4.0 * 128.0 * 128.0 * (24.0 + 12.0));
 }

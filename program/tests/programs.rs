@@ -2,7 +2,9 @@
 
 mod soundness;
 
-use foretell_models::{Bert, DropoutRate, Gpt, GraphOptions, Llama, Mlp, Model, Resnet, SampleShape, Stem, Vit};
+use foretell_models::{
+    Bert, Decoder, DropoutRate, Gpt, GraphOptions, Llama, Mixtures, Mlp, Model, Resnet, SampleShape, Stem, Vit,
+};
 use foretell_program::{
     AveragingGraph, Axis, BufferRole, Compiled, ContextMethod, DecayExemptions, Decentralised, Footprint, Instruction, Kept,
     Layout, LocalSgd, Mode, NamePatterns, Offload, Operation, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule, Overlap,
@@ -68,9 +70,50 @@ fn models() -> impl Strategy<Value = Model> {
             dropout: DropoutRate::NONE,
             attention_dropout: DropoutRate::NONE
         })),
+        (0usize..3, any::<bool>(), any::<bool>()).prop_map(|(first, tied, kv)| Model::Decoder(latent(first, tied, kv))),
+        proptest::sample::select(NETWORKS.map(network).to_vec()),
         // Every family has an example, also those that are not listed here.
         proptest::sample::select(Model::examples().map(|(_, model)| model).collect::<Vec<_>>()),
     ]
+}
+
+/// ONNX graphs with convolutions in groups, with attention as products, and without either.
+const NETWORKS: [&[u8]; 3] = [
+    include_bytes!("../../models/tests/onnx/mlp.onnx"),
+    include_bytes!("../../models/tests/onnx/cnn.onnx"),
+    include_bytes!("../../models/tests/onnx/transformer.onnx"),
+];
+
+fn network(file: &[u8]) -> Model {
+    foretell_models::from_onnx(file.to_vec()).expect("it is understood").model
+}
+
+/// A small DeepSeek with all that its versions and Qwen2's mixtures have.
+fn latent(first: usize, tied_embeddings: bool, groups_queries: bool) -> Decoder {
+    let mixtures = Mixtures {
+        experts: 4,
+        top_k: 2,
+        ffn: 8,
+        shared_ffn: Some(16),
+        shared_gate: true,
+        every: 1,
+        first,
+        capacity_factor: Default::default(),
+        unnormalised_gates: true,
+    };
+    Decoder {
+        kv_heads: groups_queries.then_some(2),
+        head_dimension: Some(6),
+        query_rank: Some(12),
+        key_value_rank: Some(8),
+        rank_bias: true,
+        rotary_part: Some(4),
+        value_dimension: Some(5),
+        prediction_modules: 1,
+        tied_embeddings,
+        mixtures: Some(mixtures),
+        ..Decoder::llama([2, 16, 4, 24, 32, 8])
+    }
 }
 
 /// Every schedule, with at most three chunks on each stage.

@@ -135,6 +135,9 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
             if sizes.packed && (sizes.queries != sizes.keys || sizes.group != 1) {
                 return impossible("packed attention has as many keys as queries, and of as many heads");
             }
+            if sizes.value_dimension.is_some_and(|features| features != sizes.head_dimension) {
+                return impossible("attention whose values have other features than its keys is planned, and not executed");
+            }
             if sizes.window.is_some() {
                 return impossible("attention over a window of keys is planned, and not executed");
             }
@@ -153,6 +156,7 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
             }
             Ok(())
         }
+        Kernel::Planned(_) => impossible("it is planned and simulated, and not executed"),
         Kernel::First { positions: 0, .. } => impossible("there is no first position"),
         Kernel::Split { parts, .. } | Kernel::Join { parts, .. } if !(1..=MOST_OPERANDS).contains(parts) => {
             impossible("a tensor is split into one to eight")

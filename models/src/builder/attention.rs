@@ -44,12 +44,12 @@ impl GraphBuilder {
     }
 
     /// Adds attention of q `[batch, sequence, heads (, group), head_dimension]` over k and v
-    /// `[batch, keys, heads, head_dimension]`. A table of relative positions is
-    /// `[buckets, heads (, group)]`.
+    /// `[batch, keys, heads, head_dimension]`. Heads of v may have other features. A table of
+    /// relative positions is `[buckets, heads (, group)]`.
     pub(crate) fn attention(&mut self, name: &str, [q, k, v]: [TensorId; 3], kind: AttentionKind) -> TensorId {
         let AttentionKind { causal, scaled, window, relative, dropout } = kind;
         let query = self.dimensions(q);
-        let key = self.dimensions(k);
+        let [key, value] = [k, v].map(|tensor| self.dimensions(tensor));
         let head_count = query.len() - 3;
         let heads = &query[2..2 + head_count];
         let mut loops = vec![shardable(&query[0], Extent::Rows)];
@@ -59,14 +59,23 @@ impl GraphBuilder {
         loops.push(shardable(&query[1], Extent::Positions));
         loops.push(Loop { name: "keys", shardable: false, ..shardable(&key[1], Extent::Keys) });
         loops.push(Loop { shardable: false, ..shardable(&query[2 + head_count], Extent::Features) });
+        let value_features = value[value.len() - 1];
+        let mut values = features;
+        if value_features.extent != query[2 + head_count].extent {
+            values = Some(LoopId(loops.len()));
+            loops.push(Loop { name: "value_features", shardable: false, ..shardable(&value_features, Extent::Columns) });
+        }
         let batch = Some(LoopId(0));
         let query_axes = [vec![batch, sequence], head_loops.clone(), vec![features]].concat();
         let key_axes = vec![batch, keys, head_loops[0], features];
+        let value_axes = vec![batch, keys, head_loops[0], values];
+        let out_axes = [vec![batch, sequence], head_loops.clone(), vec![values]].concat();
+        let out_dimensions = [&query[..2 + head_count], &[value_features]].concat();
         let log_sum_dimensions = [&query[..1], heads, &query[1..2]].concat();
         let log_sum_axes = [vec![batch], head_loops.clone(), vec![sequence]].concat();
-        let out = self.activation(name, query, Storage::Precision);
+        let out = self.activation(name, out_dimensions, Storage::Precision);
         let log_sum_exp = self.activation(&format!("{name}.log_sum_exp"), log_sum_dimensions, Storage::Single);
-        let mut inputs = vec![operand(q, query_axes.clone()), operand(k, key_axes.clone()), operand(v, key_axes)];
+        let mut inputs = vec![operand(q, query_axes), operand(k, key_axes), operand(v, value_axes)];
         if let Some((_, table)) = relative {
             inputs.push(operand(table, [vec![None], head_loops].concat()));
         }
@@ -77,7 +86,7 @@ impl GraphBuilder {
             OperatorKind::Attention { causal, scaled, window, relative, dropout, packed: false },
             loops,
             inputs,
-            vec![operand(out, query_axes), operand(log_sum_exp, log_sum_axes)],
+            vec![operand(out, out_axes), operand(log_sum_exp, log_sum_axes)],
         );
         out
     }

@@ -1,7 +1,7 @@
 //! The loss, with whole classes and with classes that ranks shard.
 
 use super::{GraphBuilder, VOCABULARY, dimension, operand, shardable, walk};
-use crate::graph::{Extent, Loop, LoopId, OperatorKind, Role, TensorId};
+use crate::graph::{Extent, Loop, LoopId, OperatorKind, TensorId};
 use crate::storage::Storage;
 
 impl GraphBuilder {
@@ -24,8 +24,8 @@ impl GraphBuilder {
             vec![operand(logits, walk(0, dimensions.len())), operand(labels, row_axes.clone())],
             vec![operand(statistics, [&[last][..], &row_axes, &[None]].concat())],
         );
-        let loss = self.tensor("loss", Role::Sum, Vec::new(), Storage::Single);
-        let correct = self.tensor("correct", Role::Sum, Vec::new(), Storage::Single);
+        let loss = self.sum("loss");
+        let correct = self.sum("correct");
         let log_sum_exp = self.activation(&format!("{name}.log_sum_exp"), dimensions[..row_count].to_vec(), Storage::Single);
         self.operator(
             name,
@@ -48,8 +48,8 @@ impl GraphBuilder {
         let mut loops: Vec<Loop> = dimensions[..row_count].iter().map(|one| shardable(one, Extent::Rows)).collect();
         loops.push(Loop { shardable: false, ..shardable(&dimensions[row_count], Extent::Features) });
         let rows = walk(0, row_count);
-        let loss = self.tensor("loss", Role::Sum, Vec::new(), Storage::Single);
-        let correct = self.tensor("correct", Role::Sum, Vec::new(), Storage::Single);
+        let loss = self.sum("loss");
+        let correct = self.sum("correct");
         let log_sum_exp = self.activation(&format!("{name}.log_sum_exp"), dimensions[..row_count].to_vec(), Storage::Single);
         self.operator(
             name,

@@ -114,7 +114,7 @@ impl GraphBuilder {
         let slots = vec![expert_dimension, batch, slots, hidden];
         let dispatched = self.activation(&format!("{module}.dispatch"), slots, Storage::Precision);
         let places = self.activation(&format!("{module}.places"), choice_dimensions, Storage::Integer);
-        let dropped = self.dropped();
+        let dropped = self.sum("dropped");
         let kind = OperatorKind::Dispatch(Slots { top, per_sample: slots_per_sample });
         self.operator(
             &format!("{module}.dispatch"),
@@ -155,12 +155,6 @@ impl GraphBuilder {
             vec![operand(y, TOKEN_AXES.to_vec())],
         );
         y
-    }
-
-    /// Returns the number of choices that found no slot: one sum over all mixtures.
-    fn dropped(&mut self) -> TensorId {
-        let existing = self.graph.tensors.iter().position(|tensor| tensor.role == Role::Sum && tensor.name == "dropped");
-        existing.map(TensorId).unwrap_or_else(|| self.tensor("dropped", Role::Sum, Vec::new(), Storage::Single))
     }
 }
 

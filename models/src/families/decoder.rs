@@ -45,6 +45,16 @@ pub struct Decoder {
     /// As `query_rank`, for keys and values.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key_value_rank: Option<usize>,
+    /// Whether the products with a rank have biases, as `attention_bias` says in DeepSeek's files.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub rank_bias: bool,
+    /// Features of a head's rotary part, before its `head_dimension` other features. All heads have
+    /// the same rotary keys, as in DeepSeek's latent attention. `None`: no part is apart.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rotary_part: Option<usize>,
+    /// Features of a head of values. `None`: `head_dimension`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value_dimension: Option<usize>,
     /// Inner width of a dense layer's feed-forward network.
     pub ffn: usize,
     /// Size of the vocabulary.
@@ -125,6 +135,11 @@ pub struct Decoder {
     /// Mixtures of experts. `None`: all layers are dense.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mixtures: Option<Mixtures>,
+    /// Modules behind the last layer that predict one more token each (multi-token prediction,
+    /// DeepSeek-AI 2024). A module is a layer, two norms before it and one after it, and a product
+    /// of both inputs. The embedding and the head are the model's.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub prediction_modules: usize,
     /// Dropout rate of the embedding and of what each layer adds to the residual stream.
     #[serde(default, skip_serializing_if = "DropoutRate::is_none")]
     pub dropout: DropoutRate,
@@ -148,6 +163,9 @@ impl Decoder {
             head_dimension: None,
             query_rank: None,
             key_value_rank: None,
+            rank_bias: false,
+            rotary_part: None,
+            value_dimension: None,
             ffn,
             vocab,
             sequence,
@@ -175,12 +193,13 @@ impl Decoder {
             score_cap: false,
             logit_cap: false,
             mixtures: None,
+            prediction_modules: 0,
             dropout: DropoutRate::NONE,
             attention_dropout: DropoutRate::NONE,
         }
     }
 
-    /// Features of a head. The sizes are sound.
+    /// Features of a head, without its rotary part. The sizes are sound.
     pub(crate) fn head_features(&self) -> usize {
         self.head_dimension.unwrap_or(self.hidden / self.heads.max(1))
     }
@@ -200,6 +219,8 @@ impl Decoder {
             ("kv_heads", self.kv_heads.unwrap_or(1)),
             ("query_rank", self.query_rank.unwrap_or(1)),
             ("key_value_rank", self.key_value_rank.unwrap_or(1)),
+            ("rotary_part", self.rotary_part.unwrap_or(1)),
+            ("value_dimension", self.value_dimension.unwrap_or(1)),
             ("ffn", ffn),
             ("vocab", vocab),
             ("sequence", sequence),
@@ -209,14 +230,20 @@ impl Decoder {
             ("window", self.window.unwrap_or(1)),
             ("full_attention_every", self.full_attention_every.unwrap_or(1)),
         ])?;
-        check.layers(layers)?;
+        check.layers(layers.saturating_add(self.prediction_modules))?;
         check.key_heads(heads, self.kv_heads.unwrap_or(heads))
     }
 
     fn validate_positions(&self, check: &Check<'_>) -> Result<(), ModelError> {
         let features = check.head_features(self.hidden, self.heads, self.head_dimension)?;
         if self.positions == PositionKind::Rotary && self.rotary_dimension.is_none() {
-            check.pairs_of_features(features)?;
+            check.pairs_of_features(self.rotary_part.unwrap_or(features))?;
+        }
+        if self.rotary_part.is_some() && (self.positions != PositionKind::Rotary || self.rotary_dimension.is_some()) {
+            return check.refuse(
+                "`rotary_part` beside another choice of positions".into(),
+                "leave out `rotary_dimension`, and let `positions` be rotary",
+            );
         }
         if let Some(rotated) = self.rotary_dimension
             && (rotated == 0 || rotated > features || !rotated.is_multiple_of(2))
@@ -317,7 +344,7 @@ impl Family for Decoder {
     fn repeated_layers(&self) -> Option<usize> {
         let has_equal_layers = self.mixtures.as_ref().is_none_or(|mixtures| mixtures.every == 1 && mixtures.first == 0);
         let has_equal_windows = self.full_attention_every.is_none() || self.window.is_none();
-        (has_equal_layers && has_equal_windows).then_some(self.layers)
+        (has_equal_layers && has_equal_windows && self.prediction_modules == 0).then_some(self.layers)
     }
 
     fn layers_mut(&mut self) -> Option<&mut usize> {
@@ -329,15 +356,19 @@ impl Family for Decoder {
     }
 
     fn planned_only(&self) -> Vec<&'static str> {
-        let unnormalised = self.mixtures.as_ref().is_some_and(|mixtures| mixtures.unnormalised_gates);
+        let has = |part: fn(&Mixtures) -> bool| self.mixtures.as_ref().is_some_and(part);
         [
+            (self.rotary_part.is_some(), "`rotary_part`"),
+            (self.value_dimension.is_some_and(|features| features != self.head_features()), "`value_dimension`"),
+            (self.prediction_modules > 0, "`prediction_modules`"),
             ((0..self.layers).any(|layer| self.window_of(layer).is_some()), "`window`"),
             (self.positions == PositionKind::Alibi, "`positions: alibi`"),
             (self.rope_scaling, "`rope_scaling`"),
             (self.embedding_scale, "`embedding_scale`"),
             (self.score_cap, "`score_cap`"),
             (self.logit_cap, "`logit_cap`"),
-            (unnormalised, "`unnormalised_gates`"),
+            (has(|mixtures| mixtures.unnormalised_gates), "`unnormalised_gates`"),
+            (has(|mixtures| mixtures.shared_gate && mixtures.shared_ffn.is_some()), "`shared_gate`"),
         ]
         .into_iter()
         .filter_map(|(has, name)| has.then_some(name))

@@ -81,6 +81,7 @@ impl Moe {
             top_k: self.top_k,
             ffn: self.ffn,
             shared_ffn: self.shared_ffn,
+            shared_gate: false,
             every: self.moe_every,
             first: self.dense_layers,
             capacity_factor: self.capacity_factor,

@@ -2,10 +2,10 @@
 
 use super::kind::OperatorKind;
 use super::loops::{Extent, Loop, Slots};
-use super::operator::Operator;
+use super::operator::{Operand, Operator, Pass};
 use crate::attention::{Attention, Rope};
 use crate::dropout::{AttentionDropout, Dropout, DropoutSite};
-use crate::kernel::{Kernel, Mixture, Recurrence, Window};
+use crate::kernel::{Kernel, MOST_PLANNED_READS, Mixture, Planned, PlannedKind, Recurrence, Window};
 
 impl Operator {
     /// Returns the kernel of a rank that has `extents` of the loops, one for each loop.
@@ -44,6 +44,8 @@ impl Operator {
             key_heads: size(Extent::Heads),
             group: size(Extent::Group),
             head_dimension: features,
+            // Values have a loop of their own if their heads have other features.
+            value_dimension: self.loops.iter().any(|one| one.role == Extent::Columns).then_some(columns),
             causal,
             scaled,
             window,
@@ -193,11 +195,32 @@ impl Operator {
                 Kernel::LstmGradient { sizes: recurrence(initial), outputs, last }
             }
             OperatorKind::LstmWeightGradient { initial } => Kernel::LstmWeightGradient(recurrence(initial)),
+            OperatorKind::Planned { kind, gradient } => Kernel::Planned(self.planned_work(kind, gradient, extents)),
             OperatorKind::Multiply => Kernel::Multiply { elements: elements() },
             OperatorKind::Scale { times, square } => Kernel::Scale { elements: elements(), times, square },
             OperatorKind::ExpertMatmul => Kernel::ExpertMatmul { experts, rows, columns, contracted },
             OperatorKind::ExpertMatmulInputGradient => Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted },
             OperatorKind::ExpertMatmulWeightGradient => Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted },
+        }
+    }
+
+    /// Returns the planned work of a rank that has `extents` of the loops. Every dimension of the
+    /// operands has a loop.
+    fn planned_work(&self, kind: PlannedKind, gradient: bool, extents: &[usize]) -> Planned {
+        let elements = |operand: &Operand| operand.axes.iter().flatten().map(|axis| extents[axis.0]).product();
+        let mut reads = [0; MOST_PLANNED_READS];
+        for (place, operand) in reads.iter_mut().zip(&self.inputs) {
+            *place = elements(operand);
+        }
+        let counted = self.loops.iter().zip(extents).filter(|(one, _)| one.role != Extent::Parts);
+        Planned {
+            kind,
+            gradient,
+            summed: self.pass == Pass::WeightGradient,
+            reads,
+            written: self.outputs.first().map_or(0, elements),
+            // Products that are larger than this have no plan anyway.
+            steps: counted.fold(1, |product, (_, &extent)| usize::saturating_mul(product, extent)),
         }
     }
 }

@@ -6,23 +6,23 @@ use crate::model::Model;
 use serde_json::{Map, Value, json};
 
 /// Transformers' defaults of one model type, where they differ between types.
-struct Defaults {
-    sequence: usize,
+pub(super) struct Defaults {
+    pub(super) sequence: usize,
     /// Epsilon of the norms.
-    epsilon: f64,
+    pub(super) epsilon: f64,
     /// Heads of keys and values, if a file without the field has fewer than `num_attention_heads`.
-    kv_heads: Option<usize>,
+    pub(super) kv_heads: Option<usize>,
     /// Features of a head, if the type states them apart from `hidden_size`.
-    head_dimension: Option<usize>,
-    rope_theta: f64,
-    tied: bool,
+    pub(super) head_dimension: Option<usize>,
+    pub(super) rope_theta: f64,
+    pub(super) tied: bool,
 }
 
-const LLAMA: Defaults =
+pub(super) const LLAMA: Defaults =
     Defaults { sequence: 2048, epsilon: 1e-6, kv_heads: None, head_dimension: None, rope_theta: 10_000.0, tied: false };
 
 /// Reads what all of these types have.
-fn common(fields: &mut Fields, defaults: &Defaults) -> Result<Decoder, ConfigError> {
+pub(super) fn common(fields: &mut Fields, defaults: &Defaults) -> Result<Decoder, ConfigError> {
     let [layers, hidden, heads] =
         [fields.size("num_hidden_layers")?, fields.size("hidden_size")?, fields.size("num_attention_heads")?];
     let (ffn, vocab) = (fields.size("intermediate_size")?, fields.size("vocab_size")?);
@@ -120,7 +120,7 @@ fn is_scaling(field: &str, object: &Map<String, Value>) -> Result<bool, ConfigEr
     }
 }
 
-fn silu(fields: &mut Fields) -> Result<(), ConfigError> {
+pub(super) fn silu(fields: &mut Fields) -> Result<(), ConfigError> {
     fields.must_be("hidden_act", &[json!("silu"), json!("swish")], "the feed-forward network of this type is a gated SiLU")
 }
 
@@ -143,7 +143,7 @@ pub(super) fn mistral(fields: &mut Fields) -> Result<Model, ConfigError> {
 }
 
 /// Sets a window if it hides any position.
-fn windowed(decoder: Decoder, window: Option<usize>) -> Decoder {
+pub(super) fn windowed(decoder: Decoder, window: Option<usize>) -> Decoder {
     let window = window.filter(|&window| window < decoder.sequence);
     Decoder { window, ..decoder }
 }
@@ -162,7 +162,7 @@ pub(super) fn mixtral(fields: &mut Fields) -> Result<Model, ConfigError> {
 }
 
 /// Reads what routers have that no cost depends on.
-fn router(fields: &mut Fields) -> Result<(), ConfigError> {
+pub(super) fn router(fields: &mut Fields) -> Result<(), ConfigError> {
     fields.neutral(&["router_aux_loss_coef"]);
     fields.must_be_off("output_router_logits", "no auxiliary loss balances the experts")?;
     fields.note("an expert has slots for 1.25 times balanced routing (`capacity_factor`), and Transformers drops no token");
@@ -170,12 +170,13 @@ fn router(fields: &mut Fields) -> Result<(), ConfigError> {
 }
 
 /// Mixtures in every layer.
-fn mixtures([experts, top_k, ffn]: [usize; 3]) -> Mixtures {
+pub(super) fn mixtures([experts, top_k, ffn]: [usize; 3]) -> Mixtures {
     Mixtures {
         experts,
         top_k,
         ffn,
         shared_ffn: None,
+        shared_gate: false,
         every: 1,
         first: 0,
         capacity_factor: Default::default(),
@@ -184,7 +185,7 @@ fn mixtures([experts, top_k, ffn]: [usize; 3]) -> Mixtures {
 }
 
 /// Reads Qwen's windows: layers from `max_window_layers` on have one, if any has.
-fn qwen_window(fields: &mut Fields) -> Result<Option<usize>, ConfigError> {
+pub(super) fn qwen_window(fields: &mut Fields) -> Result<Option<usize>, ConfigError> {
     let uses_window = fields.flag_or("use_sliding_window", false)?;
     let window = fields.count_or("sliding_window", 4096)?;
     let full_layers = fields.count_or("max_window_layers", 28)?;
@@ -223,11 +224,21 @@ fn qwen3_parts(fields: &mut Fields, head_dimension: Option<usize>, kv_heads: Opt
     Ok(windowed(decoder, window))
 }
 
-pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
-    let step = fields.size_or("decoder_sparse_step", 1)?;
-    if let Some(dense) = fields.list("mlp_only_layers")?.filter(|dense| !dense.is_empty()) {
-        return Err(inexpressible("mlp_only_layers", &json!(dense), "mixtures are every layer, or every `decoder_sparse_step`"));
+/// Reads which layers are dense: the first few, or all but every `decoder_sparse_step`-th. Returns
+/// how many come first, and the period of mixtures after them.
+pub(super) fn dense_layers(fields: &mut Fields) -> Result<(usize, usize), ConfigError> {
+    let every = fields.size_or("decoder_sparse_step", 1)?;
+    let dense = fields.list("mlp_only_layers")?.unwrap_or_default();
+    let are_first = dense.iter().enumerate().all(|(index, layer)| *layer == index);
+    if !dense.is_empty() && (!are_first || every > 1) {
+        let hint = "mixtures are every layer after the first dense ones, or every `decoder_sparse_step`-th";
+        return Err(inexpressible("mlp_only_layers", &json!(dense), hint));
     }
+    Ok((dense.len(), every))
+}
+
+pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
+    let (first, every) = dense_layers(fields)?;
     let old = fields.optional("num_experts")?;
     let experts = fields.optional("num_local_experts")?.or(old).unwrap_or(128);
     let top_k = fields.size_or("num_experts_per_tok", 8)?;
@@ -235,7 +246,7 @@ pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
     let is_normalised = fields.flag_or("norm_topk_prob", false)?;
     router(fields)?;
     let decoder = qwen3_parts(fields, None, Some(4))?;
-    let mixtures = Mixtures { every: step, unnormalised_gates: !is_normalised, ..mixtures([experts, top_k, ffn]) };
+    let mixtures = Mixtures { first, every, unnormalised_gates: !is_normalised, ..mixtures([experts, top_k, ffn]) };
     Ok(Model::Decoder(Decoder { mixtures: Some(mixtures), ..decoder }))
 }
 

@@ -64,16 +64,8 @@ fn quoted(names: &[String]) -> String {
 
 /// The hint of an unknown model type.
 pub(super) fn type_hint(name: &str, known: &str) -> String {
-    if name.starts_with("deepseek") {
-        return "the separate rotary part of latent attention is not expressible yet; `family: moe` with `query_rank` and \
-                `key_value_rank` in a model file comes close"
-            .into();
-    }
     if name == "llama4" {
         return "give the object `text_config` of this file as a file of its own: images are not expressible".into();
-    }
-    if name == "qwen2_moe" {
-        return "the gate of its shared expert is not expressible yet; `family: decoder` with `mixtures` comes close".into();
     }
     format!("types that can be: {known}")
 }

@@ -23,6 +23,8 @@ pub(super) mod movement;
 #[rustfmt::skip]
 pub(super) mod norms;
 #[rustfmt::skip]
+pub(super) mod planned;
+#[rustfmt::skip]
 pub(super) mod products;
 #[rustfmt::skip]
 pub(super) mod recurrence;

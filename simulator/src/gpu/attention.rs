@@ -66,7 +66,7 @@ pub(super) fn attention_time(
         output_bytes: 0.0,
     };
     let scores = costs.product_time(&product(sizes.keys, sizes.head_dimension));
-    let values = costs.product_time(&product(sizes.head_dimension, sizes.keys));
+    let values = costs.product_time(&product(sizes.value_features(), sizes.keys));
     let elements = batch as f64 * sizes.queries as f64 * sizes.keys as f64;
     let width = if precision.size().count() < 4 { 1.0 } else { single };
     let is_softmax_fused = batch.is_multiple_of(fused_by);

@@ -102,6 +102,12 @@ impl GpuCosts<'_> {
             Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
                 self.expert_matmul(experts, [columns, contracted, rows], gradient, 0)
             }
+            Kernel::Planned(work) if work.is_product() => {
+                let [batch, rows, columns, contracted] = work.product();
+                let output_bytes = if work.summed { gradient } else { element };
+                let product = Product { batch, rows, columns, contracted, operand_bytes: element, output_bytes };
+                DeviceWork::product(self.product_time(&product), 1.0)
+            }
             Kernel::Convolution(window)
             | Kernel::ConvolutionInputGradient(window)
             | Kernel::ConvolutionWeightGradient(window) => DeviceWork::product(self.convolution_time(window, precision), 1.0),

@@ -11,7 +11,7 @@ use foretell_executor::transport::RunKey;
 use foretell_executor::{Length, OnDivergence, Start, TrainingJob};
 use foretell_export::{Framework, Job, KinetoTrace, PlanForm, export_job, import_plan, unmatched};
 use foretell_fuzz::Corpus;
-use foretell_models::{GraphOptions, Model, from_hugging_face};
+use foretell_models::{GraphOptions, Model, from_hugging_face, from_onnx};
 use foretell_program::{Layout, Plan, Profile, Rank, Training, compile};
 use foretell_score::read_rows;
 use foretell_topologies::{ImportOptions, Topology, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo};
@@ -138,6 +138,15 @@ fn no_config_of_transformers_makes_the_importer_panic() {
     fuzz_bytes("config", &corpus, |bytes| {
         let imported = from_hugging_face(&String::from_utf8_lossy(bytes), None);
         imported.is_ok_and(|imported| imported.model.graph("fuzzed", &GraphOptions::ONE).is_ok())
+    });
+}
+
+#[test]
+fn no_onnx_graph_makes_the_importer_panic() {
+    let files = ["mlp", "cnn", "transformer"].map(|name| root().join(format!("models/tests/onnx/{name}.onnx")));
+    let corpus = Corpus::of(files.map(|file| std::fs::read(file).unwrap()).to_vec());
+    fuzz_bytes("onnx", &corpus, |bytes| {
+        from_onnx(bytes.to_vec()).is_ok_and(|imported| imported.model.graph("fuzzed", &GraphOptions::ONE).is_ok())
     });
 }
 

@@ -20,6 +20,7 @@ pub(super) fn attention([batch, sequence, heads, head_dimension]: [usize; 4], ca
         key_heads: heads,
         group: 1,
         head_dimension,
+        value_dimension: None,
         causal,
         scaled: true,
         window: None,

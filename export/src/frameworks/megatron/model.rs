@@ -35,7 +35,7 @@ fn has_megatrons_parts(decoder: &Decoder) -> bool {
         rope_theta: decoder.rope_theta,
         qkv_bias: decoder.qkv_bias,
         query_key_norm: decoder.query_key_norm,
-        mixtures: decoder.mixtures.map(|mixtures| Mixtures { unnormalised_gates: false, ..mixtures }),
+        mixtures: decoder.mixtures.map(|mixtures| Mixtures { unnormalised_gates: false, shared_gate: false, ..mixtures }),
         dropout: decoder.dropout,
         attention_dropout: decoder.attention_dropout,
         ..Decoder::llama([layers, hidden, heads, ffn, vocab, sequence])
@@ -231,5 +231,6 @@ fn read_mixtures(flags: &mut Flags, experts: usize, ffn: usize) -> Result<Mixtur
         capacity_factor: capacity_factor
             .map_err(|hint| FrameworkError::Form { reason: "`--moe-expert-capacity-factor`".into(), hint })?,
         unnormalised_gates: false,
+        shared_gate: false,
     })
 }

@@ -14,15 +14,27 @@ pub(super) fn graph(sizes: &Decoder, name: &str, options: &GraphOptions) -> Grap
     let positions = vec![dimension(BATCH, options.batch), dimension("sequence", sizes.sequence)];
     layers.builder.block("embedding", false);
     let table = layers.table("model.embed_tokens.weight");
-    let mut x = layers.embedding(table, &positions);
+    let tokens = layers.builder.input(InputKind::Tokens, positions.clone());
+    let mut x = layers.embedding(tokens, table, &positions);
     for layer in 0..sizes.layers {
         layers.builder.block(format!("layer {layer}"), true);
         x = layers.layer(layer, x);
     }
     layers.builder.block("head", false);
-    let logits = layers.head(x, table);
+    let head = if sizes.tied_embeddings { table } else { layers.table("lm_head.weight") };
+    let normed = layers.norm("model.norm", x);
+    let logits = layers.head("lm_head", normed, head);
     let labels = layers.builder.input(InputKind::Labels, positions);
     layers.builder.cross_entropy("loss", logits, labels);
+    for module in 0..sizes.prediction_modules {
+        layers.builder.block(format!("prediction {module}"), true);
+        x = layers.prediction(module, x, tokens, table);
+        layers.builder.block(format!("prediction head {module}"), false);
+        let name = format!("model.layers.{}.shared_head", sizes.layers + module);
+        let normed = layers.norm(&format!("{name}.norm"), x);
+        let logits = layers.head(&format!("{name}.head"), normed, head);
+        layers.builder.cross_entropy(&format!("loss.{module}"), logits, labels);
+    }
     layers.builder.finish(sizes.sequence, Some(sizes.sequence))
 }
 
@@ -55,9 +67,8 @@ impl Layers<'_> {
     }
 
     /// Adds the embedding of tokens, and of positions if they are learned.
-    fn embedding(&mut self, table: TensorId, positions: &[Dimension]) -> TensorId {
+    fn embedding(&mut self, tokens: TensorId, table: TensorId, positions: &[Dimension]) -> TensorId {
         let Decoder { hidden, sequence, first_position, .. } = *self.sizes;
-        let tokens = self.builder.input(InputKind::Tokens, positions.to_vec());
         let mut x = self.builder.embedding("model.embed_tokens", tokens, table);
         if self.sizes.embedding_scale {
             x = self.builder.scale("model.embed_scale", x, hidden);
@@ -77,21 +88,36 @@ impl Layers<'_> {
         self.builder.dropout("model.embed_dropout", x, self.sizes.dropout)
     }
 
-    fn head(&mut self, x: TensorId, table: TensorId) -> TensorId {
-        let normed = self.norm("model.norm", x);
-        let head = if self.sizes.tied_embeddings { table } else { self.table("lm_head.weight") };
-        let mut logits = self.builder.matmul("lm_head", normed, head, 1, WeightLayout::OutIn);
+    /// Adds the logits of normed positions.
+    fn head(&mut self, name: &str, normed: TensorId, head: TensorId) -> TensorId {
+        let mut logits = self.builder.matmul(name, normed, head, 1, WeightLayout::OutIn);
         if self.sizes.head_bias {
             let vocabulary = dimension("vocabulary", self.sizes.vocab);
             let zeros = Initialisation::Zeros;
-            let bias = self.builder.parameter("lm_head.bias".into(), vec![vocabulary], vec![self.sizes.vocab], zeros);
-            logits = self.builder.bias_add("lm_head.bias", logits, bias);
+            let bias = format!("{name}.bias");
+            let bias_values = self.builder.parameter(bias.clone(), vec![vocabulary], vec![self.sizes.vocab], zeros);
+            logits = self.builder.bias_add(&bias, logits, bias_values);
         }
         if self.sizes.logit_cap {
             // A tanh and two products in one pass over the logits: the traffic of a scale.
-            logits = self.builder.scale("lm_head.cap", logits, 1);
+            logits = self.builder.scale(&format!("{name}.cap"), logits, 1);
         }
         logits
+    }
+
+    /// Adds a module of multi-token prediction on the positions `x` of the layer before it.
+    fn prediction(&mut self, module: usize, x: TensorId, tokens: TensorId, table: TensorId) -> TensorId {
+        let layer = self.sizes.layers + module;
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        let next = self.builder.embedding(&name("embed_tokens"), tokens, table);
+        let next = self.norm(&name("enorm"), next);
+        let normed = self.norm(&name("hnorm"), x);
+        // One product with both inputs side by side is the sum of a product with each.
+        let hidden = [dimension("hidden", self.sizes.hidden)];
+        let next = self.linear(&name("eh_proj.embedding"), next, 1, &hidden, false);
+        let normed = self.linear(&name("eh_proj.hidden"), normed, 1, &hidden, false);
+        let x = self.builder.add(&name("eh_proj.sum"), next, normed);
+        self.layer(layer, x)
     }
 
     fn layer(&mut self, layer: usize, x: TensorId) -> TensorId {
@@ -134,20 +160,29 @@ impl Layers<'_> {
         let kv_heads = self.sizes.kv_heads.unwrap_or(heads);
         let key_heads = [dimension("heads", kv_heads), dimension("head_dimension", self.sizes.head_features())];
         // Query head h attends to key head h / group, so the dimension of key heads comes first.
+        let query_features = dimension("head_dimension", key_heads[1].extent + self.sizes.rotary_part.unwrap_or(0));
         let query_heads = match heads / kv_heads {
-            1 => key_heads.to_vec(),
-            group => vec![key_heads[0], dimension("group", group), key_heads[1]],
+            1 => vec![key_heads[0], query_features],
+            group => vec![key_heads[0], dimension("group", group), query_features],
         };
+        let value_features = self.sizes.value_dimension.unwrap_or(key_heads[1].extent);
+        let value_heads = [key_heads[0], dimension("head_dimension", value_features)];
         let query_input = self.low_rank(&name("q"), x, self.sizes.query_rank);
         let key_input = self.low_rank(&name("kv"), x, self.sizes.key_value_rank);
         let mut q = self.linear(&name("q_proj"), query_input, 1, &query_heads, qkv_bias);
         let mut k = self.linear(&name("k_proj"), key_input, 1, &key_heads, qkv_bias);
-        let v = self.linear(&name("v_proj"), key_input, 1, &key_heads, qkv_bias);
+        let v = self.linear(&name("v_proj"), key_input, 1, &value_heads, qkv_bias);
         if self.sizes.query_key_norm {
             q = self.norm(&name("q_norm"), q);
             k = self.norm(&name("k_norm"), k);
         }
-        if self.sizes.positions == PositionKind::Rotary {
+        if let Some(rotary_part) = self.sizes.rotary_part {
+            let features = [dimension("rotary", rotary_part)];
+            let shared = self.linear(&name("kv_a_proj_rotary"), x, 1, &features, self.sizes.rank_bias);
+            let shared = self.builder.rope(&name("rotary_k"), shared, rope_theta, None);
+            q = self.builder.rope(&name("rotary_q"), q, rope_theta, Some(rotary_part));
+            k = self.builder.share_among_heads(&name("shared_keys"), shared, k);
+        } else if self.sizes.positions == PositionKind::Rotary {
             q = self.builder.rope(&name("rotary_q"), q, rope_theta, rotary_dimension);
             k = self.builder.rope(&name("rotary_k"), k, rope_theta, rotary_dimension);
         }
@@ -163,11 +198,10 @@ impl Layers<'_> {
         self.linear(&name("o_proj"), y, query_heads.len(), &outputs, self.sizes.attention_output_bias)
     }
 
-    /// Adds DeepSeek's low-rank projection, without its separate rotary part. Returns x if there is
-    /// no rank.
+    /// Adds DeepSeek's low-rank projection. Returns x if there is no rank.
     fn low_rank(&mut self, part: &str, x: TensorId, rank: Option<usize>) -> TensorId {
         let Some(rank) = rank else { return x };
-        let y = self.linear(&format!("{part}_a_proj"), x, 1, &[dimension("rank", rank)], false);
+        let y = self.linear(&format!("{part}_a_proj"), x, 1, &[dimension("rank", rank)], self.sizes.rank_bias);
         self.norm(&format!("{part}_a_layernorm"), y)
     }
 
@@ -232,7 +266,11 @@ impl Layers<'_> {
         let y = self.builder.combine(module, y, &routing, sequence, &shape);
         match shared_ffn {
             Some(shared_ffn) => {
-                let shared = self.dense(&name("shared_experts"), x, shared_ffn);
+                let mut shared = self.dense(&name("shared_experts"), x, shared_ffn);
+                if mixtures.shared_gate {
+                    let gate = self.linear(&name("shared_expert_gate"), x, 1, &[dimension("gate", 1)], false);
+                    shared = self.builder.gate_rows(&name("shared_expert_gate.product"), shared, gate);
+                }
                 self.builder.add(&name("shared_experts.sum"), y, shared)
             }
             None => y,

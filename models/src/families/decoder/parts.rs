@@ -122,6 +122,9 @@ pub struct Mixtures {
     /// none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shared_ffn: Option<usize>,
+    /// Whether a gate of each token weighs what the shared experts give, as in Qwen2's mixtures.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub shared_gate: bool,
     /// Period of mixtures among layers. The last layer of a period is one.
     #[serde(default = "one")]
     pub every: usize,

@@ -6,9 +6,11 @@ use crate::attention::{Attention, RingStep, Rope};
 #[inline(always)]
 fn extents(sizes: &Attention) -> [usize; 7] {
     let Attention { batch, queries, keys, key_heads, group, head_dimension, .. } = *sizes;
+    // One size stands for both: time follows their mean.
+    let features = (head_dimension + sizes.value_features()) / 2;
     // All query-key pairs over those that are not masked.
     let masking = (queries as f64 * keys as f64 / sizes.scores().max(1.0)).round() as usize;
-    [batch, queries, keys, key_heads, group, head_dimension, masking]
+    [batch, queries, keys, key_heads, group, features, masking]
 }
 
 #[inline(always)]
@@ -17,30 +19,33 @@ fn flags(sizes: &Attention) -> [bool; 4] {
     [sizes.causal, sizes.packed, sizes.relative.is_some() || merges, sizes.dropout.is_some()]
 }
 
-/// Multiplications for each query-key pair, over all heads and sequences.
+/// Operations for each query-key pair, over all heads and sequences, of products with queries or
+/// keys and of products with values.
 #[inline(always)]
-fn head_products(sizes: &Attention) -> f64 {
-    product(&[sizes.batch, sizes.heads(), sizes.head_dimension])
+fn head_flops(sizes: &Attention, [by_keys, by_values]: [f64; 2]) -> f64 {
+    let features = by_keys * sizes.head_dimension as f64 + by_values * sizes.value_features() as f64;
+    2.0 * product(&[sizes.batch, sizes.heads()]) * features
 }
 
 #[inline(always)]
 pub(in crate::kernel) fn attention(sizes: &Attention) -> KernelSpec {
     let Attention { packed, relative, ring, .. } = *sizes;
     let [q, k, rows] = [sizes.query_elements(), sizes.key_elements(), sizes.rows()];
+    let [v, result] = [sizes.value_elements(), sizes.output_elements()];
     let mut operands = [
         read("qkv", 3 * q).when(packed),
         read("q", q).when(!packed),
         read("k", k).when(!packed),
-        read("v", k).when(!packed),
+        read("v", v).when(!packed),
         read("table", sizes.table_elements()).when(relative.is_some()),
-        write("out", q),
+        write("out", result),
         write("log_sum_exp", rows).single(),
     ];
     if let Some(ring) = ring {
         let [.., out, log_sum_exp] = &mut operands;
         *out = out.single();
         if ring.merges() {
-            [*out, *log_sum_exp] = [update(out.role, q), update(log_sum_exp.role, rows)];
+            [*out, *log_sum_exp] = [update(out.role, result), update(log_sum_exp.role, rows)];
         }
         // A step that sees no keys reads and writes nothing.
         if ring.unseen {
@@ -49,8 +54,8 @@ pub(in crate::kernel) fn attention(sizes: &Attention) -> KernelSpec {
     }
     KernelSpec {
         flags: flags(sizes),
-        flops: Some(4.0 * head_products(sizes) * sizes.scores()),
-        model_flops: Some(4.0 * head_products(sizes) * product(&[sizes.queries, sizes.keys])),
+        flops: Some(head_flops(sizes, [1.0, 1.0]) * sizes.scores()),
+        model_flops: Some(head_flops(sizes, [1.0, 1.0]) * product(&[sizes.queries, sizes.keys])),
         ..KernelSpec::new("attention", KernelFamily::Attention, extents(sizes), operands)
     }
 }
@@ -59,19 +64,20 @@ pub(in crate::kernel) fn attention(sizes: &Attention) -> KernelSpec {
 pub(in crate::kernel) fn attention_gradient(sizes: &Attention) -> KernelSpec {
     let Attention { packed, relative, ring, .. } = *sizes;
     let [q, k, rows, table] = [sizes.query_elements(), sizes.key_elements(), sizes.rows(), sizes.table_elements()];
+    let [v, result] = [sizes.value_elements(), sizes.output_elements()];
     let mut reads = [
-        read("dout", q),
+        read("dout", result),
         if packed { read("qkv", 3 * q) } else { read("q", q) },
         read("k", k).when(!packed),
-        read("v", k).when(!packed),
-        read("out", q),
+        read("v", v).when(!packed),
+        read("out", result),
         read("log_sum_exp", rows).single(),
         read("table", table).when(relative.is_some()),
     ];
     let mut writes = [
         if packed { write("dqkv", 3 * q) } else { write("dq", q) },
         write("dk", k).when(!packed),
-        write("dv", k).when(!packed),
+        write("dv", v).when(!packed),
         write("dtable", table).single().when(relative.is_some()),
     ];
     if let Some(ring) = ring {
@@ -90,8 +96,8 @@ pub(in crate::kernel) fn attention_gradient(sizes: &Attention) -> KernelSpec {
     KernelSpec {
         flags: flags(sizes),
         // One product recomputes the scores, and four make the gradients.
-        flops: Some(10.0 * head_products(sizes) * sizes.scores()),
-        model_flops: Some(8.0 * head_products(sizes) * product(&[sizes.queries, sizes.keys])),
+        flops: Some(head_flops(sizes, [3.0, 2.0]) * sizes.scores()),
+        model_flops: Some(head_flops(sizes, [2.0, 2.0]) * product(&[sizes.queries, sizes.keys])),
         ..KernelSpec::new("attention_gradient", KernelFamily::Attention, extents(sizes), [
             dout, qkv, key, value, out, log_sum_exp, positions, dqkv, dk, dv, dtable,
         ])

@@ -8,7 +8,7 @@ use crate::compile::state::{Bucket, Member, RunningStatistics};
 use crate::mesh::Axis;
 use crate::placement::{Placement, Placements};
 use crate::program::{BufferId, BufferRole, MemoryKind, Metric, MetricKind, StateContents, StateValue, TensorShard};
-use foretell_models::{Control, Role, TOP_FIVE, WEIGHT};
+use foretell_models::{Control, Role, TOP_FIVE, TensorId, WEIGHT};
 use foretell_units::DataType;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -211,24 +211,29 @@ impl PersistentBuffers {
     /// weight of the labels, and the number of expert choices without a free slot, in the stage
     /// that computes them.
     fn declare_sums(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
-        for id in stage.forward_operators() {
-            for output in &stage.operator(id).outputs {
-                let tensor = stage.lowering.graph.tensor(output.tensor);
-                if tensor.role != Role::Sum || self.by_name.contains_key(&tensor.name) {
-                    continue;
-                }
-                let buffer = list.add_persistent(&tensor.name, BufferRole::Sum, vec![1], DataType::Fp32);
-                self.by_name.insert(tensor.name.clone(), buffer);
-                let kind = match tensor.name.as_str() {
-                    "loss" => MetricKind::Loss,
-                    "dropped" => MetricKind::Dropped,
-                    WEIGHT => MetricKind::Weight,
-                    TOP_FIVE => MetricKind::TopFive,
-                    _ => MetricKind::Correct,
-                };
-                let placements = stage.lowering.sharding.produced(output.tensor);
-                list.add_metric(Metric { kind, buffer, placements });
+        let operators = stage.forward_operators();
+        let outputs = operators.into_iter().flat_map(|id| &stage.operator(id).outputs);
+        let name_of = |tensor: TensorId| &stage.lowering.graph.tensor(tensor).name;
+        let is_own = |tensor: TensorId| [WEIGHT, TOP_FIVE].contains(&name_of(tensor).as_str());
+        // Sums that only training or only evaluation has come last, so that the others have the
+        // same places in both.
+        let (shared, own): (Vec<_>, Vec<_>) = outputs.map(|output| output.tensor).partition(|&tensor| !is_own(tensor));
+        for id in shared.into_iter().chain(own) {
+            let tensor = stage.lowering.graph.tensor(id);
+            if tensor.role != Role::Sum || self.by_name.contains_key(&tensor.name) {
+                continue;
             }
+            let buffer = list.add_persistent(&tensor.name, BufferRole::Sum, vec![1], DataType::Fp32);
+            self.by_name.insert(tensor.name.clone(), buffer);
+            let kind = match tensor.name.as_str() {
+                "loss" => MetricKind::Loss,
+                "dropped" => MetricKind::Dropped,
+                WEIGHT => MetricKind::Weight,
+                TOP_FIVE => MetricKind::TopFive,
+                _ => MetricKind::Correct,
+            };
+            let placements = stage.lowering.sharding.produced(id);
+            list.add_metric(Metric { kind, buffer, placements });
         }
     }
 }

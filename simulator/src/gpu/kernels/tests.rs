@@ -12,6 +12,7 @@ fn attention(batch: usize, positions: usize, heads: usize, causal: bool) -> Atte
         key_heads: heads,
         group: 1,
         head_dimension: 64,
+        value_dimension: None,
         causal,
         scaled: true,
         window: None,

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""Writes the ONNX graphs of models/tests/onnx/: small files whose weights have shapes and no numbers.
+
+The graphs are made with the `onnx` package, whose shape inference and checker they pass. `--torch FILE` instead exports networks
+with `torch.onnx` into a folder, to try the reader on files as people have them.
+
+Usage: benches/onnx_graphs.py [--torch FOLDER]      (needs onnx from PyPI; --torch also torch and onnxscript)
+"""
+import argparse
+import pathlib
+
+import onnx
+from onnx import TensorProto, helper
+
+FOLDER = pathlib.Path(__file__).resolve().parent.parent / "models/tests/onnx"
+
+
+class Graph:
+    """A graph under construction: each method adds a node and returns the name of its result."""
+
+    def __init__(self, name, input_shape, kind=TensorProto.FLOAT):
+        self.name, self.nodes, self.weights = name, [], []
+        self.input = helper.make_tensor_value_info("x", kind, ["batch", *input_shape])
+
+    def weight(self, name, *shape):
+        tensor = TensorProto(name=name, dims=shape, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+        tensor.external_data.add(key="location", value="weights.bin")
+        self.weights.append(tensor)
+        return name
+
+    def numbers(self, name, *values):
+        self.weights.append(helper.make_tensor(name, TensorProto.INT64, [len(values)], values))
+        return name
+
+    def node(self, kind, name, *inputs, outputs=1, **attributes):
+        names = [name] + [f"{name}_{index}" for index in range(1, outputs)]
+        self.nodes.append(helper.make_node(kind, list(inputs), names, name=name, **attributes))
+        return name if outputs == 1 else names
+
+    def conv(self, name, x, channels, size, stride=1, padding=0, bias=False, groups=1):
+        inputs = [x, self.weight(f"{name}.weight", channels[1], channels[0] // groups, size, size)]
+        if bias:
+            inputs.append(self.weight(f"{name}.bias", channels[1]))
+        return self.node("Conv", name, *inputs, kernel_shape=[size, size], strides=[stride, stride], pads=[padding] * 4, group=groups)
+
+    def norm(self, name, x, channels):
+        return self.node("BatchNormalization", name, x, *[self.weight(f"{name}.{part}", channels) for part in ("weight", "bias", "mean", "var")])
+
+    def linear(self, name, x, inputs, outputs):
+        return self.node("Gemm", name, x, self.weight(f"{name}.weight", outputs, inputs), self.weight(f"{name}.bias", outputs), transB=1)
+
+    def save(self, output, shape):
+        out = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", *shape])
+        graph = helper.make_graph(self.nodes, self.name, [self.input], [out], self.weights)
+        model = helper.make_model(graph, producer_name="foretell", opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        inferred = onnx.shape_inference.infer_shapes(model, strict_mode=True)
+        (FOLDER / f"{self.name}.onnx").write_bytes(model.SerializeToString())
+        print(f"{self.name}: {len(self.nodes)} nodes, {len(inferred.graph.value_info)} shapes")
+
+
+def mlp():
+    g = Graph("mlp", [784])
+    x = g.linear("fc1", "x", 784, 512)
+    x = g.node("Relu", "relu1", x)
+    x = g.node("MatMul", "fc2", x, g.weight("fc2.weight", 512, 256))
+    x = g.node("Add", "fc2_bias", x, g.weight("fc2.bias", 256))
+    x = g.node("Sigmoid", "sigmoid", x)
+    x = g.linear("fc3", x, 256, 10)
+    g.save(g.node("Softmax", "softmax", x, axis=-1), [10])
+
+
+def cnn():
+    """Residual connections, convolutions in groups, a pooling with padding, a concatenation."""
+    g = Graph("cnn", [3, 32, 32])
+    x = g.conv("stem", "x", (3, 16), 3, padding=1, bias=True)
+    x = g.node("Relu", "stem_relu", x)
+    for index in range(2):
+        y = g.conv(f"block{index}.depthwise", x, (16, 16), 3, padding=1, groups=16)
+        y = g.norm(f"block{index}.norm", y, 16)
+        y = g.node("Clip", f"block{index}.clip", y)
+        y = g.conv(f"block{index}.pointwise", y, (16, 16), 1)
+        x = g.node("Add", f"block{index}.add", x, y)
+    left = g.node("MaxPool", "left", x, kernel_shape=[2, 2], strides=[2, 2])
+    right = g.conv("right", x, (16, 8), 2, stride=2)
+    x = g.node("Concat", "joined", left, right, axis=1)
+    x = g.node("AveragePool", "average", x, kernel_shape=[4, 4], strides=[4, 4])
+    x = g.node("Flatten", "flat", x)
+    g.save(g.linear("head", x, 24 * 4 * 4, 10), [10])
+
+
+def resnet50():
+    g = Graph("resnet50", [3, 224, 224])
+    x = g.node("Relu", "relu", g.norm("bn1", g.conv("conv1", "x", (3, 64), 7, 2, 3), 64))
+    x = g.node("MaxPool", "maxpool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1])
+    channels = 64
+    for stage, count in enumerate([3, 4, 6, 3]):
+        width = 64 << stage
+        for index in range(count):
+            name, stride = f"layer{stage + 1}.{index}", 2 if index == 0 and stage > 0 else 1
+            y = g.node("Relu", f"{name}.relu1", g.norm(f"{name}.bn1", g.conv(f"{name}.conv1", x, (channels, width), 1), width))
+            y = g.node("Relu", f"{name}.relu2", g.norm(f"{name}.bn2", g.conv(f"{name}.conv2", y, (width, width), 3, stride, 1), width))
+            y = g.norm(f"{name}.bn3", g.conv(f"{name}.conv3", y, (width, 4 * width), 1), 4 * width)
+            if channels != 4 * width:
+                x = g.norm(f"{name}.downsample.1", g.conv(f"{name}.downsample.0", x, (channels, 4 * width), 1, stride), 4 * width)
+            x, channels = g.node("Relu", f"{name}.relu3", g.node("Add", f"{name}.add", y, x)), 4 * width
+    x = g.node("Flatten", "flat", g.node("GlobalAveragePool", "avgpool", x))
+    g.save(g.linear("fc", x, 2048, 1000), [1000])
+
+
+def transformer():
+    """Two layers of an encoder on tokens, with attention as torch writes it: products, a scale, a mask, a softmax."""
+    hidden, heads, sequence, vocabulary = 64, 4, 16, 500
+    g = Graph("transformer", [sequence], TensorProto.INT64)
+    x = g.node("Gather", "embed", g.weight("embed.weight", vocabulary, hidden), "x")
+    x = g.node("Add", "positions", x, g.weight("positions.weight", 1, sequence, hidden))
+    g.numbers("to_heads", 0, 0, heads, hidden // heads)
+    g.numbers("from_heads", 0, 0, hidden)
+    g.nodes.append(helper.make_node("Constant", [], ["scale"], value=helper.make_tensor("scale", TensorProto.FLOAT, [], [0.25])))
+    mask = helper.make_tensor("mask", TensorProto.FLOAT, [1, 1, 1, 1], [0.0])
+    g.nodes.append(helper.make_node("Constant", [], ["mask"], value=mask))
+    for layer in range(2):
+        def name(part):
+            return f"layer{layer}.{part}"
+
+        def linear(part, x, inputs, outputs):
+            y = g.node("MatMul", name(part), x, g.weight(name(f"{part}.weight"), inputs, outputs))
+            return g.node("Add", name(f"{part}.add"), y, g.weight(name(f"{part}.bias"), outputs))
+
+        def norm(part, x):
+            return g.node("LayerNormalization", name(part), x, g.weight(name(f"{part}.weight"), hidden), g.weight(name(f"{part}.bias"), hidden))
+
+        y = norm("norm1", x)
+        q, k, v = [g.node("Reshape", name(f"{part}.heads"), linear(part, y, hidden, hidden), "to_heads") for part in "qkv"]
+        q, v = [g.node("Transpose", name(f"{part}.turned"), one, perm=[0, 2, 1, 3]) for part, one in (("q", q), ("v", v))]
+        k = g.node("Transpose", name("k.turned"), k, perm=[0, 2, 3, 1])
+        scores = g.node("Mul", name("scaled"), g.node("MatMul", name("scores"), q, k), "scale")
+        scores = g.node("Softmax", name("softmax"), g.node("Add", name("masked"), scores, "mask"), axis=-1)
+        y = g.node("Transpose", name("turned"), g.node("MatMul", name("values"), scores, v), perm=[0, 2, 1, 3])
+        y = linear("out", g.node("Reshape", name("joined"), y, "from_heads"), hidden, hidden)
+        x = g.node("Add", name("residual1"), x, y)
+        y = g.node("Erf", name("erf"), linear("up", norm("norm2", x), hidden, 4 * hidden))
+        x = g.node("Add", name("residual2"), x, linear("down", y, 4 * hidden, hidden))
+    g.save(g.node("MatMul", "head", x, g.weight("head.weight", hidden, vocabulary)), [sequence, vocabulary])
+
+
+def unknown():
+    """Two operators that nobody understands, and one that is."""
+    g = Graph("unknown", [8])
+    x = g.node("Relu", "relu", "x")
+    x = g.node("Hardmax", "hardmax", x)
+    g.save(g.node("LpNormalization", "norm", x), [8])
+
+
+def export(folder):
+    import torch
+    from torch import nn
+
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
+            self.embed, self.encoder, self.head = nn.Embedding(500, 64), nn.TransformerEncoder(layer, 2), nn.Linear(64, 500)
+
+        def forward(self, x):
+            return self.head(self.encoder(self.embed(x)))
+
+    convolutions = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.SiLU(), nn.Conv2d(16, 32, 3, 2, groups=2), nn.GELU(),
+                                 nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(32, 10))
+    models = {"torch_cnn": (convolutions, torch.zeros(2, 3, 32, 32)), "torch_encoder": (Classifier(), torch.zeros(2, 16, dtype=torch.long))}
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, (model, sample) in models.items():
+        print(name, sum(one.numel() for one in model.parameters()))
+        batch = torch.export.Dim("batch")
+        torch.onnx.export(model.train(), (sample,), folder / f"{name}.onnx", dynamo=True, dynamic_shapes=({0: batch},))
+        torch.onnx.export(model.eval(), (sample,), folder / f"{name}_eval.onnx", dynamo=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--torch", type=pathlib.Path)
+    arguments = parser.parse_args()
+    if arguments.torch:
+        return export(arguments.torch)
+    FOLDER.mkdir(exist_ok=True)
+    for write in (mlp, cnn, resnet50, transformer, unknown):
+        write()
+
+
+if __name__ == "__main__":
+    main()

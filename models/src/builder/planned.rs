@@ -1,0 +1,56 @@
+//! Operators that are planned and simulated only ([`PlannedKind`]).
+
+use super::{GraphBuilder, dimension, operand, shardable};
+use crate::graph::{Dimension, Extent, Loop, LoopId, Operand, OperatorKind, TensorId};
+use crate::kernel::PlannedKind;
+use crate::storage::Storage;
+
+/// The loops that walk an operand.
+type Axes = Vec<Option<LoopId>>;
+
+impl GraphBuilder {
+    /// Adds planned work. `inputs` have their axes, and `outputs` the dimensions of the result with
+    /// theirs. Loops of the role [`Extent::Parts`] count for operands, but not for arithmetic.
+    pub(crate) fn planned(
+        &mut self,
+        name: &str,
+        kind: PlannedKind,
+        loops: Vec<Loop>,
+        inputs: Vec<(TensorId, Axes)>,
+        (dimensions, axes): (Vec<Dimension>, Axes),
+    ) -> TensorId {
+        let y = self.activation(name, dimensions, Storage::Precision);
+        let inputs: Vec<Operand> = inputs.into_iter().map(|(tensor, axes)| operand(tensor, axes)).collect();
+        self.operator(name, OperatorKind::Planned { kind, gradient: false }, loops, inputs, vec![operand(y, axes)]);
+        y
+    }
+
+    /// Adds heads whose features are those of `shared` `[batch, sequence, features]` and then their
+    /// own of `x` `[batch, sequence, heads.., features]`.
+    pub(crate) fn share_among_heads(&mut self, name: &str, shared: TensorId, x: TensorId) -> TensorId {
+        let own = self.dimensions(x);
+        let [first, last] = [self.dimensions(shared)[2], own[own.len() - 1]];
+        let rows = own.len() - 1;
+        let whole = |one: &Dimension| Loop { shardable: false, ..shardable(one, Extent::Parts) };
+        let both = dimension(last.name, first.extent + last.extent);
+        let mut loops: Vec<Loop> = own[..rows].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        loops.extend([whole(&first), whole(&last), whole(&both)]);
+        let row_axes = super::walk(0, rows);
+        let with = |feature: usize| [row_axes.clone(), vec![Some(LoopId(rows + feature))]].concat();
+        let inputs = vec![(shared, vec![Some(LoopId(0)), Some(LoopId(1)), Some(LoopId(rows))]), (x, with(1))];
+        let dimensions = [&own[..rows], &[both]].concat();
+        self.planned(name, PlannedKind::ShareAmongHeads, loops, inputs, (dimensions, with(2)))
+    }
+
+    /// Adds `σ(gate) · x` of x `[batch, sequence, features]` and a gate `[batch, sequence, 1]`.
+    pub(crate) fn gate_rows(&mut self, name: &str, x: TensorId, gate: TensorId) -> TensorId {
+        let dimensions = self.dimensions(x);
+        let one = self.dimensions(gate)[2];
+        let whole = |one: &Dimension, role| Loop { shardable: false, ..shardable(one, role) };
+        let mut loops: Vec<Loop> = dimensions[..2].iter().map(|one| shardable(one, Extent::Rows)).collect();
+        loops.extend([whole(&dimensions[2], Extent::Features), whole(&one, Extent::Parts)]);
+        let axes = |last: usize| vec![Some(LoopId(0)), Some(LoopId(1)), Some(LoopId(last))];
+        let inputs = vec![(x, axes(2)), (gate, axes(3))];
+        self.planned(name, PlannedKind::GateRows, loops, inputs, (dimensions, axes(2)))
+    }
+}

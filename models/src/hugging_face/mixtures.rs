@@ -1,0 +1,135 @@
+//! Decoders whose mixtures have shared experts: Qwen2's, and DeepSeek V2 and V3 with latent
+//! attention.
+
+use super::decoders::{Defaults, LLAMA, common, dense_layers, mixtures, qwen_window, rotary, router, silu, windowed};
+use super::fields::{ConfigError, Fields};
+use crate::families::{Decoder, Mixtures};
+use crate::model::Model;
+use serde_json::json;
+
+/// Qwen2's mixtures, whose shared expert has a gate of its own.
+pub(super) fn qwen2_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
+    silu(fields)?;
+    let window = qwen_window(fields)?;
+    let (first, every) = dense_layers(fields)?;
+    let experts = fields.size_or("num_experts", 60)?;
+    let top_k = fields.size_or("num_experts_per_tok", 4)?;
+    let ffn = fields.size_or("moe_intermediate_size", 1408)?;
+    let shared_ffn = fields.size_or("shared_expert_intermediate_size", 5632)?;
+    let is_normalised = fields.flag_or("norm_topk_prob", false)?;
+    let qkv_bias = fields.flag_or("qkv_bias", true)?;
+    router(fields)?;
+    let decoder = common(fields, &Defaults { sequence: 32_768, kv_heads: Some(16), ..LLAMA })?;
+    let mixtures = Mixtures {
+        first,
+        every,
+        shared_ffn: Some(shared_ffn),
+        shared_gate: true,
+        unnormalised_gates: !is_normalised,
+        ..mixtures([experts, top_k, ffn])
+    };
+    Ok(Model::Decoder(windowed(Decoder { qkv_bias, mixtures: Some(mixtures), ..decoder }, window)))
+}
+
+/// Transformers' defaults of one of DeepSeek's versions.
+struct DeepseekDefaults {
+    sequence: usize,
+    experts: usize,
+    top_k: Option<usize>,
+    expert_ffn: usize,
+    shared_experts: usize,
+    dense_layers: usize,
+    normalises_gates: bool,
+}
+
+pub(super) fn deepseek_v2(fields: &mut Fields) -> Result<Model, ConfigError> {
+    fields.neutral(&["topk_method"]);
+    let defaults = DeepseekDefaults {
+        sequence: 2048,
+        experts: 64,
+        top_k: None,
+        expert_ffn: 1407,
+        shared_experts: 2,
+        dense_layers: 0,
+        normalises_gates: false,
+    };
+    deepseek(fields, &defaults).map(Model::Decoder)
+}
+
+pub(super) fn deepseek_v3(fields: &mut Fields) -> Result<Model, ConfigError> {
+    fields.must_be("topk_method", &[json!("noaux_tc")], "a bias without a gradient balances the experts")?;
+    fields.must_be("scoring_func", &[json!("sigmoid")], "gates are sigmoids of the router's logits")?;
+    fields.note("gates are a softmax over the chosen experts, and in DeepSeek V3 they are sigmoids, normed and scaled");
+    let defaults = DeepseekDefaults {
+        sequence: 4096,
+        experts: 256,
+        top_k: Some(8),
+        expert_ffn: 2048,
+        shared_experts: 1,
+        dense_layers: 3,
+        normalises_gates: true,
+    };
+    let other = fields.count_or("num_mtp_layers", 0)?;
+    let prediction_modules = fields.count_or("num_nextn_predict_layers", other)?;
+    if prediction_modules > 0 {
+        fields.note(format!(
+            "multi-token prediction is planned with {prediction_modules} of `prediction_modules`, whose parameters Transformers does \
+             not count"
+        ));
+    }
+    Ok(Model::Decoder(Decoder { prediction_modules, ..deepseek(fields, &defaults)? }))
+}
+
+/// Reads what both versions have.
+fn deepseek(fields: &mut Fields, defaults: &DeepseekDefaults) -> Result<Decoder, ConfigError> {
+    silu(fields)?;
+    // Heads of keys are those of queries, whatever the file says: keys are made from the rank.
+    fields.neutral(&["num_key_value_heads", "head_dim", "qk_head_dim", "pretraining_tp", "ep_size"]);
+    // These choose and weigh experts, or balance them. They cost nothing beside the experts.
+    fields.neutral(&["rope_interleave", "n_group", "topk_group", "routed_scaling_factor", "seq_aux", "aux_loss_alpha"]);
+    fields.must_be("moe_layer_freq", &[json!(1)], "every layer after the first dense ones is a mixture")?;
+    router(fields)?;
+    if fields.object("quantization_config")?.is_some() {
+        fields.note("weights have the precision of the plan, and not that of `quantization_config`");
+    }
+    let [layers, hidden, heads] =
+        [fields.size("num_hidden_layers")?, fields.size("hidden_size")?, fields.size("num_attention_heads")?];
+    let (ffn, vocab) = (fields.size("intermediate_size")?, fields.size("vocab_size")?);
+    let sequence = fields.sequence("max_position_embeddings", defaults.sequence)?;
+    // A file without the field has the usual rank, and null says that there is none.
+    let usual_rank = if fields.has("q_lora_rank") { None } else { Some(1536) };
+    let rope = rotary(fields, 10_000.0, 1.0)?;
+    let has_bias = fields.flag_or("attention_bias", false)?;
+    let top_k = match defaults.top_k {
+        Some(top_k) => fields.size_or("num_experts_per_tok", top_k)?,
+        None => fields.size("num_experts_per_tok")?,
+    };
+    let experts = fields.size_or("n_routed_experts", defaults.experts)?;
+    let expert_ffn = fields.size_or("moe_intermediate_size", defaults.expert_ffn)?;
+    let shared_experts = fields.count_or("n_shared_experts", defaults.shared_experts)?;
+    let is_normalised = fields.flag_or("norm_topk_prob", defaults.normalises_gates)?;
+    let mixtures = Mixtures {
+        first: fields.count_or("first_k_dense_replace", defaults.dense_layers)?,
+        shared_ffn: Some(expert_ffn * shared_experts).filter(|&ffn| ffn > 0),
+        unnormalised_gates: !is_normalised,
+        ..mixtures([experts, top_k, expert_ffn])
+    };
+    let head_dimension = fields.size_or("qk_nope_head_dim", 128)?;
+    Ok(Decoder {
+        head_dimension: Some(head_dimension),
+        query_rank: fields.optional("q_lora_rank")?.or(usual_rank),
+        key_value_rank: Some(fields.size_or("kv_lora_rank", 512)?),
+        rank_bias: has_bias,
+        rotary_part: Some(fields.size_or("qk_rope_head_dim", 64)?),
+        value_dimension: Some(fields.size_or("v_head_dim", 128)?).filter(|&features| features != head_dimension),
+        attention_output_bias: has_bias,
+        ffn_bias: fields.flag_or("mlp_bias", false)?,
+        tied_embeddings: fields.flag_or("tie_word_embeddings", false)?,
+        norm_epsilon: fields.epsilon("rms_norm_eps", 1e-6)?,
+        rope_theta: rope.theta,
+        rope_scaling: rope.is_scaled,
+        attention_dropout: fields.dropout(&[("attention_dropout", 0.0)])?,
+        mixtures: Some(mixtures),
+        ..Decoder::llama([layers, hidden, heads, ffn, vocab, sequence])
+    })
+}

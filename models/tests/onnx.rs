@@ -1,0 +1,103 @@
+//! ONNX graphs: parameters and arithmetic against counts by hand, and what is refused.
+//! `benches/onnx_graphs.py` writes the files with the `onnx` package.
+#![allow(clippy::panic, reason = "a test that fails may panic")]
+
+use foretell_models::{Graph, GraphOptions, Model, SampleShape, from_onnx};
+
+const MLP: &[u8] = include_bytes!("onnx/mlp.onnx");
+const CNN: &[u8] = include_bytes!("onnx/cnn.onnx");
+const RESNET: &[u8] = include_bytes!("onnx/resnet50.onnx");
+const TRANSFORMER: &[u8] = include_bytes!("onnx/transformer.onnx");
+const UNKNOWN: &[u8] = include_bytes!("onnx/unknown.onnx");
+
+fn model(file: &[u8]) -> Model {
+    from_onnx(file.to_vec()).unwrap_or_else(|error| panic!("{error}")).model
+}
+
+fn graph(model: &Model) -> Graph {
+    model.graph("network", &GraphOptions::ONE).expect("it is sound")
+}
+
+/// Parameters, and multiply-adds of the forward pass over one sample.
+fn figures(file: &[u8]) -> (usize, f64) {
+    let graph = graph(&model(file));
+    (graph.parameter_count(), graph.model_flops().value() / 2.0)
+}
+
+#[test]
+fn a_network_of_layers_has_their_parameters_and_products() {
+    let products = 784 * 512 + 512 * 256 + 256 * 10;
+    assert_eq!(figures(MLP), (products + 512 + 256 + 10, products as f64));
+    assert_eq!(model(MLP).sample(), SampleShape::Features { width: 784, classes: 10 });
+}
+
+#[test]
+fn a_network_of_convolutions_has_their_parameters_and_products() {
+    let block = 16 * 9 + 2 * 16 + 16 * 16;
+    let parameters = 3 * 16 * 9 + 16 + 2 * block + 16 * 8 * 4 + 24 * 16 * 10 + 10;
+    let pixels = 32 * 32;
+    let products = pixels * 16 * (27 + 2 * (9 + 16)) + 16 * 16 * 8 * 64 + 24 * 16 * 10;
+    assert_eq!(figures(CNN), (parameters, f64::from(products)));
+}
+
+#[test]
+fn resnet_50_is_that_of_the_library() {
+    let imported = graph(&model(RESNET));
+    assert_eq!(imported.parameter_count(), 25_557_032);
+    let library = graph(&Model::named("resnet50").expect("it is in the zoo"));
+    assert_eq!(imported.model_flops(), library.model_flops());
+    // One block for the stem, one for each bottleneck, one for the head.
+    assert_eq!(imported.blocks.len(), library.blocks.len());
+    assert!(model(RESNET).has_batch_norm());
+}
+
+#[test]
+fn a_transformer_has_its_attention_as_products() {
+    let layer = 2 * 128 + 4 * (64 * 64 + 64) + 64 * 256 + 256 + 256 * 64 + 64;
+    let parameters = 500 * 64 + 16 * 64 + 2 * layer + 64 * 500;
+    let products = 2 * (16 * (4 * 64 * 64 + 2 * 64 * 256) + 2 * 4 * 16 * 16 * 16) + 16 * 64 * 500;
+    assert_eq!(figures(TRANSFORMER), (parameters, f64::from(products)));
+    assert_eq!(model(TRANSFORMER).sample(), SampleShape::Tokens { sequence: 16, vocabulary: 500 });
+}
+
+#[test]
+fn a_model_file_of_a_network_reads_back() {
+    for file in [MLP, CNN, RESNET, TRANSFORMER] {
+        let model = model(file);
+        let text = serde_json::to_string(&model).expect("it can be written");
+        assert_eq!(serde_json::from_str::<Model>(&text).expect("it reads back"), model);
+        assert_eq!(model.planned_only(), ["`family: network`"]);
+    }
+}
+
+#[test]
+fn what_is_not_understood_is_named() {
+    let error = from_onnx(UNKNOWN.to_vec()).expect_err("unknown operators").to_string();
+    assert!(error.starts_with("`Hardmax`, `LpNormalization` are operators that are not understood; hint: "), "{error}");
+    for bytes in [&b"family: mlp"[..], b"", &RESNET[..RESNET.len() / 2]] {
+        let error = from_onnx(bytes.to_vec()).expect_err("no graph").to_string();
+        assert!(error.starts_with("this is not an ONNX file: ") && error.contains("hint: "), "{error}");
+    }
+}
+
+#[test]
+fn a_network_that_does_not_fit_is_refused() {
+    let changes = [
+        ("\"reads\":[1]", "\"reads\":[9]", "reads a layer that does not come before it"),
+        ("\"name\":\"relu1\"", "\"name\":\"fc1\"", "two layers have the name `fc1`"),
+        ("\"features\":256", "\"features\":0", "a layer has a size of 0"),
+        ("\"shift\":{\"shape\":[256]}", "\"shift\":{\"shape\":[255]}", "do not fit each other"),
+        (
+            "\"sigmoid\",\"reads\":[4],\"operation\":\"function\"",
+            "\"sigmoid\",\"reads\":[4],\"operation\":\"batch_norm\"",
+            "wants an image",
+        ),
+    ];
+    let text = serde_json::to_string(&model(MLP)).expect("it can be written");
+    for (from, to, expected) in changes {
+        assert!(text.contains(from), "{from} in {text}");
+        let model: Model = serde_json::from_str(&text.replacen(from, to, 1)).expect("it is a model");
+        let error = model.graph("network", &GraphOptions::ONE).expect_err(expected).to_string();
+        assert!(error.contains(expected) && error.contains("hint: "), "{error}");
+    }
+}
