@@ -44,6 +44,10 @@ use thiserror::Error;
 /// price, partly hidden behind the backward pass, and almost completely hidden.
 const REDUCTION_PRICES: [u64; 3] = [1000, 300, 1];
 
+/// The most combinations for which a conversion is priced. A tensor with many readers, such as the
+/// input of queries, keys and values in an ONNX graph, has more: the compiler's rule then decides.
+const LARGEST_CONVERSION: usize = 1 << 14;
+
 /// A plan whose operators are to be sharded.
 #[derive(Clone, Copy, Debug)]
 pub struct ShardingRequest<'a> {
@@ -108,7 +112,8 @@ pub fn is_stack_of_equal_blocks(graph: &Graph) -> bool {
 }
 
 /// Chooses how `tensor` shards each operator of a plan. Returns `None` if `tensor` has one rank, if
-/// nothing is worth sharding, or if some operator offers no choice.
+/// nothing is worth sharding, if some operator offers no choice, or if a conversion has too many
+/// combinations.
 ///
 /// # Errors
 /// [`ShardingError`] if the plan cannot be laid out, communication cannot be priced, or no
@@ -119,6 +124,9 @@ pub fn choose(request: &ShardingRequest<'_>) -> Result<Option<OperatorSharding>,
     let choices = Choices::new(request.model, request.name, &plan)?;
     let has_choices = |(operator, choices): (&Operator, &Vec<_>)| operator.pass != Pass::Forward || !choices.is_empty();
     if choices.ranks() == 1 || !choices.graph.operators.iter().zip(&choices.of_operator).all(has_choices) {
+        return Ok(None);
+    }
+    if costs::largest_table(&choices) > LARGEST_CONVERSION {
         return Ok(None);
     }
     let mesh = plan.mesh()?;

@@ -45,6 +45,17 @@ pub(super) struct TotalCost {
     pub(super) reduction: Picoseconds,
 }
 
+/// Returns the size of the largest table of a conversion: the combinations of choices of the
+/// operators that decide on it. It grows with the power of a tensor's readers.
+pub(super) fn largest_table(choices: &Choices) -> usize {
+    let uses = TensorUses::new(&choices.graph);
+    let size = |conversions: &Conversions| {
+        let counts = conversions.deciding_operators.iter().map(|id| choices.of_operator[id.0].len());
+        counts.fold(1, usize::saturating_mul)
+    };
+    Conversions::all(&choices.graph, &uses).iter().map(size).max().unwrap_or(0)
+}
+
 impl Costs {
     pub(super) fn new(choices: &Choices, plan: &Plan, context: &PricingContext<'_>) -> Result<Self, SimulationError> {
         let graph = &choices.graph;
