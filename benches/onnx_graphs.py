@@ -143,6 +143,31 @@ def transformer():
     g.save(g.node("MatMul", "head", x, g.weight("head.weight", hidden, vocabulary)), [sequence, vocabulary])
 
 
+def merged():
+    """Rows of all samples in one dimension, and shapes computed by the graph, as PyTorch's exporter writes them."""
+    g = Graph("merged", [16], TensorProto.INT64)
+    x = g.node("Gather", "embed", g.weight("embed.weight", 500, 64), "x")
+    x = g.node("Reshape", "rows", x, g.numbers("to_rows", -1, 64))
+    x = g.node("Gemm", "qkv", x, g.weight("qkv.weight", 64, 192), g.weight("qkv.bias", 192))
+    x = g.node("Reshape", "positions", x, g.numbers("to_positions", -1, 16, 192))
+    g.numbers("sizes", 64, 64, 64)
+    parts = [g.node("Reshape", f"{name}.heads", part, g.numbers(f"to_heads_{name}", 0, 16, -1, 16))
+             for name, part in zip("qkv", g.node("Split", "split", x, "sizes", outputs=3, axis=2))]
+    q, k, v = [g.node("Transpose", f"{name}.turned", part, perm=[0, 2, 1, 3]) for name, part in zip("qkv", parts)]
+    shape = g.node("Shape", "shape", k)
+    for name, values in {"first": [-9223372036854775808], "last": [9223372036854775807], "minus1": [-1], "minus2": [-2]}.items():
+        g.numbers(name, *values)
+    before, rows, columns = [g.node("Slice", f"slice{index}", shape, start, end)
+                             for index, (start, end) in enumerate([("first", "minus2"), ("minus2", "minus1"), ("minus1", "last")])]
+    k = g.node("Reshape", "k.matrices", k, g.node("Concat", "matrices", "minus1", rows, columns, axis=0))
+    k = g.node("Transpose", "k.transposed", k, perm=[0, 2, 1])
+    k = g.node("Reshape", "k.back", k, g.node("Concat", "back", before, columns, rows, axis=0))
+    scores = g.node("Softmax", "softmax", g.node("MatMul", "scores", q, k), axis=-1)
+    y = g.node("Transpose", "turned", g.node("MatMul", "values", scores, v), perm=[0, 2, 1, 3])
+    y = g.node("Reshape", "joined", y, g.numbers("to_joined", -1, 64))
+    g.save(g.node("MatMul", "head", g.node("Reshape", "whole", y, g.numbers("to_whole", -1, 16, 64)), g.weight("head.weight", 64, 500)), [16, 500])
+
+
 def unknown():
     """Two operators that nobody understands, and one that is."""
     g = Graph("unknown", [8])
@@ -182,7 +207,7 @@ def main():
     if arguments.torch:
         return export(arguments.torch)
     FOLDER.mkdir(exist_ok=True)
-    for write in (mlp, cnn, resnet50, transformer, unknown):
+    for write in (mlp, cnn, resnet50, transformer, merged, unknown):
         write()
 
 

@@ -9,9 +9,12 @@ use crate::training::BadSamplePolicy;
 use clap::{Args, Subcommand};
 use documents::Documents;
 use foretell_executor::data::TokenFileWriter;
+use foretell_units::Bytes;
+use indicatif::ProgressBar;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::PathBuf;
+use tokenizers::Tokenizer;
 
 /// Prepare data for training
 #[derive(Debug, Args)]
@@ -86,30 +89,10 @@ fn tokenize(arguments: &Tokenize, json: bool) -> Result<(), Failure> {
     }
     let mut writer = TokenFileWriter::create(&arguments.output, vocabulary).map_err(unwritten)?;
     let mut documents = Documents::new(&arguments.inputs, arguments.on_bad_sample.into());
-    let mut written = 0_u64;
-    loop {
-        let (mut texts, mut bytes, mut ends) = (Vec::new(), 0, Vec::new());
-        while bytes < BATCH
-            && let Some(piece) = documents.next_piece()?
-        {
-            bytes += piece.text.len();
-            written += u64::from(piece.ends_document);
-            ends.push(piece.ends_document);
-            texts.push(piece.text);
-        }
-        if texts.is_empty() {
-            break;
-        }
-        let encoded = tokenizer
-            .encode_batch(texts, false)
-            .map_err(|error| Failure::Input(format!("`{}` cannot encode the texts: {error}", arguments.tokenizer.display())))?;
-        for (encoding, ends_document) in encoded.iter().zip(ends) {
-            writer.push(encoding.get_ids()).map_err(unwritten)?;
-            if let Some((id, _)) = end.as_ref().filter(|_| ends_document) {
-                writer.push(&[*id]).map_err(unwritten)?;
-            }
-        }
-    }
+    let bar = output::spinner("tokenize");
+    let written = write_tokens(arguments, &tokenizer, end.as_ref().map(|(id, _)| *id), &mut documents, &mut writer, &bar);
+    bar.finish_and_clear();
+    let written = written?;
     let (tokens, token_bytes) = (writer.count(), writer.token_bytes());
     if tokens == 0 {
         return Err(Failure::Input(
@@ -134,6 +117,45 @@ fn tokenize(arguments: &Tokenize, json: bool) -> Result<(), Failure> {
         "{tokens} tokens of {written} documents, {token_bytes} bytes each, below {vocabulary}, are in {}{left_out}",
         arguments.output.display()
     ))
+}
+
+/// Writes the tokens of all documents, and shows how far it is. Returns the number of documents.
+fn write_tokens(
+    arguments: &Tokenize,
+    tokenizer: &Tokenizer,
+    end: Option<u32>,
+    documents: &mut Documents<'_>,
+    writer: &mut TokenFileWriter,
+    bar: &ProgressBar,
+) -> Result<u64, Failure> {
+    // A file that is no file is an error when its documents are read.
+    let whole = arguments.inputs.iter().filter_map(|input| Some(std::fs::metadata(input).ok()?.len())).sum();
+    let (mut written, mut read) = (0_u64, 0_u64);
+    loop {
+        let (mut texts, mut bytes, mut ends) = (Vec::new(), 0, Vec::new());
+        while bytes < BATCH
+            && let Some(piece) = documents.next_piece()?
+        {
+            bytes += piece.text.len();
+            written += u64::from(piece.ends_document);
+            ends.push(piece.ends_document);
+            texts.push(piece.text);
+        }
+        if texts.is_empty() {
+            return Ok(written);
+        }
+        read += bytes as u64;
+        let encoded = tokenizer
+            .encode_batch(texts, false)
+            .map_err(|error| Failure::Input(format!("`{}` cannot encode the texts: {error}", arguments.tokenizer.display())))?;
+        for (encoding, ends_document) in encoded.iter().zip(ends) {
+            writer.push(encoding.get_ids()).map_err(unwritten)?;
+            if let Some(id) = end.filter(|_| ends_document) {
+                writer.push(&[id]).map_err(unwritten)?;
+            }
+        }
+        bar.set_message(format!("{} of {}, {} tokens", Bytes::new(read), Bytes::new(whole), writer.count()));
+    }
 }
 
 fn unwritten(error: foretell_executor::data::DataError) -> Failure {

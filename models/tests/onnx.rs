@@ -8,6 +8,7 @@ const MLP: &[u8] = include_bytes!("onnx/mlp.onnx");
 const CNN: &[u8] = include_bytes!("onnx/cnn.onnx");
 const RESNET: &[u8] = include_bytes!("onnx/resnet50.onnx");
 const TRANSFORMER: &[u8] = include_bytes!("onnx/transformer.onnx");
+const MERGED: &[u8] = include_bytes!("onnx/merged.onnx");
 const UNKNOWN: &[u8] = include_bytes!("onnx/unknown.onnx");
 
 fn model(file: &[u8]) -> Model {
@@ -61,8 +62,17 @@ fn a_transformer_has_its_attention_as_products() {
 }
 
 #[test]
+fn samples_and_rows_in_one_dimension_are_told_apart() {
+    let parameters = 500 * 64 + 64 * 192 + 192 + 64 * 500;
+    let products = 16 * 64 * 192 + 2 * 4 * 16 * 16 * 16 + 16 * 64 * 500;
+    assert_eq!(figures(MERGED), (parameters, f64::from(products)));
+    let batch = |batch| model(MERGED).graph("network", &GraphOptions { batch, ..GraphOptions::ONE }).expect("it is sound");
+    assert_eq!(batch(6).model_flops().value(), 6.0 * batch(1).model_flops().value());
+}
+
+#[test]
 fn a_model_file_of_a_network_reads_back() {
-    for file in [MLP, CNN, RESNET, TRANSFORMER] {
+    for file in [MLP, CNN, RESNET, TRANSFORMER, MERGED] {
         let model = model(file);
         let text = serde_json::to_string(&model).expect("it can be written");
         assert_eq!(serde_json::from_str::<Model>(&text).expect("it reads back"), model);

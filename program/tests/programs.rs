@@ -78,10 +78,11 @@ fn models() -> impl Strategy<Value = Model> {
 }
 
 /// ONNX graphs with convolutions in groups, with attention as products, and without either.
-const NETWORKS: [&[u8]; 3] = [
+const NETWORKS: [&[u8]; 4] = [
     include_bytes!("../../models/tests/onnx/mlp.onnx"),
     include_bytes!("../../models/tests/onnx/cnn.onnx"),
     include_bytes!("../../models/tests/onnx/transformer.onnx"),
+    include_bytes!("../../models/tests/onnx/merged.onnx"),
 ];
 
 fn network(file: &[u8]) -> Model {

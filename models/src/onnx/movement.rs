@@ -3,7 +3,7 @@
 
 use super::messages::Node;
 use super::shapes::{
-    axes, broadcast, layer_of, of_one_sample, place, reshaped, rest, shown, sliced, squeezed, unsqueezed, without_mark,
+    axes, broadcast, layer_of, of_one_sample, place, reshaped, shown, sliced, squeezed, unsqueezed, without_mark,
 };
 use super::translator::Translator;
 use super::values::{BATCH_MARK, Known};
@@ -47,8 +47,9 @@ impl Translator {
                 let order = order.ok_or("its order does not exist")?;
                 let dimensions: Vec<i64> = order.iter().map(|&axis| own[axis]).collect();
                 match x {
-                    Known::Layer { place, .. } if order.first() == Some(&0) => {
-                        let order = order[1..].iter().map(|axis| axis - 1).collect();
+                    Known::Layer { place, merged, .. } if order.first() == Some(&0) => {
+                        let rest = order.iter().filter_map(|&axis| x.axis_of_sample(axis));
+                        let order = if *merged { std::iter::once(0).chain(rest).collect() } else { rest.collect() };
                         self.layer(node.title(), NetworkOperation::Transpose { order }, &[*place])
                     }
                     other => other.with_dimensions(&dimensions).ok_or_else(|| "it moves the batch".into()),
@@ -56,10 +57,19 @@ impl Translator {
             }
             "Concat" => self.concatenated(node, inputs),
             "Gather" => self.gathered(node, inputs),
+            // Of numbers that are the same in every sample.
+            "GatherElements" => match (x, inputs.get(1)) {
+                (Known::Constant { .. } | Known::Numbers { .. }, Some(Known::Constant { shape })) => {
+                    Ok(Known::Constant { shape: shape.clone() })
+                }
+                _ => Err("it picks numbers of a result one by one".into()),
+            },
             "Slice" => {
                 let dimensions = self.slice(node, inputs)?;
                 if let (Known::Numbers { values, .. }, Some(start)) = (x, numbers(1).and_then(|starts| starts.first())) {
-                    let start = place(*start, values.len()).unwrap_or(values.len());
+                    // Bounds before the beginning count as it.
+                    let start = if *start < 0 { start.saturating_add(values.len() as i64).max(0) } else { *start };
+                    let start = usize::try_from(start).unwrap_or(values.len());
                     let kept = usize::try_from(dimensions.first().copied().unwrap_or(0)).unwrap_or(0);
                     let values = values.iter().skip(start).take(kept).copied().collect();
                     return Ok(Known::Numbers { values, is_scalar: false });
@@ -102,8 +112,11 @@ impl Translator {
     fn in_shape(&mut self, node: &Node, x: &Known, dimensions: &[i64]) -> Result<Known, String> {
         match x {
             Known::Layer { .. } if dimensions == x.dimensions() => Ok(x.clone()),
-            Known::Layer { place, .. } if dimensions.first() == Some(&BATCH_MARK) => {
-                self.layer(node.title(), NetworkOperation::Reshape { shape: rest(dimensions) }, &[*place])
+            Known::Layer { place, .. } if dimensions.first().is_some_and(|first| first % BATCH_MARK == 0) => {
+                let times = dimensions[0] / BATCH_MARK;
+                let first = usize::try_from(times).ok().filter(|&times| times != 1);
+                let shape = first.into_iter().chain(behind(dimensions)).collect();
+                Ok(self.layer(node.title(), NetworkOperation::Reshape { shape }, &[*place])?.with_merged(times != 1))
             }
             Known::Layer { .. } => Err(format!("{} joins the samples of the batch", shown(dimensions))),
             other => other.with_dimensions(dimensions).ok_or_else(|| "its shape is not known".into()),
@@ -113,8 +126,9 @@ impl Translator {
     /// Some of the numbers, or repeated numbers, with these dimensions.
     fn taken(&mut self, node: &Node, x: &Known, dimensions: &[i64]) -> Result<Known, String> {
         match x {
-            Known::Layer { place, .. } if dimensions.first() == Some(&BATCH_MARK) => {
-                self.layer(node.title(), NetworkOperation::Take { shape: rest(dimensions) }, &[*place])
+            Known::Layer { place, .. } if dimensions.first() == x.dimensions().first() => {
+                let shape = x.sample_with(dimensions);
+                self.layer(node.title(), NetworkOperation::Take { shape }, &[*place])
             }
             Known::Layer { .. } => Err("it takes some of the samples of the batch".into()),
             other => other.with_dimensions(dimensions).ok_or_else(|| "its shape is not known".into()),
@@ -131,7 +145,7 @@ impl Translator {
         let rank = inputs.iter().map(|input| input.dimensions().len()).max().unwrap_or(0);
         let axis = place(node.int("axis", 0), rank).ok_or("its axis does not exist")?;
         if reads.len() == inputs.len() {
-            let axis = axis.checked_sub(1).ok_or("it joins samples")?;
+            let axis = inputs[0].axis_of_sample(axis).ok_or("it joins samples")?;
             return self.layer(node.title(), NetworkOperation::Concatenate { axis }, &reads);
         }
         let mut dimensions = inputs.iter().map(Known::dimensions).find(|own| own.len() == rank).unwrap_or_default();
@@ -149,11 +163,14 @@ impl Translator {
                 .ok_or_else(|| "its shape is not known".into());
         };
         // A learned row before the positions of a sample, and the like.
-        if reads.len() > 1 || axis == 0 {
+        if reads.len() > 1 || axis == 0 || inputs.iter().any(Known::is_merged) {
             return Err("it joins several results with a weight".into());
         }
-        let wider =
-            self.layer(&format!("{}.joined", node.title()), NetworkOperation::Take { shape: rest(&dimensions) }, &[read])?;
+        let wider = self.layer(
+            &format!("{}.joined", node.title()),
+            NetworkOperation::Take { shape: behind(&dimensions).collect() },
+            &[read],
+        )?;
         let weight = inputs.iter().find_map(|input| if let Known::Weight { shape } = input { Some(shape) } else { None });
         let (Some(weight), (read, shape)) = (weight, layer_of(&wider)?) else { return Ok(wider) };
         let mut weight = of_one_sample(weight, shape.len());
@@ -231,4 +248,9 @@ impl Translator {
         }
         Ok(())
     }
+}
+
+/// The dimensions behind the batch.
+fn behind(dimensions: &[i64]) -> impl Iterator<Item = usize> {
+    dimensions.iter().skip(1).map(|&extent| usize::try_from(extent).unwrap_or(0))
 }

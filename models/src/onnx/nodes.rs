@@ -1,7 +1,7 @@
 //! What each operator of ONNX becomes.
 
 use super::messages::Node;
-use super::shapes::{axes, broadcast, layer_of, of_one_sample, place, rest, sliced, squeezed, without_batch};
+use super::shapes::{axes, broadcast, layer_of, of_one_sample, place, sliced, squeezed, without_batch};
 use super::translator::Translator;
 use super::values::Known;
 use crate::families::{MOST, NetworkConvolution, NetworkOperation, NetworkPool};
@@ -64,7 +64,7 @@ const REDUCTIONS: [&str; 8] =
     ["ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"];
 
 /// Other operators.
-const OTHERS: [&str; 34] = [
+const OTHERS: [&str; 35] = [
     "AveragePool",
     "BatchNormalization",
     "Cast",
@@ -76,6 +76,7 @@ const OTHERS: [&str; 34] = [
     "Expand",
     "Flatten",
     "Gather",
+    "GatherElements",
     "Gelu",
     "Gemm",
     "GlobalAveragePool",
@@ -100,6 +101,9 @@ const OTHERS: [&str; 34] = [
     "Unsqueeze",
     "Upsample",
 ];
+
+/// Operators after which the first dimension may be another one.
+const CHANGES: [&str; 6] = ["Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"];
 
 /// Whether an operator is understood.
 pub(super) fn is_known(operator: &str) -> bool {
@@ -173,7 +177,9 @@ impl Translator {
             _ if REDUCTIONS.contains(&operator) => self.reduce(node, &inputs)?,
             _ => self.moved(node, &inputs)?,
         };
-        self.made(node, 0, value);
+        // Changes of shape know whether the batch is counted with another dimension.
+        let keeps = !CHANGES.contains(&operator) && inputs.iter().any(Known::is_merged);
+        self.made(node, 0, if keeps { value.with_merged(true) } else { value });
         Ok(())
     }
 
@@ -292,15 +298,16 @@ impl Translator {
             (Known::Layer { place, .. }, Known::Layer { place: other, .. }) => {
                 self.layer(node.title(), operation.clone(), &[*place, *other])
             }
-            (Known::Layer { place, shape }, Known::Weight { shape: weight })
-            | (Known::Weight { shape: weight }, Known::Layer { place, shape }) => {
+            (Known::Layer { place, shape, .. }, Known::Weight { shape: weight })
+            | (Known::Weight { shape: weight }, Known::Layer { place, shape, .. }) => {
                 let shape = of_one_sample(weight, shape.len());
                 let with_weight = if is_sum { NetworkOperation::Shift { shape } } else { NetworkOperation::Weigh { shape } };
                 self.layer(node.title(), with_weight, &[*place])
             }
             // A scale, a mask: it costs what a function of the result costs.
             (Known::Layer { place, .. }, _) | (_, Known::Layer { place, .. }) => {
-                let wider = self.layer(node.title(), NetworkOperation::Function, &[*place])?;
+                let merged = one.is_merged() || other.is_merged();
+                let wider = self.layer(node.title(), NetworkOperation::Function, &[*place])?.with_merged(merged);
                 let fits = broadcast(&one.dimensions(), &other.dimensions()).is_some_and(|both| both == wider.dimensions());
                 if fits { Ok(wider) } else { Err("a constant is wider than the result that it is combined with".into()) }
             }
@@ -324,13 +331,13 @@ impl Translator {
             dimensions = squeezed(&dimensions, Some(&reduced));
         }
         let (read, shape) = match x {
-            Known::Layer { place, shape } => (*place, shape),
+            Known::Layer { place, shape, .. } => (*place, shape),
             other => return other.with_dimensions(&dimensions).ok_or_else(|| "its shape is not known".into()),
         };
         if reduced.contains(&0) {
             return Err("it reduces over the samples of the batch".into());
         }
-        let result = rest(&dimensions);
+        let result = x.sample_with(&dimensions);
         if shape.len() == 3 && reduced == [2, 3] && node.operator == "ReduceMean" {
             let mean = self.layer(node.title(), NetworkOperation::GlobalAveragePool, &[read])?;
             let (read, own) = layer_of(&mean)?;

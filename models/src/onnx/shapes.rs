@@ -16,31 +16,37 @@ pub(super) fn axes(node: &Node, inputs: &[Known], index: usize, rank: usize) -> 
 }
 
 /// The dimensions after a reshape to `target`, where 0 copies a dimension and -1 takes what is
-/// left.
-/// `batch` is the size that the file states for the batch.
+/// left. `batch` is the size that the file states for the batch. The batch, or a multiple of it,
+/// stays first.
 pub(super) fn reshaped(own: &[i64], target: &[i64], batch: Option<i64>) -> Option<Vec<i64>> {
-    let has_batch = own.first() == Some(&BATCH_MARK);
+    let product = |extents: &[i64]| extents.iter().try_fold(1i64, |product, &extent| product.checked_mul(extent));
+    let has_batch = own.first().is_some_and(|first| *first != 0 && first % BATCH_MARK == 0);
     let mut dimensions: Vec<i64> = Vec::new();
     for (index, &extent) in target.iter().enumerate() {
         dimensions.push(if extent == 0 { *own.get(index)? } else { extent });
     }
-    let product = |extents: &[i64]| extents.iter().try_fold(1i64, |product, &extent| product.checked_mul(extent));
-    let first = dimensions.first_mut()?;
-    // The batch as it is, as it was when the file was written, or as what is left.
-    if has_batch && (Some(*first) == batch || *first == -1) {
-        *first = BATCH_MARK;
+    // Elements of one sample, or of all.
+    let elements = if has_batch { (own[0] / BATCH_MARK).checked_mul(product(&own[1..])?)? } else { product(own)? };
+    if has_batch {
+        // How often the batch is counted; -1 takes what is left.
+        let times = match *dimensions.first()? {
+            -1 => elements / product(&dimensions[1..])?.max(1),
+            first if first % BATCH_MARK == 0 => first / BATCH_MARK,
+            first => first.checked_div(batch?).filter(|_| batch.is_some_and(|batch| first % batch == 0))?,
+        };
+        dimensions[0] = times;
     }
-    let counts_from = usize::from(has_batch);
-    if has_batch && *first != BATCH_MARK {
-        return None;
-    }
-    let elements = product(&own[counts_from..])?;
     if let Some(open) = dimensions.iter().position(|&extent| extent == -1) {
         dimensions[open] = 1;
-        let others = product(dimensions.get(counts_from..)?)?.max(1);
-        dimensions[open] = elements / others;
+        dimensions[open] = elements / product(&dimensions)?.max(1);
     }
-    (product(dimensions.get(counts_from..)?)? == elements).then_some(dimensions)
+    if product(&dimensions)? != elements {
+        return None;
+    }
+    if has_batch {
+        dimensions[0] = dimensions[0].checked_mul(BATCH_MARK)?;
+    }
+    Some(dimensions)
 }
 
 /// The dimensions without those of extent 1 at `axes`, or without all of them.
@@ -73,7 +79,7 @@ pub(super) fn sliced(extent: i64, start: i64, end: i64, step: i64) -> Option<i64
 /// The place and the shape of a result.
 pub(super) fn layer_of(value: &Known) -> Result<(usize, Vec<usize>), String> {
     match value {
-        Known::Layer { place, shape } => Ok((*place, shape.clone())),
+        Known::Layer { place, shape, .. } => Ok((*place, shape.clone())),
         _ => Err("it does not work on the result of a layer".into()),
     }
 }
@@ -82,11 +88,6 @@ pub(super) fn layer_of(value: &Known) -> Result<(usize, Vec<usize>), String> {
 /// of the batch, which is 1.
 pub(super) fn of_one_sample(weight: &[usize], rank: usize) -> Vec<usize> {
     if weight.len() > rank { weight[weight.len() - rank..].to_vec() } else { weight.to_vec() }
-}
-
-/// The dimensions behind the batch.
-pub(super) fn rest(dimensions: &[i64]) -> Vec<usize> {
-    dimensions.iter().skip(1).map(|&extent| usize::try_from(extent).unwrap_or(0)).collect()
 }
 
 pub(super) fn without_mark(dimensions: &[i64]) -> Vec<i64> {
@@ -127,8 +128,11 @@ mod tests {
         assert_eq!(reshaped(&own, &[-1, 24], None), Some(vec![BATCH_MARK, 24]));
         assert_eq!(reshaped(&own, &[8, -1], Some(8)), Some(vec![BATCH_MARK, 24]));
         assert_eq!(reshaped(&own, &[BATCH_MARK, -1, 3], None), Some(vec![BATCH_MARK, 8, 3]));
-        // Rows of all samples together.
-        assert_eq!(reshaped(&own, &[-1, 4], None), None);
+        // Rows of all samples together, and back.
+        assert_eq!(reshaped(&own, &[-1, 4], None), Some(vec![6 * BATCH_MARK, 4]));
+        assert_eq!(reshaped(&[6 * BATCH_MARK, 4], &[-1, 6, 4], None), Some(vec![BATCH_MARK, 6, 4]));
+        assert_eq!(reshaped(&[6 * BATCH_MARK, 4], &[BATCH_MARK, 6, -1], None), Some(vec![BATCH_MARK, 6, 4]));
+        assert_eq!(reshaped(&own, &[-1, 5], None), None);
         assert_eq!(reshaped(&own, &[6, -1], None), None);
         assert_eq!(reshaped(&[6, 4], &[-1, 8], None), Some(vec![3, 8]));
         assert_eq!(squeezed(&[BATCH_MARK, 1, 3, 1], Some(&[1])), [BATCH_MARK, 3, 1]);

@@ -47,7 +47,7 @@ impl Translator {
             notes.insert(format!("input `{}` counts as numbers that are the same in every sample", other.name));
             known.insert(other.name.clone(), Known::Constant { shape: [&[1], &shape[..]].concat() });
         }
-        known.insert(first.name.clone(), Known::Layer { place: 0, shape: shape.clone() });
+        known.insert(first.name.clone(), Known::Layer { place: 0, shape: shape.clone(), merged: false });
         Ok(Self { known, layers: Vec::new(), shapes: vec![shape], names: BTreeSet::new(), batch, tokens, vocabulary: 1, notes })
     }
 
@@ -90,7 +90,7 @@ impl Translator {
         {
             let reads = source.reads.clone();
             if self.shapes.get(reads[0]) == Some(&shape) {
-                return Ok(Known::Layer { place: reads[0], shape });
+                return Ok(Known::Layer { place: reads[0], shape, merged: false });
             }
             return self.push(title, operation, reads, shape);
         }
@@ -107,7 +107,7 @@ impl Translator {
         }
         self.layers.push(NetworkLayer { name, reads, operation });
         self.shapes.push(shape.clone());
-        Ok(Known::Layer { place: self.layers.len(), shape })
+        Ok(Known::Layer { place: self.layers.len(), shape, merged: false })
     }
 
     /// Adds a look-up in a table of the result of a layer, which must be tokens.
@@ -122,7 +122,7 @@ impl Translator {
 
     /// The place of the graph's tokens. `None` if it reads something else.
     pub(super) fn tokens(&self) -> Option<Known> {
-        self.tokens.then(|| Known::Layer { place: 0, shape: self.shapes[0].clone() })
+        self.tokens.then(|| Known::Layer { place: 0, shape: self.shapes[0].clone(), merged: false })
     }
 
     /// The network of all layers that the first output needs, without the softmax that the loss

@@ -13,8 +13,9 @@ const MOST_NUMBERS: usize = 1 << 12;
 /// A tensor of the graph.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Known {
-    /// The result of a layer, or the network's input (place 0). The shape leaves out the batch.
-    Layer { place: usize, shape: Vec<usize> },
+    /// The result of a layer, or the network's input (place 0). The shape leaves out the batch. If
+    /// it is `merged`, the graph counts the batch and the first dimension as one.
+    Layer { place: usize, shape: Vec<usize>, merged: bool },
     /// A trained weight.
     Weight { shape: Vec<usize> },
     /// Whole numbers, in one dimension or none.
@@ -42,10 +43,39 @@ impl Known {
     pub(super) fn dimensions(&self) -> Vec<i64> {
         let extents = |shape: &[usize]| shape.iter().map(|&extent| extent as i64).collect::<Vec<_>>();
         match self {
-            Self::Layer { shape, .. } => [vec![BATCH_MARK], extents(shape)].concat(),
+            Self::Layer { shape, merged: false, .. } => [vec![BATCH_MARK], extents(shape)].concat(),
+            Self::Layer { shape, .. } => {
+                let mut dimensions = extents(shape);
+                dimensions.iter_mut().take(1).for_each(|first| *first = first.saturating_mul(BATCH_MARK));
+                dimensions
+            }
             Self::Weight { shape } | Self::Constant { shape } => extents(shape),
             Self::Numbers { is_scalar: true, .. } => Vec::new(),
             Self::Numbers { values, .. } => vec![values.len() as i64],
+        }
+    }
+
+    /// Whether the graph counts its first dimension and the batch as one.
+    pub(super) fn is_merged(&self) -> bool {
+        matches!(self, Self::Layer { merged: true, .. })
+    }
+
+    /// The result of a layer, whose first dimension the graph counts with the batch if `merged`.
+    pub(super) fn with_merged(self, merged: bool) -> Self {
+        if let Self::Layer { place, shape, .. } = self { Self::Layer { place, shape, merged } } else { self }
+    }
+
+    /// The dimension of a sample that a dimension of the graph's tensor is. `None` for the batch.
+    pub(super) fn axis_of_sample(&self, axis: usize) -> Option<usize> {
+        if self.is_merged() { Some(axis).filter(|&axis| axis > 0) } else { axis.checked_sub(1) }
+    }
+
+    /// The shape of a sample with other dimensions behind the batch.
+    pub(super) fn sample_with(&self, dimensions: &[i64]) -> Vec<usize> {
+        let rest = dimensions.iter().skip(1).map(|&extent| usize::try_from(extent).unwrap_or(0));
+        match self {
+            Self::Layer { shape, merged: true, .. } => shape.iter().take(1).copied().chain(rest).collect(),
+            _ => rest.collect(),
         }
     }
 
@@ -54,17 +84,14 @@ impl Known {
         if let Self::Numbers { values, .. } = self { Some(values) } else { None }
     }
 
-    /// The same kind of tensor with other dimensions. The batch of a layer's result must stay
-    /// first.
+    /// The same kind of tensor with other dimensions. `None` for the result of a layer, which only
+    /// another layer gives other dimensions.
     pub(super) fn with_dimensions(&self, dimensions: &[i64]) -> Option<Self> {
         let extents = |dimensions: &[i64]| -> Option<Vec<usize>> {
             dimensions.iter().map(|&extent| usize::try_from(extent).ok().filter(|_| extent != BATCH_MARK)).collect()
         };
         Some(match self {
-            Self::Layer { place, .. } => {
-                let rest = dimensions.split_first().filter(|(first, _)| **first == BATCH_MARK)?.1;
-                Self::Layer { place: *place, shape: extents(rest)? }
-            }
+            Self::Layer { .. } => return None,
             Self::Weight { .. } => Self::Weight { shape: extents(dimensions)? },
             Self::Constant { .. } => Self::Constant { shape: extents(dimensions)? },
             Self::Numbers { values, .. } => match dimensions.len() {

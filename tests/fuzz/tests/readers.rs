@@ -143,7 +143,7 @@ fn no_config_of_transformers_makes_the_importer_panic() {
 
 #[test]
 fn no_onnx_graph_makes_the_importer_panic() {
-    let files = ["mlp", "cnn", "transformer"].map(|name| root().join(format!("models/tests/onnx/{name}.onnx")));
+    let files = ["mlp", "cnn", "transformer", "merged"].map(|name| root().join(format!("models/tests/onnx/{name}.onnx")));
     let corpus = Corpus::of(files.map(|file| std::fs::read(file).unwrap()).to_vec());
     fuzz_bytes("onnx", &corpus, |bytes| {
         from_onnx(bytes.to_vec()).is_ok_and(|imported| imported.model.graph("fuzzed", &GraphOptions::ONE).is_ok())
