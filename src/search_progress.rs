@@ -232,6 +232,6 @@ mod tests {
         let error = ServedSearch::open(&path).err().expect("another file").to_string();
         assert!(error.contains("is not the progress of a search; hint: "), "{error}");
         let missing = folder.path().join("no/such.jsonl");
-        assert!(ProgressFile::create(&missing, "gpt", "dgx", 8).err().expect("no folder").to_string().contains("hint: "));
+        assert!(ProgressFile::create(&missing, "gpt", "dgx", 8).expect_err("no folder").to_string().contains("hint: "));
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::dropout::{AttentionDropout, AttentionPlace};
 use serde::{Deserialize, Serialize};
+use std::num::NonZeroU32;
 
 /// Relative positions as in T5 (Raffel et al. 2020): a learned number for each head and each bucket
 /// of distances is added to the scores.
@@ -57,7 +58,7 @@ pub struct Attention {
     /// Features of a head of values and of the output. `None`: `head_dimension`. Others are
     /// planned, and not executed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub value_dimension: Option<usize>,
+    pub value_dimension: Option<NonZeroU32>,
     /// Whether a position only attends to itself and to positions before it.
     pub causal: bool,
     /// Whether scores are multiplied by `1/√head_dimension`.
@@ -115,7 +116,7 @@ impl Attention {
 
     /// Returns the features of a head of values, and of the output.
     pub fn value_features(&self) -> usize {
-        self.value_dimension.unwrap_or(self.head_dimension)
+        self.value_dimension.map_or(self.head_dimension, |features| features.get() as usize)
     }
 
     /// Returns the elements of q.

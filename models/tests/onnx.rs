@@ -81,6 +81,18 @@ fn a_model_file_of_a_network_reads_back() {
 }
 
 #[test]
+fn what_differs_from_the_graph_is_noted() {
+    let notes = |file: &[u8]| from_onnx(file.to_vec()).expect("it is understood").notes.join("\n");
+    assert!(notes(MLP).contains("the last softmax is that of the loss"));
+    assert!(!notes(TRANSFORMER).contains("shared"));
+    // A weight that another layer has under the same name.
+    let mut bytes = MLP.to_vec();
+    let place = bytes.windows(8).position(|eight| eight == b"fc3.bias").expect("it is there");
+    bytes[place..place + 8].copy_from_slice(b"fc1.bias");
+    assert!(notes(&bytes).contains("weight `fc1.bias` is shared by 2 nodes"), "{}", notes(&bytes));
+}
+
+#[test]
 fn what_is_not_understood_is_named() {
     let error = from_onnx(UNKNOWN.to_vec()).expect_err("unknown operators").to_string();
     assert!(error.starts_with("`Hardmax`, `LpNormalization` are operators that are not understood; hint: "), "{error}");

@@ -135,7 +135,7 @@ fn check_sizes(kernel: &Kernel) -> Result<(), BackendError> {
             if sizes.packed && (sizes.queries != sizes.keys || sizes.group != 1) {
                 return impossible("packed attention has as many keys as queries, and of as many heads");
             }
-            if sizes.value_dimension.is_some_and(|features| features != sizes.head_dimension) {
+            if sizes.value_features() != sizes.head_dimension {
                 return impossible("attention whose values have other features than its keys is planned, and not executed");
             }
             if sizes.window.is_some() {

@@ -6,6 +6,7 @@ use super::operator::{Operand, Operator, Pass};
 use crate::attention::{Attention, Rope};
 use crate::dropout::{AttentionDropout, Dropout, DropoutSite};
 use crate::kernel::{Kernel, MOST_PLANNED_READS, Mixture, Planned, PlannedKind, Recurrence, Window};
+use std::num::NonZeroU32;
 
 impl Operator {
     /// Returns the kernel of a rank that has `extents` of the loops, one for each loop.
@@ -45,7 +46,8 @@ impl Operator {
             group: size(Extent::Group),
             head_dimension: features,
             // Values have a loop of their own if their heads have other features.
-            value_dimension: self.loops.iter().any(|one| one.role == Extent::Columns).then_some(columns),
+            value_dimension: NonZeroU32::new(u32::try_from(columns).unwrap_or(u32::MAX))
+                .filter(|_| self.loops.iter().any(|one| one.role == Extent::Columns)),
             causal,
             scaled,
             window,

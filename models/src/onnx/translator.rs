@@ -47,6 +47,7 @@ impl Translator {
             notes.insert(format!("input `{}` counts as numbers that are the same in every sample", other.name));
             known.insert(other.name.clone(), Known::Constant { shape: [&[1], &shape[..]].concat() });
         }
+        notes.extend(shared_weights(graph, &known));
         known.insert(first.name.clone(), Known::Layer { place: 0, shape: shape.clone(), merged: false });
         Ok(Self { known, layers: Vec::new(), shapes: vec![shape], names: BTreeSet::new(), batch, tokens, vocabulary: 1, notes })
     }
@@ -175,6 +176,20 @@ impl Translator {
         };
         Ok((Network { input, layers }, self.notes.into_iter().collect()))
     }
+}
+
+/// Sentences on weights that several nodes read.
+fn shared_weights(graph: &GraphMessage, known: &BTreeMap<String, Known>) -> Vec<String> {
+    let mut readers: BTreeMap<&str, usize> = BTreeMap::new();
+    for name in
+        graph.nodes.iter().flat_map(|node| &node.inputs).filter(|name| matches!(known.get(*name), Some(Known::Weight { .. })))
+    {
+        *readers.entry(name).or_default() += 1;
+    }
+    let shared = readers.into_iter().filter(|&(_, count)| count > 1);
+    shared
+        .map(|(name, count)| format!("weight `{name}` is shared by {count} nodes, and each is planned with one of its own"))
+        .collect()
 }
 
 /// The shape of one sample of an input, the batch if it is stated, and whether its elements are
