@@ -37,6 +37,29 @@ fn an_onnx_graph_is_planned_and_simulated_and_not_trained() {
 }
 
 #[test]
+fn a_small_deepseek_is_planned_with_its_prediction_module_and_not_trained() {
+    const CONFIG: &str = r#"{"model_type": "deepseek_v3", "num_hidden_layers": 3, "hidden_size": 256, "num_attention_heads": 8,
+        "intermediate_size": 512, "vocab_size": 1024, "max_position_embeddings": 256, "q_lora_rank": 96, "kv_lora_rank": 64,
+        "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "n_routed_experts": 16, "num_experts_per_tok": 4,
+        "moe_intermediate_size": 128, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1}"#;
+    let scratch = Scratch::new();
+    scratch.file("config.json", CONFIG);
+    let plan = ["plan", "--model", "config.json", "--topology", "dgx-a100-80g", "--global-batch", "64", "--precision", "bf16"];
+    let found = scratch.json(&[&plan[..], &["-o", "plan.yaml", "--fix", "expert=4"]].concat());
+    let simulated = scratch.json(&["simulate", "--plan", "plan.yaml"]);
+    assert!(simulated["step_seconds"].as_f64() > Some(0.0), "{simulated}");
+    assert_eq!(simulated["step_seconds"], found["predicted"]["step_seconds"]);
+    // Its embedding and its head are those of the first and the last stage.
+    let staged = "model: config.json\ntopology: dgx-a100-80g\nglobal_batch: 32\nlayout: {tensor: 2, context: 2, pipeline: 2, micro_batch: 2}\n";
+    let staged = scratch.json(&["simulate", "--plan", common::text(&scratch.file("staged.yaml", staged))]);
+    assert!(staged["step_seconds"].as_f64() > Some(0.0), "{staged}");
+    let train = "model: config.json\ntopology: local\nglobal_batch: 8\nlayout: {data: 1}\n";
+    let trained = scratch.run(&["execute", "--plan", common::text(&scratch.file("train.yaml", train)), "--steps", "1"]);
+    let message = String::from_utf8_lossy(&trained.stderr);
+    assert!(message.contains("a model with `rotary_part`, `prediction_modules`"), "{message}");
+}
+
+#[test]
 fn resnet_50_as_an_onnx_graph_takes_the_time_of_the_librarys() {
     let scratch = Scratch::new();
     let step = |model: &str| {
