@@ -21,16 +21,18 @@ mod spec;
 mod table;
 
 pub use control::Control;
+pub(crate) use planned_work::{GradientReads, MOST_PLANNED_READS};
 pub use planned_work::{Planned, PlannedKind};
 pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, Smoothing, WeightLayout, Window, scale_factor};
-pub(crate) use planned_work::{GradientReads, MOST_PLANNED_READS};
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
 use crate::attention::{Attention, Rope};
 use crate::defaults::{is_one, is_zero, one};
 use crate::dropout::Dropout;
 use serde::{Deserialize, Serialize};
-use table::{activations, attention, images, loss, mixtures, movement, norms, planned, products, recurrence, sequences, training};
+use table::{
+    activations, attention, images, loss, mixtures, movement, norms, planned, products, recurrence, sequences, training,
+};
 
 /// One computation on one rank, with all its sizes.
 ///
