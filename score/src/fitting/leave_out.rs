@@ -148,9 +148,8 @@ fn refits(
 fn library_value(parameter: &Parameter, library: &Profiles) -> Option<f64> {
     match &parameter.owner {
         Owner::Stack(name) => library.stack(name).ok()?.value(&parameter.name),
-        Owner::Device(name) => library.gpu(name).ok()?.value(&parameter.name),
         Owner::Network => library.network_value(&parameter.name),
-        Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_) => None,
+        Owner::Family(_) | Owner::AllStacks => None,
     }
 }
 

@@ -40,7 +40,7 @@ pub fn normal_factor(jacobian: &Jacobian, weights: &[f64], parameters: &[Paramet
         }
     }
     for (index, parameter) in parameters.iter().enumerate() {
-        matrix[index][index] += 1.0 / (parameter.spread * parameter.spread);
+        matrix[index][index] += parameter.precision();
     }
     cholesky(matrix)
 }

@@ -1,43 +1,52 @@
 //! The fitted values, their priors, and the factors that related values share.
 //!
-//! The prior is hierarchical. All stacks of a family deviate from their priors by a common factor,
-//! and so do a stack and its variants within the family, and all devices of a generation. Such a
-//! factor is a parameter of its own. A value's offset is the sum of its own and those of its
-//! factors.
+//! A value deviates from its prior by a factor of its own, by one that all stacks of its family
+//! share, or by one that all stacks share. [`sharing`] says which, by the name of the value. A
+//! shared factor is a parameter of its own, and the values that share it are tied to it. So few
+//! numbers are free, and each stands on many rows.
+//!
+//! What a device reaches comes from its data sheet and from measured kernels. No factor of a device
+//! is fitted here.
 
 use super::cases::{Case, Quantity};
 use crate::run::Run;
 use foretell_models::Model;
-use foretell_simulator::gpu::{AttentionKind, Fp8Scaling, Profiles};
-use std::collections::{BTreeMap, BTreeSet};
+use foretell_simulator::gpu::{AttentionKind, Profiles};
+use std::collections::BTreeMap;
 
 /// The profile, or the set of profiles, that a parameter belongs to.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Owner {
-    Device(String),
     Network,
     Stack(String),
     /// All stacks of a family; the parameter is their shared factor.
     Family(String),
-    /// A stack and its variants; the parameter is their shared factor.
-    Branch(String),
-    /// All devices of a generation; the parameter is their shared factor.
-    Generation(String),
+    /// All stacks; the parameter is their shared factor.
+    AllStacks,
 }
 
-/// Share of a stack value's variance that is its family's.
-const FAMILY_SHARE: f64 = 0.7;
-/// Share of the remaining variance that is its branch's, if the stack has one.
-const BRANCH_SHARE: f64 = 0.8;
-/// Share of a device value's variance that is its generation's.
-const GENERATION_SHARE: f64 = 0.8;
+/// Who shares the factor of a stack's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sharing {
+    /// Nobody: each stack has a factor of its own.
+    Stack,
+    /// The stacks of a family.
+    Family,
+    /// All stacks.
+    AllStacks,
+}
 
-/// Returns the share of a value's variance that a shared factor has.
-fn variance_share(owner: &Owner) -> f64 {
-    match owner {
-        Owner::Generation(_) => GENERATION_SHARE,
-        Owner::Branch(_) => (1.0 - FAMILY_SHARE) * BRANCH_SHARE,
-        _ => FAMILY_SHARE,
+/// Returns who shares the factor of a value. Chosen by the error of left-out sources, see
+/// `docs/reference/published-measurements.md`.
+fn sharing(name: &str) -> Sharing {
+    match name {
+        // How well a framework's products, its memory-bound kernels and its routing are tuned is
+        // its own affair. Each program chooses what its memory figures hold.
+        "product_scale" | "elementwise" | "traffic:routing" => Sharing::Stack,
+        name if name.starts_with("memory_") => Sharing::Stack,
+        // The same driver and the same interpreter are below all of them.
+        "host_launch" | "step_overhead" | "tensor_wait" | "attention:unfused" => Sharing::AllStacks,
+        _ => Sharing::Family,
     }
 }
 
@@ -53,7 +62,7 @@ pub struct Parameter {
     pub bounds: [f64; 2],
     /// Standard deviation of the logarithm of the value over the prior.
     pub spread: f64,
-    /// Index of the nearest shared factor, which may itself have one.
+    /// Index of the shared factor that the value is tied to.
     pub factor: Option<usize>,
 }
 
@@ -65,49 +74,43 @@ impl Parameter {
     /// Returns whether the prediction of a run may depend on the parameter.
     pub fn affects(&self, run: &Run) -> bool {
         let owns = match &self.owner {
-            Owner::Device(name) => run.clusters().any(|cluster| cluster.device == *name),
             Owner::Network => run.devices() > run.cluster.devices_per_node,
             Owner::Stack(name) => run.stack_name == *name,
             Owner::Family(name) => run.stack.family == *name,
-            Owner::Branch(name) => run.stack_name == *name || run.stack.variant_of.as_ref() == Some(name),
-            Owner::Generation(name) => run.clusters().any(|cluster| cluster.gpu.generation == *name),
+            Owner::AllStacks => true,
         };
         let is_fused = matches!(run.stack.attention, AttentionKind::Fused { .. });
         let is_moe = matches!(run.model, Model::Moe(_));
-        owns && match (&self.owner, self.name.split_once(':')) {
-            (Owner::Stack(_), Some(("product", device))) => run.cluster.device == device,
-            (Owner::Family(_) | Owner::Branch(_), Some(("attention", kind))) => {
-                !matches!(run.model, Model::Resnet(_)) && is_fused == (kind == "fused")
-            }
-            (Owner::Generation(_), None) => self.name == "product" || is_fused,
-            (_, Some(("format" | "product", format))) => run.format.name() == format,
-            (_, Some((_, "routing"))) => is_moe,
-            (_, Some((_, "norm"))) => matches!(run.model, Model::Resnet(_)),
-            (_, Some(_)) => true,
-            (Owner::Device(_), None) => is_fused,
-            (_, None) => match self.name.as_str() {
-                "expert_product" | "exchange" => is_moe,
-                "cast_bytes" => run.format.is_cast(),
-                "scaled_by_row" => run.workload.fp8_scaling == Fp8Scaling::Row,
-                "communication" | "compute_slowdown" | "gradient_bytes" => run.devices() > 1,
-                "attention" => !matches!(run.model, Model::Resnet(_)),
-                _ => true,
-            },
+        owns && match self.name.as_str() {
+            "expert_product" | "traffic:routing" | "launches:routing" => is_moe,
+            "traffic:norm" => matches!(run.model, Model::Resnet(_)),
+            "cast_bytes" => run.format.is_cast(),
+            "attention" => !matches!(run.model, Model::Resnet(_)),
+            "attention:fused" => !matches!(run.model, Model::Resnet(_)) && is_fused,
+            "attention:unfused" => !matches!(run.model, Model::Resnet(_)) && !is_fused,
+            _ => true,
         }
     }
 
     /// Returns the effect of the parameter. Parameters of the same effect have the same slope.
     pub fn effect(&self) -> &str {
-        match self.name.as_str() {
-            name if name == "product_scale" || name.starts_with("product:") || name.starts_with("format:") => "product",
-            name if name.starts_with("attention") => "attention",
-            name => name,
-        }
+        if self.name.starts_with("attention") { "attention" } else { &self.name }
     }
 
     /// Returns whether the parameter is a shared factor.
     pub fn is_factor(&self) -> bool {
-        matches!(self.owner, Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_))
+        matches!(self.owner, Owner::Family(_) | Owner::AllStacks)
+    }
+
+    /// Returns whether the parameter follows a shared factor.
+    pub fn is_tied(&self) -> bool {
+        self.factor.is_some()
+    }
+
+    /// Returns the weight of the parameter's squared offset: one over the prior's variance. A tied
+    /// parameter has the offset 0 for any weight.
+    pub fn precision(&self) -> f64 {
+        if self.is_tied() { 1.0 } else { 1.0 / (self.spread * self.spread) }
     }
 
     /// Sets the value in a run. A shared factor has no effect of its own: the values that share it
@@ -120,10 +123,7 @@ impl Parameter {
             Owner::Network => run.clusters_mut().for_each(|cluster| {
                 cluster.set_value(&self.name, value);
             }),
-            Owner::Device(name) => run.clusters_mut().filter(|cluster| cluster.device == *name).for_each(|cluster| {
-                cluster.gpu.set_value(&self.name, value);
-            }),
-            Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_) => {}
+            Owner::Family(_) | Owner::AllStacks => {}
         }
     }
 
@@ -131,8 +131,7 @@ impl Parameter {
         match &self.owner {
             Owner::Stack(_) => run.stack.value(&self.name),
             Owner::Network => run.cluster.value(&self.name),
-            Owner::Device(name) => run.clusters().find(|cluster| cluster.device == *name)?.gpu.value(&self.name),
-            Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_) => Some(1.0),
+            Owner::Family(_) | Owner::AllStacks => Some(1.0),
         }
     }
 }
@@ -154,26 +153,18 @@ pub fn parameters(cases: &[Case], quantity: Quantity, profiles: &Profiles) -> Ve
         }
     }
     if quantity == Quantity::Step {
-        device_and_network_values(cases, &mut spreads);
+        spreads.insert((Owner::Network, "efficiency".into()), 0.1);
+        spreads.insert((Owner::Network, "latency_scale".into()), 0.4);
     }
     let with_prior = |((owner, name), spread): ((Owner, String), f64)| {
         let mut parameter = Parameter::new(owner, name, spread);
         let mut affected = cases.iter().filter(|case| parameter.affects(&case.run));
         parameter.prior = affected.find_map(|case| parameter.value(&case.run))?;
-        parameter.bounds = bounds(&parameter);
         // A logarithm cannot move a value away from zero.
         (parameter.prior > 0.0).then_some(parameter)
     };
     let own: Vec<Parameter> = spreads.into_iter().filter_map(with_prior).collect();
-    if quantity == Quantity::Step { with_factors(own, profiles) } else { own }
-}
-
-/// Returns the bounds that physics sets on a value: a device reaches a share of its data sheet.
-fn bounds(parameter: &Parameter) -> [f64; 2] {
-    match parameter.owner {
-        Owner::Device(_) => [0.05, 1.0],
-        _ => [0.0, f64::INFINITY],
-    }
+    with_factors(own, profiles)
 }
 
 /// Adds the values of a stack that memory depends on, with their spreads.
@@ -193,20 +184,16 @@ fn memory_values(cases: &[&Case], add: &mut dyn FnMut(&str, f64)) {
 /// Adds the values of a stack that step time depends on, with their spreads.
 fn time_values(cases: &[&Case], add: &mut dyn FnMut(&str, f64)) {
     let any = |condition: &dyn Fn(&Run) -> bool| cases.iter().any(|case| condition(&case.run));
-    add("product_scale", 0.10);
-    add("elementwise", 0.30);
-    add("host_launch", 0.50);
-    add("step_overhead", 0.70);
-    add("backward_launch", 0.30);
+    add("product_scale", 0.07);
+    add("elementwise", 0.42);
+    add("host_launch", 0.5);
+    add("step_overhead", 0.25);
     if any(&|run| !matches!(run.model, Model::Resnet(_))) {
         let is_unfused = any(&|run| matches!(run.stack.attention, AttentionKind::Unfused { .. }));
-        add("attention", if is_unfused { 0.4 } else { 0.25 });
+        add("attention", if is_unfused { 0.4 } else { 0.7 });
     }
     if any(&|run| matches!(run.model, Model::Resnet(_))) {
         add("traffic:norm", 0.3);
-    }
-    if any(&|run| run.devices() > 1) {
-        add("communication", 0.25);
     }
     if any(&|run| run.plan.layout.tensor * run.plan.layout.pipeline > 1) {
         add("launches:exchange", 0.3);
@@ -215,101 +202,52 @@ fn time_values(cases: &[&Case], add: &mut dyn FnMut(&str, f64)) {
     }
     add("micro_batch_overhead", 0.7);
     if any(&|run| run.format.is_cast()) {
-        add("cast_bytes", 0.35);
-    }
-    if any(&|run| run.workload.fp8_scaling == Fp8Scaling::Row) {
-        add("scaled_by_row", 0.35);
+        add("cast_bytes", 0.7);
     }
     if any(&|run| matches!(run.model, Model::Moe(_))) {
         add("expert_product", 0.2);
-        add("exchange", 0.4);
-        add("traffic:routing", 0.5);
+        add("traffic:routing", 0.7);
         add("launches:routing", 0.5);
     }
-    let devices: BTreeSet<&str> = cases.iter().map(|case| case.run.cluster.device.as_str()).collect();
-    if devices.len() > 1 {
-        devices.iter().for_each(|device| add(&format!("product:{device}"), 0.06));
-    }
-    let formats: BTreeSet<&str> = cases.iter().map(|case| case.run.format.name()).collect();
-    if formats.len() > 1 {
-        formats.iter().for_each(|format| add(&format!("format:{format}"), 0.06));
+}
+
+/// Returns the shared factor of a value by owner and name, if it has one.
+pub fn factor_of(owner: &Owner, name: &str, profiles: &Profiles) -> Option<(Owner, String)> {
+    let Owner::Stack(stack) = owner else { return None };
+    let stack = profiles.stack(stack).ok()?;
+    let name = match (name, stack.attention) {
+        ("attention", AttentionKind::Fused { .. }) => "attention:fused",
+        ("attention", AttentionKind::Unfused { .. }) => "attention:unfused",
+        (name, _) => name,
+    };
+    match sharing(name) {
+        Sharing::Stack => None,
+        Sharing::Family => Some((Owner::Family(stack.family.clone()), name.into())),
+        Sharing::AllStacks => Some((Owner::AllStacks, name.into())),
     }
 }
 
-fn device_and_network_values(cases: &[Case], spreads: &mut BTreeMap<(Owner, String), f64>) {
-    for case in cases {
-        for cluster in case.run.clusters() {
-            let mut add = |name: String, spread: f64| {
-                spreads.insert((Owner::Device(cluster.device.clone()), name), spread);
-            };
-            add(format!("product:{}", case.run.format), if cluster.gpu.estimated { 0.25 } else { 0.08 });
-            if matches!(case.run.stack.attention, AttentionKind::Fused { .. }) {
-                add("attention".into(), 0.12);
-            }
-        }
-    }
-    spreads.insert((Owner::Network, "efficiency".into()), 0.1);
-    spreads.insert((Owner::Network, "latency_scale".into()), 0.4);
-}
-
-/// Returns the shared factors of a value by owner and name, the widest first.
-pub fn factors_of(owner: &Owner, name: &str, profiles: &Profiles) -> Vec<(Owner, String)> {
-    match owner {
-        Owner::Stack(stack_name) => {
-            let Ok(stack) = profiles.stack(stack_name) else { return Vec::new() };
-            let name = match (name, stack.attention) {
-                // A stack's factor for one device is not shared.
-                (name, _) if name.starts_with("product:") => return Vec::new(),
-                ("attention", AttentionKind::Fused { .. }) => "attention:fused",
-                ("attention", AttentionKind::Unfused { .. }) => "attention:unfused",
-                (name, _) => name,
-            };
-            let is_variant =
-                |other: &&str| profiles.stack(other).is_ok_and(|other| other.variant_of.as_deref() == Some(stack_name.as_str()));
-            let branch = match &stack.variant_of {
-                Some(base) => Some(base.clone()),
-                None => profiles.stack_names().find(is_variant).map(|_| stack_name.clone()),
-            };
-            let owners = std::iter::once(Owner::Family(stack.family.clone())).chain(branch.map(Owner::Branch));
-            owners.map(|owner| (owner, name.into())).collect()
-        }
-        Owner::Device(device) => {
-            let name = if name == "attention" { name } else { "product" };
-            let generation = profiles.gpu(device).ok().map(|gpu| Owner::Generation(gpu.generation.clone()));
-            generation.into_iter().map(|owner| (owner, name.into())).collect()
-        }
-        _ => Vec::new(),
-    }
-}
-
-/// Returns the offset of a parameter together with those of its shared factors.
+/// Returns the offset of a parameter, or of the factor that it is tied to.
 pub fn total_offset(parameters: &[Parameter], offsets: &[f64], index: usize) -> f64 {
-    let chain = std::iter::successors(Some(index), |index| parameters[*index].factor);
-    chain.map(|index| offsets[index]).sum()
+    offsets[parameters[index].factor.unwrap_or(index)]
 }
 
-/// Appends the shared factors to `own` and moves their share of the variance to them.
+/// Appends the shared factors to `own`, and ties the values that share them.
 fn with_factors(mut own: Vec<Parameter>, profiles: &Profiles) -> Vec<Parameter> {
-    let mut spreads: BTreeMap<(Owner, String), f64> = BTreeMap::new();
-    let chains: Vec<Vec<(Owner, String)>> =
-        own.iter().map(|parameter| factors_of(&parameter.owner, &parameter.name, profiles)).collect();
-    for (parameter, chain) in own.iter().zip(&chains) {
-        for factor in chain {
-            let spread = spreads.entry(factor.clone()).or_insert(f64::INFINITY);
-            *spread = spread.min(parameter.spread * variance_share(&factor.0).sqrt());
-        }
+    let factors: Vec<Option<(Owner, String)>> =
+        own.iter().map(|parameter| factor_of(&parameter.owner, &parameter.name, profiles)).collect();
+    let mut spreads: BTreeMap<&(Owner, String), f64> = BTreeMap::new();
+    for (parameter, factor) in own.iter_mut().zip(&factors) {
+        let Some(factor) = factor else { continue };
+        let spread = spreads.entry(factor).or_insert(f64::INFINITY);
+        *spread = spread.min(parameter.spread);
+        parameter.spread = 0.0;
     }
-    let indices: BTreeMap<(Owner, String), usize> = spreads.keys().cloned().zip(own.len()..).collect();
-    let mut factors: Vec<Parameter> =
-        spreads.into_iter().map(|((owner, name), spread)| Parameter::new(owner, name, spread)).collect();
-    for (parameter, chain) in own.iter_mut().zip(&chains) {
-        parameter.spread *= (1.0 - chain.iter().map(|(owner, _)| variance_share(owner)).sum::<f64>()).sqrt();
-        parameter.factor = chain.last().map(|nearest| indices[nearest]);
+    let first = own.len();
+    let place = |factor: &(Owner, String)| first + spreads.keys().take_while(|known| **known != factor).count();
+    for (parameter, factor) in own.iter_mut().zip(&factors) {
+        parameter.factor = factor.as_ref().map(place);
     }
-    for pair in chains.iter().flat_map(|chain| chain.windows(2)) {
-        let narrow = indices[&pair[1]] - own.len();
-        factors[narrow].factor = Some(indices[&pair[0]]);
-    }
-    own.extend(factors);
+    own.extend(spreads.iter().map(|((owner, name), spread)| Parameter::new(owner.clone(), name.clone(), *spread)));
     own
 }

@@ -1,7 +1,7 @@
 //! Writes a fit as `fitted.yaml` or JSON, and lists its residuals.
 
 use super::cases::Case;
-use super::parameters::{Owner, Parameter, factors_of};
+use super::parameters::{Owner, Parameter, factor_of};
 use super::solve::Fit;
 use foretell_simulator::gpu::Profiles;
 use std::collections::{BTreeMap, BTreeSet};
@@ -74,7 +74,6 @@ pub(super) fn interval(mut ratios: Vec<(f64, f64)>) -> [f64; 2] {
 /// Returns the text of `fitted.yaml`.
 pub(super) fn yaml(found: &[Found<'_>], support: &Support, profiles: &Profiles) -> String {
     let mut stacks: BTreeMap<String, Values> = BTreeMap::new();
-    let mut devices: BTreeMap<String, Values> = BTreeMap::new();
     let mut network: Values = Vec::new();
     let mut factors: BTreeMap<(Owner, String), f64> = BTreeMap::new();
     for found in found {
@@ -82,23 +81,26 @@ pub(super) fn yaml(found: &[Found<'_>], support: &Support, profiles: &Profiles) 
             let entry = (parameter.name.clone(), *value);
             match &parameter.owner {
                 Owner::Stack(name) => stacks.entry(name.clone()).or_default().push(entry),
-                Owner::Device(name) => devices.entry(name.clone()).or_default().push(entry),
                 Owner::Network => network.push(entry),
-                Owner::Family(_) | Owner::Branch(_) | Owner::Generation(_) => {
+                Owner::Family(_) | Owner::AllStacks => {
                     factors.insert((parameter.owner.clone(), parameter.name.clone()), *value);
                 }
             }
         }
     }
-    add_unfitted(&mut stacks, &mut devices, &factors, profiles);
+    add_unfitted(&mut stacks, &factors, profiles);
+    let free = found.iter().flat_map(|found| found.parameters).filter(|parameter| !parameter.is_tied()).count();
     let mut text = String::from(
         "# Written by `cargo run --release -p foretell-score --example fit -- fit FILE`, from the\n\
          # rows that tests/published/split.yaml declares for fitting. Each value replaces the\n\
-         # prior in devices.yaml, links.yaml or stacks.yaml. `spread` is the 10th and 90th\n\
+         # prior in links.yaml or stacks.yaml. `free_values` of them the fit chose; the others\n\
+         # follow, since stacks share factors. `rows` counts the rows of a stack or on a device.\n\
+         # `spread` is the 10th and 90th\n\
          # percentile of measured over predicted when rows of the same group are held out,\n\
          # `unseen` when the source is, `unseen_device` when all rows on the device are.\n\
-         stacks:\n",
+",
     );
+    let _ = writeln!(text, "free_values: {free}\nstacks:");
     let line = |values: &Values| {
         let values: Vec<String> = values.iter().map(|(name, value)| format!("'{name}': {}", significant(*value))).collect();
         values.join(", ")
@@ -109,9 +111,8 @@ pub(super) fn yaml(found: &[Found<'_>], support: &Support, profiles: &Profiles) 
             writeln!(text, "  {name}:\n    rows: {rows}\n    spread: [{low:.3}, {high:.3}]\n    values: {{{}}}", line(values));
     }
     text.push_str("devices:\n");
-    for (name, values) in &devices {
-        let rows = support.devices.get(name).copied().unwrap_or(0);
-        let _ = writeln!(text, "  {name}: {{rows: {rows}, values: {{{}}}}}", line(values));
+    for (name, rows) in support.devices.iter().filter(|(_, rows)| **rows > 0) {
+        let _ = writeln!(text, "  {name}: {rows}");
     }
     let _ = writeln!(text, "network: {{{}}}", line(&network));
     let [low, high] = support.unseen;
@@ -121,74 +122,28 @@ pub(super) fn yaml(found: &[Found<'_>], support: &Support, profiles: &Profiles) 
     text
 }
 
-/// Adds stacks and devices that no row was fitted on, with their prior times the factors that they
-/// share with fitted ones.
-fn add_unfitted(
-    stacks: &mut BTreeMap<String, Values>,
-    devices: &mut BTreeMap<String, Values>,
-    factors: &BTreeMap<(Owner, String), f64>,
-    profiles: &Profiles,
-) {
-    let factor = |owner: Owner, name: &str| {
-        let fitted = factors_of(&owner, name, profiles);
-        fitted.iter().filter_map(|factor| factors.get(factor)).copied().reduce(|one, other| one * other)
-    };
+/// Adds stacks that no row was fitted on, with their prior times the factors that they share with
+/// fitted ones.
+fn add_unfitted(stacks: &mut BTreeMap<String, Values>, factors: &BTreeMap<(Owner, String), f64>, profiles: &Profiles) {
     for name in profiles.stack_names().filter(|name| profiles.is_stack(name)) {
         if stacks.contains_key(name) {
             continue;
         }
         let Ok(stack) = profiles.stack(name) else { continue };
         let value = |value: &String| {
-            Some((value.clone(), stack.value(value)? * factor(Owner::Stack(name.into()), value)?))
-                .filter(|(_, value)| *value > 0.0)
+            let factor = factors.get(&factor_of(&Owner::Stack(name.into()), value, profiles)?)?;
+            Some((value.clone(), stack.value(value)? * factor)).filter(|(_, value)| *value > 0.0)
         };
         let values: Values = factor_names(factors).iter().filter_map(value).collect();
         if !values.is_empty() {
             stacks.insert(name.into(), values);
         }
     }
-    let with_rows: Vec<(String, Values)> = devices.iter().map(|(name, values)| (name.clone(), values.clone())).collect();
-    for name in profiles.gpu_names() {
-        if devices.contains_key(name) {
-            continue;
-        }
-        let Ok(gpu) = profiles.gpu(name) else { continue };
-        let value = |value: &String| {
-            if !is_measured(&gpu.generation, value, &with_rows, profiles) {
-                return None;
-            }
-            let share = gpu.value(value)? * factor(Owner::Device(name.into()), value)?;
-            Some((value.clone(), share.min(1.0)))
-        };
-        let formats = ["fp32", "tf32", "fp16", "bf16", "fp8", "mxfp8", "nvfp4"].map(|format| format!("product:{format}"));
-        let names: Vec<String> = formats.into_iter().chain(["attention".to_string()]).collect();
-        let values: Values = names.iter().filter_map(value).collect();
-        if !values.is_empty() {
-            devices.insert(name.into(), values);
-        }
-    }
-}
-
-/// Whether rows on a generation's devices determined a value of this kind. What products in single
-/// precision reach says nothing of the matrix cores: MI210 and MI250 have rows in single precision,
-/// whose factor would put the MI300X's bf16 above its best measured shape.
-fn is_measured(generation: &str, name: &str, with_rows: &[(String, Values)], profiles: &Profiles) -> bool {
-    let of_generation = with_rows.iter().filter(|(device, _)| profiles.gpu(device).is_ok_and(|gpu| gpu.generation == generation));
-    of_generation.flat_map(|(_, values)| values).any(|(known, _)| unit_of(known) == unit_of(name))
-}
-
-/// The part of a device that a value is of.
-fn unit_of(name: &str) -> &str {
-    match name {
-        "product:fp32" => "single precision",
-        name if name.starts_with("product:") => "matrix cores",
-        name => name,
-    }
 }
 
 /// Returns the names of the stack values that have a shared factor.
 fn factor_names(factors: &BTreeMap<(Owner, String), f64>) -> BTreeSet<String> {
-    let names = factors.keys().filter(|(owner, _)| matches!(owner, Owner::Family(_))).map(|(_, name)| name.as_str());
+    let names = factors.keys().map(|(_, name)| name.as_str());
     names.map(|name| if name.starts_with("attention") { "attention".to_string() } else { name.to_string() }).collect()
 }
 

@@ -35,7 +35,7 @@ pub struct Fit {
 
 /// A group's weight is its number of rows to this power: rows of a group carry less information
 /// than as many rows of different groups.
-const GROUP_POWER: f64 = 0.5;
+const GROUP_POWER: f64 = 0.7;
 /// The same for a source. The score is a mean over sources.
 const SOURCE_POWER: f64 = 0.9;
 /// Largest number of Gauss-Newton steps.
@@ -59,7 +59,7 @@ pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles, progress: Pr
     let mut state = problem.start();
     progress(&format!(
         "{quantity:?}: {} values, {} rows of {} kinds, loss {:.2}",
-        parameters.len(),
+        parameters.iter().filter(|parameter| !parameter.is_tied()).count(),
         problem.measured.len(),
         problem.first_of_kind.len(),
         state.loss
@@ -78,7 +78,7 @@ pub fn fit(cases: &[Case], quantity: Quantity, profiles: &Profiles, progress: Pr
         let row_weights = robust_weights(&state.residuals, weights);
         let factor = normal_factor(&jacobian, &row_weights, parameters)?;
         let mut gradient: Vec<f64> =
-            parameters.iter().zip(&state.offsets).map(|(one, offset)| offset / (one.spread * one.spread)).collect();
+            parameters.iter().zip(&state.offsets).map(|(one, offset)| offset * one.precision()).collect();
         for (index, column) in jacobian.iter().enumerate() {
             gradient[index] += column.iter().map(|(row, slope)| row_weights[*row] * slope * state.residuals[*row]).sum::<f64>();
         }
@@ -151,9 +151,11 @@ impl<'a> Problem<'a> {
     pub(super) fn state_at(&self, value_of: impl Fn(&Parameter) -> Option<f64>) -> State {
         let mut runs: Vec<Run> = self.first_of_kind.iter().map(|index| self.cases[*index].run.clone()).collect();
         let mut offsets = vec![0.0; self.parameters.len()];
-        for (parameter, offset) in self.parameters.iter().zip(&mut offsets) {
+        for (index, parameter) in self.parameters.iter().enumerate() {
             let Some(value) = value_of(parameter).filter(|value| *value > 0.0) else { continue };
-            *offset = (value / parameter.prior).ln();
+            let own = (value / parameter.prior).ln();
+            // The factor that a tied value follows has its offset.
+            offsets[parameter.factor.unwrap_or(index)] = own;
             for run in runs.iter_mut().filter(|run| parameter.affects(run)) {
                 parameter.set(run, value);
             }
@@ -179,7 +181,7 @@ impl<'a> Problem<'a> {
             let scaled = residual / (HUBER * NOISE);
             weight * HUBER * HUBER * ((1.0 + scaled * scaled).sqrt() - 1.0)
         };
-        let prior = |(parameter, offset): (&Parameter, &f64)| 0.5 * (offset / parameter.spread).powi(2);
+        let prior = |(parameter, offset): (&Parameter, &f64)| 0.5 * offset * offset * parameter.precision();
         residuals.iter().zip(&self.weights).map(row).sum::<f64>() + self.parameters.iter().zip(offsets).map(prior).sum::<f64>()
     }
 
@@ -254,7 +256,8 @@ impl<'a> Problem<'a> {
     pub(super) fn by_parameter(&self, slopes: &[Vec<(usize, f64)>]) -> Jacobian {
         let mut jacobian = vec![Vec::new(); self.parameters.len()];
         for (row, kind) in self.kinds.iter().enumerate() {
-            for (index, slope) in slopes[*kind].iter().filter(|(_, slope)| slope.abs() > 1e-7) {
+            let moves = |(index, slope): &&(usize, f64)| slope.abs() > 1e-7 && !self.parameters[*index].is_tied();
+            for (index, slope) in slopes[*kind].iter().filter(moves) {
                 jacobian[*index].push((row, *slope));
             }
         }

@@ -10,8 +10,12 @@ pub(super) const FITTED_ROWS: usize = 3;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Fitted {
+    /// Number of values that the fit chose. The others follow, since stacks share factors.
+    #[serde(default)]
+    pub(super) free_values: usize,
     pub(super) stacks: BTreeMap<String, FittedStack>,
-    pub(super) devices: BTreeMap<String, FittedDevice>,
+    /// Number of measured runs on each device.
+    pub(super) devices: BTreeMap<String, usize>,
     /// Values of the network by name.
     pub(super) network: BTreeMap<String, f64>,
     /// 10th and 90th percentile of measured over predicted for sources that are held out entirely.
@@ -31,13 +35,4 @@ pub(super) struct FittedStack {
     pub(super) values: BTreeMap<String, f64>,
     /// 10th and 90th percentile of measured over predicted.
     pub(super) spread: [f64; 2],
-}
-
-/// Fitted values of a device.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct FittedDevice {
-    /// Number of measured runs.
-    pub(super) rows: usize,
-    pub(super) values: BTreeMap<String, f64>,
 }

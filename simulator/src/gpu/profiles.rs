@@ -4,7 +4,7 @@
 use super::cluster::Cluster;
 use super::defaults::one;
 use super::device::GpuProfile;
-use super::fitted::{FITTED_ROWS, Fitted, FittedDevice};
+use super::fitted::{FITTED_ROWS, Fitted};
 use super::link::{LinkProfile, NetworkProfile};
 use super::stack::StackProfile;
 use foretell_topologies::DeviceKind;
@@ -115,8 +115,7 @@ impl Profiles {
         Self::read(DEVICES, LINKS, STACKS, fitted)
     }
 
-    /// Returns the number of values that measured runs determined: those of stacks and devices with
-    /// rows, and of the network.
+    /// Returns the number of values that measured runs determined. Stacks share most of them.
     pub fn fitted_values(&self) -> usize {
         self.fitted_values
     }
@@ -163,18 +162,11 @@ impl Profiles {
                 }
             }
             stack.spread = found.spread;
-            self.fitted_values += if found.rows > 0 { found.values.len() } else { 0 };
             stack.estimated = found.rows < FITTED_ROWS;
         }
-        for (name, FittedDevice { rows, values }) in &fitted.devices {
+        for (name, rows) in &fitted.devices {
             let device = self.devices.get_mut(name).ok_or_else(|| unknown(&format!("the device `{name}`")))?;
-            for (value, number) in values {
-                if !device.set_value(value, *number) {
-                    return Err(unknown(&format!("the value `{value}` of the device `{name}`")));
-                }
-            }
             device.estimated &= *rows < FITTED_ROWS;
-            self.fitted_values += if *rows > 0 { values.len() } else { 0 };
         }
         if let Some(unseen) = fitted.unseen {
             self.unseen = unseen;
@@ -185,7 +177,7 @@ impl Profiles {
                 return Err(unknown(&format!("the value `{value}` of the network")));
             }
         }
-        self.fitted_values += fitted.network.len();
+        self.fitted_values = fitted.free_values;
         self.unseen_device = fitted.unseen_device;
         // Devices without runs have the interval of sources without, until that of devices is
         // known.
