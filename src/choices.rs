@@ -7,7 +7,7 @@ use crate::inputs::{self, NamedModel};
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
 use clap::Args;
-use foretell_planner::{Fixed, Planned, Progress, Request, plan};
+use foretell_planner::{Fixed, Planned, Progress, Request, StackLimits, plan};
 use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
 use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
 use foretell_units::{Bytes, DataType, Seconds};
@@ -201,6 +201,21 @@ impl Choices {
         }
     }
 
+    /// The fields of the layout that the search leaves alone: those of `--fix`, and those that the
+    /// stack has only one value of.
+    pub fn fixed(&self) -> Fixed {
+        let mut fixed = self.fix.clone();
+        if let Some(limits) = self.stack_limits() {
+            limits.fix(&mut fixed);
+        }
+        fixed
+    }
+
+    /// What the stack can run, if that is known.
+    pub fn stack_limits(&self) -> Option<&'static StackLimits> {
+        StackLimits::of(&Stack::new(&self.stack))
+    }
+
     /// The number formats to try: those of `--precision`, or the default.
     pub fn formats(&self, setting: &Setting) -> Vec<DataType> {
         let mut formats = vec![setting.base.precision];
@@ -307,7 +322,7 @@ impl Choices {
         let search = |base: &Plan| -> Result<Planned, Failure> {
             let costs = predict::costs(profile, topology, base, &setting.model.model)?;
             let request = Request {
-                fixed: self.fix.clone(),
+                fixed: self.fixed(),
                 devices,
                 objective: self.objective.into(),
                 stop: &is_over,

@@ -132,6 +132,9 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
     }
     let longer_on_all = planned.search.all_devices_seconds.map(|step| step / planned.search.best_seconds - 1.0);
     lines.extend(oddities(best, longer_on_all, setting, choices)?);
+    if let Some(limits) = choices.stack_limits() {
+        lines.push(format!("the space is what `{}` runs: {}", choices.stack, limits.reason()));
+    }
     let has_gpus = setting.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Gpu);
     if has_gpus && choices.headroom() > 0.0 {
         let share = choices.headroom() * 100.0;

@@ -116,7 +116,7 @@ fn point(
         let base = Plan { precision, ..setting.base.clone() };
         let costs = predict::costs(None, &topology, &base, &setting.model.model)?;
         let request = Request {
-            fixed: choices.fix.clone(),
+            fixed: choices.fixed(),
             devices,
             memory_limit: memory.or(choices.memory_limit),
             headroom: if memory.is_some() { 0.0 } else { choices.headroom() },

@@ -52,4 +52,4 @@ pub use error::PlannerError;
 pub use objective::checkpoint_bytes;
 pub use queries::{LowerBounds, families, layouts, lower_bounds};
 pub use search::{Candidate, Planned, Search, deadline, plan};
-pub use space::{Dimension, Fixed, FixedError, Objective, Progress, Request};
+pub use space::{Dimension, Fixed, FixedError, Objective, Progress, Request, StackLimits};

@@ -16,6 +16,7 @@ mod request;
 mod schedules;
 mod shares;
 mod sizes;
+mod stack_limits;
 mod stage_meshes;
 mod statement;
 mod usual;
@@ -26,6 +27,7 @@ pub use fixed::{Fixed, FixedError};
 pub(crate) use from_request::{FEWEST_EQUAL_BLOCKS, optimizer_tensors};
 pub use request::{Objective, Progress, Request};
 pub(crate) use sizes::{inner_ranks, most_shards, most_shards_of_stage, ranks_of_stage, world_size};
+pub use stack_limits::StackLimits;
 pub use statement::Dimension;
 
 use foretell_program::{Layout, Offload};
@@ -40,6 +42,8 @@ pub(crate) struct Space<'a> {
     pub(crate) base: &'a Layout,
     /// Layout fields that the user has fixed.
     pub(crate) fixed: &'a Fixed,
+    /// What the plan's software stack can run; `None` if it has no known limits.
+    pub(crate) limits: Option<&'static StackLimits>,
     /// Samples of a step.
     pub(crate) global_batch: usize,
     /// Facts about the model.

@@ -153,6 +153,15 @@ fn choices_for_operators_survive_a_round_trip_through_json() {
     assert!(OperatorPatterns::default().is_empty());
 }
 
+/// Evaluation has a loss of its own, on which a plan that names the loss of training cannot work.
+#[test]
+fn a_choice_for_the_loss_of_training_does_not_refuse_evaluation() {
+    let layout = Layout { tensor: 2, micro_batch: 4, ..Layout::default() };
+    let plan = plan(layout, &[("*", ShardedPart::Batch), ("loss", ShardedPart::Whole)]);
+    let compiled = compile(&vgg(), "vgg", &plan).expect("a plan that fits");
+    assert!(!compiled.evaluation.lists.is_empty());
+}
+
 #[test]
 fn operators_that_cannot_be_sharded_as_asked_are_refused_by_name() {
     let refused = |layout: Layout, operators: &[(&str, ShardedPart)]| -> PlanError {

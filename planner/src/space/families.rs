@@ -158,7 +158,7 @@ impl Space<'_> {
             let selective = self.model.has_attention.then_some(Recompute::Selective);
             let full = self.model.is_recomputable.then_some(Recompute::Full);
             let usual: Vec<Recompute> = [Recompute::None].into_iter().chain(selective).chain(full).collect();
-            for (schedule, virtual_stages) in schedules(mesh, self.model.blocks, micro_batches, self.fixed) {
+            for (schedule, virtual_stages) in schedules(mesh, self.model.blocks, micro_batches, self.fixed, self.limits) {
                 for recompute in self.fixed.recompute.as_ref().map_or(&usual[..], std::slice::from_ref) {
                     let recompute = recompute.clone();
                     let layout = Layout { micro_batch, schedule, virtual_stages, recompute, ..mesh.clone() };
@@ -181,6 +181,7 @@ mod tests {
         let space = Space {
             base: &base,
             fixed,
+            limits: None,
             global_batch,
             model: ModelFacts { blocks, work: vec![1.0; blocks], is_recomputable: true, ..ModelFacts::default() },
             devices: DeviceFacts { count: devices, per_node: devices, ..DeviceFacts::default() },

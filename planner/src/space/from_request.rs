@@ -2,7 +2,7 @@
 
 use super::stage_meshes::DeviceRun;
 use super::variants::bucket_sizes;
-use super::{DeviceFacts, DeviceKinds, ModelFacts, Request, Space};
+use super::{DeviceFacts, DeviceKinds, ModelFacts, Request, Space, StackLimits};
 use foretell_models::{Extent, Graph, Pass, Role};
 use foretell_program::{BUCKET_ALIGNMENT, Offload, Plan, work_of_blocks};
 use foretell_topologies::{Architecture, DeviceId};
@@ -40,6 +40,7 @@ impl<'a> Space<'a> {
         Self {
             base: &base.layout,
             fixed: &request.fixed,
+            limits: StackLimits::of(&base.stack),
             global_batch: base.global_batch,
             bucket_sizes: bucket_sizes(base.layout.bucket, model.bucketed_gradients, base.stack.is_own(), request.fixed.bucket),
             offloads: offloads(request),

@@ -2,7 +2,7 @@
 //!
 //! Only properties of a schedule count here, never its name.
 
-use super::Fixed;
+use super::{Fixed, StackLimits};
 use foretell_program::{Layout, Schedule};
 
 /// Most micro-batches per stage for a schedule that holds all of them at once, as in Huang et al.
@@ -13,12 +13,19 @@ const MOST_HELD_PER_STAGE: usize = 4;
 pub(super) const MOST_CHUNKS: usize = 12;
 
 /// Returns the schedules to consider for a mesh's pipeline, each with a number of chunks per stage,
-/// that do not contradict the fixed fields.
-pub(super) fn schedules(mesh: &Layout, blocks: usize, micro_batches: usize, fixed: &Fixed) -> Vec<(Schedule, usize)> {
+/// that do not contradict the fixed fields and that the software stack has.
+pub(super) fn schedules(
+    mesh: &Layout,
+    blocks: usize,
+    micro_batches: usize,
+    fixed: &Fixed,
+    limits: Option<&StackLimits>,
+) -> Vec<(Schedule, usize)> {
     let stages = mesh.pipeline;
     let mut found = Vec::new();
     for schedule in Schedule::ALL {
-        let is_chosen = fixed.schedule.map_or_else(|| is_worthwhile(schedule, mesh, micro_batches), |fixed| fixed == schedule);
+        let is_open = || limits.is_none_or(|limits| limits.has(schedule)) && is_worthwhile(schedule, mesh, micro_batches);
+        let is_chosen = fixed.schedule.map_or_else(is_open, |fixed| fixed == schedule);
         if !is_chosen {
             continue;
         }

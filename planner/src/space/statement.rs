@@ -157,6 +157,9 @@ impl Space<'_> {
         let recompute = ["selective", "full"].into_iter().zip([self.model.has_attention, self.model.is_recomputable]);
         let recompute: Vec<&str> =
             ["none"].into_iter().chain(recompute.filter(|(_, applies)| *applies).map(|(name, _)| name)).collect();
+        let has = |schedule: &Schedule| self.limits.is_none_or(|limits| limits.has(*schedule));
+        let schedules: Vec<&str> =
+            Schedule::ALL.iter().filter(|schedule| has(schedule)).map(|schedule| schedule.name()).collect();
         let steps = if self.model.is_stack { "; eighths of the blocks where it does not fit without" } else { "" };
         vec![
             of_sizes(
@@ -173,9 +176,12 @@ impl Space<'_> {
             ),
             dimension(
                 "schedule",
-                Schedule::ALL.map(|schedule| schedule.name()).join(", "),
+                schedules.join(", "),
                 Some(0),
-                partly("all micro-batches at once, with more than four for each stage, only take memory", has_pipeline),
+                match self.limits {
+                    Some(limits) if schedules.len() < Schedule::ALL.len() => limits.reason().into(),
+                    _ => partly("all micro-batches at once, with more than four for each stage, only take memory", has_pipeline),
+                },
                 fixed.schedule.is_some(),
             ),
             of_sizes(

@@ -22,8 +22,8 @@ impl Requests {
     /// # Errors
     /// [`PlanError::Invalid`] if a name matches no operator, or if an operator cannot be sharded as
     /// requested. Of the operators that a pattern matches, one that can is enough; the others
-    /// follow their inputs. Evaluation lacks some operators of training, so patterns without a
-    /// match are refused only in training.
+    /// follow their inputs. Evaluation lacks some operators of training and has its own loss, so
+    /// only training refuses.
     pub(super) fn resolve(rules: &Rules<'_>, operators: &OperatorPatterns) -> Result<Self, PlanError> {
         let graph = rules.graph;
         let mut requests = Self { requested: vec![None; graph.operators.len()], any: false };
@@ -31,6 +31,7 @@ impl Requests {
         if operators.is_empty() || ranks == 1 {
             return Ok(requests);
         }
+        let is_evaluation = graph.operators.iter().all(|operator| operator.pass == Pass::Forward);
         let (mut matching, mut tried, mut used) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         for (index, operator) in graph.operators.iter().enumerate().filter(|(_, one)| one.pass == Pass::Forward) {
             let block = &graph.blocks[operator.block].name;
@@ -40,13 +41,12 @@ impl Requests {
             let requested = requested_loop(rules, operator, choice.part)?;
             if requested.is_some() {
                 used.insert(choice.pattern);
-            } else if choice.by_name {
+            } else if choice.by_name && !is_evaluation {
                 return Err(refused(choice.pattern, choice.part, ranks));
             }
             requests.requested[index] = requested;
             requests.any |= requested.is_some();
         }
-        let is_evaluation = graph.operators.iter().all(|operator| operator.pass == Pass::Forward);
         if is_evaluation {
             return Ok(requests);
         }
