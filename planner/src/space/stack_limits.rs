@@ -97,7 +97,7 @@ const OF_FSDP: StackLimits = StackLimits {
 };
 
 impl StackLimits {
-    /// The limits of a stack; `None` for our own executor and for stacks whose limits are not known.
+    /// The limits of a stack; `None` for our own executor and for stacks of unknown limits.
     pub fn of(stack: &Stack) -> Option<&'static Self> {
         LIMITS.iter().find(|(name, _)| stack.name().starts_with(name)).map(|(_, limits)| limits)
     }
