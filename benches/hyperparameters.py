@@ -15,7 +15,8 @@ from collections import Counter, defaultdict
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 
-# The values in score/src/fitting/{linear,solve}.rs: noise, Huber's threshold, exponents of the group and source weights.
+# The values in score/src/fitting/{linear,solve}.rs: noise, Huber's threshold, exponents of the
+# group and source weights.
 FITTED = dict(noise=0.015, huber=0.7, group=0.7, source=0.9)
 TRIED = dict(noise=(0.01, 0.02, 0.03, 0.045), group=(0.4, 0.5, 0.6, 0.8), source=(0.6, 0.7, 0.8, 1.0))
 SPREADS = (0.5, 0.7, 1.4, 2.0)
