@@ -163,8 +163,8 @@ fn fitted_stages_are_as_fast_as_the_best_and_not_below_their_bound() {
             };
             let layout = &found.candidates[0].plan.layout;
             assert_eq!(step(layout), Some(found.search.best_seconds));
-            // The bound that chooses the cuts knows how long slow messages take, but not which stage
-            // waits for them.
+            // The bound that chooses the cuts knows how long slow messages take, but not which
+            // stage waits for them.
             let slack = if nic == "100Gbit/s" { 1.005 } else { 1.02 };
             assert!(
                 best.is_none_or(|best| found.search.best_seconds <= best * slack),
