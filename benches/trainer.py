@@ -37,19 +37,24 @@ SIZE, CLASSES = 64, 10
 
 
 def start(program, folder, *arguments):
-    """Starts `foretell execute` in a process group of its own."""
+    """Starts `foretell execute` in a process group of its own. It writes to files: a pipe that nobody reads would stop it at its end."""
     command = [program, "execute", *map(str, arguments), "--oversubscribe", "--json"]
-    process = subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    output, errors = tempfile.TemporaryFile("w+"), tempfile.TemporaryFile("w+")
+    process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=errors, start_new_session=True)
+    process.written = (output, errors)
     # Ranks end with their launcher.
     atexit.register(process.kill)
     return process
 
 
 def finish(process):
-    output, errors = process.communicate()
+    process.wait()
+    output, errors = process.written
+    for file in process.written:
+        file.seek(0)
     if process.returncode != 0:
-        sys.exit(f"{' '.join(map(str, process.args))}\n{errors}")
-    return json.loads(output)
+        sys.exit(f"{' '.join(map(str, process.args))}\n{errors.read()}")
+    return json.loads(output.read())
 
 
 def ask(program, folder, *arguments):
@@ -69,7 +74,8 @@ def steps_in(run):
 def wait_for_steps(process, run, steps):
     while steps_in(run) < steps:
         if process.poll() is not None:
-            sys.exit(f"the run ended after {steps_in(run)} steps\n{process.stderr.read()}")
+            finish(process)
+            sys.exit(f"the run ended after {steps_in(run)} steps")
         time.sleep(0.005)
 
 

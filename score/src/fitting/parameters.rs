@@ -50,6 +50,36 @@ fn sharing(name: &str) -> Sharing {
     }
 }
 
+/// Returns the smallest and the largest value that physics, or the way programs work, allows.
+fn physical_bounds(name: &str) -> [f64; 2] {
+    match name {
+        // No collective beats its links, and no grouped product a plain one of as many operations.
+        "efficiency" | "expert_product" => [0.2, 1.0],
+        // The kernels behind a product's share of peak reach 0.8 of it when they last.
+        "product_scale" => [0.4, 1.25],
+        // Three numbers are the least for a kernel that reads one and writes one, fused with
+        // others; unfused chains of single precision move some twelve times as many.
+        "elementwise" | "traffic:routing" | "traffic:norm" => [0.25, 12.0],
+        // A call of the driver takes a microsecond or more. The slowest interpreters need 60.
+        "host_launch" => [1e-6, 60e-6],
+        "tensor_wait" => [1e-6, 1e-3],
+        "micro_batch_overhead" => [10e-6, 10e-3],
+        // Whole steps of small models take little more.
+        "step_overhead" => [50e-6, 30e-3],
+        // A message that is gathered from its parts takes no longer than a step's overhead twice.
+        "partitioned_message" => [0.1e-3, 60e-3],
+        // The graph without any of the kernels, and all of them eager.
+        "launches:exchange" | "launches:routing" => [1.0, 60.0],
+        // A gradient in single precision, a copy in half of it, and both once more in buckets.
+        "memory_gradient" => [2.0, 16.0],
+        // The logits, their probabilities and both gradients in single precision.
+        "memory_logit" => [0.0, 16.0],
+        "memory_activations" => [0.5, 2.5],
+        "memory_buffers" | "memory_context" => [0.1e9, 16e9],
+        _ => [0.0, f64::INFINITY],
+    }
+}
+
 /// A fitted value, or a factor that several share.
 #[derive(Clone, Debug)]
 pub struct Parameter {
@@ -68,7 +98,10 @@ pub struct Parameter {
 
 impl Parameter {
     fn new(owner: Owner, name: String, spread: f64) -> Self {
-        Self { owner, name, prior: 1.0, bounds: [0.0, f64::INFINITY], spread, factor: None }
+        let is_factor = matches!(owner, Owner::Family(_) | Owner::AllStacks);
+        // A factor stands for no quantity. The values that follow it have bounds.
+        let bounds = if is_factor { [0.0, f64::INFINITY] } else { physical_bounds(&name) };
+        Self { owner, name, prior: 1.0, bounds, spread, factor: None }
     }
 
     /// Returns whether the prediction of a run may depend on the parameter.
