@@ -27,6 +27,7 @@ pub use sizes::{Activation, EightBits, Epsilon, Mixture, Recurrence, Smoothing, 
 pub use spec::{KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Traffic};
 
 use crate::attention::{Attention, Rope};
+use crate::compression::Compression;
 use crate::defaults::{is_one, is_zero, one};
 use crate::dropout::Dropout;
 use serde::{Deserialize, Serialize};
@@ -364,7 +365,7 @@ pub enum Kernel {
     Difference { elements: usize },
     /// The outer step of local SGD (DiLoCo, Douillard et al. 2023): SGD on the outer parameters,
     /// whose gradient is the mean of the replicas' [`Kernel::Difference`]s. The replica's
-    /// parameters become the outer ones. In single precision.
+    /// parameters become the outer ones, or a mixture of the two. In single precision.
     OuterStep {
         elements: usize,
         /// The number of replicas. The kernel reads the sum of their differences.
@@ -373,7 +374,16 @@ pub enum Kernel {
         momentum: bool,
         /// Whether the momentum is Nesterov's.
         nesterov: bool,
+        /// Whether the replica keeps a share of its own parameters.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        mixed: bool,
     },
+    /// Rounds x to few bits for a message of `parts` equal parts ([`Compression::part`]), to
+    /// nearest, ties to even. With `feedback` it also adds to x the error that was left last time,
+    /// and leaves the error of this time (Seide et al. 2014).
+    Compress { elements: usize, parts: usize, format: Compression, feedback: bool },
+    /// `y = Σ x`, in single precision: the sum of `sources` messages of `elements` numbers each.
+    Decompress { elements: usize, sources: usize, format: Compression },
     /// Decides how optimizers use this step's gradient, from the sum of its squares over the whole
     /// model. Updates the [`Control`].
     UpdateControl {
@@ -548,7 +558,13 @@ impl Kernel {
             Kernel::LambStep { elements, controlled } => fact(&training::lamb_step(elements, controlled)),
             Kernel::Average { elements, .. } => fact(&training::average(elements)),
             Kernel::Difference { elements } => fact(&training::difference(elements)),
-            Kernel::OuterStep { elements, momentum, nesterov, .. } => fact(&training::outer_step(elements, momentum, nesterov)),
+            Kernel::OuterStep { elements, momentum, nesterov, mixed, .. } => {
+                fact(&training::outer_step(elements, momentum, nesterov, mixed))
+            }
+            Kernel::Compress { elements, parts, format, feedback } => {
+                fact(&training::compress(elements, parts, format, feedback))
+            }
+            Kernel::Decompress { elements, sources, format } => fact(&training::decompress(elements, sources, format)),
             Kernel::UpdateControl { predictions, .. } => fact(&training::update_control(predictions > 0)),
             Kernel::Sum { elements } => fact(&training::sum("sum", elements)),
             Kernel::Accumulate { elements } => fact(&training::accumulate(elements)),

@@ -33,6 +33,7 @@
 mod adapters;
 mod attention;
 mod builder;
+mod compression;
 mod defaults;
 mod differentiate;
 mod dropout;
@@ -52,6 +53,7 @@ mod storage;
 pub use adapters::{AdapterSizes, is_adapter, linear_layers, with_adapters};
 pub use attention::{Attention, RelativePositions, RingStep, Rope};
 pub use builder::GraphOptions;
+pub use compression::Compression;
 pub use differentiate::differentiate;
 pub use dropout::{AttentionDropout, AttentionPlace, Dropout, DropoutRate, DropoutSite};
 pub use error::ModelError;

@@ -13,6 +13,9 @@ pub enum Storage {
     /// In eight bits whatever the run's precision: operands of products that
     /// [`Kernel::Quantise`](crate::Kernel::Quantise) made.
     Eight,
+    /// As the bytes of a message of compressed numbers
+    /// ([`Kernel::Compress`](crate::Kernel::Compress)).
+    Message,
     /// As 32-bit integers.
     Integer,
 }
@@ -24,6 +27,7 @@ impl Storage {
             Storage::Precision => precision,
             Storage::Single => DataType::Fp32,
             Storage::Eight => DataType::Fp8,
+            Storage::Message => DataType::Int8,
             Storage::Integer => DataType::Int32,
         }
     }

@@ -326,7 +326,7 @@ impl Plan {
         if self.layout.bucket < Bytes::new(1) {
             return refuse("bucket", "a bucket has at least one byte", "leave it out for 25 MiB");
         }
-        if matches!(self.precision, DataType::Int32 | DataType::Fp64) {
+        if matches!(self.precision, DataType::Int8 | DataType::Int32 | DataType::Fp64) {
             return refuse("precision", "not a number format for training", "use fp32, tf32, bf16, fp16 or fp8");
         }
         if self.optimizer == Optimizer::Adam && self.training.weight_decay != 0.0 {

@@ -107,7 +107,7 @@ impl DeviceKind {
             DataType::Tf32 => &[DataType::Tf32, DataType::Fp32],
             DataType::Fp32 => &[DataType::Fp32],
             DataType::Fp64 => &[DataType::Fp64],
-            DataType::Int32 => &[],
+            DataType::Int8 | DataType::Int32 => &[],
         };
         stand_ins.iter().find_map(|stand_in| self.peak.get(stand_in).copied())
     }

@@ -23,6 +23,8 @@ pub enum DataType {
     Fp16,
     /// Floating point of eight bits (E4M3 or E5M2).
     Fp8,
+    /// Byte of a message of compressed numbers: a signed integer, or a part of a wider number.
+    Int8,
     /// Signed integer of 32 bits: token ids, class labels, pooling indices.
     Int32,
 }
@@ -34,7 +36,7 @@ impl DataType {
             DataType::Fp64 => 8,
             DataType::Fp32 | DataType::Tf32 | DataType::Int32 => 4,
             DataType::Bf16 | DataType::Fp16 => 2,
-            DataType::Fp8 => 1,
+            DataType::Fp8 | DataType::Int8 => 1,
         })
     }
 
@@ -62,6 +64,7 @@ impl DataType {
             DataType::Bf16 => "bf16",
             DataType::Fp16 => "fp16",
             DataType::Fp8 => "fp8",
+            DataType::Int8 => "int8",
             DataType::Int32 => "int32",
         }
     }

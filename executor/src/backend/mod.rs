@@ -53,6 +53,8 @@ pub struct Hyperparameters {
     pub outer_learning_rate: f32,
     /// The momentum of [`Kernel::OuterStep`].
     pub outer_momentum: f32,
+    /// The share of its own parameters that a replica keeps in [`Kernel::OuterStep`].
+    pub outer_mixing: f32,
     /// Steps without an overflow after which [`Kernel::UpdateControl`] doubles the loss scale.
     pub growth_interval: u32,
     /// The step's number, from 1, for [`Kernel::AdamW`]'s bias correction and for what
@@ -76,6 +78,7 @@ impl Default for Hyperparameters {
             clip_norm: 1.0,
             outer_learning_rate: 1.0,
             outer_momentum: 0.0,
+            outer_mixing: 0.0,
             growth_interval: 2000,
             step: 1,
             seed: 0,

@@ -81,8 +81,8 @@ impl Kernel {
             Kernel::LambDirection { elements, .. } => Kernel::LambDirection { elements, controlled: false, exempt: false },
             Kernel::LambStep { elements, .. } => Kernel::LambStep { elements, controlled: false },
             Kernel::Average { elements, .. } => Kernel::Average { elements, parts: 2 },
-            Kernel::OuterStep { elements, momentum, nesterov, .. } => {
-                Kernel::OuterStep { elements, replicas: 2, momentum, nesterov }
+            Kernel::OuterStep { elements, momentum, nesterov, mixed, .. } => {
+                Kernel::OuterStep { elements, replicas: 2, momentum, nesterov, mixed }
             }
             Kernel::RunningStatistics { channels, .. } => Kernel::RunningStatistics { channels, contributions: 1 },
             Kernel::Sgd { elements, momentum, nesterov, .. } => {

@@ -186,6 +186,12 @@ impl KernelOperand {
         Self { storage: Storage::Eight, ..self }
     }
 
+    /// The operand, a message of compressed numbers, counted in bytes.
+    #[inline(always)]
+    pub(super) fn bytes_of_message(self) -> Self {
+        Self { storage: Storage::Message, ..self }
+    }
+
     /// The operand, stored as integers.
     #[inline(always)]
     pub(super) fn integers(self) -> Self {
@@ -272,7 +278,7 @@ impl Traffic {
             (Presence::MasterCopy | Presence::Never, ..) => Self::default(),
             (_, Storage::Precision, Access::Read) => Self { read: moved, ..Self::default() },
             (_, Storage::Precision, Access::Write) => Self { written: moved, ..Self::default() },
-            (_, Storage::Eight, _) => Self { eight: moved, ..Self::default() },
+            (_, Storage::Eight | Storage::Message, _) => Self { eight: moved, ..Self::default() },
             (_, Storage::Single | Storage::Integer, _) => Self { single: moved, ..Self::default() },
         }
     }

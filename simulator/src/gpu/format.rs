@@ -51,7 +51,7 @@ impl ProductFormat {
     /// Returns the format of products in a run of a data type.
     pub const fn of(precision: DataType) -> Self {
         match precision {
-            DataType::Fp32 | DataType::Fp64 | DataType::Int32 => ProductFormat::Fp32,
+            DataType::Fp32 | DataType::Fp64 | DataType::Int8 | DataType::Int32 => ProductFormat::Fp32,
             DataType::Tf32 => ProductFormat::Tf32,
             DataType::Fp16 => ProductFormat::Fp16,
             DataType::Bf16 => ProductFormat::Bf16,

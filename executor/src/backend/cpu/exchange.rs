@@ -25,7 +25,7 @@ pub(super) unsafe fn difference(call: &KernelCall<'_>) {
 /// # Safety
 ///
 /// The call's operands are checked and valid.
-pub(super) unsafe fn outer_step(call: &KernelCall<'_>, replicas: usize, momentum: bool, nesterov: bool) {
+pub(super) unsafe fn outer_step(call: &KernelCall<'_>, replicas: usize, [momentum, nesterov, mixed]: [bool; 3]) {
     let parameters = call.hyperparameters;
     let rates = [replicas as f32, parameters.outer_learning_rate, parameters.outer_momentum];
     // SAFETY: reads and writes are valid and do not overlap; with momentum there is a third write.
@@ -36,7 +36,8 @@ pub(super) unsafe fn outer_step(call: &KernelCall<'_>, replicas: usize, momentum
             (true, false) => outer_with_momentum(outer, floats_mut(&call.writes[2]), sum, rates),
             (true, true) => outer_nesterov(outer, floats_mut(&call.writes[2]), sum, rates),
         }
-        floats_mut(&call.writes[0]).copy_from_slice(outer);
+        let own = floats_mut(&call.writes[0]);
+        if mixed { mix(own, outer, parameters.outer_mixing) } else { own.copy_from_slice(outer) }
     }
 }
 
@@ -50,6 +51,12 @@ multiversion! {
     fn subtract(y: &mut [f32], a: &[f32], b: &[f32]) {
         for ((y, &a), &b) in y.iter_mut().zip(a).zip(b) {
             *y = a - b;
+        }
+    }
+
+    fn mix(own: &mut [f32], outer: &[f32], share: f32) {
+        for (own, &outer) in own.iter_mut().zip(outer) {
+            *own = multiply_add::<FUSED>(share, *own - outer, outer);
         }
     }
 

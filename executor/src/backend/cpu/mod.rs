@@ -7,6 +7,7 @@ mod activations;
 mod attention;
 mod batch_norm;
 mod blocked;
+mod compression;
 mod control;
 mod convolution;
 mod cross_entropy;
@@ -109,6 +110,19 @@ impl Backend for CpuBackend {
             unsafe { eight_bits::quantise(call, [rows, columns], format, [straight, transposed], scratch) };
             return Ok(());
         }
+        match *call.kernel {
+            Kernel::Compress { format, feedback, .. } => {
+                // SAFETY: as above.
+                unsafe { compression::compress(call, format, feedback) };
+                return Ok(());
+            }
+            Kernel::Decompress { format, .. } => {
+                // SAFETY: as above.
+                unsafe { compression::decompress(call, format) };
+                return Ok(());
+            }
+            _ => {}
+        }
         if let Some(decoded) = eight_bits::decoded(call.kernel) {
             // SAFETY: as above.
             return unsafe { eight_bits::product(self, call, decoded) };
@@ -139,6 +153,8 @@ impl Backend for CpuBackend {
                     matmul::weight_gradient(call, matmul::Sizes { rows, columns, contracted, weight }, micro_kernel, scratch);
                 }
                 Kernel::Quantise { .. }
+                | Kernel::Compress { .. }
+                | Kernel::Decompress { .. }
                 | Kernel::EightBitMatmul { .. }
                 | Kernel::EightBitMatmulInputGradient { .. }
                 | Kernel::EightBitMatmulWeightGradient { .. } => unreachable!("they ran above, in every precision"),
@@ -252,8 +268,8 @@ impl Backend for CpuBackend {
                 Kernel::Accumulate { .. } => control::accumulate(call),
                 Kernel::Average { parts, .. } => exchange::average(call, parts),
                 Kernel::Difference { .. } => exchange::difference(call),
-                Kernel::OuterStep { replicas, momentum, nesterov, .. } => {
-                    exchange::outer_step(call, replicas, momentum, nesterov)
+                Kernel::OuterStep { replicas, momentum, nesterov, mixed, .. } => {
+                    exchange::outer_step(call, replicas, [momentum, nesterov, mixed])
                 }
                 Kernel::Narrow { .. } => control::narrow(call),
                 Kernel::Zero { .. } => control::zero(call),

@@ -143,7 +143,9 @@ pub(super) fn cases() -> Vec<Kernel> {
         ]);
         for (momentum, nesterov) in [(false, false), (true, false), (true, true)] {
             cases.push(Kernel::Sgd { elements, momentum, nesterov, controlled: false, exempt: false });
-            cases.push(Kernel::OuterStep { elements, replicas: 3, momentum, nesterov });
+            for mixed in [false, true] {
+                cases.push(Kernel::OuterStep { elements, replicas: 3, momentum, nesterov, mixed });
+            }
         }
     }
     for extents in [

@@ -6,6 +6,7 @@
 mod accuracy;
 mod attention_dropout;
 mod cases;
+mod compression;
 mod dropout;
 mod eight_bits;
 mod gpu_arithmetic;
@@ -56,6 +57,7 @@ const PARAMETERS: Hyperparameters = Hyperparameters {
     clip_norm: 1.0,
     outer_learning_rate: 0.7,
     outer_momentum: 0.8,
+    outer_mixing: 0.3,
     growth_interval: 3,
     step: 3,
     seed: 11,

@@ -48,7 +48,7 @@ pub(super) fn run_in(
     let types: Vec<DataType> = types.reads[..reads.len()].iter().chain(&types.writes).copied().collect();
     let to_bytes = |data_type: DataType, x: f64| match (Half::of(data_type), data_type) {
         (Some(half), _) => half.nearest(x as f32).to_le_bytes().to_vec(),
-        (None, DataType::Fp8) => vec![x as u8],
+        (None, DataType::Fp8 | DataType::Int8) => vec![x as u8],
         (None, DataType::Int32) => (x as i32).to_le_bytes().to_vec(),
         _ => (x as f32).to_le_bytes().to_vec(),
     };
@@ -90,7 +90,7 @@ pub(super) fn run_in(
                 (Some(half), _) => {
                     bytes.as_chunks::<2>().0.iter().map(|&bits| f64::from(half.to_single(u16::from_le_bytes(bits)))).collect()
                 }
-                (None, DataType::Fp8) => bytes.iter().map(|&code| f64::from(code)).collect(),
+                (None, DataType::Fp8 | DataType::Int8) => bytes.iter().map(|&code| f64::from(code)).collect(),
                 (None, DataType::Int32) => {
                     bytes.as_chunks::<4>().0.iter().map(|&bits| f64::from(i32::from_le_bytes(bits))).collect()
                 }

@@ -2,6 +2,7 @@
 //! traffic, being a few numbers.
 
 use super::{KernelFamily, KernelSpec, read, update, write};
+use crate::compression::Compression;
 use crate::kernel::control::Control;
 
 #[inline(always)]
@@ -72,13 +73,38 @@ pub(in crate::kernel) fn difference(elements: usize) -> KernelSpec {
 }
 
 #[inline(always)]
-pub(in crate::kernel) fn outer_step(elements: usize, momentum: bool, nesterov: bool) -> KernelSpec {
+pub(in crate::kernel) fn outer_step(elements: usize, momentum: bool, nesterov: bool, mixed: bool) -> KernelSpec {
     KernelSpec {
-        flags: [momentum, nesterov, false, false],
+        flags: [momentum, nesterov, mixed, false],
         ..KernelSpec::new("outer_step", KernelFamily::Optimizer, [elements], [
             read("difference", elements).single(),
-            write("parameter", elements).single(),
+            // It is read too if it is mixed.
+            write("parameter", elements).single().moving(if mixed { 2 * elements } else { elements }),
             update("outer parameter", elements), update("velocity", elements).when(momentum),
+        ])
+    }
+}
+
+#[inline(always)]
+pub(in crate::kernel) fn compress(elements: usize, parts: usize, format: Compression, feedback: bool) -> KernelSpec {
+    KernelSpec {
+        flags: [feedback, format == Compression::Int8, format == Compression::Fp16, false],
+        ..KernelSpec::new("compress", KernelFamily::Bucket, [elements], [
+            // A chunk's largest number is found first, but a chunk stays in the cache.
+            read("x", elements).single(),
+            write("message", parts * format.bytes(format.part(elements, parts))).bytes_of_message(),
+            update("error", elements).when(feedback),
+        ])
+    }
+}
+
+#[inline(always)]
+pub(in crate::kernel) fn decompress(elements: usize, sources: usize, format: Compression) -> KernelSpec {
+    KernelSpec {
+        flags: [false, format == Compression::Int8, format == Compression::Fp16, false],
+        ..KernelSpec::new("decompress", KernelFamily::Bucket, [elements, sources], [
+            read("messages", sources * format.bytes(elements)).bytes_of_message(),
+            write("y", elements).single(),
         ])
     }
 }

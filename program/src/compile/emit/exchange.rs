@@ -120,7 +120,7 @@ impl<'a> Exchange<'a> {
         match (begun.change, self.stage.plan.mode.outer()) {
             (Some(change), Some(outer)) => {
                 let (momentum, nesterov) = (outer.momentum != 0.0, outer.optimizer == OuterRule::Nesterov);
-                let kernel = Kernel::OuterStep { elements, replicas: self.replicas(), momentum, nesterov };
+                let kernel = Kernel::OuterStep { elements, replicas: self.replicas(), momentum, nesterov, mixed: false };
                 let writes: Vec<BufferId> = std::iter::once(begun.values).chain(buffers.outer.iter().copied()).collect();
                 list.compute(label, kernel, &[change], &writes);
             }

@@ -85,6 +85,7 @@ struct StepParameters {
     double clip_norm;
     double outer_learning_rate;
     double outer_momentum;
+    double outer_mixing;
     index growth_interval;
     long_word step;
     long_word seed;

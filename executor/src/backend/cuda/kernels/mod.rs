@@ -31,6 +31,7 @@ macro_rules! source {
 pub(crate) const SOURCES: &[KernelSource] = &[
     source!("attention.cu", ATTENTION),
     source!("attention_tensor.cu", ATTENTION, TENSOR),
+    source!("compression.cu"),
     source!("cross_entropy.cu"),
     source!("elementwise.cu"),
     source!("fp8.cu"),

@@ -97,12 +97,13 @@ KERNEL(sgd) {
 
 // Reads the sum of the replicas' differences; writes parameters, outer parameters (, velocities),
 // all in single precision. sizes: elements, replicas, whether there is momentum, whether it is
-// Nesterov's
+// Nesterov's, whether the parameters are mixed with the outer ones
 KERNEL(outer_step) {
     const index elements = arguments.sizes[0];
     const float replicas = (float)arguments.sizes[1];
     const bool has_momentum = arguments.sizes[2] != 0, is_nesterov = arguments.sizes[3] != 0;
     const float rate = (float)arguments.step->outer_learning_rate, momentum = (float)arguments.step->outer_momentum;
+    const float share = arguments.sizes[4] != 0 ? (float)arguments.step->outer_mixing : 0.0f;
     const float *sums = read<float>(arguments, 0);
     float *parameters = written<float>(arguments, 0), *outer = written<float>(arguments, 1);
     float *velocities = written<float>(arguments, 2);
@@ -115,7 +116,7 @@ KERNEL(outer_step) {
             step = is_nesterov ? momentum * velocity + gradient : velocity;
         }
         outer[i] -= rate * step;
-        parameters[i] = outer[i];
+        parameters[i] = share != 0.0f ? outer[i] + share * (parameters[i] - outer[i]) : outer[i];
     }
 }
 

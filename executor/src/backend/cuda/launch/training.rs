@@ -2,7 +2,7 @@
 
 use super::dispatcher::{Dispatcher, Grid, LaunchConfig};
 use crate::backend::cuda::driver::CudaError;
-use foretell_models::Kernel;
+use foretell_models::{Compression, Kernel};
 
 impl Dispatcher<'_> {
     /// Queues a kernel of this family, or returns `false`.
@@ -65,9 +65,28 @@ impl Dispatcher<'_> {
                     let sizes = [elements, flags[0], flags[1], flags[2], master, flags[3]];
                     self.launch(LaunchConfig::new("sgd", Grid::Elements(elements), &sizes))?;
                 }
-                Kernel::OuterStep { elements, replicas, momentum, nesterov } => {
-                    let sizes = [elements, replicas, usize::from(momentum), usize::from(nesterov)];
+                Kernel::OuterStep { elements, replicas, momentum, nesterov, mixed } => {
+                    let flags = [momentum, nesterov, mixed].map(usize::from);
+                    let sizes = [elements, replicas, flags[0], flags[1], flags[2]];
                     self.launch(LaunchConfig::new("outer_step", Grid::Elements(elements), &sizes))?;
+                }
+                Kernel::Compress { elements, parts, format, feedback } => {
+                    let numbers = parts * format.part(elements, parts);
+                    let (function, grid) = match format {
+                        Compression::Bf16 => ("compress_bf16", Grid::Elements(numbers)),
+                        Compression::Fp16 => ("compress_fp16", Grid::Elements(numbers)),
+                        Compression::Int8 => ("compress_int8", Grid::Rows(numbers / format.chunk())),
+                    };
+                    self.launch(LaunchConfig::new(function, grid, &[elements, numbers, usize::from(feedback)]))?;
+                }
+                Kernel::Decompress { elements, sources, format } => {
+                    let function = match format {
+                        Compression::Bf16 => "decompress_bf16",
+                        Compression::Fp16 => "decompress_fp16",
+                        Compression::Int8 => "decompress_int8",
+                    };
+                    let sizes = [elements, sources, format.part(elements, 1)];
+                    self.launch(LaunchConfig::new(function, Grid::Elements(elements), &sizes))?;
                 }
                 Kernel::AdamW { elements, controlled, exempt } => {
                     let sizes = [elements, usize::from(controlled), master, usize::from(exempt)];

@@ -117,13 +117,15 @@ pub(super) fn run(kernel: &Kernel, given: &Given<'_>) -> Option<Vec<Tensor>> {
         }
         Kernel::Average { parts, .. } => vec![before[0].iter().map(|y| y / parts as f64).collect()],
         Kernel::Difference { .. } => vec![zip(&reads[0], &reads[1], |a, b| a - b)],
-        Kernel::OuterStep { replicas, momentum, nesterov, .. } => {
+        Kernel::OuterStep { replicas, momentum, nesterov, mixed, .. } => {
             let (rate, factor) = (f64::from(parameters.outer_learning_rate), f64::from(parameters.outer_momentum));
             let gradient: Tensor = reads[0].iter().map(|sum| sum / replicas as f64).collect();
             let velocity = if momentum { zip(&before[2], &gradient, |v, g| factor * v + g) } else { gradient.clone() };
             let step = if nesterov { zip(&gradient, &velocity, |g, v| g + factor * v) } else { velocity.clone() };
             let outer = zip(&before[1], &step, |p, s| p - rate * s);
-            if momentum { vec![outer.clone(), outer, velocity] } else { vec![outer.clone(), outer] }
+            let share = if mixed { f64::from(parameters.outer_mixing) } else { 0.0 };
+            let own = zip(&before[0], &outer, |own, outer| share * own + (1.0 - share) * outer);
+            if momentum { vec![own, outer, velocity] } else { vec![own, outer] }
         }
         Kernel::AdamW { elements, exempt, .. } => {
             let [rate, decay, beta1, beta2, epsilon, scale] = [
