@@ -213,7 +213,16 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
         },
         calibrated: prediction.calibrated,
     });
-    for StepKind { steps, step_seconds, exposed_communication_seconds } in &prediction.cycle {
+    // Kinds that take equally long share a line: those of the fragments of an exchange are many.
+    let mut kinds: Vec<StepKind> = Vec::new();
+    for kind in &prediction.cycle {
+        let times = (kind.step_seconds, kind.exposed_communication_seconds);
+        match kinds.iter_mut().find(|one| (one.step_seconds, one.exposed_communication_seconds) == times) {
+            Some(one) => one.steps += kind.steps,
+            None => kinds.push(*kind),
+        }
+    }
+    for StepKind { steps, step_seconds, exposed_communication_seconds } in &kinds {
         let steps = if *steps == 1 { "1 step".into() } else { format!("{steps} steps") };
         let waits = format!("which waits {exposed_communication_seconds} for communication");
         text.push_str(&format!("\n{steps} of a cycle: {step_seconds} each, {waits}"));

@@ -17,7 +17,7 @@ pub(crate) fn hyperparameters(plan: &Plan, seed: u64, step: usize, run: RunLengt
         clip_norm: plan.training.clip_norm.unwrap_or(f32::INFINITY),
         outer_learning_rate: outer.learning_rate,
         outer_momentum: outer.momentum,
-        outer_mixing: 0.0,
+        outer_mixing: plan.mode.mixing(),
         growth_interval: plan.training.loss_scale.growth_interval,
         step: step as u64 + 1,
         seed,

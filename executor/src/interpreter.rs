@@ -9,6 +9,8 @@
 //!
 //! The interpreter knows no layouts.
 
+#[cfg(test)]
+mod exchanges;
 mod forward;
 mod gpu;
 mod prepared_program;

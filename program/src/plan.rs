@@ -4,6 +4,7 @@
 
 mod layout;
 mod learning_rate;
+mod local_sgd;
 mod lora;
 mod mode;
 mod normal_form;
@@ -21,8 +22,9 @@ mod workload;
 pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Layout, StageLayout};
 pub use learning_rate::{LearningRateSchedule, WarmUp};
+pub use local_sgd::{LocalSgd, OuterOptimizer, OuterRule};
 pub use lora::Lora;
-pub use mode::{AveragingGraph, Decentralised, LocalSgd, Mode, OuterOptimizer, OuterRule};
+pub use mode::{AveragingGraph, Decentralised, Mode};
 pub use offload::Offload;
 pub use operators::{OperatorPatterns, ShardedPart};
 pub use overlap::Overlap;

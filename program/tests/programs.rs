@@ -3,13 +3,13 @@
 mod soundness;
 
 use foretell_models::{
-    Bert, Decoder, DropoutRate, Gpt, GraphOptions, Llama, Mixtures, Mlp, Model, Resnet, SampleShape, Stem, Vit,
+    Bert, Compression, Decoder, DropoutRate, Gpt, GraphOptions, Llama, Mixtures, Mlp, Model, Resnet, SampleShape, Stem, Vit,
 };
 use foretell_program::{
-    AveragingGraph, Axis, BufferRole, Compiled, ContextMethod, DecayExemptions, Decentralised, Footprint, Instruction, Kept,
-    Layout, LocalSgd, Mode, NamePatterns, Offload, Operation, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule, Overlap,
-    ParameterServer, Plan, Program, Rank, Recompute, Schedule, ShardedPart, StageLayout, StageProgram, Staleness, Training,
-    compile,
+    AveragingGraph, Axis, BufferId, BufferRole, Compiled, ContextMethod, DecayExemptions, Decentralised, Footprint, Instruction,
+    Kept, Layout, LocalSgd, Mode, NamePatterns, Offload, Operation, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule,
+    Overlap, ParameterServer, Phase, Plan, Program, Rank, Recompute, Schedule, ShardedPart, StageLayout, StageProgram, Staleness,
+    Training, compile,
 };
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
@@ -252,13 +252,13 @@ fn for_model(mut training: Training, model: &Model) -> Training {
 }
 
 /// Asserts that training and evaluation share an arena: persistent buffers have the same offsets in
-/// both. Each may have sums of its own behind them.
+/// both. Each may have sums of its own behind them, and views of what they share.
 fn assert_shares_arena(compiled: &Compiled) {
-    let is_own = |one: &(Arc<str>, Bytes, Bytes)| OWN_SUMS.contains(&&*one.0);
+    let is_own = |one: &(Arc<str>, Bytes, Bytes, bool)| OWN_SUMS.contains(&&*one.0) || one.3;
     for rank in (0..compiled.training.mesh.world_size()).map(Rank) {
         let [training, evaluation] = [&compiled.training, &compiled.evaluation].map(|program| {
             let kept = program.list_of(rank).buffers.iter().filter(|one| one.persistent);
-            kept.map(|one| (one.name.clone(), one.offset, one.bytes)).collect::<Vec<_>>()
+            kept.map(|one| (one.name.clone(), one.offset, one.bytes, one.parent.is_some())).collect::<Vec<_>>()
         });
         let shared = training.iter().zip(&evaluation).take_while(|(one, other)| one == other).count();
         assert!(training[shared..].iter().chain(&evaluation[shared..]).all(is_own), "{training:?}\n{evaluation:?}");
@@ -305,9 +305,29 @@ fn modes() -> impl Strategy<Value = Mode> {
     ];
     let graph = proptest::sample::select(vec![AveragingGraph::Ring, AveragingGraph::Exponential, AveragingGraph::Complete]);
     prop_oneof![
-        (1usize..4, outer).prop_map(|(every, outer)| Mode::LocalSgd(LocalSgd { every, outer })),
+        (1usize..4, outer.clone()).prop_map(|(every, outer)| Mode::LocalSgd(LocalSgd { outer, ..LocalSgd::new(every) })),
+        (1usize..9, outer, 1usize..4, 0usize..4, compressions()).prop_map(|(every, outer, fragments, overlap, compression)| {
+            Mode::LocalSgd(LocalSgd { every, outer, fragments, overlap, mixing: None, compression })
+        }),
         (1usize..4, graph).prop_map(|(every, graph)| Mode::Decentralised(Decentralised { graph, every })),
     ]
+}
+
+fn compressions() -> impl Strategy<Value = Option<Compression>> {
+    prop_oneof![2 => Just(None), 1 => Just(Some(Compression::Fp16)), 2 => Just(Some(Compression::Int8))]
+}
+
+/// The first instruction of a pass that reads parameters which the step has updated already.
+fn reads_updated_parameters(list: &StageProgram) -> Option<usize> {
+    let root = |id: BufferId| list.buffer(id).parent.unwrap_or(id);
+    let mut updated = std::collections::BTreeSet::new();
+    list.instructions.iter().position(|one| {
+        if one.phase == Phase::Update {
+            updated.extend(one.writes.iter().map(|&id| root(id)).filter(|&id| list.buffer(id).role == BufferRole::Parameter));
+            return false;
+        }
+        one.reads.iter().any(|&id| updated.contains(&root(id)))
+    })
 }
 
 /// Whether an instruction communicates with a rank of another replica.
@@ -329,7 +349,7 @@ proptest! {
     #![proptest_config(cases(128))]
 
     #[test]
-    fn all_steps_of_a_mode_are_sound_and_only_the_last_of_a_round_exchanges(
+    fn all_steps_of_a_mode_are_sound_and_plain_steps_exchange_nothing(
         model in models(), (layout, batch) in layouts(), (optimizer, training) in recipes(), precision in precisions(),
         mode in modes()
     ) {
@@ -340,17 +360,27 @@ proptest! {
         };
         let (steps, cycle) = (compiled.step_programs(), compiled.cycle);
         prop_assert_eq!(steps.len(), cycle.program_count());
+        let (fragments, overlap) = match mode {
+            Mode::LocalSgd(mode) => (mode.fragments, mode.overlap),
+            _ => (1, 0),
+        };
+        let has_plain = cycle.round_steps() > fragments * (overlap + 1);
         for step in 0..cycle.steps() {
             let program = steps[cycle.program_of_step(step)];
             assert_sound(program);
+            for list in &program.lists {
+                prop_assert_eq!(reads_updated_parameters(list), None);
+            }
             for rank in (0..program.mesh.world_size()).map(Rank) {
                 let exchanges = program.list_of(rank).instructions.iter().any(|one| is_between_replicas(program, rank, one));
-                prop_assert!(cycle.ends_round(step) || !exchanges, "step {} exchanges", step);
+                prop_assert!(!has_plain || cycle.program_of_step(step) > 0 || !exchanges, "step {} exchanges", step);
                 prop_assert!(program.list_of(rank).arena == compiled.training.list_of(rank).arena);
             }
             let all = program.lists.iter().flat_map(|list| &list.instructions);
             let averages = all.filter(|one| matches!(one.operation.kind(), "average" | "outer_step")).count();
-            prop_assert_eq!(averages > 0, cycle.ends_round(step), "step {}", step);
+            // A fragment may have no trained parameters.
+            let ends_round = (step + 1).is_multiple_of(cycle.round_steps());
+            prop_assert!(fragments > 1 || (averages > 0) == ends_round, "step {}", step);
             let training = program.clone();
             assert_shares_arena(&Compiled { training, ..compiled.clone() });
         }

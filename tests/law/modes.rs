@@ -62,6 +62,49 @@ fn an_outer_optimizer_after_every_step_is_that_of_the_gradient() {
 }
 
 #[test]
+fn one_fragment_at_the_end_of_a_round_is_diloco_bit_for_bit() {
+    let case = Case { data: 2, ..Case::usual(MODELS[0].0) };
+    let [plain, stated] = [
+        "{local_sgd: {every: 2, outer: {optimizer: nesterov}}}",
+        "{local_sgd: {every: 2, outer: {optimizer: nesterov}, fragments: 1, overlap: 0, mixing: 0.0, compression: fp32}}",
+    ]
+    .map(|mode| {
+        let scratch = Scratch::new();
+        bits(&scratch.train(&in_mode(&case, mode), 6, 3, &["--data", "synthetic"]).losses)
+    });
+    assert_eq!(plain, stated);
+}
+
+#[test]
+fn layouts_within_a_replica_train_alike_in_fragments() {
+    let gpt = MODELS[3].0;
+    let mode = "{local_sgd: {every: 3, fragments: 2, overlap: 0, outer: {optimizer: nesterov}}}";
+    let alone = in_mode(&Case { data: 2, ..Case::usual(gpt) }, mode);
+    let streaming = mode.replace("every: 3, fragments: 2, overlap: 0", "every: 4, fragments: 2, overlap: 1");
+    let alone_streaming = in_mode(&Case { data: 2, ..Case::usual(gpt) }, &streaming);
+    for case in [
+        Case { data: 2, tensor: 2, ..Case::usual(gpt) },
+        Case { data: 2, pipeline: 2, ..Case::usual(gpt) },
+        Case { data: 4, zero: 1, hybrid: true, micro_batch: 1, ..Case::usual(gpt) },
+        Case { data: 4, zero: 3, hybrid: true, micro_batch: 1, ..Case::usual(gpt) },
+    ] {
+        same_curve(&alone, &in_mode(&case, mode), 5e-4);
+        same_curve(&alone_streaming, &in_mode(&case, &streaming), 5e-4);
+    }
+}
+
+#[test]
+fn compressed_averages_after_every_step_are_near_the_synchronous_mode() {
+    for (replicas, formats) in [(2, ["bf16", "fp16", "int8"]), (3, ["bf16", "fp16", "int8"])] {
+        let case = plain(replicas, MODELS[0].0);
+        for format in formats {
+            let mode = format!("{{local_sgd: {{every: 1, compression: {format}}}}}");
+            same_curve(&case.plan(), &in_mode(&case, &mode), 5e-3);
+        }
+    }
+}
+
+#[test]
 fn neighbours_that_are_all_replicas_average_as_all_do() {
     let mlp = MODELS[0].0;
     for (replicas, graph) in [(2, "ring"), (3, "ring"), (2, "exponential"), (4, "complete")] {
@@ -214,6 +257,8 @@ fn a_stopped_run_of_replicas_goes_on_with_the_state_of_each() {
     for (mode, precision) in [
         ("{local_sgd: {every: 2, outer: {optimizer: nesterov}}}", "fp32"),
         ("{local_sgd: {every: 2}}", "bf16"),
+        ("{local_sgd: {every: 4, fragments: 2, overlap: 1, outer: {optimizer: nesterov}}}", "bf16"),
+        ("{local_sgd: {every: 4, fragments: 2, compression: int8}}", "fp32"),
         ("{decentralised: {graph: ring, every: 2}}", "fp32"),
         ("{decentralised: {graph: exponential, every: 1}}", "bf16"),
     ] {

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 
 /// The name of the outer optimizer's velocity.
 pub(super) const OUTER_VELOCITY: &str = "outer_momentum_buffer";
+pub(super) const OUTER_PARAMETER: &str = "outer_parameter";
 /// The name of the parameters of replicas other than the first.
 pub(super) const PARAMETER: &str = "parameter";
 
@@ -102,6 +103,9 @@ fn optimizer_values(plan: &Plan) -> Vec<(StateValue, &'static str)> {
     let mut values: Vec<(StateValue, &str)> = states.map(|(number, &state)| (StateValue::Optimizer(number), state)).collect();
     if plan.mode.outer().is_some_and(|outer| outer.momentum != 0.0) {
         values.push((StateValue::OuterVelocity, OUTER_VELOCITY));
+    }
+    if plan.mode.keeps_outer_parameters() {
+        values.push((StateValue::OuterParameter, OUTER_PARAMETER));
     }
     if plan.mode.differs_after_exchange(StateValue::Parameter) {
         values.push((StateValue::Parameter, PARAMETER));

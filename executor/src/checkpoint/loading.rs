@@ -1,6 +1,6 @@
 //! The values that a run starts with: those of a checkpoint, or of a file of weights.
 
-use super::layout::{OUTER_VELOCITY, PARAMETER, name_of_state};
+use super::layout::{OUTER_PARAMETER, OUTER_VELOCITY, PARAMETER, name_of_state};
 use super::state::CheckpointState;
 use super::weights::{Heads, InitialWeights, Matching, StoredTensor, TensorFiles, folder_of_weights};
 use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
@@ -115,7 +115,8 @@ impl StateSource {
                 }),
                 StateValue::OuterVelocity => of_optimizer(OUTER_VELOCITY),
                 StateValue::Parameter | StateValue::Master if replica > 0 => of_optimizer(PARAMETER).or_else(of_model),
-                StateValue::Parameter | StateValue::Master | StateValue::Running | StateValue::OuterParameter => of_model(),
+                StateValue::OuterParameter => of_optimizer(OUTER_PARAMETER).or_else(of_model),
+                StateValue::Parameter | StateValue::Master | StateValue::Running => of_model(),
             };
             let Some(stored) = stored else { return Ok(None) };
             parts.push((public.elements, stored));

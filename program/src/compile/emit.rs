@@ -13,8 +13,10 @@
 //! called: tasks arrive in order.
 
 mod activations;
+mod averaging;
 mod buckets;
 mod convert;
+mod early;
 mod exchange;
 mod gather;
 mod list;
@@ -35,11 +37,13 @@ pub(super) use stage::Stage;
 
 use super::messages::Receive;
 use super::reshard::crossing_placements;
+use crate::cycle::ExchangePart;
 use crate::mesh::{Axis, Group};
 use crate::program::{BufferId, BufferRole, Operation, Phase, StageProgram};
 use crate::schedule::{StagePass, Task};
 use activations::OffloadedActivations;
 use buckets::GradientBuckets;
+use early::EarlyUpdates;
 use exchange::Exchange;
 use foretell_models::{Kernel, OperatorId, Pass, Role, TensorId};
 use gather::GatheredParameters;
@@ -73,6 +77,9 @@ pub(super) struct StageEmitter<'a> {
     gradients: GradientBuckets,
     messages: WorkerMessages,
     offloaded: OffloadedActivations,
+    /// The step's part of an exchange between replicas, if it has one.
+    exchange: Option<Exchange<'a>>,
+    early: EarlyUpdates,
 }
 
 impl<'a> StageEmitter<'a> {
@@ -89,6 +96,8 @@ impl<'a> StageEmitter<'a> {
             gradients: GradientBuckets::new(stage),
             messages,
             offloaded: OffloadedActivations::default(),
+            exchange: None,
+            early: EarlyUpdates::default(),
         }
     }
 
@@ -181,6 +190,7 @@ impl<'a> StageEmitter<'a> {
             self.operator(id, micro_batch, phase);
             let instance = (id, micro_batch);
             self.gradients.after_operator(&mut self.list, stage, &self.persistent, &mut self.messages, instance);
+            self.update_early(task, position, id);
             self.offloaded.move_out(&mut self.list, stage, &mut self.live, &mut leaving, now, returns);
         }
         if task.pass == StagePass::Forward {
@@ -334,13 +344,17 @@ impl<'a> StageEmitter<'a> {
         }
     }
 
-    /// Emits the end of the step, after the last backward pass, with the exchange of this kind of
-    /// round if it ends with the step.
-    pub(super) fn update(&mut self, round: Option<usize>) {
+    /// Begins the step's part of an exchange: emits what replicas send each other beside the step's
+    /// kernels.
+    pub(super) fn begin_exchange(&mut self, part: ExchangePart) {
+        self.exchange = Some(Exchange::new(self.stage, part, &mut self.list, &self.persistent));
+    }
+
+    /// Emits the end of the step, after the last backward pass, with its part of an exchange.
+    pub(super) fn update(&mut self) {
         self.gradients.finish(&mut self.list, self.stage, &self.persistent, &mut self.messages);
-        let Self { stage, list, persistent, gradients, .. } = self;
-        let exchange = round.map(|round| Exchange::new(stage, round, list));
-        Update { list, stage, persistent, gradients, exchange: exchange.as_ref() }.run();
+        let Self { stage, list, persistent, gradients, exchange, early, .. } = self;
+        Update { list, stage, persistent, gradients, exchange: exchange.as_ref() }.run(std::mem::take(early));
     }
 
     fn label(&self, tensor: TensorId, micro_batch: usize, phase: Phase) -> Label<'a> {

@@ -40,6 +40,22 @@ pub(super) fn check(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
             "raise `micro_batch`, or lower `global_batch`",
         );
     }
+    let kinds = plan.cycle().program_count();
+    if (micro_batches * operators).checked_mul(kinds).is_none_or(|instructions| instructions > MOST_INSTRUCTIONS) {
+        return invalid(
+            "mode",
+            format!("{kinds} kinds of steps of `{}` with {operators} operators are too many", graph.name),
+            "use fewer `fragments` or a smaller `overlap`",
+        );
+    }
+    let (fragments, blocks) = (plan.mode.fragments(), graph.blocks.len());
+    if fragments > blocks {
+        return invalid(
+            "mode.local_sgd",
+            format!("{fragments} fragments, but `{}` has only {blocks} blocks to put into them", graph.name),
+            &format!("use `fragments: {blocks}` or less"),
+        );
+    }
     let elements: u128 = graph.tensors.iter().map(|tensor| tensor.elements() as u128).sum();
     if elements * 4 * micro_batches as u128 > MOST_BYTES {
         return invalid(

@@ -271,9 +271,12 @@ impl Compilation<'_> {
         let mut emitter = StageEmitter::new(&stage);
         match tasks {
             Tasks::Passes(tasks, receives) => {
+                if let Wanted::Step(Some(exchange)) = wanted {
+                    emitter.begin_exchange(exchange);
+                }
                 emitter.tasks(tasks, receives, self.emission);
-                if let Wanted::Step(exchange) = wanted {
-                    emitter.update(exchange);
+                if matches!(wanted, Wanted::Step(_)) {
+                    emitter.update();
                 }
             }
             Tasks::Serve(pushed) => emitter.serve(wanted, pushed),

@@ -59,10 +59,18 @@ fn saving_list(list: &StageProgram, mesh: &StageMesh, first_stages: &FirstStages
     let buffers: Vec<Buffer> = with_state.map(|buffer| Buffer { parent: None, lifetime: None, ..buffer.clone() }).collect();
     let masters: Vec<TensorId> =
         buffers.iter().flat_map(values).filter(|(value, _)| *value == StateValue::Master).map(|(_, tensor)| tensor).collect();
+    let replicas_differ = buffers.iter().any(|buffer| {
+        let state = buffer.state.as_deref();
+        matches!(state, Some(StateContents::Tensors { value: StateValue::Parameter, replicas: Some(_), .. }))
+    });
     let is_saved = |value: StateValue, tensor: TensorId| {
         // Rounded copies need not be saved beside their masters. After an exchange, the outer
-        // optimizer's parameters are the model's.
-        let is_copy = value == StateValue::OuterParameter || value == StateValue::Parameter && masters.contains(&tensor);
+        // optimizer's parameters are the model's, unless replicas have parameters of their own.
+        let is_copy = match value {
+            StateValue::OuterParameter => !replicas_differ,
+            StateValue::Parameter => masters.contains(&tensor),
+            _ => false,
+        };
         !is_copy && first_stages.get(&(value, tensor)) == Some(&list.stage)
     };
     let (mut instructions, mut names) = (Vec::new(), Vec::new());

@@ -54,6 +54,8 @@ pub(super) struct Bucket {
     /// The number of operators that add to the gradients, for one micro-batch.
     pub(super) writers: usize,
     pub(super) training: BucketTraining,
+    /// The fragment that replicas exchange it with, if they exchange in fragments.
+    pub(super) fragment: usize,
 }
 
 /// The running statistics of one batch norm.
@@ -94,6 +96,8 @@ pub(super) struct StageState {
     pub(super) constants: Vec<Constant>,
     /// Whether the optimizer treats each parameter as a whole, so that each has its own bucket.
     one_bucket_each: bool,
+    /// The number of fragments that replicas exchange one after the other.
+    fragments: usize,
 }
 
 /// When parameters that are kept as shards are gathered.
@@ -177,6 +181,7 @@ impl StageState {
             optimizer_states: if servers == 0 { plan.optimizer_states() } else { 0 },
             constants: constants(&lowering.graph, is_of_stage),
             one_bucket_each: plan.optimizer == Optimizer::Lamb,
+            fragments: plan.mode.fragments(),
         };
         let exempt = exempt_parameters(&lowering.graph, &plan.training);
         for completed in completed_gradients(lowering, cuts, stage) {
@@ -263,9 +268,12 @@ impl StageState {
         let elements: usize = shape.iter().product();
         let padded = elements.next_multiple_of(BUCKET_ALIGNMENT);
         let most_elements = limit.count() as usize / 4;
+        // Frozen parameters are not exchanged.
+        let fragment = if training.is_frozen() { 0 } else { first_block(lowering, parameter) % self.fragments };
         let takes_more = training.is_frozen() || !self.one_bucket_each;
         let is_alike = |bucket: &Bucket| {
-            bucket.stages == stages && bucket.gradient == kind && bucket.block == block && bucket.training == training
+            let kinds = (bucket.gradient, bucket.block, bucket.training, bucket.fragment);
+            bucket.stages == stages && kinds == (kind, block, training, fragment)
         };
         let open = self.buckets.iter().rposition(is_alike);
         let open = open.filter(|&index| takes_more && self.buckets[index].elements + padded <= most_elements);
@@ -273,7 +281,18 @@ impl StageState {
             let shard_axes = if self.shards_state { shard_axes(kind, &lowering.mesh) } else { Vec::new() };
             let shards = shard_axes.iter().map(|&axis| lowering.mesh.size(axis)).product();
             let (members, elements, writers) = (Vec::new(), 0, 0);
-            self.buckets.push(Bucket { members, elements, shard_axes, shards, block, gradient: kind, stages, writers, training });
+            self.buckets.push(Bucket {
+                members,
+                elements,
+                shard_axes,
+                shards,
+                block,
+                gradient: kind,
+                stages,
+                writers,
+                training,
+                fragment,
+            });
             self.buckets.len() - 1
         });
         let name = lowering.graph.tensor(parameter).name.clone();
@@ -408,6 +427,12 @@ fn bucket_kind(placements: Placements) -> Placements {
         Placement::Shard(_) => kind.with(axis, Placement::Shard(0)),
         _ => kind,
     })
+}
+
+/// The first block that reads a parameter, whatever stages read it.
+fn first_block(lowering: &Lowering, parameter: TensorId) -> usize {
+    let readers = lowering.consumers[parameter.0].iter();
+    readers.map(|&id| lowering.graph.operators[id.0].block).min().unwrap_or(0)
 }
 
 /// The stages whose operators read a parameter, ascending.

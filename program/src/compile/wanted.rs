@@ -1,12 +1,13 @@
 //! The Programs that a run can want of the compiler.
 
 use super::lowering::Purpose;
+use crate::cycle::ExchangePart;
 
 /// One of the Programs of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// A training step, and what replicas exchange at its end.
-    Step(Option<usize>),
+    /// A training step, with its part of an exchange between replicas.
+    Step(Option<ExchangePart>),
     Evaluation,
     /// The outputs of the model alone.
     Logits,

@@ -2,6 +2,7 @@
 //! gradients in every step. In the others each replica makes steps of its own, and the replicas
 //! exchange parameters at the end of a round of steps.
 
+use super::local_sgd::{LocalSgd, LocalSgdForm, OuterOptimizer};
 use super::parameter_server::{ParameterServer, ParameterServerForm, Staleness};
 use super::{Plan, PlanError};
 use crate::cycle::Cycle;
@@ -25,40 +26,6 @@ pub enum Mode {
     Decentralised(Decentralised),
     /// Servers hold the parameters, and workers push gradients to them.
     ParameterServer(ParameterServer),
-}
-
-/// Local SGD (Stich 2019), and DiLoCo (Douillard et al. 2023) with an outer optimizer.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, JsonSchema)]
-pub struct LocalSgd {
-    /// The number of steps in a round.
-    pub every: usize,
-    /// The optimizer of the outer step, whose gradient is the mean of the replicas' changes; plain
-    /// averaging if `None`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub outer: Option<OuterOptimizer>,
-}
-
-/// The optimizer of the outer step.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(from = "OuterForm")]
-pub struct OuterOptimizer {
-    /// The rule.
-    pub optimizer: OuterRule,
-    /// The learning rate.
-    pub learning_rate: f32,
-    /// The momentum; 0 for none.
-    pub momentum: f32,
-}
-
-/// The rule of the outer step.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum OuterRule {
-    /// Gradient descent, with momentum if there is one.
-    #[default]
-    Sgd,
-    /// Gradient descent with Nesterov's momentum, as in DiLoCo.
-    Nesterov,
 }
 
 /// Decentralised SGD (D-PSGD, Lian et al. 2017).
@@ -96,7 +63,7 @@ impl Mode {
     /// The outer optimizer, if the replicas have one.
     pub fn outer(&self) -> Option<OuterOptimizer> {
         match self {
-            Mode::LocalSgd(mode) => mode.outer,
+            Mode::LocalSgd(mode) => mode.effective_outer(),
             Mode::Synchronous | Mode::Decentralised(_) | Mode::ParameterServer(_) => None,
         }
     }
@@ -104,29 +71,30 @@ impl Mode {
     /// The mode in normal form: modes that mean the same are equal.
     #[must_use]
     pub fn normalised(self) -> Self {
-        let plain = OuterOptimizer { learning_rate: 1.0, ..OuterOptimizer::default() };
         match self {
             // The mean of all, by another name.
-            Mode::Decentralised(Decentralised { graph: AveragingGraph::Complete, every }) => {
-                Mode::LocalSgd(LocalSgd { every, outer: None })
-            }
-            Mode::LocalSgd(LocalSgd { every, outer: Some(outer) }) if outer == plain => {
-                Mode::LocalSgd(LocalSgd { every, outer: None })
-            }
+            Mode::Decentralised(Decentralised { graph: AveragingGraph::Complete, every }) => Mode::LocalSgd(LocalSgd::new(every)),
+            Mode::LocalSgd(mode) => Mode::LocalSgd(mode.normalised()),
             other => other,
         }
     }
 
     /// Whether replicas hold different values of this kind at the end of a round, too. Only the
     /// exchange makes values equal: running statistics always, and parameters unless each replica
-    /// averages with its own neighbours.
+    /// averages with its own neighbours, or goes on while fragments of them are exchanged.
     pub fn differs_after_exchange(&self, value: StateValue) -> bool {
         match (self, value) {
             (Mode::Synchronous | Mode::ParameterServer(_), _) => false,
             (_, StateValue::Optimizer(_)) => true,
             (Mode::Decentralised(mode), StateValue::Parameter | StateValue::Master) => mode.graph != AveragingGraph::Complete,
+            (Mode::LocalSgd(mode), StateValue::Parameter | StateValue::Master) => mode.keeps_replicas_apart(),
             _ => false,
         }
+    }
+
+    /// Whether the outer parameters are others than the parameters at the end of a round.
+    pub fn keeps_outer_parameters(&self) -> bool {
+        self.outer().is_some() && self.differs_after_exchange(StateValue::Parameter)
     }
 
     /// The field of the plan that holds the mode.
@@ -145,13 +113,6 @@ impl Mode {
             Mode::Synchronous | Mode::ParameterServer(_) => 1,
             Mode::LocalSgd(LocalSgd { every, .. }) | Mode::Decentralised(Decentralised { every, .. }) => *every,
         }
-    }
-}
-
-impl Default for OuterOptimizer {
-    /// What plain averaging does.
-    fn default() -> Self {
-        Self { optimizer: OuterRule::Sgd, learning_rate: 1.0, momentum: 0.0 }
     }
 }
 
@@ -180,7 +141,7 @@ impl Plan {
             Mode::Decentralised(Decentralised { graph: AveragingGraph::Exponential, every }) => {
                 Cycle::new(*every, self.replicas().max(2).ilog2() as usize)
             }
-            other => Cycle::new(other.every(), 1),
+            other => Cycle::new(other.every(), 1).in_fragments(other.fragments(), other.overlap()),
         }
     }
 
@@ -197,16 +158,8 @@ impl Plan {
         if self.mode.every() == 0 {
             return refuse("replicas that exchange after every 0 steps never step", "use `every: 1` or more");
         }
-        if let Some(OuterOptimizer { optimizer, learning_rate, momentum }) = self.mode.outer() {
-            if !(learning_rate > 0.0 && learning_rate.is_finite()) {
-                return refuse("the outer learning rate is not above 0", "use `learning_rate: 0.7`, or leave it out");
-            }
-            if !(0.0..1.0).contains(&momentum) {
-                return refuse("the outer momentum is not from 0 up to, but not including, 1", "use `momentum: 0.9`");
-            }
-            if optimizer == OuterRule::Nesterov && momentum == 0.0 {
-                return refuse("Nesterov's rule needs a momentum", "use `momentum: 0.9`, or `optimizer: sgd`");
-            }
+        if let Mode::LocalSgd(mode) = self.mode {
+            mode.validate(field, self.replicas_of_mesh())?;
         }
         if self.layout.stages.is_some() || self.layout.shares.is_some() {
             return refuse(
@@ -261,21 +214,6 @@ enum ModeForm {
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct LocalSgdForm {
-    /// The number of steps in a round.
-    every: usize,
-    /// The optimizer of the outer step; plain averaging without it.
-    outer: Option<OuterOptimizer>,
-    #[schemars(skip)]
-    fragments: Option<IgnoredAny>,
-    #[schemars(skip)]
-    overlap: Option<IgnoredAny>,
-    #[schemars(skip)]
-    compression: Option<IgnoredAny>,
-}
-
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 struct DecentralisedForm {
     /// The neighbours of each replica.
     graph: AveragingGraph,
@@ -297,46 +235,14 @@ impl TryFrom<ModeForm> for Mode {
         let missing = |what: &str, hint: &str| Err(format!("`{what}` is not there yet; hint: {hint}"));
         match form {
             ModeForm::Synchronous => Ok(Mode::Synchronous),
-            ModeForm::LocalSgd(LocalSgdForm { fragments: Some(_), .. }) => {
-                missing("fragments", "leave it out: all parameters are exchanged at the end of a round")
-            }
-            ModeForm::LocalSgd(LocalSgdForm { overlap: Some(_), .. }) => {
-                missing("overlap", "leave it out: replicas wait for the exchange")
-            }
-            ModeForm::LocalSgd(LocalSgdForm { compression: Some(_), .. })
-            | ModeForm::Decentralised(DecentralisedForm { compression: Some(_), .. }) => {
+            ModeForm::LocalSgd(form) => Ok(Mode::LocalSgd(form.try_into()?)),
+            ModeForm::Decentralised(DecentralisedForm { compression: Some(_), .. }) => {
                 missing("compression", "leave it out: parameters are exchanged in single precision")
             }
-            ModeForm::LocalSgd(LocalSgdForm { every, outer, .. }) => Ok(Mode::LocalSgd(LocalSgd { every, outer })),
             ModeForm::Decentralised(DecentralisedForm { graph, every, .. }) => {
                 Ok(Mode::Decentralised(Decentralised { graph, every }))
             }
             ModeForm::ParameterServer(form) => Ok(Mode::ParameterServer(form.try_into()?)),
         }
-    }
-}
-
-/// The form of the outer optimizer in a plan file.
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct OuterForm {
-    /// The rule.
-    #[serde(default)]
-    optimizer: OuterRule,
-    /// The learning rate; 1 for `sgd` and 0.7 for `nesterov` if it is left out.
-    learning_rate: Option<f32>,
-    /// The momentum; 0 for `sgd` and 0.9 for `nesterov` if it is left out.
-    momentum: Option<f32>,
-}
-
-impl From<OuterForm> for OuterOptimizer {
-    /// Takes DiLoCo's values for what the file leaves out with Nesterov's rule, else those of plain
-    /// averaging.
-    fn from(OuterForm { optimizer, learning_rate, momentum }: OuterForm) -> Self {
-        let (usual_rate, usual_momentum) = match optimizer {
-            OuterRule::Sgd => (1.0, 0.0),
-            OuterRule::Nesterov => (0.7, 0.9),
-        };
-        Self { optimizer, learning_rate: learning_rate.unwrap_or(usual_rate), momentum: momentum.unwrap_or(usual_momentum) }
     }
 }

@@ -13,8 +13,8 @@ mod tensor;
 use foretell_models::{DropoutRate, Gpt, Kernel, Llama, Mlp, Model, Resnet, Stem, Vgg};
 use foretell_program::{
     Axis, BufferRole, Collective, CollectiveRole, Compiled, ContextMethod, Instruction, Keep, Kept, Layout, LearningRateSchedule,
-    MemoryKind, Mode, Offload, Operation, Optimizer, Overlap, Period, Phase, Plan, PlanError, Program, Recompute, Schedule,
-    StageProgram, Training, WarmUp, compile,
+    MemoryKind, Mode, Offload, Operation, Optimizer, OuterOptimizer, Overlap, Period, Phase, Plan, PlanError, Program, Recompute,
+    Schedule, StageProgram, Training, WarmUp, compile,
 };
 use foretell_units::{Bytes, DataType};
 

@@ -119,9 +119,19 @@ fn a_mode_without_meaning_or_not_there_yet_is_refused_in_a_sentence() {
         (r#"{"local_sgd": {"every": 2, "outer": {"learning_rate": 0}}}"#, "not above 0"),
         (r#"{"local_sgd": {"every": 2, "outer": {"momentum": 1}}}"#, "momentum is not from 0"),
         (r#"{"local_sgd": {"every": 2, "outer": {"optimizer": "nesterov", "momentum": 0}}}"#, "needs a momentum"),
-        (r#"{"local_sgd": {"every": 2, "fragments": 4}}"#, "`fragments` is not there yet; hint: "),
-        (r#"{"local_sgd": {"every": 2, "overlap": 1}}"#, "`overlap` is not there yet; hint: "),
-        (r#"{"local_sgd": {"every": 2, "compression": "int8"}}"#, "`compression` is not there yet; hint: "),
+        (r#"{"local_sgd": {"every": 2, "fragments": 0}}"#, "parameters in 0 fragments are never exchanged"),
+        (r#"{"local_sgd": {"every": 2, "fragments": 4}}"#, "4 fragments take turns in a round of 2 steps"),
+        (r#"{"local_sgd": {"every": 90, "fragments": 30}}"#, "30 fragments, but `m` has only 2 blocks to put into them"),
+        (r#"{"local_sgd": {"every": 2, "overlap": 2}}"#, "an exchange would not end before the next one, 2 steps later"),
+        (r#"{"local_sgd": {"every": 7, "fragments": 2, "overlap": 3}}"#, "would not end before the next one, 3 steps later"),
+        (r#"{"local_sgd": {"every": 99999, "fragments": 2, "overlap": 9999}}"#, "more than 1024 kinds of steps"),
+        (r#"{"local_sgd": {"every": 4, "overlap": 1, "mixing": 1}}"#, "the share of its own parameters"),
+        (
+            r#"{"local_sgd": {"every": 2, "compression": "int4"}}"#,
+            "`int4` is no format for numbers that travel; hint: use `fp32`",
+        ),
+        (r#"{"local_sgd": {"every": 4, "overlap": 1, "compression": "int8"}}"#, "between more than two replicas"),
+        (r#"{"decentralised": {"graph": "ring", "compression": "int8"}}"#, "`compression` is not there yet; hint: "),
         (r#"{"parameter_server": {"servers": 0}}"#, "no server is left"),
         (r#"{"parameter_server": {"servers": 1, "staleness": -1}}"#, "a staleness of -1 steps is below 0; hint: "),
         (r#"{"parameter_server": {"servers": 1, "staleness": "some"}}"#, "`some` is no staleness; hint: "),
@@ -168,6 +178,7 @@ fn a_mode_reads_back_as_it_is_written() {
         r#""synchronous""#,
         r#"{"local_sgd":{"every":50}}"#,
         r#"{"local_sgd":{"every":50,"outer":{"optimizer":"nesterov","learning_rate":0.5,"momentum":0.75}}}"#,
+        r#"{"local_sgd":{"every":50,"fragments":4,"overlap":3,"mixing":0.25,"compression":"int8"}}"#,
         r#"{"decentralised":{"graph":"exponential","every":2}}"#,
         r#"{"parameter_server":{"servers":2,"staleness":0}}"#,
         r#"{"parameter_server":{"servers":2,"staleness":3}}"#,
@@ -182,4 +193,7 @@ fn a_mode_reads_back_as_it_is_written() {
         [r#"{"local_sgd": {"every": 3, "outer": {}}}"#, r#"{"decentralised": {"graph": "complete", "every": 3}}"#]
             .map(|mode| serde_json::from_str(mode).expect("a mode"));
     assert_eq!(plain.normalised(), all.normalised());
+    let usual: Mode =
+        serde_json::from_str(r#"{"local_sgd": {"every": 9, "overlap": 2, "compression": "fp32"}}"#).expect("a mode");
+    assert_eq!((usual.mixing(), usual.outer()), (0.5, Some(OuterOptimizer::default())));
 }

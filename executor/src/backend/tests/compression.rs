@@ -51,7 +51,7 @@ fn half_a_step(format: Compression, number: f64, chunk: &[f64]) -> f64 {
     let largest = chunk.iter().fold(0.0_f64, |largest, x| largest.max(x.abs()));
     match format {
         // Half of the last place, also of the least normal number.
-        Compression::Bf16 => number.abs() * 2f64.powi(-9),
+        Compression::Bf16 => number.abs() * 2f64.powi(-8),
         Compression::Fp16 => (number.abs() * 2f64.powi(-12)).max(2f64.powi(-25)) * 2.0,
         Compression::Int8 => largest / 254.0 * 1.001,
     }

@@ -216,6 +216,13 @@ impl GradientBuckets {
         }
     }
 
+    /// Whether a bucket's gradients are complete, and whole without a sum over ranks.
+    pub(super) fn are_whole(&self, stage: &Stage<'_>, index: usize) -> bool {
+        let bucket = &stage.state.buckets[index];
+        let is_summed = bucket.shards > 1 || bucket.stages.len() > 1 || !stage.summed_axes(bucket.gradient).is_empty();
+        self.writers_left[index] == 0 && self.reduced[index].is_some() && !is_summed
+    }
+
     /// Takes the gradients that one worker has pushed.
     pub(super) fn take_session(&mut self, persistent: &PersistentBuffers, worker: usize) {
         let gradients = |bucket: &BucketBuffers| bucket.sessions.get(worker).map(|&[_, gradients]| gradients);

@@ -1,53 +1,74 @@
-//! The exchange between replicas at the end of a round, bucket by bucket: each sends its
-//! parameters, or how far they have moved in the round. The mode decides which of them, and to
-//! whom.
+//! The exchange between replicas in a round, bucket by bucket: each sends its parameters, or how
+//! far they have moved in the round. The mode decides which of them, and to whom.
 //!
-//! An exchange begins right after a bucket's update and ends after all updates, so that it overlaps
-//! with those of other buckets. It works on the single-precision values: those of the master copy,
-//! if there is one.
+//! A whole exchange begins right after a bucket's update and ends after all updates, so that it
+//! overlaps with those of other buckets. An exchange that overlaps with steps takes the changes at
+//! the end of a step, sends a part of them beside the kernels of each of the next ones, and ends
+//! with the last of these. An exchange works on the single-precision values: those of the master
+//! copy, if there is one.
 
+use super::averaging::{Averaging, Slice};
 use super::list::{Label, ListBuilder};
-use super::persistent::BucketBuffers;
+use super::persistent::{BucketBuffers, PersistentBuffers};
 use super::stage::Stage;
+use crate::cycle::{ExchangePart, ExchangeTask};
 use crate::mesh::{Axis, Group, Rank};
 use crate::plan::{AveragingGraph, Mode, OuterRule};
 use crate::program::{BufferId, BufferRole, Peer, PeerId, Phase};
 use foretell_models::Kernel;
 use foretell_units::DataType;
 
-/// The exchange at the end of a step.
+/// A step's part of an exchange.
 pub(super) struct Exchange<'a> {
     stage: &'a Stage<'a>,
+    part: ExchangePart,
+    averaging: Averaging,
+    /// By bucket: messages that arrive beside the step's kernels and are added at its end.
+    arrived: Vec<(usize, BufferId)>,
     /// The neighbours of each replica: whom it sends to, and whom it receives from. Empty if all
-    /// replicas exchange with all by all-reduces.
+    /// replicas exchange with all.
     neighbours: Vec<(PeerId, PeerId)>,
 }
 
-/// An exchange of a bucket that has begun.
+/// A bucket after its update.
+pub(super) struct Updated<'a> {
+    pub(super) index: usize,
+    pub(super) buffers: &'a BucketBuffers,
+    /// The gradients, which are used up: their buffer is free.
+    pub(super) gradients: BufferId,
+    pub(super) parameters: BufferId,
+}
+
+/// An exchange of a bucket that ends with the step.
 pub(super) struct Begun {
-    index: usize,
+    pub(super) index: usize,
+    /// The updated parameters, or the rank's shard of them.
+    pub(super) parameters: BufferId,
     /// The values that the exchange replaces.
     values: BufferId,
     /// The sum of the replicas' changes, if the outer optimizer gets it.
     change: Option<BufferId>,
+    /// The slices of changes that travel, each with the messages that are still to be added.
+    slices: Vec<(Slice, Option<BufferId>)>,
     /// The values of the neighbours.
     received: Vec<BufferId>,
-    /// The parameters, if they are a rounded copy of the values.
-    rounded: Option<BufferId>,
+    /// Whether the parameters are a rounded copy of the values.
+    is_rounded: bool,
 }
 
 impl<'a> Exchange<'a> {
-    /// The exchange of a stage. `round` is the number of the round's kind, which selects the
-    /// neighbours if they change.
-    pub(super) fn new(stage: &'a Stage<'a>, round: usize, list: &mut ListBuilder) -> Self {
-        let mut exchange = Self { stage, neighbours: Vec::new() };
+    /// Begins a step's part of an exchange of a stage: sends what travels beside its kernels.
+    pub(super) fn new(stage: &'a Stage<'a>, part: ExchangePart, list: &mut ListBuilder, persistent: &PersistentBuffers) -> Self {
+        let (averaging, arrived, neighbours) = (Averaging::of(stage.plan), Vec::new(), Vec::new());
+        let mut exchange = Self { stage, part, averaging, arrived, neighbours };
+        exchange.send_changes(list, persistent);
         let Mode::Decentralised(mode) = stage.plan.mode else { return exchange };
         let replicas = exchange.replicas();
         let distances = match mode.graph {
             // In a ring of two the next replica is also the previous one.
             AveragingGraph::Ring if replicas > 2 => vec![1, replicas - 1],
             AveragingGraph::Ring => vec![1],
-            AveragingGraph::Exponential => vec![1 << round],
+            AveragingGraph::Exponential => vec![1 << part.round],
             AveragingGraph::Complete => (1..replicas).collect(),
         };
         for distance in distances {
@@ -57,32 +78,91 @@ impl<'a> Exchange<'a> {
         exchange
     }
 
-    /// Begins the exchange of a bucket whose update read `gradients` and wrote `updated`.
-    pub(super) fn begin(
-        &self,
-        list: &mut ListBuilder,
-        index: usize,
-        buffers: &BucketBuffers,
-        gradients: BufferId,
-        updated: BufferId,
-    ) -> Begun {
-        let master = self.stage.state.has_master_copy.then(|| buffers.states.last().copied()).flatten();
-        let values = master.unwrap_or(updated);
-        let mut begun = Begun { index, values, change: None, received: Vec::new(), rounded: master.map(|_| updated) };
-        let name = name_of(index);
-        let along_replicas = Group::along(Axis::Data);
-        match (self.stage.plan.mode, buffers.outer.first()) {
-            (Mode::Decentralised(_), _) => begun.received = self.send_to_neighbours(list, &name, values),
-            (_, Some(&outer)) => {
-                // The gradients are used up, so their buffer is free.
-                let kernel = Kernel::Difference { elements: list.elements(values) };
-                list.compute(Label::of_step(&name, Phase::Update), kernel, &[outer, values], &[gradients]);
-                list.all_reduce_of_step(&name, along_replicas, gradients);
-                begun.change = Some(gradients);
+    fn send_changes(&mut self, list: &mut ListBuilder, persistent: &PersistentBuffers) {
+        let ExchangeTask::Send(step) = self.part.task else { return };
+        for index in self.stage.state.trained_buckets().filter(|&index| self.concerns(index)).collect::<Vec<_>>() {
+            let (name, travelling) = (name_of(index), &persistent.buckets[index].travelling);
+            if let Some(slice) = travelling.slices.get(step) {
+                let messages = self.averaging.send(list, &name, travelling.changes, slice);
+                self.arrived.extend(messages.map(|messages| (index, messages)));
             }
-            _ => list.all_reduce_of_step(&name, along_replicas, values),
+            if let Some(slice) = step.checked_sub(1).and_then(|before| travelling.slices.get(before)) {
+                self.averaging.send_back(list, &name, slice);
+            }
         }
-        begun
+    }
+
+    /// Whether it may begin before the end of the step.
+    pub(super) fn may_begin_early(&self) -> bool {
+        self.part.task == ExchangeTask::Whole && self.neighbours.is_empty()
+    }
+
+    /// Whether a bucket takes part.
+    pub(super) fn concerns(&self, bucket: usize) -> bool {
+        self.stage.state.buckets[bucket].fragment == self.part.fragment
+    }
+
+    /// The step's part for a bucket, right after its update. `None` if the exchange does not end
+    /// with this step.
+    pub(super) fn begin(&self, list: &mut ListBuilder, updated: &Updated<'_>) -> Option<Begun> {
+        let &Updated { index, buffers, gradients, parameters } = updated;
+        let master = self.stage.state.has_master_copy.then(|| buffers.states.last().copied()).flatten();
+        let values = master.unwrap_or(parameters);
+        let (change, slices, received) = (None, Vec::new(), Vec::new());
+        let begun = Begun { index, parameters, values, change, slices, received, is_rounded: master.is_some() };
+        let name = name_of(index);
+        let Some(&outer) = buffers.outer.first() else {
+            if matches!(self.stage.plan.mode, Mode::Decentralised(_)) {
+                return Some(Begun { received: self.send_to_neighbours(list, &name, values), ..begun });
+            }
+            list.all_reduce_of_step(&name, Group::along(Axis::Data), values);
+            return Some(begun);
+        };
+        let difference = Kernel::Difference { elements: list.elements(values) };
+        let travelling = &buffers.travelling;
+        // Compressed changes are in their messages, and these in buffers of their own.
+        let changes = travelling.changes.unwrap_or(gradients);
+        match self.part.task {
+            ExchangeTask::Whole => {
+                list.compute(Label::of_step(&name, Phase::Update), difference, &[outer, values], &[gradients]);
+                let elements = list.elements(values);
+                let sizes = self.averaging.sizes(elements, 0).into_iter().filter(|_| self.averaging.is_compressed());
+                let place = |bytes| list.add_buffer(&name, BufferRole::Workspace, vec![bytes], DataType::Int8);
+                let buffers: Vec<BufferId> = sizes.map(place).collect();
+                let slices = self.averaging.cut(elements, 0, &mut buffers.into_iter());
+                let send = |slice: Slice| {
+                    self.averaging.compress(list, &name, gradients, &slice);
+                    let messages = self.averaging.send(list, &name, Some(gradients), &slice);
+                    (slice, messages)
+                };
+                Some(Begun { change: Some(gradients), slices: slices.into_iter().map(send).collect(), ..begun })
+            }
+            ExchangeTask::Take => {
+                list.compute(Label::of_step(&name, Phase::Update), difference, &[outer, values], &[changes]);
+                travelling.slices.iter().for_each(|slice| self.averaging.compress(list, &name, changes, slice));
+                None
+            }
+            ExchangeTask::Send(step) => {
+                let arrived = self.arrived.iter().find(|(bucket, _)| *bucket == index);
+                if let (Some(&(_, messages)), Some(slice)) = (arrived, travelling.slices.get(step)) {
+                    self.averaging.add(list, &name, messages, slice);
+                }
+                let is_last = step + 1 == self.stage.plan.mode.overlap();
+                let slices = || travelling.slices.iter().map(|slice| (slice.clone(), None)).collect();
+                is_last.then(|| Begun { change: Some(changes), slices: slices(), ..begun })
+            }
+        }
+    }
+
+    /// Adds the changes of a bucket that all replicas have sent, if kernels add them.
+    pub(super) fn add(&self, list: &mut ListBuilder, begun: &Begun) {
+        let name = name_of(begun.index);
+        for (slice, messages) in &begun.slices {
+            if let Some(messages) = *messages {
+                self.averaging.add(list, &name, messages, slice);
+                self.averaging.send_back(list, &name, slice);
+            }
+        }
     }
 
     /// Sends values to the neighbours of each replica and receives theirs.
@@ -119,8 +199,10 @@ impl<'a> Exchange<'a> {
         let label = Label::of_step(&name, Phase::Update);
         match (begun.change, self.stage.plan.mode.outer()) {
             (Some(change), Some(outer)) => {
+                begun.slices.iter().for_each(|(slice, _)| self.averaging.decompress(list, &name, change, slice));
+                let mixed = self.stage.plan.mode.mixing() > 0.0;
                 let (momentum, nesterov) = (outer.momentum != 0.0, outer.optimizer == OuterRule::Nesterov);
-                let kernel = Kernel::OuterStep { elements, replicas: self.replicas(), momentum, nesterov, mixed: false };
+                let kernel = Kernel::OuterStep { elements, replicas: self.replicas(), momentum, nesterov, mixed };
                 let writes: Vec<BufferId> = std::iter::once(begun.values).chain(buffers.outer.iter().copied()).collect();
                 list.compute(label, kernel, &[change], &writes);
             }
@@ -132,13 +214,23 @@ impl<'a> Exchange<'a> {
                 list.compute(label, Kernel::Average { elements, parts }, &[], &[begun.values]);
             }
         }
-        if let Some(rounded) = begun.rounded {
-            list.compute(label, Kernel::Narrow { elements }, &[begun.values], &[rounded]);
+        if begun.is_rounded {
+            list.compute(label, Kernel::Narrow { elements }, &[begun.values], &[begun.parameters]);
         }
     }
 
-    /// Averages running statistics over all replicas, whatever the graph: they are few.
+    /// Averages running statistics over all replicas at the end of a round, whatever the graph:
+    /// they are few.
     pub(super) fn average(&self, list: &mut ListBuilder, name: &str, values: &[BufferId]) {
+        let mode = self.stage.plan.mode;
+        let is_over = match self.part.task {
+            ExchangeTask::Whole => true,
+            ExchangeTask::Take => false,
+            ExchangeTask::Send(step) => step + 1 == mode.overlap(),
+        };
+        if !is_over || self.part.fragment + 1 < mode.fragments() {
+            return;
+        }
         for &buffer in values {
             list.all_reduce_of_step(name, Group::along(Axis::Data), buffer);
         }

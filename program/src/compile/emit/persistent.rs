@@ -1,6 +1,7 @@
 //! The persistent buffers of a stage: parameters, gradients, optimizer state, running statistics
 //! and sums. Training and evaluation declare the same buffers in the same order.
 
+use super::averaging::{Averaging, Slice};
 use super::list::ListBuilder;
 use super::stage::{Duty, Stage};
 use crate::compile::recipe::Constant;
@@ -13,6 +14,9 @@ use foretell_units::DataType;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+
+/// The alignment of parts of a buffer: a cache line, in bytes or more.
+const BUFFER_ALIGNMENT: usize = 64;
 
 /// The numbers of the update control that a run reports.
 const CONTROL_METRICS: [(Control, MetricKind); 3] = [
@@ -46,11 +50,24 @@ pub(super) struct BucketBuffers {
     /// The outer parameters, and the outer optimizer's velocity if it has one. Empty if replicas
     /// have no outer optimizer.
     pub(super) outer: Vec<BufferId>,
+    /// What of an exchange is on its way while steps run.
+    pub(super) travelling: Travelling,
     /// Of a worker: each server's part of the parameters and of the gradients.
     pub(super) parts: Vec<[BufferId; 2]>,
     /// Of a server whose workers go at their own pace: for each worker a copy of the parameters,
     /// and its gradients.
     pub(super) sessions: Vec<[BufferId; 2]>,
+}
+
+/// The changes of a bucket that are on their way while steps run. Fragments use the same memory,
+/// one after the other.
+#[derive(Default)]
+pub(super) struct Travelling {
+    /// The changes, then their sum, in single precision; `None` if they are in messages, or if no
+    /// exchange overlaps with steps.
+    pub(super) changes: Option<BufferId>,
+    /// The slices in which they travel. Empty if no exchange overlaps with steps.
+    pub(super) slices: Vec<Slice>,
 }
 
 /// The sums of squared gradients of buckets with equal placements after reduction.
@@ -76,6 +93,7 @@ impl PersistentBuffers {
         for index in 0..stage.state.buckets.len() {
             buffers.declare_bucket(list, stage, index);
         }
+        buffers.declare_travelling(list, stage);
         buffers.norms = squared_norms(list, stage);
         buffers.control = update_control(list, stage);
         buffers.declare_statistics(list, stage);
@@ -168,7 +186,42 @@ impl PersistentBuffers {
             ]
         });
         let sessions = sessions.collect();
-        self.buckets.push(BucketBuffers { parameters, gradients, states, outer, parts, sessions });
+        let travelling = Travelling::default();
+        self.buckets.push(BucketBuffers { parameters, gradients, states, outer, travelling, parts, sessions });
+    }
+
+    /// What of an exchange is on its way while steps run. A run stops only when nothing is, so this
+    /// is no part of the state.
+    fn declare_travelling(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
+        let overlap = stage.plan.mode.overlap();
+        if overlap == 0 {
+            return;
+        }
+        let averaging = Averaging::of(stage.plan);
+        let trained: Vec<usize> = stage.state.trained_buckets().collect();
+        let elements = |index: usize| stage.state.buckets[index].shard_elements();
+        // The places of a bucket's buffers: those of each fragment start at 0.
+        let mut ends = vec![0; stage.plan.mode.fragments()];
+        let mut place = |index: usize, size: usize| {
+            let end = &mut ends[stage.state.buckets[index].fragment];
+            *end += size.next_multiple_of(BUFFER_ALIGNMENT);
+            *end - size.next_multiple_of(BUFFER_ALIGNMENT)
+        };
+        let mut places = Vec::new();
+        for &index in &trained {
+            let sizes = averaging.sizes(elements(index), overlap);
+            places.push(sizes.into_iter().map(|size| (place(index, size), size)).collect::<Vec<_>>());
+        }
+        let data_type = if averaging.is_compressed() { DataType::Int8 } else { DataType::Fp32 };
+        let size = ends.into_iter().max().unwrap_or(0);
+        let root = list.add_persistent("changes", BufferRole::Workspace, vec![size], data_type);
+        for (index, places) in trained.into_iter().zip(places) {
+            let name = format!("changes {index}");
+            let mut buffers = places.into_iter().map(|(start, size)| list.add_view(&name, root, start, vec![size]));
+            let changes = if averaging.is_compressed() { None } else { buffers.next() };
+            let slices = averaging.cut(elements(index), overlap, &mut buffers);
+            self.buckets[index].travelling = Travelling { changes, slices };
+        }
     }
 
     /// Running statistics, and the sums of batch statistics that update them. Sums over the same

@@ -5,7 +5,8 @@
 //! them at once. Otherwise they are gathered in the next step, before kernels that read them.
 
 use super::buckets::GradientBuckets;
-use super::exchange::Exchange;
+use super::early::EarlyUpdates;
+use super::exchange::{Begun, Exchange, Updated};
 use super::list::{Label, ListBuilder};
 use super::optimizer_states::StagedStates;
 use super::persistent::{BatchStatistics, PersistentBuffers, placements_after_reduction};
@@ -30,33 +31,48 @@ pub(super) struct Update<'a> {
 }
 
 impl Update<'_> {
-    pub(super) fn run(&mut self) {
+    /// Ends the step. `early` has the buckets that are updated already.
+    pub(super) fn run(&mut self, early: EarlyUpdates) {
         if self.stage.duty == Duty::Worker {
             self.update_running_statistics();
             return;
         }
-        self.gradient_norm();
+        self.gradient_norm(&early);
         let mut staged = StagedStates::new(self.list, self.persistent);
-        let mut exchanges = Vec::new();
-        for bucket in self.stage.state.trained_buckets() {
+        let mut others = Vec::new();
+        for bucket in self.stage.state.trained_buckets().filter(|&bucket| !early.has(bucket)) {
             let Some((updated, gradients)) = self.update_bucket(bucket, staged.as_ref()) else { continue };
-            match self.exchange {
+            match self.begin_exchange(bucket, gradients, updated) {
                 None => self.gather(bucket, updated),
-                Some(exchange) => {
-                    let buffers = &self.persistent.buckets[bucket];
-                    let begun = exchange.begin(self.list, bucket, buffers, gradients, updated);
-                    exchanges.push((exchange, bucket, updated, begun));
-                }
+                Some(begun) => others.push(begun),
             }
             if let Some(staged) = &mut staged {
                 staged.take_out(self.list, self.persistent, bucket);
             }
         }
-        for (exchange, bucket, updated, begun) in exchanges {
-            exchange.end(self.list, &self.persistent.buckets[bucket], &begun);
-            self.gather(bucket, updated);
+        if let Some(exchange) = self.exchange {
+            let begun: Vec<Begun> = early.begun.into_iter().chain(others).collect();
+            begun.iter().for_each(|begun| exchange.add(self.list, begun));
+            for begun in begun {
+                exchange.end(self.list, &self.persistent.buckets[begun.index], &begun);
+                self.gather(begun.index, begun.parameters);
+            }
         }
         self.update_running_statistics();
+    }
+
+    /// Begins the exchange of an updated bucket. `None` if no exchange of it ends with the step.
+    fn begin_exchange(&mut self, index: usize, gradients: BufferId, parameters: BufferId) -> Option<Begun> {
+        let exchange = self.exchange.filter(|exchange| exchange.concerns(index))?;
+        let buffers = &self.persistent.buckets[index];
+        exchange.begin(self.list, &Updated { index, buffers, gradients, parameters })
+    }
+
+    /// Updates one bucket during the backward pass, and begins its exchange.
+    pub(super) fn run_bucket_early(&mut self, bucket: usize) -> Option<Begun> {
+        self.norms_of(bucket);
+        let (updated, gradients) = self.update_bucket(bucket, None)?;
+        self.begin_exchange(bucket, gradients, updated)
     }
 
     /// Updates one bucket, unless all updates wait for the norm of all gradients.
@@ -64,12 +80,17 @@ impl Update<'_> {
         if self.persistent.control.is_some() {
             return;
         }
+        self.norms_of(bucket);
+        self.update_bucket(bucket, None);
+    }
+
+    /// Sums the squares of one bucket's gradients.
+    fn norms_of(&mut self, bucket: usize) {
         for (number, norms) in self.persistent.norms.iter().enumerate() {
             for &(_, norm) in norms.buckets.iter().filter(|(one, _)| *one == bucket) {
                 self.squared_norm(&format!("squared norms {number}"), norms.placements, bucket, norm);
             }
         }
-        self.update_bucket(bucket, None);
     }
 
     /// Updates one bucket with one worker's gradients. There is no norm of them: it would be of one
@@ -81,7 +102,7 @@ impl Update<'_> {
     /// Updates the buckets that [`Self::run_early`] has left.
     pub(super) fn run_late(&mut self) {
         if self.persistent.control.is_some() {
-            self.gradient_norm();
+            self.gradient_norm(&EarlyUpdates::default());
             for bucket in self.stage.state.trained_buckets() {
                 self.update_bucket(bucket, None);
             }
@@ -99,9 +120,10 @@ impl Update<'_> {
         self.list.compute_in_group(Label::of_step(name, Phase::Update), kernel, Some(group), &[from], &[to]);
     }
 
-    /// Sums the squares of all reduced gradients, bucket by bucket. If the update depends on the
+    /// Sums the squares of all reduced gradients, bucket by bucket, but those of buckets that are
+    /// updated already. If the update depends on the
     /// norm, also sums them over buckets, ranks with other shards, and stages.
-    fn gradient_norm(&mut self) {
+    fn gradient_norm(&mut self, early: &EarlyUpdates) {
         let persistent = self.persistent;
         let (norms, is_controlled) = (&persistent.norms, persistent.control.is_some());
         let count = norms.len().max(1);
@@ -111,7 +133,9 @@ impl Update<'_> {
         }
         for (number, norms) in norms.iter().enumerate() {
             let name = format!("squared norms {number}");
-            norms.buckets.iter().for_each(|&(bucket, norm)| self.squared_norm(&name, norms.placements, bucket, norm));
+            for &(bucket, norm) in norms.buckets.iter().filter(|(bucket, _)| !early.has(*bucket)) {
+                self.squared_norm(&name, norms.placements, bucket, norm);
+            }
             if is_controlled {
                 let axes: Vec<Axis> = norms.placements.sharded_axes().collect();
                 let sum = self.list.add_view("squared norms", totals, number, vec![1]);

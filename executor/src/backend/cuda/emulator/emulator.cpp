@@ -43,6 +43,7 @@ static bool register_kernel(const char *name, Kernel function) {
 #include "tensor.cuh"
 #include "attention_tensor.cu"
 #endif
+#include "compression.cu"
 #include "cross_entropy.cu"
 #include "elementwise.cu"
 #include "fp8.cu"

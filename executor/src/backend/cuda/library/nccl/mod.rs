@@ -45,6 +45,7 @@ fn nccl_type(data_type: DataType) -> NcclDataType {
     match data_type {
         DataType::Bf16 => NcclDataType::Bfloat16,
         DataType::Fp16 => NcclDataType::Half,
+        DataType::Int8 => NcclDataType::Byte,
         _ => NcclDataType::Float,
     }
 }
