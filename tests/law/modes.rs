@@ -80,7 +80,7 @@ fn layouts_within_a_replica_train_alike_in_fragments() {
     let gpt = MODELS[3].0;
     let mode = "{local_sgd: {every: 3, fragments: 2, overlap: 0, outer: {optimizer: nesterov}}}";
     let alone = in_mode(&Case { data: 2, ..Case::usual(gpt) }, mode);
-    let streaming = mode.replace("every: 3, fragments: 2, overlap: 0", "every: 4, fragments: 2, overlap: 1");
+    let streaming = mode.replace("every: 3, fragments: 2, overlap: 0", "every: 6, fragments: 3, overlap: 1");
     let alone_streaming = in_mode(&Case { data: 2, ..Case::usual(gpt) }, &streaming);
     for case in [
         Case { data: 2, tensor: 2, ..Case::usual(gpt) },
