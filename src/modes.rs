@@ -121,7 +121,7 @@ pub fn compare(
     };
     let mut modes = samples_needed(table)?;
     if !to_loss {
-        modes.retain(|needed| needed.mode.is_synchronous());
+        modes.retain(|needed| needed.mode.has_synchronous_result());
     }
     let (mut answers, mut refused) = (Vec::new(), Vec::new());
     for needed in modes {
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(modes.first().map(|one| (one.mode, one.samples)), Some((Mode::Synchronous, 1.0)));
         for one in modes {
             assert!(one.samples >= 1.0 && !one.source.is_empty(), "{one:?}");
-            assert!(!one.mode.is_synchronous() || one.samples == 1.0, "{one:?}");
+            assert!(!one.mode.has_synchronous_result() || one.samples == 1.0, "{one:?}");
         }
     }
 

@@ -393,9 +393,10 @@ proptest! {
     #[test]
     fn workers_and_servers_are_sound_and_only_servers_update(
         model in models(), (layout, batch) in layouts(), (optimizer, training) in recipes(), precision in precisions(),
-        servers in 1usize..4, staleness in proptest::sample::select(vec![Staleness::None, Staleness::Steps(2), Staleness::Unbounded])
+        servers in 1usize..4, staleness in proptest::sample::select(vec![Staleness::None, Staleness::Steps(2), Staleness::Unbounded]),
+        compression in compressions()
     ) {
-        let mode = Mode::ParameterServer(ParameterServer { servers, staleness, beside_workers: false });
+        let mode = Mode::ParameterServer(ParameterServer { servers, staleness, beside_workers: false, compression });
         let layout = Layout { zero: 0, shard_group: None, ..layout };
         let plan = Plan { optimizer, training: for_model(training, &model), precision, mode, ..Plan::new(layout, batch) };
         let compiled = match compile(&model, "model", &plan) {

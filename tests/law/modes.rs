@@ -132,6 +132,77 @@ fn parameter_servers_that_wait_for_all_train_as_an_all_reduce_does() {
 }
 
 #[test]
+fn servers_that_add_compressed_gradients_are_near_the_synchronous_mode() {
+    let (mlp, gpt, tied) = (MODELS[0].0, MODELS[3].0, MODELS[2].0);
+    for (case, servers, format) in [
+        (Case { data: 2, optimizer: "sgd", ..Case::usual(mlp) }, 1, "int8"),
+        (Case { data: 3, optimizer: "sgd", ..Case::usual(mlp) }, 2, "fp16"),
+        (Case { data: 2, tensor: 2, optimizer: "sgd", ..Case::usual(gpt) }, 2, "bf16"),
+        (Case { data: 2, pipeline: 2, optimizer: "sgd", clip: true, ..Case::usual(tied) }, 3, "int8"),
+    ] {
+        same_curve(
+            &case.plan(),
+            &in_mode(&case, &format!("{{parameter_server: {{servers: {servers}, compression: {format}}}}}")),
+            1e-2,
+        );
+    }
+}
+
+#[test]
+fn compressed_pushes_learn_the_digits_as_well_as_single_precision() {
+    let answer = |compression: &str| {
+        let scratch = Scratch::new();
+        let plan = format!(
+            "model: {{family: mlp, widths: [64, 64, 10]}}\ntopology: local\nglobal_batch: 64\noptimizer: adamw\n\
+             layout: {{data: 2, micro_batch: 32}}\nmode: {{parameter_server: {{servers: 2, compression: {compression}}}}}\n"
+        );
+        let memory = scratch.predicted_memory(&plan);
+        let plan = scratch.file("plan.yaml", &plan);
+        let basic = ["execute", "--plan", super::common::text(&plan), "--epochs", "8", "--data", "digits", "--oversubscribe"];
+        let document = scratch.json(&basic);
+        let measured: Vec<u64> =
+            document["peak_memory_bytes"].as_array().expect("a list").iter().filter_map(serde_json::Value::as_u64).collect();
+        assert_eq!(measured, memory, "{compression}");
+        ["loss", "top1"].map(|key| document["evaluation"][key].as_f64().expect("a number"))
+    };
+    let [loss, top1] = answer("none");
+    assert!(top1 > 0.9, "top-1 {top1} in fp32");
+    for compression in ["bf16", "fp16", "int8"] {
+        let [other_loss, other_top1] = answer(compression);
+        assert!((other_loss - loss).abs() <= 0.05 * loss, "loss {other_loss} with {compression}, {loss} without");
+        assert!((other_top1 - top1).abs() <= 0.02, "top-1 {other_top1} with {compression}, {top1} without");
+    }
+}
+
+/// The parameters that a run on nearly all digits at once ends with. Its steps are so small that
+/// gradients hardly change.
+fn parameters_after(steps: usize, compression: &str) -> Vec<f32> {
+    let scratch = Scratch::new();
+    let plan = format!(
+        "model: {{family: mlp, widths: [64, 32, 10]}}\ntopology: local\nglobal_batch: 1024\noptimizer: sgd\n\
+         training: {{learning_rate: 0.001, momentum: 0.0}}\nlayout: {{data: 2, micro_batch: 512}}\n\
+         mode: {{parameter_server: {{servers: 1, compression: {compression}}}}}\n"
+    );
+    scratch.train(&plan, steps, 3, &["--data", "digits", "--run", "run"]);
+    let file = std::fs::read(scratch.path(&format!("run/checkpoints/{steps}/model.safetensors"))).expect("a checkpoint");
+    let (header, rest) = file.split_first_chunk::<8>().expect("a length");
+    let values = rest[u64::from_le_bytes(*header) as usize..].as_chunks::<4>().0;
+    values.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
+}
+
+#[test]
+fn what_rounding_loses_of_a_push_comes_with_the_next_ones() {
+    let norm = |one: &[f32], other: &[f32]| {
+        let squares = one.iter().zip(other).map(|(one, other)| f64::from(one - other).powi(2));
+        squares.sum::<f64>().sqrt()
+    };
+    // The error of a sum of gradients, relative to the sum.
+    let [first, last] = [1, 33].map(|steps| parameters_after(steps, "none"));
+    let error = norm(&parameters_after(33, "int8"), &last) / norm(&last, &first);
+    assert!(error > 0.0 && error < 1e-3, "{error}");
+}
+
+#[test]
 fn several_servers_of_one_worker_use_the_norm_of_all_their_parts() {
     let mode = "{parameter_server: {servers: 3}}";
     for (model, tensor, pipeline, optimizer) in
@@ -205,6 +276,7 @@ fn workers_at_their_own_pace_replay_a_recorded_order_bit_for_bit() {
         (Case { data: 3, ..Case::usual(mlp) }, "servers: 2, staleness: unbounded"),
         (Case { data: 2, optimizer: "sgd", ..Case::usual(mlp) }, "servers: 1, staleness: 1"),
         (Case { data: 2, pipeline: 2, precision: "bf16", ..Case::usual(gpt) }, "servers: 1, staleness: 2"),
+        (Case { data: 3, ..Case::usual(mlp) }, "servers: 2, staleness: unbounded, compression: int8"),
     ] {
         let scratch = Scratch::new();
         let plan = in_mode(&case, &format!("{{parameter_server: {{{mode}}}}}"));

@@ -24,6 +24,7 @@ mod live;
 mod operands;
 mod optimizer_states;
 mod persistent;
+mod push;
 mod recompute;
 mod repeats;
 mod ring;

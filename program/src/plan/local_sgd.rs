@@ -223,13 +223,15 @@ pub(super) struct LocalSgdForm {
     compression: Option<String>,
 }
 
-/// The formats in which changes travel.
+/// The formats in which changes and gradients travel.
 #[derive(JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[expect(dead_code, reason = "it describes a string")]
-enum CompressionForm {
+pub(super) enum CompressionForm {
     /// Single precision: no compression.
     Fp32,
+    /// Another name of `fp32`.
+    None,
     /// bfloat16.
     Bf16,
     /// Half precision.
@@ -244,7 +246,7 @@ fn one() -> usize {
 
 /// The compression that a plan file names; `None` for single precision.
 pub(super) fn parse_compression(text: &str) -> Result<Option<Compression>, String> {
-    if text == "fp32" {
+    if ["fp32", "none"].contains(&text) {
         return Ok(None);
     }
     let formats = [Compression::Bf16, Compression::Fp16, Compression::Int8];

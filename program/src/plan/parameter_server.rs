@@ -6,6 +6,8 @@
 //! `expert` and `pipeline` cut the model into, and each of these holds one of as many equal parts
 //! of its buckets as there are servers.
 
+use super::local_sgd::{CompressionForm, parse_compression};
+use foretell_models::Compression;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +21,10 @@ pub struct ParameterServer {
     /// Whether each worker's ranks are also a server. Otherwise servers have ranks of their own.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub beside_workers: bool,
+    /// The format in which gradients are pushed; single precision if `None`. A worker adds what
+    /// rounding loses to its next gradients.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub compression: Option<Compression>,
 }
 
 /// How many steps a worker may be ahead of the slowest one.
@@ -46,6 +52,10 @@ pub(super) struct ParameterServerForm {
     /// Whether each worker's ranks are also a server. Otherwise servers have ranks of their own.
     #[serde(default)]
     beside_workers: bool,
+    /// The format in which gradients are pushed: `fp32` (or `none`) unless stated. A worker adds
+    /// what rounding loses to its next gradients.
+    #[schemars(with = "Option<CompressionForm>")]
+    compression: Option<String>,
 }
 
 /// The form of a staleness: a number of steps, or a word.
@@ -76,7 +86,7 @@ impl TryFrom<ParameterServerForm> for ParameterServer {
     type Error = String;
 
     fn try_from(form: ParameterServerForm) -> Result<Self, String> {
-        let ParameterServerForm { servers, staleness, beside_workers } = form;
+        let ParameterServerForm { servers, staleness, beside_workers, compression } = form;
         let staleness = match staleness {
             StalenessForm::Steps(0) => Staleness::None,
             StalenessForm::Steps(steps) => match usize::try_from(steps) {
@@ -88,6 +98,7 @@ impl TryFrom<ParameterServerForm> for ParameterServer {
                 return Err(format!("`{word}` is no staleness; hint: use a number of steps, or `unbounded`"));
             }
         };
-        Ok(Self { servers, staleness, beside_workers })
+        let compression = compression.as_deref().map(parse_compression).transpose()?.flatten();
+        Ok(Self { servers, staleness, beside_workers, compression })
     }
 }

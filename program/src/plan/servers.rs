@@ -4,6 +4,7 @@
 use super::{Mode, Optimizer, ParameterServer, Plan, PlanError, Staleness};
 use crate::mesh::{Axis, Mesh, StageMesh};
 use crate::pacing::Pacing;
+use foretell_models::Compression;
 use foretell_units::DataType;
 
 impl Mode {
@@ -13,6 +14,19 @@ impl Mode {
             Mode::ParameterServer(mode) if !mode.beside_workers => mode.servers,
             _ => 0,
         }
+    }
+
+    /// The format in which workers push gradients; single precision if `None`.
+    pub(crate) fn push_format(&self) -> Option<Compression> {
+        match self {
+            Mode::ParameterServer(mode) => mode.compression,
+            Mode::Synchronous | Mode::LocalSgd(_) | Mode::Decentralised(_) => None,
+        }
+    }
+
+    /// Whether a step has the result of the synchronous mode, up to the order of sums.
+    pub fn has_synchronous_result(&self) -> bool {
+        self.is_synchronous() && self.push_format().is_none()
     }
 }
 
@@ -90,6 +104,12 @@ impl Plan {
             return refuse(
                 &format!("{} servers beside {} workers leave some of these without one", mode.servers, self.layout.data),
                 &format!("use `servers: {}`, or leave out `beside_workers`", self.layout.data),
+            );
+        }
+        if mode.beside_workers && mode.compression.is_some() {
+            return refuse(
+                "servers beside workers get gradients by a reduce-scatter, which adds them in single precision",
+                "leave out `compression`, or `beside_workers`",
             );
         }
         if self.layout.stages.is_some() || self.layout.shares.is_some() {

@@ -7,6 +7,7 @@ mod experts;
 mod recipes;
 mod recompute;
 mod refusals;
+mod servers;
 mod state;
 mod tensor;
 

@@ -136,6 +136,14 @@ fn a_mode_without_meaning_or_not_there_yet_is_refused_in_a_sentence() {
         (r#"{"parameter_server": {"servers": 1, "staleness": -1}}"#, "a staleness of -1 steps is below 0; hint: "),
         (r#"{"parameter_server": {"servers": 1, "staleness": "some"}}"#, "`some` is no staleness; hint: "),
         (r#"{"parameter_server": {"servers": 2, "beside_workers": true}}"#, "2 servers beside 4 workers"),
+        (
+            r#"{"parameter_server": {"servers": 1, "compression": "int3"}}"#,
+            "`int3` is no format for numbers that travel; hint: use `fp32`",
+        ),
+        (
+            r#"{"parameter_server": {"servers": 4, "beside_workers": true, "compression": "int8"}}"#,
+            "a reduce-scatter, which adds them in single precision",
+        ),
         (r#"{"decentralised": {"graph": "star"}}"#, "unknown variant `star`"),
     ] {
         let error = refused_mode(mode, |_| {});
@@ -162,6 +170,8 @@ fn a_mode_that_the_rest_of_the_plan_cannot_have_is_refused() {
     check(refused_mode(servers, layout(|layout| layout.offload = Offload::Optimizer)), "in their own memory");
     check(refused_mode(servers, |plan| plan.precision = DataType::Fp16), "loss scale of workers");
     check(refused_mode(servers, |plan| plan.training.class_weights = vec![1.0; 4]), "do not know the labels");
+    let compressed = r#"{"parameter_server": {"servers": 2, "compression": "int8"}}"#;
+    check(refused_mode(compressed, |plan| plan.precision = DataType::Int8), "not a number format for training");
     let stale = r#"{"parameter_server": {"servers": 2, "staleness": 1}}"#;
     check(refused_mode(stale, layout(|layout| layout.tensor = 2)), "different versions of what all have");
     check(refused_mode(stale, |plan| plan.training.clip_norm = Some(1.0)), "no common norm");
@@ -183,6 +193,7 @@ fn a_mode_reads_back_as_it_is_written() {
         r#"{"parameter_server":{"servers":2,"staleness":0}}"#,
         r#"{"parameter_server":{"servers":2,"staleness":3}}"#,
         r#"{"parameter_server":{"servers":4,"staleness":"unbounded","beside_workers":true}}"#,
+        r#"{"parameter_server":{"servers":2,"staleness":0,"compression":"int8"}}"#,
     ] {
         let read: Mode = serde_json::from_str(mode).expect("a mode");
         assert_eq!(serde_json::to_string(&read).expect("it is written"), mode);

@@ -223,9 +223,10 @@ impl GradientBuckets {
         self.writers_left[index] == 0 && self.reduced[index].is_some() && !is_summed
     }
 
-    /// Takes the gradients that one worker has pushed.
+    /// Takes the gradients that one worker has pushed: its push, unless there is a buffer that it
+    /// is decompressed into.
     pub(super) fn take_session(&mut self, persistent: &PersistentBuffers, worker: usize) {
-        let gradients = |bucket: &BucketBuffers| bucket.sessions.get(worker).map(|&[_, gradients]| gradients);
+        let gradients = |bucket: &BucketBuffers| bucket.gradients.or_else(|| bucket.sessions.get(worker).map(|&[_, push]| push));
         self.reduced = persistent.buckets.iter().map(gradients).collect();
     }
 

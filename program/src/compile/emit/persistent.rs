@@ -3,6 +3,7 @@
 
 use super::averaging::{Averaging, Slice};
 use super::list::ListBuilder;
+use super::push::Push;
 use super::stage::{Duty, Stage};
 use crate::compile::recipe::Constant;
 use crate::compile::state::{Bucket, Member, RunningStatistics};
@@ -52,11 +53,19 @@ pub(super) struct BucketBuffers {
     pub(super) outer: Vec<BufferId>,
     /// What of an exchange is on its way while steps run.
     pub(super) travelling: Travelling,
-    /// Of a worker: each server's part of the parameters and of the gradients.
-    pub(super) parts: Vec<[BufferId; 2]>,
+    /// Of a worker: each server's part.
+    pub(super) parts: Vec<ServerPart>,
     /// Of a server whose workers go at their own pace: for each worker a copy of the parameters,
-    /// and its gradients.
+    /// and its push.
     pub(super) sessions: Vec<[BufferId; 2]>,
+}
+
+/// A server's part of a worker's bucket.
+pub(super) struct ServerPart {
+    pub(super) parameters: BufferId,
+    pub(super) gradients: BufferId,
+    /// What rounding has lost of earlier pushes; `None` if gradients are pushed as they are.
+    pub(super) residual: Option<BufferId>,
 }
 
 /// The changes of a bucket that are on their way while steps run. Fragments use the same memory,
@@ -116,10 +125,13 @@ impl PersistentBuffers {
         let name = format!("parameters {index}");
         let parameters = list.add_persistent(&name, BufferRole::Parameter, shape(shards_parameters), state.precision);
         let is_frozen = bucket.training.is_frozen();
-        // The workers that go at their own pace, each with gradients of its own.
+        let push = Push::of(stage.plan);
+        // The workers that go at their own pace, each with a push of its own.
         let workers = stage.plan.pacing().filter(|_| stage.duty == Duty::Server).map_or(0, |pacing| pacing.workers);
         let name = format!("gradients {index}");
-        let gradients = (!is_frozen && workers == 0)
+        // Compressed pushes of these workers are decompressed one at a time.
+        let holds_gradients = workers == 0 || push.is_compressed();
+        let gradients = (!is_frozen && holds_gradients)
             .then(|| list.add_persistent(&name, BufferRole::Gradient, shape(shards_gradients), DataType::Fp32));
         let is_offloaded = stage.plan.layout.offload.is_of_optimizer();
         let memory = if is_offloaded { MemoryKind::Host } else { MemoryKind::Device };
@@ -173,16 +185,24 @@ impl PersistentBuffers {
             }
         }
         let parts = match gradients {
-            Some(gradients) if stage.duty == Duty::Worker => parts_of_servers(list, stage, [parameters, gradients]),
+            Some(gradients) if stage.duty == Duty::Worker => {
+                let residual = push.is_compressed().then(|| {
+                    let name = format!("residual {index}");
+                    list.add_persistent(&name, BufferRole::Gradient, shape(false), DataType::Fp32)
+                });
+                parts_of_servers(list, stage, [parameters, gradients], residual)
+            }
             _ => Vec::new(),
         };
         let sessions = (0..workers).map(|worker| {
-            let mut copy = |name: &str, role: BufferRole, data_type: DataType| {
-                list.add_persistent(&format!("{name} {index} of worker {worker}"), role, shape(true), data_type)
+            let mut add = |name: &str, role: BufferRole, elements: usize, data_type: DataType| {
+                list.add_persistent(&format!("{name} {index} of worker {worker}"), role, vec![elements], data_type)
             };
+            let elements = bucket.shard_elements();
+            let (size, data_type) = push.message(elements);
             [
-                copy("parameters", BufferRole::ParameterCopy, state.precision),
-                copy("gradients", BufferRole::Gradient, DataType::Fp32),
+                add("parameters", BufferRole::ParameterCopy, elements, state.precision),
+                add("gradients", BufferRole::Gradient, size, data_type),
             ]
         });
         let sessions = sessions.collect();
@@ -291,14 +311,24 @@ impl PersistentBuffers {
     }
 }
 
-/// Each server's part of a worker's parameters and gradients.
-fn parts_of_servers(list: &mut ListBuilder, stage: &Stage<'_>, buffers: [BufferId; 2]) -> Vec<[BufferId; 2]> {
+/// Each server's part of a worker's parameters and gradients, and of what rounding has lost.
+fn parts_of_servers(
+    list: &mut ListBuilder,
+    stage: &Stage<'_>,
+    [parameters, gradients]: [BufferId; 2],
+    residual: Option<BufferId>,
+) -> Vec<ServerPart> {
     let servers = stage.plan.mode.servers().max(1);
-    let part = |list: &mut ListBuilder, buffer: BufferId, number: usize| {
+    let mut part = |buffer: BufferId, number: usize| {
         let (name, elements) = (Arc::clone(&list.buffer(buffer).name), list.elements(buffer) / servers);
         list.add_view(&name, buffer, number * elements, vec![elements])
     };
-    (0..servers).map(|number| buffers.map(|buffer| part(list, buffer, number))).collect()
+    let all = (0..servers).map(|number| ServerPart {
+        parameters: part(parameters, number),
+        gradients: part(gradients, number),
+        residual: residual.map(|residual| part(residual, number)),
+    });
+    all.collect()
 }
 
 fn tensor_shard(member: &Member) -> TensorShard {

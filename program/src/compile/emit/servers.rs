@@ -8,6 +8,7 @@
 use super::StageEmitter;
 use super::list::{Label, ListBuilder};
 use super::persistent::PersistentBuffers;
+use super::push::Push;
 use super::update::Update;
 use super::workers::{in_forward_order, peers};
 use crate::compile::wanted::{SessionPart, Wanted};
@@ -38,7 +39,7 @@ impl StageEmitter<'_> {
             gradients.take_whole(persistent);
             let mut update = Update { list, stage, persistent, gradients, exchange: None };
             for &bucket in pushed {
-                sum_pushes(update.list, persistent, bucket, &workers);
+                sum_pushes(update.list, persistent, Push::of(stage.plan), bucket, &workers);
                 update.run_early(bucket);
             }
             update.run_late();
@@ -90,34 +91,48 @@ impl StageEmitter<'_> {
             }
             SessionPart::Receive => {
                 for &bucket in pushed {
-                    let Some([_, gradients]) = buffers(bucket) else { continue };
-                    list.receive(Label::of_step(&format!("gradients {bucket}"), Phase::Update), peer, gradients);
+                    let Some([_, push]) = buffers(bucket) else { continue };
+                    list.receive(Label::of_step(&format!("gradients {bucket}"), Phase::Update), peer, push);
                 }
             }
             SessionPart::Update => {
                 gradients.take_session(persistent, worker);
                 let mut update = Update { list, stage, persistent, gradients, exchange: None };
-                pushed.iter().for_each(|&bucket| update.run_session(bucket));
+                for &bucket in pushed {
+                    if let (Some([_, push]), Some(gradients)) = (buffers(bucket), persistent.buckets[bucket].gradients) {
+                        Push::of(stage.plan).decompress(update.list, &format!("gradients {bucket}"), push, gradients);
+                    }
+                    update.run_session(bucket);
+                }
             }
         }
     }
 }
 
-/// Receives the gradients of a bucket from all workers, and adds them.
-fn sum_pushes(list: &mut ListBuilder, persistent: &PersistentBuffers, bucket: usize, workers: &[PeerId]) {
+/// Receives the gradients of a bucket from all workers, and adds them. Each push has a buffer of
+/// its own, so that all may arrive at once.
+fn sum_pushes(list: &mut ListBuilder, persistent: &PersistentBuffers, format: Push, bucket: usize, workers: &[PeerId]) {
     let Some(sum) = persistent.buckets[bucket].gradients else { return };
     let (name, elements) = (format!("gradients {bucket}"), list.elements(sum));
     let label = Label::of_step(&name, Phase::Update);
-    let mut others = Vec::new();
+    let (size, data_type) = format.message(elements);
+    let mut pushes = Vec::new();
     for (number, &worker) in workers.iter().enumerate() {
-        let received = match number {
-            0 => sum,
-            _ => list.add_buffer(&name, BufferRole::Workspace, vec![elements], DataType::Fp32),
-        };
-        list.receive(label, worker, received);
-        others.extend((number > 0).then_some(received));
+        // The others are added to the first, which arrives where their sum will be if it can.
+        let is_sum = number == 0 && !format.is_compressed();
+        let push = if is_sum { sum } else { list.add_buffer(&name, BufferRole::Workspace, vec![size], data_type) };
+        list.receive(label, worker, push);
+        pushes.push(push);
     }
-    for received in others {
-        list.compute(label, Kernel::Accumulate { elements }, &[received], &[sum]);
+    for (number, push) in pushes.into_iter().enumerate() {
+        let gradients = match number {
+            0 => sum,
+            _ if format.is_compressed() => list.add_buffer(&name, BufferRole::Workspace, vec![elements], DataType::Fp32),
+            _ => push,
+        };
+        format.decompress(list, &name, push, gradients);
+        if number > 0 {
+            list.compute(label, Kernel::Accumulate { elements }, &[gradients], &[sum]);
+        }
     }
 }

@@ -6,6 +6,7 @@
 
 use super::list::{Label, ListBuilder};
 use super::persistent::PersistentBuffers;
+use super::push::Push;
 use super::stage::{Duty, Stage};
 use crate::mesh::{Axis, Rank};
 use crate::program::{Peer, PeerId, Phase};
@@ -14,6 +15,7 @@ use crate::program::{Peer, PeerId, Phase};
 pub(super) struct WorkerMessages {
     /// The servers, in the order of their parts.
     servers: Vec<PeerId>,
+    format: Push,
     /// The buckets that were pushed, in order.
     pub(super) pushed: Vec<usize>,
 }
@@ -24,15 +26,15 @@ impl WorkerMessages {
             Duty::Worker => peers(list, stage, stage.index + stage.cuts.stages, stage.plan.mode.servers()),
             Duty::Alone | Duty::Server => Vec::new(),
         };
-        Self { servers, pushed: Vec::new() }
+        Self { servers, format: Push::of(stage.plan), pushed: Vec::new() }
     }
 
     /// Receives all parameters.
     pub(super) fn pull(&self, list: &mut ListBuilder, stage: &Stage<'_>, persistent: &PersistentBuffers) {
         for bucket in in_forward_order(stage) {
             let name = format!("parameters {bucket}");
-            for (&server, &[parameters, _]) in self.servers.iter().zip(&persistent.buckets[bucket].parts) {
-                list.receive(Label::of_step(&name, Phase::Forward), server, parameters);
+            for (&server, part) in self.servers.iter().zip(&persistent.buckets[bucket].parts) {
+                list.receive(Label::of_step(&name, Phase::Forward), server, part.parameters);
             }
         }
     }
@@ -40,8 +42,9 @@ impl WorkerMessages {
     /// Sends the gradients of a bucket.
     pub(super) fn push(&mut self, list: &mut ListBuilder, persistent: &PersistentBuffers, bucket: usize) {
         let name = format!("gradients {bucket}");
-        for (&server, &[_, gradients]) in self.servers.iter().zip(&persistent.buckets[bucket].parts) {
-            list.send(Label::of_step(&name, Phase::Update), server, gradients);
+        for (&server, part) in self.servers.iter().zip(&persistent.buckets[bucket].parts) {
+            let message = self.format.compress(list, &name, part);
+            list.send(Label::of_step(&name, Phase::Update), server, message);
         }
         self.pushed.push(bucket);
     }

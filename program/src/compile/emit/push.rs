@@ -1,0 +1,52 @@
+//! The format of pushes: what a worker sends of a bucket's gradients, and what a server makes of it.
+//!
+//! Compressed gradients lose something by rounding. The worker keeps it, and adds it to the next
+//! gradients before these are compressed (error feedback: Seide et al. 2014, Karimireddy et al.
+//! 2019). So over many steps a server gets what the gradients add up to.
+
+use super::list::{Label, ListBuilder};
+use super::persistent::ServerPart;
+use crate::plan::Plan;
+use crate::program::{BufferId, BufferRole, Phase};
+use foretell_models::{Compression, Kernel};
+use foretell_units::DataType;
+
+/// The format of pushes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Push {
+    /// Single precision if `None`.
+    format: Option<Compression>,
+}
+
+impl Push {
+    pub(super) fn of(plan: &Plan) -> Self {
+        Self { format: plan.mode.push_format() }
+    }
+
+    pub(super) fn is_compressed(self) -> bool {
+        self.format.is_some()
+    }
+
+    /// The elements of a push of so many gradients, and their number format.
+    pub(super) fn message(self, elements: usize) -> (usize, DataType) {
+        self.format.map_or((elements, DataType::Fp32), |format| (format.bytes(elements), DataType::Int8))
+    }
+
+    /// The buffer to send of a server's part, with its gradients and what was lost before.
+    pub(super) fn compress(self, list: &mut ListBuilder, name: &str, part: &ServerPart) -> BufferId {
+        let (Some(format), Some(residual)) = (self.format, part.residual) else { return part.gradients };
+        let elements = list.elements(part.gradients);
+        let (size, data_type) = self.message(elements);
+        let message = list.add_buffer(name, BufferRole::Workspace, vec![size], data_type);
+        let kernel = Kernel::Compress { elements, parts: 1, format, feedback: true };
+        list.compute(Label::of_step(name, Phase::Update), kernel, &[part.gradients], &[message, residual]);
+        message
+    }
+
+    /// Makes gradients of a push, unless it is the gradients themselves.
+    pub(super) fn decompress(self, list: &mut ListBuilder, name: &str, push: BufferId, gradients: BufferId) {
+        let Some(format) = self.format else { return };
+        let kernel = Kernel::Decompress { elements: list.elements(gradients), sources: 1, format };
+        list.compute(Label::of_step(name, Phase::Update), kernel, &[push], &[gradients]);
+    }
+}
