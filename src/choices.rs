@@ -9,6 +9,7 @@ use crate::predict;
 use clap::Args;
 use foretell_planner::{Fixed, Planned, Progress, Request, StackLimits, plan};
 use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
+use foretell_simulator::Stop;
 use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
 use foretell_units::{Bytes, DataType, Seconds};
 use std::path::Path;
@@ -316,17 +317,16 @@ impl Choices {
             let hint = "raise or omit `--price-limit`; every node needs a `price_per_hour`";
             return Err(Failure::Input(format!("no node of `{}` costs so little; hint: {hint}", topology.name())));
         }
-        let is_over = || self.is_over(started);
         // The clock stops a search a little later if that still gives an answer.
-        let is_hopeless = || self.time_limit.is_some_and(|limit| started.elapsed().as_secs_f64() > limit.value() + LATE_ANSWER);
+        let (stop, give_up) = (self.stop_after(started, 0.0), self.stop_after(started, LATE_ANSWER));
         let search = |base: &Plan| -> Result<Planned, Failure> {
             let costs = predict::costs(profile, topology, base, &setting.model.model)?;
             let request = Request {
                 fixed: self.fixed(),
                 devices,
                 objective: self.objective.into(),
-                stop: &is_over,
-                give_up: &is_hopeless,
+                stop: stop.clone(),
+                give_up: give_up.clone(),
                 watch,
                 oversubscription: predict::oversubscription(self.oversubscribe),
                 memory_limit: self.memory_limit,
@@ -341,7 +341,7 @@ impl Choices {
         };
         let mut planned = search(&setting.base);
         for &precision in &self.formats(setting)[1..] {
-            if planned.is_ok() && is_over() {
+            if planned.is_ok() && stop.is_raised() {
                 return planned.map(|planned| planned.cut_off());
             }
             // A model that does not fit in one format may fit in another.
@@ -352,6 +352,12 @@ impl Choices {
             };
         }
         planned
+    }
+
+    /// Stops a search that began at `started` so many seconds after the time limit.
+    fn stop_after(&self, started: Instant, seconds: f64) -> Stop {
+        let end = self.time_limit.map(|limit| limit.value() + seconds);
+        Stop::when(move || end.is_some_and(|end| started.elapsed().as_secs_f64() > end))
     }
 
     /// Whether the time limit is over.

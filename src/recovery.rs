@@ -13,7 +13,7 @@ use foretell_executor::checkpoint::{CheckpointError, CheckpointState, FoundCheck
 use foretell_executor::{ExecutorError, Length, Outcome, References, Start, StopSignals, World};
 use foretell_planner::{Request, plan};
 use foretell_program::{Layout, Mode, Plan, Profile};
-use foretell_simulator::CostModel;
+use foretell_simulator::{CostModel, Stop};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -191,10 +191,10 @@ impl Recovery<'_> {
         let loaded = &training.loaded;
         let costs = predict::costs(self.profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
         let started = Instant::now();
-        let is_over = || started.elapsed() > LONGEST_SEARCH;
+        let stop = Stop::when(move || started.elapsed() > LONGEST_SEARCH);
         let mut refusal = Failure::Undone("no rank is left".into());
         for ranks in (1..=ranks).rev() {
-            match self.layout_of(loaded, ranks, &costs, &is_over) {
+            match self.layout_of(loaded, ranks, &costs, &stop) {
                 Ok(found) => {
                     let loaded = LoadedPlan { plan: found, ..loaded.clone() };
                     let mut predicted = predict::predict(&loaded, self.profile, self.oversubscribe)?;
@@ -212,19 +212,13 @@ impl Recovery<'_> {
     }
 
     /// The fastest layout of so many ranks.
-    fn layout_of(
-        &self,
-        loaded: &LoadedPlan,
-        ranks: usize,
-        costs: &CostModel,
-        is_over: &(dyn Fn() -> bool + Sync),
-    ) -> Result<Plan, Failure> {
+    fn layout_of(&self, loaded: &LoadedPlan, ranks: usize, costs: &CostModel, stop: &Stop) -> Result<Plan, Failure> {
         let base = Plan { layout: Layout::default(), ..loaded.plan.clone() };
         let request = Request {
             devices: ranks,
             oversubscription: oversubscription(self.oversubscribe),
             top: 1,
-            stop: is_over,
+            stop: stop.clone(),
             ..Request::new(&loaded.model.model, &loaded.model.name, &loaded.topology, costs, &base)
         };
         let found = plan(&request)?.candidates.into_iter().next();

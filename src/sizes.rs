@@ -8,6 +8,7 @@ use crate::{output, predict};
 use foretell_planner::{Planned, PlannerError, Request, plan};
 use foretell_program::Plan;
 use foretell_reports::{Column, CurvePoint, Plot, table};
+use foretell_simulator::Stop;
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Seconds};
 use schemars::JsonSchema;
@@ -108,7 +109,7 @@ fn point(
     if topology.device_count() < devices {
         return Ok(Outcome::NoFit);
     }
-    let is_over = || end.is_some_and(|end| Instant::now() > end);
+    let is_over = Stop::when(move || end.is_some_and(|end| Instant::now() > end));
     let mut planned: Option<Planned> = None;
     let mut cut_off = None;
     let formats = choices.formats(setting);
@@ -120,8 +121,8 @@ fn point(
             devices,
             memory_limit: memory.or(choices.memory_limit),
             headroom: if memory.is_some() { 0.0 } else { choices.headroom() },
-            stop: &is_over,
-            give_up: &is_over,
+            stop: is_over.clone(),
+            give_up: is_over.clone(),
             ..Request::new(&setting.model.model, &setting.model.name, &topology, &costs, &base)
         };
         let found = match plan(&request) {

@@ -66,7 +66,7 @@ pub enum CheckpointError {
         value: f32,
     },
     /// The disk has too little space.
-    #[error("`{}` has {free} bytes free, but a checkpoint takes {needed}; hint: free some, give another folder with `--run`, or use `--save-every never`", folder.display())]
+    #[error("`{}` has {free} bytes free, but a checkpoint takes {needed}; hint: free some, keep fewer with `--keep`, give another folder with `--run`, or use `--save-every never`", folder.display())]
     DiskFull {
         /// The folder of the checkpoints.
         folder: PathBuf,

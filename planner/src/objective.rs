@@ -7,7 +7,7 @@ use crate::space::{Objective, Request};
 use foretell_models::{Graph, GraphOptions, Model};
 use foretell_program::{Plan, PlanError, Program};
 use foretell_simulator::{
-    Options, PowerModel, Recording, SimulationError, predict_step, price_per_hour, reliability, running_cost, simulate,
+    Options, PowerModel, Recording, SimulationError, Stop, predict_step, price_per_hour, reliability, running_cost, simulate,
 };
 use foretell_topologies::DeviceId;
 use foretell_units::Bytes;
@@ -45,8 +45,13 @@ pub(crate) fn check(request: &Request<'_>) -> Result<(), PlannerError> {
 ///
 /// # Errors
 /// As [`simulate`].
-pub(crate) fn simulated_value(request: &Request<'_>, program: &Program, value_per_second: f64) -> Result<f64, SimulationError> {
-    let options = Options { oversubscription: request.oversubscription, ..Options::default() };
+pub(crate) fn simulated_value(
+    request: &Request<'_>,
+    program: &Program,
+    value_per_second: f64,
+    stop: &Stop,
+) -> Result<f64, SimulationError> {
+    let options = Options { oversubscription: request.oversubscription, stop: stop.clone(), ..Options::default() };
     if request.objective == Objective::Energy {
         let options = Options { recording: Recording::Spans, ..options };
         let simulation = simulate(program, request.topology, request.costs, &options)?;

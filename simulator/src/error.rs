@@ -80,6 +80,9 @@ pub enum SimulationError {
         /// The least duration of the step.
         at_least: Picoseconds,
     },
+    /// [`Stop`](crate::Stop) ended the simulation.
+    #[error("the simulation was stopped before its end")]
+    Interrupted,
     /// The step takes longer than simulated time can count.
     #[error(
         "the step does not end within {limit}: {}; hint: see the rates and sizes that these instructions use",

@@ -91,7 +91,7 @@ mod si;
 
 pub use answers::*;
 pub use cost::{CostModel, Estimate, HostWaits, KernelCost, LinkEfficiency, Parameters, Quantile, Residual, Source, Uncertainty};
-pub use engine::{Breakdown, Deadline, EventQueue, Recording};
+pub use engine::{Breakdown, Deadline, EventQueue, Recording, Stop};
 pub use equivalence::Folding;
 pub use error::SimulationError;
 pub use lowering::Oversubscription;

@@ -5,8 +5,12 @@ mod common;
 
 use common::*;
 use foretell_program::{Axis, Collective, Group, InstructionId};
-use foretell_simulator::{Folding, Options, Oversubscription, Prediction, SimulationError, critical_path, predict, simulate};
+use foretell_simulator::{
+    Folding, Options, Oversubscription, Prediction, SimulationError, Stop, critical_path, predict, predict_with, simulate,
+};
 use foretell_units::{Picoseconds, Seconds};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[test]
 fn a_deadlock_names_the_waiting_ranks_and_instructions() {
@@ -60,6 +64,30 @@ fn too_many_ranks_are_refused_or_share_processors() {
     let options = Options { oversubscription: Oversubscription::Allowed, ..Options::default() };
     let shared = simulate(&program, &topology, &costs, &options).unwrap();
     assert!(about(shared.step, Picoseconds(2 * kernel(&costs, 1_000_000).0)));
+}
+
+/// Three hundred kernels of each of two ranks, with a message after each.
+#[test]
+fn a_simulation_ends_when_it_is_told_to_stop() {
+    let topology = node(2);
+    let costs = ideal(&topology);
+    let (mut first, mut second) = (StageBuilder::new(0), StageBuilder::new(1));
+    for _ in 0..300 {
+        let kernel = first.compute(50_000, &[]);
+        first.send(1, 60_000, &[kernel]);
+        let receive = second.receive(0, 60_000, &[]);
+        second.compute(80_000, &[receive]);
+    }
+    let program = program(1, 1, vec![first.done(), second.done()]);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let stop_after = |checks: usize| {
+        let asked = Arc::clone(&asked);
+        Options { stop: Stop::when(move || asked.fetch_add(1, Ordering::Relaxed) + 1 >= checks), ..Options::default() }
+    };
+    let predicted = |options: &Options| predict_with(&program, &topology, &costs, options).map(|(prediction, _)| prediction);
+    assert_eq!(predicted(&stop_after(3)), Err(SimulationError::Interrupted));
+    assert_eq!(asked.load(Ordering::Relaxed), 3);
+    assert_eq!(predicted(&stop_after(usize::MAX)), predicted(&Options::default()));
 }
 
 /// Two stages of 2 x 2 ranks with every sort of instruction.

@@ -77,7 +77,7 @@ fn write(scratch: &Path, name: &str, copies: &[Vec<f32>], size: usize) -> std::i
                 disk.reserve(&file, (4 * share * copies.len()) as u64)?;
             }
             let mut staging = Staging::new(&disk, &file);
-            staging.add((4 * share * number) as u64, copy[..share.min(copy.len())].iter())?;
+            staging.add((4 * share * number) as u64, &copy[..share.min(copy.len())], 1)?;
             staging.flush()?;
             Ok(file)
         };

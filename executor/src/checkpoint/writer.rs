@@ -271,8 +271,9 @@ impl FilePlaces {
                 place.shard.lines(place.piece.clone(), &mut |line| {
                     if result.is_ok() {
                         let from = line.local - place.piece.start;
-                        let values = values[from..].iter().step_by(line.stride).take(line.count);
-                        result = staging.add(place.first + 4 * line.whole as u64, values);
+                        let reach = line.count.saturating_sub(1) * line.stride + line.count.min(1);
+                        let values = &values[from..from + reach];
+                        result = staging.add(place.first + 4 * line.whole as u64, values, line.stride);
                     }
                 });
                 result?;
@@ -297,19 +298,31 @@ impl<'a> Staging<'a> {
         Self { disk, file, first: 0, bytes: Vec::with_capacity(STAGING_BYTES) }
     }
 
-    /// Adds values that stand at a place in the file. Writes what does not precede them.
-    pub(crate) fn add<'b>(&mut self, place: u64, values: impl Iterator<Item = &'b f32>) -> std::io::Result<()> {
+    /// Adds every `stride`th value, to stand at a place in the file. Writes what does not precede
+    /// them.
+    pub(crate) fn add(&mut self, place: u64, mut values: &[f32], stride: usize) -> std::io::Result<()> {
         if place != self.first + self.bytes.len() as u64 {
             self.flush()?;
             self.first = place;
         }
-        for value in values {
+        while !values.is_empty() {
             if self.bytes.len() >= STAGING_BYTES {
                 let next = self.first + self.bytes.len() as u64;
                 self.flush()?;
                 self.first = next;
             }
-            self.bytes.extend_from_slice(&value.to_le_bytes());
+            let (before, space) = (self.bytes.len(), (STAGING_BYTES - self.bytes.len()) / 4);
+            let (now, later) = values.split_at(values.len().min(space * stride));
+            self.bytes.resize(before + 4 * now.len().div_ceil(stride), 0);
+            let places = self.bytes[before..].chunks_exact_mut(4);
+            let set = |(place, value): (&mut [u8], &f32)| place.copy_from_slice(&value.to_le_bytes());
+            // Most values follow each other. Without steps between them, this is one copy of memory.
+            if stride == 1 {
+                places.zip(now).for_each(set)
+            } else {
+                places.zip(now.iter().step_by(stride)).for_each(set)
+            }
+            values = later;
         }
         Ok(())
     }

@@ -226,7 +226,7 @@ impl Searcher<'_> {
                     }
                     Outcome::OutOfMemory(held) => left.extend(self.smaller_forms(&one, &held, tried)),
                     Outcome::Stopped(_) => simulated += 1,
-                    Outcome::Indivisible(_) | Outcome::OutOfHostMemory => {}
+                    Outcome::Indivisible(_) | Outcome::OutOfHostMemory | Outcome::Interrupted => {}
                 }
             }
             self.incumbents.sort();

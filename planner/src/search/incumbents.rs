@@ -96,7 +96,7 @@ impl<'a> Incumbents<'a> {
     /// Returns `true` if nothing with this bound or a greater one has to be looked at any more.
     pub(super) fn settles(&self, bound: f64) -> bool {
         let has_answer = !self.is_empty() || self.request.must_beat.is_some();
-        has_answer && (self.request.stop)() || self.settles_by_value(bound)
+        has_answer && self.request.stop.is_raised() || self.settles_by_value(bound)
     }
 
     /// Returns `true` if nothing with this bound or a greater one can be among the best.

@@ -51,7 +51,7 @@ impl KnownLayouts {
             Outcome::Simulated(_) => Known::Simulated,
             Outcome::Stopped(at_least) => Known::AtLeast(*at_least),
             Outcome::OutOfMemory(held) => Known::TooLarge(held.clone()),
-            Outcome::Indivisible(_) | Outcome::OutOfHostMemory => return,
+            Outcome::Indivisible(_) | Outcome::OutOfHostMemory | Outcome::Interrupted => return,
         };
         self.0.insert(layout.clone(), known);
     }

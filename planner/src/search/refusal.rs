@@ -1,7 +1,7 @@
 //! The error of a search that found no layout.
 
 use crate::error::{PlannerError, USUAL_HINT};
-use crate::space::Request;
+use crate::space::{Request, StackLimits};
 use foretell_topologies::Architecture;
 use foretell_units::Bytes;
 
@@ -17,7 +17,8 @@ pub(super) fn nothing_found(
 ) -> PlannerError {
     if let Some(needed) = needed {
         let offload = hint_to_offload(request);
-        let hint = format!("use more devices, a smaller global batch, or a smaller model; `--fix` less{offload}");
+        let less = hint_to_choose_less(request);
+        let hint = format!("use more devices, a smaller global batch, or a smaller model; {less}{offload}");
         return PlannerError::out_of_memory(request, needed, limit, hint);
     }
     match contradiction(request, blocks) {
@@ -46,6 +47,15 @@ fn contradiction(request: &Request<'_>, blocks: usize) -> Option<(String, &'stat
         return Some((reason, "choose a global batch that it divides, or `--fix` another `micro_batch`, `data` or `expert`"));
     }
     None
+}
+
+/// Returns a hint to take back what was chosen: a stack that cannot split the model, or fixed
+/// fields.
+fn hint_to_choose_less(request: &Request<'_>) -> String {
+    match StackLimits::of(&request.base.stack).and_then(|limits| Some((limits.wider()?, limits.reason()))) {
+        Some((wider, reason)) => format!("or choose a stack that splits more, such as `--stack {wider}`: {reason}"),
+        None => "`--fix` less".into(),
+    }
 }
 
 /// Returns a hint to state the hosts' memory, if that would let optimizer state lie there.

@@ -122,7 +122,7 @@ impl<'a> Searcher<'a> {
 
     /// Returns `true` if the search has to end: with what it has, or without an answer.
     pub(super) fn is_over(&self) -> bool {
-        if self.has_answer() { (self.request.stop)() } else { (self.request.give_up)() }
+        if self.has_answer() { self.request.stop.is_raised() } else { self.request.give_up.is_raised() }
     }
 
     fn out_of_time(&self) -> PlannerError {
@@ -357,7 +357,7 @@ impl<'a> Searcher<'a> {
         let mut left: Vec<QueuedLayout> = Vec::new();
         let count = outcomes.len();
         for (layout, outcome) in layouts.by_ref().take(count).collect::<Vec<_>>().into_iter().zip(outcomes) {
-            let QueuedLayout { bound, index, layout, .. } = layout;
+            let QueuedLayout { bound, index, layout, is_stopped } = layout;
             self.known.note(&layout, &outcome);
             let place = (index.family, Some(index.variant));
             match outcome {
@@ -367,6 +367,8 @@ impl<'a> Searcher<'a> {
                 Outcome::Stopped(at_least) => {
                     left.push(QueuedLayout { bound: at_least.max(bound), index, layout, is_stopped: true });
                 }
+                // The queue tells how much longer than the best the answer may be.
+                Outcome::Interrupted => left.push(QueuedLayout { bound, index, layout, is_stopped }),
                 Outcome::Simulated(incumbent) => {
                     self.count_simulated(index, &layout);
                     self.incumbents.list.push(*incumbent);

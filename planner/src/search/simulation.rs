@@ -9,7 +9,7 @@ use crate::objective;
 use crate::space::{Objective, Request};
 use foretell_program::{Plan, Program};
 use foretell_simulator::{
-    Deadline, Folding, MemoryUse, Options, Prediction, Recording, SimulationError, memory_use, predict_with_memory,
+    Deadline, Folding, MemoryUse, Options, Prediction, Recording, SimulationError, Stop, memory_use, predict_with_memory,
 };
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
@@ -24,6 +24,8 @@ pub(super) enum Outcome {
     OutOfHostMemory,
     /// Its simulation was stopped: its value is at least this, which cannot be the best.
     Stopped(f64),
+    /// The time was over before its simulation was.
+    Interrupted,
     /// It was simulated to the end.
     Simulated(Box<Incumbent>),
 }
@@ -123,9 +125,12 @@ impl Simulations<'_> {
             Objective::Energy => false,
             Objective::Time | Objective::Cost | Objective::Goodput => request.costs.step_spread.is_some(),
         };
+        // Until there is an answer, the clock gives a search a little more time.
+        let stop = if self.incumbents.best().is_some() { &request.stop } else { &request.give_up };
         let (value, predicted) = if predicts_value {
             let deadline = self.deadline(layout, program, best).map(Arc::new);
-            let prediction = match predict(request, program, memory.clone(), deadline) {
+            let prediction = match predict(request, program, memory.clone(), (deadline, stop.clone())) {
+                Err(SimulationError::Interrupted) => return Ok(Outcome::Interrupted),
                 Err(SimulationError::PastDeadline { at_least }) => {
                     return Ok(Outcome::Stopped(Seconds::from(at_least).value() * value_per_second));
                 }
@@ -137,7 +142,10 @@ impl Simulations<'_> {
             };
             (value, Some(PredictedStep { prediction, memory, weights }))
         } else {
-            (objective::simulated_value(request, program, value_per_second)?, None)
+            match objective::simulated_value(request, program, value_per_second, stop) {
+                Err(SimulationError::Interrupted) => return Ok(Outcome::Interrupted),
+                value => (value?, None),
+            }
         };
         Ok(Outcome::Simulated(Box::new(Incumbent { value, index: layout.index, plan, predicted })))
     }
@@ -163,17 +171,18 @@ pub(super) fn predicted_step(bounds: &Bounds<'_>, plan: &Plan) -> Result<Predict
     let program = compiled.map_err(|error| PlannerError::no_layout(request, error.to_string(), USUAL_HINT))?;
     let memory = memory_use(&program, None, request.topology, request.costs);
     let weights = bounds.kinds.weights_of_stages(&program);
-    Ok(PredictedStep { prediction: predict(request, &program, memory.clone(), None)?, memory, weights })
+    Ok(PredictedStep { prediction: predict(request, &program, memory.clone(), (None, Stop::default()))?, memory, weights })
 }
 
 fn predict(
     request: &Request<'_>,
     training: &Program,
     memory: MemoryUse,
-    deadline: Option<Arc<Deadline>>,
+    (deadline, stop): (Option<Arc<Deadline>>, Stop),
 ) -> Result<Prediction, SimulationError> {
     let Request { topology, costs, oversubscription, .. } = *request;
-    let options = Options { oversubscription, recording: Recording::Ends, folding: Folding::On, deadline, ..Options::default() };
+    let options =
+        Options { oversubscription, recording: Recording::Ends, folding: Folding::On, deadline, stop, ..Options::default() };
     Ok(predict_with_memory(training, memory, topology, costs, &options)?.0)
 }
 

@@ -3,7 +3,7 @@
 use super::fixed::Fixed;
 use foretell_models::Model;
 use foretell_program::Plan;
-use foretell_simulator::{CostModel, Oversubscription};
+use foretell_simulator::{CostModel, Oversubscription, Stop};
 use foretell_topologies::Topology;
 use foretell_units::Bytes;
 
@@ -77,9 +77,9 @@ pub struct Request<'a> {
     /// better layouts are returned.
     pub must_beat: Option<f64>,
     /// Asked repeatedly once there is a candidate. `true` ends the search with what it has.
-    pub stop: &'a (dyn Fn() -> bool + Sync),
+    pub stop: Stop,
     /// Asked repeatedly until there is a candidate. `true` ends the search with an error.
-    pub give_up: &'a (dyn Fn() -> bool + Sync),
+    pub give_up: Stop,
     /// Told how far the search is, between its rounds.
     pub watch: &'a (dyn Fn(Progress) + Sync),
 }
@@ -104,8 +104,8 @@ impl<'a> Request<'a> {
             simplicity_margin: 0.0,
             headroom: 0.0,
             must_beat: None,
-            stop: &|| false,
-            give_up: &|| false,
+            stop: Stop::default(),
+            give_up: Stop::default(),
             watch: &|_| {},
         }
     }

@@ -107,6 +107,15 @@ impl StackLimits {
         self.reason
     }
 
+    /// A stack that splits what this one cannot: the state of parameters, or the model itself.
+    pub(crate) fn wider(&self) -> Option<&'static str> {
+        match (self.shards_state, self.splits_models) {
+            (false, _) => Some("fsdp"),
+            (true, false) => Some("megatron-core"),
+            (true, true) => None,
+        }
+    }
+
     /// Whether the framework has a pipeline schedule.
     pub(crate) fn has(&self, schedule: Schedule) -> bool {
         self.schedules.contains(&schedule)

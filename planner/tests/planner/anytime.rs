@@ -4,6 +4,7 @@ use crate::common::{DGX, fixed, own_costs, short_gpt};
 use foretell_models::{Mlp, Model, Resnet, Stem};
 use foretell_planner::{Planned, Request, lower_bounds, plan};
 use foretell_program::{Layout, Plan};
+use foretell_simulator::Stop;
 use foretell_units::{Bytes, DataType};
 
 fn models() -> [Model; 3] {
@@ -25,7 +26,7 @@ fn planned(model: &Model, change: impl Fn(&mut Request<'_>)) -> Planned {
 fn a_search_that_is_stopped_at_once_has_a_good_answer() {
     for model in models() {
         // It asks for the end before the first simulation.
-        let stopped = planned(&model, |request| request.stop = &|| true);
+        let stopped = planned(&model, |request| request.stop = Stop::when(|| true));
         let whole = planned(&model, |_| {});
         assert!(stopped.search.is_cut_off && !whole.search.is_cut_off);
         assert!(stopped.search.probed > 0 && stopped.search.simulated == 0, "{:?}", stopped.search);

@@ -3,8 +3,8 @@
 use crate::common::{DGX, GptSizes, fixed, profile, short_gpt};
 use foretell_models::Model;
 use foretell_planner::{PlannerError, Request, plan};
-use foretell_program::{Layout, Offload, Optimizer, Plan, compile};
-use foretell_simulator::CostModel;
+use foretell_program::{Layout, Offload, Optimizer, Plan, Stack, compile};
+use foretell_simulator::{CostModel, Stop};
 use foretell_units::{Bytes, DataType};
 
 /// Returns the error of a request that `change` makes impossible.
@@ -26,12 +26,25 @@ fn an_error_names_the_least_memory_that_would_do() {
     assert!(text.contains("on a device of `a100") && text.contains("which has 977 KiB; hint: use more devices"), "{text}");
 }
 
+/// DDP splits nothing, and FSDP not the model.
+#[test]
+fn a_stack_that_cannot_split_a_model_is_named_with_one_that_can() {
+    let costs = CostModel::new(None, &DGX);
+    let model = Model::named("mlp").expect("in the zoo");
+    for (stack, wider) in [("ddp", "--stack fsdp"), ("fsdp", "--stack megatron-core")] {
+        let base = Plan { stack: Stack::new(stack), ..Plan::new(Layout::default(), 256) };
+        let memory_limit = Some("1MB".parse().expect("a size"));
+        let text = plan(&Request { memory_limit, ..Request::new(&model, "mlp", &DGX, &costs, &base) }).expect_err("too large");
+        assert!(text.to_string().contains(wider), "{text}");
+    }
+}
+
 #[test]
 fn a_model_whose_state_alone_is_too_large_is_refused_before_the_search() {
     let costs = CostModel::new(None, &DGX);
     let model = short_gpt(4, 131_072, 256, true);
     let base = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 512) };
-    let request = Request { give_up: &|| true, ..Request::new(&model, "huge", &DGX, &costs, &base) };
+    let request = Request { give_up: Stop::when(|| true), ..Request::new(&model, "huge", &DGX, &costs, &base) };
     let text = plan(&request).expect_err("too large").to_string();
     // Each of 4 blocks has 12 squares of the width, of 6 bytes each, over eight devices. Optimizer
     // state may lie on the hosts.
@@ -72,7 +85,7 @@ fn a_search_that_is_given_up_says_so() {
     let base = Plan::new(Layout::default(), 64);
     // Nothing fits, so there is no first answer. The search ends before it knows that.
     let memory_limit = Some("4MB".parse().expect("a size"));
-    let request = Request { give_up: &|| true, memory_limit, ..Request::new(&model, "model", &DGX, &costs, &base) };
+    let request = Request { give_up: Stop::when(|| true), memory_limit, ..Request::new(&model, "model", &DGX, &costs, &base) };
     let error = plan(&request).expect_err("nothing fits");
     assert!(matches!(error, PlannerError::OutOfTime { .. }), "{error}");
     assert!(error.to_string().contains("hint: allow more time, or `--fix` some of the layout"), "{error}");
@@ -126,7 +139,7 @@ fn a_fixed_size_that_divides_nothing_is_refused_with_those_that_do() {
         request.model = Box::leak(Box::new(model.clone()));
         request.fixed = fixed("tensor=7");
         // A search would not even begin.
-        request.give_up = &|| true;
+        request.give_up = Stop::when(|| true);
     })
     .to_string();
     assert!(text.contains("4 heads of attention are not divisible by tensor (7); `tensor` may be 1, 2, 4)"), "{text}");

@@ -50,29 +50,32 @@ fn sharing(name: &str) -> Sharing {
     }
 }
 
-/// Returns the smallest and the largest value that physics, or the way programs work, allows.
+/// Returns the smallest and the largest value that physics, or the way programs work, allows. The
+/// unit is the value's own: seconds, bytes, or a factor on what the profiles say.
 fn physical_bounds(name: &str) -> [f64; 2] {
     match name {
-        // No collective beats its links, and no grouped product a plain one of as many operations.
-        "efficiency" | "expert_product" => [0.2, 1.0],
-        // The kernels behind a product's share of peak reach 0.8 of it when they last.
+        // No collective beats its links.
+        "efficiency" => [0.2, 1.0],
+        // A grouped product may save launches of plain ones, but hardly time on the device.
+        "expert_product" => [0.2, 1.1],
+        // Times the share of peak that lasting products reach on a device, 0.8 at most.
         "product_scale" => [0.4, 1.25],
-        // Three numbers are the least for a kernel that reads one and writes one, fused with
-        // others; unfused chains of single precision move some twelve times as many.
+        // Fused kernels move fewer bytes than the Program's operators, chains in single precision
+        // up to twelve times as many.
         "elementwise" | "traffic:routing" | "traffic:norm" => [0.25, 12.0],
-        // A call of the driver takes a microsecond or more. The slowest interpreters need 60.
+        // A call of the driver takes a microsecond or more, one from a busy interpreter up to 60.
         "host_launch" => [1e-6, 60e-6],
         "tensor_wait" => [1e-6, 1e-3],
         "micro_batch_overhead" => [10e-6, 10e-3],
-        // Whole steps of small models take little more.
         "step_overhead" => [50e-6, 30e-3],
-        // A message that is gathered from its parts takes no longer than a step's overhead twice.
-        "partitioned_message" => [0.1e-3, 60e-3],
-        // The graph without any of the kernels, and all of them eager.
+        "partitioned_message" => [0.1e-3, 0.1],
+        // Kernels of an exchange or of routing: one if all are captured or fused, some tens if not.
         "launches:exchange" | "launches:routing" => [1.0, 60.0],
-        // A gradient in single precision, a copy in half of it, and both once more in buckets.
+        // Bytes for each parameter: two if gradients live in half precision, 16 if two copies in
+        // single precision and their buckets are held.
         "memory_gradient" => [2.0, 16.0],
-        // The logits, their probabilities and both gradients in single precision.
+        // Bytes for each logit: none if the loss is fused, 16 for logits, their gradient and two
+        // temporary results in single precision.
         "memory_logit" => [0.0, 16.0],
         "memory_activations" => [0.5, 2.5],
         "memory_buffers" | "memory_context" => [0.1e9, 16e9],
@@ -283,4 +286,27 @@ fn with_factors(mut own: Vec<Parameter>, profiles: &Profiles) -> Vec<Parameter> 
     }
     own.extend(spreads.iter().map(|((owner, name), spread)| Parameter::new(owner.clone(), name.clone(), *spread)));
     own
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fitted_values_are_physical() {
+        let names = ["product_scale", "expert_product", "elementwise", "host_launch", "step_overhead", "memory_gradient"];
+        let profiles = Profiles::library().expect("the library");
+        for stack in profiles.stack_names() {
+            let values = profiles.stack(stack).expect("a stack of the library");
+            for name in names {
+                let (value, [least, most]) = (values.value(name).expect("a value"), physical_bounds(name));
+                let is_used = value > 0.0;
+                assert!(!is_used || (least..=most).contains(&value), "{stack}, {name}: {value} is not in {least} to {most}");
+            }
+        }
+        assert!(profiles.network_value("efficiency").is_some_and(|share| share <= 1.0));
+        // A factor that values share may take any size; the values that follow it are bounded.
+        let factor = Parameter::new(Owner::AllStacks, "host_launch".into(), 0.5);
+        assert_eq!(factor.bounds, [0.0, f64::INFINITY]);
+    }
 }

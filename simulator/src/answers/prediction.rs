@@ -222,7 +222,13 @@ pub fn predict_with_memory(
 ) -> Result<(Prediction, Simulation), SimulationError> {
     let own_paces = options.disturbance.paces(program.mesh.world_size());
     let runnable = lower_for_draws(program, topology, costs, options, &own_paces)?;
-    let scenario = |quantile, recording| Scenario { quantile, recording, paces: own_paces.clone(), ..Scenario::default() };
+    let scenario = |quantile, recording| Scenario {
+        quantile,
+        recording,
+        paces: own_paces.clone(),
+        stop: options.stop.clone(),
+        ..Scenario::default()
+    };
     let at = |quantile, recording| run(&runnable, &scenario(quantile, recording));
     // Where devices change their pace, the answer is the median of several steps, so the deadline
     // cannot apply to this one.
@@ -300,7 +306,8 @@ pub fn predict_step(
         let steps = draws(&runnable, costs, &own_paces, &Options { recording: Recording::Ends, ..options.clone() })?;
         steps[place_of(&steps, 0.5)].step
     } else {
-        let usual = Scenario { quantile: Quantile::Median, recording: Recording::Ends, paces: own_paces, ..Scenario::default() };
+        let (quantile, recording, stop) = (Quantile::Median, Recording::Ends, options.stop.clone());
+        let usual = Scenario { quantile, recording, paces: own_paces, stop, ..Scenario::default() };
         run(&runnable, &usual)?.step
     };
     Ok(step.into())
@@ -347,8 +354,9 @@ fn draws(
             None => vec![1.0; ranks],
         };
         paces.iter_mut().zip(own_paces).for_each(|(pace, own)| *pace *= own);
-        let (step, after) =
-            run_from(runnable, &Scenario { quantile: Quantile::Median, recording, paces, periods, ..Scenario::default() })?;
+        let stop = options.stop.clone();
+        let scenario = Scenario { quantile: Quantile::Median, recording, paces, periods, stop, ..Scenario::default() };
+        let (step, after) = run_from(runnable, &scenario)?;
         steps.push(step);
         periods = after;
     }

@@ -2,7 +2,7 @@
 
 use super::disturbance::Disturbance;
 use crate::cost::{CostModel, Quantile};
-use crate::engine::{Breakdown, Deadline, QuotaPeriods, Recording, RunOutcome, Runnable, Scenario, interpret};
+use crate::engine::{Breakdown, Deadline, QuotaPeriods, Recording, RunOutcome, Runnable, Scenario, Stop, interpret};
 use crate::equivalence::{self, Folding};
 use crate::error::SimulationError;
 use crate::lowering::Oversubscription;
@@ -35,6 +35,8 @@ pub struct Options {
     /// The deadline of the median run of [`predict_with`](crate::predict_with); `None` for no
     /// deadline.
     pub deadline: Option<Arc<Deadline>>,
+    /// When a simulation ends without an answer; by default never.
+    pub stop: Stop,
 }
 
 /// The predicted course of one step.
@@ -68,7 +70,9 @@ pub fn simulate(
     costs: &CostModel,
     options: &Options,
 ) -> Result<Simulation, SimulationError> {
-    prepare(program, topology, costs, options)?.simulate(options.quantile, options.recording)
+    let Prepared { runnable, paces } = prepare(program, topology, costs, options)?;
+    let Options { quantile, recording, .. } = *options;
+    run(&runnable, &Scenario { quantile, recording, paces, stop: options.stop.clone(), ..Scenario::default() })
 }
 
 /// Predicts one step of a Program with one rank per stage, on a device of the kind that

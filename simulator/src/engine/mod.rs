@@ -20,7 +20,7 @@ pub(crate) use interpreter::interpret;
 pub(crate) use resolved_costs::ResolvedCosts;
 #[cfg(test)]
 pub(crate) use scenario::FastPath;
-pub use scenario::{Deadline, Recording};
+pub use scenario::{Deadline, Recording, Stop};
 pub(crate) use scenario::{QuotaPeriods, Scenario};
 
 use crate::lowering::{Lowered, LoweredList};

@@ -14,6 +14,8 @@ pub(crate) struct Scenario {
     pub(crate) paces: Vec<f64>,
     /// When the run may stop; `None` to run to the end.
     pub(crate) deadline: Option<Arc<Deadline>>,
+    /// Whether to end early without an answer.
+    pub(crate) stop: Stop,
     pub(crate) fast_path: FastPath,
     /// Where devices with a quota are in their periods when the step begins.
     pub(crate) periods: QuotaPeriods,
@@ -49,6 +51,41 @@ pub struct Deadline {
     /// For each list of the Program, some of its instructions in ascending order, each with the
     /// least time from its end to the end of the step, overheads of the step included.
     pub remaining: Vec<Vec<(u32, Picoseconds)>>,
+}
+
+/// Asked now and then whether a simulation should end without an answer, with
+/// [`SimulationError::Interrupted`](crate::SimulationError::Interrupted). The default never asks
+/// for that.
+#[derive(Clone, Default)]
+pub struct Stop(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
+
+impl Stop {
+    /// Ends simulations once `is_over` returns `true`. It is asked from any thread, every few
+    /// microseconds.
+    pub fn when(is_over: impl Fn() -> bool + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(is_over)))
+    }
+
+    /// Returns whether simulations should end now.
+    pub fn is_raised(&self) -> bool {
+        self.0.as_ref().is_some_and(|is_over| is_over())
+    }
+}
+
+impl std::fmt::Debug for Stop {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(if self.0.is_some() { "Stop(when asked)" } else { "Stop(never)" })
+    }
+}
+
+impl PartialEq for Stop {
+    fn eq(&self, other: &Self) -> bool {
+        match (&self.0, &other.0) {
+            (None, None) => true,
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            _ => false,
+        }
+    }
 }
 
 /// Where devices with a quota are in their periods, at the start or end of a step.

@@ -53,7 +53,13 @@ pub(crate) fn interpret(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<
     let times = block_times(&runnable.lowered, &runnable.block_lists, scenario.quantile);
     let mut interpreter = Interpreter::new(runnable, scenario, &costs, &times);
     interpreter.start_all();
-    while interpreter.least_step.is_none() && interpreter.advance() {}
+    let mut events = 0_u64;
+    while interpreter.least_step.is_none() && interpreter.advance() {
+        events += 1;
+        if events.is_multiple_of(EVENTS_BETWEEN_CHECKS) && scenario.stop.is_raised() {
+            return Err(SimulationError::Interrupted);
+        }
+    }
     match interpreter.least_step {
         Some(at_least) => Err(SimulationError::PastDeadline { at_least }),
         None if interpreter.queue.now() > LATEST => Err(interpreter.too_long()),
@@ -64,6 +70,10 @@ pub(crate) fn interpret(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<
 /// The latest end of a step. Later instants come near the range of [`Picoseconds`], where durations
 /// saturate: an activity that never ends would then be started again at the same instant, for ever.
 const LATEST: Picoseconds = Picoseconds(u64::MAX / 4);
+
+/// How many events are handled before [`Stop`](super::Stop) is asked again. With thousands of flows
+/// an event takes up to a millisecond; asking takes some 50 ns.
+const EVENTS_BETWEEN_CHECKS: u64 = 64;
 
 /// From this number of ranks on, their state (some 6 KB each) exceeds the nearest caches, and
 /// prefetching pays.
