@@ -58,7 +58,7 @@ fn compressed_pushes_take_memory_for_residuals_and_messages() {
                 with as i64 - without as i64
             });
             assert_eq!(worker, parts.iter().map(|part| 2 * 4 * part).sum::<usize>() as i64, "{format:?}");
-            // Workers at their own pace have a message each, and one buffer holds the gradients of any.
+            // Workers at their own pace have a message each. One buffer holds the gradients of any.
             let of_part = |&part: &usize| 4 * part as i64 + 3 * (format.bytes(part) as i64 - 4 * part as i64);
             let expected = if staleness == "0" { 0 } else { parts.iter().map(of_part).sum() };
             assert_eq!(server, expected, "{format:?}");

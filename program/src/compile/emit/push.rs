@@ -1,11 +1,11 @@
-//! The format of pushes: what a worker sends of a bucket's gradients, and what a server makes of it.
+//! The format of pushes: what a worker sends of a bucket's gradients, and what a server makes of
+//! it.
 //!
 //! Compressed gradients lose something by rounding. The worker keeps it, and adds it to the next
 //! gradients before these are compressed (error feedback: Seide et al. 2014, Karimireddy et al.
 //! 2019). So over many steps a server gets what the gradients add up to.
 
 use super::list::{Label, ListBuilder};
-use super::persistent::ServerPart;
 use crate::plan::Plan;
 use crate::program::{BufferId, BufferRole, Phase};
 use foretell_models::{Compression, Kernel};
@@ -32,14 +32,21 @@ impl Push {
         self.format.map_or((elements, DataType::Fp32), |format| (format.bytes(elements), DataType::Int8))
     }
 
-    /// The buffer to send of a server's part, with its gradients and what was lost before.
-    pub(super) fn compress(self, list: &mut ListBuilder, name: &str, part: &ServerPart) -> BufferId {
-        let (Some(format), Some(residual)) = (self.format, part.residual) else { return part.gradients };
-        let elements = list.elements(part.gradients);
+    /// The buffer to send of some gradients. What was lost before is in `residual`, if anything is
+    /// lost.
+    pub(super) fn compress(
+        self,
+        list: &mut ListBuilder,
+        name: &str,
+        gradients: BufferId,
+        residual: Option<BufferId>,
+    ) -> BufferId {
+        let (Some(format), Some(residual)) = (self.format, residual) else { return gradients };
+        let elements = list.elements(gradients);
         let (size, data_type) = self.message(elements);
         let message = list.add_buffer(name, BufferRole::Workspace, vec![size], data_type);
         let kernel = Kernel::Compress { elements, parts: 1, format, feedback: true };
-        list.compute(Label::of_step(name, Phase::Update), kernel, &[part.gradients], &[message, residual]);
+        list.compute(Label::of_step(name, Phase::Update), kernel, &[gradients], &[message, residual]);
         message
     }
 

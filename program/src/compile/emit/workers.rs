@@ -43,7 +43,7 @@ impl WorkerMessages {
     pub(super) fn push(&mut self, list: &mut ListBuilder, persistent: &PersistentBuffers, bucket: usize) {
         let name = format!("gradients {bucket}");
         for (&server, part) in self.servers.iter().zip(&persistent.buckets[bucket].parts) {
-            let message = self.format.compress(list, &name, part);
+            let message = self.format.compress(list, &name, part.gradients, part.residual);
             list.send(Label::of_step(&name, Phase::Update), server, message);
         }
         self.pushed.push(bucket);
