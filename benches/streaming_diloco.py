@@ -28,8 +28,9 @@ MODELS = {
     "100B": ("{family: gpt, layers: 108, hidden: 8768, heads: 64, vocab: 32000, sequence: 2048, tied_embeddings: false}", 4.9, 36,
              [[184.2, 323.8, 390.7, 390.7, 471.5], [3, 11, 23.3, 49.4, 184.2], [2.4, 6.2, 9.1, 11, 19.3], [1.7, 3.6, 4.3, 5.2, 5.2]]),
 }
-# What an exchange takes of the link in the paper, as its DiLoCo rows from 50 to 90 % imply (124 to 134 Gbit, 1220 to 1268 Gbit),
-# over ours: all parameters in 16 bits, at the 92 % of the line rate that our links reach (173 and 1742 Gbit).
+# What an exchange takes of the link in the paper, as its DiLoCo rows from 50 to 90 % imply (124 to
+# 134 Gbit, 1220 to 1268 Gbit), over ours: all parameters in 16 bits, at the 92 % of the line rate
+# that our links reach (173 and 1742 Gbit).
 TRAFFIC = {"10B": 129 / 173, "100B": 1244 / 1742}
 DILOCO = "local_sgd: {every: 100, outer: {optimizer: nesterov}, compression: bf16"
 # name, mode, divisor of the bandwidth

@@ -355,7 +355,7 @@ impl<'a> StageEmitter<'a> {
     pub(super) fn update(&mut self) {
         self.gradients.finish(&mut self.list, self.stage, &self.persistent, &mut self.messages);
         let Self { stage, list, persistent, gradients, exchange, early, .. } = self;
-        Update { list, stage, persistent, gradients, exchange: exchange.as_ref() }.run(std::mem::take(early));
+        Update { list, stage, persistent, gradients, exchange: exchange.as_ref() }.run(std::mem::take(&mut early.begun));
     }
 
     fn label(&self, tensor: TensorId, micro_batch: usize, phase: Phase) -> Label<'a> {

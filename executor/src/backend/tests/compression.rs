@@ -63,7 +63,7 @@ fn compressed_numbers_come_back_within_half_a_step_of_the_format() {
         for (elements, parts) in [(1, 1), (31, 2), (256, 1), (257, 3), (1037, 2), (4096, 4)] {
             let x = numbers(elements, 3);
             let (message, _) = compressed(backend, &x, parts, format, None);
-            // All parts together are one message of more numbers, those behind the last being zeros.
+            // All parts together are one message, with zeros behind the last number.
             let padded = format.part(elements, parts) * parts;
             let y = decompressed(backend, message, padded, 1, format);
             for (index, (y, chunk)) in y.iter().zip((0..padded).map(|index| index / format.chunk() * format.chunk())).enumerate()

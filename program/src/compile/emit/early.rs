@@ -20,13 +20,6 @@ pub(super) struct EarlyUpdates {
     pub(super) begun: Vec<Begun>,
 }
 
-impl EarlyUpdates {
-    /// Whether a bucket was updated.
-    pub(super) fn has(&self, bucket: usize) -> bool {
-        self.begun.iter().any(|begun| begun.index == bucket)
-    }
-}
-
 impl<'a> StageEmitter<'a> {
     /// The step's exchange, if buckets may be updated before the end of the step.
     fn early_exchange(&self) -> Option<&Exchange<'a>> {

@@ -5,7 +5,6 @@
 //! them at once. Otherwise they are gathered in the next step, before kernels that read them.
 
 use super::buckets::GradientBuckets;
-use super::early::EarlyUpdates;
 use super::exchange::{Begun, Exchange, Updated};
 use super::list::{Label, ListBuilder};
 use super::optimizer_states::StagedStates;
@@ -31,8 +30,8 @@ pub(super) struct Update<'a> {
 }
 
 impl Update<'_> {
-    /// Ends the step. `early` has the buckets that are updated already.
-    pub(super) fn run(&mut self, early: EarlyUpdates) {
+    /// Ends the step. `early` has the exchanges of buckets that are updated already.
+    pub(super) fn run(&mut self, early: Vec<Begun>) {
         if self.stage.duty == Duty::Worker {
             self.update_running_statistics();
             return;
@@ -40,7 +39,7 @@ impl Update<'_> {
         self.gradient_norm(&early);
         let mut staged = StagedStates::new(self.list, self.persistent);
         let mut others = Vec::new();
-        for bucket in self.stage.state.trained_buckets().filter(|&bucket| !early.has(bucket)) {
+        for bucket in self.stage.state.trained_buckets().filter(|&bucket| !has(&early, bucket)) {
             let Some((updated, gradients)) = self.update_bucket(bucket, staged.as_ref()) else { continue };
             match self.begin_exchange(bucket, gradients, updated) {
                 None => self.gather(bucket, updated),
@@ -51,7 +50,7 @@ impl Update<'_> {
             }
         }
         if let Some(exchange) = self.exchange {
-            let begun: Vec<Begun> = early.begun.into_iter().chain(others).collect();
+            let begun: Vec<Begun> = early.into_iter().chain(others).collect();
             begun.iter().for_each(|begun| exchange.add(self.list, begun));
             for begun in begun {
                 exchange.end(self.list, &self.persistent.buckets[begun.index], &begun);
@@ -102,7 +101,7 @@ impl Update<'_> {
     /// Updates the buckets that [`Self::run_early`] has left.
     pub(super) fn run_late(&mut self) {
         if self.persistent.control.is_some() {
-            self.gradient_norm(&EarlyUpdates::default());
+            self.gradient_norm(&[]);
             for bucket in self.stage.state.trained_buckets() {
                 self.update_bucket(bucket, None);
             }
@@ -123,7 +122,7 @@ impl Update<'_> {
     /// Sums the squares of all reduced gradients, bucket by bucket, but those of buckets that are
     /// updated already. If the update depends on the
     /// norm, also sums them over buckets, ranks with other shards, and stages.
-    fn gradient_norm(&mut self, early: &EarlyUpdates) {
+    fn gradient_norm(&mut self, early: &[Begun]) {
         let persistent = self.persistent;
         let (norms, is_controlled) = (&persistent.norms, persistent.control.is_some());
         let count = norms.len().max(1);
@@ -133,7 +132,7 @@ impl Update<'_> {
         }
         for (number, norms) in norms.iter().enumerate() {
             let name = format!("squared norms {number}");
-            for &(bucket, norm) in norms.buckets.iter().filter(|(bucket, _)| !early.has(*bucket)) {
+            for &(bucket, norm) in norms.buckets.iter().filter(|(bucket, _)| !has(early, *bucket)) {
                 self.squared_norm(&name, norms.placements, bucket, norm);
             }
             if is_controlled {
@@ -318,4 +317,9 @@ impl Update<'_> {
             exchange.average(self.list, "running statistics", &updated);
         }
     }
+}
+
+/// Whether the exchange of a bucket is among those that have begun.
+fn has(begun: &[Begun], bucket: usize) -> bool {
+    begun.iter().any(|begun| begun.index == bucket)
 }
