@@ -169,7 +169,7 @@ fn compressed_pushes_learn_the_digits_as_well_as_single_precision() {
     assert!(top1 > 0.9, "top-1 {top1} in fp32");
     for compression in ["bf16", "fp16", "int8"] {
         let [other_loss, other_top1] = answer(compression);
-        assert!((other_loss - loss).abs() <= 0.05 * loss, "loss {other_loss} with {compression}, {loss} without");
+        assert!((other_loss - loss).abs() <= 0.01 * loss, "loss {other_loss} with {compression}, {loss} without");
         assert!((other_top1 - top1).abs() <= 0.02, "top-1 {other_top1} with {compression}, {top1} without");
     }
 }
@@ -199,7 +199,7 @@ fn what_rounding_loses_of_a_push_comes_with_the_next_ones() {
     // The error of a sum of gradients, relative to the sum.
     let [first, last] = [1, 33].map(|steps| parameters_after(steps, "none"));
     let error = norm(&parameters_after(33, "int8"), &last) / norm(&last, &first);
-    assert!(error > 0.0 && error < 1e-3, "{error}");
+    assert!(error > 0.0 && error < 5e-4, "{error}");
 }
 
 #[test]
