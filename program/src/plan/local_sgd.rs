@@ -1,8 +1,7 @@
 //! Local SGD: the rounds, the outer optimizer, and how exchanges are spread over a round
 //! (Streaming DiLoCo).
 
-use super::PlanError;
-use super::mode::Mode;
+use super::{Mode, PlanError};
 use foretell_models::Compression;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
