@@ -3,6 +3,7 @@
 
 mod context;
 mod dropout;
+mod exchanges;
 mod experts;
 mod recipes;
 mod recompute;
