@@ -341,7 +341,7 @@ fn read_layout(flags: &mut Flags, ranks: usize) -> Result<Layout, FrameworkError
     let experts = flags.number("expert-model-parallel-size")?.unwrap_or(1usize);
     let expert = experts.saturating_mul(expert_tensor) / tensor.max(1);
     let data_ranks = ranks / model_ranks;
-    if expert == 0 || expert * tensor != experts * expert_tensor || !data_ranks.is_multiple_of(expert) {
+    if expert == 0 || experts.checked_mul(expert_tensor) != Some(expert * tensor) || !data_ranks.is_multiple_of(expert) {
         let reason = format!(
             "experts on {experts} x {expert_tensor} ranks cannot be laid out over `tensor` {tensor} and {data_ranks} ranks of data"
         );

@@ -330,8 +330,9 @@ fn read_layout(settings: &mut Settings, ranks: usize, blocks: Option<usize>) -> 
     }
     // -1 means all other ranks.
     let shard = settings.size("parallelism.data_parallel_shard_degree")?.unwrap_or(ranks / model_ranks);
-    if replicate.saturating_mul(shard).saturating_mul(tensor * pipeline * context) != ranks {
-        return Err(wrong(format!("the degrees make {} ranks of {ranks}", replicate * shard * tensor * pipeline * context)));
+    let product = model_ranks.saturating_mul(shard);
+    if product != ranks {
+        return Err(wrong(format!("the degrees make {product} ranks of {ranks}")));
     }
     let reshards = settings.text_or("parallelism.fsdp_reshard_after_forward", "default")?;
     let zero = match (shard, reshards.as_str()) {

@@ -202,6 +202,24 @@ fn files_of_another_form_are_refused_with_a_hint() {
     }
 }
 
+/// Fuzzing found the first of these. No size may end the command.
+#[test]
+fn sizes_beyond_any_model_do_not_overflow() {
+    let huge = usize::MAX;
+    let model = format!("--num-layers 2 --num-attention-heads 8 --kv-channels {huge} --normalization RMSNorm");
+    for text in [
+        format!("{model} --hidden-size {huge}"),
+        format!("{model} --hidden-size {huge} --swiglu"),
+        format!("--num-layers 2 --num-attention-heads 8 --hidden-size {huge}"),
+        format!("--expert-model-parallel-size {huge} --expert-tensor-parallel-size {huge}"),
+    ] {
+        let _ = import_plan(&text, PlanForm::MegatronArguments, 8);
+    }
+    let degrees =
+        format!("[training]\n[parallelism]\ndata_parallel_replicate_degree = 4\ndata_parallel_shard_degree = {}", i64::MAX);
+    import_plan(&degrees, PlanForm::Torchtitan, 8).expect_err("there are not so many ranks");
+}
+
 #[test]
 fn words_are_split_as_a_shell_splits_them() {
     assert_eq!(words("a 'b c' \"d\"e \\\n f # g\n(h)"), ["a", "b c", "de", "f", "h"]);

@@ -158,6 +158,8 @@ pub(super) fn read(flags: &mut Flags) -> Result<Option<Model>, FrameworkError> {
     };
     let is_gated = flags.switch("swiglu");
     let ffn = flags.number("ffn-hidden-size")?;
+    // A width beyond any model is refused later, with its name.
+    let four_widths = hidden.saturating_mul(4);
     let sequence = flags.number("seq-length")?.unwrap_or(1024usize);
     flags.neutral(&["max-position-embeddings", "make-vocab-size-divisible-by"]);
     let is_null = flags.text("tokenizer-type").is_some_and(|kind| kind == "NullTokenizer");
@@ -172,7 +174,7 @@ pub(super) fn read(flags: &mut Flags) -> Result<Option<Model>, FrameworkError> {
     let positions = flags.text("position-embedding-type").unwrap_or_else(|| "learned_absolute".into());
     let is_rms = flags.text("normalization").is_some_and(|norm| norm == "RMSNorm");
     if positions == "learned_absolute" && !is_rms && !is_gated {
-        let ffn = ffn.filter(|&ffn: &usize| ffn != 4 * hidden);
+        let ffn = ffn.filter(|&ffn: &usize| ffn != four_widths);
         return Ok(Some(Model::Gpt(Gpt {
             layers,
             hidden,
@@ -186,14 +188,14 @@ pub(super) fn read(flags: &mut Flags) -> Result<Option<Model>, FrameworkError> {
         })));
     }
     // A gated network of Megatron has two thirds of the usual width by default.
-    let ffn = ffn.unwrap_or(if is_gated { 4 * hidden * 2 / 3 } else { 4 * hidden });
+    let ffn = ffn.unwrap_or(if is_gated { four_widths.saturating_mul(2) / 3 } else { four_widths });
     let epsilon = flags.number("norm-epsilon")?.unwrap_or(1e-5f64);
     let has_groups = flags.switch("group-query-attention");
     let groups = flags.number("num-query-groups")?.filter(|&groups: &usize| has_groups && groups != heads);
     let has_biases = !flags.switch("disable-bias-linear");
     let mut decoder = Decoder {
         kv_heads: groups,
-        head_dimension: flags.number("kv-channels")?.filter(|features: &usize| features * heads != hidden),
+        head_dimension: flags.number("kv-channels")?.filter(|features: &usize| features.saturating_mul(heads) != hidden),
         tied_embeddings,
         norm: if is_rms { NormKind::Rms } else { NormKind::Layer },
         norm_epsilon: NormEpsilon::try_from(epsilon)
