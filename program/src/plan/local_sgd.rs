@@ -1,7 +1,7 @@
 //! Local SGD: the rounds, the outer optimizer, and how exchanges are spread over a round
 //! (Streaming DiLoCo).
 
-use super::{Mode, PlanError};
+use super::PlanError;
 use foretell_models::Compression;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -155,40 +155,6 @@ impl LocalSgd {
             );
         }
         Ok(())
-    }
-}
-
-impl Mode {
-    /// The share of its own parameters that a replica keeps when it applies an exchange.
-    pub fn mixing(&self) -> f32 {
-        match self {
-            Mode::LocalSgd(mode) => mode.mixing(),
-            Mode::Synchronous | Mode::Decentralised(_) | Mode::ParameterServer(_) => 0.0,
-        }
-    }
-
-    /// The format in which changes travel between replicas; single precision if `None`.
-    pub(crate) fn compression(&self) -> Option<Compression> {
-        match self {
-            Mode::LocalSgd(mode) => mode.compression,
-            Mode::Synchronous | Mode::Decentralised(_) | Mode::ParameterServer(_) => None,
-        }
-    }
-
-    /// The number of steps during which an exchange is on its way.
-    pub(crate) fn overlap(&self) -> usize {
-        match self {
-            Mode::LocalSgd(mode) => mode.overlap,
-            Mode::Synchronous | Mode::Decentralised(_) | Mode::ParameterServer(_) => 0,
-        }
-    }
-
-    /// The number of fragments that are exchanged one after the other.
-    pub(crate) fn fragments(&self) -> usize {
-        match self {
-            Mode::LocalSgd(mode) => mode.fragments,
-            Mode::Synchronous | Mode::Decentralised(_) | Mode::ParameterServer(_) => 1,
-        }
     }
 }
 

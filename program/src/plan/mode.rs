@@ -8,6 +8,7 @@ use super::{Plan, PlanError};
 use crate::cycle::Cycle;
 use crate::mesh::Axis;
 use crate::program::StateValue;
+use foretell_models::Compression;
 use foretell_units::DataType;
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
@@ -112,6 +113,40 @@ impl Mode {
         match self {
             Mode::Synchronous | Mode::ParameterServer(_) => 1,
             Mode::LocalSgd(LocalSgd { every, .. }) | Mode::Decentralised(Decentralised { every, .. }) => *every,
+        }
+    }
+}
+
+impl Mode {
+    /// The share of its own parameters that a replica keeps when it applies an exchange.
+    pub fn mixing(&self) -> f32 {
+        match self {
+            Mode::LocalSgd(mode) => mode.mixing(),
+            Mode::Synchronous | Mode::Decentralised(_) | Mode::ParameterServer(_) => 0.0,
+        }
+    }
+
+    /// The format in which changes travel between replicas; single precision if `None`.
+    pub(crate) fn compression(&self) -> Option<Compression> {
+        match self {
+            Mode::LocalSgd(mode) => mode.compression,
+            Mode::Synchronous | Mode::Decentralised(_) | Mode::ParameterServer(_) => None,
+        }
+    }
+
+    /// The number of steps during which an exchange is on its way.
+    pub(crate) fn overlap(&self) -> usize {
+        match self {
+            Mode::LocalSgd(mode) => mode.overlap,
+            Mode::Synchronous | Mode::Decentralised(_) | Mode::ParameterServer(_) => 0,
+        }
+    }
+
+    /// The number of fragments that are exchanged one after the other.
+    pub(crate) fn fragments(&self) -> usize {
+        match self {
+            Mode::LocalSgd(mode) => mode.fragments,
+            Mode::Synchronous | Mode::Decentralised(_) | Mode::ParameterServer(_) => 1,
         }
     }
 }
