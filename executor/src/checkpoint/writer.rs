@@ -316,7 +316,7 @@ impl<'a> Staging<'a> {
             self.bytes.resize(before + 4 * now.len().div_ceil(stride), 0);
             let places = self.bytes[before..].chunks_exact_mut(4);
             let set = |(place, value): (&mut [u8], &f32)| place.copy_from_slice(&value.to_le_bytes());
-            // Most values follow each other. Without steps between them, this is one copy of memory.
+            // Most values follow each other. Without steps between them, this is one copy.
             if stride == 1 {
                 places.zip(now).for_each(set)
             } else {
