@@ -284,7 +284,7 @@ fn errors_in_a_file_name_their_place_and_a_hint() {
         (
             "devices:\n  x: {base: cpu-core, peak: {fp33: 1TFLOP/s}}\n".to_owned() + node,
             "cluster.yaml:2:30: unknown name `fp33`; hint: did you mean `fp32`? There are `fp64`, `fp32`, `tf32`, `bf16`, `fp16`, \
-             `fp8`, `int32`",
+             `fp8`, `int8`, `int32`",
         ),
         (
             node.replace("nvswitch-", "nvlinkmesh-"),
