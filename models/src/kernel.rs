@@ -374,7 +374,7 @@ pub enum Kernel {
         momentum: bool,
         /// Whether the momentum is Nesterov's.
         nesterov: bool,
-        /// Whether the replica keeps a share of its own parameters.
+        /// True if the result is a mean of the replica's own parameters and the outer ones.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         mixed: bool,
     },

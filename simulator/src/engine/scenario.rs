@@ -60,8 +60,8 @@ pub struct Deadline {
 pub struct Stop(Option<Arc<dyn Fn() -> bool + Send + Sync>>);
 
 impl Stop {
-    /// Ends simulations once `is_over` returns `true`. It is asked from any thread, every few
-    /// microseconds.
+    /// Ends simulations once `is_over` returns `true`. It is asked often, from any
+    /// thread.
     pub fn when(is_over: impl Fn() -> bool + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(is_over)))
     }

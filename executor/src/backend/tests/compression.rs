@@ -91,7 +91,7 @@ fn decompression_adds_the_numbers_of_all_messages() {
     });
 }
 
-/// What is lost in one message travels in the next: the sum of many is right to one rounding.
+/// Each message makes up for the rounding of the one before, so their sum is off by one rounding.
 #[test]
 fn fed_back_errors_make_the_sum_of_messages_right() {
     on_all(|backend, format| {

@@ -55,8 +55,8 @@ impl Averaging {
         Self { way, replicas }
     }
 
-    /// Whether a kernel adds the changes, so that they need no buffer but their messages while they
-    /// travel.
+    /// Returns whether changes travel compressed. A kernel then adds them, and they need no buffers
+    /// but their messages.
     pub(super) fn is_compressed(&self) -> bool {
         self.way != Way::Sum
     }

@@ -216,7 +216,7 @@ impl GradientBuckets {
         }
     }
 
-    /// Whether a bucket's gradients are complete, and whole without a sum over ranks.
+    /// Returns whether a bucket's gradients are complete, with no sum over ranks to come.
     pub(super) fn are_whole(&self, stage: &Stage<'_>, index: usize) -> bool {
         let bucket = &stage.state.buckets[index];
         let is_summed = bucket.shards > 1 || bucket.stages.len() > 1 || !stage.summed_axes(bucket.gradient).is_empty();

@@ -14,9 +14,10 @@ use foretell_models::OperatorId;
 /// The buckets that are updated during the backward pass.
 #[derive(Default)]
 pub(super) struct EarlyUpdates {
-    /// Those that wait for the last operator of a task that reads their parameters, with its place.
+    /// Complete buckets, each with the place of the last operator in the task that reads its
+    /// parameters. They wait for it.
     waiting: Vec<(usize, usize)>,
-    /// Those whose exchange has begun.
+    /// Exchanges that have begun.
     pub(super) begun: Vec<Begun>,
 }
 

@@ -52,7 +52,7 @@ pub(super) struct Begun {
     slices: Vec<(Slice, Option<BufferId>)>,
     /// The values of the neighbours.
     received: Vec<BufferId>,
-    /// Whether the parameters are a rounded copy of the values.
+    /// True if the parameters are a rounded copy of the values.
     is_rounded: bool,
 }
 
@@ -92,12 +92,12 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    /// Whether it may begin before the end of the step.
+    /// Returns whether buckets may be exchanged before the end of the step.
     pub(super) fn may_begin_early(&self) -> bool {
         self.part.task == ExchangeTask::Whole && self.neighbours.is_empty()
     }
 
-    /// Whether a bucket takes part.
+    /// Returns whether a bucket is part of the exchange.
     pub(super) fn concerns(&self, bucket: usize) -> bool {
         self.stage.state.buckets[bucket].fragment == self.part.fragment
     }

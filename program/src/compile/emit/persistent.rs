@@ -51,7 +51,7 @@ pub(super) struct BucketBuffers {
     /// The outer parameters, and the outer optimizer's velocity if it has one. Empty if replicas
     /// have no outer optimizer.
     pub(super) outer: Vec<BufferId>,
-    /// What of an exchange is on its way while steps run.
+    /// The buffers of an exchange that overlaps with steps.
     pub(super) travelling: Travelling,
     /// Of a worker: each server's part.
     pub(super) parts: Vec<ServerPart>,
@@ -64,7 +64,7 @@ pub(super) struct BucketBuffers {
 pub(super) struct ServerPart {
     pub(super) parameters: BufferId,
     pub(super) gradients: BufferId,
-    /// What rounding has lost of earlier pushes; `None` if gradients are pushed as they are.
+    /// The rounding errors of earlier pushes; `None` if pushes are not compressed.
     pub(super) residual: Option<BufferId>,
 }
 
@@ -210,8 +210,8 @@ impl PersistentBuffers {
         self.buckets.push(BucketBuffers { parameters, gradients, states, outer, travelling, parts, sessions });
     }
 
-    /// What of an exchange is on its way while steps run. A run stops only when nothing is, so this
-    /// is no part of the state.
+    /// Declares the buffers of an exchange that overlaps with steps. A run stops only between
+    /// exchanges, so they are no part of the state.
     fn declare_travelling(&mut self, list: &mut ListBuilder, stage: &Stage<'_>) {
         let overlap = stage.plan.mode.overlap();
         if overlap == 0 {

@@ -32,8 +32,8 @@ impl Push {
         self.format.map_or((elements, DataType::Fp32), |format| (format.bytes(elements), DataType::Int8))
     }
 
-    /// The buffer to send of some gradients. What was lost before is in `residual`, if anything is
-    /// lost.
+    /// Returns the message with some gradients. It is compressed if there is a `residual`, which
+    /// holds the rounding errors of earlier messages.
     pub(super) fn compress(
         self,
         list: &mut ListBuilder,

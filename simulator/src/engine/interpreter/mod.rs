@@ -71,8 +71,8 @@ pub(crate) fn interpret(runnable: &Runnable<'_>, scenario: &Scenario) -> Result<
 /// saturate: an activity that never ends would then be started again at the same instant, for ever.
 const LATEST: Picoseconds = Picoseconds(u64::MAX / 4);
 
-/// How many events are handled before [`Stop`](super::Stop) is asked again. With thousands of flows
-/// an event takes up to a millisecond; asking takes some 50 ns.
+/// How many events are handled before [`Stop`](super::Stop) is asked again: few, since events are
+/// slow where there are thousands of flows.
 const EVENTS_BETWEEN_CHECKS: u64 = 64;
 
 /// From this number of ranks on, their state (some 6 KB each) exceeds the nearest caches, and
