@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
+use crate::usual_stack::Trainer;
 use clap::Args;
 use foretell_planner::{Fixed, Planned, Progress, Request, StackLimits, plan};
 use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
@@ -64,10 +65,11 @@ pub struct Choices {
     /// Samples that share batch-norm statistics [default: a rank's micro-batch]
     #[arg(long, value_name = "SAMPLES")]
     pub batch_norm_group: Option<usize>,
-    /// Software stack to model: foretell, megatron-core, fsdp2, torchtitan, nemo, deepspeed, ddp,
-    /// ...
-    #[arg(long, value_name = "NAME", default_value = "foretell")]
-    pub stack: String,
+    /// Software that trains: foretell, megatron-core, fsdp2, torchtitan, nemo, deepspeed, ddp, ...
+    /// [default: megatron-core for transformers and ddp for others on a cluster of one kind of GPU;
+    /// else foretell]
+    #[arg(long, value_name = "NAME")]
+    pub stack: Option<String>,
     /// Learning rate [default: 0.05 for sgd, 0.001 for adam and adamw]
     #[arg(long, value_name = "RATE")]
     pub learning_rate: Option<f32>,
@@ -143,8 +145,8 @@ pub struct Setting {
 }
 
 impl Choices {
-    /// Looks names up and takes defaults.
-    pub fn setting(&self) -> Result<Setting, Failure> {
+    /// Looks names up and takes defaults. `trainer` decides the default of the stack.
+    pub fn setting(&self, trainer: Trainer) -> Result<Setting, Failure> {
         let model = self.model()?;
         let topology = inputs::topology(&self.topology, self.nodes)?;
         let topology = match &self.first_nodes {
@@ -173,8 +175,14 @@ impl Choices {
         });
         let mut base =
             Plan { precision, optimizer, batch_norm_group: self.batch_norm_group, ..Plan::new(Layout::default(), global_batch) };
-        let stack = inputs::stack(&self.stack)?;
-        (base.stack, base.overlap, base.layout.bucket) = (Stack::new(&self.stack), stack.defaults.overlap, stack.defaults.bucket);
+        let stack = self.stack.as_deref().unwrap_or_else(|| {
+            let is_here = [inputs::LOCAL, inputs::LOCAL_GPUS].contains(&self.topology.as_str());
+            let stack = trainer.usual_stack(&model.model, &topology, is_here);
+            taken.push(format!("--stack {stack}"));
+            stack
+        });
+        let defaults = &inputs::stack(stack)?.defaults;
+        (base.stack, base.overlap, base.layout.bucket) = (Stack::new(stack), defaults.overlap, defaults.bucket);
         base.training.learning_rate = self.learning_rate;
         Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
     }
@@ -204,17 +212,12 @@ impl Choices {
 
     /// The fields of the layout that the search leaves alone: those of `--fix`, and those that the
     /// stack has only one value of.
-    pub fn fixed(&self) -> Fixed {
+    pub fn fixed(&self, stack: &Stack) -> Fixed {
         let mut fixed = self.fix.clone();
-        if let Some(limits) = self.stack_limits() {
+        if let Some(limits) = StackLimits::of(stack) {
             limits.fix(&mut fixed);
         }
         fixed
-    }
-
-    /// What the stack can run, if that is known.
-    pub fn stack_limits(&self) -> Option<&'static StackLimits> {
-        StackLimits::of(&Stack::new(&self.stack))
     }
 
     /// The number formats to try: those of `--precision`, or the default.
@@ -232,8 +235,8 @@ impl Choices {
     ///
     /// Our own executor maps one arena: the driver's context and the libraries need about 2 GiB of
     /// 80. Allocators of frameworks also lose some between blocks.
-    pub fn headroom(&self) -> f64 {
-        self.headroom.unwrap_or(match (self.memory_limit, Stack::new(&self.stack).is_own()) {
+    pub fn headroom(&self, stack: &Stack) -> f64 {
+        self.headroom.unwrap_or(match (self.memory_limit, stack.is_own()) {
             (Some(_), _) => 0.0,
             (None, true) => 0.025,
             (None, false) => 0.06,
@@ -241,8 +244,8 @@ impl Choices {
     }
 
     /// The limits of a device's memory.
-    pub fn limits(&self) -> Limits {
-        Limits { memory_limit: self.memory_limit, headroom: self.headroom() }
+    pub fn limits(&self, stack: &Stack) -> Limits {
+        Limits { memory_limit: self.memory_limit, headroom: self.headroom(stack) }
     }
 
     /// Searches all number formats, and unless `--first-nodes` fixes it also topologies that begin
@@ -322,7 +325,7 @@ impl Choices {
         let search = |base: &Plan| -> Result<Planned, Failure> {
             let costs = predict::costs(profile, topology, base, &setting.model.model)?;
             let request = Request {
-                fixed: self.fixed(),
+                fixed: self.fixed(&base.stack),
                 devices,
                 objective: self.objective.into(),
                 stop: stop.clone(),
@@ -330,7 +333,7 @@ impl Choices {
                 watch,
                 oversubscription: predict::oversubscription(self.oversubscribe),
                 memory_limit: self.memory_limit,
-                headroom: self.headroom(),
+                headroom: self.headroom(&base.stack),
                 searches_locally: true,
                 simplicity_margin: if self.prefer == Prefer::Simple { SIMPLICITY_MARGIN } else { 0.0 },
                 top,

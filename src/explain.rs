@@ -4,7 +4,7 @@ use crate::binding::what_binds;
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
 use crate::predict;
-use foretell_planner::{Candidate, Planned, Search};
+use foretell_planner::{Candidate, Planned, Search, StackLimits};
 use foretell_program::{Layout, Profile, Recompute, StageLayout, compile_training};
 use foretell_simulator::{Folding, WhatIf, predict as simulate};
 use foretell_topologies::{Architecture, DeviceId};
@@ -44,7 +44,8 @@ pub fn explanation(
     );
     text.push_str(&stated_space(search));
     text.push_str(&format!("\nlayout 1\n{}", predict::table(&best.prediction, &setting.topology)));
-    text.push_str(&format!("\nwhat binds: {}\n", what_binds(&best.plan, &best.prediction, &setting.topology, choices.limits())?));
+    let limits = choices.limits(&best.plan.stack);
+    text.push_str(&format!("\nwhat binds: {}\n", what_binds(&best.plan, &best.prediction, &setting.topology, limits)?));
     for (index, candidate) in planned.candidates.iter().enumerate().skip(1) {
         text.push_str(&format!("\nlayout {}: {}\n", index + 1, what_it_loses(best, candidate)));
     }
@@ -95,6 +96,13 @@ pub fn cut_off(planned: &Planned) -> Option<String> {
         .then(|| format!("search cut off after {:.1} s: this is the best layout so far, and {gap}", search.wall_seconds))
 }
 
+/// Says which job was searched: model, cluster, and the software that trains.
+pub fn title(setting: &Setting) -> String {
+    let topology = &setting.topology;
+    let (devices, stack) = (topology.device_count(), setting.base.stack.name());
+    format!("{} on {} ({devices} devices), trained by {stack}", setting.model.name, topology.name())
+}
+
 /// The rates of one device: tokens or samples, and operations of the model.
 pub fn rates_of_device(candidate: &Candidate) -> Result<String, Failure> {
     let prediction = &candidate.prediction;
@@ -113,8 +121,9 @@ pub fn rates_of_device(candidate: &Candidate) -> Result<String, Failure> {
 /// what is odd about it, and the memory that stays free.
 pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
     let Some(best) = planned.candidates.first() else { return Ok(Vec::new()) };
-    let mut lines =
-        vec![format!("what binds: {}", what_binds(&best.plan, &best.prediction, &setting.topology, choices.limits())?)];
+    let stack = &best.plan.stack;
+    let binds = what_binds(&best.plan, &best.prediction, &setting.topology, choices.limits(stack))?;
+    let mut lines = vec![format!("what binds: {binds}")];
     if let Some(second) = planned.candidates.get(1) {
         let sure = likelihood_of_order(best, second) * 100.0;
         lines.push(format!("second best: {}; the first is faster with a likelihood of {sure:.0} %", what_it_loses(best, second)));
@@ -132,12 +141,12 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
     }
     let longer_on_all = planned.search.all_devices_seconds.map(|step| step / planned.search.best_seconds - 1.0);
     lines.extend(oddities(best, longer_on_all, setting, choices)?);
-    if let Some(limits) = choices.stack_limits() {
-        lines.push(format!("the space is what `{}` runs: {}", choices.stack, limits.reason()));
+    if let Some(limits) = StackLimits::of(stack) {
+        lines.push(format!("the space is what `{}` runs: {}", stack.name(), limits.reason()));
     }
     let has_gpus = setting.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Gpu);
-    if has_gpus && choices.headroom() > 0.0 {
-        let share = choices.headroom() * 100.0;
+    let share = choices.headroom(stack) * 100.0;
+    if has_gpus && share > 0.0 {
         lines.push(format!("{share:.1} % of each GPU's memory stays free for the driver and its libraries (`--headroom`)"));
     }
     Ok(lines)

@@ -47,6 +47,7 @@ mod tensorboard;
 mod tokenizer;
 mod trace_file;
 mod training;
+mod usual_stack;
 mod what_if;
 
 use clap::{CommandFactory, Parser, Subcommand};

@@ -6,6 +6,7 @@ use crate::modes::{ModeAnswers, ModeChoice, ModesAnswer};
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::search_progress::{ProgressFile, SearchMoment};
 use crate::sizes::Point;
+use crate::usual_stack::Trainer;
 use crate::{explain, inputs, modes, output, predict, search_report, sizes};
 use clap::Args;
 use foretell_planner::{Candidate, Planned, Progress, Search};
@@ -70,8 +71,10 @@ pub struct Arguments {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let started = Instant::now();
-    let mut setting = arguments.choices.setting()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
+    // A profile is measured on our kernels, and the other modes are ours alone.
+    let is_ours = profile.is_some() || arguments.mode == ModeChoice::Any;
+    let mut setting = arguments.choices.setting(if is_ours { Trainer::Ours } else { Trainer::Framework })?;
     let compared =
         arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), &arguments.choices, &setting)).transpose()?;
     if arguments.scaling.is_some() || arguments.front {
@@ -148,8 +151,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::line(&warning)?;
     }
     let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
-    let title = format!("{} on {} ({} devices)", setting.model.name, setting.topology.name(), setting.topology.device_count());
-    output::line(&format!("{title}\n{}", layouts_table(&rows)))?;
+    output::line(&format!("{}\n{}", explain::title(&setting), layouts_table(&rows)))?;
     for (index, candidate) in planned.candidates.iter().enumerate() {
         let format =
             if arguments.choices.precision.len() > 1 { format!("{}, ", candidate.plan.precision) } else { String::new() };
@@ -304,7 +306,8 @@ fn points(arguments: &Arguments, setting: &Setting, started: Instant, json: bool
         let (scaling, front) = if arguments.front { (None, Some(points)) } else { (Some(points), None) };
         return output::json(&PointsAnswer { scaling, front });
     }
-    output::line(&format!("{} on {}\n{}", setting.model.name, setting.topology.name(), sizes::points_table(&points)))
+    let (model, topology, stack) = (&setting.model.name, setting.topology.name(), setting.base.stack.name());
+    output::line(&format!("{model} on {topology}, trained by {stack}\n{}", sizes::points_table(&points)))
 }
 
 /// Parses a range of device counts, such as `8..4096`.

@@ -18,9 +18,8 @@ pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model) -> Vec<String> 
             "the stack `{named}` was fitted on too few runs or none: its interval is that of sources left out of the fit"
         ));
     }
-    let attends = model.sample().is_sequence() && !matches!(model, Model::LstmSeq2seq(_)) || matches!(model, Model::Vit(_));
     let is_fused = matches!(stack.attention, AttentionKind::Fused { .. });
-    if matches!(named, "ddp" | "fsdp") && is_fused && attends {
+    if matches!(named, "ddp" | "fsdp") && is_fused && model.is_transformer() {
         remarks.push(format!("`stack: {named}` is taken to compute attention in one kernel; `pytorch-eager` does not"));
     }
     remarks.extend(on_layout(plan, model));

@@ -15,6 +15,7 @@ use crate::predict;
 use crate::recovery::Recovery;
 use crate::run_folder::RunFolder;
 use crate::training::{Training, TrainingArguments};
+use crate::usual_stack::Trainer;
 use clap::Args;
 use foretell_executor::TransportKind;
 use foretell_reports::{CheckDocument, check_table, layouts_table};
@@ -62,7 +63,7 @@ pub struct RunAnswer {
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let choices = &arguments.choices;
-    let mut setting = choices.setting()?;
+    let mut setting = choices.setting(Trainer::Ours)?;
     if choices.precision.len() > 1 {
         return Err(Failure::Input("a calibration covers one number format; hint: name one `--precision`".into()));
     }

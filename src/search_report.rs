@@ -34,8 +34,9 @@ pub fn of_search(
         ..Options::default()
     };
     let timeline = simulate(&program, &setting.topology, &costs, &options)?.timeline;
+    let limits = choices.limits(&best.plan.stack);
     let mut sections = vec![
-        binding::answer(&best.plan, &best.prediction, &setting.topology, choices.limits(), None)?,
+        binding::answer(&best.plan, &best.prediction, &setting.topology, limits, None)?,
         chart(
             "Timeline",
             Chart::timeline(&program, &[&timeline]),
@@ -43,7 +44,7 @@ pub fn of_search(
         ),
         chart(
             "Memory",
-            Chart::memory(&program, &timeline, Some(binding::least_limit(&setting.topology, choices.limits()))),
+            Chart::memory(&program, &timeline, Some(binding::least_limit(&setting.topology, limits))),
             "Bytes in use over the step, and the tensors that hold them at the peak.",
         ),
     ];

@@ -117,10 +117,10 @@ fn point(
         let base = Plan { precision, ..setting.base.clone() };
         let costs = predict::costs(None, &topology, &base, &setting.model.model)?;
         let request = Request {
-            fixed: choices.fixed(),
+            fixed: choices.fixed(&base.stack),
             devices,
             memory_limit: memory.or(choices.memory_limit),
-            headroom: if memory.is_some() { 0.0 } else { choices.headroom() },
+            headroom: if memory.is_some() { 0.0 } else { choices.headroom(&base.stack) },
             stop: is_over.clone(),
             give_up: is_over.clone(),
             ..Request::new(&setting.model.model, &setting.model.name, &topology, &costs, &base)

@@ -101,6 +101,8 @@ fn plan_prints_the_promised_fields_and_is_deterministic() {
     assert_is_prediction(&first["alternatives"][0]["predicted"]);
     assert_has(&first["alternatives"][0], &["plan", "predicted"]);
     assert_has(&first["search"], &SEARCH);
+    // Nobody named a stack, and the devices are GPUs.
+    assert_eq!(first["plan"]["stack"], "ddp");
     let mut second = scratch.json(&command);
     without_wall_seconds(&mut first);
     without_wall_seconds(&mut second);
@@ -181,6 +183,7 @@ fn a_plan_of_another_job_is_not_laid_beside_the_answer() {
     scratch.json(&["plan", "--model", "small.yaml", "--topology", "dgx-a100-80g", "--global-batch", "32", "-o", "mine.yaml"]);
     let (is_same, text, error) = compared("32");
     assert!(is_same && text.contains("mine.yaml: "), "{text}{error}");
+    assert!(text.starts_with("small on dgx-a100-80g (8 devices), trained by ddp\n"), "{text}");
     let (is_same, _, error) = compared("64");
     assert!(
         !is_same && error.contains("its `global_batch` is 32, that of the search 64; hint: add `--global-batch 32`"),

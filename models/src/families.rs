@@ -85,6 +85,11 @@ pub(crate) trait Family: Sized {
         false
     }
 
+    /// Whether the model is a stack of blocks with attention.
+    fn is_transformer(&self) -> bool {
+        false
+    }
+
     /// Returns the experts of each mixture. `None` without mixtures.
     fn experts(&self) -> Option<usize> {
         None

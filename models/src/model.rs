@@ -131,6 +131,11 @@ impl Model {
         with_family!(self, sizes => optimizer_of(sizes))
     }
 
+    /// Whether the model is a stack of blocks with attention.
+    pub fn is_transformer(&self) -> bool {
+        with_family!(self, sizes => sizes.is_transformer())
+    }
+
     /// Returns the form of a training sample.
     pub fn sample(&self) -> SampleShape {
         with_family!(self, sizes => sizes.sample())

@@ -122,6 +122,10 @@ impl Family for Bert {
         SampleShape::MaskedTokens { sequence, vocabulary: vocab, predictions: masked_predictions(sequence) }
     }
 
+    fn is_transformer(&self) -> bool {
+        true
+    }
+
     fn repeated_layers(&self) -> Option<usize> {
         Some(self.layers)
     }

@@ -341,6 +341,10 @@ impl Family for Decoder {
         SampleShape::Tokens { sequence: self.sequence, vocabulary: self.vocab }
     }
 
+    fn is_transformer(&self) -> bool {
+        true
+    }
+
     fn repeated_layers(&self) -> Option<usize> {
         let has_equal_layers = self.mixtures.as_ref().is_none_or(|mixtures| mixtures.every == 1 && mixtures.first == 0);
         let has_equal_windows = self.full_attention_every.is_none() || self.window.is_none();

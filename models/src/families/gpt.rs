@@ -100,6 +100,10 @@ impl Family for Gpt {
         SampleShape::Tokens { sequence: self.sequence, vocabulary: self.vocab }
     }
 
+    fn is_transformer(&self) -> bool {
+        true
+    }
+
     fn repeated_layers(&self) -> Option<usize> {
         Some(self.layers)
     }

@@ -131,6 +131,10 @@ impl Family for Llama {
         SampleShape::Tokens { sequence: self.sequence, vocabulary: self.vocab }
     }
 
+    fn is_transformer(&self) -> bool {
+        true
+    }
+
     fn repeated_layers(&self) -> Option<usize> {
         Some(self.layers)
     }

@@ -194,6 +194,10 @@ impl Family for Moe {
         SampleShape::Tokens { sequence: self.sequence, vocabulary: self.vocab }
     }
 
+    fn is_transformer(&self) -> bool {
+        true
+    }
+
     fn repeated_layers(&self) -> Option<usize> {
         (self.moe_every == 1 && self.dense_layers == 0).then_some(self.layers)
     }

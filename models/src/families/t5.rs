@@ -149,6 +149,10 @@ impl Family for T5 {
         SampleShape::Pair { source: source_sequence, target: target_sequence, source_vocabulary: vocab, target_vocabulary: vocab }
     }
 
+    fn is_transformer(&self) -> bool {
+        true
+    }
+
     fn graph(&self, name: &str, options: &GraphOptions) -> Graph {
         let sequences = [self.source_sequence, self.target_sequence];
         let mut layers = Layers { builder: GraphBuilder::new(name, options), sizes: self };

@@ -99,6 +99,10 @@ impl Family for Vit {
         SampleShape::Image { channels, height: image, width: image, classes }
     }
 
+    fn is_transformer(&self) -> bool {
+        true
+    }
+
     fn repeated_layers(&self) -> Option<usize> {
         Some(self.layers)
     }

@@ -1,0 +1,53 @@
+//! Whose software a search assumes when `--stack` names none. It knows models and clusters, and no
+//! layout.
+
+use foretell_models::Model;
+use foretell_topologies::{Architecture, Topology};
+
+/// What is known of a job's trainer when nobody has named it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trainer {
+    /// Our executor: it trains next, or only it can do what is asked.
+    Ours,
+    /// A framework that many people use, if the cluster is one that frameworks train on.
+    Framework,
+}
+
+impl Trainer {
+    /// Name of the software stack that usually trains such a model on such a cluster.
+    ///
+    /// Clusters of one kind of GPU get `megatron-core` for transformers and `ddp` for other models.
+    /// All other clusters get our own executor: frameworks give every rank the same work, and
+    /// `local-gpus` and CPUs are where we train.
+    pub fn usual_stack(self, model: &Model, topology: &Topology, is_here: bool) -> &'static str {
+        let groups = topology.node_groups();
+        let is_gpu = |kind: usize| topology.device_kinds()[kind].architecture == Architecture::Gpu;
+        let is_of_equal_gpus = groups.iter().all(|group| group.kind == groups[0].kind && is_gpu(group.kind));
+        match (self, is_of_equal_gpus && !is_here, model.is_transformer()) {
+            (Self::Framework, true, true) => "megatron-core",
+            (Self::Framework, true, false) => "ddp",
+            _ => "foretell",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gpus_of_one_kind_get_a_framework_and_all_else_our_executor() {
+        let [gpt, resnet] = ["gpt2", "resnet50"].map(|name| Model::named(name).expect("it is in the zoo"));
+        let [gpus, lab] = ["dgx-a100-80g", "lab-4x1g-200m"].map(|name| Topology::library(name).expect("it is in the library"));
+        let usual = |trainer: Trainer, model, topology| trainer.usual_stack(model, topology, false);
+        assert_eq!(usual(Trainer::Framework, &gpt, &gpus), "megatron-core");
+        assert_eq!(usual(Trainer::Framework, &resnet, &gpus), "ddp");
+        assert_eq!(usual(Trainer::Framework, &gpt, &lab), "foretell");
+        assert_eq!(usual(Trainer::Ours, &gpt, &gpus), "foretell");
+        assert_eq!(Trainer::Framework.usual_stack(&gpt, &gpus, true), "foretell");
+        let node = |kind: &str| format!("  - {{count: 1, devices: {{kind: {kind}, count: 4}}, link: nvswitch-150GB/s}}\n");
+        let mixed = format!("name: mixed\nnodes:\n{}{}", node("a100-sxm-80g"), node("h100-sxm-80g"));
+        let mixed = Topology::from_yaml(&mixed, "mixed.yaml").expect("it is well formed");
+        assert_eq!(usual(Trainer::Framework, &gpt, &mixed), "foretell");
+    }
+}
