@@ -223,7 +223,7 @@ impl TrainingArguments {
     pub fn record(&self, outcome: &Outcome) -> Result<(), Failure> {
         let Some(path) = &self.record_order else { return Ok(()) };
         let Some(paces) = &outcome.paces else {
-            let hint = "leave out `--record-order`, or use a `staleness` above 0";
+            let hint = "leave out `--record-order`, or use a `staleness` above 0 or `backup_workers`";
             return Err(Failure::Input(format!(
                 "all ranks made each step together, so there is no order to record; hint: {hint}"
             )));

@@ -28,9 +28,12 @@ pub(crate) fn workers(compiled: &Compiled) -> Vec<Vec<usize>> {
     workers
 }
 
-/// The ranks of each worker that may leave. None may if checkpoints need state that workers hold:
-/// parameters that are not trained.
+/// The ranks of each worker that may leave. None may if updates wait for several workers, or if
+/// checkpoints need state that workers hold: parameters that are not trained.
 pub(crate) fn leavers(job: &TrainingJob, compiled: &Compiled) -> Result<Vec<Vec<usize>>, ExecutorError> {
+    if compiled.pacing.is_some_and(|pacing| pacing.quorum.is_some()) {
+        return Ok(Vec::new());
+    }
     let workers = workers(compiled);
     if job.checkpoints.is_none() || workers.is_empty() {
         return Ok(workers);

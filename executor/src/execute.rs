@@ -242,7 +242,7 @@ pub fn execute(
     if job.replay.is_some() && compiled.pacing.is_none() {
         return Err(ExecutorError::Unsupported {
             what: "replaying an order of arrivals, when all ranks make each step together,".into(),
-            hint: "leave out `--replay-order`, or use a `staleness` above 0".into(),
+            hint: "leave out `--replay-order`, or use a `staleness` above 0 or `backup_workers`".into(),
         });
     }
     // Spans are kept of steps that all ranks make together.

@@ -135,8 +135,9 @@ pub fn supported(plan: &Plan, backend: BackendKind) -> Result<(), ExecutorError>
     }
     if plan.pacing().is_some() && backend != BackendKind::Cpu {
         return Err(ExecutorError::Unsupported {
-            what: "a staleness above 0 on GPUs".into(),
-            hint: "use `staleness: 0`; workers at their own pace run on CPUs, and can be simulated".into(),
+            what: "a staleness above 0 or `backup_workers` on GPUs".into(),
+            hint: "use `staleness: 0` without `backup_workers`; workers at their own pace run on CPUs, and can be simulated"
+                .into(),
         });
     }
     match (plan.precision, backend) {

@@ -37,11 +37,12 @@ pub(crate) fn serves(compiled: &Compiled, rank: Rank) -> bool {
 impl ServerRun<'_> {
     /// Serves all steps, then reports the order of arrivals.
     pub(crate) fn run(mut self) -> Result<(), ExecutorError> {
-        let (job, length) = (self.job, self.length);
+        let (job, length, pacing) = (self.job, self.length, self.pacing);
         let replay = job.replay.as_ref().map(|order| order.get(&self.member.rank.0).cloned().unwrap_or_default());
-        let turns = Turns::new(self.pacing, job.start.step(), replay);
+        let turns = Turns::new(pacing, job.start.step(), replay);
         // An optimizer counts its own updates.
         let of_update = |step: usize, version: usize| {
+            let step = pacing.step_of_update(step, version);
             let usual = hyperparameters(&job.plan, job.seed, step, length);
             crate::backend::Hyperparameters { step: version as u64 + 1, ..usual }
         };

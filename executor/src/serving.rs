@@ -13,7 +13,7 @@ use crate::interpreter::{Interpreter, StepRequest};
 use crate::member::Member;
 use crate::samples::Samples;
 use crate::transport::TransportError;
-use foretell_program::{Pacing, Rank, Session, Turn, Versions};
+use foretell_program::{Effect, Pacing, Rank, Session, Turn, Versions};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -24,7 +24,8 @@ use std::time::Duration;
 const SNAPSHOT: usize = 0;
 const SEND: usize = 1;
 const RECEIVE: usize = 2;
-const UPDATE: usize = 3;
+const ADD: usize = 3;
+const UPDATE: usize = 4;
 
 /// How often steps are reported that all workers have made.
 const REPORT_INTERVAL: Duration = Duration::from_millis(100);
@@ -56,7 +57,7 @@ impl Sessions<'_> {
         steps: Range<usize>,
         mut done: impl FnMut(usize) -> Result<(), ExecutorError>,
     ) -> Result<usize, ExecutorError> {
-        self.turns.begin();
+        self.turns.begin(steps.end);
         let mut next = steps.start;
         self.tell(&Command::Serve(steps));
         let (mut running, mut failed) = (self.commands.len(), None);
@@ -165,7 +166,7 @@ impl<'a> SessionRunner<'a> {
         samples: &'a Arc<Samples>,
         hyperparameters: HyperparametersOf<'a>,
     ) -> Result<Self, ExecutorError> {
-        let programs = [&session.snapshot, &session.send, &session.receive, &session.update];
+        let programs = [&session.snapshot, &session.send, &session.receive, &session.add, &session.update];
         let transport = Arc::clone(&member.transport);
         let interpreter = Interpreter::start(&programs, Rank(member.rank.0), arenas, transport, Arc::clone(samples))?;
         interpreter.outlive_peers();
@@ -193,10 +194,21 @@ impl<'a> SessionRunner<'a> {
 
     fn step(&mut self, step: usize) -> Result<(), ExecutorError> {
         let turns = self.turns;
-        turns.take(Turn::Pull(self.worker), |version| self.program(SNAPSHOT, step, version))?;
+        turns.take(Turn::Pull(self.worker), |effects, version| self.effects(effects, step, version))?;
         self.program(SEND, step, 0)?;
         self.program(RECEIVE, step, 0)?;
-        turns.take(Turn::Push(self.worker), |version| self.program(UPDATE, step, version))
+        turns.take(Turn::Push(self.worker), |effects, version| self.effects(effects, step, version))
+    }
+
+    fn effects(&mut self, effects: &[Effect], step: usize, version: usize) -> Result<(), ExecutorError> {
+        effects.iter().try_for_each(|effect| {
+            let program = match effect {
+                Effect::Snapshot => SNAPSHOT,
+                Effect::Add => ADD,
+                Effect::Update => UPDATE,
+            };
+            self.program(program, step, version)
+        })
     }
 
     fn program(&mut self, program: usize, step: usize, version: usize) -> Result<(), ExecutorError> {
@@ -214,6 +226,8 @@ pub(crate) struct Turns {
 
 struct TurnState {
     versions: Versions,
+    /// The version before the run.
+    first_version: usize,
     /// The number of steps that were made before the run.
     first: usize,
     /// The steps of each worker since.
@@ -236,6 +250,7 @@ impl Turns {
     pub(crate) fn new(pacing: Pacing, first: usize, replay: Option<Vec<Turn>>) -> Self {
         let state = TurnState {
             versions: Versions::new(pacing),
+            first_version: pacing.updates_in(first),
             first,
             steps: vec![0; pacing.workers],
             left: vec![false; pacing.workers],
@@ -248,12 +263,13 @@ impl Turns {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Waits for a turn, and takes it: nobody else does meanwhile. `act` gets the latest version.
+    /// Waits for a turn, and takes it: nobody else does meanwhile. `act` gets what the turn does and
+    /// the latest version.
     ///
     /// # Errors
     /// That of `act`; [`ExecutorError::OtherStream`] after another session failed;
     /// [`ExecutorError::Unsupported`] if the order to replay is of another run.
-    fn take(&self, turn: Turn, act: impl FnOnce(usize) -> Result<(), ExecutorError>) -> Result<(), ExecutorError> {
+    fn take(&self, turn: Turn, act: impl FnOnce(&[Effect], usize) -> Result<(), ExecutorError>) -> Result<(), ExecutorError> {
         let mut state = self.lock();
         loop {
             if state.aborted {
@@ -269,7 +285,7 @@ impl Turns {
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        act(state.first * state.steps.len() + state.versions.version())?;
+        act(state.versions.effects(turn), state.first_version + state.versions.version())?;
         state.replay.as_mut().map(VecDeque::pop_front);
         state.taken.push(turn);
         if let Some(staleness) = state.versions.take(turn) {
@@ -285,9 +301,12 @@ impl Turns {
         Ok(())
     }
 
-    /// Notes that all sessions have something to do.
-    fn begin(&self) {
-        self.lock().idle.iter_mut().for_each(|idle| *idle = false);
+    /// Notes that all sessions have something to do, up to the end of some steps.
+    fn begin(&self, end: usize) {
+        let mut state = self.lock();
+        state.idle.iter_mut().for_each(|idle| *idle = false);
+        let steps = end.saturating_sub(state.first);
+        state.versions.end_after(steps);
     }
 
     /// Notes that a session has nothing more to do.

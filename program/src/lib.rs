@@ -58,7 +58,7 @@ pub use cycle::Cycle;
 pub use footprint::Footprint;
 pub use memory::in_place_input;
 pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
-pub use pacing::{Pacing, StalenessDistribution, Turn, Versions};
+pub use pacing::{Effect, Pacing, StalenessDistribution, Turn, Versions};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
     AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LearningRateSchedule, LocalSgd, Lora,

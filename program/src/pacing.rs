@@ -8,13 +8,20 @@
 //! of the slowest (Ho et al. 2013, stale-synchronous). A worker may leave, and nobody waits for it
 //! any more.
 //!
+//! With a quorum of m pushes, a version is the sum of the first m pushes that were computed from the
+//! version before; later ones are dropped (Chen et al. 2016, synchronous SGD with backup workers). A
+//! worker may start step j, counted from 0, at version j: so one that was late does not wait, and its
+//! gradients count again once it has caught up.
+//!
 //! Both interpreters follow these rules. Neither knows why workers may be apart.
 //!
 //! **No deadlock.** A worker with the fewest pushes may always pull, whatever the bound: it is no
 //! step ahead. Each server decides by the pushes that it has applied. The worker that has started
 //! the fewest steps waits for no other: the pushes of all others before that step have been sent,
 //! and nothing delays a push. So with any number of servers, and whatever the order of arrivals,
-//! some worker goes on.
+//! some worker goes on. With a quorum, each server has version j + 1 at the latest when all have made
+//! step j: had it not, all their pushes of this step would have been computed from version j, and as
+//! many as a quorum of them counted. So the worker that has started the fewest steps goes on.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -26,6 +33,22 @@ pub struct Pacing {
     pub workers: usize,
     /// The most steps that a worker may be ahead of the slowest; any number if `None`.
     pub bound: Option<usize>,
+    /// The number of pushes of the latest version that an update waits for. `None`: each push is an
+    /// update by itself, of whatever version it is.
+    pub quorum: Option<usize>,
+}
+
+impl Pacing {
+    /// The number of updates while each worker makes so many steps.
+    pub fn updates_in(self, steps: usize) -> usize {
+        if self.quorum.is_some() { steps } else { steps * self.workers }
+    }
+
+    /// The step that an update belongs to, if it makes the version after `version` with a push of
+    /// its worker's step `step`. All are counted from the start of the run.
+    pub fn step_of_update(self, step: usize, version: usize) -> usize {
+        if self.quorum.is_some() { version } else { step }
+    }
 }
 
 /// A turn at a server: one worker's pull or push.
@@ -38,12 +61,27 @@ pub enum Turn {
     Push(u32),
 }
 
+/// What a turn does with what all workers share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Copies the parameters for a worker.
+    Snapshot,
+    /// Adds a worker's push to those of others that wait for a quorum.
+    Add,
+    /// Updates the parameters, which makes the next version.
+    Update,
+}
+
 /// The versions and workers of one server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Versions {
-    bound: Option<usize>,
-    /// The number of pushes applied.
+    pacing: Pacing,
+    /// The number of updates.
     version: usize,
+    /// The version that no update follows: the last one of the steps to make.
+    last: Option<usize>,
+    /// The number of pushes that the next version has, but for the quorum.
+    added: usize,
     workers: Vec<WorkerVersions>,
 }
 
@@ -60,7 +98,12 @@ struct WorkerVersions {
 impl Versions {
     /// The versions before the first turn.
     pub fn new(pacing: Pacing) -> Self {
-        Self { bound: pacing.bound, version: 0, workers: vec![WorkerVersions::default(); pacing.workers] }
+        Self { pacing, version: 0, last: None, added: 0, workers: vec![WorkerVersions::default(); pacing.workers] }
+    }
+
+    /// Ends the versions of a quorum after so many steps: late pushes make no more of them.
+    pub fn end_after(&mut self, steps: usize) {
+        self.last = self.pacing.quorum.map(|_| self.pacing.updates_in(steps));
     }
 
     /// The latest version.
@@ -68,17 +111,31 @@ impl Versions {
         self.version
     }
 
-    /// Whether a turn may come next. A worker pulls and pushes in turn. A bound delays its pull,
-    /// and nothing delays its push. One that has left has no more turns.
+    /// Whether a turn may come next. A worker pulls and pushes in turn. A bound or a quorum delays
+    /// its pull, and nothing delays its push. One that has left has no more turns.
     pub fn allows(&self, turn: Turn) -> bool {
         let present = |worker: u32| self.workers.get(worker as usize).filter(|one| !one.has_left);
         match turn {
             Turn::Push(worker) => present(worker).is_some_and(|one| one.pulls == one.pushes + 1),
             Turn::Pull(worker) => {
                 let slowest = self.workers.iter().filter(|one| !one.has_left).map(|one| one.pushes).min().unwrap_or(0);
-                let is_near = |steps: usize| self.bound.is_none_or(|bound| steps <= slowest + bound);
-                present(worker).is_some_and(|one| one.pulls == one.pushes && is_near(one.pushes))
+                let is_near = |steps: usize| self.pacing.bound.is_none_or(|bound| steps <= slowest + bound);
+                let is_made = |steps: usize| self.pacing.quorum.is_none() || steps <= self.version;
+                present(worker).is_some_and(|one| one.pulls == one.pushes && is_near(one.pushes) && is_made(one.pushes))
             }
+        }
+    }
+
+    /// What a turn does that comes next, in order. A push that is late does nothing.
+    pub fn effects(&self, turn: Turn) -> &'static [Effect] {
+        let Turn::Push(worker) = turn else { return &[Effect::Snapshot] };
+        let Some(quorum) = self.pacing.quorum else { return &[Effect::Update] };
+        let pulled = self.workers.get(worker as usize).map(|one| one.pulled);
+        let is_late = pulled != Some(self.version) || self.last.is_some_and(|last| self.version >= last);
+        match () {
+            () if is_late => &[],
+            () if self.added + 1 < quorum => &[Effect::Add],
+            () => &[Effect::Add, Effect::Update],
         }
     }
 
@@ -92,7 +149,7 @@ impl Versions {
         if !self.allows(turn) {
             return None;
         }
-        let version = self.version;
+        let (version, effects) = (self.version, self.effects(turn));
         match turn {
             Turn::Pull(worker) => {
                 let one = self.workers.get_mut(worker as usize)?;
@@ -102,8 +159,12 @@ impl Versions {
             Turn::Push(worker) => {
                 let one = self.workers.get_mut(worker as usize)?;
                 one.pushes += 1;
-                self.version += 1;
-                Some(version - one.pulled)
+                let staleness = version - one.pulled;
+                self.added += usize::from(effects.contains(&Effect::Add));
+                if effects.contains(&Effect::Update) {
+                    (self.version, self.added) = (version + 1, 0);
+                }
+                Some(staleness)
             }
         }
     }
@@ -148,9 +209,12 @@ mod tests {
         #[test]
         fn whatever_the_order_workers_finish_and_none_is_too_far_ahead(
             workers in 1usize..6, servers in 1usize..4, bound in proptest::option::of(0usize..4), steps in 1usize..8,
-            choices in proptest::collection::vec(any::<u32>(), 1..64),
+            backup in proptest::option::of(0usize..5), choices in proptest::collection::vec(any::<u32>(), 1..64),
         ) {
-            let mut states = vec![Versions::new(Pacing { workers, bound }); servers];
+            let quorum = backup.map(|backup| workers.saturating_sub(backup).max(1));
+            let bound = bound.filter(|_| quorum.is_none());
+            let mut states = vec![Versions::new(Pacing { workers, bound, quorum }); servers];
+            states.iter_mut().for_each(|state| state.end_after(steps));
             // What each worker has had from each server: so many pulls, and so many pushes sent.
             let mut pulls = vec![vec![0; servers]; workers];
             let mut pushes = vec![vec![0; servers]; workers];
@@ -184,7 +248,8 @@ mod tests {
                     Turn::Pull(worker) => pulls[worker as usize][server] += 1,
                     Turn::Push(worker) => {
                         pushes[worker as usize][server] += 1;
-                        prop_assert_eq!(states[server].version(), before + 1);
+                        let after = states[server].version();
+                        prop_assert!(after == before + 1 || quorum.is_some() && after == before);
                         let staleness = staleness.expect("of a push");
                         // Each of the others has at most 2 n + 1 pushes while one computes.
                         prop_assert!(bound.is_none_or(|bound| staleness <= (workers - 1) * (2 * bound + 1)));
@@ -198,12 +263,32 @@ mod tests {
                 }
             }
             prop_assert!(pushes.iter().flatten().all(|&pushes| pushes == steps), "stuck after {:?}", pushes);
+            let versions = if quorum.is_some() { steps } else { steps * workers };
+            prop_assert!(states.iter().all(|state| state.version() == versions), "{:?}", states);
         }
     }
 
     #[test]
+    fn a_quorum_makes_a_version_and_a_late_push_counts_for_nothing() {
+        let mut versions = Versions::new(Pacing { workers: 3, bound: None, quorum: Some(2) });
+        let [pull, push] = [Turn::Pull, Turn::Push];
+        for turn in [pull(0), pull(1), pull(2)] {
+            assert_eq!((versions.effects(turn), versions.take(turn)), (&[Effect::Snapshot][..], None));
+        }
+        assert_eq!((versions.effects(push(1)), versions.take(push(1))), (&[Effect::Add][..], Some(0)));
+        assert!(!versions.allows(pull(1)), "it counts in the version that is being made");
+        assert_eq!((versions.effects(push(0)), versions.take(push(0))), (&[Effect::Add, Effect::Update][..], Some(0)));
+        assert_eq!((versions.version(), versions.effects(push(2))), (1, &[][..]));
+        // One that was late does not wait, and counts again.
+        assert_eq!([push(2), pull(2)].map(|turn| versions.take(turn)), [Some(1), None]);
+        assert_eq!((versions.version(), versions.effects(push(2))), (1, &[Effect::Add][..]));
+        versions.end_after(1);
+        assert_eq!(versions.effects(push(2)), [], "no step is left");
+    }
+
+    #[test]
     fn staleness_counts_the_pushes_since_the_pull() {
-        let mut versions = Versions::new(Pacing { workers: 2, bound: Some(1) });
+        let mut versions = Versions::new(Pacing { workers: 2, bound: Some(1), quorum: None });
         let [pull, push] = [Turn::Pull, Turn::Push];
         assert!(!versions.allows(push(0)) && !versions.allows(pull(2)));
         for turn in [pull(0), pull(1)] {
@@ -218,7 +303,7 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_worker_that_has_left() {
-        let mut versions = Versions::new(Pacing { workers: 3, bound: Some(0) });
+        let mut versions = Versions::new(Pacing { workers: 3, bound: Some(0), quorum: None });
         let [pull, push] = [Turn::Pull, Turn::Push];
         for turn in [pull(0), pull(1), pull(2), push(0), push(1)] {
             versions.take(turn);

@@ -8,8 +8,8 @@ use foretell_models::{
 use foretell_program::{
     AveragingGraph, Axis, BufferId, BufferRole, Compiled, ContextMethod, DecayExemptions, Decentralised, Footprint, Instruction,
     Kept, Layout, LocalSgd, Mode, NamePatterns, Offload, Operation, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule,
-    Overlap, ParameterServer, Phase, Plan, Program, Rank, Recompute, Schedule, ShardedPart, StageLayout, StageProgram, Staleness,
-    Training, compile,
+    Overlap, ParameterServer, Phase, Plan, Program, Rank, Recompute, Schedule, Session, ShardedPart, StageLayout, StageProgram,
+    Staleness, Training, compile,
 };
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
@@ -394,9 +394,9 @@ proptest! {
     fn workers_and_servers_are_sound_and_only_servers_update(
         model in models(), (layout, batch) in layouts(), (optimizer, training) in recipes(), precision in precisions(),
         servers in 1usize..4, staleness in proptest::sample::select(vec![Staleness::None, Staleness::Steps(2), Staleness::Unbounded]),
-        compression in compressions()
+        compression in compressions(), backup_workers in 0usize..3
     ) {
-        let mode = Mode::ParameterServer(ParameterServer { servers, staleness, beside_workers: false, compression });
+        let mode = Mode::ParameterServer(ParameterServer { servers, staleness, beside_workers: false, compression, backup_workers });
         let layout = Layout { zero: 0, shard_group: None, ..layout };
         let plan = Plan { optimizer, training: for_model(training, &model), precision, mode, ..Plan::new(layout, batch) };
         let compiled = match compile(&model, "model", &plan) {
@@ -419,9 +419,11 @@ proptest! {
             matches!(one.operation.kind(), "adamw" | "sgd" | "lamb_step")
         });
         prop_assert!(compiled.training.lists.iter().any(updates), "nothing is updated");
-        prop_assert_eq!(compiled.sessions.len(), if staleness == Staleness::None { 0 } else { plan.layout.data });
+        let waits_for_all = staleness == Staleness::None && backup_workers == 0;
+        prop_assert_eq!(compiled.sessions.len(), if waits_for_all { 0 } else { plan.layout.data });
         for session in &compiled.sessions {
-            for (part, shares) in [(&session.snapshot, true), (&session.send, false), (&session.receive, false), (&session.update, true)] {
+            let Session { snapshot, send, receive, add, update } = session;
+            for (part, shares) in [(snapshot, true), (send, false), (receive, false), (add, true), (update, true)] {
                 for (list, of_step) in part.lists.iter().zip(&compiled.training.lists) {
                     prop_assert_eq!(list.arena, of_step.arena);
                     prop_assert!(list.stage >= plan.layout.pipeline || list.instructions.is_empty(), "a worker in a session");

@@ -176,12 +176,12 @@ fn compressed_pushes_learn_the_digits_as_well_as_single_precision() {
 
 /// The parameters that a run on nearly all digits at once ends with. Its steps are so small that
 /// gradients hardly change.
-fn parameters_after(steps: usize, compression: &str) -> Vec<f32> {
+fn parameters_after(steps: usize, more: &str) -> Vec<f32> {
     let scratch = Scratch::new();
     let plan = format!(
         "model: {{family: mlp, widths: [64, 32, 10]}}\ntopology: local\nglobal_batch: 1024\noptimizer: sgd\n\
          training: {{learning_rate: 0.001, momentum: 0.0}}\nlayout: {{data: 2, micro_batch: 512}}\n\
-         mode: {{parameter_server: {{servers: 1, compression: {compression}}}}}\n"
+         mode: {{parameter_server: {{servers: 1, {more}}}}}\n"
     );
     scratch.train(&plan, steps, 3, &["--data", "digits", "--run", "run"]);
     let file = std::fs::read(scratch.path(&format!("run/checkpoints/{steps}/model.safetensors"))).expect("a checkpoint");
@@ -190,15 +190,16 @@ fn parameters_after(steps: usize, compression: &str) -> Vec<f32> {
     values.iter().map(|&bytes| f32::from_le_bytes(bytes)).collect()
 }
 
+fn norm(one: &[f32], other: &[f32]) -> f64 {
+    let squares = one.iter().zip(other).map(|(one, other)| f64::from(one - other).powi(2));
+    squares.sum::<f64>().sqrt()
+}
+
 #[test]
 fn what_rounding_loses_of_a_push_comes_with_the_next_ones() {
-    let norm = |one: &[f32], other: &[f32]| {
-        let squares = one.iter().zip(other).map(|(one, other)| f64::from(one - other).powi(2));
-        squares.sum::<f64>().sqrt()
-    };
     // The error of a sum of gradients, relative to the sum.
-    let [first, last] = [1, 33].map(|steps| parameters_after(steps, "none"));
-    let error = norm(&parameters_after(33, "int8"), &last) / norm(&last, &first);
+    let [first, last] = [1, 33].map(|steps| parameters_after(steps, "compression: none"));
+    let error = norm(&parameters_after(33, "compression: int8"), &last) / norm(&last, &first);
     assert!(error > 0.0 && error < 5e-4, "{error}");
 }
 
@@ -277,6 +278,8 @@ fn workers_at_their_own_pace_replay_a_recorded_order_bit_for_bit() {
         (Case { data: 2, optimizer: "sgd", ..Case::usual(mlp) }, "servers: 1, staleness: 1"),
         (Case { data: 2, pipeline: 2, precision: "bf16", ..Case::usual(gpt) }, "servers: 1, staleness: 2"),
         (Case { data: 3, ..Case::usual(mlp) }, "servers: 2, staleness: unbounded, compression: int8"),
+        (Case { data: 3, ..Case::usual(mlp) }, "servers: 2, backup_workers: 1"),
+        (Case { data: 2, pipeline: 2, ..Case::usual(gpt) }, "servers: 1, backup_workers: 1"),
     ] {
         let scratch = Scratch::new();
         let plan = in_mode(&case, &format!("{{parameter_server: {{{mode}}}}}"));
@@ -294,6 +297,45 @@ fn workers_at_their_own_pace_replay_a_recorded_order_bit_for_bit() {
         let other = scratch.train(&plan, 8, 3, &[&data[..], &["--replay-order", "order.json"]].concat());
         assert_ne!(bits(&first.losses), bits(&other.losses), "{mode}");
     }
+}
+
+#[test]
+fn no_backup_worker_is_the_synchronous_mode_bit_for_bit() {
+    let case = Case { data: 3, clip: true, ..Case::usual(MODELS[0].0) };
+    let [plain, stated] = ["servers: 2", "servers: 2, backup_workers: 0"].map(|mode| {
+        let plan = in_mode(&case, &format!("{{parameter_server: {{{mode}}}}}"));
+        bits(&Scratch::new().train(&plan, 6, 3, &["--data", "synthetic"]).losses)
+    });
+    assert_eq!(plain, stated);
+}
+
+#[test]
+fn an_update_of_a_part_of_the_workers_has_the_mean_of_their_gradients() {
+    // Gradients of half the digits are near those of all.
+    let change = |more: &str| {
+        let [first, last] = [1, 9].map(|steps| parameters_after(steps, more));
+        last.iter().zip(&first).map(|(last, first)| last - first).collect::<Vec<f32>>()
+    };
+    let [all, part] = ["backup_workers: 0", "backup_workers: 1"].map(change);
+    let error = norm(&all, &part) / norm(&all, &vec![0.0; all.len()]);
+    assert!(error > 0.0 && error < 0.3, "the gradients of a part differ by {error}");
+}
+
+#[test]
+fn a_straggler_holds_a_simulated_step_only_without_backup_workers() {
+    let scratch = Scratch::new();
+    let step = |mode: &str, straggler: &[&str]| {
+        let plan = "model: {family: mlp, widths: [784, 2048, 2048, 10]}\ntopology: dgx-a100-80g\nglobal_batch: 768\n\
+                    layout: {data: 3, micro_batch: 256}\n";
+        let plan = scratch.file("plan.yaml", &format!("{plan}mode: {{parameter_server: {{servers: 1, {mode}}}}}\n"));
+        let basic = ["simulate", "--plan", super::common::text(&plan)];
+        scratch.json(&[&basic[..], straggler].concat())["step_seconds"].as_f64().expect("a number")
+    };
+    let straggler = ["--straggler", "2=10"];
+    let [alone, held] = [&[][..], &straggler].map(|straggler| step("backup_workers: 0", straggler));
+    let [other, free] = [&[][..], &straggler].map(|straggler| step("backup_workers: 1", straggler));
+    assert!(held > 2.0 * alone, "{held} s with a straggler, {alone} s without");
+    assert!(free < 1.1 * other && free < 0.7 * held, "{free} s with a straggler, {other} s without; {held} s if all wait");
 }
 
 #[test]

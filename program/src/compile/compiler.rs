@@ -111,10 +111,10 @@ impl<'a> Compiler<'a> {
         };
         let other_steps: Vec<Program> = programs.by_ref().take(cycle.program_count() - 1).collect();
         let mut sessions = Vec::new();
-        while let (Some(snapshot), Some(send), Some(receive), Some(update)) =
-            (programs.next(), programs.next(), programs.next(), programs.next())
+        while let (Some(snapshot), Some(send), Some(receive), Some(add), Some(update)) =
+            (programs.next(), programs.next(), programs.next(), programs.next(), programs.next())
         {
-            sessions.push(Session { snapshot, send, receive, update });
+            sessions.push(Session { snapshot, send, receive, add, update });
         }
         let saving = saving(&training);
         Ok(Compiled { training, other_steps, cycle, evaluation, saving, pacing, sessions })

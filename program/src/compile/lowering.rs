@@ -161,8 +161,8 @@ fn graph(
     let forward = plan.training.graph(model, name, &options)?;
     // No overflow: a global batch is at most 2^32 samples, and a sample has at most 2^24
     // predictions.
-    // A replica's loss is the mean over its own samples.
-    let normalizer = plan.global_batch / plan.replicas() * forward.predictions_per_sample;
+    // The gradients that an update adds are together those of a mean over their samples.
+    let normalizer = plan.samples_of_update() * forward.predictions_per_sample;
     match purpose {
         Purpose::Evaluation => Ok(with_evaluation(forward)),
         Purpose::Logits => logits_only(forward).ok_or_else(|| PlanError::Invalid {

@@ -42,7 +42,8 @@ pub struct Compiled {
 /// What a server does for one worker. The lists of workers are empty.
 ///
 /// Sessions run side by side. So their Programs touch persistent buffers only, and
-/// [`Self::snapshot`] and [`Self::update`], which touch what all sessions share, take turns.
+/// [`Self::snapshot`], [`Self::add`] and [`Self::update`], which touch what all sessions share, take
+/// turns.
 #[derive(Clone, Debug)]
 pub struct Session {
     /// Copies the latest version of the parameters: the turn of a pull.
@@ -51,7 +52,11 @@ pub struct Session {
     pub send: Program,
     /// Receives the worker's gradients.
     pub receive: Program,
-    /// Updates the parameters, which makes the next version: the turn of a push.
+    /// Adds the worker's gradients to those of others: the turn of a push, where an update waits
+    /// for several. Does nothing elsewhere.
+    pub add: Program,
+    /// Updates the parameters, which makes the next version: the turn of a push, or of the last one
+    /// that an update waits for.
     pub update: Program,
 }
 

@@ -21,12 +21,14 @@ pub(super) enum SessionPart {
     Snapshot,
     Send,
     Receive,
+    /// Where updates wait for several pushes.
+    Add,
     Update,
 }
 
 impl SessionPart {
     /// Every part, in order.
-    pub(super) const ALL: [Self; 4] = [Self::Snapshot, Self::Send, Self::Receive, Self::Update];
+    pub(super) const ALL: [Self; 5] = [Self::Snapshot, Self::Send, Self::Receive, Self::Add, Self::Update];
 }
 
 impl Wanted {

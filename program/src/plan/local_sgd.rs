@@ -2,8 +2,10 @@
 //! (Streaming DiLoCo).
 
 use super::PlanError;
+use super::mode::no_backup_workers;
 use foretell_models::Compression;
 use schemars::JsonSchema;
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 
 /// The most kinds of steps in a round: each is a Program.
@@ -186,6 +188,8 @@ pub(super) struct LocalSgdForm {
     /// The format in which changes travel.
     #[schemars(with = "Option<CompressionForm>")]
     compression: Option<String>,
+    #[schemars(skip)]
+    backup_workers: Option<IgnoredAny>,
 }
 
 /// The formats in which changes and gradients travel.
@@ -225,7 +229,10 @@ impl TryFrom<LocalSgdForm> for LocalSgd {
     type Error = String;
 
     fn try_from(form: LocalSgdForm) -> Result<Self, String> {
-        let LocalSgdForm { every, outer, fragments, overlap, mixing, compression } = form;
+        let LocalSgdForm { every, outer, fragments, overlap, mixing, compression, backup_workers } = form;
+        if backup_workers.is_some() {
+            return Err(no_backup_workers());
+        }
         let compression = compression.as_deref().map(parse_compression).transpose()?.flatten();
         Ok(Self { every, outer, fragments, overlap, mixing, compression })
     }

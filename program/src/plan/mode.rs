@@ -56,7 +56,7 @@ impl Mode {
     pub fn is_synchronous(&self) -> bool {
         match self {
             Mode::Synchronous => true,
-            Mode::ParameterServer(mode) => mode.staleness == Staleness::None,
+            Mode::ParameterServer(mode) => mode.staleness == Staleness::None && mode.backup_workers == 0,
             Mode::LocalSgd(_) | Mode::Decentralised(_) => false,
         }
     }
@@ -257,10 +257,19 @@ struct DecentralisedForm {
     every: usize,
     #[schemars(skip)]
     compression: Option<IgnoredAny>,
+    #[schemars(skip)]
+    backup_workers: Option<IgnoredAny>,
 }
 
 fn one() -> usize {
     1
+}
+
+/// Replicas that exchange parameters have no servers that could drop a late part.
+pub(super) fn no_backup_workers() -> String {
+    "only `parameter_server` has `backup_workers`; hint: leave it out, or use `mode: {parameter_server: {servers: 1, \
+     backup_workers: 1}}`"
+        .into()
 }
 
 impl TryFrom<ModeForm> for Mode {
@@ -274,6 +283,7 @@ impl TryFrom<ModeForm> for Mode {
             ModeForm::Decentralised(DecentralisedForm { compression: Some(_), .. }) => {
                 missing("compression", "leave it out: parameters are exchanged in single precision")
             }
+            ModeForm::Decentralised(DecentralisedForm { backup_workers: Some(_), .. }) => Err(no_backup_workers()),
             ModeForm::Decentralised(DecentralisedForm { graph, every, .. }) => {
                 Ok(Mode::Decentralised(Decentralised { graph, every }))
             }

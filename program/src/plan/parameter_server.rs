@@ -25,6 +25,14 @@ pub struct ParameterServer {
     /// rounding loses to its next gradients.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
+    /// The number of workers whose gradients a step does not wait for. Those that come late are
+    /// dropped (Chen et al. 2016, "Revisiting Distributed Synchronous SGD").
+    #[serde(skip_serializing_if = "is_zero")]
+    pub backup_workers: usize,
+}
+
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// How many steps a worker may be ahead of the slowest one.
@@ -56,6 +64,10 @@ pub(super) struct ParameterServerForm {
     /// what rounding loses to its next gradients.
     #[schemars(with = "Option<CompressionForm>")]
     compression: Option<String>,
+    /// The number of workers whose gradients a step does not wait for. Those that come late are
+    /// dropped.
+    #[serde(default)]
+    backup_workers: i64,
 }
 
 /// The form of a staleness: a number of steps, or a word.
@@ -86,7 +98,7 @@ impl TryFrom<ParameterServerForm> for ParameterServer {
     type Error = String;
 
     fn try_from(form: ParameterServerForm) -> Result<Self, String> {
-        let ParameterServerForm { servers, staleness, beside_workers, compression } = form;
+        let ParameterServerForm { servers, staleness, beside_workers, compression, backup_workers } = form;
         let staleness = match staleness {
             StalenessForm::Steps(0) => Staleness::None,
             StalenessForm::Steps(steps) => match usize::try_from(steps) {
@@ -99,6 +111,9 @@ impl TryFrom<ParameterServerForm> for ParameterServer {
             }
         };
         let compression = compression.as_deref().map(parse_compression).transpose()?.flatten();
-        Ok(Self { servers, staleness, beside_workers, compression })
+        let Ok(backup_workers) = usize::try_from(backup_workers) else {
+            return Err(format!("{backup_workers} backup workers are below 0; hint: use `backup_workers: 0` or more"));
+        };
+        Ok(Self { servers, staleness, beside_workers, compression, backup_workers })
     }
 }

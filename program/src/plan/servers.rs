@@ -34,12 +34,50 @@ impl Plan {
     /// How far the workers of servers may be apart; `None` if all wait for all in every step.
     pub fn pacing(&self) -> Option<Pacing> {
         let Mode::ParameterServer(mode) = self.mode else { return None };
+        let workers = self.layout.data;
         let bound = match mode.staleness {
-            Staleness::None => return None,
+            Staleness::None if mode.backup_workers == 0 => return None,
+            Staleness::None => {
+                let quorum = workers.saturating_sub(mode.backup_workers).max(1);
+                return Some(Pacing { workers, bound: None, quorum: Some(quorum) });
+            }
             Staleness::Steps(steps) => Some(steps),
             Staleness::Unbounded => None,
         };
-        Some(Pacing { workers: self.layout.data, bound })
+        Some(Pacing { workers, bound, quorum: None })
+    }
+
+    /// The number of samples whose mean gradient an update uses.
+    pub(crate) fn samples_of_update(&self) -> usize {
+        let quorum = self.pacing().and_then(|pacing| pacing.quorum).unwrap_or(1);
+        self.global_batch / self.replicas() * quorum
+    }
+
+    /// Refuses backup workers that are too many, or that nothing is late for.
+    fn validate_backup_workers(&self, mode: ParameterServer) -> Result<(), PlanError> {
+        let field = "mode.parameter_server";
+        let refuse = |reason: &str, hint: &str| Err(PlanError::Invalid { field, reason: reason.into(), hint: hint.into() });
+        let (backup, workers) = (mode.backup_workers, self.layout.data);
+        if mode.staleness != Staleness::None {
+            return refuse(
+                "with a staleness each push is an update by itself, so no backup worker is late",
+                "leave out `staleness`, or `backup_workers`",
+            );
+        }
+        if backup >= workers {
+            let hint = match workers {
+                1 => "leave out `backup_workers`, or use more workers with `data`".into(),
+                _ => format!("use `backup_workers: {}` at most, or more workers with `data`", workers - 1),
+            };
+            return refuse(&format!("{backup} backup workers of {workers} leave no gradients to wait for"), &hint);
+        }
+        if mode.compression.is_some() {
+            return refuse(
+                "a late push is dropped, and with it what rounding lost of earlier ones",
+                "leave out `compression`, or `backup_workers`",
+            );
+        }
+        Ok(())
     }
 
     /// Refuses what needs all workers or all servers to be at the same version.
@@ -49,20 +87,20 @@ impl Plan {
         if mode.beside_workers {
             return refuse(
                 "a server beside a worker would wait for that worker",
-                "leave out `beside_workers`, or use `staleness: 0`",
+                "leave out `beside_workers`, or use `staleness: 0` without `backup_workers`",
             );
         }
         let layout = &self.layout;
         if layout.tensor * layout.context * layout.expert > 1 {
             return refuse(
-                "with a staleness the ranks of `tensor`, `context` and `expert` would pull different versions of what all have",
-                "use `tensor: 1`, `context: 1` and `expert: 1`, or `staleness: 0`",
+                "at their own pace the ranks of `tensor`, `context` and `expert` would pull different versions of what all have",
+                "use `tensor: 1`, `context: 1` and `expert: 1`, or `staleness: 0` without `backup_workers`",
             );
         }
         if self.training.clip_norm.is_some() || self.optimizer == Optimizer::Lamb {
             return refuse(
                 "servers that are at different versions have no common norm for `clip_norm` or `lamb`",
-                "use another optimizer without `clip_norm`, or `staleness: 0`",
+                "use another optimizer without `clip_norm`, or `staleness: 0` without `backup_workers`",
             );
         }
         Ok(())
@@ -74,7 +112,7 @@ impl Plan {
         let mut plan = Self { layout: self.layout.clone().normalised(), mode: self.mode.normalised(), ..self.clone() };
         // A server beside each worker holds one part of the optimizer's state. Pushes of gradients
         // to all of them are a reduce-scatter, and pulls an all-gather: this is ZeRO 1.
-        if matches!(plan.mode, Mode::ParameterServer(mode) if mode.beside_workers && mode.staleness == Staleness::None) {
+        if matches!(plan.mode, Mode::ParameterServer(mode) if mode.beside_workers && plan.mode.is_synchronous()) {
             plan.mode = Mode::Synchronous;
             plan.layout.zero = 1;
             plan.overlap.parameters = true;
@@ -124,7 +162,10 @@ impl Plan {
         if !self.stack.is_own() {
             return refuse("other software is modelled in the synchronous mode only", "leave out `stack`");
         }
-        if mode.staleness != Staleness::None {
+        if mode.backup_workers > 0 {
+            self.validate_backup_workers(mode)?;
+        }
+        if self.pacing().is_some() {
             self.validate_paces(mode)?;
         }
         if mode.beside_workers {

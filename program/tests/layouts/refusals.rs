@@ -135,6 +135,12 @@ fn a_mode_without_meaning_or_not_there_yet_is_refused_in_a_sentence() {
         (r#"{"parameter_server": {"servers": 0}}"#, "no server is left"),
         (r#"{"parameter_server": {"servers": 1, "staleness": -1}}"#, "a staleness of -1 steps is below 0; hint: "),
         (r#"{"parameter_server": {"servers": 1, "staleness": "some"}}"#, "`some` is no staleness; hint: "),
+        (r#"{"parameter_server": {"servers": 1, "backup_workers": -1}}"#, "-1 backup workers are below 0; hint: "),
+        (r#"{"parameter_server": {"servers": 1, "backup_workers": 4}}"#, "4 backup workers of 4 leave no gradients"),
+        (r#"{"parameter_server": {"servers": 1, "backup_workers": 1, "staleness": "unbounded"}}"#, "no backup worker is late"),
+        (r#"{"parameter_server": {"servers": 1, "backup_workers": 1, "compression": "int8"}}"#, "a late push is dropped"),
+        (r#"{"local_sgd": {"every": 2, "backup_workers": 1}}"#, "only `parameter_server` has `backup_workers`; hint: "),
+        (r#"{"decentralised": {"graph": "ring", "backup_workers": 1}}"#, "only `parameter_server` has `backup_workers`; hint: "),
         (r#"{"parameter_server": {"servers": 2, "beside_workers": true}}"#, "2 servers beside 4 workers"),
         (
             r#"{"parameter_server": {"servers": 1, "compression": "int3"}}"#,
@@ -175,8 +181,13 @@ fn a_mode_that_the_rest_of_the_plan_cannot_have_is_refused() {
     let stale = r#"{"parameter_server": {"servers": 2, "staleness": 1}}"#;
     check(refused_mode(stale, layout(|layout| layout.tensor = 2)), "different versions of what all have");
     check(refused_mode(stale, |plan| plan.training.clip_norm = Some(1.0)), "no common norm");
-    let beside = r#"{"parameter_server": {"servers": 4, "staleness": 1, "beside_workers": true}}"#;
-    check(refused_mode(beside, |_| {}), "would wait for that worker");
+    for more in [r#""staleness": 1"#, r#""backup_workers": 1"#] {
+        let beside = format!(r#"{{"parameter_server": {{"servers": 4, {more}, "beside_workers": true}}}}"#);
+        check(refused_mode(&beside, |_| {}), "would wait for that worker");
+    }
+    let backup = r#"{"parameter_server": {"servers": 2, "backup_workers": 1}}"#;
+    check(refused_mode(backup, layout(|layout| layout.tensor = 2)), "different versions of what all have");
+    check(refused_mode(backup, |plan| plan.training.clip_norm = Some(1.0)), "no common norm");
     let exponential = r#"{"decentralised": {"graph": "exponential"}}"#;
     let of_six = |plan: &mut Plan| (plan.layout.data, plan.global_batch) = (6, 6);
     check(refused_mode(exponential, of_six), "a power of two of replicas, and there are 6");
@@ -194,6 +205,7 @@ fn a_mode_reads_back_as_it_is_written() {
         r#"{"parameter_server":{"servers":2,"staleness":3}}"#,
         r#"{"parameter_server":{"servers":4,"staleness":"unbounded","beside_workers":true}}"#,
         r#"{"parameter_server":{"servers":2,"staleness":0,"compression":"int8"}}"#,
+        r#"{"parameter_server":{"servers":2,"staleness":0,"backup_workers":2}}"#,
     ] {
         let read: Mode = serde_json::from_str(mode).expect("a mode");
         assert_eq!(serde_json::to_string(&read).expect("it is written"), mode);

@@ -12,7 +12,7 @@
 
 use super::paced::PacedPrediction;
 use super::prediction::Prediction;
-use foretell_program::{Axis, Operation, Pacing, Phase, Program, Rank, StalenessDistribution, Timeline, Turn, Versions};
+use foretell_program::{Axis, Effect, Operation, Pacing, Phase, Program, Rank, StalenessDistribution, Timeline, Turn, Versions};
 use foretell_units::{Picoseconds, Seconds};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -29,12 +29,13 @@ struct WorkerTimes {
     /// From the pull to the push, both without their turns at the server.
     step: f64,
     snapshot: f64,
+    /// Adding and updating, for each push that counts.
     update: f64,
 }
 
 /// One draw's result.
 struct Draw {
-    /// Steps of all workers a second.
+    /// Updates a second.
     rate: f64,
     staleness: Vec<u64>,
     load: f64,
@@ -58,8 +59,9 @@ impl Prediction {
             staleness.resize(known, 0);
             staleness.iter_mut().zip(&one.staleness).for_each(|(sum, count)| *sum += count);
         }
-        // A step of all is one step of each worker.
-        let mut steps: Vec<f64> = draws.iter().map(|one| workers.len() as f64 / one.rate.max(1e-12)).collect();
+        // A step of all is one step of each worker, or the update that waits for several.
+        let updates = pacing.updates_in(1) as f64;
+        let mut steps: Vec<f64> = draws.iter().map(|one| updates / one.rate.max(1e-12)).collect();
         steps.sort_by(f64::total_cmp);
         let median = steps[steps.len() / 2];
         // Over many steps their variation averages out; the error of the model itself does not.
@@ -118,14 +120,13 @@ fn draw(workers: &[WorkerTimes], pacing: Pacing, spread: [f64; 2], seed: u64) ->
     let mut ready: BinaryHeap<Reverse<(u64, Turn)>> =
         (0..workers.len() as u32).map(|worker| Reverse((0, Turn::Pull(worker)))).collect();
     let mut delayed: Vec<(u64, Turn)> = Vec::new();
-    let (mut steps, mut free, mut busy) = (vec![0usize; workers.len()], 0, 0);
+    let (mut free, mut busy) = (0, 0);
     let mut draw = Draw { rate: 0.0, staleness: Vec::new(), load: 0.0 };
     let (mut counted, mut began) = (0usize, None);
-    let warm = WARM_UP * workers.len();
-    let total = (WARM_UP + STEPS) * workers.len();
-    let mut pushes = 0;
+    let warm = pacing.updates_in(WARM_UP);
+    let total = pacing.updates_in(WARM_UP + STEPS);
     while let Some(Reverse((at, turn))) = ready.pop() {
-        if pushes == total {
+        if versions.version() == total {
             break;
         }
         if !versions.allows(turn) {
@@ -134,8 +135,13 @@ fn draw(workers: &[WorkerTimes], pacing: Pacing, spread: [f64; 2], seed: u64) ->
         }
         let (Turn::Pull(worker) | Turn::Push(worker)) = turn;
         let times = workers[worker as usize];
-        let (start, duration) =
-            (at.max(free), nanoseconds(if matches!(turn, Turn::Pull(_)) { times.snapshot } else { times.update }));
+        let effects = versions.effects(turn);
+        let duration = match effects.first() {
+            Some(Effect::Snapshot) => nanoseconds(times.snapshot),
+            Some(Effect::Add | Effect::Update) => nanoseconds(times.update),
+            None => 0,
+        };
+        let start = at.max(free);
         (free, busy) = (start + duration, busy + duration);
         let staleness = versions.take(turn);
         let next = match turn {
@@ -143,13 +149,12 @@ fn draw(workers: &[WorkerTimes], pacing: Pacing, spread: [f64; 2], seed: u64) ->
             Turn::Push(_) => (free, Turn::Pull(worker)),
         };
         if let Some(staleness) = staleness {
-            (pushes, steps[worker as usize]) = (pushes + 1, steps[worker as usize] + 1);
-            if pushes > warm {
+            if versions.version() > warm {
                 let (since, _) = *began.get_or_insert((start, busy));
                 let known = draw.staleness.len().max(staleness + 1);
                 draw.staleness.resize(known, 0);
                 draw.staleness[staleness] += 1;
-                counted += usize::from(start > since);
+                counted += usize::from(start > since && effects.contains(&Effect::Update));
             }
             // A push may let others pull.
             ready.extend(delayed.drain(..).map(|(at, turn)| Reverse((at.max(free), turn))));
@@ -181,7 +186,7 @@ mod tests {
 
     #[test]
     fn equal_workers_see_each_other_once_a_step() {
-        let pacing = Pacing { workers: 4, bound: None };
+        let pacing = Pacing { workers: 4, bound: None, quorum: None };
         let draw = draw(&equal(4, 0.1), pacing, [0.9, 1.1], 1);
         let staleness = StalenessDistribution::of_counts(&draw.staleness);
         assert!((staleness.mean - 3.0).abs() < 0.1, "{staleness:?}");
@@ -192,15 +197,27 @@ mod tests {
     fn a_slow_worker_slows_the_others_only_with_a_bound() {
         let mut workers = equal(4, 0.1);
         workers[0].step = 0.4;
-        let rate = |bound| draw(&workers, Pacing { workers: 4, bound }, [1.0, 1.0], 1).rate;
+        let rate = |bound| draw(&workers, Pacing { workers: 4, bound, quorum: None }, [1.0, 1.0], 1).rate;
         assert!((rate(None) - 32.5).abs() < 0.7, "{}", rate(None));
         assert!((rate(Some(1)) - 10.0).abs() < 0.5, "{}", rate(Some(1)));
     }
 
     #[test]
+    fn a_slow_worker_slows_no_update_that_does_not_wait_for_it() {
+        let mut workers = equal(4, 0.1);
+        workers[0].step = 0.4;
+        let draw = |quorum| draw(&workers, Pacing { workers: 4, bound: None, quorum: Some(quorum) }, [1.0, 1.0], 1);
+        assert!((draw(4).rate - 2.5).abs() < 0.05, "{}", draw(4).rate);
+        assert!((draw(3).rate - 10.0).abs() < 0.2, "{}", draw(3).rate);
+        assert_eq!(StalenessDistribution::of_counts(&draw(4).staleness).max, 0);
+        // Its gradients are some versions old when they arrive, and are dropped.
+        assert!((2..=4).contains(&StalenessDistribution::of_counts(&draw(3).staleness).max));
+    }
+
+    #[test]
     fn a_server_that_takes_turns_all_the_time_limits_the_rate() {
         let workers = vec![WorkerTimes { step: 0.01, snapshot: 0.01, update: 0.04 }; 8];
-        let draw = draw(&workers, Pacing { workers: 8, bound: Some(2) }, [1.0, 1.0], 1);
+        let draw = draw(&workers, Pacing { workers: 8, bound: Some(2), quorum: None }, [1.0, 1.0], 1);
         assert!((draw.rate - 20.0).abs() < 0.5 && draw.load > 0.98, "{} {}", draw.rate, draw.load);
     }
 }

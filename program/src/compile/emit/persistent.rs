@@ -127,10 +127,13 @@ impl PersistentBuffers {
         let is_frozen = bucket.training.is_frozen();
         let push = Push::of(stage.plan);
         // The workers that go at their own pace, each with a push of its own.
-        let workers = stage.plan.pacing().filter(|_| stage.duty == Duty::Server).map_or(0, |pacing| pacing.workers);
+        let pacing = stage.plan.pacing().filter(|_| stage.duty == Duty::Server);
+        let workers = pacing.map_or(0, |pacing| pacing.workers);
         let name = format!("gradients {index}");
-        // Compressed pushes of these workers are decompressed one at a time.
-        let holds_gradients = workers == 0 || push.is_compressed();
+        // Compressed pushes of these workers are decompressed one at a time, and those that an
+        // update waits for are added.
+        let adds = pacing.is_some_and(|pacing| pacing.quorum.is_some());
+        let holds_gradients = workers == 0 || push.is_compressed() || adds;
         let gradients = (!is_frozen && holds_gradients)
             .then(|| list.add_persistent(&name, BufferRole::Gradient, shape(shards_gradients), DataType::Fp32));
         let is_offloaded = stage.plan.layout.offload.is_of_optimizer();

@@ -12,6 +12,7 @@ use super::push::Push;
 use super::update::Update;
 use super::workers::{in_forward_order, peers};
 use crate::compile::wanted::{SessionPart, Wanted};
+use crate::plan::Plan;
 use crate::program::{BufferRole, PeerId, Phase};
 use foretell_models::Kernel;
 use foretell_units::DataType;
@@ -50,12 +51,19 @@ impl StageEmitter<'_> {
 impl StageEmitter<'_> {
     /// Emits one part of a session, or those of all sessions that a Program needs.
     fn sessions(&mut self, workers: &[PeerId], wanted: Wanted, pushed: &[usize]) {
+        let adds = adds_pushes(self.stage.plan);
         let of_all = |parts: &[SessionPart]| {
             let of_part = |&part: &SessionPart| (0..workers.len()).map(move |worker| (worker, part));
             parts.iter().flat_map(of_part).collect::<Vec<_>>()
         };
         let parts = match wanted {
             Wanted::Serve(worker, part) => vec![(worker, part)],
+            Wanted::Step(_) if adds => {
+                let mut parts = of_all(&SessionPart::ALL[..4]);
+                // One update for all.
+                parts.extend(workers.len().checked_sub(1).map(|last| (last, SessionPart::Update)));
+                parts
+            }
             Wanted::Step(_) => of_all(&SessionPart::ALL),
             Wanted::Evaluation => of_all(&[SessionPart::Snapshot, SessionPart::Send]),
             Wanted::Logits => Vec::new(),
@@ -95,6 +103,14 @@ impl StageEmitter<'_> {
                     list.receive(Label::of_step(&format!("gradients {bucket}"), Phase::Update), peer, push);
                 }
             }
+            SessionPart::Add => {
+                for &bucket in pushed.iter().filter(|_| adds_pushes(stage.plan)) {
+                    let (Some([_, push]), Some(sum)) = (buffers(bucket), persistent.buckets[bucket].gradients) else { continue };
+                    let label = format!("gradients {bucket}");
+                    let kernel = Kernel::Accumulate { elements: list.elements(sum) };
+                    list.compute(Label::of_step(&label, Phase::Update), kernel, &[push], &[sum]);
+                }
+            }
             SessionPart::Update => {
                 gradients.take_session(persistent, worker);
                 let mut update = Update { list, stage, persistent, gradients, exchange: None };
@@ -103,10 +119,19 @@ impl StageEmitter<'_> {
                         Push::of(stage.plan).decompress(update.list, &format!("gradients {bucket}"), push, gradients);
                     }
                     update.run_session(bucket);
+                    if let Some(sum) = persistent.buckets[bucket].gradients.filter(|_| adds_pushes(stage.plan)) {
+                        let kernel = Kernel::Zero { elements: update.list.elements(sum) };
+                        update.list.compute(Label::of_step(&format!("gradients {bucket}"), Phase::Update), kernel, &[], &[sum]);
+                    }
                 }
             }
         }
     }
+}
+
+/// Whether an update of workers at their own pace waits for several pushes.
+fn adds_pushes(plan: &Plan) -> bool {
+    plan.pacing().is_some_and(|pacing| pacing.quorum.is_some())
 }
 
 /// Receives the gradients of a bucket from all workers, and adds them. Each push has a buffer of
