@@ -6,6 +6,7 @@
 //! Gradients of parameters accumulate, like the other sums over the batch: each operator that
 //! writes one adds to it. The compiler decides which operator is the first.
 
+use crate::adapters::is_adapter;
 use crate::graph::{
     Dimension, Extent, Graph, Loop, LoopId, Operand, Operator, OperatorId, OperatorKind, Pass, Role, Tensor, TensorId,
 };
@@ -24,6 +25,7 @@ pub fn differentiate(graph: &Graph, normalizer: usize, frozen: impl Fn(&str) -> 
         graph: graph.clone(),
         contributions: BTreeMap::new(),
         block: 0,
+        is_of_adapter: false,
         parameter_gradients: BTreeMap::new(),
         needed: needs_gradient(graph, &trained),
         trained,
@@ -49,13 +51,25 @@ fn needs_gradient(graph: &Graph, trained: &[bool]) -> Vec<bool> {
     needed
 }
 
+/// Gradient of a tensor from one of its users.
+#[derive(Clone, Copy)]
+struct Contribution {
+    gradient: TensorId,
+    /// Block of the user.
+    block: usize,
+    /// Whether the user is a product of an adapter.
+    is_of_adapter: bool,
+}
+
 /// A graph while gradients are appended, operator by operator from the last to the first.
 struct Backward {
     graph: Graph,
-    /// Gradients of a tensor from the users visited so far, each with the block of its user.
-    contributions: BTreeMap<TensorId, Vec<(TensorId, usize)>>,
+    /// Gradients of a tensor from the users visited so far.
+    contributions: BTreeMap<TensorId, Vec<Contribution>>,
     /// Block of the operator that is visited.
     block: usize,
+    /// Whether the operator that is visited is a product of an adapter.
+    is_of_adapter: bool,
     /// Gradient tensors of parameters so far.
     parameter_gradients: BTreeMap<TensorId, TensorId>,
     /// Whether each tensor of the forward graph needs a gradient.
@@ -70,6 +84,7 @@ impl Backward {
     fn operator(&mut self, id: OperatorId) {
         let forward = self.graph.operators[id.0].clone();
         self.block = forward.block;
+        self.is_of_adapter = forward.inputs.iter().any(|input| is_adapter(&self.graph.tensor(input.tensor).name));
         match forward.kind {
             OperatorKind::CrossEntropy | OperatorKind::WeightedCrossEntropy { .. } => {
                 return self.cross_entropy(id, &forward.outputs[2]);
@@ -353,7 +368,8 @@ impl Backward {
     /// Records a gradient of `input` from the operator that is visited, if it is needed.
     fn send_back(&mut self, input: TensorId, gradient: TensorId) {
         if self.needed[input.0] {
-            self.contributions.entry(input).or_default().push((gradient, self.block));
+            let Self { block, is_of_adapter, .. } = *self;
+            self.contributions.entry(input).or_default().push(Contribution { gradient, block, is_of_adapter });
         }
     }
 
@@ -361,16 +377,19 @@ impl Backward {
     ///
     /// Gradients of users in one block are added in that block. If it is on another stage than the
     /// maker, only their sum crosses. The other additions are in the maker's block.
+    ///
+    /// Adapters' gradients are added last. `tensor` shards layers and their adapters differently:
+    /// the layers' gradients are partial sums, of which only the total is then reduced.
     fn gradient(&mut self, output: &Operand, maker: &Operator) -> Option<TensorId> {
         let contributions = self.contributions.remove(&output.tensor)?;
         let block_sums: Vec<TensorId> = contributions
-            .chunk_by(|one, next| one.1 == next.1)
+            .chunk_by(|one, next| one.block == next.block)
             .filter_map(|same_block| {
-                let block = same_block.first()?.1;
-                same_block
-                    .iter()
-                    .map(|&(gradient, _)| gradient)
-                    .reduce(|sum, part| self.add(output.tensor, maker, block, sum, part))
+                let block = same_block.first()?.block;
+                let mut ordered = same_block.to_vec();
+                ordered.sort_by_key(|one| one.is_of_adapter);
+                let gradients = ordered.into_iter().map(|one| one.gradient);
+                gradients.reduce(|sum, part| self.add(output.tensor, maker, block, sum, part))
             })
             .collect();
         block_sums.into_iter().reduce(|sum, part| self.add(output.tensor, maker, maker.block, sum, part))

@@ -113,6 +113,30 @@ fn adapters_alone_have_gradients_and_optimizer_state() {
 }
 
 #[test]
+fn adapters_cause_no_second_sum_of_a_wide_gradient() {
+    let text = r#"{"family": "llama", "layers": 3, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 64, "sequence": 8}"#;
+    let model: Model = serde_json::from_str(text).expect("a model");
+    for sequence_parallel in [false, true] {
+        // Sums over `tensor` in the backward pass, of tensors as wide as the model.
+        let sums = |training: Training| {
+            let layout = Layout { tensor: 2, sequence_parallel, ..Layout::default() };
+            let plan = Plan { training, ..Plan::new(layout, 1) };
+            let list = compile(&model, "model", &plan).expect("a plan that fits").training.lists.swap_remove(0);
+            let is_wide_sum = |one: &&Instruction| {
+                matches!(*one.operation, Operation::Collective { kind: Collective::AllReduce | Collective::ReduceScatter, bytes, .. }
+                    if one.phase == Phase::Backward && bytes >= Bytes::new(8 * 64 * 4))
+            };
+            list.instructions.iter().filter(is_wide_sum).count()
+        };
+        // Two of each layer, and the head's.
+        assert_eq!(sums(Training::default()), 2 * 3 + 1);
+        // Nothing before the first layer's first adapters is trained.
+        let lora = Some(Lora { rank: 4, ..Lora::default() });
+        assert_eq!(sums(Training { lora, ..Training::default() }), 2 * 3, "sequence_parallel: {sequence_parallel}");
+    }
+}
+
+#[test]
 fn adapters_that_fit_no_layer_are_refused() {
     let model = Model::Mlp(Mlp { widths: vec![64, 48, 16] });
     let refused = |lora: Lora| {
