@@ -6,7 +6,7 @@ use crate::job::TrainingJob;
 use crate::server::serves;
 use crate::state::RankState;
 use foretell_models::GraphOptions;
-use foretell_program::{Axis, Compiled, Rank};
+use foretell_program::{Axis, Compiled, Rank, StateValue};
 
 /// The first rank that never leaves.
 pub(crate) fn first_to_stay(compiled: &Compiled) -> Rank {
@@ -41,7 +41,9 @@ pub(crate) fn leavers(job: &TrainingJob, compiled: &Compiled) -> Result<Vec<Vec<
     let graph = job.plan.training.graph(&job.model, &job.name, &GraphOptions::ONE)?;
     let holds_state = |&rank: &usize| {
         let state = RankState::new(&compiled.saving, &graph, Rank(rank));
-        state.list.instructions.iter().any(|instruction| !state.saved_pieces(instruction).is_empty())
+        let saved = |instruction| state.saved_pieces(instruction).into_iter();
+        // What rounding has lost of the pushes of a worker that is gone is of no use to others.
+        state.list.instructions.iter().flat_map(saved).any(|piece| piece.value != StateValue::Residual)
     };
     let is_needed = workers.iter().flatten().any(holds_state);
     Ok(if is_needed { Vec::new() } else { workers })

@@ -121,8 +121,8 @@ impl Initialiser<'_> {
             });
             return Ok(result?);
         }
-        // The optimizers' values start as zeros.
-        if matches!(piece.value, StateValue::Optimizer(_) | StateValue::OuterVelocity) {
+        // The optimizers' values and what rounding lost start as zeros.
+        if matches!(piece.value, StateValue::Optimizer(_) | StateValue::OuterVelocity | StateValue::Residual) {
             return Ok(());
         }
         let whole = whole_tensor(tensor, self.seed);

@@ -263,8 +263,8 @@ impl Turns {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
-    /// Waits for a turn, and takes it: nobody else does meanwhile. `act` gets what the turn does and
-    /// the latest version.
+    /// Waits for a turn, and takes it: nobody else does meanwhile. `act` gets what the turn does,
+    /// and the latest version.
     ///
     /// # Errors
     /// That of `act`; [`ExecutorError::OtherStream`] after another session failed;

@@ -8,10 +8,10 @@
 //! of the slowest (Ho et al. 2013, stale-synchronous). A worker may leave, and nobody waits for it
 //! any more.
 //!
-//! With a quorum of m pushes, a version is the sum of the first m pushes that were computed from the
-//! version before; later ones are dropped (Chen et al. 2016, synchronous SGD with backup workers). A
-//! worker may start step j, counted from 0, at version j: so one that was late does not wait, and its
-//! gradients count again once it has caught up.
+//! With a quorum of m pushes, an update uses the first m pushes that were computed from the latest
+//! version; later ones are dropped (Chen et al. 2016, synchronous SGD with backup workers). A
+//! worker may start step j, counted from 0, at version j: so one that was late does not wait, and
+//! its gradients count again once it has caught up.
 //!
 //! Both interpreters follow these rules. Neither knows why workers may be apart.
 //!
@@ -19,9 +19,10 @@
 //! step ahead. Each server decides by the pushes that it has applied. The worker that has started
 //! the fewest steps waits for no other: the pushes of all others before that step have been sent,
 //! and nothing delays a push. So with any number of servers, and whatever the order of arrivals,
-//! some worker goes on. With a quorum, each server has version j + 1 at the latest when all have made
-//! step j: had it not, all their pushes of this step would have been computed from version j, and as
-//! many as a quorum of them counted. So the worker that has started the fewest steps goes on.
+//! some worker goes on. With a quorum, each server has version j + 1 at the latest when all have
+//! made step j: had it not, all their pushes of this step would have been computed from version j,
+//! and as many as a quorum of them counted. So the worker that has started the fewest steps goes
+//! on.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

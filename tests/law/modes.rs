@@ -375,6 +375,8 @@ fn a_stopped_run_of_replicas_goes_on_with_the_state_of_each() {
         ("{local_sgd: {every: 4, fragments: 2, compression: int8}}", "fp32"),
         ("{decentralised: {graph: ring, every: 2}}", "fp32"),
         ("{decentralised: {graph: exponential, every: 1}}", "bf16"),
+        ("{parameter_server: {servers: 2, compression: int8}}", "fp32"),
+        ("{parameter_server: {servers: 1, compression: bf16}}", "bf16"),
     ] {
         let scratch = Scratch::new();
         let plan = in_mode(&Case { data: 4, precision, ..Case::usual(MODELS[0].0) }, mode);

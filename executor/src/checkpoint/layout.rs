@@ -11,6 +11,8 @@ use std::collections::{BTreeMap, HashMap};
 /// The name of the outer optimizer's velocity.
 pub(super) const OUTER_VELOCITY: &str = "outer_momentum_buffer";
 pub(super) const OUTER_PARAMETER: &str = "outer_parameter";
+/// The name of what rounding has lost of a worker's pushes.
+pub(super) const RESIDUAL: &str = "residual";
 /// The name of the parameters of replicas other than the first.
 pub(super) const PARAMETER: &str = "parameter";
 
@@ -62,7 +64,7 @@ impl CheckpointLayout {
         let is_trained = |(_, tensor): &(TensorId, &Tensor)| !plan.training.is_frozen(&tensor.name);
         for (value, state) in optimizer_values(plan) {
             for (id, tensor) in graph.parameters().filter(is_trained) {
-                let replicas = if plan.mode.differs_after_exchange(value) { plan.replicas() } else { 1 };
+                let replicas = plan.replicas_of(value);
                 // The parameters of the first replica are in the other file.
                 let first = usize::from(value == StateValue::Parameter);
                 for replica in first..replicas {
@@ -106,6 +108,9 @@ fn optimizer_values(plan: &Plan) -> Vec<(StateValue, &'static str)> {
     }
     if plan.mode.keeps_outer_parameters() {
         values.push((StateValue::OuterParameter, OUTER_PARAMETER));
+    }
+    if plan.mode.keeps_residuals() {
+        values.push((StateValue::Residual, RESIDUAL));
     }
     if plan.mode.differs_after_exchange(StateValue::Parameter) {
         values.push((StateValue::Parameter, PARAMETER));

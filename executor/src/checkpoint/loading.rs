@@ -1,6 +1,6 @@
 //! The values that a run starts with: those of a checkpoint, or of a file of weights.
 
-use super::layout::{OUTER_PARAMETER, OUTER_VELOCITY, PARAMETER, name_of_state};
+use super::layout::{OUTER_PARAMETER, OUTER_VELOCITY, PARAMETER, RESIDUAL, name_of_state};
 use super::state::CheckpointState;
 use super::weights::{Heads, InitialWeights, Matching, StoredTensor, TensorFiles, folder_of_weights};
 use super::{MODEL_FILE, OPTIMIZER_FILE, STATE_FILE};
@@ -101,11 +101,13 @@ impl StateSource {
     ) -> Result<Option<StoredValues<'_>>, CheckpointError> {
         let mut parts = Vec::new();
         for public in tensor.public_tensors() {
+            let of_replica = |state: &str, replica: usize| {
+                self.checkpoint.as_ref()?.optimizer.find(&name_of_state(&public.name, state, replica))
+            };
             let of_optimizer = |state: &str| {
-                let checkpoint = self.checkpoint.as_ref()?;
                 // Replicas of a synchronous run were one.
-                let replica = if checkpoint.state.plan.replicas() > 1 { replica } else { 0 };
-                checkpoint.optimizer.find(&name_of_state(&public.name, state, replica))
+                let were_apart = self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.state.plan.replicas() > 1);
+                of_replica(state, if were_apart { replica } else { 0 })
             };
             let of_model = || self.weights.as_ref().and_then(|(files, matching)| files.find(matching.stored.get(&public.name)?));
             let stored = match value {
@@ -114,6 +116,7 @@ impl StateSource {
                     of_optimizer(state)
                 }),
                 StateValue::OuterVelocity => of_optimizer(OUTER_VELOCITY),
+                StateValue::Residual => of_replica(RESIDUAL, replica),
                 StateValue::Parameter | StateValue::Master if replica > 0 => of_optimizer(PARAMETER).or_else(of_model),
                 StateValue::OuterParameter => of_optimizer(OUTER_PARAMETER).or_else(of_model),
                 StateValue::Parameter | StateValue::Master | StateValue::Running => of_model(),

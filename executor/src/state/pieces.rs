@@ -209,8 +209,13 @@ mod tests {
         let model = Model::Mlp(Mlp { widths: vec![12, 9, 6] });
         let graph = model.graph("model", &GraphOptions::ONE).expect("a valid model");
         let outer = r#"{"local_sgd": {"every": 2, "outer": {"optimizer": "nesterov"}}}"#;
-        // Whether replicas keep parameters of their own, and whether there is an outer velocity.
-        for (mode, own_parameters, outer) in [(outer, 1, 1), (r#"{"decentralised": {"graph": "ring"}}"#, 4, 0)] {
+        let ring = r#"{"decentralised": {"graph": "ring"}}"#;
+        let compressed = r#"{"parameter_server": {"servers": 3, "compression": "int8"}}"#;
+        // The copies of each parameter, of the outer velocity, of each optimizer value, and of what
+        // rounding has lost.
+        for (mode, own_parameters, outer, own_moments, residuals) in
+            [(outer, 1, 1, 4, 0), (ring, 4, 0, 4, 0), (compressed, 1, 0, 1, 4)]
+        {
             for (tensor, shard_group) in [(1, None), (2, None), (1, Some(2))] {
                 let replicas = 4;
                 let layout = Layout {
@@ -240,8 +245,9 @@ mod tests {
                 let parameters = graph.parameters().count();
                 assert_eq!(count(&|value| value == StateValue::Master), parameters * own_parameters);
                 let moments = |value| matches!(value, StateValue::Optimizer(_));
-                assert_eq!(count(&moments), parameters * plan.optimizer_states() * replicas);
+                assert_eq!(count(&moments), parameters * plan.optimizer_states() * own_moments);
                 assert_eq!(count(&|value| value == StateValue::OuterVelocity), parameters * outer);
+                assert_eq!(count(&|value| value == StateValue::Residual), parameters * residuals);
             }
         }
     }

@@ -41,9 +41,8 @@ pub struct Compiled {
 
 /// What a server does for one worker. The lists of workers are empty.
 ///
-/// Sessions run side by side. So their Programs touch persistent buffers only, and
-/// [`Self::snapshot`], [`Self::add`] and [`Self::update`], which touch what all sessions share, take
-/// turns.
+/// Sessions run side by side. So their Programs touch persistent buffers only, and those that touch
+/// what all sessions share take turns: [`Self::snapshot`], [`Self::add`] and [`Self::update`].
 #[derive(Clone, Debug)]
 pub struct Session {
     /// Copies the latest version of the parameters: the turn of a pull.

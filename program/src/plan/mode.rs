@@ -169,6 +169,16 @@ impl Plan {
         (!self.mode.is_synchronous()).then_some(Axis::Data)
     }
 
+    /// The number of values of a kind that the state of a run has for each parameter: one for each
+    /// replica or worker that has its own.
+    pub fn replicas_of(&self, value: StateValue) -> usize {
+        match value {
+            StateValue::Residual => self.layout.data,
+            _ if self.mode.differs_after_exchange(value) => self.replicas(),
+            _ => 1,
+        }
+    }
+
     /// The order of the run's steps.
     pub fn cycle(&self) -> Cycle {
         match &self.mode {

@@ -24,6 +24,11 @@ impl Mode {
         }
     }
 
+    /// Whether workers keep what rounding loses of their pushes.
+    pub fn keeps_residuals(&self) -> bool {
+        self.push_format().is_some()
+    }
+
     /// Whether a step has the result of the synchronous mode, up to the order of sums.
     pub fn has_synchronous_result(&self) -> bool {
         self.is_synchronous() && self.push_format().is_none()

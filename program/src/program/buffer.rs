@@ -121,6 +121,8 @@ pub enum StateValue {
     OuterParameter,
     /// The velocity of the outer optimizer. It starts as zero.
     OuterVelocity,
+    /// What rounding has lost of a worker's pushes so far. It starts as zero.
+    Residual,
 }
 
 /// A rank's shard of a parameter or of running statistics.

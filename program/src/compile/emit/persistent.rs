@@ -191,7 +191,11 @@ impl PersistentBuffers {
             Some(gradients) if stage.duty == Duty::Worker => {
                 let residual = push.is_compressed().then(|| {
                     let name = format!("residual {index}");
-                    list.add_persistent(&name, BufferRole::Gradient, shape(false), DataType::Fp32)
+                    let residual = list.add_persistent(&name, BufferRole::Gradient, shape(false), DataType::Fp32);
+                    let (value, members) = (StateValue::Residual, Arc::clone(&members));
+                    let (axes, replicas) = (Arc::from([]), Some(Axis::Data));
+                    list.set_state(residual, StateContents::Tensors { value, members, axes, replicas });
+                    residual
                 });
                 parts_of_servers(list, stage, [parameters, gradients], residual)
             }
