@@ -5,6 +5,7 @@ use crate::output;
 use clap::Args;
 use foretell_executor::backend::{CudaError, DeviceDescription, Library, devices};
 use foretell_executor::machine;
+use foretell_executor::transport::Mpi;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -50,7 +51,7 @@ fn findings() -> Vec<Finding> {
         .filter(|flag| flags.split_whitespace().any(|one| one == *flag))
         .collect::<Vec<_>>();
     let gpus = devices();
-    let mpi = command("mpirun");
+    let mpi = Mpi::version();
     let missing = foretell_lab::missing();
     let missing_for_quotas = foretell_lab::missing_for_quotas();
     let finding = |what, found, detail: String| Finding { what, found, detail };
@@ -66,7 +67,15 @@ fn findings() -> Vec<Finding> {
     ];
     findings.extend(Library::ALL.map(library));
     findings.extend([
-        finding("MPI", mpi, said(mpi, "mpirun; this version starts its ranks itself", "no mpirun; not needed")),
+        finding(
+            "MPI",
+            mpi.is_ok(),
+            match mpi {
+                Ok(version) if command("mpirun") => format!("{version}: `mpirun` can start ranks with `--transport mpi`"),
+                Ok(version) => format!("{version}, without an mpirun that starts ranks"),
+                Err(error) => format!("not needed: {error}"),
+            },
+        ),
         finding(
             "rights for a lab",
             missing.is_empty(),
@@ -122,10 +131,6 @@ fn library(library: Library) -> Finding {
         (None, _) => format!("{library} cannot be loaded; only needed for GPUs: {}; hint: {}", library.purpose(), library.hint()),
     };
     Finding { what, found: library.is_present() && fault.is_none(), detail }
-}
-
-fn said(found: bool, yes: &str, no: &str) -> String {
-    if found { yes.into() } else { no.into() }
 }
 
 /// Whether a program is on the path.

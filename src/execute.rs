@@ -70,8 +70,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let training = resumption.as_ref().map_or_else(|| Ok(arguments.training.clone()), |one| one.complete(&arguments.training))?;
     let world = World::from_environment()?;
     let backend = backend_for(&loaded.topology, world.as_ref())?;
+    World::check_transport(world.as_ref(), training.transport(), backend)?;
     if let Some(world) = world.as_ref().filter(|world| world.rank > 0) {
-        return Err(world.become_rank(&this_program()?, backend).into());
+        return Err(world.become_rank(&this_program()?, backend, training.transport()).into());
     }
     let dataset = training.check_possible(&loaded.model.model, &loaded.plan, loaded.file.input.as_ref(), backend)?;
     let profile = inputs::profile(arguments.profile.as_deref())?;

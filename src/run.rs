@@ -17,7 +17,7 @@ use crate::run_folder::RunFolder;
 use crate::training::{Training, TrainingArguments};
 use crate::usual_stack::Trainer;
 use clap::Args;
-use foretell_executor::TransportKind;
+use foretell_executor::World;
 use foretell_reports::{CheckDocument, check_table, layouts_table};
 use foretell_simulator::Prediction;
 use schemars::JsonSchema;
@@ -69,6 +69,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     // Refuses what cannot be trained here before spending minutes on measuring.
     let backend = backend_here(&setting.topology)?;
+    World::check_transport(None, arguments.training.transport(), backend)?;
     let devices = choices.devices(&setting.topology);
     enough_devices(devices, &setting.topology, backend, choices.oversubscribe)?;
     let dataset = arguments.training.check_possible(&setting.model.model, &setting.base, None, backend)?;
@@ -80,7 +81,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = match profile {
         Some(profile) => profile,
         None => {
-            let transport = if arguments.training.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
+            let transport = arguments.training.transport();
             let mut needs = Needs::default();
             let NamedModel { model, name } = &setting.model;
             needs.add_layouts(model, name, &setting.base, &setting.topology, devices, &choices.fix)?;

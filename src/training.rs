@@ -89,8 +89,21 @@ pub struct TrainingArguments {
     #[arg(long, value_name = "FILE", value_parser = read_order)]
     pub replay_order: Option<ArrivalOrder>,
     /// Connect ranks by TCP over the loopback interface instead of shared memory
-    #[arg(long)]
+    #[arg(long, conflicts_with = "transport")]
     pub tcp: bool,
+    /// Transport between ranks: `shared-memory` or `tcp` on this machine, or `mpi` between ranks
+    /// that Open MPI's mpirun started [default: shared-memory; tcp where others start the ranks]
+    #[arg(long, value_name = "KIND", value_parser = transport, hide_possible_values = true)]
+    pub transport: Option<TransportKind>,
+}
+
+fn transport(name: &str) -> Result<TransportKind, String> {
+    match name {
+        "shared-memory" => Ok(TransportKind::SharedMemory),
+        "tcp" => Ok(TransportKind::Tcp),
+        "mpi" => Ok(TransportKind::Mpi),
+        _ => Err("hint: use `shared-memory`, `tcp` or `mpi`".into()),
+    }
 }
 
 /// The longest order of arrivals. A turn has some 30 bytes.
@@ -159,6 +172,11 @@ fn peer_timeout(text: &str) -> Result<Duration, String> {
 }
 
 impl TrainingArguments {
+    /// The transport between ranks.
+    pub fn transport(&self) -> TransportKind {
+        self.transport.unwrap_or(if self.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory })
+    }
+
     /// Refuses what cannot be trained, before anything is measured: no steps, a precision that the
     /// backend lacks, missing data, or fewer samples than a batch.
     pub fn check_possible(
@@ -312,8 +330,7 @@ pub struct Made {
 /// evaluations as they are made.
 pub fn train(training: &Training<'_>, signals: &StopSignals, made: &mut Made) -> Result<Outcome, ExecutorFailure> {
     let Training { loaded, predicted, arguments, folder, world, start } = training;
-    let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
-    let mut hosts = Hosts::open(&loaded.topology, transport, Some(folder.file("ranks")), world.clone())?;
+    let mut hosts = Hosts::open(&loaded.topology, arguments.transport(), Some(folder.file("ranks")), world.clone())?;
     hosts.options.signals = Some(signals.clone());
     hosts.options.peer_timeout = arguments.peer_timeout;
     if arguments.encrypt {

@@ -4,9 +4,9 @@
 use crate::backend_kind::BackendKind;
 use crate::error::ExecutorError;
 use crate::job::{CalibrationJob, Job, Overheads, Report};
-use crate::launcher::{LaunchOptions, News, Ranks, TransportKind};
+use crate::launcher::{LaunchOptions, News, Ranks};
 use crate::machine;
-use crate::transport::SegmentShape;
+use crate::transport::{SegmentShape, TransportKind};
 use foretell_program::{Exchange, ExchangeSample, KernelSample, MachineIdentity, Profile, RelativeSpeed, Sample};
 use foretell_units::{Bytes, Seconds};
 use std::collections::BTreeMap;
@@ -109,6 +109,8 @@ impl RankMeasurements {
             "nccl"
         } else if options.transport == TransportKind::Tcp || is_lab {
             "tcp"
+        } else if options.transport == TransportKind::Mpi {
+            "mpi"
         } else {
             "shared_memory"
         };
@@ -133,7 +135,7 @@ impl RankMeasurements {
             interruption: combined(|overheads| overheads.handoff).median * 2.0,
             buffered_bytes: match (options.transport, is_lab) {
                 (_, true) => LAB_SOCKET_BYTES,
-                (TransportKind::Tcp, false) => 0,
+                (TransportKind::Tcp | TransportKind::Mpi, false) => 0,
                 (TransportKind::SharedMemory, false) => SegmentShape::DEFAULT_RING_BYTES as u64,
             },
             reference: (!self.references.is_empty()).then(|| combine(&self.references)),

@@ -14,7 +14,7 @@ pub(crate) const CORE_VARIABLE: &str = "FORETELL_CORE";
 pub(crate) const ADDRESS_VARIABLE: &str = "FORETELL_ADDRESS";
 /// How long a rank spins before it sleeps when it waits for a message, in microseconds.
 pub(crate) const SPIN_VARIABLE: &str = "FORETELL_SPIN_MICROSECONDS";
-/// `tcp`, `shared_memory` or `mixed`.
+/// `tcp`, `shared_memory`, `mixed` or `mpi`.
 pub(crate) const TRANSPORT_VARIABLE: &str = "FORETELL_TRANSPORT";
 /// The index of the rank's GPU. Not set: the rank runs kernels on its core.
 pub(crate) const GPU_VARIABLE: &str = "FORETELL_GPU";

@@ -11,7 +11,7 @@ pub(crate) mod links;
 mod options;
 mod slots;
 
-pub use options::{LaunchOptions, TransportKind};
+pub use options::LaunchOptions;
 pub use slots::RankSlot;
 
 use crate::environment::{CORE_VARIABLE, SPIN_VARIABLE, START_TIME};
@@ -23,7 +23,7 @@ use crate::regular;
 use crate::rendezvous::World;
 use crate::signals::StopSignals;
 use crate::transport::patience::{MOST_GAP, Patience};
-use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError};
+use crate::transport::{ControlServer, Event, KeyFile, RunKey, Segment, SegmentShape, TransportError, TransportKind};
 use departure::Departures;
 pub(crate) use departure::News;
 use failure::describe_exit;
@@ -79,6 +79,7 @@ impl Ranks {
     /// [`ExecutorError`]: a process cannot be started, a rank ends before it has joined or does not
     /// join in time, or an external launcher started another number of processes.
     pub(crate) fn start(world_size: usize, job: &Job, options: &LaunchOptions) -> Result<Self, ExecutorError> {
+        World::check_transport(options.world.as_ref(), options.transport, options.backend)?;
         let mut ranks = match &options.world {
             Some(world) => Self::start_first(world, world_size, options)?,
             None => Self::start_all(world_size, job, options)?,
@@ -100,7 +101,7 @@ impl Ranks {
         let (server, addresses) = ControlServer::listen(listeners, &key, world_size)?;
         let segments = match options.transport {
             TransportKind::SharedMemory => segments(&nodes)?,
-            TransportKind::Tcp => Vec::new(),
+            TransportKind::Tcp | TransportKind::Mpi => Vec::new(),
         };
         let mut ranks = Self {
             server,
@@ -192,7 +193,7 @@ impl Ranks {
             departures: Departures::default(),
             _key_file: key_file,
         };
-        let mut command = world.rank_command(&options.program, first, options.backend);
+        let mut command = world.rank_command(&options.program, first, options.backend, options.transport);
         key.pass_to(&mut command);
         ranks.spawn(command, world.rank)?;
         Ok(ranks)

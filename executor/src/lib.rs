@@ -104,12 +104,13 @@ pub use job::{
     ArrivalOrder, CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, OnDivergence, Start, TimedStep,
     TrainingJob,
 };
-pub use launcher::{LaunchOptions, RankSlot, TransportKind};
+pub use launcher::{LaunchOptions, RankSlot};
 pub use rank::run_rank;
 pub use recording::{StepSpans, read_timeline, timeline_file};
 pub use reference::{ObservedReference, References};
 pub use rendezvous::{Starter, World};
 pub use signals::StopSignals;
+pub use transport::TransportKind;
 pub use whole_file::remove_abandoned;
 
 use foretell_models::Model;

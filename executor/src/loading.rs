@@ -2,6 +2,7 @@
 //! machines with and without them.
 
 use libloading::Library;
+use libloading::os::unix::{self, RTLD_GLOBAL, RTLD_NOW};
 use std::error::Error;
 use std::ffi::OsStr;
 
@@ -14,7 +15,23 @@ use std::ffi::OsStr;
 /// The library's initialisers are sound to run in this process.
 pub(crate) unsafe fn open(name: &OsStr) -> Result<Library, String> {
     // SAFETY: the caller's promise.
-    unsafe { Library::new(name) }.map_err(|error| error.source().map_or_else(|| error.to_string(), ToString::to_string))
+    unsafe { Library::new(name) }.map_err(|error| message(&error))
+}
+
+/// As [`open`], for a library whose own plug-ins look for its functions by name.
+///
+/// # Errors
+/// The loader's message.
+///
+/// # Safety
+/// As for [`open`].
+pub(crate) unsafe fn open_for_plugins(name: &OsStr) -> Result<Library, String> {
+    // SAFETY: the caller's promise.
+    unsafe { unix::Library::open(Some(name), RTLD_NOW | RTLD_GLOBAL) }.map(Library::from).map_err(|error| message(&error))
+}
+
+fn message(error: &libloading::Error) -> String {
+    error.source().map_or_else(|| error.to_string(), ToString::to_string)
 }
 
 /// A function of a library, or `None` if the library does not have it. `F` is a function pointer;

@@ -16,7 +16,7 @@ use crate::member::Member;
 use crate::signals::StopSignals;
 use crate::training;
 use crate::transport::{
-    Announcement, ControlClient, KeyFile, Mixed, RunKey, Segment, SharedMemory, StarvedWatch, Tcp, TcpOptions, Transport,
+    Announcement, ControlClient, KeyFile, Mixed, Mpi, RunKey, Segment, SharedMemory, StarvedWatch, Tcp, TcpOptions, Transport,
     TransportError, WaitPolicy,
 };
 use foretell_program::Rank;
@@ -74,7 +74,16 @@ pub fn run_rank() -> ExitCode {
     // it, and a failure that it only noticed could look like its own. Without the order the run has
     // failed, also where this rank's work was done.
     let is_told = leave.recv().is_ok();
-    if result.is_ok() && is_told { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if result.is_err() || !is_told {
+        return ExitCode::FAILURE;
+    }
+    match member.transport.leave(START_TIME / 2) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            report_failure(&member, &error.into());
+            ExitCode::FAILURE
+        }
+    }
 }
 
 fn receive_job(control: &ControlClient) -> Result<Job, ExecutorError> {
@@ -204,7 +213,7 @@ fn join() -> Result<(Member, Arc<ControlClient>), ExecutorError> {
     let device = open_gpu()?;
     let transport_kind = variable(TRANSPORT_VARIABLE)?;
     let shared_memory = match transport_kind.as_str() {
-        "tcp" => None,
+        "tcp" | "mpi" => None,
         _ => {
             let segment = Segment::from_environment()?.ok_or_else(|| not_set("FORETELL_SHARED_MEMORY"))?;
             debug_assert!(segment.streams() >= STREAM_COUNT);
@@ -216,6 +225,14 @@ fn join() -> Result<(Member, Arc<ControlClient>), ExecutorError> {
         let shared_memory = shared_memory.ok_or_else(|| not_set(TRANSPORT_VARIABLE))?;
         let (control, ..) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
         return Ok(member(rank, world_size, control, Arc::new(shared_memory), device, cpus));
+    }
+    if transport_kind == "mpi" {
+        let (control, ..) = ControlClient::join_with(launcher, &find_key, rank, &announcement, timeout)?;
+        // All ranks have joined, so MPI waits for none that never comes.
+        let mpi = Mpi::start(rank, world_size, wait_policy, timeout).inspect_err(|error| {
+            let _ = control.send(&Report::Failed { message: error.to_string(), consequence: false });
+        })?;
+        return Ok(member(rank, world_size, control, Arc::new(mpi), device, cpus));
     }
     let address: IpAddr = variable(ADDRESS_VARIABLE)?.parse().map_err(|_| not_set(ADDRESS_VARIABLE))?;
     let listener = TcpListener::bind(SocketAddr::new(address, 0))

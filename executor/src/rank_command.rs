@@ -19,7 +19,7 @@ pub(crate) struct RankCommand<'a> {
     pub(crate) launcher: SocketAddr,
     /// Where the rank listens for other ranks. An unspecified address means every interface.
     pub(crate) address: IpAddr,
-    /// `shared_memory`, `tcp` or `mixed`.
+    /// `shared_memory`, `tcp`, `mixed` or `mpi`.
     pub(crate) transport: &'static str,
     /// The GPU, numbered within the machine; `None` on CPUs.
     pub(crate) gpu: Option<usize>,

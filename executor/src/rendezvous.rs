@@ -17,7 +17,7 @@ use crate::backend_kind::BackendKind;
 use crate::environment::{START_VARIABLE, STARTER_VARIABLE};
 use crate::error::ExecutorError;
 use crate::rank_command::RankCommand;
-use crate::transport::{KeyFile, RunKey};
+use crate::transport::{KeyFile, Mpi, RunKey, TransportKind};
 use starter::{StartedRank, Variables, invalid_variable};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::os::unix::process::CommandExt;
@@ -158,8 +158,39 @@ impl World {
         Ok((key.clone(), Some(KeyFile::write(path, &key)?)))
     }
 
+    /// Refuses MPI where Open MPI's `mpirun` did not start the ranks, where its library cannot be
+    /// used, and between GPUs. `world` is `None` where no external launcher started ranks.
+    ///
+    /// # Errors
+    /// [`ExecutorError::Unsupported`] or [`TransportError::Mpi`](crate::transport::TransportError).
+    pub fn check_transport(world: Option<&Self>, transport: TransportKind, backend: BackendKind) -> Result<(), ExecutorError> {
+        if transport != TransportKind::Mpi {
+            return Ok(());
+        }
+        let refused = |what: String| {
+            let hint = "start one process for each rank: `mpirun -n RANKS foretell execute --transport mpi ...`".into();
+            Err(ExecutorError::Unsupported { what, hint })
+        };
+        match world.map(|world| world.starter) {
+            Some(Starter::OpenMpi) => {}
+            Some(other) => return refused(format!("`--transport mpi` in ranks that {other} started")),
+            None => return refused("`--transport mpi` without several ranks that mpirun started".into()),
+        }
+        if backend != BackendKind::Cpu {
+            let what = "`--transport mpi` between GPUs".into();
+            return Err(ExecutorError::Unsupported { what, hint: "leave `--transport` out".into() });
+        }
+        Ok(Mpi::version().map(drop)?)
+    }
+
     /// The command that runs this rank. `first` is the address of rank 0.
-    pub(crate) fn rank_command(&self, program: &Path, first: SocketAddr, backend: BackendKind) -> Command {
+    pub(crate) fn rank_command(
+        &self,
+        program: &Path,
+        first: SocketAddr,
+        backend: BackendKind,
+        transport: TransportKind,
+    ) -> Command {
         let rank_command = RankCommand {
             program,
             rank: self.rank,
@@ -168,7 +199,8 @@ impl World {
             // The rank listens on every interface. Its control connection shows which address the
             // others can reach.
             address: unspecified(&first),
-            transport: "tcp",
+            // Ranks of one machine share no memory: nobody could create it for them.
+            transport: if transport == TransportKind::Mpi { "mpi" } else { "tcp" },
             gpu: backend.gpu_of(self.local_rank),
             uses_nccl: backend.is_direct(self.local_size().max(2)),
         };
@@ -178,10 +210,10 @@ impl World {
     }
 
     /// Replaces this process by its rank, which joins rank 0. Returns only if that fails.
-    pub fn become_rank(&self, program: &Path, backend: BackendKind) -> ExecutorError {
+    pub fn become_rank(&self, program: &Path, backend: BackendKind, transport: TransportKind) -> ExecutorError {
         let become_rank = || {
             let first = self.first_rank_address()?;
-            let mut command = self.rank_command(program, first, backend);
+            let mut command = self.rank_command(program, first, backend, transport);
             command.env(STARTER_VARIABLE, self.starter.to_string());
             if !RunKey::is_in_environment() {
                 KeyFile::pass_to(self.key_file.as_ref().ok_or_else(|| self.no_folder())?, &mut command);

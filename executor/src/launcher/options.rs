@@ -4,27 +4,16 @@ use super::slots::RankSlot;
 use crate::backend_kind::BackendKind;
 use crate::rendezvous::World;
 use crate::signals::StopSignals;
-use serde::{Deserialize, Serialize};
+use crate::transport::TransportKind;
 use std::path::PathBuf;
 use std::time::Duration;
-
-/// The transport between ranks of one machine.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum TransportKind {
-    /// Shared memory.
-    #[default]
-    SharedMemory,
-    /// TCP over the loopback interface, as between machines.
-    Tcp,
-}
 
 /// How to start the ranks of a run.
 #[derive(Clone, Debug)]
 pub struct LaunchOptions {
     /// The program to start, which calls [`crate::run_rank`] when its first argument is `rank`.
     pub program: PathBuf,
-    /// The transport between ranks of one machine.
+    /// The transport between ranks.
     pub transport: TransportKind,
     /// The folder for the ranks' logs, one file per rank. `None` leaves them on standard error.
     pub logs: Option<PathBuf>,

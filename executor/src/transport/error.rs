@@ -181,6 +181,14 @@ pub enum TransportError {
         /// The size given, in bytes.
         given: usize,
     },
+    /// MPI is missing, is another one, or did not start or end.
+    #[error("MPI cannot be used: {reason}; hint: {hint}")]
+    Mpi {
+        /// The defect.
+        reason: String,
+        /// What the user can do.
+        hint: &'static str,
+    },
     /// The shared memory segment is invalid.
     #[error("the shared memory segment is unusable: {reason}")]
     Segment {

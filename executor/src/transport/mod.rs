@@ -3,7 +3,7 @@
 //!
 //! - A [`Transport`] opens one [`Channel`] to each peer on each numbered stream. [`SharedMemory`]
 //!   connects the ranks of one machine, [`Tcp`] those of several, and [`Mixed`] chooses between the
-//!   two for each peer.
+//!   two for each peer. [`Mpi`] connects those that Open MPI's `mpirun` started.
 //! - A [`Group`] runs collectives, such as a ring all-reduce, over these channels.
 //! - A [`ControlServer`] and its [`ControlClient`]s bring the ranks together at the start, and
 //!   carry reports and orders until the end.
@@ -45,9 +45,11 @@ mod group;
 mod handshake;
 mod key;
 mod key_file;
+mod kind;
 mod link;
 mod message;
 mod mixed;
+mod mpi;
 mod neighbours;
 pub(crate) mod patience;
 mod reduce;
@@ -70,9 +72,11 @@ pub use error::{Peer, TransportError};
 pub use group::{Group, chunk_range};
 pub use key::RunKey;
 pub use key_file::KeyFile;
+pub use kind::TransportKind;
 pub use link::{Starved, StarvedWatch};
 pub use message::{Incoming, Outgoing, WrongLength};
 pub use mixed::Mixed;
+pub use mpi::Mpi;
 pub use reduce::ElementType;
 pub use shared_memory::{Segment, SegmentShape, SharedMemory};
 pub use tcp::{Tcp, TcpOptions};
@@ -80,6 +84,7 @@ pub use waiting::spin_only_while;
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::time::Duration;
 
 /// The number of a first-in, first-out order of messages between ranks: the traffic of one process
 /// group, or of one direction of point-to-point messages.
@@ -124,5 +129,11 @@ pub trait Transport: Send + Sync {
     /// The bytes that this rank has sent to `peer` on `stream`; `None` if they have no connection.
     fn sent(&self, _peer: usize, _stream: StreamNumber) -> Option<u64> {
         None
+    }
+
+    /// Ends the transport, within `timeout`. All ranks call it once their work is done and their
+    /// channels are closed; a rank that fails does not.
+    fn leave(&self, _timeout: Duration) -> Result<(), TransportError> {
+        Ok(())
     }
 }

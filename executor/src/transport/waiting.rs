@@ -89,6 +89,7 @@ fn block(pending: &[(&dyn Endpoint, &'static str)], is_over: impl Fn() -> bool) 
     let mut sockets: Vec<PollFd<'_>> = Vec::new();
     let mut doorbell: Option<&Doorbell> = None;
     let mut has_several_doorbells = false;
+    let mut has_to_look = false;
     for (endpoint, _) in pending {
         match endpoint.wake_source() {
             WakeSource::Doorbell(bell) => {
@@ -96,9 +97,10 @@ fn block(pending: &[(&dyn Endpoint, &'static str)], is_over: impl Fn() -> bool) 
                 doorbell = Some(bell);
             }
             WakeSource::Socket(socket, flags) => sockets.push(PollFd::from_borrowed_fd(socket, flags)),
+            WakeSource::Nothing => has_to_look = true,
         }
     }
-    let is_mixed = has_several_doorbells || (doorbell.is_some() && !sockets.is_empty());
+    let is_mixed = has_to_look || has_several_doorbells || (doorbell.is_some() && !sockets.is_empty());
     let interval = if is_mixed { MIXED_INTERVAL } else { CHECK_INTERVAL };
     if !sockets.is_empty() {
         match poll(&mut sockets, Some(&timespec(interval))) {
@@ -109,6 +111,7 @@ fn block(pending: &[(&dyn Endpoint, &'static str)], is_over: impl Fn() -> bool) 
         doorbell.wait(interval, is_over);
         Ok(())
     } else {
+        std::thread::sleep(interval);
         Ok(())
     }
 }

@@ -1,0 +1,16 @@
+//! The transports that a user can choose.
+
+use serde::{Deserialize, Serialize};
+
+/// The transport between ranks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TransportKind {
+    /// Shared memory, where Foretell's launcher starts the ranks; TCP where another does.
+    #[default]
+    SharedMemory,
+    /// TCP, also over the loopback interface of one machine.
+    Tcp,
+    /// Open MPI, whose `mpirun` starts the ranks.
+    Mpi,
+}
