@@ -257,3 +257,26 @@ fn tables_of_samples_that_say_nothing_are_refused() {
         assert!(message.contains(expected) && message.contains("hint:"), "{message}");
     }
 }
+
+#[test]
+fn packed_sequences_take_less_time_and_are_said_to_have_no_effect_elsewhere() {
+    let scratch = Scratch::new();
+    let run = |model: &str, stack: &str, workload: &str| {
+        let job = format!("model: {model}\ntopology: dgx-a100-80g\nglobal_batch: 8\nprecision: bf16\nlayout: {{data: 8}}\n");
+        scratch.file("plan.yaml", &format!("{job}stack: {stack}\nworkload: {{{workload}}}\n"));
+        scratch.run(&["simulate", "--plan", "plan.yaml", "--json"])
+    };
+    let simulated = |model: &str, stack: &str, workload: &str| -> Value {
+        serde_json::from_slice(&run(model, stack, workload).stdout).expect("JSON")
+    };
+    let step = |workload: &str| number(&simulated("gpt2", "nemo", workload), "/step_seconds");
+    assert!(step("packed: 128") < step("packed: 512") && step("packed: 512") < step(""));
+    assert!(are_close(step("packed: 4096"), step("")));
+    for (model, stack) in [("gpt2", "megatron-deepspeed"), ("resnet50", "ddp")] {
+        let remarks = simulated(model, stack, "packed: 128")["remarks"].to_string();
+        assert!(remarks.contains("`packed` without effect"), "{model}: {remarks}");
+    }
+    let refused = run("gpt2", "nemo", "packed: 0");
+    let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success() && message.contains("a document has no token"), "{message}");
+}

@@ -22,6 +22,10 @@ pub struct PlannedWorkload {
     /// `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unpadded: Option<f64>,
+    /// Tokens of a document, where each sequence packs several and tokens attend to their own
+    /// document alone. The mean over tokens, so that long documents count more.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub packed: Option<usize>,
     /// True if parameters have no copy in single precision: the optimizer updates the narrow ones,
     /// from gradients in the same format ("pure bf16").
     #[serde(skip_serializing_if = "std::ops::Not::not")]

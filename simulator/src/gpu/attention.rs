@@ -33,7 +33,8 @@ pub(super) enum Direction {
     Backward,
 }
 
-/// Returns the device time of attention, and the number of its kernels.
+/// Returns the device time of attention, and the number of its kernels. Attention that is not fused
+/// computes all scores, also those that packed sequences mask.
 pub(super) fn attention_time(
     costs: &GpuCosts<'_>,
     sizes: &Attention,
@@ -41,7 +42,8 @@ pub(super) fn attention_time(
     precision: DataType,
 ) -> (Seconds, f64) {
     let (forward_bytes, backward_bytes, single, fused_by) = match costs.stack.attention {
-        AttentionKind::Fused { scale } => {
+        AttentionKind::Fused { scale, for_ampere } => {
+            let scale = if for_ampere { scale * costs.cluster.gpu.ampere_attention } else { scale };
             let kernels = if direction == Direction::Forward { 1.0 } else { 2.0 };
             return (fused_time(costs, sizes, direction, scale), kernels);
         }
@@ -86,5 +88,7 @@ fn fused_time(costs: &GpuCosts<'_>, sizes: &Attention, direction: Direction, sca
     let waves = tiles / gpu.multiprocessors;
     let narrow = (sizes.head_dimension as f64 / 128.0).min(1.0).powf(NARROW_HEADS);
     let reached = efficiency * scale * narrow * waves / (waves + HALF_WAVES);
-    Seconds::new(kernel.flops().value() / (gpu.peak(format).value() * reached))
+    // Kernels for packed sequences leave out what lies in other documents (`flash_attn_varlen_func`).
+    let attended = kernel.flops().value() * costs.workload.attended;
+    Seconds::new(attended / (gpu.peak(format).value() * reached))
 }

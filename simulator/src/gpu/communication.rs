@@ -17,9 +17,14 @@ impl GpuCosts<'_> {
     /// gradients are in single precision, and its parameters are in the precision of activations.
     pub fn network_share(&self, kind: Collective, role: CollectiveRole) -> f64 {
         let communication = &self.stack.communication;
-        let updates_parameters = matches!(role, CollectiveRole::Gradients | CollectiveRole::Parameters);
+        let is_needless = match self.workload.trained {
+            TrainedParameters::All => false,
+            TrainedParameters::Adapters { beside_shards: true } => role == CollectiveRole::Gradients,
+            // Gathers follow updates, and nothing large is updated.
+            TrainedParameters::Adapters { .. } => matches!(role, CollectiveRole::Gradients | CollectiveRole::Parameters),
+        };
         match role {
-            _ if updates_parameters && self.workload.trained == TrainedParameters::Adapters => 0.0,
+            _ if is_needless => 0.0,
             CollectiveRole::Gradients if self.workload.has_no_master_copy => communication.gradient_bytes.min(2.0) / 4.0,
             CollectiveRole::Gradients => communication.gradient_bytes / 4.0,
             CollectiveRole::Parameters if communication.narrow_gather && self.format.is_cast() => 0.5,

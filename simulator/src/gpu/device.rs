@@ -1,5 +1,6 @@
 //! Profiles of devices: the data sheet, and the share of it that kernels reach.
 
+use super::defaults::one;
 use super::format::ProductFormat;
 use foretell_topologies::DeviceKind;
 use foretell_units::{Bytes, BytesPerSecond, FlopsPerSecond, Seconds};
@@ -46,6 +47,10 @@ pub struct GpuProfile {
     /// and heads of 128 features. The peak is that of products, or of bf16 if products are
     /// narrower.
     pub attention: [f64; 2],
+    /// Efficiency of attention kernels that are written for Ampere's instructions, over what the same
+    /// kernels reach on Ampere, both over `attention`.
+    #[serde(default = "one")]
+    pub ampere_attention: f64,
     /// Device time of the smallest kernel, from the end of the previous kernel.
     pub launch: Seconds,
     /// Name of the usual link between the devices of a node.

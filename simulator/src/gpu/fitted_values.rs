@@ -76,7 +76,7 @@ fn bytes(value: f64) -> Bytes {
 /// Returns the efficiency of fused attention, or the bytes that unfused attention moves forward.
 fn attention(stack: &StackProfile) -> f64 {
     match stack.attention {
-        AttentionKind::Fused { scale } => scale,
+        AttentionKind::Fused { scale, .. } => scale,
         AttentionKind::Unfused { forward_bytes, .. } => forward_bytes,
     }
 }
@@ -84,7 +84,7 @@ fn attention(stack: &StackProfile) -> f64 {
 /// Sets what [`attention`] returns. The bytes moved backward change in proportion.
 fn set_attention(stack: &mut StackProfile, value: f64) {
     match &mut stack.attention {
-        AttentionKind::Fused { scale } => *scale = value,
+        AttentionKind::Fused { scale, .. } => *scale = value,
         AttentionKind::Unfused { forward_bytes, backward_bytes, .. } => {
             *backward_bytes *= value / *forward_bytes;
             *forward_bytes = value;

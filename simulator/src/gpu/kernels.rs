@@ -6,7 +6,6 @@ use super::category::Category;
 use super::costs::GpuCosts;
 use super::format::ProductFormat;
 use super::product::Product;
-use super::workload::TrainedParameters;
 use foretell_models::{Kernel, Window};
 use foretell_program::Phase;
 use foretell_units::{DataType, Seconds};
@@ -50,7 +49,7 @@ impl GpuCosts<'_> {
     /// does not run them because their parameters are not trained.
     pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> KernelTime {
         let DeviceWork { time, kernels, category } = self.device_work(kernel, accumulate, precision);
-        let is_skipped = self.workload.trained == TrainedParameters::Adapters && category.updates_parameters(kernel);
+        let is_skipped = self.workload.trained.are_adapters() && category.updates_parameters(kernel);
         if kernels == 0.0 || is_skipped {
             return KernelTime::default();
         }
@@ -199,8 +198,12 @@ impl GpuCosts<'_> {
         if share == 0.0 {
             return DeviceWork { time: Seconds::ZERO, kernels: 0.0, category };
         }
-        // Kernels over whole buckets stream in every stack.
-        let is_streaming = matches!(category, Category::Optimizer | Category::Bucket);
+        // Kernels over whole buckets stream in every stack. So does a scaling: it is one kernel, also
+        // where norms and activations are chains of them. A sum is one, too. But only that of
+        // adapters, since the fit gives residual additions the factor of the kernels around them.
+        let is_streaming = matches!(category, Category::Optimizer | Category::Bucket)
+            || matches!(kernel, Kernel::Scale { .. })
+            || (self.workload.has_adapters && matches!(kernel, Kernel::Add { .. }));
         let slowdown = if is_streaming { 1.0 } else { self.stack.memory_bound.elementwise };
         let traffic = kernel.traffic();
         let mut bytes = traffic.bytes(precision).value();

@@ -21,6 +21,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct StageMemory {
     /// Elements of parameters.
     parameters: f64,
+    /// Share of them that a step does not change: parameters beside adapters, and frozen ones.
+    frozen: f64,
     /// Elements of gradients.
     gradients: f64,
     /// Parameters whose optimizer state this rank keeps.
@@ -63,6 +65,7 @@ impl StageMemory {
     pub fn of(list: &StageProgram, precision: DataType) -> Self {
         let mut memory = Self {
             parameters: 0.0,
+            frozen: frozen_share(list),
             gradients: 0.0,
             optimized: 0.0,
             moments: moments(list),
@@ -102,6 +105,15 @@ impl StageMemory {
         let is_narrow = is_narrow(self.precision);
         let trained = if workload.trained == TrainedParameters::All { 1.0 } else { 0.0 };
         let is_pure = is_narrow && workload.has_no_master_copy;
+        // The single-precision values of mixed precision serve the update alone. What is not trained
+        // is loaded in the narrow format (torchtune's `dtype`, transformers' `torch_dtype`).
+        let of_trained = match is_narrow {
+            _ if is_pure => 2.0,
+            true => rules.parameter,
+            false => 4.0,
+        };
+        let frozen = if workload.trained.are_adapters() { 1.0 } else { self.frozen };
+        let parameter = frozen * self.precision.size().value() + (1.0 - frozen) * of_trained;
         let gradient = match format {
             _ if !is_narrow => 4.0,
             _ if is_pure => 2.0,
@@ -130,16 +142,7 @@ impl StageMemory {
         let highest = peaks.max_by(|one, two| (one.0 + one.1).total_cmp(&(two.0 + two.1)));
         let (activations, copies) = highest.unwrap_or_default();
         let mut footprint = Footprint {
-            parameters: bytes(
-                self.parameters
-                    * if is_pure {
-                        2.0
-                    } else if is_narrow {
-                        rules.parameter
-                    } else {
-                        4.0
-                    },
-            ),
+            parameters: bytes(self.parameters * parameter),
             gradients: bytes(self.gradients * gradient * trained),
             optimizer_state: bytes(self.optimized * (copy + moment * self.moments) * trained),
             activations: bytes(activations + scores),
@@ -150,6 +153,27 @@ impl StageMemory {
         footprint.context = rules.context;
         footprint
     }
+}
+
+/// Returns the share of a list's parameters that no instruction writes. 0 if none is written, as in
+/// evaluation.
+fn frozen_share(list: &StageProgram) -> f64 {
+    let written: BTreeSet<BufferId> = list.instructions.iter().flat_map(|one| &*one.writes).map(|&id| root(list, id)).collect();
+    let is_parameter = |buffer: &Buffer| buffer.persistent && buffer.parent.is_none() && buffer.role == BufferRole::Parameter;
+    let (mut all, mut frozen) = (0.0, 0.0);
+    for (index, buffer) in list.buffers.iter().enumerate().filter(|(_, buffer)| is_parameter(buffer)) {
+        all += buffer.bytes.value();
+        frozen += if written.contains(&BufferId(index as u32)) { 0.0 } else { buffer.bytes.value() };
+    }
+    if frozen < all { frozen / all } else { 0.0 }
+}
+
+/// Returns the buffer that another is a view of, or the other itself.
+fn root(list: &StageProgram, mut id: BufferId) -> BufferId {
+    while let Some(parent) = list.buffers.get(id.0 as usize).and_then(|buffer| buffer.parent) {
+        id = parent;
+    }
+    id
 }
 
 /// Returns whether parameters in a number format have a master copy in single precision.
@@ -287,7 +311,7 @@ fn kept_scores(list: &StageProgram) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use foretell_program::{Layout, MomentFormat, Plan, compile_training};
+    use foretell_program::{Layout, MomentFormat, Plan, Training, compile_training};
 
     fn memory(layout: Layout) -> (StageMemory, f64) {
         let model = foretell_models::Model::Gpt(foretell_models::Gpt {
@@ -368,6 +392,26 @@ mod tests {
         assert!(is_about(state(true, MomentFormat::Single), [2.0, 2.0, 8.0]));
         assert!(is_about(state(true, MomentFormat::Half), [2.0, 2.0, 4.0]));
         assert!(is_about(state(false, MomentFormat::EightBit), [2.0, gradient, 4.0 + 2.0 * (1.0 + 4.0 / 256.0)]));
+    }
+
+    #[test]
+    fn frozen_parameters_have_no_copy_in_single_precision() {
+        let model = foretell_models::Model::named("gpt2").expect("in the zoo");
+        let profiles = crate::gpu::Profiles::library().expect("the library is sound");
+        let stack = profiles.stack("torchtitan").expect("known");
+        let held = |frozen: &[&str], trained| {
+            let training = Training { frozen: frozen.iter().copied().collect(), ..Training::default() };
+            let plan = Plan { precision: DataType::Bf16, training, ..Plan::new(Layout::default(), 1) };
+            let program = compile_training(&model, "model", &plan).expect("compiles");
+            let memory = StageMemory::of(&program.lists[0], plan.precision);
+            let workload = Workload { trained, ..Workload::default() };
+            memory.footprint(stack, ProductFormat::Bf16, &workload).parameters.value() / memory.parameters
+        };
+        let all = TrainedParameters::All;
+        assert_eq!(held(&[], all), 4.0);
+        assert_eq!(held(&[], TrainedParameters::Adapters { beside_shards: false }), 2.0);
+        // The embedding of 50,257 tokens has 0.31 of the parameters.
+        assert!((3.3..3.5).contains(&held(&["transformer.wte.weight"], all)), "{}", held(&["transformer.wte.weight"], all));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use foretell_models::{Bert, Model, Moe};
 use foretell_program::{MomentFormat, OperandFormat, Plan, Trained};
 
 /// Properties of a run that costs depend on, besides the sizes of its kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Workload {
     /// Experts per token. 1 in models without experts.
     pub experts_per_token: usize,
@@ -19,6 +19,10 @@ pub struct Workload {
     pub has_no_master_copy: bool,
     /// Number format of the optimizer's moments.
     pub moments: MomentFormat,
+    /// Share of a sequence that a token's own document is, if sequences are packed.
+    pub attended: f64,
+    /// True if the Program has adapters: two products, a scaling and a sum beside a layer each.
+    pub has_adapters: bool,
 }
 
 impl Default for Workload {
@@ -30,6 +34,8 @@ impl Default for Workload {
             has_eager_loss: false,
             has_no_master_copy: false,
             moments: MomentFormat::Single,
+            attended: 1.0,
+            has_adapters: false,
         }
     }
 }
@@ -42,7 +48,7 @@ impl Workload {
             experts_per_token: if let Model::Moe(Moe { top_k, .. }) = *model { top_k } else { 1 },
             trained: match stated.trains {
                 Trained::All => TrainedParameters::All,
-                Trained::Adapters => TrainedParameters::Adapters,
+                Trained::Adapters => TrainedParameters::Adapters { beside_shards: plan.layout.zero == 3 },
             },
             fp8_scaling: match stated.products {
                 Some(OperandFormat::Fp8ByRow) => Fp8Scaling::Row,
@@ -51,6 +57,11 @@ impl Workload {
             has_eager_loss: stated.eager_loss,
             has_no_master_copy: stated.no_master_copy,
             moments: stated.moments,
+            attended: match (stated.packed, model.sample().tokens()) {
+                (Some(document), Some((sequence, _))) => (document as f64 / sequence.max(1) as f64).min(1.0),
+                _ => 1.0,
+            },
+            has_adapters: plan.training.lora.is_some(),
         }
     }
 
@@ -99,8 +110,19 @@ pub enum TrainedParameters {
     /// All of them.
     #[default]
     All,
-    /// Only small adapters beside them (LoRA). The other parameters have no gradients.
-    Adapters,
+    /// Only small adapters beside them (LoRA). The other parameters have no gradients. With ZeRO 3
+    /// they are shards, which are gathered before each use all the same.
+    Adapters {
+        /// Whether the other parameters are shards.
+        beside_shards: bool,
+    },
+}
+
+impl TrainedParameters {
+    /// Whether only adapters are trained.
+    pub fn are_adapters(self) -> bool {
+        matches!(self, Self::Adapters { .. })
+    }
 }
 
 /// How operands in fp8 are scaled.

@@ -78,12 +78,13 @@ fn training_adapters_skips_weight_gradients() {
     let profiles = Profiles::library().expect("the library is sound");
     let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
     let stack = profiles.stack("nemo").expect("known");
-    let costs = GpuCosts {
+    let of_adapters = |beside_shards| GpuCosts {
         cluster: &cluster,
         stack,
         format: ProductFormat::Bf16,
-        workload: Workload { trained: TrainedParameters::Adapters, ..Workload::default() },
+        workload: Workload { trained: TrainedParameters::Adapters { beside_shards }, ..Workload::default() },
     };
+    let costs = of_adapters(false);
     let weight = foretell_models::WeightLayout::OutIn;
     let [weight, input] = [
         Kernel::MatmulWeightGradient { rows: 4096, columns: 4096, contracted: 4096, weight, bias: false },
@@ -95,6 +96,28 @@ fn training_adapters_skips_weight_gradients() {
     let summed = |role| costs.collective_time(Collective::AllReduce, role, &group, 1e9, CollectiveAlgorithm::Automatic);
     assert_eq!(summed(CollectiveRole::Gradients), Seconds::ZERO);
     assert!(summed(CollectiveRole::Tensor) > Seconds::ZERO);
+    // Nothing is updated that must be gathered, but shards are gathered before use.
+    let gathered = |beside_shards| of_adapters(beside_shards).network_share(Collective::AllGather, CollectiveRole::Parameters);
+    assert_eq!((gathered(false), gathered(true) > 0.0), (0.0, true));
+    assert_eq!(of_adapters(true).network_share(Collective::ReduceScatter, CollectiveRole::Gradients), 0.0);
+}
+
+#[test]
+fn packed_sequences_attend_to_their_documents_alone() {
+    let profiles = Profiles::library().expect("the library is sound");
+    let cluster = profiles.cluster("h100-sxm-80g", None, 8, 8, None).expect("known");
+    let time = |stack: &str, attended| {
+        let stack = profiles.stack(stack).expect("known");
+        let workload = Workload { attended, ..Workload::default() };
+        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, workload };
+        [Kernel::Attention(attention(1, 4096, 32, true)), Kernel::AttentionGradient(attention(1, 4096, 32, true))]
+            .map(|kernel| (costs.kernel_time(&kernel, false, DataType::Bf16).device - cluster.gpu.launch).value())
+    };
+    for (whole, packed) in time("nemo", 1.0).into_iter().zip(time("nemo", 0.25)) {
+        assert!((0.25..0.3).contains(&(packed / whole)), "{packed} of {whole}");
+    }
+    // Products and a softmax one by one compute every score.
+    assert_eq!(time("megatron-deepspeed", 1.0), time("megatron-deepspeed", 0.25));
 }
 
 #[test]
