@@ -142,6 +142,7 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
     if (0..topology.device_kinds().len()).any(|kind| costs.cluster(kind).is_some()) {
         costs.remarks.extend(remarks::on_stack(Profiles::library().map_err(input)?, plan, model));
     }
+    costs.remarks.extend(profile.and_then(|profile| remarks::on_machine(profile, topology)));
     Ok(costs)
 }
 

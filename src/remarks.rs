@@ -1,9 +1,11 @@
-//! What a prediction under another software stack assumes of a plan, in sentences for the user. It
-//! reads plans and profiles only, and must not know any predicted time.
+//! What a prediction assumes of a plan under another software stack, or of a profile, in sentences
+//! for the user. It must not know any predicted time.
 
+use foretell_executor::machine;
 use foretell_models::{Model, Moe};
-use foretell_program::Plan;
+use foretell_program::{Plan, Profile};
 use foretell_simulator::gpu::{AttentionKind, Profiles};
+use foretell_topologies::{LOCAL_DEVICE, Topology};
 
 /// Returns what the prediction of a plan assumes of its stack, one sentence each.
 pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model) -> Vec<String> {
@@ -22,8 +24,21 @@ pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model) -> Vec<String> 
     if matches!(named, "ddp" | "fsdp") && is_fused && model.is_transformer() {
         remarks.push(format!("`stack: {named}` is taken to compute attention in one kernel; `pytorch-eager` does not"));
     }
+    if plan.workload.packed.is_some() && (!is_fused || model.sample().tokens().is_none()) {
+        remarks.push(format!("`packed` without effect: `{named}` computes the scores of all pairs of tokens in this model's sequences"));
+    }
     remarks.extend(on_layout(plan, model));
     remarks
+}
+
+/// Returns a sentence if a profile stands for the cores of this machine, and was measured on
+/// another.
+pub fn on_machine(profile: &Profile, topology: &Topology) -> Option<String> {
+    let is_local = topology.is_lab() || topology.device_kinds().iter().any(|kind| kind.name == LOCAL_DEVICE);
+    let (there, here) = (&profile.machine.device, machine::identity(1).device);
+    (is_local && profile.device == LOCAL_DEVICE && *there != here).then(|| {
+        format!("the profile was measured on `{there}`, and this machine is `{here}`; hint: run `foretell calibrate` here")
+    })
 }
 
 /// Returns the settings of a layout that change nothing.

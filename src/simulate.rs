@@ -242,9 +242,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         [] => Vec::new(),
         others => output::with_spinner("beside", || beside::predict(&loaded, others, profile.as_ref(), arguments.fold.into()))?,
     };
-    let (oversubscription, folding) = (predict::oversubscription(arguments.oversubscribe), arguments.fold.into());
     let answers = output::with_spinner("what if", || {
-        what_if::answer(questions, &predicted, &loaded, profile.as_ref(), oversubscription, folding)
+        what_if::answer(questions, &predicted, &loaded, profile.as_ref(), &options)
     })?;
     if let Some(path) = &arguments.report {
         let page = output::with_spinner("report", || report(&loaded, &predicted, profile.as_ref(), arguments))?;
@@ -310,9 +309,7 @@ fn report(
     let (program, timeline) = (&predicted.compiled.training, &predicted.simulation.timeline);
     let prediction = &predicted.prediction;
     let questions: Vec<String> = REPORTED_QUESTIONS.iter().map(|&question| question.to_owned()).collect();
-    let oversubscription = predict::oversubscription(arguments.oversubscribe);
-    let answers =
-        what_if::answer(what_if::read(&questions)?, predicted, loaded, profile, oversubscription, arguments.fold.into())?;
+    let answers = what_if::answer(what_if::read(&questions)?, predicted, loaded, profile, &options(arguments, false))?;
     let sections = [
         binding::answer(&loaded.plan, prediction, &loaded.topology, Limits::default(), None)?,
         Section::Chart {

@@ -7,7 +7,7 @@ use crate::plan_file::LoadedPlan;
 use crate::predict::{self, PredictedPlan};
 use foretell_program::{Profile, Program};
 use foretell_reports::{Column, Section, table};
-use foretell_simulator::{CriticalPath, Folding, Options, Oversubscription, PathTime, Prediction, Recording, WhatIf, memory_use};
+use foretell_simulator::{CriticalPath, Options, PathTime, Prediction, Recording, WhatIf, memory_use};
 use foretell_units::Seconds;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -35,15 +35,15 @@ pub fn help() -> String {
     )
 }
 
-/// Predicts the step again for each question.
+/// Predicts the step again for each question, with the same jitter and stragglers.
 pub fn answer(
     questions: Vec<WhatIf>,
     predicted: &PredictedPlan,
     loaded: &LoadedPlan,
     profile: Option<&Profile>,
-    oversubscription: Oversubscription,
-    folding: Folding,
+    options: &Options,
 ) -> Result<Vec<Answer>, Failure> {
+    let options = Options { recording: Recording::Ends, ..options.clone() };
     let costs = predict::costs(profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
     questions
         .into_iter()
@@ -52,7 +52,6 @@ pub fn answer(
             let program = &predicted.compiled.training;
             let costs = what_if.costs(&costs);
             let memory = memory_use(program, Some(&predicted.compiled.evaluation), &topology, &costs);
-            let options = Options { oversubscription, folding, recording: Recording::Ends, ..Options::default() };
             let (prediction, _) = predict::predict_cycle(&predicted.compiled, &memory, &topology, &costs, &options)?;
             let prediction = match input::waiting(&LoadedPlan { topology, ..loaded.clone() }, profile, program, &prediction) {
                 Some(waiting) => waiting.applied(prediction),

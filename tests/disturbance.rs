@@ -30,6 +30,9 @@ fn the_answer_states_how_much_time_a_straggler_costs() {
     assert_eq!(number(&slow, "/disturbance/undisturbed_step_seconds"), number(&usual, "/step_seconds"));
     let cost = number(&slow, "/step_seconds") - number(&usual, "/step_seconds");
     assert!(cost > 0.0 && (number(&slow, "/disturbance/cost_seconds") - cost).abs() < 1e-12, "{slow}");
+    // A question is asked about the step with its straggler.
+    let unchanged = simulated(&["--straggler", "3=1.5", "--what-if", "latency*1"]);
+    assert_eq!(number(&unchanged, "/what_if/0/predicted/step_seconds"), number(&slow, "/step_seconds"), "{unchanged}");
     // Most ranks are still equivalent with one straggler. Folding them gives the same answer as
     // simulating every rank.
     let unfolded = simulated(&["--straggler", "3=1.5", "--fold", "off"]);

@@ -90,3 +90,21 @@ fn without_a_profile_the_machines_part_of_the_error_is_unknown() {
     let document = scratch.json(&["check", "first"]);
     assert!(document["machine_error"].is_null() && document["model_error"].is_null() && document["at_pace"].is_null());
 }
+
+#[test]
+fn a_profile_of_another_machine_is_said() {
+    let scratch = Scratch::new();
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/reference/examples/profile.yaml");
+    let example = std::fs::read_to_string(example).expect("it is read");
+    let remarks = |topology: &str, profile: &str| {
+        let job = format!("model: mlp\ntopology: {topology}\nglobal_batch: 64\nstack: foretell\nlayout: {{}}\n");
+        let (plan, profile) = (scratch.file("plan.yaml", &job), scratch.file("profile.yaml", profile));
+        scratch.json(&["simulate", "--plan", text(&plan), "--profile", text(&profile)])["remarks"].to_string()
+    };
+    assert!(remarks("dgx-a100-80g", &example).contains("the profile is not used: it was measured on `cpu-core`"));
+    let of_its_own_kind = remarks("cpu-pair", &example);
+    assert!(!of_its_own_kind.contains("profile"), "{of_its_own_kind}");
+    let of_cores = example.replacen("device: cpu-core", "device: local-core", 1);
+    let found = remarks("local", &of_cores);
+    assert!(found.contains("was measured on `AMD EPYC 7763`") && found.contains("hint: run `foretell calibrate`"), "{found}");
+}

@@ -116,11 +116,19 @@ fn a_shift_takes_one_hop_for_any_number_of_members() {
 fn small_all_reduces_of_many_ranks_use_trees() {
     let topology = node(32);
     let costs = ideal(&topology);
-    let mut stage = StageBuilder::new(0);
-    stage.collective(Collective::AllReduce, Group::along(Axis::Data), 8, &[]);
-    let step: Seconds = run(&program(32, 1, vec![stage.done()]), &topology, &costs).step.into();
+    let one_small_sum = || {
+        let mut stage = StageBuilder::new(0);
+        stage.collective(Collective::AllReduce, Group::along(Axis::Data), 8, &[]);
+        stage.done()
+    };
+    let step: Seconds = run(&program(32, 1, vec![one_small_sum()]), &topology, &costs).step.into();
     let hop = 936.25e-9;
     assert!((step.value() - 10.0 * hop).abs() < 1e-7, "{step}");
+    // Our transport between CPUs sums along rings alone.
+    let mut without = costs;
+    without.parameters_mut(0).has_trees = false;
+    let step: Seconds = run(&program(32, 1, vec![one_small_sum()]), &topology, &without).step.into();
+    assert!((step.value() - 62.0 * hop).abs() < 1e-7, "{step}");
 }
 
 #[test]

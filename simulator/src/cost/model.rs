@@ -58,12 +58,18 @@ pub struct CostModel {
     pub remarks: Vec<String>,
 }
 
+/// Returns the remark on a profile that holds for no device of the topology.
+fn unused_profile(profile: &Profile) -> String {
+    format!("the profile is not used: it was measured on `{}`, and the topology has no such device", profile.device)
+}
+
 impl CostModel {
     /// Returns the costs of the kinds of device in a topology. The profile holds for the kind that
     /// it names and for kinds that match it. Other kinds have the data sheet. A profile that
-    /// matches no kind is ignored.
+    /// matches no kind is ignored, which a remark says.
     pub fn new(profile: Option<&Profile>, topology: &Topology) -> Self {
         let kinds = topology.device_kinds();
+        let given = profile;
         let profile = profile.filter(|profile| kinds.iter().any(|kind| is_of(profile, kind, topology)));
         let buffered = profile.map_or(Bytes::ZERO, |profile| Bytes::new(profile.buffered_bytes));
         let paces = profile.map(|profile| {
@@ -83,7 +89,7 @@ impl CostModel {
             uncertainty: Uncertainty::MEASURED,
             scale: CostScale::NONE,
             step_spread: None,
-            remarks: Vec::new(),
+            remarks: given.filter(|_| profile.is_none()).map(unused_profile).into_iter().collect(),
         }
     }
 

@@ -31,6 +31,9 @@ pub struct Parameters {
     /// The time of the smallest collective or message, without the latency of its hops, if no
     /// sample covers it.
     pub exchange_overhead: Seconds,
+    /// Whether all-reduces may run as trees where their algorithm is left open. Our transport
+    /// between CPUs has none.
+    pub has_trees: bool,
     /// The time to read one byte of samples.
     pub load_seconds_per_byte: Seconds,
     /// The share of the processor that communication and reading take without contention. Measured

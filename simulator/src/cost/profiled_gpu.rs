@@ -176,6 +176,7 @@ impl ProfiledGpu {
             step_overhead: steady(host.step_overhead),
             micro_batch_overhead: host.micro_batch_overhead,
             exchange_overhead: Seconds::ZERO,
+            has_trees: true,
             load_seconds_per_byte: Seconds::ZERO,
             communication_share: share,
             copy_share: 0.0,

@@ -5,7 +5,7 @@
 
 use super::ranks::{LoweringContext, SimulatedRank};
 use super::repeated::Repeated;
-use crate::cost::{CollectiveCall, CommunicationCost, CostModel, Quantile, Source};
+use crate::cost::{CollectiveCall, CommunicationCost, CostModel, Parameters, Quantile, Source};
 use crate::gpu::NodeSpread;
 use crate::network::{AlgorithmTerms, Collectives, FlowContext, MeshRotation, Shape, goes_round};
 use foretell_program::{Collective, CollectiveAlgorithm, Exchange, Rank, Reach};
@@ -206,7 +206,7 @@ impl ProcessGroup {
         {
             return (costs.rescaled(cost, reach), shape);
         }
-        let overhead = costs.parameters(self.kind).exchange_overhead;
+        let &Parameters { exchange_overhead: overhead, has_trees, .. } = costs.parameters(self.kind);
         let by_data_sheet =
             |shape: Option<&Shape>, terms: AlgorithmTerms| shape.map(|shape| terms.cost(shape, overhead, bytes, quantile));
         let ring = by_data_sheet(shape, terms).unwrap_or(NO_COST);
@@ -214,7 +214,7 @@ impl ProcessGroup {
         let tree_shape = self.tree.as_ref().filter(|_| is_all_reduce);
         let tree = by_data_sheet(tree_shape, AlgorithmTerms::double_tree(members));
         let is_better = |tree: &CommunicationCost, ring: &CommunicationCost| match requested {
-            CollectiveAlgorithm::Automatic => tree.latency + tree.flow < ring.latency + ring.flow,
+            CollectiveAlgorithm::Automatic => has_trees && tree.latency + tree.flow < ring.latency + ring.flow,
             CollectiveAlgorithm::Ring => false,
             CollectiveAlgorithm::Tree => true,
         };

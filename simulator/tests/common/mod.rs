@@ -184,6 +184,7 @@ pub fn ideal(topology: &Topology) -> CostModel {
             step_overhead: none,
             micro_batch_overhead: Seconds::ZERO,
             exchange_overhead: Seconds::ZERO,
+            has_trees: true,
             load_seconds_per_byte: Seconds::new(1e-9),
             copy_share: 0.0,
             communication_share: 0.0,
