@@ -53,7 +53,10 @@ def run(command):
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime, time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True)
     wall, user = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
-    document = json.loads(done.stdout) if done.returncode == 0 else {"error": done.stderr.strip().splitlines()[-1][:90]}
+    # `simulate` fails for a plan that does not fit, and prints its step all the same.
+    document = json.loads(done.stdout) if done.stdout else {}
+    if "error" in document or not document:
+        document = {"error": done.stderr.strip().splitlines()[-1][:90]}
     return document, wall, user
 
 

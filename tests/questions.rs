@@ -259,7 +259,7 @@ fn tables_of_samples_that_say_nothing_are_refused() {
 }
 
 #[test]
-fn packed_sequences_take_less_time_and_are_said_to_have_no_effect_elsewhere() {
+fn packed_sequences_take_less_time_where_attention_is_fused() {
     let scratch = Scratch::new();
     let run = |model: &str, stack: &str, workload: &str| {
         let job = format!("model: {model}\ntopology: dgx-a100-80g\nglobal_batch: 8\nprecision: bf16\nlayout: {{data: 8}}\n");

@@ -152,3 +152,23 @@ fn latent_attention_multiplies_what_its_heads_have() {
     // 4 heads, 128 positions: products over 24 features for scores, and over 12 for values.
     assert_eq!(flops, 2.0 * 4.0 * 128.0 * 128.0 * (24.0 + 12.0));
 }
+
+#[test]
+fn routing_that_is_limited_to_groups_is_noted() {
+    let imported = |name: &str, fields: &[(&str, Value)]| {
+        let mut config = cases().into_iter().find(|case| case["name"] == name).expect("a case")["whole"].clone();
+        for (field, value) in fields {
+            config[field] = value.clone();
+        }
+        from_hugging_face(&config.to_string(), None).expect("it is sound").notes.join("; ")
+    };
+    assert!(imported("deepseek-v3-671b", &[]).contains("limits them to 4 of 8"));
+    assert!(!imported("deepseek-v3-671b", &[("topk_group", json!(8))]).contains("limits them"));
+    let (method, greedy) = (json!("group_limited_greedy"), json!("greedy"));
+    let groups = [("n_group", json!(8)), ("topk_group", json!(3))];
+    let limited = [&groups[..], &[("topk_method", method)]].concat();
+    assert!(imported("deepseek-v2-236b", &limited).contains("limits them to 3 of 8"));
+    // The greedy method takes no heed of groups.
+    let greedy = [&groups[..], &[("topk_method", greedy)]].concat();
+    assert!(!imported("deepseek-v2-236b", &greedy).contains("limits them"));
+}

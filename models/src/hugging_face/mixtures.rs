@@ -43,7 +43,10 @@ struct DeepseekDefaults {
 }
 
 pub(super) fn deepseek_v2(fields: &mut Fields) -> Result<Model, ConfigError> {
-    fields.neutral(&["topk_method"]);
+    match fields.text_or("topk_method", "greedy")?.as_str() {
+        "greedy" => fields.neutral(&["n_group", "topk_group"]),
+        _ => limited_groups(fields, [1, 1])?,
+    }
     let defaults = DeepseekDefaults {
         sequence: 2048,
         experts: 64,
@@ -59,6 +62,7 @@ pub(super) fn deepseek_v2(fields: &mut Fields) -> Result<Model, ConfigError> {
 pub(super) fn deepseek_v3(fields: &mut Fields) -> Result<Model, ConfigError> {
     fields.must_be("topk_method", &[json!("noaux_tc")], "a bias without a gradient balances the experts")?;
     fields.must_be("scoring_func", &[json!("sigmoid")], "gates are sigmoids of the router's logits")?;
+    limited_groups(fields, [8, 4])?;
     fields.note("gates are a softmax over the chosen experts, and in DeepSeek V3 they are sigmoids, normed and scaled");
     let defaults = DeepseekDefaults {
         sequence: 4096,
@@ -80,13 +84,27 @@ pub(super) fn deepseek_v3(fields: &mut Fields) -> Result<Model, ConfigError> {
     Ok(Model::Decoder(Decoder { prediction_modules, ..deepseek(fields, &defaults)? }))
 }
 
+/// Notes that a token's experts are limited to a few groups. The groups are nodes in training, so
+/// that the limit saves messages between nodes (DeepSeek-V3's report, section 2.1.2).
+fn limited_groups(fields: &mut Fields, [groups, chosen]: [usize; 2]) -> Result<(), ConfigError> {
+    let groups = fields.optional("n_group")?.unwrap_or(groups);
+    let chosen = fields.optional("topk_group")?.unwrap_or(chosen);
+    if chosen < groups {
+        fields.note(format!(
+            "a token's experts may be in all groups, and the file limits them to {chosen} of {groups}: where a group is a node, \
+             training sends less between nodes than is predicted"
+        ));
+    }
+    Ok(())
+}
+
 /// Reads what both versions have.
 fn deepseek(fields: &mut Fields, defaults: &DeepseekDefaults) -> Result<Decoder, ConfigError> {
     silu(fields)?;
     // Heads of keys are those of queries, whatever the file says: keys are made from the rank.
     fields.neutral(&["num_key_value_heads", "head_dim", "qk_head_dim", "pretraining_tp", "ep_size"]);
     // These choose and weigh experts, or balance them. They cost nothing beside the experts.
-    fields.neutral(&["rope_interleave", "n_group", "topk_group", "routed_scaling_factor", "seq_aux", "aux_loss_alpha"]);
+    fields.neutral(&["rope_interleave", "routed_scaling_factor", "seq_aux", "aux_loss_alpha"]);
     fields.must_be("moe_layer_freq", &[json!(1)], "every layer after the first dense ones is a mixture")?;
     router(fields)?;
     if fields.object("quantization_config")?.is_some() {

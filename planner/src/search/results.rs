@@ -7,21 +7,26 @@ use super::searcher::Searcher;
 use super::simulation::{most, predicted_step, weighted};
 use crate::error::{PlannerError, USUAL_HINT};
 use crate::space::{Objective, world_size};
-use foretell_program::{Plan, Recompute};
+use foretell_program::Recompute;
 use foretell_simulator::{MemoryUse, memory_use};
 use foretell_units::Bytes;
 use rayon::prelude::*;
 
 impl Searcher<'_> {
-    /// Predicts the layouts to return, with the memory that evaluation needs. Returns `None` if
-    /// that makes one too large: it is no incumbent any more, and the search has to go on.
-    pub(super) fn predict_returned(&mut self) -> Result<Option<Vec<PredictedStep>>, PlannerError> {
+    /// Predicts the layouts to return, with the memory that evaluation needs, and returns each with
+    /// its place among the incumbents. After the time to give up it begins no prediction but that of
+    /// the best. Returns `None` if evaluation makes a layout too large: it is no incumbent any more,
+    /// and the search has to go on.
+    pub(super) fn predict_returned(&mut self) -> Result<Option<Vec<(usize, PredictedStep)>>, PlannerError> {
         let places = self.incumbents.returned();
         let incumbents = &mut self.incumbents.list;
         let known: Vec<Option<PredictedStep>> = places.iter().map(|&place| incumbents[place].predicted.take()).collect();
-        let plans: Vec<&Plan> = places.iter().map(|&place| &self.incumbents.list[place].plan).collect();
-        let request = self.request;
-        let all = plans.par_iter().zip(known).map(|(plan, known)| {
+        let (request, list) = (self.request, &self.incumbents.list);
+        let predict = |(turn, (&place, known)): (usize, (&usize, Option<PredictedStep>))| {
+            if turn > 0 && known.is_none() && request.give_up.is_raised() {
+                return Ok(None);
+            }
+            let plan = &list[place].plan;
             let mut predicted = known.map_or_else(|| predicted_step(&self.bounds, plan), Ok)?;
             if request.base.stack.is_own() {
                 let evaluation = self.bounds.compiler.evaluation(plan);
@@ -29,16 +34,18 @@ impl Searcher<'_> {
                 let evaluation = memory_use(&evaluation, None, request.topology, request.costs);
                 predicted.memory = sharing_arenas(predicted.memory, evaluation);
             }
-            Ok(predicted)
-        });
-        let all = all.collect::<Result<Vec<PredictedStep>, PlannerError>>()?;
-        let held = all.iter().map(|one| weighted(&one.memory.needed_by_stage, &one.weights));
-        let too_large = held.enumerate().find(|(_, held)| most(held) > self.bounds.memory_limit);
+            Ok(Some((place, predicted)))
+        };
+        let all: Vec<Option<(usize, PredictedStep)>> =
+            places.par_iter().zip(known).enumerate().map(predict).collect::<Result<_, PlannerError>>()?;
+        let all: Vec<(usize, PredictedStep)> = all.into_iter().flatten().collect();
+        let held = all.iter().map(|(place, one)| (*place, weighted(&one.memory.needed_by_stage, &one.weights)));
+        let too_large = held.into_iter().find(|(_, held)| most(held) > self.bounds.memory_limit);
         let Some((which, held)) = too_large else { return Ok(Some(all)) };
-        for (&place, predicted) in places.iter().zip(all) {
+        for (place, predicted) in all {
             self.incumbents.list[place].predicted = Some(predicted);
         }
-        let too_large = self.incumbents.list.remove(places[which]);
+        let too_large = self.incumbents.list.remove(which);
         self.known.refuse(&too_large.plan.layout, held.clone());
         if too_large.index.family >= NEIGHBOURS {
             // It was not counted, and its family is in the queue or out of the space.
@@ -49,14 +56,13 @@ impl Searcher<'_> {
         Ok(None)
     }
 
-    /// Returns the answer: the incumbents to return with their predictions. `left` is the least
-    /// bound of what was not looked at, if anything is left.
-    pub(super) fn answer(mut self, predicted: Vec<PredictedStep>, left: Option<f64>) -> Planned {
+    /// Returns the answer: the incumbents to return, by their places, with their predictions. `left`
+    /// is the least bound of what was not looked at, if anything is left.
+    pub(super) fn answer(mut self, predicted: Vec<(usize, PredictedStep)>, left: Option<f64>) -> Planned {
         let best = self.incumbents.value_to_beat(None).unwrap_or(f64::INFINITY);
-        let plans: Vec<&Plan> = self.incumbents.returned().into_iter().map(|place| &self.incumbents.list[place].plan).collect();
-        let candidate = |(plan, predicted): (&Plan, PredictedStep)| {
+        let candidate = |(place, predicted): (usize, PredictedStep)| {
             let prediction = predicted.prediction.with_memory(predicted.memory);
-            let mut plan = plan.clone();
+            let mut plan = self.incumbents.list[place].plan.clone();
             if let Recompute::FullLayersOfStages(layers) = &plan.layout.recompute
                 && layers.iter().all(|&layers| layers == 0)
             {
@@ -64,7 +70,7 @@ impl Searcher<'_> {
             }
             Candidate { plan, prediction }
         };
-        let candidates: Vec<Candidate> = plans.into_iter().zip(predicted).map(candidate).collect();
+        let candidates: Vec<Candidate> = predicted.into_iter().map(candidate).collect();
         // Without candidates the best is the other search's value. That is a time wherever the
         // caller compares searches by time.
         let is_slow_end = self.request.objective == Objective::SlowEnd;
