@@ -25,7 +25,9 @@ pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model) -> Vec<String> 
         remarks.push(format!("`stack: {named}` is taken to compute attention in one kernel; `pytorch-eager` does not"));
     }
     if plan.workload.packed.is_some() && (!is_fused || model.sample().tokens().is_none()) {
-        remarks.push(format!("`packed` without effect: `{named}` computes the scores of all pairs of tokens in this model's sequences"));
+        remarks.push(format!(
+            "`packed` without effect: `{named}` computes the scores of all pairs of tokens in this model's sequences"
+        ));
     }
     remarks.extend(on_layout(plan, model));
     remarks

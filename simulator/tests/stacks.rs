@@ -139,7 +139,8 @@ fn attention_written_for_ampere_is_slow_on_hopper() {
     };
     for stack in ["fsdp", "mosaicml-composer", "torchtitan", "nanotron"] {
         let [ampere, hopper] = ["dgx-a100-80g", "dgx-h100"].map(|topology| time(topology, stack) / time(topology, "nemo"));
-        // 0.33 of the peak beside 0.61 (attention_flash_published.csv), where cuDNN has 0.48 and 0.54.
+        // 0.33 of the peak beside 0.61 (attention_flash_published.csv), where cuDNN has 0.48 and
+        // 0.54.
         assert!((hopper / ampere * 0.61 - 1.0).abs() < 0.01, "{stack}: {hopper} and {ampere}");
     }
 }

@@ -88,7 +88,8 @@ fn fused_time(costs: &GpuCosts<'_>, sizes: &Attention, direction: Direction, sca
     let waves = tiles / gpu.multiprocessors;
     let narrow = (sizes.head_dimension as f64 / 128.0).min(1.0).powf(NARROW_HEADS);
     let reached = efficiency * scale * narrow * waves / (waves + HALF_WAVES);
-    // Kernels for packed sequences leave out what lies in other documents (`flash_attn_varlen_func`).
+    // Kernels for packed sequences leave out what lies in other documents
+    // (`flash_attn_varlen_func`).
     let attended = kernel.flops().value() * costs.workload.attended;
     Seconds::new(attended / (gpu.peak(format).value() * reached))
 }

@@ -47,8 +47,8 @@ pub struct GpuProfile {
     /// and heads of 128 features. The peak is that of products, or of bf16 if products are
     /// narrower.
     pub attention: [f64; 2],
-    /// Efficiency of attention kernels that are written for Ampere's instructions, over what the same
-    /// kernels reach on Ampere, both over `attention`.
+    /// Efficiency of attention kernels that are written for Ampere's instructions, over what the
+    /// same kernels reach on Ampere, both over `attention`.
     #[serde(default = "one")]
     pub ampere_attention: f64,
     /// Device time of the smallest kernel, from the end of the previous kernel.

@@ -198,9 +198,9 @@ impl GpuCosts<'_> {
         if share == 0.0 {
             return DeviceWork { time: Seconds::ZERO, kernels: 0.0, category };
         }
-        // Kernels over whole buckets stream in every stack. So does a scaling: it is one kernel, also
-        // where norms and activations are chains of them. A sum is one, too. But only that of
-        // adapters, since the fit gives residual additions the factor of the kernels around them.
+        // Kernels over whole buckets stream in every stack. So does a scaling: it is one kernel,
+        // also where norms and activations are chains of them. A sum is one, too, but the fit gives
+        // residual additions the factor of the kernels around them.
         let is_streaming = matches!(category, Category::Optimizer | Category::Bucket)
             || matches!(kernel, Kernel::Scale { .. })
             || (self.workload.has_adapters && matches!(kernel, Kernel::Add { .. }));

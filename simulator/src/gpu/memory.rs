@@ -105,8 +105,9 @@ impl StageMemory {
         let is_narrow = is_narrow(self.precision);
         let trained = if workload.trained == TrainedParameters::All { 1.0 } else { 0.0 };
         let is_pure = is_narrow && workload.has_no_master_copy;
-        // The single-precision values of mixed precision serve the update alone. What is not trained
-        // is loaded in the narrow format (torchtune's `dtype`, transformers' `torch_dtype`).
+        // The single-precision values of mixed precision serve the update alone. What is not
+        // trained is loaded in the narrow format (torchtune's `dtype`, transformers'
+        // `torch_dtype`).
         let of_trained = match is_narrow {
             _ if is_pure => 2.0,
             true => rules.parameter,

@@ -51,8 +51,8 @@ pub enum AttentionKind {
         /// Efficiency over that in the device's profile.
         scale: f64,
         /// True if the kernel is written for Ampere's instructions, as FlashAttention-2 and kernels
-        /// in Triton are. [`GpuProfile::ampere_attention`](crate::gpu::GpuProfile::ampere_attention)
-        /// says what that costs on the device.
+        /// in Triton are. `ampere_attention` of [`GpuProfile`](crate::gpu::GpuProfile) says what
+        /// that costs on the device.
         #[serde(default)]
         for_ampere: bool,
     },
