@@ -2,7 +2,6 @@
 //! (Streaming DiLoCo).
 
 use super::PlanError;
-use super::mode::no_backup_workers;
 use foretell_models::Compression;
 use schemars::JsonSchema;
 use serde::de::IgnoredAny;
@@ -223,6 +222,13 @@ pub(super) fn parse_compression(text: &str) -> Result<Option<Compression>, Strin
     found.map(Some).ok_or_else(|| {
         format!("`{text}` is no format for numbers that travel; hint: use `fp32`, `bf16`, `fp16` or `int8` as `compression`")
     })
+}
+
+/// Replicas that exchange parameters have no servers that could drop a late part.
+pub(super) fn no_backup_workers() -> String {
+    "only `parameter_server` has `backup_workers`; hint: leave it out, or use `mode: {parameter_server: {servers: 1, \
+     backup_workers: 1}}`"
+        .into()
 }
 
 impl TryFrom<LocalSgdForm> for LocalSgd {

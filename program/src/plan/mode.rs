@@ -2,7 +2,7 @@
 //! gradients in every step. In the others each replica makes steps of its own, and the replicas
 //! exchange parameters at the end of a round of steps.
 
-use super::local_sgd::{LocalSgd, LocalSgdForm, OuterOptimizer};
+use super::local_sgd::{LocalSgd, LocalSgdForm, OuterOptimizer, no_backup_workers};
 use super::parameter_server::{ParameterServer, ParameterServerForm, Staleness};
 use super::{Plan, PlanError};
 use crate::cycle::Cycle;
@@ -273,13 +273,6 @@ struct DecentralisedForm {
 
 fn one() -> usize {
     1
-}
-
-/// Replicas that exchange parameters have no servers that could drop a late part.
-pub(super) fn no_backup_workers() -> String {
-    "only `parameter_server` has `backup_workers`; hint: leave it out, or use `mode: {parameter_server: {servers: 1, \
-     backup_workers: 1}}`"
-        .into()
 }
 
 impl TryFrom<ModeForm> for Mode {
