@@ -13,10 +13,10 @@ use foretell_units::Bytes;
 use rayon::prelude::*;
 
 impl Searcher<'_> {
-    /// Predicts the layouts to return, with the memory that evaluation needs, and returns each with
-    /// its place among the incumbents. After the time to give up it begins no prediction but that of
-    /// the best. Returns `None` if evaluation makes a layout too large: it is no incumbent any more,
-    /// and the search has to go on.
+    /// Predicts the layouts to return, with the memory that evaluation needs, and returns each
+    /// with its place among the incumbents. After the time to give up it begins no prediction but
+    /// that of the best. Returns `None` if evaluation makes a layout too large: it is no incumbent
+    /// any more, and the search has to go on.
     pub(super) fn predict_returned(&mut self) -> Result<Option<Vec<(usize, PredictedStep)>>, PlannerError> {
         let places = self.incumbents.returned();
         let incumbents = &mut self.incumbents.list;
@@ -56,8 +56,8 @@ impl Searcher<'_> {
         Ok(None)
     }
 
-    /// Returns the answer: the incumbents to return, by their places, with their predictions. `left`
-    /// is the least bound of what was not looked at, if anything is left.
+    /// Returns the answer: the incumbents to return, by their places, with their predictions.
+    /// `left` is the least bound of what was not looked at, if anything is left.
     pub(super) fn answer(mut self, predicted: Vec<(usize, PredictedStep)>, left: Option<f64>) -> Planned {
         let best = self.incumbents.value_to_beat(None).unwrap_or(f64::INFINITY);
         let candidate = |(place, predicted): (usize, PredictedStep)| {
