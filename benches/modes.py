@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
 """Predicts and runs modes in labs: samples a second and staleness, predicted beside measured.
 
-Each plan is calibrated, predicted and run once, in this order. No result is repeated or left out. `--curves FILE` also
-writes the loss of every step, as CSV: topology, model, mode, step, loss.
+Each plan is calibrated, predicted and run once, in this order. No result is repeated or left out. `--curves FOLDER` instead
+trains an MLP, a small ResNet and a small GPT in each mode on this machine, times nothing, and writes their losses: `curves.csv`
+and the plot `curves.svg`.
 Usage: cargo build --release && benches/modes.py [--foretell PATH] [--models NAME...] [--topologies NAME...] [--steps N]
+       benches/modes.py --curves FOLDER [--steps N] [--seed N]
 Needs only Python 3. Labs need root (see `foretell doctor`).
 """
 import argparse
-import csv
 import json
 import pathlib
 import subprocess
 import sys
 import tempfile
+
+import loss_curves
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # model: global batch
@@ -41,7 +44,7 @@ def call(program, *arguments):
     return json.loads(done.stdout)
 
 
-def one(options, scratch, topology, model, name, curves):
+def one(options, scratch, topology, model, name):
     in_four, in_two, mode = MODES[name]
     replicas = in_two if topology == "lab-hetero" else in_four
     if replicas is None:
@@ -57,8 +60,6 @@ def one(options, scratch, topology, model, name, curves):
     predicted = call(options.foretell, "simulate", "--plan", plan, "--profile", profile, *shared)
     measured = call(options.foretell, "execute", "--plan", plan, "--profile", profile, "--steps", options.steps, "--no-evaluation",
                     "--run", run, *shared)
-    if curves:
-        curves.writerows([topology, model, name, step, loss] for step, loss in enumerate(measured["loss"]))
     rates = [document["samples_per_second"] for document in (predicted, measured)]
     staleness = [(predicted.get("paces") or {}).get("staleness", {}).get("mean", 0.0), measured["staleness"]["mean"]]
     error = rates[0] / rates[1] - 1
@@ -73,14 +74,19 @@ def main():
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--modes", nargs="*", default=list(MODES))
     parser.add_argument("--topologies", nargs="*", default=TOPOLOGIES)
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=None, help="60, or 200 for curves")
     parser.add_argument("--calibration", default="4s")
     parser.add_argument("--oversubscribe", action="store_true", help="try the script on a topology that is too small")
-    parser.add_argument("--curves", help="write the loss of every step to this file")
+    parser.add_argument("--curves", type=pathlib.Path, metavar="FOLDER", help="plot losses into this folder, and time nothing")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the curves")
     options = parser.parse_args()
     errors = []
-    with tempfile.TemporaryDirectory() as scratch, open(options.curves or "/dev/null", "w", newline="") as file:
-        curves = csv.writer(file) if options.curves else None
+    with tempfile.TemporaryDirectory() as scratch:
+        if options.curves:
+            steps = options.steps or 200
+            loss_curves.run(options.foretell, ROOT, pathlib.Path(scratch), options.curves, loss_curves.MODELS, steps, options.seed)
+            return
+        options.steps = options.steps or 60
         print("| topology | model | mode | predicted samples/s | measured | error | predicted mean staleness | measured |")
         print("| --- | --- | --- | --- | --- | --- | --- | --- |")
         for topology in options.topologies:
@@ -90,7 +96,7 @@ def main():
             try:
                 for model in options.models:
                     for name in options.modes:
-                        errors.append(one(options, pathlib.Path(scratch), topology, model, name, curves))
+                        errors.append(one(options, pathlib.Path(scratch), topology, model, name))
             finally:
                 if in_lab:
                     subprocess.run([options.foretell, "lab", "down", "--topology", topology], check=True, stdout=subprocess.DEVNULL)

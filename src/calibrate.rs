@@ -1,7 +1,10 @@
-//! `foretell calibrate`: times this machine's kernels and transport, and writes a profile.
+//! `foretell calibrate`: times this machine's kernels and transport, and writes a profile; or
+//! measures how fast modes converge.
 
+mod convergence;
 mod needs;
 
+pub use convergence::ConvergenceAnswer;
 pub use needs::Needs;
 
 use crate::choices::Precision;
@@ -12,6 +15,7 @@ use crate::output;
 use crate::plan_file::PlanFile;
 use crate::predict;
 use clap::Args;
+use convergence::ConvergenceArguments;
 use foretell_executor::data::{DataSource, Dataset};
 use foretell_executor::{
     CalibratedDevice, CalibratedGroup, CalibrationJob, ExecutorError, TransportKind, calibrate, executable, input_costs,
@@ -48,7 +52,10 @@ pub struct Arguments {
     precision: Option<Precision>,
     #[command(flatten)]
     patience: Patience,
-    /// Folder of pictures whose reading and decoding is measured too
+    #[command(flatten)]
+    convergence: ConvergenceArguments,
+    /// Folder of pictures whose reading and decoding is measured too; with --convergence, the data
+    /// of the runs
     #[arg(long, value_name = "DIR")]
     data: Option<DataSource>,
     /// Folder into which runs will write checkpoints: how fast it takes them is measured too
@@ -57,9 +64,10 @@ pub struct Arguments {
     /// Measure TCP over the loopback interface instead of shared memory
     #[arg(long)]
     tcp: bool,
-    /// The profile to write
-    #[arg(short, long, value_name = "FILE", default_value = "profile.yaml")]
-    output: PathBuf,
+    /// The profile or table to write [default: profile.yaml, or samples-needed.yaml with
+    /// --convergence]
+    #[arg(short, long, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 /// How thorough a calibration is.
@@ -79,6 +87,10 @@ pub struct Patience {
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let topology = inputs::topology(&arguments.topology, None)?;
     let backend = backend_here(&topology)?;
+    let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
+    if arguments.convergence.convergence {
+        return run_convergence(arguments, &topology, transport, json);
+    }
     let mut needs = Needs::default();
     let mut precision = arguments.precision.map_or(DataType::Fp32, DataType::from);
     let models = match (&arguments.plan, &arguments.model) {
@@ -114,7 +126,6 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         needs.longest_message = message_sizes().into_iter().fold(Bytes::ZERO, Bytes::max);
     }
     let model = models.first().map(|model| model.model.clone());
-    let transport = if arguments.tcp { TransportKind::Tcp } else { TransportKind::SharedMemory };
     let input = match (&arguments.data, &model) {
         (Some(_), Some(_)) if arguments.model.is_none() && arguments.plan.is_none() => {
             return Err(Failure::Input("`--data` needs the model that reads it; hint: give `--model` or `--plan`".into()));
@@ -126,7 +137,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let storage = arguments.storage.as_deref().map(|folder| storage_costs(folder, measured.machine.devices)).transpose();
     let profile = Profile { input, storage: storage.map_err(ExecutorError::from)?, ..measured };
     let text = inputs::profile_yaml(&profile)?;
-    output::write(&arguments.output, text.as_bytes())?;
+    let path = arguments.output.clone().unwrap_or_else(|| "profile.yaml".into());
+    output::write(&path, text.as_bytes())?;
     if json {
         return output::json_as_it_is(&profile);
     }
@@ -137,11 +149,27 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         profile.exchanges.len(),
         profile.machine.device,
         profile.machine.devices,
-        arguments.output.display(),
+        path.display(),
         profile.instruction_overhead.median,
         profile.stream_handoff.median,
         profile.step_overhead.median,
     ))
+}
+
+/// Measures how many samples each mode needs.
+fn run_convergence(arguments: &Arguments, topology: &Topology, transport: TransportKind, json: bool) -> Result<(), Failure> {
+    let Some(path) = &arguments.plan else {
+        let hint = "give `--plan FILE`, whose model and recipe the runs train";
+        return Err(Failure::Input(format!("`--convergence` needs a plan; hint: {hint}")));
+    };
+    let loaded = PlanFile::load(path)?;
+    executable(&loaded.model.model)?;
+    let table = arguments.output.clone().unwrap_or_else(|| "samples-needed.yaml".into());
+    let answer = convergence::run(&arguments.convergence, &loaded, topology, transport, arguments.data.as_ref(), &table)?;
+    if json {
+        return output::json(&answer);
+    }
+    answer.lines().iter().try_for_each(|line| output::line(line))
 }
 
 /// Measures what the samples of a data set cost to read and decode.
@@ -261,7 +289,7 @@ pub fn measure(
     let job = CalibrationJob {
         reuse_distances: needs.kernels.values().map(|places| usual_distances(places)).collect(),
         kernels: needs.kernels.into_keys().collect(),
-        timed_steps: needs.passages,
+        timed_plans: needs.passages,
         message_reuse_distances: needs.messages.iter().map(|(&bytes, distances)| (bytes, median(distances.clone()))).collect(),
         precision,
         footprint: needs.footprint,

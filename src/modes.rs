@@ -34,13 +34,15 @@ pub enum ModeChoice {
 }
 
 /// The samples that a mode needs.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct SamplesNeeded {
-    mode: Mode,
+pub struct SamplesNeeded {
+    /// The mode.
+    pub mode: Mode,
     /// A multiple of what the synchronous mode needs.
-    samples: f64,
-    source: String,
+    pub samples: f64,
+    /// Where that number is from.
+    pub source: String,
 }
 
 /// A mode with its best layout.
@@ -96,11 +98,11 @@ struct ModeEntry {
 
 /// A mode that no layout can have.
 #[derive(Debug, Serialize, JsonSchema)]
-struct RefusedMode {
+pub struct RefusedMode {
     /// The mode.
-    mode: String,
+    pub mode: String,
     /// The reason.
-    reason: String,
+    pub reason: String,
 }
 
 /// Tries modes with the layouts that a search found.
@@ -135,12 +137,16 @@ pub fn compare(
         answer.relative_time = if synchronous > 0.0 { answer.time() / synchronous } else { 1.0 };
     }
     answers.sort_by(|one, other| one.relative_time.total_cmp(&other.relative_time));
-    let table = table.map_or_else(|| "a built-in table from the literature".into(), |path| format!("`{}`", path.display()));
+    let said_by = match table {
+        Some(path) => format!("`{}` says so", path.display()),
+        None => {
+            "a built-in table from the literature says so, and nothing here measured it with this model; `foretell calibrate \
+                 --convergence` does"
+                .into()
+        }
+    };
     let assumption = match to_loss {
-        true => format!(
-            "this order assumes how many samples each mode needs to reach the same loss: {table} says so, and nothing here \
-             measured it with this model"
-        ),
+        true => format!("this order assumes how many samples each mode needs to reach the same loss: {said_by}"),
         false => {
             "only modes whose result is that of the synchronous mode are compared; `--objective time-to-loss` compares all".into()
         }
@@ -190,8 +196,19 @@ impl ModeAnswers {
 }
 
 /// Reads a table of samples needed, or the built-in one.
-fn samples_needed(table: Option<&Path>) -> Result<Vec<SamplesNeeded>, Failure> {
-    let Some(path) = table else { return inputs::parse_yaml(BUILT_IN, Path::new("modes.yaml")) };
+fn samples_needed(path_or_built_in: Option<&Path>) -> Result<Vec<SamplesNeeded>, Failure> {
+    match path_or_built_in {
+        Some(path) => table(path),
+        None => inputs::parse_yaml(BUILT_IN, Path::new("modes.yaml")),
+    }
+}
+
+/// Reads a table of samples needed.
+///
+/// # Errors
+/// [`Failure::Input`]: the file is no such table, a number says nothing, or the synchronous mode is
+/// missing.
+pub fn table(path: &Path) -> Result<Vec<SamplesNeeded>, Failure> {
     let modes: Vec<SamplesNeeded> = inputs::parse_yaml(&inputs::read(path)?, path)?;
     let wrong = |message: String| Failure::in_file(path, &message);
     if let Some(one) = modes.iter().find(|one| !(one.samples > 0.0 && one.samples.is_finite())) {
@@ -285,7 +302,7 @@ fn with_mode(plan: &Plan, mode: Mode, devices: usize) -> Option<Plan> {
 }
 
 /// A mode as a plan file has it, in one line.
-fn name(mode: &Mode) -> String {
+pub fn name(mode: &Mode) -> String {
     let text = serde_json::to_string(mode).unwrap_or_default();
     text.replace('"', "").replace(':', ": ").replace(',', ", ")
 }

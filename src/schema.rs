@@ -8,7 +8,9 @@ use crate::failure::Failure;
 use crate::inputs::ModelFile;
 use crate::output::{self, Versioned};
 use crate::plan_file::PlanFile;
-use crate::{data, doctor, execute, export, failure, generate, import, lab, library, plan, run, serve, simulate, status, submit};
+use crate::{
+    calibrate, data, doctor, execute, export, failure, generate, import, lab, library, plan, run, serve, simulate, status, submit,
+};
 use clap::Args;
 use foretell_program::{Profile, Training};
 use foretell_reports::CheckDocument;
@@ -66,7 +68,7 @@ const fn plain<T: JsonSchema>(name: &'static str, meaning: &'static str) -> Form
 }
 
 /// Every form, files first.
-const FORMS: [Form; 30] = [
+const FORMS: [Form; 31] = [
     file::<ModelFile>("model", "A model: a family with its sizes. A file may also say `base: NAME` and only what differs."),
     file::<TopologySpec>("topology", "A cluster: devices, nodes and the network."),
     file::<PlanFile>("plan", "A plan: model, topology, layout and training."),
@@ -76,6 +78,7 @@ const FORMS: [Form; 30] = [
     answer::<plan::PointsAnswer>("points-answer", "`plan --scaling --json` and `plan --front --json`."),
     answer::<simulate::SimulateAnswer>("simulate-answer", "`simulate --json`."),
     plain::<Profile>("calibrate-answer", "`calibrate --json`: the profile."),
+    answer::<calibrate::ConvergenceAnswer>("convergence-answer", "`calibrate --convergence --json`."),
     answer::<execute::ExecuteAnswer>("execute-answer", "`execute --json`."),
     answer::<CheckDocument>("check-answer", "`check --json`."),
     answer::<run::RunAnswer>("run-answer", "`run --json`."),

@@ -242,9 +242,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         [] => Vec::new(),
         others => output::with_spinner("beside", || beside::predict(&loaded, others, profile.as_ref(), arguments.fold.into()))?,
     };
-    let answers = output::with_spinner("what if", || {
-        what_if::answer(questions, &predicted, &loaded, profile.as_ref(), &options)
-    })?;
+    let answers =
+        output::with_spinner("what if", || what_if::answer(questions, &predicted, &loaded, profile.as_ref(), &options))?;
     if let Some(path) = &arguments.report {
         let page = output::with_spinner("report", || report(&loaded, &predicted, profile.as_ref(), arguments))?;
         output::write(path, page.as_bytes())?;

@@ -184,9 +184,9 @@ impl Length {
 pub struct CalibrationJob {
     /// The kernels to time, each with whether it accumulates into its output.
     pub kernels: Vec<(Kernel, bool)>,
-    /// Training steps in which the kernels occur. CPUs time the kernels inside these steps; GPUs
-    /// time each kernel by itself and ignore this.
-    pub timed_steps: Vec<TimedStep>,
+    /// Plans in whose training steps the kernels occur. CPUs time the kernels inside these steps;
+    /// GPUs time each kernel by itself and ignore this.
+    pub timed_plans: Vec<TimedPlan>,
     /// Per kernel, the reuse distance of each operand, reads before writes: the bytes that a step
     /// touches between two uses of the operand. GPUs cycle through enough memory to reproduce it.
     pub reuse_distances: Vec<Vec<Bytes>>,
@@ -214,17 +214,18 @@ pub struct CalibrationJob {
     pub model: Option<Model>,
 }
 
-/// A training step in which some kernels are timed.
+/// The training steps of a plan in which some kernels are timed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct TimedStep {
+pub struct TimedPlan {
     /// The model.
     pub model: Model,
     /// The model's name.
     pub name: String,
     /// How training is laid out.
     pub plan: Plan,
-    /// Per list of the training Program, the instructions to time, ascending.
-    pub timed: Vec<Vec<u32>>,
+    /// Per step Program and list, the instructions to time, ascending. Programs are those of
+    /// [`foretell_program::Compiled::step_programs`].
+    pub timed: Vec<Vec<Vec<u32>>>,
 }
 
 /// A group of ranks whose communication is timed.

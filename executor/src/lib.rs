@@ -101,7 +101,7 @@ pub use execute::{
 pub use files::write_whole;
 pub use generation::{Generator, NextToken, Sampling};
 pub use job::{
-    ArrivalOrder, CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, OnDivergence, Start, TimedStep,
+    ArrivalOrder, CalibratedDevice, CalibratedGroup, CalibrationJob, Checkpoints, Length, OnDivergence, Start, TimedPlan,
     TrainingJob,
 };
 pub use launcher::{LaunchOptions, RankSlot};

@@ -1,7 +1,7 @@
 //! The work list of a calibration: the kernels of layouts, the steps in which they occur, and
 //! message sizes.
 
-use foretell_executor::TimedStep;
+use foretell_executor::TimedPlan;
 use foretell_models::{Kernel, Model};
 use foretell_planner::{Fixed, Request, families};
 use foretell_program::{Compiled, Group, Operation, Plan, PlanError, StageProgram, compile, reuse_distances};
@@ -26,8 +26,8 @@ pub struct Needs {
     pub(super) longest_message: Bytes,
     /// Sizes of the groups that communicate.
     pub(super) group_sizes: BTreeSet<usize>,
-    /// The steps in which kernels occur, and the instructions at which they are timed.
-    pub(super) passages: Vec<TimedStep>,
+    /// The plans in whose steps kernels occur, and the instructions at which they are timed.
+    pub(super) passages: Vec<TimedPlan>,
     /// Number of places at which each kernel is timed so far.
     places: BTreeMap<(Kernel, bool), usize>,
 }
@@ -70,15 +70,16 @@ impl Needs {
         refusal.filter(|_| !is_any).map_or(Ok(()), Err)
     }
 
-    /// Adds the work of one training step.
+    /// Adds the work of all kinds of training steps of a plan.
     pub fn add(&mut self, model: &Model, name: &str, plan: &Plan, compiled: &Compiled) {
-        let stages = compiled.training.lists.iter();
-        for list in stages.clone() {
+        let programs = compiled.step_programs();
+        let lists = || programs.iter().flat_map(|program| &program.lists);
+        for list in lists() {
             let mesh = compiled.training.mesh.stage(list.stage);
             let size = |group: &Group| group.axes.iter().map(|&axis| mesh.size(axis)).product::<usize>();
             self.group_sizes.extend(list.groups.iter().map(size));
         }
-        for (instruction, distances) in stages.flat_map(|stage| stage.instructions.iter().zip(reuse_distances(stage))) {
+        for (instruction, distances) in lists().flat_map(|list| list.instructions.iter().zip(reuse_distances(list))) {
             match &*instruction.operation {
                 Operation::Compute { kernel, accumulate, .. } => {
                     for index in 0..kernel.parts() {
@@ -98,10 +99,11 @@ impl Needs {
             }
         }
         self.footprint = compiled.arenas().into_iter().fold(self.footprint, Bytes::max);
-        self.between_exchanges.extend(compiled.training.lists.iter().filter_map(between_exchanges));
-        let timed: Vec<Vec<u32>> = compiled.training.lists.iter().map(|stage| self.places_in(stage)).collect();
-        if timed.iter().any(|places| !places.is_empty()) {
-            self.passages.push(TimedStep { model: model.clone(), name: name.into(), plan: plan.clone(), timed });
+        self.between_exchanges.extend(lists().filter_map(between_exchanges));
+        let timed: Vec<Vec<Vec<u32>>> =
+            programs.iter().map(|program| program.lists.iter().map(|list| self.places_in(list)).collect()).collect();
+        if timed.iter().flatten().any(|places| !places.is_empty()) {
+            self.passages.push(TimedPlan { model: model.clone(), name: name.into(), plan: plan.clone(), timed });
         }
     }
 

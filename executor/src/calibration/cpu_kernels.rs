@@ -14,7 +14,7 @@ use crate::error::ExecutorError;
 use crate::hyperparameters::hyperparameters;
 use crate::initialise::initialise;
 use crate::interpreter::SoloInterpreter;
-use crate::job::{CalibrationJob, TimedStep};
+use crate::job::{CalibrationJob, TimedPlan};
 use crate::member::Member;
 use crate::reference::ReferenceKernel;
 use crate::samples::Samples;
@@ -51,6 +51,14 @@ pub(super) struct CpuKernelTimer {
     reference_times: Measurements,
 }
 
+/// A step in which kernels are timed.
+#[derive(Clone, Copy)]
+struct Step<'a> {
+    plan: &'a TimedPlan,
+    /// Per list, the instructions to time.
+    timed: &'a [Vec<u32>],
+}
+
 /// A step, ready to run.
 struct PreparedStep {
     interpreter: SoloInterpreter,
@@ -68,9 +76,14 @@ impl CpuKernelTimer {
     /// the time. Samples do not include the sharing of cores, which the simulator models.
     pub(super) fn new(member: &Member, job: &CalibrationJob, clock: fn() -> u64) -> Result<Self, ExecutorError> {
         let mut programs = Vec::new();
-        for step in &job.timed_steps {
-            let program = compile(&step.model, &step.name, &step.plan)?.training;
-            programs.extend(ranks_to_run(&program, member).into_iter().map(|rank| (step, program.clone(), rank)));
+        for plan in &job.timed_plans {
+            let compiled = compile(&plan.model, &plan.name, &plan.plan)?;
+            for (program, timed) in compiled.step_programs().into_iter().zip(&plan.timed) {
+                if timed.iter().any(|list| !list.is_empty()) {
+                    let turns = ranks_to_run(program, member).into_iter();
+                    programs.extend(turns.map(|rank| (Step { plan, timed }, program.clone(), rank)));
+                }
+            }
         }
         let lists = || programs.iter().filter_map(|(_, program, rank)| Some(program.list_of((*rank)?)));
         let largest = |size: fn(&StageProgram) -> Bytes| lists().map(size).fold(Bytes::new(1), Bytes::max);
@@ -181,7 +194,7 @@ impl PreparedStep {
     /// Before each timed kernel, instructions that touch at least `lead` bytes run, and those that
     /// write the indices which these instructions read.
     fn new(
-        (step, lead): (&TimedStep, usize),
+        (step, lead): (Step<'_>, usize),
         (program, rank): (Program, Rank),
         arenas: &Arenas,
         indices: &BTreeMap<(Kernel, bool), usize>,
@@ -213,12 +226,12 @@ impl PreparedStep {
                 runs[writer as usize] = true;
             }
         }
-        let (model, plan) = (&step.model, &step.plan);
+        let TimedPlan { model, name, plan, .. } = step.plan;
         let shape = model.sample();
         let dataset = Arc::new(Dataset::open(&DataSource::default_for(&shape), &shape, 0)?);
         let length = dataset.len(Split::Training).max(1);
         let samples = Samples::new(dataset, Split::Training, 0, (0..plan.global_batch).map(|sample| sample % length).collect());
-        let graph = plan.training.graph(model, &step.name, &GraphOptions::ONE)?;
+        let graph = plan.training.graph(model, name, &GraphOptions::ONE)?;
         let hyperparameters = Hyperparameters { learning_rate: LEARNING_RATE, ..hyperparameters(plan, 0, 0, ONE_STEP) };
         let instructions =
             (0..interpreter.len()).filter(|&one| runs[one]).map(|instruction| (instruction as u32, items[instruction])).collect();
@@ -280,7 +293,8 @@ mod tests {
         let list = program.list_index(rank);
         let mut timed = vec![Vec::new(); program.lists.len()];
         timed[list] = vec![instruction];
-        let step = TimedStep { model: model.clone(), name: "m".into(), plan: plan.clone(), timed };
+        let timed_plan = TimedPlan { model: model.clone(), name: "m".into(), plan: plan.clone(), timed: Vec::new() };
+        let step = Step { plan: &timed_plan, timed: &timed };
         let size = program.lists[list].arena;
         let arenas = Arenas::new(size, program.lists[list].host_arena, None).expect("memory");
         let start = arenas.device.at(Bytes::ZERO, size).expect("the whole arena");
@@ -293,7 +307,7 @@ mod tests {
         let parts = if group.is_some() { kernel.parts() } else { 1 };
         let indices = (0..parts).map(|part| ((kernel.for_member(part).without_constants(), accumulate), part)).collect();
         let mut kernels = Vec::new();
-        let prepared = PreparedStep::new((&step, 0), (program.clone(), rank), &arenas, &indices, &mut kernels).expect("it fits");
+        let prepared = PreparedStep::new((step, 0), (program.clone(), rank), &arenas, &indices, &mut kernels).expect("it fits");
         let mut prepared = prepared.expect("a timed instruction");
         assert_eq!(kernels.len(), 1);
         prepared.initialise(&arenas).expect("parameters");

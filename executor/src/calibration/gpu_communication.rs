@@ -340,7 +340,7 @@ mod tests {
         };
         CalibrationJob {
             kernels: vec![(product(4), false), (product(16), false), (Kernel::Relu { elements: 64 }, false)],
-            timed_steps: Vec::new(),
+            timed_plans: Vec::new(),
             reuse_distances: Vec::new(),
             message_reuse_distances: Vec::new(),
             bytes_between_communications: Bytes::ZERO,
