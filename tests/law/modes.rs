@@ -236,7 +236,10 @@ proptest! {
         // What servers refuse.
         let offload = if matches!(case.offload, "optimizer" | "both") { "none" } else { case.offload };
         let precision = if case.precision == "fp16" { "fp32" } else { case.precision };
-        let recipe = if case.recipe == WEIGHTS { "" } else { case.recipe };
+        // A vision transformer's head begins at zero. Frozen beside adapters, it stays there: all
+        // losses are equal, and say nothing.
+        let stands_still = case.recipe.contains("lora") && case.model.contains("vit");
+        let recipe = if case.recipe == WEIGHTS || stands_still { "" } else { case.recipe };
         // A mesh of unequal parts may have had a tensor axis.
         let operators = if case.tensor == 1 { "{}" } else { case.operators };
         let case = Case { zero: 0, uneven: None, micro_batch: 2, offload, precision, recipe, operators, ..case };
