@@ -196,8 +196,8 @@ impl ModeAnswers {
 }
 
 /// Reads a table of samples needed, or the built-in one.
-fn samples_needed(path_or_built_in: Option<&Path>) -> Result<Vec<SamplesNeeded>, Failure> {
-    match path_or_built_in {
+fn samples_needed(path: Option<&Path>) -> Result<Vec<SamplesNeeded>, Failure> {
+    match path {
         Some(path) => table(path),
         None => inputs::parse_yaml(BUILT_IN, Path::new("modes.yaml")),
     }

@@ -42,7 +42,7 @@ pub(crate) fn leavers(job: &TrainingJob, compiled: &Compiled) -> Result<Vec<Vec<
     let holds_state = |&rank: &usize| {
         let state = RankState::new(&compiled.saving, &graph, Rank(rank));
         let saved = |instruction| state.saved_pieces(instruction).into_iter();
-        // What rounding has lost of the pushes of a worker that is gone is of no use to others.
+        // Nobody needs the rounding losses of a worker that is gone.
         state.list.instructions.iter().flat_map(saved).any(|piece| piece.value != StateValue::Residual)
     };
     let is_needed = workers.iter().flatten().any(holds_state);

@@ -179,7 +179,6 @@ fn adapters_train_faster_than_the_whole_model() {
             };
             let whole = step(None);
             let [few, all] = [&["*.q_proj", "*.v_proj"][..], &["*"]].map(|targets| step(Some(targets)) / whole);
-            println!("{name} {} under {stack}: {few:.3} and {all:.3}", layout.tensor);
             assert!((0.55..0.87).contains(&few), "{name} {} under {stack}: {few}", layout.tensor);
             assert!(few < all && all < 0.97, "{name} {} under {stack}: {all}", layout.tensor);
         }

@@ -305,16 +305,6 @@ fn workers_at_their_own_pace_replay_a_recorded_order_bit_for_bit() {
 }
 
 #[test]
-fn no_backup_worker_is_the_synchronous_mode_bit_for_bit() {
-    let case = Case { data: 3, clip: true, ..Case::usual(MODELS[0].0) };
-    let [plain, stated] = ["servers: 2", "servers: 2, backup_workers: 0"].map(|mode| {
-        let plan = in_mode(&case, &format!("{{parameter_server: {{{mode}}}}}"));
-        bits(&Scratch::new().train(&plan, 6, 3, &["--data", "synthetic"]).losses)
-    });
-    assert_eq!(plain, stated);
-}
-
-#[test]
 fn an_update_of_a_part_of_the_workers_has_the_mean_of_their_gradients() {
     // Gradients of half the digits are near those of all.
     let change = |more: &str| {

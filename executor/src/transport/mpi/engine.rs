@@ -250,7 +250,8 @@ impl Slot {
         Ok(())
     }
 
-    /// Whether no message is under way, or its end can be learned.
+    /// Whether [`Self::complete`] has something to say: no message is under way any more, or MPI
+    /// cannot be asked.
     pub(super) fn is_ready(&self) -> bool {
         let Some(request) = &self.request else { return true };
         // Trying says why MPI may not be called.

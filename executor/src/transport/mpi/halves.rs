@@ -53,7 +53,9 @@ impl SendHalf for Half {
         }
         let Some(buffer) = slot.buffer() else { return Ok(0) };
         let [header, payload] = message.rest();
-        let payload = &payload[..payload.len().min(buffer.len() - header.len())];
+        // A slot whose message failed has no buffer any more.
+        let room = buffer.len().checked_sub(header.len()).ok_or(TransportError::Aborted)?;
+        let payload = &payload[..payload.len().min(room)];
         let length = header.len() + payload.len();
         buffer[..header.len()].copy_from_slice(header);
         buffer[header.len()..length].copy_from_slice(payload);
