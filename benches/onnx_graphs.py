@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Writes the ONNX graphs of models/tests/onnx/: small files whose weights have shapes and no numbers.
 
-The graphs are made with the `onnx` package, whose shape inference and checker they pass. `--torch FILE` instead exports networks
-with `torch.onnx` into a folder, to try the reader on files as people have them.
+The graphs are made with the `onnx` package, whose shape inference and checker they pass. `--torch FOLDER` instead exports PyTorch's
+modules and small models of Transformers with both of PyTorch's exporters into a folder, to try the reader on files as people have them.
+Those that are tests of the reader (FIXTURES) also go, without the numbers of their weights, into models/tests/onnx/.
 
-Usage: benches/onnx_graphs.py [--torch FOLDER]      (needs onnx from PyPI; --torch also torch and onnxscript)
+Usage: benches/onnx_graphs.py [--torch FOLDER]      (needs onnx from PyPI; --torch also torch, onnxscript and transformers)
 """
 import argparse
 import pathlib
+import warnings
 
 import onnx
 from onnx import TensorProto, helper
@@ -176,28 +178,113 @@ def unknown():
     g.save(g.node("LpNormalization", "norm", x), [8])
 
 
-def export(folder):
-    import torch
+# Sizes of all exported transformers: positions, features, heads, features of the feed-forward network, tokens, layers.
+SEQUENCE, HIDDEN, HEADS, FFN, VOCABULARY, LAYERS = 16, 64, 4, 256, 500, 2
+
+# Ways to export: which exporter, the size of the sample's batch, and whether the file leaves the batch open.
+WAYS = {"": (True, 3, True), "stated": (True, 3, False), "one": (True, 1, False), "old": (False, 3, True), "old_stated": (False, 3, False)}
+
+# Exports that are tests of the reader.
+FIXTURES = ["encoder_first", "encoder_second", "encoder_second_one", "encoder_second_old", "attention", "vectors_old_stated", "vit", "gpt2",
+            "bert", "llama", "roberta"]
+
+
+def modules():
+    """By name: a function that makes a model, the shape of its samples (of tokens if it has one dimension), where the batch is, inputs."""
+    import transformers
     from torch import nn
 
-    class Classifier(nn.Module):
-        def __init__(self):
+    class Encoder(nn.Module):
+        def __init__(self, batch_first, embed):
             super().__init__()
-            layer = nn.TransformerEncoderLayer(64, 4, 256, batch_first=True)
-            self.embed, self.encoder, self.head = nn.Embedding(500, 64), nn.TransformerEncoder(layer, 2), nn.Linear(64, 500)
+            layer = nn.TransformerEncoderLayer(HIDDEN, HEADS, FFN, batch_first=batch_first)
+            self.embed, self.encoder, self.head = embed, nn.TransformerEncoder(layer, LAYERS), nn.Linear(HIDDEN, VOCABULARY)
 
         def forward(self, x):
             return self.head(self.encoder(self.embed(x)))
 
-    convolutions = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.SiLU(), nn.Conv2d(16, 32, 3, 2, groups=2), nn.GELU(),
-                                 nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(32, 10))
-    models = {"torch_cnn": (convolutions, torch.zeros(2, 3, 32, 32)), "torch_encoder": (Classifier(), torch.zeros(2, 16, dtype=torch.long))}
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(HIDDEN, HEADS)
+
+        def forward(self, q, k, v):
+            return self.attention(q, k, v)[0]
+
+    class Logits(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return self.model(x).logits
+
+    def of_transformers(config, model, **others):
+        return lambda: Logits(getattr(transformers, model)(getattr(transformers, config)(**others)))
+
+    sizes = dict(hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=HEADS, intermediate_size=FFN)
+    text = dict(vocab_size=VOCABULARY, max_position_embeddings=64, **sizes)
+    tokens, vectors = [SEQUENCE], [SEQUENCE, HIDDEN]
+    convolutions = lambda: nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.SiLU(), nn.Conv2d(16, 32, 3, 2, groups=2), nn.GELU(),
+                                         nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(0.1), nn.Linear(32, 10))
+    return {
+        "cnn": (convolutions, [3, 32, 32], 0, 1),
+        "encoder_first": (lambda: Encoder(True, nn.Embedding(VOCABULARY, HIDDEN)), tokens, 0, 1),
+        "encoder_second": (lambda: Encoder(False, nn.Embedding(VOCABULARY, HIDDEN)), tokens, 1, 1),
+        "vectors": (lambda: Encoder(False, nn.Identity()), vectors, 1, 1),
+        "attention": (Attention, vectors, 1, 3),
+        "vit": (of_transformers("ViTConfig", "ViTForImageClassification", image_size=32, patch_size=8, num_labels=10, **sizes), [3, 32, 32], 0, 1),
+        "gpt2": (of_transformers("GPT2Config", "GPT2LMHeadModel", vocab_size=VOCABULARY, n_embd=HIDDEN, n_layer=LAYERS, n_head=HEADS, n_positions=64,
+                                 use_cache=False), tokens, 0, 1),
+        "bert": (of_transformers("BertConfig", "BertForMaskedLM", **text), tokens, 0, 1),
+        "roberta": (of_transformers("RobertaConfig", "RobertaForMaskedLM", **text), tokens, 0, 1),
+        "llama": (of_transformers("LlamaConfig", "LlamaForCausalLM", num_key_value_heads=2, use_cache=False, **text), tokens, 0, 1),
+    }
+
+
+def without_numbers(path):
+    """A graph whose weights have only their shapes, and whose nodes do not say where in Python they come from."""
+    model = onnx.load(path, load_external_data=False)
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and any(extent > 1 for extent in tensor.dims):
+            shape = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type, data_location=TensorProto.EXTERNAL)
+            shape.external_data.add(key="location", value="weights.bin")
+            tensor.CopyFrom(shape)
+    for part in [model, model.graph, *model.graph.node]:
+        part.doc_string = ""
+        del part.metadata_props[:]
+    del model.graph.value_info[:]
+    return model
+
+
+def export(folder):
+    import torch
+
+    warnings.filterwarnings("ignore")
     folder.mkdir(parents=True, exist_ok=True)
-    for name, (model, sample) in models.items():
-        print(name, sum(one.numel() for one in model.parameters()))
-        batch = torch.export.Dim("batch")
-        torch.onnx.export(model.train(), (sample,), folder / f"{name}.onnx", dynamo=True, dynamic_shapes=({0: batch},))
-        torch.onnx.export(model.eval(), (sample,), folder / f"{name}_eval.onnx", dynamo=True)
+    for name, (make, shape, axis, inputs) in modules().items():
+        model = make().eval()
+        # As after training: an exporter leaves out biases of zeros, and shares equal weights.
+        for parameter in model.parameters():
+            torch.nn.init.normal_(parameter)
+        print(f"{name}: {sum(one.numel() for one in model.parameters()):,} parameters")
+        for way, (is_new, batch, is_open) in WAYS.items():
+            extents = [*shape[:axis], batch, *shape[axis:]]
+            samples = tuple(torch.ones(extents, dtype=torch.long if len(shape) == 1 else torch.float) for _ in range(inputs))
+            path = folder / f"{'_'.join(filter(None, [name, way]))}.onnx"
+            try:
+                if is_new:
+                    shapes = tuple({axis: torch.export.Dim("batch")} for _ in samples) if is_open else None
+                    torch.onnx.export(model, samples, path, dynamo=True, dynamic_shapes=shapes, verbose=False)
+                else:
+                    names = [f"x{index}" for index in range(inputs)]
+                    axes = {one: {axis: "batch"} for one in names} if is_open else None
+                    torch.onnx.export(model, samples, path, dynamo=False, input_names=names, dynamic_axes=axes)
+            except torch.onnx.errors.OnnxExporterError as error:
+                print(f"  {path.stem}: not exported: {str(error).splitlines()[-1]}")
+                continue
+            if path.stem in FIXTURES:
+                (FOLDER / f"torch_{path.stem}.onnx").write_bytes(without_numbers(path).SerializeToString())
 
 
 def main():

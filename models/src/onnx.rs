@@ -5,9 +5,12 @@
 //! graph is refused, with the names, if it has operators that are not understood. It must not know
 //! layouts or devices: it ends with a model.
 
+mod batch;
+mod images;
 mod messages;
 mod movement;
 mod nodes;
+mod numbers;
 mod shapes;
 mod translate;
 mod translator;
@@ -50,8 +53,7 @@ pub enum OnnxError {
     },
     /// A node that no layer expresses.
     #[error(
-        "node `{node}` ({operator}): {reason}; hint: export the graph with fixed sizes but for the batch, which comes first, and with \
-         constants folded"
+        "node `{node}` ({operator}): {reason}; hint: export the graph with fixed sizes but for the batch, and with constants folded"
     )]
     Node {
         /// The node's name.

@@ -1,5 +1,5 @@
 //! ONNX graphs: parameters and arithmetic against counts by hand, and what is refused.
-//! `benches/onnx_graphs.py` writes the files with the `onnx` package.
+//! `benches/onnx_graphs.py` writes the files: with the `onnx` package, and with PyTorch's exporters.
 #![allow(clippy::panic, reason = "a test that fails may panic")]
 
 use foretell_models::{Graph, GraphOptions, Model, SampleShape, from_onnx};
@@ -70,9 +70,72 @@ fn samples_and_rows_in_one_dimension_are_told_apart() {
     assert_eq!(batch(6).model_flops().value(), 6.0 * batch(1).model_flops().value());
 }
 
+/// Multiply-adds of a layer of the exported transformers: products with weights at each position,
+/// and those of four heads of 16 features.
+fn layer(positions: usize) -> usize {
+    positions * (4 * 64 * 64 + 2 * 64 * 256) + 2 * 4 * positions * positions * 16
+}
+
+/// A layer's parameters: those products, their biases, two norms.
+const LAYER: usize = 4 * (64 * 64 + 64) + 2 * 64 * 256 + 256 + 64 + 2 * 128;
+
+#[test]
+fn modules_of_pytorch_may_have_the_batch_second() {
+    let figures_of_encoder = (500 * 64 + 2 * LAYER + 64 * 500 + 500, (2 * layer(16) + 16 * 64 * 500) as f64);
+    let files: [(&str, &[u8]); 4] = [
+        ("first", include_bytes!("onnx/torch_encoder_first.onnx")),
+        ("second", include_bytes!("onnx/torch_encoder_second.onnx")),
+        ("one", include_bytes!("onnx/torch_encoder_second_one.onnx")),
+        ("old", include_bytes!("onnx/torch_encoder_second_old.onnx")),
+    ];
+    for (name, file) in files {
+        assert_eq!(figures(file), figures_of_encoder, "{name}");
+        assert_eq!(model(file).sample(), SampleShape::Tokens { sequence: 16, vocabulary: 500 }, "{name}");
+        let batch = |batch| model(file).graph("network", &GraphOptions { batch, ..GraphOptions::ONE }).expect("it is sound");
+        assert_eq!(batch(6).model_flops().value(), 6.0 * batch(1).model_flops().value(), "{name}");
+    }
+    let notes = from_onnx(files[2].1.to_vec()).expect("it is understood").notes.join("; ");
+    assert!(notes.contains("dimension 2 of input `x` counts as the batch"), "{notes}");
+}
+
+#[test]
+fn samples_may_be_several_inputs_of_vectors() {
+    let attention = include_bytes!("onnx/torch_attention.onnx");
+    let products = 16 * 4 * 64 * 64 + 2 * 4 * 16 * 16 * 16;
+    assert_eq!(figures(attention), (4 * (64 * 64 + 64), f64::from(products)));
+    assert_eq!(model(attention).sample(), SampleShape::Features { width: 3 * 16 * 64, classes: 64 });
+    let vectors = include_bytes!("onnx/torch_vectors_old_stated.onnx");
+    assert_eq!(figures(vectors), (2 * LAYER + 64 * 500 + 500, (2 * layer(16) + 16 * 64 * 500) as f64));
+    assert_eq!(model(vectors).sample(), SampleShape::Features { width: 16 * 64, classes: 500 });
+}
+
+#[test]
+fn models_of_transformers_are_read_as_pytorch_exports_them() {
+    // Tables and heads beside the layers. Exporters keep 16 of the 64 positions where they can
+    // compute them, and a head has weights of its own.
+    let norms = |count: usize| count * 128;
+    let vit = 3 * 64 * 64 + 64 + 64 + 17 * 64 + 2 * LAYER + norms(1) + 64 * 10 + 10;
+    let gpt2 = 500 * 64 + 16 * 64 + 2 * LAYER + norms(1) + 64 * 500;
+    let bert = |positions: usize| (500 + positions + 2) * 64 + norms(1) + 2 * LAYER + 64 * 64 + 64 + norms(1) + 64 * 500 + 500;
+    let llama_layer = 2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 256;
+    let llama = 500 * 64 + 2 * (llama_layer + 2 * 64) + 64 + 64 * 500;
+    let head = 16 * 64 * 500;
+    let files: [(&str, &[u8], usize, usize); 5] = [
+        ("vit", include_bytes!("onnx/torch_vit.onnx"), vit, 16 * 3 * 64 * 64 + 2 * layer(17) + 64 * 10),
+        ("gpt2", include_bytes!("onnx/torch_gpt2.onnx"), gpt2, 2 * layer(16) + head),
+        ("bert", include_bytes!("onnx/torch_bert.onnx"), bert(16), 2 * layer(16) + 16 * 64 * 64 + head),
+        // Its positions depend on the tokens.
+        ("roberta", include_bytes!("onnx/torch_roberta.onnx"), bert(64), 2 * layer(16) + 16 * 64 * 64 + head),
+        ("llama", include_bytes!("onnx/torch_llama.onnx"), llama, 2 * (16 * llama_layer + 2 * 4 * 16 * 16 * 16) + head),
+    ];
+    for (name, file, parameters, products) in files {
+        assert_eq!(figures(file), (parameters, products as f64), "{name}");
+    }
+}
+
 #[test]
 fn a_model_file_of_a_network_reads_back() {
-    for file in [MLP, CNN, RESNET, TRANSFORMER, MERGED] {
+    for file in [MLP, CNN, RESNET, TRANSFORMER, MERGED, include_bytes!("onnx/torch_attention.onnx")] {
         let model = model(file);
         let text = serde_json::to_string(&model).expect("it can be written");
         assert_eq!(serde_json::from_str::<Model>(&text).expect("it reads back"), model);

@@ -77,12 +77,14 @@ fn models() -> impl Strategy<Value = Model> {
     ]
 }
 
-/// ONNX graphs with convolutions in groups, with attention as products, and without either.
-const NETWORKS: [&[u8]; 4] = [
+/// ONNX graphs with convolutions in groups, with attention as products, with the batch behind the
+/// positions, and without any of these.
+const NETWORKS: [&[u8]; 5] = [
     include_bytes!("../../models/tests/onnx/mlp.onnx"),
     include_bytes!("../../models/tests/onnx/cnn.onnx"),
     include_bytes!("../../models/tests/onnx/transformer.onnx"),
     include_bytes!("../../models/tests/onnx/merged.onnx"),
+    include_bytes!("../../models/tests/onnx/torch_encoder_second.onnx"),
 ];
 
 fn network(file: &[u8]) -> Model {

@@ -1,12 +1,14 @@
 //! Operators that move numbers or change shapes: most make a layer of results, and other shapes of
 //! weights and constants.
 
+use super::batch::{BATCH_MARK, BatchPlace, is_batch, product};
 use super::messages::Node;
 use super::shapes::{
-    axes, broadcast, layer_of, of_one_sample, place, reshaped, shown, sliced, squeezed, unsqueezed, without_mark,
+    axes, beside_sample, broadcast, place, reshaped, reshaped_layer, shown, sliced, squeezed, unsqueezed, without_batch,
+    without_mark,
 };
 use super::translator::Translator;
-use super::values::{BATCH_MARK, Known};
+use super::values::Known;
 use crate::families::NetworkOperation;
 
 impl Translator {
@@ -19,13 +21,15 @@ impl Translator {
         match node.operator.as_str() {
             "Reshape" => {
                 let target = numbers(1).ok_or_else(unknown)?;
+                let dimensions = match x.batch_and_sizes() {
+                    Some((_, sizes)) => reshaped_layer(&own, target, sizes, self.batch),
+                    None => reshaped(&own, &without_mark(target)),
+                };
                 let reason = || format!("{} cannot have the shape {}", shown(&own), shown(target));
-                let dimensions = reshaped(&own, target, self.batch).ok_or_else(reason)?;
-                self.in_shape(node, x, &dimensions)
+                self.in_shape(node, x, &dimensions.ok_or_else(reason)?)
             }
             "Flatten" => {
                 let axis = place(node.int("axis", 1), own.len() + 1).ok_or("its axis does not exist")?;
-                let product = |part: &[i64]| part.iter().try_fold(1i64, |product, &extent| product.checked_mul(extent));
                 let (Some(before), Some(after)) = (product(&own[..axis]), product(&own[axis..])) else { return Err(unknown()) };
                 self.in_shape(node, x, &[before, after])
             }
@@ -47,12 +51,17 @@ impl Translator {
                 let order = order.ok_or("its order does not exist")?;
                 let dimensions: Vec<i64> = order.iter().map(|&axis| own[axis]).collect();
                 match x {
-                    Known::Layer { place, merged, .. } if order.first() == Some(&0) => {
-                        let rest = order.iter().filter_map(|&axis| x.axis_of_sample(axis));
-                        let order = if *merged { std::iter::once(0).chain(rest).collect() } else { rest.collect() };
-                        self.layer(node.title(), NetworkOperation::Transpose { order }, &[*place])
+                    Known::Layer { place, shape, batch } => {
+                        let moved = order.iter().position(|&axis| axis == batch.axis).unwrap_or(0);
+                        let moved = BatchPlace { axis: moved, ..*batch };
+                        let order: Vec<usize> = order.iter().flat_map(|&axis| batch.axes_of_sample(axis)).collect();
+                        // Only the batch moves, and layers have it first.
+                        if order.iter().copied().eq(0..shape.len()) {
+                            return Ok(Known::Layer { place: *place, shape: shape.clone(), batch: moved });
+                        }
+                        self.layer(node.title(), NetworkOperation::Transpose { order }, &[*place], moved)
                     }
-                    other => other.with_dimensions(&dimensions).ok_or_else(|| "it moves the batch".into()),
+                    other => other.with_dimensions(&dimensions).ok_or_else(|| "its shape is not known".into()),
                 }
             }
             "Concat" => self.concatenated(node, inputs),
@@ -61,6 +70,18 @@ impl Translator {
             "GatherElements" => match (x, inputs.get(1)) {
                 (Known::Constant { .. } | Known::Numbers { .. }, Some(Known::Constant { shape })) => {
                     Ok(Known::Constant { shape: shape.clone() })
+                }
+                // A number of a table for each token.
+                (Known::Constant { .. } | Known::Numbers { .. }, Some(Known::Layer { place, batch, .. })) => {
+                    self.layer(node.title(), NetworkOperation::Function, &[*place], *batch)
+                }
+                _ => Err("it picks numbers of a result one by one".into()),
+            },
+            "GatherND" => match (x, inputs.get(1).map(Known::dimensions)) {
+                (Known::Constant { .. } | Known::Numbers { .. }, Some(places)) if node.int("batch_dims", 0) == 0 => {
+                    let (&depth, places) = places.split_last().ok_or_else(unknown)?;
+                    let rest = usize::try_from(depth).ok().and_then(|depth| own.get(depth..)).ok_or_else(unknown)?;
+                    Ok(Known::Constant { shape: without_batch(&[places, rest].concat()) })
                 }
                 _ => Err("it picks numbers of a result one by one".into()),
             },
@@ -77,8 +98,8 @@ impl Translator {
                 self.taken(node, x, &dimensions)
             }
             "Expand" => {
-                let target = numbers(1).ok_or_else(unknown)?;
-                let dimensions = broadcast(&own, target).ok_or("its shape does not fit")?;
+                let target = with_own_batch(x, numbers(1).ok_or_else(unknown)?, self.batch);
+                let dimensions = broadcast(&own, &target).ok_or("its shape does not fit")?;
                 match x {
                     Known::Layer { .. } if dimensions == own => Ok(x.clone()),
                     Known::Layer { .. } => self.taken(node, x, &dimensions),
@@ -99,7 +120,7 @@ impl Translator {
                 if dimensions == own { Ok(x.clone()) } else { self.taken(node, x, &dimensions) }
             }
             "Resize" | "Upsample" => {
-                let sizes = numbers(3).filter(|sizes| sizes.len() == own.len());
+                let sizes = numbers(3).filter(|sizes| sizes.len() == own.len() && !own.is_empty());
                 let sizes = sizes.ok_or("only a `Resize` to stated sizes is understood")?;
                 let dimensions = [&own[..1], &sizes[1..]].concat();
                 self.taken(node, x, &dimensions)
@@ -110,29 +131,29 @@ impl Translator {
 
     /// The same numbers with other dimensions.
     fn in_shape(&mut self, node: &Node, x: &Known, dimensions: &[i64]) -> Result<Known, String> {
-        match x {
-            Known::Layer { .. } if dimensions == x.dimensions() => Ok(x.clone()),
-            Known::Layer { place, .. } if dimensions.first().is_some_and(|first| first % BATCH_MARK == 0) => {
-                let times = dimensions[0] / BATCH_MARK;
-                let first = usize::try_from(times).ok().filter(|&times| times != 1);
-                let shape = first.into_iter().chain(behind(dimensions)).collect();
-                Ok(self.layer(node.title(), NetworkOperation::Reshape { shape }, &[*place])?.with_merged(times != 1))
-            }
-            Known::Layer { .. } => Err(format!("{} joins the samples of the batch", shown(dimensions))),
-            other => other.with_dimensions(dimensions).ok_or_else(|| "its shape is not known".into()),
+        let unknown = || "its shape is not known".to_string();
+        let (Known::Layer { place, shape, .. }, Some((_, sizes))) = (x, x.batch_and_sizes()) else {
+            return x.with_dimensions(dimensions).ok_or_else(unknown);
+        };
+        let joins = || format!("{} joins the samples of the batch", shown(dimensions));
+        let batch = BatchPlace::among(dimensions, sizes).ok_or_else(joins)?;
+        let sample = batch.sample(dimensions);
+        if sample == *shape {
+            return Ok(Known::Layer { place: *place, shape: sample, batch });
         }
+        self.layer(node.title(), NetworkOperation::Reshape { shape: sample }, &[*place], batch)
     }
 
     /// Some of the numbers, or repeated numbers, with these dimensions.
     fn taken(&mut self, node: &Node, x: &Known, dimensions: &[i64]) -> Result<Known, String> {
-        match x {
-            Known::Layer { place, .. } if dimensions.first() == x.dimensions().first() => {
-                let shape = x.sample_with(dimensions);
-                self.layer(node.title(), NetworkOperation::Take { shape }, &[*place])
-            }
-            Known::Layer { .. } => Err("it takes some of the samples of the batch".into()),
-            other => other.with_dimensions(dimensions).ok_or_else(|| "its shape is not known".into()),
-        }
+        let Known::Layer { place, batch, .. } = x else {
+            return x.with_dimensions(dimensions).ok_or_else(|| "its shape is not known".into());
+        };
+        let counted = x.dimensions().get(batch.axis).copied();
+        let axis = dimensions.iter().position(|&extent| is_batch(extent) && Some(extent) == counted);
+        let batch = BatchPlace { axis: axis.ok_or("it takes some of the samples of the batch")?, ..*batch };
+        let shape = batch.sample(dimensions);
+        self.layer(node.title(), NetworkOperation::Take { shape }, &[*place], batch)
     }
 
     fn concatenated(&mut self, node: &Node, inputs: &[Known]) -> Result<Known, String> {
@@ -140,45 +161,49 @@ impl Translator {
         if let Some(parts) = parts {
             return Ok(Known::Numbers { values: parts.concat(), is_scalar: false });
         }
-        let reads: Vec<usize> =
-            inputs.iter().filter_map(|input| if let Known::Layer { place, .. } = input { Some(*place) } else { None }).collect();
         let rank = inputs.iter().map(|input| input.dimensions().len()).max().unwrap_or(0);
         let axis = place(node.int("axis", 0), rank).ok_or("its axis does not exist")?;
-        if reads.len() == inputs.len() {
-            let axis = inputs[0].axis_of_sample(axis).ok_or("it joins samples")?;
-            return self.layer(node.title(), NetworkOperation::Concatenate { axis }, &reads);
-        }
-        let mut dimensions = inputs.iter().map(Known::dimensions).find(|own| own.len() == rank).unwrap_or_default();
-        if let Some(layer) = inputs.iter().find(|input| matches!(input, Known::Layer { .. })) {
-            dimensions = layer.dimensions();
-        }
-        if axis >= dimensions.len() {
-            return Err("its axis does not exist".into());
-        }
-        dimensions[axis] = inputs.iter().map(|input| input.dimensions().get(axis).copied().unwrap_or(1)).sum();
-        let Some(&read) = reads.first() else {
-            return inputs
-                .first()
-                .and_then(|first| first.with_dimensions(&dimensions))
-                .ok_or_else(|| "its shape is not known".into());
+        let Some((batch, _)) = inputs.iter().find_map(Known::batch_and_sizes) else {
+            let mut dimensions = inputs.iter().map(Known::dimensions).find(|own| own.len() == rank).unwrap_or_default();
+            dimensions[axis] = joined_extent(inputs, axis).ok_or("its size is not known")?;
+            let joined = inputs.first().and_then(|first| first.with_dimensions(&dimensions));
+            return joined.ok_or_else(|| "its shape is not known".into());
         };
-        // A learned row before the positions of a sample, and the like.
-        if reads.len() > 1 || axis == 0 || inputs.iter().any(Known::is_merged) {
-            return Err("it joins several results with a weight".into());
+        let mut reads = Vec::new();
+        for input in inputs {
+            if let Known::Layer { place, batch: own, .. } = input {
+                reads.push(*place);
+                if *own != batch {
+                    return Err("it joins results that have the batch in different places".into());
+                }
+            }
         }
-        let wider = self.layer(
-            &format!("{}.joined", node.title()),
-            NetworkOperation::Take { shape: behind(&dimensions).collect() },
-            &[read],
-        )?;
+        if axis == batch.axis {
+            return Err("it joins samples".into());
+        }
+        let own_axis = batch.axes_of_sample(axis).start;
+        if reads.len() == inputs.len() {
+            return self.layer(node.title(), NetworkOperation::Concatenate { axis: own_axis }, &reads, batch);
+        }
+        // A learned row before the positions of a sample, and the like.
+        let (Some(Known::Layer { shape, .. }), [read]) =
+            (inputs.iter().find(|input| matches!(input, Known::Layer { .. })), &reads[..])
+        else {
+            return Err("it joins several results with a weight".into());
+        };
+        let mut wider = shape.clone();
+        let extent = joined_extent(inputs, axis).and_then(|extent| usize::try_from(extent).ok());
+        *wider.get_mut(own_axis).ok_or("its axis does not exist")? = extent.ok_or("its size is not known")?;
+        let title = format!("{}.joined", node.title());
+        let wider = self.layer(&title, NetworkOperation::Take { shape: wider }, &[*read], batch)?;
         let weight = inputs.iter().find_map(|input| if let Known::Weight { shape } = input { Some(shape) } else { None });
-        let (Some(weight), (read, shape)) = (weight, layer_of(&wider)?) else { return Ok(wider) };
-        let mut weight = of_one_sample(weight, shape.len());
+        let (Some(weight), Known::Layer { place: read, .. }) = (weight, &wider) else { return Ok(wider) };
+        let weight = beside_sample(weight, rank, batch, self.batch).ok_or("its weight is not the same for every sample")?;
         // A row that stands in one place has as many numbers as one that is added to all.
-        if let Some(extent) = weight.get_mut(axis - 1).filter(|extent| **extent != 1) {
+        if let Some(extent) = weight.get(own_axis).filter(|extent| **extent != 1) {
             return Err(format!("a weight of {extent} places is joined, and one is understood"));
         }
-        self.layer(node.title(), NetworkOperation::Shift { shape: weight }, &[read])
+        self.layer(node.title(), NetworkOperation::Shift { shape: weight }, &[*read], batch)
     }
 
     fn gathered(&mut self, node: &Node, inputs: &[Known]) -> Result<Known, String> {
@@ -190,12 +215,15 @@ impl Translator {
                 let values: Option<Vec<i64>> = chosen.iter().map(|&index| Some(values[place(index, values.len())?])).collect();
                 Ok(Known::Numbers { values: values.ok_or("its index is out of range")?, is_scalar: *is_scalar })
             }
-            (Known::Weight { shape }, Known::Layer { place, .. }) if axis == 0 => self.embedding(node.title(), shape, *place),
+            (Known::Weight { shape }, Known::Layer { place, batch, .. }) if axis == 0 => {
+                self.embedding(node.title(), shape, *place, *batch)
+            }
             // Token types, and other tokens beside the first: the same look-up.
             (Known::Weight { shape }, Known::Constant { shape: places }) if axis == 0 => match self.tokens() {
-                Some(tokens) if places[..] != [1] && tokens.dimensions().len() == places.len() && shape.len() == 2 => {
-                    let (read, _) = layer_of(&tokens)?;
-                    self.embedding(node.title(), shape, read)
+                Some(Known::Layer { place, shape: own, batch })
+                    if places[..] != [1] && own.len() + 1 == places.len() && shape.len() == 2 =>
+                {
+                    self.embedding(node.title(), shape, place, batch)
                 }
                 _ => Ok(Known::Weight { shape: [&places[..], &shape[1..]].concat() }),
             },
@@ -250,7 +278,21 @@ impl Translator {
     }
 }
 
-/// The dimensions behind the batch.
-fn behind(dimensions: &[i64]) -> impl Iterator<Item = usize> {
-    dimensions.iter().skip(1).map(|&extent| usize::try_from(extent).unwrap_or(0))
+/// The extent of a dimension of several tensors one after the other.
+fn joined_extent(inputs: &[Known], axis: usize) -> Option<i64> {
+    let extents = inputs.iter().map(|input| input.dimensions().get(axis).copied().unwrap_or(1));
+    extents.fold(Some(0i64), |sum, extent| sum?.checked_add(extent))
+}
+
+/// A target of `Expand` with the mark where it states the batch of a layer's result.
+fn with_own_batch(x: &Known, target: &[i64], batch: Option<i64>) -> Vec<i64> {
+    let (own, mut target) = (x.dimensions(), target.to_vec());
+    if let (Some((place, _)), Some(batch)) = (x.batch_and_sizes(), batch)
+        && let Some(&counted) = own.get(place.axis)
+        && let Some(extent) = (place.axis + target.len()).checked_sub(own.len()).and_then(|axis| target.get_mut(axis))
+        && (counted / BATCH_MARK).checked_mul(batch) == Some(*extent)
+    {
+        *extent = counted;
+    }
+    target
 }

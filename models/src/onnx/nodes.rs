@@ -1,18 +1,22 @@
 //! What each operator of ONNX becomes.
 
+use super::batch::BatchPlace;
+use super::images::image_of;
 use super::messages::Node;
-use super::shapes::{axes, broadcast, layer_of, of_one_sample, place, sliced, squeezed, without_batch};
+use super::numbers::{arithmetic, chosen, range, repeated};
+use super::shapes::{axes, beside_sample, broadcast, place, shown, sliced, squeezed, without_batch};
 use super::translator::Translator;
 use super::values::Known;
-use crate::families::{MOST, NetworkConvolution, NetworkOperation, NetworkPool};
+use crate::families::NetworkOperation;
 
 /// Functions of each element.
-const FUNCTIONS: [&str; 29] = [
+const FUNCTIONS: [&str; 31] = [
     "Abs",
     "Ceil",
     "Celu",
     "Clip",
     "Cos",
+    "CumSum",
     "Elu",
     "Erf",
     "Exp",
@@ -37,6 +41,7 @@ const FUNCTIONS: [&str; 29] = [
     "Sqrt",
     "Swish",
     "Tanh",
+    "Trilu",
 ];
 
 /// Functions of two or three tensors, element by element.
@@ -64,7 +69,7 @@ const REDUCTIONS: [&str; 8] =
     ["ReduceL1", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "ReduceSumSquare"];
 
 /// Other operators.
-const OTHERS: [&str; 35] = [
+const OTHERS: [&str; 36] = [
     "AveragePool",
     "BatchNormalization",
     "Cast",
@@ -77,6 +82,7 @@ const OTHERS: [&str; 35] = [
     "Flatten",
     "Gather",
     "GatherElements",
+    "GatherND",
     "Gelu",
     "Gemm",
     "GlobalAveragePool",
@@ -101,9 +107,6 @@ const OTHERS: [&str; 35] = [
     "Unsqueeze",
     "Upsample",
 ];
-
-/// Operators after which the first dimension may be another one.
-const CHANGES: [&str; 6] = ["Expand", "Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"];
 
 /// Whether an operator is understood.
 pub(super) fn is_known(operator: &str) -> bool {
@@ -148,6 +151,7 @@ impl Translator {
                 if place(node.int("axis", -1), rank) != rank.checked_sub(1) {
                     return Err("it norms more than the last dimension".into());
                 }
+                within_sample(&x, rank - 1)?;
                 self.unary(node, &x, NetworkOperation::LayerNorm)?
             }
             "Relu" => self.unary(node, &self.input(node, 0)?, NetworkOperation::Relu)?,
@@ -155,11 +159,12 @@ impl Translator {
             "Softmax" | "LogSoftmax" => self.softmax(node)?,
             "MaxPool" | "AveragePool" => self.pool(node)?,
             "GlobalAveragePool" | "GlobalMaxPool" => {
-                let (read, shape) = layer_of(&self.input(node, 0)?)?;
-                self.layer(node.title(), NetworkOperation::GlobalAveragePool, &[read])?;
+                let (read, shape) = image_of(&self.input(node, 0)?)?;
+                self.layer(node.title(), NetworkOperation::GlobalAveragePool, &[read], BatchPlace::FIRST)?;
                 let shape = vec![*shape.first().ok_or("it wants an image")?, 1, 1];
                 let made = self.layers.len();
-                self.layer(&format!("{}.shape", node.title()), NetworkOperation::Reshape { shape }, &[made])?
+                let title = format!("{}.shape", node.title());
+                self.layer(&title, NetworkOperation::Reshape { shape }, &[made], BatchPlace::FIRST)?
             }
             "Shape" => {
                 let dimensions = self.input(node, 0)?.dimensions();
@@ -168,26 +173,28 @@ impl Translator {
                 let values = dimensions.into_iter().skip(start).take(usize::try_from(end).unwrap_or(0)).collect();
                 Known::Numbers { values, is_scalar: false }
             }
-            "ConstantOfShape" | "Range" => match inputs.first().and_then(Known::numbers) {
-                Some(numbers) if operator == "ConstantOfShape" => Known::Constant { shape: without_batch(numbers) },
-                _ => range(&inputs),
-            },
+            "ConstantOfShape" => repeated(node, &inputs),
+            "Range" => range(&inputs),
             _ if BINARY.contains(&operator) => self.binary(node, &inputs)?,
             _ if FUNCTIONS.contains(&operator) => self.unary(node, &self.input(node, 0)?, NetworkOperation::Function)?,
             _ if REDUCTIONS.contains(&operator) => self.reduce(node, &inputs)?,
             _ => self.moved(node, &inputs)?,
         };
-        // Changes of shape know whether the batch is counted with another dimension.
-        let keeps = !CHANGES.contains(&operator) && inputs.iter().any(Known::is_merged);
-        self.made(node, 0, if keeps { value.with_merged(true) } else { value });
+        self.made(node, 0, value);
         Ok(())
     }
 
-    /// A function of each element. Numbers without layers stay what they are.
+    /// A function of each element. Of numbers that make shapes only the simplest are computed.
     fn unary(&mut self, node: &Node, x: &Known, operation: NetworkOperation) -> Result<Known, String> {
         match x {
-            Known::Layer { place, .. } => self.layer(node.title(), operation, &[*place]),
-            Known::Numbers { .. } => x.with_dimensions(&x.dimensions()).ok_or_else(|| "its shape is not known".into()),
+            Known::Layer { place, batch, .. } => self.layer(node.title(), operation, &[*place], *batch),
+            Known::Numbers { values, is_scalar } => Ok(match node.operator.as_str() {
+                "Neg" => {
+                    Known::Numbers { values: values.iter().map(|value| value.saturating_neg()).collect(), is_scalar: *is_scalar }
+                }
+                "Ceil" | "Floor" | "Round" => x.clone(),
+                _ => Known::Constant { shape: without_batch(&x.dimensions()) },
+            }),
             other => Ok(other.clone()),
         }
     }
@@ -196,51 +203,9 @@ impl Translator {
         let x = self.input(node, 0)?;
         let rank = x.dimensions().len();
         let axis = place(node.int("axis", -1), rank).ok_or("its axis does not exist")?;
+        within_sample(&x, axis)?;
         let is_last = axis + 1 == rank || (axis == 1 && rank == 4);
         self.unary(node, &x, if is_last { NetworkOperation::Softmax } else { NetworkOperation::Function })
-    }
-
-    fn convolution(&mut self, node: &Node) -> Result<Known, String> {
-        let (read, shape) = layer_of(&self.input(node, 0)?)?;
-        let Known::Weight { shape: weight } = self.input(node, 1)? else { return Err("its weight is no parameter".into()) };
-        let (&[channels, _, rows, columns], &[_, height, width]) = (&weight[..], &shape[..]) else {
-            return Err("only convolutions of two dimensions are understood".into());
-        };
-        let pool = window(node, [rows, columns], [height, width])?;
-        let groups = usize::try_from(node.int("group", 1)).map_err(|_| "its groups are negative")?;
-        let bias = node.inputs.get(2).is_some_and(|name| !name.is_empty());
-        let convolution = NetworkConvolution { channels, pool, groups, bias };
-        self.layer(node.title(), NetworkOperation::Convolution(convolution), &[read])
-    }
-
-    fn pool(&mut self, node: &Node) -> Result<Known, String> {
-        let (read, shape) = layer_of(&self.input(node, 0)?)?;
-        let (Some(&[rows, columns]), &[_, height, width]) = (node.ints("kernel_shape"), &shape[..]) else {
-            return Err("only poolings of two dimensions are understood".into());
-        };
-        let size = [rows, columns].map(|extent| usize::try_from(extent).unwrap_or(0));
-        let pool = NetworkPool { partial: node.int("ceil_mode", 0) == 1, ..window(node, size, [height, width])? };
-        let is_maximum = node.operator == "MaxPool";
-        self.layer(
-            node.title(),
-            if is_maximum { NetworkOperation::MaxPool(pool) } else { NetworkOperation::AveragePool(pool) },
-            &[read],
-        )
-    }
-
-    fn batch_norm(&mut self, node: &Node) -> Result<Known, String> {
-        let (read, shape) = layer_of(&self.input(node, 0)?)?;
-        match *shape {
-            [_, _, _] => self.layer(node.title(), NetworkOperation::BatchNorm, &[read]),
-            [features] => {
-                let image = NetworkOperation::Reshape { shape: vec![features, 1, 1] };
-                let (read, _) = layer_of(&self.layer(&format!("{}.image", node.title()), image, &[read])?)?;
-                let (read, _) = layer_of(&self.layer(node.title(), NetworkOperation::BatchNorm, &[read])?)?;
-                let vector = NetworkOperation::Reshape { shape: vec![features] };
-                self.layer(&format!("{}.vector", node.title()), vector, &[read])
-            }
-            _ => Err("batch norm is understood for images and vectors".into()),
-        }
     }
 
     /// A product with a weight, or of two results.
@@ -249,18 +214,29 @@ impl Translator {
         if node.int("transA", 0) != 0 {
             return Err("its first operand is transposed".into());
         }
-        let (read, shape) = layer_of(&left)?;
+        let Known::Layer { place: read, shape, batch } = left else {
+            return Err("its first operand is not the result of a layer".into());
+        };
+        let rank = shape.len() + 1 - batch.merged();
         match right {
             Known::Weight { shape: weight } => {
                 let [rows, columns] = *weight else { return Err("its weight is no matrix".into()) };
                 let [inputs, features] = if node.int("transB", 0) != 0 { [columns, rows] } else { [rows, columns] };
-                if shape.last() != Some(&inputs) {
-                    return Err(format!("{shape:?} and a weight of {inputs} rows have no product"));
+                if shape.last() != Some(&inputs) || batch.axis + 1 == rank {
+                    return Err(format!(
+                        "{} and a weight of {inputs} rows have no product",
+                        shown(&self.input(node, 0)?.dimensions())
+                    ));
                 }
                 let bias = matches!(self.inputs(node)?.get(2), Some(Known::Weight { .. }));
-                self.layer(node.title(), NetworkOperation::Linear { features, bias }, &[read])
+                self.layer(node.title(), NetworkOperation::Linear { features, bias }, &[read], batch)
             }
-            Known::Layer { place: other, .. } => self.layer(node.title(), NetworkOperation::MatrixProduct, &[read, other]),
+            Known::Layer { place: other, batch: own, .. } => {
+                if own != batch || batch.axis + 2 >= rank {
+                    return Err("it multiplies numbers of several samples".into());
+                }
+                self.layer(node.title(), NetworkOperation::MatrixProduct, &[read, other], batch)
+            }
             _ => Err("its second operand is neither a weight nor a result".into()),
         }
     }
@@ -271,6 +247,14 @@ impl Translator {
             && let Some(values) = arithmetic(&node.operator, left_numbers, right_numbers)
         {
             let is_scalar = left.dimensions().is_empty() && right.dimensions().is_empty();
+            return Ok(Known::Numbers { values, is_scalar });
+        }
+        if node.operator == "Where"
+            && let [condition, yes, no] = inputs
+            && let (Some(condition), Some(yes), Some(no)) = (condition.numbers(), yes.numbers(), no.numbers())
+            && let Some(values) = chosen(condition, yes, no)
+        {
+            let is_scalar = inputs.iter().all(|input| input.dimensions().is_empty());
             return Ok(Known::Numbers { values, is_scalar });
         }
         let is_sum = matches!(node.operator.as_str(), "Add" | "Sub" | "Where" | "Max" | "Min");
@@ -295,21 +279,41 @@ impl Translator {
         other: &Known,
     ) -> Result<Known, String> {
         match (&one, other) {
-            (Known::Layer { place, .. }, Known::Layer { place: other, .. }) => {
-                self.layer(node.title(), operation.clone(), &[*place, *other])
+            (Known::Layer { place, batch, .. }, Known::Layer { place: read, batch: second, .. }) => {
+                // Dimensions fit from the last one on.
+                let wider = if second.axis > batch.axis { second } else { batch };
+                let ranks = [one.dimensions().len(), other.dimensions().len()];
+                let is_same =
+                    (batch.before, batch.after, second.axis + ranks[0]) == (second.before, second.after, batch.axis + ranks[1]);
+                if !is_same {
+                    return Err("its operands have the batch in different places".into());
+                }
+                self.layer(node.title(), operation.clone(), &[*place, *read], *wider)
             }
-            (Known::Layer { place, shape, .. }, Known::Weight { shape: weight })
-            | (Known::Weight { shape: weight }, Known::Layer { place, shape, .. }) => {
-                let shape = of_one_sample(weight, shape.len());
+            (layer @ Known::Layer { place, batch, .. }, Known::Weight { shape: weight })
+            | (Known::Weight { shape: weight }, layer @ Known::Layer { place, batch, .. }) => {
+                let rank = layer.dimensions().len();
+                let shape =
+                    beside_sample(weight, rank, *batch, self.batch).ok_or("its weight is not the same for every sample")?;
+                if is_table(&shape) {
+                    self.note("tables that are the same for all heads or channels, such as masks and rotations, are not trained");
+                    return self.layer(node.title(), NetworkOperation::Function, &[*place], *batch);
+                }
                 let with_weight = if is_sum { NetworkOperation::Shift { shape } } else { NetworkOperation::Weigh { shape } };
-                self.layer(node.title(), with_weight, &[*place])
+                let batch = BatchPlace { axis: batch.axis + weight.len().saturating_sub(rank), ..*batch };
+                self.layer(node.title(), with_weight, &[*place], batch)
             }
             // A scale, a mask: it costs what a function of the result costs.
-            (Known::Layer { place, .. }, _) | (_, Known::Layer { place, .. }) => {
-                let merged = one.is_merged() || other.is_merged();
-                let wider = self.layer(node.title(), NetworkOperation::Function, &[*place])?.with_merged(merged);
-                let fits = broadcast(&one.dimensions(), &other.dimensions()).is_some_and(|both| both == wider.dimensions());
-                if fits { Ok(wider) } else { Err("a constant is wider than the result that it is combined with".into()) }
+            (layer @ Known::Layer { place, shape, batch }, constant)
+            | (constant, layer @ Known::Layer { place, shape, batch }) => {
+                let own = without_batch(&constant.dimensions());
+                let beside = beside_sample(&own, layer.dimensions().len(), *batch, self.batch);
+                let fits = beside.and_then(|beside| {
+                    let extents = |shape: &[usize]| shape.iter().map(|&extent| extent as i64).collect::<Vec<_>>();
+                    broadcast(&extents(shape), &extents(&beside)).filter(|both| *both == extents(shape))
+                });
+                fits.ok_or("a constant is wider than the result that it is combined with")?;
+                self.layer(node.title(), NetworkOperation::Function, &[*place], *batch)
             }
             (Known::Weight { .. }, _) => Ok(one),
             (_, Known::Weight { .. }) => Ok(other.clone()),
@@ -330,86 +334,45 @@ impl Translator {
         if !keeps {
             dimensions = squeezed(&dimensions, Some(&reduced));
         }
-        let (read, shape) = match x {
-            Known::Layer { place, shape, .. } => (*place, shape),
-            other => return other.with_dimensions(&dimensions).ok_or_else(|| "its shape is not known".into()),
+        let (Known::Layer { place: read, shape, batch }, Some(counted)) = (x, batch_extent(x)) else {
+            return x.with_dimensions(&dimensions).ok_or_else(|| "its shape is not known".into());
         };
-        if reduced.contains(&0) {
+        if reduced.contains(&batch.axis) {
             return Err("it reduces over the samples of the batch".into());
         }
-        let result = x.sample_with(&dimensions);
-        if shape.len() == 3 && reduced == [2, 3] && node.operator == "ReduceMean" {
-            let mean = self.layer(node.title(), NetworkOperation::GlobalAveragePool, &[read])?;
-            let (read, own) = layer_of(&mean)?;
+        let axis = dimensions.iter().position(|&extent| extent == counted).unwrap_or(0);
+        let place = BatchPlace { axis, ..*batch };
+        let result = place.sample(&dimensions);
+        if shape.len() == 3 && reduced == [2, 3] && *batch == BatchPlace::FIRST && node.operator == "ReduceMean" {
+            let mean = self.layer(node.title(), NetworkOperation::GlobalAveragePool, &[*read], place)?;
+            let (read, own) = image_of(&mean)?;
             if own == result {
                 return Ok(mean);
             }
-            return self.layer(&format!("{}.shape", node.title()), NetworkOperation::Reshape { shape: result }, &[read]);
+            return self.layer(&format!("{}.shape", node.title()), NetworkOperation::Reshape { shape: result }, &[read], place);
         }
         let result = if result.is_empty() { vec![1] } else { result };
-        self.layer(node.title(), NetworkOperation::Statistic { shape: result }, &[read])
+        self.layer(node.title(), NetworkOperation::Statistic { shape: result }, &[*read], place)
     }
 }
 
-/// The window of a convolution or a pooling over an image.
-fn window(node: &Node, size: [usize; 2], image: [usize; 2]) -> Result<NetworkPool, String> {
-    let is_extent = |extent: i64| (1..=MOST as i64).contains(&extent);
-    let two = |name: &str, default: usize| -> Result<[usize; 2], String> {
-        match node.ints(name) {
-            None => Ok([default, default]),
-            Some(&[rows, columns]) if is_extent(rows) && is_extent(columns) => Ok([rows, columns].map(|extent| extent as usize)),
-            Some(other) => Err(format!("`{name}` is {other:?}")),
-        }
-    };
-    let (stride, dilation) = (two("strides", 1)?, two("dilations", 1)?);
-    let stated = match node.ints("pads") {
-        None => Some([0; 4]),
-        Some(pads) => <[i64; 4]>::try_from(pads).ok().and_then(|pads| {
-            let pads = pads.map(|pad| usize::try_from(pad).ok());
-            Some([pads[0]?, pads[1]?, pads[2]?, pads[3]?])
-        }),
-    };
-    let stated = stated.ok_or("its padding is not that of an image")?;
-    let padding = match node.text("auto_pad") {
-        b"" | b"NOTSET" => stated,
-        b"VALID" => [0; 4],
-        kind => {
-            let total = [0, 1].map(|axis: usize| {
-                let window = dilation[axis].saturating_mul(size[axis].saturating_sub(1)).saturating_add(1);
-                let last = image[axis].div_ceil(stride[axis]).saturating_sub(1) * stride[axis];
-                last.saturating_add(window).saturating_sub(image[axis])
-            });
-            let [less, more] = [total.map(|total| total / 2), total.map(|total| total.div_ceil(2))];
-            let [before, after] = if kind == b"SAME_LOWER" { [more, less] } else { [less, more] };
-            [before[0], before[1], after[0], after[1]]
-        }
-    };
-    Ok(NetworkPool { size, stride, padding, dilation, partial: false })
+/// Whether a weight that is combined with each element is a table over the last two dimensions.
+/// Files have masks and rotary angles in that form, and no sign tells them from trained weights.
+fn is_table(shape: &[usize]) -> bool {
+    let [others @ .., rows, columns] = shape else { return false };
+    !others.is_empty() && others.iter().all(|&extent| extent == 1) && *rows > 1 && *columns > 1
 }
 
-/// Arithmetic of the whole numbers that make shapes. `None` if it is no arithmetic.
-fn arithmetic(operator: &str, left: &[i64], right: &[i64]) -> Option<Vec<i64>> {
-    let function: fn(i64, i64) -> Option<i64> = match operator {
-        "Add" => i64::checked_add,
-        "Sub" => i64::checked_sub,
-        "Mul" => i64::checked_mul,
-        "Div" => i64::checked_div,
-        "Mod" => i64::checked_rem,
-        "Max" => |one, other| Some(one.max(other)),
-        "Min" => |one, other| Some(one.min(other)),
-        "Equal" => |one, other| Some(i64::from(one == other)),
-        _ => return None,
-    };
-    let count = left.len().max(right.len());
-    let at =
-        |numbers: &[i64], index: usize| if numbers.len() == 1 { numbers.first().copied() } else { numbers.get(index).copied() };
-    (0..count).map(|index| function(at(left, index)?, at(right, index)?)).collect()
+/// Refuses an operator that works along a dimension if that is the batch.
+fn within_sample(x: &Known, axis: usize) -> Result<(), String> {
+    match x.batch_and_sizes() {
+        Some((batch, _)) if batch.axis == axis => Err("it works on numbers of several samples".into()),
+        _ => Ok(()),
+    }
 }
 
-/// The numbers from the first input to the second by the third.
-fn range(inputs: &[Known]) -> Known {
-    let one = |index: usize| inputs.get(index).and_then(Known::numbers).and_then(|numbers| numbers.first().copied());
-    let (Some(start), Some(end), Some(step)) = (one(0), one(1), one(2)) else { return Known::Constant { shape: vec![1] } };
-    let count = sliced(i64::MAX, start, end, step).unwrap_or(0);
-    Known::Constant { shape: vec![usize::try_from(count).unwrap_or(0)] }
+/// The extent of the dimension that counts a result's samples.
+fn batch_extent(value: &Known) -> Option<i64> {
+    let (batch, _) = value.batch_and_sizes()?;
+    value.dimensions().get(batch.axis).copied()
 }

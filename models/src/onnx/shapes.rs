@@ -1,7 +1,8 @@
 //! Dimensions after the operators that move numbers or change shapes, with the batch as a mark.
 
+use super::batch::{BATCH_MARK, BatchPlace, divided, is_batch, product};
 use super::messages::Node;
-use super::values::{BATCH_MARK, Known};
+use super::values::Known;
 
 /// A dimension's place, counted from the end if negative.
 pub(super) fn place(axis: i64, rank: usize) -> Option<usize> {
@@ -15,36 +16,46 @@ pub(super) fn axes(node: &Node, inputs: &[Known], index: usize, rank: usize) -> 
     listed.iter().map(|&axis| place(axis, rank)).collect()
 }
 
-/// The dimensions after a reshape to `target`, where 0 copies a dimension and -1 takes what is
-/// left. `batch` is the size that the file states for the batch. The batch, or a multiple of it,
-/// stays first.
-pub(super) fn reshaped(own: &[i64], target: &[i64], batch: Option<i64>) -> Option<Vec<i64>> {
-    let product = |extents: &[i64]| extents.iter().try_fold(1i64, |product, &extent| product.checked_mul(extent));
-    let has_batch = own.first().is_some_and(|first| *first != 0 && first % BATCH_MARK == 0);
-    let mut dimensions: Vec<i64> = Vec::new();
-    for (index, &extent) in target.iter().enumerate() {
-        dimensions.push(if extent == 0 { *own.get(index)? } else { extent });
-    }
-    // Elements of one sample, or of all.
-    let elements = if has_batch { (own[0] / BATCH_MARK).checked_mul(product(&own[1..])?)? } else { product(own)? };
-    if has_batch {
-        // How often the batch is counted; -1 takes what is left.
-        let times = match *dimensions.first()? {
-            -1 => elements / product(&dimensions[1..])?.max(1),
-            first if first % BATCH_MARK == 0 => first / BATCH_MARK,
-            first => first.checked_div(batch?).filter(|_| batch.is_some_and(|batch| first % batch == 0))?,
-        };
-        dimensions[0] = times;
-    }
+/// The dimensions of a tensor without samples after a reshape to `target`, where 0 copies a
+/// dimension and -1 takes what is left.
+pub(super) fn reshaped(own: &[i64], target: &[i64]) -> Option<Vec<i64>> {
+    let dimensions = filled(target, own, product(own)?)?;
+    (product(&dimensions)? == product(own)?).then_some(dimensions)
+}
+
+/// The dimensions of a layer's result after a reshape to `target`. `sizes`: the numbers of a sample
+/// before and behind the batch. `batch` is the size that the file states for the batch.
+///
+/// A file with a stated batch does not say which dimension it is. The order of the numbers does,
+/// but for extents of 1: there a dimension that is the batch alone is taken before one that also
+/// counts heads, that before one that counts positions, and the last dimension only if no other
+/// fits.
+pub(super) fn reshaped_layer(own: &[i64], target: &[i64], sizes: [i64; 2], batch: Option<i64>) -> Option<Vec<i64>> {
+    let elements = sizes[0].checked_mul(sizes[1])?;
+    let with_mark = || filled(target, own, elements.checked_mul(BATCH_MARK)?);
+    let copied = |(index, &extent): (usize, &i64)| extent == 0 && own.get(index).is_some_and(|&own| is_batch(own));
+    let is_marked = target.iter().any(|&extent| is_batch(extent)) || target.iter().enumerate().any(copied);
+    let Some(stated) = batch.filter(|_| !is_marked) else {
+        return with_mark().filter(|dimensions| BatchPlace::among(dimensions, sizes).is_some());
+    };
+    let dimensions = filled(target, own, elements.checked_mul(stated)?)?;
+    let candidates = (0..dimensions.len()).filter_map(|axis| {
+        let mut dimensions = dimensions.clone();
+        dimensions[axis] = divided(dimensions[axis], stated)?.checked_mul(BATCH_MARK)?;
+        let place = BatchPlace::among(&dimensions, sizes)?;
+        let is_last = axis > 0 && axis + 1 == dimensions.len();
+        Some(((is_last, place.before.saturating_mul(place.after) > 1, place.before > 1), dimensions))
+    });
+    candidates.min_by_key(|(order, _)| *order).map(|(_, dimensions)| dimensions)
+}
+
+/// A target's dimensions with those copied that are 0, and what is left of `elements` for -1.
+fn filled(target: &[i64], own: &[i64], elements: i64) -> Option<Vec<i64>> {
+    let copied = |(index, &extent): (usize, &i64)| if extent == 0 { own.get(index).copied() } else { Some(extent) };
+    let mut dimensions: Vec<i64> = target.iter().enumerate().map(copied).collect::<Option<_>>()?;
     if let Some(open) = dimensions.iter().position(|&extent| extent == -1) {
         dimensions[open] = 1;
-        dimensions[open] = elements / product(&dimensions)?.max(1);
-    }
-    if product(&dimensions)? != elements {
-        return None;
-    }
-    if has_batch {
-        dimensions[0] = dimensions[0].checked_mul(BATCH_MARK)?;
+        dimensions[open] = divided(elements, product(&dimensions)?)?;
     }
     Some(dimensions)
 }
@@ -76,18 +87,16 @@ pub(super) fn sliced(extent: i64, start: i64, end: i64, step: i64) -> Option<i64
     Some(u64::try_from(length.max(0)).ok()?.div_ceil(step.unsigned_abs()) as i64)
 }
 
-/// The place and the shape of a result.
-pub(super) fn layer_of(value: &Known) -> Result<(usize, Vec<usize>), String> {
-    match value {
-        Known::Layer { place, shape, .. } => Ok((*place, shape.clone())),
-        _ => Err("it does not work on the result of a layer".into()),
-    }
-}
-
-/// The shape of a weight for one sample, whose shape has `rank` dimensions: without the dimension
-/// of the batch, which is 1.
-pub(super) fn of_one_sample(weight: &[usize], rank: usize) -> Vec<usize> {
-    if weight.len() > rank { weight[weight.len() - rank..].to_vec() } else { weight.to_vec() }
+/// The extents of a tensor of weights or constants beside one sample of a layer's result, which has
+/// `rank` dimensions and the batch at `place`. `None` if it is not the same for every sample.
+/// `batch` is the size that the file states for the batch.
+pub(super) fn beside_sample(weight: &[usize], rank: usize, place: BatchPlace, batch: Option<i64>) -> Option<Vec<usize>> {
+    // Dimensions fit from the last one on.
+    let Some(axis) = (place.axis + weight.len()).checked_sub(rank) else { return Some(weight.to_vec()) };
+    let extent = weight.get(axis).copied()?;
+    let is_same = extent == 1 || (place.merged() == 0 && batch.is_some_and(|batch| batch == extent as i64));
+    let ones = vec![1; place.merged()];
+    is_same.then(|| [&weight[..axis], &ones, &weight[axis + 1..]].concat())
 }
 
 pub(super) fn without_mark(dimensions: &[i64]) -> Vec<i64> {
@@ -119,22 +128,44 @@ pub(super) fn broadcast(left: &[i64], right: &[i64]) -> Option<Vec<i64>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{BATCH_MARK, reshaped, sliced, squeezed, unsqueezed};
+    use super::{BATCH_MARK, reshaped, reshaped_layer, sliced, squeezed, unsqueezed};
+
+    #[test]
+    fn a_batch_behind_positions_keeps_its_place() {
+        // Positions, samples, features; then heads beside samples, and rows of all samples.
+        let own = [6, BATCH_MARK, 8];
+        for batch in [None, Some(1), Some(2), Some(6)] {
+            let stated = batch.unwrap_or(BATCH_MARK);
+            let with = |target: &[i64]| reshaped_layer(&own, target, [6, 8], batch);
+            assert_eq!(with(&[6, stated, 2, 4]), Some(vec![6, BATCH_MARK, 2, 4]), "{batch:?}");
+            assert_eq!(with(&[6, stated * 2, 4]), Some(vec![6, 2 * BATCH_MARK, 4]), "{batch:?}");
+            assert_eq!(with(&[stated * 6, 8]), Some(vec![6 * BATCH_MARK, 8]), "{batch:?}");
+            // That would change which numbers are one sample's.
+            assert_eq!(with(&[stated, 48]).filter(|_| batch.is_none()), None, "{batch:?}");
+            let heads = |target: &[i64]| reshaped_layer(&[2 * BATCH_MARK, 6, 4], target, [1, 48], batch);
+            assert_eq!(heads(&[stated, 2, 6, 4]), Some(vec![BATCH_MARK, 2, 6, 4]), "{batch:?}");
+            let rows = |target: &[i64]| reshaped_layer(&[6 * BATCH_MARK, 8], target, [6, 8], batch);
+            assert_eq!(rows(&[6, stated, 8]), Some(vec![6, BATCH_MARK, 8]), "{batch:?}");
+        }
+    }
 
     #[test]
     fn the_batch_stays_first_in_every_shape() {
         let own = [BATCH_MARK, 6, 4];
-        assert_eq!(reshaped(&own, &[0, 0, 2, 2], None), Some(vec![BATCH_MARK, 6, 2, 2]));
-        assert_eq!(reshaped(&own, &[-1, 24], None), Some(vec![BATCH_MARK, 24]));
-        assert_eq!(reshaped(&own, &[8, -1], Some(8)), Some(vec![BATCH_MARK, 24]));
-        assert_eq!(reshaped(&own, &[BATCH_MARK, -1, 3], None), Some(vec![BATCH_MARK, 8, 3]));
+        let with = |target: &[i64], batch| reshaped_layer(&own, target, [1, 24], batch);
+        assert_eq!(with(&[0, 0, 2, 2], None), Some(vec![BATCH_MARK, 6, 2, 2]));
+        assert_eq!(with(&[-1, 24], None), Some(vec![BATCH_MARK, 24]));
+        assert_eq!(with(&[8, -1], Some(8)), Some(vec![BATCH_MARK, 24]));
+        assert_eq!(with(&[1, -1], Some(1)), Some(vec![BATCH_MARK, 24]));
+        assert_eq!(with(&[BATCH_MARK, -1, 3], None), Some(vec![BATCH_MARK, 8, 3]));
         // Rows of all samples together, and back.
-        assert_eq!(reshaped(&own, &[-1, 4], None), Some(vec![6 * BATCH_MARK, 4]));
-        assert_eq!(reshaped(&[6 * BATCH_MARK, 4], &[-1, 6, 4], None), Some(vec![BATCH_MARK, 6, 4]));
-        assert_eq!(reshaped(&[6 * BATCH_MARK, 4], &[BATCH_MARK, 6, -1], None), Some(vec![BATCH_MARK, 6, 4]));
-        assert_eq!(reshaped(&own, &[-1, 5], None), None);
-        assert_eq!(reshaped(&own, &[6, -1], None), None);
-        assert_eq!(reshaped(&[6, 4], &[-1, 8], None), Some(vec![3, 8]));
+        assert_eq!(with(&[-1, 4], None), Some(vec![6 * BATCH_MARK, 4]));
+        let rows = |target: &[i64]| reshaped_layer(&[6 * BATCH_MARK, 4], target, [1, 24], None);
+        assert_eq!(rows(&[-1, 6, 4]), Some(vec![BATCH_MARK, 6, 4]));
+        assert_eq!(rows(&[BATCH_MARK, 6, -1]), Some(vec![BATCH_MARK, 6, 4]));
+        assert_eq!(with(&[-1, 5], None), None);
+        assert_eq!(with(&[6, -1], None), None);
+        assert_eq!(reshaped(&[6, 4], &[-1, 8]), Some(vec![3, 8]));
         assert_eq!(squeezed(&[BATCH_MARK, 1, 3, 1], Some(&[1])), [BATCH_MARK, 3, 1]);
         assert_eq!(unsqueezed(&[BATCH_MARK, 3], &[1, 3]), Some(vec![BATCH_MARK, 1, 3, 1]));
     }

@@ -21,7 +21,17 @@ pub(super) fn network(graph: &GraphMessage) -> Result<(Network, Vec<String>), On
     if !unknown.is_empty() {
         return Err(OnnxError::UnknownOperators { names: unknown.into_iter().map(String::from).collect() });
     }
-    let mut translator = Translator::new(graph)?;
+    // A file that states all sizes does not say which dimension is the batch: the first but for
+    // PyTorch's modules for attention, which have it second unless told otherwise.
+    let first = with_batch(graph, 0);
+    match first {
+        Err(OnnxError::Node { .. }) => with_batch(graph, 1).or(first),
+        other => other,
+    }
+}
+
+fn with_batch(graph: &GraphMessage, axis: usize) -> Result<(Network, Vec<String>), OnnxError> {
+    let mut translator = Translator::new(graph, axis)?;
     for node in &graph.nodes {
         translator.node(node).map_err(|reason| OnnxError::Node {
             node: node.title().into(),

@@ -1,7 +1,8 @@
 //! A network under construction: what is known of each tensor of the graph, and the layers so far.
 
 use super::OnnxError;
-use super::messages::{BOOL, GraphMessage, INT32, INT64, Node, ValueInfo};
+use super::batch::BatchPlace;
+use super::messages::{BOOL, DimensionMessage, GraphMessage, INT32, INT64, Node, ValueInfo};
 use super::values::Known;
 use crate::families::{MOST, Network, NetworkInput, NetworkLayer, NetworkOperation};
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,12 +19,14 @@ pub(super) struct Translator {
     pub(super) batch: Option<i64>,
     /// Whether the input is tokens, and the rows of the first table that they look up.
     tokens: bool,
+    token_batch: BatchPlace,
     vocabulary: usize,
     notes: BTreeSet<String>,
 }
 
 impl Translator {
-    pub(super) fn new(graph: &GraphMessage) -> Result<Self, OnnxError> {
+    /// `batch_axis`: the dimension of the batch in files that state all sizes.
+    pub(super) fn new(graph: &GraphMessage, batch_axis: usize) -> Result<Self, OnnxError> {
         let mut known = BTreeMap::new();
         for tensor in &graph.initializers {
             let value = Known::of_tensor(tensor, true).ok_or_else(|| OnnxError::NotOnnx {
@@ -36,20 +39,72 @@ impl Translator {
         let Some((first, others)) = samples.split_first() else {
             return Err(OnnxError::NotOnnx { reason: "the graph has no input".into() });
         };
-        let (shape, batch, tokens) = sample(first)?;
+        let first_sample = Sample::of(first, batch_axis)?;
+        let tokens = first_sample.is_whole;
         let mut notes = BTreeSet::from(["initial weights are drawn, and not those of the file".to_string()]);
-        for other in others {
-            let (shape, _, is_whole) = sample(other)?;
-            if !is_whole && tokens == is_whole {
-                let hint = "give the graph one input of floating-point numbers, or of tokens";
-                return Err(OnnxError::Input { name: other.name.clone(), reason: "is a second sample".into(), hint });
+        let mut parts = vec![(&first.name, &first_sample)];
+        let others = others
+            .iter()
+            .map(|other| Ok((&other.name, Sample::of(other, batch_axis)?)))
+            .collect::<Result<Vec<_>, OnnxError>>()?;
+        for (name, other) in &others {
+            if !tokens && !other.is_whole && other.has_samples(&first_sample) {
+                parts.push((*name, other));
+                continue;
             }
-            notes.insert(format!("input `{}` counts as numbers that are the same in every sample", other.name));
-            known.insert(other.name.clone(), Known::Constant { shape: [&[1], &shape[..]].concat() });
+            notes.insert(format!("input `{name}` counts as numbers that are the same in every sample"));
+            known.insert(name.to_string(), Known::Constant { shape: other.beside(&first_sample) });
+        }
+        if first_sample.axis > 0 && first_sample.stated.is_some() {
+            notes.insert(format!("dimension {} of input `{}` counts as the batch", first_sample.axis + 1, first.name));
         }
         notes.extend(shared_weights(graph, &known));
-        known.insert(first.name.clone(), Known::Layer { place: 0, shape: shape.clone(), merged: false });
-        Ok(Self { known, layers: Vec::new(), shapes: vec![shape], names: BTreeSet::new(), batch, tokens, vocabulary: 1, notes })
+        let mut translator = Self {
+            known,
+            layers: Vec::new(),
+            shapes: Vec::new(),
+            names: BTreeSet::new(),
+            batch: first_sample.stated,
+            tokens,
+            token_batch: BatchPlace { axis: first_sample.axis, ..BatchPlace::FIRST },
+            vocabulary: 1,
+            notes,
+        };
+        translator.read(&parts).map_err(|reason| OnnxError::Input {
+            name: first.name.clone(),
+            reason,
+            hint: "a sample has at most 16,777,216 numbers",
+        })?;
+        Ok(translator)
+    }
+
+    /// Makes the graph's inputs known. A sample that is neither tokens, nor an image, nor a vector,
+    /// and one of several inputs, is a vector that gets their shapes.
+    fn read(&mut self, parts: &[(&String, &Sample)]) -> Result<(), String> {
+        if let [(name, sample)] = parts
+            && (self.tokens || matches!(sample.shape.len(), 1 | 3))
+        {
+            self.shapes.push(sample.shape.clone());
+            self.known.insert(name.to_string(), Known::Layer { place: 0, shape: sample.shape.clone(), batch: sample.place() });
+            return Ok(());
+        }
+        let size = |shape: &[usize]| shape.iter().try_fold(1usize, |product, &extent| product.checked_mul(extent));
+        let width = parts.iter().try_fold(0usize, |sum, (_, sample)| sum.checked_add(size(&sample.shape)?));
+        self.shapes.push(vec![width.filter(|&width| width <= MOST).ok_or("has samples of too many numbers")?]);
+        for (name, sample) in parts {
+            let shape = sample.shape.clone();
+            let operation = match parts.len() {
+                1 => NetworkOperation::Reshape { shape },
+                _ => NetworkOperation::Take { shape },
+            };
+            let part = self.layer(name, operation, &[0], sample.place())?;
+            self.known.insert(name.to_string(), part);
+        }
+        if parts.len() > 1 {
+            let names = parts.iter().map(|(name, _)| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+            self.note(&format!("inputs {names} are parts of one sample"));
+        }
+        Ok(())
     }
 
     /// What is known of an input of a node.
@@ -79,8 +134,14 @@ impl Translator {
         self.notes.insert(note.into());
     }
 
-    /// Adds a layer, and returns its result.
-    pub(super) fn layer(&mut self, title: &str, operation: NetworkOperation, reads: &[usize]) -> Result<Known, String> {
+    /// Adds a layer, and returns its result. `batch`: where the graph has the batch in it.
+    pub(super) fn layer(
+        &mut self,
+        title: &str,
+        operation: NetworkOperation,
+        reads: &[usize],
+        batch: BatchPlace,
+    ) -> Result<Known, String> {
         operation.validate()?;
         let shapes: Vec<&[usize]> = reads.iter().filter_map(|&read| self.shapes.get(read)).map(Vec::as_slice).collect();
         let shape = operation.shape(&shapes)?;
@@ -91,14 +152,16 @@ impl Translator {
         {
             let reads = source.reads.clone();
             if self.shapes.get(reads[0]) == Some(&shape) {
-                return Ok(Known::Layer { place: reads[0], shape, merged: false });
+                return Ok(Known::Layer { place: reads[0], shape, batch });
             }
-            return self.push(title, operation, reads, shape);
+            let place = self.push(title, operation, reads, shape.clone());
+            return Ok(Known::Layer { place, shape, batch });
         }
-        self.push(title, operation, reads.to_vec(), shape)
+        let place = self.push(title, operation, reads.to_vec(), shape.clone());
+        Ok(Known::Layer { place, shape, batch })
     }
 
-    fn push(&mut self, title: &str, operation: NetworkOperation, reads: Vec<usize>, shape: Vec<usize>) -> Result<Known, String> {
+    fn push(&mut self, title: &str, operation: NetworkOperation, reads: Vec<usize>, shape: Vec<usize>) -> usize {
         let title = if title.is_empty() { "layer" } else { title.trim_start_matches('/') };
         let mut name = title.to_string();
         let mut number = 1;
@@ -107,23 +170,23 @@ impl Translator {
             name = format!("{title}.{number}");
         }
         self.layers.push(NetworkLayer { name, reads, operation });
-        self.shapes.push(shape.clone());
-        Ok(Known::Layer { place: self.layers.len(), shape, merged: false })
+        self.shapes.push(shape);
+        self.layers.len()
     }
 
     /// Adds a look-up in a table of the result of a layer, which must be tokens.
-    pub(super) fn embedding(&mut self, title: &str, table: &[usize], place: usize) -> Result<Known, String> {
+    pub(super) fn embedding(&mut self, title: &str, table: &[usize], place: usize, batch: BatchPlace) -> Result<Known, String> {
         let [rows, features] = *table else { return Err("the table of a look-up has rows and features".into()) };
         if !self.tokens {
             return Err("a look-up needs whole numbers, and the graph's input has others".into());
         }
         self.vocabulary = self.vocabulary.max(rows);
-        self.layer(title, NetworkOperation::Embedding { rows, features }, &[place])
+        self.layer(title, NetworkOperation::Embedding { rows, features }, &[place], batch)
     }
 
     /// The place of the graph's tokens. `None` if it reads something else.
     pub(super) fn tokens(&self) -> Option<Known> {
-        self.tokens.then(|| Known::Layer { place: 0, shape: self.shapes[0].clone(), merged: false })
+        self.tokens.then(|| Known::Layer { place: 0, shape: self.shapes[0].clone(), batch: self.token_batch })
     }
 
     /// The network of all layers that the first output needs, without the softmax that the loss
@@ -192,23 +255,54 @@ fn shared_weights(graph: &GraphMessage, known: &BTreeMap<String, Known>) -> Vec<
         .collect()
 }
 
-/// The shape of one sample of an input, the batch if it is stated, and whether its elements are
-/// whole numbers.
-fn sample(input: &ValueInfo) -> Result<(Vec<usize>, Option<i64>, bool), OnnxError> {
-    let wrong = |reason: String| OnnxError::Input {
-        name: input.name.clone(),
-        reason,
-        hint: "export the graph with fixed sizes but for the batch, which comes first",
-    };
-    let tensor = input.kind.as_ref().and_then(|kind| kind.tensor.as_ref());
-    let tensor = tensor.ok_or_else(|| wrong("is no tensor".into()))?;
-    let dims = tensor.shape.as_ref().map_or(&[][..], |shape| &shape.dims);
-    let Some((batch, rest)) = dims.split_first() else { return Err(wrong("has no dimensions".into())) };
-    let extent = |one: &super::messages::DimensionMessage| match one.value.and_then(|value| usize::try_from(value).ok()) {
-        Some(extent) if (1..=MOST).contains(&extent) => Ok(extent),
-        _ => Err(wrong(format!("has a dimension `{}` of no fixed size", one.name.as_deref().unwrap_or("?")))),
-    };
-    let shape = rest.iter().map(extent).collect::<Result<_, _>>()?;
-    let is_whole = matches!(tensor.data_type, INT32 | INT64 | BOOL);
-    Ok((shape, batch.value.filter(|&batch| batch > 0), is_whole))
+/// One sample of an input.
+struct Sample {
+    shape: Vec<usize>,
+    /// The dimension of the batch: the first without a fixed size.
+    axis: usize,
+    /// The batch, if it is stated.
+    stated: Option<i64>,
+    is_whole: bool,
+}
+
+impl Sample {
+    fn of(input: &ValueInfo, batch_axis: usize) -> Result<Self, OnnxError> {
+        let wrong = |reason: String| OnnxError::Input {
+            name: input.name.clone(),
+            reason,
+            hint: "export the graph with fixed sizes but for the batch",
+        };
+        let tensor = input.kind.as_ref().and_then(|kind| kind.tensor.as_ref());
+        let tensor = tensor.ok_or_else(|| wrong("is no tensor".into()))?;
+        let dims = tensor.shape.as_ref().map_or(&[][..], |shape| &shape.dims);
+        let fixed = |one: &DimensionMessage| one.value.filter(|&value| value > 0);
+        let usual = batch_axis.min(dims.len().saturating_sub(1));
+        let axis = dims.iter().position(|one| fixed(one).is_none()).unwrap_or(usual);
+        let batch = dims.get(axis).ok_or_else(|| wrong("has no dimensions".into()))?;
+        let extent = |one: &DimensionMessage| match one.value.and_then(|value| usize::try_from(value).ok()) {
+            Some(extent) if (1..=MOST).contains(&extent) => Ok(extent),
+            _ => Err(wrong(format!("has a dimension `{}` of no fixed size", one.name.as_deref().unwrap_or("?")))),
+        };
+        let rest = dims.iter().enumerate().filter(|&(index, _)| index != axis);
+        let shape = rest.map(|(_, one)| extent(one)).collect::<Result<_, _>>()?;
+        Ok(Self { shape, axis, stated: fixed(batch), is_whole: matches!(tensor.data_type, INT32 | INT64 | BOOL) })
+    }
+
+    fn place(&self) -> BatchPlace {
+        BatchPlace { axis: self.axis, ..BatchPlace::FIRST }
+    }
+
+    /// Whether it has the batch of the first input.
+    fn has_samples(&self, first: &Self) -> bool {
+        self.stated == first.stated
+    }
+
+    /// Its extents, with 1 for the batch if it has that of the first input.
+    fn beside(&self, first: &Self) -> Vec<usize> {
+        let batch =
+            if self.has_samples(first) { 1 } else { self.stated.and_then(|batch| usize::try_from(batch).ok()).unwrap_or(1) };
+        let mut shape = self.shape.clone();
+        shape.insert(self.axis.min(shape.len()), batch);
+        shape
+    }
 }

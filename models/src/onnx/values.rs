@@ -1,21 +1,17 @@
 //! What is known of a tensor of a graph: the result of a layer, a weight, or numbers that only make
 //! shapes.
 
+use super::batch::{BATCH_MARK, BatchPlace, product};
 use super::messages::TensorMessage;
 
-/// Stands for the batch among the dimensions of a shape. It is a prime, so that no product of other
-/// extents is a multiple by chance.
-pub(super) const BATCH_MARK: i64 = 1_000_000_007;
-
 /// The most numbers that a shape's arithmetic works on.
-const MOST_NUMBERS: usize = 1 << 12;
+pub(super) const MOST_NUMBERS: i64 = 1 << 12;
 
 /// A tensor of the graph.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Known {
-    /// The result of a layer, or the network's input (place 0). The shape leaves out the batch. If
-    /// it is `merged`, the graph counts the batch and the first dimension as one.
-    Layer { place: usize, shape: Vec<usize>, merged: bool },
+    /// The result of a layer, or the network's input (place 0). The shape leaves out the batch.
+    Layer { place: usize, shape: Vec<usize>, batch: BatchPlace },
     /// A trained weight.
     Weight { shape: Vec<usize> },
     /// Whole numbers, in one dimension or none.
@@ -28,7 +24,7 @@ impl Known {
     /// A tensor that the file holds. `is_trained`: whether floating-point numbers are a weight.
     pub(super) fn of_tensor(tensor: &TensorMessage, is_trained: bool) -> Option<Self> {
         let shape = tensor.shape().filter(|shape| shape.iter().all(|&extent| extent < BATCH_MARK as usize))?;
-        let is_short = shape.len() <= 1 && shape.iter().all(|&extent| extent <= MOST_NUMBERS);
+        let is_short = shape.len() <= 1 && shape.iter().all(|&extent| extent <= MOST_NUMBERS as usize);
         if tensor.is_whole() {
             return Some(match tensor.whole_numbers().filter(|_| is_short) {
                 Some(values) => Self::Numbers { values, is_scalar: shape.is_empty() },
@@ -43,11 +39,11 @@ impl Known {
     pub(super) fn dimensions(&self) -> Vec<i64> {
         let extents = |shape: &[usize]| shape.iter().map(|&extent| extent as i64).collect::<Vec<_>>();
         match self {
-            Self::Layer { shape, merged: false, .. } => [vec![BATCH_MARK], extents(shape)].concat(),
-            Self::Layer { shape, .. } => {
-                let mut dimensions = extents(shape);
-                dimensions.iter_mut().take(1).for_each(|first| *first = first.saturating_mul(BATCH_MARK));
-                dimensions
+            Self::Layer { shape, batch, .. } => {
+                let end = (batch.axis + batch.merged()).min(shape.len());
+                let start = batch.axis.min(end);
+                let times = batch.before.saturating_mul(batch.after) as i64;
+                [extents(&shape[..start]), vec![times.saturating_mul(BATCH_MARK)], extents(&shape[end..])].concat()
             }
             Self::Weight { shape } | Self::Constant { shape } => extents(shape),
             Self::Numbers { is_scalar: true, .. } => Vec::new(),
@@ -55,28 +51,12 @@ impl Known {
         }
     }
 
-    /// Whether the graph counts its first dimension and the batch as one.
-    pub(super) fn is_merged(&self) -> bool {
-        matches!(self, Self::Layer { merged: true, .. })
-    }
-
-    /// The result of a layer, whose first dimension the graph counts with the batch if `merged`.
-    pub(super) fn with_merged(self, merged: bool) -> Self {
-        if let Self::Layer { place, shape, .. } = self { Self::Layer { place, shape, merged } } else { self }
-    }
-
-    /// The dimension of a sample that a dimension of the graph's tensor is. `None` for the batch.
-    pub(super) fn axis_of_sample(&self, axis: usize) -> Option<usize> {
-        if self.is_merged() { Some(axis).filter(|&axis| axis > 0) } else { axis.checked_sub(1) }
-    }
-
-    /// The shape of a sample with other dimensions behind the batch.
-    pub(super) fn sample_with(&self, dimensions: &[i64]) -> Vec<usize> {
-        let rest = dimensions.iter().skip(1).map(|&extent| usize::try_from(extent).unwrap_or(0));
-        match self {
-            Self::Layer { shape, merged: true, .. } => shape.iter().take(1).copied().chain(rest).collect(),
-            _ => rest.collect(),
-        }
+    /// Where a layer's result has the batch, and the numbers of a sample before and behind it.
+    pub(super) fn batch_and_sizes(&self) -> Option<(BatchPlace, [i64; 2])> {
+        let Self::Layer { shape, batch, .. } = self else { return None };
+        let end = (batch.axis + usize::from(batch.before > 1)).min(shape.len());
+        let count = |shape: &[usize]| product(&shape.iter().map(|&extent| extent as i64).collect::<Vec<_>>());
+        Some((*batch, [count(&shape[..end])?, count(&shape[end..])?]))
     }
 
     /// The numbers, if it is one of them.
