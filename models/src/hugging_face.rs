@@ -22,47 +22,47 @@ use fields::Fields;
 pub struct ImportedModel {
     /// The model.
     pub model: Model,
-    /// Differences from Transformers' model, a sentence each. None changes the number of
-    /// parameters.
+    /// Differences from Transformers' model, a sentence each. None but another head changes the
+    /// number of parameters.
     pub notes: Vec<String>,
 }
 
 /// A reader of one model type.
 type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
 
-/// The model types that can be read, with their readers.
-const READERS: [(&str, Reader); 26] = [
-    ("gpt2", language::gpt2),
-    ("llama", decoders::llama),
-    ("llama4_text", decoders::llama4),
-    ("mistral", decoders::mistral),
-    ("mixtral", decoders::mixtral),
-    ("qwen2", decoders::qwen2),
-    ("qwen2_moe", mixtures::qwen2_moe),
-    ("deepseek_v2", mixtures::deepseek_v2),
-    ("deepseek_v3", mixtures::deepseek_v3),
-    ("qwen3", decoders::qwen3),
-    ("qwen3_moe", decoders::qwen3_moe),
-    ("gemma", decoders::gemma),
-    ("gemma2", decoders::gemma2),
-    ("gemma3_text", decoders::gemma3),
-    ("phi", language::phi),
-    ("phi3", decoders::phi3),
-    ("gpt_neox", language::gpt_neox),
-    ("opt", language::opt),
-    ("bloom", language::bloom),
-    ("falcon", language::falcon),
-    ("bert", encoders::bert),
-    ("roberta", encoders::roberta),
-    ("xlm-roberta", encoders::roberta),
-    ("t5", encoders::t5),
-    ("vit", images::vit),
-    ("resnet", images::resnet),
+/// The model types that can be read, with Transformers' model that is planned and their readers.
+const READERS: [(&str, &str, Reader); 26] = [
+    ("gpt2", "GPT2LMHeadModel", language::gpt2),
+    ("llama", "LlamaForCausalLM", decoders::llama),
+    ("llama4_text", "Llama4ForCausalLM", decoders::llama4),
+    ("mistral", "MistralForCausalLM", decoders::mistral),
+    ("mixtral", "MixtralForCausalLM", decoders::mixtral),
+    ("qwen2", "Qwen2ForCausalLM", decoders::qwen2),
+    ("qwen2_moe", "Qwen2MoeForCausalLM", mixtures::qwen2_moe),
+    ("deepseek_v2", "DeepseekV2ForCausalLM", mixtures::deepseek_v2),
+    ("deepseek_v3", "DeepseekV3ForCausalLM", mixtures::deepseek_v3),
+    ("qwen3", "Qwen3ForCausalLM", decoders::qwen3),
+    ("qwen3_moe", "Qwen3MoeForCausalLM", decoders::qwen3_moe),
+    ("gemma", "GemmaForCausalLM", decoders::gemma),
+    ("gemma2", "Gemma2ForCausalLM", decoders::gemma2),
+    ("gemma3_text", "Gemma3ForCausalLM", decoders::gemma3),
+    ("phi", "PhiForCausalLM", language::phi),
+    ("phi3", "Phi3ForCausalLM", decoders::phi3),
+    ("gpt_neox", "GPTNeoXForCausalLM", language::gpt_neox),
+    ("opt", "OPTForCausalLM", language::opt),
+    ("bloom", "BloomForCausalLM", language::bloom),
+    ("falcon", "FalconForCausalLM", language::falcon),
+    ("bert", "BertForMaskedLM", encoders::bert),
+    ("roberta", "RobertaForMaskedLM", encoders::roberta),
+    ("xlm-roberta", "XLMRobertaForMaskedLM", encoders::roberta),
+    ("t5", "T5ForConditionalGeneration", encoders::t5),
+    ("vit", "ViTForImageClassification", images::vit),
+    ("resnet", "ResNetForImageClassification", images::resnet),
 ];
 
 /// Returns the model types that can be read.
 pub fn hugging_face_types() -> impl Iterator<Item = &'static str> {
-    READERS.into_iter().map(|(name, _)| name)
+    READERS.into_iter().map(|(name, _, _)| name)
 }
 
 /// Whether a text looks like a `config.json`: JSON with a `model_type` and no `family`.
@@ -79,10 +79,11 @@ pub fn is_hugging_face_config(text: &str) -> bool {
 pub fn from_hugging_face(text: &str, sequence: Option<usize>) -> Result<ImportedModel, ConfigError> {
     let mut fields = Fields::parse(text, sequence)?;
     let model_type = fields.model_type().to_string();
-    let Some((_, read)) = READERS.iter().find(|(name, _)| *name == model_type) else {
+    let Some((_, planned, read)) = READERS.iter().find(|(name, _, _)| *name == model_type) else {
         let known = hugging_face_types().collect::<Vec<_>>().join(", ");
         return Err(ConfigError::UnknownType { name: model_type, hint: fields::type_hint(fields.model_type(), &known) });
     };
+    fields.architecture(planned)?;
     let model = read(&mut fields)?;
     let notes = fields.finish()?;
     Ok(ImportedModel { model, notes })

@@ -172,3 +172,60 @@ fn routing_that_is_limited_to_groups_is_noted() {
     let greedy = [&groups[..], &[("topk_method", greedy)]].concat();
     assert!(!imported("deepseek-v2-236b", &greedy).contains("limits them"));
 }
+
+fn notes(name: &str, fields: &[(&str, Value)]) -> String {
+    let mut config = cases().into_iter().find(|case| case["name"] == name).expect("a case")["whole"].clone();
+    for (field, value) in fields {
+        config[field] = value.clone();
+    }
+    from_hugging_face(&config.to_string(), None).expect("it is sound").notes.join("; ")
+}
+
+#[test]
+fn fields_that_change_a_run_are_named() {
+    let changes: [(&str, &[(&str, Value)], &str); 9] = [
+        ("llama", &[("gradient_checkpointing", json!(true))], "`recompute: full` of a plan"),
+        ("bert", &[("output_attentions", json!(true))], "keep the scores of every layer"),
+        ("t5", &[("output_hidden_states", json!(true))], "keep the result of every layer"),
+        ("qwen2", &[("_attn_implementation", json!("eager"))], "attention is one kernel"),
+        ("gpt2", &[("reorder_and_upcast_attn", json!(true))], "computes them in fp32"),
+        ("llama", &[("pretraining_tp", json!(2))], "in 2 slices"),
+        ("bloom", &[("pretraining_tp", json!(4)), ("slow_but_exact", json!(true))], "in 4 slices"),
+        ("llama", &[("architectures", json!(["LlamaForSequenceClassification"]))], "planned as LlamaForCausalLM"),
+        ("llama4", &[("use_qk_norm", json!(true))], "normed without weights"),
+    ];
+    for (name, fields, expected) in changes {
+        assert!(notes(name, fields).contains(expected), "{name} {fields:?}: {}", notes(name, fields));
+    }
+    let unchanged: [(&str, &[(&str, Value)], &str); 6] = [
+        ("llama", &[("gradient_checkpointing", json!(false))], "recompute"),
+        ("qwen2", &[("_attn_implementation", json!("sdpa"))], "one kernel"),
+        ("llama", &[("architectures", json!(["LlamaForCausalLM"]))], "planned as"),
+        ("llama", &[("pretraining_tp", json!(1))], "slices"),
+        ("bloom", &[("pretraining_tp", json!(4))], "slices"),
+        ("llama4", &[("use_qk_norm", json!(false))], "normed without weights"),
+    ];
+    for (name, fields, unexpected) in unchanged {
+        assert!(!notes(name, fields).contains(unexpected), "{name} {fields:?}: {}", notes(name, fields));
+    }
+}
+
+#[test]
+fn layers_of_llama_4_see_what_the_file_says() {
+    let case = cases().into_iter().find(|case| case["name"] == "llama4").expect("a case")["whole"].clone();
+    let kinds = |kinds: [&str; 4]| {
+        let mut config = case.clone();
+        config["attention_chunk_size"] = json!(16);
+        config["layer_types"] = json!(kinds);
+        from_hugging_face(&config.to_string(), None).map(|imported| match imported.model {
+            Model::Decoder(decoder) => (decoder.window, decoder.full_attention_every),
+            _ => unreachable!("it is a decoder"),
+        })
+    };
+    let [full, chunk] = ["full_attention", "chunked_attention"];
+    assert_eq!(kinds([chunk, chunk, chunk, full]), Ok((Some(16), Some(4))));
+    assert_eq!(kinds([chunk, full, chunk, full]), Ok((Some(16), Some(2))));
+    assert_eq!(kinds([chunk; 4]), Ok((Some(16), None)));
+    assert_eq!(kinds([full; 4]), Ok((None, None)));
+    assert!(kinds([full, chunk, chunk, full]).is_err());
+}

@@ -126,7 +126,7 @@ pub(super) fn silu(fields: &mut Fields) -> Result<(), ConfigError> {
 
 pub(super) fn llama(fields: &mut Fields) -> Result<Model, ConfigError> {
     silu(fields)?;
-    fields.neutral(&["pretraining_tp"]);
+    fields.sliced_products(true)?;
     let has_bias = fields.flag_or("attention_bias", false)?;
     let ffn_bias = fields.flag_or("mlp_bias", false)?;
     let decoder = common(fields, &LLAMA)?;
@@ -254,7 +254,9 @@ pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
 /// normed.
 pub(super) fn llama4(fields: &mut Fields) -> Result<Model, ConfigError> {
     silu(fields)?;
-    fields.neutral(&["attn_temperature_tuning", "floor_scale", "attn_scale", "use_qk_norm", "layer_types", "no_rope_layers"]);
+    fields.neutral(&["floor_scale", "attn_scale"]);
+    let is_tuned = fields.flag_or("attn_temperature_tuning", true)?;
+    let has_norms = fields.flag_or("use_qk_norm", true)?;
     fields.must_be("router_jitter_noise", &[json!(0.0), json!(0)], "the router adds no noise")?;
     router(fields)?;
     let has_bias = fields.flag_or("attention_bias", false)?;
@@ -263,6 +265,11 @@ pub(super) fn llama4(fields: &mut Fields) -> Result<Model, ConfigError> {
     let every = fields.size_or("interleave_moe_layer_step", 1)?;
     let dense_ffn = fields.size_or("intermediate_size_mlp", 16_384)?;
     let full_every = fields.size_or("no_rope_layer_interval", 4)?;
+    let unrotated = fields.list("no_rope_layers")?.filter(|layers| !layers.is_empty());
+    let full_attention_every = match fields.list("layer_types")? {
+        Some(kinds) => period(&kinds)?,
+        None => Some(full_every),
+    };
     let chunk = fields.optional("attention_chunk_size")?;
     let moe_layers = fields.list("moe_layers")?;
     let defaults = Defaults {
@@ -278,11 +285,17 @@ pub(super) fn llama4(fields: &mut Fields) -> Result<Model, ConfigError> {
     if let Some(layers) = moe_layers.filter(|layers| *layers != usual) {
         return Err(inexpressible("moe_layers", &json!(layers), "every `interleave_moe_layer_step`-th layer is a mixture"));
     }
-    fields.note("queries and keys of Llama 4 are normed without weights; these norms are left out");
-    fields.note(format!("every layer rotates its queries and keys, and in Llama 4 every {full_every}th does not"));
+    if has_norms {
+        fields.note("queries and keys of Llama 4 are normed without weights; these norms are left out");
+    }
+    let count = unrotated.map_or(decoder.layers / full_every, |layers| layers.iter().filter(|layer| **layer == 0).count());
+    if count > 0 {
+        let scale = if is_tuned { ", and scale their queries by position" } else { "" };
+        fields.note(format!("every layer rotates its queries and keys, and {count} of Llama 4's do not{scale}"));
+    }
     let mixtures =
         Mixtures { every, shared_ffn: Some(decoder.ffn), unnormalised_gates: true, ..mixtures([experts, top_k, decoder.ffn]) };
-    let decoder = windowed(decoder, chunk);
+    let decoder = windowed(decoder, chunk.filter(|_| full_attention_every != Some(1)));
     if decoder.window.is_some() {
         fields.note("attention within chunks of the sequence is planned as a window of their length");
     }
@@ -291,7 +304,7 @@ pub(super) fn llama4(fields: &mut Fields) -> Result<Model, ConfigError> {
         mixtures: Some(mixtures),
         qkv_bias: has_bias,
         attention_output_bias: has_bias,
-        full_attention_every: Some(full_every).filter(|_| decoder.window.is_some()),
+        full_attention_every: full_attention_every.filter(|_| decoder.window.is_some()),
         ..decoder
     }))
 }

@@ -20,7 +20,7 @@ pub(super) fn roberta(fields: &mut Fields) -> Result<Model, ConfigError> {
 
 /// Reads a BERT whose table of positions has as many rows as `max_position_embeddings` says.
 fn bert_parts(fields: &mut Fields, positions: usize, token_types: usize) -> Result<Bert, ConfigError> {
-    fields.neutral(&["directionality", "gradient_checkpointing"]);
+    fields.neutral(&["directionality"]);
     fields.neutral(&[
         "pooler_fc_size",
         "pooler_num_attention_heads",

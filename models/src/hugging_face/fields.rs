@@ -71,13 +71,10 @@ pub(super) fn type_hint(name: &str, known: &str) -> String {
 }
 
 /// Fields that change neither time nor memory nor results of training: names, ids of special
-/// tokens, generation settings, what a forward pass returns, and how weights are drawn.
-const NEUTRAL: [&str; 66] = [
-    "_attn_implementation",
+/// tokens, generation settings, and how weights are drawn. Numbers have the plan's precision.
+const NEUTRAL: [&str; 60] = [
     "_attn_implementation_autoset",
     "_name_or_path",
-    "architectures",
-    "attn_implementation",
     "auto_map",
     "bad_words_ids",
     "begin_suppress_tokens",
@@ -94,7 +91,6 @@ const NEUTRAL: [&str; 66] = [
     "finetuning_task",
     "forced_bos_token_id",
     "forced_eos_token_id",
-    "gradient_checkpointing",
     "hidden_states",
     "id2label",
     "initializer_factor",
@@ -109,8 +105,6 @@ const NEUTRAL: [&str; 66] = [
     "num_beam_groups",
     "num_beams",
     "num_return_sequences",
-    "output_attentions",
-    "output_hidden_states",
     "output_past",
     "output_scores",
     "pad_token_id",
@@ -165,7 +159,48 @@ impl Fields {
         fields.must_be("tie_encoder_decoder", &[Value::Bool(false)], "encoder and decoder have weights of their own")?;
         fields.must_be("pruned_heads", &[Value::Object(Map::new())], "every layer has all heads")?;
         fields.must_be("chunk_size_feed_forward", &[Value::from(0)], "feed-forward networks take all positions at once")?;
+        fields.run_settings()?;
         Ok(fields)
+    }
+
+    /// Notes settings of a run that a plan has, or that make Transformers keep more.
+    fn run_settings(&mut self) -> Result<(), ConfigError> {
+        if self.flag_or("gradient_checkpointing", false)? {
+            self.note("`gradient_checkpointing` is `recompute: full` of a plan; the model does not set it");
+        }
+        if self.flag_or("output_attentions", false)? {
+            self.note("`output_attentions` makes Transformers keep the scores of every layer; none are kept here");
+        }
+        if self.flag_or("output_hidden_states", false)? {
+            self.note(
+                "`output_hidden_states` makes Transformers keep the result of every layer; it is kept only for gradients here",
+            );
+        }
+        for field in ["_attn_implementation", "attn_implementation"] {
+            if self.text_or(field, "")? == "eager" {
+                self.note(format!("`{field}: eager` makes Transformers keep all scores; attention is one kernel here"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes that the file is of another model than `planned`, with another head.
+    pub(super) fn architecture(&mut self, planned: &str) -> Result<(), ConfigError> {
+        let names = self.list("architectures")?.unwrap_or_default();
+        let names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
+        if !names.is_empty() && !names.contains(&planned) {
+            self.note(format!("`architectures` says {}, and the model is planned as {planned}, with its head", names.join(", ")));
+        }
+        Ok(())
+    }
+
+    /// Notes products that Transformers makes in several slices, one after the other.
+    pub(super) fn sliced_products(&mut self, are_sliced: bool) -> Result<(), ConfigError> {
+        let slices = self.count_or("pretraining_tp", 1)?;
+        if are_sliced && slices > 1 {
+            self.note(format!("products are made at once, and Transformers makes some in {slices} slices (`pretraining_tp`)"));
+        }
+        Ok(())
     }
 
     /// The model type.

@@ -18,11 +18,16 @@ fn activation(fields: &mut Fields, field: &str, default: &str) -> Result<FeedFor
 }
 
 pub(super) fn gpt2(fields: &mut Fields) -> Result<Model, ConfigError> {
-    fields.neutral(&["n_ctx", "reorder_and_upcast_attn", "summary_activation", "summary_first_dropout"]);
+    fields.neutral(&["n_ctx", "summary_activation", "summary_first_dropout"]);
     fields.neutral(&["summary_proj_to_labels", "summary_type", "summary_use_proj"]);
     fields.must_be("scale_attn_weights", &[json!(true)], "scores are scaled by a head's features")?;
     fields.must_be_off("scale_attn_by_inverse_layer_idx", "scores are scaled in the same way in every layer")?;
     fields.must_be_off("add_cross_attention", "it is a decoder alone")?;
+    if fields.flag_or("reorder_and_upcast_attn", false)? {
+        fields.note(
+            "scores have the plan's precision, and `reorder_and_upcast_attn` computes them in fp32 where attention is eager",
+        );
+    }
     let [layers, hidden, heads] = [fields.size_or("n_layer", 12)?, fields.size_or("n_embd", 768)?, fields.size_or("n_head", 12)?];
     let vocab = fields.size_or("vocab_size", 50_257)?;
     let rows = fields.size_or("n_positions", 1024)?;
@@ -148,7 +153,9 @@ pub(super) fn opt(fields: &mut Fields) -> Result<Model, ConfigError> {
 }
 
 pub(super) fn bloom(fields: &mut Fields) -> Result<Model, ConfigError> {
-    fields.neutral(&["pretraining_tp", "slow_but_exact", "offset_alibi", "masked_softmax_fusion", "bias_dropout_fusion"]);
+    fields.neutral(&["offset_alibi", "masked_softmax_fusion", "bias_dropout_fusion"]);
+    let is_exact = fields.flag_or("slow_but_exact", false)?;
+    fields.sliced_products(is_exact)?;
     fields.neutral(&["skip_bias_add", "skip_bias_add_qkv", "attention_softmax_in_fp32", "unk_token_id"]);
     fields.must_be_off("apply_residual_connection_post_layernorm", "the residual stream is not normed")?;
     let old = fields.optional("n_embed")?;

@@ -102,7 +102,8 @@ fn limited_groups(fields: &mut Fields, [groups, chosen]: [usize; 2]) -> Result<(
 fn deepseek(fields: &mut Fields, defaults: &DeepseekDefaults) -> Result<Decoder, ConfigError> {
     silu(fields)?;
     // Heads of keys are those of queries, whatever the file says: keys are made from the rank.
-    fields.neutral(&["num_key_value_heads", "head_dim", "qk_head_dim", "pretraining_tp", "ep_size"]);
+    fields.neutral(&["num_key_value_heads", "head_dim", "qk_head_dim", "ep_size"]);
+    fields.sliced_products(true)?;
     // These choose and weigh experts, or balance them. They cost nothing beside the experts.
     fields.neutral(&["rope_interleave", "routed_scaling_factor", "seq_aux", "aux_loss_alpha"]);
     fields.must_be("moe_layer_freq", &[json!(1)], "every layer after the first dense ones is a mixture")?;
