@@ -57,7 +57,7 @@ pub fn explanation(
 fn stated_space(search: &Search) -> String {
     let mut text = format!(
         "\nthe space; {} values are left out by judgement, and lists of numbers that cannot be counted; \
-         the bound covers what is listed, and all of {}:\n",
+         the bound of the space covers what is listed, and all of {}; the bound of plan files covers every value:\n",
         search.heuristic_exclusions,
         search.covers.join(", ")
     );
@@ -73,13 +73,27 @@ fn stated_space(search: &Search) -> String {
     text
 }
 
-/// States the bound of a search.
+/// States the bounds of a search: that of the space, and that of everything that a plan file can
+/// say.
 fn bound_of(search: &Search) -> String {
-    if !search.gap.is_finite() {
-        return "nothing is proven about the remaining layouts".into();
-    }
-    let bound = Seconds::new(search.lower_bound_seconds);
-    format!("no remaining layout of the space can be faster than {bound} (gap {:.2} %)", search.gap * 100.0)
+    let of_space = if search.gap.is_finite() {
+        let bound = Seconds::new(search.lower_bound_seconds);
+        format!("no remaining layout of the space can be faster than {bound} (gap {:.2} %)", search.gap * 100.0)
+    } else {
+        "nothing is proven about the remaining layouts".into()
+    };
+    let any = search.bound_of_any_layout_seconds;
+    let of_any = if any > 0.0 {
+        format!(
+            "no plan file of this job, whatever its mesh, buckets, cuts and rank order, can be faster than {} (gap {:.1} %): \
+             its kernels alone take as long",
+            Seconds::new(any),
+            (search.best_seconds / any - 1.0) * 100.0
+        )
+    } else {
+        "nothing is proven about plan files beyond the space: the least time of the kernels is not known".into()
+    };
+    format!("{of_space};\n{of_any}")
 }
 
 /// Says that a search was ended early, and how far its answer may be from the best; `None` if it
@@ -133,7 +147,7 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
         let better = if matches!(choices.objective, Objective::Time | Objective::TimeToLoss) { "faster" } else { "better" };
         let of_any = planned.search.bound_of_any_layout_seconds;
         let any = match planned.search.best_seconds / of_any - 1.0 {
-            share if share < MOST_SAID => format!(", and no layout at all more than {:.0} % faster", share * 100.0),
+            share if share < MOST_SAID => format!(", and no plan file at all more than {:.0} %", share * 100.0),
             _ => String::new(),
         };
         lines
@@ -152,7 +166,7 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
     Ok(lines)
 }
 
-/// The largest lead over the arithmetic's bound that is worth saying.
+/// The largest lead over the bound of all plan files that is worth saying.
 const MOST_SAID: f64 = 10.0;
 
 /// How likely the first of two layouts is the faster one, if the errors of their predictions are

@@ -15,10 +15,12 @@
 //!
 //! 1. `model_state.rs`: the model's persistent state against the memory of all devices.
 //! 2. `arithmetic.rs`: matrix products at the devices' best rate, for a mesh and micro-batch.
-//! 3. [`Bounds::family`]: pipelines of truncated models in closed form, for all variants of a
+//! 3. `kernel_work.rs`: all kernels at the devices' best rates, for a number of devices. It holds for
+//!    everything that a plan file can say.
+//! 4. [`Bounds::family`]: pipelines of truncated models in closed form, for all variants of a
 //!    family. Models that are no stack of equal blocks have one replica compiled instead
 //!    (`whole_program.rs`); families share it, and a bound that suffices without it is taken first.
-//! 4. [`Bounds::layout`]: the same with all data-parallel ranks, pass by pass, for one layout.
+//! 5. [`Bounds::layout`]: the same with all data-parallel ranks, pass by pass, for one layout.
 //!
 //! The layers, each of which imports only those before it: `passes` (one instruction list),
 //! `truncated` (any number of blocks), `pipeline` (all stages), one file for each kind of layout,
@@ -31,6 +33,7 @@ mod context;
 mod fitting;
 mod fixed_sizes;
 mod hosts;
+mod kernel_work;
 mod layouts;
 mod memo;
 mod model_state;

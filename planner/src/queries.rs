@@ -24,6 +24,7 @@ pub struct LowerBounds {
 pub fn lower_bounds(request: &Request<'_>, layout: &Layout) -> Result<Option<LowerBounds>, PlannerError> {
     let by_time = Request { objective: Objective::Time, ..request.clone() };
     let mut bounds = Bounds::new(&by_time)?;
+    bounds.count_kernels();
     let Ok(micro_batches) = (Plan { layout: layout.clone(), ..request.base.clone() }).micro_batches() else { return Ok(None) };
     let family = Family { layout: Layout { zero: 0, shard_group: None, placement: None, ..layout.clone() }, micro_batches };
     // With no memory at all, the first bound on memory is returned.

@@ -49,9 +49,12 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
         return Err(PlannerError::no_layout(request, reason, "use a smaller global batch"));
     }
     objective::check(request)?;
-    let bounds = Bounds::new(request)?;
+    let mut bounds = Bounds::new(request)?;
     match bounds.refusal_by_model_state().or_else(|| bounds.refusal_of_fixed_sizes()) {
         Some(refusal) => Err(refusal),
-        None => Searcher::new(request, bounds).run(),
+        None => {
+            bounds.count_kernels();
+            Searcher::new(request, bounds).run()
+        }
     }
 }

@@ -3,6 +3,7 @@
 use super::arithmetic::Arithmetic;
 use super::bound::{Bound, ROUNDING, arena_share, seconds};
 use super::hosts::Hosts;
+use super::kernel_work::KernelWork;
 use super::memo::Memo;
 use super::pipeline::{BUCKET_ROUNDING, PipelineCuts, PipelineTables};
 use super::replicas::Replicas;
@@ -37,6 +38,8 @@ pub(crate) struct Bounds<'a> {
     pub(super) pipelines: PipelineTables,
     pub(super) hosts: Hosts,
     pub(super) arithmetic: Arithmetic,
+    /// Nothing is known of it until [`count_kernels`](Self::count_kernels).
+    kernel_work: KernelWork,
     /// Time that the fastest device adds to a step outside the instructions.
     step_overhead: Seconds,
     /// Time that the fastest device adds to each micro-batch outside the instructions.
@@ -77,6 +80,7 @@ impl<'a> Bounds<'a> {
             pipelines: PipelineTables::new(),
             hosts: Hosts::new(request, &kinds),
             arithmetic: Arithmetic::new(request, &graph, &kinds.kinds),
+            kernel_work: KernelWork::default(),
             step_overhead: least(&|kind| costs.parameters(kind).step_overhead.at(Quantile::Median)),
             micro_batch_overhead: least(&|kind| costs.parameters(kind).micro_batch_overhead),
             values_per_second: Memo::new(),
@@ -120,15 +124,23 @@ impl<'a> Bounds<'a> {
         self.values_per_second.get(ranks, || objective::value_per_second(self.request, ranks))
     }
 
-    /// Returns the least step time of every layout with this mesh and micro-batch, by its matrix
-    /// products alone.
-    pub(crate) fn arithmetic_time(&self, layout: &Layout) -> Seconds {
-        self.arithmetic.least_time(layout, self.space.global_batch)
+    /// Counts the kernels of a step, for the bounds on every layout whatever. That compiles the
+    /// model once.
+    pub(crate) fn count_kernels(&mut self) {
+        self.kernel_work = KernelWork::new(self.request, &self.compiler, &self.kinds);
     }
 
-    /// Returns the least step time of any layout whatever, by its matrix products on all devices.
+    /// Returns the least step time of every layout with this mesh and micro-batch, by its kernels
+    /// alone.
+    pub(crate) fn arithmetic_time(&self, layout: &Layout) -> Seconds {
+        let products = self.arithmetic.least_time(layout, self.space.global_batch);
+        products.max(self.kernel_work.least_time_on(world_size(layout)))
+    }
+
+    /// Returns the least step time of any layout whatever, by its kernels on all devices.
     pub(crate) fn least_step(&self) -> Seconds {
-        self.arithmetic.least_time_on(self.request.devices, self.space.global_batch)
+        let products = self.arithmetic.least_time_on(self.request.devices, self.space.global_batch);
+        products.max(self.kernel_work.least_time_on(self.request.devices)) + self.overhead(1)
     }
 
     /// Returns the least value of any layout whatever. Zero where the value of a second depends on

@@ -23,7 +23,8 @@ impl Searcher<'_> {
         let known: Vec<Option<PredictedStep>> = places.iter().map(|&place| incumbents[place].predicted.take()).collect();
         let (request, list) = (self.request, &self.incumbents.list);
         let predict = |(turn, (&place, known)): (usize, (&usize, Option<PredictedStep>))| {
-            if turn > 0 && known.is_none() && request.give_up.is_raised() {
+            let is_compiled = known.is_none() || request.base.stack.is_own();
+            if turn > 0 && is_compiled && request.give_up.is_raised() {
                 return Ok(None);
             }
             let plan = &list[place].plan;
@@ -90,7 +91,8 @@ impl Searcher<'_> {
         // The bound is a value; as a share of the best value it gives a time.
         // A preferred simpler layout may be slower than others that are known.
         let known = self.incumbents.list.iter().map(|incumbent| incumbent.value);
-        let share = left.into_iter().chain(known).fold(best, f64::min) / best;
+        let least = left.into_iter().chain(known).fold(best, f64::min);
+        let share = least.max(self.bounds.least_value()).min(best) / best;
         self.search.lower_bound_seconds = self.search.best_seconds * share;
         self.search.gap = if share > 0.0 { 1.0 / share - 1.0 } else { f64::INFINITY };
         self.search.space = self.bounds.space.statement();

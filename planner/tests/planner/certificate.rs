@@ -13,17 +13,21 @@ use proptest::prelude::*;
 /// Layouts of the space that are simulated for each search.
 const OF_SPACE: usize = 4;
 
-/// Small models of different kinds: dense, mixture of experts, encoder-decoder, convolutional.
+/// Models of different kinds with few blocks: dense, mixture of experts, encoder-decoder,
+/// convolutional. Launches take most of the time of small ones, arithmetic that of wide ones.
 fn models() -> impl Strategy<Value = Model> {
     let model = |text: String| serde_json::from_str(&text).expect("it is sound");
-    let dense = (2usize..8, any::<bool>()).prop_map(move |(layers, tied)| {
+    let sizes = || prop_oneof![Just((64usize, 256usize, 32usize)), Just((1024, 8192, 512)), Just((4096, 50257, 1024))];
+    let dense = (2usize..8, any::<bool>(), sizes()).prop_map(move |(layers, tied, (hidden, vocab, sequence))| {
         model(format!(
-            r#"{{"family": "gpt", "layers": {layers}, "hidden": 64, "heads": 4, "vocab": 256, "sequence": 32, "tied_embeddings": {tied}}}"#
+            r#"{{"family": "gpt", "layers": {layers}, "hidden": {hidden}, "heads": 4, "vocab": {vocab}, "sequence": {sequence},
+                "tied_embeddings": {tied}}}"#
         ))
     });
-    let mixture = (1usize..6, 1usize..3).prop_map(move |(layers, top_k)| {
+    let mixture = (1usize..6, 1usize..3, sizes()).prop_map(move |(layers, top_k, (hidden, vocab, sequence))| {
         model(format!(
-            r#"{{"family": "moe", "layers": {layers}, "hidden": 64, "heads": 4, "ffn": 64, "vocab": 256, "sequence": 32, "experts": 4, "top_k": {top_k}}}"#
+            r#"{{"family": "moe", "layers": {layers}, "hidden": {hidden}, "heads": 4, "ffn": {hidden}, "vocab": {vocab},
+                "sequence": {sequence}, "experts": 4, "top_k": {top_k}}}"#
         ))
     });
     let encoder_decoder = (1usize..3).prop_map(move |layers| {
@@ -31,9 +35,12 @@ fn models() -> impl Strategy<Value = Model> {
             r#"{{"family": "t5", "layers": {layers}, "hidden": 64, "heads": 4, "ffn": 128, "vocab": 256, "source_sequence": 32, "target_sequence": 16}}"#
         ))
     });
-    let convolutional = Just(model(
-        r#"{"family": "resnet", "depth": 18, "stem": "small", "image": 8, "channels": 1, "classes": 10, "width": 4}"#.into(),
-    ));
+    let convolutional = prop_oneof![Just((8, 1, 4)), Just((64, 3, 64))].prop_map(move |(image, channels, width)| {
+        model(format!(
+            r#"{{"family": "resnet", "depth": 18, "stem": "small", "image": {image}, "channels": {channels}, "classes": 10,
+                "width": {width}}}"#
+        ))
+    });
     prop_oneof![3 => dense, 2 => mixture, 1 => encoder_decoder, 1 => convolutional]
 }
 
@@ -127,7 +134,7 @@ fn layout(numbers: &[usize], blocks: usize, global_batch: usize) -> Layout {
         sequence_parallel: below(2) == 0,
         context_method: ContextMethod::ALL[below(2)],
         expert_tensor: [None, Some(1)][below(2)],
-        bucket: Bytes::new(1 << (10 + below(18))),
+        bucket: Bytes::new(1 << (10 + below(21))),
         ..Layout::default()
     }
 }

@@ -282,6 +282,21 @@ impl CostModel {
         Some(rate * self.scale.speed)
     }
 
+    /// Returns a lower bound on the time of all kernels that together do a kernel's work, however
+    /// ranks and micro-batches divide it. `None` where times were measured: parts that fit into a
+    /// cache may be faster than any sample.
+    pub fn divided_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType, kind: usize) -> Option<Seconds> {
+        let costs = self.kinds.get(kind)?;
+        if let Some(profiled_gpu) = &costs.profiled_gpu {
+            return Some(profiled_gpu.divided_time(kernel, accumulate, precision) / self.scale.speed);
+        }
+        if costs.kernels.is_some() || costs.scaled_kind.is_some() {
+            return None;
+        }
+        // A device with a quota runs at full speed while it has budget left.
+        Some(roofline::divided_time(kernel, accumulate, precision, &costs.kind) / costs.speed.max(1.0))
+    }
+
     /// Returns true if a GPU profile gives the costs of collectives on devices of a kind. False if
     /// there is no such kind.
     pub fn knows_collectives(&self, kind: usize) -> bool {

@@ -82,14 +82,12 @@ impl ProfiledGpu {
 
     /// Returns an upper bound on the rate of matrix products.
     pub(crate) fn fastest_products(&self) -> FlopsPerSecond {
-        let gpu = &self.cluster.gpu;
-        let rate = |format| {
-            let share = self.stack.product_share(&self.cluster.device, format, self.workload.fp8_scaling);
-            gpu.peak(format) * (gpu.product_efficiency(format) * share)
-        };
-        // In eight-bit runs, products of unsupported sizes are in bf16.
-        let (own, bf16) = (rate(self.format), rate(ProductFormat::Bf16));
-        if self.format.is_cast() && bf16 > own { bf16 } else { own }
+        self.costs().fastest_products()
+    }
+
+    /// Returns a lower bound on the device time of all kernels that together do a kernel's work.
+    pub(crate) fn divided_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> Seconds {
+        self.costs().divided_time(&kernel.without_constants(), accumulate, precision)
     }
 
     /// Scales the figures for a what-if question.

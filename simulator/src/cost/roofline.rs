@@ -9,6 +9,7 @@ use foretell_topologies::{Architecture, DeviceKind};
 use foretell_units::{Bytes, DataType, Flops, Seconds};
 
 /// The efficiency of a processor relative to its data sheet.
+#[derive(Clone, Copy)]
 struct Efficiency {
     /// The share of the peak that large matrix products reach.
     product: f64,
@@ -77,7 +78,17 @@ pub(crate) fn launch(architecture: Architecture) -> Seconds {
 
 /// Returns the duration of a kernel by the data sheet of the device.
 pub(crate) fn kernel_time(kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Seconds {
-    let efficiency = efficiency(kind.architecture);
+    kernel_time_at(efficiency(kind.architecture), kernel, accumulate, precision, kind)
+}
+
+/// Returns a lower bound on the duration of all kernels that together do a kernel's work: its
+/// arithmetic and its traffic, without launches.
+pub(crate) fn divided_time(kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Seconds {
+    let whole = Efficiency { launch: Seconds::ZERO, ramp: Seconds::ZERO, ..*efficiency(kind.architecture) };
+    kernel_time_at(&whole, kernel, accumulate, precision, kind)
+}
+
+fn kernel_time_at(efficiency: &Efficiency, kernel: &Kernel, accumulate: bool, precision: DataType, kind: &DeviceKind) -> Seconds {
     let spec = kernel.spec();
     let (share, format) = match spec.family {
         KernelFamily::Attention => (efficiency.attention, precision),

@@ -45,7 +45,7 @@ pub(super) fn attention_time(
         AttentionKind::Fused { scale, for_ampere } => {
             let scale = if for_ampere { scale * costs.cluster.gpu.ampere_attention } else { scale };
             let kernels = if direction == Direction::Forward { 1.0 } else { 2.0 };
-            return (fused_time(costs, sizes, direction, scale), kernels);
+            return (fused_time(costs, sizes, direction, scale, Saturation::BySize), kernels);
         }
         AttentionKind::Unfused { forward_bytes, backward_bytes, single, fused_by } => {
             (forward_bytes, backward_bytes, single, fused_by)
@@ -77,7 +77,36 @@ pub(super) fn attention_time(
     ((scores + values) * products + moved, 4.0 * products + more_kernels)
 }
 
-fn fused_time(costs: &GpuCosts<'_>, sizes: &Attention, direction: Direction, scale: f64) -> Seconds {
+/// Whether a kernel's own tiles decide how busy it keeps the multiprocessors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Saturation {
+    BySize,
+    Full,
+}
+
+/// Returns a lower bound on the device time of all kernels that together do the attention of these
+/// sizes: parts of the batch, of the heads, or of the sequence. Only attended scores count, since
+/// ring attention runs no kernel where all are masked.
+pub(super) fn divided_attention_time(costs: &GpuCosts<'_>, sizes: &Attention, direction: Direction) -> Seconds {
+    match costs.stack.attention {
+        AttentionKind::Fused { scale, for_ampere } => {
+            let scale = if for_ampere { scale * costs.cluster.gpu.ampere_attention } else { scale };
+            fused_time(costs, sizes, direction, scale, Saturation::Full)
+        }
+        AttentionKind::Unfused { .. } => {
+            let kernel = match direction {
+                Direction::Forward => Kernel::Attention(*sizes),
+                Direction::Backward => Kernel::AttentionGradient(*sizes),
+            };
+            // The backward pass has twice the products, and reads the scores that were kept.
+            let passes = if direction == Direction::Forward { 1.0 } else { 2.0 };
+            let least = kernel.flops().min(Kernel::Attention(*sizes).flops() * passes);
+            Seconds::new(least.value() / costs.fastest_products().value())
+        }
+    }
+}
+
+fn fused_time(costs: &GpuCosts<'_>, sizes: &Attention, direction: Direction, scale: f64, saturation: Saturation) -> Seconds {
     let gpu = &costs.cluster.gpu;
     let (kernel, efficiency) = match direction {
         Direction::Forward => (Kernel::Attention(*sizes), gpu.attention[0]),
@@ -85,9 +114,12 @@ fn fused_time(costs: &GpuCosts<'_>, sizes: &Attention, direction: Direction, sca
     };
     let format = if costs.format.is_cast() { ProductFormat::Bf16 } else { costs.format };
     let tiles = (sizes.batch * sizes.heads() * sizes.queries.div_ceil(QUERY_TILE)) as f64;
-    let waves = tiles / gpu.multiprocessors;
+    let (waves, half_waves) = match saturation {
+        Saturation::BySize => (tiles / gpu.multiprocessors, HALF_WAVES),
+        Saturation::Full => (1.0, 0.0),
+    };
     let narrow = (sizes.head_dimension as f64 / 128.0).min(1.0).powf(NARROW_HEADS);
-    let reached = efficiency * scale * narrow * waves / (waves + HALF_WAVES);
+    let reached = efficiency * scale * narrow * waves / (waves + half_waves);
     // Kernels for packed sequences leave out what lies in other documents
     // (`flash_attn_varlen_func`).
     let attended = kernel.flops().value() * costs.workload.attended;

@@ -5,7 +5,7 @@ use super::format::ProductFormat;
 use super::product::{Product, product_time};
 use super::stack::StackProfile;
 use super::workload::Workload;
-use foretell_units::Seconds;
+use foretell_units::{FlopsPerSecond, Seconds};
 
 /// Costs of one software stack on one cluster.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +30,20 @@ impl GpuCosts<'_> {
     pub(super) fn product_time_in(&self, product: &Product, format: ProductFormat) -> Seconds {
         let share = self.stack.product_share(&self.cluster.device, format, self.workload.fp8_scaling);
         product_time(product, format, &self.cluster.gpu, share)
+    }
+
+    /// Returns an upper bound on the rate of matrix products.
+    pub(crate) fn fastest_products(&self) -> FlopsPerSecond {
+        // In eight-bit runs, products of unsupported sizes are in bf16.
+        let (own, bf16) = (self.product_rate(self.format), self.product_rate(ProductFormat::Bf16));
+        if self.format.is_cast() && bf16 > own { bf16 } else { own }
+    }
+
+    /// Returns the rate of very large matrix products in a format.
+    pub(super) fn product_rate(&self, format: ProductFormat) -> FlopsPerSecond {
+        let gpu = &self.cluster.gpu;
+        let share = self.stack.product_share(&self.cluster.device, format, self.workload.fp8_scaling);
+        gpu.peak(format) * (gpu.product_efficiency(format) * share)
     }
 
     /// Returns the time in which the memory moves some bytes. The last-level cache may still hold

@@ -49,12 +49,16 @@ impl GpuCosts<'_> {
     /// does not run them because their parameters are not trained.
     pub fn kernel_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> KernelTime {
         let DeviceWork { time, kernels, category } = self.device_work(kernel, accumulate, precision);
-        let is_skipped = self.workload.trained.are_adapters() && category.updates_parameters(kernel);
-        if kernels == 0.0 || is_skipped {
+        if kernels == 0.0 || self.is_skipped(category, kernel) {
             return KernelTime::default();
         }
         let launches = kernels * self.stack.launches(category);
         KernelTime { device: time + self.cluster.gpu.launch * kernels, host: self.stack.host.host_launch * launches }
+    }
+
+    /// Returns whether the stack does not run a kernel, because its parameters are not trained.
+    pub(super) fn is_skipped(&self, category: Category, kernel: &Kernel) -> bool {
+        self.workload.trained.are_adapters() && category.updates_parameters(kernel)
     }
 
     /// Returns the host time of a launch in a phase over that in the forward pass.
@@ -194,9 +198,19 @@ impl GpuCosts<'_> {
 
     fn memory_bound(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> DeviceWork {
         let category = Category::of(kernel);
+        match self.moved(kernel, accumulate, precision) {
+            Some((bytes, slowdown)) => DeviceWork { time: self.moving_time(bytes) * slowdown, kernels: 1.0, category },
+            None => DeviceWork { time: Seconds::ZERO, kernels: 0.0, category },
+        }
+    }
+
+    /// Returns the bytes that a memory-bound kernel moves under the stack, and its time over that
+    /// of moving them. `None` if the stack fuses the kernel away.
+    pub(super) fn moved(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> Option<(f64, f64)> {
+        let category = Category::of(kernel);
         let share = self.stack.traffic_share(category);
         if share == 0.0 {
-            return DeviceWork { time: Seconds::ZERO, kernels: 0.0, category };
+            return None;
         }
         // Kernels over whole buckets stream in every stack. So does a scaling: it is one kernel,
         // also where norms and activations are chains of them. A sum is one, too, but the fit gives
@@ -220,7 +234,7 @@ impl GpuCosts<'_> {
             let is_narrow = precision.size().count() < 4;
             bytes *= moments.map_or(1.0, |moments| self.workload.update_share(is_narrow, moments));
         }
-        DeviceWork { time: self.moving_time(bytes * share) * slowdown, kernels: 1.0, category }
+        Some((bytes * share, slowdown))
     }
 }
 

@@ -20,6 +20,7 @@ mod communication;
 mod costs;
 mod defaults;
 mod device;
+mod divided;
 mod fitted;
 mod fitted_values;
 mod format;

@@ -202,3 +202,43 @@ fn every_kernel_costs_the_host_a_launch() {
     let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Bf16, workload: Workload::default() };
     assert!(costs.kernel_time(&Kernel::Add { elements: 1 }, false, DataType::Bf16).host >= stack.host.host_launch);
 }
+
+#[test]
+fn no_parts_of_a_kernel_are_faster_than_its_bound() {
+    let profiles = Profiles::library().expect("the library is sound");
+    let input_gradient = |rows, columns| Kernel::MatmulInputGradient {
+        rows,
+        columns,
+        contracted: 4096,
+        weight: foretell_models::WeightLayout::OutIn,
+        gelu: false,
+    };
+    let of_part = |parts: usize| {
+        [
+            input_gradient((1 << 16) / parts, 4096),
+            // An odd size, whose parts may be even.
+            input_gradient(4096, ((1usize << 16) + 1).div_ceil(parts)),
+            Kernel::ExpertMatmul { experts: 8, rows: (1 << 16) / parts, columns: 1024, contracted: 1024 },
+            Kernel::Attention(attention((1 << 10) / parts, 1024, 16, true)),
+            Kernel::AttentionGradient(attention((1 << 10) / parts, 1024, 16, true)),
+            Kernel::BiasAdd { rows: (1 << 18) / parts, columns: 4096 },
+            Kernel::RmsNorm { rows: (1 << 18) / parts, features: 4096, epsilon: foretell_models::Epsilon::new(5) },
+        ]
+    };
+    for (device, stack) in
+        [("a100-sxm-80g", "foretell"), ("h100-sxm-80g", "megatron-core"), ("v100-sxm-32g", "megatron-deepspeed")]
+    {
+        let cluster = profiles.cluster(device, None, 8, 8, None).expect("known");
+        let stack = profiles.stack(stack).expect("known");
+        let costs = GpuCosts { cluster: &cluster, stack, format: ProductFormat::Fp16, workload: Workload::default() };
+        let bounds = of_part(1).map(|kernel| costs.divided_time(&kernel, false, DataType::Fp16));
+        for parts in (0..=10).map(|power| 1 << power) {
+            for (part, bound) in of_part(parts).iter().zip(bounds) {
+                let all = costs.kernel_time(part, false, DataType::Fp16).device * parts as f64;
+                assert!(bound <= all * (1.0 + 1e-9), "{device}, {parts} of {part:?}: {bound} above {all}");
+            }
+        }
+        let large = costs.kernel_time(&of_part(1)[0], false, DataType::Fp16).device;
+        assert!(bounds[0] >= large * 0.8, "{device}: {} is far below {large}", bounds[0]);
+    }
+}

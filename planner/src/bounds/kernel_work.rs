@@ -1,0 +1,209 @@
+//! A bound for every layout that a plan file can say: the kernels of a step, shared out perfectly.
+//!
+//! A step has at least the kernels of a layout on one rank with one micro-batch: dividing them adds
+//! work, and so do recomputation, buckets, and conversions between layouts. However kernels are
+//! divided, all parts together take a known least time
+//! ([`divided_time`](foretell_simulator::CostModel::divided_time)). And no device takes less than
+//! its share of that. Nothing in this depends on a mesh, a schedule, cuts, a rank order, buckets,
+//! or an algorithm of collectives. Messages, bubbles and idle devices count for nothing.
+
+use super::bound::{ROUNDING, seconds};
+use crate::space::{DeviceKinds, Request};
+use foretell_program::{Compiler, Layout, Mode, Operation, Plan};
+use foretell_units::Seconds;
+
+/// The least work of the kernels of a step.
+#[derive(Clone, Debug, Default)]
+pub(super) struct KernelWork {
+    /// The same work, measured by each kind of device in use. Empty if the work is not known.
+    by_kind: Vec<WorkOfKind>,
+}
+
+/// The work of a step, measured by one kind of device.
+#[derive(Clone, Debug)]
+struct WorkOfKind {
+    /// Least picoseconds in which one device of the kind runs all kernels.
+    alone: f64,
+    /// How many times as fast the devices of each kind may be with any kernel, and how many there
+    /// are; the fastest first.
+    speeds: Vec<(f64, usize)>,
+}
+
+impl KernelWork {
+    /// Counts the kernels of a step. Nothing is known where replicas do not make the same steps,
+    /// where kernels were measured, or where one rank cannot run the model.
+    pub(super) fn new(request: &Request<'_>, compiler: &Compiler<'_>, kinds: &DeviceKinds) -> Self {
+        let (base, costs) = (request.base, request.costs);
+        if !matches!(base.mode, Mode::Synchronous) {
+            return Self::default();
+        }
+        let layout = Layout { micro_batch: base.global_batch, ..Layout::default() };
+        let Ok(program) = compiler.unplaced(&Plan { layout, ..base.clone() }) else { return Self::default() };
+        let kernels = program.lists.iter().flat_map(|list| &list.instructions).filter_map(|instruction| {
+            let Operation::Compute { kernel, accumulate, .. } = *instruction.operation else { return None };
+            let on_kind = |&kind: &usize| costs.divided_time(&kernel, accumulate, program.precision, kind);
+            Some(kinds.kinds.iter().map(on_kind).map(|time| Some(time?.value() * 1e12)).collect::<Option<Vec<f64>>>())
+        });
+        let Some(kernels) = kernels.collect::<Option<Vec<Vec<f64>>>>() else { return Self::default() };
+        let counts = device_counts(kinds, request.devices);
+        let of_kind = |reference: usize| WorkOfKind {
+            alone: kernels.iter().map(|times| times[reference]).sum(),
+            speeds: speeds(&kernels, reference, &counts),
+        };
+        Self { by_kind: (0..kinds.kinds.len()).map(of_kind).collect() }
+    }
+
+    /// Returns the least time in which so many devices run all kernels, whichever they are.
+    pub(super) fn least_time_on(&self, ranks: usize) -> Seconds {
+        let on_fastest = |work: &WorkOfKind| {
+            let (mut left, mut speed) = (ranks, 0.0);
+            // Ranks may share devices: those beyond the last count as on one of the fastest.
+            let beyond = work.speeds.first().map(|&(fastest, _)| (fastest, usize::MAX));
+            for (own, count) in work.speeds.iter().copied().chain(beyond) {
+                let taken = left.min(count);
+                if taken > 0 {
+                    speed += own * taken as f64;
+                    left -= taken;
+                }
+            }
+            if speed > 0.0 { work.alone / speed } else { 0.0 }
+        };
+        seconds(self.by_kind.iter().map(on_fastest).fold(0.0, f64::max) * ROUNDING)
+    }
+}
+
+/// Returns how many of the first `devices` devices are of each kind.
+fn device_counts(kinds: &DeviceKinds, devices: usize) -> Vec<usize> {
+    if kinds.kinds.len() == 1 {
+        return vec![devices];
+    }
+    let mut counts = vec![0; kinds.kinds.len()];
+    for place in kinds.places(devices) {
+        counts[place] += 1;
+    }
+    counts
+}
+
+/// Returns how many times as fast as the kind `reference` devices of each kind are with the kernel
+/// that suits them best, and their number; the fastest first.
+fn speeds(kernels: &[Vec<f64>], reference: usize, counts: &[usize]) -> Vec<(f64, usize)> {
+    let fastest = |kind: usize| {
+        let known = kernels.iter().filter(|times| times[reference] > 0.0);
+        known.map(|times| times[reference] / times[kind]).fold(0.0, f64::max)
+    };
+    let mut speeds: Vec<(f64, usize)> = counts.iter().enumerate().map(|(kind, &count)| (fastest(kind), count)).collect();
+    speeds.sort_by(|one, other| other.0.total_cmp(&one.0));
+    speeds
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_models::Model;
+    use foretell_program::{ContextMethod, Program, Recompute, StageProgram};
+    use foretell_simulator::{CostModel, LeastTimes, Oversubscription, least_times};
+    use foretell_topologies::Topology;
+    use foretell_units::{Bytes, DataType};
+
+    /// Returns the time that the kernels of all ranks of a Program take together, in picoseconds.
+    fn kernels_of_all_ranks(program: &Program, topology: &Topology, costs: &CostModel) -> f64 {
+        let times = least_times(program, topology, costs, Oversubscription::Allowed, Layout::default().bucket);
+        let times = times.expect("it can be timed");
+        let of_list = |(list, times): (&StageProgram, &LeastTimes)| -> f64 {
+            let kernels = list.instructions.iter().zip(&times.durations);
+            let is_kernel = |operation: &Operation| matches!(operation, Operation::Compute { .. });
+            kernels.filter(|(one, _)| is_kernel(&one.operation)).map(|(_, duration)| duration.0 as f64).sum()
+        };
+        let of_lists: Vec<f64> = program.lists.iter().zip(&times).map(of_list).collect();
+        program.list_of_rank.iter().map(|&list| of_lists[list as usize]).sum()
+    }
+
+    fn layouts(batch: usize) -> Vec<Layout> {
+        let mut found = Vec::new();
+        let meshes =
+            [(1, 1, 1, 1), (2, 1, 1, 1), (8, 1, 1, 1), (4, 2, 1, 1), (1, 4, 1, 1), (2, 1, 2, 1), (1, 1, 4, 1), (1, 1, 1, 4)];
+        let others = [(0, Recompute::None, 1 << 20), (1, Recompute::Full, 400 << 20), (3, Recompute::None, 1 << 10)];
+        for (tensor, pipeline, context, expert) in meshes {
+            for (data, micro_batch) in [(1, batch), (1, 1), (2, 2)] {
+                for (zero, recompute, bucket) in others.clone() {
+                    let (sequence_parallel, context_method) = (zero == 1, ContextMethod::ALL[zero % 2]);
+                    let bucket = Bytes::new(bucket);
+                    let mesh = Layout { data, tensor, pipeline, context, expert, micro_batch, ..Layout::default() };
+                    found.push(Layout { zero, recompute, bucket, sequence_parallel, context_method, ..mesh });
+                }
+            }
+        }
+        found
+    }
+
+    /// The kernels of no layout take less time together than the bound says, for large models,
+    /// whose kernels are near the devices' rates. On one rank they take little more.
+    #[test]
+    fn kernels_of_no_layout_take_less_than_the_bound() {
+        let topology = Topology::library("dgx-a100-80g").expect("in the library").with_nodes(4).expect("there may be as many");
+        let named = |name: &str| Model::named(name).expect("in the zoo");
+        let of = |text: &str| serde_json::from_str::<Model>(text).expect("it is sound");
+        // Each model with the least share that the bound has of the kernels on one rank. Launches
+        // take most of the time of recurrent ones, whose batch is small.
+        let models = [
+            (of(r#"{"family": "gpt", "layers": 4, "hidden": 8192, "heads": 64, "vocab": 51200, "sequence": 2048}"#), 0.95),
+            // Its vocabulary is odd, which parts of it need not be.
+            (of(r#"{"family": "gpt", "layers": 4, "hidden": 2048, "heads": 16, "vocab": 50257, "sequence": 1024}"#), 0.5),
+            (
+                of(r#"{"family": "llama", "layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 32000,
+                        "sequence": 4096}"#),
+                0.92,
+            ),
+            (
+                of(
+                    r#"{"family": "moe", "layers": 4, "hidden": 4096, "heads": 32, "ffn": 14336, "vocab": 32000, "sequence": 2048,
+                        "experts": 8, "top_k": 2}"#,
+                ),
+                0.9,
+            ),
+            (
+                of(r#"{"family": "t5", "layers": 2, "hidden": 1024, "heads": 16, "ffn": 4096, "vocab": 32128,
+                        "source_sequence": 512, "target_sequence": 128}"#),
+                0.6,
+            ),
+            (named("resnet50"), 0.45),
+            (named("vgg16"), 0.6),
+            (named("lstm-seq2seq"), 0.08),
+        ];
+        for (number, (model, least_share)) in models.iter().enumerate() {
+            let (compiler, kinds) = (Compiler::new(model, "model"), DeviceKinds::new(&topology, 32, None, 0.0));
+            let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 8) };
+            let compiled = |layout: Layout| Some((layout.clone(), compiler.unplaced(&Plan { layout, ..base.clone() }).ok()?));
+            let one_rank = compiled(Layout { micro_batch: 8, ..Layout::default() }).expect("one rank runs every model").1;
+            let programs: Vec<(Layout, Program)> = layouts(8).into_iter().filter_map(compiled).collect();
+            assert!(programs.len() > 20, "{} layouts of model {number}", programs.len());
+            for stack in ["foretell", "megatron-core", "ddp"] {
+                let costs = CostModel::new(None, &topology).with_stack(&topology, stack, base.precision).expect("in the library");
+                let request = Request::new(model, "model", &topology, &costs, &base);
+                let bound = KernelWork::new(&request, &compiler, &kinds).by_kind[0].alone;
+                let of_one_rank = kernels_of_all_ranks(&one_rank, &topology, &costs);
+                assert!(bound >= least_share * of_one_rank, "model {number} under {stack}: {bound} beside {of_one_rank}");
+                for (layout, program) in &programs {
+                    let all = kernels_of_all_ranks(program, &topology, &costs);
+                    assert!(bound <= all, "model {number} under {stack}: {bound} above {all} of {layout:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn devices_of_two_kinds_do_their_shares_of_the_work() {
+        // The second kind is twice as fast with one kernel, and as fast with the other.
+        let kernels = vec![vec![4.0, 2.0], vec![3.0, 3.0]];
+        let of_kind = |reference: usize| WorkOfKind {
+            alone: kernels.iter().map(|times| times[reference]).sum(),
+            speeds: speeds(&kernels, reference, &[2, 1]),
+        };
+        let work = KernelWork { by_kind: vec![of_kind(0), of_kind(1)] };
+        let picoseconds = |ranks| work.least_time_on(ranks).value() * 1e12;
+        // By the first kind: 7 in all, at speeds 2, 1 and 1. By the second: 5, at speeds 1, 1, 1.
+        assert!((picoseconds(1) - 5.0).abs() < 1e-6, "{}", picoseconds(1));
+        assert!((picoseconds(3) - 7.0 / 4.0).abs() < 1e-6, "{}", picoseconds(3));
+        assert_eq!(KernelWork::default().least_time_on(3), Seconds::ZERO);
+    }
+}

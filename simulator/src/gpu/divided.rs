@@ -1,0 +1,73 @@
+//! Lower bounds on the device time of kernels, however the work is divided.
+//!
+//! Ranks and micro-batches divide a kernel into parts. A part never reaches a higher rate than a
+//! very large kernel does, and all parts together do at least the arithmetic and move at least the
+//! bytes of the whole. Incomplete waves and penalties for odd sizes count for nothing here, since
+//! parts may have better sizes than the whole. Nor do launches, but where parts are small enough
+//! for a cache.
+
+use super::attention::{Direction, divided_attention_time};
+use super::category::Category;
+use super::costs::GpuCosts;
+use super::format::ProductFormat;
+use foretell_models::Kernel;
+use foretell_units::{DataType, FlopsPerSecond, Seconds};
+
+impl GpuCosts<'_> {
+    /// Returns a lower bound on the device time of all kernels that together do a kernel's work.
+    pub fn divided_time(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> Seconds {
+        if self.is_skipped(Category::of(kernel), kernel) {
+            return Seconds::ZERO;
+        }
+        let at = |rate: FlopsPerSecond, sizes: &[usize]| {
+            let operations = 2.0 * sizes.iter().map(|&size| size as f64).product::<f64>();
+            Seconds::new(operations / rate.value())
+        };
+        let product = |sizes: &[usize]| at(self.fastest_products(), sizes);
+        // Sizes that eight bits do not support are in bf16.
+        let [fp8, bf16] = [ProductFormat::Fp8, ProductFormat::Bf16].map(|format| self.product_rate(format));
+        let eight_bit = self.fastest_products().max(fp8).max(bf16);
+        match *kernel {
+            Kernel::Matmul { rows, columns, contracted, .. }
+            | Kernel::MatmulInputGradient { rows, columns, contracted, .. }
+            | Kernel::MatmulWeightGradient { rows, columns, contracted, .. } => product(&[rows, columns, contracted]),
+            Kernel::EightBitMatmul { rows, columns, contracted, .. }
+            | Kernel::EightBitMatmulInputGradient { rows, columns, contracted, .. }
+            | Kernel::EightBitMatmulWeightGradient { rows, columns, contracted, .. } => {
+                at(eight_bit, &[rows, columns, contracted])
+            }
+            Kernel::ExpertMatmul { experts, rows, columns, contracted }
+            | Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted }
+            | Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
+                product(&[experts, rows, columns, contracted]) / self.stack.products.expert_product
+            }
+            Kernel::Planned(work) if work.is_product() => product(&work.product()),
+            Kernel::Convolution(window)
+            | Kernel::ConvolutionInputGradient(window)
+            | Kernel::ConvolutionWeightGradient(window) => {
+                let pixels = [window.batch, window.out_height(), window.out_width()];
+                product(&[&pixels[..], &[window.out_channels, window.in_channels, window.size, window.size]].concat())
+            }
+            Kernel::Lstm(sizes) | Kernel::LstmGradient { sizes, .. } => {
+                product(&[sizes.batch, sizes.sequence, 4, sizes.hidden, sizes.hidden])
+            }
+            Kernel::Attention(sizes) => divided_attention_time(self, &sizes, Direction::Forward),
+            Kernel::AttentionGradient(sizes) => divided_attention_time(self, &sizes, Direction::Backward),
+            kernel => match self.moved(&kernel, accumulate, precision) {
+                Some((bytes, slowdown)) => self.divided_moving_time(bytes, slowdown),
+                None => Seconds::ZERO,
+            },
+        }
+    }
+
+    /// Returns a lower bound on the time of all kernels that together move some bytes, each with
+    /// its launch. The last-level cache may hold all that a small part moves. Among parts that it
+    /// holds, the largest take the least time per byte, since each has a launch.
+    fn divided_moving_time(&self, bytes: f64, slowdown: f64) -> Seconds {
+        let gpu = &self.cluster.gpu;
+        let rate = gpu.memory_bandwidth.value() * gpu.memory_efficiency;
+        let filling = gpu.cache.value() / rate * slowdown;
+        let share = 1.0 / gpu.cache_speed.max(1.0) + gpu.launch.value() / filling;
+        Seconds::new(bytes / rate * slowdown * share.min(1.0))
+    }
+}
