@@ -148,6 +148,9 @@ pub enum PlanError {
     /// Sizes of the model that contradict each other.
     #[error(transparent)]
     Model(#[from] foretell_models::ModelError),
+    /// The caller ended the compilation.
+    #[error("the compilation was stopped before its end")]
+    Interrupted,
 }
 
 impl Plan {

@@ -7,7 +7,7 @@ use super::pipeline::{OptimizerUpdate, PipelineCosts};
 use super::replicas::Replica;
 use super::truncated::ChunkCost;
 use crate::space::Request;
-use foretell_program::{Layout, Operation, Plan, Recompute, StageProgram};
+use foretell_program::{Layout, Operation, Plan, PlanError, Program, Recompute, StageProgram};
 use foretell_simulator::{LeastTimes, Oversubscription, least_times, least_times_on};
 use foretell_units::{Picoseconds, Seconds};
 use std::sync::Arc;
@@ -72,7 +72,7 @@ fn costs_of_replica(bounds: &Bounds<'_>, layout: Layout, micro_batches: usize) -
     // Without a pipeline the first replica lies on the same devices however many there are.
     let lies_alike = stages == 1 && layout.placement.is_none();
     let plan = Plan { global_batch: layout.samples_at_once() * micro_batches, layout, ..base.clone() };
-    let program = bounds.compiler.unplaced(&plan).map_err(|error| error.to_string())?;
+    let Some(program) = unplaced(bounds, &plan).map_err(|error| error.to_string())? else { return Ok(None) };
     let Ok(mut times) = least_times(&program, topology, costs, Oversubscription::Allowed, bucket) else { return Ok(None) };
     if program.lists.len() != stages {
         return Ok(None);
@@ -88,6 +88,15 @@ fn costs_of_replica(bounds: &Bounds<'_>, layout: Layout, micro_batches: usize) -
         }
     }
     Ok(Some(Arc::new(of_positions)))
+}
+
+/// Compiles a plan without a memory plan. `None` if the time to give up came meanwhile: then
+/// nothing is known of the plan.
+fn unplaced(bounds: &Bounds<'_>, plan: &Plan) -> Result<Option<Program>, PlanError> {
+    match bounds.compiler.unplaced_until(plan, &|| bounds.request.give_up.is_raised()) {
+        Err(PlanError::Interrupted) => Ok(None),
+        program => program.map(Some),
+    }
 }
 
 /// Gives collectives and messages no time: groups may lie elsewhere in the layout.
@@ -114,7 +123,8 @@ pub(super) fn kernel_time_per_micro_batch(
 ) -> Result<Option<f64>, Excluded> {
     let Request { topology, costs, base, .. } = *bounds.request;
     let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once(), ..base.clone() };
-    let program = bounds.compiler.unplaced(&plan).map_err(|error| Excluded::Indivisible(error.to_string()))?;
+    let program = unplaced(bounds, &plan).map_err(|error| Excluded::Indivisible(error.to_string()))?;
+    let Some(program) = program else { return Ok(None) };
     let times = match kind {
         Some(kind) => least_times_on(&program, costs, layout.bucket, |_| kind),
         None => least_times(&program, topology, costs, Oversubscription::Allowed, layout.bucket),
@@ -133,7 +143,8 @@ pub(super) fn kernel_time_per_micro_batch(
 pub(super) fn bound_by_chain(bounds: &Bounds<'_>, layout: &Layout, micro_batches: usize) -> Bounded {
     let plan = Plan { layout: layout.clone(), ..bounds.request.base.clone() };
     let Request { topology, costs, oversubscription, .. } = *bounds.request;
-    let program = bounds.compiler.unplaced(&plan).map_err(|error| Excluded::Indivisible(error.to_string()))?;
+    let program = unplaced(bounds, &plan).map_err(|error| Excluded::Indivisible(error.to_string()))?;
+    let Some(program) = program else { return Ok(Bound::TRIVIAL) };
     let Ok(times) = least_times(&program, topology, costs, oversubscription, plan.layout.bucket) else {
         return Ok(Bound::TRIVIAL);
     };

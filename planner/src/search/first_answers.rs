@@ -185,6 +185,9 @@ impl Searcher<'_> {
         };
         let mut found = Vec::new();
         for layout in bounds.variants(family) {
+            if self.is_over() {
+                break;
+            }
             let (bounded, layout, smaller) = self.bounded_with_forms(layout, micro_batches);
             found.extend(std::iter::once((bounded, layout)).chain(smaller).filter_map(with_value));
         }
@@ -230,9 +233,18 @@ impl Searcher<'_> {
                 }
             }
             self.incumbents.sort();
+            self.report_bounded();
             left.sort_by(|a, b| b.turn.cmp(&a.turn).then(b.value.total_cmp(&a.value)));
         }
         Ok(())
+    }
+
+    /// Tells the caller of the best layout so far, if anything bounds it.
+    fn report_bounded(&self) {
+        let bound = self.bounds.least_value();
+        if bound > 0.0 {
+            self.report(bound);
+        }
     }
 
     /// Takes the next layouts to simulate from the end of `left`. Layouts that were simulated

@@ -69,7 +69,8 @@ impl<'a> Searcher<'a> {
         self.probe(usual)?;
         self.fill_queue()?;
         let (predicted, left) = loop {
-            let left = self.look_at_queue()?.or(self.bound_of_unlisted);
+            // What bounds every layout also bounds what is left.
+            let left = self.look_at_queue()?.or(self.bound_of_unlisted).map(|left| left.max(self.bounds.least_value()));
             // Before a simpler and slower layout may be preferred.
             let is_unsettled = left.is_some_and(|left| !self.incumbents.settles_by_value(left));
             if let Some(value) = self.request.must_beat {
@@ -104,10 +105,7 @@ impl<'a> Searcher<'a> {
             if !self.has_answer() && self.is_over() {
                 return Err(self.out_of_time());
             }
-            if let Some(best) = self.incumbents.best() {
-                let bound = next.bound.min(best);
-                (self.request.watch)(Progress { best, bound, simulated: self.search.simulated + self.search.probed });
-            }
+            self.report(next.bound.max(self.bounds.least_value()));
             if self.incumbents.settles(next.bound) {
                 return Ok(Some(next.bound));
             }
@@ -118,6 +116,14 @@ impl<'a> Searcher<'a> {
             }
         }
         Ok(None)
+    }
+
+    /// Tells the caller of the best layout so far, if there is one, given a bound on what is left.
+    pub(super) fn report(&self, bound: f64) {
+        if let Some(best) = self.incumbents.best() {
+            let simulated = self.search.simulated + self.search.probed;
+            (self.request.watch)(Progress { best, bound: bound.min(best), simulated });
+        }
     }
 
     /// Returns `true` if the search has to end: with what it has, or without an answer.
@@ -187,6 +193,7 @@ impl<'a> Searcher<'a> {
             let enough = best.map(|best| Seconds::new(best / self.bounds.value_per_second(&family.layout)));
             let bounded = self.bounds.family(&family, enough);
             let smaller = match bounded {
+                Ok(Bound { time: None, .. }) if self.is_over() => return Err((arithmetic, number, layouts, family)),
                 Ok(Bound { time: None, memory: needed }) => self.smaller_families(&family, needed),
                 _ => Vec::new(),
             };

@@ -7,7 +7,7 @@ use crate::bounds::Bounds;
 use crate::error::{PlannerError, USUAL_HINT};
 use crate::objective;
 use crate::space::{Objective, Request};
-use foretell_program::{Plan, Program};
+use foretell_program::{Plan, PlanError, Program};
 use foretell_simulator::{
     Deadline, Folding, MemoryUse, Options, Prediction, Recording, SimulationError, Stop, memory_use, predict_with_memory,
 };
@@ -62,13 +62,22 @@ impl Simulations<'_> {
     pub(super) fn first(&self, layouts: &[QueuedLayout]) -> Result<FirstOutcome, PlannerError> {
         let Some(first) = layouts.first() else { return Ok(FirstOutcome { outcome: None, program: None }) };
         let plan = self.plan_of(first);
-        match self.bounds.compiler.training(&plan) {
+        let without_program = |outcome| Ok(FirstOutcome { outcome: Some(outcome), program: None });
+        match self.bounds.compiler.training_until(&plan, &|| self.stop().is_raised()) {
             Ok(program) => {
                 let outcome = Some(self.outcome(first, plan, &program, None)?);
                 Ok(FirstOutcome { outcome, program: Some(program).filter(|_| layouts.len() > 1) })
             }
-            Err(error) => Ok(FirstOutcome { outcome: Some(Outcome::Indivisible(error.to_string())), program: None }),
+            Err(PlanError::Interrupted) => without_program(Outcome::Interrupted),
+            Err(error) => without_program(Outcome::Indivisible(error.to_string())),
         }
+    }
+
+    /// Returns what ends a compilation or simulation. Until there is an answer, the clock gives a
+    /// search a little more time.
+    fn stop(&self) -> &Stop {
+        let request = self.bounds.request;
+        if self.incumbents.best().is_some() { &request.stop } else { &request.give_up }
     }
 
     /// Simulates further layouts that share the first one's Program, as far as they are not settled
@@ -84,6 +93,9 @@ impl Simulations<'_> {
         let (Some(mut program), Some(first)) = (first.program, layouts.first()) else { return Ok(outcomes) };
         let returns_one = self.bounds.request.top <= 1;
         for layout in &layouts[1..] {
+            if self.stop().is_raised() {
+                break;
+            }
             let is_settled_by_round = |best: f64| returns_one && self.incumbents.would_settle(layout.bound, best, best);
             let can_wait = Incumbents::is_far(layout.bound, first.bound)
                 || self.incumbents.settles(layout.bound)
@@ -125,8 +137,11 @@ impl Simulations<'_> {
             Objective::Energy => false,
             Objective::Time | Objective::Cost | Objective::Goodput => request.costs.step_spread.is_some(),
         };
-        // Until there is an answer, the clock gives a search a little more time.
-        let stop = if self.incumbents.best().is_some() { &request.stop } else { &request.give_up };
+        let stop = self.stop();
+        // Preparing a simulation takes time, too.
+        if stop.is_raised() {
+            return Ok(Outcome::Interrupted);
+        }
         let (value, predicted) = if predicts_value {
             let deadline = self.deadline(layout, program, best).map(Arc::new);
             let prediction = match predict(request, program, memory.clone(), (deadline, stop.clone())) {

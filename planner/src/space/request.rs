@@ -80,7 +80,7 @@ pub struct Request<'a> {
     pub stop: Stop,
     /// Asked repeatedly until there is a candidate. `true` ends the search with an error.
     pub give_up: Stop,
-    /// Told how far the search is, between its rounds.
+    /// Told how far the search is: with the first answers, and between its rounds.
     pub watch: &'a (dyn Fn(Progress) + Sync),
 }
 

@@ -2,7 +2,7 @@
 
 use super::cache::LoweringCache;
 use super::emit::Emission;
-use super::programs::{Compiled, Offsets, Session, programs};
+use super::programs::{Compiled, IsOver, Offsets, Session, programs};
 use super::saving::saving;
 use super::wanted::{SessionPart, Wanted};
 use crate::plan::{Plan, PlanError};
@@ -63,6 +63,15 @@ impl<'a> Compiler<'a> {
         self.one(plan, first_step(plan), Offsets::Planned)
     }
 
+    /// Compiles the training step as [`Compiler::training`] does, unless `is_over` answers `true`
+    /// meanwhile. It is asked between instruction lists, from any thread.
+    ///
+    /// # Errors
+    /// [`PlanError::Interrupted`] if it was over, and as [`super::compile`].
+    pub fn training_until(&self, plan: &Plan, is_over: &(dyn Fn() -> bool + Sync)) -> Result<Program, PlanError> {
+        self.one_until(plan, first_step(plan), Offsets::Planned, is_over)
+    }
+
     /// Compiles the evaluation alone.
     ///
     /// # Errors
@@ -90,8 +99,21 @@ impl<'a> Compiler<'a> {
         self.one(plan, first_step(plan), Offsets::None)
     }
 
+    /// Compiles the training step as [`Compiler::unplaced`] does, unless `is_over` answers `true`
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// As [`Compiler::training_until`].
+    pub fn unplaced_until(&self, plan: &Plan, is_over: &(dyn Fn() -> bool + Sync)) -> Result<Program, PlanError> {
+        self.one_until(plan, first_step(plan), Offsets::None, is_over)
+    }
+
     fn one(&self, plan: &Plan, wanted: Wanted, offsets: Offsets) -> Result<Program, PlanError> {
-        match programs(&self.cache, plan, &[wanted], Emission::Once, offsets)?.pop() {
+        self.one_until(plan, wanted, offsets, &|| false)
+    }
+
+    fn one_until(&self, plan: &Plan, wanted: Wanted, offsets: Offsets, is_over: IsOver<'_>) -> Result<Program, PlanError> {
+        match programs(&self.cache, plan, &[wanted], Emission::Once, offsets, is_over)?.pop() {
             Some(program) => Ok(program),
             None => unreachable!("one Program was wanted"),
         }
@@ -105,7 +127,7 @@ impl<'a> Compiler<'a> {
         let workers = 0..pacing.map_or(0, |pacing| pacing.workers);
         let sessions = workers.flat_map(|worker| SessionPart::ALL.map(|part| Wanted::Serve(worker, part)));
         let wanted: Vec<Wanted> = std::iter::once(Wanted::Evaluation).chain(steps).chain(sessions).collect();
-        let mut programs = programs(&self.cache, plan, &wanted, emission, Offsets::Planned)?.into_iter();
+        let mut programs = programs(&self.cache, plan, &wanted, emission, Offsets::Planned, &|| false)?.into_iter();
         let (Some(evaluation), Some(training)) = (programs.next(), programs.next()) else {
             unreachable!("an evaluation and at least one step were wanted")
         };
@@ -130,6 +152,25 @@ fn first_step(plan: &Plan) -> Wanted {
 mod tests {
     use super::*;
     use crate::plan::Layout;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    #[test]
+    fn a_compilation_ends_between_two_lists_when_it_is_over() {
+        let model = Model::named("gpt2").expect("in the zoo");
+        let compiler = Compiler::new(&model, "gpt2");
+        let plan = Plan::new(Layout { pipeline: 4, ..Layout::default() }, 4);
+        for lists in 0..=4 {
+            let asked = AtomicUsize::new(0);
+            let is_over = || asked.fetch_add(1, Ordering::Relaxed) >= lists;
+            match compiler.unplaced_until(&plan, &is_over) {
+                Ok(program) => assert_eq!((program.lists.len(), lists), (4, 4)),
+                Err(error) => assert_eq!((error, lists < 4), (PlanError::Interrupted, true)),
+            }
+        }
+        assert_eq!(compiler.training_until(&plan, &|| true).expect_err("it is over"), PlanError::Interrupted);
+        let whole = compiler.training_until(&plan, &|| false).expect("it divides the model");
+        assert_eq!(format!("{whole:?}"), format!("{:?}", compiler.training(&plan).expect("it divides the model")));
+    }
 
     #[test]
     fn a_cache_limit_of_zero_keeps_one_lowering_and_changes_no_program() {

@@ -95,17 +95,24 @@ pub(super) enum Offsets {
     None,
 }
 
+/// Whether a compilation has to end. It is asked between lists, from any thread.
+pub(super) type IsOver<'a> = &'a (dyn Fn() -> bool + Sync);
+
 /// Compiles the wanted Programs, over one arena.
 ///
 /// Persistent buffers are those of the training step; logits alone need no gradients and no
 /// optimizer state. If evaluation is compiled, ranks share a list only if they do the same in
 /// training and in evaluation.
+///
+/// # Errors
+/// [`PlanError::Interrupted`] once `is_over` answers `true`.
 pub(super) fn programs(
     cache: &LoweringCache<'_>,
     plan: &Plan,
     wanted: &[Wanted],
     emission: Emission,
     offsets: Offsets,
+    is_over: IsOver<'_>,
 ) -> Result<Vec<Program>, PlanError> {
     plan.validate()?;
     // From here on, plans whose layouts mean the same thing are equal.
@@ -126,7 +133,7 @@ pub(super) fn programs(
     let lists = list_ranks(&mesh, &crossings);
     let state = |list: &ListRanks| StageState::new(lowering_of(&lowered[0].1, list, &mesh), &cuts, list.stage, plan, &mesh);
     let states = lists.iter().map(state).collect::<Result<Vec<_>, PlanError>>()?;
-    let compilation = Compilation { plan, mesh: &mesh, cuts: &cuts, lists: &lists, states: &states, emission, offsets };
+    let compilation = Compilation { plan, mesh: &mesh, cuts: &cuts, lists: &lists, states: &states, emission, offsets, is_over };
     // The order in which each list of workers pushes its buckets, as the last step has it.
     let mut pushed = Vec::new();
     let mut programs = Vec::with_capacity(wanted.len());
@@ -182,6 +189,7 @@ struct Compilation<'a> {
     states: &'a [StageState],
     emission: Emission,
     offsets: Offsets,
+    is_over: IsOver<'a>,
 }
 
 impl Compilation<'_> {
@@ -204,11 +212,14 @@ impl Compilation<'_> {
         }
         let receives = messages::receives(lowerings.any(), cuts, plan.layout.schedule, &orders);
         let compile_list = |(list, state): (&ListRanks, &StageState)| {
+            if (self.is_over)() {
+                return Err(PlanError::Interrupted);
+            }
             let tasks = match wanted {
                 Wanted::Serve(..) => Tasks::Nothing,
                 _ => Tasks::Passes(orders[list.stage].as_slice(), receives[list.stage].as_slice()),
             };
-            self.list(lowering_of(lowerings, list, mesh), crossings, list, state, tasks, wanted)
+            Ok(self.list(lowering_of(lowerings, list, mesh), crossings, list, state, tasks, wanted))
         };
         // The stages of servers follow those of the model.
         let workers = self.lists.partition_point(|list| list.stage < cuts.stages);
@@ -218,8 +229,8 @@ impl Compilation<'_> {
         // planner, which already compiles many Programs in parallel: a nested parallel loop here
         // could start another whole Program while it waits, and nest without bound.
         let mut compiled: Vec<(StageProgram, Vec<usize>)> = match self.offsets {
-            Offsets::Planned => lists.par_iter().zip(states).map(compile_list).collect(),
-            Offsets::None => lists.iter().zip(states).map(compile_list).collect(),
+            Offsets::Planned => lists.par_iter().zip(states).map(compile_list).collect::<Result<_, PlanError>>()?,
+            Offsets::None => lists.iter().zip(states).map(compile_list).collect::<Result<_, PlanError>>()?,
         };
         if matches!(wanted, Wanted::Step(_)) {
             *pushed = compiled.iter().map(|(_, pushed)| pushed.clone()).collect();
