@@ -76,6 +76,8 @@ enum Form {
     NcclXml,
     /// The `config.json` beside a model's weights (Hugging Face Transformers)
     HfConfig,
+    /// An ONNX graph
+    Onnx,
     /// Arguments of Megatron-LM's `pretrain_gpt.py`, or a script that has them
     MegatronArgs,
     /// torchtitan's TOML file
@@ -135,7 +137,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         return kineto::run(arguments, json);
     }
     let file = arguments.file()?;
-    let text = inputs::read(file)?;
+    let text = if arguments.form == Form::Onnx { String::new() } else { inputs::read(file)? };
     let mut unread = Vec::new();
     let (what, imported) = match (arguments.form, arguments.form.plan()) {
         (_, Some(form)) => {
@@ -146,6 +148,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (Form::NvidiaSmiTopo | Form::NcclXml | Form::RocmSmiTopo | Form::SlurmNodes, _) => {
             ("topology", topology(arguments, &text)?)
         }
+        (Form::Onnx, _) => ("model", inputs::ModelFile::to_yaml(&inputs::onnx(file)?.model)?),
         _ => {
             let named = inputs::hugging_face(&text, file, arguments.sequence)?;
             ("model", inputs::ModelFile::to_yaml(&named.model)?)

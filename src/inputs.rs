@@ -188,8 +188,8 @@ pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>) -> Resu
     sound(NamedModel { name, model: imported.model }, path)
 }
 
-/// Reads an ONNX graph.
-fn onnx(path: &Path) -> Result<NamedModel, Failure> {
+/// Reads an ONNX graph. Notes what differs from it.
+pub fn onnx(path: &Path) -> Result<NamedModel, Failure> {
     let imported = from_onnx(read_bytes(path, MOST_ONNX)?).map_err(|error| Failure::in_file(path, &error))?;
     note(&imported, path);
     let name = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());

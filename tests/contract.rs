@@ -170,6 +170,22 @@ fn a_model_file_may_name_a_base_and_an_option_its_sequence() {
 }
 
 #[test]
+fn an_onnx_graph_becomes_a_model_file_with_the_same_parameters() {
+    let scratch = Scratch::new();
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/models/tests/onnx/torch_encoder_second.onnx");
+    let imported = scratch.json(&["import", "onnx", file, "-o", "encoder.yaml"]);
+    assert_eq!(imported["file"], "encoder.yaml");
+    for model in [file, "encoder.yaml"] {
+        assert_eq!(scratch.json(&["models", "show", model])["parameters"], 164_468, "{model}");
+    }
+    let plan = scratch.file(
+        "plan.yaml",
+        "{model: encoder.yaml, topology: dgx-a100-80g, layout: {data: 4, pipeline: 2, zero: 1}, global_batch: 32}",
+    );
+    assert!(number(&scratch.json(&["simulate", "--plan", text(&plan)]), "step_seconds") > 0.0);
+}
+
+#[test]
 fn a_plan_of_another_job_is_not_laid_beside_the_answer() {
     let scratch = Scratch::new();
     scratch.file("small.yaml", MLP);

@@ -280,8 +280,8 @@ impl Translator {
 
 /// The extent of a dimension of several tensors one after the other.
 fn joined_extent(inputs: &[Known], axis: usize) -> Option<i64> {
-    let extents = inputs.iter().map(|input| input.dimensions().get(axis).copied().unwrap_or(1));
-    extents.fold(Some(0i64), |sum, extent| sum?.checked_add(extent))
+    let mut extents = inputs.iter().map(|input| input.dimensions().get(axis).copied().unwrap_or(1));
+    extents.try_fold(0i64, i64::checked_add)
 }
 
 /// A target of `Expand` with the mark where it states the batch of a layer's result.
