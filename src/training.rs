@@ -109,6 +109,11 @@ fn transport(name: &str) -> Result<TransportKind, String> {
 /// The longest order of arrivals. A turn has some 30 bytes.
 const MOST_ORDER: u64 = 4 << 30;
 
+/// The steps of a run that does not say how many, and the longest round that such a run makes in
+/// their place.
+const USUAL_STEPS: usize = 50;
+const LONGEST_USUAL_ROUND: usize = 10_000;
+
 /// Reads an order of arrivals.
 fn read_order(path: &str) -> Result<ArrivalOrder, String> {
     const HINT: &str = "hint: give a file that `--record-order` wrote";
@@ -268,10 +273,12 @@ impl TrainingArguments {
             seed: self.seed(),
             length: match (self.steps, self.epochs) {
                 (_, Some(epochs)) => Length::Epochs(epochs),
-                // Where replicas exchange only after a round, a run ends with one.
-                (steps, None) => Length::Steps(
-                    steps.unwrap_or_else(|| 50_usize.checked_next_multiple_of(loaded.plan.cycle().round_steps()).unwrap_or(50)),
-                ),
+                // Where replicas exchange only after a round, a run ends with one. A very long round
+                // is refused, unless `--steps` has it.
+                (steps, None) => Length::Steps(steps.unwrap_or_else(|| {
+                    let round = loaded.plan.cycle().round_steps();
+                    if round > LONGEST_USUAL_ROUND { USUAL_STEPS } else { USUAL_STEPS.next_multiple_of(round) }
+                })),
             },
             evaluate: !self.no_evaluation,
             timeline: None,

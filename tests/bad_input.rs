@@ -323,7 +323,7 @@ fn a_mode_that_is_not_there_yet_or_has_no_meaning_is_refused() {
         ("{local_sgd: {every: 4, overlap: -1}}", ["plan.yaml:5:39", "hint:"]),
         ("{local_sgd: {every: 4, mixing: 1.5}}", ["`mode.local_sgd`", "the share of its own parameters"]),
         ("{local_sgd: {every: 4, compression: int4}}", ["plan.yaml", "`int4` is no format for numbers that travel"]),
-        ("{decentralised: {graph: ring, compression: int8}}", ["plan.yaml", "`compression` is not there yet"]),
+        ("{decentralised: {graph: ring, compression: int8}}", ["plan.yaml", "`decentralised` has no `compression`"]),
         ("{local_sgd: {every: 4, outer: {optimizer: nesterov, momentum: 0.0}}}", ["`mode.local_sgd`", "needs a momentum"]),
         ("{local_sgd: {every: 4, outer: {learning_rate: -1}}}", ["`mode.local_sgd`", "not above 0"]),
         ("{decentralised: {graph: ring, every: 0}}", ["`mode.decentralised`", "after every 0 steps"]),

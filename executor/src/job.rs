@@ -93,8 +93,10 @@ impl TrainingJob {
             if steps.is_multiple_of(round) {
                 return Ok(());
             }
-            let (before, after) = (steps / round * round, steps.next_multiple_of(round));
-            let others = if before == 0 { after.to_string() } else { format!("{before} or {after}") };
+            let (before, after) = (steps / round * round, steps.checked_next_multiple_of(round));
+            let others: Vec<String> =
+                [Some(before).filter(|&steps| steps > 0), after].iter().flatten().map(usize::to_string).collect();
+            let others = others.join(" or ");
             Err(ExecutorError::Unsupported {
                 what: format!("{what} of {steps} steps, when replicas exchange after every {round},"),
                 hint: format!("use `{option}` with {others} steps, or an `every` that divides {steps}"),

@@ -84,6 +84,8 @@ pub struct Versions {
     /// The number of pushes that the next version has, but for the quorum.
     added: usize,
     workers: Vec<WorkerVersions>,
+    /// The fewest pushes of a worker that has not left, and how many workers have as few.
+    slowest: (usize, usize),
 }
 
 /// A worker's progress, as a server sees it.
@@ -99,7 +101,8 @@ struct WorkerVersions {
 impl Versions {
     /// The versions before the first turn.
     pub fn new(pacing: Pacing) -> Self {
-        Self { pacing, version: 0, last: None, added: 0, workers: vec![WorkerVersions::default(); pacing.workers] }
+        let workers = vec![WorkerVersions::default(); pacing.workers];
+        Self { pacing, version: 0, last: None, added: 0, workers, slowest: (0, pacing.workers) }
     }
 
     /// Ends the versions of a quorum after so many steps: late pushes make no more of them.
@@ -112,6 +115,12 @@ impl Versions {
         self.version
     }
 
+    /// The fewest pushes of a worker, and the version. A pull that had to wait may come next only
+    /// after one of them has changed.
+    pub fn awaited(&self) -> (usize, usize) {
+        (self.slowest.0, self.version)
+    }
+
     /// Whether a turn may come next. A worker pulls and pushes in turn. A bound or a quorum delays
     /// its pull, and nothing delays its push. One that has left has no more turns.
     pub fn allows(&self, turn: Turn) -> bool {
@@ -119,8 +128,7 @@ impl Versions {
         match turn {
             Turn::Push(worker) => present(worker).is_some_and(|one| one.pulls == one.pushes + 1),
             Turn::Pull(worker) => {
-                let slowest = self.workers.iter().filter(|one| !one.has_left).map(|one| one.pushes).min().unwrap_or(0);
-                let is_near = |steps: usize| self.pacing.bound.is_none_or(|bound| steps <= slowest + bound);
+                let is_near = |steps: usize| self.pacing.bound.is_none_or(|bound| steps <= self.slowest.0.saturating_add(bound));
                 let is_made = |steps: usize| self.pacing.quorum.is_none() || steps <= self.version;
                 present(worker).is_some_and(|one| one.pulls == one.pushes && is_near(one.pushes) && is_made(one.pushes))
             }
@@ -143,6 +151,13 @@ impl Versions {
     /// Notes that a worker has left: it has no more turns, and no other waits for it.
     pub fn leave(&mut self, worker: u32) {
         self.workers.get_mut(worker as usize).into_iter().for_each(|one| one.has_left = true);
+        self.find_slowest();
+    }
+
+    fn find_slowest(&mut self) {
+        let pushes = || self.workers.iter().filter(|one| !one.has_left).map(|one| one.pushes);
+        let fewest = pushes().min().unwrap_or(0);
+        self.slowest = (fewest, pushes().filter(|&pushes| pushes == fewest).count());
     }
 
     /// Takes a turn. Returns the staleness of a push. A turn that is not allowed changes nothing.
@@ -160,7 +175,13 @@ impl Versions {
             Turn::Push(worker) => {
                 let one = self.workers.get_mut(worker as usize)?;
                 one.pushes += 1;
-                let staleness = version - one.pulled;
+                let (staleness, was_slowest) = (version - one.pulled, one.pushes == self.slowest.0 + 1);
+                if was_slowest {
+                    self.slowest.1 -= 1;
+                }
+                if self.slowest.1 == 0 {
+                    self.find_slowest();
+                }
                 self.added += usize::from(effects.contains(&Effect::Add));
                 if effects.contains(&Effect::Update) {
                     (self.version, self.added) = (version + 1, 0);

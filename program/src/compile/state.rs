@@ -405,7 +405,7 @@ fn refuse_common_versions(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: 
     if !running_statistics(lowering, cuts, stage, plan).is_empty() {
         return refuse(
             "workers that go at their own pace have no common running statistics of batch norms".into(),
-            "use `staleness: 0`, or a model without batch norm",
+            "use `staleness: 0` without `backup_workers`, or a model without batch norm",
         );
     }
     let is_shared = |one: &CompletedGradient| one.stages.len() > 1;
@@ -414,7 +414,8 @@ fn refuse_common_versions(lowering: &Lowering, cuts: &Cuts, stage: usize, plan: 
             let name = &lowering.graph.tensor(shared.parameter).name;
             refuse(
                 format!("stages share `{name}`, and their servers would hold different versions of it"),
-                "use `staleness: 0`, `pipeline: 1`, or a model that shares no parameters (`tied_embeddings: false`)",
+                "use `staleness: 0` without `backup_workers`, `pipeline: 1`, or a model that shares no parameters \
+                 (`tied_embeddings: false`)",
             )
         }
         None => Ok(()),

@@ -2,7 +2,7 @@
 //! gradients in every step. In the others each replica makes steps of its own, and the replicas
 //! exchange parameters at the end of a round of steps.
 
-use super::local_sgd::{LocalSgd, LocalSgdForm, OuterOptimizer, no_backup_workers};
+use super::local_sgd::{LocalSgd, LocalSgdForm, OuterOptimizer, no_backup_workers, parse_compression};
 use super::parameter_server::{ParameterServer, ParameterServerForm, Staleness};
 use super::{Plan, PlanError};
 use crate::cycle::Cycle;
@@ -266,7 +266,7 @@ struct DecentralisedForm {
     #[serde(default = "one")]
     every: usize,
     #[schemars(skip)]
-    compression: Option<IgnoredAny>,
+    compression: Option<String>,
     #[schemars(skip)]
     backup_workers: Option<IgnoredAny>,
 }
@@ -279,16 +279,22 @@ impl TryFrom<ModeForm> for Mode {
     type Error = String;
 
     fn try_from(form: ModeForm) -> Result<Self, String> {
-        let missing = |what: &str, hint: &str| Err(format!("`{what}` is not there yet; hint: {hint}"));
         match form {
             ModeForm::Synchronous => Ok(Mode::Synchronous),
             ModeForm::LocalSgd(form) => Ok(Mode::LocalSgd(form.try_into()?)),
-            ModeForm::Decentralised(DecentralisedForm { compression: Some(_), .. }) => {
-                missing("compression", "leave it out: parameters are exchanged in single precision")
-            }
             ModeForm::Decentralised(DecentralisedForm { backup_workers: Some(_), .. }) => Err(no_backup_workers()),
-            ModeForm::Decentralised(DecentralisedForm { graph, every, .. }) => {
-                Ok(Mode::Decentralised(Decentralised { graph, every }))
+            ModeForm::Decentralised(DecentralisedForm { graph, every, compression, .. }) => {
+                // Averaging rounded parameters need not converge (Tang et al. 2018, arXiv
+                // 1803.06317).
+                match compression.as_deref().map(parse_compression).transpose()?.flatten() {
+                    None => Ok(Mode::Decentralised(Decentralised { graph, every })),
+                    Some(_) => {
+                        Err("`decentralised` has no `compression`: neighbours exchange parameters, and rounding these in each \
+                                    round may keep a run from converging; hint: leave it out, or use `local_sgd`, whose changes \
+                                    travel in few bits"
+                            .into())
+                    }
+                }
             }
             ModeForm::ParameterServer(form) => Ok(Mode::ParameterServer(form.try_into()?)),
         }

@@ -72,7 +72,7 @@ pub(super) struct ParameterServerForm {
 
 /// The form of a staleness: a number of steps, or a word.
 #[derive(Clone, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "this is no staleness; hint: use a number of steps such as 2, or `unbounded`")]
 enum StalenessForm {
     Steps(i64),
     Word(String),

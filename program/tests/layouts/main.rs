@@ -5,6 +5,7 @@ mod context;
 mod dropout;
 mod exchanges;
 mod experts;
+mod modes;
 mod recipes;
 mod recompute;
 mod refusals;

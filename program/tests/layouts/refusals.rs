@@ -131,10 +131,12 @@ fn a_mode_without_meaning_or_not_there_yet_is_refused_in_a_sentence() {
             "`int4` is no format for numbers that travel; hint: use `fp32`",
         ),
         (r#"{"local_sgd": {"every": 4, "overlap": 1, "compression": "int8"}}"#, "between more than two replicas"),
-        (r#"{"decentralised": {"graph": "ring", "compression": "int8"}}"#, "`compression` is not there yet; hint: "),
+        (r#"{"decentralised": {"graph": "ring", "compression": "int8"}}"#, "`decentralised` has no `compression`: "),
         (r#"{"parameter_server": {"servers": 0}}"#, "no server is left"),
         (r#"{"parameter_server": {"servers": 1, "staleness": -1}}"#, "a staleness of -1 steps is below 0; hint: "),
         (r#"{"parameter_server": {"servers": 1, "staleness": "some"}}"#, "`some` is no staleness; hint: "),
+        (r#"{"parameter_server": {"servers": 1, "staleness": 10000000000000000000}}"#, "this is no staleness; hint: "),
+        (r#"{"parameter_server": {"servers": 20000}}"#, "20000 servers of 4 workers, and at most 1024 servers"),
         (r#"{"parameter_server": {"servers": 1, "backup_workers": -1}}"#, "-1 backup workers are below 0; hint: "),
         (r#"{"parameter_server": {"servers": 1, "backup_workers": 4}}"#, "4 backup workers of 4 leave no gradients"),
         (r#"{"parameter_server": {"servers": 1, "backup_workers": 1, "staleness": "unbounded"}}"#, "no backup worker is late"),
@@ -191,6 +193,19 @@ fn a_mode_that_the_rest_of_the_plan_cannot_have_is_refused() {
     let exponential = r#"{"decentralised": {"graph": "exponential"}}"#;
     let of_six = |plan: &mut Plan| (plan.layout.data, plan.global_batch) = (6, 6);
     check(refused_mode(exponential, of_six), "a power of two of replicas, and there are 6");
+}
+
+#[test]
+fn servers_of_more_workers_than_memory_holds_are_refused() {
+    let of = |workers: usize| move |plan: &mut Plan| (plan.layout.data, plan.global_batch) = (workers, workers);
+    let check = |error: String, expected: &str| assert!(error.contains(expected), "{error}");
+    let many = r#"{"parameter_server": {"servers": 1000}}"#;
+    check(refused_mode(many, of(2000)), "1000 servers of 2000 workers make 2000000 connections, more than 1048576");
+    // Their sessions know each other's buffers.
+    for more in [r#""staleness": 1000000000000000000"#, r#""backup_workers": 1"#] {
+        let stale = format!(r#"{{"parameter_server": {{"servers": 1, {more}}}}}"#);
+        check(refused_mode(&stale, of(4096)), "4096 workers and 1 servers of `m` in 1 buckets have too many messages");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::list::{Label, ListBuilder};
 use super::persistent::PersistentBuffers;
 use super::push::Push;
 use super::update::Update;
-use super::workers::{in_forward_order, peers};
+use super::workers::{in_forward_order, peer, peers};
 use crate::compile::wanted::{SessionPart, Wanted};
 use crate::plan::Plan;
 use crate::program::{BufferRole, PeerId, Phase};
@@ -22,11 +22,17 @@ impl StageEmitter<'_> {
     /// workers push them.
     pub(in crate::compile) fn serve(&mut self, wanted: Wanted, pushed: &[usize]) {
         let Self { stage, list, persistent, gradients, .. } = self;
-        let workers = peers(list, stage, stage.index - stage.cuts.stages, stage.plan.layout.data);
+        let of_workers = stage.index - stage.cuts.stages;
         if stage.plan.pacing().is_some() {
+            let workers = match wanted {
+                Wanted::Serve(worker, _) => worker..worker + 1,
+                Wanted::Step(_) | Wanted::Evaluation | Wanted::Logits => 0..stage.plan.layout.data,
+            };
+            let workers: Vec<_> = workers.map(|worker| (worker, peer(list, stage, of_workers, worker))).collect();
             self.sessions(&workers, wanted, pushed);
             return;
         }
+        let workers = peers(list, stage, of_workers, stage.plan.layout.data);
         if wanted == Wanted::Logits {
             return;
         }
@@ -49,19 +55,19 @@ impl StageEmitter<'_> {
 }
 
 impl StageEmitter<'_> {
-    /// Emits one part of a session, or those of all sessions that a Program needs.
-    fn sessions(&mut self, workers: &[PeerId], wanted: Wanted, pushed: &[usize]) {
+    /// Emits the parts of the workers' sessions that a Program needs.
+    fn sessions(&mut self, workers: &[(usize, PeerId)], wanted: Wanted, pushed: &[usize]) {
         let adds = adds_pushes(self.stage.plan);
         let of_all = |parts: &[SessionPart]| {
-            let of_part = |&part: &SessionPart| (0..workers.len()).map(move |worker| (worker, part));
+            let of_part = |&part: &SessionPart| workers.iter().map(move |&worker| (worker, part));
             parts.iter().flat_map(of_part).collect::<Vec<_>>()
         };
         let parts = match wanted {
-            Wanted::Serve(worker, part) => vec![(worker, part)],
+            Wanted::Serve(_, part) => of_all(&[part]),
             Wanted::Step(_) if adds => {
                 let mut parts = of_all(&SessionPart::ALL[..4]);
                 // One update for all.
-                parts.extend(workers.len().checked_sub(1).map(|last| (last, SessionPart::Update)));
+                parts.extend(workers.last().map(|&last| (last, SessionPart::Update)));
                 parts
             }
             Wanted::Step(_) => of_all(&SessionPart::ALL),
@@ -69,7 +75,7 @@ impl StageEmitter<'_> {
             Wanted::Logits => Vec::new(),
         };
         for (worker, part) in parts {
-            self.session((worker, workers[worker]), part, pushed);
+            self.session(worker, part, pushed);
         }
     }
 

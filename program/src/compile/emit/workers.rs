@@ -60,13 +60,15 @@ pub(super) fn in_forward_order(stage: &Stage<'_>) -> Vec<usize> {
 
 /// The ranks of `stage` with the same coordinates, one for each of `count` positions along `data`.
 pub(super) fn peers(list: &mut ListBuilder, own: &Stage<'_>, stage: usize, count: usize) -> Vec<PeerId> {
+    (0..count).map(|position| peer(list, own, stage, position)).collect()
+}
+
+/// The rank of `stage` with the same coordinates, but for a position along `data`.
+pub(super) fn peer(list: &mut ListBuilder, own: &Stage<'_>, stage: usize, position: usize) -> PeerId {
     let mesh = own.mesh;
-    let peer = |position: usize| {
-        let peer_of = |rank: Rank| {
-            let coordinates = mesh.coordinates(rank).with(Axis::Pipeline, stage).with(Axis::Data, position);
-            (rank, mesh.rank(coordinates))
-        };
-        Peer { stage, ranks: Some(mesh.stage_ranks(own.index).into_iter().map(peer_of).collect()) }
+    let peer_of = |rank: Rank| {
+        let coordinates = mesh.coordinates(rank).with(Axis::Pipeline, stage).with(Axis::Data, position);
+        (rank, mesh.rank(coordinates))
     };
-    (0..count).map(|position| list.peer(peer(position))).collect()
+    list.peer(Peer { stage, ranks: Some(mesh.stage_ranks(own.index).into_iter().map(peer_of).collect()) })
 }
