@@ -39,7 +39,7 @@ pub enum ModeChoice {
 pub struct SamplesNeeded {
     /// The mode.
     pub mode: Mode,
-    /// A multiple of what the synchronous mode needs.
+    /// A multiple of what the synchronous mode needs. Samples of dropped gradients do not count.
     pub samples: f64,
     /// Where that number is from.
     pub source: String,
@@ -54,9 +54,14 @@ struct ModeAnswer {
 }
 
 impl ModeAnswer {
+    /// The samples that the mode needs, with those that backup workers drop.
+    fn samples(&self) -> f64 {
+        self.needed.samples / self.candidate.plan.counted_share()
+    }
+
     /// The time to a loss, in seconds for each step that the synchronous mode needs.
     fn time(&self) -> f64 {
-        self.candidate.prediction.step_seconds.value() * self.needed.samples
+        self.candidate.prediction.step_seconds.value() * self.samples()
     }
 }
 
@@ -88,7 +93,8 @@ struct ModeEntry {
     plan: PlanFile,
     /// Its prediction.
     predicted: Prediction,
-    /// The samples that the mode needs to reach a loss, as a multiple of the synchronous mode's.
+    /// The samples that the mode needs to reach a loss, with those that backup workers drop, as a
+    /// multiple of the synchronous mode's.
     samples_needed: f64,
     /// Where that number is from.
     source: String,
@@ -169,7 +175,7 @@ impl ModeAnswers {
                 name(&plan.mode),
                 answer.relative_time,
                 prediction.step_seconds,
-                answer.needed.samples,
+                answer.samples(),
                 answer.needed.source,
                 explain::words(&plan.layout)
             )
@@ -184,7 +190,7 @@ impl ModeAnswers {
             Ok(ModeEntry {
                 plan: choices.movable_plan_file(setting, &answer.candidate.plan)?,
                 predicted: answer.candidate.prediction.clone(),
-                samples_needed: answer.needed.samples,
+                samples_needed: answer.samples(),
                 source: answer.needed.source.clone(),
                 relative_time: answer.relative_time,
             })

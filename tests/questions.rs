@@ -226,6 +226,14 @@ fn modes_are_compared_by_time_to_a_loss_with_what_that_assumes() {
     assert_eq!(compared[0]["plan"]["mode"]["local_sgd"]["every"], 500, "{all}");
     assert!(times[0] < 0.9, "{times:?}");
     assert_eq!((&all["plan"], &all["predicted"]), (&compared[0]["plan"], &compared[0]["predicted"]));
+    // The late gradients of one worker of three are dropped, so a half more samples are needed.
+    let dropping = |one: &&Value| {
+        let servers = &one["plan"]["mode"]["parameter_server"];
+        (&servers["servers"], &servers["backup_workers"]) == (&Value::from(1), &Value::from(1))
+    };
+    let dropping = compared.iter().find(dropping).expect("a backup worker");
+    assert!(dropping["plan"]["layout"]["data"] == 3 && dropping["samples_needed"] == 1.5, "{dropping}");
+    assert!(dropping["source"].as_str().is_some_and(|text| text.contains("1604.00981")), "{dropping}");
     let assumption = all["modes"]["assumption"].as_str().expect("a text");
     assert!(assumption.contains("assumes") && assumption.contains("built-in table"), "{assumption}");
     // With another table the answer is another one, and the plan that is written has its mode.

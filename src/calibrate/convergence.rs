@@ -82,7 +82,8 @@ pub struct ConvergenceAnswer {
 struct MeasuredMode {
     /// The mode.
     mode: Mode,
-    /// The samples that it needed to reach the loss, as a multiple of the synchronous mode's.
+    /// The samples that it needed to reach the loss, as a multiple of the synchronous mode's. Those
+    /// that backup workers dropped do not count.
     samples_needed: f64,
     /// The same as a number of samples; null if the mode has the result of the synchronous one and
     /// was not run.
@@ -193,11 +194,12 @@ impl Runner<'_> {
                 continue;
             }
             let curves = self.curves(mode, LONGEST * self.steps(), &|| bar.inc(1))?;
+            let counted = self.plan(mode).counted_share();
             match fewest(&curves, target_loss) {
                 Some((steps, curve)) => modes.push(MeasuredMode {
                     mode,
-                    samples_needed: steps as f64 / least as f64,
-                    samples: Some(steps * batch),
+                    samples_needed: steps as f64 * counted / least as f64,
+                    samples: Some(((steps * batch) as f64 * counted).round() as usize),
                     learning_rate: Some(curve.learning_rate),
                     staleness: curve.staleness,
                 }),

@@ -52,6 +52,11 @@ impl Plan {
         Some(Pacing { workers, bound, quorum: None })
     }
 
+    /// The share of a step's samples whose gradients count. Backup workers drop those of the others.
+    pub fn counted_share(&self) -> f64 {
+        self.pacing().map_or(1.0, |Pacing { workers, quorum, .. }| quorum.unwrap_or(workers) as f64 / workers.max(1) as f64)
+    }
+
     /// The number of samples whose mean gradient an update uses.
     pub(crate) fn samples_of_update(&self) -> usize {
         let quorum = self.pacing().and_then(|pacing| pacing.quorum).unwrap_or(1);
