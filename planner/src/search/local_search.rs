@@ -92,9 +92,13 @@ impl Searcher<'_> {
             .filter(|_| !self.is_over())
             .filter_map(|layout| Some((self.value_of_bound(&layout)?, layout)));
         let mut bounded: Vec<(f64, Layout)> = bounded.collect();
-        bounded.retain(|(bound, _)| *bound <= (own * (1.0 + margin) * (1.0 + LEAST_GAIN)).min(to_beat));
+        // Which bucket size is best depends on how much of the last reduction is exposed, of which
+        // bounds know little. So all sizes are tried.
+        let has_other_bucket = |other: &Layout| Layout { bucket: layout.bucket, ..other.clone() } == *layout;
+        let limit = own * (1.0 + margin) * (1.0 + LEAST_GAIN);
+        bounded.retain(|(bound, other)| *bound <= if has_other_bucket(other) { to_beat } else { limit.min(to_beat) });
         if margin == 0.0 {
-            bounded.sort_by(|a, b| a.0.total_cmp(&b.0));
+            bounded.sort_by(|a, b| has_other_bucket(&b.1).cmp(&has_other_bucket(&a.1)).then(a.0.total_cmp(&b.0)));
         }
         bounded.truncate(SIMULATED);
         let mut found = Vec::new();

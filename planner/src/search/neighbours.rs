@@ -81,7 +81,7 @@ fn buckets(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
         return Vec::new();
     }
     let own = layout.bucket.count();
-    let sizes = [own / 4, own / 2, own * 2, own * 4, own * 16];
+    let sizes = [own / 16, own / 4, own / 2, own * 2, own * 4, own * 16];
     sizes
         .into_iter()
         .filter(|size| BUCKETS.contains(size))

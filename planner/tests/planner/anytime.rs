@@ -1,10 +1,11 @@
 //! Searches have an answer at any time, improve it around the best layout, and prefer simple ones.
 
-use crate::common::{DGX, fixed, own_costs, short_gpt};
+use crate::common::{DGX, GptSizes, fixed, own_costs, short_gpt};
 use foretell_models::{Mlp, Model, Resnet, Stem};
 use foretell_planner::{Planned, Request, lower_bounds, plan};
 use foretell_program::{Layout, Plan};
 use foretell_simulator::Stop;
+use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType};
 
 fn models() -> [Model; 3] {
@@ -54,6 +55,27 @@ fn neighbours_of_the_answer_may_be_better_than_the_space() {
     // What the user fixes stays.
     let bucket = within(",bucket=25MiB", true).candidates[0].plan.layout.bucket;
     assert_eq!(bucket, Bytes::new(25 << 20));
+}
+
+/// The bound of a smaller bucket is larger, since it sends more messages. But less of the last
+/// reduction is exposed.
+#[test]
+fn smaller_buckets_are_tried_around_the_answer() {
+    let text = "name: far\ndevices:\n  old: {base: v100-sxm-32g}\nnodes:\n  - {name: node, count: 2, \
+                devices: {kind: old, count: 3}, link: nvswitch-300GB/s, nics: {count: 1, bandwidth: 400Gbit/s}}\n\
+                network: {kind: fat-tree, oversubscription: 4, latency: 5us}\n";
+    let topology = Topology::from_yaml(text, "far.yaml").expect("it is sound");
+    let costs = own_costs(&topology, DataType::Fp16);
+    let model = GptSizes { layers: 7, hidden: 768, heads: 16, vocab: 50257, sequence: 512, tied_embeddings: false }.model();
+    let layout = Layout { bucket: Bytes::new(160 << 20), ..Layout::default() };
+    let base = Plan { precision: DataType::Fp16, ..Plan::new(layout, 100) };
+    let found = |searches_locally: bool| {
+        let fixed = fixed("data=5,tensor=1,pipeline=1,zero=1,micro_batch=20,recompute=none");
+        let request = Request { searches_locally, fixed, ..Request::new(&model, "model", &topology, &costs, &base) };
+        plan(&request).expect("it fits").search.best_seconds
+    };
+    let (space, around) = (found(false), found(true));
+    assert!(around < 0.99 * space, "{around} s beside {space} s");
 }
 
 #[test]
