@@ -60,6 +60,16 @@ def run(command):
     return document, wall, user
 
 
+def percent(share):
+    return "-" if share is None else f"{100 * share:.1f} %"
+
+
+def first_answer(progress):
+    """Returns when a search had its first answer, by the first line of its progress that has a time."""
+    times = re.findall(r'"seconds":([0-9.e+-]+)', progress.read_text()) if progress.exists() else []
+    return f"{float(times[0]):.2f} s" if times else "-"
+
+
 def words(layout):
     sizes = [f"{name[0]}{layout[name]}" for name in ("data", "tensor", "pipeline", "context", "expert") if layout.get(name, 1) > 1]
     return " ".join(sizes + [f"m{layout['micro_batch']}", f"v{layout['virtual_stages']}", f"z{layout['zero']}", str(layout["recompute"])[:24]])
@@ -72,25 +82,29 @@ def main():
     parser.add_argument("--foretell", default=str(ROOT / "target" / "release" / "foretell"))
     arguments = parser.parse_args()
     names = arguments.names or sorted(path.stem for path in JOBS.glob("*.yaml"))
-    print("| job | published | answer | ratio | gap | cut off | wall | user | answer's layout |")
-    print("| --- | ---: | ---: | ---: | ---: | --- | ---: | ---: | --- |")
+    print("| job | published | answer | ratio | gap | gap of any plan file | cut off | first answer | wall | user | answer's layout |")
+    print("| --- | ---: | ---: | ---: | ---: | ---: | --- | ---: | ---: | ---: | --- |")
     lost = 0
     with tempfile.TemporaryDirectory() as folder:
         for name in names:
             path = JOBS / f"{name}.yaml"
             published, _, _ = run([arguments.foretell, "simulate", "--plan", str(path), "--json"])
             job = options(path, folder)
-            planned, wall, user = run([arguments.foretell, "plan", *job, "--time-limit", arguments.time_limit, "--json"])
+            progress = pathlib.Path(folder) / "progress.jsonl"
+            planned, wall, user = run([arguments.foretell, "plan", *job, "--time-limit", arguments.time_limit, "--progress", str(progress),
+                                       "--json"])
             if "error" in planned or "error" in published:
-                print(f"| {name} | {published.get('error', '')} | {planned.get('error', '')} | | | | {wall:.1f} s | {user:.1f} s | |")
+                print(f"| {name} | {published.get('error', '')} | {planned.get('error', '')} | | | | | | {wall:.1f} s | {user:.1f} s | |")
                 lost += 1
                 continue
             search, step = planned["search"], published["step_seconds"]
             fits = "" if published["fits"] else " (does not fit)"
             ratio, gap = search["best_seconds"] / step, search["gap"]
             lost += ratio > 1 and published["fits"]
+            any_gap = search["best_seconds"] / search["bound_of_any_layout_seconds"] - 1 if search["bound_of_any_layout_seconds"] else None
             print(f"| {name} | {step:.4g} s{fits} | {search['best_seconds']:.4g} s | {ratio:.3f} | "
-                  f"{'-' if gap is None else f'{100 * gap:.1f} %'} | {'yes' if search['is_cut_off'] else 'no'} | {wall:.1f} s | {user:.1f} s | "
+                  f"{percent(gap)} | {percent(any_gap)} | {'yes' if search['is_cut_off'] else 'no'} | {first_answer(progress)} | "
+                  f"{wall:.1f} s | {user:.1f} s | "
                   f"{words(planned['plan']['layout'])} |", flush=True)
     raise SystemExit(1 if lost else 0)
 
