@@ -11,6 +11,7 @@ mod fields;
 mod images;
 mod language;
 mod mixtures;
+mod rotary;
 
 pub use fields::ConfigError;
 

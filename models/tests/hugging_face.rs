@@ -67,6 +67,8 @@ fn a_value_that_no_graph_expresses_is_refused() {
         ("qwen2-moe", "mlp_only_layers", json!([2]), "`mlp_only_layers: [2]`"),
         ("deepseek-v2", "moe_layer_freq", json!(2), "`moe_layer_freq: 2`"),
         ("deepseek-v3", "topk_method", json!("greedy"), "`topk_method: \"greedy\"`"),
+        ("deepseek-v2", "topk_method", json!("lazy"), "`topk_method: \"lazy\"`"),
+        ("llama", "rope_parameters", json!({"rope_theta": 1e4, "mrope_section": [2]}), "`rope_parameters.mrope_section` is not"),
         ("bert", "model_type", json!("albert"), "types that can be: gpt2, llama"),
     ];
     for (name, field, value, expected) in changes {
@@ -181,9 +183,12 @@ fn notes(name: &str, fields: &[(&str, Value)]) -> String {
     from_hugging_face(&config.to_string(), None).expect("it is sound").notes.join("; ")
 }
 
+/// A case, fields to change in it, and a text.
+type Change<'a> = (&'a str, &'a [(&'a str, Value)], &'a str);
+
 #[test]
 fn fields_that_change_a_run_are_named() {
-    let changes: [(&str, &[(&str, Value)], &str); 9] = [
+    let changes: [Change; 9] = [
         ("llama", &[("gradient_checkpointing", json!(true))], "`recompute: full` of a plan"),
         ("bert", &[("output_attentions", json!(true))], "keep the scores of every layer"),
         ("t5", &[("output_hidden_states", json!(true))], "keep the result of every layer"),
@@ -197,7 +202,7 @@ fn fields_that_change_a_run_are_named() {
     for (name, fields, expected) in changes {
         assert!(notes(name, fields).contains(expected), "{name} {fields:?}: {}", notes(name, fields));
     }
-    let unchanged: [(&str, &[(&str, Value)], &str); 6] = [
+    let unchanged: [Change; 6] = [
         ("llama", &[("gradient_checkpointing", json!(false))], "recompute"),
         ("qwen2", &[("_attn_implementation", json!("sdpa"))], "one kernel"),
         ("llama", &[("architectures", json!(["LlamaForCausalLM"]))], "planned as"),

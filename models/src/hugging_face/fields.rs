@@ -361,6 +361,11 @@ impl Fields {
         Ok(())
     }
 
+    /// The error for a field of a field that is unknown.
+    pub(super) fn unknown(&self, name: String) -> ConfigError {
+        ConfigError::Unknown { names: vec![name], model_type: self.model_type().into() }
+    }
+
     /// Returns the notes if every field has been read.
     pub(super) fn finish(self) -> Result<Vec<String>, ConfigError> {
         let unread = self.object.iter().filter(|(name, value)| !self.read.contains(*name) && !value.is_null());

@@ -1,7 +1,7 @@
 //! Decoders with layer norms: GPT-2, Phi, GPT-NeoX, OPT, BLOOM, Falcon.
 
-use super::decoders::rotary;
 use super::fields::{ConfigError, Fields, inexpressible};
+use super::rotary::rotary;
 use crate::families::{Decoder, FeedForward, Gpt, NormKind, ParallelBlock, PositionKind};
 use crate::model::Model;
 use serde_json::json;

@@ -1,8 +1,9 @@
 //! Decoders whose mixtures have shared experts: Qwen2's, and DeepSeek V2 and V3 with latent
 //! attention.
 
-use super::decoders::{Defaults, LLAMA, common, dense_layers, mixtures, qwen_window, rotary, router, silu, windowed};
-use super::fields::{ConfigError, Fields};
+use super::decoders::{Defaults, LLAMA, common, dense_layers, mixtures, qwen_window, router, silu, windowed};
+use super::fields::{ConfigError, Fields, inexpressible};
+use super::rotary::rotary;
 use crate::families::{Decoder, Mixtures};
 use crate::model::Model;
 use serde_json::json;
@@ -45,7 +46,8 @@ struct DeepseekDefaults {
 pub(super) fn deepseek_v2(fields: &mut Fields) -> Result<Model, ConfigError> {
     match fields.text_or("topk_method", "greedy")?.as_str() {
         "greedy" => fields.neutral(&["n_group", "topk_group"]),
-        _ => limited_groups(fields, [1, 1])?,
+        "group_limited_greedy" => limited_groups(fields, [1, 1])?,
+        other => return Err(inexpressible("topk_method", &json!(other), "methods: greedy, group_limited_greedy")),
     }
     let defaults = DeepseekDefaults {
         sequence: 2048,
