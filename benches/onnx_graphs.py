@@ -178,10 +178,12 @@ def unknown():
     g.save(g.node("LpNormalization", "norm", x), [8])
 
 
-# Sizes of all exported transformers: positions, features, heads, features of the feed-forward network, tokens, layers.
+# Sizes of all exported transformers: positions, features, heads, features of the feed-forward
+# network, tokens, layers.
 SEQUENCE, HIDDEN, HEADS, FFN, VOCABULARY, LAYERS = 16, 64, 4, 256, 500, 2
 
-# Ways to export: which exporter, the size of the sample's batch, and whether the file leaves the batch open.
+# Ways to export: which exporter, the size of the sample's batch, and whether the file leaves the
+# batch open.
 WAYS = {"": (True, 3, True), "stated": (True, 3, False), "one": (True, 1, False), "old": (False, 3, True), "old_stated": (False, 3, False)}
 
 # Exports that are tests of the reader.

@@ -4,6 +4,7 @@
 use crate::binding::Limits;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
+use crate::numbers::{count, price};
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
 use crate::usual_stack::Trainer;
@@ -27,17 +28,17 @@ pub struct Choices {
     #[arg(long)]
     pub topology: String,
     /// Length of the model's sequences, instead of the model's own
-    #[arg(long, value_name = "POSITIONS")]
+    #[arg(long, value_name = "POSITIONS", value_parser = count)]
     pub sequence: Option<usize>,
     /// Node kind (a `name` in `nodes`) that holds the first ranks; left open, the best one is
     /// chosen
     #[arg(long, value_name = "NAME")]
     pub first_nodes: Option<String>,
     /// Number of nodes of the topology's node template
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub nodes: Option<usize>,
     /// Samples per step over all ranks [default: 32 per device; 8 if samples are sequences]
-    #[arg(long, value_name = "SAMPLES")]
+    #[arg(long, value_name = "SAMPLES", value_parser = count)]
     pub global_batch: Option<usize>,
     /// Number format of activations and products; of several, the one with the fastest step is
     /// chosen [default: bf16 on GPUs (V100: fp16), fp32 on CPUs]
@@ -82,7 +83,7 @@ pub struct Choices {
     #[arg(long, value_name = "10s")]
     pub time_limit: Option<Seconds>,
     /// Highest price per hour of the nodes used, in the currency of the topology file
-    #[arg(long, value_name = "PRICE")]
+    #[arg(long, value_name = "PRICE", value_parser = price)]
     pub price_limit: Option<f64>,
     /// What to optimise
     #[arg(long, value_enum, default_value_t = Objective::Time)]

@@ -86,7 +86,7 @@ fn bound_of(search: &Search) -> String {
     let of_any = if any > 0.0 {
         format!(
             "no plan file of this job, whatever its mesh, buckets, cuts and rank order, can be faster than {} (gap {:.1} %): \
-             its kernels alone take as long",
+             the job's kernels, divided perfectly among the devices, and the stack's fixed time of a step take as long",
             Seconds::new(any),
             (search.best_seconds / any - 1.0) * 100.0
         )
@@ -147,7 +147,7 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
         let better = if matches!(choices.objective, Objective::Time | Objective::TimeToLoss) { "faster" } else { "better" };
         let of_any = planned.search.bound_of_any_layout_seconds;
         let any = match planned.search.best_seconds / of_any - 1.0 {
-            share if share < MOST_SAID => format!(", and no plan file at all more than {:.0} %", share * 100.0),
+            share if share < MOST_SAID => format!(", and no plan file can be more than {:.0} % faster", share * 100.0),
             _ => String::new(),
         };
         lines

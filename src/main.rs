@@ -23,6 +23,7 @@ mod launch;
 mod library;
 mod live;
 mod modes;
+mod numbers;
 mod output;
 mod plan;
 mod plan_file;

@@ -39,7 +39,8 @@ pub enum ModeChoice {
 pub struct SamplesNeeded {
     /// The mode.
     pub mode: Mode,
-    /// A multiple of what the synchronous mode needs. Samples of dropped gradients do not count.
+    /// A multiple of what the synchronous mode needs. Samples whose
+    /// late gradients servers drop do not count.
     pub samples: f64,
     /// Where that number is from.
     pub source: String,
@@ -54,7 +55,7 @@ struct ModeAnswer {
 }
 
 impl ModeAnswer {
-    /// The samples that the mode needs, with those that backup workers drop.
+    /// The samples that the mode needs, with those whose late gradients servers drop.
     fn samples(&self) -> f64 {
         self.needed.samples / self.candidate.plan.counted_share()
     }
@@ -93,8 +94,8 @@ struct ModeEntry {
     plan: PlanFile,
     /// Its prediction.
     predicted: Prediction,
-    /// The samples that the mode needs to reach a loss, with those that backup workers drop, as a
-    /// multiple of the synchronous mode's.
+    /// The samples that the mode needs to reach a loss, with those whose late gradients
+    /// servers drop, as a multiple of the synchronous mode's.
     samples_needed: f64,
     /// Where that number is from.
     source: String,

@@ -122,10 +122,13 @@ pub fn predict_cycle(
 ) -> Result<(Prediction, Simulation), Failure> {
     let mut usual = None;
     let mut steps = Vec::new();
+    // The steps of workers at their own pace are read from the spans of one step.
+    let recording = if compiled.pacing.is_some() { Recording::Spans } else { options.recording };
+    let options = &Options { recording, ..options.clone() };
     for (program, count) in compiled.step_programs().into_iter().zip(compiled.cycle.counts()) {
         let (mut prediction, simulation) = predict_with_memory(program, memory.clone(), topology, costs, options)?;
         if let Some(pacing) = compiled.pacing {
-            prediction = prediction.at_own_paces(program, &simulation.timeline, pacing);
+            prediction = prediction.at_own_paces(program, topology, costs, options, &simulation.timeline, pacing)?;
         }
         usual.get_or_insert(simulation);
         steps.push((prediction, count));

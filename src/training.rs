@@ -29,7 +29,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Args)]
 pub struct TrainingArguments {
     /// Number of steps to train [default: 50, unless --epochs is given]
-    #[arg(long, value_name = "N", conflicts_with = "epochs")]
+    #[arg(long, value_name = "N", conflicts_with = "epochs", value_parser = crate::numbers::count)]
     pub steps: Option<usize>,
     /// Number of passes over the data
     #[arg(long, value_name = "E")]
@@ -109,8 +109,8 @@ fn transport(name: &str) -> Result<TransportKind, String> {
 /// The longest order of arrivals. A turn has some 30 bytes.
 const MOST_ORDER: u64 = 4 << 30;
 
-/// The steps of a run that does not say how many, and the longest round that such a run makes in
-/// their place.
+/// Steps of a run without `--steps`. It is rounded up to a whole round, if the round has at most
+/// `LONGEST_USUAL_ROUND` steps.
 const USUAL_STEPS: usize = 50;
 const LONGEST_USUAL_ROUND: usize = 10_000;
 
@@ -273,8 +273,8 @@ impl TrainingArguments {
             seed: self.seed(),
             length: match (self.steps, self.epochs) {
                 (_, Some(epochs)) => Length::Epochs(epochs),
-                // Where replicas exchange only after a round, a run ends with one. A very long round
-                // is refused, unless `--steps` has it.
+                // Where replicas exchange only after a round, a run ends with one. A longer round
+                // must be given by `--steps`.
                 (steps, None) => Length::Steps(steps.unwrap_or_else(|| {
                     let round = loaded.plan.cycle().round_steps();
                     if round > LONGEST_USUAL_ROUND { USUAL_STEPS } else { USUAL_STEPS.next_multiple_of(round) }

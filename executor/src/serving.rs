@@ -238,7 +238,9 @@ struct TurnState {
     taken: Vec<Turn>,
     /// The turns to take; `None` where any order will do.
     replay: Option<VecDeque<Turn>>,
-    /// The number of pushes of each staleness.
+    /// The number of steps after `first` that a worker makes before it waits for the others.
+    end: usize,
+    /// The number of pushes of each staleness, without those after the first worker reached `end`.
     staleness: Vec<u64>,
     /// The workers whose sessions have nothing to do.
     idle: Vec<bool>,
@@ -256,6 +258,7 @@ impl Turns {
             left: vec![false; pacing.workers],
             taken: Vec::new(),
             replay: replay.map(VecDeque::from),
+            end: usize::MAX,
             staleness: Vec::new(),
             idle: vec![true; pacing.workers],
             aborted: false,
@@ -288,7 +291,10 @@ impl Turns {
         act(state.versions.effects(turn), state.first_version + state.versions.version())?;
         state.replay.as_mut().map(VecDeque::pop_front);
         state.taken.push(turn);
-        if let Some(staleness) = state.versions.take(turn) {
+        let all_are_at_work = state.present_steps().all(|steps| steps < state.end);
+        if let Some(staleness) = state.versions.take(turn)
+            && all_are_at_work
+        {
             let known = state.staleness.len().max(staleness + 1);
             state.staleness.resize(known, 0);
             state.staleness[staleness] += 1;
@@ -306,6 +312,7 @@ impl Turns {
         let mut state = self.lock();
         state.idle.iter_mut().for_each(|idle| *idle = false);
         let steps = end.saturating_sub(state.first);
+        state.end = steps;
         state.versions.end_after(steps);
     }
 
@@ -357,9 +364,14 @@ impl TurnState {
         self.idle.get(worker as usize).copied().unwrap_or(true)
     }
 
-    fn steps_of_all(&self) -> usize {
+    /// The steps after `first` of each worker that has not left.
+    fn present_steps(&self) -> impl Iterator<Item = usize> {
         let present = self.steps.iter().zip(&self.left).filter(|&(_, &has_left)| !has_left);
-        self.first + present.map(|(&steps, _)| steps).min().unwrap_or(0)
+        present.map(|(&steps, _)| steps)
+    }
+
+    fn steps_of_all(&self) -> usize {
+        self.first + self.present_steps().min().unwrap_or(0)
     }
 }
 

@@ -23,7 +23,7 @@ use fields::Fields;
 pub struct ImportedModel {
     /// The model.
     pub model: Model,
-    /// Differences from Transformers' model, a sentence each. None but another head changes the
+    /// Differences from Transformers' model, a sentence each. Only a different head changes the
     /// number of parameters.
     pub notes: Vec<String>,
 }
@@ -31,7 +31,7 @@ pub struct ImportedModel {
 /// A reader of one model type.
 type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
 
-/// The model types that can be read, with Transformers' model that is planned and their readers.
+/// The model types that can be read: the name, the Transformers class that is planned, the reader.
 const READERS: [(&str, &str, Reader); 26] = [
     ("gpt2", "GPT2LMHeadModel", language::gpt2),
     ("llama", "LlamaForCausalLM", decoders::llama),

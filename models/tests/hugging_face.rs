@@ -189,13 +189,13 @@ type Change<'a> = (&'a str, &'a [(&'a str, Value)], &'a str);
 #[test]
 fn fields_that_change_a_run_are_named() {
     let changes: [Change; 9] = [
-        ("llama", &[("gradient_checkpointing", json!(true))], "`recompute: full` of a plan"),
+        ("llama", &[("gradient_checkpointing", json!(true))], "`recompute: full` in the plan"),
         ("bert", &[("output_attentions", json!(true))], "keep the scores of every layer"),
         ("t5", &[("output_hidden_states", json!(true))], "keep the result of every layer"),
         ("qwen2", &[("_attn_implementation", json!("eager"))], "attention is one kernel"),
-        ("gpt2", &[("reorder_and_upcast_attn", json!(true))], "computes them in fp32"),
-        ("llama", &[("pretraining_tp", json!(2))], "in 2 slices"),
-        ("bloom", &[("pretraining_tp", json!(4)), ("slow_but_exact", json!(true))], "in 4 slices"),
+        ("gpt2", &[("reorder_and_upcast_attn", json!(true))], "computes scores in fp32"),
+        ("llama", &[("pretraining_tp", json!(2))], "into 2 slices"),
+        ("bloom", &[("pretraining_tp", json!(4)), ("slow_but_exact", json!(true))], "into 4 slices"),
         ("llama", &[("architectures", json!(["LlamaForSequenceClassification"]))], "planned as LlamaForCausalLM"),
         ("llama4", &[("use_qk_norm", json!(true))], "normed without weights"),
     ];

@@ -1,5 +1,6 @@
 //! ONNX graphs: parameters and arithmetic against counts by hand, and what is refused.
-//! `benches/onnx_graphs.py` writes the files: with the `onnx` package, and with PyTorch's exporters.
+//! `benches/onnx_graphs.py` writes the files: with the `onnx` package, and with PyTorch's
+//! exporters.
 #![allow(clippy::panic, reason = "a test that fails may panic")]
 
 use foretell_models::{Graph, GraphOptions, Model, SampleShape, from_onnx};

@@ -15,8 +15,8 @@
 //!
 //! 1. `model_state.rs`: the model's persistent state against the memory of all devices.
 //! 2. `arithmetic.rs`: matrix products at the devices' best rate, for a mesh and micro-batch.
-//! 3. `kernel_work.rs`: all kernels at the devices' best rates, for a number of devices. It holds for
-//!    everything that a plan file can say.
+//! 3. `kernel_work.rs`: all kernels at the devices' best rates, for a number of devices. It holds
+//!    for everything that a plan file can say.
 //! 4. [`Bounds::family`]: pipelines of truncated models in closed form, for all variants of a
 //!    family. Models that are no stack of equal blocks have one replica compiled instead
 //!    (`whole_program.rs`); families share it, and a bound that suffices without it is taken first.

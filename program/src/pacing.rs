@@ -84,7 +84,8 @@ pub struct Versions {
     /// The number of pushes that the next version has, but for the quorum.
     added: usize,
     workers: Vec<WorkerVersions>,
-    /// The fewest pushes of a worker that has not left, and how many workers have as few.
+    /// The fewest pushes of a worker that has not left, and how many workers have exactly that
+    /// many.
     slowest: (usize, usize),
 }
 
@@ -115,8 +116,8 @@ impl Versions {
         self.version
     }
 
-    /// The fewest pushes of a worker, and the version. A pull that had to wait may come next only
-    /// after one of them has changed.
+    /// The fewest pushes of a worker, and the version. A pull that waits can be allowed only after
+    /// one of them changes.
     pub fn awaited(&self) -> (usize, usize) {
         (self.slowest.0, self.version)
     }

@@ -83,7 +83,7 @@ struct MeasuredMode {
     /// The mode.
     mode: Mode,
     /// The samples that it needed to reach the loss, as a multiple of the synchronous mode's. Those
-    /// that backup workers dropped do not count.
+    /// whose late gradients servers dropped do not count.
     samples_needed: f64,
     /// The same as a number of samples; null if the mode has the result of the synchronous one and
     /// was not run.

@@ -216,7 +216,7 @@ pub(super) fn llama4(fields: &mut Fields) -> Result<Model, ConfigError> {
     let count = unrotated.map_or(decoder.layers / full_every, |layers| layers.iter().filter(|layer| **layer == 0).count());
     if count > 0 {
         let scale = if is_tuned { ", and scale their queries by position" } else { "" };
-        fields.note(format!("every layer rotates its queries and keys, and {count} of Llama 4's do not{scale}"));
+        fields.note(format!("all layers rotate queries and keys here; {count} layers of Llama 4 do not{scale}"));
     }
     let mixtures =
         Mixtures { every, shared_ffn: Some(decoder.ffn), unnormalised_gates: true, ..mixtures([experts, top_k, decoder.ffn]) };

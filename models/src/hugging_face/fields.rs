@@ -71,7 +71,8 @@ pub(super) fn type_hint(name: &str, known: &str) -> String {
 }
 
 /// Fields that change neither time nor memory nor results of training: names, ids of special
-/// tokens, generation settings, and how weights are drawn. Numbers have the plan's precision.
+/// tokens, generation settings, and how weights are drawn. Also the data type: the plan sets the
+/// precision.
 const NEUTRAL: [&str; 60] = [
     "_attn_implementation_autoset",
     "_name_or_path",
@@ -163,42 +164,48 @@ impl Fields {
         Ok(fields)
     }
 
-    /// Notes settings of a run that a plan has, or that make Transformers keep more.
+    /// Notes settings that belong in a plan, and settings that make Transformers keep more tensors.
     fn run_settings(&mut self) -> Result<(), ConfigError> {
         if self.flag_or("gradient_checkpointing", false)? {
-            self.note("`gradient_checkpointing` is `recompute: full` of a plan; the model does not set it");
+            self.note("`gradient_checkpointing` is ignored; set `recompute: full` in the plan");
         }
         if self.flag_or("output_attentions", false)? {
             self.note("`output_attentions` makes Transformers keep the scores of every layer; none are kept here");
         }
         if self.flag_or("output_hidden_states", false)? {
             self.note(
-                "`output_hidden_states` makes Transformers keep the result of every layer; it is kept only for gradients here",
+                "`output_hidden_states` makes Transformers keep the result of every layer; \
+                 here results are kept only for gradients",
             );
         }
         for field in ["_attn_implementation", "attn_implementation"] {
-            if self.text_or(field, "")? == "eager" {
+            if self.take(field).is_some_and(|value| value == "eager") {
                 self.note(format!("`{field}: eager` makes Transformers keep all scores; attention is one kernel here"));
             }
         }
         Ok(())
     }
 
-    /// Notes that the file is of another model than `planned`, with another head.
+    /// Notes that the file names a class other than `planned`.
     pub(super) fn architecture(&mut self, planned: &str) -> Result<(), ConfigError> {
         let names = self.list("architectures")?.unwrap_or_default();
         let names: Vec<&str> = names.iter().filter_map(Value::as_str).collect();
         if !names.is_empty() && !names.contains(&planned) {
-            self.note(format!("`architectures` says {}, and the model is planned as {planned}, with its head", names.join(", ")));
+            self.note(format!(
+                "`architectures` says {}; the model is planned as {planned}, with the head of {planned}",
+                names.join(", ")
+            ));
         }
         Ok(())
     }
 
-    /// Notes products that Transformers makes in several slices, one after the other.
+    /// Notes that Transformers splits products into slices.
     pub(super) fn sliced_products(&mut self, are_sliced: bool) -> Result<(), ConfigError> {
         let slices = self.count_or("pretraining_tp", 1)?;
         if are_sliced && slices > 1 {
-            self.note(format!("products are made at once, and Transformers makes some in {slices} slices (`pretraining_tp`)"));
+            self.note(format!(
+                "Transformers splits some products into {slices} slices (`pretraining_tp`); here each is one product"
+            ));
         }
         Ok(())
     }
@@ -361,7 +368,7 @@ impl Fields {
         Ok(())
     }
 
-    /// The error for a field of a field that is unknown.
+    /// The error for an unknown nested field.
     pub(super) fn unknown(&self, name: String) -> ConfigError {
         ConfigError::Unknown { names: vec![name], model_type: self.model_type().into() }
     }

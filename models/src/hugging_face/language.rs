@@ -25,7 +25,7 @@ pub(super) fn gpt2(fields: &mut Fields) -> Result<Model, ConfigError> {
     fields.must_be_off("add_cross_attention", "it is a decoder alone")?;
     if fields.flag_or("reorder_and_upcast_attn", false)? {
         fields.note(
-            "scores have the plan's precision, and `reorder_and_upcast_attn` computes them in fp32 where attention is eager",
+            "`reorder_and_upcast_attn` computes scores in fp32 where attention is eager; here they have the plan's precision",
         );
     }
     let [layers, hidden, heads] = [fields.size_or("n_layer", 12)?, fields.size_or("n_embd", 768)?, fields.size_or("n_head", 12)?];

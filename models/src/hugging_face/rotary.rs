@@ -35,7 +35,8 @@ pub(super) fn rotary(fields: &mut Fields, theta: f64, share: f64) -> Result<Rota
     let mut is_scaled = false;
     for name in ["rope_scaling", "rope_parameters"] {
         let Some(mut object) = fields.object(name)? else { continue };
-        // Gemma 3 has one for each kind of layer; those that see every position may be scaled.
+        // Gemma 3 has one object for each kind of layer; only the frequencies of full attention may
+        // be scaled.
         if let Some(Value::Object(full)) = object.get("full_attention") {
             let full = full.clone();
             if let Some(Value::Object(local)) = object.get("sliding_attention")
@@ -45,7 +46,8 @@ pub(super) fn rotary(fields: &mut Fields, theta: f64, share: f64) -> Result<Rota
             }
             object = full;
         }
-        if let Some(unknown) = object.keys().find(|key| !ROPE.contains(&key.as_str())) {
+        let is_unknown = |(key, value): &(&String, &Value)| !value.is_null() && !ROPE.contains(&key.as_str());
+        if let Some((unknown, _)) = object.iter().find(is_unknown) {
             return Err(fields.unknown(format!("{name}.{unknown}")));
         }
         theta = number(name, &object, "rope_theta")?.unwrap_or(theta);
@@ -63,13 +65,15 @@ pub(super) fn rotary(fields: &mut Fields, theta: f64, share: f64) -> Result<Rota
     Ok(Rotary { theta: whole as usize, is_scaled, share })
 }
 
-/// What `rope_parameters` may have: the base, the share that is rotated, and how positions are
+/// Known fields of `rope_parameters`: the base, the share that is rotated, and how positions are
 /// scaled.
-const ROPE: [&str; 16] = [
+const ROPE: [&str; 18] = [
     "attention_factor",
+    "attn_factor",
     "beta_fast",
     "beta_slow",
     "factor",
+    "finetuned",
     "high_freq_factor",
     "long_factor",
     "low_freq_factor",

@@ -1,5 +1,5 @@
-//! The batch among a tensor's dimensions. PyTorch's modules for attention have it behind the
-//! positions of a sample, and count it with heads or positions in one dimension.
+//! The batch among a tensor's dimensions. PyTorch's attention modules put the batch behind the
+//! positions, or merge it with heads or positions into one dimension.
 
 use std::cmp::Ordering;
 
@@ -13,9 +13,10 @@ pub(super) const BATCH_MARK: i64 = 1_000_000_007;
 pub(super) struct BatchPlace {
     /// The dimension that counts the samples.
     pub(super) axis: usize,
-    /// The extent that the dimension also counts, with the sample's number running faster.
+    /// Extent merged into the dimension in front of the batch (varies slower than the sample's
+    /// number).
     pub(super) before: usize,
-    /// The same, with the sample's number running slower.
+    /// Extent merged into the dimension behind the batch (varies faster).
     pub(super) after: usize,
 }
 
@@ -23,12 +24,12 @@ impl BatchPlace {
     /// The batch alone, before all other dimensions.
     pub(super) const FIRST: Self = Self { axis: 0, before: 1, after: 1 };
 
-    /// How many dimensions of a sample the graph's dimension counts together with the batch.
+    /// Number of sample dimensions merged with the batch.
     pub(super) fn merged(&self) -> usize {
         [self.before, self.after].into_iter().filter(|&extent| extent > 1).count()
     }
 
-    /// The dimensions of a sample that a dimension of the graph's tensor is.
+    /// The sample's dimensions that `axis` of the graph's tensor corresponds to.
     pub(super) fn axes_of_sample(&self, axis: usize) -> std::ops::Range<usize> {
         match axis.cmp(&self.axis) {
             Ordering::Less => axis..axis + 1,
@@ -37,8 +38,8 @@ impl BatchPlace {
         }
     }
 
-    /// Where the batch is among `dimensions`, which count the same numbers in the same order as
-    /// those of a tensor with `[before, after]` numbers of a sample before and behind the batch.
+    /// Finds the batch among `dimensions` of a reshaped tensor, whose sample has `[before, after]`
+    /// numbers in front of and behind the batch.
     pub(super) fn among(dimensions: &[i64], [before, after]: [i64; 2]) -> Option<Self> {
         let axis = dimensions.iter().position(|&extent| is_batch(extent))?;
         let before = divided(before, product(dimensions.get(..axis)?)?)?;

@@ -8,7 +8,7 @@ use super::shapes::{
     without_mark,
 };
 use super::translator::Translator;
-use super::values::Known;
+use super::values::{Known, MOST_NUMBERS};
 use crate::families::NetworkOperation;
 
 impl Translator {
@@ -71,7 +71,7 @@ impl Translator {
                 (Known::Constant { .. } | Known::Numbers { .. }, Some(Known::Constant { shape })) => {
                     Ok(Known::Constant { shape: shape.clone() })
                 }
-                // A number of a table for each token.
+                // Looks up one number of a table for each token.
                 (Known::Constant { .. } | Known::Numbers { .. }, Some(Known::Layer { place, batch, .. })) => {
                     self.layer(node.title(), NetworkOperation::Function, &[*place], *batch)
                 }
@@ -92,7 +92,12 @@ impl Translator {
                     let start = if *start < 0 { start.saturating_add(values.len() as i64).max(0) } else { *start };
                     let start = usize::try_from(start).unwrap_or(values.len());
                     let kept = usize::try_from(dimensions.first().copied().unwrap_or(0)).unwrap_or(0);
-                    let values = values.iter().skip(start).take(kept).copied().collect();
+                    let step = node.ints("steps").or_else(|| numbers(4)).and_then(|steps| steps.first()).copied().unwrap_or(1);
+                    let size = usize::try_from(step.unsigned_abs()).unwrap_or(usize::MAX).max(1);
+                    let values = match step < 0 {
+                        true => values.iter().take(start.saturating_add(1)).rev().step_by(size).take(kept).copied().collect(),
+                        false => values.iter().skip(start).step_by(size).take(kept).copied().collect(),
+                    };
                     return Ok(Known::Numbers { values, is_scalar: false });
                 }
                 self.taken(node, x, &dimensions)
@@ -159,6 +164,10 @@ impl Translator {
     fn concatenated(&mut self, node: &Node, inputs: &[Known]) -> Result<Known, String> {
         let parts: Option<Vec<&[i64]>> = inputs.iter().map(Known::numbers).collect();
         if let Some(parts) = parts {
+            let count: usize = parts.iter().map(|part| part.len()).sum();
+            if count > MOST_NUMBERS as usize {
+                return Ok(Known::Constant { shape: vec![count] });
+            }
             return Ok(Known::Numbers { values: parts.concat(), is_scalar: false });
         }
         let rank = inputs.iter().map(|input| input.dimensions().len()).max().unwrap_or(0);
@@ -265,9 +274,9 @@ impl Translator {
         let own = x.dimensions();
         let axis = place(node.int("axis", 0), own.len()).ok_or("its axis does not exist")?;
         let count = node.outputs.len().max(1) as i64;
-        let part = (own[axis] + count - 1) / count;
+        let part = own[axis].checked_add(count - 1).ok_or("its size is not known")? / count;
         let sizes = node.ints("split").or_else(|| inputs.get(1).and_then(Known::numbers)).map(<[i64]>::to_vec);
-        let equal = || (0..count).map(|index| part.min(own[axis] - index * part)).collect();
+        let equal = || (0..count).map(|index| part.min(own[axis].saturating_sub(index.saturating_mul(part)))).collect();
         for (index, size) in sizes.unwrap_or_else(equal).into_iter().enumerate() {
             let mut dimensions = own.clone();
             dimensions[axis] = size;
@@ -278,13 +287,13 @@ impl Translator {
     }
 }
 
-/// The extent of a dimension of several tensors one after the other.
+/// Extent of `axis` after concatenation.
 fn joined_extent(inputs: &[Known], axis: usize) -> Option<i64> {
     let mut extents = inputs.iter().map(|input| input.dimensions().get(axis).copied().unwrap_or(1));
     extents.try_fold(0i64, i64::checked_add)
 }
 
-/// A target of `Expand` with the mark where it states the batch of a layer's result.
+/// `Expand`'s target, with the stated batch replaced by the mark.
 fn with_own_batch(x: &Known, target: &[i64], batch: Option<i64>) -> Vec<i64> {
     let (own, mut target) = (x.dimensions(), target.to_vec());
     if let (Some((place, _)), Some(batch)) = (x.batch_and_sizes(), batch)

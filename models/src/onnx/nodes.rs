@@ -184,7 +184,7 @@ impl Translator {
         Ok(())
     }
 
-    /// A function of each element. Of numbers that make shapes only the simplest are computed.
+    /// A function of each element. For shape numbers, only sign and rounding are computed.
     fn unary(&mut self, node: &Node, x: &Known, operation: NetworkOperation) -> Result<Known, String> {
         match x {
             Known::Layer { place, batch, .. } => self.layer(node.title(), operation, &[*place], *batch),
@@ -280,7 +280,7 @@ impl Translator {
     ) -> Result<Known, String> {
         match (&one, other) {
             (Known::Layer { place, batch, .. }, Known::Layer { place: read, batch: second, .. }) => {
-                // Dimensions fit from the last one on.
+                // Dimensions are aligned from the last one (broadcasting).
                 let wider = if second.axis > batch.axis { second } else { batch };
                 let ranks = [one.dimensions().len(), other.dimensions().len()];
                 let is_same =
@@ -296,7 +296,10 @@ impl Translator {
                 let shape =
                     beside_sample(weight, rank, *batch, self.batch).ok_or("its weight is not the same for every sample")?;
                 if is_table(&shape) {
-                    self.note("tables that are the same for all heads or channels, such as masks and rotations, are not trained");
+                    self.note(
+                        "weights over the last two dimensions that are the same for all heads or channels \
+                         are taken for masks or rotations, not trained weights",
+                    );
                     return self.layer(node.title(), NetworkOperation::Function, &[*place], *batch);
                 }
                 let with_weight = if is_sum { NetworkOperation::Shift { shape } } else { NetworkOperation::Weigh { shape } };
@@ -357,7 +360,7 @@ impl Translator {
 }
 
 /// Whether a weight that is combined with each element is a table over the last two dimensions.
-/// Files have masks and rotary angles in that form, and no sign tells them from trained weights.
+/// Masks and rotary angles have this form. A trained weight of this form would be mistaken for one.
 fn is_table(shape: &[usize]) -> bool {
     let [others @ .., rows, columns] = shape else { return false };
     !others.is_empty() && others.iter().all(|&extent| extent == 1) && *rows > 1 && *columns > 1

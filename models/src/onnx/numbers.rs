@@ -4,7 +4,7 @@ use super::messages::Node;
 use super::shapes::{sliced, without_batch};
 use super::values::{Known, MOST_NUMBERS};
 
-/// Sums, products and the like, element by element. `None` if it is no arithmetic.
+/// Sums, products and the like, element by element. `None` if the operator is not one of these.
 pub(super) fn arithmetic(operator: &str, left: &[i64], right: &[i64]) -> Option<Vec<i64>> {
     let function: fn(i64, i64) -> Option<i64> = match operator {
         "Add" => i64::checked_add,
@@ -21,7 +21,7 @@ pub(super) fn arithmetic(operator: &str, left: &[i64], right: &[i64]) -> Option<
     (0..count).map(|index| function(repeated_at(left, index)?, repeated_at(right, index)?)).collect()
 }
 
-/// An element of numbers that are repeated if there is one.
+/// Element `index`; a single number is repeated.
 fn repeated_at(numbers: &[i64], index: usize) -> Option<i64> {
     if numbers.len() == 1 { numbers.first().copied() } else { numbers.get(index).copied() }
 }
@@ -43,7 +43,7 @@ pub(super) fn repeated(node: &Node, inputs: &[Known]) -> Known {
     }
 }
 
-/// The numbers from the first input to the second by the third.
+/// The numbers from the first input to the second, in steps of the third.
 pub(super) fn range(inputs: &[Known]) -> Known {
     let one = |index: usize| inputs.get(index).and_then(Known::numbers).and_then(|numbers| numbers.first().copied());
     let (Some(start), Some(end), Some(step)) = (one(0), one(1), one(2)) else { return Known::Constant { shape: vec![1] } };

@@ -23,13 +23,12 @@ pub(super) fn reshaped(own: &[i64], target: &[i64]) -> Option<Vec<i64>> {
     (product(&dimensions)? == product(own)?).then_some(dimensions)
 }
 
-/// The dimensions of a layer's result after a reshape to `target`. `sizes`: the numbers of a sample
-/// before and behind the batch. `batch` is the size that the file states for the batch.
+/// The dimensions of a layer's result after a reshape to `target`. `sizes`: a sample's numbers in
+/// front of and behind the batch. `batch` is the size that the file states for the batch.
 ///
-/// A file with a stated batch does not say which dimension it is. The order of the numbers does,
-/// but for extents of 1: there a dimension that is the batch alone is taken before one that also
-/// counts heads, that before one that counts positions, and the last dimension only if no other
-/// fits.
+/// A file that states the batch as a number does not say which dimension it is. The order of the
+/// numbers decides, except among extents of 1. There the preference is: the batch alone, merged
+/// with heads, merged with positions, and the last dimension only if no other fits.
 pub(super) fn reshaped_layer(own: &[i64], target: &[i64], sizes: [i64; 2], batch: Option<i64>) -> Option<Vec<i64>> {
     let elements = sizes[0].checked_mul(sizes[1])?;
     let with_mark = || filled(target, own, elements.checked_mul(BATCH_MARK)?);
@@ -49,7 +48,7 @@ pub(super) fn reshaped_layer(own: &[i64], target: &[i64], sizes: [i64; 2], batch
     candidates.min_by_key(|(order, _)| *order).map(|(_, dimensions)| dimensions)
 }
 
-/// A target's dimensions with those copied that are 0, and what is left of `elements` for -1.
+/// `target` with 0 replaced by the own extent and -1 by what is left of `elements`.
 fn filled(target: &[i64], own: &[i64], elements: i64) -> Option<Vec<i64>> {
     let copied = |(index, &extent): (usize, &i64)| if extent == 0 { own.get(index).copied() } else { Some(extent) };
     let mut dimensions: Vec<i64> = target.iter().enumerate().map(copied).collect::<Option<_>>()?;
@@ -87,11 +86,11 @@ pub(super) fn sliced(extent: i64, start: i64, end: i64, step: i64) -> Option<i64
     Some(u64::try_from(length.max(0)).ok()?.div_ceil(step.unsigned_abs()) as i64)
 }
 
-/// The extents of a tensor of weights or constants beside one sample of a layer's result, which has
-/// `rank` dimensions and the batch at `place`. `None` if it is not the same for every sample.
-/// `batch` is the size that the file states for the batch.
+/// Extents of a weight or constant as combined with one sample of a layer's result, which has
+/// `rank` dimensions and the batch at `place`. `None` if it differs between samples. `batch` is the
+/// size that the file states for the batch.
 pub(super) fn beside_sample(weight: &[usize], rank: usize, place: BatchPlace, batch: Option<i64>) -> Option<Vec<usize>> {
-    // Dimensions fit from the last one on.
+    // Dimensions are aligned from the last one (broadcasting).
     let Some(axis) = (place.axis + weight.len()).checked_sub(rank) else { return Some(weight.to_vec()) };
     let extent = weight.get(axis).copied()?;
     let is_same = extent == 1 || (place.merged() == 0 && batch.is_some_and(|batch| batch == extent as i64));

@@ -21,8 +21,8 @@ pub(super) fn network(graph: &GraphMessage) -> Result<(Network, Vec<String>), On
     if !unknown.is_empty() {
         return Err(OnnxError::UnknownOperators { names: unknown.into_iter().map(String::from).collect() });
     }
-    // A file that states all sizes does not say which dimension is the batch: the first but for
-    // PyTorch's modules for attention, which have it second unless told otherwise.
+    // If all sizes are fixed, the batch is assumed to be the first dimension. PyTorch's attention
+    // modules have it second by default, so that is tried next.
     let first = with_batch(graph, 0);
     match first {
         Err(OnnxError::Node { .. }) => with_batch(graph, 1).or(first),

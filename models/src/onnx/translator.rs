@@ -52,10 +52,10 @@ impl Translator {
                 parts.push((*name, other));
                 continue;
             }
-            notes.insert(format!("input `{name}` counts as numbers that are the same in every sample"));
+            notes.insert(format!("input `{name}` counts as the same for every sample"));
             known.insert(name.to_string(), Known::Constant { shape: other.beside(&first_sample) });
         }
-        if first_sample.axis > 0 && first_sample.stated.is_some() {
+        if first_sample.axis > 0 {
             notes.insert(format!("dimension {} of input `{}` counts as the batch", first_sample.axis + 1, first.name));
         }
         notes.extend(shared_weights(graph, &known));
@@ -78,8 +78,8 @@ impl Translator {
         Ok(translator)
     }
 
-    /// Makes the graph's inputs known. A sample that is neither tokens, nor an image, nor a vector,
-    /// and one of several inputs, is a vector that gets their shapes.
+    /// Makes the graph's inputs known. A single input that is neither tokens, an image nor a vector
+    /// becomes a vector that is reshaped; several inputs become parts of one vector.
     fn read(&mut self, parts: &[(&String, &Sample)]) -> Result<(), String> {
         if let [(name, sample)] = parts
             && (self.tokens || matches!(sample.shape.len(), 1 | 3))
@@ -258,7 +258,7 @@ fn shared_weights(graph: &GraphMessage, known: &BTreeMap<String, Known>) -> Vec<
 /// One sample of an input.
 struct Sample {
     shape: Vec<usize>,
-    /// The dimension of the batch: the first without a fixed size.
+    /// The dimension of the batch: the first without a fixed size, else `batch_axis`.
     axis: usize,
     /// The batch, if it is stated.
     stated: Option<i64>,

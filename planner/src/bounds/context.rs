@@ -124,20 +124,18 @@ impl<'a> Bounds<'a> {
         self.values_per_second.get(ranks, || objective::value_per_second(self.request, ranks))
     }
 
-    /// Counts the kernels of a step, for the bounds on every layout whatever. That compiles the
-    /// model once.
+    /// Counts the kernels of a step, for the bounds on every layout. That compiles the model once.
     pub(crate) fn count_kernels(&mut self) {
         self.kernel_work = KernelWork::new(self.request, &self.compiler, &self.kinds);
     }
 
-    /// Returns the least step time of every layout with this mesh and micro-batch, by its kernels
-    /// alone.
+    /// Lower bound on the step time of layouts with this mesh and micro-batch, from kernels alone.
     pub(crate) fn arithmetic_time(&self, layout: &Layout) -> Seconds {
         let products = self.arithmetic.least_time(layout, self.space.global_batch);
         products.max(self.kernel_work.least_time_on(world_size(layout)))
     }
 
-    /// Returns the least step time of any layout whatever, by its kernels on all devices.
+    /// Returns the least step time of every layout, by its kernels on all devices.
     pub(crate) fn least_step(&self) -> Seconds {
         let products = self.arithmetic.least_time_on(self.request.devices, self.space.global_batch);
         products.max(self.kernel_work.least_time_on(self.request.devices)) + self.overhead(1)

@@ -1,11 +1,11 @@
-//! A bound for every layout that a plan file can say: the kernels of a step, shared out perfectly.
+//! A bound for every layout that a plan file can say: the kernels of a step, divided perfectly.
 //!
 //! A step has at least the kernels of a layout on one rank with one micro-batch: dividing them adds
 //! work, and so do recomputation, buckets, and conversions between layouts. However kernels are
 //! divided, all parts together take a known least time
-//! ([`divided_time`](foretell_simulator::CostModel::divided_time)). And no device takes less than
-//! its share of that. Nothing in this depends on a mesh, a schedule, cuts, a rank order, buckets,
-//! or an algorithm of collectives. Messages, bubbles and idle devices count for nothing.
+//! ([`divided_time`](foretell_simulator::CostModel::divided_time)). The busiest device takes at
+//! least its share of that. Nothing in this depends on a mesh, a schedule, cuts, a rank order,
+//! buckets, or an algorithm of collectives. Messages, bubbles and idle devices count for nothing.
 
 use super::bound::{ROUNDING, seconds};
 use crate::space::{DeviceKinds, Request};
@@ -15,11 +15,11 @@ use foretell_units::Seconds;
 /// The least work of the kernels of a step.
 #[derive(Clone, Debug, Default)]
 pub(super) struct KernelWork {
-    /// The same work, measured by each kind of device in use. Empty if the work is not known.
+    /// The same work, in the times of each kind of device in use. Empty if the work is not known.
     by_kind: Vec<WorkOfKind>,
 }
 
-/// The work of a step, measured by one kind of device.
+/// The work of a step, in the times of one kind of device.
 #[derive(Clone, Debug)]
 struct WorkOfKind {
     /// Least picoseconds in which one device of the kind runs all kernels.
@@ -37,8 +37,14 @@ impl KernelWork {
         if !matches!(base.mode, Mode::Synchronous) {
             return Self::default();
         }
-        let layout = Layout { micro_batch: base.global_batch, ..Layout::default() };
-        let Ok(program) = compiler.unplaced(&Plan { layout, ..base.clone() }) else { return Self::default() };
+        // Fewer samples have no more work, if one rank cannot run all of them at once.
+        let halves = std::iter::successors(Some(base.global_batch), |samples| Some(samples / 2).filter(|&half| half > 0));
+        let compiled = |samples: usize| {
+            let layout = Layout { micro_batch: samples, ..Layout::default() };
+            let plan = Plan { layout, global_batch: samples, ..base.clone() };
+            compiler.unplaced_until(&plan, &|| request.give_up.is_raised()).ok()
+        };
+        let Some(program) = halves.take(8).find_map(compiled) else { return Self::default() };
         let kernels = program.lists.iter().flat_map(|list| &list.instructions).filter_map(|instruction| {
             let Operation::Compute { kernel, accumulate, .. } = *instruction.operation else { return None };
             let on_kind = |&kind: &usize| costs.divided_time(&kernel, accumulate, program.precision, kind);
@@ -53,11 +59,12 @@ impl KernelWork {
         Self { by_kind: (0..kinds.kinds.len()).map(of_kind).collect() }
     }
 
-    /// Returns the least time in which so many devices run all kernels, whichever they are.
+    /// Returns the least time of all kernels on the fastest `ranks` devices.
     pub(super) fn least_time_on(&self, ranks: usize) -> Seconds {
         let on_fastest = |work: &WorkOfKind| {
             let (mut left, mut speed) = (ranks, 0.0);
-            // Ranks may share devices: those beyond the last count as on one of the fastest.
+            // Ranks may share devices: each rank beyond the device count counts as another fastest
+            // device.
             let beyond = work.speeds.first().map(|&(fastest, _)| (fastest, usize::MAX));
             for (own, count) in work.speeds.iter().copied().chain(beyond) {
                 let taken = left.min(count);
@@ -84,8 +91,8 @@ fn device_counts(kinds: &DeviceKinds, devices: usize) -> Vec<usize> {
     counts
 }
 
-/// Returns how many times as fast as the kind `reference` devices of each kind are with the kernel
-/// that suits them best, and their number; the fastest first.
+/// For each kind: its speed relative to kind `reference` with the kernel that suits it best, and
+/// its device count; fastest first.
 fn speeds(kernels: &[Vec<f64>], reference: usize, counts: &[usize]) -> Vec<(f64, usize)> {
     let fastest = |kind: usize| {
         let known = kernels.iter().filter(|times| times[reference] > 0.0);
@@ -136,8 +143,8 @@ mod tests {
         found
     }
 
-    /// The kernels of no layout take less time together than the bound says, for large models,
-    /// whose kernels are near the devices' rates. On one rank they take little more.
+    /// The kernels of every layout take at least the bound together. For large models, one rank
+    /// takes little more than the bound.
     #[test]
     fn kernels_of_no_layout_take_less_than_the_bound() {
         let topology = Topology::library("dgx-a100-80g").expect("in the library").with_nodes(4).expect("there may be as many");
@@ -147,7 +154,7 @@ mod tests {
         // take most of the time of recurrent ones, whose batch is small.
         let models = [
             (of(r#"{"family": "gpt", "layers": 4, "hidden": 8192, "heads": 64, "vocab": 51200, "sequence": 2048}"#), 0.95),
-            // Its vocabulary is odd, which parts of it need not be.
+            // Its vocabulary is odd; parts of it may have even sizes.
             (of(r#"{"family": "gpt", "layers": 4, "hidden": 2048, "heads": 16, "vocab": 50257, "sequence": 1024}"#), 0.5),
             (
                 of(r#"{"family": "llama", "layers": 4, "hidden": 4096, "heads": 32, "kv_heads": 8, "ffn": 14336, "vocab": 32000,

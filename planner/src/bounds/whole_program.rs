@@ -90,8 +90,8 @@ fn costs_of_replica(bounds: &Bounds<'_>, layout: Layout, micro_batches: usize) -
     Ok(Some(Arc::new(of_positions)))
 }
 
-/// Compiles a plan without a memory plan. `None` if the time to give up came meanwhile: then
-/// nothing is known of the plan.
+/// Compiles a plan without a memory plan. `None` if the search had to give up meanwhile; then the
+/// plan has no bound.
 fn unplaced(bounds: &Bounds<'_>, plan: &Plan) -> Result<Option<Program>, PlanError> {
     match bounds.compiler.unplaced_until(plan, &|| bounds.request.give_up.is_raised()) {
         Err(PlanError::Interrupted) => Ok(None),

@@ -59,9 +59,10 @@ pub struct Search {
     /// Lower bound on the step time of every layout of the space, and of all that were simulated.
     /// The time is of the same kind as `best_seconds`.
     pub lower_bound_seconds: f64,
-    /// Lower bound on the step time of every layout that a plan file can say, whatever its mesh,
-    /// buckets, cuts and rank order: the kernels of a step at the devices' best rates, shared out
-    /// perfectly, without communication.
+    /// Lower bound on the step time of every plan file of the job, whatever its mesh, buckets, cuts
+    /// and rank order: the kernels of a step at the devices' best rates, divided perfectly, and the
+    /// stack's fixed time. Without communication. Only matrix products count in modes other than
+    /// `synchronous`, and no kernel where kernels were measured.
     pub bound_of_any_layout_seconds: f64,
     /// `best_seconds` over `lower_bound_seconds`, less one.
     pub gap: f64,

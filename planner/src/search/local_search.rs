@@ -92,8 +92,8 @@ impl Searcher<'_> {
             .filter(|_| !self.is_over())
             .filter_map(|layout| Some((self.value_of_bound(&layout)?, layout)));
         let mut bounded: Vec<(f64, Layout)> = bounded.collect();
-        // Which bucket size is best depends on how much of the last reduction is exposed, of which
-        // bounds know little. So all sizes are tried.
+        // The best bucket size depends on how much of the last reduction is exposed, which bounds
+        // barely see. So all sizes are tried.
         let has_other_bucket = |other: &Layout| Layout { bucket: layout.bucket, ..other.clone() } == *layout;
         let limit = own * (1.0 + margin) * (1.0 + LEAST_GAIN);
         bounded.retain(|(bound, other)| *bound <= if has_other_bucket(other) { to_beat } else { limit.min(to_beat) });

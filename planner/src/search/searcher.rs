@@ -69,7 +69,7 @@ impl<'a> Searcher<'a> {
         self.probe(usual)?;
         self.fill_queue()?;
         let (predicted, left) = loop {
-            // What bounds every layout also bounds what is left.
+            // A bound on every layout also bounds the layouts left.
             let left = self.look_at_queue()?.or(self.bound_of_unlisted).map(|left| left.max(self.bounds.least_value()));
             // Before a simpler and slower layout may be preferred.
             let is_unsettled = left.is_some_and(|left| !self.incumbents.settles_by_value(left));

@@ -63,8 +63,8 @@ impl<'a> Compiler<'a> {
         self.one(plan, first_step(plan), Offsets::Planned)
     }
 
-    /// Compiles the training step as [`Compiler::training`] does, unless `is_over` answers `true`
-    /// meanwhile. It is asked between instruction lists, from any thread.
+    /// Compiles the training step as [`Compiler::training`] does, unless `is_over` returns `true`
+    /// during it. It is asked between instruction lists, from any thread.
     ///
     /// # Errors
     /// [`PlanError::Interrupted`] if it was over, and as [`super::compile`].
@@ -99,8 +99,8 @@ impl<'a> Compiler<'a> {
         self.one(plan, first_step(plan), Offsets::None)
     }
 
-    /// Compiles the training step as [`Compiler::unplaced`] does, unless `is_over` answers `true`
-    /// meanwhile.
+    /// Compiles the training step as [`Compiler::unplaced`] does, unless `is_over` returns `true`
+    /// during it.
     ///
     /// # Errors
     /// As [`Compiler::training_until`].

@@ -17,15 +17,15 @@ const MOST_MICRO_BATCHES: usize = 1 << 14;
 /// most a few times (in other placements, as optimizer state), so its offsets fit into 64 bits.
 const MOST_BYTES: u128 = 1 << 58;
 
-/// The most servers. An unoptimised build simulates 300 servers of a small model in 2 s, and 3000 in
-/// 2 minutes.
+/// The most servers. An unoptimised build simulates 300 servers of a small model in 2 s, and
+/// 3000 in 2 minutes.
 const MOST_SERVERS: usize = 1 << 10;
 
-/// The most workers of servers: a list tells its peers by 16 bits.
+/// The most workers of servers: a list numbers its peers in 16 bits, and leaves some free.
 const MOST_WORKERS: usize = 1 << 14;
 
-/// The most pairs of a worker's rank and a server's rank that send to each other. The compiler keeps
-/// a list of them.
+/// The most pairs of a worker's rank and a server's rank that send to each other. The compiler
+/// keeps a list of them.
 const MOST_CONNECTIONS: usize = 1 << 20;
 
 /// The most stages. The compiler goes through the whole graph for each of them.
@@ -102,8 +102,8 @@ pub(super) fn check(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Refuses servers or workers that are so many that their messages, or the Programs of their
-/// sessions, fill the memory.
+/// Refuses so many servers or workers that their messages or session Programs would not fit into
+/// memory.
 fn check_servers(lowering: &Lowering, plan: &Plan) -> Result<(), PlanError> {
     let (servers, workers, layout) = (plan.mode.servers(), plan.layout.data, &plan.layout);
     if servers == 0 {

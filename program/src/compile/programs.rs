@@ -95,7 +95,8 @@ pub(super) enum Offsets {
     None,
 }
 
-/// Whether a compilation has to end. It is asked between lists, from any thread.
+/// Returns `true` once the compilation has to stop. Called between instruction lists, from any
+/// thread.
 pub(super) type IsOver<'a> = &'a (dyn Fn() -> bool + Sync);
 
 /// Compiles the wanted Programs, over one arena.

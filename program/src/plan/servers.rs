@@ -52,7 +52,8 @@ impl Plan {
         Some(Pacing { workers, bound, quorum: None })
     }
 
-    /// The share of a step's samples whose gradients count. Backup workers drop those of the others.
+    /// The share of a step's samples whose gradients count. Servers drop the late gradients of as
+    /// many workers as there are backup workers.
     pub fn counted_share(&self) -> f64 {
         self.pacing().map_or(1.0, |Pacing { workers, quorum, .. }| quorum.unwrap_or(workers) as f64 / workers.max(1) as f64)
     }

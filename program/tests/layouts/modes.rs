@@ -26,7 +26,7 @@ const RESNET: &str =
     r#"{"family": "resnet", "depth": 18, "stem": "small", "image": 16, "channels": 1, "classes": 10, "width": 4}"#;
 const MLP: &str = r#"{"family": "mlp", "widths": [32, 16, 10]}"#;
 
-/// Parts of the refusals: a layout in which all workers need one version, and so on.
+/// The modes (by letter) that refuse, and part of the message.
 const VERSIONS: (&str, &str) = ("AUB", "would pull different versions");
 const NORM: (&str, &str) = ("AUB", "no common norm");
 const SCALE: (&str, &str) = ("LDSRE", "loss scale of its own");
@@ -42,8 +42,8 @@ const TIES: (&str, &str) = ("AUB", "their servers would hold different versions"
 const LABELS: (&str, &str) = ("PCAUB", "do not know the labels");
 const STACK: (&str, &str) = ("LDSREPCAUBW", "other software is modelled in the synchronous mode only");
 
-/// Each part of a plan, beside four replicas: the model, the layout's and the plan's further fields,
-/// and the modes that refuse it, with a part of the sentence. All others compile.
+/// Each part of a plan, beside four replicas: the model, the layout's and the plan's further
+/// fields, and the modes that refuse it, with a part of the sentence. All others compile.
 type Row = (&'static str, &'static str, &'static str, &'static [(&'static str, &'static str)]);
 const ROWS: [Row; 35] = [
     (GPT, "", "", &[]),

@@ -10,6 +10,8 @@ mod jobs;
 mod least_times;
 mod memory;
 mod paced;
+mod paced_course;
+mod paced_steps;
 mod paces;
 mod prediction;
 mod running_cost;

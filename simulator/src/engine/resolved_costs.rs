@@ -29,7 +29,7 @@ pub(crate) struct ResolvedCost<'a> {
     /// The same, not rounded.
     pub(super) flow_seconds: Seconds,
     /// Bytes that each of its flows carries.
-    pub(super) bytes: f64,
+    pub(crate) bytes: f64,
     /// Their rate if nothing slows them.
     pub(super) bytes_per_second: f64,
     /// The share of a member's processor while data flow, if it was measured.
@@ -100,9 +100,16 @@ impl<'a> ResolvedCosts<'a> {
 
     /// A rank's processor, and the share of it that communication with this cost needs: zero if
     /// the processor can never saturate.
-    pub(super) fn processor_share(&self, lowered: &Lowered<'_>, cost: &ResolvedCost<'_>, rank: u32) -> (u32, f64) {
+    pub(crate) fn processor_share(&self, lowered: &Lowered<'_>, cost: &ResolvedCost<'_>, rank: u32) -> (u32, f64) {
         let own = &lowered.ranks[rank as usize];
         (own.processor, if self.never_saturates(lowered, rank) { 0.0 } else { share_of(lowered, cost, own.kind) })
+    }
+
+    /// A rank's processor, and the share of it that a kernel needs: 1, or 0 if the processor can
+    /// never saturate.
+    pub(crate) fn processor(&self, lowered: &Lowered<'_>, rank: u32) -> (u32, f64) {
+        let never = self.never_saturates(lowered, rank);
+        (lowered.ranks[rank as usize].processor, if never { 0.0 } else { 1.0 })
     }
 
     /// Processor time that communication with this cost takes on a kind of device in all, however
@@ -210,7 +217,7 @@ impl<'a> ResolvedCost<'a> {
 /// An operating system gives activities equal shares until one needs no more. So a flow that needs
 /// the share `s` grows `1 / s` times as fast as a kernel. On a link, flows with the same share lose
 /// the same part of their rate.
-pub(super) fn growth(lowered: &Lowered<'_>, kind: Option<usize>, largest_share: f64) -> f64 {
+pub(crate) fn growth(lowered: &Lowered<'_>, kind: Option<usize>, largest_share: f64) -> f64 {
     let own = kind.and_then(|kind| lowered.costs.parameters(kind).communication_growth);
     own.unwrap_or(if largest_share > 0.0 { 1.0 / largest_share } else { 1.0 })
 }

@@ -85,8 +85,8 @@ enum Saturation {
 }
 
 /// Returns a lower bound on the device time of all kernels that together do the attention of these
-/// sizes: parts of the batch, of the heads, or of the sequence. Only attended scores count, since
-/// ring attention runs no kernel where all are masked.
+/// sizes, divided over batch, heads or sequence. Only scores that are not masked count: ring
+/// attention runs no kernel for a fully masked part.
 pub(super) fn divided_attention_time(costs: &GpuCosts<'_>, sizes: &Attention, direction: Direction) -> Seconds {
     match costs.stack.attention {
         AttentionKind::Fused { scale, for_ampere } => {

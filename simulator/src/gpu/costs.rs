@@ -34,7 +34,7 @@ impl GpuCosts<'_> {
 
     /// Returns an upper bound on the rate of matrix products.
     pub(crate) fn fastest_products(&self) -> FlopsPerSecond {
-        // In eight-bit runs, products of unsupported sizes are in bf16.
+        // Products whose sizes eight bits do not support run in bf16.
         let (own, bf16) = (self.product_rate(self.format), self.product_rate(ProductFormat::Bf16));
         if self.format.is_cast() && bf16 > own { bf16 } else { own }
     }

@@ -3,8 +3,8 @@
 //! Ranks and micro-batches divide a kernel into parts. A part never reaches a higher rate than a
 //! very large kernel does, and all parts together do at least the arithmetic and move at least the
 //! bytes of the whole. Incomplete waves and penalties for odd sizes count for nothing here, since
-//! parts may have better sizes than the whole. Nor do launches, but where parts are small enough
-//! for a cache.
+//! parts may have better sizes than the whole. Launches count only where parts are small enough for
+//! the last-level cache.
 
 use super::attention::{Direction, divided_attention_time};
 use super::category::Category;
@@ -24,7 +24,7 @@ impl GpuCosts<'_> {
             Seconds::new(operations / rate.value())
         };
         let product = |sizes: &[usize]| at(self.fastest_products(), sizes);
-        // Sizes that eight bits do not support are in bf16.
+        // Products whose sizes eight bits do not support run in bf16.
         let [fp8, bf16] = [ProductFormat::Fp8, ProductFormat::Bf16].map(|format| self.product_rate(format));
         let eight_bit = self.fastest_products().max(fp8).max(bf16);
         match *kernel {
@@ -60,9 +60,9 @@ impl GpuCosts<'_> {
         }
     }
 
-    /// Returns a lower bound on the time of all kernels that together move some bytes, each with
-    /// its launch. The last-level cache may hold all that a small part moves. Among parts that it
-    /// holds, the largest take the least time per byte, since each has a launch.
+    /// Lower bound on the time to move `bytes`, by any number of kernels. Either they run at memory
+    /// speed and launches count for nothing, or each fills the last-level cache once and pays one
+    /// launch.
     fn divided_moving_time(&self, bytes: f64, slowdown: f64) -> Seconds {
         let gpu = &self.cluster.gpu;
         let rate = gpu.memory_bandwidth.value() * gpu.memory_efficiency;

@@ -204,8 +204,8 @@ impl GpuCosts<'_> {
         }
     }
 
-    /// Returns the bytes that a memory-bound kernel moves under the stack, and its time over that
-    /// of moving them. `None` if the stack fuses the kernel away.
+    /// Returns the bytes that a memory-bound kernel moves under the stack, and the factor of its
+    /// time over the time to move them. `None` if the stack fuses the kernel away.
     pub(super) fn moved(&self, kernel: &Kernel, accumulate: bool, precision: DataType) -> Option<(f64, f64)> {
         let category = Category::of(kernel);
         let share = self.stack.traffic_share(category);
