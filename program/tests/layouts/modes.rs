@@ -91,7 +91,7 @@ fn every_mode_goes_with_everything_else_or_says_why_not() {
         for (letter, mode) in MODES {
             let text =
                 format!(r#"{{"global_batch": 16, "layout": {{"data": 4, "micro_batch": 1{layout}}}{more}, "mode": {mode}}}"#);
-            let plan: Plan = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+            let plan: Plan = serde_json::from_str(&text).map_err(|error| format!("{text}: {error}")).expect("a plan");
             let expected = refusals.iter().find(|(letters, _)| letters.contains(letter));
             match (compile(&model, "m", &plan), expected) {
                 (Ok(_), None) => {}
