@@ -100,6 +100,14 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
             output::line(&format!("{:+6.0} %  {}  {part}", 100.0 * error, row.row_id))?;
         }
     }
+    let unclear: Vec<_> = scores.rows.iter().filter_map(|row| Some((&row.row_id, row.error, row.doubt.as_ref()?))).collect();
+    if !unclear.is_empty() {
+        output::line(&format!("\n{} measurements are unclear, have no part in the fit, and count like others:", unclear.len()))?;
+        for (name, error, reason) in unclear {
+            let error = error.map_or_else(String::new, |error| format!("{:+.0} %", 100.0 * error));
+            output::line(&format!("{error:>8}  {name}  {reason}"))?;
+        }
+    }
     let refused: usize = scores.refused.values().sum();
     if refused > 0 {
         output::line(&format!("\n{refused} of {} rows cannot be simulated:", scores.rows.len()))?;

@@ -1,7 +1,7 @@
 //! A row of the table of measured runs. `tests/published/INDEX.md` describes the columns.
 
 use crate::table::{TableError, read_table};
-use crate::unclear;
+use crate::unclear::{self, Remarks};
 use std::collections::BTreeMap;
 
 /// One measured run.
@@ -37,6 +37,9 @@ pub struct Row {
     pub notes: String,
     /// Cells that were replaced because they are unclear, one sentence each.
     pub unclear: Vec<String>,
+    /// Why the measurement is unclear: other rows of the source contradict it. The row has no part in
+    /// a fit.
+    pub doubt: Option<String>,
     /// All non-empty cells by column name.
     pub(crate) cells: BTreeMap<String, String>,
 }
@@ -74,7 +77,7 @@ pub fn read_rows(text: &str) -> Result<Vec<Row>, TableError> {
         .into_iter()
         .filter(|cells| !cells.is_empty())
         .map(|mut cells| {
-            let unclear = unclear::replace(&mut cells);
+            let Remarks { replaced, doubt } = unclear::replace(&mut cells);
             let text = |column: &str| cells.get(column).cloned().unwrap_or_default();
             let first_stated =
                 |one: &str, other: &str| Some(text(one)).filter(|cell| !cell.is_empty()).unwrap_or_else(|| text(other));
@@ -92,7 +95,8 @@ pub fn read_rows(text: &str) -> Result<Vec<Row>, TableError> {
                 mem_kind: text("mem_kind"),
                 quality: text("quality"),
                 notes: text("notes"),
-                unclear,
+                unclear: replaced,
+                doubt,
                 cells,
             }
         })

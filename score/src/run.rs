@@ -54,7 +54,8 @@ impl Run {
         let [first @ (_, device), others @ ..] = kinds.as_slice() else {
             return Err(Refusal(format!("the device `{}` has no profile", row.gpu)));
         };
-        let mut assumptions = row.unclear.clone();
+        let doubt = row.doubt.iter().map(|reason| format!("the measurement is unclear: {reason}"));
+        let mut assumptions: Vec<String> = row.unclear.iter().cloned().chain(doubt).collect();
         let (stack_name, stack) = stack(row, profiles, &mut assumptions)?;
         let devices = row.count("n_gpus").ok_or_else(|| Refusal("the number of devices is not stated".into()))?;
         let (cluster, other_clusters) = clusters(row, *first, others, devices, profiles, &mut assumptions)?;

@@ -50,6 +50,9 @@ pub struct ScoredRow {
     pub implausible: Option<String>,
     /// Why the row has no prediction.
     pub refused: Option<String>,
+    /// Why the measurement is unclear; `assumptions` says it, too.
+    #[serde(skip)]
+    pub doubt: Option<String>,
     /// See [`Pair::group`].
     #[serde(skip)]
     group: String,
@@ -240,6 +243,7 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
         assumptions: Vec::new(),
         implausible: None,
         refused: None,
+        doubt: row.doubt.clone(),
         group,
         job,
     };
@@ -295,9 +299,23 @@ impl Scores {
         let mut lines: Vec<(String, Summary)> = by_source.into_iter().collect();
         lines.push(("all rows".into(), all));
         lines.push(("mean over sources".into(), mean));
+        let unclear = self.without_unclear(subset).map_or_else(String::new, |(count, without)| {
+            let percent = 100.0 * without.mean_absolute_error;
+            format!("\n{count} rows are unclear and count all the same; without them the mean over sources is {percent:.1} %")
+        });
         let coverage: String =
             coverage(&self.rows, subset).iter().map(|(basis, one)| format!("\n{}", one.line(*basis))).collect();
-        format!("{}{choice}{coverage}", SummaryTable(&lines))
+        format!("{}{choice}{unclear}{coverage}", SummaryTable(&lines))
+    }
+
+    /// Returns how many rows with an error are unclear, and the mean over sources without them.
+    /// `None` if no row is unclear.
+    fn without_unclear(&self, subset: Option<Subset>) -> Option<(usize, Summary)> {
+        let is_counted = |row: &&ScoredRow| row.error.is_some() && subset.is_none_or(|subset| row.subset == subset);
+        let (unclear, clear): (Vec<&ScoredRow>, Vec<&ScoredRow>) =
+            self.rows.iter().filter(is_counted).partition(|row| row.doubt.is_some());
+        let clear: Vec<ScoredRow> = clear.into_iter().cloned().collect();
+        (!unclear.is_empty()).then(|| (unclear.len(), Summary::macro_average(&by_source(&clear, subset))))
     }
 }
 
@@ -447,6 +465,24 @@ mod tests {
         assert!(part(1.2).starts_with("the kernels: "), "{}", part(1.2));
         assert!(part(1.55).starts_with("the time beside kernels: 0.5000 s predicted where"), "{}", part(1.55));
         assert!(part(4.0).contains("2.5000 s (5.0 times)"), "{}", part(4.0));
+    }
+
+    #[test]
+    fn unclear_rows_count_and_the_table_says_what_they_change() {
+        let is_of_source = |row: &Row| row.table == "megatron_bridge_perf" && row.count("n_gpus") == Some(8);
+        let rows: Vec<Row> = published().expect("sound").into_iter().filter(is_of_source).collect();
+        let scores = score(&rows, &Split::library().expect("sound"), Profiles::library().expect("sound"));
+        let (count, without) = scores.without_unclear(None).expect("two rows on eight devices");
+        let errors: Vec<f64> = scores.rows.iter().filter_map(|row| row.error).collect();
+        assert_eq!((count, without.rows), (2, errors.len() - 2));
+        assert_eq!(
+            scores.by_source["megatron_bridge_perf"].rows,
+            scores.rows.iter().filter(|row| row.subset == Subset::Score).count()
+        );
+        assert!(scores.table(None).contains("2 rows are unclear and count all the same"), "{}", scores.table(None));
+        for row in scores.rows.iter().filter(|row| row.doubt.is_some()) {
+            assert!(!row.calibrated && row.assumptions[0].starts_with("the measurement is unclear: "), "{row:?}");
+        }
     }
 
     #[test]

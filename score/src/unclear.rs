@@ -1,5 +1,5 @@
-//! Cells of the published table that are unclear: `tests/published/unclear.yaml` lists them, each
-//! with the value to read in its place and the reason.
+//! Unclear rows of the published table: `tests/published/unclear.yaml` lists cells with the value to
+//! read in their place, and rows whose measurement others contradict, each with the reason.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;
@@ -7,14 +7,16 @@ use std::sync::LazyLock;
 
 const UNCLEAR: &str = include_str!("../data/unclear.yaml");
 
-/// An unclear cell of some rows.
+/// What is unclear about some rows.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Unclear {
     /// Name of a row, or the part of it before its number.
     rows: String,
-    column: String,
-    read_as: String,
+    /// The cell to replace. Without it the measurement itself is unclear.
+    column: Option<String>,
+    /// The value to read in its place.
+    read_as: Option<String>,
     reason: String,
 }
 
@@ -22,16 +24,30 @@ struct Unclear {
 static LIST: LazyLock<Result<Vec<Unclear>, String>> =
     LazyLock::new(|| serde_saphyr::from_str(UNCLEAR).map_err(|error| error.to_string()));
 
-/// Replaces the unclear cells of a row, and returns a sentence about each.
-pub(crate) fn replace(cells: &mut BTreeMap<String, String>) -> Vec<String> {
-    let Some(name) = cells.get("row_id").cloned() else { return Vec::new() };
+/// What the list says of a row.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Remarks {
+    /// A sentence about each replaced cell.
+    pub(crate) replaced: Vec<String>,
+    /// Why the measurement itself is unclear.
+    pub(crate) doubt: Option<String>,
+}
+
+/// Replaces the unclear cells of a row, and returns what the list says of it.
+pub(crate) fn replace(cells: &mut BTreeMap<String, String>) -> Remarks {
+    let Some(name) = cells.get("row_id").cloned() else { return Remarks::default() };
     let is_of = |one: &&Unclear| name == one.rows || name.rsplit_once('-').is_some_and(|(part, _)| part == one.rows);
-    let mut sentences = Vec::new();
+    let mut remarks = Remarks::default();
     for Unclear { column, read_as, reason, .. } in LIST.as_deref().unwrap_or_default().iter().filter(is_of) {
-        cells.insert(column.clone(), read_as.clone());
-        sentences.push(format!("`{column}` is read as `{read_as}`: {reason}"));
+        match column.as_ref().zip(read_as.as_ref()) {
+            Some((column, read_as)) => {
+                cells.insert(column.clone(), read_as.clone());
+                remarks.replaced.push(format!("`{column}` is read as `{read_as}`: {reason}"));
+            }
+            None => remarks.doubt = Some(reason.clone()),
+        }
     }
-    sentences
+    remarks
 }
 
 #[cfg(test)]
@@ -43,8 +59,10 @@ mod tests {
         let list = LIST.as_ref().expect("sound");
         let rows = crate::published().expect("sound");
         for one in list {
-            let has_reason = |row: &&crate::Row| row.unclear.iter().any(|sentence| sentence.contains(one.reason.trim()));
-            assert!(rows.iter().any(|row| has_reason(&row)), "{} {}", one.rows, one.column);
+            assert_eq!(one.column.is_some(), one.read_as.is_some(), "{}", one.rows);
+            let has_reason =
+                |row: &&crate::Row| row.unclear.iter().chain(&row.doubt).any(|sentence| sentence.contains(one.reason.trim()));
+            assert!(rows.iter().any(|row| has_reason(&row)), "{} {:?}", one.rows, one.column);
         }
         assert!(rows.iter().any(|row| row.unclear.is_empty()));
     }

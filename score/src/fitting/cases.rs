@@ -60,8 +60,8 @@ impl Case {
     }
 }
 
-/// Returns the measured rows of [`Subset::Fit`] that can be simulated, limited by
-/// `MOST_OF_GROUP`.
+/// Returns the measured rows of [`Subset::Fit`] that can be simulated and are not in doubt, limited
+/// by `MOST_OF_GROUP`.
 ///
 /// # Errors
 /// [`FitError`] if a compiled-in file is malformed. A test excludes this.
@@ -69,7 +69,7 @@ pub fn declared(profiles: &Profiles) -> Result<Vec<Case>, FitError> {
     let split = Split::library()?;
     let runs: Vec<(Row, Run)> = published()?
         .into_iter()
-        .filter(|row| split.subset(row) == Subset::Fit)
+        .filter(|row| split.subset(row) == Subset::Fit && row.doubt.is_none())
         .filter(|row| row.step_seconds().is_some() || row.memory_bytes().is_some())
         .filter_map(|row| Run::of(&row, profiles).ok().map(|run| (row, run)))
         .collect();

@@ -41,18 +41,20 @@ enum Sharing {
 fn sharing(name: &str) -> Sharing {
     match name {
         // How well a framework's products, its memory-bound kernels and its routing are tuned is
-        // its own affair. Each program chooses what its memory figures hold.
-        "product_scale" | "elementwise" | "traffic:routing" => Sharing::Stack,
-        name if name.starts_with("memory_") => Sharing::Stack,
+        // its own affair, and so is what it allocates for any model. With these four a stack has
+        // all the constants of its own that it may have.
+        "product_scale" | "elementwise" | "traffic:routing" | "memory_buffers" => Sharing::Stack,
         // The same driver and the same interpreter are below all of them.
         "host_launch" | "step_overhead" | "tensor_wait" | "attention:unfused" => Sharing::AllStacks,
+        // The stacks' own code says what they hold for each parameter and activation.
+        name if name.starts_with("memory_") => Sharing::AllStacks,
         _ => Sharing::Family,
     }
 }
 
 /// Returns the smallest and the largest value that physics, or the way programs work, allows. The
 /// unit is the value's own: seconds, bytes, or a factor on what the profiles say.
-fn physical_bounds(name: &str) -> [f64; 2] {
+pub fn physical_bounds(name: &str) -> [f64; 2] {
     match name {
         // No collective beats its links.
         "efficiency" => [0.2, 1.0],

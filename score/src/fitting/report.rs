@@ -1,7 +1,7 @@
 //! Writes a fit as `fitted.yaml` or JSON, and lists its residuals.
 
 use super::cases::Case;
-use super::parameters::{Owner, Parameter, factor_of};
+use super::parameters::{Owner, Parameter, factor_of, physical_bounds};
 use super::solve::Fit;
 use foretell_simulator::gpu::Profiles;
 use std::collections::{BTreeMap, BTreeSet};
@@ -95,9 +95,9 @@ pub(super) fn yaml(found: &[Found<'_>], support: &Support, profiles: &Profiles) 
          # rows that tests/published/split.yaml declares for fitting. Each value replaces the\n\
          # prior in links.yaml or stacks.yaml. `free_values` of them the fit chose; the others\n\
          # follow, since stacks share factors. `rows` counts the rows of a stack or on a device.\n\
-         # `spread` is the 10th and 90th\n\
-         # percentile of measured over predicted when rows of the same group are held out,\n\
-         # `unseen` when the source is, `unseen_device` when all rows on the device are.\n\
+         # `spread` is the 10th and 90th percentile of measured over predicted when rows of the\n\
+         # same group are held out, `unseen` when the source is, `unseen_device` when all rows on\n\
+         # the device are.\n\
 ",
     );
     let _ = writeln!(text, "free_values: {free}\nstacks:");
@@ -122,21 +122,23 @@ pub(super) fn yaml(found: &[Found<'_>], support: &Support, profiles: &Profiles) 
     text
 }
 
-/// Adds stacks that no row was fitted on, with their prior times the factors that they share with
-/// fitted ones.
+/// Adds the values that no row of their stack determined: the prior times the factor that the stack
+/// shares with others.
 fn add_unfitted(stacks: &mut BTreeMap<String, Values>, factors: &BTreeMap<(Owner, String), f64>, profiles: &Profiles) {
     for name in profiles.stack_names().filter(|name| profiles.is_stack(name)) {
-        if stacks.contains_key(name) {
-            continue;
-        }
         let Ok(stack) = profiles.stack(name) else { continue };
+        let fitted: BTreeSet<String> = stacks.get(name).into_iter().flatten().map(|(value, _)| value.clone()).collect();
+        // An arena is planned to the byte.
+        let is_open = |value: &&String| !fitted.contains(*value) && !(stack.memory.is_arena && value.starts_with("memory_"));
         let value = |value: &String| {
             let factor = factors.get(&factor_of(&Owner::Stack(name.into()), value, profiles)?)?;
-            Some((value.clone(), stack.value(value)? * factor)).filter(|(_, value)| *value > 0.0)
+            let [least, most] = physical_bounds(value);
+            let found = stack.value(value).filter(|prior| *prior > 0.0)? * factor;
+            Some((value.clone(), found.clamp(least, most)))
         };
-        let values: Values = factor_names(factors).iter().filter_map(value).collect();
+        let values: Values = factor_names(factors).iter().filter(is_open).filter_map(value).collect();
         if !values.is_empty() {
-            stacks.insert(name.into(), values);
+            stacks.entry(name.into()).or_default().extend(values);
         }
     }
 }
