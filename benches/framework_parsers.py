@@ -2,9 +2,9 @@
 """Exports plans with Foretell and gives the files to the frameworks' own parsers.
 
 Needs torch, transformers, megatron-core, torchtitan, deepspeed and accelerate from PyPI; no GPU. With --megatron-lm FOLDER, a checkout of
-Megatron-LM, its argument parser reads the arguments too.
+Megatron-LM, its argument parser reads the arguments too. `tests/frameworks.rs` runs it for each framework that can be imported.
 
-Usage: benches/framework_parsers.py --foretell target/debug/foretell [--megatron-lm FOLDER]
+Usage: benches/framework_parsers.py --foretell target/debug/foretell [--only FRAMEWORK] [--megatron-lm FOLDER]
 """
 import argparse
 import json
@@ -105,12 +105,15 @@ def accelerate(folder, _):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--foretell", required=True)
+    parser.add_argument("--only", choices=sorted({name.split("-")[0] for name in CASES}))
     parser.add_argument("--megatron-lm")
     arguments = parser.parse_args()
     foretell = str(pathlib.Path(arguments.foretell).resolve())
     with tempfile.TemporaryDirectory() as scratch:
         for name, (model, nodes, layout) in CASES.items():
             framework = name.split("-")[0]
+            if arguments.only not in (None, framework):
+                continue
             folder = pathlib.Path(scratch) / name
             plan = pathlib.Path(scratch) / f"{name}.yaml"
             plan.write_text(PLAN.format(model=model, nodes=nodes, layout=layout))

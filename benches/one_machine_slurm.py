@@ -4,8 +4,10 @@
 Checks `sbatch --test-only` on an exported job; submits a job over both nodes and requeues it in the middle; compares its losses with those
 of the same plan without Slurm.
 
-Needs root and Debian's slurmctld, slurmd, slurm-client and munge. While it runs, /etc/hosts names the two nodes.
-Usage: benches/one_machine_slurm.py --foretell target/debug/foretell
+With --test-only nothing is submitted (`tests/slurm.rs` runs that).
+
+Needs root and Debian's slurmctld, slurmd, slurm-client and munge. While jobs run, /etc/hosts names the two nodes.
+Usage: benches/one_machine_slurm.py --foretell target/debug/foretell [--test-only]
 """
 import argparse
 import json
@@ -57,7 +59,7 @@ STEPS = 2000
 
 
 def start(folder):
-    """Starts the daemons. Returns the numbers of their processes."""
+    """Starts the daemons, which write the numbers of their processes into files."""
     for name in ["state", "spool-n1", "spool-n2"]:
         (folder / name).mkdir()
     (folder / "slurm.conf").write_text(CONFIGURATION.format(folder=folder))
@@ -75,7 +77,6 @@ def start(folder):
         if subprocess.run(["sinfo", "-h", "-o", "%T"], capture_output=True, text=True).stdout.strip() == "idle":
             break
         time.sleep(1)
-    return [int(path.read_text()) for path in folder.glob("*.pid")]
 
 
 HOSTS = pathlib.Path("/etc/hosts")
@@ -92,12 +93,15 @@ def losses(run):
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def check(foretell, folder):
+def check_exported(foretell, folder):
     (folder / "plan.yaml").write_text(PLAN)
     subprocess.run([foretell, "export", "--plan", folder / "plan.yaml", "--to", "slurm", "-o", folder / "exported"], check=True)
-    said = subprocess.run(["sbatch", "--test-only", "job.sbatch"], cwd=folder / "exported", check=True, capture_output=True, text=True)
+    said = subprocess.run(["sbatch", "--test-only", "job.sbatch"], cwd=folder / "exported", capture_output=True, text=True)
     print("sbatch --test-only:", said.stderr.strip())
+    assert said.returncode == 0, said.returncode
 
+
+def check_submitted(foretell, folder):
     steps = ["--steps", str(STEPS), "--save-every", "200", "--keep", "2", "--no-evaluation"]
     job = folder / "job"
     with open(folder / "submit.log", "w") as log:
@@ -128,18 +132,24 @@ def check(foretell, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--foretell", required=True)
-    foretell = str(pathlib.Path(parser.parse_args().foretell).resolve())
+    parser.add_argument("--test-only", action="store_true")
+    arguments = parser.parse_args()
+    foretell = str(pathlib.Path(arguments.foretell).resolve())
     with tempfile.TemporaryDirectory() as folder:
-        daemons = start(pathlib.Path(folder))
-        # Ranks connect to the nodes by their names.
+        folder = pathlib.Path(folder)
         names = HOSTS.read_text()
-        HOSTS.write_text(names + "127.0.0.1 n1 n2\n")
         try:
-            check(foretell, pathlib.Path(folder))
+            start(folder)
+            check_exported(foretell, folder)
+            if not arguments.test_only:
+                # Ranks connect to the nodes by their names.
+                HOSTS.write_text(names + "127.0.0.1 n1 n2\n")
+                check_submitted(foretell, folder)
         finally:
-            HOSTS.write_text(names)
-            for daemon in daemons:
-                os.kill(daemon, signal.SIGTERM)
+            if not arguments.test_only:
+                HOSTS.write_text(names)
+            for daemon in folder.glob("*.pid"):
+                os.kill(int(daemon.read_text()), signal.SIGTERM)
             time.sleep(2)
 
 
