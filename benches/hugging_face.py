@@ -117,6 +117,27 @@ CASES = {
     "resnet-50": ("ResNetConfig", "ResNetForImageClassification", dict(num_labels=10)),
 }
 
+# Models of images and text, of which the text model counts: the text model's sizes, and those of the part that sees.
+SEES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+SEES_QWEN = dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=64)
+WITH_IMAGES = {
+    "llama4-images": ("Llama4Config", "Llama4ForConditionalGeneration", decoder(
+        *SMALL, num_key_value_heads=2, head_dim=16, intermediate_size_mlp=100, num_local_experts=2), SEES),
+    "llama4-images-tied": ("Llama4Config", "Llama4ForConditionalGeneration", decoder(
+        *SMALL, num_key_value_heads=2, head_dim=16, num_local_experts=2, tie_word_embeddings=True), SEES),
+    "gemma3-images": ("Gemma3Config", "Gemma3ForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, head_dim=32), SEES),
+    "gemma3-4b": ("Gemma3Config", "Gemma3ForConditionalGeneration", dict(
+        hidden_size=2560, intermediate_size=10240, num_hidden_layers=34, sliding_window=1024,
+        rope_scaling=dict(factor=8.0, rope_type="linear")), SEES),
+    "gemma3-12b": ("Gemma3Config", "Gemma3ForConditionalGeneration", dict(
+        hidden_size=3840, intermediate_size=15360, num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8, sliding_window=1024), SEES),
+    "qwen2-vl": ("Qwen2VLConfig", "Qwen2VLForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, tie_word_embeddings=False),
+                 dict(depth=1, embed_dim=32, num_heads=2, hidden_size=64)),
+    "qwen2.5-vl": ("Qwen2_5_VLConfig", "Qwen2_5_VLForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, tie_word_embeddings=True), SEES_QWEN),
+    "qwen3-vl": ("Qwen3VLConfig", "Qwen3VLForConditionalGeneration", decoder(*SMALL, num_key_value_heads=2, head_dim=16, tie_word_embeddings=False),
+                 dict(SEES_QWEN, deepstack_visual_indexes=[0])),
+}
+
 
 # Fields that every published file has.
 ALWAYS = ["model_type", "num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size"]
@@ -129,6 +150,19 @@ def parameters(config, model):
     return sum(one.numel() for one in {id(one): one for one in built.parameters()}.values())
 
 
+def text_parameters(config, model):
+    with torch.device("meta"):
+        built = getattr(transformers, model)(config)
+    built.tie_weights()
+    text = getattr(built, "language_model", None) or built.model.language_model
+    all_of_text = [*text.parameters(), *(built.lm_head.parameters() if hasattr(built, "lm_head") else [])]
+    return sum(one.numel() for one in {id(one): one for one in all_of_text}.values())
+
+
+def differing(whole, defaults, always):
+    return {field: value for field, value in whole.items() if field in always or defaults.get(field, ...) != value}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
@@ -137,8 +171,16 @@ def main():
     for name, (config_class, model, sizes) in CASES.items():
         config = getattr(transformers, config_class)(**sizes)
         whole, defaults = config.to_dict(), getattr(transformers, config_class)().to_dict()
-        sparse = {field: value for field, value in whole.items() if field in ALWAYS or defaults.get(field, ...) != value}
+        sparse = differing(whole, defaults, ALWAYS)
         case = {"name": name, "parameters": parameters(config, model), "whole": whole, "sparse": sparse}
+        print(f"{name:20} {case['parameters']:>16,}")
+        lines.append(json.dumps(case, default=str))
+    for name, (config_class, model, sizes, sees) in WITH_IMAGES.items():
+        config = getattr(transformers, config_class)(text_config=sizes, vision_config=sees)
+        whole, defaults = config.to_dict(), getattr(transformers, config_class)().to_dict()
+        sparse = differing(whole, defaults, ["model_type"])
+        sparse["text_config"] = differing(whole["text_config"], defaults["text_config"], ["model_type"])
+        case = {"name": name, "parameters": text_parameters(config, model), "whole": whole, "sparse": sparse}
         print(f"{name:20} {case['parameters']:>16,}")
         lines.append(json.dumps(case, default=str))
     cases = ",\n".join(lines)

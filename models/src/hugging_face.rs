@@ -2,13 +2,15 @@
 //!
 //! Each model type has a reader, which asks for the fields that it understands ([`fields`]) and
 //! lists those that change neither time nor memory nor results. A field that nobody asked for, or
-//! whose value no graph can express, is an error that names it. It must not know layouts or
-//! devices: it ends with a model.
+//! whose value no graph can express, is an error that names it. Of models of images and text, the
+//! text model is read ([`images_and_text`]). It must not know layouts or devices: it ends with a
+//! model.
 
 mod decoders;
 mod encoders;
 mod fields;
 mod images;
+mod images_and_text;
 mod language;
 mod mixtures;
 mod rotary;
@@ -32,7 +34,7 @@ pub struct ImportedModel {
 type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
 
 /// The model types that can be read: the name, the Transformers class that is planned, the reader.
-const READERS: [(&str, &str, Reader); 26] = [
+const READERS: [(&str, &str, Reader); 29] = [
     ("gpt2", "GPT2LMHeadModel", language::gpt2),
     ("llama", "LlamaForCausalLM", decoders::llama),
     ("llama4_text", "Llama4ForCausalLM", decoders::llama4),
@@ -47,6 +49,9 @@ const READERS: [(&str, &str, Reader); 26] = [
     ("gemma", "GemmaForCausalLM", decoders::gemma),
     ("gemma2", "Gemma2ForCausalLM", decoders::gemma2),
     ("gemma3_text", "Gemma3ForCausalLM", decoders::gemma3),
+    ("qwen2_vl_text", "Qwen2VLForConditionalGeneration", decoders::qwen2_vl),
+    ("qwen2_5_vl_text", "Qwen2_5_VLForConditionalGeneration", decoders::qwen2_vl),
+    ("qwen3_vl_text", "Qwen3VLForConditionalGeneration", decoders::qwen3_vl),
     ("phi", "PhiForCausalLM", language::phi),
     ("phi3", "Phi3ForCausalLM", decoders::phi3),
     ("gpt_neox", "GPTNeoXForCausalLM", language::gpt_neox),
@@ -63,7 +68,7 @@ const READERS: [(&str, &str, Reader); 26] = [
 
 /// Returns the model types that can be read.
 pub fn hugging_face_types() -> impl Iterator<Item = &'static str> {
-    READERS.into_iter().map(|(name, _, _)| name)
+    READERS.into_iter().map(|(name, _, _)| name).chain(images_and_text::types())
 }
 
 /// Whether a text looks like a `config.json`: JSON with a `model_type` and no `family`.
@@ -78,11 +83,20 @@ pub fn is_hugging_face_config(text: &str) -> bool {
 /// # Errors
 /// [`ConfigError`], with the fields that are unknown or cannot be expressed.
 pub fn from_hugging_face(text: &str, sequence: Option<usize>) -> Result<ImportedModel, ConfigError> {
-    let mut fields = Fields::parse(text, sequence)?;
+    let mut object = fields::parse(text)?;
+    let left_out = images_and_text::keep_text(&mut object)?;
+    let mut fields = Fields::new(object, sequence)?;
+    if let Some(note) = left_out {
+        fields.note(note);
+    }
     let model_type = fields.model_type().to_string();
     let Some((_, planned, read)) = READERS.iter().find(|(name, _, _)| *name == model_type) else {
-        let known = hugging_face_types().collect::<Vec<_>>().join(", ");
-        return Err(ConfigError::UnknownType { name: model_type, hint: fields::type_hint(fields.model_type(), &known) });
+        let hint = if fields.has("text_config") {
+            "give the object `text_config` of this file as a file of its own: what is around it is not expressible".into()
+        } else {
+            format!("types that can be: {}", hugging_face_types().collect::<Vec<_>>().join(", "))
+        };
+        return Err(ConfigError::UnknownType { name: model_type, hint });
     };
     fields.architecture(planned)?;
     let model = read(&mut fields)?;

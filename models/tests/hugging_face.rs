@@ -36,7 +36,8 @@ fn every_config_has_the_parameters_that_transformers_counts() {
 fn every_model_type_has_a_case() {
     let cases = cases();
     for name in hugging_face_types().filter(|&name| name != "xlm-roberta") {
-        assert!(cases.iter().any(|case| case["whole"]["model_type"] == name), "{name}");
+        let is_of = |case: &Value| case["whole"]["model_type"] == name || case["whole"]["text_config"]["model_type"] == name;
+        assert!(cases.iter().any(is_of), "{name}");
     }
 }
 
@@ -80,6 +81,44 @@ fn a_value_that_no_graph_expresses_is_refused() {
     for text in ["", "[]", "{}", "{\"model_type\": 4}"] {
         let error = from_hugging_face(text, None).expect_err("not a configuration").to_string();
         assert!(error.contains("not a `config.json` of Transformers"), "{text}: {error}");
+    }
+}
+
+#[test]
+fn the_text_model_of_images_and_text_is_read_and_the_rest_noted() {
+    let find = |name: &str| cases().into_iter().find(|case| case["name"] == name).expect("a case")["whole"].clone();
+    let read = |config: &Value| from_hugging_face(&config.to_string(), None).map_err(|error| error.to_string());
+    for name in ["llama4-images", "gemma3-4b", "qwen2-vl", "qwen2.5-vl", "qwen3-vl"] {
+        let config = find(name);
+        let imported = read(&config).expect("it is sound");
+        let left_out = "the part that sees images (`vision_config`) is left out, with its parameters, time and memory";
+        assert!(imported.notes.iter().any(|note| note.contains(left_out)), "{name}: {:?}", imported.notes);
+        // Published files leave out what is Transformers' default; older ones have one object.
+        let mut older = config.clone();
+        let Value::Object(text) = older["text_config"].take() else { unreachable!("an object") };
+        for (field, value) in text.into_iter().filter(|(field, _)| field != "model_type") {
+            older[field] = value;
+        }
+        match name.starts_with("qwen2") {
+            true => assert_eq!(read(&older).expect("it is sound").model, imported.model, "{name}"),
+            false => assert!(read(&older).expect_err("no text model").contains("`text_config` is missing"), "{name}"),
+        }
+    }
+    let mut positions = find("qwen2.5-vl");
+    positions["text_config"]["rope_scaling"] = json!({"type": "mrope", "mrope_section": [2, 3, 3]});
+    assert_eq!(read(&positions), read(&find("qwen2.5-vl")));
+
+    let refused: [(&str, &str, Value, &str); 4] = [
+        ("gemma3-4b", "hidden_size", json!(999), "`hidden_size: 999` cannot be expressed; hint: `text_config` has 2560 there"),
+        ("gemma3-4b", "number_of_eyes", json!(2), "`number_of_eyes` is not understood for models of type `gemma3_text`"),
+        ("llama4-images", "text_config", json!({"model_type": "llama"}), "the text model of this type is `llama4_text`"),
+        ("llama4-images", "model_type", json!("llava"), "give the object `text_config` of this file as a file of its own"),
+    ];
+    for (name, field, value, expected) in refused {
+        let mut config = find(name);
+        config[field] = value;
+        let error = read(&config).expect_err(expected);
+        assert!(error.contains(expected), "{name}: {error}");
     }
 }
 

@@ -135,16 +135,33 @@ pub(super) fn qwen2(fields: &mut Fields) -> Result<Model, ConfigError> {
     Ok(Model::Decoder(windowed(Decoder { qkv_bias: true, ..decoder }, window)))
 }
 
-pub(super) fn qwen3(fields: &mut Fields) -> Result<Model, ConfigError> {
-    Ok(Model::Decoder(qwen3_parts(fields, Some(128), None)?))
+/// The text model of Qwen2-VL and Qwen2.5-VL: Qwen2 with other defaults.
+pub(super) fn qwen2_vl(fields: &mut Fields) -> Result<Model, ConfigError> {
+    silu(fields)?;
+    let window = qwen_window(fields)?;
+    let defaults = Defaults { sequence: 32_768, epsilon: 1e-5, kv_heads: Some(8), rope_theta: 1e6, ..LLAMA };
+    let decoder = common(fields, &defaults)?;
+    Ok(Model::Decoder(windowed(Decoder { qkv_bias: true, ..decoder }, window)))
 }
 
+pub(super) fn qwen3(fields: &mut Fields) -> Result<Model, ConfigError> {
+    Ok(Model::Decoder(qwen3_parts(fields, &Defaults { head_dimension: Some(128), ..QWEN3 })?))
+}
+
+/// The text model of Qwen3-VL. Its lower layers also take what the part that sees images passes on.
+pub(super) fn qwen3_vl(fields: &mut Fields) -> Result<Model, ConfigError> {
+    let defaults = Defaults { sequence: 128_000, head_dimension: Some(128), kv_heads: Some(32), rope_theta: 500_000.0, ..QWEN3 };
+    Ok(Model::Decoder(qwen3_parts(fields, &defaults)?))
+}
+
+const QWEN3: Defaults = Defaults { sequence: 32_768, ..LLAMA };
+
 /// Reads what Qwen3 and its mixtures have. Their heads have another default.
-fn qwen3_parts(fields: &mut Fields, head_dimension: Option<usize>, kv_heads: Option<usize>) -> Result<Decoder, ConfigError> {
+fn qwen3_parts(fields: &mut Fields, defaults: &Defaults) -> Result<Decoder, ConfigError> {
     silu(fields)?;
     let window = qwen_window(fields)?;
     let has_bias = fields.flag_or("attention_bias", false)?;
-    let decoder = common(fields, &Defaults { sequence: 32_768, head_dimension, kv_heads, ..LLAMA })?;
+    let decoder = common(fields, defaults)?;
     let decoder = Decoder { qkv_bias: has_bias, attention_output_bias: has_bias, query_key_norm: true, ..decoder };
     Ok(windowed(decoder, window))
 }
@@ -170,7 +187,7 @@ pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
     let ffn = fields.size_or("moe_intermediate_size", 768)?;
     let is_normalised = fields.flag_or("norm_topk_prob", false)?;
     router(fields)?;
-    let decoder = qwen3_parts(fields, None, Some(4))?;
+    let decoder = qwen3_parts(fields, &Defaults { kv_heads: Some(4), ..QWEN3 })?;
     let mixtures = Mixtures { first, every, unnormalised_gates: !is_normalised, ..mixtures([experts, top_k, ffn]) };
     Ok(Model::Decoder(Decoder { mixtures: Some(mixtures), ..decoder }))
 }
@@ -179,7 +196,7 @@ pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
 /// normed.
 pub(super) fn llama4(fields: &mut Fields) -> Result<Model, ConfigError> {
     silu(fields)?;
-    fields.neutral(&["floor_scale", "attn_scale"]);
+    fields.neutral(&["floor_scale", "attn_scale", "for_llm_compressor"]);
     let is_tuned = fields.flag_or("attn_temperature_tuning", true)?;
     let has_norms = fields.flag_or("use_qk_norm", true)?;
     fields.must_be("router_jitter_noise", &[json!(0.0), json!(0)], "the router adds no noise")?;

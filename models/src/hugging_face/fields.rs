@@ -62,12 +62,9 @@ fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// The hint of an unknown model type.
-pub(super) fn type_hint(name: &str, known: &str) -> String {
-    if name == "llama4" {
-        return "give the object `text_config` of this file as a file of its own: images are not expressible".into();
-    }
-    format!("types that can be: {known}")
+/// Whether a field changes neither time nor memory nor results, in models of any type.
+pub(super) fn is_neutral(field: &str) -> bool {
+    NEUTRAL.contains(&field)
 }
 
 /// Fields that change neither time nor memory nor results of training: names, ids of special
@@ -136,6 +133,17 @@ const NEUTRAL: [&str; 60] = [
     "use_return_dict",
 ];
 
+/// Parses a configuration.
+pub(super) fn parse(text: &str) -> Result<Map<String, Value>, ConfigError> {
+    let not_a_config = |reason: String| ConfigError::NotAConfig { reason };
+    let value: Value = serde_json::from_str(text).map_err(|error| not_a_config(error.to_string()))?;
+    let Value::Object(object) = value else { return Err(not_a_config("it is not an object".into())) };
+    if !object.get("model_type").is_some_and(Value::is_string) {
+        return Err(not_a_config("it has no `model_type`".into()));
+    }
+    Ok(object)
+}
+
 /// A configuration being read.
 pub(super) struct Fields {
     object: Map<String, Value>,
@@ -146,14 +154,8 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// Parses the text.
-    pub(super) fn parse(text: &str, sequence: Option<usize>) -> Result<Self, ConfigError> {
-        let not_a_config = |reason: String| ConfigError::NotAConfig { reason };
-        let value: Value = serde_json::from_str(text).map_err(|error| not_a_config(error.to_string()))?;
-        let Value::Object(object) = value else { return Err(not_a_config("it is not an object".into())) };
-        if !object.get("model_type").is_some_and(Value::is_string) {
-            return Err(not_a_config("it has no `model_type`".into()));
-        }
+    /// Begins to read the fields of a configuration.
+    pub(super) fn new(object: Map<String, Value>, sequence: Option<usize>) -> Result<Self, ConfigError> {
         let mut fields = Self { object, read: BTreeSet::new(), notes: Vec::new(), sequence };
         fields.neutral(&NEUTRAL);
         // Encoder-decoders share weights between their halves only if this says so.

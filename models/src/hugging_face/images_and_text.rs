@@ -1,0 +1,143 @@
+//! Models of images and text: their `config.json` becomes that of the text model inside.
+//!
+//! The part that sees images has no graph here. It is left out, which a note says. Every other field
+//! beside `text_config` counts as one of the text model's, so one that is not understood is named.
+
+use super::fields::{ConfigError, inexpressible, is_neutral};
+use serde_json::{Map, Value};
+
+/// A model type with a text model inside, and Transformers' defaults, which published files leave
+/// out.
+struct Outer {
+    name: &'static str,
+    text: &'static str,
+    /// `vocab_size`, `hidden_size`, `intermediate_size`, `num_hidden_layers` and
+    /// `num_attention_heads`.
+    sizes: [usize; 5],
+    /// Where the file says whether embedding and head share their weights.
+    tied: Tied,
+    /// Whether older files have the text model's fields beside `vision_config`.
+    may_be_flat: bool,
+}
+
+/// Where `tie_word_embeddings` counts.
+#[derive(PartialEq)]
+enum Tied {
+    Inside,
+    /// Outside, with this default.
+    Outside(bool),
+}
+
+const TYPES: [Outer; 5] = [
+    Outer { name: "llama4", text: "llama4_text", sizes: [202_048, 5120, 8192, 48, 40], tied: Tied::Inside, may_be_flat: false },
+    Outer {
+        name: "gemma3",
+        text: "gemma3_text",
+        sizes: [262_208, 2304, 9216, 26, 8],
+        tied: Tied::Outside(true),
+        may_be_flat: false,
+    },
+    Outer {
+        name: "qwen2_vl",
+        text: "qwen2_vl_text",
+        sizes: [152_064, 8192, 29_568, 80, 64],
+        tied: Tied::Outside(false),
+        may_be_flat: true,
+    },
+    Outer {
+        name: "qwen2_5_vl",
+        text: "qwen2_5_vl_text",
+        sizes: [152_064, 8192, 29_568, 80, 64],
+        tied: Tied::Outside(false),
+        may_be_flat: true,
+    },
+    Outer {
+        name: "qwen3_vl",
+        text: "qwen3_vl_text",
+        sizes: [151_936, 4096, 22_016, 32, 32],
+        tied: Tied::Outside(false),
+        may_be_flat: false,
+    },
+];
+
+const SIZES: [&str; 5] = ["vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"];
+
+/// Fields of the part that sees images, and of the tokens that stand for what it saw.
+const OF_IMAGES: [&str; 10] = [
+    "boi_token_index",
+    "eoi_token_index",
+    "image_token_id",
+    "image_token_index",
+    "mm_tokens_per_image",
+    "video_token_id",
+    "vision_config",
+    "vision_end_token_id",
+    "vision_start_token_id",
+    "vision_token_id",
+];
+
+/// The names of the types.
+pub(super) fn types() -> impl Iterator<Item = &'static str> {
+    TYPES.iter().map(|outer| outer.name)
+}
+
+/// Replaces the configuration by that of its text model. Returns a note on what is left out; `None`
+/// if the model is of text alone.
+pub(super) fn keep_text(object: &mut Map<String, Value>) -> Result<Option<String>, ConfigError> {
+    let name = object.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    let Some(outer) = TYPES.iter().find(|outer| outer.name == name) else { return Ok(None) };
+    let expected = "an object, the text model's configuration";
+    let wrong = |reason: String| ConfigError::Value { field: "text_config".into(), reason, expected };
+    let mut text = match object.remove("text_config").filter(|text| !text.is_null()) {
+        Some(Value::Object(text)) => text,
+        None if outer.may_be_flat => Map::new(),
+        None => return Err(wrong("is missing".into())),
+        Some(other) => return Err(wrong(format!("is {other}"))),
+    };
+    let kind = text.insert("model_type".into(), outer.text.into());
+    if let Some(kind) = kind.filter(|kind| kind != outer.text && kind != outer.name) {
+        return Err(inexpressible("text_config.model_type", &kind, &format!("the text model of this type is `{}`", outer.text)));
+    }
+    let sees = object.get("vision_config").is_some();
+    object.retain(|field, _| !matches!(field.as_str(), "model_type" | "architectures"));
+    let tied = object.remove("tie_word_embeddings").filter(|tied| !tied.is_null());
+    if let Tied::Outside(default) = outer.tied {
+        let inside = text.remove("tie_word_embeddings").filter(|tied| !tied.is_null());
+        text.insert("tie_word_embeddings".into(), tied.or(inside).unwrap_or(default.into()));
+    }
+    for (field, value) in std::mem::take(object) {
+        match text.get(&field) {
+            None => _ = text.insert(field, value),
+            Some(inside) if *inside == value || inside.is_null() || value.is_null() || is_neutral(&field) => {}
+            Some(inside) => {
+                let hint = format!("`text_config` has {inside} there, and both describe the text model");
+                return Err(inexpressible(&field, &value, &hint));
+            }
+        }
+    }
+    text.retain(|field, _| !OF_IMAGES.contains(&field.as_str()));
+    for (field, size) in SIZES.into_iter().zip(outer.sizes) {
+        text.entry(field).or_insert(size.into());
+    }
+    drop_image_positions(&mut text);
+    *object = text;
+    let part = if sees { "the part that sees images (`vision_config`)" } else { "the part that sees images" };
+    Ok(Some(format!("the text model is planned alone; {part} is left out, with its parameters, time and memory")))
+}
+
+/// Removes what tells the positions of images from those of text. Positions of text are the usual
+/// ones.
+fn drop_image_positions(text: &mut Map<String, Value>) {
+    for name in ["rope_scaling", "rope_parameters"] {
+        let Some(Value::Object(rope)) = text.get_mut(name) else { continue };
+        if rope.remove("mrope_section").is_none() {
+            continue;
+        }
+        rope.remove("mrope_interleaved");
+        for kind in ["type", "rope_type"] {
+            if rope.get(kind).is_some_and(|kind| kind == "mrope") {
+                rope.insert(kind.into(), "default".into());
+            }
+        }
+    }
+}
