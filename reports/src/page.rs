@@ -25,7 +25,7 @@ pub enum Section {
     Paragraph {
         /// The title above the text; may be empty.
         heading: String,
-        /// Sentences.
+        /// Sentences; a line break stays one.
         text: String,
     },
     /// Preformatted text, such as a plan.
@@ -113,7 +113,8 @@ pub fn page(title: &str, sections: &[Section]) -> Result<String, ReportError> {
         body.push_str("<section>\n");
         match section {
             Section::Paragraph { heading, text } => {
-                body.push_str(&format!("{}<p>{}</p>\n", heading_of(heading), escaped(text)));
+                let lines = escaped(text).replace('\n', "<br>");
+                body.push_str(&format!("{}<p>{lines}</p>\n", heading_of(heading)));
             }
             Section::Listing { heading, text } => {
                 body.push_str(&format!("{}<pre tabindex=\"0\">{}</pre>\n", heading_of(heading), escaped(text)));
@@ -232,7 +233,7 @@ mod tests {
             is_on_front: true,
         };
         let sections = [
-            Section::Paragraph { heading: evil.into(), text: evil.into() },
+            Section::Paragraph { heading: evil.into(), text: format!("{evil}\n{evil}") },
             Section::Listing { heading: evil.into(), text: evil.into() },
             Section::Answer { facts: vec![Fact::new(evil, evil, evil)], sentences: vec![evil.into()] },
             Section::Chart { heading: evil.into(), chart: Box::new(Chart::layouts(vec![point])), caption: evil.into() },
@@ -247,6 +248,7 @@ mod tests {
         // The document, uPlot and the page's own script.
         assert_eq!((html.matches("<script").count(), html.matches("</script").count()), (3, 3));
         assert!(html.contains("&lt;script&gt;alert(&#39;1 &amp; 2&#39;)&lt;/script&gt;"));
+        assert_eq!(html.matches("&lt;!--<br>&lt;/script&gt;").count(), 1, "a line break");
         assert!(!html.contains(" href=") && !html.contains(" src=") && !html.contains("url(") && !html.contains("@import"));
         let start = html.find("id=\"charts\">").expect("the document") + "id=\"charts\">".len();
         let document = html[start..].split("</script>").next().unwrap_or_default();

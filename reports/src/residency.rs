@@ -21,7 +21,8 @@ pub(crate) struct Residency<'a> {
     temporary: Vec<Stay<'a>>,
 }
 
-/// Buffers of one name and role that are in use at one time.
+/// Buffers of one role that are in use at one time, and whose names differ at most in the number of
+/// the layer or part. A star stands for several numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
     pub name: String,
@@ -78,24 +79,39 @@ impl<'a> Residency<'a> {
         curve
     }
 
-    /// The buffers in use right after `time`, by name and role, the largest first.
+    /// The buffers in use right after `time`, by name and role, the largest first. Those of all layers
+    /// are one holder: a deep model has thousands of buffers.
     pub(crate) fn holders(&self, time: Picoseconds) -> Vec<Holder> {
         let live = self.temporary.iter().filter(|stay| stay.start <= time && time < stay.end).map(|stay| stay.buffer);
-        let mut groups: BTreeMap<(&str, BufferRole), (usize, Bytes)> = BTreeMap::new();
+        let mut groups: BTreeMap<(String, BufferRole), Holder> = BTreeMap::new();
         for buffer in self.persistent.iter().copied().chain(live) {
-            let group = groups.entry((&buffer.name, buffer.role)).or_default();
-            *group = (group.0 + 1, group.1 + buffer.bytes);
+            let numberless = without_numbers(&buffer.name);
+            let group = groups.entry((numberless.clone(), buffer.role)).or_insert_with(|| Holder {
+                name: buffer.name.to_string(),
+                role: buffer.role,
+                count: 0,
+                bytes: Bytes::ZERO,
+            });
+            if *group.name != *buffer.name {
+                group.name = numberless;
+            }
+            (group.count, group.bytes) = (group.count + 1, group.bytes + buffer.bytes);
         }
-        let holder = |((name, role), (count, bytes)): ((&str, BufferRole), (usize, Bytes))| Holder {
-            name: name.to_owned(),
-            role,
-            count,
-            bytes,
-        };
-        let mut holders: Vec<Holder> = groups.into_iter().map(holder).collect();
+        let mut holders: Vec<Holder> = groups.into_values().collect();
         holders.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.name.cmp(&other.name)));
         holders
     }
+}
+
+/// A name with a star for each part that is a number, as in `model.layers.*.mlp` and `gradients *`.
+fn without_numbers(name: &str) -> String {
+    let is_number = |part: &str| !part.is_empty() && part.chars().all(|digit| digit.is_ascii_digit());
+    let parts = name.split_inclusive(['.', ' ']).map(|part| {
+        let end = part.len() - part.trim_end_matches(['.', ' ']).len();
+        let (number, separator) = part.split_at(part.len() - end);
+        if is_number(number) { format!("*{separator}") } else { part.to_owned() }
+    });
+    parts.collect()
 }
 
 /// Returns the outermost buffer that contains a buffer.
@@ -115,6 +131,41 @@ fn root(list: &StageProgram, id: BufferId) -> BufferId {
 mod tests {
     use super::*;
     use crate::sample;
+
+    #[test]
+    fn layers_of_one_kind_are_one_holder() {
+        for (name, expected) in [
+            ("model.layers.17.mlp.act", "model.layers.*.mlp.act"),
+            ("gradients 85", "gradients *"),
+            ("h.0.ln_1.weight", "h.*.ln_1.weight"),
+            ("layer1.0", "layer1.*"),
+            ("0", "*"),
+            ("head", "head"),
+            ("a..b. ", "a..b. "),
+        ] {
+            assert_eq!(without_numbers(name), expected);
+        }
+        let buffer = |name: &str, role| Buffer { name: name.into(), role, ..sample_buffer() };
+        let [one, two, other, single] = [
+            buffer("layers.0.act", BufferRole::Activation),
+            buffer("layers.1.act", BufferRole::Activation),
+            buffer("layers.1.act", BufferRole::Parameter),
+            buffer("layers.1.norm", BufferRole::Activation),
+        ];
+        let residency = Residency { persistent: vec![&one, &two, &other, &single], temporary: vec![] };
+        let holders = residency.holders(Picoseconds::ZERO);
+        let found: Vec<_> = holders.iter().map(|one| (one.name.as_str(), one.count, one.role)).collect();
+        assert_eq!(found[0], ("layers.*.act", 2, BufferRole::Activation));
+        assert!(found.contains(&("layers.1.act", 1, BufferRole::Parameter)), "{found:?}");
+        assert!(found.contains(&("layers.1.norm", 1, BufferRole::Activation)), "{found:?}");
+    }
+
+    /// A buffer of the sample.
+    fn sample_buffer() -> Buffer {
+        let (program, ..) = sample::pipeline();
+        let buffer = program.lists[0].buffers.iter().find(|buffer| buffer.bytes > Bytes::ZERO);
+        buffer.expect("the sample has buffers").clone()
+    }
 
     #[test]
     fn the_holders_at_the_peak_add_up_to_it() {

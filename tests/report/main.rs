@@ -71,6 +71,8 @@ const LOOK: &str = "(() => {
         smallest, drawn: window.smallestDrawn, charts: charts.length,
         undrawn: charts.filter((chart) => ![...chart.childNodes].some((one) => one.nodeName !== 'NOSCRIPT' && one.textContent.trim())).length,
         canvases: document.querySelectorAll('.chart canvas').length,
+        clipped: [...document.querySelectorAll('.chart canvas')].filter((one) =>
+            one.getBoundingClientRect().right > one.closest('.plot').getBoundingClientRect().right + 1).length,
         wider: document.documentElement.scrollWidth - document.documentElement.clientWidth, width: innerWidth,
         paper: light(style.backgroundColor), ink: light(style.color),
     };
@@ -94,6 +96,7 @@ fn faults(browser: &mut Browser, page: &Path, width: u32, scheme: &str) -> Vec<S
     fault(number("width") != f64::from(width), format!("it is {} pixels wide", number("width")));
     fault(number("charts") < 1.0 || number("canvases") < 1.0, "it has no chart".into());
     fault(number("undrawn") > 0.0, format!("{} charts are not drawn", number("undrawn")));
+    fault(number("clipped") > 0.0, format!("{} charts are cut off", number("clipped")));
     fault(number("smallest") < LEAST_TEXT, format!("text of {} pixels", number("smallest")));
     fault(number("drawn") < LEAST_TEXT, format!("drawn text of {} pixels", number("drawn")));
     fault(number("wider") > 0.0, format!("it is {} pixels wider than the screen", number("wider")));

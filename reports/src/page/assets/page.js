@@ -314,7 +314,14 @@
       ctx.beginPath(); ctx.moveTo(bbox.left, y); ctx.lineTo(bbox.left + bbox.width, y); ctx.stroke();
       ctx.font = `${12.5 * devicePixelRatio}px system-ui, sans-serif`;
       ctx.textAlign = isLeft ? "left" : "right";
-      ctx.fillText(text, isLeft ? bbox.left + 6 * devicePixelRatio : bbox.left + bbox.width - 6 * devicePixelRatio, y + (value > top * 0.9 ? 14 : -6) * devicePixelRatio);
+      const [x, below] = [isLeft ? bbox.left + 6 * devicePixelRatio : bbox.left + bbox.width - 6 * devicePixelRatio, value > top * 0.9];
+      const base = y + (below ? 16 : -6) * devicePixelRatio;
+      // Curves that pass behind the text would strike it out.
+      const width = ctx.measureText(text).width;
+      ctx.fillStyle = css("--paper");
+      ctx.fillRect((isLeft ? x : x - width) - 2 * devicePixelRatio, base - 11 * devicePixelRatio, width + 4 * devicePixelRatio, 14 * devicePixelRatio);
+      ctx.fillStyle = stroke;
+      ctx.fillText(text, x, base);
       ctx.restore();
     };
     const series = chart.curves.map((curve, index) => ({
