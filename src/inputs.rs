@@ -7,7 +7,7 @@ use foretell_executor::machine;
 use foretell_executor::nvml::{self, GpuFacts};
 use foretell_executor::regular;
 use foretell_models::{GraphOptions, ImportedModel, Model, from_hugging_face, from_onnx, is_hugging_face_config};
-use foretell_program::Profile;
+use foretell_program::{Profile, Routing};
 use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
 use foretell_units::SchemaVersion;
@@ -107,6 +107,15 @@ fn read_bytes(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
 pub fn parse_yaml<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, Failure> {
     let options = serde_saphyr::options! { with_snippet: false };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+/// Reads what `--routing` says: a law, or a file of measured loads.
+pub fn routing(text: &str) -> Result<Routing, Failure> {
+    let path = Path::new(text);
+    match text.parse() {
+        Err(_) if path.is_file() => parse_yaml(&read(path)?, path),
+        routing => routing.map_err(|error| Failure::Input(format!("`--routing`: {error}"))),
+    }
+}
+
         let place = error.location().map_or(String::new(), |place| format!(":{}:{}", place.line(), place.column()));
         // The library appends the place in its own words, which `place` replaces.
         let message = error.to_string();

@@ -213,6 +213,12 @@ fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting)
         ("precision", plan.precision.to_string(), base.precision.to_string(), formats.contains(&plan.precision)),
         ("optimizer", plan.optimizer.name().into(), base.optimizer.name().into(), plan.optimizer == base.optimizer),
         ("stack", plan.stack.name().into(), base.stack.name().into(), plan.stack == base.stack),
+        (
+            "routing",
+            plan.workload.routing.to_string(),
+            base.workload.routing.to_string(),
+            plan.workload.routing == base.workload.routing,
+        ),
     ];
     let different = fields.into_iter().find(|(.., is_same)| !is_same);
     Ok(different.map(|(name, theirs, ours, _)| {

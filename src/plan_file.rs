@@ -185,6 +185,13 @@ impl LoadedPlan {
     }
 
     /// Refuses a plan in a mode whose steps differ, for what is about one kind of step.
+    /// Replaces the plan's routing of tokens to experts by what `--routing` says.
+    pub fn replace_routing(&mut self, routing: &str) -> Result<(), Failure> {
+        self.file.workload.routing = inputs::routing(routing)?;
+        self.plan.workload = self.file.workload.clone();
+        self.plan.validate_routing(self.model.model.experts()).map_err(|error| Failure::in_file(&self.path, &error))
+    }
+
     pub fn require_equal_steps(&self, what: &str) -> Result<(), Failure> {
         if self.plan.mode.is_synchronous() {
             return Ok(());
@@ -327,7 +334,8 @@ impl PlanFile {
         }
         let plan = file.plan();
         let stack = inputs::stack(plan.stack.name()).map_err(|failure| Failure::in_file(path, &failure))?;
-        plan.validate().map_err(|error| Failure::in_file(path, &error))?;
+        let checked = plan.validate().and_then(|()| plan.validate_routing(model.model.experts()));
+        checked.map_err(|error| Failure::in_file(path, &error))?;
         let (model, remarks) = without_padding(model, &plan, stack.defaults.sequence_share);
         Ok(LoadedPlan { model, topology, plan, file, path: path.into(), remarks })
     }

@@ -153,6 +153,15 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
 pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Failure> {
     if precision == DataType::Fp8 {
         let kinds = topology.device_kinds().iter();
+    if !plan.workload.routing.is_balanced()
+        && let Some(kind) = topology.device_kinds().iter().enumerate().find(|(kind, _)| costs.cluster(*kind).is_none())
+    {
+        return Err(Failure::Input(format!(
+            "`workload.routing`: costs on `{}` are those of our own kernels, which compute every slot of an expert; hint: leave \
+             `routing` out, or use GPUs of the catalogue without `--profile`",
+            kind.1.name
+        )));
+    }
         // CPUs have no fp8 arithmetic either, but compute the same numbers, so that a GPU's
         // training can be tried.
         let without = kinds.filter(|kind| kind.architecture != Architecture::Cpu && !kind.peak.contains_key(&DataType::Fp8));

@@ -4,7 +4,7 @@
 use foretell_executor::machine;
 use foretell_models::{Model, Moe};
 use foretell_program::{Plan, Profile};
-use foretell_simulator::gpu::{AttentionKind, Profiles};
+use foretell_simulator::gpu::{AttentionKind, Profiles, RoutingSkew};
 use foretell_topologies::{LOCAL_DEVICE, Topology};
 
 /// Returns what the prediction of a plan assumes of its stack, one sentence each.
@@ -29,8 +29,30 @@ pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model) -> Vec<String> 
             "`packed` without effect: `{named}` computes the scores of all pairs of tokens in this model's sequences"
         ));
     }
+    remarks.extend(on_routing(plan, model));
     remarks.extend(on_layout(plan, model));
     remarks
+}
+
+/// Returns what a skewed routing makes of a layout.
+fn on_routing(plan: &Plan, model: &Model) -> Option<String> {
+    let (routing, layout) = (&plan.workload.routing, &plan.layout);
+    let skew = RoutingSkew::of(routing, model)?;
+    let spread = if layout.expert_tensor == Some(1) { layout.tensor } else { 1 };
+    let of_stages = layout.stages.iter().flatten().map(|stage| stage.expert).max();
+    let ranks = of_stages.unwrap_or(layout.expert) * spread;
+    let on_rank = skew.on_each_of(ranks);
+    Some(match (ranks, skew.fullest(on_rank), skew.over_slots(on_rank)) {
+        (1, _, over) if over <= 1.0 => format!("`routing: {routing}` changes nothing where every rank has all experts"),
+        (_, fullest, over) if over <= 1.0 => format!(
+            "`routing: {routing}` changes nothing here: the fullest of {ranks} ranks of experts receives {fullest:.2} times the mean \
+             of the tokens, and `capacity_factor` has slots for them"
+        ),
+        (_, fullest, _) => format!(
+            "`routing: {routing}` is assumed, and that no token is dropped: the fullest of {ranks} ranks of experts \
+             receives {fullest:.2} times the mean of the tokens, and all wait for it; memory is that of the fullest rank"
+        ),
+    })
 }
 
 /// Returns a sentence if a profile stands for the cores of this machine, and was measured on

@@ -34,6 +34,10 @@ pub struct Arguments {
     /// Recipe that replaces the plan's `training`
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
+    /// How evenly tokens choose experts, in place of what the plan says: balanced, lognormal:SIGMA,
+    /// zipf:S, or a file of measured loads (one number an expert, or such a list a layer)
+    #[arg(long, value_name = "balanced|lognormal:SIGMA|zipf:S|FILE")]
+    routing: Option<String>,
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
@@ -213,6 +217,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let questions = what_if::read(&arguments.what_if)?;
     let mut loaded = PlanFile::load(&arguments.plan)?;
     arguments.recipe.as_deref().map(|recipe| loaded.apply_recipe(recipe)).transpose()?;
+    arguments.routing.as_deref().map(|routing| loaded.replace_routing(routing)).transpose()?;
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let options = options(arguments, json);
     let mut predicted = output::with_spinner("simulate", || predict::predict_as(&loaded, profile.as_ref(), &options))?;

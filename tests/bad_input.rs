@@ -55,6 +55,36 @@ fn an_unknown_topology_is_refused_with_the_known_topologies() {
 }
 
 #[test]
+fn a_foreign_file_is_named_with_the_command_that_reads_it() {
+    let scratch = Scratch::new();
+    scratch.file("ds.json", "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 1}}");
+    scratch.file("job.toml", "[parallelism]\ntensor_parallel_degree = 2\n");
+    scratch.file("plan.yaml", &plan("layout: {data: 2}"));
+    scratch.file("weights.safetensors", "");
+    std::fs::write(scratch.path("weights.safetensors"), [&8_u64.to_le_bytes()[..], b"{      }\xff"].concat()).expect("a file");
+    let cases: [(&[&str], &[&str]); 6] = [
+        (&["simulate", "--plan", "ds.json"], &["ds.json: this is DeepSpeed's configuration", "foretell import deepspeed-json"]),
+        (
+            &["plan", "--model", "job.toml", "--topology", "local"],
+            &["job.toml: this is a file of settings in TOML", "import torchtitan-toml"],
+        ),
+        (&["plan", "--model", "mlp", "--topology", "ds.json"], &["DeepSpeed's configuration, and a topology is asked for"]),
+        (
+            &["plan", "--model", "plan.yaml", "--topology", "local"],
+            &["this is a plan file, and a model is asked for", "`--plan`"],
+        ),
+        (&["simulate", "--plan", "plan.yaml", "--profile", "plan.yaml"], &["plan.yaml: this is a plan file, and a profile"]),
+        (
+            &["plan", "--model", "weights.safetensors", "--topology", "local"],
+            &["a file of weights in safetensors' format, and no text"],
+        ),
+    ];
+    for (arguments, expected) in cases {
+        assert_contains(&refused(&scratch, arguments, 2), expected);
+    }
+}
+
+#[test]
 fn a_yaml_error_names_file_line_and_column() {
     let scratch = Scratch::new();
     scratch.file("broken.yaml", "model: mlp\ntopology: local\nglobal_batch: [1, 2\nlayout: {data: 2}\n");
@@ -358,4 +388,39 @@ fn a_mode_that_the_rest_of_the_plan_cannot_have_is_refused() {
         scratch.file("plan.yaml", &plan(&format!("global_batch: 24\n{more}\nmode: {mode}")));
         assert_contains(&refused(&scratch, &["simulate", "--plan", "plan.yaml"], 2), &["`mode.", part]);
     }
+}
+
+#[test]
+fn a_routing_that_cannot_be_is_refused_in_one_sentence() {
+    let scratch = Scratch::new();
+    scratch.file("four.json", "[5, 1, 1, 1]");
+    scratch.file("odd.json", "[5, -1, 1, 1, 1, 1, 1, 1]");
+    scratch.file("empty.json", "[[0, 0, 0, 0, 0, 0, 0, 0]]");
+    let message = |model: &str, routing: &str, more: &[&str]| {
+        let job = ["plan", "--model", model, "--topology", "dgx-h100", "--routing", routing];
+        refused(&scratch, &[&job[..], more].concat(), 2)
+    };
+    for (model, routing, more, expected) in [
+        ("mixtral-8x7b", "skewed", &[][..], "`skewed` is no routing"),
+        ("mixtral-8x7b", "zipf:-1", &[], "from 0 to 10"),
+        ("mixtral-8x7b", "lognormal:NaN", &[], "from 0 to 10"),
+        ("mixtral-8x7b", "lognormal:1e9", &[], "from 0 to 10"),
+        ("mixtral-8x7b", "missing.json", &[], "a file of measured loads"),
+        ("mixtral-8x7b", "four.json", &[], "loads of 4 experts, and the model 8"),
+        ("mixtral-8x7b", "odd.json", &[], "the load -1"),
+        ("mixtral-8x7b", "empty.json", &[], "sum to 0"),
+        ("gpt2", "zipf:1", &[], "no experts"),
+        ("mixtral-8x7b", "zipf:1", &["--stack", "foretell"], "every slot"),
+    ] {
+        assert_contains(&message(model, routing, more), &[expected]);
+    }
+    let loads = "topology: dgx-h100\nstack: megatron-core\nglobal_batch: 8\nworkload: {routing: [1, .nan]}\n";
+    scratch.file("plan.yaml", &format!("model: mixtral-8x7b\n{loads}"));
+    assert_contains(&refused(&scratch, &["simulate", "--plan", "plan.yaml"], 2), &["plan.yaml:5:", "non-finite"]);
+    // The processor of this machine has measured costs or those of its data sheet.
+    scratch.file("cpu.yaml", "model: small-moe.yaml\ntopology: local\nstack: megatron-core\nglobal_batch: 8\n");
+    let sizes = "layers: 1, hidden: 16, heads: 2, ffn: 16, vocab: 16, sequence: 8, experts: 4, top_k: 2";
+    scratch.file("small-moe.yaml", &format!("{{family: moe, {sizes}}}"));
+    let message = refused(&scratch, &["simulate", "--plan", "cpu.yaml", "--routing", "zipf:1"], 2);
+    assert_contains(&message, &["our own kernels", "every slot"]);
 }

@@ -117,6 +117,11 @@ impl Estimates {
         let model = &self.model;
         let on_rank = samples / (tensor * context);
         let (forward, backward) = (model.forward.time(on_rank) * share, model.backward.time(on_rank) * share);
+        // The fullest rank of experts decides for all.
+        let with_experts = layout.expert * if layout.expert_tensor == Some(1) { layout.tensor } else { 1 };
+        let rows = model.rows_over_slots.get(&with_experts).copied().unwrap_or(1.0);
+        let [more_forward, more_backward] = model.experts.map(|time| time.time(on_rank) * share * (rows - 1.0));
+        let (forward, backward) = (forward + more_forward, backward + more_backward);
         let again = match recompute {
             Recomputed::Nothing => 0.0,
             Recomputed::Attention => model.attention.time(on_rank) * share,
@@ -128,7 +133,7 @@ impl Estimates {
         let tensor_passes = if recompute == Recomputed::Blocks { 6.0 } else { 4.0 };
         let of_tensor = blocks * tensor_passes * self.links.all_reduce(activations, layout.tensor, 1);
         let of_context = blocks * 3.0 * self.links.all_reduce(activations, layout.context, layout.tensor);
-        let routed = activations * model.routed;
+        let routed = activations * model.routed * rows;
         let of_experts = blocks * 6.0 * self.links.all_to_all(routed, layout.expert, layout.tensor * layout.context);
         let micro_batch = forward + backward + again + of_tensor + of_context + of_experts;
 

@@ -63,7 +63,7 @@ pub use placement::{Action, Conversion, Move, Placement, Placements, conversion,
 pub use plan::{
     AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LearningRateSchedule, LocalSgd, Lora,
     LossScale, MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat, NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer,
-    OuterOptimizer, OuterRule, Overlap, ParameterServer, Period, Plan, PlanError, PlannedWorkload, Recompute, RunLength,
+    OuterOptimizer, OuterRule, Overlap, ParameterServer, Period, Plan, PlanError, PlannedWorkload, Recompute, Routing, RunLength,
     ShardedPart, Stack, StageLayout, Staleness, Trained, Training, WarmUp,
 };
 pub use profile::{

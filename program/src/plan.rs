@@ -15,6 +15,7 @@ mod parameter_server;
 mod patterns;
 mod period;
 mod recompute;
+mod routing;
 mod servers;
 mod training;
 mod workload;
@@ -32,6 +33,7 @@ pub use parameter_server::{ParameterServer, Staleness};
 pub use patterns::NamePatterns;
 pub use period::{Period, RunLength};
 pub use recompute::{Keep, Kept, Recompute};
+pub use routing::Routing;
 pub use training::{DecayExemptions, LossScale, Training};
 pub use workload::{MomentFormat, OperandFormat, PlannedWorkload, Trained};
 

@@ -93,9 +93,10 @@ impl CompiledRun {
         for count in counts {
             let plan = Plan { layout: layout.clone(), global_batch: layout.samples_at_once() * count, ..run.plan.clone() };
             let mut program = compile_training(&run.model, "model", &plan).map_err(|error| Refusal(error.to_string()))?;
-            memory = program.lists.iter().map(|stage| StageMemory::of(stage, plan.precision)).collect();
-            for stage in &mut program.lists {
-                // Durations do not depend on buffers or names. Dropping them saves memory.
+            memory = program.lists.iter().map(|stage| StageMemory::of_workload(stage, plan.precision, &run.workload)).collect();
+            // Durations do not depend on names, and on buffers only if routing is skewed. Dropping
+            // them saves memory.
+            for stage in program.lists.iter_mut().filter(|_| run.workload.routing.is_none()) {
                 stage.buffers = Vec::new();
                 stage.names = Vec::new();
                 for instruction in &mut stage.instructions {
@@ -113,7 +114,7 @@ impl CompiledRun {
     /// [`Refusal`] if the Program deadlocks.
     pub fn predict(&self, run: &Run) -> Result<StepPrediction, Refusal> {
         let clusters: Vec<_> = run.clusters().collect();
-        let costs = CostModel::of_clusters(&clusters, &run.stack, run.format, run.workload);
+        let costs = CostModel::of_clusters(&clusters, &run.stack, run.format, run.workload.clone());
         let mut steps = Vec::with_capacity(self.programs.len());
         for (count, program) in &self.programs {
             let simulation = simulate_representatives(program, &costs, |stage| run.cluster_of_stage(program, stage));

@@ -1,9 +1,9 @@
 //! Properties of a model that estimates use: times of its kernels and sizes of its tensors.
 
 use crate::space::Request;
-use foretell_models::{Graph, GraphOptions, Kernel, Model, Operator, Pass, Role, TensorId, differentiate};
+use foretell_models::{Graph, GraphOptions, Kernel, Model, Operator, OperatorKind, Pass, Role, TensorId, differentiate};
 use foretell_units::Seconds;
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Samples of the larger of the two batches at which kernels are timed.
 const LARGE_BATCH: usize = 8;
@@ -38,6 +38,8 @@ pub(super) struct ModelProfile {
     pub(super) backward: GrowingTime,
     /// Forward time of attention.
     pub(super) attention: GrowingTime,
+    /// Forward and backward time of products of experts.
+    pub(super) experts: [GrowingTime; 2],
     /// Parameters outside of experts, in numbers.
     pub(super) parameters: f64,
     /// Parameters of experts, in numbers.
@@ -54,6 +56,8 @@ pub(super) struct ModelProfile {
     pub(super) last_activations: f64,
     /// How often a position is sent to experts in an average block; 0 without experts.
     pub(super) routed: f64,
+    /// The rows of the fullest rank over its slots, if so many ranks have all experts together.
+    pub(super) rows_over_slots: BTreeMap<usize, f64>,
     /// Least memory limit of a device, in bytes.
     pub(super) memory_limit: f64,
 }
@@ -72,7 +76,9 @@ impl ModelProfile {
             forward: GrowingTime::through(one.forward, many.forward),
             backward: GrowingTime::through(one.backward, many.backward),
             attention: GrowingTime::through(one.attention, many.attention),
+            experts: [0, 1].map(|pass| GrowingTime::through(one.experts[pass], many.experts[pass])),
             routed: routed(request.model),
+            rows_over_slots: rows_over_slots(request),
             memory_limit: limit,
             ..Self::default()
         };
@@ -147,12 +153,26 @@ fn routed(model: &Model) -> f64 {
     mixtures.map_or(0.0, |mixtures| mixtures.top_k as f64 * f64::from(mixtures.capacity_factor) / mixtures.every as f64)
 }
 
+/// Returns the rows of the fullest rank over its slots, by the numbers of ranks that can have all
+/// experts together.
+fn rows_over_slots(request: &Request<'_>) -> BTreeMap<usize, f64> {
+    let experts = request.model.experts().unwrap_or(1);
+    let ranks = (2..=experts).filter(|&ranks| experts.is_multiple_of(ranks));
+    ranks.map(|ranks| (ranks, request.costs.rows_over_slots(ranks))).filter(|&(_, rows)| rows > 1.0).collect()
+}
+
+fn is_of_experts(kind: OperatorKind) -> bool {
+    use OperatorKind::{ExpertMatmul, ExpertMatmulInputGradient, ExpertMatmulWeightGradient};
+    matches!(kind, ExpertMatmul | ExpertMatmulInputGradient | ExpertMatmulWeightGradient)
+}
+
 /// Seconds of the kernels of a graph.
 #[derive(Clone, Copy, Debug, Default)]
 struct KernelTimes {
     forward: f64,
     backward: f64,
     attention: f64,
+    experts: [f64; 2],
 }
 
 impl KernelTimes {
@@ -170,6 +190,9 @@ impl KernelTimes {
         };
         for operator in &both.operators {
             let time = time_of(operator);
+            if is_of_experts(operator.kind) {
+                times.experts[usize::from(operator.pass != Pass::Forward)] += time;
+            }
             if operator.pass == Pass::Forward {
                 times.forward += time;
                 times.attention += if operator.kind.is_attention() { time } else { 0.0 };
@@ -181,7 +204,8 @@ impl KernelTimes {
     }
 
     fn scaled(&self, factor: f64) -> Self {
-        let Self { forward, backward, attention } = *self;
-        Self { forward: forward * factor, backward: backward * factor, attention: attention * factor }
+        let Self { forward, backward, attention, experts } = *self;
+        let experts = experts.map(|time| time * factor);
+        Self { forward: forward * factor, backward: backward * factor, attention: attention * factor, experts }
     }
 }

@@ -8,6 +8,7 @@ mod common;
 mod offload;
 mod operator_sharding;
 mod refusals;
+mod routing;
 mod search;
 mod space;
 mod unequal_devices;

@@ -1,12 +1,13 @@
 //! Facts about a run under another software stack that costs depend on, besides the layout and the
 //! sizes. The compiler ignores them; the simulator reads them.
 
+use super::routing::Routing;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Facts about a run under another software stack. Each has a default, so that a plan states what
 /// differs only.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PlannedWorkload {
     /// The number format of the operands of matrix products, if narrower than the precision.
@@ -26,6 +27,9 @@ pub struct PlannedWorkload {
     /// document alone. The mean over tokens, so that long documents count more.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub packed: Option<usize>,
+    /// How evenly tokens choose experts, where no token is dropped.
+    #[serde(skip_serializing_if = "Routing::is_balanced")]
+    pub routing: Routing,
     /// True if parameters have no copy in single precision: the optimizer updates the narrow ones,
     /// from gradients in the same format ("pure bf16").
     #[serde(skip_serializing_if = "std::ops::Not::not")]

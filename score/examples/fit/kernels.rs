@@ -10,7 +10,7 @@ pub fn print(profiles: &Profiles, row_id: &str, stage: usize) -> Result<(), Box<
     let row = published()?.into_iter().find(|row| row.row_id == row_id).ok_or("there is no such row")?;
     let run = Run::of(&row, profiles).map_err(|refusal| refusal.to_string())?;
     let compiled = CompiledRun::new(&run).map_err(|refusal| refusal.to_string())?;
-    let costs = GpuCosts { cluster: &run.cluster, stack: &run.stack, format: run.format, workload: run.workload };
+    let costs = GpuCosts { cluster: &run.cluster, stack: &run.stack, format: run.format, workload: run.workload.clone() };
     let (count, program) = compiled.programs.first().ok_or("the run has no Program")?;
     let stage = program.lists.get(stage).ok_or("there is no such stage")?;
     // By description: seconds on the device, seconds on the host, number of instructions.

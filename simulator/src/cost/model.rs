@@ -128,7 +128,7 @@ impl CostModel {
                 continue;
             }
             if let Some((cluster, remark)) = ProfiledGpu::cluster(profiles, topology, kind) {
-                costs.profiled_gpu = Some(ProfiledGpu::new(cluster, stack.clone(), format, workload));
+                costs.profiled_gpu = Some(ProfiledGpu::new(cluster, stack.clone(), format, workload.clone()));
                 self.remarks.extend(remark);
             }
         }
@@ -146,7 +146,7 @@ impl CostModel {
             kernels: None,
             exchanges: None,
             scaled_kind: None,
-            profiled_gpu: Some(ProfiledGpu::new(cluster.clone(), stack.clone(), format, workload)),
+            profiled_gpu: Some(ProfiledGpu::new(cluster.clone(), stack.clone(), format, workload.clone())),
         });
         let mut costs = Self {
             kinds: kinds.collect(),
@@ -295,6 +295,13 @@ impl CostModel {
         }
         // A device with a quota runs at full speed while it has budget left.
         Some(roofline::divided_time(kernel, accumulate, precision, &costs.kind) / costs.speed.max(1.0))
+    }
+
+    /// Returns the rows of the fullest rank over its slots in the Program, if so many ranks have all
+    /// experts together. 1 if routing is balanced.
+    pub fn rows_over_slots(&self, ranks: usize) -> f64 {
+        let of_kinds = (0..self.kind_count()).filter_map(|kind| self.profiled_gpu(kind));
+        of_kinds.map(|gpu| gpu.rows_over_slots_of(ranks)).fold(1.0, f64::max)
     }
 
     /// Returns true if a GPU profile gives the costs of collectives on devices of a kind. False if

@@ -144,6 +144,21 @@ impl ProfiledGpu {
         self.costs().communication_launch()
     }
 
+    /// Returns the rows of the fullest rank over its slots, if each rank has so many experts.
+    pub(crate) fn rows_over_slots(&self, experts: usize) -> f64 {
+        self.workload.rows_over_slots(experts)
+    }
+
+    /// The same if so many ranks have all experts together.
+    pub(crate) fn rows_over_slots_of(&self, ranks: usize) -> f64 {
+        self.workload.rows_over_slots_of(ranks)
+    }
+
+    /// Returns whether tokens choose experts unevenly.
+    pub(crate) fn has_skewed_routing(&self) -> bool {
+        self.workload.routing.is_some()
+    }
+
     /// Returns whether the memory of a device is exactly the Program's arena.
     pub(crate) fn holds_arena(&self) -> bool {
         self.stack.memory.is_arena
@@ -154,11 +169,11 @@ impl ProfiledGpu {
         if self.holds_arena() {
             return Footprint::of(list);
         }
-        StageMemory::of(list, precision).footprint(&self.stack, self.format, &self.workload)
+        StageMemory::of_workload(list, precision, &self.workload).footprint(&self.stack, self.format, &self.workload)
     }
 
     fn costs(&self) -> GpuCosts<'_> {
-        GpuCosts { cluster: &self.cluster, stack: &self.stack, format: self.format, workload: self.workload }
+        GpuCosts { cluster: &self.cluster, stack: &self.stack, format: self.format, workload: self.workload.clone() }
     }
 
     /// Returns the stack's costs other than those of kernels and communication.
@@ -207,7 +222,7 @@ impl ProfiledGpu {
     ) -> CommunicationCost {
         let costs = self.costs();
         let time = costs.collective_time(kind, role, spread, bytes, algorithm);
-        self.cost(time, bytes * costs.network_share(kind, role) * flow_share)
+        self.cost(time, bytes * costs.fullest_network_share(kind, role, spread.members) * flow_share)
     }
 
     /// Returns the cost of a message between stages without contention. Each of `parts` ranks sends

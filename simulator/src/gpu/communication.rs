@@ -36,6 +36,14 @@ impl GpuCosts<'_> {
         }
     }
 
+    /// Returns the bytes of a collective on the network over those in the Program, for the member
+    /// of its group that receives most.
+    pub fn fullest_network_share(&self, kind: Collective, role: CollectiveRole, members: usize) -> f64 {
+        let is_of_tokens = kind == Collective::AllToAll && role == CollectiveRole::Expert;
+        let received = if is_of_tokens { self.workload.rows_over_slots_of(members) } else { 1.0 };
+        self.network_share(kind, role) * received
+    }
+
     /// Returns the time of a collective with `bytes` in the Program.
     pub fn collective_time(
         &self,
@@ -45,7 +53,7 @@ impl GpuCosts<'_> {
         bytes: f64,
         algorithm: CollectiveAlgorithm,
     ) -> Seconds {
-        let share = self.network_share(kind, role);
+        let share = self.fullest_network_share(kind, role, group.members);
         if share == 0.0 {
             return Seconds::ZERO;
         }

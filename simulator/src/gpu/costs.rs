@@ -8,7 +8,7 @@ use super::workload::Workload;
 use foretell_units::{FlopsPerSecond, Seconds};
 
 /// Costs of one software stack on one cluster.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct GpuCosts<'a> {
     /// Devices, links and network.
     pub cluster: &'a Cluster,

@@ -3,8 +3,8 @@
 //! Ranks and micro-batches divide a kernel into parts. A part never reaches a higher rate than a
 //! very large kernel does, and all parts together do at least the arithmetic and move at least the
 //! bytes of the whole. Incomplete waves and penalties for odd sizes count for nothing here, since
-//! parts may have better sizes than the whole. Launches count only where parts are small enough for
-//! the last-level cache.
+//! parts may have better sizes than the whole. So does skewed routing, which only adds rows.
+//! Launches count only where parts are small enough for the last-level cache.
 
 use super::attention::{Direction, divided_attention_time};
 use super::category::Category;

@@ -97,13 +97,15 @@ impl GpuCosts<'_> {
             // One kernel finds the largest element and one rounds all.
             Kernel::Quantise { .. } => DeviceWork { kernels: 2.0, ..self.memory_bound(kernel, accumulate, precision) },
             Kernel::ExpertMatmul { experts, rows, columns, contracted } => {
+                let rows = self.received(experts, rows);
                 self.expert_matmul(experts, [rows, columns, contracted], element, rows * contracted)
             }
             Kernel::ExpertMatmulInputGradient { experts, rows, columns, contracted } => {
+                let rows = self.received(experts, rows);
                 self.expert_matmul(experts, [rows, contracted, columns], element, rows * columns)
             }
             Kernel::ExpertMatmulWeightGradient { experts, rows, columns, contracted } => {
-                self.expert_matmul(experts, [columns, contracted, rows], gradient, 0)
+                self.expert_matmul(experts, [columns, contracted, self.received(experts, rows)], gradient, 0)
             }
             Kernel::Planned(work) if work.is_product() => {
                 let [batch, rows, columns, contracted] = work.product();
@@ -146,6 +148,11 @@ impl GpuCosts<'_> {
         let time = self.product_time(&product) + self.cast_time(cast);
         let is_uneven = operand_bytes == 2.0 && !weight.iter().all(|size| size.is_multiple_of(2));
         DeviceWork::product(if is_uneven { time * (1.0 / UNEVEN) } else { time }, 1.0)
+    }
+
+    /// Returns the rows of each expert on the fullest rank. They count as equally many.
+    fn received(&self, experts: usize, slots: usize) -> usize {
+        (slots as f64 * self.workload.rows_over_slots(experts)).round() as usize
     }
 
     /// Returns the work of the products of all experts. `cast` counts elements per expert.

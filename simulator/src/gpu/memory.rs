@@ -6,6 +6,7 @@
 //! depend on the instruction list alone. The stack's [`MemoryRules`](super::MemoryRules) turn them
 //! into bytes.
 
+use super::expert_rows::ExpertRows;
 use super::format::ProductFormat;
 use super::stack::{AttentionKind, StackProfile};
 use super::workload::{TrainedParameters, Workload};
@@ -61,8 +62,17 @@ impl TransientBytes {
 }
 
 impl StageMemory {
-    /// Counts the buffers of a list. `precision` is the Program's.
+    /// Counts the buffers of a list, with balanced routing. `precision` is the Program's.
     pub fn of(list: &StageProgram, precision: DataType) -> Self {
+        Self::of_workload(list, precision, &Workload::default())
+    }
+
+    /// Counts the buffers of a list on the rank whose experts receive the most tokens in every
+    /// layer.
+    pub fn of_workload(list: &StageProgram, precision: DataType, workload: &Workload) -> Self {
+        let rows = workload.routing.is_some().then(|| ExpertRows::of(list));
+        let of_experts = |buffer| rows.as_ref().and_then(|rows| rows.in_buffer(buffer));
+        let rows_over_slots = |buffer| of_experts(buffer).map_or(1.0, |experts| workload.rows_over_slots(experts));
         let mut memory = Self {
             parameters: 0.0,
             frozen: frozen_share(list),
@@ -85,8 +95,8 @@ impl StageMemory {
                 _ => {}
             }
         }
-        memory.peaks = peaks(list, memory.logits, &BTreeMap::new());
-        memory.peaks_with_gathered = peaks(list, memory.logits, &gathered_again(list));
+        memory.peaks = peaks(list, memory.logits, &BTreeMap::new(), &rows_over_slots);
+        memory.peaks_with_gathered = peaks(list, memory.logits, &gathered_again(list), &rows_over_slots);
         // The Program keeps a master copy beside the moments of narrow parameters.
         memory.optimized /= (memory.moments + if is_narrow(precision) { 1.0 } else { 0.0 }).max(1.0);
         if let Some(gathered) = gathered_once(list) {
@@ -206,17 +216,23 @@ fn gathered_once(list: &StageProgram) -> Option<f64> {
 ///
 /// Frameworks write results to new memory. So a buffer counts in full even where our memory plan
 /// lets a kernel write over one of its operands. Buffers in `extended` live until the instruction
-/// given there.
-fn peaks(list: &StageProgram, logits: f64, extended: &BTreeMap<BufferId, u32>) -> [TransientBytes; 3] {
+/// given there. `scale` is the factor on a buffer's bytes.
+fn peaks(
+    list: &StageProgram,
+    logits: f64,
+    extended: &BTreeMap<BufferId, u32>,
+    scale: &dyn Fn(BufferId) -> f64,
+) -> [TransientBytes; 3] {
     let is_logits = |buffer: &Buffer| logits > 0.0 && buffer.shape.iter().product::<usize>() as f64 == logits;
     // Instruction, whether a buffer ends there, its bytes, whether it has logits. Sorted so that at
     // an instruction buffers begin before others end.
     let mut changes: Vec<(u32, bool, f64, bool)> = Vec::new();
     for (index, buffer) in list.buffers.iter().enumerate() {
         if let (Some((first, last)), false, None) = (buffer.lifetime, buffer.persistent, buffer.parent) {
-            let (bytes, is_logits) = (buffer.bytes.value(), is_logits(buffer));
+            let id = BufferId(index as u32);
+            let (bytes, is_logits) = (buffer.bytes.value() * scale(id), is_logits(buffer));
             changes.push((first.0, false, bytes, is_logits));
-            let last = extended.get(&BufferId(index as u32)).map_or(last.0, |&until| until.max(last.0));
+            let last = extended.get(&id).map_or(last.0, |&until| until.max(last.0));
             changes.push((last, true, -bytes, is_logits));
         }
     }

@@ -4,7 +4,7 @@
 //! [`LinkProfile`] and a [`NetworkProfile`] join devices and nodes, and a [`Cluster`] has all
 //! three. A [`StackProfile`] is a framework's behaviour: fusions, host costs, number formats,
 //! memory. A [`Workload`] has the few properties of a run that costs depend on besides kernel
-//! sizes.
+//! sizes, among them a [`RoutingSkew`]: the tokens of the fullest rank of experts.
 //!
 //! The flow: [`Profiles::library`] reads the YAML files in `profiles/`, in which every value has
 //! its source. [`GpuCosts`] gives the time of kernels and collectives. [`NodeSpread`] chooses the
@@ -21,6 +21,7 @@ mod costs;
 mod defaults;
 mod device;
 mod divided;
+mod expert_rows;
 mod fitted;
 mod fitted_values;
 mod format;
@@ -30,6 +31,7 @@ mod memory;
 mod nccl;
 mod product;
 mod profiles;
+mod routing;
 mod stack;
 mod workload;
 
@@ -37,12 +39,14 @@ pub use category::Category;
 pub use cluster::Cluster;
 pub use costs::GpuCosts;
 pub use device::{GpuProfile, Tiling};
+pub(crate) use expert_rows::ExpertRows;
 pub use format::ProductFormat;
 pub use kernels::KernelTime;
 pub use link::{LinkProfile, NetworkProfile};
 pub use memory::StageMemory;
 pub use nccl::{Algorithm, NodeSpread, Protocol};
 pub use profiles::{ProfileError, Profiles};
+pub use routing::RoutingSkew;
 pub use stack::{
     AttentionKind, CommunicationCosts, HostCosts, MemoryBoundCosts, MemoryRules, ProductCosts, RunDefaults, StackProfile,
 };

@@ -167,7 +167,8 @@ impl NodeSpread {
 
     /// Returns the time of an all-to-all in which each token goes to `copies` experts. A token
     /// crosses once to each node, and once to each device, that has several of its experts (DeepEP,
-    /// HybridEP). With `copies` 1 every copy travels. Tokens are assumed to choose experts evenly.
+    /// HybridEP). With `copies` 1 every copy travels. The experts of a token
+    /// are assumed to be in any of the places alike.
     pub fn expert_all_to_all(&self, bytes: f64, copies: usize, cluster: &Cluster) -> Seconds {
         if self.members < 2 {
             return Seconds::ZERO;

@@ -1,11 +1,12 @@
 //! Properties of a run that costs depend on, besides the sizes of its kernels.
 
 use super::format::ProductFormat;
+use super::routing::RoutingSkew;
 use foretell_models::{Bert, Model, Moe};
 use foretell_program::{MomentFormat, OperandFormat, Plan, Trained};
 
 /// Properties of a run that costs depend on, besides the sizes of its kernels.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Workload {
     /// Experts per token. 1 in models without experts.
     pub experts_per_token: usize,
@@ -23,6 +24,8 @@ pub struct Workload {
     pub attended: f64,
     /// True if the Program has adapters: two products, a scaling and a sum beside a layer each.
     pub has_adapters: bool,
+    /// Tokens of the fullest rank of experts. `None` if routing is balanced.
+    pub routing: Option<RoutingSkew>,
 }
 
 impl Default for Workload {
@@ -36,6 +39,7 @@ impl Default for Workload {
             moments: MomentFormat::Single,
             attended: 1.0,
             has_adapters: false,
+            routing: None,
         }
     }
 }
@@ -43,7 +47,7 @@ impl Default for Workload {
 impl Workload {
     /// Returns the workload of a plan's run.
     pub fn of(plan: &Plan, model: &Model) -> Self {
-        let stated = plan.workload;
+        let stated = &plan.workload;
         Self {
             experts_per_token: if let Model::Moe(Moe { top_k, .. }) = *model { top_k } else { 1 },
             trained: match stated.trains {
@@ -62,7 +66,18 @@ impl Workload {
                 _ => 1.0,
             },
             has_adapters: plan.training.lora.is_some(),
+            routing: RoutingSkew::of(&stated.routing, model),
         }
+    }
+
+    /// Returns the rows of the fullest rank over its slots, if each rank has so many experts.
+    pub fn rows_over_slots(&self, experts: usize) -> f64 {
+        self.routing.as_ref().map_or(1.0, |routing| routing.over_slots(experts))
+    }
+
+    /// The same if so many ranks have all experts together.
+    pub fn rows_over_slots_of(&self, ranks: usize) -> f64 {
+        self.routing.as_ref().map_or(1.0, |routing| routing.over_slots(routing.on_each_of(ranks)))
     }
 
     /// Returns the bytes that an update with so many moments moves (Adam has two), over those with

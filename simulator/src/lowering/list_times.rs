@@ -3,6 +3,7 @@
 
 use super::list::{Action, LoweredList};
 use crate::cost::{CostModel, HostWaits, KernelCost, Quantile, Source};
+use crate::gpu::ExpertRows;
 use foretell_models::Kernel;
 use foretell_program::{GroupId, Operation, Phase, Program, StageProgram};
 use foretell_units::{Picoseconds, Seconds};
@@ -72,8 +73,9 @@ pub(crate) fn list_times(
     // A step of kernels and loads alone is captured and launched as one.
     let kernel_launch = if source.is_alone() { Seconds::ZERO } else { parameters.launch };
     let communication_launch = costs.exchange_launch(kind);
+    let more_rows = more_rows(source, list, costs, kind);
     let launch_shares = PHASES.map(|phase| costs.launch_share(kind, phase));
-    let operations = list.operations.first_instruction.iter().map(|&first| {
+    let operations = list.operations.first_instruction.iter().enumerate().map(|(number, &first)| {
         let instruction = &source.instructions[first as usize];
         let (durations, launch) = match *instruction.operation {
             Operation::Compute { kernel, accumulate, group } => {
@@ -123,6 +125,8 @@ pub(crate) fn list_times(
             Operation::Collective { .. } | Operation::Send { .. } => ([Picoseconds::ZERO; 3], communication_launch),
             Operation::Receive { .. } => ([Picoseconds::ZERO; 3], Seconds::ZERO),
         };
+        let rows = more_rows.get(number).copied().unwrap_or(1.0);
+        let durations = if rows > 1.0 { durations.map(|one| (Seconds::from(one) * rows).into()) } else { durations };
         (durations, launch_shares.map(|share| Picoseconds::from(launch * share)))
     });
     let (durations, launches): (Vec<_>, Vec<[Picoseconds; 4]>) = operations.unzip();
@@ -136,6 +140,21 @@ pub(crate) fn list_times(
         return ListTimes { durations, ..ListTimes::default() };
     }
     ListTimes { durations, launched, host_waits: host_waits(source, list, parameters.host_waits) }
+}
+
+/// For each distinct operation, the rows of experts that its kernels work on over the slots in the
+/// Program, on the fullest rank, in the mean over its instructions. 1 for products of experts,
+/// whose costs know their rows. Empty if routing is balanced.
+fn more_rows(source: &StageProgram, list: &LoweredList, costs: &CostModel, kind: usize) -> Vec<f64> {
+    let Some(gpu) = costs.profiled_gpu(kind).filter(|gpu| gpu.has_skewed_routing()) else { return Vec::new() };
+    let experts = ExpertRows::of(source);
+    let mut sums = vec![(0.0, 0.0); list.operations.first_instruction.len()];
+    for (instruction, &operation) in source.instructions.iter().zip(&list.operations.of_instruction) {
+        let rows = experts.beside_products(instruction).map_or(1.0, |experts| gpu.rows_over_slots(experts));
+        let (sum, count) = &mut sums[operation as usize];
+        (*sum, *count) = (*sum + rows, *count + 1.0);
+    }
+    sums.into_iter().map(|(sum, count): (f64, f64)| sum / count.max(1.0)).collect()
 }
 
 /// For each instruction, whether the host waits for its end: for messages, or for the last kernel

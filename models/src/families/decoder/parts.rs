@@ -154,13 +154,18 @@ impl Mixtures {
         layer >= self.first && (layer - self.first + 1).is_multiple_of(self.every)
     }
 
-    /// The sizes of a mixture for samples of this many positions. An expert's slots are at most the
-    /// positions, since an expert gets each token at most once.
-    pub(super) fn shape(&self, sequence: usize) -> MixtureShape {
+    /// Slots of an expert for a sample of this many positions: at most the positions, since an
+    /// expert gets each token at most once.
+    pub fn slots(&self, sequence: usize) -> usize {
         let balanced = sequence as f64 * self.top_k as f64 / self.experts as f64;
         let slots = (f64::from(self.capacity_factor) * balanced).ceil() as usize;
         let slots = if slots >= MANY_SLOTS { slots.next_multiple_of(SLOT_GRANULE) } else { slots };
-        MixtureShape { experts: self.experts, top: self.top_k, slots_per_sample: slots.clamp(1, sequence) }
+        slots.clamp(1, sequence)
+    }
+
+    /// The sizes of a mixture for samples of this many positions.
+    pub(super) fn shape(&self, sequence: usize) -> MixtureShape {
+        MixtureShape { experts: self.experts, top: self.top_k, slots_per_sample: self.slots(sequence) }
     }
 
     /// Refuses sizes that no graph can be built from.
