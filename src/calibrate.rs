@@ -42,7 +42,7 @@ pub struct Arguments {
     #[arg(long)]
     model: Option<String>,
     /// Samples per step, from which kernel sizes follow
-    #[arg(long, value_name = "SAMPLES", value_parser = crate::numbers::count)]
+    #[arg(long, value_name = "SAMPLES", value_parser = foretell_units::count)]
     global_batch: Option<usize>,
     /// Measure the kernels of this plan only
     #[arg(long, value_name = "FILE", conflicts_with_all = ["model", "global_batch", "precision"])]

@@ -4,7 +4,6 @@
 use crate::binding::Limits;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
-use crate::numbers::{count, price};
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
 use crate::usual_stack::Trainer;
@@ -13,7 +12,7 @@ use foretell_planner::{Fixed, Planned, Progress, Request, StackLimits, plan};
 use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
 use foretell_simulator::Stop;
 use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
-use foretell_units::{Bytes, DataType, Seconds};
+use foretell_units::{Bytes, DataType, Price, Seconds, count};
 use std::path::Path;
 use std::time::Instant;
 
@@ -87,7 +86,7 @@ pub struct Choices {
     #[arg(long, value_name = "10s")]
     pub time_limit: Option<Seconds>,
     /// Highest price per hour of the nodes used, in the currency of the topology file
-    #[arg(long, value_name = "PRICE", value_parser = price)]
+    #[arg(long, value_name = "PRICE", value_parser = |text: &str| text.parse().map(|price: Price| price.amount))]
     pub price_limit: Option<f64>,
     /// What to optimise
     #[arg(long, value_enum, default_value_t = Objective::Time)]

@@ -2,6 +2,7 @@
 //! file reading of the command line is here.
 
 use crate::failure::Failure;
+use crate::foreign::{self, Wanted};
 use crate::output;
 use foretell_executor::machine;
 use foretell_executor::nvml::{self, GpuFacts};
@@ -89,7 +90,10 @@ fn unreadable(path: &Path, why: &dyn std::fmt::Display, hint: &str) -> Failure {
 
 /// Reads a text file of at most `most` bytes. Not more are read, whatever the path leads to.
 fn read_up_to(path: &Path, most: u64) -> Result<String, Failure> {
-    String::from_utf8(read_bytes(path, most)?).map_err(|error| unreadable(path, &error, READ_HINT))
+    String::from_utf8(read_bytes(path, most)?).map_err(|error| match foreign::of_bytes(error.as_bytes()) {
+        Some((what, hint)) => Failure::in_file(path, &format!("this is {what}, and no text; hint: {hint}")),
+        None => unreadable(path, &error, READ_HINT),
+    })
 }
 
 /// Reads a file of at most `most` bytes.
@@ -149,7 +153,10 @@ pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
     }
     let model = match with_base(&content, &path)? {
         Some(model) => model,
-        None => parse_yaml::<ModelFile>(&content, &path)?.model,
+        None => {
+            let file: Result<ModelFile, Failure> = parse_yaml(&content, &path);
+            file.map_err(|failure| foreign::explain(failure, &content, &path, Wanted::Model))?.model
+        }
     };
     let name = path.file_stem().map_or_else(|| text.into(), |stem| stem.to_string_lossy().into_owned());
     sound(NamedModel { name, model }, &path)
@@ -253,7 +260,9 @@ pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
         return Ok(Topology::library(text)?);
     }
     let path = folder.join(text);
-    Ok(Topology::from_yaml(&read(&path)?, &path.display().to_string())?)
+    let content = read(&path)?;
+    Topology::from_yaml(&content, &path.display().to_string())
+        .map_err(|error| foreign::explain(error.into(), &content, &path, Wanted::Topology))
 }
 
 /// Makes the topology of this machine's GPUs from NVML.
@@ -285,7 +294,11 @@ fn local_gpus() -> Result<Topology, Failure> {
 
 /// Reads a profile that `calibrate` wrote.
 pub fn profile(path: Option<&Path>) -> Result<Option<Profile>, Failure> {
-    path.map(|path| parse_yaml(&read(path)?, path)).transpose()
+    let parsed = |path: &Path| {
+        let content = read(path)?;
+        parse_yaml(&content, path).map_err(|failure| foreign::explain(failure, &content, path, Wanted::Profile))
+    };
+    path.map(parsed).transpose()
 }
 
 /// Formats a profile as YAML.

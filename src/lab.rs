@@ -97,7 +97,8 @@ pub struct LabExecAnswer {
 
 fn up(which: &Which, json: bool) -> Result<(), Failure> {
     let topology = inputs::topology(&which.topology, which.nodes)?;
-    let lab = Lab::up(&topology, &this_program()?)?;
+    let program = this_program()?;
+    let lab = output::with_spinner("lab", || Lab::up(&topology, &program))?;
     if json {
         return output::json(&LabUpAnswer { lab: topology.name().into(), nodes: lab.hosts().to_vec() });
     }

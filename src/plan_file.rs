@@ -2,6 +2,7 @@
 //! the compiler needs; a plan file adds the model and the topology, by name, by path, or in place.
 
 use crate::failure::Failure;
+use crate::foreign::{self, Wanted};
 use crate::inputs::{self, NamedModel};
 use foretell_models::Model;
 use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, PlannedWorkload, Stack, Training, compile};
@@ -302,7 +303,8 @@ impl PlanFile {
     /// Reads a plan file, its model and its topology.
     pub fn load(path: &Path) -> Result<LoadedPlan, Failure> {
         let text = inputs::read(path)?;
-        let file: PlanFile = inputs::parse_yaml(&text, path)?;
+        let file: Result<PlanFile, Failure> = inputs::parse_yaml(&text, path);
+        let file = file.map_err(|failure| foreign::explain(failure, &text, path, Wanted::Plan))?;
         let folder = path.parent().unwrap_or(Path::new("."));
         let model = match &file.model {
             ModelReference::Named(name) => inputs::model_in(name, folder)?,

@@ -29,7 +29,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, Args)]
 pub struct TrainingArguments {
     /// Number of steps to train [default: 50, unless --epochs is given]
-    #[arg(long, value_name = "N", conflicts_with = "epochs", value_parser = crate::numbers::count)]
+    #[arg(long, value_name = "N", conflicts_with = "epochs", value_parser = foretell_units::count)]
     pub steps: Option<usize>,
     /// Number of passes over the data
     #[arg(long, value_name = "E")]

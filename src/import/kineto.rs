@@ -28,7 +28,8 @@ pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let loaded = PlanFile::load(plan)?;
     let compiled = loaded.compile()?;
     let program = &compiled.training;
-    let traces = arguments.files.iter().map(|file| trace(file)).collect::<Result<Vec<_>, _>>()?;
+    let traces =
+        output::with_spinner("traces", || arguments.files.iter().map(|file| trace(file)).collect::<Result<Vec<_>, _>>())?;
     let of_ranks = traces_of_ranks(&traces, program)?;
     let matched: Vec<Vec<MatchedStep>> = of_ranks
         .iter()

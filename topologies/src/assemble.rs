@@ -9,7 +9,7 @@ use crate::node::{NodeGroup, NodeLink};
 use crate::spec::{DeviceSpec, NodeSpec, NodesSpec, StorageSpec, TopologySpec};
 use crate::text::At;
 use crate::topology::{Description, Topology};
-use foretell_units::{BytesPerSecond, suggest};
+use foretell_units::{BytesPerSecond, Price, suggest};
 use node_link::{default_link, network_interfaces, node_link};
 use std::collections::BTreeMap;
 
@@ -49,6 +49,7 @@ impl TopologySpec {
             }
             groups.push(group);
         }
+        check_currencies(group_specs)?;
 
         let (network, places) = network::network(spec.network.as_ref(), &mut groups, &kinds.found, &mut notes)?;
         let description = Description {
@@ -140,6 +141,28 @@ impl Kinds {
     }
 }
 
+/// Price of a node per hour.
+fn price(node: &NodeSpec) -> Result<Option<Price>, TopologyError> {
+    node.price_per_hour.as_ref().map(|price| price.quantity("price_per_hour")).transpose()
+}
+
+/// Refuses prices in several currencies, which have no sum.
+fn check_currencies(nodes: &[At<NodeSpec>]) -> Result<(), TopologyError> {
+    let mut first: Option<String> = None;
+    for node in nodes {
+        let Some(named) = price(&node.value)?.and_then(|price| price.currency) else { continue };
+        match &first {
+            Some(other) if *other != named => {
+                let place = node.value.price_per_hour.as_ref().map_or(node.place, |price| price.place);
+                let what = format!("`price_per_hour` is in `{named}`, and that of another node in `{other}`");
+                return Err(TopologyError::invalid(place, what, "write all prices in one currency"));
+            }
+            _ => first = Some(named),
+        }
+    }
+    Ok(())
+}
+
 /// Builds a node group. `usual_link` gives the link between devices if the file states none.
 fn node_group(
     spec: &At<NodeSpec>,
@@ -184,7 +207,7 @@ fn node_group(
     Ok(NodeGroup {
         host_memory: spec.host_memory.as_ref().map(|memory| memory.positive("host_memory")).transpose()?,
         nics: spec.nics.as_ref().map(|nics| network_interfaces(nics, &name)).transpose()?,
-        price_per_hour: spec.price_per_hour.as_ref().map(|price| price.number("price_per_hour", 0.0)).transpose()?,
+        price_per_hour: price(spec)?.map(|price| price.amount),
         mean_time_between_failures: spec
             .mean_time_between_failures
             .as_ref()

@@ -143,7 +143,7 @@ pub(crate) struct NodeSpec {
     /// Memory of the host.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host_memory: Option<At<Scalar>>,
-    /// Price of a node per hour, in any currency.
+    /// Price of a node per hour, such as `98.32`, `$98.32` or `1,032.50 EUR`. All in one currency.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) price_per_hour: Option<At<Scalar>>,
     /// Mean time between failures of one node.

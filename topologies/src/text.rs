@@ -238,7 +238,7 @@ impl At<Scalar> {
     /// Parses a count of at least 1 and at most [`MOST`].
     pub(crate) fn count(&self, field: &str) -> Result<usize, TopologyError> {
         let text = self.value.0.trim();
-        match text.replace('_', "").parse() {
+        match foretell_units::count(text) {
             Ok(0) => Err(TopologyError::invalid(self.place, format!("`{field}` is 0"), "write how many there are, at least 1")),
             Ok(count) if count <= MOST => Ok(count),
             Ok(_) => {

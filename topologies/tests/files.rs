@@ -240,6 +240,35 @@ fn short_and_full_forms_are_equivalent() {
 }
 
 #[test]
+fn prices_and_counts_may_have_a_currency_and_separators() {
+    let cluster = |first: &str, second: &str| {
+        let node = |name: &str, price: &str| {
+            format!("  - name: {name}\n    count: 1,024\n    devices: {{kind: l4, count: 1}}\n    price_per_hour: {price}\n")
+        };
+        Topology::from_yaml(&format!("nodes:\n{}{}", node("a", first), node("b", second)), "cluster.yaml")
+    };
+    for (first, second) in [("$98", "1,024.50"), ("98 USD", "$1_024.5"), ("98", "1,024.50 EUR"), ("98", "1024.5")] {
+        let cluster = cluster(first, second).unwrap();
+        assert_eq!(cluster.node_count(), 2048);
+        let prices: Vec<_> = cluster.node_groups().iter().map(|group| group.price_per_hour).collect();
+        assert_eq!(prices, [Some(98.0), Some(1024.5)], "{first}, {second}");
+        let written = serde_json::to_string(&cluster).unwrap();
+        assert_eq!(serde_json::from_str::<Topology>(&written).unwrap(), cluster);
+    }
+    assert_eq!(cluster("0", "$0").unwrap().price_per_hour(), Some(0.0));
+    let place = "cluster.yaml:9:21: `price_per_hour`";
+    let error = |price: &str| cluster("$98", price).unwrap_err().to_string();
+    for wrong in ["-1", "1,02", "98 dollars", "cheap"] {
+        let hint = "hint: write a number, such as `98.32`, `$98.32` or `98.32 EUR`";
+        assert_eq!(error(wrong), format!("{place}: `{wrong}` is not a price; {hint}"));
+    }
+    assert_eq!(
+        error("98 EUR"),
+        format!("{place} is in `EUR`, and that of another node in `USD`; hint: write all prices in one currency")
+    );
+}
+
+#[test]
 fn errors_in_a_file_name_their_place_and_a_hint() {
     let node = "nodes:\n  - {name: n, devices: {kind: a100-sxm-80g, count: 8}, link: nvswitch-300GB/s}\n";
     let cases: [(String, &str); 22] = [

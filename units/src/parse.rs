@@ -1,6 +1,7 @@
 //! Quantities from text: a number, then one of the quantity's units. A bare number is refused,
 //! because it does not say whether `memory: 30` are gigabytes or gibibytes.
 
+use crate::separators::plain;
 use thiserror::Error;
 
 /// Spelling of a unit, and its size in the quantity's base unit.
@@ -41,6 +42,18 @@ pub enum UnitError {
         /// A unit that would be right.
         example: &'static str,
     },
+    /// Not a whole number from 0.
+    #[error("`{text}` is not a whole number; hint: write one such as `1024`, `1_024` or `1,024`")]
+    NotACount {
+        /// The text.
+        text: String,
+    },
+    /// Not a number from 0 with at most one currency.
+    #[error("`{text}` is not a price; hint: write a number, such as `98.32`, `$98.32` or `98.32 EUR`")]
+    NotAPrice {
+        /// The text.
+        text: String,
+    },
 }
 
 /// Reads `text` as a number and one of `units`. Error messages give the first unit as an example.
@@ -50,8 +63,8 @@ pub(crate) fn parse(text: &str, quantity: &'static str, units: &[Unit]) -> Resul
     let split =
         trimmed.find(|character: char| character.is_alphabetic() && !is_exponent(trimmed, character)).unwrap_or(trimmed.len());
     let (number, unit) = trimmed.split_at(split);
-    let value: f64 = match number.trim().replace('_', "").parse() {
-        Ok(value) if f64::is_finite(value) && value >= 0.0 => value,
+    let value: f64 = match plain(number.trim()).and_then(|number| number.parse().ok()) {
+        Some(value) if f64::is_finite(value) && value >= 0.0 => value,
         _ => return Err(UnitError::NotANumber { text: trimmed.into(), quantity, example }),
     };
     let unit = unit.trim();

@@ -1,0 +1,20 @@
+//! Digits of numbers that have separators between thousands.
+
+/// A decimal number without its separators.
+pub(crate) fn plain(text: &str) -> Option<String> {
+    let (whole, rest) = text.split_at(text.find(['.', 'e', 'E']).unwrap_or(text.len()));
+    let whole = if whole.is_empty() { Some(String::new()) } else { without_separators(whole) };
+    whole.map(|whole| whole + &rest.replace('_', ""))
+}
+
+/// The digits of a whole number. Commas stand before every third digit from the end, underscores
+/// anywhere between digits.
+pub(crate) fn without_separators(text: &str) -> Option<String> {
+    let groups: Vec<&str> = text.split(',').collect();
+    let is_digits = |text: &str| !text.is_empty() && text.chars().all(|digit| digit.is_ascii_digit());
+    let are_thousands = groups.len() == 1
+        || (groups[0].len() <= 3
+            && groups[1..].iter().all(|group| group.len() == 3)
+            && groups.iter().all(|group| is_digits(group)));
+    (are_thousands && groups.concat().split('_').all(is_digits)).then(|| groups.concat().replace('_', ""))
+}
