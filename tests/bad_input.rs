@@ -59,36 +59,6 @@ fn a_foreign_file_is_named_with_the_command_that_reads_it() {
     let scratch = Scratch::new();
     scratch.file("ds.json", "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 1}}");
     scratch.file("job.toml", "[parallelism]\ntensor_parallel_degree = 2\n");
-    scratch.file("plan.yaml", &plan("layout: {data: 2}"));
-    scratch.file("weights.safetensors", "");
-    std::fs::write(scratch.path("weights.safetensors"), [&8_u64.to_le_bytes()[..], b"{      }\xff"].concat()).expect("a file");
-    let cases: [(&[&str], &[&str]); 6] = [
-        (&["simulate", "--plan", "ds.json"], &["ds.json: this is DeepSpeed's configuration", "foretell import deepspeed-json"]),
-        (
-            &["plan", "--model", "job.toml", "--topology", "local"],
-            &["job.toml: this is a file of settings in TOML", "import torchtitan-toml"],
-        ),
-        (&["plan", "--model", "mlp", "--topology", "ds.json"], &["DeepSpeed's configuration, and a topology is asked for"]),
-        (
-            &["plan", "--model", "plan.yaml", "--topology", "local"],
-            &["this is a plan file, and a model is asked for", "`--plan`"],
-        ),
-        (&["simulate", "--plan", "plan.yaml", "--profile", "plan.yaml"], &["plan.yaml: this is a plan file, and a profile"]),
-        (
-            &["plan", "--model", "weights.safetensors", "--topology", "local"],
-            &["a file of weights in safetensors' format, and no text"],
-        ),
-    ];
-    for (arguments, expected) in cases {
-        assert_contains(&refused(&scratch, arguments, 2), expected);
-    }
-}
-
-#[test]
-fn a_foreign_file_is_named_with_the_command_that_reads_it() {
-    let scratch = Scratch::new();
-    scratch.file("ds.json", "{\"train_batch_size\": 8, \"zero_optimization\": {\"stage\": 1}}");
-    scratch.file("job.toml", "[parallelism]\ntensor_parallel_degree = 2\n");
     scratch.file("plan.yaml", &plan("global_batch: 32\nlayout: {data: 1}"));
     scratch.file("weights.safetensors", "");
     std::fs::write(scratch.path("weights.safetensors"), [&8_u64.to_le_bytes()[..], b"{      }\xff"].concat()).expect("a file");
