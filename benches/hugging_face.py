@@ -117,7 +117,8 @@ CASES = {
     "resnet-50": ("ResNetConfig", "ResNetForImageClassification", dict(num_labels=10)),
 }
 
-# Models of images and text, of which the text model counts: the text model's sizes, and those of the part that sees.
+# Models of images and text, of which the text model counts: the text model's sizes, and those of
+# the part that sees.
 SEES = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
 SEES_QWEN = dict(depth=1, hidden_size=32, num_heads=2, out_hidden_size=64)
 WITH_IMAGES = {

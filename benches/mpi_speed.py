@@ -12,7 +12,8 @@ import statistics
 import subprocess
 import tempfile
 
-# Gradients of 1.3 MB and of 36 MB; activations between two stages; tensor shards, which reduce in every layer.
+# Gradients of 1.3 MB and of 36 MB; activations between two stages; tensor shards, which reduce in
+# every layer.
 MLP = "model: {{family: mlp, widths: [64, {0}, {0}, 10]}}\ntopology: local\nglobal_batch: 32\nlayout: {1}\n"
 GPT = "model: {{family: gpt, layers: 2, hidden: 128, heads: 4, vocab: 256, sequence: 64}}\ntopology: local\nglobal_batch: 16\nlayout: {0}\n"
 CASES = {

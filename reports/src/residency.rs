@@ -79,8 +79,8 @@ impl<'a> Residency<'a> {
         curve
     }
 
-    /// The buffers in use right after `time`, by name and role, the largest first. Those of all layers
-    /// are one holder: a deep model has thousands of buffers.
+    /// The buffers in use right after `time`, by name and role, the largest first. Those of all
+    /// layers are one holder: a deep model has thousands of buffers.
     pub(crate) fn holders(&self, time: Picoseconds) -> Vec<Holder> {
         let live = self.temporary.iter().filter(|stay| stay.start <= time && time < stay.end).map(|stay| stay.buffer);
         let mut groups: BTreeMap<(String, BufferRole), Holder> = BTreeMap::new();

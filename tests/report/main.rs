@@ -1,5 +1,5 @@
-//! The pages that the program writes, in real headless Chromium: light and dark, wide and 390 pixels
-//! narrow. Without Chromium a test says so in one line and passes.
+//! The pages that the program writes, in real headless Chromium: light and dark, wide and 390
+//! pixels narrow. Without Chromium a test says so in one line and passes.
 #![allow(clippy::panic, reason = "a test that fails may panic")]
 
 mod browser;

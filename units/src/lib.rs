@@ -2,8 +2,8 @@
 //!
 //! The nouns: [`Bytes`], [`Seconds`], [`Picoseconds`], [`BytesPerSecond`], [`Flops`],
 //! [`FlopsPerSecond`], [`Watts`] and [`Joules`] are quantities. [`DataType`] is the format of a
-//! number. [`count`] and [`Price`] read numbers with separators. [`SchemaVersion`] is the version of
-//! a file's form. [`suggest`] lists the names that someone may have meant.
+//! number. [`count`] and [`Price`] read numbers with separators. [`SchemaVersion`] is the version
+//! of a file's form. [`suggest`] lists the names that someone may have meant.
 //!
 //! The flow: a quantity is read from a number *and* a unit (`80GiB`, `25Gbit/s`, `5us`), computed
 //! with, and printed in the unit that people would choose. Only products and quotients with a

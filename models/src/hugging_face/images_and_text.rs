@@ -1,7 +1,8 @@
 //! Models of images and text: their `config.json` becomes that of the text model inside.
 //!
-//! The part that sees images has no graph here. It is left out, which a note says. Every other field
-//! beside `text_config` counts as one of the text model's, so one that is not understood is named.
+//! The part that sees images has no graph here. It is left out, which a note says. Every other
+//! field beside `text_config` counts as one of the text model's, so one that is not understood is
+//! named.
 
 use super::fields::{ConfigError, inexpressible, is_neutral};
 use serde_json::{Map, Value};
