@@ -307,8 +307,32 @@ mod tests {
             }
         }
         assert!(profiles.network_value("efficiency").is_some_and(|share| share <= 1.0));
+        // Both run Transformer Engine's attention.
+        let attention = |stack| profiles.stack(stack).expect("known").value("attention");
+        assert_eq!(attention("megatron-core"), attention("nemo"));
         // A factor that values share may take any size; the values that follow it are bounded.
         let factor = Parameter::new(Owner::AllStacks, "host_launch".into(), 0.5);
         assert_eq!(factor.bounds, [0.0, f64::INFINITY]);
+    }
+
+    #[test]
+    fn a_stack_has_at_most_four_constants_of_its_own() {
+        let row = "row_id,table,model,layers,hidden,heads,vocab,seq,experts,topk,moe_ffn,gpu,n_gpus,dp,tp,mbs,gbs,zero,precision,\
+                   framework,step_s,mem_gib\n\
+                   a,t,Mixtral,8,1024,16,50257,1024,8,2,2048,H100-SXM-80GB,8,4,2,1,8,1,fp8,NeMo (dgxc 25),1,40\n";
+        let rows = crate::row::read_rows(row).expect("rows");
+        let profiles = Profiles::priors().expect("the library");
+        let run = Run::of(&rows[0], &profiles).expect("a run");
+        let compiled = std::sync::Arc::new(crate::prediction::CompiledRun::new(&run).expect("compiles"));
+        let case = Case { row: rows[0].clone(), run, compiled, group: "g".into(), kind: "k".into() };
+        let found =
+            [Quantity::Step, Quantity::Memory].map(|quantity| parameters(std::slice::from_ref(&case), quantity, &profiles));
+        let own: Vec<&str> = found
+            .iter()
+            .flatten()
+            .filter(|one| matches!(one.owner, Owner::Stack(_)) && !one.is_tied())
+            .map(|one| one.name.as_str())
+            .collect();
+        assert_eq!(own, ["elementwise", "product_scale", "traffic:routing", "memory_buffers"]);
     }
 }

@@ -128,8 +128,13 @@ fn add_unfitted(stacks: &mut BTreeMap<String, Values>, factors: &BTreeMap<(Owner
     for name in profiles.stack_names().filter(|name| profiles.is_stack(name)) {
         let Ok(stack) = profiles.stack(name) else { continue };
         let fitted: BTreeSet<String> = stacks.get(name).into_iter().flatten().map(|(value, _)| value.clone()).collect();
-        // An arena is planned to the byte.
-        let is_open = |value: &&String| !fitted.contains(*value) && !(stack.memory.is_arena && value.starts_with("memory_"));
+        let is_open = |value: &&String| {
+            // These are fitted on some kinds of runs and act on all: a stack's other rows saw the prior.
+            let acts_on_rows = !fitted.is_empty() && ["traffic:norm", "launches:exchange"].contains(&value.as_str());
+            // An arena is planned to the byte.
+            let is_planned = stack.memory.is_arena && value.starts_with("memory_");
+            !fitted.contains(*value) && !acts_on_rows && !is_planned
+        };
         let value = |value: &String| {
             let factor = factors.get(&factor_of(&Owner::Stack(name.into()), value, profiles)?)?;
             let [least, most] = physical_bounds(value);
