@@ -2,6 +2,7 @@
 //! same bits, and the arenas have the predicted size. The tests run the program with real
 //! processes.
 
+mod averages;
 mod case;
 #[path = "../common/mod.rs"]
 mod common;

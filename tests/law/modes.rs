@@ -16,7 +16,7 @@ fn in_mode(case: &Case, mode: &str) -> String {
 
 /// Checks that both plans have the same curve of losses over six steps, and that neither stands
 /// still.
-fn same_curve(one: &str, other: &str, tolerance: f64) {
+pub(super) fn same_curve(one: &str, other: &str, tolerance: f64) {
     let scratch = Scratch::new();
     let [first, second] = [one, other].map(|plan| scratch.train(plan, 6, 3, &["--data", "synthetic"]).losses);
     for (step, (one, other)) in first.iter().zip(&second).enumerate() {
