@@ -5,20 +5,21 @@
 //! each mode's time with the samples that it needs, as a table says: an assumption, and the answer
 //! says so.
 
+mod samples_needed;
+
+pub use samples_needed::{SamplesNeeded, name, table};
+
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
 use crate::plan_file::PlanFile;
-use crate::{explain, inputs, predict};
+use crate::{explain, predict};
 use foretell_planner::{Candidate, Planned};
 use foretell_program::{Mode, Plan, Profile, compile};
 use foretell_simulator::{Options, Prediction, memory_use};
 use foretell_units::Bytes;
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use std::path::Path;
-
-/// The table without `--samples-needed`.
-const BUILT_IN: &str = include_str!("modes.yaml");
 
 /// How many of the found layouts each mode is tried with.
 const LAYOUTS: usize = 3;
@@ -33,19 +34,6 @@ pub enum ModeChoice {
     Any,
 }
 
-/// The samples that a mode needs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct SamplesNeeded {
-    /// The mode.
-    pub mode: Mode,
-    /// A multiple of what the synchronous mode needs. Samples whose
-    /// late gradients servers drop do not count.
-    pub samples: f64,
-    /// Where that number is from.
-    pub source: String,
-}
-
 /// A mode with its best layout.
 struct ModeAnswer {
     candidate: Candidate,
@@ -57,7 +45,14 @@ struct ModeAnswer {
 impl ModeAnswer {
     /// The samples that the mode needs, with those whose late gradients servers drop.
     fn samples(&self) -> f64 {
-        self.needed.samples / self.candidate.plan.counted_share()
+        self.needed.at(self.staleness()) / self.candidate.plan.counted_share()
+    }
+
+    /// The mean staleness of pushes that count: late ones do not.
+    fn staleness(&self) -> f64 {
+        let Candidate { plan, prediction } = &self.candidate;
+        let mean = prediction.paces.as_ref().map_or(0.0, |paces| paces.staleness.mean);
+        if plan.counted_share() < 1.0 { 0.0 } else { mean }
     }
 
     /// The time to a loss, in seconds for each step that the synchronous mode needs.
@@ -128,7 +123,7 @@ pub fn compare(
             return Err(Failure::Input(format!("`--mode any` compares times, and no other objective; hint: {hint}")));
         }
     };
-    let mut modes = samples_needed(table)?;
+    let mut modes = samples_needed::samples_needed(table)?;
     if !to_loss {
         modes.retain(|needed| needed.mode.has_synchronous_result());
     }
@@ -200,38 +195,6 @@ impl ModeAnswers {
         let refused = self.refused.iter().map(|(mode, reason)| RefusedMode { mode: mode.clone(), reason: reason.clone() });
         Ok(ModesAnswer { modes, refused: refused.collect(), assumption: self.assumption.clone() })
     }
-}
-
-/// Reads a table of samples needed, or the built-in one.
-fn samples_needed(path: Option<&Path>) -> Result<Vec<SamplesNeeded>, Failure> {
-    match path {
-        Some(path) => table(path),
-        None => inputs::parse_yaml(BUILT_IN, Path::new("modes.yaml")),
-    }
-}
-
-/// Reads a table of samples needed.
-///
-/// # Errors
-/// [`Failure::Input`]: the file is no such table, a number says nothing, or the synchronous mode is
-/// missing.
-pub fn table(path: &Path) -> Result<Vec<SamplesNeeded>, Failure> {
-    let modes: Vec<SamplesNeeded> = inputs::parse_yaml(&inputs::read(path)?, path)?;
-    let wrong = |message: String| Failure::in_file(path, &message);
-    if let Some(one) = modes.iter().find(|one| !(one.samples > 0.0 && one.samples.is_finite())) {
-        let hint = "write a multiple of what the synchronous mode needs, such as 1.1";
-        return Err(wrong(format!(
-            "the mode {} needs `{}` samples, which is no number above 0; hint: {hint}",
-            name(&one.mode),
-            one.samples
-        )));
-    }
-    if !modes.iter().any(|one| one.mode == Mode::Synchronous) {
-        return Err(wrong(
-            "no entry is of the synchronous mode; hint: add `- {mode: synchronous, samples: 1.0, source: ...}`".into(),
-        ));
-    }
-    Ok(modes)
 }
 
 /// The fastest of the found layouts in a mode, or the reason why the first cannot have it.
@@ -308,26 +271,10 @@ fn with_mode(plan: &Plan, mode: Mode, devices: usize) -> Option<Plan> {
     Some(plan)
 }
 
-/// A mode as a plan file has it, in one line.
-pub fn name(mode: &Mode) -> String {
-    let text = serde_json::to_string(mode).unwrap_or_default();
-    text.replace('"', "").replace(':', ": ").replace(',', ", ")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use foretell_program::Layout;
-
-    #[test]
-    fn the_built_in_table_is_sound_and_names_a_source_for_each_mode() {
-        let modes = samples_needed(None).expect("a table");
-        assert_eq!(modes.first().map(|one| (one.mode, one.samples)), Some((Mode::Synchronous, 1.0)));
-        for one in modes {
-            assert!(one.samples >= 1.0 && !one.source.is_empty(), "{one:?}");
-            assert!(!one.mode.has_synchronous_result() || one.samples == 1.0, "{one:?}");
-        }
-    }
 
     #[test]
     fn servers_take_the_place_of_workers_where_no_device_is_free() {

@@ -6,12 +6,13 @@ use crate::plan_file::LoadedPlan;
 use crate::remarks;
 use crate::run_folder::PredictedInput;
 use foretell_models::Model;
-use foretell_program::{Compiled, Plan, Profile, Program, Recompute, Stack, StageLayout};
+use foretell_program::{Compiled, Mode, Plan, Profile, Program, Recompute, Stack, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::gpu::{ProfileError, Profiles};
 use foretell_simulator::{
-    CheckpointCost, CostModel, Disturbance, MemoryUse, Options, OverfullDevice, Oversubscription, PacedPrediction, Prediction,
-    Recording, Simulation, SimulationError, StepKind, checkpoint_cost, memory_use, predict_with_memory, simulate,
+    CheckpointCost, CostModel, Disturbance, Load, MemoryUse, Options, OverfullDevice, Oversubscription, PacedPrediction,
+    Prediction, Recording, Simulation, SimulationError, StepKind, checkpoint_cost, load, memory_use, predict_with_memory,
+    simulate,
 };
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{BytesPerSecond, DataType, Seconds};
@@ -38,6 +39,9 @@ pub struct PredictedPlan {
     /// What limits the input pipeline, if the prediction has one.
     pub input: Option<PredictedInput>,
 }
+
+/// How many servers and links a text lists, the busiest first.
+const LOADS_SHOWN: usize = 4;
 
 /// Whether several ranks may share a device.
 pub fn oversubscription(allowed: bool) -> Oversubscription {
@@ -86,6 +90,11 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     if loaded.plan.stack == Stack::default() {
         prediction = prediction.with_checkpoint(checkpoint);
     }
+    if loaded.plan.mode != Mode::Synchronous {
+        let steps: Vec<(&Program, usize)> = compiled.step_programs().into_iter().zip(compiled.cycle.counts()).collect();
+        let paced = (prediction.step_seconds, prediction.paces.as_ref());
+        prediction.load = Some(load(&steps, &loaded.topology, &costs, options, paced)?);
+    }
     prediction.wall_seconds = Seconds::new(started.elapsed().as_secs_f64());
     let of_usual_step = (compiled.cycle.steps() > 1).then(|| {
         let steps = compiled.cycle.steps();
@@ -98,7 +107,7 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
 
 /// Says how workers that go at their own pace do.
 fn paces_in_words(paces: &PacedPrediction) -> String {
-    let PacedPrediction { staleness, server_load, worker_seconds: [fastest, slowest] } = paces;
+    let PacedPrediction { staleness, server_load, worker_seconds: [fastest, slowest], .. } = paces;
     format!(
         "workers go at their own pace: their own steps take {} to {}, the staleness of a push is {:.2} on average, {} at most \
          for 95 % and {} for all, and servers copy and update {:.0} % of the time; the timeline is of a step that all begin together",
@@ -145,14 +154,6 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
     if (0..topology.device_kinds().len()).any(|kind| costs.cluster(kind).is_some()) {
         costs.remarks.extend(remarks::on_stack(Profiles::library().map_err(input)?, plan, model));
     }
-    costs.remarks.extend(profile.and_then(|profile| remarks::on_machine(profile, topology)));
-    Ok(costs)
-}
-
-/// Refuses a precision for which a topology's devices state no peak rate.
-pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Failure> {
-    if precision == DataType::Fp8 {
-        let kinds = topology.device_kinds().iter();
     if !plan.workload.routing.is_balanced()
         && let Some(kind) = topology.device_kinds().iter().enumerate().find(|(kind, _)| costs.cluster(*kind).is_none())
     {
@@ -162,6 +163,14 @@ pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Fail
             kind.1.name
         )));
     }
+    costs.remarks.extend(profile.and_then(|profile| remarks::on_machine(profile, topology)));
+    Ok(costs)
+}
+
+/// Refuses a precision for which a topology's devices state no peak rate.
+pub fn has_products(topology: &Topology, precision: DataType) -> Result<(), Failure> {
+    if precision == DataType::Fp8 {
+        let kinds = topology.device_kinds().iter();
         // CPUs have no fp8 arithmetic either, but compute the same numbers, so that a GPU's
         // training can be tried.
         let without = kinds.filter(|kind| kind.architecture != Architecture::Cpu && !kind.peak.contains_key(&DataType::Fp8));
@@ -240,11 +249,25 @@ pub fn table(prediction: &Prediction, topology: &Topology) -> String {
         let waits = format!("which waits {exposed_communication_seconds} for communication");
         text.push_str(&format!("\n{steps} of a cycle: {step_seconds} each, {waits}"));
     }
+    text.push_str(&prediction.load.as_ref().map_or(String::new(), load_in_words));
     if let (Some(wait), Some(written)) = (prediction.checkpoint_seconds, prediction.checkpoint_write_seconds) {
         let (wait, written) = (Seconds::new(wait), Seconds::new(written));
         text.push_str(&format!("\na checkpoint: the next step waits {wait}, and it is on storage after {written}"));
     }
     text
+}
+
+/// Lines with the load of the busiest servers and links.
+fn load_in_words(load: &Load) -> String {
+    let busy = |name: String, share: f64| format!("{name} {:.0} %", share * 100.0);
+    let mut servers: Vec<_> = load.servers.iter().collect();
+    servers.sort_by(|one, other| other.busy.total_cmp(&one.busy));
+    let servers: Vec<String> = servers.iter().map(|one| busy(format!("rank {}", one.rank), one.busy)).take(LOADS_SHOWN).collect();
+    let links: Vec<String> = load.links.iter().map(|one| busy(format!("`{}`", one.link), one.busy)).take(LOADS_SHOWN).collect();
+    let line = |what: &str, loads: Vec<String>| {
+        if loads.is_empty() { String::new() } else { format!("\nbusy share of the time, {what}: {}", loads.join(", ")) }
+    };
+    line("servers", servers) + &line("links", links)
 }
 
 /// Prints the caveats of a prediction: estimated devices, what costs assume, estimated costs,

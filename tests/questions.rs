@@ -222,6 +222,16 @@ fn modes_are_compared_by_time_to_a_loss_with_what_that_assumes() {
     let compared = all["modes"]["modes"].as_array().expect("modes");
     let times: Vec<f64> = compared.iter().filter_map(|one| one["relative_time"].as_f64()).collect();
     assert!(times.is_sorted() && times.len() == compared.len() && times.contains(&1.0), "{times:?}");
+    // What more it needs grows with the steps of a round, and with the predicted staleness.
+    let needed = |entry: &Value| entry["samples_needed"].as_f64().expect("a number");
+    let local = |every: usize| {
+        let plain = serde_json::json!({"local_sgd": {"every": every}});
+        compared.iter().find(|one| one["plan"]["mode"] == plain).map(needed).expect("local SGD")
+    };
+    assert!(local(2) > 1.0 && local(32) > local(8) && local(8) > local(2), "{all}");
+    let stale = compared.iter().find(|one| one["plan"]["mode"]["parameter_server"]["staleness"] == "unbounded").expect("a mode");
+    let staleness = number(stale, "/predicted/paces/staleness/mean");
+    assert!(staleness > 1.0 && (needed(stale) - (1.0 + 0.05 * staleness)).abs() < 1e-9, "{stale}");
     // 500 steps between exchanges, over links that a step's gradients take long on.
     assert_eq!(compared[0]["plan"]["mode"]["local_sgd"]["every"], 500, "{all}");
     assert!(times[0] < 0.9, "{times:?}");
@@ -249,6 +259,40 @@ fn modes_are_compared_by_time_to_a_loss_with_what_that_assumes() {
 }
 
 #[test]
+fn links_are_busy_for_what_crosses_them_and_servers_for_their_work() {
+    let scratch = Scratch::new();
+    let simulate = |mode: &str| {
+        let plan = "model: {family: mlp, widths: [784, 512, 512, 10]}\ntopology: lab-4x1g-200m\nglobal_batch: 240\n";
+        let layout = if mode.contains("parameter_server") { "{data: 3, micro_batch: 80}" } else { "{data: 4, micro_batch: 60}" };
+        let plan = scratch.file("plan.yaml", &format!("{plan}layout: {layout}\nmode: {mode}\n"));
+        scratch.json(&["simulate", "--plan", text(&plan)])
+    };
+    // How often all parameters cross an uplink of 25 MB/s in a step, at the rate that TCP reaches.
+    let parameters = 4.0 * (784 * 512 + 512 * 512 + 512 * 10 + 512 + 512 + 10) as f64;
+    let of_uplink = |document: &Value| {
+        let links = document["load"]["links"].as_array().expect("a list");
+        let link = links.iter().find(|one| one["link"] == "leaf-1/up").unwrap_or_else(|| panic!("no uplink: {document}"));
+        number(link, "/busy") * number(document, "/step_seconds") * 25e6 / parameters
+    };
+    // Two of three workers are in the other rack than the server. In a ring of four, three quarters
+    // cross it twice.
+    for (mode, crossings, has_server) in [
+        ("{parameter_server: {servers: 1}}", 2.0, true),
+        ("{parameter_server: {servers: 1, staleness: 2}}", 2.0, true),
+        ("{local_sgd: {every: 5}}", 2.0 * 0.75 / 5.0, false),
+        ("{decentralised: {graph: ring, every: 2}}", 2.0 / 2.0, false),
+    ] {
+        let document = simulate(mode);
+        let found = of_uplink(&document) / crossings;
+        assert!((1.0..1.15).contains(&found), "{mode}: {found}\n{}", document["load"]);
+        let servers = document["load"]["servers"].as_array().expect("a list");
+        assert_eq!(servers.len(), usize::from(has_server), "{mode}: {}", document["load"]);
+        assert!(servers.iter().all(|one| one["rank"] == 3 && (0.001..=1.0).contains(&number(one, "/busy"))), "{servers:?}");
+    }
+    assert!(simulate("synchronous")["load"].is_null());
+}
+
+#[test]
 fn tables_of_samples_that_say_nothing_are_refused() {
     let scratch = Scratch::new();
     let job = ["plan", "--model", "mlp", "--topology", "local", "--global-batch", "64"];
@@ -256,6 +300,8 @@ fn tables_of_samples_that_say_nothing_are_refused() {
         ("- {mode: synchronous, samples: 0, source: x}", &["--mode", "any"][..], "no number above 0"),
         ("- {mode: {local_sgd: {every: 4}}, samples: 1, source: x}", &["--mode", "any"], "no entry is of the synchronous mode"),
         ("- {mode: {gossip: {}}, samples: 1, source: x}", &["--mode", "any"], "gossip"),
+        ("- {mode: synchronous, samples: 1, per_staleness: -1, source: x}", &["--mode", "any"], "`per_staleness` of the mode"),
+        ("- {mode: synchronous, samples: 1, every: [4], source: x}", &["--mode", "any"], "no steps of a round"),
         ("- {mode: synchronous, samples: 1, source: x}", &["--mode", "any", "--objective", "p90"], "`--mode any` compares times"),
     ] {
         let table = scratch.file("table.yaml", table);

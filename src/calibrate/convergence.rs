@@ -307,11 +307,19 @@ impl Runner<'_> {
 
     /// The table as a file, which says how it came about.
     fn text(&self, answer: &ConvergenceAnswer) -> Result<String, Failure> {
-        let entry = |one: &MeasuredMode| SamplesNeeded {
-            mode: one.mode,
-            // Two digits more than runs of a few seeds repeat.
-            samples: (one.samples_needed * 1e3).round() / 1e3,
-            source: answer.source(one),
+        // Two digits more than runs of a few seeds repeat.
+        let rounded = |number: f64, digits: f64| (number * digits).round() / digits;
+        let entry = |one: &MeasuredMode| {
+            let constant = SamplesNeeded::constant(one.mode, rounded(one.samples_needed, 1e3), answer.source(one));
+            // An excess grows with staleness, and another topology has another.
+            match one.staleness > 0.0 && one.samples_needed > 1.0 && self.plan(one.mode).counted_share() == 1.0 {
+                true => SamplesNeeded {
+                    samples: 1.0,
+                    per_staleness: rounded((one.samples_needed - 1.0) / one.staleness, 1e4),
+                    ..constant
+                },
+                false => constant,
+            }
         };
         let entries: Vec<SamplesNeeded> = answer.modes.iter().map(entry).collect();
         let table = serde_saphyr::to_string(&entries)

@@ -108,8 +108,23 @@ impl Mode {
         }
     }
 
+    /// Whether it has rounds of steps.
+    pub fn has_rounds(&self) -> bool {
+        matches!(self, Mode::LocalSgd(_) | Mode::Decentralised(_))
+    }
+
+    /// The same mode with so many steps in a round, if it has rounds.
+    #[must_use]
+    pub fn with_every(self, every: usize) -> Self {
+        match self {
+            Mode::LocalSgd(mode) => Mode::LocalSgd(LocalSgd { every, ..mode }),
+            Mode::Decentralised(mode) => Mode::Decentralised(Decentralised { every, ..mode }),
+            Mode::Synchronous | Mode::ParameterServer(_) => self,
+        }
+    }
+
     /// The number of steps in a round.
-    fn every(&self) -> usize {
+    pub fn every(&self) -> usize {
         match self {
             Mode::Synchronous | Mode::ParameterServer(_) => 1,
             Mode::LocalSgd(LocalSgd { every, .. }) | Mode::Decentralised(Decentralised { every, .. }) => *every,

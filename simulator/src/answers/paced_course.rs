@@ -2,20 +2,16 @@
 //!
 //! Turns at a server follow the rules of [`Versions`], as in the executor, one after the other. One
 //! server stands for all, since each worker's messages reach all servers at about the same time.
-//! Between turns a worker's activities share links and processors with those of the others. So
-//! workers that pull and push at different times do not slow each other, as those do that begin
-//! together.
+//! Between turns a worker's activities share links and processors with those of the others
+//! ([`Sharing`]). So workers that pull and push at different times do not slow each other, as those
+//! do that begin together.
 
+use super::paced_sharing::Sharing;
 use super::paced_steps::{Activity, PacedSteps};
-use crate::network::{ActivityId, FairShare};
+use crate::network::ActivityId;
 use foretell_program::{Effect, Pacing, Turn, Versions};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-
-/// The most by which a flow's share of a link exceeds an equal one, or falls short of it. TCP
-/// shares a link equally over many round trips, but not within one transfer. The factor is an
-/// assumption of ours: no run determined it.
-const UNEQUAL: f64 = 3.0;
 
 /// What happens at an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -26,19 +22,8 @@ enum Happens {
     Begins { worker: u32, activity: u32 },
     /// An activity that uses no resources ends.
     Ends { worker: u32 },
-    /// An activity that uses resources ends, unless its rate has changed since.
-    Drained { id: ActivityId, generation: u32 },
-}
-
-/// An activity that uses resources.
-#[derive(Clone, Copy, Debug, Default)]
-struct Running {
-    worker: u32,
-    /// Seconds of work left at `since`, at the speed that it has alone, and its rate from then on.
-    left: f64,
-    since: f64,
-    rate: f64,
-    generation: u32,
+    /// The turn of an activity that uses resources ends, unless its rate has changed since.
+    TurnEnds { id: ActivityId, generation: u32 },
 }
 
 /// Where a worker is in its step.
@@ -72,6 +57,8 @@ pub(super) struct Course {
     pub(super) load: f64,
     /// The mean time of each worker's own step, from the end of its pull's turn to its push.
     pub(super) worker_seconds: Vec<f64>,
+    /// Each worker's steps a second.
+    pub(super) worker_rates: Vec<f64>,
 }
 
 impl Course {
@@ -82,8 +69,7 @@ impl Course {
             spread,
             random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
             now: 0.0,
-            fair: FairShare::new(steps.capacities.iter().copied()),
-            running: Vec::new(),
+            sharing: Sharing::new(&steps.capacities),
             progress: vec![Progress::default(); steps.workers.len()],
             events: BinaryHeap::new(),
             number: 0,
@@ -98,9 +84,7 @@ struct State<'a> {
     random: u64,
     /// Seconds since the start.
     now: f64,
-    fair: FairShare,
-    /// By the number of the activity in `fair`.
-    running: Vec<Running>,
+    sharing: Sharing<'a>,
     progress: Vec<Progress>,
     /// By nanoseconds, then in the order in which they were added. The seconds are exact.
     events: BinaryHeap<Reverse<(u64, u64, u64, Happens)>>,
@@ -157,12 +141,8 @@ impl State<'_> {
                 }
                 Happens::Begins { worker, activity } => self.begin(worker, activity as usize),
                 Happens::Ends { worker } => self.end_activity(worker),
-                Happens::Drained { id, generation } => {
-                    let running = &mut self.running[id as usize];
-                    if running.generation == generation {
-                        running.generation += 1;
-                        let worker = running.worker;
-                        self.fair.remove(id);
+                Happens::TurnEnds { id, generation } => {
+                    if let Some(worker) = self.sharing.end_turn(id, generation, self.now) {
                         self.end_activity(worker);
                     }
                 }
@@ -176,6 +156,7 @@ impl State<'_> {
             course.rate = counted as f64 / (free - since);
             course.load = ((busy - before) / (free - since)).min(1.0);
         }
+        course.worker_rates = self.progress.iter().map(|one| one.steps as f64 / self.now.max(1e-12)).collect();
         course.worker_seconds = self.progress.iter().map(|one| one.seconds / one.steps.max(1) as f64).collect();
         course
     }
@@ -215,19 +196,13 @@ impl State<'_> {
     fn begin(&mut self, worker: u32, activity: usize) {
         let steps = self.steps;
         let Progress { part, factor, .. } = self.progress[worker as usize];
-        let Activity { seconds, demands, growth, is_flow, .. } = &steps.workers[worker as usize].parts[part][activity];
+        let activity @ Activity { seconds, demands, is_flow, .. } = &steps.workers[worker as usize].parts[part][activity];
         // What a flow carries is the same in each step.
-        let left = if *is_flow { *seconds } else { seconds * factor };
-        if demands.is_empty() {
-            return self.add(self.now + left, Happens::Ends { worker });
+        let seconds = if *is_flow { *seconds } else { seconds * factor };
+        match demands.is_empty() {
+            true => self.add(self.now + seconds, Happens::Ends { worker }),
+            false => self.sharing.begin(worker, activity, seconds, self.now),
         }
-        // With equal shares, workers that begin together would stay in step for ever.
-        let unequal = if *is_flow { UNEQUAL.powf(2.0 * uniform(&mut self.random) - 1.0) } else { 1.0 };
-        let id = self.fair.add(demands.iter().copied(), 1.0, growth * unequal);
-        let known = self.running.len().max(id as usize + 1);
-        self.running.resize(known, Running::default());
-        let running = &mut self.running[id as usize];
-        *running = Running { worker, left, since: self.now, rate: 0.0, generation: running.generation + 1 };
     }
 
     fn end_activity(&mut self, worker: u32) {
@@ -239,21 +214,10 @@ impl State<'_> {
         }
     }
 
-    /// Solves the rates after a change, and schedules new ends for activities whose rate changed.
+    /// Shares links and processors after a change, and schedules the new ends of turns.
     fn share(&mut self) {
-        if !self.fair.is_stale() {
-            return;
-        }
-        let Self { fair, running, now, .. } = self;
-        let mut changed = Vec::new();
-        fair.solve(|id, _, rate| {
-            let one = &mut running[id as usize];
-            one.left = (one.left - (*now - one.since) * one.rate).max(0.0);
-            (one.since, one.rate, one.generation) = (*now, rate, one.generation + 1);
-            changed.push((id, one.generation, if rate > 0.0 { *now + one.left / rate } else { f64::INFINITY }));
-        });
-        for (id, generation, end) in changed.into_iter().filter(|(_, _, end)| end.is_finite()) {
-            self.add(end, Happens::Drained { id, generation });
+        for end in self.sharing.share(self.now) {
+            self.add(end.at, Happens::TurnEnds { id: end.id, generation: end.generation });
         }
     }
 }
@@ -274,7 +238,7 @@ fn varied(random: &mut u64, [low, high]: [f64; 2]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::super::paced_steps::WorkerStep;
+    use super::super::paced_steps::{QueuePlace, WorkerStep};
     use super::*;
     use foretell_program::StalenessDistribution;
 
@@ -334,11 +298,14 @@ mod tests {
     #[test]
     fn one_worker_pulls_while_another_pushes() {
         // One link for each direction. Together, two pulls and then two pushes take four seconds.
-        let flow = |link| Activity { demands: vec![(link, 1.0)], is_flow: true, ..Activity::alone(1.0) };
+        let flow = |link| {
+            let queue = Some(QueuePlace { link, window: 0.1 });
+            Activity { demands: vec![(link, 1.0)], is_flow: true, queue, ..Activity::alone(1.0) }
+        };
         let worker = WorkerStep { parts: [vec![flow(0)], vec![], vec![], vec![flow(1)]], ..WorkerStep::default() };
         let steps = PacedSteps { workers: vec![worker; 2], capacities: vec![1.0; 2] };
         let rate = course(&steps, None, None, [0.8, 1.2]).rate;
-        assert!((0.75..=1.0).contains(&rate), "{rate} steps a second");
+        assert!((0.98..=1.0).contains(&rate), "{rate} steps a second");
         // A third worker shares the same links: they carry no more.
         let three = PacedSteps { workers: vec![steps.workers[0].clone(); 3], ..steps };
         let rate = course(&three, None, None, [0.8, 1.2]).rate;

@@ -74,10 +74,12 @@ impl Prediction {
         let [fast, slow] = spread.map(|factor| Seconds::new(median * factor));
         let mean = |worker: usize| courses.iter().map(|one| one.worker_seconds[worker]).sum::<f64>() / courses.len() as f64;
         let own = |choose: fn(f64, f64) -> f64| (0..pacing.workers).map(mean).reduce(choose).unwrap_or(0.0);
+        let rate = |worker: usize| courses.iter().map(|one| one.worker_rates[worker]).sum::<f64>() / courses.len() as f64;
         let paces = PacedPrediction {
             staleness: StalenessDistribution::of_counts(&staleness),
             server_load: courses.iter().map(|one| one.load).sum::<f64>() / courses.len() as f64,
             worker_seconds: [own(f64::min), own(f64::max)],
+            worker_rates: (0..pacing.workers).map(rate).collect(),
         };
         Ok(Self { paces: Some(paces), ..self.with_step(Seconds::new(median), [fast, slow]) })
     }

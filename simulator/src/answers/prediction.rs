@@ -1,5 +1,6 @@
 //! The prediction of a step in the form of `foretell simulate --json`.
 
+use super::load::Load;
 use super::memory::{MemoryUse, memory_use};
 use super::paced::PacedPrediction;
 use super::saving::CheckpointCost;
@@ -83,6 +84,9 @@ pub struct Prediction {
     /// The paces of workers that do not wait for each other; `None` if all make each step together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paces: Option<PacedPrediction>,
+    /// The load of servers and links; `None` in the synchronous mode.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub load: Option<Load>,
     /// Seconds that a step waits for a checkpoint of the state, which ranks then write while later
     /// steps run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -148,6 +152,7 @@ impl Prediction {
         self.model_flops_per_device_per_second = self.model_flops_per_device_per_second * pace;
         self.mfu *= pace;
         self.hfu *= pace;
+        self.load = self.load.take().map(|load| load.at_pace(pace));
     }
 
     /// Adds a wait for samples to each step, and lowers the rates accordingly.
@@ -283,6 +288,7 @@ pub fn predict_with_memory(
         simulated_ranks: median.simulated_ranks,
         cycle: Vec::new(),
         paces: None,
+        load: None,
         checkpoint_seconds: None,
         checkpoint_write_seconds: None,
         wall_seconds: Seconds::ZERO,

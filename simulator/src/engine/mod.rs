@@ -17,7 +17,7 @@ mod scenario;
 pub use breakdown::Breakdown;
 pub use event_queue::EventQueue;
 pub(crate) use interpreter::interpret;
-pub(crate) use resolved_costs::{ResolvedCosts, growth};
+pub(crate) use resolved_costs::{ResolvedCosts, growth, processor_share};
 #[cfg(test)]
 pub(crate) use scenario::FastPath;
 pub use scenario::{Deadline, Recording, Stop};

@@ -1,7 +1,7 @@
 //! The costs of all communication of a run, resolved at one quantile before the run begins. Each
 //! distinct collective of a group and each distinct message of a channel is resolved once.
 
-use crate::cost::{CommunicationCost, Quantile};
+use crate::cost::{CommunicationCost, CostModel, Quantile};
 use crate::lowering::{Channel, Lowered, ProcessGroup};
 use crate::network::{FairShare, Shape};
 use foretell_units::{Picoseconds, Seconds};
@@ -224,11 +224,17 @@ pub(crate) fn growth(lowered: &Lowered<'_>, kind: Option<usize>, largest_share: 
 
 /// The share of a device's processor that communication with this cost needs.
 fn share_of(lowered: &Lowered<'_>, cost: &ResolvedCost<'_>, kind: usize) -> f64 {
-    let of_whole_device = cost.processor_share.unwrap_or(lowered.costs.parameters(kind).communication_share);
-    (of_whole_device / lowered.costs.speed(kind)).min(1.0)
+    processor_share(lowered.costs, cost.processor_share, kind)
 }
 
 /// The same for communication whose share was not measured.
 fn unmeasured_share(lowered: &Lowered<'_>, kind: usize) -> f64 {
-    (lowered.costs.parameters(kind).communication_share / lowered.costs.speed(kind)).min(1.0)
+    processor_share(lowered.costs, None, kind)
+}
+
+/// The share of a device's processor that communication needs, from the share of a whole one if
+/// that was measured.
+pub(crate) fn processor_share(costs: &CostModel, measured: Option<f64>, kind: usize) -> f64 {
+    let of_whole_device = measured.unwrap_or(costs.parameters(kind).communication_share);
+    (of_whole_device / costs.speed(kind)).min(1.0)
 }

@@ -22,7 +22,7 @@ pub(crate) use folding::fold;
 use crate::cost::CostModel;
 use crate::error::SimulationError;
 use crate::lowering::{Draft, JobOffset, Lowered, Oversubscription, Threads};
-use crate::network::Collectives;
+use crate::network::{Collectives, MeshRotation};
 use foretell_program::Program;
 use foretell_topologies::Topology;
 
@@ -50,7 +50,25 @@ pub(crate) fn lower<'a>(
     if folding == Folding::Off {
         return Ok(draft.lower(None, collectives)?.with_resources_numbered(topology));
     }
-    let find_rotation = || mesh_rotation::find_rotation(program, topology, paces, draft.uneven_groups());
-    let rotation = if draft.has_own_processors() { find_rotation() } else { None };
+    let rotation = rotation_of(&draft, paces);
     Ok(fold(draft.lower(rotation, collectives)?.with_resources_numbered(topology), paces))
+}
+
+/// Lowers a Program so that all links keep the topology's numbers. One rank of each orbit of a mesh
+/// rotation stands for it. The result cannot be simulated.
+pub(crate) fn lower_by_topology<'a>(
+    program: &'a Program,
+    topology: &'a Topology,
+    costs: &'a CostModel,
+    oversubscription: Oversubscription,
+    paces: &[f64],
+) -> Result<Lowered<'a>, SimulationError> {
+    let draft = Draft::new(program, topology, costs, oversubscription, JobOffset::default(), Threads::All)?;
+    let rotation = rotation_of(&draft, paces);
+    draft.lower(rotation, Collectives::Flow)
+}
+
+fn rotation_of(draft: &Draft<'_>, paces: &[f64]) -> Option<MeshRotation> {
+    let find = || mesh_rotation::find_rotation(draft.program, draft.topology, paces, draft.uneven_groups());
+    if draft.has_own_processors() { find() } else { None }
 }
