@@ -152,7 +152,14 @@ impl GpuCosts<'_> {
 
     /// Returns the rows of each expert on the fullest rank. They count as equally many.
     fn received(&self, experts: usize, slots: usize) -> usize {
-        (slots as f64 * self.workload.rows_over_slots(experts)).round() as usize
+        let more = self.workload.rows_over_slots(experts);
+        if more <= 1.0 {
+            return slots;
+        }
+        // Products of uneven sizes do not use tensor cores, so rows stay as even as slots are.
+        let granule = 1 << slots.trailing_zeros().min(4);
+        let parts = (slots as f64 * more / granule as f64).ceil() as usize;
+        granule * if granule < 16 { parts | 1 } else { parts }
     }
 
     /// Returns the work of the products of all experts. `cast` counts elements per expert.
