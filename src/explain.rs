@@ -1,17 +1,15 @@
 //! `foretell plan --explain`: why the best layout is best, and where the others lose.
 
 use crate::binding::what_binds;
+use crate::changes::Changes;
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
 use crate::predict;
+use foretell_models::GraphOptions;
 use foretell_planner::{Candidate, Planned, Search, StackLimits};
-use foretell_program::{Layout, Profile, Recompute, StageLayout, compile_training};
-use foretell_simulator::{Folding, WhatIf, predict as simulate};
+use foretell_program::{Layout, Plan, Profile, Recompute, StageLayout, usual_cuts, work_of_blocks};
 use foretell_topologies::{Architecture, DeviceId};
 use foretell_units::Seconds;
-
-/// Changes of hardware for which `--explain` simulates the shown layouts again.
-const QUESTIONS: [&str; 4] = ["inter_node.bandwidth*2", "inter_node.bandwidth/2", "intra_node.bandwidth/2", "peak*2"];
 
 /// Explains an answer: what was searched, what binds, what the other layouts lose and where, and
 /// which change of hardware would change the answer.
@@ -49,7 +47,7 @@ pub fn explanation(
     for (index, candidate) in planned.candidates.iter().enumerate().skip(1) {
         text.push_str(&format!("\nlayout {}: {}\n", index + 1, what_it_loses(best, candidate)));
     }
-    text.push_str(&what_would_change(planned, setting, profile)?);
+    text.push_str(&Changes::new(planned, setting, profile)?.in_full()?);
     Ok(text)
 }
 
@@ -131,9 +129,14 @@ pub fn rates_of_device(candidate: &Candidate) -> Result<String, Failure> {
     Ok(format!("{rate} {what} and {flops:.1} TFLOP/s on each device"))
 }
 
-/// Explains an answer in a few lines: what binds, the second best, how sure the order is,
-/// what is odd about it, and the memory that stays free.
-pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
+/// Explains an answer in a few lines: what binds, the second best, how sure the order is, which
+/// `changes` of hardware would change it, what is odd about it, and the memory that stays free.
+pub fn in_short(
+    planned: &Planned,
+    setting: &Setting,
+    choices: &Choices,
+    changes: Option<String>,
+) -> Result<Vec<String>, Failure> {
     let Some(best) = planned.candidates.first() else { return Ok(Vec::new()) };
     let stack = &best.plan.stack;
     let binds = what_binds(&best.plan, &best.prediction, &setting.topology, choices.limits(stack))?;
@@ -142,6 +145,7 @@ pub fn in_short(planned: &Planned, setting: &Setting, choices: &Choices) -> Resu
         let sure = likelihood_of_order(best, second) * 100.0;
         lines.push(format!("second best: {}; the first is faster with a likelihood of {sure:.0} %", what_it_loses(best, second)));
     }
+    lines.extend(changes);
     let gap = planned.search.gap * 100.0;
     if !planned.search.is_cut_off {
         let better = if matches!(choices.objective, Objective::Time | Objective::TimeToLoss) { "faster" } else { "better" };
@@ -188,8 +192,8 @@ fn likelihood_of_order(first: &Candidate, second: &Candidate) -> f64 {
 const MANY_STAGES: usize = 30;
 
 /// Names what an expert would ask about: idle devices, a tensor group over several nodes, very many
-/// stages. `longer_on_all` is the share by which the best layout found that leaves no device idle
-/// takes longer.
+/// stages, stages without a layer. `longer_on_all` is the share by which the best layout found that
+/// leaves no device idle takes longer.
 fn oddities(best: &Candidate, longer_on_all: Option<f64>, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
     let topology = &setting.topology;
     let (layout, ranks) = (&best.plan.layout, best.plan.mesh()?.world_size());
@@ -236,7 +240,38 @@ fn oddities(best: &Candidate, longer_on_all: Option<f64>, setting: &Setting, cho
     if layout.pipeline > MANY_STAGES && choices.fix.pipeline.is_none() {
         said.push(format!("{} stages are many: no shorter pipeline is known to be faster", layout.pipeline));
     }
+    said.extend(stages_without_layers(&best.plan, setting, choices)?);
     Ok(said)
+}
+
+/// Names the stages that hold none of the model's layers, but only what comes before or after
+/// them, such as the embedding.
+fn stages_without_layers(plan: &Plan, setting: &Setting, choices: &Choices) -> Result<Option<String>, Failure> {
+    let Layout { pipeline, virtual_stages, schedule, .. } = plan.layout;
+    if pipeline == 1 || choices.fix.cuts.is_some() {
+        return Ok(None);
+    }
+    let graph = plan.training.graph(&setting.model.model, &setting.model.name, &GraphOptions::ONE)?;
+    let cuts = plan.layout.cuts.clone().unwrap_or_else(|| usual_cuts(&work_of_blocks(&graph), pipeline, virtual_stages));
+    let mut layers = vec![0; pipeline];
+    let mut others = vec![Vec::new(); pipeline];
+    let mut blocks = graph.blocks.iter();
+    for (chunk, count) in cuts.into_iter().enumerate() {
+        let stage = schedule.place(pipeline, virtual_stages, chunk).0;
+        for block in blocks.by_ref().take(count) {
+            if block.recomputable {
+                layers[stage] += 1;
+            } else {
+                others[stage].push(block.name.as_str());
+            }
+        }
+    }
+    let alone: Vec<String> = (0..pipeline)
+        .filter(|&stage| layers[stage] == 0)
+        .map(|stage| format!("stage {stage} has no layer, but {}", others[stage].join(" and ")))
+        .collect();
+    Ok((!alone.is_empty() && layers.iter().any(|&count| count > 0))
+        .then(|| format!("{}: no layout without such a stage is known to be faster", alone.join("; "))))
 }
 
 /// Lays a plan of the user's beside the answer.
@@ -336,31 +371,4 @@ fn in_runs(numbers: &[usize]) -> String {
     runs.map(|run| if run.len() > 1 { format!("{} x {}", run.len(), run[0]) } else { run[0].to_string() })
         .collect::<Vec<_>>()
         .join(", ")
-}
-
-/// Says which of the shown layouts would be fastest with other devices or links.
-fn what_would_change(planned: &Planned, setting: &Setting, profile: Option<&Profile>) -> Result<String, Failure> {
-    let mut text = String::from("\nwhat would change the answer, among the layouts shown:\n");
-    let oversubscription = predict::oversubscription(false);
-    for question in QUESTIONS {
-        let what_if: WhatIf = question.parse().map_err(|error| Failure::Input(format!("{error}")))?;
-        let topology = what_if.topology(&setting.topology)?;
-        let mut steps: Vec<(usize, Seconds)> = Vec::new();
-        for (index, candidate) in planned.candidates.iter().enumerate() {
-            let costs = what_if.costs(&predict::costs(profile, &setting.topology, &candidate.plan, &setting.model.model)?);
-            let program = compile_training(&setting.model.model, &setting.model.name, &candidate.plan)?;
-            let (prediction, _) = simulate(&program, &topology, &costs, oversubscription, Folding::On)?;
-            steps.push((index, prediction.step_seconds));
-        }
-        let fastest = steps.iter().min_by(|a, b| a.1.value().total_cmp(&b.1.value()));
-        if let (Some(&(index, step)), Some(&(_, first))) = (fastest, steps.first()) {
-            let verdict = if index == 0 {
-                "layout 1 stays the fastest".to_owned()
-            } else {
-                format!("layout {} would be the fastest; layout 1 would take {first}", index + 1)
-            };
-            text.push_str(&format!("  {question:<24} {verdict}: {step}\n"));
-        }
-    }
-    Ok(text)
 }

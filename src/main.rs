@@ -6,6 +6,7 @@
 mod beside;
 mod binding;
 mod calibrate;
+mod changes;
 mod check;
 mod choices;
 mod data;

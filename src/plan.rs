@@ -7,7 +7,7 @@ use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::search_progress::{ProgressFile, SearchMoment};
 use crate::sizes::Point;
 use crate::usual_stack::Trainer;
-use crate::{explain, inputs, modes, output, predict, search_report, sizes};
+use crate::{changes, explain, inputs, modes, output, predict, search_report, sizes};
 use clap::Args;
 use foretell_planner::{Candidate, Planned, Progress, Search};
 use foretell_program::{MOST_RANKS, Profile};
@@ -30,7 +30,7 @@ pub struct Arguments {
     /// Measured costs, from `foretell calibrate`
     #[arg(long, value_name = "FILE")]
     profile: Option<PathBuf>,
-    /// Number of layouts to show
+    /// Number of layouts to show; up to 10 of them differ in more than details such as buckets
     #[arg(long, default_value_t = 5, value_name = "K")]
     top: usize,
     /// Explain the answer: what was searched, what binds, what the others lose, what would change
@@ -161,7 +161,8 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     for line in modes.iter().flat_map(ModeAnswers::lines) {
         output::line(&line)?;
     }
-    for line in explain::in_short(&planned, &setting, &arguments.choices)? {
+    let changes = if arguments.explain { None } else { Some(changes::in_short(&planned, &setting, profile.as_ref())?) };
+    for line in explain::in_short(&planned, &setting, &arguments.choices, changes)? {
         output::line(&line)?;
     }
     if let (Some(compared), Some(path)) = (&compared, &arguments.compare) {
@@ -212,13 +213,13 @@ fn difference_of_jobs(loaded: &LoadedPlan, choices: &Choices, setting: &Setting)
         ("global_batch", plan.global_batch.to_string(), base.global_batch.to_string(), plan.global_batch == base.global_batch),
         ("precision", plan.precision.to_string(), base.precision.to_string(), formats.contains(&plan.precision)),
         ("optimizer", plan.optimizer.name().into(), base.optimizer.name().into(), plan.optimizer == base.optimizer),
-        ("stack", plan.stack.name().into(), base.stack.name().into(), plan.stack == base.stack),
         (
             "routing",
             plan.workload.routing.to_string(),
             base.workload.routing.to_string(),
             plan.workload.routing == base.workload.routing,
         ),
+        ("stack", plan.stack.name().into(), base.stack.name().into(), plan.stack == base.stack),
     ];
     let different = fields.into_iter().find(|(.., is_same)| !is_same);
     Ok(different.map(|(name, theirs, ours, _)| {

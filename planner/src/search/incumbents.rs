@@ -9,6 +9,9 @@ use foretell_simulator::{MemoryUse, Prediction};
 /// recompute part of the blocks.
 const SMALL_SPACE: usize = 512;
 
+/// Most layouts that somebody reads as a table. Who asks for more wants all that were simulated.
+const MOST_OF_A_TABLE: usize = 10;
+
 /// How far above the least bound another bound may be for its layout to be simulated in the same
 /// round. Simulations of the best layouts end 1 to 3 % above their bounds, so layouts further up
 /// hardly ever have to be simulated.
@@ -136,7 +139,8 @@ impl<'a> Incumbents<'a> {
     }
 
     /// Returns the places in the list of the layouts to return: the best of each kind of layout,
-    /// then the best of the rest.
+    /// then the best of those that differ from them in more than details. So there may be fewer
+    /// than were asked for, unless so many were that all are wanted.
     pub(super) fn returned(&self) -> Vec<usize> {
         let top = self.request.top.max(1);
         let mut distinct: Vec<usize> = Vec::new();
@@ -153,7 +157,13 @@ impl<'a> Incumbents<'a> {
             }
         }
         distinct.retain(|place| !places.contains(place));
-        places.extend(distinct.into_iter().take(top - places.len()));
+        for place in distinct {
+            let coarse = |place: usize| without_details(&self.list[place].plan.layout);
+            let differs = top > MOST_OF_A_TABLE || places.iter().all(|&other| coarse(other) != coarse(place));
+            if places.len() < top && differs {
+                places.push(place);
+            }
+        }
         places.sort_unstable();
         places
     }
@@ -163,12 +173,23 @@ impl<'a> Incumbents<'a> {
 /// layout recomputes does not matter.
 fn kind(layout: &Layout) -> Layout {
     let Layout { data, tensor, pipeline, context, expert, offload, .. } = *layout;
-    let recompute = match &layout.recompute {
+    let zero = if layout.zero == 3 { 3 } else { 0 };
+    Layout { data, tensor, pipeline, context, expert, zero, recompute: in_part(layout), offload, ..Layout::default() }
+}
+
+/// Returns a layout without the choices that hardly anybody compares answers by: numbers of chunks
+/// and of recomputed blocks, cuts, buckets, rank orders, algorithms of collectives.
+fn without_details(layout: &Layout) -> Layout {
+    let Layout { virtual_stages, bucket, collective, .. } = Layout::default();
+    Layout { virtual_stages, bucket, collective, cuts: None, placement: None, recompute: in_part(layout), ..layout.clone() }
+}
+
+/// Returns what a layout recomputes, with any number of blocks for some of them.
+fn in_part(layout: &Layout) -> Recompute {
+    match &layout.recompute {
         Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) => Recompute::FullLayers(0),
         other => other.clone(),
-    };
-    let zero = if layout.zero == 3 { 3 } else { 0 };
-    Layout { data, tensor, pipeline, context, expert, zero, recompute, offload, ..Layout::default() }
+    }
 }
 
 /// Returns `true` for layouts of equal value that differ only in `recompute`: then neither

@@ -8,8 +8,8 @@ use crate::space::inner_ranks;
 use foretell_program::{Axis, CollectiveAlgorithm, Layout, Recompute, usual_cuts};
 use foretell_units::Bytes;
 
-/// Most chunks of a pipeline whose blocks are moved one by one.
-const MOST_CHUNKS: usize = 64;
+/// Most chunks that give a block away. Of more, those with the most work do.
+const MOST_GIVERS: usize = 64;
 
 /// Smallest and largest bucket to try.
 const BUCKETS: std::ops::RangeInclusive<u64> = (1 << 20)..=(2 << 30);
@@ -89,25 +89,43 @@ fn buckets(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
         .collect()
 }
 
-/// Moves one block from each chunk to each neighbour, and from the chunk with the most work to the
-/// one with the least.
+/// Moves one block from each chunk to each neighbour, to the first, to the last, and to the one
+/// with the least work.
 fn cuts(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
-    let chunks = layout.pipeline * layout.virtual_stages;
     let work = &bounds.space.model.work;
-    if bounds.space.fixed.cuts.is_some() || layout.pipeline == 1 || chunks > MOST_CHUNKS || work.len() < chunks {
+    let chunks = layout.pipeline * layout.virtual_stages;
+    if bounds.space.fixed.cuts.is_some() || layout.pipeline == 1 || work.len() < chunks {
         return Vec::new();
     }
     let own = layout.cuts.clone().unwrap_or_else(|| usual_cuts(work, layout.pipeline, layout.virtual_stages));
-    let moves = (0..chunks).flat_map(|from| [(from, from.wrapping_sub(1)), (from, from + 1), (from, 0), (from, chunks - 1)]);
+    let moved = moved_blocks(&own, work);
+    moved.into_iter().map(|cuts| Layout { cuts: Some(cuts), ..layout.clone() }).collect()
+}
+
+/// Returns the cuts that differ from `own` by one block of one chunk. `work` is that of each block.
+fn moved_blocks(own: &[usize], work: &[f64]) -> Vec<Vec<usize>> {
+    let mut rest = work;
+    let work_of_chunk = own.iter().map(|&blocks| {
+        let (chunk, after) = rest.split_at(blocks);
+        rest = after;
+        chunk.iter().sum::<f64>()
+    });
+    let work_of_chunk: Vec<f64> = work_of_chunk.collect();
+    let mut givers: Vec<usize> = (0..own.len()).filter(|&chunk| own[chunk] > 1).collect();
+    givers.sort_by(|&a, &b| work_of_chunk[b].total_cmp(&work_of_chunk[a]));
+    let Some(least) = (0..own.len()).min_by(|&a, &b| work_of_chunk[a].total_cmp(&work_of_chunk[b])) else { return Vec::new() };
     let mut found: Vec<Vec<usize>> = Vec::new();
-    for (from, to) in moves.filter(|&(from, to)| from != to && to < chunks && own[from] > 1) {
-        let mut moved = own.clone();
-        (moved[from], moved[to]) = (moved[from] - 1, moved[to] + 1);
-        if !found.contains(&moved) {
-            found.push(moved);
+    for from in givers.into_iter().take(MOST_GIVERS) {
+        let takers = [from.wrapping_sub(1), from + 1, 0, own.len() - 1, least];
+        for to in takers.into_iter().filter(|&to| from != to && to < own.len()) {
+            let mut moved = own.to_vec();
+            (moved[from], moved[to]) = (moved[from] - 1, moved[to] + 1);
+            if !found.contains(&moved) {
+                found.push(moved);
+            }
         }
     }
-    found.into_iter().map(|cuts| Layout { cuts: Some(cuts), ..layout.clone() }).collect()
+    found
 }
 
 /// Recomputes fewer blocks: on all stages, on one, or on all from one on.
@@ -180,6 +198,18 @@ mod tests {
     use foretell_program::{Plan, Stack};
     use foretell_simulator::CostModel;
     use foretell_topologies::Topology;
+
+    #[test]
+    fn blocks_move_between_any_number_of_chunks() {
+        let moved = moved_blocks(&[1, 2, 1], &[1.0, 1.0, 1.0, 0.5]);
+        assert_eq!(moved, [[2, 1, 1], [1, 1, 2]]);
+        let (own, mut work) = (vec![2; 100], vec![1.0; 200]);
+        (work[140], work[7]) = (9.0, 0.1);
+        let moved = moved_blocks(&own, &work);
+        assert!(moved.iter().all(|cuts| cuts.len() == 100 && cuts.iter().sum::<usize>() == 200 && !cuts.contains(&0)));
+        assert_eq!((moved[0][70], moved[0][69]), (1, 3), "the chunk with the most work gives first");
+        assert!(moved.iter().any(|cuts| cuts[70] == 1 && cuts[3] == 3), "and also to the one with the least");
+    }
 
     #[test]
     fn no_neighbour_has_an_algorithm_that_the_stack_lacks() {

@@ -3,7 +3,7 @@
 use crate::common::{DGX, assert_every_layout_is_counted_once, cases, distinct_layouts, fixed, models, own_costs, short_gpt};
 use foretell_models::{Mlp, Model, Resnet, Stem};
 use foretell_planner::{Objective, Planned, Request, layouts, plan};
-use foretell_program::{CollectiveAlgorithm, Layout, Offload, Plan, StageProgram, compile};
+use foretell_program::{CollectiveAlgorithm, Layout, Offload, Plan, Recompute, StageProgram, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Seconds};
@@ -229,6 +229,26 @@ fn candidates_have_the_predictions_of_their_programs() {
             assert_eq!(candidate.prediction, prediction);
         }
     }
+}
+
+#[test]
+fn layouts_that_are_shown_differ_in_more_than_details() {
+    let details = |layout: &Layout| {
+        let Layout { virtual_stages, bucket, collective, .. } = Layout::default();
+        let recompute = match &layout.recompute {
+            Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) => Recompute::FullLayers(0),
+            other => other.clone(),
+        };
+        Layout { virtual_stages, bucket, collective, cuts: None, placement: None, recompute, ..layout.clone() }
+    };
+    let shown = search_resnet18(5).candidates;
+    for (place, one) in shown.iter().enumerate() {
+        for other in &shown[..place] {
+            assert_ne!(details(&one.plan.layout), details(&other.plan.layout));
+        }
+    }
+    let buckets = |top| search_resnet18(top).candidates.iter().any(|one| one.plan.layout.bucket != Layout::default().bucket);
+    assert!(buckets(200), "who asks for many gets them all");
 }
 
 #[test]

@@ -1,0 +1,113 @@
+//! Which change of hardware would change an answer of `foretell plan`.
+
+use crate::choices::Setting;
+use crate::failure::Failure;
+use crate::predict;
+use foretell_models::GraphOptions;
+use foretell_planner::Planned;
+use foretell_program::{PlanError, Profile, Program, compile_training};
+use foretell_simulator::{CostModel, Folding, WhatIf, predict as simulate};
+use foretell_units::Seconds;
+use rayon::prelude::*;
+
+/// Changes for which the shown layouts are simulated again.
+const QUESTIONS: [&str; 4] = ["inter_node.bandwidth*2", "inter_node.bandwidth/2", "intra_node.bandwidth/2", "peak*2"];
+
+/// Blocks times micro-batches of all shown layouts together up to which `plan` asks without
+/// `--explain`. It is a measure of how many instructions have to be simulated.
+const MOST_PASSES: usize = 10_000;
+
+/// One line for the short answer. Where the layouts are too large to be simulated again within
+/// moments, it says who answers.
+pub fn in_short(planned: &Planned, setting: &Setting, profile: Option<&Profile>) -> Result<String, Failure> {
+    let graph = setting.base.training.graph(&setting.model.model, &setting.model.name, &GraphOptions::ONE)?;
+    let micro_batches = planned.candidates.iter().map(|candidate| candidate.plan.micro_batches());
+    let passes = micro_batches.sum::<Result<usize, PlanError>>()?.saturating_mul(graph.blocks.len());
+    if passes > MOST_PASSES {
+        return Ok("what would change the answer: `--explain` simulates the layouts shown on other hardware".into());
+    }
+    Changes::new(planned, setting, profile)?.in_short()
+}
+
+/// The shown layouts, ready to be simulated on changed hardware.
+pub struct Changes<'a> {
+    setting: &'a Setting,
+    programs: Vec<(Program, CostModel)>,
+}
+
+/// The shown layouts after one change.
+struct Verdict {
+    question: &'static str,
+    /// The place of the fastest layout.
+    fastest: usize,
+    /// Its step.
+    step: Seconds,
+    /// The step of the first layout.
+    of_first: Seconds,
+}
+
+impl<'a> Changes<'a> {
+    /// Compiles the layouts of an answer.
+    pub fn new(planned: &Planned, setting: &'a Setting, profile: Option<&Profile>) -> Result<Self, Failure> {
+        let model = &setting.model;
+        let compiled = planned.candidates.par_iter().map(|candidate| {
+            let costs = predict::costs(profile, &setting.topology, &candidate.plan, &model.model)?;
+            Ok((compile_training(&model.model, &model.name, &candidate.plan)?, costs))
+        });
+        Ok(Self { setting, programs: compiled.collect::<Result<_, Failure>>()? })
+    }
+
+    /// One line for the short answer.
+    fn in_short(&self) -> Result<String, Failure> {
+        let verdicts = self.verdicts()?;
+        let changed: Vec<String> = verdicts
+            .iter()
+            .filter(|verdict| verdict.fastest > 0)
+            .map(|verdict| {
+                let Verdict { question, fastest, step, of_first } = verdict;
+                format!("with {question} layout {} takes {step}, and layout 1 {of_first}", fastest + 1)
+            })
+            .collect();
+        let asked: Vec<&str> = verdicts.iter().map(|verdict| verdict.question).collect();
+        Ok(if changed.is_empty() {
+            format!("what would change the answer: none of {}, among the layouts shown", asked.join(", "))
+        } else {
+            format!("what would change the answer: {}", changed.join("; "))
+        })
+    }
+
+    /// A line for each question.
+    pub fn in_full(&self) -> Result<String, Failure> {
+        let mut text = String::from("\nwhat would change the answer, among the layouts shown:\n");
+        for Verdict { question, fastest, step, of_first } in self.verdicts()? {
+            let verdict = if fastest == 0 {
+                "layout 1 stays the fastest".to_owned()
+            } else {
+                format!("layout {} would be the fastest; layout 1 would take {of_first}", fastest + 1)
+            };
+            text.push_str(&format!("  {question:<24} {verdict}: {step}\n"));
+        }
+        Ok(text)
+    }
+
+    fn verdicts(&self) -> Result<Vec<Verdict>, Failure> {
+        // Between nodes there is nothing to change on one node.
+        let is_asked = |question: &&&str| self.setting.topology.node_count() > 1 || !question.starts_with("inter_node");
+        let verdicts = QUESTIONS.iter().filter(is_asked).map(|question| self.verdict(question));
+        verdicts.filter_map(Result::transpose).collect()
+    }
+
+    /// `None` if no layout is shown.
+    fn verdict(&self, question: &'static str) -> Result<Option<Verdict>, Failure> {
+        let what_if: WhatIf = question.parse().map_err(|error| Failure::Input(format!("{error}")))?;
+        let topology = what_if.topology(&self.setting.topology)?;
+        let oversubscription = predict::oversubscription(false);
+        let steps = self.programs.par_iter().map(|(program, costs)| {
+            let (prediction, _) = simulate(program, &topology, &what_if.costs(costs), oversubscription, Folding::On)?;
+            Ok(prediction.step_seconds)
+        });
+        let steps: Vec<Seconds> = steps.collect::<Result<_, Failure>>()?;
+        let fastest = steps.iter().enumerate().min_by(|a, b| a.1.value().total_cmp(&b.1.value()));
+        Ok(fastest.map(|(place, step)| Verdict { question, fastest: place, step: *step, of_first: steps[0] }))
+    }
+}
