@@ -297,8 +297,8 @@ impl CostModel {
         Some(roofline::divided_time(kernel, accumulate, precision, &costs.kind) / costs.speed.max(1.0))
     }
 
-    /// Returns the rows of the fullest rank over its slots in the Program, if so many ranks have all
-    /// experts together. 1 if routing is balanced.
+    /// Returns the rows of the fullest rank over its slots in the Program, if so many ranks have
+    /// all experts together. 1 if routing is balanced.
     pub fn rows_over_slots(&self, ranks: usize) -> f64 {
         let of_kinds = (0..self.kind_count()).filter_map(|kind| self.profiled_gpu(kind));
         of_kinds.map(|gpu| gpu.rows_over_slots_of(ranks)).fold(1.0, f64::max)
