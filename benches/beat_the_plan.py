@@ -297,8 +297,11 @@ def beat(foretell, rng, folder, title, two_kinds):
         listed = next((one["values"] for one in search["space"] if one["name"] == "schedule"), "")
         schedules = [name for name in SCHEDULES if name in listed.split(", ")] or SCHEDULES
 
+        held = [one["name"] for one in search["space"] if one["values"] == "fixed"]
+
         def changed(layout):
-            return change(rng, layout, world, plan["global_batch"], blocks, schedules)
+            other = change(rng, layout, world, plan["global_batch"], blocks, schedules)
+            return other if all(other.get(name) == layout.get(name) for name in held) else layout
 
         others = len(starts) - 1
         moves = [MOVES // 2 if others else MOVES] + [MOVES // 2 // max(1, others)] * others

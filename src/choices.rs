@@ -69,11 +69,11 @@ pub struct Choices {
     /// [default: megatron-core for transformers and ddp for others on a cluster of one kind of GPU;
     /// else foretell]
     #[arg(long, value_name = "NAME")]
+    pub stack: Option<String>,
     /// How evenly tokens choose experts: balanced, lognormal:SIGMA, zipf:S, or a file of measured
     /// loads (one number an expert, or such a list a layer) [default: balanced]
     #[arg(long, value_name = "balanced|lognormal:SIGMA|zipf:S|FILE")]
     pub routing: Option<String>,
-    pub stack: Option<String>,
     /// Learning rate [default: 0.05 for sgd, 0.001 for adam and adamw]
     #[arg(long, value_name = "RATE")]
     pub learning_rate: Option<f32>,
@@ -187,11 +187,11 @@ impl Choices {
         });
         let defaults = &inputs::stack(stack)?.defaults;
         (base.stack, base.overlap, base.layout.bucket) = (Stack::new(stack), defaults.overlap, defaults.bucket);
+        base.training.learning_rate = self.learning_rate;
         if let Some(routing) = &self.routing {
             base.workload.routing = inputs::routing(routing)?;
             base.validate_routing(model.model.experts()).map_err(|error| Failure::Input(error.to_string()))?;
         }
-        base.training.learning_rate = self.learning_rate;
         Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
     }
 

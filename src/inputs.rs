@@ -107,10 +107,6 @@ fn read_bytes(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
     Ok(bytes)
 }
 
-/// Parses YAML (or JSON, a subset of it). An error names line and column.
-pub fn parse_yaml<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, Failure> {
-    let options = serde_saphyr::options! { with_snippet: false };
-    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
 /// Reads what `--routing` says: a law, or a file of measured loads.
 pub fn routing(text: &str) -> Result<Routing, Failure> {
     let path = Path::new(text);
@@ -120,6 +116,10 @@ pub fn routing(text: &str) -> Result<Routing, Failure> {
     }
 }
 
+/// Parses YAML (or JSON, a subset of it). An error names line and column.
+pub fn parse_yaml<T: DeserializeOwned>(text: &str, path: &Path) -> Result<T, Failure> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let place = error.location().map_or(String::new(), |place| format!(":{}:{}", place.line(), place.column()));
         // The library appends the place in its own words, which `place` replaces.
         let message = error.to_string();

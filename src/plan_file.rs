@@ -185,7 +185,6 @@ impl LoadedPlan {
         self.plan.validate().map_err(|error| Failure::in_file(recipe, &error))
     }
 
-    /// Refuses a plan in a mode whose steps differ, for what is about one kind of step.
     /// Replaces the plan's routing of tokens to experts by what `--routing` says.
     pub fn replace_routing(&mut self, routing: &str) -> Result<(), Failure> {
         self.file.workload.routing = inputs::routing(routing)?;
@@ -193,6 +192,7 @@ impl LoadedPlan {
         self.plan.validate_routing(self.model.model.experts()).map_err(|error| Failure::in_file(&self.path, &error))
     }
 
+    /// Refuses a plan in a mode whose steps differ, for what is about one kind of step.
     pub fn require_equal_steps(&self, what: &str) -> Result<(), Failure> {
         if self.plan.mode.is_synchronous() {
             return Ok(());
