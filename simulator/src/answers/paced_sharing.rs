@@ -18,8 +18,9 @@ use std::collections::{BTreeMap, VecDeque};
 /// A relative difference below which times are equal.
 const ROUNDING: f64 = 1e-9;
 
-/// A queue whose flows need less than this share of its link has space for one more.
-const FULL: f64 = 1.0 - ROUNDING;
+/// The share of what a flow needs that a link must have left for it to begin beside others. A
+/// measured flow may need a little less than the link has, and the rest is no place for another.
+const LEAST: f64 = 0.5;
 
 /// The links and processors, and what uses them.
 pub(super) struct Sharing<'a> {
@@ -142,7 +143,9 @@ impl<'a> Sharing<'a> {
             let Some(queue) = self.queues.get_mut(&link) else { return };
             let on_link = |id: &ActivityId| self.running[*id as usize].user.activity.demand_of(link);
             let used: f64 = queue.in_service.iter().map(on_link).sum();
-            if used >= self.capacities[link as usize] * FULL {
+            let Some((first, _)) = queue.waiting.front() else { return };
+            let free = self.capacities[link as usize] - used;
+            if !queue.in_service.is_empty() && free < first.activity.demand_of(link) * LEAST {
                 return;
             }
             let Some((user, left)) = queue.waiting.pop_front() else { return };
@@ -194,8 +197,12 @@ mod tests {
 
     /// Ends of transfers of `seconds` each over one link, which begin at these times.
     fn ends(begins: &[f64], seconds: f64, window: f64) -> Vec<f64> {
+        ends_of(begins, 1.0, seconds, window)
+    }
+
+    fn ends_of(begins: &[f64], demand: f64, seconds: f64, window: f64) -> Vec<f64> {
         let queue = Some(QueuePlace { link: 0, window });
-        let flow = Activity { demands: vec![(0, 1.0)], queue, is_flow: true, ..Activity::alone(seconds) };
+        let flow = Activity { demands: vec![(0, demand)], queue, is_flow: true, ..Activity::alone(seconds) };
         let mut sharing = Sharing::new(&[1.0]);
         let (mut found, mut next) = (vec![0.0; begins.len()], 0);
         let mut open: Vec<TurnEnd> = Vec::new();
@@ -231,6 +238,15 @@ mod tests {
             assert!((ends[0] - measured).abs() < 0.007, "{offset}: {} instead of {measured}", ends[0]);
             assert!((ends[1] - 0.224).abs() < 1e-6, "{offset}: {}", ends[1]);
         }
+    }
+
+    #[test]
+    fn a_little_of_a_link_that_is_left_over_is_not_shared() {
+        // The link has 0.3 % more than one needs, or as much as two.
+        let nearly_all = ends_of(&[0.0, 0.04], 0.997, 0.112, 0.0335);
+        assert!((nearly_all[0] - 0.179).abs() < 1e-3 && (nearly_all[1] - 0.224).abs() < 1e-3, "{nearly_all:?}");
+        let half = ends_of(&[0.0, 0.04], 0.5, 0.112, 0.0335);
+        assert!((half[0] - 0.112).abs() < 1e-6 && (half[1] - 0.152).abs() < 1e-6, "{half:?}");
     }
 
     #[test]
