@@ -271,7 +271,7 @@ fn links_are_busy_for_what_crosses_them_and_servers_for_their_work() {
     let parameters = 4.0 * (784 * 512 + 512 * 512 + 512 * 10 + 512 + 512 + 10) as f64;
     let of_uplink = |document: &Value| {
         let links = document["load"]["links"].as_array().expect("a list");
-        let link = links.iter().find(|one| one["link"] == "leaf-1/up").unwrap_or_else(|| panic!("no uplink: {document}"));
+        let link = links.iter().find(|one| one["link"] == "leaf-1/up").expect("the uplink has load");
         number(link, "/busy") * number(document, "/step_seconds") * 25e6 / parameters
     };
     // Two of three workers are in the other rack than the server. In a ring of four, three quarters
