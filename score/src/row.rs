@@ -37,8 +37,8 @@ pub struct Row {
     pub notes: String,
     /// Cells that were replaced because they are unclear, one sentence each.
     pub unclear: Vec<String>,
-    /// Why the measurement is unclear: other rows of the source contradict it. The row has no part in
-    /// a fit.
+    /// Why the measurement is unclear: other rows of the source contradict it. The row has no part
+    /// in a fit.
     pub doubt: Option<String>,
     /// All non-empty cells by column name.
     pub(crate) cells: BTreeMap<String, String>,

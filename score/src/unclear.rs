@@ -1,5 +1,5 @@
-//! Unclear rows of the published table: `tests/published/unclear.yaml` lists cells with the value to
-//! read in their place, and rows whose measurement others contradict, each with the reason.
+//! Unclear rows of the published table: `data/unclear.yaml` lists cells with the value to read in
+//! their place, and rows whose measurement others contradict, each with the reason.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;

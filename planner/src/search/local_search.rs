@@ -2,7 +2,7 @@
 //! that are as good.
 
 use super::incumbents::Incumbent;
-use super::neighbours::{neighbours, simpler};
+use super::neighbours::{buckets, neighbours, simpler};
 use super::queue::{LayoutIndex, NEIGHBOURS, QueuedLayout};
 use super::records::Known;
 use super::searcher::Searcher;
@@ -21,6 +21,12 @@ const SIMULATED: usize = 12;
 /// Neighbours that are simulated at once. Between two such groups the search may be stopped.
 const AT_ONCE: usize = 4;
 
+/// Layouts of other kinds whose buckets are tried.
+const RUNNERS_UP: usize = 2;
+
+/// How much worse than the best they may be: what other buckets hardly ever gain.
+const CLOSE: f64 = 0.1;
+
 /// Share of the value by which a neighbour must be better. Less is not worth the odd choice.
 const LEAST_GAIN: f64 = 1e-3;
 
@@ -35,6 +41,11 @@ impl Searcher<'_> {
     pub(super) fn improve_locally(&mut self) -> Result<(), PlannerError> {
         if !self.request.searches_locally || self.is_over() {
             return Ok(());
+        }
+        for layout in self.runners_up() {
+            let Some((value, _)) = self.best() else { break };
+            let close = buckets(&self.bounds, &layout);
+            self.simulate_close(close, &layout, value * (1.0 - LEAST_GAIN), 0.0)?;
         }
         for _ in 0..ROUNDS {
             let Some((value, layout)) = self.best() else { break };
@@ -58,6 +69,16 @@ impl Searcher<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Layouts of other kinds that may be the best with other buckets. None in large spaces, where
+    /// each simulation takes long.
+    fn runners_up(&self) -> Vec<Layout> {
+        let Some((best, _)) = self.best() else { return Vec::new() };
+        let places = if self.incumbents.is_small_space() { self.incumbents.returned() } else { Vec::new() };
+        let others = places.into_iter().skip(1).map(|place| &self.incumbents.list[place]);
+        let close = others.filter(|other| other.value <= best * (1.0 + CLOSE));
+        close.take(RUNNERS_UP).map(|other| other.plan.layout.clone()).collect()
     }
 
     fn best(&self) -> Option<(f64, Layout)> {

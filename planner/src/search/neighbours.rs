@@ -75,9 +75,9 @@ pub(super) fn simpler(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     found
 }
 
-fn buckets(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
-    let ranks: usize = layout.stages.iter().flatten().map(|stage| stage.data).fold(layout.data * layout.expert, usize::max);
-    if bounds.space.fixed.bucket.is_some() || ranks == 1 {
+/// Returns the layouts with other buckets. Even one rank updates its parameters bucket by bucket.
+pub(super) fn buckets(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
+    if bounds.space.fixed.bucket.is_some() {
         return Vec::new();
     }
     let own = layout.bucket.count();

@@ -129,7 +129,8 @@ fn add_unfitted(stacks: &mut BTreeMap<String, Values>, factors: &BTreeMap<(Owner
         let Ok(stack) = profiles.stack(name) else { continue };
         let fitted: BTreeSet<String> = stacks.get(name).into_iter().flatten().map(|(value, _)| value.clone()).collect();
         let is_open = |value: &&String| {
-            // These are fitted on some kinds of runs but act on all, and the stack's rows saw the prior.
+            // These are fitted on some kinds of runs but act on all, and the stack's rows saw the
+            // prior.
             let acts_on_rows = !fitted.is_empty() && ["traffic:norm", "launches:exchange"].contains(&value.as_str());
             // An arena is planned to the byte.
             let is_planned = stack.memory.is_arena && value.starts_with("memory_");
