@@ -225,8 +225,9 @@ fn oddities(best: &Candidate, longer_on_all: Option<f64>, setting: &Setting, cho
             None => "no layout on all devices is known to fit".into(),
         };
         said.push(format!(
-            "{} devices stay idle ({}), {share:.1} % of the arithmetic: {worth}",
+            "{} {} idle ({}), {share:.1} % of the arithmetic: {worth}",
             devices - ranks,
+            if devices - ranks == 1 { "device stays" } else { "devices stay" },
             idle.join(", ")
         ));
     }

@@ -8,6 +8,8 @@
 mod links;
 mod profile;
 
+pub(crate) use profile::kernel_seconds;
+
 use crate::space::{Family, Request, most_shards};
 use foretell_models::Graph;
 use foretell_program::{Layout, Recompute, usual_cuts, work_of_blocks};

@@ -22,6 +22,7 @@ mod refusal;
 mod results;
 mod searcher;
 mod simulation;
+mod timed_cuts;
 mod too_large;
 
 pub use answer::{Candidate, Planned, Search};

@@ -166,6 +166,13 @@ fn is_of_experts(kind: OperatorKind) -> bool {
     matches!(kind, ExpertMatmul | ExpertMatmulInputGradient | ExpertMatmulWeightGradient)
 }
 
+/// Returns the seconds that a kernel takes on the slowest kind of device.
+pub(crate) fn kernel_seconds(request: &Request<'_>, kernel: &Kernel) -> f64 {
+    let kinds = 0..request.topology.device_kinds().len();
+    let time = |kind| request.costs.kernel_time(kernel, false, request.base.precision, kind).median;
+    kinds.map(time).reduce(Seconds::max).map_or(0.0, Seconds::value)
+}
+
 /// Seconds of the kernels of a graph.
 #[derive(Clone, Copy, Debug, Default)]
 struct KernelTimes {
@@ -182,11 +189,7 @@ impl KernelTimes {
         let both = differentiate(graph, 1, |name| request.base.training.is_frozen(name));
         let mut time_of = |operator: &Operator| {
             let kernel = operator.kernel(&operator.extents());
-            *known.entry(kernel).or_insert_with(|| {
-                let kinds = 0..request.topology.device_kinds().len();
-                let time = |kind| request.costs.kernel_time(&kernel, false, request.base.precision, kind).median;
-                kinds.map(time).reduce(Seconds::max).map_or(0.0, Seconds::value)
-            })
+            *known.entry(kernel).or_insert_with(|| kernel_seconds(request, &kernel))
         };
         for operator in &both.operators {
             let time = time_of(operator);

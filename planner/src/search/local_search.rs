@@ -114,12 +114,15 @@ impl Searcher<'_> {
             .filter_map(|layout| Some((self.value_of_bound(&layout)?, layout)));
         let mut bounded: Vec<(f64, Layout)> = bounded.collect();
         // The best bucket size depends on how much of the last reduction is exposed, which bounds
-        // barely see. So all sizes are tried.
+        // barely see. So all sizes are tried. Nor do they see by much the same what a pipeline of
+        // another length loses.
         let has_other_bucket = |other: &Layout| Layout { bucket: layout.bucket, ..other.clone() } == *layout;
+        let is_always_tried =
+            |other: &Layout| has_other_bucket(other) || other.pipeline != layout.pipeline && other.cuts.is_some();
         let limit = own * (1.0 + margin) * (1.0 + LEAST_GAIN);
-        bounded.retain(|(bound, other)| *bound <= if has_other_bucket(other) { to_beat } else { limit.min(to_beat) });
+        bounded.retain(|(bound, other)| *bound <= if is_always_tried(other) { to_beat } else { limit.min(to_beat) });
         if margin == 0.0 {
-            bounded.sort_by(|a, b| has_other_bucket(&b.1).cmp(&has_other_bucket(&a.1)).then(a.0.total_cmp(&b.0)));
+            bounded.sort_by(|a, b| is_always_tried(&b.1).cmp(&is_always_tried(&a.1)).then(a.0.total_cmp(&b.0)));
         }
         bounded.truncate(SIMULATED);
         let mut found = Vec::new();

@@ -3,6 +3,7 @@
 //! They cover what a plan file can say and the space does not list: other bucket sizes, cuts block
 //! by block, recomputation by stage, rank orders and shard groups.
 
+use super::timed_cuts::pipelines_cut_by_time;
 use crate::bounds::Bounds;
 use crate::space::inner_ranks;
 use foretell_program::{Axis, CollectiveAlgorithm, Layout, Recompute, usual_cuts};
@@ -22,6 +23,7 @@ const RANK_ORDERS: [&[Axis]; 2] =
 pub(super) fn neighbours(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
     let mut found = Vec::new();
     found.extend(buckets(bounds, layout));
+    found.extend(pipelines_cut_by_time(bounds, layout));
     found.extend(cuts(bounds, layout));
     found.extend(recomputations(bounds, layout));
     found.extend(shard_groups(bounds, layout));

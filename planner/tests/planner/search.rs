@@ -1,7 +1,7 @@
 //! Searches find what brute force finds, on any number of threads, and predict what they return.
 
 use crate::common::{DGX, assert_every_layout_is_counted_once, cases, distinct_layouts, fixed, models, own_costs, short_gpt};
-use foretell_models::{Mlp, Model, Resnet, Stem};
+use foretell_models::{LstmSeq2seq, Mlp, Model, Resnet, Stem};
 use foretell_planner::{Objective, Planned, Request, layouts, plan};
 use foretell_program::{CollectiveAlgorithm, Layout, Offload, Plan, Recompute, StageProgram, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
@@ -39,7 +39,7 @@ fn brute_force(request: &Request<'_>) -> Option<Seconds> {
 }
 
 proptest! {
-    #![proptest_config(cases(10))]
+    #![proptest_config(cases(5))]
 
     #[test]
     fn a_search_finds_what_brute_force_finds(
@@ -229,6 +229,33 @@ fn candidates_have_the_predictions_of_their_programs() {
             assert_eq!(candidate.prediction, prediction);
         }
     }
+}
+
+/// The classifier of a recurrent model is one large product, and its layers are many small kernels.
+/// Cuts by arithmetic give the classifier two thirds of the devices.
+#[test]
+fn pipelines_of_recurrent_models_are_cut_by_time() {
+    let sizes = LstmSeq2seq {
+        layers: 8,
+        hidden: 1024,
+        embedding: None,
+        source_vocab: 32_000,
+        target_vocab: 32_000,
+        source_sequence: 32,
+        target_sequence: 32,
+    };
+    let (model, costs) = (Model::LstmSeq2seq(sizes), own_costs(&DGX, DataType::Bf16));
+    let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 24) };
+    let request = Request { devices: 6, searches_locally: true, ..Request::new(&model, "model", &DGX, &costs, &base) };
+    let by_hand = |cuts: &str| {
+        let cuts = format!("data=1,tensor=1,pipeline=6,schedule=zb-h1,micro_batch=24,{cuts}");
+        let fixed = Request { fixed: fixed(&cuts), searches_locally: false, ..request.clone() };
+        plan(&fixed).expect("it fits").search.best_seconds
+    };
+    let (by_time, usual) = (by_hand("cuts=4+2+3+3+4+3"), by_hand("zero=0"));
+    assert!(by_time < usual, "{by_time} {usual}");
+    let found = plan(&request).expect("it fits").search.best_seconds;
+    assert!(found <= by_time * 1.05, "{found} {by_time}");
 }
 
 #[test]

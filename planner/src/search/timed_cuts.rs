@@ -1,0 +1,75 @@
+//! Pipelines whose cuts even out the time of the stages instead of their arithmetic.
+//!
+//! Where blocks differ in kind, arithmetic misleads: the steps of a recurrent layer are many small
+//! kernels, and a classifier is one large product.
+
+use crate::bounds::Bounds;
+use crate::estimate::kernel_seconds;
+use crate::space::{Request, StackLimits, inner_ranks, world_size};
+use foretell_models::{GraphOptions, Kernel, differentiate};
+use foretell_program::{Layout, Schedule, usual_cuts};
+use std::collections::HashMap;
+
+/// Most stages of a pipeline that is tried instead.
+const MOST_STAGES: usize = 16;
+
+/// Returns pipelines of other lengths, and of the same, with cuts by time, where these differ from
+/// cuts by arithmetic. Fixed fields stay.
+pub(super) fn pipelines_cut_by_time(bounds: &Bounds<'_>, layout: &Layout) -> Vec<Layout> {
+    let (space, fixed) = (&bounds.space, &bounds.space.fixed);
+    let is_open = fixed.cuts.is_none() && layout.stages.is_none() && layout.shares.is_none() && layout.stage_places.is_none();
+    if !is_open {
+        return Vec::new();
+    }
+    let Some(times) = block_times(bounds.request, layout.micro_batch) else { return Vec::new() };
+    let (ranks, inner) = (world_size(layout), inner_ranks(layout));
+    let may_change = fixed.pipeline.is_none() && fixed.virtual_stages.is_none() && fixed.schedule.is_none();
+    let lengths = (2..=times.len().min(MOST_STAGES)).filter(|&stages| stages == layout.pipeline || may_change);
+    let mut found = Vec::new();
+    for stages in lengths {
+        let keeps_chunks = stages == layout.pipeline && layout.virtual_stages > 1;
+        if keeps_chunks {
+            // Chunks of a stage even out by themselves.
+            continue;
+        }
+        let beside = layout.data * stages * inner <= space.devices.count;
+        let data = match (beside, fixed.data) {
+            (true, _) => layout.data,
+            (false, None) if ranks.is_multiple_of(stages * inner) => ranks / (stages * inner),
+            _ => continue,
+        };
+        let cuts = usual_cuts(&times, stages, 1);
+        if cuts == usual_cuts(&space.model.work, stages, 1) {
+            continue;
+        }
+        let schedules: &[Schedule] = match layout.schedule {
+            ref own if layout.pipeline > 1 && layout.virtual_stages == 1 => std::slice::from_ref(own),
+            _ if StackLimits::of(&bounds.request.base.stack).is_some() => &[Schedule::OneForwardOneBackward],
+            _ => &[Schedule::OneForwardOneBackward, Schedule::ZeroBubbleH1],
+        };
+        // As many samples at once, or as many micro-batches.
+        let mut sizes = vec![layout.micro_batch];
+        if fixed.micro_batch.is_none() && data != layout.data {
+            sizes.push(layout.micro_batch * layout.data / data);
+        }
+        for (&schedule, &micro_batch) in schedules.iter().flat_map(|schedule| sizes.iter().map(move |size| (schedule, size))) {
+            let cut = Layout { pipeline: stages, data, schedule, micro_batch, cuts: Some(cuts.clone()), ..layout.clone() };
+            found.push(Layout { virtual_stages: 1, placement: None, ..cut });
+        }
+    }
+    found
+}
+
+/// Returns the forward and backward time of each block over so many samples, in seconds. `None` if
+/// the model has no such batch.
+fn block_times(request: &Request<'_>, samples: usize) -> Option<Vec<f64>> {
+    let options = GraphOptions { batch: samples, ..GraphOptions::ONE };
+    let graph = request.base.training.graph(request.model, request.name, &options).ok()?;
+    let mut known: HashMap<Kernel, f64> = HashMap::new();
+    let mut times = vec![0.0; graph.blocks.len()];
+    for operator in &differentiate(&graph, 1, |name| request.base.training.is_frozen(name)).operators {
+        let kernel = operator.kernel(&operator.extents());
+        times[operator.block] += *known.entry(kernel).or_insert_with(|| kernel_seconds(request, &kernel));
+    }
+    Some(times)
+}
