@@ -47,7 +47,10 @@ pub fn explanation(
     for (index, candidate) in planned.candidates.iter().enumerate().skip(1) {
         text.push_str(&format!("\nlayout {}: {}\n", index + 1, what_it_loses(best, candidate)));
     }
-    text.push_str(&Changes::new(planned, setting, profile)?.in_full()?);
+    // Other objectives do not choose by time.
+    if matches!(choices.objective, Objective::Time | Objective::TimeToLoss) {
+        text.push_str(&Changes::new(planned, setting, profile)?.in_full()?);
+    }
     Ok(text)
 }
 

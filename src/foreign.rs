@@ -92,6 +92,11 @@ fn recognise(text: &str) -> Option<Kind> {
     if text.starts_with('<') && text.contains("<system") {
         return Some(NCCL);
     }
+    let keys = of_keys(|key| text.lines().any(|line| line.strip_prefix(key).is_some_and(|rest| rest.starts_with(':'))));
+    if keys.is_some_and(|(.., own)| own.is_some()) {
+        // One of our own files, whatever its comments name.
+        return keys;
+    }
     let has = |part: &str| text.contains(part);
     let is_section = |line: &str| {
         let name = line.strip_prefix('[').and_then(|line| line.trim_end().strip_suffix(']')).unwrap_or_default();
@@ -115,7 +120,7 @@ fn recognise(text: &str) -> Option<Kind> {
     if text.lines().any(is_section) {
         return Some(TORCHTITAN);
     }
-    of_keys(|key| text.lines().any(|line| line.strip_prefix(key).is_some_and(|rest| rest.starts_with(':'))))
+    keys
 }
 
 fn of_object(object: &Map<String, Value>) -> Option<Kind> {

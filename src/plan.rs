@@ -1,6 +1,6 @@
 //! `foretell plan`: searches the fastest layouts of a model on a topology.
 
-use crate::choices::{Choices, Setting};
+use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
 use crate::modes::{ModeAnswers, ModeChoice, ModesAnswer};
 use crate::plan_file::{LoadedPlan, PlanFile};
@@ -161,7 +161,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     for line in modes.iter().flat_map(ModeAnswers::lines) {
         output::line(&line)?;
     }
-    let changes = if arguments.explain { None } else { Some(changes::in_short(&planned, &setting, profile.as_ref())?) };
+    // Other objectives do not choose by time, and a search that was cut off has no time left.
+    let asks_for_time = matches!(arguments.choices.objective, Objective::Time) && !planned.search.is_cut_off;
+    let changes = (asks_for_time && !arguments.explain).then(|| changes::in_short(&planned, &setting, profile.as_ref()));
+    let changes = changes.transpose()?;
     for line in explain::in_short(&planned, &setting, &arguments.choices, changes)? {
         output::line(&line)?;
     }

@@ -72,7 +72,7 @@ impl StageMemory {
     pub fn of_workload(list: &StageProgram, precision: DataType, workload: &Workload) -> Self {
         let rows = workload.routing.is_some().then(|| ExpertRows::of(list));
         let of_experts = |buffer| rows.as_ref().and_then(|rows| rows.in_buffer(buffer));
-        let rows_over_slots = |buffer| of_experts(buffer).map_or(1.0, |experts| workload.rows_over_slots(experts));
+        let rows_over_slots = |buffer| of_experts(buffer).map_or(1.0, |experts| workload.most_rows_over_slots(experts));
         let mut memory = Self {
             parameters: 0.0,
             frozen: frozen_share(list),

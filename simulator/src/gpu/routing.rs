@@ -17,11 +17,20 @@ use std::sync::Arc;
 pub struct RoutingSkew {
     /// Experts of a mixture.
     experts: usize,
-    /// Slots of an expert over the tokens that it receives if routing is balanced.
-    slots: f64,
-    /// For each number of experts that ranks may have, in ascending order: tokens of the fullest
-    /// rank over the mean.
-    fullest: Arc<[(usize, f64)]>,
+    /// For each number of experts that ranks may have, in ascending order: the fullest rank.
+    fullest: Arc<[(usize, Fullest)]>,
+}
+
+/// The fullest rank of experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Fullest {
+    /// Its tokens over the mean of all ranks, in the mean over layers.
+    tokens: f64,
+    /// Its rows over its slots, in the mean over layers: at least 1 in each, since slots that stay
+    /// empty count as before.
+    rows: f64,
+    /// The same in the layer of the measured ones where it is largest; of a law, the mean.
+    most_rows: f64,
 }
 
 impl RoutingSkew {
@@ -44,24 +53,35 @@ impl RoutingSkew {
             }
             Routing::Measured(_) => return None,
         };
-        let on_rank = (1..=experts).filter(|&on_rank| experts.is_multiple_of(on_rank));
-        let fullest = on_rank.map(|on_rank| (on_rank, mean_of_fullest(&layers, on_rank))).collect();
         let balanced = decoder.sequence as f64 * mixtures.top_k as f64 / experts as f64;
-        Some(Self { experts, slots: mixtures.slots(decoder.sequence) as f64 / balanced, fullest })
+        let slots = mixtures.slots(decoder.sequence) as f64 / balanced;
+        let is_measured = matches!(routing, Routing::Measured(_));
+        let on_rank = (1..=experts).filter(|&on_rank| experts.is_multiple_of(on_rank));
+        let fullest = on_rank.map(|on_rank| (on_rank, Fullest::of(&layers, on_rank, slots, is_measured))).collect();
+        Some(Self { experts, fullest })
     }
 
     /// Returns the tokens that the fullest rank receives over the mean of all ranks, if each has so
     /// many experts. At least 1.
     pub fn fullest(&self, experts: usize) -> f64 {
-        // Only numbers that divide all experts occur. Fewer experts on a rank are no less skewed.
-        let place = self.fullest.partition_point(|&(on_rank, _)| on_rank <= experts.max(1));
-        self.fullest.get(place.saturating_sub(1)).map_or(1.0, |&(_, fullest)| fullest)
+        self.of_rank(experts).map_or(1.0, |fullest| fullest.tokens)
     }
 
-    /// Returns the rows of the fullest rank over the slots that the Program has for them. At least
-    /// 1: slots that stay empty count as before.
+    /// Returns the rows of the fullest rank over the slots that the Program has for them, in the
+    /// mean over layers. At least 1: slots that stay empty count as before.
     pub fn over_slots(&self, experts: usize) -> f64 {
-        (self.fullest(experts) / self.slots).max(1.0)
+        self.of_rank(experts).map_or(1.0, |fullest| fullest.rows)
+    }
+
+    /// Returns the same in the measured layer that has the most. Of a law it is the mean.
+    pub fn most_over_slots(&self, experts: usize) -> f64 {
+        self.of_rank(experts).map_or(1.0, |fullest| fullest.most_rows)
+    }
+
+    fn of_rank(&self, experts: usize) -> Option<Fullest> {
+        // Only numbers that divide all experts occur. Fewer experts on a rank are no less skewed.
+        let place = self.fullest.partition_point(|&(on_rank, _)| on_rank <= experts.max(1));
+        self.fullest.get(place.saturating_sub(1)).map(|&(_, fullest)| fullest)
     }
 
     /// Returns the experts on each of so many ranks.
@@ -120,15 +140,21 @@ fn layers(experts: usize) -> u64 {
     (65_536 / experts.max(1)).clamp(64, 1024) as u64
 }
 
-/// Returns the mean over layers of the largest load of a rank over the mean load of all ranks.
-fn mean_of_fullest(layers: &[Vec<f64>], on_rank: usize) -> f64 {
-    let of_layer = |loads: &Vec<f64>| {
-        let of_ranks = loads.chunks(on_rank).map(|loads| loads.iter().sum::<f64>());
-        of_ranks.fold(0.0, f64::max) * (loads.len() as f64 / on_rank as f64)
-    };
-    let mean = layers.iter().map(of_layer).sum::<f64>() / layers.len().max(1) as f64;
-    // Rounding in sums is no skew.
-    ((mean * 1e9).round() / 1e9).max(1.0)
+impl Fullest {
+    /// Returns the fullest rank over some layers, if each rank has so many experts.
+    fn of(layers: &[Vec<f64>], on_rank: usize, slots: f64, is_measured: bool) -> Self {
+        let of_layer = |loads: &Vec<f64>| {
+            let of_ranks = loads.chunks(on_rank).map(|loads| loads.iter().sum::<f64>());
+            of_ranks.fold(0.0, f64::max) * (loads.len() as f64 / on_rank as f64)
+        };
+        // Rounding in sums is no skew.
+        let rounded = |value: f64| ((value * 1e9).round() / 1e9).max(1.0);
+        let tokens: Vec<f64> = layers.iter().map(of_layer).collect();
+        let rows: Vec<f64> = tokens.iter().map(|tokens| rounded(tokens / slots)).collect();
+        let mean = |values: &[f64]| rounded(values.iter().sum::<f64>() / values.len().max(1) as f64);
+        let most_rows = if is_measured { rows.iter().copied().fold(1.0, f64::max) } else { mean(&rows) };
+        Self { tokens: mean(&tokens), rows: mean(&rows), most_rows }
+    }
 }
 
 /// Returns the quantile of a standard normal distribution in the middle of the part `index` of so
@@ -197,8 +223,9 @@ mod tests {
         let skew = skew(&Routing::measured(layers).expect("sound"), [4, 1], 1.25);
         // The ranks of the first layer have 4 and 4 of 8, or 4, 0, 1 and 3.
         assert_eq!([4, 2, 1].map(|on_rank| skew.fullest(on_rank)), [1.0, 1.0, 1.5]);
-        // 1.25 times the tokens of balanced routing find a slot.
-        assert_eq!([2, 1].map(|on_rank| skew.over_slots(on_rank)), [1.0, 1.5 / 1.25]);
+        // 1.25 times the tokens of balanced routing find a slot. The first layer has 2.
+        assert_eq!([2, 1].map(|on_rank| skew.over_slots(on_rank)), [1.0, (2.0 / 1.25 + 1.0) / 2.0]);
+        assert_eq!([2, 1].map(|on_rank| skew.most_over_slots(on_rank)), [1.0, 2.0 / 1.25]);
     }
 
     #[test]

@@ -75,7 +75,13 @@ impl Workload {
         self.routing.as_ref().map_or(1.0, |routing| routing.over_slots(experts))
     }
 
-    /// The same if so many ranks have all experts together.
+    /// The same in the layer that has the most of them, as memory needs it.
+    pub fn most_rows_over_slots(&self, experts: usize) -> f64 {
+        self.routing.as_ref().map_or(1.0, |routing| routing.most_over_slots(experts))
+    }
+
+    /// Returns the rows of the fullest rank over its slots, if so many ranks have all experts
+    /// together.
     pub fn rows_over_slots_of(&self, ranks: usize) -> f64 {
         self.routing.as_ref().map_or(1.0, |routing| routing.over_slots(routing.on_each_of(ranks)))
     }
