@@ -77,7 +77,9 @@ impl Browser {
     }
 
     fn next(&self, awaited: &str) -> Value {
-        self.messages.recv_timeout(PATIENCE).unwrap_or_else(|_| panic!("Chromium says nothing: {awaited}"))
+        let message = self.messages.recv_timeout(PATIENCE);
+        assert!(message.is_ok(), "Chromium says nothing: {awaited}");
+        message.expect("it was checked")
     }
 
     /// Opens a file, and returns once it is loaded and drawn.

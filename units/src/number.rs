@@ -89,7 +89,7 @@ mod tests {
         assert_eq!(".5".parse::<Price>().map(|price| price.amount), Ok(0.5));
         assert_eq!("0".parse::<Price>().map(|price| price.amount), Ok(0.0));
         for text in ["", "$", "-3", "$3 USD", "3 dollars", "1,03.5", "3.5.5", "1e999", "inf", "3 \u{20ac} \u{20ac}", "3 and 4"] {
-            let error = text.parse::<Price>().unwrap_err().to_string();
+            let error = text.parse::<Price>().expect_err("it is wrong").to_string();
             assert!(error.contains("is not a price; hint: "), "{text}: {error}");
         }
     }
