@@ -6,8 +6,8 @@ mod schema;
 use foretell_export::{AstraSim, Chakra, ExportError};
 use foretell_models::Model;
 use foretell_program::{
-    Collective, InstructionId, Layout, Operation, Origin, Plan, Program, Rank, RankTimeline, Schedule, ShardedPart, Span,
-    StageLayout, Timeline, compile,
+    Collective, InstructionId, Layout, Operation, Origin, Overlap, Plan, Program, Rank, RankTimeline, Schedule, ShardedPart,
+    Span, StageLayout, Timeline, compile,
 };
 use foretell_topologies::Topology;
 use foretell_units::Picoseconds;
@@ -18,13 +18,18 @@ use std::collections::{BTreeMap, BTreeSet};
 const ALL_GATHER: u64 = 2;
 
 fn program(layout: &Layout) -> Program {
+    program_of_plan(&Plan::new(layout.clone(), 8))
+}
+
+fn program_of_plan(plan: &Plan) -> Program {
+    let layout = &plan.layout;
     // Stages with meshes of their own cannot share parameters.
     let tied = layout.stages.is_none();
     let model = format!(
         r#"{{"family": "gpt", "layers": 4, "hidden": 32, "heads": 4, "vocab": 64, "sequence": 16, "tied_embeddings": {tied}}}"#
     );
     let model: Model = serde_json::from_str(&model).expect("a model");
-    compile(&model, "gpt", &Plan::new(layout.clone(), 8)).expect("the plan can be laid out").training
+    compile(&model, "gpt", plan).expect("the plan can be laid out").training
 }
 
 fn layouts() -> Vec<Layout> {
@@ -229,10 +234,11 @@ fn completes(traces: &[Vec<Node>], communicators: &BTreeMap<usize, Vec<usize>>, 
 
 #[test]
 fn one_communication_at_a_time_never_deadlocks() {
-    for layout in layouts() {
-        let (traces, communicators) = exported(&program(&layout));
+    for (layout, passes) in layouts().into_iter().flat_map(|layout| [false, true].map(|passes| (layout.clone(), passes))) {
+        let overlap = Overlap { passes, ..Overlap::default() };
+        let (traces, communicators) = exported(&program_of_plan(&Plan { overlap, ..Plan::new(layout.clone(), 8) }));
         for slow in [0, traces.len() - 1] {
-            assert!(completes(&traces, &communicators, slow), "{layout:?} with a slow rank {slow}");
+            assert!(completes(&traces, &communicators, slow), "{layout:?} with a slow rank {slow}, woven: {passes}");
         }
     }
 }

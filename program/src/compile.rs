@@ -15,9 +15,10 @@
 //! 7. Emit each list in the order of its stage's schedule: operators, conversions between
 //!    placements, messages between stages, the update ([`emit`], [`messages`]).
 //! 8. Remove eight-bit copies that no instruction reads ([`unread`]).
-//! 9. Find the dependencies between streams ([`dependencies`]), give every buffer an offset in the
-//!    arena ([`crate::memory`]), and drop dependencies that others imply.
-//! 10. Derive the Program of a checkpoint from the state in the training step's buffers
+//! 9. Weave pairs of passes, if the plan says so ([`weave`]).
+//! 10. Find the dependencies between streams ([`dependencies`]), give every buffer an offset in the
+//!     arena ([`crate::memory`]), and drop dependencies that others imply.
+//! 11. Derive the Program of a checkpoint from the state in the training step's buffers
 //!     ([`saving`]).
 //!
 //! Layouts end here: a Program has only instructions. The compiler must not know times: devices,
@@ -38,6 +39,7 @@ mod saving;
 mod state;
 mod unread;
 mod wanted;
+mod weave;
 
 pub use compiler::Compiler;
 pub use cuts::{cuts_by_speed, usual_cuts, work_of_blocks};

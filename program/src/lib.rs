@@ -75,5 +75,5 @@ pub use program::{
     Peer, PeerId, Phase, Program, StageProgram, StateContents, StateValue, Stream, StreamId, TensorShard,
 };
 pub use reuse::reuse_distances;
-pub use schedule::{PassTimes, Schedule, StagePass, Task, pass_starts};
+pub use schedule::{PassTimes, Schedule, StagePass, Task, WovenOrders, pass_starts};
 pub use timeline::{Origin, RankTimeline, Span, Timeline};

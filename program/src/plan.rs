@@ -359,6 +359,9 @@ impl Plan {
         if self.workload.unpadded.is_some_and(|share| !(share > 0.0 && share <= 1.0)) {
             return refuse("workload.unpadded", "not a share of a sequence's tokens", "use a number above 0 and up to 1");
         }
+        if self.workload.nodes_per_token == Some(0) {
+            return refuse("workload.nodes_per_token", "a token's experts lie on no node", "use 1 or more, or leave it out");
+        }
         if self.workload.packed == Some(0) {
             return refuse("workload.packed", "a document has no token", "use the tokens of a document, at least 1");
         }

@@ -163,7 +163,8 @@ impl StageProgram {
 pub struct Pass {
     /// The pass, micro-batch and chunk.
     pub task: Task,
-    /// The indices of its instructions, from the first receive before the pass on.
+    /// The indices of its instructions, from the first receive before the pass on. Two woven passes
+    /// share their instructions: each has one half of them, in which are instructions of both.
     pub instructions: Range<u32>,
 }
 

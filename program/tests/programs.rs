@@ -189,9 +189,9 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn overlaps()(beside in prop_oneof![Just([true; 5]), any::<[bool; 5]>()]) -> Overlap {
+    fn overlaps()(beside in prop_oneof![Just([true; 5]), any::<[bool; 5]>()], passes in any::<bool>()) -> Overlap {
         let [tensor, context, expert, gradients, parameters] = beside;
-        Overlap { tensor, context, expert, gradients, parameters, pipeline: true }
+        Overlap { tensor, context, expert, gradients, parameters, pipeline: true, passes }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Properties of every schedule: no deadlock, each pass once and in dependency order, activations
 //! within the stated bound, and bubbles of the sizes in the papers.
 
-use foretell_program::{Schedule, StagePass, Task};
+use foretell_program::{Schedule, StagePass, Task, WovenOrders};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
@@ -121,6 +121,36 @@ proptest! {
     }
 
     #[test]
+    fn woven_orders_run_each_pass_once_and_only_fill_the_pipeline_later(
+        (schedule, chunks) in schedules(), stages in 1usize..9, micro_batches in 1usize..25
+    ) {
+        let woven = schedule.woven_orders(stages, micro_batches, chunks);
+        let plain = WovenOrders::unpaired(schedule.orders(stages, micro_batches, chunks));
+        let (end, limit) = (woven.finish(schedule, stages, chunks), plain.finish(schedule, stages, chunks) + stages as u64 - 1);
+        prop_assert!(end <= limit, "{end} exceeds {limit}");
+        for (order, pairs) in woven.orders.iter().zip(&woven.pairs) {
+            // Half a backward pass counts once, a whole one twice.
+            let mut passes: BTreeMap<(bool, usize, usize), usize> = BTreeMap::new();
+            for task in order {
+                let key = (task.pass == StagePass::Forward, task.micro_batch, task.chunk);
+                *passes.entry(key).or_default() += if task.pass == StagePass::Backward { 2 } else { 1 };
+            }
+            prop_assert_eq!(passes.len(), 2 * micro_batches * chunks);
+            prop_assert!(passes.iter().all(|((is_forward, ..), &count)| count == 2 - usize::from(*is_forward)));
+            prop_assert!(pairs.windows(2).all(|two| two[0] + 1 < two[1]), "{pairs:?} share tasks");
+            for &first in pairs {
+                let (one, other) = (order[first], order[first + 1]);
+                prop_assert_ne!(one.micro_batch, other.micro_batch);
+                prop_assert!((one.pass == StagePass::Forward) != (other.pass == StagePass::Forward));
+                prop_assert!(one.pass != StagePass::WeightGradient && other.pass != StagePass::WeightGradient);
+            }
+        }
+        if schedule == Schedule::Interleaved && chunks > 1 && micro_batches >= 4 * stages && micro_batches % stages == 0 {
+            prop_assert!(3 * woven.pair_count() >= stages * micro_batches, "{} pairs", woven.pair_count());
+        }
+    }
+
+    #[test]
     fn bubbles_have_the_sizes_of_the_papers(stages in 1usize..9, micro_batches in 1usize..25, chunks in 2usize..5) {
         use Schedule::{Gpipe, Interleaved, OneForwardOneBackward, ZeroBubbleH1, ZeroBubbleV};
         let idle = stages as u64 - 1;
@@ -169,4 +199,35 @@ fn an_interleaved_stage_has_megatrons_order() {
         .map(|task| format!("{}{}.{}", if task.pass == StagePass::Forward { "F" } else { "B" }, task.micro_batch, task.chunk))
         .collect();
     assert_eq!(text.join(" "), "F0.0 F1.0 F0.1 F1.1 F2.0 B0.1 F3.0 B1.1 F2.1 B0.0 F3.1 B1.0 B2.1 B3.1 B2.0 B3.0");
+}
+
+/// The steps of `dualpipev.py` for the first of two ranks and six micro-batches.
+#[test]
+fn a_woven_v_shaped_stage_has_the_order_of_dual_pipe_v() {
+    let woven = Schedule::ZeroBubbleV.woven_orders(2, 6, 2);
+    let letter = |task: &Task| match task.pass {
+        StagePass::Forward => "F",
+        StagePass::Backward => "B",
+        StagePass::InputGradient => "I",
+        StagePass::WeightGradient => "W",
+    };
+    let tasks = woven.orders[0].iter().enumerate().map(|(index, task)| {
+        let link = if woven.pairs[0].contains(&index) { "&" } else { " " };
+        format!("{}{}.{}{link}", letter(task), task.micro_batch, task.chunk)
+    });
+    assert_eq!(
+        tasks.collect::<String>().trim_end(),
+        "F0.0 F1.0 F2.0 F0.1 I0.1 W0.1 F1.1 F3.0&B1.1 F2.1&B0.0 F4.0&B2.1 F3.1&B1.0 F5.0&B3.1 F4.1&B2.0 B4.1 F5.1&B3.0 B5.1 I4.0 W4.0 I5.0 W5.0"
+    );
+    let held = |order: &Vec<Task>| {
+        let mut held = 0usize;
+        let counts = order.iter().map(|task| {
+            held += usize::from(task.pass == StagePass::Forward);
+            let now = held;
+            held -= usize::from(task.pass.is_last());
+            now
+        });
+        counts.max().unwrap_or(0)
+    };
+    assert!(woven.orders.iter().all(|order| held(order) == 2 * 2 + 1), "one more than ZB-V");
 }

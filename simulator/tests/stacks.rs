@@ -276,7 +276,8 @@ proptest! {
         let model = Model::Mlp(Mlp { widths: vec![768; 7] });
         let layout = Layout { data, tensor, pipeline, zero, micro_batch: 3, ..Layout::default() };
         let [tensor, context, expert, gradients, parameters, pipeline] = beside;
-        let program = program(&model, layout, micro_batches, Overlap { tensor, context, expert, gradients, parameters, pipeline });
+        let overlap = Overlap { tensor, context, expert, gradients, parameters, pipeline, passes: false };
+        let program = program(&model, layout, micro_batches, overlap);
         let with = |folding| simulate(&program, &topology, &costs, &Options { folding, ..Options::default() }).unwrap();
         let (folded, unfolded) = (with(Folding::On), with(Folding::Off));
         prop_assert_eq!(unfolded.simulated_ranks, program.mesh.world_size());
@@ -287,6 +288,30 @@ proptest! {
                 prop_assert!(same(one.start, other.start) && same(one.end, other.end), "{:?} and {:?}", one, other);
             }
         }
+    }
+}
+
+/// Where tokens travel as long as kernels run, weaving hides much of either behind the other.
+#[test]
+fn woven_passes_hide_the_exchange_of_tokens_on_a_slow_link() {
+    let text = "name: some\ndevices:\n  one: {base: a100-sxm-80g}\n\
+                nodes:\n  - {name: n, count: 4, devices: {kind: one, count: 1}, link: nvswitch-300GB/s, nics: {count: 1, bandwidth: 100Gbit/s}}\n\
+                network: {kind: switch, latency: 5us}\n";
+    let topology = Topology::from_yaml(text, "some.yaml").unwrap();
+    let costs = costs(&topology, "megatron-core");
+    let model = r#"{"family": "moe", "layers": 8, "hidden": 2048, "heads": 16, "ffn": 2048, "shared_ffn": 2048, "vocab": 1024,
+        "sequence": 2048, "experts": 8, "top_k": 2}"#;
+    let model: Model = serde_json::from_str(model).unwrap();
+    let step = |schedule, virtual_stages, pipeline, passes| {
+        let layout = Layout { expert: 2, pipeline, schedule, virtual_stages, micro_batch: 1, ..Layout::default() };
+        let program = program(&model, layout, 12, Overlap { passes, ..Overlap::default() });
+        run(&program, &topology, &costs).step.0 as f64
+    };
+    for (schedule, chunks, pipeline) in
+        [(Schedule::ZeroBubbleV, 2, 2), (Schedule::Interleaved, 2, 2), (Schedule::default(), 1, 1)]
+    {
+        let (apart, woven) = (step(schedule, chunks, pipeline, false), step(schedule, chunks, pipeline, true));
+        assert!(woven < 0.9 * apart, "{schedule} on {pipeline} stages: {woven} beside {apart}");
     }
 }
 

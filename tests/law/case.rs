@@ -32,6 +32,8 @@ pub struct Case {
     pub recipe: &'static str,
     /// Whether communication does not overlap with kernels.
     pub blocking: bool,
+    /// Whether forward and backward passes of different micro-batches are woven.
+    pub weaves: bool,
     /// Whether the tensor axis distributes whole experts instead of sharding each one.
     pub whole_experts: bool,
     /// How the tensor axis shards single operators: the plan's `operators`.
@@ -109,6 +111,7 @@ impl Case {
             clip: false,
             recipe: "",
             blocking: false,
+            weaves: false,
             whole_experts: false,
             operators: "{}",
             precision: "fp32",
@@ -140,9 +143,11 @@ impl Case {
         let experts = if self.whole_experts { ", expert_tensor: 1" } else { "" };
         let clip = if self.clip { ", clip_norm: 0.5" } else { "" };
         let recipe = self.recipe;
-        let overlap = match self.blocking {
-            true => "overlap: {tensor: false, context: false, expert: false, gradients: false, parameters: false}\n",
-            false => "",
+        let overlap = match (self.blocking, self.weaves) {
+            (true, false) => "overlap: {tensor: false, context: false, expert: false, gradients: false, parameters: false}\n",
+            (true, true) => "overlap: {tensor: false, context: false, gradients: false, parameters: false, passes: true}\n",
+            (false, true) => "overlap: {passes: true}\n",
+            (false, false) => "",
         };
         let mesh = match self.uneven {
             Some(uneven) => uneven.text.into(),

@@ -96,6 +96,28 @@ fn mixtures_and_encoder_decoders_train_as_on_one_rank() {
 }
 
 #[test]
+fn woven_passes_of_mixtures_train_as_on_one_rank() {
+    let mixtures = MODELS.into_iter().map(|(model, _)| model).filter(|model| model.contains("moe"));
+    for (index, model) in mixtures.enumerate() {
+        for (number, (pipeline, schedule)) in
+            [(2, ("zb-v", 2)), (2, ("interleaved", 2)), (1, ("1f1b", 1))].into_iter().enumerate()
+        {
+            check(&Case {
+                pipeline,
+                expert: 2,
+                micro_batches: 6,
+                schedule,
+                recompute: if number == index { "full" } else { "none" },
+                zero: (index + number) % 3,
+                clip: number == 0,
+                weaves: true,
+                ..Case::usual(model)
+            });
+        }
+    }
+}
+
+#[test]
 fn ring_attention_trains_as_on_one_rank() {
     // Causal and bidirectional attention, grouped queries, and models without ring attention, which
     // gather.

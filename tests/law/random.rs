@@ -200,7 +200,7 @@ prop_compose! {
         let operators = if has_tensor { operators_of(model, operators) } else { "{}" };
         Case {
             model, data, tensor, pipeline, context, context_method, expert, micro_batch, micro_batches, schedule, cuts, recompute, offload, optimizer, bucket,
-            zero, hybrid, sequence_parallel, clip, recipe, blocking, whole_experts, operators, precision, seed, uneven,
+            zero, hybrid, sequence_parallel, clip, recipe, blocking, weaves: seed.is_multiple_of(3), whole_experts, operators, precision, seed, uneven,
         }
     }
 }

@@ -26,8 +26,12 @@ impl Nearest {
             });
         }
         // The stack's own overlap and buckets apply.
+        let weaves = plan.woven_pairs() > 0;
         let plan = Plan { layout, stack: Stack::new(stack), overlap: Overlap::default(), ..plan.clone() };
         let mut nearest = Self { framework, plan, differences: Vec::new() };
+        if weaves {
+            nearest.differences.push("passes run one after the other, and `overlap: {passes: true}` is left out".into());
+        }
         nearest.uniform();
         nearest.plain_training();
         // Adam without weight decay and AdamW without it are the same.

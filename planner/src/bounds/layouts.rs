@@ -39,6 +39,9 @@ impl Bounds<'_> {
     pub(crate) fn layouts(&self, family: &Family, variants: &[Layout], enough: Option<Seconds>) -> Bounded {
         let Family { layout, micro_batches } = family;
         let micro_batches = *micro_batches;
+        if self.request.base.overlap.passes {
+            return Ok(Bound::TRIVIAL);
+        }
         if let Some(stages) = &layout.stages {
             return stage_meshes::bound(self, variants, stages, micro_batches);
         }
@@ -79,6 +82,9 @@ impl Bounds<'_> {
 
     /// Bounds one layout. The bound of its family holds beside it and may be greater.
     pub(crate) fn layout(&self, layout: &Layout, micro_batches: usize) -> Bounded {
+        if self.request.base.overlap.passes {
+            return Ok(Bound::TRIVIAL);
+        }
         if let Some(stages) = &layout.stages {
             return stage_meshes::bound(self, std::slice::from_ref(layout), stages, micro_batches);
         }

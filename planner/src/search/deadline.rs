@@ -26,6 +26,10 @@ pub fn deadline(
 
 /// Does the same with the bounds of the request.
 pub(super) fn deadline_of(bounds: &Bounds<'_>, layout: &Layout, program: &Program, step: Seconds) -> Option<Deadline> {
+    // Woven passes have no last kernels of their own.
+    if bounds.request.base.overlap.passes {
+        return None;
+    }
     let time_left = bounds.time_left(layout)?;
     let outside_of_passes = Picoseconds::from(time_left.overhead).0 as f64;
     let of_list = |list: &StageProgram| {

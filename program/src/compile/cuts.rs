@@ -39,15 +39,17 @@ impl Cuts {
         self.stage_of_block[operator.block]
     }
 
-    /// The chunk of an operator, and the pass of its stage that runs it.
-    pub(super) fn chunk_pass(&self, operator: &Operator) -> ChunkPass {
-        let pass = match operator.pass {
-            Pass::Forward => StagePass::Forward,
-            Pass::InputGradient if self.splits_backward => StagePass::InputGradient,
-            Pass::WeightGradient if self.splits_backward => StagePass::WeightGradient,
-            Pass::InputGradient | Pass::WeightGradient => StagePass::Backward,
+    /// The chunk of an operator, and the kinds of passes of its stage that run it. A schedule that
+    /// splits backward passes may do so for some micro-batches only.
+    pub(super) fn chunk_passes(&self, operator: &Operator) -> impl Iterator<Item = ChunkPass> + use<> {
+        let chunk = self.chunk_of_block[operator.block];
+        let passes = match operator.pass {
+            Pass::Forward => [Some(StagePass::Forward), None],
+            Pass::InputGradient if self.splits_backward => [Some(StagePass::InputGradient), Some(StagePass::Backward)],
+            Pass::WeightGradient if self.splits_backward => [Some(StagePass::WeightGradient), Some(StagePass::Backward)],
+            Pass::InputGradient | Pass::WeightGradient => [Some(StagePass::Backward), None],
         };
-        (self.chunk_of_block[operator.block], pass)
+        passes.into_iter().flatten().map(move |pass| (chunk, pass))
     }
 }
 

@@ -11,11 +11,12 @@
 //!
 //! Proof that this does not deadlock, by induction over the unit-time starts: a task starts later
 //! than the tasks whose messages it needs. A task that waits until an earlier message of its stage
-//! is received starts later than all tasks that come before that receive.
+//! is received starts later than all tasks that come before that receive. Two woven tasks count as
+//! one: they receive before they begin, and send when both have ended ([`super::weave`]).
 
 use super::cuts::{ChunkPass, Cuts};
 use super::lowering::Lowering;
-use crate::schedule::{Schedule, Task, timing};
+use crate::schedule::{Schedule, Task, WovenOrders};
 use foretell_models::TensorId;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -43,19 +44,23 @@ impl StageTraffic {
         let mut sends = vec![FxHashMap::default(); cuts.stages];
         let mut readers = vec![FxHashMap::default(); cuts.stages];
         for operator in &lowering.graph.operators {
-            let (stage, pass) = (cuts.stage(operator), cuts.chunk_pass(operator));
+            let stage = cuts.stage(operator);
             for output in operator.outputs.iter().filter(|output| lowering.is_activation(output.tensor)) {
                 for other in lowering.other_readers(output.tensor, stage, &cuts.stage_of_block) {
-                    let list: &mut Vec<(TensorId, usize)> = sends[stage].entry(pass).or_default();
-                    list.push((output.tensor, other));
+                    for pass in cuts.chunk_passes(operator) {
+                        let list: &mut Vec<(TensorId, usize)> = sends[stage].entry(pass).or_default();
+                        list.push((output.tensor, other));
+                    }
                 }
                 for &reader in &lowering.consumers[output.tensor.0] {
                     let reader = &lowering.graph.operators[reader.0];
-                    let (other, pass) = (cuts.stage(reader), cuts.chunk_pass(reader));
+                    let other = cuts.stage(reader);
                     if other != stage {
                         let passes: &mut Vec<ChunkPass> = readers[other].entry(output.tensor).or_default();
-                        if !passes.contains(&pass) {
-                            passes.push(pass);
+                        for pass in cuts.chunk_passes(reader) {
+                            if !passes.contains(&pass) {
+                                passes.push(pass);
+                            }
                         }
                     }
                 }
@@ -66,14 +71,15 @@ impl StageTraffic {
 }
 
 /// For each stage and each of its tasks, the messages that the stage receives just before that
-/// task, in order. `orders` has the tasks of each stage.
-pub(super) fn receives(lowering: &Lowering, cuts: &Cuts, schedule: Schedule, orders: &[Vec<Task>]) -> Vec<Vec<Vec<Receive>>> {
+/// task, in order. `woven` has the tasks of each stage.
+pub(super) fn receives(lowering: &Lowering, cuts: &Cuts, schedule: Schedule, woven: &WovenOrders) -> Vec<Vec<Vec<Receive>>> {
+    let orders = &woven.orders;
     let mut receives: Vec<Vec<Vec<Receive>>> = orders.iter().map(|order| vec![Vec::new(); order.len()]).collect();
     if cuts.stages == 1 {
         return receives;
     }
     let traffic = StageTraffic::new(lowering, cuts);
-    let starts = timing::starts(schedule, cuts.stages, cuts.chunks, orders);
+    let starts = woven.starts(schedule, cuts.stages, cuts.chunks);
     let index_of = |order: &Vec<Task>| order.iter().enumerate().map(|(index, &task)| (task, index)).collect();
     let indices: Vec<FxHashMap<Task, usize>> = orders.iter().map(index_of).collect();
     for (from, order) in orders.iter().enumerate() {
@@ -87,7 +93,7 @@ pub(super) fn receives(lowering: &Lowering, cuts: &Cuts, schedule: Schedule, ord
                 let read =
                     readers.filter_map(|&(chunk, pass)| indices[to].get(&Task { pass, micro_batch, chunk }).copied()).min();
                 let next = starts.as_ref().and_then(|starts| {
-                    let next = *starts[from].get(index + 1)?;
+                    let next = *starts[from].get(woven.after(from, index))?;
                     Some(starts[to].partition_point(|&start| start < next))
                 });
                 let latest = [read, next].into_iter().flatten().min().unwrap_or(usize::MAX);

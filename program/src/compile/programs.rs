@@ -8,14 +8,14 @@ use super::messages::{self, Receive};
 use super::reshard::{Crossings, ListRanks, list_ranks};
 use super::state::StageState;
 use super::wanted::Wanted;
-use super::{dependencies, limits, unread};
+use super::{dependencies, limits, unread, weave};
 use crate::cycle::Cycle;
 use crate::memory;
 use crate::mesh::{Mesh, Rank};
 use crate::pacing::Pacing;
 use crate::plan::{Plan, PlanError};
 use crate::program::{Operation, Program, StageProgram};
-use crate::schedule::{StagePass, Task};
+use crate::schedule::{StagePass, Task, WovenOrders};
 use foretell_units::{Bytes, Flops};
 use rayon::prelude::*;
 
@@ -172,8 +172,9 @@ fn lowering_of<'a>(lowerings: &'a Lowerings, list: &ListRanks, mesh: &Mesh) -> &
 /// What a list does in a Program.
 #[derive(Clone, Copy)]
 enum Tasks<'a> {
-    /// The passes of its stage, and the messages that it receives before each of them.
-    Passes(&'a [Task], &'a [Vec<Receive>]),
+    /// The passes of its stage, the messages that it receives before each of them, and the indices
+    /// of those that are woven with the next one.
+    Passes(&'a [Task], &'a [Vec<Receive>], &'a [usize]),
     /// The update of buckets, in the order in which workers push them.
     Serve(&'a [usize]),
     /// Nothing: the Program is one of servers only.
@@ -206,19 +207,23 @@ impl Compilation<'_> {
             Purpose::Training => plan.micro_batches()?,
             Purpose::Evaluation | Purpose::Logits => evaluated_at_once(plan.micro_batches()?, cuts.stages),
         };
-        let mut orders = plan.layout.schedule.orders(cuts.stages, micro_batches, cuts.chunks);
-        if wanted.purpose() != Purpose::Training {
-            // Orders without a cyclic wait have none after passes are removed.
-            orders.iter_mut().for_each(|order| order.retain(|task| task.pass == StagePass::Forward));
-        }
-        let receives = messages::receives(lowerings.any(), cuts, plan.layout.schedule, &orders);
+        let woven = match wanted.purpose() {
+            Purpose::Training => plan.step_orders(micro_batches),
+            Purpose::Evaluation | Purpose::Logits => {
+                let mut orders = plan.layout.schedule.orders(cuts.stages, micro_batches, cuts.chunks);
+                // Orders without a cyclic wait have none after passes are removed.
+                orders.iter_mut().for_each(|order| order.retain(|task| task.pass == StagePass::Forward));
+                WovenOrders::unpaired(orders)
+            }
+        };
+        let receives = messages::receives(lowerings.any(), cuts, plan.layout.schedule, &woven);
         let compile_list = |(list, state): (&ListRanks, &StageState)| {
             if (self.is_over)() {
                 return Err(PlanError::Interrupted);
             }
             let tasks = match wanted {
                 Wanted::Serve(..) => Tasks::Nothing,
-                _ => Tasks::Passes(orders[list.stage].as_slice(), receives[list.stage].as_slice()),
+                _ => Tasks::Passes(&woven.orders[list.stage], &receives[list.stage], &woven.pairs[list.stage]),
             };
             Ok(self.list(lowering_of(lowerings, list, mesh), crossings, list, state, tasks, wanted))
         };
@@ -270,8 +275,8 @@ impl Compilation<'_> {
         })
     }
 
-    /// One list: emitted, freed of unread copies, with dependencies and a memory plan. Also returns
-    /// the buckets that it pushes to servers, in order.
+    /// One list: emitted, freed of unread copies, woven, with dependencies and a memory plan. Also
+    /// returns the buckets that it pushes to servers, in order.
     fn list(
         &self,
         lowering: &Lowering,
@@ -286,7 +291,7 @@ impl Compilation<'_> {
         let stage = Stage::new(lowering, plan, mesh, cuts, list.stage, state, &routes);
         let mut emitter = StageEmitter::new(&stage);
         match tasks {
-            Tasks::Passes(tasks, receives) => {
+            Tasks::Passes(tasks, receives, _) => {
                 if let Wanted::Step(Some(exchange)) = wanted {
                     emitter.begin_exchange(exchange);
                 }
@@ -300,6 +305,9 @@ impl Compilation<'_> {
         }
         let (mut program, pushed) = emitter.finish();
         unread::remove_unread_copies(&mut program);
+        if let Tasks::Passes(.., pairs) = tasks {
+            weave::weave(&mut program, pairs, &plan.overlap);
+        }
         dependencies::connect(&mut program, &plan.overlap);
         if self.offsets == Offsets::Planned {
             memory::plan(&mut program);

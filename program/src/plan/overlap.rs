@@ -1,7 +1,9 @@
 //! The communication that overlaps with kernels.
 
+use super::Plan;
 use crate::collective::CollectiveRole;
 use crate::program::Operation;
+use crate::schedule::WovenOrders;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -27,11 +29,21 @@ pub struct Overlap {
     /// wait for the receiver: two stages whose kernels waited for their sends to each other would
     /// deadlock.
     pub pipeline: bool,
+    /// Passes: a stage runs a forward and a backward pass of different micro-batches at a time.
+    /// While one waits for tokens of its experts, or for activations over `tensor` or `context`,
+    /// the other computes (DualPipe and DualPipeV, DeepSeek-AI 2024, "DeepSeek-V3 Technical
+    /// Report"; Megatron-Core's `--overlap-moe-expert-parallel-comm`). `schedule: zb-v` then has
+    /// DualPipeV's order. Only passes that do not wait for each other are paired: with `zb-v` and
+    /// at least twice as many micro-batches as stages, with `interleaved`, or on a single stage
+    /// with `1f1b`. Without effect with `zero: 3`, `shares` or `stages`. The planner does not
+    /// search it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub passes: bool,
 }
 
 impl Default for Overlap {
     fn default() -> Self {
-        Self { tensor: true, context: true, expert: true, gradients: true, parameters: true, pipeline: true }
+        Self { tensor: true, context: true, expert: true, gradients: true, parameters: true, pipeline: true, passes: false }
     }
 }
 
@@ -49,6 +61,30 @@ impl Overlap {
             Operation::Send { .. } => self.pipeline,
             Operation::Receive { .. } | Operation::Load { .. } | Operation::Copy { .. } | Operation::Write { .. } => true,
             Operation::Compute { .. } | Operation::Save { .. } => false,
+        }
+    }
+}
+
+impl Plan {
+    /// The number of pairs of passes that a training step weaves, over all stages.
+    pub fn woven_pairs(&self) -> usize {
+        let plan = Self { layout: self.layout.clone().normalised(), ..self.clone() };
+        plan.micro_batches().map_or(0, |micro_batches| plan.step_orders(micro_batches).pair_count())
+    }
+
+    /// The tasks of every stage in a training step, and which of them are woven.
+    ///
+    /// Parameters that are gathered for every pass are gathered during the pass before it, so such
+    /// passes have an order. Ranks of a stage that have lists of their own must make their
+    /// collectives in the same order, and lists are woven one by one.
+    pub(crate) fn step_orders(&self, micro_batches: usize) -> WovenOrders {
+        let layout = &self.layout;
+        let (schedule, stages, chunks) = (layout.schedule, layout.pipeline, layout.virtual_stages);
+        let has_lists_of_its_own = layout.stages.is_some() || layout.shares.is_some();
+        if self.overlap.passes && layout.zero < 3 && !has_lists_of_its_own {
+            schedule.woven_orders(stages, micro_batches, chunks)
+        } else {
+            WovenOrders::unpaired(schedule.orders(stages, micro_batches, chunks))
         }
     }
 }

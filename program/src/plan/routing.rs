@@ -68,11 +68,11 @@ impl Routing {
 
 impl Plan {
     /// Refuses a skewed routing for a model whose mixtures have so many experts (`None`: it has no
-    /// mixtures), and under our own executor.
+    /// mixtures) in so many layers, and under our own executor.
     ///
     /// # Errors
     /// [`PlanError::Invalid`] with a hint.
-    pub fn validate_routing(&self, experts: Option<usize>) -> Result<(), PlanError> {
+    pub fn validate_routing(&self, experts: Option<usize>, layers: usize) -> Result<(), PlanError> {
         let routing = &self.workload.routing;
         let refuse =
             |reason: String, hint: &str| Err(PlanError::Invalid { field: "workload.routing", reason, hint: hint.into() });
@@ -87,9 +87,16 @@ impl Plan {
             return refuse(reason.into(), "leave `routing` out, or name another `stack`");
         }
         match routing {
-            Routing::Measured(layers) if layers.iter().any(|loads| loads.len() != experts) => {
-                let count = layers.first().map_or(0, Vec::len);
+            Routing::Measured(measured) if measured.iter().any(|loads| loads.len() != experts) => {
+                let count = measured.first().map_or(0, Vec::len);
                 refuse(format!("it has the loads of {count} experts, and the model {experts}"), "give one load an expert")
+            }
+            Routing::Measured(measured) if measured.len() > layers.max(1) => {
+                let count = measured.len();
+                refuse(
+                    format!("it has the loads of {count} layers, and the model {layers} with experts"),
+                    "give one list a layer, or one for all",
+                )
             }
             _ => Ok(()),
         }
@@ -222,14 +229,17 @@ mod tests {
     #[test]
     fn a_skew_needs_a_model_with_experts_and_another_stack() {
         let mut plan = Plan { stack: Stack::new("megatron-core"), ..Plan::new(Layout::default(), 8) };
-        assert_eq!(plan.validate_routing(None), Ok(()));
+        assert_eq!(plan.validate_routing(None, 0), Ok(()));
         plan.workload.routing = Routing::Zipf(1.0);
-        assert_eq!(plan.validate_routing(Some(8)), Ok(()));
-        assert!(plan.validate_routing(None).is_err());
+        assert_eq!(plan.validate_routing(Some(8), 2), Ok(()));
+        assert!(plan.validate_routing(None, 0).is_err());
         plan.workload.routing = Routing::measured(vec![vec![1.0; 4]]).expect("sound");
-        assert_eq!(plan.validate_routing(Some(4)), Ok(()));
-        assert!(plan.validate_routing(Some(8)).is_err());
+        assert_eq!(plan.validate_routing(Some(4), 2), Ok(()));
+        assert!(plan.validate_routing(Some(8), 2).is_err());
+        plan.workload.routing = Routing::measured(vec![vec![1.0; 4]; 2]).expect("sound");
+        assert_eq!(plan.validate_routing(Some(4), 2), Ok(()));
+        assert!(plan.validate_routing(Some(4), 1).is_err());
         plan.stack = Stack::default();
-        assert!(plan.validate_routing(Some(4)).is_err());
+        assert!(plan.validate_routing(Some(4), 2).is_err());
     }
 }

@@ -30,6 +30,10 @@ pub struct PlannedWorkload {
     /// How evenly tokens choose experts, where no token is dropped.
     #[serde(skip_serializing_if = "Routing::is_balanced")]
     pub routing: Routing,
+    /// Nodes on which the experts of a token lie at most (node-limited routing; DeepSeek-AI 2024,
+    /// "DeepSeek-V3 Technical Report", section 2.1.2). No limit if `None`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes_per_token: Option<usize>,
     /// True if parameters have no copy in single precision: the optimizer updates the narrow ones,
     /// from gradients in the same format ("pure bf16").
     #[serde(skip_serializing_if = "std::ops::Not::not")]

@@ -13,7 +13,7 @@ pub(super) const fn duration(pass: StagePass) -> u64 {
 
 /// The start of each task of each stage, with unit durations ([`duration`]) and without delays of
 /// messages. `None` if the orders deadlock.
-pub(crate) fn starts(schedule: Schedule, stages: usize, chunks: usize, orders: &[Vec<Task>]) -> Option<Vec<Vec<u64>>> {
+fn starts(schedule: Schedule, stages: usize, chunks: usize, orders: &[Vec<Task>]) -> Option<Vec<Vec<u64>>> {
     let unit_times = |_: usize, task: &Task, free: u64, ready: u64| {
         let start = free.max(ready);
         let end = start + duration(task.pass);
@@ -45,8 +45,26 @@ pub fn pass_starts(
     orders: &[Vec<Task>],
     times: impl Fn(usize, &Task, u64, u64) -> PassTimes,
 ) -> Option<Vec<Vec<u64>>> {
+    let of_run = |stage: usize, run: &[Task], free: u64, ready: u64| match run {
+        [task, ..] => times(stage, task, free, ready),
+        [] => PassTimes { start: free, free, passed: free },
+    };
+    run_starts(schedule, stages, chunks, orders, |_, _| 1, of_run)
+}
+
+/// The same for orders in which some tasks begin together: each run of `length(stage, index)` tasks
+/// from a stage's task `index` on. A run waits for what any of its tasks needs.
+pub(super) fn run_starts(
+    schedule: Schedule,
+    stages: usize,
+    chunks: usize,
+    orders: &[Vec<Task>],
+    length: impl Fn(usize, usize) -> usize,
+    times: impl Fn(usize, &[Task], u64, u64) -> PassTimes,
+) -> Option<Vec<Vec<u64>>> {
     let positions = stages * chunks;
     let micro_batches = orders.iter().flatten().map(|task| task.micro_batch + 1).max().unwrap_or(0);
+    let index = |position: usize, task: &Task| position * micro_batches + task.micro_batch;
     // When the neighbouring chunk can take over from the forward pass and from the input gradient,
     // indexed by position in the model and micro-batch.
     let mut done = [vec![None; positions * micro_batches], vec![None; positions * micro_batches]];
@@ -55,35 +73,44 @@ pub fn pass_starts(
     // Stages that may be able to go on. A pass makes its neighbour's stage one of them.
     let mut awake: Vec<usize> = (0..stages).rev().collect();
     while let Some(stage) = awake.pop() {
-        while let Some(task) = orders[stage].get(starts[stage].len()) {
-            let position = schedule.position(stages, stage, task.chunk);
-            let index = |position: usize| position * micro_batches + task.micro_batch;
-            let ready = match task.pass {
-                StagePass::Forward if position == 0 => Some(0),
-                StagePass::Forward => done[0][index(position - 1)],
-                StagePass::Backward | StagePass::InputGradient if position + 1 == positions => {
-                    done[0][index(position)].map(|_| 0)
+        loop {
+            let begun = starts[stage].len();
+            let Some(run) = orders[stage].get(begun..begun + length(stage, begun)) else { break };
+            let ready_for = |task: &Task| {
+                let position = schedule.position(stages, stage, task.chunk);
+                match task.pass {
+                    StagePass::Forward if position == 0 => Some(0),
+                    StagePass::Forward => done[0][index(position - 1, task)],
+                    StagePass::Backward | StagePass::InputGradient if position + 1 == positions => {
+                        done[0][index(position, task)].map(|_| 0)
+                    }
+                    StagePass::Backward | StagePass::InputGradient => {
+                        done[0][index(position, task)].and(done[1][index(position + 1, task)])
+                    }
+                    StagePass::WeightGradient => done[1][index(position, task)].map(|_| 0),
                 }
-                StagePass::Backward | StagePass::InputGradient => done[0][index(position)].and(done[1][index(position + 1)]),
-                StagePass::WeightGradient => done[1][index(position)].map(|_| 0),
             };
+            let ready = run.iter().try_fold(0, |latest: u64, task| ready_for(task).map(|ready| latest.max(ready)));
             let Some(ready) = ready else { break };
-            let times = times(stage, task, free[stage], ready);
+            let times = times(stage, run, free[stage], ready);
             free[stage] = times.free;
-            starts[stage].push(times.start);
-            let neighbour = match task.pass {
-                StagePass::Forward => {
-                    done[0][index(position)] = Some(times.passed);
-                    (position + 1 < positions).then_some(position + 1)
-                }
-                StagePass::Backward | StagePass::InputGradient => {
-                    done[1][index(position)] = Some(times.passed);
-                    position.checked_sub(1)
-                }
-                StagePass::WeightGradient => None,
-            };
-            let woken = neighbour.map(|position| schedule.place(stages, chunks, position).0);
-            awake.extend(woken.filter(|&other| other != stage));
+            for task in run {
+                let position = schedule.position(stages, stage, task.chunk);
+                starts[stage].push(times.start);
+                let neighbour = match task.pass {
+                    StagePass::Forward => {
+                        done[0][index(position, task)] = Some(times.passed);
+                        (position + 1 < positions).then_some(position + 1)
+                    }
+                    StagePass::Backward | StagePass::InputGradient => {
+                        done[1][index(position, task)] = Some(times.passed);
+                        position.checked_sub(1)
+                    }
+                    StagePass::WeightGradient => None,
+                };
+                let woken = neighbour.map(|position| schedule.place(stages, chunks, position).0);
+                awake.extend(woken.filter(|&other| other != stage));
+            }
         }
     }
     starts.iter().zip(orders).all(|(starts, order)| starts.len() == order.len()).then_some(starts)

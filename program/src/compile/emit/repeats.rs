@@ -348,7 +348,7 @@ mod tests {
                     let precision = if model.contains("gpt") && (number + zero) % 2 == 0 { "fp8" } else { "bf16" };
                     let offload = if (number + zero) % 4 == 1 { "activations" } else { "none" };
                     let rest = format!(
-                        r#""global_batch": 18, "precision": "{precision}", "overlap": {{"gradients": {overlap}, "parameters": {overlap}}},
+                        r#""global_batch": 18, "precision": "{precision}", "overlap": {{"gradients": {overlap}, "parameters": {overlap}, "passes": {overlap}}},
                         "layout": {{"data": 2, "pipeline": 2, "micro_batch": 1, "schedule": "{schedule}", "virtual_stages": {chunks},
                         "zero": {zero}, "recompute": "{recompute}", "offload": "{offload}"}}"#
                     );

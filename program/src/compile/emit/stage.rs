@@ -59,7 +59,9 @@ impl<'a> Stage<'a> {
         let mut operators: FxHashMap<ChunkPass, Vec<OperatorId>> = FxHashMap::default();
         for (id, operator) in lowering.graph.operators.iter().enumerate() {
             if cuts.stage(operator) == index {
-                operators.entry(cuts.chunk_pass(operator)).or_default().push(OperatorId(id));
+                for pass in cuts.chunk_passes(operator) {
+                    operators.entry(pass).or_default().push(OperatorId(id));
+                }
             }
         }
         let mut stage =
