@@ -11,7 +11,7 @@ use foretell_units::Seconds;
 use rayon::prelude::*;
 
 /// Changes for which the shown layouts are simulated again.
-const QUESTIONS: [&str; 4] = ["inter_node.bandwidth*2", "inter_node.bandwidth/2", "intra_node.bandwidth/2", "peak*2"];
+const QUESTIONS: [&str; 4] = ["inter_node.bandwidth*2", "inter_node.bandwidth/2", "intra_node.bandwidth/2", "device.peak*2"];
 
 /// Blocks times micro-batches of all shown layouts together up to which `plan` asks without
 /// `--explain`. It is a measure of how many instructions have to be simulated.

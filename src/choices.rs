@@ -66,8 +66,8 @@ pub struct Choices {
     #[arg(long, value_name = "SAMPLES")]
     pub batch_norm_group: Option<usize>,
     /// Software that trains: foretell, megatron-core, fsdp2, torchtitan, nemo, deepspeed, ddp, ...
-    /// [default: megatron-core for transformers and ddp for others on a cluster of one kind of GPU;
-    /// else foretell]
+    /// [default: on a cluster of one kind of GPU megatron-core for transformers and ddp for others,
+    /// on TPUs maxtext-tpu for transformers; else foretell]
     #[arg(long, value_name = "NAME")]
     pub stack: Option<String>,
     /// How evenly tokens choose experts: balanced, lognormal:SIGMA, zipf:S, or a file of measured
@@ -86,8 +86,8 @@ pub struct Choices {
     #[arg(long, value_name = "10s")]
     pub time_limit: Option<Seconds>,
     /// Highest price per hour of the nodes used, in the currency of the topology file
-    #[arg(long, value_name = "PRICE", value_parser = |text: &str| text.parse().map(|price: Price| price.amount))]
-    pub price_limit: Option<f64>,
+    #[arg(long, value_name = "PRICE")]
+    pub price_limit: Option<Price>,
     /// What to optimise
     #[arg(long, value_enum, default_value_t = Objective::Time)]
     pub objective: Objective,
@@ -190,7 +190,8 @@ impl Choices {
         base.training.learning_rate = self.learning_rate;
         if let Some(routing) = &self.routing {
             base.workload.routing = inputs::routing(routing)?;
-            base.validate_routing(model.model.experts()).map_err(|error| Failure::Input(error.to_string()))?;
+            base.validate_routing(model.model.experts(), model.model.mixture_layers())
+                .map_err(|error| Failure::Input(error.to_string()))?;
         }
         Ok(Setting { model, topology, first_nodes: self.first_nodes.clone(), base, taken })
     }
@@ -214,7 +215,7 @@ impl Choices {
                 let others = [tensor, pipeline, self.fix.context.unwrap_or(1), self.fix.expert.unwrap_or(1)];
                 others.into_iter().fold(data, usize::saturating_mul)
             }
-            _ => self.price_limit.map_or(topology.device_count(), |limit| affordable(topology, limit)),
+            _ => self.price_limit.as_ref().map_or(topology.device_count(), |limit| affordable(topology, limit.amount)),
         }
     }
 
@@ -324,6 +325,13 @@ impl Choices {
         started: Instant,
         watch: &(dyn Fn(Progress) + Sync),
     ) -> Result<Planned, Failure> {
+        if let Some(limit) = &self.price_limit
+            && let (Some(asked), Some(stated)) = (limit.currency.as_deref(), topology.currency())
+            && asked != stated
+        {
+            let what = format!("`--price-limit` is in `{asked}`, and the prices of `{}` are in `{stated}`", topology.name());
+            return Err(Failure::Input(format!("{what}; hint: give the limit in `{stated}`")));
+        }
         if devices == 0 {
             let hint = "raise or omit `--price-limit`; every node needs a `price_per_hour`";
             return Err(Failure::Input(format!("no node of `{}` costs so little; hint: {hint}", topology.name())));

@@ -189,7 +189,9 @@ impl LoadedPlan {
     pub fn replace_routing(&mut self, routing: &str) -> Result<(), Failure> {
         self.file.workload.routing = inputs::routing(routing)?;
         self.plan.workload = self.file.workload.clone();
-        self.plan.validate_routing(self.model.model.experts()).map_err(|error| Failure::in_file(&self.path, &error))
+        self.plan
+            .validate_routing(self.model.model.experts(), self.model.model.mixture_layers())
+            .map_err(|error| Failure::in_file(&self.path, &error))
     }
 
     /// Refuses a plan in a mode whose steps differ, for what is about one kind of step.
@@ -336,9 +338,12 @@ impl PlanFile {
         }
         let plan = file.plan();
         let stack = inputs::stack(plan.stack.name()).map_err(|failure| Failure::in_file(path, &failure))?;
-        let checked = plan.validate().and_then(|()| plan.validate_routing(model.model.experts()));
+        let checked = plan.validate().and_then(|()| plan.validate_routing(model.model.experts(), model.model.mixture_layers()));
         checked.map_err(|error| Failure::in_file(path, &error))?;
-        let (model, remarks) = without_padding(model, &plan, stack.defaults.sequence_share);
+        let (model, mut remarks) = without_padding(model, &plan, stack.defaults.sequence_share);
+        if file.overlap.is_some_and(|overlap| overlap.expert) && model.model.experts().is_none() {
+            remarks.push("`overlap: {expert: true}` without effect: the model has no mixtures of experts".into());
+        }
         Ok(LoadedPlan { model, topology, plan, file, path: path.into(), remarks })
     }
 }

@@ -151,17 +151,25 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
     has_products(topology, plan.precision)?;
     let input = |error: ProfileError| Failure::Input(error.to_string());
     let mut costs = CostModel::new(profile, topology).with_plan(topology, plan, model).map_err(input)?;
-    if (0..topology.device_kinds().len()).any(|kind| costs.cluster(kind).is_some()) {
+    let kinds = topology.device_kinds();
+    if (0..kinds.len()).any(|kind| costs.cluster(kind).is_some()) {
         costs.remarks.extend(remarks::on_stack(Profiles::library().map_err(input)?, plan, model));
+        costs.remarks.extend(remarks::on_devices(plan, kinds));
     }
-    if !plan.workload.routing.is_balanced()
-        && let Some(kind) = topology.device_kinds().iter().enumerate().find(|(kind, _)| costs.cluster(*kind).is_none())
-    {
+    let of_our_kernels = kinds.iter().enumerate().find(|(kind, _)| costs.cluster(*kind).is_none()).map(|(_, kind)| kind);
+    if let Some(kind) = of_our_kernels.filter(|_| !plan.workload.routing.is_balanced()) {
         return Err(Failure::Input(format!(
             "`workload.routing`: costs on `{}` are those of our own kernels, which compute every slot of an expert; hint: leave \
              `routing` out, or use GPUs of the catalogue without `--profile`",
-            kind.1.name
+            kind.name
         )));
+    }
+    if let Some(kind) = of_our_kernels.filter(|_| !plan.stack.is_own()) {
+        costs.remarks.push(format!(
+            "`stack: {}` has no costs on `{}`: kernels and communication there are those of our own executor",
+            plan.stack.name(),
+            kind.name
+        ));
     }
     costs.remarks.extend(profile.and_then(|profile| remarks::on_machine(profile, topology)));
     Ok(costs)

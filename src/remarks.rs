@@ -5,7 +5,7 @@ use foretell_executor::machine;
 use foretell_models::{Model, Moe};
 use foretell_program::{Plan, Profile};
 use foretell_simulator::gpu::{AttentionKind, Profiles, RoutingSkew};
-use foretell_topologies::{LOCAL_DEVICE, Topology};
+use foretell_topologies::{Architecture, DeviceKind, LOCAL_DEVICE, Topology};
 
 /// Returns what the prediction of a plan assumes of its stack, one sentence each.
 pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model) -> Vec<String> {
@@ -32,6 +32,18 @@ pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model) -> Vec<String> 
     remarks.extend(on_routing(plan, model));
     remarks.extend(on_layout(plan, model));
     remarks
+}
+
+/// Returns a sentence if a framework stands on devices that it is not known to train on.
+pub fn on_devices(plan: &Plan, kinds: &[DeviceKind]) -> Option<String> {
+    let stack = plan.stack.name();
+    if plan.stack.is_own() {
+        return None;
+    }
+    let is_for_tpus = stack == "maxtext-tpu";
+    let other = kinds.iter().find(|kind| (kind.architecture == Architecture::Tpu) != is_for_tpus)?;
+    let hint = if is_for_tpus { "name a stack for GPUs, such as `maxtext`" } else { "`maxtext-tpu` is a stack for TPUs" };
+    Some(format!("`stack: {stack}` is not known to train on `{}`, so its costs there are a guess; hint: {hint}", other.name))
 }
 
 /// Returns what a skewed routing makes of a layout.
@@ -77,6 +89,7 @@ fn on_layout(plan: &Plan, model: &Model) -> Vec<String> {
                 .into(),
         );
     }
+    remarks.extend(on_woven_passes(plan));
     let tensor = plan.layout.tensor;
     if let Some((sequence, _)) = model.sample().tokens().filter(|(sequence, _)| sequence % tensor != 0)
         && plan.layout.sequence_parallel
@@ -86,4 +99,25 @@ fn on_layout(plan: &Plan, model: &Model) -> Vec<String> {
         ));
     }
     remarks
+}
+
+/// Returns a sentence if passes that should overlap with each other do not.
+fn on_woven_passes(plan: &Plan) -> Option<String> {
+    let (layout, overlap) = (&plan.layout, &plan.overlap);
+    if !overlap.passes {
+        return None;
+    }
+    if plan.woven_pairs() == 0 {
+        return Some(format!(
+            "`overlap: {{passes: true}}` without effect: no forward and backward pass of this layout can run at a time; \
+             hint: use `schedule: zb-v` with {} micro-batches or more, or `interleaved`, without `zero: 3`, `shares` and `stages`",
+            2 * layout.pipeline
+        ));
+    }
+    let exchanges = [(layout.expert, overlap.expert), (layout.tensor, overlap.tensor), (layout.context, overlap.context)];
+    let overlaps = exchanges.into_iter().any(|(ranks, overlaps)| ranks > 1 && (overlaps || overlap.expert));
+    (!overlaps).then(|| {
+        "`overlap: {passes: true}` without effect: no pass waits for communication of its activations that overlaps with kernels"
+            .into()
+    })
 }

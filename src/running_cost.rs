@@ -48,6 +48,8 @@ pub struct Questions {
 /// The answer.
 pub struct Answers {
     cost: RunningCost,
+    /// Currency of the prices, if the topology names one.
+    currency: Option<String>,
     step: Seconds,
     steps: Option<f64>,
     goodput: Option<Goodput>,
@@ -86,7 +88,8 @@ pub fn answer(
     let step = prediction.step_seconds;
     let steps = steps(questions, program.samples, program.tokens)?;
     let goodput = goodput(questions, step, loaded, predicted, cost.devices)?;
-    Ok(Answers { cost, step, steps, goodput, is_asked: questions.cost || steps.is_some() })
+    let currency = loaded.topology.currency().map(str::to_owned);
+    Ok(Answers { cost, currency, step, steps, goodput, is_asked: questions.cost || steps.is_some() })
 }
 
 /// The run's length in steps.
@@ -180,6 +183,7 @@ impl Answers {
             row("nodes", format!("{nodes}, with {devices} devices in use"));
             let unpriced = format!("not known: no `price_per_hour` for {}", quoted(&self.cost.unpriced));
             let unpowered = format!("not known: no `power` for {}", quoted(&self.cost.unpowered));
+            let money = |amount| money(amount, self.currency.as_deref());
             row("price of a step", self.cost.price(self.step).map_or_else(|| unpriced.clone(), money));
             let mean = |energy: Joules| energy.value() / self.step.value().max(f64::MIN_POSITIVE) / devices as f64;
             row(
@@ -223,6 +227,7 @@ impl Answers {
             nodes: self.cost.nodes,
             devices: self.cost.devices,
             price_per_hour: self.cost.price_per_hour,
+            currency: self.currency.clone(),
             step_price: self.cost.price(self.step),
             step_energy_joules: energy(self.cost.step_energy),
             unpriced: self.cost.unpriced.clone(),
@@ -261,6 +266,9 @@ pub struct CostAnswer {
     devices: usize,
     /// Price of the nodes per hour; null if one has no price.
     price_per_hour: Option<f64>,
+    /// Currency of the prices; absent if the topology file names none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    currency: Option<String>,
     /// Price of a step.
     step_price: Option<f64>,
     /// Energy of the devices for a step; null if the power of one is unknown.
@@ -320,9 +328,10 @@ fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// Formats an amount. The topology file does not name its currency.
-fn money(amount: f64) -> String {
-    if amount < 1.0 { format!("{amount:.3e}") } else { format!("{amount:.2}") }
+/// Formats an amount, with the currency where the topology file names one.
+fn money(amount: f64, currency: Option<&str>) -> String {
+    let number = if amount < 1.0 { format!("{amount:.3e}") } else { format!("{amount:.2}") };
+    currency.map_or_else(|| number.clone(), |currency| format!("{number} {currency}"))
 }
 
 fn days(time: Seconds) -> String {

@@ -16,16 +16,19 @@ pub enum Trainer {
 impl Trainer {
     /// Name of the software stack that usually trains such a model on such a cluster.
     ///
-    /// Clusters of one kind of GPU get `megatron-core` for transformers and `ddp` for other models.
-    /// All other clusters get our own executor: frameworks give every rank the same work, and
-    /// `local-gpus` and CPUs are where we train.
+    /// Clusters of one kind of GPU get `megatron-core` for transformers and `ddp` for other models,
+    /// those of one kind of TPU `maxtext-tpu` for transformers. All else gets our own executor:
+    /// frameworks give every rank the same work, and `local-gpus` and CPUs are where we train.
     pub fn usual_stack(self, model: &Model, topology: &Topology, is_here: bool) -> &'static str {
         let groups = topology.node_groups();
-        let is_gpu = |kind: usize| topology.device_kinds()[kind].architecture == Architecture::Gpu;
-        let is_of_equal_gpus = groups.iter().all(|group| group.kind == groups[0].kind && is_gpu(group.kind));
-        match (self, is_of_equal_gpus && !is_here, model.is_transformer()) {
-            (Self::Framework, true, true) => "megatron-core",
-            (Self::Framework, true, false) => "ddp",
+        let kind = groups[0].kind;
+        if self == Self::Ours || is_here || groups.iter().any(|group| group.kind != kind) {
+            return "foretell";
+        }
+        match (topology.device_kinds()[kind].architecture, model.is_transformer()) {
+            (Architecture::Gpu, true) => "megatron-core",
+            (Architecture::Gpu, false) => "ddp",
+            (Architecture::Tpu, true) => "maxtext-tpu",
             _ => "foretell",
         }
     }
@@ -36,12 +39,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gpus_of_one_kind_get_a_framework_and_all_else_our_executor() {
+    fn clusters_of_one_kind_get_a_framework_and_all_else_our_executor() {
         let [gpt, resnet] = ["gpt2", "resnet50"].map(|name| Model::named(name).expect("it is in the zoo"));
-        let [gpus, lab] = ["dgx-a100-80g", "lab-4x1g-200m"].map(|name| Topology::library(name).expect("it is in the library"));
+        let [gpus, tpus, lab] =
+            ["dgx-a100-80g", "tpu-v5p", "lab-4x1g-200m"].map(|name| Topology::library(name).expect("it is in the library"));
         let usual = |trainer: Trainer, model, topology| trainer.usual_stack(model, topology, false);
         assert_eq!(usual(Trainer::Framework, &gpt, &gpus), "megatron-core");
         assert_eq!(usual(Trainer::Framework, &resnet, &gpus), "ddp");
+        assert_eq!(usual(Trainer::Framework, &gpt, &tpus), "maxtext-tpu");
+        assert_eq!(usual(Trainer::Framework, &resnet, &tpus), "foretell");
         assert_eq!(usual(Trainer::Framework, &gpt, &lab), "foretell");
         assert_eq!(usual(Trainer::Ours, &gpt, &gpus), "foretell");
         assert_eq!(Trainer::Framework.usual_stack(&gpt, &gpus, true), "foretell");

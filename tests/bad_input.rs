@@ -234,6 +234,10 @@ fn objectives_without_their_facts_are_refused_with_the_line_to_add() {
     assert_contains(&plan("goodput"), &["mean_time_between_failures"]);
     let text = refused(&scratch, &["plan", "--model", "mlp", "--topology", "local", "--price-limit", "1"], 2);
     assert_contains(&text, &["no node of `local` costs so little", "price_per_hour"]);
+    let node = "devices: {kind: a100-sxm-80g, count: 8}, link: nvswitch-300GB/s, price_per_hour: 30 EUR";
+    scratch.file("priced.yaml", &format!("name: priced\nnodes:\n  - {{count: 1, {node}}}\n"));
+    let text = refused(&scratch, &["plan", "--model", "gpt2", "--topology", "priced.yaml", "--price-limit", "$40"], 2);
+    assert_contains(&text, &["`--price-limit` is in `USD`", "`priced` are in `EUR`", "hint: give the limit in `EUR`"]);
     assert_contains(&refused(&scratch, &["plan", "--model", "mlp", "--topology", "local", "--scaling", "8"], 2), &["8..4096"]);
 }
 

@@ -313,6 +313,25 @@ fn tables_of_samples_that_say_nothing_are_refused() {
 }
 
 #[test]
+fn settings_that_change_nothing_are_said() {
+    let scratch = Scratch::new();
+    let remarks = |model: &str, topology: &str, more: &str| {
+        let job = format!("model: {model}\ntopology: {topology}\nglobal_batch: 8\nlayout: {{data: 2}}\n{more}\n");
+        scratch.file("plan.yaml", &job);
+        scratch.json(&["simulate", "--plan", "plan.yaml"])["remarks"].to_string()
+    };
+    let overlap = "precision: bf16\nstack: nemo\noverlap: {expert: true}";
+    assert!(remarks("gpt2", "dgx-a100-80g", overlap).contains("the model has no mixtures of experts"));
+    assert!(remarks("mlp", "lab-2x1g", "stack: nemo").contains("`stack: nemo` has no costs on"));
+    assert!(
+        remarks("gpt2", "dgx-a100-80g", "precision: bf16\nstack: maxtext-tpu").contains("not known to train on `a100-sxm-80g`")
+    );
+    assert!(remarks("gpt2", "tpu-v5p", "precision: bf16\nstack: nemo").contains("`maxtext-tpu` is a stack for TPUs"));
+    let usual = remarks("gpt2", "dgx-a100-80g", "precision: bf16\nstack: nemo");
+    assert!(!usual.contains("no costs on") && !usual.contains("not known to train"), "{usual}");
+}
+
+#[test]
 fn packed_sequences_take_less_time_where_attention_is_fused() {
     let scratch = Scratch::new();
     let run = |model: &str, stack: &str, workload: &str| {

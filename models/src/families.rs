@@ -90,11 +90,6 @@ pub(crate) trait Family: Sized {
         false
     }
 
-    /// Returns the experts of each mixture. `None` without mixtures.
-    fn experts(&self) -> Option<usize> {
-        None
-    }
-
     /// Returns the parts of the model that are planned and simulated, but not executed, as a model
     /// file names them.
     fn planned_only(&self) -> Vec<&'static str> {

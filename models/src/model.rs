@@ -195,7 +195,19 @@ impl Model {
 
     /// Returns the experts of each mixture. `None` without mixtures.
     pub fn experts(&self) -> Option<usize> {
-        with_family!(self, sizes => sizes.experts())
+        self.as_decoder()?.mixtures.map(|mixtures| mixtures.experts)
+    }
+
+    /// Returns the experts to which a token goes in each mixture. 1 without mixtures.
+    pub fn experts_per_token(&self) -> usize {
+        self.as_decoder().and_then(|decoder| decoder.mixtures).map_or(1, |mixtures| mixtures.top_k)
+    }
+
+    /// Returns the number of layers with a mixture of experts.
+    pub fn mixture_layers(&self) -> usize {
+        let Some(decoder) = self.as_decoder() else { return 0 };
+        let is_mixture = |layer: &usize| decoder.mixtures.is_some_and(|mixtures| mixtures.includes(*layer));
+        (0..decoder.layers).filter(is_mixture).count()
     }
 
     /// Returns the parts of the model that are planned and simulated, but not executed, as a model

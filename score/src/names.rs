@@ -117,6 +117,12 @@ pub(crate) fn says(text: &str, word: &str) -> bool {
     })
 }
 
+/// Returns into how many groups a model divides its experts, and in how many of them those of a
+/// token are (DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", sections 2.1.2 and 4.2).
+pub(crate) fn groups_of_token(row: &Row) -> Option<[usize; 2]> {
+    (says(&row.model, "deepseek") && says(&row.model, "v3")).then_some([8, 4])
+}
+
 /// Returns whether the row is a submission to MLPerf: it says so, or names the round.
 fn is_submission(row: &Row) -> bool {
     let has_round = row.notes.split("round v").nth(1).is_some_and(|rest| rest.starts_with(|digit: char| digit.is_ascii_digit()));

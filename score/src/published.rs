@@ -1,8 +1,9 @@
 //! The published rows that come with the project, and their split into rows for fitting and
 //! held-out rows.
 //!
-//! `tests/published/split.yaml` declares the split. A hash of the row's name decides, so nobody
-//! can choose favourable rows.
+//! `tests/published/split.yaml` declares the split. It keeps near-twins together: all rows of a
+//! source on one model and one kind of device. A hash of these names decides, so nobody can choose
+//! favourable rows.
 
 use crate::row::{Row, read_rows};
 use crate::table::TableError;
@@ -37,7 +38,8 @@ pub enum Subset {
     Score,
 }
 
-/// The declared split: rows are hashed into `parts`, of which the first `fit` are for fitting.
+/// The declared split: groups of rows are hashed into `parts`, of which the first `fit` are for
+/// fitting. A group is a source's rows on one model and one kind of device.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Split {
@@ -68,17 +70,18 @@ impl Split {
 
     /// Returns what a row is used for. Rows of other tables than the project's are fitted nowhere.
     pub fn subset(&self, row: &Row) -> Subset {
-        if self.is_for_fitting(&row.row_id) && NAMES.contains(&row.row_id) { Subset::Fit } else { Subset::Score }
+        let group = format!("{} {} {}", row.table, row.model, row.gpu);
+        if self.is_for_fitting(&group) && NAMES.contains(&row.row_id) { Subset::Fit } else { Subset::Score }
     }
 
-    fn is_for_fitting(&self, row_id: &str) -> bool {
-        hash(row_id) % self.parts < self.fit
+    fn is_for_fitting(&self, group: &str) -> bool {
+        hash(group) % self.parts < self.fit
     }
 }
 
 /// FNV-1a (Fowler, Noll and Vo), with the high bits folded into the low ones. Without that, names
 /// that differ only in the last digit are distributed unevenly.
-fn hash(name: &str) -> u64 {
+pub(crate) fn hash(name: &str) -> u64 {
     let sum = name.bytes().fold(0xcbf2_9ce4_8422_2325u64, |sum, byte| (sum ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     sum ^ (sum >> 29) ^ (sum >> 43)
 }
@@ -86,13 +89,28 @@ fn hash(name: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeMap;
 
     #[test]
-    fn the_declared_share_of_rows_is_for_fitting() {
+    fn the_declared_share_of_groups_is_for_fitting() {
         let split = Split::library().expect("sound");
         let fit = (0..10_000).filter(|number| split.is_for_fitting(&format!("source-{number:04}"))).count();
         let share = split.fit as f64 / split.parts as f64;
         assert!((fit as f64 / 10_000.0 - share).abs() < 0.03, "{fit} of 10000");
+    }
+
+    #[test]
+    fn near_twins_are_on_one_side() {
+        let split = Split::library().expect("sound");
+        let mut sides = BTreeMap::new();
+        for row in published().expect("sound") {
+            let side = split.subset(&row);
+            let group = (row.table, row.model, row.gpu);
+            let first = *sides.entry(group.clone()).or_insert(side);
+            assert_eq!(side, first, "{} of {group:?}", row.row_id);
+        }
+        let fitted = sides.values().filter(|side| **side == Subset::Fit).count();
+        assert!(fitted > 0 && fitted < sides.len(), "{fitted} of {} groups", sides.len());
     }
 
     #[test]

@@ -72,7 +72,11 @@ impl Run {
             assumptions.push(format!("the stack `{stack_name}` was not fitted"));
         }
         let overlap = Overlap { tensor: stack.defaults.overlap.tensor || names::overlaps_tensor(row), ..stack.defaults.overlap };
-        let workload = PlannedWorkload { unknown_stack: names::stack(row).is_none(), ..plan.workload };
+        let nodes_per_token = names::groups_of_token(row).and_then(|[groups, chosen]| {
+            let nodes = plan.layout.expert / cluster.devices_per_node.max(1);
+            (nodes >= groups).then(|| chosen * nodes / groups)
+        });
+        let workload = PlannedWorkload { unknown_stack: names::stack(row).is_none(), nodes_per_token, ..plan.workload };
         let plan = Plan { stack: Stack::new(stack_name), overlap, workload, ..plan };
         let stack = stack.applied(&plan, profiles.unseen);
         let workload = Workload::of(&plan, &model);

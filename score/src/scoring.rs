@@ -75,7 +75,7 @@ pub enum IntervalBasis {
 
 impl IntervalBasis {
     fn of(run: &Run) -> Self {
-        if run.clusters().any(|cluster| cluster.gpu.estimated) {
+        if run.clusters().any(|cluster| cluster.gpu.unseen) {
             Self::UnknownDevice
         } else if run.stack.estimated || run.plan.workload.unknown_stack {
             Self::UnknownStack

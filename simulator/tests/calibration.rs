@@ -134,11 +134,12 @@ fn an_observed_pace_slows_the_device_and_not_the_wait() {
     let before = stage.compute(1000, &[]);
     stage.collective(Collective::AllReduce, Group::along(Axis::Data), 1 << 20, &[before]);
     let program = program(2, 1, vec![stage.done()]);
-    let at = |observed_paces: &[[f64; 2]]| {
+    let with = |costs: &CostModel, observed_paces: &[[f64; 2]]| {
         let observed_paces = observed_paces.iter().map(|paces| paces.to_vec()).collect();
         let options = Options { observed_paces, ..Options::default() };
-        predict_with(&program, &topology, &costs, &options).unwrap().0.step_seconds.value()
+        predict_with(&program, &topology, costs, &options).unwrap().0.step_seconds.value()
     };
+    let at = |observed_paces: &[[f64; 2]]| with(&costs, observed_paces);
     let usual = at(&[[1.0, 1.0]]);
     assert_eq!(usual, at(&[]), "the costs are those of the pace 1");
     // The kernel takes 7 us, and the all-reduce keeps the processor busy for a part of its time.
@@ -148,6 +149,11 @@ fn an_observed_pace_slows_the_device_and_not_the_wait() {
     assert!(at(&[[1.0, 2.0]]) > usual + 6e-6);
     assert!((at(&[[1.0, 1.0], [9.0, 9.0], [1.0, 1.0]]) - usual).abs() < 1e-12);
     assert!(at(&[[0.5, 0.5]]) < usual, "a machine may be faster than at calibration");
+    // What varied at calibration varies in the run as well.
+    let varying = CostModel::new(Some(&Profile { paces: vec![1.0, 1.5, 1.5, 2.0], ..profile() }), &topology);
+    assert!(with(&varying, &[]) > usual + 3e-6);
+    assert_eq!(with(&varying, &[[1.0, 1.0]]), with(&varying, &[]));
+    assert!(with(&varying, &[[2.0, 2.0]]) > with(&varying, &[]) + 7e-6);
 }
 
 #[test]

@@ -84,8 +84,13 @@ impl Browser {
 
     /// Opens a file, and returns once it is loaded and drawn.
     pub fn open(&mut self, file: &Path) {
+        self.visit(&format!("file://{}", file.display()));
+    }
+
+    /// Opens an address, and returns once it is loaded and drawn.
+    pub fn visit(&mut self, url: &str) {
         self.events.clear();
-        self.call("Page.navigate", json!({"url": format!("file://{}", file.display())}));
+        self.call("Page.navigate", json!({"url": url}));
         let end = Instant::now() + PATIENCE;
         while !self.events.iter().any(|event| event["method"] == "Page.loadEventFired") {
             assert!(Instant::now() < end, "the page does not load");
@@ -108,6 +113,12 @@ impl Browser {
         let answer = self.call("Runtime.evaluate", parameters);
         assert!(answer["exceptionDetails"].is_null(), "{expression}: {}", answer["exceptionDetails"]);
         answer["result"]["value"].clone()
+    }
+
+    /// The text of the page; empty while another one is being loaded.
+    pub fn text(&mut self) -> String {
+        let parameters = json!({"expression": "document.body.innerText", "returnByValue": true});
+        self.call("Runtime.evaluate", parameters)["result"]["value"].as_str().unwrap_or_default().to_owned()
     }
 
     /// Presses a key, as a keyboard does.

@@ -9,8 +9,10 @@ mod common;
 use browser::Browser;
 use common::{Scratch, text};
 use serde_json::{Value, json};
-use std::io::Write;
+use std::io::{BufReader, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 const PLAN: &str = "model: {family: mlp, widths: [64, 128, 128, 10]}\ntopology: local\nglobal_batch: 32\n\
     layout: {data: 1, pipeline: 2, micro_batch: 16}\n";
@@ -80,11 +82,15 @@ const LOOK: &str = "(() => {
 
 /// What is wrong with a page, a sentence each.
 fn faults(browser: &mut Browser, page: &Path, width: u32, scheme: &str) -> Vec<String> {
+    faults_at(browser, &format!("file://{}", page.display()), width, scheme)
+}
+
+fn faults_at(browser: &mut Browser, page: &str, width: u32, scheme: &str) -> Vec<String> {
     let metrics = json!({"width": width, "height": 900, "deviceScaleFactor": 2, "mobile": width < 500});
     browser.call("Emulation.setDeviceMetricsOverride", metrics);
     let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
     browser.call("Emulation.setEmulatedMedia", features);
-    browser.open(page);
+    browser.visit(page);
     let look = browser.evaluate(LOOK);
     let number = |name: &str| look[name].as_f64().unwrap_or(f64::INFINITY);
     let mut faults = Vec::new();
@@ -109,7 +115,7 @@ fn faults(browser: &mut Browser, page: &Path, width: u32, scheme: &str) -> Vec<S
         match event["method"].as_str().unwrap_or_default() {
             "Network.requestWillBeSent" => {
                 let url = parameters["request"]["url"].as_str().unwrap_or_default();
-                let is_own = url == format!("file://{}", page.display()) || url.starts_with("data:");
+                let is_own = url == page || url.starts_with("data:");
                 fault(!is_own, format!("it asks for {url}"));
             }
             "Runtime.exceptionThrown" => fault(true, format!("an error: {}", parameters["exceptionDetails"])),
@@ -219,4 +225,61 @@ fn a_keyboard_reaches_and_moves_every_chart() {
     assert!(tab_to(&mut browser, ".rows button[aria-pressed=false]"), "no layout takes the focus");
     browser.press("Enter");
     assert_eq!(browser.evaluate("document.activeElement.getAttribute('aria-pressed')"), Value::from("true"));
+}
+
+/// A server of a run, and its address. It ends with the value.
+struct Server(Child);
+
+impl Server {
+    fn start(scratch: &Scratch, run: &str) -> (Self, String) {
+        let mut command = scratch.command(&["serve", run, "--json"]);
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("the program starts");
+        let output = BufReader::new(child.stdout.take().expect("a pipe"));
+        let document: Value =
+            serde_json::Deserializer::from_reader(output).into_iter().next().expect("a document").expect("JSON");
+        (Self(child), document["url"].as_str().expect("an address").to_owned())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_served_run_is_shown_and_follows_its_steps() {
+    let Some(mut browser) = browser("serve") else { return };
+    browser.call("Page.addScriptToEvaluateOnNewDocument", json!({"source": WATCH}));
+    let scratch = Scratch::new();
+    let plan = scratch.file("plan.yaml", PLAN);
+    let run = ["--steps", "4", "--oversubscribe", "--no-evaluation", "--run", "run"];
+    let trained = scratch.run(&[&["execute", "--plan", text(&plan)][..], &run].concat());
+    assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
+    let (server, url) = Server::start(&scratch, "run");
+    for (width, scheme) in [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")] {
+        let faults = faults_at(&mut browser, &url, width, scheme);
+        assert!(faults.is_empty(), "at {width} pixels, {scheme}: {faults:?}");
+    }
+    // Without the token nothing is shown.
+    browser.visit(url.split('?').next().expect("a first part"));
+    assert!(browser.text().contains("with its token"), "{}", browser.text());
+    drop(server);
+
+    // A run without a result goes on. The page follows it by itself.
+    std::fs::remove_file(scratch.path("run/measured.json")).expect("it is there");
+    let (_server, url) = Server::start(&scratch, "run");
+    browser.visit(&url);
+    let metrics = scratch.path("run/metrics.jsonl");
+    let lines = std::fs::read_to_string(&metrics).expect("it is read");
+    let last: Value = serde_json::from_str(lines.lines().last().expect("a line")).expect("JSON");
+    let mut next = last.clone();
+    (next["step"], next["loss"]) = (json!(last["step"].as_u64().expect("a step") + 1), json!(1.2345));
+    std::fs::write(&metrics, format!("{lines}{next}\n")).expect("it is written");
+    let end = Instant::now() + Duration::from_secs(60);
+    while !browser.text().contains("1.2345") {
+        assert!(Instant::now() < end, "the page does not follow: {}", browser.text());
+        std::thread::sleep(Duration::from_millis(100));
+    }
 }

@@ -49,8 +49,7 @@ impl TopologySpec {
             }
             groups.push(group);
         }
-        check_currencies(group_specs)?;
-
+        let currency = currency(group_specs)?;
         let (network, places) = network::network(spec.network.as_ref(), &mut groups, &kinds.found, &mut notes)?;
         let description = Description {
             name: spec.name.unwrap_or_else(|| "topology".into()),
@@ -59,6 +58,7 @@ impl TopologySpec {
             network,
             storage_bandwidth: spec.storage.as_ref().map(storage_bandwidth).transpose()?,
             restart_time: spec.restart_time.as_ref().map(|time| time.quantity("restart_time")).transpose()?,
+            currency,
             is_lab: spec.lab.unwrap_or(false),
             notes,
         };
@@ -146,8 +146,8 @@ fn price(node: &NodeSpec) -> Result<Option<Price>, TopologyError> {
     node.price_per_hour.as_ref().map(|price| price.quantity("price_per_hour")).transpose()
 }
 
-/// Refuses prices in several currencies, which have no sum.
-fn check_currencies(nodes: &[At<NodeSpec>]) -> Result<(), TopologyError> {
+/// Returns the currency that prices name. Refuses several, since such prices have no sum.
+fn currency(nodes: &[At<NodeSpec>]) -> Result<Option<String>, TopologyError> {
     let mut first: Option<String> = None;
     for node in nodes {
         let Some(named) = price(&node.value)?.and_then(|price| price.currency) else { continue };
@@ -160,7 +160,7 @@ fn check_currencies(nodes: &[At<NodeSpec>]) -> Result<(), TopologyError> {
             _ => first = Some(named),
         }
     }
-    Ok(())
+    Ok(first)
 }
 
 /// Builds a node group. `usual_link` gives the link between devices if the file states none.

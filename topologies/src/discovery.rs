@@ -67,6 +67,7 @@ pub fn discover(cpuinfo: &str, meminfo: &str, allowed_cpus: &[usize]) -> Topolog
         network: Network::plain(Fabric::None),
         storage_bandwidth: None,
         restart_time: None,
+        currency: None,
         is_lab: false,
         notes,
     }

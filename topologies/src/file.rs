@@ -46,7 +46,12 @@ impl From<Topology> for TopologySpec {
         TopologySpec {
             schema_version: Some(SchemaVersion),
             devices: kinds.iter().map(|kind| (kind.name.clone(), device_spec(kind).into())).collect(),
-            nodes: Some(NodesSpec::Groups(topology.groups.iter().map(|group| node_spec(group, kinds).into()).collect()).into()),
+            nodes: Some(
+                NodesSpec::Groups(
+                    topology.groups.iter().map(|group| node_spec(group, kinds, topology.currency()).into()).collect(),
+                )
+                .into(),
+            ),
             network: Some(ShortOrFull::Full(NetworkSpec::written(&topology.network, &topology.groups)).into()),
             storage: topology.storage_bandwidth.map(|rate| StorageSpec { bandwidth: Some(written(rate)) }.into()),
             restart_time: topology.restart_time.map(written),
@@ -76,7 +81,7 @@ fn device_spec(kind: &DeviceKind) -> DeviceSpec {
     }
 }
 
-fn node_spec(group: &NodeGroup, kinds: &[DeviceKind]) -> NodeSpec {
+fn node_spec(group: &NodeGroup, kinds: &[DeviceKind], currency: Option<&str>) -> NodeSpec {
     let link = group.link.map(link_spec);
     let nics = group
         .nics
@@ -91,7 +96,10 @@ fn node_spec(group: &NodeGroup, kinds: &[DeviceKind]) -> NodeSpec {
         link: link.map(|link| ShortOrFull::Full(link).into()),
         nics: nics.map(At::from),
         host_memory: group.host_memory.map(written),
-        price_per_hour: group.price_per_hour.map(|price| Scalar::from(price).into()),
+        price_per_hour: group.price_per_hour.map(|price| {
+            let scalar = currency.map_or_else(|| Scalar::from(price), |currency| Scalar::from(format!("{price} {currency}")));
+            scalar.into()
+        }),
         mean_time_between_failures: group.mean_time_between_failures.map(written),
     }
 }

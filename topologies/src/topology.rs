@@ -28,6 +28,7 @@ pub struct Topology {
     pub(crate) network: Network,
     pub(crate) storage_bandwidth: Option<BytesPerSecond>,
     pub(crate) restart_time: Option<Seconds>,
+    pub(crate) currency: Option<String>,
     pub(crate) is_lab: bool,
     pub(crate) notes: Vec<String>,
     /// Numbering derived from the fields above. Shared, because plans and simulations clone
@@ -69,6 +70,7 @@ pub(crate) struct Description {
     pub(crate) network: Network,
     pub(crate) storage_bandwidth: Option<BytesPerSecond>,
     pub(crate) restart_time: Option<Seconds>,
+    pub(crate) currency: Option<String>,
     pub(crate) is_lab: bool,
     pub(crate) notes: Vec<String>,
 }
@@ -360,6 +362,12 @@ impl Topology {
         self.groups.iter().map(|group| group.price_per_hour.map(|price| price * group.count as f64)).sum()
     }
 
+    /// Currency of the prices, if one of them names it: a code such as `USD`, or a sign that
+    /// several currencies share.
+    pub fn currency(&self) -> Option<&str> {
+        self.currency.as_deref()
+    }
+
     /// Rate at which all nodes together read from or write to storage.
     pub fn storage_bandwidth(&self) -> Option<BytesPerSecond> {
         self.storage_bandwidth
@@ -394,8 +402,8 @@ impl Topology {
     }
 
     fn into_description(self) -> Description {
-        let Topology { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes, layout: _ } = self;
-        Description { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes }
+        let Topology { name, kinds, groups, network, storage_bandwidth, restart_time, currency, is_lab, notes, layout: _ } = self;
+        Description { name, kinds, groups, network, storage_bandwidth, restart_time, currency, is_lab, notes }
     }
 }
 
@@ -427,7 +435,7 @@ impl Description {
     /// Builds a description that is known to be valid and small.
     pub(crate) fn number(self) -> Topology {
         let layout = Arc::new(Layout::new(&self.groups, &self.network));
-        let Description { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes } = self;
-        Topology { name, kinds, groups, network, storage_bandwidth, restart_time, is_lab, notes, layout }
+        let Description { name, kinds, groups, network, storage_bandwidth, restart_time, currency, is_lab, notes } = self;
+        Topology { name, kinds, groups, network, storage_bandwidth, restart_time, currency, is_lab, notes, layout }
     }
 }

@@ -247,8 +247,14 @@ fn prices_and_counts_may_have_a_currency_and_separators() {
         };
         Topology::from_yaml(&format!("nodes:\n{}{}", node("a", first), node("b", second)), "cluster.yaml")
     };
-    for (first, second) in [("$98", "1,024.50"), ("98 USD", "$1_024.5"), ("98", "1,024.50 EUR"), ("98", "1024.5")] {
+    for (first, second, currency) in [
+        ("$98", "1,024.50", Some("USD")),
+        ("98 USD", "$1_024.5", Some("USD")),
+        ("98", "1,024.50 EUR", Some("EUR")),
+        ("98", "1024.5", None),
+    ] {
         let cluster = cluster(first, second).unwrap();
+        assert_eq!(cluster.currency(), currency, "{first}, {second}");
         assert_eq!(cluster.node_count(), 2048);
         let prices: Vec<_> = cluster.node_groups().iter().map(|group| group.price_per_hour).collect();
         assert_eq!(prices, [Some(98.0), Some(1024.5)], "{first}, {second}");

@@ -99,7 +99,7 @@ mod tests {
         for text in ["1,024.5GB", "1_024.5 GB", "1024.5GB", "1_024.500_0GB"] {
             assert_eq!(text.parse(), Ok(Bytes::new(1_024_500_000_000)), "{text}");
         }
-        for text in ["1,02GB", ",024GB", "1,GB", "-1GB"] {
+        for text in ["1,02GB", ",024GB", "1,GB", "-1GB", "1._5GB", "1.5_GB", "1.5__0GB"] {
             assert!(matches!(text.parse::<Bytes>(), Err(UnitError::NotANumber { .. })), "{text}");
         }
     }

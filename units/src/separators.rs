@@ -3,8 +3,12 @@
 /// A decimal number without its separators.
 pub(crate) fn plain(text: &str) -> Option<String> {
     let (whole, rest) = text.split_at(text.find(['.', 'e', 'E']).unwrap_or(text.len()));
-    let whole = if whole.is_empty() { Some(String::new()) } else { without_separators(whole) };
-    whole.map(|whole| whole + &rest.replace('_', ""))
+    let whole = if whole.is_empty() { String::new() } else { without_separators(whole)? };
+    let is_between_digits = |(before, after): (&str, &str)| {
+        before.ends_with(|digit: char| digit.is_ascii_digit()) && after.starts_with(|digit: char| digit.is_ascii_digit())
+    };
+    let are_separators = rest.match_indices('_').all(|(at, _)| is_between_digits((&rest[..at], &rest[at + 1..])));
+    are_separators.then(|| whole + &rest.replace('_', ""))
 }
 
 /// The digits of a whole number. Commas stand before every third digit from the end, underscores

@@ -355,10 +355,6 @@ impl Family for Decoder {
         Some(&mut self.layers)
     }
 
-    fn experts(&self) -> Option<usize> {
-        self.mixtures.as_ref().map(|mixtures| mixtures.experts)
-    }
-
     fn planned_only(&self) -> Vec<&'static str> {
         let has = |part: fn(&Mixtures) -> bool| self.mixtures.as_ref().is_some_and(part);
         [

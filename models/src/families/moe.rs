@@ -206,10 +206,6 @@ impl Family for Moe {
         Some(&mut self.layers)
     }
 
-    fn experts(&self) -> Option<usize> {
-        Some(self.experts)
-    }
-
     fn graph(&self, name: &str, options: &GraphOptions) -> Graph {
         self.decoder().graph(name, options)
     }

@@ -93,8 +93,8 @@ fn limited_groups(fields: &mut Fields, [groups, chosen]: [usize; 2]) -> Result<(
     let chosen = fields.optional("topk_group")?.unwrap_or(chosen);
     if chosen < groups {
         fields.note(format!(
-            "a token's experts may be in all groups, and the file limits them to {chosen} of {groups}: where a group is a node, \
-             training sends less between nodes than is predicted"
+            "the file limits a token's experts to {chosen} of {groups} groups: where a group is a node, say so in the plan \
+             (`workload: {{nodes_per_token: {chosen}}}`)"
         ));
     }
     Ok(())

@@ -44,8 +44,11 @@ pub(super) fn pipelines_cut_by_time(bounds: &Bounds<'_>, layout: &Layout) -> Vec
         }
         let schedules: &[Schedule] = match layout.schedule {
             ref own if layout.pipeline > 1 && layout.virtual_stages == 1 => std::slice::from_ref(own),
-            _ if StackLimits::of(&bounds.request.base.stack).is_some() => &[Schedule::OneForwardOneBackward],
-            _ => &[Schedule::OneForwardOneBackward, Schedule::ZeroBubbleH1],
+            _ => match StackLimits::of(&bounds.request.base.stack) {
+                Some(limits) if limits.has(Schedule::OneForwardOneBackward) => &[Schedule::OneForwardOneBackward],
+                Some(_) => &[Schedule::Gpipe],
+                None => &[Schedule::OneForwardOneBackward, Schedule::ZeroBubbleH1],
+            },
         };
         // As many samples at once, or as many micro-batches.
         let mut sizes = vec![layout.micro_batch];

@@ -24,7 +24,10 @@ pub(super) fn schedules(
     let stages = mesh.pipeline;
     let mut found = Vec::new();
     for schedule in Schedule::ALL {
-        let is_open = || limits.is_none_or(|limits| limits.has(schedule)) && is_worthwhile(schedule, mesh, micro_batches);
+        // Every framework runs one stage alone.
+        let is_alone = stages == 1 && schedule == Schedule::default();
+        let is_known = is_alone || limits.is_none_or(|limits| limits.has(schedule));
+        let is_open = || is_known && is_worthwhile(schedule, mesh, micro_batches);
         let is_chosen = fixed.schedule.map_or_else(is_open, |fixed| fixed == schedule);
         if !is_chosen {
             continue;
@@ -63,4 +66,21 @@ pub(super) fn chunk_counts(blocks: usize, stages: usize) -> Vec<usize> {
     let inner = blocks.saturating_sub(2);
     let is_even = |chunks: usize| [blocks, inner].iter().any(|&blocks| blocks > 0 && blocks.is_multiple_of(stages * chunks));
     (2..=MOST_CHUNKS).filter(|&chunks| chunks <= 4 || is_even(chunks)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use foretell_program::Stack;
+
+    #[test]
+    fn a_framework_runs_one_stage_alone_whatever_its_pipelines() {
+        let limits = StackLimits::of(&Stack::new("maxtext-tpu"));
+        let of_stages = |pipeline: usize| {
+            let mesh = Layout { pipeline, ..Layout::default() };
+            schedules(&mesh, 24, 8, &Fixed::default(), limits)
+        };
+        assert_eq!(of_stages(1), [(Schedule::default(), 1)]);
+        assert_eq!(of_stages(4), [(Schedule::Gpipe, 1)]);
+    }
 }

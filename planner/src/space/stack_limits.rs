@@ -52,6 +52,16 @@ const LIMITS: &[(&str, StackLimits)] = &[
                      nanotron/parallel/pipeline_parallel/engine.py)",
         },
     ),
+    (
+        "maxtext",
+        StackLimits {
+            splits_models: true,
+            shards_state: true,
+            schedules: &[Schedule::Gpipe],
+            reason: "MaxText differentiates a loop over all micro-batches, so its pipelines run all forward passes first \
+                     (layers/pipeline.py)",
+        },
+    ),
     ("torchtitan", OF_TORCHTITAN),
     ("fsdp2", OF_TORCHTITAN),
     ("fsdp", OF_FSDP),
@@ -150,6 +160,7 @@ mod tests {
         }
         assert!(limits("torchtitan").has(Schedule::ZeroBubbleV) && !limits("torchtitan").has(Schedule::ZeroBubbleH1));
         assert!(!limits("megatron-deepspeed").has(Schedule::Interleaved));
+        assert!(limits("maxtext-tpu").has(Schedule::Gpipe) && !limits("maxtext").has(Schedule::OneForwardOneBackward));
         assert_eq!(StackLimits::of(&Stack::default()), None);
     }
 

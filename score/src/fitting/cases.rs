@@ -3,7 +3,7 @@
 use super::FitError;
 use crate::memory_figure::memory_figure;
 use crate::prediction::CompiledRun;
-use crate::published::{Split, Subset, published};
+use crate::published::{Split, Subset, hash, published};
 use crate::row::Row;
 use crate::run::Run;
 use foretell_simulator::gpu::Profiles;
@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Largest number of rows of a group that take part in the fit.
-const MOST_OF_GROUP: usize = 10;
+const MOST_OF_GROUP: usize = 16;
 
 /// Sources with at most this many rows take part with all of them.
 const SMALL_SOURCE: usize = 30;
@@ -97,8 +97,10 @@ fn group(row: &Row, run: &Run) -> String {
     format!("{} {} {} {} {}", row.table, row.model, row.gpu, row.framework, run.format)
 }
 
-/// Keeps the first [`MOST_OF_GROUP`] rows of each group, and all rows of small sources.
-fn limited(runs: Vec<(Row, Run)>) -> Vec<(Row, Run)> {
+/// Keeps [`MOST_OF_GROUP`] rows of each group, and all rows of small sources. Tables are sorted, so
+/// the rows of a group that are kept are those whose names have the lowest hashes.
+fn limited(mut runs: Vec<(Row, Run)>) -> Vec<(Row, Run)> {
+    runs.sort_by_key(|(row, _)| hash(&row.row_id));
     let mut of_source: BTreeMap<String, usize> = BTreeMap::new();
     runs.iter().for_each(|(row, _)| *of_source.entry(row.table.clone()).or_default() += 1);
     let mut of_group: BTreeMap<String, usize> = BTreeMap::new();
@@ -107,5 +109,7 @@ fn limited(runs: Vec<(Row, Run)>) -> Vec<(Row, Run)> {
         *count += 1;
         *count <= MOST_OF_GROUP || of_source[&row.table] <= SMALL_SOURCE
     };
-    runs.into_iter().filter(|(row, run)| is_kept(row, run)).collect()
+    let mut kept: Vec<_> = runs.into_iter().filter(|(row, run)| is_kept(row, run)).collect();
+    kept.sort_by(|(one, _), (other, _)| one.row_id.cmp(&other.row_id));
+    kept
 }

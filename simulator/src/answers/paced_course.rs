@@ -99,6 +99,8 @@ impl State<'_> {
         let mut delayed: Vec<Turn> = Vec::new();
         let (mut free, mut busy) = (0.0_f64, 0.0);
         let (mut counted, mut began) = (0_usize, None);
+        // Steps of each worker before what is counted, and since when.
+        let (mut before_counting, mut counting_since) = (vec![0; self.progress.len()], 0.0);
         for worker in 0..self.steps.workers.len() as u32 {
             self.add(0.0, Happens::Wants(Turn::Pull(worker)));
         }
@@ -125,6 +127,10 @@ impl State<'_> {
                     if let Some(staleness) = versions.take(turn)
                         && versions.version() > warm
                     {
+                        if began.is_none() {
+                            counting_since = self.now;
+                            before_counting = self.progress.iter().map(|one| one.steps).collect();
+                        }
                         let (since, _) = *began.get_or_insert((start, busy));
                         let known = course.staleness.len().max(staleness + 1);
                         course.staleness.resize(known, 0);
@@ -156,7 +162,9 @@ impl State<'_> {
             course.rate = counted as f64 / (free - since);
             course.load = ((busy - before) / (free - since)).min(1.0);
         }
-        course.worker_rates = self.progress.iter().map(|one| one.steps as f64 / self.now.max(1e-12)).collect();
+        let counted_seconds = (self.now - counting_since).max(1e-12);
+        let steps = self.progress.iter().zip(&before_counting).map(|(one, before)| (one.steps - before) as f64);
+        course.worker_rates = steps.map(|steps| steps / counted_seconds).collect();
         course.worker_seconds = self.progress.iter().map(|one| one.seconds / one.steps.max(1) as f64).collect();
         course
     }

@@ -151,10 +151,8 @@ pub(super) fn mean_paces(program: &Program, costs: &CostModel, options: &Options
     let mut paces = options.disturbance.paces(program.mesh.world_size());
     paces.resize(program.mesh.world_size(), 1.0);
     for (rank, pace) in paces.iter_mut().enumerate() {
-        *pace *= match observed.is_empty() {
-            true => mean(costs.paces.iter().copied()),
-            false => mean(observed.iter().filter_map(|of_step| of_step.get(rank).copied())),
-        };
+        *pace *= mean(costs.paces.iter().copied());
+        *pace *= mean(observed.iter().filter_map(|of_step| of_step.get(rank).copied()));
     }
     paces
 }

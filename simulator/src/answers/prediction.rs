@@ -339,8 +339,8 @@ fn has_draws(runnable: &Runnable<'_>, costs: &CostModel, options: &Options) -> b
     costs.paces.len() > 1 || !options.observed_paces.is_empty() || runnable.lowered.has_quotas()
 }
 
-/// Simulates consecutive steps in which each rank has a random pace, or the observed one. Returns
-/// them fastest first.
+/// Simulates consecutive steps in which each rank has a random pace, times the observed one if
+/// there is one. Returns them fastest first.
 fn draws(
     runnable: &Runnable<'_>,
     costs: &CostModel,
@@ -354,12 +354,11 @@ fn draws(
     let mut steps = Vec::with_capacity(DRAWS);
     // Each observed step counts as often as every other.
     for draw in 0..DRAWS.next_multiple_of(observed.len().max(1)) {
-        let mut paces = match observed.get(draw % observed.len().max(1)) {
-            Some(observed) => observed.clone(),
-            None if costs.paces.len() > 1 => paces(&costs.paces, ranks, draw),
-            None => vec![1.0; ranks],
-        };
-        paces.iter_mut().zip(own_paces).for_each(|(pace, own)| *pace *= own);
+        let mut paces = if costs.paces.len() > 1 { paces(&costs.paces, ranks, draw) } else { vec![1.0; ranks] };
+        let observed = observed.get(draw % observed.len().max(1)).map_or(&[][..], Vec::as_slice);
+        for factors in [observed, own_paces] {
+            paces.iter_mut().zip(factors).for_each(|(pace, factor)| *pace *= factor);
+        }
         let stop = options.stop.clone();
         let scenario = Scenario { quantile: Quantile::Median, recording, paces, periods, stop, ..Scenario::default() };
         let (step, after) = run_from(runnable, &scenario)?;

@@ -30,7 +30,8 @@ pub struct Options {
     /// Jitter and stragglers.
     pub disturbance: Disturbance,
     /// The paces of each rank in some steps, as observed: the factors by which its device is slower
-    /// than its costs. The answer is then the median of these steps. Empty: the costs' own paces.
+    /// than at calibration. They multiply the costs' own paces, and the answer is the median of
+    /// these steps. Empty: the costs' own paces alone.
     pub observed_paces: Vec<Vec<f64>>,
     /// The deadline of the median run of [`predict_with`](crate::predict_with); `None` for no
     /// deadline.

@@ -50,7 +50,7 @@ impl ProfiledGpu {
         let link = group.link.filter(|link| link.kind == NodeLinkKind::Pcie).map(|link| pcie_generation(link).0);
         let mut cluster = profiles.cluster(name, link, group.devices, topology.device_count(), rate).ok()?;
         if known.is_none() {
-            cluster.gpu.estimated = true;
+            (cluster.gpu.estimated, cluster.gpu.unseen) = (true, true);
             cluster.gpu.spread = Some(profiles.unseen_device.unwrap_or(profiles.unseen));
         }
         let generation = &cluster.gpu.generation;
@@ -63,6 +63,9 @@ impl ProfiledGpu {
             Some(_) if cluster.gpu.estimated => Some(format!(
                 "no kernels and too few runs were measured on `{name}`: it is given the behaviour of its generation \
                  (`{generation}`) and a wider interval"
+            )),
+            Some(_) if cluster.gpu.unseen => Some(format!(
+                "too few published runs on `{name}` were fitted: its interval is that of devices that a fit left out"
             )),
             Some(_) => None,
         };

@@ -62,8 +62,9 @@ impl GpuCosts<'_> {
         match kind {
             Collective::AllToAll => {
                 let copies = if communication.once_per_node { self.workload.experts_per_token } else { 1 };
+                let nodes = self.workload.nodes_per_token;
                 let factor = communication.communication * communication.expert_all_to_all;
-                group.expert_all_to_all(bytes, copies, self.cluster) * factor
+                group.expert_all_to_all(bytes, (copies, nodes), self.cluster) * factor
             }
             kind => {
                 let (time, _) = group.choose(kind, bytes, algorithm, self.cluster);

@@ -63,6 +63,10 @@ pub struct GpuProfile {
     /// runs were measured on this one.
     #[serde(default)]
     pub estimated: bool,
+    /// Whether too few published runs on the device had a part in the fit. Its kernels may still be
+    /// measured.
+    #[serde(skip)]
+    pub unseen: bool,
     /// 10th and 90th percentile of a measurement over its prediction, on a device that nothing was
     /// fitted on.
     #[serde(skip)]

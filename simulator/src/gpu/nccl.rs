@@ -167,9 +167,9 @@ impl NodeSpread {
 
     /// Returns the time of an all-to-all in which each token goes to `copies` experts. A token
     /// crosses once to each node, and once to each device, that has several of its experts (DeepEP,
-    /// HybridEP). With `copies` 1 every copy travels. The experts of a token
-    /// are assumed to be in any of the places alike.
-    pub fn expert_all_to_all(&self, bytes: f64, copies: usize, cluster: &Cluster) -> Seconds {
+    /// HybridEP). With `copies` 1 every copy travels. The experts of a token are assumed to be in
+    /// any of the places alike, or in those of as many nodes as `most_nodes` allows.
+    pub fn expert_all_to_all(&self, bytes: f64, (copies, most_nodes): (usize, Option<usize>), cluster: &Cluster) -> Seconds {
         if self.members < 2 {
             return Seconds::ZERO;
         }
@@ -178,7 +178,9 @@ impl NodeSpread {
             let (places, copies) = (places as f64, copies as f64);
             places * (1.0 - (1.0 - 1.0 / places).powf(copies)) / copies
         };
-        let shares = if copies > 1 { [share(self.members), share(self.nodes)] } else { [1.0; 2] };
+        let nodes = most_nodes.map_or(self.nodes, |most| self.nodes.min(most));
+        let members = self.members.min(nodes.saturating_mul(self.most_on_node));
+        let shares = if copies > 1 { [share(members), share(nodes)] } else { [1.0; 2] };
         Seconds::new(cluster.link.launch.value() + self.all_to_all(bytes, shares, cluster))
     }
 
@@ -352,10 +354,14 @@ mod tests {
     fn tokens_that_cross_once_per_node_take_less_time() {
         let cluster = cluster("h100-sxm-80g", 3200.0);
         let group = NodeSpread { members: 32, nodes: 4, most_on_node: 8 };
-        let [all, once] = [1, 8].map(|copies| group.expert_all_to_all(1e9, copies, &cluster).value());
+        let [all, once] = [1, 8].map(|copies| group.expert_all_to_all(1e9, (copies, None), &cluster).value());
         // Eight copies reach 3.6 of four nodes on average.
         assert!((once / all - 3.6 / 8.0).abs() < 0.02, "{once} beside {all}");
-        assert_eq!(group.expert_all_to_all(1e9, 1, &cluster), group.time(Collective::AllToAll, 1e9, &cluster));
+        assert_eq!(group.expert_all_to_all(1e9, (1, None), &cluster), group.time(Collective::AllToAll, 1e9, &cluster));
+        // On two of the nodes the eight copies are on both, but for one token in 128.
+        let limited = group.expert_all_to_all(1e9, (8, Some(2)), &cluster).value();
+        assert!((limited / all - 2.0 / 8.0).abs() < 0.02, "{limited} beside {all}");
+        assert_eq!(group.expert_all_to_all(1e9, (8, Some(4)), &cluster).value(), once);
     }
 
     #[test]

@@ -164,9 +164,11 @@ impl Profiles {
             stack.spread = found.spread;
             stack.estimated = found.rows < FITTED_ROWS;
         }
+        self.devices.values_mut().for_each(|device| device.unseen = true);
         for (name, rows) in &fitted.devices {
             let device = self.devices.get_mut(name).ok_or_else(|| unknown(&format!("the device `{name}`")))?;
-            device.estimated &= *rows < FITTED_ROWS;
+            device.unseen = *rows < FITTED_ROWS;
+            device.estimated &= device.unseen;
         }
         if let Some(unseen) = fitted.unseen {
             self.unseen = unseen;
@@ -182,7 +184,7 @@ impl Profiles {
         // Devices without runs have the interval of sources without, until that of devices is
         // known.
         let spread = self.unseen_device.or(fitted.unseen);
-        self.devices.values_mut().filter(|device| device.estimated).for_each(|device| device.spread = spread);
+        self.devices.values_mut().filter(|device| device.unseen).for_each(|device| device.spread = spread);
         Ok(())
     }
 

@@ -100,11 +100,11 @@ impl StackProfile {
         self
     }
 
-    /// Returns the interval of a run on these clusters. It is wider on devices whose kernels were
-    /// not measured.
+    /// Returns the interval of a run on these clusters. It is wider on devices of which too few runs
+    /// were fitted.
     pub fn spread_on<'a>(&self, clusters: impl Iterator<Item = &'a Cluster>) -> [f64; 2] {
-        let estimated = clusters.filter(|cluster| cluster.gpu.estimated);
-        estimated.fold(self.spread, |[low, high], cluster| match cluster.gpu.spread {
+        let unseen = clusters.filter(|cluster| cluster.gpu.unseen);
+        unseen.fold(self.spread, |[low, high], cluster| match cluster.gpu.spread {
             Some([other_low, other_high]) => [wider(low, other_low), wider(high, other_high)],
             None => self.spread.map(|ratio| ratio.powf(ESTIMATED_DEVICE)),
         })

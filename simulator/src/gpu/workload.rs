@@ -2,7 +2,7 @@
 
 use super::format::ProductFormat;
 use super::routing::RoutingSkew;
-use foretell_models::{Bert, Model, Moe};
+use foretell_models::{Bert, Model};
 use foretell_program::{MomentFormat, OperandFormat, Plan, Trained};
 
 /// Properties of a run that costs depend on, besides the sizes of its kernels.
@@ -10,6 +10,8 @@ use foretell_program::{MomentFormat, OperandFormat, Plan, Trained};
 pub struct Workload {
     /// Experts per token. 1 in models without experts.
     pub experts_per_token: usize,
+    /// Nodes on which the experts of a token lie at most. `None` if there is no limit.
+    pub nodes_per_token: Option<usize>,
     /// Trained parameters.
     pub trained: TrainedParameters,
     /// Scaling of operands in fp8.
@@ -32,6 +34,7 @@ impl Default for Workload {
     fn default() -> Self {
         Self {
             experts_per_token: 1,
+            nodes_per_token: None,
             trained: TrainedParameters::All,
             fp8_scaling: Fp8Scaling::Tensor,
             has_eager_loss: false,
@@ -49,7 +52,8 @@ impl Workload {
     pub fn of(plan: &Plan, model: &Model) -> Self {
         let stated = &plan.workload;
         Self {
-            experts_per_token: if let Model::Moe(Moe { top_k, .. }) = *model { top_k } else { 1 },
+            experts_per_token: model.experts_per_token(),
+            nodes_per_token: stated.nodes_per_token,
             trained: match stated.trains {
                 Trained::All => TrainedParameters::All,
                 Trained::Adapters => TrainedParameters::Adapters { beside_shards: plan.layout.zero == 3 },

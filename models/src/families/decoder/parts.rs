@@ -150,7 +150,7 @@ const SLOT_GRANULE: usize = 16;
 
 impl Mixtures {
     /// Whether the layer of this index is a mixture.
-    pub(super) fn includes(&self, layer: usize) -> bool {
+    pub(crate) fn includes(&self, layer: usize) -> bool {
         layer >= self.first && (layer - self.first + 1).is_multiple_of(self.every)
     }
 
