@@ -21,7 +21,7 @@ def is_declared(row):
     sum = 0xCBF29CE484222325
     for byte in f"{row['table']} {row['model']} {row['gpu']}".encode():
         sum = ((sum ^ byte) * 0x100000001B3) % 2**64
-    return (sum ^ (sum >> 29) ^ (sum >> 43)) % 5 < 4
+    return (sum ^ (sum >> 29) ^ (sum >> 43)) % 5 < 3
 
 
 def number(row, column):

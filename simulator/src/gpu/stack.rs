@@ -100,8 +100,8 @@ impl StackProfile {
         self
     }
 
-    /// Returns the interval of a run on these clusters. It is wider on devices of which too few runs
-    /// were fitted.
+    /// Returns the interval of a run on these clusters. It is wider on devices of which too few
+    /// runs were fitted.
     pub fn spread_on<'a>(&self, clusters: impl Iterator<Item = &'a Cluster>) -> [f64; 2] {
         let unseen = clusters.filter(|cluster| cluster.gpu.unseen);
         unseen.fold(self.spread, |[low, high], cluster| match cluster.gpu.spread {
