@@ -19,7 +19,7 @@ RUNS = pathlib.Path(__file__).parent.parent / "tests/published/runs.csv"
 def is_declared(row):
     """Returns whether a row is in the declared split, as score/src/published.rs computes it."""
     sum = 0xCBF29CE484222325
-    for byte in f"{row['table']} {row['model']} {row['gpu']}".encode():
+    for byte in f"{row['table']} {row['model']} {row['gpu_norm']}".encode():
         sum = ((sum ^ byte) * 0x100000001B3) % 2**64
     return (sum ^ (sum >> 29) ^ (sum >> 43)) % 5 < 3
 

@@ -43,6 +43,7 @@ mod serve;
 mod simulate;
 mod sizes;
 mod slurm;
+mod stated_overlap;
 mod status;
 mod submit;
 mod tensorboard;

@@ -4,6 +4,7 @@
 use crate::failure::Failure;
 use crate::foreign::{self, Wanted};
 use crate::inputs::{self, NamedModel};
+use crate::stated_overlap::StatedOverlap;
 use foretell_models::Model;
 use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, PlannedWorkload, Stack, Training, compile};
 use foretell_simulator::gpu;
@@ -55,7 +56,7 @@ pub struct PlanFile {
     stack: Stack,
     /// Which communication overlaps kernels; default: the stack's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    overlap: Option<Overlap>,
+    overlap: Option<StatedOverlap>,
     /// Facts about a run under another stack.
     #[serde(default, skip_serializing_if = "PlannedWorkload::is_usual")]
     workload: PlannedWorkload,
@@ -225,7 +226,7 @@ impl PlanFile {
             optimizer: Some(plan.optimizer),
             training: plan.training,
             batch_norm_group: plan.batch_norm_group,
-            overlap: Some(plan.overlap).filter(|overlap| Some(*overlap) != usual_overlap(&plan.stack)),
+            overlap: StatedOverlap::of(plan.overlap, usual_overlap(&plan.stack).unwrap_or_default()),
             stack: plan.stack,
             workload: plan.workload,
             mode: plan.mode,
@@ -243,7 +244,7 @@ impl PlanFile {
             optimizer: file.training.optimizer.or(file.optimizer).unwrap_or_default(),
             training: Training { schema_version: None, optimizer: None, ..file.training },
             batch_norm_group: file.batch_norm_group,
-            overlap: file.overlap.or_else(|| usual_overlap(&file.stack)).unwrap_or_default(),
+            overlap: file.overlap.unwrap_or_default().over(usual_overlap(&file.stack).unwrap_or_default()),
             stack: file.stack,
             workload: file.workload,
             mode: file.mode,
@@ -341,7 +342,7 @@ impl PlanFile {
         let checked = plan.validate().and_then(|()| plan.validate_routing(model.model.experts(), model.model.mixture_layers()));
         checked.map_err(|error| Failure::in_file(path, &error))?;
         let (model, mut remarks) = without_padding(model, &plan, stack.defaults.sequence_share);
-        if file.overlap.is_some_and(|overlap| overlap.expert) && model.model.experts().is_none() {
+        if file.overlap.is_some_and(|overlap| overlap.expert == Some(true)) && model.model.experts().is_none() {
             remarks.push("`overlap: {expert: true}` without effect: the model has no mixtures of experts".into());
         }
         Ok(LoadedPlan { model, topology, plan, file, path: path.into(), remarks })

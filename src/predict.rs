@@ -171,6 +171,7 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
             kind.name
         ));
     }
+    costs.remarks.extend(remarks::on_woven_passes(plan));
     costs.remarks.extend(profile.and_then(|profile| remarks::on_machine(profile, topology)));
     Ok(costs)
 }

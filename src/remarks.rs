@@ -29,6 +29,11 @@ pub fn on_stack(profiles: &Profiles, plan: &Plan, model: &Model) -> Vec<String> 
             "`packed` without effect: `{named}` computes the scores of all pairs of tokens in this model's sequences"
         ));
     }
+    if plan.workload.nodes_per_token.is_some() && (model.experts().is_none() || !stack.communication.once_per_node) {
+        remarks.push(format!(
+            "`nodes_per_token` without effect: under `{named}` a token travels once to each of its experts, or there are none"
+        ));
+    }
     remarks.extend(on_routing(plan, model));
     remarks.extend(on_layout(plan, model));
     remarks
@@ -42,8 +47,9 @@ pub fn on_devices(plan: &Plan, kinds: &[DeviceKind]) -> Option<String> {
     }
     let is_for_tpus = stack == "maxtext-tpu";
     let other = kinds.iter().find(|kind| (kind.architecture == Architecture::Tpu) != is_for_tpus)?;
-    let hint = if is_for_tpus { "name a stack for GPUs, such as `maxtext`" } else { "`maxtext-tpu` is a stack for TPUs" };
-    Some(format!("`stack: {stack}` is not known to train on `{}`, so its costs there are a guess; hint: {hint}", other.name))
+    let (known, hint) =
+        if is_for_tpus { ("TPUs", "name a stack for GPUs, such as `maxtext`") } else { ("GPUs", "name `maxtext-tpu`") };
+    Some(format!("the costs of `stack: {stack}` are those on {known}, and `{}` is none; hint: {hint}", other.name))
 }
 
 /// Returns what a skewed routing makes of a layout.
@@ -89,7 +95,6 @@ fn on_layout(plan: &Plan, model: &Model) -> Vec<String> {
                 .into(),
         );
     }
-    remarks.extend(on_woven_passes(plan));
     let tensor = plan.layout.tensor;
     if let Some((sequence, _)) = model.sample().tokens().filter(|(sequence, _)| sequence % tensor != 0)
         && plan.layout.sequence_parallel
@@ -102,7 +107,7 @@ fn on_layout(plan: &Plan, model: &Model) -> Vec<String> {
 }
 
 /// Returns a sentence if passes that should overlap with each other do not.
-fn on_woven_passes(plan: &Plan) -> Option<String> {
+pub fn on_woven_passes(plan: &Plan) -> Option<String> {
     let (layout, overlap) = (&plan.layout, &plan.overlap);
     if !overlap.passes {
         return None;
@@ -110,12 +115,16 @@ fn on_woven_passes(plan: &Plan) -> Option<String> {
     if plan.woven_pairs() == 0 {
         return Some(format!(
             "`overlap: {{passes: true}}` without effect: no forward and backward pass of this layout can run at a time; \
-             hint: use `schedule: zb-v` with {} micro-batches or more, or `interleaved`, without `zero: 3`, `shares` and `stages`",
+             hint: use `schedule: zb-v` with {} micro-batches or more, or `interleaved` with `virtual_stages: 2` or more, without \
+             `zero: 3`, `shares` and `stages`",
             2 * layout.pipeline
         ));
     }
-    let exchanges = [(layout.expert, overlap.expert), (layout.tensor, overlap.tensor), (layout.context, overlap.context)];
-    let overlaps = exchanges.into_iter().any(|(ranks, overlaps)| ranks > 1 && (overlaps || overlap.expert));
+    // Experts may lie along `tensor` as well.
+    let along_tensor = if layout.expert_tensor == Some(1) { layout.tensor } else { 1 };
+    let experts = layout.expert * along_tensor;
+    let exchanges = [(experts, overlap.expert), (layout.tensor, overlap.tensor), (layout.context, overlap.context)];
+    let overlaps = exchanges.into_iter().any(|(ranks, overlaps)| ranks > 1 && overlaps);
     (!overlaps).then(|| {
         "`overlap: {passes: true}` without effect: no pass waits for communication of its activations that overlaps with kernels"
             .into()

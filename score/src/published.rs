@@ -70,13 +70,19 @@ impl Split {
 
     /// Returns what a row is used for. Rows of other tables than the project's are fitted nowhere.
     pub fn subset(&self, row: &Row) -> Subset {
-        let group = format!("{} {} {}", row.table, row.model, row.gpu);
-        if self.is_for_fitting(&group) && NAMES.contains(&row.row_id) { Subset::Fit } else { Subset::Score }
+        if self.is_for_fitting(&group(row)) && NAMES.contains(&row.row_id) { Subset::Fit } else { Subset::Score }
     }
 
     fn is_for_fitting(&self, group: &str) -> bool {
         hash(group) % self.parts < self.fit
     }
+}
+
+/// Source, model and device of a row. Devices have their normalised names, since sources spell them
+/// in several ways.
+fn group(row: &Row) -> String {
+    let device = row.cells.get("gpu_norm").unwrap_or(&row.gpu);
+    format!("{} {} {device}", row.table, row.model)
 }
 
 /// FNV-1a (Fowler, Noll and Vo), with the high bits folded into the low ones. Without that, names
@@ -89,6 +95,7 @@ pub(crate) fn hash(name: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::names;
     use std::collections::BTreeMap;
 
     #[test]
@@ -105,7 +112,8 @@ mod tests {
         let mut sides = BTreeMap::new();
         for row in published().expect("sound") {
             let side = split.subset(&row);
-            let group = (row.table, row.model, row.gpu);
+            // The profile's name is another way to tell that two devices are of one kind.
+            let group = (row.table.clone(), row.model.clone(), names::node_kinds(&row));
             let first = *sides.entry(group.clone()).or_insert(side);
             assert_eq!(side, first, "{} of {group:?}", row.row_id);
         }

@@ -150,9 +150,10 @@ impl CpuKernelTimer {
         Ok(())
     }
 
-    /// The processor time of the reference kernel; `None` if it was not timed.
+    /// The processor time of the reference kernel; `None` if it was not timed. Its median is that
+    /// of all passes, and no usual best as of other items: a run is compared with what was usual.
     pub(super) fn reference(&self) -> Option<Sample> {
-        if self.reference_times.is_empty() { None } else { self.reference_times.samples().into_iter().next() }
+        if self.reference_times.is_empty() { None } else { self.reference_times.usual_samples().into_iter().next() }
     }
 
     /// The timed kernels by their index in the job, each with the mean of its items' samples.

@@ -5,6 +5,9 @@ use foretell_program::Sample;
 use foretell_units::Seconds;
 use statrs::statistics::{Data, OrderStatistics};
 
+/// The share of an item's passes that are faster than its usual best.
+const USUAL_BEST: f64 = 0.2;
+
 /// Item time, in seconds, over which a device's pace is averaged: shorter than the changes of the
 /// pace, and longer than the noise of single items.
 const PACE_WINDOW: f64 = 0.05;
@@ -59,16 +62,31 @@ impl Measurements {
 
     /// An item's usual best duration, in seconds: a fifth of its passes were faster.
     pub(super) fn usual_best(&self, item: usize) -> f64 {
+        self.quantile(item, USUAL_BEST)
+    }
+
+    /// The quantile of an item's durations over its passes, in seconds.
+    fn quantile(&self, item: usize, share: f64) -> f64 {
         let medians: Vec<f64> = self.samples[item].iter().map(|sample| sample.median.value()).collect();
-        Data::new(medians).quantile(0.2).max(f64::MIN_POSITIVE)
+        Data::new(medians).quantile(share).max(f64::MIN_POSITIVE)
     }
 
     /// Per item, a sample whose median is the usual best and whose spread is that within a pass.
     pub(super) fn samples(&self) -> Vec<Sample> {
+        self.samples_at(USUAL_BEST)
+    }
+
+    /// Per item, a sample whose median is that of all passes and whose spread is that within a
+    /// pass.
+    pub(super) fn usual_samples(&self) -> Vec<Sample> {
+        self.samples_at(0.5)
+    }
+
+    fn samples_at(&self, share: f64) -> Vec<Sample> {
         let items = self.samples.iter().enumerate();
         items
             .map(|(item, passes)| {
-                let best = self.usual_best(item);
+                let best = self.quantile(item, share);
                 let spread = |part: fn(&Sample) -> Seconds| {
                     let ratios = passes.iter().map(|sample| part(sample) / sample.median).filter(|ratio| ratio.is_finite());
                     Seconds::new(best * Data::new(ratios.collect::<Vec<_>>()).median())

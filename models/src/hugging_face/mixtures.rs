@@ -93,8 +93,8 @@ fn limited_groups(fields: &mut Fields, [groups, chosen]: [usize; 2]) -> Result<(
     let chosen = fields.optional("topk_group")?.unwrap_or(chosen);
     if chosen < groups {
         fields.note(format!(
-            "the file limits a token's experts to {chosen} of {groups} groups: where a group is a node, say so in the plan \
-             (`workload: {{nodes_per_token: {chosen}}}`)"
+            "the file limits a token's experts to {chosen} of {groups} groups: where a group is a node, a plan under \
+             `megatron-bridge` may say so (`workload: {{nodes_per_token: {chosen}}}`)"
         ));
     }
     Ok(())

@@ -39,7 +39,7 @@ fn brute_force(request: &Request<'_>) -> Option<Seconds> {
 }
 
 proptest! {
-    #![proptest_config(cases(5))]
+    #![proptest_config(cases(3))]
 
     #[test]
     fn a_search_finds_what_brute_force_finds(

@@ -350,12 +350,15 @@ fn draws(
     let recording = options.recording;
     let ranks = runnable.lowered.ranks.len();
     let observed = &options.observed_paces;
+    // Parts of a run come in another order than quantiles of the paces: a stride without a common
+    // factor.
+    let stride = [7, 5, 3].into_iter().find(|&stride| !observed.len().is_multiple_of(stride)).unwrap_or(1);
     let mut periods = QuotaPeriods::default();
     let mut steps = Vec::with_capacity(DRAWS);
     // Each observed step counts as often as every other.
     for draw in 0..DRAWS.next_multiple_of(observed.len().max(1)) {
         let mut paces = if costs.paces.len() > 1 { paces(&costs.paces, ranks, draw) } else { vec![1.0; ranks] };
-        let observed = observed.get(draw % observed.len().max(1)).map_or(&[][..], Vec::as_slice);
+        let observed = observed.get(draw * stride % observed.len().max(1)).map_or(&[][..], Vec::as_slice);
         for factors in [observed, own_paces] {
             paces.iter_mut().zip(factors).for_each(|(pace, factor)| *pace *= factor);
         }

@@ -65,7 +65,7 @@ impl ProfiledGpu {
                  (`{generation}`) and a wider interval"
             )),
             Some(_) if cluster.gpu.unseen => Some(format!(
-                "too few published runs on `{name}` were fitted: its interval is that of devices that a fit left out"
+                "too few published runs on `{name}` were fitted: its interval is wider, as for devices that a fit left out"
             )),
             Some(_) => None,
         };
