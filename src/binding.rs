@@ -27,9 +27,12 @@ pub fn what_binds(plan: &Plan, prediction: &Prediction, topology: &Topology, lim
     let share = |time: Seconds| share_of_step(prediction, time) * 100.0;
     let (full, limit) = fullest(plan, prediction, topology, limits)?;
     let of_limit = full.value() / limit.value().max(1.0) * 100.0;
+    // Without a pipeline devices are idle where the host launches kernels too slowly, or ranks
+    // wait.
+    let bubble = if plan.layout.pipeline > 1 { "the pipeline's bubble" } else { "waiting for launches or slower ranks" };
     let lost = [
         ("waiting for communication", parts.exposed_communication),
-        ("the pipeline's bubble", parts.bubble),
+        (bubble, parts.bubble),
         ("the update", parts.optimizer),
         ("waiting for samples", parts.data),
     ];
@@ -150,7 +153,11 @@ fn what_to_change(plan: &Plan, prediction: &Prediction, memory: f64) -> Vec<Stri
     add(
         bubble,
         layout.pipeline == 1,
-        format!("ranks wait {:.0} % of the step for slower ones; even out the work or the devices", bubble * 100.0),
+        format!(
+            "devices wait {:.0} % of the step for the host to launch kernels, or for slower ranks; a larger `micro_batch` needs \
+             fewer launches, and even work fewer waits",
+            bubble * 100.0
+        ),
     );
     let exposed = share_of_step(prediction, parts.exposed_communication);
     let words = if layout.tensor > 1 {

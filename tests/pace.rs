@@ -73,11 +73,12 @@ fn slowed_kernels_are_an_error_of_the_machine() {
         let pace = |document: &Value| number(document, "/at_pace/pace");
         // A third, but for what this machine's pace changed between the two runs.
         let machine = (1.0 + number(&slowed, "/machine_error")) / (1.0 + number(&usual, "/machine_error"));
-        // Kernels are nearly all of this step: at the same pace both calibrations predict the same.
+        // Kernels are most of this step: at the same pace both calibrations predict nearly the
+        // same.
         let at_pace_1 = |document: &Value| number(document, "/at_pace/predicted_step_seconds") / pace(document);
         let same = 3.0 * at_pace_1(&slowed) / at_pace_1(&usual);
         said.push(format!("pace {} and {}, {machine}, {same}", pace(&usual), pace(&slowed)));
-        pace(&slowed) > 1.7 * pace(&usual) && machine < 0.6 && (same - 1.0).abs() < 0.1
+        pace(&slowed) > 1.7 * pace(&usual) && machine < 0.6 && (same - 1.0).abs() < 0.25
     });
     assert!(told_apart.is_some(), "{said:?}");
     let slowed = format!("slowed-{}", told_apart.unwrap_or_default());

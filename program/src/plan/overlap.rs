@@ -34,9 +34,9 @@ pub struct Overlap {
     /// the other computes (DualPipe and DualPipeV, DeepSeek-AI 2024, "DeepSeek-V3 Technical
     /// Report"; Megatron-Core's `--overlap-moe-expert-parallel-comm`). `schedule: zb-v` then has
     /// DualPipeV's order. Only passes that do not wait for each other are paired: with `zb-v` and
-    /// at least twice as many micro-batches as stages, with `interleaved` of two chunks or more, or on a single
-    /// stage with `1f1b`. Without effect with `zero: 3`, `shares` or `stages`. The planner does not
-    /// search it.
+    /// at least twice as many micro-batches as stages, with `interleaved` of two chunks or more, or
+    /// on a single stage with `1f1b`. Without effect with `zero: 3`, `shares` or `stages`. The
+    /// planner does not search it.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub passes: bool,
 }
