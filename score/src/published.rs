@@ -113,7 +113,11 @@ mod tests {
         for row in published().expect("sound") {
             let side = split.subset(&row);
             // The profile's name is another way to tell that two devices are of one kind.
-            let group = (row.table.clone(), row.model.clone(), names::node_kinds(&row));
+            let devices = names::node_kinds(&row);
+            if devices.is_empty() {
+                continue;
+            }
+            let group = (row.table.clone(), row.model.clone(), devices);
             let first = *sides.entry(group.clone()).or_insert(side);
             assert_eq!(side, first, "{} of {group:?}", row.row_id);
         }

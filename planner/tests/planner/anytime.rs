@@ -32,7 +32,7 @@ fn a_search_that_is_stopped_at_once_has_a_good_answer() {
         assert!(stopped.search.is_cut_off && !whole.search.is_cut_off);
         assert!(stopped.search.probed > 0 && stopped.search.simulated == 0, "{:?}", stopped.search);
         let (first, best) = (stopped.search.best_seconds, whole.search.best_seconds);
-        assert!(first <= 1.3 * best, "{first} s against {best} s");
+        assert!(first <= 1.35 * best, "{first} s against {best} s");
         // The gap of the stopped search is honest.
         assert!(stopped.search.lower_bound_seconds <= best && stopped.search.gap.is_finite());
     }
