@@ -6,6 +6,7 @@ use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
+use crate::price_limit;
 use crate::usual_stack::Trainer;
 use clap::Args;
 use foretell_planner::{Fixed, Planned, Progress, Request, StackLimits, plan};
@@ -215,7 +216,7 @@ impl Choices {
                 let others = [tensor, pipeline, self.fix.context.unwrap_or(1), self.fix.expert.unwrap_or(1)];
                 others.into_iter().fold(data, usize::saturating_mul)
             }
-            _ => self.price_limit.as_ref().map_or(topology.device_count(), |limit| affordable(topology, limit.amount)),
+            _ => self.price_limit.as_ref().map_or(topology.device_count(), |limit| price_limit::affordable(topology, limit)),
         }
     }
 
@@ -325,12 +326,8 @@ impl Choices {
         started: Instant,
         watch: &(dyn Fn(Progress) + Sync),
     ) -> Result<Planned, Failure> {
-        if let Some(limit) = &self.price_limit
-            && let (Some(asked), Some(stated)) = (limit.currency.as_deref(), topology.currency())
-            && asked != stated
-        {
-            let what = format!("`--price-limit` is in `{asked}`, and the prices of `{}` are in `{stated}`", topology.name());
-            return Err(Failure::Input(format!("{what}; hint: give the limit in `{stated}`")));
+        if let Some(limit) = &self.price_limit {
+            price_limit::check_currency(topology, limit)?;
         }
         if devices == 0 {
             let hint = "raise or omit `--price-limit`; every node needs a `price_per_hour`";
@@ -444,23 +441,6 @@ fn share(text: &str) -> Result<f64, String> {
     let (number, unit) = text.trim().strip_suffix('%').map_or((text.trim(), 1.0), |number| (number.trim(), 100.0));
     let share = number.parse::<f64>().ok().map(|number| number / unit).filter(|share| (0.0..1.0).contains(share));
     share.ok_or_else(|| format!("`{text}` is not a share; hint: write for example 6%"))
-}
-
-/// Number of devices in the first nodes that together cost at most `limit` per hour. Counting stops
-/// at a node without a price.
-fn affordable(topology: &Topology, limit: f64) -> usize {
-    let (mut price, mut devices) = (0.0, 0);
-    for group in topology.node_groups() {
-        let Some(each) = group.price_per_hour else { break };
-        for _ in 0..group.count {
-            price += each;
-            if price > limit {
-                return devices;
-            }
-            devices += group.devices;
-        }
-    }
-    devices
 }
 
 impl From<Objective> for foretell_planner::Objective {

@@ -29,6 +29,7 @@ mod output;
 mod plan;
 mod plan_file;
 mod predict;
+mod price_limit;
 mod progress_of;
 mod recovery;
 mod remarks;

@@ -204,14 +204,14 @@ fn routing_that_is_limited_to_groups_is_noted() {
         from_hugging_face(&config.to_string(), None).expect("it is sound").notes.join("; ")
     };
     assert!(imported("deepseek-v3-671b", &[]).contains("experts to 4 of 8 groups"));
-    assert!(!imported("deepseek-v3-671b", &[("topk_group", json!(8))]).contains("limits them"));
+    assert!(!imported("deepseek-v3-671b", &[("topk_group", json!(8))]).contains("groups"));
     let (method, greedy) = (json!("group_limited_greedy"), json!("greedy"));
     let groups = [("n_group", json!(8)), ("topk_group", json!(3))];
     let limited = [&groups[..], &[("topk_method", method)]].concat();
     assert!(imported("deepseek-v2-236b", &limited).contains("experts to 3 of 8 groups"));
     // The greedy method takes no heed of groups.
     let greedy = [&groups[..], &[("topk_method", greedy)]].concat();
-    assert!(!imported("deepseek-v2-236b", &greedy).contains("limits them"));
+    assert!(!imported("deepseek-v2-236b", &greedy).contains("groups"));
 }
 
 fn notes(name: &str, fields: &[(&str, Value)]) -> String {

@@ -149,7 +149,7 @@ fn an_observed_pace_slows_the_device_and_not_the_wait() {
     assert!(at(&[[1.0, 2.0]]) > usual + 6e-6);
     assert!((at(&[[1.0, 1.0], [9.0, 9.0], [1.0, 1.0]]) - usual).abs() < 1e-12);
     assert!(at(&[[0.5, 0.5]]) < usual, "a machine may be faster than at calibration");
-    // What varied at calibration varies in the run as well.
+    // Changes of pace at calibration are expected in the run, too.
     let varying = CostModel::new(Some(&Profile { paces: vec![1.0, 1.5, 1.5, 2.0], ..profile() }), &topology);
     assert!(with(&varying, &[]) > usual + 3e-6);
     assert_eq!(with(&varying, &[[1.0, 1.0]]), with(&varying, &[]));

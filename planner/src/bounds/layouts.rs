@@ -39,6 +39,7 @@ impl Bounds<'_> {
     pub(crate) fn layouts(&self, family: &Family, variants: &[Layout], enough: Option<Seconds>) -> Bounded {
         let Family { layout, micro_batches } = family;
         let micro_batches = *micro_batches;
+        // A caller of the library may ask for woven passes; the chains of passes bound none.
         if self.request.base.overlap.passes {
             return Ok(Bound::TRIVIAL);
         }

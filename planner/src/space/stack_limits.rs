@@ -59,7 +59,7 @@ const LIMITS: &[(&str, StackLimits)] = &[
             shards_state: true,
             schedules: &[Schedule::Gpipe],
             reason: "MaxText differentiates a loop over all micro-batches, so its pipelines run all forward passes first \
-                     (layers/pipeline.py)",
+                     (src/MaxText/layers/pipeline.py; its circular repeats are not in the space)",
         },
     ),
     ("torchtitan", OF_TORCHTITAN),

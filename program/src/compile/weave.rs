@@ -49,7 +49,7 @@ fn orders(program: &StageProgram, passes: [Range<u32>; 2], overlap: &Overlap) ->
     [framed(alternate(program, bodies, overlap)), framed(consecutive)]
 }
 
-/// What is left of a pass, and what it waits for.
+/// The rest of a pass, and the collectives that it waits for.
 struct Lane {
     left: Peekable<IntoIter<u32>>,
     /// The buffers of collectives that the pass has issued since the other pass last ran.
@@ -85,15 +85,15 @@ fn alternate(program: &StageProgram, passes: [Vec<u32>; 2], overlap: &Overlap) -
     }
 }
 
-/// Whether the pass of an instruction waits for it, and other kernels need not.
+/// Whether an instruction is a collective that the next kernels of its pass wait for, and kernels of
+/// other passes do not.
 fn is_awaited(instruction: &Instruction, overlap: &Overlap) -> bool {
     let Operation::Collective { role, .. } = *instruction.operation else { return false };
     let is_of_activations = matches!(role, CollectiveRole::Tensor | CollectiveRole::Context | CollectiveRole::Expert);
     is_of_activations && overlap.allows(&instruction.operation)
 }
 
-/// Whether all uses of a buffer of which one is a write have the same order in `order` as in the
-/// list.
+/// Whether `order` keeps the list's order of two uses of one buffer, unless both only read it.
 fn keeps_uses_in_order(program: &StageProgram, order: &[u32]) -> bool {
     // By buffer: the last instructions of the list that read and write it, among those so far.
     let mut last_uses: FxHashMap<BufferId, [Option<u32>; 2]> = FxHashMap::default();

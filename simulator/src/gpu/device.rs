@@ -63,8 +63,8 @@ pub struct GpuProfile {
     /// runs were measured on this one.
     #[serde(default)]
     pub estimated: bool,
-    /// Whether too few published runs on the device had a part in the fit. Its kernels may still be
-    /// measured.
+    /// True if fewer than three published runs on the device were fitted. Its kernels may be
+    /// measured all the same.
     #[serde(skip)]
     pub unseen: bool,
     /// 10th and 90th percentile of a measurement over its prediction, on a device that nothing was
