@@ -85,8 +85,8 @@ fn alternate(program: &StageProgram, passes: [Vec<u32>; 2], overlap: &Overlap) -
     }
 }
 
-/// Whether an instruction is a collective that the next kernels of its pass wait for, and kernels of
-/// other passes do not.
+/// Whether an instruction is a collective that the next kernels of its pass wait for, and kernels
+/// of other passes do not.
 fn is_awaited(instruction: &Instruction, overlap: &Overlap) -> bool {
     let Operation::Collective { role, .. } = *instruction.operation else { return false };
     let is_of_activations = matches!(role, CollectiveRole::Tensor | CollectiveRole::Context | CollectiveRole::Expert);
