@@ -59,6 +59,7 @@ fn main() {
         "mixed" => (gpt(96, 12288, 96), "mixed", 0, 10_000, ""),
         "uneven" => (llama.to_owned(), "uneven", 0, 480, ""),
         "llama3-70b" => (llama70.to_owned(), "dgx-h100", 256, 512, ""),
+        "llama3-70b-16" => (llama70.to_owned(), "dgx-h100", 128, 512, ""),
         "resnet50" => (serde_json::to_string(&Model::named("resnet50").unwrap()).unwrap(), "dgx-a100-80g", 8, 256, ""),
         other => return eprintln!("there is no case `{other}`"),
     };
@@ -69,8 +70,9 @@ fn main() {
         "uneven" => Topology::from_yaml(UNEVEN, "uneven.yaml").unwrap(),
         name => Topology::library(name).unwrap().with_nodes(devices / 8).unwrap(),
     };
+    let stack = std::env::args().nth(3).unwrap_or_else(|| "foretell".into());
     let started = Instant::now();
-    let costs = CostModel::new(None, &topology).with_stack(&topology, "foretell", DataType::Bf16).unwrap();
+    let costs = CostModel::new(None, &topology).with_stack(&topology, &stack, DataType::Bf16).unwrap();
     let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), batch) };
     let request = Request { fixed: fixed.parse().unwrap(), top: 1, ..Request::new(&model, "gpt", &topology, &costs, &base) };
     let planned = plan(&request);

@@ -12,7 +12,8 @@ use foretell_units::{Bytes, Seconds};
 pub struct LowerBounds {
     /// Step time. No simulation of the layout is faster, if the layout fits.
     pub step: Seconds,
-    /// Memory of the fullest stage. The compiler's largest arena is no smaller.
+    /// Memory of the fullest stage. No device of the fullest stage needs less under the request's
+    /// software stack.
     pub memory: Bytes,
 }
 
@@ -27,12 +28,19 @@ pub fn lower_bounds(request: &Request<'_>, layout: &Layout) -> Result<Option<Low
     bounds.count_kernels();
     let Ok(micro_batches) = (Plan { layout: layout.clone(), ..request.base.clone() }).micro_batches() else { return Ok(None) };
     let family = Family { layout: Layout { zero: 0, shard_group: None, placement: None, ..layout.clone() }, micro_batches };
-    // With no memory at all, the first bound on memory is returned.
+    // A bound that exceeds the limit ends the others. So the limit grows until none exceeds it.
     bounds.memory_limit = Bytes::ZERO;
-    let memory = match bounds.layout(layout, micro_batches) {
-        Ok(Bound { time: None, memory }) => memory,
-        _ => Bytes::ZERO,
+    let too_large = |bounds: &Bounds<'_>| {
+        let of_family = bounds.layouts(&family, std::slice::from_ref(layout), None);
+        [of_family, bounds.layout(layout, micro_batches)].into_iter().find_map(|bounded| match bounded {
+            Ok(Bound { time: None, memory }) => Some(memory),
+            _ => None,
+        })
     };
+    while let Some(memory) = too_large(&bounds) {
+        bounds.memory_limit = memory;
+    }
+    let memory = bounds.memory_limit;
     // With any amount of memory, the bounds on time are complete.
     bounds.memory_limit = Bytes::new(u64::MAX);
     let of_family = bounds.layouts(&family, std::slice::from_ref(layout), None);

@@ -94,5 +94,6 @@ pub use cost::{CostModel, Estimate, HostWaits, KernelCost, LinkEfficiency, Param
 pub use engine::{Breakdown, Deadline, EventQueue, Recording, Stop};
 pub use equivalence::Folding;
 pub use error::SimulationError;
+pub use gpu::MemoryRates;
 pub use lowering::Oversubscription;
 pub use network::{ActivityId, Collectives, FairShare, ResourceId};

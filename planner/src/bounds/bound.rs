@@ -1,10 +1,8 @@
 //! A lower bound on what a layout needs, and its units.
 //!
-//! Memory is bounded in bytes of *our arena*: the memory that our compiler plans for a rank.
-//! Another software stack holds at least a known share of it. On unequal devices, bytes are
-//! weighted; see [`DeviceKinds`](crate::space::DeviceKinds).
+//! Memory is bounded in bytes of the request's software stack, without those that it holds for any
+//! Program. On unequal devices, bytes are weighted; see [`DeviceKinds`](crate::space::DeviceKinds).
 
-use foretell_program::Plan;
 use foretell_units::{Bytes, Seconds};
 
 /// Lower bounds on what a layout needs; for a set of layouts, on what each of them needs.
@@ -40,22 +38,6 @@ pub(crate) type Bounded = Result<Bound, Excluded>;
 
 /// Factor on bounds that allows for rounding in their sums.
 pub(crate) const ROUNDING: f64 = 1.0 - 1e-9;
-
-/// Least share of our arena that another framework holds: it keeps other tensors, in other formats.
-const ARENA_SHARE_OF_OTHERS: f64 = 0.7;
-
-/// Least share of our state that a plan keeps without copies in single precision: 2 bytes each of
-/// parameter and gradient and two moments of one byte, in place of 2, 4 and 12.
-const LEAST_STATE: f64 = 6.0 / 18.0;
-
-/// Returns the least share of our arena that a plan's software stack holds.
-pub(super) fn arena_share(plan: &Plan) -> f64 {
-    match plan.stack.is_own() {
-        true => 1.0,
-        false if plan.workload.keeps_less_state() => ARENA_SHARE_OF_OTHERS * LEAST_STATE,
-        false => ARENA_SHARE_OF_OTHERS,
-    }
-}
 
 pub(super) fn seconds(picoseconds: f64) -> Seconds {
     Seconds::new(picoseconds * 1e-12)

@@ -1,7 +1,7 @@
 //! Everything that the bounds of one request's layouts share.
 
 use super::arithmetic::Arithmetic;
-use super::bound::{Bound, ROUNDING, arena_share, seconds};
+use super::bound::{Bound, ROUNDING, seconds};
 use super::hosts::Hosts;
 use super::kernel_work::KernelWork;
 use super::memo::Memo;
@@ -14,7 +14,7 @@ use crate::objective;
 use crate::space::{DeviceKinds, Objective, Request, Space, optimizer_tensors, world_size};
 use foretell_models::GraphOptions;
 use foretell_program::{Compiler, Layout};
-use foretell_simulator::Quantile;
+use foretell_simulator::{MemoryRates, Quantile};
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
 
@@ -25,6 +25,8 @@ pub(crate) struct Bounds<'a> {
     pub(crate) kinds: Arc<DeviceKinds>,
     /// Memory limit in weighted bytes: the smallest limit of any device.
     pub(crate) memory_limit: Bytes,
+    /// Least memory for each byte of a Program's buffers, under the request's software stack.
+    pub(super) memory_rates: MemoryRates,
     /// Estimates, for the order in which layouts are tried.
     pub(crate) estimates: Estimates,
     /// Compiler of the whole model.
@@ -66,19 +68,22 @@ impl<'a> Bounds<'a> {
         if space.global_batch == 0 {
             return Err(PlannerError::no_layout(request, "there are no samples".into(), "use a global batch of at least 1"));
         }
+        let rates = kinds.kinds.iter().map(|&kind| costs.memory_rates(kind, request.base));
+        let memory_rates = rates.reduce(MemoryRates::least).unwrap_or(MemoryRates::ARENA);
         let all_kinds = 0..topology.device_kinds().len();
         let least = |time: &dyn Fn(usize) -> Seconds| all_kinds.clone().map(time).reduce(Seconds::min).unwrap_or(Seconds::ZERO);
         Ok(Self {
             request,
             memory_limit: kinds.smallest_memory_limit(),
+            memory_rates,
             estimates: Estimates::new(request, &graph, optimizer_tensors(request.base), space.model.is_stack),
             compiler: Compiler::new(request.model, request.name),
             parameters: graph.parameter_count(),
             trained: objective::trained_parameters(request.base, &graph),
-            truncated: TruncatedModels::new(request, Arc::clone(&kinds), space.model.is_stack, space.model.shares_parameters),
+            truncated: TruncatedModels::new(request, Arc::clone(&kinds), memory_rates, &space.model),
             replicas: Replicas::new(),
             pipelines: PipelineTables::new(),
-            hosts: Hosts::new(request, &kinds),
+            hosts: Hosts::new(request, &kinds, &memory_rates),
             arithmetic: Arithmetic::new(request, &graph, &kinds.kinds),
             kernel_work: KernelWork::default(),
             step_overhead: least(&|kind| costs.parameters(kind).step_overhead.at(Quantile::Median)),
@@ -91,9 +96,9 @@ impl<'a> Bounds<'a> {
     }
 
     /// Returns the bound of a layout whose instructions take at least so many picoseconds and whose
-    /// fullest stage holds at least so many weighted bytes of our arena.
-    pub(super) fn bound(&self, micro_batches: usize, picoseconds: f64, arena: f64) -> Bound {
-        let memory = self.memory_of_arena(arena);
+    /// fullest stage holds at least so many weighted bytes.
+    pub(super) fn bound(&self, micro_batches: usize, picoseconds: f64, bytes: f64) -> Bound {
+        let memory = self.needed_memory(bytes);
         if memory > self.memory_limit {
             return Bound::too_large(memory);
         }
@@ -106,15 +111,15 @@ impl<'a> Bounds<'a> {
         self.step_overhead + self.micro_batch_overhead * micro_batches as f64
     }
 
-    /// Returns the least memory that the request's software stack needs where our arena has at
-    /// least so many bytes.
-    pub(super) fn memory_of_arena(&self, bytes: f64) -> Bytes {
-        Bytes::new((bytes * self.arena_share() - BUCKET_ROUNDING).max(0.0) as u64)
+    /// Returns the least memory that a device needs whose ranks' buffers take so many weighted
+    /// bytes.
+    pub(super) fn needed_memory(&self, bytes: f64) -> Bytes {
+        Bytes::new((bytes + self.fixed_memory() - BUCKET_ROUNDING).max(0.0) as u64)
     }
 
-    /// Returns the least share of our arena that the request's software stack holds.
-    pub(super) fn arena_share(&self) -> f64 {
-        arena_share(self.request.base)
+    /// Returns the weighted bytes that the software stack holds for any Program, at least.
+    pub(super) fn fixed_memory(&self) -> f64 {
+        self.memory_rates.fixed.value() * self.kinds.weight_of(None)
     }
 
     /// Returns the value, in the request's objective, of a second of a layout's step time. No

@@ -124,7 +124,7 @@ impl Bounds<'_> {
         (self.layout(&layout, micro_batches), layout)
     }
 
-    /// Returns memory budgets, in weighted bytes of our arena, for refitting a layout after the
+    /// Returns memory budgets, in weighted bytes, for refitting a layout after the
     /// compiler found that the fullest devices of its stages hold `held` weighted bytes. Each
     /// stage's budget shrinks by how far `held` exceeds the bound. `None` if the layout is not
     /// fitted.
@@ -138,7 +138,7 @@ impl Bounds<'_> {
         let budget = |(stage, held): (usize, &f64)| {
             let on_kind = |kind: &usize| stages.memory(*kind, stage, cuts[stage], recomputed[stage]);
             let bound = stages.kinds[stage].iter().map(on_kind).fold(0.0, f64::max);
-            self.full_budget() - (held / self.arena_share() - bound).max(0.0)
+            self.full_budget() - (held - self.fixed_memory() - bound).max(0.0)
         };
         Some(held.iter().enumerate().take(layout.pipeline.min(recomputed.len())).map(budget).collect())
     }
@@ -157,9 +157,9 @@ impl Bounds<'_> {
         self.has_fitted_cuts(layout) && self.space.is_partly_recomputed(layout)
     }
 
-    /// Returns the memory limit in weighted bytes of our arena.
+    /// Returns the weighted bytes that buffers may take on a device.
     fn full_budget(&self) -> f64 {
-        (self.memory_limit.value() + BUCKET_ROUNDING) / self.arena_share()
+        self.memory_limit.value() + BUCKET_ROUNDING - self.fixed_memory()
     }
 
     fn full_budgets(&self, layout: &Layout) -> Vec<f64> {

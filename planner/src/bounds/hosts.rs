@@ -5,10 +5,10 @@
 //! (`search/too_large.rs`). Where they fit without, offloading is needless and counted so. It could
 //! be faster only by a scheduling anomaly (Graham 1969), when a delay happens to relieve a link.
 
-use super::bound::arena_share;
 use super::pipeline::{BUCKET_ROUNDING, PipelineOffload};
 use crate::space::{DeviceKinds, Request, optimizer_tensors};
 use foretell_program::Layout;
+use foretell_simulator::MemoryRates;
 use foretell_units::Bytes;
 
 /// Bytes of a gradient, and of each value that the optimizer keeps of a parameter.
@@ -19,28 +19,31 @@ const SINGLE_PRECISION: f64 = 4.0;
 pub(super) struct Hosts {
     /// Picoseconds in which a device copies a byte to its host, by place of its kind.
     pub(super) copy_time_per_byte: Vec<f64>,
-    /// Bytes of each parameter.
+    /// Bytes of each parameter on a device.
     parameter: f64,
-    /// Bytes of each parameter's gradient.
+    /// Bytes of each parameter's gradient on a device.
     gradient: f64,
-    /// Bytes that the optimizer keeps of each parameter.
+    /// Bytes that the optimizer keeps of each parameter on a device.
     optimizer_state: f64,
-    /// Smallest memory limit of a device, in bytes of our arena.
+    /// Smallest memory limit of a device, less what the stack holds for any Program.
     device_limit: f64,
+    /// Bytes on a device for each byte of activations.
+    activations: f64,
     /// Memory of the first node's host, and the devices that share it. `None` if that is not known.
     first_node: Option<(Bytes, usize)>,
 }
 
 impl Hosts {
-    pub(super) fn new(request: &Request<'_>, kinds: &DeviceKinds) -> Self {
+    pub(super) fn new(request: &Request<'_>, kinds: &DeviceKinds, rates: &MemoryRates) -> Self {
         let Request { topology, base, costs, .. } = request;
         let copy_time = |&kind: &usize| costs.copy_seconds_per_byte(kind).value() * 1e12;
         Self {
             copy_time_per_byte: kinds.kinds.iter().map(copy_time).collect(),
-            parameter: base.storage().size().value(),
-            gradient: SINGLE_PRECISION,
-            optimizer_state: SINGLE_PRECISION * optimizer_tensors(base) as f64,
-            device_limit: kinds.smallest_memory_limit().value() / arena_share(base),
+            parameter: base.storage().size().value() * rates.parameters,
+            gradient: SINGLE_PRECISION * rates.gradients,
+            optimizer_state: SINGLE_PRECISION * optimizer_tensors(base) as f64 * rates.optimizer_state,
+            device_limit: kinds.smallest_memory_limit().value() - rates.fixed.value() * kinds.weight_of(None),
+            activations: rates.transient.min(rates.parameters),
             first_node: topology.node_groups().first().and_then(|group| Some((group.host_memory?, group.devices))),
         }
     }
@@ -61,9 +64,9 @@ impl Hosts {
         copy_time_per_byte: &'a [f64],
         shards: usize,
     ) -> Option<PipelineOffload<'a>> {
-        let device_limit = self.device_limit;
+        let Self { device_limit, activations, .. } = *self;
         let offload = layout.offload;
-        (!offload.is_none()).then_some(PipelineOffload { offload, copy_time_per_byte, shards, device_limit })
+        (!offload.is_none()).then_some(PipelineOffload { offload, copy_time_per_byte, shards, device_limit, activations })
     }
 
     /// Returns the copy time per byte of a kind of the topology, or the shortest of all for `None`.

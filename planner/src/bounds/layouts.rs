@@ -66,19 +66,19 @@ impl Bounds<'_> {
             && self.space.model.experts.is_none()
         {
             let samples = layout.micro_batch;
-            let arena = self.least_over(&arrangements, &models, layout, shards, |costs| least(costs, samples));
-            let memory = self.memory_of_arena(arena);
+            let bytes = self.least_over(&arrangements, &models, layout, shards, |costs| least(costs, samples));
+            let memory = self.needed_memory(bytes);
             if memory > self.memory_limit {
                 return Ok(Bound::too_large(memory));
             }
         }
         let one_replica = Layout { data: 1, ..layout.clone() };
         let models = self.truncated.on_each_kind(&one_replica, micro_batches).map_err(Excluded::Indivisible)?;
-        let arena = self.least_over(&arrangements, &models, layout, shards, |costs| least(costs, 1));
+        let bytes = self.least_over(&arrangements, &models, layout, shards, |costs| least(costs, 1));
         let time = self.least_over(&arrangements, &models, layout, shards, |costs| {
             costs.least_time(micro_batches, OptimizerUpdate::LeftOut)
         });
-        Ok(self.bound(micro_batches, time, arena))
+        Ok(self.bound(micro_batches, time, bytes))
     }
 
     /// Bounds one layout. The bound of its family holds beside it and may be greater.
@@ -105,12 +105,18 @@ impl Bounds<'_> {
         let models = self.truncated.on_each_kind(layout, micro_batches).map_err(Excluded::Indivisible)?;
         let arrangements = self.arrangements(std::slice::from_ref(layout));
         let timetable = self.pipelines.timetable(layout, micro_batches);
-        // This truncated model has all data-parallel ranks, so its state is sharded already.
-        let arena =
-            self.least_over(&arrangements, &models, layout, 1, |costs| costs.least_memory(timetable.in_flight(), 0, |_| 1, 1.0));
+        // This truncated model has all data-parallel ranks. If they gather parameters, it does not
+        // tell how many are gathered at a time: the model's first and last block lie nearer to each
+        // other than in the layout.
+        let bytes = if optimizer_shards(layout) > 1 {
+            0.0
+        } else {
+            self.least_over(&arrangements, &models, layout, 1, |costs| costs.least_memory(timetable.in_flight(), 0, |_| 1, 1.0))
+        };
         let extra = self.truncated.extra_messages(layout, &models);
         let time = self.least_over(&arrangements, &models, layout, 1, |costs| costs.least_time_by_pass(&timetable, &extra));
-        Ok(self.bound(micro_batches, time, arena))
+        let bound = self.bound(micro_batches, time, bytes);
+        Ok(Bound { memory: bound.memory.max(memory), ..bound })
     }
 
     /// Returns the least memory of a layout by the truncated model of one replica, or zero if there
@@ -124,8 +130,8 @@ impl Bounds<'_> {
         let arrangements = self.arrangements(std::slice::from_ref(layout));
         let in_flight = self.pipelines.in_flight(layout, micro_batches);
         let shards = optimizer_shards(layout);
-        let arena = self.least_over(&arrangements, &models, layout, shards, |costs| least_memory(costs, &in_flight, layout, 1.0));
-        let memory = self.memory_of_arena(arena);
+        let bytes = self.least_over(&arrangements, &models, layout, shards, |costs| least_memory(costs, &in_flight, layout, 1.0));
+        let memory = self.needed_memory(bytes);
         if memory > self.memory_limit {
             return Ok(memory);
         }

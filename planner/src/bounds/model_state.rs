@@ -16,11 +16,10 @@ impl Bounds<'_> {
         let request = self.request;
         let offload = request.fixed.offload.unwrap_or(request.base.layout.offload);
         let state_may_be_on_hosts = self.space.offloads.contains(&Offload::Optimizer) || offload.is_of_optimizer();
-        let state = self.hosts.bytes_of_state(self.parameters, self.trained, state_may_be_on_hosts);
-        let all = state * self.arena_share();
+        let bytes = self.hosts.bytes_of_state(self.parameters, self.trained, state_may_be_on_hosts);
         // Per device, as if each had the smallest memory limit.
         let devices = self.kinds.total_memory_in_smallest(request.devices);
-        let (needed, limit) = (all / devices.max(1.0), self.memory_limit);
+        let (needed, limit) = (bytes / devices.max(1.0) + self.fixed_memory(), self.memory_limit);
         (needed > limit.value()).then(|| {
             let state = if state_may_be_on_hosts {
                 "parameters and gradients"
@@ -29,7 +28,7 @@ impl Bounds<'_> {
             };
             let hint = format!(
                 "{state} alone are {}: use more devices than {}, or a smaller model",
-                Bytes::new(all as u64),
+                Bytes::new(bytes as u64),
                 request.devices
             );
             PlannerError::out_of_memory(request, Bytes::new(needed.ceil() as u64), limit, hint)

@@ -51,7 +51,7 @@ pub(super) fn bound(bounds: &Bounds<'_>, layouts: &[Layout], stages: &[StageLayo
         copy_times.push(hosts.copy_time_of(kinds, kind));
     }
     let in_flight = bounds.pipelines.in_flight(layout, micro_batches);
-    let (mut time, mut arena) = (f64::INFINITY, f64::INFINITY);
+    let (mut time, mut bytes) = (f64::INFINITY, f64::INFINITY);
     for variant in layouts {
         let cuts = bounds.cuts(variant);
         let costs = PipelineCosts::new(&models, &pair_of_stage, &weights, &cuts, layout.schedule, 1).offloading(hosts.offload(
@@ -60,8 +60,8 @@ pub(super) fn bound(bounds: &Bounds<'_>, layouts: &[Layout], stages: &[StageLayo
             most_shards(variant),
         ));
         time = time.min(costs.least_time(micro_batches, OptimizerUpdate::LeftOut));
-        arena =
-            arena.min(costs.least_memory(&in_flight, variant.zero, |stage| most_shards_of_stage(variant, &stages[stage]), 1.0));
+        bytes =
+            bytes.min(costs.least_memory(&in_flight, variant.zero, |stage| most_shards_of_stage(variant, &stages[stage]), 1.0));
     }
-    Ok(bounds.bound(micro_batches, time, arena))
+    Ok(bounds.bound(micro_batches, time, bytes))
 }

@@ -20,7 +20,7 @@ use crate::bounds::passes::{MicroBatchMemory, StreamTime, TimedList};
 use crate::space::FEWEST_EQUAL_BLOCKS;
 use foretell_models::Model;
 use foretell_program::{Compiler, Layout, Plan};
-use foretell_simulator::{CostModel, Oversubscription, least_times, least_times_on};
+use foretell_simulator::{CostModel, MemoryRates, Oversubscription, least_times, least_times_on};
 use foretell_topologies::Topology;
 use messages::{equalise_messages, largest_message, leave_out_messages, leave_out_sums_over_stages};
 use std::cell::Cell;
@@ -106,6 +106,7 @@ impl TruncatedModel {
         compilers: &TruncatedCompilers<'_>,
         plan: &Plan,
         (topology, costs): (&Topology, &CostModel),
+        rates: &MemoryRates,
         micro_batches: usize,
         kind: Option<usize>,
         left_out: LeftOut,
@@ -135,7 +136,7 @@ impl TruncatedModel {
                 extra_between_nodes.set(equalise_messages(&program, &mut times, nodes));
             }
             let timed = program.lists.iter().zip(&times);
-            Ok(timed.map(|(list, times)| ChunkCost::of(&TimedList { list, times, overlap: &plan.overlap })).collect())
+            Ok(timed.map(|(list, times)| ChunkCost::of(&TimedList { list, times, overlap: &plan.overlap }, rates)).collect())
         };
         let stages = if is_pipeline {
             costs_of_stages(PIPELINE_BLOCKS, Some(vec![2, SHORT, LONG, 2]))?

@@ -27,7 +27,7 @@ pub(super) fn bound(bounds: &Bounds<'_>, layout: &Layout, shares: &[usize], micr
     let one_sample = Layout { data: 1, shares: None, zero: 0, shard_group: None, micro_batch: 1, ..layout.clone() };
     let (cuts, in_flight) = (bounds.cuts(&one_sample), bounds.pipelines.in_flight(&one_sample, micro_batches));
     // Optimizer state may be sharded over all ranks.
-    let arena_of = |model: Arc<TruncatedModel>, samples: usize, kind: Option<usize>| {
+    let memory_of = |model: Arc<TruncatedModel>, samples: usize, kind: Option<usize>| {
         let weights = [kinds.weight_of(kind)];
         let copy_times = [hosts.copy_time_of(kinds, kind)];
         let costs = PipelineCosts::new(&[model], &[0], &weights, &cuts, layout.schedule, layout.virtual_stages)
@@ -35,7 +35,7 @@ pub(super) fn bound(bounds: &Bounds<'_>, layout: &Layout, shares: &[usize], micr
         costs.least_memory(&in_flight, 1, |_| most_shards(layout), samples as f64)
     };
     let is_truncated = bounds.truncated.represent(&one_sample);
-    let (mut time, mut arena) = (0.0f64, 0.0f64);
+    let (mut time, mut bytes) = (0.0f64, 0.0f64);
     for (share, kind) in different {
         let samples = layout.micro_batch * share;
         // As for other families, the truncated model of one sample shows most that are too large.
@@ -43,7 +43,7 @@ pub(super) fn bound(bounds: &Bounds<'_>, layout: &Layout, shares: &[usize], micr
             && bounds.space.model.experts.is_none()
             && let Ok(model) = bounds.truncated.on_kind(&one_sample, micro_batches, kind)
         {
-            let memory = bounds.memory_of_arena(arena_of(model, samples, kind));
+            let memory = bounds.needed_memory(memory_of(model, samples, kind));
             if memory > bounds.memory_limit {
                 return Ok(Bound::too_large(memory));
             }
@@ -58,7 +58,7 @@ pub(super) fn bound(bounds: &Bounds<'_>, layout: &Layout, shares: &[usize], micr
         let (cuts, models) = (bounds.cuts(&one_rank), [Arc::clone(&model)]);
         let costs = PipelineCosts::new(&models, &[0], &[1.0], &cuts, one_rank.schedule, one_rank.virtual_stages);
         time = time.max(costs.least_time(micro_batches, OptimizerUpdate::LeftOut));
-        arena = arena.max(arena_of(model, 1, kind));
+        bytes = bytes.max(memory_of(model, 1, kind));
     }
-    Ok(bounds.bound(micro_batches, time, arena))
+    Ok(bounds.bound(micro_batches, time, bytes))
 }

@@ -157,10 +157,13 @@ pub(super) fn bound_by_chain(bounds: &Bounds<'_>, layout: &Layout, micro_batches
     };
     let longest = program.lists.iter().zip(&times).map(of_list).fold(0.0, f64::max);
     let weights = bounds.kinds.weights_of_lists(&program);
-    let held =
-        |(list, weight): (&StageProgram, f64)| (PersistentMemory::of(list).total() + MicroBatchMemory::of(list).peak()) * weight;
-    let arena = program.lists.iter().zip(weights).map(held).fold(0.0, f64::max);
-    Ok(bounds.bound(micro_batches, longest, arena))
+    let rates = bounds.memory_rates;
+    let rates = if layout.zero > 0 { rates.of_gathered_parameters() } else { rates };
+    let held = |(list, weight): (&StageProgram, f64)| {
+        (PersistentMemory::of(list, &rates).total() + MicroBatchMemory::of(list, rates.transient).peak()) * weight
+    };
+    let bytes = program.lists.iter().zip(weights).map(held).fold(0.0, f64::max);
+    Ok(bounds.bound(micro_batches, longest, bytes))
 }
 
 fn longest_chain(timed: &TimedList<'_>) -> f64 {

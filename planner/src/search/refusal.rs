@@ -2,6 +2,7 @@
 
 use crate::error::{PlannerError, USUAL_HINT};
 use crate::space::{Request, StackLimits};
+use foretell_program::Offload;
 use foretell_topologies::Architecture;
 use foretell_units::Bytes;
 
@@ -58,16 +59,19 @@ fn hint_to_choose_less(request: &Request<'_>) -> String {
     }
 }
 
-/// Returns a hint to state the hosts' memory, if that would let optimizer state lie there.
+/// Returns a hint to state the hosts' memory, or to lift the stack's limit, if that would let
+/// optimizer state lie there.
 fn hint_to_offload(request: &Request<'_>) -> &'static str {
-    let topology = request.topology;
+    let (topology, stack) = (request.topology, &request.base.stack);
     let is_unknown = topology
         .node_groups()
         .iter()
         .any(|group| group.host_memory.is_none() && topology.device_kinds()[group.kind].architecture != Architecture::Cpu);
-    if is_unknown && request.base.stack.is_own() {
-        "; or write `host_memory: 1TB` of the nodes into the topology's file, and optimizer state may lie there"
-    } else {
-        ""
+    match (is_unknown, stack.is_own()) {
+        (true, true) => "; or write `host_memory: 1TB` of the nodes into the topology's file, and optimizer state may lie there",
+        (false, false) if request.fixed.offload == Some(Offload::None) && StackLimits::of(stack).is_some() => {
+            "; or `--fix offload=both`, if your release of the stack can keep activations and optimizer state on the hosts"
+        }
+        _ => "",
     }
 }

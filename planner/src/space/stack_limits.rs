@@ -4,7 +4,7 @@
 //! taken as it is: a fork of the framework may have more.
 
 use super::Fixed;
-use foretell_program::{Schedule, Stack};
+use foretell_program::{Offload, Schedule, Stack};
 
 /// What a framework can run.
 #[derive(Debug, PartialEq, Eq)]
@@ -13,6 +13,10 @@ pub struct StackLimits {
     splits_models: bool,
     /// Whether it shards the state of parameters (ZeRO).
     shards_state: bool,
+    /// Whether it keeps activations and optimizer state on the hosts as a Program does: all of them,
+    /// copied to the device for each use. Others update parameters on the host, or move the inputs
+    /// of some modules.
+    offloads: bool,
     /// Its pipeline schedules.
     schedules: &'static [Schedule],
     /// The limits in words, and where they are from.
@@ -32,6 +36,7 @@ const LIMITS: &[(&str, StackLimits)] = &[
         StackLimits {
             splits_models: false,
             shards_state: true,
+            offloads: false,
             schedules: PLAIN,
             reason: "ZeRO splits batches and the state of parameters alone (Rajbhandari et al. 2020)",
         },
@@ -47,6 +52,7 @@ const LIMITS: &[(&str, StackLimits)] = &[
         StackLimits {
             splits_models: true,
             shards_state: true,
+            offloads: false,
             schedules: NANOTRON,
             reason: "Nanotron's pipelines run all forward passes first or 1F1B (`PipelineEngine` in \
                      nanotron/parallel/pipeline_parallel/engine.py)",
@@ -57,6 +63,7 @@ const LIMITS: &[(&str, StackLimits)] = &[
         StackLimits {
             splits_models: true,
             shards_state: true,
+            offloads: true,
             schedules: &[Schedule::Gpipe],
             reason: "MaxText differentiates a loop over all micro-batches, so its pipelines run all forward passes first \
                      (src/MaxText/layers/pipeline.py; its circular repeats are not in the space)",
@@ -71,6 +78,7 @@ const LIMITS: &[(&str, StackLimits)] = &[
         StackLimits {
             splits_models: false,
             shards_state: false,
+            offloads: false,
             schedules: PLAIN,
             reason: "DDP copies the whole model to each rank (Li et al. 2020, \"PyTorch Distributed\")",
         },
@@ -80,14 +88,17 @@ const LIMITS: &[(&str, StackLimits)] = &[
 const OF_MEGATRON: StackLimits = StackLimits {
     splits_models: true,
     shards_state: true,
+    offloads: false,
     schedules: MEGATRON,
     reason: "Megatron-LM's pipelines run 1F1B, interleaved or not (`get_forward_backward_func` in \
-             megatron/core/pipeline_parallel/schedules.py)",
+             megatron/core/pipeline_parallel/schedules.py); `--optimizer-cpu-offload` and \
+             `--fine-grained-activation-offloading` are not in the space",
 };
 
 const OF_DEEPSPEED: StackLimits = StackLimits {
     splits_models: true,
     shards_state: true,
+    offloads: false,
     schedules: PLAIN,
     reason: "DeepSpeed's pipelines run 1F1B alone (`TrainSchedule` in deepspeed/runtime/pipe/schedule.py)",
 };
@@ -95,6 +106,7 @@ const OF_DEEPSPEED: StackLimits = StackLimits {
 const OF_TORCHTITAN: StackLimits = StackLimits {
     splits_models: true,
     shards_state: true,
+    offloads: false,
     schedules: TORCHTITAN,
     reason: "no ZB-H1, which torch/distributed/pipelining/schedules.py does not have",
 };
@@ -102,6 +114,7 @@ const OF_TORCHTITAN: StackLimits = StackLimits {
 const OF_FSDP: StackLimits = StackLimits {
     splits_models: false,
     shards_state: true,
+    offloads: false,
     schedules: PLAIN,
     reason: "FSDP splits batches and the state of parameters alone (Zhao et al. 2023)",
 };
@@ -142,6 +155,9 @@ impl StackLimits {
         if !self.shards_state {
             fixed.zero.get_or_insert(0);
         }
+        if !self.offloads {
+            fixed.offload.get_or_insert(Offload::None);
+        }
     }
 }
 
@@ -172,5 +188,12 @@ mod tests {
         let mut fixed = Fixed::default();
         limits("fsdp").fix(&mut fixed);
         assert_eq!((fixed.tensor, fixed.expert, fixed.zero), (Some(1), Some(1), None));
+        assert_eq!(fixed.offload, Some(Offload::None));
+        let mut fixed: Fixed = "offload=both".parse().expect("it is well formed");
+        limits("megatron-core").fix(&mut fixed);
+        assert_eq!(fixed.offload, Some(Offload::Both));
+        let mut fixed = Fixed::default();
+        limits("maxtext-tpu").fix(&mut fixed);
+        assert_eq!(fixed.offload, None);
     }
 }

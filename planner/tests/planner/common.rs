@@ -134,7 +134,7 @@ prop_compose! {
         kib in proptest::sample::select(vec![1u64, 8, 16, 64, 1 << 10, 3 << 10, 25 << 10, 100 << 10, 400 << 10]),
         without_overlap in any::<[bool; 3]>(),
         rotated in 0usize..6,
-        precision in proptest::sample::select(vec![DataType::Fp32, DataType::Fp32, DataType::Fp32, DataType::Fp8]),
+        precision in proptest::sample::select(vec![DataType::Fp32, DataType::Fp32, DataType::Bf16, DataType::Fp8]),
         (offload, collective) in (
             proptest::sample::select(Offload::ALL.to_vec()), proptest::sample::select(CollectiveAlgorithm::ALL.to_vec())
         ),

@@ -106,10 +106,19 @@ pub fn work_of_blocks(graph: &Graph) -> Vec<f64> {
 /// `work` is the arithmetic of each block; there are at least `stages * chunks` blocks. The result
 /// has one number for each chunk, in the model's order.
 pub fn usual_cuts(work: &[f64], stages: usize, chunks: usize) -> Vec<usize> {
-    let cuts = even_cuts(work, stages * chunks);
+    let work = whole_shares(work);
+    let cuts = even_cuts(&work, stages * chunks);
     // A stage with several chunks takes as long as their sum, so all chunks should be even, not
     // only the largest one small.
-    if chunks > 1 { levelled(work, &cuts) } else { cuts }
+    if chunks > 1 { levelled(&work, &cuts) } else { cuts }
+}
+
+/// Amounts in whole numbers of parts of the largest: so small that sums of their squares are exact.
+/// Rounding would choose among equally good cuts, and otherwise for each size of a micro-batch.
+fn whole_shares(amounts: &[f64]) -> Vec<f64> {
+    const PARTS: f64 = 65_536.0;
+    let largest = amounts.iter().copied().fold(0.0, f64::max);
+    if largest > 0.0 { amounts.iter().map(|amount| (amount / largest * PARTS).round()).collect() } else { amounts.to_vec() }
 }
 
 /// Cuts `work` into `stages` runs so that the largest sum of a run is as small as possible.
@@ -234,7 +243,19 @@ fn first_where(range: std::ops::Range<usize>, holds: impl Fn(usize) -> bool) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::{cuts_by_speed, even_cuts, levelled};
+    use super::{cuts_by_speed, even_cuts, levelled, usual_cuts};
+
+    #[test]
+    fn usual_cuts_do_not_depend_on_the_size_of_a_micro_batch() {
+        // Nine layers over six chunks: ten pairs of the first five chunks are equally good.
+        for scale in [1.0, 3.0, 7.0, 1e-3, 1.1e13] {
+            let layer = 412_316_860_416.0 * scale;
+            let mut work = vec![layer; 11];
+            (work[0], work[10]) = (0.0, 17_179_869_184.0 * scale);
+            assert_eq!(usual_cuts(&work, 3, 2), usual_cuts(&work.iter().map(|one| one / scale).collect::<Vec<_>>(), 3, 2));
+            assert_eq!(usual_cuts(&work, 3, 2), [3, 2, 2, 1, 1, 2], "{scale}");
+        }
+    }
 
     #[test]
     fn even_cuts_minimise_the_largest_run() {

@@ -15,7 +15,7 @@ use super::profiled_gpu::ProfiledGpu;
 use super::roofline;
 use super::scale::CostScale;
 use super::uncertainty::Uncertainty;
-use crate::gpu::{Cluster, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
+use crate::gpu::{Cluster, MemoryRates, ProductFormat, ProfileError, Profiles, StackProfile, Workload};
 use foretell_models::{Kernel, Model};
 use foretell_program::{Phase, Plan, Profile, Reach, StorageCosts};
 use foretell_topologies::{Architecture, Topology};
@@ -336,6 +336,11 @@ impl CostModel {
     pub(crate) fn quota(&self, kind: usize) -> Option<f64> {
         let costs = &self.kinds[kind];
         costs.kind.cpu_quota.filter(|&share| share < 1.0).map(|_| costs.speed).filter(|&speed| speed > 0.0 && speed < 1.0)
+    }
+
+    /// Returns the least device memory for each byte of a plan's buffers on a kind of device.
+    pub fn memory_rates(&self, kind: usize, plan: &Plan) -> MemoryRates {
+        self.profiled_gpu(kind).map_or(MemoryRates::ARENA, |profiled_gpu| profiled_gpu.memory_rates(plan))
     }
 
     /// Returns the costs of a kind of device other than those of kernels.

@@ -8,16 +8,17 @@
 
 use super::expert_rows::ExpertRows;
 use super::format::ProductFormat;
+use super::memory_rates::{StateBytes, is_narrow};
 use super::stack::{AttentionKind, StackProfile};
-use super::workload::{TrainedParameters, Workload};
+use super::workload::Workload;
 use foretell_models::Kernel;
 use foretell_program::{
-    Buffer, BufferId, BufferRole, Collective, CollectiveRole, Footprint, Instruction, Operation, Phase, StageProgram,
+    Buffer, BufferId, BufferRole, Collective, CollectiveRole, Footprint, Instruction, MemoryKind, Operation, Phase, StageProgram,
 };
 use foretell_units::{Bytes, DataType};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Elements and bytes of a list's buffers, by role.
+/// Elements and bytes of a list's buffers on the device, by role.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct StageMemory {
     /// Elements of parameters.
@@ -86,7 +87,8 @@ impl StageMemory {
             shards_logits: list.instructions.iter().any(shards_logits),
             precision,
         };
-        for buffer in list.buffers.iter().filter(|buffer| buffer.persistent && buffer.parent.is_none()) {
+        let is_kept = |buffer: &&Buffer| buffer.persistent && buffer.parent.is_none() && is_on_device(buffer);
+        for buffer in list.buffers.iter().filter(is_kept) {
             let elements = buffer.bytes.value() / buffer.data_type.size().value();
             match buffer.role {
                 BufferRole::Parameter => memory.parameters += elements,
@@ -112,32 +114,11 @@ impl StageMemory {
     /// allocator holds unused, and the context.
     pub fn footprint(&self, stack: &StackProfile, format: ProductFormat, workload: &Workload) -> Footprint {
         let rules = &stack.memory;
-        let is_narrow = is_narrow(self.precision);
-        let trained = if workload.trained == TrainedParameters::All { 1.0 } else { 0.0 };
-        let is_pure = is_narrow && workload.has_no_master_copy;
-        // The single-precision values of mixed precision serve the update alone. What is not
-        // trained is loaded in the narrow format (torchtune's `dtype`, transformers'
-        // `torch_dtype`).
-        let of_trained = match is_narrow {
-            _ if is_pure => 2.0,
-            true => rules.parameter,
-            false => 4.0,
-        };
+        let state = StateBytes::of(stack, format, workload, self.precision);
         let frozen = if workload.trained.are_adapters() { 1.0 } else { self.frozen };
-        let parameter = frozen * self.precision.size().value() + (1.0 - frozen) * of_trained;
-        let gradient = match format {
-            _ if !is_narrow => 4.0,
-            _ if is_pure => 2.0,
-            ProductFormat::Fp16 => rules.half_gradient.unwrap_or(rules.gradient),
-            _ => rules.gradient,
-        };
+        let parameter = frozen * state.frozen_parameter + (1.0 - frozen) * state.parameter;
         let score = if matches!(stack.attention, AttentionKind::Unfused { .. }) { rules.score } else { 0.0 };
         let scores = self.scores * score * self.precision.size().value() / 2.0;
-        // Adam's two moments take 8 bytes in single precision. More bytes are the master copy, and
-        // fewer mean narrow moments.
-        let copy = if is_narrow && !is_pure { (rules.optimizer - 8.0).max(0.0) } else { 0.0 };
-        let moment = if is_narrow { rules.optimizer.min(8.0) / 2.0 } else { 4.0 };
-        let moment = moment.min(workload.moments.bytes());
         let bytes = |bytes: f64| Bytes::new(bytes.max(0.0).round() as u64);
         let logit = match (workload.has_eager_loss, self.shards_logits) {
             (false, _) => rules.logit,
@@ -154,8 +135,8 @@ impl StageMemory {
         let (activations, copies) = highest.unwrap_or_default();
         let mut footprint = Footprint {
             parameters: bytes(self.parameters * parameter),
-            gradients: bytes(self.gradients * gradient * trained),
-            optimizer_state: bytes(self.optimized * (copy + moment * self.moments) * trained),
+            gradients: bytes(self.gradients * state.gradient),
+            optimizer_state: bytes(self.optimized * (state.master_copy + state.moment * self.moments)),
             activations: bytes(activations + scores),
             workspace: bytes(copies) + rules.buffers,
             ..Footprint::default()
@@ -164,6 +145,11 @@ impl StageMemory {
         footprint.context = rules.context;
         footprint
     }
+}
+
+/// Whether a buffer is in the device's memory: what a layout offloads is not.
+fn is_on_device(buffer: &Buffer) -> bool {
+    buffer.memory == MemoryKind::Device
 }
 
 /// Returns the share of a list's parameters that no instruction writes. 0 if none is written, as in
@@ -185,11 +171,6 @@ fn root(list: &StageProgram, mut id: BufferId) -> BufferId {
         id = parent;
     }
     id
-}
-
-/// Returns whether parameters in a number format have a master copy in single precision.
-fn is_narrow(precision: DataType) -> bool {
-    precision.size().count() < 4
 }
 
 /// Returns the elements of optimizer state per parameter, without a master copy.
@@ -228,7 +209,9 @@ fn peaks(
     // an instruction buffers begin before others end.
     let mut changes: Vec<(u32, bool, f64, bool)> = Vec::new();
     for (index, buffer) in list.buffers.iter().enumerate() {
-        if let (Some((first, last)), false, None) = (buffer.lifetime, buffer.persistent, buffer.parent) {
+        if let (Some((first, last)), false, None, true) =
+            (buffer.lifetime, buffer.persistent, buffer.parent, is_on_device(buffer))
+        {
             let id = BufferId(index as u32);
             let (bytes, is_logits) = (buffer.bytes.value() * scale(id), is_logits(buffer));
             changes.push((first.0, false, bytes, is_logits));
@@ -328,6 +311,7 @@ fn kept_scores(list: &StageProgram) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::TrainedParameters;
     use foretell_program::{Layout, MomentFormat, Plan, Training, compile_training};
 
     fn memory(layout: Layout) -> (StageMemory, f64) {

@@ -8,7 +8,8 @@
 //!
 //! The flow: [`Profiles::library`] reads the YAML files in `profiles/`, in which every value has
 //! its source. [`GpuCosts`] gives the time of kernels and collectives. [`NodeSpread`] chooses the
-//! algorithm of a collective by NCCL's own rule. [`StageMemory`] gives the memory of a device.
+//! algorithm of a collective by NCCL's own rule. [`StageMemory`] gives the memory of a device, and [`MemoryRates`] a lower
+//! bound on it.
 //!
 //! Nothing here knows a model, a layout or a framework's name. Two runs differ only by their
 //! Programs and profiles.
@@ -28,6 +29,7 @@ mod format;
 mod kernels;
 mod link;
 mod memory;
+mod memory_rates;
 mod nccl;
 mod product;
 mod profiles;
@@ -44,6 +46,7 @@ pub use format::ProductFormat;
 pub use kernels::KernelTime;
 pub use link::{LinkProfile, NetworkProfile};
 pub use memory::StageMemory;
+pub use memory_rates::MemoryRates;
 pub use nccl::{Algorithm, NodeSpread, Protocol};
 pub use profiles::{ProfileError, Profiles};
 pub use routing::RoutingSkew;

@@ -44,7 +44,7 @@ pub(super) struct FittedStages {
     pub(super) micro_batches: usize,
     /// Blocks of all stages together.
     pub(super) blocks: usize,
-    /// Memory budget of each stage, in weighted bytes of our arena. `None` takes the recomputation
+    /// Memory budget of each stage, in weighted bytes. `None` takes the recomputation
     /// from the layout.
     pub(super) budgets: Option<Vec<f64>>,
 }

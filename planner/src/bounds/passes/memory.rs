@@ -1,8 +1,9 @@
 //! Bytes of device memory that persist from step to step, and that each micro-batch holds.
 
 use foretell_program::{Buffer, BufferId, BufferRole, MemoryKind, Phase, StageProgram};
+use foretell_simulator::MemoryRates;
 
-/// Bytes of device memory that persist from step to step, by what ZeRO may shard.
+/// Bytes of device memory that a software stack keeps from step to step, by what ZeRO may shard.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::bounds) struct PersistentMemory {
     pub(in crate::bounds) parameters: f64,
@@ -11,10 +12,13 @@ pub(in crate::bounds) struct PersistentMemory {
     pub(in crate::bounds) gradients: f64,
     pub(in crate::bounds) optimizer_state: f64,
     pub(in crate::bounds) other: f64,
+    /// Bytes of the Program's optimizer state: what a host holds where it is offloaded.
+    pub(in crate::bounds) state_of_program: f64,
 }
 
 impl PersistentMemory {
-    pub(in crate::bounds) fn of(list: &StageProgram) -> Self {
+    /// Returns the memory of a list under a stack with these rates.
+    pub(in crate::bounds) fn of(list: &StageProgram, rates: &MemoryRates) -> Self {
         let mut memory = Self::default();
         let persists = |buffer: &&Buffer| buffer.persistent && buffer.parent.is_none() && buffer.memory == MemoryKind::Device;
         for buffer in list.buffers.iter().filter(persists) {
@@ -26,8 +30,15 @@ impl PersistentMemory {
             };
             *part += buffer.bytes.value();
         }
-        memory.forward_only = forward_only(list);
-        memory
+        Self {
+            parameters: memory.parameters * rates.parameters,
+            // It is subtracted from gathered parameters, which may count as transient.
+            forward_only: forward_only(list) * rates.parameters.max(rates.transient),
+            gradients: memory.gradients * rates.gradients,
+            optimizer_state: memory.optimizer_state * rates.optimizer_state,
+            other: memory.other * rates.others,
+            state_of_program: memory.optimizer_state,
+        }
     }
 
     pub(in crate::bounds) fn total(self) -> f64 {
@@ -44,9 +55,10 @@ impl PersistentMemory {
             forward_only: 0.0,
             optimizer_state: self.optimizer_state * share(1),
             gradients: self.gradients * share(2),
-            parameters: (self.parameters - freed) * share(3),
+            parameters: (self.parameters - freed).max(0.0) * share(3),
             // Buffers for gradient sums may be smaller with ZeRO.
             other: if zero > 0 { 0.0 } else { self.other },
+            state_of_program: self.state_of_program * share(1),
         }
     }
 
@@ -58,6 +70,7 @@ impl PersistentMemory {
             gradients: combine(self.gradients, other.gradients),
             optimizer_state: combine(self.optimizer_state, other.optimizer_state),
             other: combine(self.other, other.other),
+            state_of_program: combine(self.state_of_program, other.state_of_program),
         }
     }
 }
@@ -87,12 +100,13 @@ fn forward_only(list: &StageProgram) -> f64 {
     (0..list.buffers.len()).filter(counts).map(|index| list.buffers[index].bytes.value()).sum()
 }
 
-/// Bytes of device memory of one micro-batch.
+/// Bytes of device memory of one micro-batch under a software stack.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(in crate::bounds) struct MicroBatchMemory {
     /// Saved by the forward pass for the backward pass over the same blocks.
     pub(in crate::bounds) saved: f64,
-    /// Part of `saved` that is activations: outputs of operators for others.
+    /// The part of `saved` that is activations: outputs of operators for others. In the Program's
+    /// bytes, since copies to the host move those.
     pub(in crate::bounds) saved_activations: f64,
     /// Saved by the input-gradient pass for the weight-gradient pass, if these are apart.
     pub(in crate::bounds) saved_for_weights: f64,
@@ -103,11 +117,12 @@ pub(in crate::bounds) struct MicroBatchMemory {
 }
 
 impl MicroBatchMemory {
-    /// Returns the memory of the first micro-batch of a list.
+    /// Returns the memory of the first micro-batch of a list, with `rate` bytes for each of the
+    /// Program's.
     ///
     /// Buffers that other instructions touch, too, do not count. Neither do copies of weights: they
     /// grow neither with samples nor with micro-batches.
-    pub(in crate::bounds) fn of(list: &StageProgram) -> Self {
+    pub(in crate::bounds) fn of(list: &StageProgram, rate: f64) -> Self {
         let mut passes = list.passes.iter().filter(|pass| pass.task.micro_batch == 0);
         let (Some(forward), Some(backward)) = (passes.next(), passes.next()) else { return Self::default() };
         let weights = passes.next_back();
@@ -132,10 +147,10 @@ impl MicroBatchMemory {
             let is_temporary = !buffer.persistent && buffer.parent.is_none() && buffer.memory == MemoryKind::Device && !is_copy;
             let counts = is_temporary && !is_shared[root];
             let Some((first, last)) = touched[root].filter(|_| counts) else { continue };
-            let bytes = buffer.bytes.value();
+            let bytes = buffer.bytes.value() * rate;
             if first < forward.end && last >= backward.start {
                 memory.saved += bytes;
-                memory.saved_activations += if buffer.role == BufferRole::Activation { bytes } else { 0.0 };
+                memory.saved_activations += if buffer.role == BufferRole::Activation { buffer.bytes.value() } else { 0.0 };
             }
             if weights.is_some() && first < backward.end && last >= weight_pass.start {
                 memory.saved_for_weights += bytes;

@@ -37,8 +37,10 @@ pub(in crate::bounds) struct PipelineOffload<'a> {
     pub(in crate::bounds) copy_time_per_byte: &'a [f64],
     /// Most ranks among which the optimizer state in the costs is sharded.
     pub(in crate::bounds) shards: usize,
-    /// Smallest memory limit of a device, in bytes of the arena.
+    /// Smallest memory limit of a device, less what the software stack holds for any Program.
     pub(in crate::bounds) device_limit: f64,
+    /// Bytes on a device for each byte of activations, at least.
+    pub(in crate::bounds) activations: f64,
 }
 
 impl<'a> PipelineCosts<'a> {
@@ -116,7 +118,7 @@ impl<'a> PipelineCosts<'a> {
     /// Returns the least optimizer state, in bytes, that each rank of a stage keeps on its host.
     fn optimizer_state_on_host(&self, stage: usize) -> f64 {
         let Some(offload) = self.offload.filter(|offload| offload.offload.is_of_optimizer()) else { return 0.0 };
-        let all: f64 = (0..self.chunks).map(|chunk| self.chunk(stage, chunk).persistent.optimizer_state).sum();
+        let all: f64 = (0..self.chunks).map(|chunk| self.chunk(stage, chunk).persistent.state_of_program).sum();
         (all / offload.shards.max(1) as f64 - BUCKET_ROUNDING).max(0.0)
     }
 
@@ -161,8 +163,8 @@ impl<'a> PipelineCosts<'a> {
         self.offload.and_then(of_kind).unwrap_or(0.0)
     }
 
-    /// Returns the most bytes that a stage's devices have left beside persistent memory; infinite
-    /// if the layout does not offload.
+    /// Returns the most bytes of activations for which a stage's devices have room beside
+    /// persistent memory; infinite if the layout does not offload.
     pub(super) fn free_memory(&self, stage: usize) -> f64 {
         let Some(offload) = self.offload else { return f64::INFINITY };
         let persistent = |chunk: usize| {
@@ -170,7 +172,8 @@ impl<'a> PipelineCosts<'a> {
             persistent.total() - if offload.offload.is_of_optimizer() { persistent.optimizer_state } else { 0.0 }
         };
         let persistent: f64 = (0..self.chunks).map(persistent).sum();
-        (offload.device_limit / self.memory_weight(stage) - persistent + BUCKET_ROUNDING).max(0.0)
+        let free = offload.device_limit / self.memory_weight(stage) - persistent + BUCKET_ROUNDING;
+        free.max(0.0) / offload.activations.max(f64::MIN_POSITIVE)
     }
 }
 

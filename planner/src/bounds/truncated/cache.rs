@@ -3,8 +3,9 @@
 use super::messages::stages_sharing_nodes;
 use super::{LeftOut, TRUNCATED_STAGES, TruncatedCompilers, TruncatedModel};
 use crate::bounds::memo::Memo;
-use crate::space::{DeviceKinds, Request, inner_ranks, ranks_of_stage};
+use crate::space::{DeviceKinds, ModelFacts, Request, inner_ranks, ranks_of_stage, world_size};
 use foretell_program::{Layout, Offload, Plan, Recompute};
+use foretell_simulator::MemoryRates;
 use std::sync::Arc;
 
 /// Everything that a truncated model depends on. Layouts with equal keys share one model.
@@ -25,6 +26,7 @@ type Truncated = Result<Arc<TruncatedModel>, String>;
 pub(in crate::bounds) struct TruncatedModels<'a> {
     request: &'a Request<'a>,
     kinds: Arc<DeviceKinds>,
+    memory_rates: MemoryRates,
     /// Whether the model is a stack of enough equal blocks.
     is_stack: bool,
     /// Whether two blocks read the same parameter.
@@ -37,11 +39,12 @@ impl<'a> TruncatedModels<'a> {
     pub(in crate::bounds) fn new(
         request: &'a Request<'a>,
         kinds: Arc<DeviceKinds>,
-        is_stack: bool,
-        shares_parameters: bool,
+        memory_rates: MemoryRates,
+        model: &ModelFacts,
     ) -> Self {
         let compilers = TruncatedCompilers::new(request.model, request.name);
-        Self { request, kinds, is_stack, shares_parameters, compilers, models: Memo::new() }
+        let (is_stack, shares_parameters) = (model.is_stack, model.shares_parameters);
+        Self { request, kinds, memory_rates, is_stack, shares_parameters, compilers, models: Memo::new() }
     }
 
     /// Returns `true` if truncated models represent one replica of a layout.
@@ -78,7 +81,10 @@ impl<'a> TruncatedModels<'a> {
         // The first and the last stage may share a table. In some stage orders they are neighbours,
         // which they are not in a truncated model. That matters only if stages share a node.
         let fill_nodes = || self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)));
-        self.fill_nodes_evenly(layout, ranks) && (layout.stage_places.is_none() || fill_nodes())
+        // With more ranks than devices, ranks start over at the first device. A group that spans two
+        // nodes in the truncated model may then lie in one.
+        let has_own_devices = world_size(layout) <= self.request.topology.device_count();
+        has_own_devices && self.fill_nodes_evenly(layout, ranks) && (layout.stage_places.is_none() || fill_nodes())
     }
 
     /// Returns, for each stage of a layout, by how many picoseconds at least a message to the next
@@ -146,7 +152,15 @@ impl<'a> TruncatedModels<'a> {
         let Request { topology, costs, .. } = *self.request;
         let key = ModelKey { layout: plan.layout.clone(), micro_batches, kind, left_out };
         self.models.get(key, || {
-            let model = TruncatedModel::new(&self.compilers, &plan, (topology, costs), micro_batches, kind, left_out)?;
+            let model = TruncatedModel::new(
+                &self.compilers,
+                &plan,
+                (topology, costs),
+                &self.memory_rates,
+                micro_batches,
+                kind,
+                left_out,
+            )?;
             Ok(Arc::new(model))
         })
     }
@@ -167,6 +181,9 @@ impl<'a> TruncatedModels<'a> {
             let mesh = Plan { layout: layout.clone(), ..self.request.base.clone() }.mesh().ok()?;
             stages_sharing_nodes(&mesh, topology).last().copied()
         };
-        share(layout) == Some(true) && share(truncated) != Some(true)
+        // With more ranks than devices, ranks start over at the first device, and which of them share
+        // a node says nothing about the time of their collectives.
+        let has_own_devices = world_size(truncated) <= topology.device_count();
+        share(layout) == Some(true) && !(has_own_devices && share(truncated) == Some(true))
     }
 }

@@ -2,6 +2,7 @@
 
 use crate::bounds::passes::{Chain, MicroBatchMemory, PassTime, PersistentMemory, StreamTime, TimedList};
 use foretell_program::{Axis, Pass, StagePass, Task};
+use foretell_simulator::MemoryRates;
 
 /// The passes whose kernels are added up. [`TruncatedModel`](super::TruncatedModel) reads the first
 /// two.
@@ -62,9 +63,9 @@ pub(in crate::bounds) struct OffloadedActivations {
 }
 
 impl ChunkCost {
-    /// Reads the cost of all blocks of an instruction list. A pass that runs several times counts
-    /// with the least of each number.
-    pub(super) fn of(timed: &TimedList<'_>) -> Self {
+    /// Reads the cost of all blocks of an instruction list under a stack with these rates. A pass
+    /// that runs several times counts with the least of each number.
+    pub(super) fn of(timed: &TimedList<'_>, rates: &MemoryRates) -> Self {
         let list = timed.list;
         let end_of_passes = list.passes.last().map_or(0, |pass| pass.instructions.end as usize);
         let end_of_first = list.passes.first().map_or(0, |pass| pass.instructions.end);
@@ -77,8 +78,8 @@ impl ChunkCost {
             replica_collectives: timed
                 .busiest_stream(micro_batches, |axes| axes.contains(&Axis::Data) && !axes.contains(&Axis::Shard)),
             update: timed.kernel_time(end_of_passes..list.instructions.len()),
-            persistent: PersistentMemory::of(list),
-            micro_batch: MicroBatchMemory::of(list),
+            persistent: PersistentMemory::of(list, rates),
+            micro_batch: MicroBatchMemory::of(list, rates.transient),
             ..Self::least_passes(timed, |_| true)
         }
     }

@@ -1,0 +1,138 @@
+//! Bytes that a software stack keeps for each element and each byte of a Program's buffers.
+
+use super::format::ProductFormat;
+use super::stack::StackProfile;
+use super::workload::{TrainedParameters, Workload};
+use foretell_program::Plan;
+use foretell_units::{Bytes, DataType};
+
+/// Bytes of an element of a Program's gradients and of its optimizer state.
+const SINGLE_PRECISION: f64 = 4.0;
+
+/// Adam's two moments in single precision, in bytes.
+const MOMENTS: f64 = 8.0;
+
+/// Bytes of a stack's state, by element.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct StateBytes {
+    /// For each parameter that the optimizer does not update.
+    pub(super) frozen_parameter: f64,
+    /// For each parameter that it updates.
+    pub(super) parameter: f64,
+    /// For each gradient. 0 if only adapters are trained.
+    pub(super) gradient: f64,
+    /// For each master copy of a parameter. 0 if only adapters are trained.
+    pub(super) master_copy: f64,
+    /// For each moment. 0 if only adapters are trained.
+    pub(super) moment: f64,
+}
+
+impl StateBytes {
+    pub(super) fn of(stack: &StackProfile, format: ProductFormat, workload: &Workload, precision: DataType) -> Self {
+        let rules = &stack.memory;
+        let is_narrow = is_narrow(precision);
+        let is_pure = is_narrow && workload.has_no_master_copy;
+        let trained = if workload.trained == TrainedParameters::All { 1.0 } else { 0.0 };
+        // The single-precision values of mixed precision serve the update alone. What is not
+        // trained is loaded in the narrow format (torchtune's `dtype`, transformers'
+        // `torch_dtype`).
+        let parameter = match is_narrow {
+            _ if is_pure => 2.0,
+            true => rules.parameter,
+            false => SINGLE_PRECISION,
+        };
+        let gradient = match format {
+            _ if !is_narrow => SINGLE_PRECISION,
+            _ if is_pure => 2.0,
+            ProductFormat::Fp16 => rules.half_gradient.unwrap_or(rules.gradient),
+            _ => rules.gradient,
+        };
+        // More bytes than those of single-precision moments are the master copy, and fewer mean
+        // narrow moments.
+        let master_copy = if is_narrow && !is_pure { (rules.optimizer - MOMENTS).max(0.0) } else { 0.0 };
+        let moment = if is_narrow { rules.optimizer.min(MOMENTS) / 2.0 } else { SINGLE_PRECISION };
+        Self {
+            frozen_parameter: precision.size().value(),
+            parameter,
+            gradient: gradient * trained,
+            master_copy: master_copy * trained,
+            moment: moment.min(workload.moments.bytes()) * trained,
+        }
+    }
+}
+
+/// Returns whether parameters in a number format have a master copy in single precision.
+pub(super) fn is_narrow(precision: DataType) -> bool {
+    precision.size() < DataType::Fp32.size()
+}
+
+/// Device memory that a software stack holds at least, for each byte of a Program's buffers on the
+/// device.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MemoryRates {
+    /// Bytes for each byte of parameters that stay on the device.
+    pub parameters: f64,
+    /// Bytes for each byte of their gradients.
+    pub gradients: f64,
+    /// Bytes for each byte of optimizer state, the master copy included.
+    pub optimizer_state: f64,
+    /// Bytes for each byte of other buffers that persist from step to step.
+    pub others: f64,
+    /// Bytes for each byte of buffers that live for a part of a step, all of which are alive at
+    /// once.
+    pub transient: f64,
+    /// Bytes beside them: the context, and buffers of fixed size.
+    pub fixed: Bytes,
+}
+
+impl MemoryRates {
+    /// The rates of our own executor, which holds the Program's arena.
+    pub const ARENA: Self =
+        Self { parameters: 1.0, gradients: 1.0, optimizer_state: 1.0, others: 1.0, transient: 1.0, fixed: Bytes::ZERO };
+
+    pub(crate) fn of(stack: &StackProfile, format: ProductFormat, workload: &Workload, plan: &Plan) -> Self {
+        /// Share of a Program's experts' buffers that the fullest rank has under skewed routing, at
+        /// least: a capacity may be smaller than the Program's slots.
+        const LEAST_OF_EXPERTS: f64 = 0.7;
+        let rules = &stack.memory;
+        let state = StateBytes::of(stack, format, workload, plan.precision);
+        let held = 1.0 + rules.fragmentation;
+        let moments = plan.optimizer_states() as f64;
+        let of_optimizer = moments + if plan.has_master_copy() { 1.0 } else { 0.0 };
+        // Logits do not scale with `rules.activations`.
+        let transient = rules.activations.min(1.0) * if workload.routing.is_some() { LEAST_OF_EXPERTS } else { 1.0 };
+        Self {
+            parameters: held * state.parameter.min(state.frozen_parameter) / plan.storage().size().value(),
+            gradients: held * state.gradient / SINGLE_PRECISION,
+            optimizer_state: held * (state.master_copy + state.moment * moments) / (of_optimizer.max(1.0) * SINGLE_PRECISION),
+            others: 0.0,
+            transient: held * transient,
+            fixed: Bytes::new((rules.buffers.value() * held) as u64) + rules.context,
+        }
+    }
+
+    /// Returns the rates for a Program that gathers sharded parameters. Where it gathers each of
+    /// them once, a stack keeps the gathered ones in place of the shards; see
+    /// [`StageMemory`](super::StageMemory). So shards do not count, and what is gathered counts as
+    /// transient or as parameters, whichever is less.
+    #[must_use]
+    pub fn of_gathered_parameters(self) -> Self {
+        match self == Self::ARENA {
+            true => self,
+            false => Self { parameters: 0.0, transient: self.transient.min(self.parameters), ..self },
+        }
+    }
+
+    /// Returns rates that hold on both of two devices.
+    #[must_use]
+    pub fn least(self, other: Self) -> Self {
+        Self {
+            parameters: self.parameters.min(other.parameters),
+            gradients: self.gradients.min(other.gradients),
+            optimizer_state: self.optimizer_state.min(other.optimizer_state),
+            others: self.others.min(other.others),
+            transient: self.transient.min(other.transient),
+            fixed: self.fixed.min(other.fixed),
+        }
+    }
+}
