@@ -4,11 +4,12 @@ use crate::binding::what_binds;
 use crate::changes::Changes;
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
+use crate::idle::idle_devices;
 use crate::predict;
 use foretell_models::GraphOptions;
 use foretell_planner::{Candidate, Planned, Search, StackLimits};
 use foretell_program::{Layout, Plan, Profile, Recompute, StageLayout, usual_cuts, work_of_blocks};
-use foretell_topologies::{Architecture, DeviceId};
+use foretell_topologies::Architecture;
 use foretell_units::Seconds;
 
 /// Explains an answer: what was searched, what binds, what the other layouts lose and where, and
@@ -160,8 +161,7 @@ pub fn in_short(
         lines
             .push(format!("proven: no layout of the space is more than {gap:.2} % {better}{any} (`--explain` states the space)"));
     }
-    let longer_on_all = planned.search.all_devices_seconds.map(|step| step / planned.search.best_seconds - 1.0);
-    lines.extend(oddities(best, longer_on_all, setting, choices)?);
+    lines.extend(oddities(best, &planned.search, setting, choices)?);
     if let Some(limits) = StackLimits::of(stack) {
         lines.push(format!("the space is what `{}` runs: {}", stack.name(), limits.reason()));
     }
@@ -195,44 +195,14 @@ fn likelihood_of_order(first: &Candidate, second: &Candidate) -> f64 {
 const MANY_STAGES: usize = 30;
 
 /// Names what an expert would ask about: idle devices, a tensor group over several nodes, very many
-/// stages, stages without a layer. `longer_on_all` is the share by which the best layout found that
-/// leaves no device idle takes longer.
-fn oddities(best: &Candidate, longer_on_all: Option<f64>, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
+/// stages, stages without a layer.
+fn oddities(best: &Candidate, search: &Search, setting: &Setting, choices: &Choices) -> Result<Vec<String>, Failure> {
     let topology = &setting.topology;
     let (layout, ranks) = (&best.plan.layout, best.plan.mesh()?.world_size());
     let devices = choices.devices(topology).min(topology.device_count());
     let mut said = Vec::new();
     if ranks < devices {
-        let mut idle: Vec<(String, usize)> = Vec::new();
-        for device in (ranks..devices).map(DeviceId) {
-            let name = &topology.device_kind(device).name;
-            match idle.iter_mut().find(|(other, _)| other == name) {
-                Some((_, count)) => *count += 1,
-                None => idle.push((name.clone(), 1)),
-            }
-        }
-        let peak = |device: usize| {
-            topology.device_kind(DeviceId(device)).peak_rate(best.plan.precision).map_or(0.0, |rate| rate.value())
-        };
-        let (all, unused): (f64, f64) = ((0..devices).map(peak).sum(), (ranks..devices).map(peak).sum());
-        let share = unused / all.max(f64::MIN_POSITIVE) * 100.0;
-        let idle: Vec<String> = idle.into_iter().map(|(name, count)| format!("{count} of `{name}`")).collect();
-        let worth = match longer_on_all {
-            Some(longer) if longer < 0.0 => {
-                format!(
-                    "the best layout found on all devices takes {:.1} % less time, but the objective prefers this one",
-                    -longer * 100.0
-                )
-            }
-            Some(longer) => format!("the best layout found on all devices takes {:.1} % longer", longer * 100.0),
-            None => "no layout on all devices is known to fit".into(),
-        };
-        said.push(format!(
-            "{} {} idle ({}), {share:.1} % of the arithmetic: {worth}",
-            devices - ranks,
-            if devices - ranks == 1 { "device stays" } else { "devices stay" },
-            idle.join(", ")
-        ));
+        said.push(idle_devices(best, search, topology, ranks..devices));
     }
     let per_node = topology.node_groups().iter().map(|group| group.devices).min().unwrap_or(1);
     if layout.tensor > per_node && choices.fix.tensor.is_none() {

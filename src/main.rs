@@ -17,6 +17,7 @@ mod export;
 mod failure;
 mod foreign;
 mod generate;
+mod idle;
 mod import;
 mod input;
 mod inputs;

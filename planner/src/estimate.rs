@@ -13,6 +13,7 @@ pub(crate) use profile::kernel_seconds;
 use crate::space::{Family, Request, most_shards};
 use foretell_models::Graph;
 use foretell_program::{Layout, Recompute, usual_cuts, work_of_blocks};
+use foretell_simulator::MemoryRates;
 use foretell_units::Seconds;
 use links::Links;
 use profile::ModelProfile;
@@ -42,6 +43,8 @@ pub(crate) struct Estimate {
 pub(crate) struct Estimates {
     model: ModelProfile,
     links: Links,
+    /// Memory of the software stack for each byte of a Program's.
+    memory_rates: MemoryRates,
     /// Bytes of a parameter.
     parameter: f64,
     /// Bytes that the optimizer keeps of a parameter.
@@ -62,7 +65,13 @@ pub(crate) struct Estimates {
 impl Estimates {
     /// Prepares the estimates of a request whose model has the forward graph `graph` for one
     /// sample, and whose optimizer keeps `optimizer_tensors` values of a parameter.
-    pub(crate) fn new(request: &Request<'_>, graph: &Graph, optimizer_tensors: usize, is_stack: bool) -> Self {
+    pub(crate) fn new(
+        request: &Request<'_>,
+        graph: &Graph,
+        memory_rates: MemoryRates,
+        optimizer_tensors: usize,
+        is_stack: bool,
+    ) -> Self {
         let parameter = request.base.storage().size().value();
         let optimizer_state = SINGLE_PRECISION * optimizer_tensors as f64;
         let bandwidths = request.topology.device_kinds().iter().map(|kind| kind.memory_bandwidth.value());
@@ -70,6 +79,7 @@ impl Estimates {
         Self {
             model: ModelProfile::new(request, graph),
             links: Links::new(request.topology),
+            memory_rates,
             parameter,
             optimizer_state,
             // The gradient and the state are read, the state and the parameter written.
@@ -86,13 +96,14 @@ impl Estimates {
     /// others. A family without recomputation stands for its forms that recompute enough blocks to
     /// fit.
     pub(crate) fn of(&self, family: &Family) -> Option<Estimate> {
-        let estimate = self.of_family(family)?;
+        let zeros = self.stages_of_zero(&family.layout);
+        let estimate = self.of_family(family, zeros)?;
         let limit = self.model.memory_limit;
         if !self.recomputes_in_part || family.layout.recompute != Recompute::None || estimate.memory <= limit {
             return Some(estimate);
         }
         let layout = Layout { recompute: Recompute::Full, ..family.layout.clone() };
-        let smallest = self.of_family(&Family { layout, ..family.clone() })?;
+        let smallest = self.of_family(&Family { layout, ..family.clone() }, zeros)?;
         if smallest.memory > limit {
             return Some(estimate);
         }
@@ -101,9 +112,25 @@ impl Estimates {
         Some(Estimate { time, memory: limit })
     }
 
+    /// Returns the estimated memory of a layout with its own stage of ZeRO over the memory limit.
+    pub(crate) fn memory_of_layout(&self, layout: &Layout, micro_batches: usize) -> Option<f64> {
+        let estimate = self.of_family(&Family { layout: layout.clone(), micro_batches }, &[layout.zero])?;
+        Some(self.memory_over_limit(&estimate))
+    }
+
+    /// Returns the stages of ZeRO that layouts of a family may have.
+    fn stages_of_zero(&self, layout: &Layout) -> &[usize] {
+        match most_shards(layout) {
+            _ if self.fixed_zero.is_some() => self.fixed_zero.as_slice(),
+            1 => &[0],
+            _ if layout.follows_schedule() => &[0, 1],
+            _ => &[0, 1, 2, 3],
+        }
+    }
+
     /// Estimates a family whose stages have one mesh and whose ranks have equal shares; `None` for
     /// others.
-    fn of_family(&self, family: &Family) -> Option<Estimate> {
+    fn of_family(&self, family: &Family, stages_of_zero: &[usize]) -> Option<Estimate> {
         let Family { layout, micro_batches } = family;
         if layout.stages.is_some() || layout.shares.is_some() {
             return None;
@@ -173,15 +200,11 @@ impl Estimates {
                 + held(zero > 0) * self.update
         };
         let memory_with = |zero: usize| {
-            let gradients = SINGLE_PRECISION * held(zero >= 2);
-            let state = self.parameter * held(zero >= 3) + gradients + self.optimizer_state * held(zero >= 1);
-            state + self.activations(layout, share, &recompute)
-        };
-        let stages_of_zero: &[usize] = match most_shards(layout) {
-            _ if self.fixed_zero.is_some() => self.fixed_zero.as_slice(),
-            1 => &[0],
-            _ if layout.follows_schedule() => &[0, 1],
-            _ => &[0, 1, 2, 3],
+            let rates = &self.memory_rates;
+            let parameters = rates.parameters * self.parameter * held(zero >= 3);
+            let gradients = rates.gradients * SINGLE_PRECISION * held(zero >= 2);
+            let state = parameters + gradients + rates.optimizer_state * self.optimizer_state * held(zero >= 1);
+            state + rates.transient * self.activations(layout, share, &recompute) + rates.fixed.value()
         };
         let memory = stages_of_zero.iter().map(|&zero| memory_with(zero)).fold(f64::INFINITY, f64::min);
         let limit = model.memory_limit.max(memory);
@@ -193,9 +216,9 @@ impl Estimates {
         Some(Estimate { time: Seconds::new(time * scale), memory })
     }
 
-    /// Returns `true` if an estimate may fit: estimates of memory are right within a fifth.
-    pub(crate) fn may_fit(&self, estimate: &Estimate) -> bool {
-        estimate.memory <= 1.2 * self.model.memory_limit
+    /// Returns the estimated memory over the memory limit.
+    pub(crate) fn memory_over_limit(&self, estimate: &Estimate) -> f64 {
+        estimate.memory / self.model.memory_limit.max(1.0)
     }
 
     /// Returns the share of the model's work that the stage with the most work has, with the usual
@@ -267,7 +290,7 @@ mod tests {
     use crate::space::{Family, Request, optimizer_tensors};
     use foretell_models::{GraphOptions, Model};
     use foretell_program::{Layout, Plan, Recompute, compile};
-    use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
+    use foretell_simulator::{CostModel, Folding, MemoryRates, Oversubscription, predict};
     use foretell_topologies::Topology;
     use foretell_units::{Bytes, DataType};
 
@@ -282,7 +305,10 @@ mod tests {
             let request = Request { fixed, ..Request::new(&model, "model", &topology, &costs, &base) };
             let graph = model.graph("model", &GraphOptions::ONE).expect("it is sound");
             let family = Family { layout: Layout { data: 8, micro_batch: 8, ..Layout::default() }, micro_batches: 1 };
-            Estimates::new(&request, &graph, optimizer_tensors(&base), true).of(&family).expect("one mesh").memory
+            Estimates::new(&request, &graph, MemoryRates::ARENA, optimizer_tensors(&base), true)
+                .of(&family)
+                .expect("one mesh")
+                .memory
         };
         assert!(memory("zero=0") > memory("zero=1") && memory("zero=1") > memory("zero=3"));
         assert_eq!(memory("zero=3"), memory(""));
@@ -298,7 +324,7 @@ mod tests {
             let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 256) };
             let request = Request::new(&model, name, &topology, &costs, &base);
             let graph = model.graph(name, &GraphOptions::ONE).expect("it is sound");
-            let estimates = Estimates::new(&request, &graph, optimizer_tensors(&base), true);
+            let estimates = Estimates::new(&request, &graph, MemoryRates::ARENA, optimizer_tensors(&base), true);
             for (data, tensor, pipeline, micro_batch) in [(16, 1, 1, 8), (8, 2, 1, 8), (8, 1, 2, 4), (4, 4, 1, 8), (4, 1, 4, 4)] {
                 for recompute in [Recompute::None, Recompute::Full] {
                     let layout = Layout { data, tensor, pipeline, micro_batch, recompute, ..Layout::default() };

@@ -76,7 +76,7 @@ impl<'a> Bounds<'a> {
             request,
             memory_limit: kinds.smallest_memory_limit(),
             memory_rates,
-            estimates: Estimates::new(request, &graph, optimizer_tensors(request.base), space.model.is_stack),
+            estimates: Estimates::new(request, &graph, memory_rates, optimizer_tensors(request.base), space.model.is_stack),
             compiler: Compiler::new(request.model, request.name),
             parameters: graph.parameter_count(),
             trained: objective::trained_parameters(request.base, &graph),

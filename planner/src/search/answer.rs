@@ -5,6 +5,7 @@ use foretell_program::Plan;
 use foretell_simulator::Prediction;
 use schemars::JsonSchema;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// A plan that was simulated and fits.
 #[derive(Clone, Debug, PartialEq)]
@@ -56,6 +57,10 @@ pub struct Search {
     /// Step time of the best layout that was simulated and leaves no device idle, if there is one.
     /// It is of the same kind as `best_seconds`.
     pub all_devices_seconds: Option<f64>,
+    /// The least step time of a layout that was simulated on so many devices, by that number. Of the
+    /// same kind as `best_seconds`. Empty where the objective does not tell times.
+    #[serde(skip)]
+    pub seconds_by_devices: BTreeMap<usize, f64>,
     /// Lower bound on the step time of every layout of the space, and of all that were simulated.
     /// The time is of the same kind as `best_seconds`.
     pub lower_bound_seconds: f64,
@@ -101,6 +106,10 @@ impl Planned {
         }
         self.candidates.truncate(top.max(1));
         self.search.add(&other.search);
+        for (devices, seconds) in other.search.seconds_by_devices {
+            let known = self.search.seconds_by_devices.entry(devices).or_insert(seconds);
+            *known = known.min(seconds);
+        }
         self
     }
 

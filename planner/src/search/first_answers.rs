@@ -25,8 +25,20 @@ const ROUNDS: [usize; 4] = [4, 6, 6, 6];
 /// Rounds that follow as long as nothing fits.
 const FURTHER_ROUNDS: usize = 8;
 
+/// Shares of the memory limit. If nothing fits, families are opened whose estimates are within the
+/// first of them, then within the next: so many of each, of different meshes.
+const ROOMY: [f64; 4] = [0.75, 0.5, 0.3, 0.15];
+const ROOMY_FAMILIES: usize = 8;
+
+/// How many of them are opened first where bounds on memory cost as much as simulations.
+const SURE_FAMILIES: usize = 1;
+
 /// Layouts that are compiled in a round, whether they fit or not.
 const MOST_COMPILED: usize = 16;
+
+/// Estimated memory over the limit up to which a family may fit: estimates are right within a
+/// fifth, where they are right.
+const MAY_FIT: f64 = 1.2;
 
 /// Families of one mesh, and of one manner, that may be opened.
 const FAMILIES_OF_MESH: usize = 3;
@@ -74,6 +86,8 @@ struct Chosen {
 pub(super) struct Ranked {
     /// Estimates of the value, each with its family, the best first.
     families: Vec<(f64, Family)>,
+    /// For each share of [`ROOMY`], the same of the best families within it.
+    roomy: Vec<Vec<(f64, Family)>>,
 }
 
 impl Searcher<'_> {
@@ -86,25 +100,35 @@ impl Searcher<'_> {
             }
             let estimate = bounds.estimates.of(family)?;
             let value = estimate.time.value() * bounds.value_per_second(&family.layout);
-            Some((!bounds.estimates.may_fit(&estimate), value, place))
+            Some((bounds.estimates.memory_over_limit(&estimate), value, place))
         };
-        let mut ranked: Vec<(bool, f64, usize)> = families.par_iter().enumerate().filter_map(estimated).collect();
+        let mut ranked: Vec<(f64, f64, usize)> = families.par_iter().enumerate().filter_map(estimated).collect();
         // Those that seem too large come last: by how much is not known well.
-        ranked.par_sort_unstable_by(|a, b| a.0.cmp(&b.0).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2)));
+        let seems_too_large = |one: &(f64, f64, usize)| one.0 > MAY_FIT;
+        ranked.par_sort_unstable_by(|a, b| {
+            seems_too_large(a).cmp(&seems_too_large(b)).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
+        });
+        let mesh = |place: usize| {
+            let Layout { data, tensor, pipeline, context, expert, .. } = families[place].layout;
+            [data, tensor, pipeline, context, expert]
+        };
         let mut of_mesh: BTreeMap<[usize; 5], usize> = BTreeMap::new();
         let mut of_manner: BTreeMap<Manner, usize> = BTreeMap::new();
         let mut chosen = Vec::new();
-        for (_, value, place) in ranked {
-            let layout = &families[place].layout;
-            let Layout { data, tensor, pipeline, context, expert, .. } = *layout;
-            let of_mesh = of_mesh.entry([data, tensor, pipeline, context, expert]).or_default();
-            let of_manner = of_manner.entry(manner(layout)).or_default();
+        for &(_, value, place) in &ranked {
+            let of_mesh = of_mesh.entry(mesh(place)).or_default();
+            let of_manner = of_manner.entry(manner(&families[place].layout)).or_default();
             if *of_mesh < FAMILIES_OF_MESH && *of_manner < FAMILIES_OF_MANNER {
                 (*of_mesh, *of_manner) = (*of_mesh + 1, *of_manner + 1);
                 chosen.push((value, families[place].clone()));
             }
         }
-        Ranked { families: chosen }
+        let within = |share: f64| {
+            let mut meshes = BTreeSet::new();
+            let roomy = ranked.iter().filter(|(memory, _, place)| *memory <= share && meshes.insert(mesh(*place)));
+            roomy.take(ROOMY_FAMILIES).map(|&(_, value, place)| (value, families[place].clone())).collect()
+        };
+        Ranked { families: chosen, roomy: ROOMY.into_iter().map(within).collect() }
     }
 
     /// Simulates the most promising layouts: first of each manner, then those whose estimates are
@@ -115,26 +139,74 @@ impl Searcher<'_> {
     pub(super) fn probe(&mut self, mut ranked: Ranked) -> Result<(), PlannerError> {
         let mut left: Vec<Promising> = Vec::new();
         let mut tried: HashSet<Layout> = HashSet::new();
-        for count in ROUNDS {
-            if self.is_over() {
-                return Ok(());
-            }
-            let batch = self.next_families(&mut ranked, count);
-            if batch.is_empty() && left.is_empty() {
-                return Ok(());
-            }
-            let opened: Vec<Vec<Promising>> = batch.into_par_iter().map(|chosen| self.open(&chosen)).collect();
-            left.extend(opened.into_iter().flatten());
-            self.simulate_best(&mut left, &mut tried)?;
+        let is_bounded = |(_, family): &(f64, Family)| self.bounds.has_cheap_bounds(&family.layout);
+        if !self.has_answer() && !ranked.families.iter().take(1).all(is_bounded) {
+            // Each layout that does not fit costs as much as one that does.
+            self.probe_roomy(&mut ranked, SURE_FAMILIES, &mut left, &mut tried)?;
         }
+        self.probe_in_rounds(&mut ranked, &mut left, &mut tried)?;
         // Nothing fits so far: go on with what is left, the smallest forms included.
         for _ in 0..FURTHER_ROUNDS {
             if self.has_answer() || left.is_empty() || self.is_over() {
                 break;
             }
-            self.simulate_best(&mut left, &mut tried)?;
+            self.simulate_best(&mut left, &mut tried, None)?;
+        }
+        if self.has_answer() {
+            return Ok(());
+        }
+        self.probe_roomy(&mut ranked, ROOMY_FAMILIES, &mut left, &mut tried)?;
+        // Now estimates can be corrected.
+        if self.has_answer() { self.probe_in_rounds(&mut ranked, &mut left, &mut tried) } else { Ok(()) }
+    }
+
+    /// Opens families that seem to leave much memory free, `count` for each share of it, and
+    /// simulates their best layouts until one fits.
+    fn probe_roomy(
+        &mut self,
+        ranked: &mut Ranked,
+        count: usize,
+        left: &mut Vec<Promising>,
+        tried: &mut HashSet<Layout>,
+    ) -> Result<(), PlannerError> {
+        for share in 0..ranked.roomy.len() {
+            if self.has_answer() || self.is_over() {
+                break;
+            }
+            let roomy = &mut ranked.roomy[share];
+            let batch = roomy.drain(..count.min(roomy.len()));
+            let batch = batch.map(|(estimate, family)| Chosen { value: estimate, estimate, family }).collect();
+            self.open_all(batch, left);
+            self.simulate_best(left, tried, Some(1))?;
         }
         Ok(())
+    }
+
+    /// Opens the best families that are left, round by round, and simulates their best layouts.
+    fn probe_in_rounds(
+        &mut self,
+        ranked: &mut Ranked,
+        left: &mut Vec<Promising>,
+        tried: &mut HashSet<Layout>,
+    ) -> Result<(), PlannerError> {
+        for count in ROUNDS {
+            if self.is_over() {
+                return Ok(());
+            }
+            let batch = self.next_families(ranked, count);
+            if batch.is_empty() && left.is_empty() {
+                return Ok(());
+            }
+            self.open_all(batch, left);
+            self.simulate_best(left, tried, None)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the layouts of some families that may fit to `left`.
+    fn open_all(&self, batch: Vec<Chosen>, left: &mut Vec<Promising>) {
+        let opened: Vec<Vec<Promising>> = batch.into_par_iter().map(|chosen| self.open(&chosen)).collect();
+        left.extend(opened.into_iter().flatten());
     }
 
     /// Takes the best families: one of each manner that was not simulated yet, then `count` whose
@@ -176,7 +248,11 @@ impl Searcher<'_> {
             let (usual_bucket, fixed) = (bounds.space.base.bucket, bounds.space.fixed);
             let is_usual = |layout: &Layout| layout.bucket == usual_bucket || fixed.bucket.is_some();
             let mut variants: Vec<Layout> = bounds.variants(family).into_iter().filter(is_usual).collect();
-            variants.sort_by_key(|layout| (layout.placement.is_some(), layout.shard_group.is_some(), layout.zero));
+            variants.sort_by_key(|layout| {
+                let memory = bounds.estimates.memory_of_layout(layout, micro_batches);
+                let seems_too_large = memory.is_some_and(|memory| memory > 1.0);
+                (seems_too_large, layout.placement.is_some(), layout.shard_group.is_some(), layout.zero)
+            });
             return variants.into_iter().enumerate().map(|(turn, layout)| promising(value_of_family, turn, layout)).collect();
         }
         let with_value = |(bounded, layout): (Bounded, Layout)| {
@@ -194,13 +270,18 @@ impl Searcher<'_> {
         found
     }
 
-    /// Simulates the layouts of `left` with the least values, until some fit and none that is left
+    /// Simulates the layouts of `left` with the least values, until `most` fit or none that is left
     /// seems better.
-    fn simulate_best(&mut self, left: &mut Vec<Promising>, tried: &mut HashSet<Layout>) -> Result<(), PlannerError> {
+    fn simulate_best(
+        &mut self,
+        left: &mut Vec<Promising>,
+        tried: &mut HashSet<Layout>,
+        most: Option<usize>,
+    ) -> Result<(), PlannerError> {
         let (mut simulated, mut compiled) = (0, 0);
         left.sort_by(|a, b| b.turn.cmp(&a.turn).then(b.value.total_cmp(&a.value)));
         let is_bounded = left.iter().all(|one| one.is_bounded);
-        let most = if is_bounded { SIMULATED_BY_BOUND } else { SIMULATED_BY_ESTIMATE };
+        let most = most.unwrap_or(if is_bounded { SIMULATED_BY_BOUND } else { SIMULATED_BY_ESTIMATE });
         while simulated < most && compiled < MOST_COMPILED && !left.is_empty() && !self.is_over() {
             let round = self.next_promising(left, tried, &mut simulated);
             if round.is_empty() {

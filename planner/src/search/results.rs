@@ -1,7 +1,7 @@
 //! The answer that a finished search gives.
 
 use super::answer::{Candidate, Planned};
-use super::incumbents::{Incumbent, PredictedStep};
+use super::incumbents::PredictedStep;
 use super::queue::NEIGHBOURS;
 use super::searcher::Searcher;
 use super::simulation::{most, predicted_step, weighted};
@@ -78,16 +78,20 @@ impl Searcher<'_> {
         let seconds =
             |best: &Candidate| if is_slow_end { best.prediction.step_seconds_p90 } else { best.prediction.step_seconds };
         self.search.best_seconds = candidates.first().map_or(best, |best| seconds(best).value());
-        let uses_all = |incumbent: &&Incumbent| world_size(&incumbent.plan.layout) >= self.request.devices;
-        let on_all = self.incumbents.list.iter().filter(uses_all);
-        let step = |incumbent: &Incumbent| incumbent.value / self.bounds.value_per_second(&incumbent.plan.layout);
-        self.search.all_devices_seconds = match self.request.objective {
-            // The energy of a step does not tell its time.
-            Objective::Energy => None,
-            // The value is the 90th percentile itself, as `best_seconds` is.
-            Objective::SlowEnd => on_all.map(|incumbent| incumbent.value).reduce(f64::min),
-            _ => on_all.map(step).reduce(f64::min),
-        };
+        for incumbent in &self.incumbents.list {
+            let layout = &incumbent.plan.layout;
+            let seconds = match self.request.objective {
+                // The energy of a step does not tell its time.
+                Objective::Energy => continue,
+                // The value is the 90th percentile itself, as `best_seconds` is.
+                Objective::SlowEnd => incumbent.value,
+                _ => incumbent.value / self.bounds.value_per_second(layout),
+            };
+            let least = self.search.seconds_by_devices.entry(world_size(layout)).or_insert(seconds);
+            *least = least.min(seconds);
+        }
+        let on_all = self.search.seconds_by_devices.range(self.request.devices..);
+        self.search.all_devices_seconds = on_all.map(|(_, seconds)| *seconds).reduce(f64::min);
         // The bound is a value; as a share of the best value it gives a time.
         // A preferred simpler layout may be slower than others that are known.
         let known = self.incumbents.list.iter().map(|incumbent| incumbent.value);
