@@ -83,6 +83,8 @@ def main():
                     found, error = (json.loads(done.stdout) if done.stdout else {}), done.stderr.strip().splitlines()[-1:]
                 except subprocess.TimeoutExpired:
                     found, error = {}, ["ended after 300 s"]
+                except ValueError:
+                    found, error = {}, ["printed no JSON"]
                 wall, user = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN).ru_utime - before
                 search = found.get("search", {})
                 if search:

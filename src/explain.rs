@@ -163,7 +163,7 @@ pub fn in_short(
     }
     lines.extend(oddities(best, &planned.search, setting, choices)?);
     if let Some(limits) = StackLimits::of(stack) {
-        lines.push(format!("the space is what `{}` runs: {}", stack.name(), limits.reason()));
+        lines.push(format!("the space is what `{}` runs: {}", stack.name(), limits.in_words()));
     }
     let has_gpus = setting.topology.device_kinds().iter().any(|kind| kind.architecture == Architecture::Gpu);
     let share = choices.headroom(stack) * 100.0;

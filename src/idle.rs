@@ -27,7 +27,10 @@ pub fn idle_devices(best: &Candidate, search: &Search, topology: &Topology, idle
     for &(name, _, end) in kinds.iter().rev().skip(1).rev() {
         let found = search.seconds_by_devices.range(before + 1..=end.max(before + 1)).map(|(_, seconds)| *seconds);
         if let Some(seconds) = found.reduce(f64::min) {
-            worth.push(format!("the best layout found that also uses `{name}` takes {}", beside(seconds, search.best_seconds)));
+            // The answer may use a part of the first idle kind.
+            let is_in_use = before == idle.start && before > 0 && topology.device_kind(DeviceId(before - 1)).name == name;
+            let what = if is_in_use { "uses more of" } else { "also uses" };
+            worth.push(format!("the best layout found that {what} `{name}` takes {}", beside(seconds, search.best_seconds)));
         }
         before = end.max(before);
     }
@@ -36,6 +39,8 @@ pub fn idle_devices(best: &Candidate, search: &Search, topology: &Topology, idle
             format!("the best layout found on all devices takes {}, but the objective prefers this one", beside(share, 1.0))
         }
         Some(share) => format!("the best layout found on all devices takes {}", beside(share, 1.0)),
+        // Energy does not tell times.
+        None if search.seconds_by_devices.is_empty() => "the objective prefers this layout".into(),
         None => "no layout on all devices is known to fit".into(),
     });
     format!(

@@ -43,7 +43,8 @@ pub(crate) struct Estimate {
 pub(crate) struct Estimates {
     model: ModelProfile,
     links: Links,
-    /// Memory of the software stack for each byte of a Program's.
+    /// Least memory of the software stack for each byte of a Program's. So estimates are rather
+    /// low.
     memory_rates: MemoryRates,
     /// Bytes of a parameter.
     parameter: f64,

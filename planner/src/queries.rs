@@ -12,7 +12,7 @@ use foretell_units::{Bytes, Seconds};
 pub struct LowerBounds {
     /// Step time. No simulation of the layout is faster, if the layout fits.
     pub step: Seconds,
-    /// Memory of the fullest stage. No device of the fullest stage needs less under the request's
+    /// Memory of the fullest device, in bytes of the smallest: it needs no less under the request's
     /// software stack.
     pub memory: Bytes,
 }

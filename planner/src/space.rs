@@ -90,6 +90,9 @@ pub(crate) struct DeviceFacts {
     pub(crate) count: usize,
     /// Devices of a node; of the smallest node if they differ.
     pub(crate) per_node: usize,
+    /// Devices of the first node, of the first group of nodes, of the first two groups, and so on,
+    /// as far as they leave devices idle.
+    pub(crate) of_first_nodes: Vec<usize>,
     /// Matrix-product rate of each device, in operations per second. Empty if all are of one kind.
     pub(crate) speeds: Vec<f64>,
     /// Place of each device's kind among [`DeviceKinds::kinds`]. Empty if all are of one kind.

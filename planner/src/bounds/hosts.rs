@@ -43,6 +43,7 @@ impl Hosts {
             gradient: SINGLE_PRECISION * rates.gradients,
             optimizer_state: SINGLE_PRECISION * optimizer_tensors(base) as f64 * rates.optimizer_state,
             device_limit: kinds.smallest_memory_limit().value() - rates.fixed.value() * kinds.weight_of(None),
+            // Gathered parameters may count as either.
             activations: rates.transient.min(rates.parameters),
             first_node: topology.node_groups().first().and_then(|group| Some((group.host_memory?, group.devices))),
         }

@@ -57,8 +57,8 @@ pub struct Search {
     /// Step time of the best layout that was simulated and leaves no device idle, if there is one.
     /// It is of the same kind as `best_seconds`.
     pub all_devices_seconds: Option<f64>,
-    /// The least step time of a layout that was simulated on so many devices, by that number. Of the
-    /// same kind as `best_seconds`. Empty where the objective does not tell times.
+    /// The least step time of a layout that was simulated on so many devices, by that number. Of
+    /// the same kind as `best_seconds`. Empty where the objective does not tell times.
     #[serde(skip)]
     pub seconds_by_devices: BTreeMap<usize, f64>,
     /// Lower bound on the step time of every layout of the space, and of all that were simulated.

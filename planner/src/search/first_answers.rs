@@ -25,8 +25,9 @@ const ROUNDS: [usize; 4] = [4, 6, 6, 6];
 /// Rounds that follow as long as nothing fits.
 const FURTHER_ROUNDS: usize = 8;
 
-/// Shares of the memory limit. If nothing fits, families are opened whose estimates are within the
-/// first of them, then within the next: so many of each, of different meshes.
+/// Shares of the memory limit. If nothing fits, families are opened whose estimates are between the
+/// first of them and the next, then between that and the one after it: so many of each, of
+/// different meshes.
 const ROOMY: [f64; 4] = [0.75, 0.5, 0.3, 0.15];
 const ROOMY_FAMILIES: usize = 8;
 
@@ -86,7 +87,7 @@ struct Chosen {
 pub(super) struct Ranked {
     /// Estimates of the value, each with its family, the best first.
     families: Vec<(f64, Family)>,
-    /// For each share of [`ROOMY`], the same of the best families within it.
+    /// For each share of [`ROOMY`], the same of the best families within it and above the next.
     roomy: Vec<Vec<(f64, Family)>>,
 }
 
@@ -123,12 +124,14 @@ impl Searcher<'_> {
                 chosen.push((value, families[place].clone()));
             }
         }
-        let within = |share: f64| {
+        let within = |(place, share): (usize, f64)| {
+            let above = ROOMY.get(place + 1).copied().unwrap_or(0.0);
             let mut meshes = BTreeSet::new();
-            let roomy = ranked.iter().filter(|(memory, _, place)| *memory <= share && meshes.insert(mesh(*place)));
+            let is_within = |memory: f64| memory <= share && memory > above;
+            let roomy = ranked.iter().filter(|(memory, _, place)| is_within(*memory) && meshes.insert(mesh(*place)));
             roomy.take(ROOMY_FAMILIES).map(|&(_, value, place)| (value, families[place].clone())).collect()
         };
-        Ranked { families: chosen, roomy: ROOMY.into_iter().map(within).collect() }
+        Ranked { families: chosen, roomy: ROOMY.into_iter().enumerate().map(within).collect() }
     }
 
     /// Simulates the most promising layouts: first of each manner, then those whose estimates are
@@ -140,7 +143,7 @@ impl Searcher<'_> {
         let mut left: Vec<Promising> = Vec::new();
         let mut tried: HashSet<Layout> = HashSet::new();
         let is_bounded = |(_, family): &(f64, Family)| self.bounds.has_cheap_bounds(&family.layout);
-        if !self.has_answer() && !ranked.families.iter().take(1).all(is_bounded) {
+        if !self.has_answer() && !ranked.families.first().is_none_or(is_bounded) {
             // Each layout that does not fit costs as much as one that does.
             self.probe_roomy(&mut ranked, SURE_FAMILIES, &mut left, &mut tried)?;
         }
@@ -176,8 +179,11 @@ impl Searcher<'_> {
             let roomy = &mut ranked.roomy[share];
             let batch = roomy.drain(..count.min(roomy.len()));
             let batch = batch.map(|(estimate, family)| Chosen { value: estimate, estimate, family }).collect();
-            self.open_all(batch, left);
-            self.simulate_best(left, tried, Some(1))?;
+            // Apart from what is left of faster ones, which did not fit.
+            let mut opened = Vec::new();
+            self.open_all(batch, &mut opened);
+            self.simulate_best(&mut opened, tried, Some(1))?;
+            left.append(&mut opened);
         }
         Ok(())
     }
@@ -248,9 +254,9 @@ impl Searcher<'_> {
             let (usual_bucket, fixed) = (bounds.space.base.bucket, bounds.space.fixed);
             let is_usual = |layout: &Layout| layout.bucket == usual_bucket || fixed.bucket.is_some();
             let mut variants: Vec<Layout> = bounds.variants(family).into_iter().filter(is_usual).collect();
-            variants.sort_by_key(|layout| {
+            variants.sort_by_cached_key(|layout| {
                 let memory = bounds.estimates.memory_of_layout(layout, micro_batches);
-                let seems_too_large = memory.is_some_and(|memory| memory > 1.0);
+                let seems_too_large = memory.is_some_and(|memory| memory > MAY_FIT);
                 (seems_too_large, layout.placement.is_some(), layout.shard_group.is_some(), layout.zero)
             });
             return variants.into_iter().enumerate().map(|(turn, layout)| promising(value_of_family, turn, layout)).collect();

@@ -17,9 +17,9 @@ pub(super) const MICRO_BATCHES_PER_STAGE: usize = 32;
 impl Space<'_> {
     /// Returns every family over at most as many ranks as there are devices.
     ///
-    /// A mesh has as many ranks as some divisor of the devices, or leaves devices idle that the
-    /// batch, the model or the fixed sizes cannot use. If `data`, `tensor` and `pipeline` are all
-    /// fixed, there is only that mesh.
+    /// A mesh has as many ranks as some divisor of the devices, or of those of the first nodes. Or
+    /// it leaves devices idle that the batch, the model or the fixed sizes cannot use. If `data`,
+    /// `tensor` and `pipeline` are all fixed, there is only that mesh.
     pub(crate) fn families(&self) -> Vec<Family> {
         self.families_until(&|| false).unwrap_or_default()
     }
@@ -35,8 +35,7 @@ impl Space<'_> {
         }
         for context in self.context_sizes() {
             for expert in self.expert_sizes() {
-                let devices = context.checked_mul(expert).map_or(0, |ranks| self.devices.count / ranks);
-                for sizes in self.meshes(devices) {
+                for sizes in self.meshes(context, expert) {
                     if is_over() {
                         return None;
                     }

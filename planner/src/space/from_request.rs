@@ -32,6 +32,7 @@ impl<'a> Space<'a> {
         let devices = DeviceFacts {
             count: request.devices,
             per_node: request.topology.node_groups().iter().map(|group| group.devices).min().unwrap_or(1),
+            of_first_nodes: of_first_nodes(request),
             speeds: speeds(request),
             kinds: kinds.places(request.devices),
             runs: runs(request, kinds, model.is_stack),
@@ -48,6 +49,20 @@ impl<'a> Space<'a> {
             devices,
         }
     }
+}
+
+/// Returns the devices of the first node and of the first groups of nodes, without repetition.
+fn of_first_nodes(request: &Request<'_>) -> Vec<usize> {
+    let groups = request.topology.node_groups();
+    let mut all = 0;
+    let of_groups = groups.iter().map(|group| {
+        all += group.devices * group.count;
+        all
+    });
+    let mut counts: Vec<usize> = groups.first().map(|group| group.devices).into_iter().chain(of_groups).collect();
+    counts.retain(|&count| (1..request.devices).contains(&count));
+    counts.dedup();
+    counts
 }
 
 /// Returns the bytes of a graph's gradients in buckets on one rank, aligned as the compiler aligns

@@ -24,9 +24,18 @@ pub(super) struct MeshSizes {
 }
 
 impl Space<'_> {
+    /// Returns the meshes beside these sizes of `context` and `expert`.
+    pub(super) fn meshes(&self, context: usize, expert: usize) -> Vec<MeshSizes> {
+        let ranks = context.saturating_mul(expert).max(1);
+        let devices = self.devices.count / ranks;
+        let mut meshes = self.meshes_of_devices(devices);
+        meshes.extend(self.meshes_of_first_nodes(ranks, devices, &meshes));
+        meshes
+    }
+
     /// Returns the meshes for `devices` devices, which `context` and `expert` leave for the other
     /// axes.
-    pub(super) fn meshes(&self, devices: usize) -> Vec<MeshSizes> {
+    fn meshes_of_devices(&self, devices: usize) -> Vec<MeshSizes> {
         let fixed = self.fixed;
         let worlds = match (fixed.data, fixed.tensor, fixed.pipeline) {
             (Some(data), Some(tensor), Some(pipeline)) => {
@@ -35,6 +44,28 @@ impl Space<'_> {
             }
             _ => divisors(devices),
         };
+        let mut meshes = self.meshes_of_worlds(worlds);
+        self.add_meshes_with_idle_devices(devices, &mut meshes);
+        meshes
+    }
+
+    /// Returns the meshes for the devices of the first nodes alone, of which `context` and `expert`
+    /// take `ranks` together, as far as they are not among `others`: links between unequal nodes
+    /// may cost more than the other nodes are worth.
+    fn meshes_of_first_nodes(&self, ranks: usize, devices: usize, others: &[MeshSizes]) -> Vec<MeshSizes> {
+        let counts = self.devices.of_first_nodes.iter().filter(|count| count.is_multiple_of(ranks));
+        let mut worlds: Vec<usize> = counts.flat_map(|count| divisors(count / ranks)).collect();
+        worlds.retain(|&world| !devices.is_multiple_of(world));
+        worlds.sort_unstable();
+        worlds.dedup();
+        let mut meshes = self.meshes_of_worlds(worlds);
+        meshes.retain(|mesh| !others.contains(mesh));
+        meshes
+    }
+
+    /// Returns the meshes with these numbers of ranks.
+    fn meshes_of_worlds(&self, worlds: Vec<usize>) -> Vec<MeshSizes> {
+        let fixed = self.fixed;
         let mut meshes = Vec::new();
         for world in worlds {
             for tensor in self.tensor_sizes(world) {
@@ -47,7 +78,6 @@ impl Space<'_> {
                 }
             }
         }
-        self.add_meshes_with_idle_devices(devices, &mut meshes);
         meshes
     }
 

@@ -13,9 +13,9 @@ pub struct StackLimits {
     splits_models: bool,
     /// Whether it shards the state of parameters (ZeRO).
     shards_state: bool,
-    /// Whether it keeps activations and optimizer state on the hosts as a Program does: all of them,
-    /// copied to the device for each use. Others update parameters on the host, or move the inputs
-    /// of some modules.
+    /// Whether it keeps activations and optimizer state on the hosts as a Program does: all of
+    /// them, copied to the device for each use. Others update parameters on the host, or move the
+    /// inputs of some modules.
     offloads: bool,
     /// Its pipeline schedules.
     schedules: &'static [Schedule],
@@ -91,8 +91,7 @@ const OF_MEGATRON: StackLimits = StackLimits {
     offloads: false,
     schedules: MEGATRON,
     reason: "Megatron-LM's pipelines run 1F1B, interleaved or not (`get_forward_backward_func` in \
-             megatron/core/pipeline_parallel/schedules.py); `--optimizer-cpu-offload` and \
-             `--fine-grained-activation-offloading` are not in the space",
+             megatron/core/pipeline_parallel/schedules.py)",
 };
 
 const OF_DEEPSPEED: StackLimits = StackLimits {
@@ -125,7 +124,12 @@ impl StackLimits {
         LIMITS.iter().find(|(name, _)| stack.name().starts_with(name)).map(|(_, limits)| limits)
     }
 
-    /// The limits in words, with their source.
+    /// All limits in words.
+    pub fn in_words(&self) -> String {
+        format!("{}{}", self.reason, if self.offloads { "" } else { "; without offloading to hosts" })
+    }
+
+    /// The limits of splitting in words, with their source.
     pub fn reason(&self) -> &'static str {
         self.reason
     }

@@ -59,8 +59,7 @@ impl Sizes {
         let mut ranks: BTreeSet<(usize, usize)> = BTreeSet::new();
         for context in space.context_sizes() {
             for expert in space.expert_sizes() {
-                let devices = context.checked_mul(expert).map_or(0, |ranks| space.devices.count / ranks);
-                for MeshSizes { data, tensor, pipeline } in space.meshes(devices) {
+                for MeshSizes { data, tensor, pipeline } in space.meshes(context, expert) {
                     let is_possible = pipeline <= space.model.blocks && space.global_batch.is_multiple_of(data * expert);
                     if !is_possible {
                         continue;

@@ -23,7 +23,7 @@ impl Space<'_> {
         for context in self.context_sizes().into_iter().filter(|&size| self.is_usual_context(size)) {
             for expert in self.expert_sizes() {
                 let devices = context.checked_mul(expert).map_or(0, |ranks| self.devices.count / ranks);
-                let usual = self.meshes(devices).into_iter().filter(|sizes| self.is_usual_mesh(*sizes, devices));
+                let usual = self.meshes(context, expert).into_iter().filter(|sizes| self.is_usual_mesh(*sizes, devices));
                 for sizes in usual.take_while(|_| !is_over()) {
                     families.extend(self.families_of_mesh(sizes, context, expert).into_iter().filter(|one| self.is_usual(one)));
                 }

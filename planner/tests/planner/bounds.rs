@@ -6,7 +6,9 @@ use crate::common::{
 };
 use foretell_models::Model;
 use foretell_planner::{Request, deadline, lower_bounds};
-use foretell_program::{Axis, Layout, Offload, Plan, Recompute, Schedule, StageLayout, compile};
+use foretell_program::{
+    Axis, Layout, MomentFormat, Offload, Plan, PlannedWorkload, Recompute, Schedule, Stack, StageLayout, compile,
+};
 use foretell_simulator::{CostModel, Folding, Options, Oversubscription, SimulationError, memory_use, predict, predict_with};
 use foretell_topologies::Topology;
 use foretell_units::{DataType, Picoseconds, Seconds};
@@ -42,7 +44,19 @@ fn check_bounds(model: &Model, plan: &Plan, topology: &Topology, costs: &CostMod
 
 /// Software stacks whose memory differs: the arena, and state and activations of several formats.
 fn stacks() -> impl Strategy<Value = &'static str> {
-    proptest::sample::select(vec!["foretell", "megatron-core", "megatron-deepspeed-sailor", "torchtitan", "deepspeed-3d"])
+    proptest::sample::select(vec![
+        "foretell",
+        "megatron-core",
+        "megatron-deepspeed-sailor",
+        "torchtitan",
+        "deepspeed-3d",
+        "internevo",
+        "fsdp",
+        "maxtext",
+        "nemo",
+        "deepspeed-zero",
+        "ddp",
+    ])
 }
 
 /// Returns meshes for 2 to 4 stages on [`MIXED`]. They divide micro-batches of eight samples.
@@ -73,18 +87,22 @@ proptest! {
         check_bounds(&model, &plan, &DGX, &costs)?;
     }
 
-    /// With slow links to the hosts, most passes wait for copies.
     /// Larger models, whose bytes exceed what bounds leave to rounding.
     #[test]
     fn bounds_never_exceed_the_memory_of_a_stack(
         layers in 5usize..10, hidden in prop_oneof![Just(1024usize), Just(4096)], vocab in prop_oneof![Just(1024usize), Just(51_200)],
-        sequence in prop_oneof![Just(128usize), Just(2048)], tied_embeddings in any::<bool>(), plan in plans(), stack in stacks()
+        sequence in prop_oneof![Just(128usize), Just(2048)], tied_embeddings in any::<bool>(), plan in plans(), stack in stacks(),
+        no_master_copy in any::<bool>(), half_moments in any::<bool>()
     ) {
         let model = GptSizes { layers, hidden, heads: 16, vocab, sequence, tied_embeddings }.model();
-        let costs = CostModel::new(None, &DGX).with_stack(&DGX, stack, plan.unstated_format()).expect("the library knows it");
+        let moments = if half_moments { MomentFormat::Half } else { MomentFormat::Single };
+        let workload = PlannedWorkload { no_master_copy, moments, ..plan.workload.clone() };
+        let plan = Plan { stack: Stack::new(stack), workload, ..plan };
+        let costs = CostModel::new(None, &DGX).with_plan(&DGX, &plan, &model).expect("the library knows it");
         check_bounds(&model, &plan, &DGX, &costs)?;
     }
 
+    /// With slow links to the hosts, most passes wait for copies.
     #[test]
     fn bounds_never_exceed_the_simulation_with_slow_host_links(
         layers in 5usize..10, hidden in prop_oneof![Just(16usize), Just(256)], plan in plans(), both in any::<bool>(),
@@ -207,16 +225,22 @@ fn memory_bounds_are_close_to_what_a_stack_holds() {
     let sharded = Layout { data: 64, zero: 3, recompute: Recompute::Full, ..Layout::default() };
     let tensor = Layout { data: 8, tensor: 8, sequence_parallel: true, micro_batch: 4, ..Layout::default() };
     let pipeline = Layout { data: 4, tensor: 4, pipeline: 4, zero: 1, sequence_parallel: true, ..Layout::default() };
-    for stack in ["foretell", "megatron-core", "megatron-deepspeed-sailor", "torchtitan"] {
+    // Activations that a stack keeps beyond the Program's, and copies of logits, are in no bound.
+    let shares = [
+        ("foretell", [0.99, 0.38, 0.93, 0.88]),
+        ("megatron-core", [0.97, 0.38, 0.97, 0.97]),
+        ("megatron-deepspeed-sailor", [0.68, 0.38, 0.62, 0.65]),
+        ("torchtitan", [0.75, 0.38, 0.63, 0.7]),
+    ];
+    for (stack, shares) in shares {
         let costs = CostModel::new(None, &topology).with_stack(&topology, stack, DataType::Bf16).expect("the library knows it");
         let request = Request::new(&model, "model", &topology, &costs, &base);
-        for (layout, share) in [(&data_parallel, 0.1), (&sharded, 0.1), (&tensor, 0.1), (&pipeline, 0.1)] {
+        for (layout, share) in [&data_parallel, &sharded, &tensor, &pipeline].into_iter().zip(shares) {
             let plan = Plan { layout: layout.clone(), ..base.clone() };
             let program = compile(&model, "model", &plan).expect("it divides the model").training;
             let needed =
                 memory_use(&program, None, &topology, &costs).needed_by_stage.into_iter().max().expect("there is a stage");
             let bound = lower_bounds(&request, layout).expect("it is sound").expect("it was compiled").memory;
-            eprintln!("{stack} {:.3}", bound.value() / needed.value());
             assert!(bound <= needed && bound.value() >= share * needed.value(), "{stack}: {bound} of {needed} in {layout:?}");
         }
     }

@@ -33,7 +33,7 @@ fn a_stack_that_cannot_split_a_model_is_named_with_one_that_can() {
     let model = Model::named("mlp").expect("in the zoo");
     for (stack, wider) in [("ddp", "--stack fsdp"), ("fsdp", "--stack megatron-core")] {
         let base = Plan { stack: Stack::new(stack), ..Plan::new(Layout::default(), 256) };
-        let memory_limit = Some("1MB".parse().expect("a size"));
+        let memory_limit = Some("1050KB".parse().expect("a size"));
         let text = plan(&Request { memory_limit, ..Request::new(&model, "mlp", &DGX, &costs, &base) }).expect_err("too large");
         assert!(text.to_string().contains(wider), "{text}");
     }

@@ -113,8 +113,9 @@ pub fn usual_cuts(work: &[f64], stages: usize, chunks: usize) -> Vec<usize> {
     if chunks > 1 { levelled(&work, &cuts) } else { cuts }
 }
 
-/// Amounts in whole numbers of parts of the largest: so small that sums of their squares are exact.
-/// Rounding would choose among equally good cuts, and otherwise for each size of a micro-batch.
+/// Amounts in whole numbers of parts of the largest: so small that sums of their squares are exact
+/// for runs of a thousand blocks. Rounding would choose among equally good cuts, and otherwise for
+/// each size of a micro-batch.
 fn whole_shares(amounts: &[f64]) -> Vec<f64> {
     const PARTS: f64 = 65_536.0;
     let largest = amounts.iter().copied().fold(0.0, f64::max);

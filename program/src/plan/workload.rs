@@ -51,11 +51,6 @@ impl PlannedWorkload {
     pub fn is_usual(&self) -> bool {
         *self == Self::default()
     }
-
-    /// Whether less state is kept for each parameter than our executor keeps.
-    pub fn keeps_less_state(&self) -> bool {
-        self.no_master_copy || !self.moments.is_single()
-    }
 }
 
 /// A number format of the optimizer's moments.

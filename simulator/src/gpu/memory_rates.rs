@@ -3,7 +3,7 @@
 use super::format::ProductFormat;
 use super::stack::StackProfile;
 use super::workload::{TrainedParameters, Workload};
-use foretell_program::Plan;
+use foretell_program::{Plan, Training};
 use foretell_units::{Bytes, DataType};
 
 /// Bytes of an element of a Program's gradients and of its optimizer state.
@@ -78,8 +78,7 @@ pub struct MemoryRates {
     pub optimizer_state: f64,
     /// Bytes for each byte of other buffers that persist from step to step.
     pub others: f64,
-    /// Bytes for each byte of buffers that live for a part of a step, all of which are alive at
-    /// once.
+    /// Bytes for each byte of the transient buffers that are alive at one moment.
     pub transient: f64,
     /// Bytes beside them: the context, and buffers of fixed size.
     pub fixed: Bytes,
@@ -91,22 +90,24 @@ impl MemoryRates {
         Self { parameters: 1.0, gradients: 1.0, optimizer_state: 1.0, others: 1.0, transient: 1.0, fixed: Bytes::ZERO };
 
     pub(crate) fn of(stack: &StackProfile, format: ProductFormat, workload: &Workload, plan: &Plan) -> Self {
-        /// Share of a Program's experts' buffers that the fullest rank has under skewed routing, at
-        /// least: a capacity may be smaller than the Program's slots.
-        const LEAST_OF_EXPERTS: f64 = 0.7;
         let rules = &stack.memory;
-        let state = StateBytes::of(stack, format, workload, plan.precision);
+        let state = StateBytes::of(stack, format, workload, plan.storage());
+        let may_be_frozen = plan.training.frozen != Training::default().frozen || plan.training.lora.is_some();
+        let parameter = match workload.trained {
+            TrainedParameters::Adapters { .. } => state.frozen_parameter,
+            TrainedParameters::All if may_be_frozen => state.frozen_parameter.min(state.parameter),
+            TrainedParameters::All => state.parameter,
+        };
         let held = 1.0 + rules.fragmentation;
         let moments = plan.optimizer_states() as f64;
         let of_optimizer = moments + if plan.has_master_copy() { 1.0 } else { 0.0 };
-        // Logits do not scale with `rules.activations`.
-        let transient = rules.activations.min(1.0) * if workload.routing.is_some() { LEAST_OF_EXPERTS } else { 1.0 };
         Self {
-            parameters: held * state.parameter.min(state.frozen_parameter) / plan.storage().size().value(),
+            parameters: held * parameter / plan.storage().size().value(),
             gradients: held * state.gradient / SINGLE_PRECISION,
             optimizer_state: held * (state.master_copy + state.moment * moments) / (of_optimizer.max(1.0) * SINGLE_PRECISION),
             others: 0.0,
-            transient: held * transient,
+            // Logits do not scale with `rules.activations`. Skewed routing fills no fewer slots.
+            transient: held * rules.activations.min(1.0),
             fixed: Bytes::new((rules.buffers.value() * held) as u64) + rules.context,
         }
     }

@@ -8,8 +8,8 @@
 //!
 //! The flow: [`Profiles::library`] reads the YAML files in `profiles/`, in which every value has
 //! its source. [`GpuCosts`] gives the time of kernels and collectives. [`NodeSpread`] chooses the
-//! algorithm of a collective by NCCL's own rule. [`StageMemory`] gives the memory of a device, and [`MemoryRates`] a lower
-//! bound on it.
+//! algorithm of a collective by NCCL's own rule. [`StageMemory`] gives the memory of a device, and
+//! [`MemoryRates`] a lower bound on it.
 //!
 //! Nothing here knows a model, a layout or a framework's name. Two runs differ only by their
 //! Programs and profiles.

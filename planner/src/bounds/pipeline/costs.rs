@@ -8,8 +8,8 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 /// Bytes by which a stage may have less state than its chunks' costs add up to, because buckets are
-/// rounded.
-pub(in crate::bounds) const BUCKET_ROUNDING: f64 = 65536.0;
+/// rounded to 64 KiB. Software stacks hold up to four bytes for each byte of a Program.
+pub(in crate::bounds) const BUCKET_ROUNDING: f64 = 4.0 * 65536.0;
 
 /// The costs of a pipeline's chunks, where each stage lies on devices of one kind. Kinds are
 /// counted by their place among the kinds in use.

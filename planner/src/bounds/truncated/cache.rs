@@ -81,8 +81,8 @@ impl<'a> TruncatedModels<'a> {
         // The first and the last stage may share a table. In some stage orders they are neighbours,
         // which they are not in a truncated model. That matters only if stages share a node.
         let fill_nodes = || self.request.topology.node_groups().iter().all(|group| ranks.is_multiple_of(group.devices.max(1)));
-        // With more ranks than devices, ranks start over at the first device. A group that spans two
-        // nodes in the truncated model may then lie in one.
+        // With more ranks than devices, ranks start over at the first device. A group that spans
+        // two nodes in the truncated model may then lie in one.
         let has_own_devices = world_size(layout) <= self.request.topology.device_count();
         has_own_devices && self.fill_nodes_evenly(layout, ranks) && (layout.stage_places.is_none() || fill_nodes())
     }
@@ -181,8 +181,8 @@ impl<'a> TruncatedModels<'a> {
             let mesh = Plan { layout: layout.clone(), ..self.request.base.clone() }.mesh().ok()?;
             stages_sharing_nodes(&mesh, topology).last().copied()
         };
-        // With more ranks than devices, ranks start over at the first device, and which of them share
-        // a node says nothing about the time of their collectives.
+        // With more ranks than devices, ranks start over at the first device, and which of them
+        // share a node says nothing about the time of their collectives.
         let has_own_devices = world_size(truncated) <= topology.device_count();
         share(layout) == Some(true) && !(has_own_devices && share(truncated) == Some(true))
     }
