@@ -58,7 +58,7 @@ JOBS = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("programs", nargs=2, metavar="PROGRAM")
-    parser.add_argument("--time-limit", default="30s")
+    parser.add_argument("--time-limit", default="30s", help="seconds, such as 10s")
     parser.add_argument("--jobs", nargs="*", default=[], help="only jobs whose names contain one of these")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -91,7 +91,8 @@ def main():
                     step = found["predicted"]["step_seconds"]
                     steps.append(step)
                     said = f"step {step:.4g} s, gap {search['gap'] * 100 if search['gap'] is not None else float('inf'):.1f} %"
-                    said += ", cut off" if search.get("is_cut_off", wall > 29) else ""
+                    # Older builds do not say so.
+                    said += ", cut off" if search.get("is_cut_off", wall > float(arguments.time_limit.rstrip("s"))) else ""
                 else:
                     said = "no answer: " + " ".join(error)[:150]
                 print(f"{name:<44} {label}  wall {wall:6.2f} s, processor {user:6.2f} s, {said}", flush=True)

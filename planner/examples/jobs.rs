@@ -1,9 +1,10 @@
 //! Times searches, and prints what they find:
-//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-planner --example jobs -- CASE [FIXED]`
+//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-planner --example jobs -- CASE`, and after
+//! the case fixed fields and a stack, as in `-- llama3-70b-16 "" megatron-core`.
 //!
 //! The cases are `turing-530b` and `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s),
-//! `llama3-70b` (on 256 H100s), `mixed` (on 5,000 A100s and 5,000 H100s), `resnet50` (on 8 A100s)
-//! and `uneven` (on 16 A100s and 24 H100s).
+//! `llama3-70b` (on 256 H100s), `llama3-70b-16` (on 128), `mixed` (on 5,000 A100s and 5,000 H100s),
+//! `resnet50` (on 8 A100s) and `uneven` (on 16 A100s and 24 H100s).
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::Model;

@@ -26,7 +26,7 @@ pub(crate) use devices::DeviceKinds;
 pub use fixed::{Fixed, FixedError};
 pub(crate) use from_request::{FEWEST_EQUAL_BLOCKS, optimizer_tensors};
 pub use request::{Objective, Progress, Request};
-pub(crate) use sizes::{inner_ranks, most_shards, most_shards_of_stage, ranks_of_stage, world_size};
+pub(crate) use sizes::{inner_ranks, most_shards, most_shards_of_stage, optimizer_shards, ranks_of_stage, world_size};
 pub use stack_limits::StackLimits;
 pub use statement::Dimension;
 

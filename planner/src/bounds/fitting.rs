@@ -124,10 +124,9 @@ impl Bounds<'_> {
         (self.layout(&layout, micro_batches), layout)
     }
 
-    /// Returns memory budgets, in weighted bytes, for refitting a layout after the
-    /// compiler found that the fullest devices of its stages hold `held` weighted bytes. Each
-    /// stage's budget shrinks by how far `held` exceeds the bound. `None` if the layout is not
-    /// fitted.
+    /// Returns memory budgets, in weighted bytes, for refitting a layout after the compiler found
+    /// that the fullest devices of its stages hold `held` weighted bytes. Each stage's budget
+    /// shrinks by how far `held` exceeds the bound. `None` if the layout is not fitted.
     pub(crate) fn budgets_after_overshoot(&self, layout: &Layout, micro_batches: usize, held: &[f64]) -> Option<Vec<f64>> {
         let Recompute::FullLayersOfStages(recomputed) = &layout.recompute else { return None };
         if !self.is_fitted(layout) {

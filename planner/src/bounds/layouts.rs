@@ -10,7 +10,7 @@ use super::context::Bounds;
 use super::pipeline::{InFlight, OptimizerUpdate, PipelineCosts, PipelineCuts, Timetable};
 use super::truncated::TruncatedModel;
 use super::{stage_meshes, unequal_shares, whole_program};
-use crate::space::{Family, inner_ranks, most_shards};
+use crate::space::{Family, inner_ranks, most_shards, optimizer_shards};
 use foretell_program::{Layout, Plan};
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
@@ -216,9 +216,4 @@ pub(super) fn have_same_devices(one: &Layout, other: &Layout) -> bool {
 fn least_memory(costs: &PipelineCosts<'_>, in_flight: &InFlight, layout: &Layout, samples: f64) -> f64 {
     let ranks = most_shards(layout);
     costs.least_memory(in_flight, layout.zero, |_| ranks, samples)
-}
-
-/// Returns the most ranks over which a parameter's optimizer state is sharded.
-fn optimizer_shards(layout: &Layout) -> usize {
-    if layout.zero > 0 { most_shards(layout) } else { 1 }
 }

@@ -6,7 +6,7 @@ use super::passes::{MicroBatchMemory, PersistentMemory, TimedList};
 use super::pipeline::{OptimizerUpdate, PipelineCosts};
 use super::replicas::Replica;
 use super::truncated::ChunkCost;
-use crate::space::{Request, most_shards};
+use crate::space::{Request, optimizer_shards};
 use foretell_program::{Layout, Operation, Plan, PlanError, Program, Recompute, StageProgram};
 use foretell_simulator::{LeastTimes, Oversubscription, least_times, least_times_on};
 use foretell_units::{Picoseconds, Seconds};
@@ -158,7 +158,7 @@ pub(super) fn bound_by_chain(bounds: &Bounds<'_>, layout: &Layout, micro_batches
     let longest = program.lists.iter().zip(&times).map(of_list).fold(0.0, f64::max);
     let weights = bounds.kinds.weights_of_lists(&program);
     let rates = bounds.memory_rates;
-    let rates = if layout.zero > 0 && most_shards(layout) > 1 { rates.of_gathered_parameters() } else { rates };
+    let rates = if optimizer_shards(layout) > 1 { rates.of_gathered_parameters() } else { rates };
     let held = |(list, weight): (&StageProgram, f64)| {
         (PersistentMemory::of(list, &rates).total() + MicroBatchMemory::of(list, rates.transient).peak()) * weight
     };

@@ -31,6 +31,11 @@ pub(crate) fn most_shards(layout: &Layout) -> usize {
     }
 }
 
+/// Returns the most ranks over which a layout shards a parameter's optimizer state.
+pub(crate) fn optimizer_shards(layout: &Layout) -> usize {
+    if layout.zero > 0 { most_shards(layout) } else { 1 }
+}
+
 /// Returns the most ranks over which ZeRO shards a parameter of one stage of a layout.
 pub(crate) fn most_shards_of_stage(layout: &Layout, stage: &StageLayout) -> usize {
     layout.shard_group.unwrap_or(stage.data) * stage.context * stage.expert

@@ -147,7 +147,7 @@ impl StageMemory {
     }
 }
 
-/// Whether a buffer is in the device's memory: what a layout offloads is not.
+/// Whether a buffer lies in the device's memory, and not in the host's.
 fn is_on_device(buffer: &Buffer) -> bool {
     buffer.memory == MemoryKind::Device
 }
