@@ -1,6 +1,6 @@
 //! Times searches, and prints what they find:
-//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-planner --example jobs -- CASE`, and after
-//! the case fixed fields and a stack, as in `-- llama3-70b-16 "" megatron-core`.
+//! `MIMALLOC_PURGE_DELAY=-1 cargo run --release -p foretell-planner --example jobs -- CASE`.
+//! Fixed fields and a stack may follow the case, as in `-- llama3-70b-16 "" megatron-core`.
 //!
 //! The cases are `turing-530b` and `gpt3-175b` (Calculon's jobs), `gpt-175b` (on 1,024 H100s),
 //! `llama3-70b` (on 256 H100s), `llama3-70b-16` (on 128), `mixed` (on 5,000 A100s and 5,000 H100s),
