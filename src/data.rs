@@ -4,7 +4,7 @@ mod documents;
 
 use crate::failure::Failure;
 use crate::output;
-use crate::tokenizer;
+use crate::tokenizer::{self, Tokenizer};
 use crate::training::BadSamplePolicy;
 use clap::{Args, Subcommand};
 use documents::Documents;
@@ -14,7 +14,6 @@ use indicatif::ProgressBar;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::PathBuf;
-use tokenizers::Tokenizer;
 
 /// Prepare data for training
 #[derive(Debug, Args)]
@@ -82,7 +81,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 
 fn tokenize(arguments: &Tokenize, json: bool) -> Result<(), Failure> {
     let tokenizer = tokenizer::open(&arguments.tokenizer)?;
-    let vocabulary = tokenizer.get_vocab(true).into_values().max().map_or(0, |highest| highest as usize + 1);
+    let vocabulary = tokenizer.vocabulary();
     let end = tokenizer::end_of_text(&tokenizer, &arguments.tokenizer, arguments.end_of_text.as_deref())?;
     if end.is_none() {
         output::note("the tokenizer has no usual token for the end of a text, so none stands between documents");
@@ -146,10 +145,10 @@ fn write_tokens(
         }
         read += bytes as u64;
         let encoded = tokenizer
-            .encode_batch(texts, false)
+            .encode_batch(texts)
             .map_err(|error| Failure::Input(format!("`{}` cannot encode the texts: {error}", arguments.tokenizer.display())))?;
         for (encoding, ends_document) in encoded.iter().zip(ends) {
-            writer.push(encoding.get_ids()).map_err(unwritten)?;
+            writer.push(encoding).map_err(unwritten)?;
             if let Some(id) = end.filter(|_| ends_document) {
                 writer.push(&[id]).map_err(unwritten)?;
             }

@@ -3,7 +3,7 @@
 use crate::failure::Failure;
 use crate::inputs;
 use crate::output;
-use crate::tokenizer;
+use crate::tokenizer::{self, Tokenizer};
 use clap::Args;
 use foretell_executor::checkpoint::folder_of_weights;
 use foretell_executor::{Generator, NextToken, Sampling};
@@ -11,7 +11,6 @@ use foretell_models::Model;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use tokenizers::Tokenizer;
 
 /// Continue a text with a language model
 #[derive(Debug, Args)]
@@ -157,8 +156,7 @@ impl Coding {
     fn encode(&self, text: &str) -> Result<Vec<u32>, Failure> {
         match self {
             Coding::Tokenizer(tokenizer, path) => {
-                let encoding = tokenizer.encode(text, false).map_err(|error| failed(path, "encode the prompt", &error))?;
-                Ok(encoding.get_ids().to_vec())
+                tokenizer.encode(text).map_err(|error| failed(path, "encode the prompt", &error))
             }
             Coding::Bytes | Coding::Numbers => Ok(text.bytes().map(u32::from).collect()),
         }
@@ -182,7 +180,7 @@ impl Coding {
     fn decode(&self, tokens: &[u32]) -> Result<Option<String>, Failure> {
         match self {
             Coding::Tokenizer(tokenizer, path) => {
-                tokenizer.decode(tokens, true).map(Some).map_err(|error| failed(path, "decode the tokens", &error))
+                tokenizer.decode(tokens).map(Some).map_err(|error| failed(path, "decode the tokens", &error))
             }
             Coding::Bytes => {
                 let bytes: Vec<u8> = tokens.iter().filter_map(|&token| u8::try_from(token).ok()).collect();
@@ -193,6 +191,6 @@ impl Coding {
     }
 }
 
-fn failed(path: &Path, doing: &str, error: &tokenizers::Error) -> Failure {
+fn failed(path: &Path, doing: &str, error: &str) -> Failure {
     Failure::Input(format!("`{}` cannot {doing}: {error}; hint: use the tokenizer of the model", path.display()))
 }

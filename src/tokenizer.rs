@@ -1,26 +1,27 @@
-//! Tokenizers of Hugging Face's models: reading them, and their token for the end of a text.
+//! Tokenizers of Hugging Face's models: texts to tokens, and the reverse. The crate that reads them is a tenth of a build, so
+//! it is behind the feature `tokenizers`, which wheels and releases have; a build without it refuses the files.
+
+#[cfg_attr(feature = "tokenizers", path = "tokenizer/hugging_face.rs")]
+#[cfg_attr(not(feature = "tokenizers"), path = "tokenizer/absent.rs")]
+mod reader;
 
 use crate::failure::Failure;
 use crate::inputs;
+pub use reader::Tokenizer;
 use std::path::Path;
-use tokenizers::Tokenizer;
 
 /// What the end of a document is called, by usual tokenizers.
 const ENDS_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
 
 /// Reads a `tokenizer.json`.
 pub fn open(path: &Path) -> Result<Tokenizer, Failure> {
-    let text = inputs::read(path)?;
-    text.parse().map_err(|error| {
-        let hint = "give the `tokenizer.json` of a model on Hugging Face";
-        Failure::Input(format!("`{}` is not a tokenizer: {error}; hint: {hint}", path.display()))
-    })
+    Tokenizer::read(&inputs::read(path)?, path)
 }
 
 /// The token that ends a text, with its name: the stated one, or the first usual one that the
 /// tokenizer has.
 pub fn end_of_text(tokenizer: &Tokenizer, path: &Path, stated: Option<&str>) -> Result<Option<(u32, String)>, Failure> {
-    let id = |name: &str| Some((tokenizer.token_to_id(name)?, name.to_owned()));
+    let id = |name: &str| Some((tokenizer.id(name)?, name.to_owned()));
     match stated {
         Some(name) => id(name).map(Some).ok_or_else(|| {
             let hint = "name one of its `added_tokens`";

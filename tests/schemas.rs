@@ -3,8 +3,8 @@
 
 mod common;
 
+use boon::{Compiler, SchemaIndex, Schemas};
 use common::{Scratch, text};
-use jsonschema::Validator;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -13,16 +13,30 @@ fn reference() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reference")
 }
 
+/// A schema, compiled.
+struct Validator {
+    schemas: Schemas,
+    index: SchemaIndex,
+}
+
+impl Validator {
+    fn is_valid(&self, document: &Value) -> bool {
+        self.schemas.validate(document, self.index).is_ok()
+    }
+}
+
 fn schema(scratch: &Scratch, name: &str) -> Validator {
-    let schema = scratch.json(&["schema", name]);
-    jsonschema::draft202012::new(&schema).expect("it is a schema")
+    let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
+    compiler.add_resource("schema.json", scratch.json(&["schema", name])).expect("it is JSON");
+    let index = compiler.compile("schema.json", &mut schemas).expect("it is a schema");
+    Validator { schemas, index }
 }
 
 #[track_caller]
 fn assert_matches(validator: &Validator, document: &Value, what: &str) {
-    let errors: Vec<String> =
-        validator.iter_errors(document).map(|error| format!("{}: {error}", error.instance_path())).collect();
-    assert!(errors.is_empty(), "{what}: {errors:#?}");
+    if let Err(error) = validator.schemas.validate(document, validator.index) {
+        panic!("{what}: {error:#}");
+    }
 }
 
 fn yaml(text: &str) -> Value {

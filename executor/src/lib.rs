@@ -46,7 +46,6 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod arena;
-pub mod backend;
 mod backend_kind;
 mod batches;
 mod calibrate;
@@ -61,15 +60,12 @@ mod environment;
 mod error;
 mod execute;
 mod files;
-mod fp8;
 mod generation;
-mod half;
 mod hyperparameters;
 mod initialise;
 mod interpreter;
 mod job;
 mod launcher;
-mod loading;
 mod log;
 pub mod machine;
 mod member;
@@ -89,6 +85,9 @@ mod stopping;
 mod training;
 pub mod transport;
 mod whole_file;
+
+pub use foretell_kernels as backend;
+pub(crate) use foretell_kernels::{fp8, half, loading};
 
 pub use backend_kind::BackendKind;
 pub use calibrate::{calibrate, message_sizes};

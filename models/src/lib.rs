@@ -46,6 +46,7 @@ mod kernel;
 mod loss_target;
 mod model;
 mod onnx;
+pub mod operator_tables;
 mod optimizer;
 mod sample;
 mod storage;

@@ -48,6 +48,7 @@ mod reuse;
 mod schedule;
 mod strategy;
 mod timeline;
+pub mod traced;
 
 pub use choices::{Choice, Choices};
 pub use collective::{Collective, CollectiveAlgorithm, CollectiveRole};

@@ -35,6 +35,7 @@ mod product;
 mod profiles;
 mod routing;
 mod stack;
+pub mod traced;
 mod workload;
 
 pub use category::Category;

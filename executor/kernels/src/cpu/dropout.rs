@@ -1,0 +1,161 @@
+//! Counter-based dropout of activations and attention probabilities (as Philox; Salmon et al.
+//! 2011). A hash of the element's place in the global batch decides whether it is kept. So any rank
+//! can compute any part, repeatedly, and no mask is stored.
+//!
+//! The hash: rounds of SplitMix64 (Steele et al. 2014) make a 64-bit key of the seed, the step, the
+//! site (the dropout's index in the model), the sample and the upper half of the element's index,
+//! once per run of elements. Two rounds of a 32-bit finaliser mix the lower half with the key; the
+//! compiler vectorises them. For an attention probability, seed, step, site, sample, head and query
+//! make the 64-bit key. The position of the attended key replaces the lower half of the index.
+
+use super::memory::{Scratch, floats, floats_mut, halves, halves_mut, same};
+use super::vector::multiversion;
+use crate::KernelCall;
+use crate::half::Half;
+use foretell_models::{Attention, AttentionPlace, Dropout, DropoutSite};
+
+/// Most elements in a run: so many are copied, or widened to single precision, at a time.
+const BLOCK: usize = 4096;
+
+/// A run of elements of one sample whose indices have the same upper half.
+#[derive(Clone, Copy)]
+struct Run {
+    /// Start in the rank's part.
+    start: usize,
+    length: usize,
+    /// Lower half of the first element's index in its sample.
+    index: u32,
+    key: u64,
+}
+
+/// Dropout in single precision.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid; y may be x.
+pub(super) unsafe fn drop_some(call: &KernelCall<'_>, sizes: &Dropout) {
+    // SAFETY: reads and writes are valid; when y is x only y's slice is made.
+    let y = unsafe { floats_mut(&call.writes[0]) };
+    // SAFETY: as above.
+    let x = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { floats(&call.reads[0]) });
+    let (threshold, scale) = (sizes.site.rate.threshold(), sizes.site.rate.scale());
+    for_each_run(call, sizes, BLOCK, |run| {
+        let range = run.start..run.start + run.length;
+        // Copying first keeps the block in the cache, and the second pass then walks one array.
+        if let Some(x) = x {
+            y[range.clone()].copy_from_slice(&x[range.clone()]);
+        }
+        keep_in_place(&mut y[range], run.index, run.key, threshold, scale);
+    });
+}
+
+/// Dropout in half precision, by blocks that are widened.
+///
+/// # Safety
+///
+/// The call's operands are checked and valid; y may be x.
+pub(super) unsafe fn drop_some_of_halves(call: &KernelCall<'_>, sizes: &Dropout, half: Half, scratch: &mut Scratch) {
+    // SAFETY: reads and writes are valid; when y is x only y's slice is made.
+    let y = unsafe { halves_mut(&call.writes[0]) };
+    // SAFETY: as above.
+    let x = (!same(&call.reads[0], &call.writes[0])).then(|| unsafe { halves(&call.reads[0]) });
+    let (threshold, scale) = (sizes.site.rate.threshold(), sizes.site.rate.scale());
+    let [memory] = scratch.pieces([BLOCK]);
+    for_each_run(call, sizes, BLOCK, |run| {
+        let range = run.start..run.start + run.length;
+        let block = &mut memory[..run.length];
+        half.widen(block, x.map_or(&y[range.clone()], |x| &x[range.clone()]));
+        keep_in_place(block, run.index, run.key, threshold, scale);
+        half.narrow(&mut y[range], block);
+    });
+}
+
+/// Calls `each` for runs of at most `longest` elements that cover the rank's part in order.
+fn for_each_run(call: &KernelCall<'_>, sizes: &Dropout, longest: usize, mut each: impl FnMut(Run)) {
+    let Dropout { first_sample, samples, site: DropoutSite { site, .. }, .. } = *sizes;
+    let row = sizes.positions * sizes.features;
+    let first = call.group_index * row;
+    for sample in 0..samples {
+        let number = first_sample + call.samples_before + sample;
+        let mut done = 0;
+        while done < row {
+            let index = (first + done) as u64;
+            let until_next = (1u64 << 32) - (index & u64::from(u32::MAX));
+            let length = (row - done).min(longest).min(usize::try_from(until_next).unwrap_or(usize::MAX));
+            let words = [call.hyperparameters.seed, call.hyperparameters.step, site as u64, number as u64, index >> 32];
+            let key = words.into_iter().fold(0, |state, word| split_mix(state ^ word));
+            each(Run { start: sample * row + done, length, index: index as u32, key });
+            done += length;
+        }
+    }
+}
+
+/// Dropout of a rank's attention probabilities.
+#[derive(Clone, Copy)]
+pub(super) struct ProbabilityDropout {
+    place: AttentionPlace,
+    /// Query heads per key head of this rank.
+    group: usize,
+    /// Hash key, made of seed, step and site.
+    key: u64,
+    threshold: u32,
+    scale: f32,
+}
+
+impl ProbabilityDropout {
+    /// Dropout of an attention call; `None` if it has none.
+    pub(super) fn of(call: &KernelCall<'_>, sizes: &Attention) -> Option<Self> {
+        let dropout = sizes.dropout?;
+        let DropoutSite { rate, site } = dropout.site;
+        let words = [call.hyperparameters.seed, call.hyperparameters.step, site as u64];
+        Some(Self {
+            place: sizes.place(&dropout, call.group_index, call.samples_before),
+            group: sizes.group,
+            key: words.into_iter().fold(0, |state, word| split_mix(state ^ word)),
+            threshold: rate.threshold(),
+            scale: rate.scale(),
+        })
+    }
+
+    /// Drops probabilities in `rows`: one row for each query, from query `first` on, and one column
+    /// for each key, from the rank's first key on. `image` is the sample's number; it, `head` and
+    /// `first` are counted within the rank. Kept elements are scaled by the inverse of the keep
+    /// rate.
+    pub(super) fn drop_some(&self, rows: &mut [f32], columns: usize, [image, head, first]: [usize; 3]) {
+        let words = [self.place.sample + image, self.place.head(head, self.group)];
+        let key = words.into_iter().fold(self.key, |state, word| split_mix(state ^ word as u64));
+        for (row, query) in rows.chunks_exact_mut(columns.max(1)).zip(self.place.query + first..) {
+            keep_in_place(row, self.place.key as u32, split_mix(key ^ query as u64), self.threshold, self.scale);
+        }
+    }
+}
+
+/// One round of SplitMix64.
+fn split_mix(state: u64) -> u64 {
+    let state = state.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let state = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let state = (state ^ (state >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    state ^ (state >> 31)
+}
+
+/// A 32-bit finaliser with low bias, found by search (Wellons 2018).
+#[inline(always)]
+fn finalise(x: u32) -> u32 {
+    let x = (x ^ (x >> 16)).wrapping_mul(0x7FEB_352D);
+    let x = (x ^ (x >> 15)).wrapping_mul(0x846C_A68B);
+    x ^ (x >> 16)
+}
+
+/// Whether the element at an index is kept.
+#[inline(always)]
+fn is_kept(index: u32, key: u64, threshold: u32) -> bool {
+    finalise(finalise(index.wrapping_add(key as u32)) ^ (key >> 32) as u32) >= threshold
+}
+
+multiversion! {
+    fn keep_in_place(y: &mut [f32], index: u32, key: u64, threshold: u32, scale: f32) {
+        for (offset, y) in y.iter_mut().enumerate() {
+            *y = if is_kept(index.wrapping_add(offset as u32), key, threshold) { *y * scale } else { 0.0 };
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What can be wrong with an operator table.
+
+/// Why a table cannot be read, or not be expanded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum TableError {
+    /// A text is no formula, or names a symbol that the table does not list.
+    #[error("`{text}` is not a formula of the table's symbols")]
+    Formula {
+        /// The text.
+        text: String,
+    },
+    /// A line has another form than the format says.
+    #[error("line `{line}` of an operator table {problem}")]
+    Line {
+        /// The line.
+        line: String,
+        /// What is wrong with it.
+        problem: &'static str,
+    },
+    /// A size that the table needs is not given.
+    #[error("the operator table needs the size `{symbol}`")]
+    Size {
+        /// Its symbol.
+        symbol: String,
+    },
+    /// A part releases what is not allocated.
+    #[error("part `{part}` of layer {layer} releases allocation {number}, which is not allocated")]
+    Release {
+        /// The part.
+        part: String,
+        /// The layer, 0 outside of layers.
+        layer: usize,
+        /// The allocation's number.
+        number: u32,
+    },
+}

@@ -1,0 +1,88 @@
+//! The tables that the program has, compressed: `python -m foretell.trace.pack` writes them.
+//!
+//! Many tables share parts, so the file has every part's lines once (`body N`), and tables that name them (`part NAME N`).
+
+use super::error::TableError;
+use super::table::OperatorTable;
+use flate2::read::ZlibDecoder;
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::sync::LazyLock;
+
+static PACKED: &[u8] = include_bytes!("../../tables/operator-tables.zlib");
+
+/// The file, decompressed, and where what is in it.
+struct Library {
+    text: String,
+    /// The lines of each part.
+    bodies: Vec<std::ops::Range<usize>>,
+    /// The header and parts of each table.
+    tables: Vec<std::ops::Range<usize>>,
+}
+
+static LIBRARY: LazyLock<Library> = LazyLock::new(Library::open);
+
+/// How a table begins.
+const HEADER: &str = "foretell-operator-table 1\n";
+
+impl Library {
+    fn open() -> Self {
+        let mut text = String::new();
+        ZlibDecoder::new(PACKED).read_to_string(&mut text).expect("invariant: the program's own tables are sound");
+        let starts = |mark: &str| -> Vec<usize> {
+            let first = text.starts_with(mark).then_some(0);
+            first.into_iter().chain(text.match_indices(&format!("\n{mark}")).map(|(at, _)| at + 1)).collect()
+        };
+        let tables = starts(HEADER);
+        let bodies = starts("body ");
+        let end = tables.first().copied().unwrap_or(text.len());
+        let ranges = |starts: &[usize], end: usize| -> Vec<_> {
+            let ends = starts.iter().skip(1).copied().chain([end]);
+            starts.iter().zip(ends).map(|(&start, end)| start..end).collect()
+        };
+        Library { bodies: ranges(&bodies, end), tables: ranges(&tables, text.len()), text }
+    }
+
+    fn key_of(&self, table: usize) -> BTreeMap<&str, &str> {
+        let lines = self.text[self.tables[table].clone()].lines();
+        let key = lines.filter_map(|line| line.strip_prefix("key ")).next().unwrap_or("");
+        key.split(' ').filter_map(|pair| pair.split_once('=')).collect()
+    }
+
+    /// The table's own text, with the lines of its parts.
+    fn table(&self, index: usize) -> String {
+        let mut whole = String::new();
+        for line in self.text[self.tables[index].clone()].lines() {
+            let body = line.strip_prefix("part ").and_then(|part| part.rsplit_once(' '));
+            let Some((name, number)) = body else {
+                whole.push_str(line);
+                whole.push('\n');
+                continue;
+            };
+            let range =
+                number.parse().ok().and_then(|number: usize| self.bodies.get(number)).expect("invariant: parts have lines");
+            let lines = self.text[range.clone()].split_once('\n').map_or("", |(_, lines)| lines);
+            whole.push_str(&format!("part {name}\n{lines}"));
+        }
+        whole
+    }
+}
+
+impl OperatorTable {
+    /// The library's table whose key has all of these values.
+    ///
+    /// # Errors
+    /// [`TableError`] if it cannot be read, which a test excludes.
+    pub fn library(wanted: &[(&str, &str)]) -> Result<Option<Self>, TableError> {
+        let found = (0..LIBRARY.tables.len()).find(|&table| {
+            let key = LIBRARY.key_of(table);
+            wanted.iter().all(|(name, value)| key.get(name) == Some(value))
+        });
+        found.map(|table| Self::parse(&LIBRARY.table(table))).transpose()
+    }
+
+    /// The keys of the library's tables.
+    pub fn library_keys() -> Vec<BTreeMap<&'static str, &'static str>> {
+        (0..LIBRARY.tables.len()).map(|table| LIBRARY.key_of(table)).collect()
+    }
+}

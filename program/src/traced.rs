@@ -1,0 +1,345 @@
+//! Steps of traced frameworks: a table's step on one rank of a data-parallel job, with what shards the parameters around it.
+//!
+//! A table (`foretell_models::operator_tables`) is one replica's forward and backward pass. This module adds what a rank does
+//! beside it, as the wrappers' own code does: the parameters and states that it holds, gathering and scattering around each
+//! layer, the reduction of gradients, and the optimizer's temporaries. The result is a list of [`RankEvent`]s in the order in
+//! which the host issues them.
+//!
+//! Sources: `torch/distributed/fsdp/_runtime_utils.py` and `_flat_param.py` (FSDP1), `_fully_shard/_fsdp_param_group.py` and
+//! `_fsdp_collectives.py` (FSDP2), `torch/nn/parallel/distributed.py` (DDP), `torch/optim/adamw.py`.
+//!
+//! It knows no durations and no devices.
+
+mod optimizer;
+mod sharding;
+
+pub use optimizer::TracedOptimizer;
+
+use foretell_models::operator_tables::{
+    Element, OperatorTable, ParameterRole, StepEvent, TableError, TableSizes, TracedOperator,
+};
+use sharding::Wrapper;
+use std::collections::HashMap;
+
+/// How the ranks of a traced job hold parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharding {
+    /// Each has everything; gradients are reduced after the backward pass if there are several ranks.
+    Replicated,
+    /// `DistributedDataParallel`: each has everything, and gradients are reduced in buckets during the backward pass.
+    Ddp,
+    /// `FullyShardedDataParallel` with original parameters, one unit a layer and one for the rest.
+    Fsdp1,
+    /// `fully_shard`, one group a layer and one for the rest.
+    Fsdp2 {
+        /// The format in which gradients are reduced.
+        reduce: Element,
+    },
+}
+
+/// A training step of a traced framework, as one of `ranks` data-parallel ranks runs it.
+#[derive(Clone, Debug)]
+pub struct TracedJob<'a> {
+    /// The traced step of one replica.
+    pub table: &'a OperatorTable,
+    /// The model's sizes, and the rank's batch.
+    pub sizes: TableSizes,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// How they hold parameters.
+    pub sharding: Sharding,
+    /// The format in which trained parameters are stored, and their states.
+    pub stored: Element,
+    /// What updates them.
+    pub optimizer: TracedOptimizer,
+    /// Micro-batches of a step.
+    pub micro_batches: usize,
+}
+
+/// What an allocation holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Contents {
+    /// Parameters and buffers.
+    Parameters,
+    /// Parameters that the rank gathered.
+    Gathered,
+    /// Gradients.
+    Gradients,
+    /// The optimizer's states.
+    OptimizerStates,
+    /// Activations and temporaries.
+    Activations,
+    /// What collectives read and write.
+    Communication,
+}
+
+/// The stream that an allocation belongs to: blocks of one are not reused by another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum AllocationStream {
+    /// Kernels.
+    Compute,
+    /// Gathering.
+    Gather,
+    /// Reduction.
+    Reduce,
+}
+
+/// A collective operation of a traced step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum TracedCollective {
+    /// Gathers parameters.
+    AllGather,
+    /// Reduces gradients, each rank to its shard.
+    ReduceScatter,
+    /// Reduces gradients.
+    AllReduce,
+}
+
+/// What a rank's host issues next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum RankEvent<'a> {
+    /// A phase begins.
+    Phase(TracedPhase),
+    /// A part of the table begins, or one of its layers.
+    Part(&'a str),
+    /// A kernel of the table.
+    Operator(&'a TracedOperator),
+    /// A kernel of a wrapper or optimizer, by the bytes that it moves.
+    Moves {
+        /// Its name.
+        name: &'static str,
+        /// Bytes read and written.
+        bytes: u64,
+        /// Kernels that are launched for them.
+        launches: u64,
+    },
+    /// Memory is allocated.
+    Allocate {
+        /// A number that no other allocation has.
+        id: u64,
+        /// Bytes.
+        bytes: u64,
+        /// What it holds.
+        contents: Contents,
+        /// Its stream.
+        stream: AllocationStream,
+    },
+    /// Memory is released.
+    Release {
+        /// The allocation.
+        id: u64,
+    },
+    /// What an allocation holds is something else now.
+    Becomes {
+        /// The allocation.
+        id: u64,
+        /// What it holds.
+        contents: Contents,
+    },
+    /// A collective begins beside the kernels.
+    Collective {
+        /// What it does.
+        kind: TracedCollective,
+        /// Bytes of the whole that is gathered or reduced.
+        bytes: u64,
+    },
+    /// Kernels from here on wait for the collectives of a kind that began before.
+    Wait(TracedCollective),
+}
+
+/// The phases of a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum TracedPhase {
+    /// What lives before the step.
+    Idle,
+    /// Forward pass and loss.
+    Forward,
+    /// Backward pass.
+    Backward,
+    /// The optimizer.
+    Optimizer,
+}
+
+impl TracedPhase {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            TracedPhase::Idle => "idle",
+            TracedPhase::Forward => "forward",
+            TracedPhase::Backward => "backward",
+            TracedPhase::Optimizer => "optimizer",
+        }
+    }
+}
+
+/// The ids of a table's own allocations begin here, those of what is around it at 0.
+const OF_TABLE: u64 = 1 << 32;
+
+/// A parameter of the model: an entry of the table, and its layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct ParameterOf {
+    index: usize,
+    layer: Option<usize>,
+}
+
+impl<'a> TracedJob<'a> {
+    /// Gives every event of `steps` steps to `visit`, in the order in which a rank's host issues them.
+    ///
+    /// # Errors
+    /// [`TableError`] if the table needs a size that is not given.
+    pub fn emit(&self, steps: usize, visit: impl FnMut(RankEvent<'a>)) -> Result<(), TableError> {
+        let values = self.table.values(&self.sizes)?;
+        let mut emitter =
+            Emitter { job: self, values, visit, next: 0, passes: 0, is_last_pass: false, gradients: HashMap::new() };
+        let mut wrapper = Wrapper::new(&mut emitter);
+        for _ in 0..steps {
+            let count = self.micro_batches.max(1);
+            for micro_batch in 0..count {
+                emitter.is_last_pass = micro_batch + 1 == count;
+                self.micro_batch(&mut emitter, &mut wrapper)?;
+            }
+            emitter.send(RankEvent::Phase(TracedPhase::Optimizer));
+            wrapper.reduce_rest(&mut emitter);
+            self.optimizer.update(&mut emitter, &wrapper);
+            wrapper.release_gradients(&mut emitter);
+        }
+        Ok(())
+    }
+
+    fn micro_batch<V: FnMut(RankEvent<'a>)>(
+        &self,
+        emitter: &mut Emitter<'a, '_, V>,
+        wrapper: &mut Wrapper,
+    ) -> Result<(), TableError> {
+        emitter.passes += 1;
+        let base = OF_TABLE * emitter.passes;
+        let mut layer_now = None;
+        emitter.gradients.clear();
+        emitter.send(RankEvent::Phase(TracedPhase::Forward));
+        wrapper.before_forward(emitter);
+        self.table.expand(&self.sizes, |event| match event {
+            StepEvent::Begin { part, layer } => {
+                layer_now = layer;
+                if part.name == "backward.start" {
+                    emitter.send(RankEvent::Phase(TracedPhase::Backward));
+                    wrapper.before_backward(emitter);
+                }
+                emitter.send(RankEvent::Part(&part.name));
+                if let Some(layer) = layer {
+                    wrapper.begin_layer(emitter, layer, part.name.starts_with("backward"));
+                }
+            }
+            StepEvent::End { part, layer } => {
+                if let Some(layer) = layer {
+                    wrapper.end_layer(emitter, layer, part.name.starts_with("backward"));
+                }
+            }
+            StepEvent::Operator(operator) => emitter.send(RankEvent::Operator(operator)),
+            StepEvent::Allocate { id, bytes } => emitter.send(RankEvent::Allocate {
+                id: base + u64::from(id),
+                bytes,
+                contents: Contents::Activations,
+                stream: AllocationStream::Compute,
+            }),
+            StepEvent::Release { id } => emitter.send(RankEvent::Release { id: base + u64::from(id) }),
+            StepEvent::Gradient { id, parameter } => {
+                let stack = self.table.parameters[parameter].stack.as_ref();
+                let parameter = ParameterOf { index: parameter, layer: stack.and(layer_now) };
+                wrapper.gradient(emitter, parameter, base + u64::from(id));
+            }
+            StepEvent::Workspace { bytes } => emitter.passing(bytes, Contents::Activations, AllocationStream::Compute),
+            StepEvent::Copy { bytes, .. } => {
+                emitter.send(RankEvent::Moves { name: "copy to or from the host", bytes, launches: 1 })
+            }
+        })?;
+        wrapper.after_backward(emitter);
+        Ok(())
+    }
+}
+
+/// Where events go, and numbers for what is allocated around the table.
+struct Emitter<'a, 'b, V> {
+    job: &'b TracedJob<'a>,
+    values: Vec<f64>,
+    visit: V,
+    next: u64,
+    /// Micro-batches that have begun, whose allocations have numbers of their own.
+    passes: u64,
+    /// Whether the micro-batch is the step's last, which reduces gradients.
+    is_last_pass: bool,
+    /// Gradients of the micro-batch that are not yet reduced, as the table made them.
+    gradients: HashMap<ParameterOf, u64>,
+}
+
+impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, '_, V> {
+    fn send(&mut self, event: RankEvent<'a>) {
+        (self.visit)(event);
+    }
+
+    fn allocate(&mut self, bytes: u64, contents: Contents, stream: AllocationStream) -> u64 {
+        let id = self.next;
+        self.next += 1;
+        self.send(RankEvent::Allocate { id, bytes, contents, stream });
+        id
+    }
+
+    fn release(&mut self, id: u64) {
+        self.send(RankEvent::Release { id });
+    }
+
+    /// Allocates and releases.
+    fn passing(&mut self, bytes: u64, contents: Contents, stream: AllocationStream) {
+        let id = self.allocate(bytes, contents, stream);
+        self.release(id);
+    }
+
+    /// Elements of a parameter.
+    fn elements(&self, index: usize) -> u64 {
+        let dimensions = &self.job.table.parameters[index].dimensions;
+        dimensions.iter().map(|dimension| dimension.value(&self.values)).product::<f64>().round() as u64
+    }
+
+    /// Elements of a parameter's shard, cut along its first dimension and padded.
+    fn shard_elements(&self, index: usize) -> u64 {
+        let dimensions = &self.job.table.parameters[index].dimensions;
+        let first = dimensions.first().map_or(1, |dimension| dimension.value(&self.values).round() as u64);
+        let rest = self.elements(index).checked_div(first).unwrap_or(0);
+        first.div_ceil(self.job.ranks as u64) * rest
+    }
+
+    /// All parameters and buffers of the model.
+    fn parameters(&self) -> Vec<ParameterOf> {
+        let table = self.job.table;
+        let of_model = table.parameters.iter().enumerate().filter(|(_, parameter)| parameter.role != ParameterRole::Tied);
+        let copies = |(index, parameter): (usize, &foretell_models::operator_tables::TableParameter)| -> Vec<ParameterOf> {
+            match &parameter.stack {
+                None => vec![ParameterOf { index, layer: None }],
+                Some(_) => (0..self.job.sizes.layers).map(|layer| ParameterOf { index, layer: Some(layer) }).collect(),
+            }
+        };
+        of_model.flat_map(copies).collect()
+    }
+
+    fn role(&self, parameter: ParameterOf) -> ParameterRole {
+        self.job.table.parameters[parameter.index].role
+    }
+
+    /// Whether a parameter is trained: with adapters, only these are.
+    fn is_trained(&self, parameter: ParameterOf) -> bool {
+        let has_adapters = self.job.table.parameters.iter().any(|parameter| parameter.role == ParameterRole::Adapter);
+        match self.role(parameter) {
+            ParameterRole::Adapter => true,
+            ParameterRole::Trained => !has_adapters,
+            _ => false,
+        }
+    }
+
+    /// The format in which a parameter is stored.
+    fn stored(&self, parameter: ParameterOf) -> Element {
+        let own = self.job.table.parameters[parameter.index].element;
+        match self.role(parameter) {
+            ParameterRole::Trained if self.is_trained(parameter) => self.job.stored,
+            _ => own,
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! What wrappers that shard or replicate a model allocate and send around each layer.
+
+use super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, Sharding, TracedCollective};
+use foretell_models::operator_tables::ParameterRole;
+use std::collections::BTreeMap;
+
+/// A unit that is gathered as a whole: a layer, or all that is in none.
+#[derive(Clone, Debug, Default)]
+struct Unit {
+    /// Elements of trained and frozen parameters, gathered, with padding.
+    elements: u64,
+    /// Elements of the rank's shard.
+    shard: u64,
+    /// Bytes of the gathered parameters: the format in which they compute.
+    gathered_bytes: u64,
+    /// Bytes of the rank's shard as it is sent, and whether it must be cast for that.
+    sent_bytes: u64,
+    is_cast: bool,
+    /// Trained elements, gathered, and their shard.
+    trained: u64,
+    trained_shard: u64,
+}
+
+/// The state of a rank's wrapper: what is gathered, what waits to be released.
+#[derive(Debug)]
+pub(super) struct Wrapper {
+    sharding: Sharding,
+    /// The layers' units, and last that of the rest.
+    units: Vec<Unit>,
+    /// Allocations of what is gathered, by unit.
+    gathered: BTreeMap<usize, Vec<u64>>,
+    /// Buffers of gathering that are not yet copied out, by unit (FSDP2).
+    in_flight: BTreeMap<usize, u64>,
+    /// The buffer of the gathering before, kept until the next is waited for (FSDP2).
+    previous_gather: Option<u64>,
+    /// The input of the reduction before, kept until the next (FSDP2).
+    previous_reduction: Option<u64>,
+    /// Reduced gradients of the rank, by unit; whole gradients of a replica, by parameter.
+    reduced: BTreeMap<usize, u64>,
+    whole: Vec<(ParameterOf, u64)>,
+    /// Trained tensors that the rank holds: elements and bytes of each.
+    trained: Vec<(u64, u64)>,
+    /// Bytes of whole gradients that no collective has reduced yet (DDP).
+    unreduced: u64,
+    /// Bytes of a computed element, such as 2.
+    compute_width: u64,
+}
+
+/// Bytes of a bucket of `DistributedDataParallel` (its default, 25 MiB).
+const BUCKET: u64 = 25 << 20;
+
+impl Wrapper {
+    /// Allocates what lives before the first step: parameters, buffers and states.
+    pub(super) fn new<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, '_, V>) -> Self {
+        let (sharding, layers, ranks) = (emitter.job.sharding, emitter.job.sizes.layers, emitter.job.ranks as u64);
+        let is_sharded = matches!(sharding, Sharding::Fsdp1 | Sharding::Fsdp2 { .. });
+        let mut units = vec![Unit::default(); layers + 1];
+        let mut trained = Vec::new();
+        let mut flat: BTreeMap<(usize, bool, u64), u64> = BTreeMap::new();
+        for parameter in emitter.parameters() {
+            let (elements, stored) = (emitter.elements(parameter.index), emitter.stored(parameter).bytes());
+            let is_trained = emitter.is_trained(parameter);
+            if emitter.role(parameter) == ParameterRole::Buffer || !is_sharded {
+                emitter.allocate(elements * stored, Contents::Parameters, AllocationStream::Compute);
+                if is_trained {
+                    trained.push((elements, stored));
+                }
+                continue;
+            }
+            let unit = &mut units[parameter.layer.unwrap_or(layers)];
+            let computed = emitter.job.table.parameters[parameter.index].element.bytes();
+            let shard = match sharding {
+                Sharding::Fsdp2 { .. } => emitter.shard_elements(parameter.index),
+                _ => elements.div_ceil(ranks),
+            };
+            unit.elements += shard * ranks;
+            unit.shard += shard;
+            unit.gathered_bytes += shard * ranks * computed;
+            unit.sent_bytes += shard * computed;
+            unit.is_cast |= computed != stored;
+            if is_trained {
+                unit.trained += shard * ranks;
+                unit.trained_shard += shard;
+            }
+            match sharding {
+                // A unit has one flat parameter.
+                Sharding::Fsdp1 => *flat.entry((parameter.layer.unwrap_or(layers), is_trained, stored)).or_default() += shard,
+                _ => {
+                    emitter.allocate(shard * stored, Contents::Parameters, AllocationStream::Compute);
+                    if is_trained {
+                        trained.push((shard, stored));
+                    }
+                }
+            }
+        }
+        for ((_, is_trained, stored), shard) in flat {
+            emitter.allocate(shard * stored, Contents::Parameters, AllocationStream::Compute);
+            if is_trained {
+                trained.push((shard, stored));
+            }
+        }
+        for &(elements, stored) in &trained {
+            for bytes in emitter.job.optimizer.state_bytes(elements, stored) {
+                emitter.allocate(bytes, Contents::OptimizerStates, AllocationStream::Compute);
+            }
+        }
+        if sharding == Sharding::Ddp {
+            // The buckets that gradients are copied to, all the time.
+            let bytes = trained.iter().map(|(elements, stored)| elements * stored).sum();
+            emitter.allocate(bytes, Contents::Communication, AllocationStream::Compute);
+        }
+        Wrapper {
+            sharding,
+            units,
+            gathered: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+            previous_gather: None,
+            previous_reduction: None,
+            reduced: BTreeMap::new(),
+            whole: Vec::new(),
+            trained,
+            unreduced: 0,
+            compute_width: 2,
+        }
+    }
+
+    /// Elements and bytes of each trained tensor that the rank holds.
+    pub(super) fn trained(&self) -> &[(u64, u64)] {
+        &self.trained
+    }
+
+    fn rest(&self) -> usize {
+        self.units.len() - 1
+    }
+
+    fn is_sharded(&self) -> bool {
+        matches!(self.sharding, Sharding::Fsdp1 | Sharding::Fsdp2 { .. })
+    }
+
+    /// Begins to gather a unit, unless it is gathered or on its way.
+    fn gather<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>, unit: usize) {
+        if !self.is_sharded() || self.gathered.contains_key(&unit) || self.in_flight.contains_key(&unit) {
+            return;
+        }
+        let Unit { gathered_bytes, sent_bytes, is_cast, shard, .. } = self.units[unit];
+        let cast = is_cast.then(|| emitter.allocate(sent_bytes, Contents::Communication, AllocationStream::Gather));
+        let whole = emitter.allocate(gathered_bytes, Contents::Gathered, AllocationStream::Gather);
+        if is_cast {
+            emitter.send(RankEvent::Moves { name: "cast of a shard", bytes: 4 * shard + sent_bytes, launches: 1 });
+        }
+        emitter.send(RankEvent::Collective { kind: TracedCollective::AllGather, bytes: gathered_bytes });
+        cast.into_iter().for_each(|id| emitter.release(id));
+        match self.sharding {
+            Sharding::Fsdp1 => {
+                self.gathered.insert(unit, vec![whole]);
+            }
+            _ => {
+                self.in_flight.insert(unit, whole);
+            }
+        }
+    }
+
+    /// Waits for a unit, and copies it out of the buffer that it was gathered into (FSDP2).
+    fn wait<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>, unit: usize, forward: bool) {
+        if !self.is_sharded() {
+            return;
+        }
+        emitter.send(RankEvent::Wait(TracedCollective::AllGather));
+        let Some(buffer) = self.in_flight.remove(&unit) else { return };
+        if forward {
+            self.previous_gather.take().into_iter().for_each(|id| emitter.release(id));
+        }
+        let bytes = self.units[unit].gathered_bytes;
+        let whole = emitter.allocate(bytes, Contents::Gathered, AllocationStream::Compute);
+        emitter.send(RankEvent::Moves { name: "copy out of a gathering", bytes: 2 * bytes, launches: 1 });
+        self.gathered.insert(unit, vec![whole]);
+        if forward {
+            self.previous_gather = Some(buffer);
+        } else {
+            emitter.release(buffer);
+        }
+    }
+
+    fn release_gathered<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>, unit: usize) {
+        self.gathered.remove(&unit).into_iter().flatten().for_each(|id| emitter.release(id));
+    }
+
+    /// Before the forward pass: what is in no layer is gathered, for the whole step.
+    pub(super) fn before_forward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+        let rest = self.rest();
+        self.gather(emitter, rest);
+        self.wait(emitter, rest, true);
+    }
+
+    /// The forward pass has ended: FSDP2 drops the last buffer, and FSDP1 begins to gather the layer that comes first.
+    pub(super) fn before_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+        self.previous_gather.take().into_iter().for_each(|id| emitter.release(id));
+        if self.sharding == Sharding::Fsdp1
+            && let Some(last) = self.rest().checked_sub(1)
+        {
+            self.gather(emitter, last);
+        }
+    }
+
+    /// A layer's pass begins.
+    pub(super) fn begin_layer<'a, V: FnMut(RankEvent<'a>)>(
+        &mut self,
+        emitter: &mut Emitter<'a, '_, V>,
+        layer: usize,
+        backward: bool,
+    ) {
+        self.gather(emitter, layer);
+        self.wait(emitter, layer, !backward);
+        if backward && let Some(before) = layer.checked_sub(1) {
+            self.gather(emitter, before);
+        }
+    }
+
+    /// A layer's pass ends.
+    pub(super) fn end_layer<'a, V: FnMut(RankEvent<'a>)>(
+        &mut self,
+        emitter: &mut Emitter<'a, '_, V>,
+        layer: usize,
+        backward: bool,
+    ) {
+        if !self.is_sharded() {
+            return;
+        }
+        if backward {
+            self.reduce(emitter, layer, |parameter| parameter.layer == Some(layer));
+        } else {
+            self.release_gathered(emitter, layer);
+        }
+    }
+
+    /// The table's gradient of a parameter is complete.
+    pub(super) fn gradient<'a, V: FnMut(RankEvent<'a>)>(
+        &mut self,
+        emitter: &mut Emitter<'a, '_, V>,
+        parameter: ParameterOf,
+        id: u64,
+    ) {
+        emitter.send(RankEvent::Becomes { id, contents: Contents::Gradients });
+        if self.is_sharded() {
+            // A parameter that is used twice has its gradients added in place.
+            if let Some(before) = emitter.gradients.insert(parameter, id) {
+                emitter.release(before);
+            }
+            return;
+        }
+        let bytes = emitter.elements(parameter.index) * emitter.stored(parameter).bytes();
+        if self.whole.iter().any(|&(known, _)| known == parameter) {
+            // Added to what earlier micro-batches left.
+            emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
+            emitter.release(id);
+        } else {
+            self.whole.push((parameter, id));
+        }
+        if self.sharding == Sharding::Ddp && emitter.is_last_pass {
+            self.unreduced += bytes;
+            emitter.send(RankEvent::Moves { name: "copy to a bucket", bytes: 2 * bytes, launches: 1 });
+            if self.unreduced >= BUCKET {
+                self.reduce_bucket(emitter);
+            }
+        }
+    }
+
+    fn reduce_bucket<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+        let bytes = std::mem::take(&mut self.unreduced);
+        if bytes > 0 && emitter.job.ranks > 1 {
+            emitter.send(RankEvent::Collective { kind: TracedCollective::AllReduce, bytes });
+        }
+    }
+
+    /// Reduces the gradients of a unit to the rank's shard, and releases its gathered parameters.
+    fn reduce<'a, V: FnMut(RankEvent<'a>)>(
+        &mut self,
+        emitter: &mut Emitter<'a, '_, V>,
+        unit: usize,
+        of_unit: impl Fn(&ParameterOf) -> bool,
+    ) {
+        let mut own: Vec<(ParameterOf, u64)> = emitter.gradients.iter().map(|(parameter, id)| (*parameter, *id)).collect();
+        own.retain(|(parameter, _)| of_unit(parameter));
+        own.sort_by_key(|&(parameter, id)| (parameter.index, id));
+        for (parameter, _) in &own {
+            emitter.gradients.remove(parameter);
+        }
+        let Unit { trained, trained_shard, .. } = self.units[unit];
+        let stored = emitter.job.stored.bytes();
+        match self.sharding {
+            Sharding::Fsdp1 if trained > 0 => {
+                // The views' gradients are concatenated to the flat parameter's.
+                let whole = emitter.allocate(trained * self.compute_width, Contents::Gradients, AllocationStream::Compute);
+                emitter.send(RankEvent::Moves {
+                    name: "concatenation of gradients",
+                    bytes: 2 * trained * self.compute_width,
+                    launches: 1,
+                });
+                own.into_iter().for_each(|(_, id)| emitter.release(id));
+                self.release_gathered(emitter, unit);
+                let shard =
+                    emitter.allocate(trained_shard * self.compute_width, Contents::Communication, AllocationStream::Reduce);
+                emitter
+                    .send(RankEvent::Collective { kind: TracedCollective::ReduceScatter, bytes: trained * self.compute_width });
+                self.keep_reduced(emitter, unit, trained_shard * stored, shard, stored != self.compute_width);
+                emitter.release(whole);
+            }
+            Sharding::Fsdp2 { reduce } if trained > 0 => {
+                self.release_gathered(emitter, unit);
+                self.previous_reduction.take().into_iter().for_each(|id| emitter.release(id));
+                let input = emitter.allocate(trained * reduce.bytes(), Contents::Communication, AllocationStream::Compute);
+                let moved = trained * (self.compute_width + reduce.bytes());
+                emitter.send(RankEvent::Moves { name: "copy into a reduction", bytes: moved, launches: 1 });
+                own.into_iter().for_each(|(_, id)| emitter.release(id));
+                let shard = emitter.allocate(trained_shard * reduce.bytes(), Contents::Gradients, AllocationStream::Reduce);
+                emitter.send(RankEvent::Collective { kind: TracedCollective::ReduceScatter, bytes: trained * reduce.bytes() });
+                self.previous_reduction = Some(input);
+                self.keep_reduced(emitter, unit, trained_shard * stored, shard, stored != reduce.bytes());
+            }
+            _ => self.release_gathered(emitter, unit),
+        }
+    }
+
+    /// Casts a reduced shard to the stored format, and adds it to what earlier micro-batches left.
+    fn keep_reduced<'a, V: FnMut(RankEvent<'a>)>(
+        &mut self,
+        emitter: &mut Emitter<'a, '_, V>,
+        unit: usize,
+        bytes: u64,
+        shard: u64,
+        is_cast: bool,
+    ) {
+        let kept = if is_cast {
+            let kept = emitter.allocate(bytes, Contents::Gradients, AllocationStream::Reduce);
+            emitter.release(shard);
+            kept
+        } else {
+            shard
+        };
+        if self.reduced.contains_key(&unit) {
+            emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
+            emitter.release(kept);
+        } else {
+            self.reduced.insert(unit, kept);
+        }
+    }
+
+    /// After the backward pass: what is in no layer is reduced, and buffers are released.
+    pub(super) fn after_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+        if self.is_sharded() {
+            let rest = self.rest();
+            self.reduce(emitter, rest, |_| true);
+        }
+        let buffers = [self.previous_gather.take(), self.previous_reduction.take()];
+        buffers.into_iter().flatten().for_each(|id| emitter.release(id));
+        let left: Vec<u64> = std::mem::take(&mut self.in_flight).into_values().collect();
+        left.into_iter().for_each(|id| emitter.release(id));
+    }
+
+    /// Before the update: reduces what is left, and waits.
+    pub(super) fn reduce_rest<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+        if self.sharding == Sharding::Replicated && emitter.job.ranks > 1 {
+            self.unreduced = self.trained.iter().map(|(elements, stored)| elements * stored).sum();
+        }
+        self.reduce_bucket(emitter);
+        emitter.send(RankEvent::Wait(TracedCollective::ReduceScatter));
+        emitter.send(RankEvent::Wait(TracedCollective::AllReduce));
+    }
+
+    /// After the update: gradients are dropped.
+    pub(super) fn release_gradients<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+        std::mem::take(&mut self.reduced).into_values().for_each(|id| emitter.release(id));
+        std::mem::take(&mut self.whole).into_iter().for_each(|(_, id)| emitter.release(id));
+    }
+}

@@ -1,0 +1,86 @@
+"""Which tables there are: the combinations of framework options worth a table, the most used first."""
+
+ORDER = ["architecture", "framework", "attention", "checkpoint", "precision", "adapter", "loss", "kernels", "experts", "dropout", "head"]
+USUAL = {"framework": "hf", "attention": "flash", "checkpoint": "none", "precision": "bf16", "adapter": "none", "loss": "model",
+         "kernels": "hf", "experts": "none", "dropout": "none", "head": "usual"}
+
+
+def complete(key):
+    """A key with all of its words, in their order."""
+    if "architecture" not in key:
+        raise SystemExit("a key needs architecture=")
+    key = {**USUAL, **key}
+    unknown = set(key) - set(ORDER)
+    if unknown:
+        raise SystemExit(f"no such word in a key: {', '.join(sorted(unknown))}")
+    return {word: key[word] for word in ORDER}
+
+
+def packages(key):
+    """The packages besides torch whose versions matter."""
+    if key["framework"] != "hf":
+        return [key["framework"]] if key["framework"] in ("torchvision", "timm") else []
+    extra = {"peft": key["adapter"] != "none", "bitsandbytes": key["adapter"].startswith("qlora"), "liger-kernel": key["kernels"] == "liger"}
+    return ["transformers", *(name for name, used in extra.items() if used)]
+
+
+def _product(**choices):
+    out = [{}]
+    for word, values in choices.items():
+        out = [{**o, word: v} for o in out for v in values]
+    return out
+
+
+def keys():
+    """Every key, in the order of worth."""
+    seen = set()
+    for key in _keys():
+        key = complete(key)
+        mark = tuple(key.items())
+        if mark not in seen:
+            seen.add(mark)
+            yield key
+
+
+def _keys():
+    precision = ["bf16", "autocast", "mixed"]
+    usual = dict(checkpoint=["none", "full"], precision=precision)
+    lora = dict(adapter=["lora-all", "lora-attention"], **usual)
+    yield from _product(architecture=["llama"], attention=["flash", "sdpa", "sdpa-repeat"], **usual)
+    yield from _product(architecture=["llama"], attention=["flash"], **lora)
+    yield from _product(architecture=["llama"], checkpoint=["full-reentrant"], precision=precision,
+                        adapter=["none", "lora-all", "lora-attention"])
+    yield from _product(architecture=["llama"], attention=["sdpa", "sdpa-repeat"], **lora)
+    yield from _product(architecture=["llama"], adapter=["lora-all-dropout", "lora-attention-dropout"], **usual)
+    yield from _product(architecture=["llama"], adapter=["lora-all-bf16", "lora-attention-bf16"], checkpoint=["none", "full"],
+                        precision=["bf16", "mixed"])
+    yield from _product(architecture=["llama"], adapter=["qlora-all", "qlora-attention"], checkpoint=["none", "full", "full-reentrant"],
+                        precision=["mixed", "bf16"])
+    yield from _product(architecture=["gpt2"], attention=["flash", "sdpa"], dropout=["some", "none"], **usual)
+    yield from _product(architecture=["qwen3", "qwen2", "mistral", "granite"], **usual)
+    yield from _product(architecture=["mixtral", "qwen3_moe"], experts=["grouped_mm", "eager"], **usual)
+    yield from _product(architecture=["gemma2", "gemma3", "phi3", "gpt_neox"], **usual)
+    yield from _product(architecture=["bert"], attention=["sdpa"], dropout=["some", "none"], **usual)
+    yield from _product(architecture=["modernbert"], **usual)
+    yield from _product(architecture=["vit"], attention=["sdpa"], **usual)
+    yield from _product(architecture=["t5"], attention=["sdpa"], dropout=["some", "none"], **usual)
+    yield from _product(architecture=["whisper"], attention=["sdpa"], **usual)
+    yield from _product(architecture=["qwen3", "qwen2", "mistral", "granite"], **lora)
+    yield from _product(architecture=["mixtral"], experts=["grouped_mm"], **lora)
+    yield from _product(architecture=["gpt2"], framework=["nanogpt"], attention=["sdpa"], precision=["autocast", "fp32"])
+    yield from _product(architecture=["llama"], framework=["torchtitan"], attention=["sdpa"], checkpoint=["none", "full", "selective"],
+                        precision=["bf16", "fp32"])
+    yield from _product(architecture=["llama", "mistral", "qwen2", "qwen3"], kernels=["liger"], **usual)
+    yield from _product(architecture=["mixtral"], experts=["grouped_mm"], kernels=["liger"], **usual)
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], loss=["chunked"], **usual)
+    yield from _product(architecture=["resnet50", "resnet18"], framework=["torchvision"], attention=["none"], precision=["autocast", "fp32"])
+    yield from _product(architecture=["vit"], framework=["timm"], attention=["sdpa"], precision=["autocast", "fp32"])
+    yield from _product(architecture=["llama", "qwen2", "qwen3", "granite"], head=["tied"], **usual)
+    yield from _product(architecture=["llama", "gpt2"], attention=["eager"], **usual)
+    yield from _product(architecture=["llama", "gpt2", "qwen3", "bert", "vit", "t5"], attention=["sdpa"], precision=["fp32"],
+                        checkpoint=["none", "full"])
+    yield from _product(architecture=["gpt2", "qwen2", "qwen3", "granite"], checkpoint=["full-reentrant"], precision=precision)
+    yield from _product(architecture=["qwen2", "qwen3", "granite"], checkpoint=["full-reentrant"], precision=precision, adapter=["lora-all"])
+    yield from _product(architecture=["qwen2", "qwen3", "granite", "phi3"], attention=["sdpa-repeat"], **usual)
+    yield from _product(architecture=["mixtral", "qwen3_moe"], experts=["grouped_mm"], attention=["sdpa-repeat"], **usual)
+    yield from _product(architecture=["llama", "qwen2"], kernels=["liger"], adapter=["lora-all"], **usual)

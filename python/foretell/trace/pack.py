@@ -1,0 +1,44 @@
+"""Packs a folder of operator tables into the one compressed file that the program has.
+
+    python -m foretell.trace.pack TABLES models/tables/operator-tables.zlib
+
+Many tables share parts. So the file has the lines of every part once (`body N`), and tables that name them (`part NAME N`).
+`same.txt` in the folder lists sections whose table equals another (`key ... = FILE`): each becomes a table of its own.
+"""
+
+import sys
+import zlib
+from pathlib import Path
+
+
+def pack(folder):
+    """The packed text of a folder's tables."""
+    bodies, tables = {}, []
+    def add(text, key=None):
+        head, *parts = text.split("\npart ")
+        if key:
+            head = "\n".join(key if line.startswith("key ") else line for line in head.split("\n"))
+        lines = [head]
+        for part in parts:
+            name, _, body = part.partition("\n")
+            lines.append(f"part {name} {bodies.setdefault(body.strip(), len(bodies))}")
+        tables.append("\n".join(lines))
+    for path in sorted(folder.glob("*.table")):
+        add(path.read_text(encoding="utf-8"))
+    same = folder / "same.txt"
+    for line in same.read_text(encoding="utf-8").splitlines() if same.is_file() else ():
+        key, _, name = line.rpartition(" = ")
+        add((folder / name).read_text(encoding="utf-8"), key)
+    # A part without lines keeps its number.
+    return "".join(f"body {number}\n{text}\n" if text else f"body {number}\n" for text, number in bodies.items()) + "\n".join(tables) + "\n"
+
+
+def main():
+    folder, output = map(Path, sys.argv[1:])
+    text = pack(folder)
+    output.write_bytes(zlib.compress(text.encode(), 9))
+    print(f"{output}: {output.stat().st_size} bytes of {len(text)}")
+
+
+if __name__ == "__main__":
+    main()

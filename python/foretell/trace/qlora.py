@@ -1,0 +1,81 @@
+"""4-bit base weights as bitsandbytes keeps them, for QLoRA: packed weights, block scales that are quantised again.
+
+Every use of a weight makes its bf16 copy anew, in the forward and in the backward. The newest bitsandbytes does the same
+inside one operator when there are as many rows as in training.
+"""
+
+import torch
+from torch import nn
+
+BLOCK, OUTER_BLOCK = 64, 256
+
+
+class _Product(torch.autograd.Function):
+    """`x @ weight.T`; only the packed weight is kept for the backward."""
+
+    @staticmethod
+    def forward(ctx, x, packed, bias, state):
+        from bitsandbytes import functional
+        output = torch.nn.functional.linear(x, functional.dequantize_4bit(packed, state).to(x.dtype), bias)
+        ctx.state, ctx.packed = state, packed
+        return output
+
+    @staticmethod
+    def backward(ctx, grad):
+        from bitsandbytes import functional
+        return torch.matmul(grad, functional.dequantize_4bit(ctx.packed, ctx.state).to(grad.dtype)), None, None, None
+
+
+def _quantised(linear):
+    from bitsandbytes import functional, nn as bnb
+    rows, columns = linear.weight.shape
+    numbers = rows * columns
+    blocks = -(-numbers // BLOCK)
+    outer = functional.QuantState(absmax=torch.zeros(-(-blocks // OUTER_BLOCK)), code=torch.zeros(256), blocksize=OUTER_BLOCK,
+                                  dtype=torch.float32)
+    state = functional.QuantState(absmax=torch.zeros(blocks, dtype=torch.uint8), shape=torch.Size((rows, columns)),
+                                  code=torch.zeros(16), blocksize=BLOCK, quant_type="nf4", dtype=torch.bfloat16,
+                                  offset=torch.zeros(()), state2=outer)
+    new = bnb.Linear4bit.__new__(bnb.Linear4bit)
+    nn.Module.__init__(new)
+    new.in_features, new.out_features, new.bias = columns, rows, linear.bias
+    new.weight = nn.Parameter(torch.zeros((numbers + 1) // 2, 1, dtype=torch.uint8), requires_grad=False)
+    new.weight.quant_state, new.weight.compress_statistics, new.weight.quant_type = state, True, "nf4"
+    new.compute_dtype, new.compute_type_is_set, new.quant_state, new.quant_storage = torch.bfloat16, True, state, torch.uint8
+    new.support_avx512bf16_for_cpu = False
+    for name, tensor in (("absmax", state.absmax), ("absmax_absmax", outer.absmax)):
+        new.register_buffer(name, tensor, persistent=False)
+    return new
+
+
+def quantise(model):
+    """All linear layers but the head; everything else in fp32, as `prepare_model_for_kbit_training` leaves it."""
+    import bitsandbytes
+    bitsandbytes.matmul_4bit = lambda x, packed, bias=None, quant_state=None: _Product.apply(x, packed, bias, quant_state)
+    head = model.get_output_embeddings()
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear) and child is not head:
+                setattr(module, name, _quantised(child))
+    for parameter in model.parameters():
+        parameter.requires_grad = False
+    for module in model.modules():
+        for name, p in list(module._parameters.items()):
+            if p is not None and p.dtype in (torch.bfloat16, torch.float16):
+                module._parameters[name] = nn.Parameter(p.float(), requires_grad=False)
+    model.is_loaded_in_4bit = True
+    return model
+
+
+def formulas(sizes):
+    """Sizes of the block scales of llama-like layers: value -> formula."""
+    found = {}
+    for product in ("h*n*d", "h*k*d", "f*h", "h*h"):
+        value = 1
+        for symbol in product.split("*"):
+            value *= sizes.get(symbol, 0)
+        if value:
+            found[-(-value // BLOCK)] = f"ceil({product}/{BLOCK})"
+            found[-(-value // (BLOCK * OUTER_BLOCK))] = f"ceil({product}/{BLOCK * OUTER_BLOCK})"
+            found[(value + 1) // 2] = f"ceil({product}/2)"
+    return found

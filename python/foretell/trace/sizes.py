@@ -1,0 +1,32 @@
+"""Sizes of the small models that are traced: all different, each with a prime of its own, so that they can be recognised.
+
+The tensors hold no data, so large primes cost nothing; only the numbers that loops run over (experts, chunks) are small.
+`PROBE` is what tables are made from, `CHECK` is used to tell formulas apart and to test a table at other sizes.
+"""
+
+PROBE = dict(b=19, s=8 * 11 * 139, d=8 * 13, k=7, g=3, h=21 * 16 * 29, f=16 * 41, v=8 * 101 * 127, r=23, E=11, t=5, m=16 * 31,
+             e=16 * 37, w=8 * 2657, p=8 * 3001, u=8 * 173, c=9)
+CHECK = dict(b=4, s=1408, d=64, k=2, g=3, h=672, f=1728, v=5120, r=8, E=8, t=4, m=352, e=480, w=2600, p=2944, u=704, c=5)
+OTHER = dict(b=6, s=2112, d=128, k=3, g=4, h=768, f=2048, v=32000, r=16, E=6, t=3, m=256, e=512, w=3000, p=4224, u=832, c=7)
+
+
+def chunks(rows, count):
+    """Chunk length `q` that cuts `rows` into `count` chunks `c` with a shorter last one."""
+    length = rows // count + 7
+    return {"q": length, "c": -(-rows // length)}
+
+
+def liger_chunks(rows, vocabulary, hidden):
+    """Liger's rule for its fused head and loss."""
+    length = -(-rows // -(-vocabulary // hidden))
+    length = min(1 << (length - 1).bit_length(), rows)
+    return {"q": length, "c": -(-rows // length)}
+
+
+def resolve(base, tied_width=False):
+    """All sizes from the independent ones: query heads from groups, and the hidden size where it must be heads x width."""
+    sizes = dict(base)
+    sizes["n"] = sizes["k"] * sizes.pop("g")
+    if tied_width:
+        sizes["h"] = sizes["n"] * sizes["d"]
+    return sizes

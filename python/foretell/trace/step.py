@@ -1,0 +1,137 @@
+"""One training step the way a trainer runs it: forward with autocast, loss, backward; and the marks of its layers."""
+
+import gc
+import types
+
+import torch
+from torch._subclasses import FakeTensorMode
+
+from . import cuda, models
+from .recorder import Recorder, in_place_sums, log_triton
+
+
+def stacks_of(model, layers):
+    """The lists of like layers: `{name: [modules]}`; the name is `layer` where there is one list."""
+    found = [(name, list(m)) for name, m in model.named_modules() if isinstance(m, (torch.nn.ModuleList, torch.nn.Sequential)) and len(m) == layers
+             and len({type(x) for x in m}) == 1]
+    outer = [(name, m) for name, m in found if not any(name != other and name.startswith(other + ".") for other, _ in found)]
+    if len(outer) == 1:
+        return {"layer": outer[0]}
+    kind = lambda name: next((w for w in ("encoder", "decoder") if w in name.split(".")), name.replace(".", "_"))
+    return {kind(name): (name, m) for name, m in outer}
+
+
+def _first_tensor(values):
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            return value
+        if isinstance(value, (tuple, list)):
+            inner = _first_tensor(value)
+            if inner is not None:
+                return inner
+    return None
+
+
+def mark_layers(recorder, stacks):
+    """Every call of a layer is a part of the log; so is its backward, which begins when its output's gradient is complete."""
+    order = list(stacks)
+    after = {s: (order[i + 1] + "_start" if i + 1 < len(order) else "end") for i, s in enumerate(order)}
+    place = {id(m): (s, i, len(ms)) for s, (_, ms) in stacks.items() for i, m in enumerate(ms)}
+    for kind in {type(m) for _, ms in stacks.values() for m in ms}:
+        plain = kind.__call__
+
+        def call(self, *args, plain=plain, **kwargs):
+            if recorder.phase != "forward" or id(self) not in place:
+                return plain(self, *args, **kwargs)
+            stack, i, count = place[id(self)]
+            given = _first_tensor((*args, *kwargs.values())) if i == 0 else None
+            if given is not None and given.requires_grad:
+                given.register_hook(lambda g, part=f"{stack}_end" if stack != order[0] else "end": recorder.enter(part))
+            given = None
+            recorder.enter(stack, i)
+            out = plain(self, *args, **kwargs)
+            if i == count - 1:
+                recorder.enter(after[stack])
+            made = _first_tensor((out,))
+            if made.requires_grad:
+                made.register_hook(lambda g: recorder.enter(stack, i))
+            return out
+
+        kind.__call__ = call
+
+
+def train_forward(model, key):
+    """The model's forward as Accelerate prepares it."""
+    if key["precision"] not in ("autocast", "mixed"):
+        return model
+    from accelerate.utils import convert_outputs_to_fp32
+    inner = model.forward
+    model.forward = convert_outputs_to_fp32(torch.autocast("cpu", torch.bfloat16)(inner))
+    return model
+
+
+def compute_loss(model, inputs, key):
+    """-> (loss, what the caller keeps alive); Trainer.compute_loss drops the outputs."""
+    outputs = model(**inputs)
+    return outputs["loss"], None
+
+
+def run(recorder, model, inputs, key, loss_of):
+    """Trainer.training_step: the loss, then its backward."""
+    recorder.phase = "forward"
+    recorder.enter("start")
+    for t in inputs.values():
+        recorder.see(t)
+    loss, kept = loss_of(model, inputs, key)
+    recorder.phase = "backward"
+    recorder.enter("start")
+    loss.backward()
+    recorder.enter("end")
+    del loss, kept, inputs, t
+
+
+def trace(name, z, layers, key):
+    """-> (events, parameters, stack names); once per process: operators and classes are replaced for good."""
+    cuda.install()
+    torch.autograd.set_multithreading_enabled(False)
+    architecture = models.find(key)
+    rows = z["b"] * z["s"] * z["t"] // z["E"] if architecture.experts else None
+    recorder = Recorder(rows)
+    log_triton(recorder)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = models.build(name, z, layers, key)
+        stacks = stacks_of(model, layers) if architecture.layered else {}
+        clean = lambda n: n.replace("base_model.model.", "").replace(".base_layer", "")
+        prefixes = {clean(prefix) + ".": stack for stack, (prefix, _) in stacks.items()}
+        parameters, seen = [], {}
+        tensors = [*model.named_parameters(remove_duplicate=False), *((n, b) for n, b in model.named_buffers())]
+        for long, p in tensors:
+            recorder.ignore(p)
+            full = clean(long)
+            stack = next((prefix for prefix in prefixes if full.startswith(prefix)), None)
+            layer, short = None, full
+            if stack:
+                number, _, short = full[len(stack):].partition(".")
+                layer = int(number)
+            is_parameter = isinstance(p, torch.nn.Parameter)
+            parameters.append(types.SimpleNamespace(
+                stack=prefixes.get(stack), layer=layer, name=short, dtype=p.dtype, shape=tuple(p.shape),
+                adapter="lora_" in long, frozen=is_parameter and not p.requires_grad, buffer=not is_parameter,
+                tied=seen.get(id(p))))
+            if id(p) not in seen:
+                seen[id(p)] = short
+                if p.requires_grad:
+                    p.register_post_accumulate_grad_hook(lambda p, short=short: recorder.gradient(short, p))
+        del tensors, p
+        mark_layers(recorder, stacks)
+        if not architecture.loss:
+            train_forward(model, key)
+        gc.collect()
+        gc.disable()
+        data = models.inputs(architecture, z, key)
+        with recorder:
+            run(recorder, model, data, key, architecture.loss or compute_loss)
+            data.clear()
+            events = in_place_sums(list(recorder.events))
+        gc.enable()
+    return events, parameters, list(stacks)

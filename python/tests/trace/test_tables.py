@@ -1,0 +1,134 @@
+"""Operator tables, their formulas and their replay.
+
+`PYTHONPATH=python python -m pytest python/tests/trace` (or `python -m unittest discover python/tests/trace`). The tables
+of `models/tables` are compared with fresh traces at other sizes where torch and the frameworks are installed: some of
+them, or every one with `FORETELL_TABLES=all`, or those whose file name contains a word with `FORETELL_TABLES=word`.
+"""
+
+import importlib.util
+import os
+import unittest
+from pathlib import Path
+
+from foretell.trace import formula, loops, sizes
+from foretell.trace.replay import Table, replay, unrolled
+
+FOLDER = Path(__file__).parents[3] / "models" / "tables"
+SOME = ["llama_flash_bf16.table", "llama_flash_checkpoint-full_autocast_adapter-lora-all.table", "gpt2_flash_autocast.table"]
+
+SMALL = """foretell-operator-table 1
+versions torch=0
+key architecture=small attention=none
+symbols b s h
+param once embedding f32 s h
+param layer weight f32 h h
+part forward.start
++ 1 4*b*s*h
+part forward.layer
+o aten.mm f32[b*s,h] f32[h,h] > f32[b*s,h]
++ 1 4*b*s*h
++ 2 512
+- 2
+part forward.end
++ 1 4
+- forward.layer@last:1
+part backward.start
+- forward.end:1
+part backward.layer
+o aten.mm f32[h,^b*s] f32[b*s,h] > f32[h,h]
+~ 1024
++ 1 4*h*h
+g 1 weight
+- forward.layer@-1:1
+part backward.layer.first
++ 1 4*h*h
+g 1 weight
+- forward.start:1
+part backward.end
+"""
+
+
+class Formulas(unittest.TestCase):
+    def test_values(self):
+        z = dict(b=3, s=10, v=7, E=5)
+        self.assertEqual(formula.evaluate("4*b*(s-1)*v", z), 4 * 3 * 9 * 7)
+        self.assertEqual(formula.evaluate("b*s/E", z), 6)
+        self.assertEqual(formula.evaluate("32*ceil(s/32)", z), 32)
+        with self.assertRaises(ValueError):
+            formula.evaluate("s/3", z)
+
+    def test_products_put_numbers_first(self):
+        self.assertEqual(formula.product(2, "b*s", "d/2"), "b*s*d")
+        self.assertEqual(formula.product(4, "b", "(s-1)", "v"), "4*b*(s-1)*v")
+        self.assertEqual(formula.product(2, "b*s*t/E", "h"), "2*b*s*t/E*h")
+
+    def test_dimensions_are_recognised(self):
+        here, there = (sizes.resolve(x) for x in (sizes.PROBE, sizes.CHECK))
+        keep = "b s h n k d f v".split()
+        names = formula.Names({k: here[k] for k in keep}, {k: there[k] for k in keep}, ("s-1", "s+1", "n/k"))
+        for text in ("b*s", "n*d", "k*d", "2*f", "d/2", "b*(s-1)", "(s+1)", "n/k"):
+            value = formula.evaluate(text, here)
+            self.assertEqual(formula.evaluate(names(value), there), formula.evaluate(text, there), text)
+        self.assertFalse(names.unknown)
+
+    def test_sizes_do_not_collide_below_three_factors(self):
+        here, there = (sizes.resolve(x) for x in (sizes.PROBE, sizes.CHECK))
+        keep = "b s h n k d f v r m".split()
+        names = formula.Names({k: here[k] for k in keep}, {k: there[k] for k in keep}, ("s-1", "s+1"))
+        for a in keep:
+            for b in keep:
+                value = formula.evaluate(f"{a}*{b}", here)
+                self.assertEqual(formula.evaluate(names(value), there), formula.evaluate(f"{a}*{b}", there), f"{a}*{b}")
+
+
+class Loops(unittest.TestCase):
+    def test_repeated_lines_are_written_once(self):
+        lines = ["a"] + ["b", "c", "d", "e"] * 5 + ["f"]
+        folded = loops.fold(lines, {5: "E", 4: "E-1"})
+        self.assertEqual(folded, ["a", "loop E", "b", "c", "d", "e", "end", "f"])
+        self.assertEqual(unrolled(folded, {"E": 5}), lines)
+
+
+class Replay(unittest.TestCase):
+    def test_a_small_table(self):
+        table = Table(SMALL)
+        z = dict(b=2, s=64, h=32)
+        result = replay(table, z, 3)
+        x, w = 4 * 2 * 64 * 32, 4 * 32 * 32
+        self.assertEqual(result.forward_end, 3 * x + 512)       # the last layer's is gone, the loss is there
+        self.assertEqual(result.peak, 4 * x + 512)
+        self.assertEqual(result.gradients, 3)
+        self.assertEqual(result.kernels["aten.mm"], [5, 3 * (2 * x + w) + 2 * (4 * 32 + x + w)])
+        self.assertEqual(sum(len(v) for v in result.left.values()), 3)   # the gradients
+
+    def test_a_release_of_nothing_is_an_error(self):
+        with self.assertRaises(ValueError):
+            replay(Table(SMALL.replace("- forward.end:1", "- forward.end:2")), dict(b=2, s=64, h=32), 3)
+
+
+@unittest.skipUnless(importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"), "needs torch and transformers")
+class Tables(unittest.TestCase):
+    def test_tables_agree_with_fresh_traces(self):
+        from foretell.trace import table
+        wanted = os.environ.get("FORETELL_TABLES", "")
+        files = sorted(FOLDER.glob("*.table"))
+        files = [f for f in files if wanted == "all" or (wanted in f.name if wanted else f.name in SOME)]
+        if not files:
+            self.skipTest("no tables")
+        table.preload()
+        for path in files:
+            with self.subTest(path.name):
+                text = path.read_text(encoding="utf-8")
+                installed = table.versions_of(Table(text).key)
+                if installed != Table(text).versions:
+                    self.skipTest(f"other versions are installed: {installed}")
+                figures = table.forked(table.check, Table(text).key, text)
+                self.assertLess(abs(figures["peak_error"]), 1e-3)
+                self.assertLess(abs(figures["forward_error"]), 1e-3)
+                self.assertEqual(figures["kernels"], figures["kernels_told"])
+                self.assertLess(abs(figures["bytes_error"]), 1e-3)
+                self.assertEqual(*figures["gradients"])
+
+
+if __name__ == "__main__":
+    unittest.main()

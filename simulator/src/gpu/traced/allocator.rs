@@ -1,0 +1,181 @@
+//! PyTorch's caching allocator: how many bytes it holds for what a step allocates and releases.
+//!
+//! Requests are rounded to 512 bytes. Each stream has pools of small and large blocks; a request takes the smallest free block
+//! that is large enough, which is split if enough is left; neighbours that are free are merged. What no block can serve is a
+//! new segment. Source: `c10/cuda/CUDACachingAllocator.cpp`.
+
+use std::collections::{BTreeSet, HashMap};
+
+const MIB: u64 = 1 << 20;
+/// Requests up to this size come from segments of [`SMALL_SEGMENT`].
+const SMALL: u64 = MIB;
+const SMALL_SEGMENT: u64 = 2 * MIB;
+/// Larger requests below [`LEAST_LARGE`] come from segments of this size; others are rounded to [`LARGE_ROUNDING`].
+const LARGE_SEGMENT: u64 = 20 * MIB;
+const LEAST_LARGE: u64 = 10 * MIB;
+const LARGE_ROUNDING: u64 = 2 * MIB;
+/// What every request is rounded to.
+const ROUNDING: u64 = 512;
+
+/// Bytes that the allocator hands out for a request.
+pub(super) fn rounded(bytes: u64) -> u64 {
+    bytes.max(1).next_multiple_of(ROUNDING)
+}
+
+/// A piece of a segment.
+#[derive(Clone, Copy, Debug)]
+struct Block {
+    size: u64,
+    pool: u32,
+    is_free: bool,
+    previous: Option<u32>,
+    next: Option<u32>,
+}
+
+/// The allocator's state.
+#[derive(Debug, Default)]
+pub(super) struct CachingAllocator {
+    blocks: Vec<Block>,
+    /// Free blocks by pool: the pool's number, size, and which.
+    free: BTreeSet<(u32, u64, u32)>,
+    held: HashMap<u64, u32>,
+    /// Bytes in segments.
+    reserved: u64,
+    /// The most bytes in segments.
+    pub(super) peak_reserved: u64,
+    /// The device's memory for segments, if it is limited.
+    limit: Option<u64>,
+    /// How often all cached segments were returned for lack of memory: each stalls the device.
+    pub(super) flushes: u64,
+}
+
+impl CachingAllocator {
+    /// An empty allocator on a device with this many bytes for it; without a number it has any.
+    pub(super) fn limited(limit: Option<u64>) -> Self {
+        CachingAllocator { limit, ..CachingAllocator::default() }
+    }
+
+    /// Serves a request of a stream.
+    pub(super) fn allocate(&mut self, id: u64, bytes: u64, stream: u32) {
+        let size = rounded(bytes);
+        let is_small = size <= SMALL;
+        let pool = stream * 2 + u32::from(is_small);
+        let found = self.free.range((pool, size, 0)..(pool + 1, 0, 0)).next().copied();
+        let index = match found {
+            Some(entry @ (_, _, index)) => {
+                self.free.remove(&entry);
+                index
+            }
+            None => self.segment(size, pool),
+        };
+        let rest = self.blocks[index as usize].size - size;
+        if if is_small { rest >= ROUNDING } else { rest > SMALL } {
+            let next = self.blocks[index as usize].next;
+            let tail = self.add(Block { size: rest, pool, is_free: true, previous: Some(index), next });
+            if let Some(next) = next {
+                self.blocks[next as usize].previous = Some(tail);
+            }
+            self.blocks[index as usize].size = size;
+            self.blocks[index as usize].next = Some(tail);
+            self.free.insert((pool, rest, tail));
+        }
+        self.blocks[index as usize].is_free = false;
+        self.held.insert(id, index);
+    }
+
+    /// Takes back what was allocated for `id`.
+    pub(super) fn release(&mut self, id: u64) {
+        let Some(mut index) = self.held.remove(&id) else { return };
+        self.blocks[index as usize].is_free = true;
+        let Block { previous, next, .. } = self.blocks[index as usize];
+        if let Some(next) = next.filter(|&next| self.blocks[next as usize].is_free) {
+            self.take(next);
+            self.merge(index, next);
+        }
+        if let Some(previous) = previous.filter(|&previous| self.blocks[previous as usize].is_free) {
+            self.take(previous);
+            self.merge(previous, index);
+            index = previous;
+        }
+        let Block { size, pool, .. } = self.blocks[index as usize];
+        self.free.insert((pool, size, index));
+    }
+
+    fn add(&mut self, block: Block) -> u32 {
+        self.blocks.push(block);
+        (self.blocks.len() - 1) as u32
+    }
+
+    fn take(&mut self, index: u32) {
+        let Block { size, pool, .. } = self.blocks[index as usize];
+        self.free.remove(&(pool, size, index));
+    }
+
+    fn merge(&mut self, first: u32, second: u32) {
+        let Block { size, next, .. } = self.blocks[second as usize];
+        self.blocks[first as usize].size += size;
+        self.blocks[first as usize].next = next;
+        if let Some(next) = next {
+            self.blocks[next as usize].previous = Some(first);
+        }
+    }
+
+    fn segment(&mut self, size: u64, pool: u32) -> u32 {
+        let size = match size {
+            _ if size <= SMALL => SMALL_SEGMENT,
+            _ if size < LEAST_LARGE => LARGE_SEGMENT,
+            _ => size.next_multiple_of(LARGE_ROUNDING),
+        };
+        if self.limit.is_some_and(|limit| self.reserved + size > limit) {
+            self.flush();
+        }
+        self.reserved += size;
+        self.peak_reserved = self.peak_reserved.max(self.reserved);
+        self.add(Block { size, pool, is_free: false, previous: None, next: None })
+    }
+
+    /// Returns all segments of which nothing is used.
+    fn flush(&mut self) {
+        self.flushes += 1;
+        let blocks = &self.blocks;
+        let is_whole = |index: u32| blocks[index as usize].previous.is_none() && blocks[index as usize].next.is_none();
+        let returned: Vec<(u32, u64, u32)> = self.free.iter().copied().filter(|&(_, _, index)| is_whole(index)).collect();
+        for entry in returned {
+            self.reserved -= entry.1;
+            self.free.remove(&entry);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_split_reused_and_merged() {
+        let mut allocator = CachingAllocator::default();
+        allocator.allocate(1, 12 * MIB, 0);
+        assert_eq!(allocator.peak_reserved, 12 * MIB);
+        allocator.release(1);
+        // Both come from the same segment, and what is left of it is merged again.
+        allocator.allocate(2, 4 * MIB, 0);
+        allocator.allocate(3, 6 * MIB, 0);
+        allocator.release(2);
+        allocator.release(3);
+        allocator.allocate(4, 12 * MIB, 0);
+        assert_eq!(allocator.peak_reserved, 12 * MIB);
+        // Another stream has blocks of its own, and small requests have segments of their own.
+        allocator.allocate(5, 3 * MIB, 1);
+        allocator.allocate(6, 100, 0);
+        assert_eq!(allocator.peak_reserved, (12 + 20 + 2) * MIB);
+    }
+
+    #[test]
+    fn a_full_device_returns_unused_segments() {
+        let mut allocator = CachingAllocator::limited(Some(40 * MIB));
+        allocator.allocate(1, 30 * MIB, 0);
+        allocator.release(1);
+        allocator.allocate(2, 36 * MIB, 0);
+        assert_eq!((allocator.flushes, allocator.reserved), (1, 36 * MIB));
+    }
+}

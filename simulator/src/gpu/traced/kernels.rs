@@ -1,0 +1,130 @@
+//! Device time of a framework's operators: products by shape, attention by shape, everything else by the bytes that it moves.
+//! Only the device's profile counts; no stack has a factor on these.
+
+use crate::gpu::device::GpuProfile;
+use crate::gpu::format::ProductFormat;
+use crate::gpu::product::{Product, product_time};
+use foretell_models::operator_tables::{Element, TracedOperator, TracedTensor};
+use foretell_units::Seconds;
+
+/// Exponent with which the efficiency of fused attention falls with the width of heads below 128, as in `gpu/attention.rs`.
+const NARROW_HEADS: f64 = 0.23;
+/// Queries in a tile of FlashAttention, and the waves of tiles at which it reaches half of its efficiency, as there.
+const QUERY_TILE: f64 = 128.0;
+const HALF_WAVES: f64 = 1.2;
+/// The products of attention's backward pass over those of its forward pass: five to two.
+const BACKWARD_PRODUCTS: f64 = 2.5;
+
+/// Time of kernels on one kind of device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DeviceKernels<'a> {
+    pub(super) gpu: &'a GpuProfile,
+}
+
+impl DeviceKernels<'_> {
+    /// The time of an operator with the table's symbols at `values`.
+    pub(super) fn operator(&self, operator: &TracedOperator, values: &[f64]) -> Seconds {
+        let bytes: f64 = operator.inputs.iter().chain(&operator.outputs).map(|tensor| tensor.bytes(values)).sum();
+        let arithmetic = products(operator, values)
+            .map(|(product, element)| product_time(&product, format(element), self.gpu, 1.0))
+            .or_else(|| self.attention(operator, values));
+        match arithmetic {
+            Some(time) => time + self.gpu.launch,
+            None => self.moving(bytes) + self.gpu.launch,
+        }
+    }
+
+    /// The time in which the memory moves some bytes. The last-level cache may still hold those of the kernel before.
+    pub(super) fn moving(&self, bytes: f64) -> Seconds {
+        let cached = bytes.min(self.gpu.cache.value());
+        let weight = bytes - cached + cached / self.gpu.cache_speed;
+        Seconds::new(weight / (self.gpu.memory_bandwidth.value() * self.gpu.memory_efficiency))
+    }
+
+    /// The time of a fused attention kernel; `None` for other operators.
+    fn attention(&self, operator: &TracedOperator, values: &[f64]) -> Option<Seconds> {
+        let name = operator.name.as_str();
+        if !(name.contains("flash_attention") || name.contains("efficient_attention") || name.contains("cudnn_attention")) {
+            return None;
+        }
+        let is_backward = name.ends_with("backward");
+        // The gradient of the output stands before the operands.
+        let operands = operator.inputs.get(usize::from(is_backward)..)?;
+        let [query, key, ..] = operands else { return None };
+        let (query, key) = (query.shape(values), key.shape(values));
+        let ([batch, heads, queries, width], [.., keys, _]) = (query.as_slice(), key.as_slice()) else { return None };
+        let forward = 4.0 * batch * heads * queries * keys * width * if operator.causal { 0.5 } else { 1.0 };
+        let [reached_forward, reached_backward] = self.gpu.attention;
+        let (flops, reached) =
+            if is_backward { (forward * BACKWARD_PRODUCTS, reached_backward) } else { (forward, reached_forward) };
+        let waves = batch * heads * (queries / QUERY_TILE).ceil() / self.gpu.multiprocessors;
+        let narrow = (width / 128.0).min(1.0).powf(NARROW_HEADS);
+        let share = reached * self.gpu.ampere_attention * narrow * waves / (waves + HALF_WAVES);
+        Some(Seconds::new(flops / (self.gpu.peak(ProductFormat::Bf16).value() * share)))
+    }
+}
+
+fn format(element: Element) -> ProductFormat {
+    match element {
+        Element::Bf16 => ProductFormat::Bf16,
+        Element::F16 => ProductFormat::Fp16,
+        Element::F8 => ProductFormat::Fp8,
+        _ => ProductFormat::Fp32,
+    }
+}
+
+/// The matrix product that an operator is, with its operands' format; `None` if it is none.
+fn products(operator: &TracedOperator, values: &[f64]) -> Option<(Product, Element)> {
+    let name = operator.name.rsplit('.').next().unwrap_or("");
+    let first = match name {
+        "mm" | "bmm" | "_grouped_mm" | "_scaled_mm" => 0,
+        "addmm" | "baddbmm" => 1,
+        "convolution" | "convolution_backward" => return convolution(operator, values, name),
+        _ => return None,
+    };
+    let (left, right) = (operator.inputs.get(first)?, operator.inputs.get(first + 1)?);
+    let output = operator.outputs.first()?;
+    let whole = |size: f64| size.max(1.0).round() as usize;
+    let (left_shape, right_shape) = (left.shape(values), right.shape(values));
+    let (batch, rows, contracted, columns) = match (left_shape.as_slice(), right_shape.as_slice()) {
+        ([rows, contracted], [_, columns]) => {
+            // A grouped weight gradient contracts each expert's own rows.
+            let experts = output.shape(values).first().copied().filter(|_| output.dimensions.len() == 3).unwrap_or(1.0);
+            (experts, *rows, contracted / experts, *columns)
+        }
+        ([rows, contracted], [experts, _, columns]) => (*experts, rows / experts, *contracted, *columns),
+        ([batch, rows, contracted], [_, _, columns]) => (*batch, *rows, *contracted, *columns),
+        _ => return None,
+    };
+    let product = Product {
+        batch: whole(batch),
+        rows: whole(rows),
+        columns: whole(columns),
+        contracted: whole(contracted),
+        operand_bytes: left.element.bytes() as f64,
+        output_bytes: output.element.bytes() as f64,
+    };
+    Some((product, left.element))
+}
+
+/// A convolution as the product that it is; the backward one has two, of the input and of the weight.
+fn convolution(operator: &TracedOperator, values: &[f64], name: &str) -> Option<(Product, Element)> {
+    let is_backward = name == "convolution_backward";
+    let (image, weight): (&TracedTensor, &TracedTensor) =
+        (operator.inputs.get(usize::from(is_backward))?, operator.inputs.get(1 + usize::from(is_backward))?);
+    let output = if is_backward { operator.inputs.first()? } else { operator.outputs.first()? };
+    let (output_shape, weight_shape) = (output.shape(values), weight.shape(values));
+    let columns = *weight_shape.first()?;
+    let contracted: f64 = weight_shape.iter().skip(1).product();
+    let rows = output_shape.iter().product::<f64>() / columns;
+    let whole = |size: f64| size.max(1.0).round() as usize;
+    let product = Product {
+        batch: 1,
+        rows: whole(rows * if is_backward { 2.0 } else { 1.0 }),
+        columns: whole(columns),
+        contracted: whole(contracted),
+        operand_bytes: image.element.bytes() as f64,
+        output_bytes: output.element.bytes() as f64,
+    };
+    Some((product, image.element))
+}

@@ -1,0 +1,120 @@
+//! Time of a traced step: the host issues operators in order, kernels run on one stream and collectives on another.
+
+use super::kernels::DeviceKernels;
+use crate::gpu::cluster::Cluster;
+use crate::gpu::nccl::NodeSpread;
+use foretell_models::operator_tables::{TableError, TracedOperator};
+use foretell_program::traced::{RankEvent, TracedCollective, TracedJob};
+use foretell_program::{Collective, CollectiveAlgorithm};
+use foretell_units::Seconds;
+use std::collections::{BTreeMap, HashMap};
+
+/// Host time of an operator that eager Python issues, from the call to the launch. The one value of traced stacks that is not
+/// a device's: 4 to 8 us a launch in the profiles of torchtitan and Hugging Face's Trainer.
+const HOST_OPERATOR: f64 = 6e-6;
+/// Host time of a collective with the wrapper's code around it, in operators.
+const COLLECTIVE_OPERATORS: f64 = 20.0;
+/// Time that an empty cache of the allocator takes: it waits for the device, and frees and allocates segments.
+const FLUSH: f64 = 0.05;
+
+/// Where the time of a traced step goes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct TracedTime {
+    /// The step.
+    pub step: Seconds,
+    /// Kernels of matrix products and attention.
+    pub arithmetic: Seconds,
+    /// Kernels that move memory.
+    pub memory_bound: Seconds,
+    /// Collectives, overlapped or not.
+    pub communication: Seconds,
+    /// Waiting for collectives.
+    pub exposed: Seconds,
+    /// Waiting for the host.
+    pub host_bound: Seconds,
+    /// Kernels that are launched.
+    pub launches: u64,
+    /// Kernel time by operator.
+    pub by_operator: BTreeMap<String, Seconds>,
+}
+
+/// The clocks of a rank.
+#[derive(Default)]
+struct Clocks {
+    host: f64,
+    compute: f64,
+    communication: f64,
+    /// When the last collective of each kind ends.
+    ends: HashMap<TracedCollective, f64>,
+}
+
+/// The time of a step whose memory returned cached segments `flushes` times.
+///
+/// # Errors
+/// [`TableError`] if the table needs a size that is not given.
+pub fn traced_time(job: &TracedJob<'_>, cluster: &Cluster, flushes: u64) -> Result<TracedTime, TableError> {
+    let kernels = DeviceKernels { gpu: &cluster.gpu };
+    let values = job.table.values(&job.sizes)?;
+    let spread = NodeSpread::of_devices(0..job.ranks, cluster);
+    let mut known: HashMap<*const TracedOperator, Seconds> = HashMap::new();
+    let mut clocks = Clocks::default();
+    let mut time = TracedTime::default();
+    job.emit(1, |event| match event {
+        RankEvent::Operator(operator) => {
+            let duration = *known.entry(std::ptr::from_ref(operator)).or_insert_with(|| kernels.operator(operator, &values));
+            launch(&mut clocks, &mut time, duration.value(), 1);
+            let is_arithmetic = is_arithmetic(&operator.name);
+            let part = if is_arithmetic { &mut time.arithmetic } else { &mut time.memory_bound };
+            *part = *part + duration;
+            if let Some(sum) = time.by_operator.get_mut(&operator.name) {
+                *sum = *sum + duration;
+            } else {
+                time.by_operator.insert(operator.name.clone(), duration);
+            }
+        }
+        RankEvent::Moves { name, bytes, launches } => {
+            let duration = kernels.moving(bytes as f64) + cluster.gpu.launch * launches as f64;
+            launch(&mut clocks, &mut time, duration.value(), launches);
+            time.memory_bound = time.memory_bound + duration;
+            let sum = time.by_operator.entry(name.to_owned()).or_default();
+            *sum = *sum + duration;
+        }
+        RankEvent::Collective { kind, bytes } => {
+            clocks.host += HOST_OPERATOR * COLLECTIVE_OPERATORS;
+            let collective = match kind {
+                TracedCollective::AllGather => Collective::AllGather,
+                TracedCollective::ReduceScatter => Collective::ReduceScatter,
+                TracedCollective::AllReduce => Collective::AllReduce,
+            };
+            let (duration, _) = spread.choose(collective, bytes as f64, CollectiveAlgorithm::Automatic, cluster);
+            // Gradients are reduced once the kernels before have made them; parameters are there already.
+            let ready = if kind == TracedCollective::AllGather { 0.0 } else { clocks.compute };
+            clocks.communication = clocks.communication.max(clocks.host).max(ready) + duration.value();
+            clocks.ends.insert(kind, clocks.communication);
+            time.communication = time.communication + duration;
+        }
+        RankEvent::Wait(kind) => {
+            let end = clocks.ends.get(&kind).copied().unwrap_or(0.0);
+            time.exposed = time.exposed + Seconds::new((end - clocks.compute).max(0.0));
+            clocks.compute = clocks.compute.max(end);
+        }
+        _ => {}
+    })?;
+    let end = clocks.compute.max(clocks.host).max(clocks.communication);
+    time.step = Seconds::new(end + flushes as f64 * FLUSH);
+    Ok(time)
+}
+
+/// Launches kernels that take `duration` together.
+fn launch(clocks: &mut Clocks, time: &mut TracedTime, duration: f64, launches: u64) {
+    clocks.host += HOST_OPERATOR * launches as f64;
+    let start = clocks.compute.max(clocks.host);
+    time.host_bound = time.host_bound + Seconds::new(start - clocks.compute);
+    clocks.compute = start + duration;
+    time.launches += launches;
+}
+
+fn is_arithmetic(name: &str) -> bool {
+    let name = name.rsplit('.').next().unwrap_or("");
+    name.ends_with("mm") || name.contains("_attention") || name.starts_with("convolution")
+}

@@ -1,0 +1,36 @@
+//! Stands in for the reader in a build without the feature `tokenizers`: no tokenizer can be made.
+
+use crate::failure::Failure;
+use std::path::Path;
+
+/// A tokenizer, of which this build has none.
+pub enum Tokenizer {}
+
+impl Tokenizer {
+    /// Refuses the file `path`.
+    pub fn read(_: &str, path: &Path) -> Result<Self, Failure> {
+        let hint = "build it with `cargo build --release --features tokenizers`, or give tokens in place of texts";
+        Err(Failure::Undone(format!("this build of Foretell cannot read the tokenizer `{}`; hint: {hint}", path.display())))
+    }
+
+    /// Is never called, as are the methods below.
+    pub fn id(&self, _: &str) -> Option<u32> {
+        match *self {}
+    }
+
+    pub fn vocabulary(&self) -> usize {
+        match *self {}
+    }
+
+    pub fn encode_batch(&self, _: Vec<String>) -> Result<Vec<Vec<u32>>, String> {
+        match *self {}
+    }
+
+    pub fn encode(&self, _: &str) -> Result<Vec<u32>, String> {
+        match *self {}
+    }
+
+    pub fn decode(&self, _: &[u32]) -> Result<String, String> {
+        match *self {}
+    }
+}
