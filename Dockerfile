@@ -5,7 +5,7 @@ WORKDIR /foretell
 COPY . .
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/foretell/target \
-    cargo build --profile dist --locked && cp target/dist/foretell /usr/local/bin/foretell
+    cargo build --profile dist --features tokenizers --locked && cp target/dist/foretell /usr/local/bin/foretell
 
 FROM debian:trixie-slim
 COPY --from=build /usr/local/bin/foretell /usr/local/bin/foretell

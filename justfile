@@ -10,7 +10,7 @@ fmt:
 
 # Lints, warnings denied
 clippy:
-    cargo clippy --workspace --all-targets --locked -- -D warnings
+    cargo clippy --workspace --all-targets --all-features --locked -- -D warnings
 
 # Licences, sources and duplicate versions of dependencies
 deny:
@@ -18,7 +18,7 @@ deny:
 
 # API documentation, warnings denied
 doc:
-    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features --locked
 
 # The book, into target/book
 book:
@@ -26,4 +26,4 @@ book:
 
 # Every test
 test:
-    cargo test --workspace --locked
+    cargo test --workspace --all-features --locked

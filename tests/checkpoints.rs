@@ -377,6 +377,7 @@ fn sentence_piece() -> Value {
 }
 
 #[test]
+#[cfg_attr(not(feature = "tokenizers"), ignore = "needs the feature `tokenizers`")]
 fn a_tokenizer_of_sentence_piece_keeps_spaces_and_bytes() {
     let scratch = Scratch::new();
     scratch.file("tokenizer.json", &sentence_piece().to_string());

@@ -14,4 +14,4 @@ if [ ! -d "$folder" ]; then
     mv "$folder.part" "$folder"
 fi
 export LD_LIBRARY_PATH="$PWD/$folder/nvidia/cudnn/lib:$PWD/$folder/nvidia/cu13/lib:${LD_LIBRARY_PATH:-}"
-FORETELL_REQUIRE_CUDNN=1 cargo test -q -p foretell-executor --lib library::cudnn::tests::library -- --nocapture
+FORETELL_REQUIRE_CUDNN=1 cargo test -q -p foretell-kernels --lib library::cudnn::tests::library -- --nocapture

@@ -23,9 +23,9 @@ build() {
     tests=$(cargo test --profile "$profile" --locked --workspace --lib --no-run --message-format=json | python3 -c '
 import json, sys
 found = [json.loads(line) for line in sys.stdin if line.startswith("{")]
-print([one["executable"] for one in found if one.get("executable") and one["target"]["name"] == "foretell_executor"][-1])')
+print([one["executable"] for one in found if one.get("executable") and one["target"]["name"] == "foretell_kernels"][-1])')
     strip -o "$programs/foretell" "$target/$folder/foretell"
-    strip -o "$programs/executor-tests" "$tests"
+    strip -o "$programs/kernel-tests" "$tests"
     bytes=$({ git ls-files -z; printf '%s\0' "$programs"/*; } | du -cb --files0-from=- | tail -1 | cut -f1)
     echo "tree and binaries: $bytes of $most_bytes bytes"
     [ "$bytes" -le $most_bytes ]
@@ -49,7 +49,7 @@ run() {
 
 # Compiles the stand-ins for the driver, NVRTC and the kernels.
 stand_ins() {
-    local sources=executor/src/backend/cuda common=(-std=c++17 -O2 -ffp-contract=off -w -fPIC -shared)
+    local sources=executor/kernels/src/cuda common=(-std=c++17 -O2 -ffp-contract=off -w -fPIC -shared)
     mkdir -p "$1"
     g++ "${common[@]}" -DSTAND_IN_DRIVER $sources/emulator/driver.cpp -ldl -o "$1/libcuda.so.1"
     g++ "${common[@]}" -DSTAND_IN_NVRTC $sources/emulator/driver.cpp -o "$1/libnvrtc.so.13"

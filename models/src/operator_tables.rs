@@ -12,6 +12,7 @@
 mod error;
 mod formula;
 mod library;
+mod sizes;
 mod step;
 mod table;
 
@@ -19,5 +20,6 @@ pub use error::TableError;
 pub use formula::Formula;
 pub use step::{StepEvent, TableSizes};
 pub use table::{
-    Element, LayerReference, Line, OperatorTable, ParameterRole, Part, TableParameter, TracedOperator, TracedTensor, Variant,
+    AllocationReference, Element, LayerReference, Line, OperatorTable, ParameterRole, Part, TableParameter, TracedOperator,
+    TracedTensor, Variant,
 };

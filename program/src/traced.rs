@@ -338,7 +338,7 @@ impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, '_, V> {
     fn stored(&self, parameter: ParameterOf) -> Element {
         let own = self.job.table.parameters[parameter.index].element;
         match self.role(parameter) {
-            ParameterRole::Trained if self.is_trained(parameter) => self.job.stored,
+            ParameterRole::Trained | ParameterRole::Adapter if self.is_trained(parameter) => self.job.stored,
             _ => own,
         }
     }

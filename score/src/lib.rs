@@ -43,6 +43,7 @@ mod run;
 mod scoring;
 mod statistics;
 mod table;
+mod traced;
 mod unclear;
 
 pub use fitting::{

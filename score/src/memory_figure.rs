@@ -1,6 +1,7 @@
 //! The figure that a source would print for a device's memory.
 
 use crate::row::Row;
+use crate::traced::TracedPrediction;
 use foretell_program::Footprint;
 use foretell_simulator::gpu::StackProfile;
 use foretell_units::Bytes;
@@ -9,15 +10,19 @@ use foretell_units::Bytes;
 ///
 /// `mem_kind` says which figure that is: the bytes that the allocator has handed out, the bytes
 /// that it holds, or all bytes in use on the device. Without it, the stack's usual figure counts.
-pub fn memory_figure(row: &Row, stack: &StackProfile, footprint: &Footprint) -> f64 {
+pub fn memory_figure(row: &Row, stack: &StackProfile, footprint: &Footprint, traced: Option<&TracedPrediction>) -> f64 {
     let kind = row.mem_kind.to_lowercase();
     let says = |word: &str| kind.contains(word) && !kind.contains("not stated");
+    let [handed_out, held, used] = match traced {
+        Some(TracedPrediction { memory, outside }) => [memory.allocated, memory.reserved, memory.reserved + *outside],
+        None => [allocated(footprint), allocated(footprint) + footprint.unused, footprint.total()],
+    };
     let figure = if kind.contains("nvidia-smi") {
-        footprint.total()
-    } else if says("reserved") || (stack.memory.prints_reserved && !says("allocated")) {
-        allocated(footprint) + footprint.unused
+        used
+    } else if says("reserved") || (stack.memory.prints_reserved && !says("allocated") && traced.is_none()) {
+        held
     } else {
-        allocated(footprint)
+        handed_out
     };
     figure.value()
 }
@@ -38,7 +43,7 @@ mod tests {
         let gib = |gib: u64| Bytes::new(gib << 30);
         let footprint = Footprint { parameters: gib(4), unused: gib(2), context: gib(1), ..Footprint::default() };
         let row = |kind: &str| Row { mem_kind: kind.into(), ..Row::default() };
-        let figure = |stack: &StackProfile, kind| memory_figure(&row(kind), stack, &footprint) / gib(1).value();
+        let figure = |stack: &StackProfile, kind| memory_figure(&row(kind), stack, &footprint, None) / gib(1).value();
         assert_eq!(figure(&stack, "nvidia-smi max"), 7.0);
         assert_eq!((figure(&stack, "max_memory_reserved"), figure(&stack, "max over GPUs")), (6.0, 4.0));
         stack.memory.prints_reserved = true;

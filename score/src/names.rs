@@ -168,7 +168,10 @@ pub(crate) fn nearest_stack(row: &Row) -> &'static str {
 
 /// Returns whether the run trains only adapters (LoRA).
 pub(crate) fn trains_adapters(row: &Row) -> bool {
-    [&row.model, &row.notes, &row.framework].iter().any(|text| says(text, "lora") || says(text, "qlora"))
+    let method = row.cells.get("method").map_or("", String::as_str);
+    matches!(method, "lora" | "qlora")
+        || (method.is_empty()
+            && [&row.model, &row.notes, &row.framework].iter().any(|text| says(text, "lora") || says(text, "qlora")))
 }
 
 /// Returns whether the row says that collectives over `tp` overlap with products.

@@ -8,6 +8,7 @@
 use crate::memory_figure::allocated;
 use crate::refusal::Refusal;
 use crate::run::Run;
+use crate::traced::TracedPrediction;
 use foretell_program::{Footprint, Layout, Plan, Program, Recompute, compile_training};
 use foretell_simulator::gpu::StageMemory;
 use foretell_simulator::{Breakdown, CostModel, simulate_representatives};
@@ -28,6 +29,8 @@ pub struct StepPrediction {
     pub compute: Seconds,
     /// Time of the model's FLOPs at the data sheet's peak of all devices. No step is shorter.
     pub least: Seconds,
+    /// Memory as the framework's own code allocates it, if it was traced.
+    pub traced: Option<TracedPrediction>,
 }
 
 /// A run's compiled Programs. What remains depends on durations only, so a fit compiles each run
@@ -135,7 +138,15 @@ impl CompiledRun {
             _ => return Err(Refusal("the run has no Program".into())),
         };
         let [low, high] = run.stack.spread_on(run.clusters());
-        Ok(StepPrediction { step, p10: step * low, p90: step * high, memory: self.memory(run), compute, least: self.least(run) })
+        Ok(StepPrediction {
+            step,
+            p10: step * low,
+            p90: step * high,
+            memory: self.memory(run),
+            compute,
+            least: self.least(run),
+            traced: None,
+        })
     }
 
     /// Returns the time of the model's FLOPs at the data sheet's peak of the fastest devices.

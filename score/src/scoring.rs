@@ -7,6 +7,7 @@ use crate::refusal::Refusal;
 use crate::row::Row;
 use crate::run::Run;
 use crate::statistics::{Pair, Summary, SummaryTable, median};
+use crate::traced;
 use foretell_simulator::gpu::Profiles;
 use rayon::prelude::*;
 use schemars::JsonSchema;
@@ -37,6 +38,12 @@ pub struct ScoredRow {
     pub measured_memory_bytes: Option<f64>,
     /// Predicted memory of a device, as the source counts it.
     pub predicted_memory_bytes: Option<f64>,
+    /// Whether it is predicted to fit the device's memory.
+    pub fits: Option<bool>,
+    /// Whether the job ran (true), or ran out of memory (false).
+    pub ran: Option<bool>,
+    /// True if the prediction follows from the framework's own operators, as they were traced.
+    pub is_traced: bool,
     /// Name of the software stack's profile.
     pub stack: Option<String>,
     /// The runs that the interval rests on.
@@ -174,7 +181,11 @@ pub fn score(rows: &[Row], split: &Split, profiles: &Profiles) -> Scores {
     let predictions: BTreeMap<usize, Result<StepPrediction, Refusal>> = predictions.into_iter().collect();
     let scored = rows.iter().zip(runs).enumerate().map(|(index, (row, run))| {
         let outcome = run.and_then(|run| match predictions.get(&index) {
-            Some(Ok(prediction)) => Ok((run, prediction.clone())),
+            Some(Ok(prediction)) => {
+                let mut prediction = prediction.clone();
+                traced::replace(row, &run, &mut prediction);
+                Ok((run, prediction))
+            }
             Some(Err(refusal)) => Err(refusal.clone()),
             None => Err(Refusal("the run was not simulated".into())),
         });
@@ -237,6 +248,9 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
         error: None,
         measured_memory_bytes: row.memory_bytes(),
         predicted_memory_bytes: None,
+        fits: None,
+        ran: None,
+        is_traced: false,
         stack: None,
         basis: None,
         calibrated: false,
@@ -254,10 +268,20 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
             scored.p10 = Some(prediction.p10.value());
             scored.p90 = Some(prediction.p90.value());
             scored.error = measured.map(|measured| step / measured - 1.0);
-            scored.predicted_memory_bytes = Some(memory_figure(row, &run.stack, &prediction.memory));
+            scored.predicted_memory_bytes = Some(memory_figure(row, &run.stack, &prediction.memory, prediction.traced.as_ref()));
             scored.implausible = measured.and_then(|measured| implausible(measured, &prediction));
             let capacity = run.cluster.gpu.memory;
-            let needed = allocated(&prediction.memory);
+            let needed = match &prediction.traced {
+                // What the allocator needs at least, and what it cannot have.
+                Some(traced) => traced.memory.allocated + traced.outside,
+                None => allocated(&prediction.memory),
+            };
+            scored.fits = Some(needed <= capacity);
+            scored.ran = match row.cells.get("oom").map(String::as_str) {
+                Some("1") => Some(false),
+                _ => measured.map(|_| true),
+            };
+            scored.is_traced = prediction.traced.is_some();
             scored.basis = Some(IntervalBasis::of(&run));
             scored.calibrated = run.assumptions.is_empty();
             scored.stack = Some(run.stack_name);
@@ -458,6 +482,7 @@ mod tests {
             memory: Default::default(),
             compute: seconds(1.5),
             least: seconds(0.8),
+            traced: None,
         };
         let part = |measured| implausible(measured, &prediction).unwrap_or_default();
         assert_eq!(part(1.9), "");

@@ -126,7 +126,7 @@ def machine(results):
 # The tests that use the GPU. Tests of the emulated device are left out: they need the sources at
 # the path where they were built.
 WANTED = ("cuda", "parts::", "ring::", "tensor_attention", "a_call_that", "a_control")
-LEFT_OUT = ("backend::cuda", "tensor_cores_are_used", "in_parts_match", "speeds::")
+LEFT_OUT = ("cuda::", "tensor_cores_are_used", "in_parts_match", "speeds::")
 if IS_REHEARSAL:
     # CI runs these in the emulator; they take minutes there.
     LEFT_OUT += ("of_model_sizes", "tensor_attention::", "cuda_epilogues")
@@ -135,11 +135,11 @@ CUDNN = ("cudnn_has_engines_on", "library::cudnn::tests::library")
 
 
 def tests(results):
-    done = results.command("list of tests", [PROGRAMS / "executor-tests", "--list"], 60)
+    done = results.command("list of tests", [PROGRAMS / "kernel-tests", "--list"], 60)
     names = [line[: -len(": test")] for line in done[1].splitlines() if line.endswith(": test")] if done else []
     on_gpu = [name for name in names if any(word in name for word in WANTED) and not any(word in name for word in LEFT_OUT)]
     if not on_gpu:
-        results.record("list of tests", "failed", said="executor-tests lists no test")
+        results.record("list of tests", "failed", said="kernel-tests lists no test")
     return on_gpu, [name for name in names if any(word in name for word in CUDNN)]
 
 
@@ -154,7 +154,7 @@ def check_test(results, part, name, limit, before=(), **environment):
     """Runs one test in a process of its own. A test of many kernels starts child processes, so that one
     illegal address fails one kernel; each kernel that fails is listed."""
     item = f"{part}/{name}"
-    arguments = [*before, PROGRAMS / "executor-tests", name, "--exact", "--nocapture", "--test-threads", "1"]
+    arguments = [*before, PROGRAMS / "kernel-tests", name, "--exact", "--nocapture", "--test-threads", "1"]
     done = results.command(item, arguments, limit, FORETELL_TEST_GPU="0", **environment)
     if not done:
         return
@@ -477,7 +477,7 @@ def main(out, wanted):
         name, _, case = part.partition(":")
         if name not in PARTS or (case and (name != "speed" or case not in SPEED)):
             sys.exit(f"there is no part `{part}`; hint: 1, 2, 3, {', '.join(PARTS)}, speed:CASE with a case of {', '.join(SPEED)}")
-    for program in ("foretell", "executor-tests"):
+    for program in ("foretell", "kernel-tests"):
         if not os.access(PROGRAMS / program, os.X_OK):
             sys.exit(f"`target/gpu/{program}` is missing; hint: run `tests/gpu.sh build`, and carry target/gpu")
     results = Results(pathlib.Path(out).resolve())

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::sync::LazyLock;
 
-static PACKED: &[u8] = include_bytes!("../../tables/operator-tables.zlib");
+static PACKED: &[u8] = include_bytes!("../../operator-tables.zlib");
 
 /// The file, decompressed, and where what is in it.
 struct Library {

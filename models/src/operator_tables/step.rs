@@ -1,7 +1,9 @@
 //! A table expanded to the events of a step at given sizes.
 
 use super::error::TableError;
-use super::table::{LayerReference, Line, OperatorTable, ParameterRole, Part, TracedOperator, Variant, stack_of};
+use super::table::{
+    AllocationReference, LayerReference, Line, OperatorTable, ParameterRole, Part, TracedOperator, Variant, stack_of,
+};
 use std::collections::{BTreeMap, HashMap};
 
 /// The sizes of a model and its batch, by symbol.
@@ -69,14 +71,40 @@ pub enum StepEvent<'a> {
 type Live<'a> = HashMap<(&'a str, usize, u32), Vec<u32>>;
 
 impl OperatorTable {
-    /// The values of the table's symbols, in its order.
+    /// The values of the table's symbols, in its order. The chunks of a loss (`q` positions each, `c` of them) follow from the
+    /// others where they are not given: 1,024 positions, or Liger's rule for its own kernel.
     ///
     /// # Errors
     /// [`TableError::Size`] if one is not given.
     pub fn values(&self, sizes: &TableSizes) -> Result<Vec<f64>, TableError> {
-        let value =
-            |symbol: &String| sizes.symbols.get(symbol).copied().ok_or_else(|| TableError::Size { symbol: symbol.clone() });
+        let chunks = self.loss_chunks(sizes);
+        let value = |symbol: &String| {
+            let derived = || match symbol.as_str() {
+                "q" => chunks.map(|[positions, _]| positions),
+                "c" => chunks.map(|[_, count]| count),
+                _ => None,
+            };
+            let given = sizes.symbols.get(symbol).copied();
+            given.or_else(derived).ok_or_else(|| TableError::Size { symbol: symbol.clone() })
+        };
         self.symbols.iter().map(value).collect()
+    }
+
+    /// Positions of a chunk of the loss, and the number of chunks.
+    fn loss_chunks(&self, sizes: &TableSizes) -> Option<[f64; 2]> {
+        let size = |symbol: &str| sizes.symbols.get(symbol).copied();
+        let (batch, sequence) = (size("b")?, size("s")?);
+        let is_liger = self.key.get("kernels").is_some_and(|kernels| kernels == "liger");
+        let (positions, all) = if is_liger {
+            // `fused_linear_cross_entropy_forward`: as many chunks as the vocabulary is wider than the features.
+            let all = batch * sequence;
+            let least = (all / (size("v")? / size("h")?).ceil()).ceil();
+            ((least as u64).next_power_of_two() as f64, all)
+        } else {
+            (1024.0, batch * (sequence - 1.0))
+        };
+        let positions = size("q").unwrap_or(positions).min(all);
+        Some([positions, (all / positions).ceil()])
     }
 
     /// The parts of a step in the order of execution, each with its layer.
@@ -180,16 +208,18 @@ impl<'a> Run<'a, '_> {
                 self.live.entry((&self.part.name, self.layer, *number)).or_default().push(id);
                 visit(StepEvent::Allocate { id, bytes });
             }
-            Line::Release { part, layer, number } => {
-                let home: &'a str = part.as_ref().map_or(&self.part.name, String::as_str);
-                for layer in self.layers_of(home, *layer, *number)? {
-                    let id = self.live.get_mut(&(home, layer, *number)).and_then(Vec::pop);
-                    visit(StepEvent::Release { id: id.ok_or_else(|| self.not_allocated(*number))? });
+            Line::Release(allocation) => {
+                let home = self.home(allocation);
+                for layer in self.layers_of(home, allocation)? {
+                    let id = self.live.get_mut(&(home, layer, allocation.number)).and_then(Vec::pop);
+                    visit(StepEvent::Release { id: id.ok_or_else(|| self.not_allocated(allocation.number))? });
                 }
             }
-            Line::Gradient { number, parameter } => {
-                let id = self.live.get(&(self.part.name.as_str(), self.layer, *number)).and_then(|ids| ids.last());
-                let id = *id.ok_or_else(|| self.not_allocated(*number))?;
+            Line::Gradient { allocation, parameter } => {
+                let home = self.home(allocation);
+                let layer = self.layers_of(home, allocation)?.first().copied().unwrap_or(0);
+                let id = self.live.get(&(home, layer, allocation.number)).and_then(|ids| ids.last());
+                let id = *id.ok_or_else(|| self.not_allocated(allocation.number))?;
                 visit(StepEvent::Gradient { id, parameter: *parameter });
             }
             Line::Workspace(size) => visit(StepEvent::Workspace { bytes: bytes(size) }),
@@ -199,8 +229,14 @@ impl<'a> Run<'a, '_> {
         Ok(())
     }
 
-    /// The layers that a release names. Parts outside of layers are layer 0.
-    fn layers_of(&self, home: &'a str, reference: LayerReference, number: u32) -> Result<Vec<usize>, TableError> {
+    /// The part that made an allocation.
+    fn home(&self, allocation: &'a AllocationReference) -> &'a str {
+        allocation.part.as_ref().map_or(&self.part.name, String::as_str)
+    }
+
+    /// The layers that a reference names. Parts outside of layers are layer 0.
+    fn layers_of(&self, home: &'a str, allocation: &AllocationReference) -> Result<Vec<usize>, TableError> {
+        let AllocationReference { layer: reference, number, .. } = *allocation;
         let last = self.layers.saturating_sub(1);
         let layer = match reference {
             LayerReference::All => {

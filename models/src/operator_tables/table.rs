@@ -62,6 +62,8 @@ pub enum Element {
     F16,
     /// `float64`.
     F64,
+    /// `complex64`, two numbers of single precision.
+    C64,
     /// An eight-bit floating-point format.
     F8,
     /// An integer of eight bytes.
@@ -81,6 +83,7 @@ impl Element {
             "bf16" => Element::Bf16,
             "f16" => Element::F16,
             "f64" => Element::F64,
+            "c64" => Element::C64,
             "f8" => Element::F8,
             "i64" => Element::I64,
             "i32" => Element::I32,
@@ -93,7 +96,7 @@ impl Element {
     /// Bytes of one number.
     pub const fn bytes(self) -> u64 {
         match self {
-            Element::F64 | Element::I64 => 8,
+            Element::F64 | Element::I64 | Element::C64 => 8,
             Element::F32 | Element::I32 => 4,
             Element::Bf16 | Element::F16 => 2,
             Element::F8 | Element::I8 | Element::Bool => 1,
@@ -138,18 +141,11 @@ pub enum Line {
         bytes: Formula,
     },
     /// Memory that is released.
-    Release {
-        /// The part that allocated it; `None` for the line's own.
-        part: Option<String>,
-        /// The layers of that part.
-        layer: LayerReference,
-        /// Its number there.
-        number: u32,
-    },
-    /// An allocation of the part that is now a parameter's gradient.
+    Release(AllocationReference),
+    /// An allocation that is now a parameter's gradient.
     Gradient {
-        /// The allocation's number.
-        number: u32,
+        /// The allocation.
+        allocation: AllocationReference,
         /// Index of the parameter.
         parameter: usize,
     },
@@ -166,6 +162,17 @@ pub enum Line {
         /// Bytes.
         bytes: Formula,
     },
+}
+
+/// An allocation of an earlier line.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AllocationReference {
+    /// The part that made it; `None` for the line's own.
+    pub part: Option<String>,
+    /// The layer of that part.
+    pub layer: LayerReference,
+    /// Its number there.
+    pub number: u32,
 }
 
 /// A layer, seen from another.
@@ -269,18 +276,11 @@ impl OperatorTable {
                 let (number, bytes) = rest.split_once(' ')?;
                 Line::Allocate { number: number.parse().ok()?, bytes: formula(bytes)? }
             }
-            "-" => {
-                let (place, number) = rest.rsplit_once(':').map_or((None, rest), |(place, number)| (Some(place), number));
-                let (part, layer) = match place.map(|place| place.split_once('@').unwrap_or((place, "0"))) {
-                    None => (None, LayerReference::Relative(0)),
-                    Some((part, layer)) => (Some(part.to_owned()), reference(layer)?),
-                };
-                Line::Release { part, layer, number: number.parse().ok()? }
-            }
+            "-" => Line::Release(allocation(rest)?),
             "g" => {
-                let (number, name) = rest.split_once(' ')?;
+                let (place, name) = rest.split_once(' ')?;
                 let parameter = self.parameters.iter().position(|parameter| parameter.name == name)?;
-                Line::Gradient { number: number.parse().ok()?, parameter }
+                Line::Gradient { allocation: allocation(place)?, parameter }
             }
             "~" => Line::Workspace(formula(rest)?),
             "loop" => Line::Loop(formula(rest)?),
@@ -348,6 +348,15 @@ pub(super) fn stack_of(part: &str) -> Option<&str> {
     let place = part.split_once('.').map_or(part, |(_, place)| place);
     let runs_once = matches!(place, "start" | "end") || place.ends_with("_start") || place.ends_with("_end");
     (!runs_once).then_some(place)
+}
+
+fn allocation(text: &str) -> Option<AllocationReference> {
+    let (place, number) = text.rsplit_once(':').map_or((None, text), |(place, number)| (Some(place), number));
+    let (part, layer) = match place.map(|place| place.split_once('@').unwrap_or((place, "0"))) {
+        None => (None, LayerReference::Relative(0)),
+        Some((part, layer)) => (Some(part.to_owned()), reference(layer)?),
+    };
+    Some(AllocationReference { part, layer, number: number.parse().ok()? })
 }
 
 fn reference(text: &str) -> Option<LayerReference> {

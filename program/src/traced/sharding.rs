@@ -337,11 +337,9 @@ impl Wrapper {
         } else {
             shard
         };
-        if self.reduced.contains_key(&unit) {
+        if *self.reduced.entry(unit).or_insert(kept) != kept {
             emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
             emitter.release(kept);
-        } else {
-            self.reduced.insert(unit, kept);
         }
     }
 

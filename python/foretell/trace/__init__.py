@@ -9,6 +9,7 @@ sequence length and number of layers of that architecture. The pieces, in the or
 `recorder`  logs kernels, allocations and releases of a step under fake tensors
 `step`      runs forward, loss and backward the way a trainer does
 `parts`     splits the log into the parts of a table, one per layer and direction
+`dtypes`    widths of number formats
 `formula`   names a size by a formula, and evaluates formulas
 `table`     the command `python -m foretell.trace.table`
 `replay`    expands a table at any sizes: peak memory and operators

@@ -66,9 +66,34 @@ def _dropout(x, p, train):
 def _rms_norm(x, shape, weight=None, eps=None):
     if weight is not None and weight.dtype != x.dtype:          # the fused kernel wants one dtype
         y = x.float()
-        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + (eps or torch.finfo(x.dtype).eps))
+        y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True).add_(eps or torch.finfo(x.dtype).eps))
         return (y * weight).to(x.dtype)
-    return aten._fused_rms_norm(x, shape, weight, eps)[0]
+    return _FusedRmsNorm.apply(x, weight)
+
+
+class _FusedRmsNorm(torch.autograd.Function):
+    """CUDA's kernel, which the CPU does not have: keeps its input and one fp32 number per row."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        out, scale = torch.ops.foretell._fused_rms_norm(x, weight)
+        ctx.save_for_backward(x, scale, weight)
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, scale, weight = ctx.saved_tensors
+        dx, dw = torch.ops.foretell._fused_rms_norm_backward(grad, x, scale, weight)
+        return dx, dw if weight is not None else None
+
+
+def _define_fused():
+    library = torch.library.Library("foretell", "DEF")
+    library.define("_fused_rms_norm(Tensor x, Tensor? weight) -> (Tensor, Tensor)")
+    library.define("_fused_rms_norm_backward(Tensor grad, Tensor x, Tensor scale, Tensor? weight) -> (Tensor, Tensor)")
+    library.impl("_fused_rms_norm", lambda x, w: (x.new_empty(x.shape), x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)), "Meta")
+    library.impl("_fused_rms_norm_backward", lambda g, x, r, w: (x.new_empty(x.shape), x.new_empty(w.shape if w is not None else (0,))), "Meta")
+    _LIBRARIES.append(library)
 
 
 def attention(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
@@ -119,6 +144,7 @@ def install():
     """Replaces the operators; for the rest of this process."""
     import warnings
     warnings.filterwarnings("ignore")
+    _define_fused()
     library = torch.library.Library("aten", "IMPL")
     _LIBRARIES.append(library)                                  # the replacements live as long as this object
     for names, make in ((FP32, _fp32), (FP32_BY_DTYPE, _fp32_by_dtype)):

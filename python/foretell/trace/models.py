@@ -72,7 +72,7 @@ ARCHITECTURES = {
                              attention=["query_key_value", "dense"]),
     "gpt2": Architecture(WIDE + " p", _gpt2, tied_width=True, attention=["c_attn"]),
     "mixtral": Architecture("b s h n k d f v E t", lambda z, l: _llama(z, l, num_local_experts=z["E"], num_experts_per_tok=z["t"],
-                            sliding_window=None), atoms=("b*s*t/E", "E+1"), experts=True),
+                            sliding_window=None), atoms=("b*s*t/E", "E+1", "ceil(b*s/128)"), experts=True),
     "qwen3_moe": Architecture("b s h n k d m v E t", lambda z, l: dict(
         {k: v for k, v in _llama(dict(z, f=z["m"]), l).items()}, num_experts=z["E"], num_experts_per_tok=z["t"],
         moe_intermediate_size=z["m"], norm_topk_prob=True), atoms=("b*s*t/E", "E+1"), experts=True),

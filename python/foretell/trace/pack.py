@@ -1,6 +1,6 @@
 """Packs a folder of operator tables into the one compressed file that the program has.
 
-    python -m foretell.trace.pack TABLES models/tables/operator-tables.zlib
+    python -m foretell.trace.pack TABLES models/operator-tables.zlib
 
 Many tables share parts. So the file has the lines of every part once (`body N`), and tables that name them (`part NAME N`).
 `same.txt` in the folder lists sections whose table equals another (`key ... = FILE`): each becomes a table of its own.
@@ -16,6 +16,10 @@ def pack(folder):
     bodies, tables = {}, []
     def add(text, key=None):
         head, *parts = text.split("\npart ")
+        names = [line.split(" ")[2] for line in head.split("\n") if line.startswith("param ")]
+        if len(set(names)) < len(names):
+            print(f"left out, since two parameters have one name: {key or head.split(chr(10))[2]}", file=sys.stderr)
+            return
         if key:
             head = "\n".join(key if line.startswith("key ") else line for line in head.split("\n"))
         lines = [head]

@@ -9,8 +9,9 @@ stands for a pile of equal allocations, and a release takes one from the pile.
 import difflib
 
 from . import loops
+from .dtypes import WIDTHS
 from .formula import product
-from .recorder import WIDTHS, Allocation, Boundary, Copy, Gradient, Kernel, Release, Workspace
+from .recorder import Allocation, Boundary, Copy, Gradient, Kernel, Release, Workspace
 
 
 class Part:
@@ -165,7 +166,7 @@ def _sort_releases(part, owner):
 
 def _postpone(parts, owner):
     """Where the kinds of layers alternate, or all use what the first one made, the last user of such a tensor releases it
-    (rotary tables, position bias): in the backward, let layer 0 release all of it."""
+    (rotary tables, position bias): in the backward, let layer 0 begin with the release of all of it."""
     for name in {p.name for p in parts if p.layer is not None and p.name.startswith("backward")}:
         same = {p.layer: p for p in parts if p.name == name}
         home = lambda e: owner[e.id]
@@ -175,7 +176,7 @@ def _postpone(parts, owner):
                 home(e).name == "forward.start" or home(e).layer == 0 and home(e).numbers[e.id] not in usual)]
             if late:
                 part.events = [e for e in part.events if e not in late]
-                same[0].events += late
+                same[0].events = late + same[0].events
 
 
 def split(events, layers, names, alternating=False):

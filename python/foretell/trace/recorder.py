@@ -13,6 +13,8 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from .dtypes import WIDTHS
+
 aten = torch.ops.aten
 NO_KERNEL = {"aten::_unsafe_view", "aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided",
              "aten::new_empty_strided", "aten::detach", "aten::lift_fresh", "aten::_reshape_alias", "aten::resize_", "aten::set_",
@@ -20,7 +22,6 @@ NO_KERNEL = {"aten::_unsafe_view", "aten::empty", "aten::empty_like", "aten::new
 DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64", torch.int64: "i64",
           torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
           torch.uint64: "i64", torch.uint32: "i32", torch.complex64: "c64", torch.float8_e4m3fn: "f8", torch.float8_e5m2: "f8"}
-WIDTHS = {"f32": 4, "bf16": 2, "f16": 2, "f64": 8, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1, "f8": 1, "c64": 8}
 
 
 class Tensor(NamedTuple):
@@ -197,7 +198,7 @@ class Recorder(TorchDispatchMode):
             out = args[0].new_empty((rows, args[0].dim()), dtype=torch.int64)
         else:
             out = func(*args, **kwargs)
-        if name in ("aten::native_layer_norm", "aten::_fused_rms_norm") and args[0].dtype != torch.float32:
+        if name == "aten::native_layer_norm" and args[0].dtype != torch.float32:
             out = (out[0], *(x.to(torch.float32) for x in out[1:]))   # CUDA keeps the statistics in fp32
         if name == "aten::all":
             out.every = True
@@ -208,7 +209,7 @@ class Recorder(TorchDispatchMode):
             accumulates = ()
             if self.phase == "backward" and func is aten.add.Tensor and _called_by_engine():
                 accumulates = args[0]
-            self.events.append(Kernel(name.replace("::", "."), tuple(map(describe, inputs.values())),
+            self.events.append(Kernel(name.replace("foretell::", "aten::").replace("::", "."), tuple(map(describe, inputs.values())),
                                       tuple(map(describe, outputs)), extra))
             position = len(self.events) - 1
         else:

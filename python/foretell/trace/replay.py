@@ -9,8 +9,8 @@ import json
 import re
 from pathlib import Path
 
+from .dtypes import WIDTHS
 from .formula import evaluate
-from .recorder import WIDTHS
 
 
 class Table:

@@ -5,18 +5,17 @@ fresh trace at other sizes and another number of layers.
 """
 
 import argparse
-import importlib.util
 import json
 import os
 import pickle
+import re
 import sys
 import time
 import traceback
 from pathlib import Path
 
-from . import matrix, qlora, sizes
-from .formula import Names, product
-from .recorder import DTYPES
+from . import matrix, sizes
+from .formula import Names
 
 PROBE_LAYERS, CHECK_LAYERS = 4, 6
 SAME = "same.txt"        # lines `key ... = FILE`: sections that are another table, word for word
@@ -54,6 +53,8 @@ def names_of(key):
     names = Names(here, there, ("s-1", "s+1", "n/k", "32*ceil(s/32)", "16*ceil(s/16)", "u-1", "u+1", "32*ceil(u/32)", "16*ceil(u/16)", "b*(s-1)-(c-1)*q", "b*s-(c-1)*q", *architecture.atoms), architecture.constants,
                        ("c",) + (("E",) if key["experts"] == "eager" else ()))
     if key["adapter"].startswith("qlora"):
+        from . import qlora
+        names.constants.add(256)                                # the scales' code book
         names.known |= {value: (text, None) for value, text in qlora.formulas(here).items()}
     return here, names
 
@@ -62,11 +63,12 @@ def make(key, versions):
     """The text of a table, and a list of remarks."""
     from . import parts, step
     from .models import find
+    from .recorder import DTYPES
     here, names = names_of(key)
     events, parameters, stacks = step.trace(key["architecture"], here, PROBE_LAYERS, key)
     body = parts.split(events, PROBE_LAYERS, names, find(key).alternating)
     lines = ["foretell-operator-table 1", "versions " + " ".join(f"{k}={v}" for k, v in versions.items()),
-             "key " + " ".join(f"{k}={v}" for k, v in key.items())]
+             key_line(key)]
     listed = []
     for p in parameters:
         if p.layer not in (None, 1):
@@ -85,7 +87,7 @@ def make(key, versions):
 
 
 def tokens(text):
-    import re
+    """The symbols in a text."""
     return set(re.findall(r"(?<![A-Za-z_.])[A-Za-z](?![A-Za-z_0-9.])", text))
 
 
@@ -109,10 +111,14 @@ def versions_of(key):
     return {n: metadata.version(n) for n in names}
 
 
+def key_line(key):
+    return "key " + " ".join(f"{k}={v}" for k, v in key.items())
+
+
 def file_name(key):
     """The key's values, the usual ones left out."""
-    words = [v if k in ("architecture", "attention", "precision") else f"{k}-{v}" for k, v in key.items() if v not in ("none", "model", "hf")
-             or k in ("architecture", "attention", "precision")]
+    words = [v if k in ("architecture", "attention", "precision") else f"{k}-{v}" for k, v in key.items()
+             if k in ("architecture", "attention", "precision") or v != matrix.USUAL[k]]
     return "_".join(words) + ".table"
 
 
@@ -152,8 +158,6 @@ def preload():
     import torch, transformers, peft, accelerate.utils          # noqa: F401, E401
     import torch.utils.checkpoint, torch._subclasses             # noqa: F401, E401
     from transformers import AutoModelForCausalLM                # noqa: F401
-    if importlib.util.find_spec("bitsandbytes"):
-        import bitsandbytes                                      # noqa: F401
     from . import cuda, models, parts, replay, step              # noqa: F401
 
 
@@ -163,19 +167,21 @@ def main():
     parser.add_argument("folder", metavar="OUT_DIR")
     parser.add_argument("--key", nargs="+", default=[], metavar="NAME=VALUE", help="one table; what is left out has its usual value")
     parser.add_argument("--all", action="store_true", help="every table of the matrix that is not in the folder yet")
-    parser.add_argument("--only", default="", help="with --all: sections of the matrix whose key contains these words", nargs="*")
+    parser.add_argument("--only", default=[], nargs="*", metavar="NAME=VALUE", help="with --all: the keys that have these words")
     parser.add_argument("--again", action="store_true", help="with --all: also tables that exist")
     parser.add_argument("--report", help="append a JSON line for every table to this file")
     args = parser.parse_args()
     Path(args.folder).mkdir(parents=True, exist_ok=True)
     keys = list(matrix.keys()) if args.all else [matrix.complete(dict(x.split("=", 1) for x in args.key))]
-    keys = [k for k in keys if all(w in " ".join(f"{a}={b}" for a, b in k.items()) for w in args.only)]
-    keys = [k for k in keys if args.again or not args.all or not (Path(args.folder) / file_name(k)).exists()]
-    recorded = Path(args.folder) / SAME
-    if args.again and args.all:
-        recorded.unlink(missing_ok=True)
-    known = recorded.read_text(encoding="utf-8") if recorded.exists() else ""
-    keys = [k for k in keys if not args.all or "key " + " ".join(f"{a}={b}" for a, b in k.items()) + " = " not in known]
+    keys = [k for k in keys if all(w in key_line(k).split() for w in args.only)]
+    twins = Path(args.folder) / SAME
+    lines = twins.read_text(encoding="utf-8").splitlines(True) if twins.exists() else []
+    known = {line.split(" = ")[0] for line in lines}
+    if args.all and not args.again:
+        keys = [k for k in keys if not (Path(args.folder) / file_name(k)).exists() and key_line(k) not in known]
+    elif lines:                                                 # what is made again is no longer known to be the same
+        again = {key_line(k) for k in keys}
+        twins.write_text("".join(line for line in lines if line.split(" = ")[0] not in again), encoding="utf-8")
     preload()
     for key in keys:
         report = write(key, args.folder)

@@ -55,7 +55,7 @@ impl Case {
     pub fn predicted(&self, run: &Run, quantity: Quantity) -> Option<f64> {
         match quantity {
             Quantity::Step => self.compiled.predict(run).ok().map(|prediction| prediction.step.value()),
-            Quantity::Memory => Some(memory_figure(&self.row, &run.stack, &self.compiled.memory(run))),
+            Quantity::Memory => Some(memory_figure(&self.row, &run.stack, &self.compiled.memory(run), None)),
         }
     }
 }

@@ -1,5 +1,5 @@
 //! What the kernels reach on this machine. Not a test of anything: run it with `cargo test
-//! --release -p foretell-executor print_kernel_speeds -- --ignored --nocapture --test-threads 1`.
+//! --release -p foretell-kernels print_kernel_speeds -- --ignored --nocapture --test-threads 1`.
 
 use std::time::Instant;
 

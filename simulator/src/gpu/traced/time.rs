@@ -65,9 +65,9 @@ pub fn traced_time(job: &TracedJob<'_>, cluster: &Cluster, flushes: u64) -> Resu
             launch(&mut clocks, &mut time, duration.value(), 1);
             let is_arithmetic = is_arithmetic(&operator.name);
             let part = if is_arithmetic { &mut time.arithmetic } else { &mut time.memory_bound };
-            *part = *part + duration;
+            *part += duration;
             if let Some(sum) = time.by_operator.get_mut(&operator.name) {
-                *sum = *sum + duration;
+                *sum += duration;
             } else {
                 time.by_operator.insert(operator.name.clone(), duration);
             }
@@ -75,9 +75,9 @@ pub fn traced_time(job: &TracedJob<'_>, cluster: &Cluster, flushes: u64) -> Resu
         RankEvent::Moves { name, bytes, launches } => {
             let duration = kernels.moving(bytes as f64) + cluster.gpu.launch * launches as f64;
             launch(&mut clocks, &mut time, duration.value(), launches);
-            time.memory_bound = time.memory_bound + duration;
+            time.memory_bound += duration;
             let sum = time.by_operator.entry(name.to_owned()).or_default();
-            *sum = *sum + duration;
+            *sum += duration;
         }
         RankEvent::Collective { kind, bytes } => {
             clocks.host += HOST_OPERATOR * COLLECTIVE_OPERATORS;
@@ -91,11 +91,11 @@ pub fn traced_time(job: &TracedJob<'_>, cluster: &Cluster, flushes: u64) -> Resu
             let ready = if kind == TracedCollective::AllGather { 0.0 } else { clocks.compute };
             clocks.communication = clocks.communication.max(clocks.host).max(ready) + duration.value();
             clocks.ends.insert(kind, clocks.communication);
-            time.communication = time.communication + duration;
+            time.communication += duration;
         }
         RankEvent::Wait(kind) => {
             let end = clocks.ends.get(&kind).copied().unwrap_or(0.0);
-            time.exposed = time.exposed + Seconds::new((end - clocks.compute).max(0.0));
+            time.exposed += Seconds::new((end - clocks.compute).max(0.0));
             clocks.compute = clocks.compute.max(end);
         }
         _ => {}
@@ -109,7 +109,7 @@ pub fn traced_time(job: &TracedJob<'_>, cluster: &Cluster, flushes: u64) -> Resu
 fn launch(clocks: &mut Clocks, time: &mut TracedTime, duration: f64, launches: u64) {
     clocks.host += HOST_OPERATOR * launches as f64;
     let start = clocks.compute.max(clocks.host);
-    time.host_bound = time.host_bound + Seconds::new(start - clocks.compute);
+    time.host_bound += Seconds::new(start - clocks.compute);
     clocks.compute = start + duration;
     time.launches += launches;
 }

@@ -190,7 +190,7 @@ fn compile_emulator(kernels: KernelSet, precision: u32) -> PathBuf {
     hash.finalize().iter().take(8).for_each(|byte| write!(name, "{byte:02x}").unwrap());
     let library = std::env::temp_dir().join(format!("foretell-emulator-{name}-{precision}.so"));
     if !library.exists() {
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/cuda");
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda");
         let partial = library.with_extension(std::process::id().to_string());
         let mut compiler = Command::new("g++");
         compiler

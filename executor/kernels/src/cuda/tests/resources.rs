@@ -128,7 +128,7 @@ fn kernels_take_the_registers_and_spills_of_the_table() {
     };
     let measured = measure();
     if std::env::var_os(UPDATE).is_some() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/cuda/kernels/resources.txt");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cuda/kernels/resources.txt");
         std::fs::write(path, write(&version, &measured)).unwrap();
         return;
     }

@@ -1,0 +1,140 @@
+//! The symbols of tables from a model of ours.
+
+use super::step::TableSizes;
+use crate::model::Model;
+
+impl TableSizes {
+    /// The sizes of a language model at a batch of sequences; `None` for families without tables.
+    ///
+    /// `sequence` is the model's own. The rank of adapters (`r`), if there are any, is the caller's to add.
+    pub fn of_model(model: &Model, batch: usize) -> Option<Self> {
+        let sizes = |layers: usize, named: &[(&str, usize)]| TableSizes {
+            layers,
+            symbols: named
+                .iter()
+                .map(|&(name, size)| (name.to_owned(), size as f64))
+                .chain([("b".into(), batch as f64)])
+                .collect(),
+        };
+        Some(match model {
+            Model::Llama(model) => sizes(
+                model.layers,
+                &[
+                    ("s", model.sequence),
+                    ("h", model.hidden),
+                    ("n", model.heads),
+                    ("k", model.kv_heads.unwrap_or(model.heads)),
+                    ("d", model.head_dimension.unwrap_or(model.hidden / model.heads.max(1))),
+                    ("f", model.ffn),
+                    ("v", model.vocab),
+                ],
+            ),
+            Model::Gpt(model) => sizes(
+                model.layers,
+                &[
+                    ("s", model.sequence),
+                    ("h", model.hidden),
+                    ("n", model.heads),
+                    ("d", model.hidden / model.heads.max(1)),
+                    ("f", model.ffn.unwrap_or(4 * model.hidden)),
+                    ("v", model.vocab),
+                    ("p", model.sequence),
+                ],
+            ),
+            Model::Bert(model) => sizes(
+                model.layers,
+                &[
+                    ("s", model.sequence),
+                    ("h", model.hidden),
+                    ("n", model.heads),
+                    ("d", model.hidden / model.heads.max(1)),
+                    ("f", model.ffn.unwrap_or(4 * model.hidden)),
+                    ("v", model.vocab),
+                    ("p", model.position_rows.unwrap_or(model.sequence)),
+                ],
+            ),
+            Model::Moe(model) => sizes(
+                model.layers,
+                &[
+                    ("s", model.sequence),
+                    ("h", model.hidden),
+                    ("n", model.heads),
+                    ("k", model.kv_heads.unwrap_or(model.heads)),
+                    ("d", model.head_dimension.unwrap_or(model.hidden / model.heads.max(1))),
+                    ("f", model.dense_ffn.unwrap_or(model.ffn)),
+                    ("m", model.ffn),
+                    ("v", model.vocab),
+                    ("E", model.experts),
+                    ("t", model.top_k),
+                ],
+            ),
+            _ => return None,
+        })
+    }
+
+    /// The sizes with another symbol.
+    #[must_use]
+    pub fn with(mut self, symbol: &str, size: usize) -> Self {
+        self.symbols.insert(symbol.into(), size as f64);
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn every_table_expands_and_releases_all_but_gradients() {
+        use crate::operator_tables::{OperatorTable, StepEvent};
+        let all = [
+            ("b", 2),
+            ("u", 64),
+            ("s", 256),
+            ("h", 512),
+            ("n", 8),
+            ("k", 4),
+            ("d", 64),
+            ("f", 1024),
+            ("v", 3000),
+            ("r", 8),
+            ("E", 8),
+            ("t", 2),
+            ("m", 256),
+            ("e", 256),
+            ("w", 128),
+            ("p", 512),
+            ("c", 2),
+            ("q", 128),
+        ];
+        let symbols: BTreeMap<String, f64> = all.into_iter().map(|(name, size)| (name.to_owned(), f64::from(size))).collect();
+        let keys = OperatorTable::library_keys();
+        assert!(keys.len() > 150, "{} tables", keys.len());
+        for key in keys {
+            let wanted: Vec<(&str, &str)> = key.iter().map(|(name, value)| (*name, *value)).collect();
+            let table = OperatorTable::library(&wanted).expect("is read").expect("is there");
+            let sizes = TableSizes { layers: 5, symbols: symbols.clone() };
+            let (mut live, mut gradients) = (BTreeMap::new(), 0);
+            let expanded = table.expand(&sizes, |event| match event {
+                StepEvent::Allocate { id, bytes } => {
+                    live.insert(id, bytes);
+                }
+                StepEvent::Release { id } => {
+                    live.remove(&id).expect("is allocated");
+                }
+                StepEvent::Gradient { id, parameter } => {
+                    gradients += 1;
+                    let elements: f64 = {
+                        let values = table.values(&sizes).expect("are given");
+                        table.parameters[parameter].dimensions.iter().map(|dimension| dimension.value(&values)).product()
+                    };
+                    assert_eq!(live[&id], elements as u64 * table.parameters[parameter].element.bytes(), "{key:?}: {parameter}");
+                }
+                _ => {}
+            });
+            assert_eq!(expanded, Ok(()), "{key:?}");
+            assert!(gradients > 0, "{key:?}");
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! Steps of traced frameworks: peak memory equals what fresh traces of the framework's own code allocate, wrappers included.
+#![allow(clippy::unwrap_used)]
+
+use foretell_models::operator_tables::{Element, OperatorTable, TableSizes};
+use foretell_program::traced::{Sharding, TracedJob, TracedOptimizer};
+use foretell_simulator::gpu::Profiles;
+use foretell_simulator::gpu::traced::{traced_memory, traced_time};
+use foretell_units::Bytes;
+
+const LLAMA_3_8B: [(&str, usize); 6] = [("h", 4096), ("n", 32), ("k", 8), ("d", 128), ("f", 14336), ("v", 128_256)];
+const MISTRAL_7B: [(&str, usize); 6] = [("h", 4096), ("n", 32), ("k", 8), ("d", 128), ("f", 14336), ("v", 32000)];
+
+fn table(checkpoint: &str, precision: &str, adapter: &str) -> OperatorTable {
+    let key = [
+        ("architecture", "llama"),
+        ("framework", "hf"),
+        ("attention", "flash"),
+        ("checkpoint", checkpoint),
+        ("precision", precision),
+        ("adapter", adapter),
+        ("loss", "model"),
+        ("kernels", "hf"),
+        ("head", "usual"),
+    ];
+    OperatorTable::library(&key).unwrap().unwrap()
+}
+
+fn sizes(layers: usize, batch: usize, sequence: usize, model: &[(&str, usize)]) -> TableSizes {
+    let empty = TableSizes { layers, ..TableSizes::default() };
+    let all = [("b", batch), ("s", sequence), ("r", 16)];
+    model.iter().chain(&all).fold(empty, |sizes, &(symbol, size)| sizes.with(symbol, size))
+}
+
+fn job(table: &OperatorTable, sizes: TableSizes, sharding: Sharding, ranks: usize, stored: Element) -> TracedJob<'_> {
+    TracedJob { table, sizes, ranks, sharding, stored, optimizer: TracedOptimizer::AdamWForeach, micro_batches: 1 }
+}
+
+/// GiB that `trace_step.py` of the project's oracle printed on 28 November 2026 (torch 2.15, transformers 5.24, peft, AdamW
+/// foreach, clipping): `--model llama3-8b --layers 8` and `--model mistral-7b`, `--attn flash`.
+#[test]
+fn peak_memory_equals_fresh_traces_of_the_frameworks() {
+    let (fsdp1, fsdp2) = (Sharding::Fsdp1, Sharding::Fsdp2 { reduce: Element::F32 });
+    let (mixed, plain) = (table("full", "mixed", "none"), table("full", "bf16", "none"));
+    let adapters = table("full-reentrant", "mixed", "lora-attention");
+    let llama = |batch, sequence| sizes(8, batch, sequence, &LLAMA_3_8B);
+    let mistral = |batch| sizes(32, batch, 4096, &MISTRAL_7B);
+    for (job, expected) in [
+        (job(&mixed, llama(2, 4096), fsdp1, 8, Element::F32), 18.763),
+        (job(&mixed, llama(1, 512), fsdp1, 8, Element::F32), 10.589),
+        (job(&plain, llama(2, 4096), fsdp2, 8, Element::F32), 18.3567),
+        (job(&plain, llama(1, 512), fsdp2, 8, Element::F32), 10.5891),
+        (job(&adapters, mistral(4), Sharding::Replicated, 1, Element::F32), 23.7528),
+        (job(&adapters, mistral(2), fsdp1, 2, Element::F32), 12.772),
+    ] {
+        let memory = traced_memory(&job, None).unwrap();
+        let gib = memory.allocated.value() / f64::from(1 << 30);
+        assert!((gib / expected - 1.0).abs() < 1e-3, "{gib} GiB beside {expected} with {:?} of {}", job.sharding, job.ranks);
+        let sum: u64 = memory.contents.values().map(|bytes| bytes.count()).sum();
+        assert_eq!(sum, memory.allocated.count(), "what lives at the peak is the peak");
+        assert!(memory.reserved >= memory.allocated && memory.flushes == 0);
+    }
+}
+
+#[test]
+fn less_memory_than_the_allocator_wants_flushes_its_cache() {
+    let table = table("none", "bf16", "none");
+    let job = job(&table, sizes(4, 2, 4096, &MISTRAL_7B), Sharding::Replicated, 1, Element::Bf16);
+    let free = traced_memory(&job, None).unwrap();
+    let tight = traced_memory(&job, Some(Bytes::new((free.allocated.count() + free.reserved.count()) / 2))).unwrap();
+    assert!(tight.flushes > 0 && tight.allocated == free.allocated, "{tight:?} beside {free:?}");
+}
+
+#[test]
+fn steps_of_traced_jobs_scale_as_their_work() {
+    let profiles = Profiles::library().unwrap();
+    let table = table("full", "mixed", "none");
+    let step = |batch, ranks, micro_batches| {
+        let cluster = profiles.cluster("a100-sxm-80g", None, 8, ranks, None).unwrap();
+        let sharding = if ranks > 1 { Sharding::Fsdp1 } else { Sharding::Replicated };
+        let job = TracedJob { micro_batches, ..job(&table, sizes(8, batch, 2048, &MISTRAL_7B), sharding, ranks, Element::F32) };
+        traced_time(&job, &cluster, 0).unwrap()
+    };
+    let (one, two, accumulated, sharded) = (step(2, 1, 1), step(4, 1, 1), step(2, 1, 2), step(2, 8, 1));
+    let ratio = two.step / one.step;
+    assert!((1.7..2.0).contains(&ratio), "{ratio}");
+    assert!(accumulated.step > two.step, "two passes launch twice as many kernels");
+    assert!(one.communication.value() == 0.0 && sharded.communication.value() > 0.0 && sharded.exposed < sharded.communication);
+    // Small batches wait for the host.
+    let tiny = {
+        let cluster = profiles.cluster("a100-sxm-80g", None, 8, 1, None).unwrap();
+        let job = job(&table, sizes(8, 1, 16, &MISTRAL_7B), Sharding::Replicated, 1, Element::F32);
+        traced_time(&job, &cluster, 0).unwrap()
+    };
+    assert!(tiny.host_bound > Default::default(), "{tiny:?}");
+}
