@@ -2,7 +2,7 @@
 //! which stands in for a GPU.
 //!
 //! The code is instrumented (`-fsanitize=undefined`, with alignment): a misaligned access, which
-//! ends a GPU's context, ends the process with a message. With [`ADDRESS`] set, an access out of
+//! ends a GPU's context, ends the process with a message. With `ADDRESS` set, an access out of
 //! bounds does so too.
 
 use crate::cuda::driver::{Arguments, Launch};

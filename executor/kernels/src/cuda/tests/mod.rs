@@ -1,7 +1,7 @@
 //! The CUDA backend without a GPU.
 //!
-//! The kernels' sources run on the CPU ([`emulator`]), NVRTC compiles them ([`compilation`]), and a
-//! test device ([`device`]) implements the seam: it runs work as late as it may.
+//! The kernels' sources run on the CPU (`emulator`), NVRTC compiles them (`compilation`), and a
+//! test device (`device`) implements the seam: it runs work as late as it may.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails may panic")]
 #![allow(missing_docs, reason = "tests of this crate and of the executor see it, users do not")]
