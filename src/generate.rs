@@ -138,6 +138,8 @@ impl Arguments {
 
     fn coding(&self, model: &Model) -> Result<Coding, Failure> {
         let beside = Some(folder_of_weights(&self.init).join("tokenizer.json")).filter(|path| path.is_file());
+        // A build without tokenizers can still continue tokens that are given by number.
+        let beside = beside.filter(|_| tokenizer::IS_AVAILABLE || self.prompt.is_some());
         if let Some(path) = self.tokenizer.clone().or(beside) {
             return Ok(Coding::Tokenizer(Box::new(tokenizer::open(&path)?), path));
         }

@@ -10,6 +10,9 @@ use crate::inputs;
 pub use reader::Tokenizer;
 use std::path::Path;
 
+/// Whether this build reads tokenizers.
+pub const IS_AVAILABLE: bool = cfg!(feature = "tokenizers");
+
 /// What the end of a document is called, by usual tokenizers.
 const ENDS_OF_TEXT: [&str; 5] = ["<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eot_id|>"];
 

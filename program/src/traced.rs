@@ -304,7 +304,7 @@ impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, '_, V> {
         let dimensions = &self.job.table.parameters[index].dimensions;
         let first = dimensions.first().map_or(1, |dimension| dimension.value(&self.values).round() as u64);
         let rest = self.elements(index).checked_div(first).unwrap_or(0);
-        first.div_ceil(self.job.ranks as u64) * rest
+        first.div_ceil(self.job.ranks.max(1) as u64) * rest
     }
 
     /// All parameters and buffers of the model.

@@ -52,10 +52,11 @@ const BUCKET: u64 = 25 << 20;
 impl Wrapper {
     /// Allocates what lives before the first step: parameters, buffers and states.
     pub(super) fn new<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, '_, V>) -> Self {
-        let (sharding, layers, ranks) = (emitter.job.sharding, emitter.job.sizes.layers, emitter.job.ranks as u64);
+        let (sharding, layers, ranks) = (emitter.job.sharding, emitter.job.sizes.layers, emitter.job.ranks.max(1) as u64);
         let is_sharded = matches!(sharding, Sharding::Fsdp1 | Sharding::Fsdp2 { .. });
         let mut units = vec![Unit::default(); layers + 1];
         let mut trained = Vec::new();
+        let mut compute_width = 2;
         let mut flat: BTreeMap<(usize, bool, u64), u64> = BTreeMap::new();
         for parameter in emitter.parameters() {
             let (elements, stored) = (emitter.elements(parameter.index), emitter.stored(parameter).bytes());
@@ -79,6 +80,7 @@ impl Wrapper {
             unit.sent_bytes += shard * computed;
             unit.is_cast |= computed != stored;
             if is_trained {
+                compute_width = computed;
                 unit.trained += shard * ranks;
                 unit.trained_shard += shard;
             }
@@ -120,7 +122,7 @@ impl Wrapper {
             whole: Vec::new(),
             trained,
             unreduced: 0,
-            compute_width: 2,
+            compute_width,
         }
     }
 

@@ -51,6 +51,7 @@ impl DeviceKernels<'_> {
         // The gradient of the output stands before the operands.
         let operands = operator.inputs.get(usize::from(is_backward)..)?;
         let [query, key, ..] = operands else { return None };
+        let format = format(query.element);
         let (query, key) = (query.shape(values), key.shape(values));
         let ([batch, heads, queries, width], [.., keys, _]) = (query.as_slice(), key.as_slice()) else { return None };
         let forward = 4.0 * batch * heads * queries * keys * width * if operator.causal { 0.5 } else { 1.0 };
@@ -60,7 +61,7 @@ impl DeviceKernels<'_> {
         let waves = batch * heads * (queries / QUERY_TILE).ceil() / self.gpu.multiprocessors;
         let narrow = (width / 128.0).min(1.0).powf(NARROW_HEADS);
         let share = reached * self.gpu.ampere_attention * narrow * waves / (waves + HALF_WAVES);
-        Some(Seconds::new(flops / (self.gpu.peak(ProductFormat::Bf16).value() * share)))
+        Some(Seconds::new(flops / (self.gpu.peak(format).value() * share)))
     }
 }
 

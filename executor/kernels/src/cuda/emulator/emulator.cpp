@@ -8,7 +8,7 @@
 //
 // The emulator checks results and launches. It cannot measure speed. It needs x86-64.
 //
-// executor/src/backend/cuda/tests/emulator.rs compiles it, once for each PRECISION. With
+// executor/kernels/src/cuda/tests/emulator.rs compiles it, once for each PRECISION. With
 // FORETELL_FAULTS it has kernels with planted faults instead.
 
 #include "tensor_cores.h"
