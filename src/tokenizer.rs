@@ -1,14 +1,20 @@
-//! Tokenizers of Hugging Face's models: texts to tokens, and the reverse. The crate that reads them is a tenth of a build, so
-//! it is behind the feature `tokenizers`, which wheels and releases have; a build without it refuses the files.
+//! Tokenizers of Hugging Face's models: texts to tokens, and the reverse. The crate that reads them
+//! is a tenth of a build, so it is behind the feature `tokenizers`, which wheels and releases have;
+//! a build without it refuses the files.
 
-#[cfg_attr(feature = "tokenizers", path = "tokenizer/hugging_face.rs")]
-#[cfg_attr(not(feature = "tokenizers"), path = "tokenizer/absent.rs")]
-mod reader;
+#[cfg(not(feature = "tokenizers"))]
+mod absent;
+#[cfg(feature = "tokenizers")]
+mod hugging_face;
 
 use crate::failure::Failure;
 use crate::inputs;
-pub use reader::Tokenizer;
 use std::path::Path;
+
+#[cfg(not(feature = "tokenizers"))]
+pub use absent::Tokenizer;
+#[cfg(feature = "tokenizers")]
+pub use hugging_face::Tokenizer;
 
 /// Whether this build reads tokenizers.
 pub const IS_AVAILABLE: bool = cfg!(feature = "tokenizers");

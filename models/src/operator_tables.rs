@@ -1,11 +1,13 @@
-//! Frameworks as operator tables: what a training step of a framework's own code allocates, releases and launches.
+//! Frameworks as operator tables: what a training step of a framework's own code allocates,
+//! releases and launches.
 //!
-//! A table was traced without a GPU, from the framework's code, with every size named. So it holds for any model of its
-//! architecture, any batch and sequence. The tracer is `python/foretell/trace`, whose documentation has the format. A table
-//! is one unsharded replica's forward and backward pass; sharding and the optimizer follow from its parameters.
+//! A table was traced without a GPU, from the framework's code, with every size named. So it holds
+//! for any model of its architecture, any batch and sequence. The tracer is
+//! `python/foretell/trace`, whose documentation has the format. A table is one unsharded replica's
+//! forward and backward pass; sharding and the optimizer follow from its parameters.
 //!
-//! The nouns: an [`OperatorTable`] has [`Part`]s of [`Line`]s over [`Formula`]s; [`OperatorTable::expand`] gives the
-//! [`StepEvent`]s of a step at given [`TableSizes`].
+//! The nouns: an [`OperatorTable`] has [`Part`]s of [`Line`]s over [`Formula`]s;
+//! [`OperatorTable::expand`] gives the [`StepEvent`]s of a step at given [`TableSizes`].
 //!
 //! This module knows no devices and no durations.
 

@@ -1,12 +1,15 @@
-//! Steps of traced frameworks: a table's step on one rank of a data-parallel job, with what shards the parameters around it.
+//! Steps of traced frameworks: a table's step on one rank of a data-parallel job, with what shards
+//! the parameters around it.
 //!
-//! A table (`foretell_models::operator_tables`) is one replica's forward and backward pass. This module adds what a rank does
-//! beside it, as the wrappers' own code does: the parameters and states that it holds, gathering and scattering around each
-//! layer, the reduction of gradients, and the optimizer's temporaries. The result is a list of [`RankEvent`]s in the order in
-//! which the host issues them.
+//! A table (`foretell_models::operator_tables`) is one replica's forward and backward pass. This
+//! module adds what a rank does beside it, as the wrappers' own code does: the parameters and
+//! states that it holds, gathering and scattering around each layer, the reduction of gradients,
+//! and the optimizer's temporaries. The result is a list of [`RankEvent`]s in the order in which
+//! the host issues them.
 //!
-//! Sources: `torch/distributed/fsdp/_runtime_utils.py` and `_flat_param.py` (FSDP1), `_fully_shard/_fsdp_param_group.py` and
-//! `_fsdp_collectives.py` (FSDP2), `torch/nn/parallel/distributed.py` (DDP), `torch/optim/adamw.py`.
+//! Sources: `torch/distributed/fsdp/_runtime_utils.py` and `_flat_param.py` (FSDP1),
+//! `_fully_shard/_fsdp_param_group.py` and `_fsdp_collectives.py` (FSDP2),
+//! `torch/nn/parallel/distributed.py` (DDP), `torch/optim/adamw.py`.
 //!
 //! It knows no durations and no devices.
 
@@ -24,9 +27,11 @@ use std::collections::HashMap;
 /// How the ranks of a traced job hold parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharding {
-    /// Each has everything; gradients are reduced after the backward pass if there are several ranks.
+    /// Each has everything; gradients are reduced after the backward pass if there are several
+    /// ranks.
     Replicated,
-    /// `DistributedDataParallel`: each has everything, and gradients are reduced in buckets during the backward pass.
+    /// `DistributedDataParallel`: each has everything, and gradients are reduced in buckets during
+    /// the backward pass.
     Ddp,
     /// `FullyShardedDataParallel` with original parameters, one unit a layer and one for the rest.
     Fsdp1,
@@ -183,7 +188,8 @@ struct ParameterOf {
 }
 
 impl<'a> TracedJob<'a> {
-    /// Gives every event of `steps` steps to `visit`, in the order in which a rank's host issues them.
+    /// Gives every event of `steps` steps to `visit`, in the order in which a rank's host issues
+    /// them.
     ///
     /// # Errors
     /// [`TableError`] if the table needs a size that is not given.

@@ -44,6 +44,7 @@ mod scoring;
 mod statistics;
 mod table;
 mod traced;
+mod traced_prediction;
 mod unclear;
 
 pub use fitting::{

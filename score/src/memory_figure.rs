@@ -1,7 +1,7 @@
 //! The figure that a source would print for a device's memory.
 
 use crate::row::Row;
-use crate::traced::TracedPrediction;
+use crate::traced_prediction::TracedPrediction;
 use foretell_program::Footprint;
 use foretell_simulator::gpu::StackProfile;
 use foretell_units::Bytes;

@@ -8,7 +8,7 @@
 use crate::memory_figure::allocated;
 use crate::refusal::Refusal;
 use crate::run::Run;
-use crate::traced::TracedPrediction;
+use crate::traced_prediction::TracedPrediction;
 use foretell_program::{Footprint, Layout, Plan, Program, Recompute, compile_training};
 use foretell_simulator::gpu::StageMemory;
 use foretell_simulator::{Breakdown, CostModel, simulate_representatives};

@@ -1,18 +1,20 @@
-//! Rows of frameworks that were traced: their steps follow from operator tables instead of a stack's profile.
+//! Rows of frameworks that were traced: their steps follow from operator tables instead of a
+//! stack's profile.
 //!
-//! A row is traced if the library has a table of its framework, architecture and settings, and if its ranks are data-parallel.
-//! All others keep the profile of their stack.
+//! A row is traced if the library has a table of its framework, architecture and settings, and if
+//! its ranks are data-parallel. All others keep the profile of their stack.
 
 use crate::names::{says, trains_adapters};
 use crate::prediction::StepPrediction;
 use crate::row::Row;
 use crate::run::Run;
+use crate::traced_prediction::TracedPrediction;
 use foretell_models::Model;
 use foretell_models::operator_tables::{Element, OperatorTable, ParameterRole, TableSizes};
 use foretell_program::Recompute;
 use foretell_program::traced::{Sharding, TracedJob, TracedOptimizer};
 use foretell_simulator::gpu::ProductFormat;
-use foretell_simulator::gpu::traced::{TracedMemory, TracedTime, traced_memory, traced_time};
+use foretell_simulator::gpu::traced::{TracedTime, traced_memory, traced_time};
 use foretell_units::Bytes;
 
 /// Architectures of the library by words of a model's name. The first match wins.
@@ -40,17 +42,9 @@ const ARCHITECTURES: [(&str, &str); 18] = [
 /// Rank of adapters that a row does not state: peft's examples and most threads have 16.
 const USUAL_RANK: usize = 16;
 
-/// A measurement over its prediction: 10th and 90th percentile. A guess: no rows were kept apart to calibrate it on yet.
+/// A measurement over its prediction: 10th and 90th percentile. A guess: no rows were kept apart to
+/// calibrate it on yet.
 const SPREAD: [f64; 2] = [0.88, 1.25];
-
-/// A traced run's step and memory.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TracedPrediction {
-    /// What the allocator hands out and holds.
-    pub memory: TracedMemory,
-    /// Bytes outside of the allocator: the device's context, and buffers of NCCL.
-    pub outside: Bytes,
-}
 
 /// What a row's framework was traced with; `None` if it was not.
 fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
@@ -67,7 +61,8 @@ fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
     let is_divided = layout.tensor * layout.pipeline * layout.context * layout.expert > 1;
     // Chunked losses and offloading are other tables.
     let is_special = !cell("offload").is_empty() || cell("loss").contains("chunked");
-    // ZeRO's first stages shard states alone, which no wrapper here does; TF32 has other rates than the table's single precision.
+    // ZeRO's first stages shard states alone, which no wrapper here does; TF32 has other rates than
+    // the table's single precision.
     let is_partly_sharded = matches!(layout.zero, 1 | 2) && run.devices() > 1;
     let is_left_out =
         is_other || is_compiled || is_divided || is_special || is_partly_sharded || run.format == ProductFormat::Tf32;
@@ -107,7 +102,8 @@ fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
         () if is_sharded => "lora-all-bf16",
         () => "lora-all",
     };
-    // Kernels by Triton that fuse the loss with the head: Liger's own, and those of others that use its loss.
+    // Kernels by Triton that fuse the loss with the head: Liger's own, and those of others that use
+    // its loss.
     let kernels = if cell("kernels").contains("liger") || row.notes.contains("liger fused") { "liger" } else { "hf" };
     Some(vec![
         ("architecture", architecture),
@@ -124,7 +120,8 @@ fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
     ])
 }
 
-/// Whether a model's head has the embedding's weights although its architecture usually has its own.
+/// Whether a model's head has the embedding's weights although its architecture usually has its
+/// own.
 fn is_tied(model: &Model) -> bool {
     matches!(model, Model::Llama(llama) if llama.tied_embeddings)
 }
@@ -135,7 +132,8 @@ fn stores_narrow(row: &Row) -> bool {
         || says(&row.stated_precision, "pure")
 }
 
-/// Replaces a prediction by what the row's traced framework does; leaves it if the framework was not traced.
+/// Replaces a prediction by what the row's traced framework does; leaves it if the framework was
+/// not traced.
 pub(crate) fn replace(row: &Row, run: &Run, prediction: &mut StepPrediction) {
     let Some((time, traced)) = predict(row, run) else { return };
     let step = time.step;
@@ -190,8 +188,8 @@ fn predict(row: &Row, run: &Run) -> Option<(TracedTime, TracedPrediction)> {
     Some((time, TracedPrediction { memory, outside }))
 }
 
-/// cuBLAS's workspaces, which PyTorch allocates: two of 8 MiB, on Hopper and later of 32 MiB (`getCUDABlasLtWorkspaceSize` and
-/// `parseChosenWorkspaceSize` in `CUDABlas.cpp`).
+/// cuBLAS's workspaces, which PyTorch allocates: two of 8 MiB, on Hopper and later of 32 MiB
+/// (`getCUDABlasLtWorkspaceSize` and `parseChosenWorkspaceSize` in `CUDABlas.cpp`).
 fn workspace(run: &Run) -> Bytes {
     let is_later = ["hopper", "blackwell"].iter().any(|generation| run.cluster.gpu.generation.starts_with(generation));
     Bytes::new(if is_later { 64 << 20 } else { 16 << 20 })

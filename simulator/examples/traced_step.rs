@@ -1,6 +1,11 @@
 //! Memory and time of a traced framework's step, to compare with other traces and runs.
 //!
-//! `cargo run --release -p foretell-simulator --example traced_step -- architecture=llama attention=flash checkpoint=full precision=mixed adapter=none -- fsdp1 8 f32 foreach a100-sxm-80g 32 b=1 s=4096 h=4096 n=32 k=8 d=128 f=14336 v=128256`
+//! After `cargo run --release -p foretell-simulator --example traced_step --`, such arguments as:
+//!
+//! ```text
+//! architecture=llama attention=flash checkpoint=full precision=mixed adapter=none -- \
+//!     fsdp1 8 f32 foreach a100-sxm-80g 32 b=1 s=4096 h=4096 n=32 k=8 d=128 f=14336 v=128256
+//! ```
 #![allow(clippy::unwrap_used, reason = "a tool of ours")]
 
 use foretell_models::operator_tables::{Element, OperatorTable, TableSizes};

@@ -1,4 +1,5 @@
-//! Steps of traced frameworks: peak memory equals what fresh traces of the framework's own code allocate, wrappers included.
+//! Steps of traced frameworks: peak memory equals what fresh traces of the framework's own code
+//! allocate, wrappers included.
 #![allow(clippy::unwrap_used)]
 
 use foretell_models::operator_tables::{Element, OperatorTable, TableSizes};
@@ -35,8 +36,9 @@ fn job(table: &OperatorTable, sizes: TableSizes, sharding: Sharding, ranks: usiz
     TracedJob { table, sizes, ranks, sharding, stored, optimizer: TracedOptimizer::AdamWForeach, micro_batches: 1 }
 }
 
-/// GiB that `trace_step.py` of the project's oracle printed on 28 November 2026 (torch 2.15, transformers 5.24, peft, AdamW
-/// foreach, clipping): `--model llama3-8b --layers 8` and `--model mistral-7b`, `--attn flash`.
+/// GiB that `trace_step.py` of the project's oracle printed on 28 November 2026 (torch 2.15,
+/// transformers 5.24, peft, AdamW foreach, clipping): `--model llama3-8b --layers 8` and `--model
+/// mistral-7b`, `--attn flash`.
 #[test]
 fn peak_memory_equals_fresh_traces_of_the_frameworks() {
     let (fsdp1, fsdp2) = (Sharding::Fsdp1, Sharding::Fsdp2 { reduce: Element::F32 });

@@ -1,5 +1,5 @@
-//! Sizes as formulas of a model's sizes: `4*b*(s-1)*v`. Sums and products of symbols and integers, exact division, and
-//! `ceil(a/b)`.
+//! Sizes as formulas of a model's sizes: `4*b*(s-1)*v`. Sums and products of symbols and integers,
+//! exact division, and `ceil(a/b)`.
 
 use super::error::TableError;
 
@@ -41,8 +41,8 @@ impl Formula {
         Ok(formula)
     }
 
-    /// The value with the symbols' `values`, in the order in which they were given to [`Formula::parse`]. Whole numbers below
-    /// 2^53 are exact.
+    /// The value with the symbols' `values`, in the order in which they were given to
+    /// [`Formula::parse`]. Whole numbers below 2^53 are exact.
     pub fn value(&self, values: &[f64]) -> f64 {
         let mut stack = [0.0; DEPTH];
         let mut top = 0;

@@ -1,6 +1,7 @@
 //! The tables that the program has, compressed: `python -m foretell.trace.pack` writes them.
 //!
-//! Many tables share parts, so the file has every part's lines once (`body N`), and tables that name them (`part NAME N`).
+//! Many tables share parts, so the file has every part's lines once (`body N`), and tables that
+//! name them (`part NAME N`).
 
 use super::error::TableError;
 use super::table::OperatorTable;

@@ -6,7 +6,8 @@ use crate::model::Model;
 impl TableSizes {
     /// The sizes of a language model at a batch of sequences; `None` for families without tables.
     ///
-    /// `sequence` is the model's own. The rank of adapters (`r`), if there are any, is the caller's to add.
+    /// `sequence` is the model's own. The rank of adapters (`r`), if there are any, is the caller's
+    /// to add.
     pub fn of_model(model: &Model, batch: usize) -> Option<Self> {
         let sizes = |layers: usize, named: &[(&str, usize)]| TableSizes {
             layers,

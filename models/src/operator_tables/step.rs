@@ -67,12 +67,14 @@ pub enum StepEvent<'a> {
     },
 }
 
-/// Allocations that live, by the part that made them, its layer and their number there. A loop makes several.
+/// Allocations that live, by the part that made them, its layer and their number there. A loop
+/// makes several.
 type Live<'a> = HashMap<(&'a str, usize, u32), Vec<u32>>;
 
 impl OperatorTable {
-    /// The values of the table's symbols, in its order. The chunks of a loss (`q` positions each, `c` of them) follow from the
-    /// others where they are not given: 1,024 positions, or Liger's rule for its own kernel.
+    /// The values of the table's symbols, in its order. The chunks of a loss (`q` positions each,
+    /// `c` of them) follow from the others where they are not given: 1,024 positions, or Liger's
+    /// rule for its own kernel.
     ///
     /// # Errors
     /// [`TableError::Size`] if one is not given.
@@ -96,7 +98,8 @@ impl OperatorTable {
         let (batch, sequence) = (size("b")?, size("s")?);
         let is_liger = self.key.get("kernels").is_some_and(|kernels| kernels == "liger");
         let (positions, all) = if is_liger {
-            // `fused_linear_cross_entropy_forward`: as many chunks as the vocabulary is wider than the features.
+            // `fused_linear_cross_entropy_forward`: as many chunks as the vocabulary is wider than
+            // the features.
             let all = batch * sequence;
             let least = (all / (size("v")? / size("h")?).ceil()).ceil();
             ((least as u64).next_power_of_two() as f64, all)

@@ -4,12 +4,14 @@ use super::error::TableError;
 use super::formula::Formula;
 use std::collections::BTreeMap;
 
-/// The step of one replica of a model under a framework: what its code allocates, releases and launches.
+/// The step of one replica of a model under a framework: what its code allocates, releases and
+/// launches.
 ///
 /// Forward, loss and backward pass; what shards and updates parameters is not in it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OperatorTable {
-    /// What was traced: `architecture`, `attention`, `checkpoint`, `precision`, `adapter`, and so on.
+    /// What was traced: `architecture`, `attention`, `checkpoint`, `precision`, `adapter`, and so
+    /// on.
     pub key: BTreeMap<String, String>,
     /// Versions of the framework's packages.
     pub versions: BTreeMap<String, String>,

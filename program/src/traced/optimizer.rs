@@ -6,7 +6,8 @@ use super::{AllocationStream, Contents, Emitter, RankEvent};
 /// An optimizer of a traced job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TracedOptimizer {
-    /// PyTorch's AdamW over lists of tensors, its default on GPUs: one temporary copy of the second moments.
+    /// PyTorch's AdamW over lists of tensors, its default on GPUs: one temporary copy of the second
+    /// moments.
     AdamWForeach,
     /// PyTorch's fused AdamW.
     AdamWFused,
@@ -43,7 +44,8 @@ impl TracedOptimizer {
                         emitter.allocate(elements * width, Contents::OptimizerStates, AllocationStream::Compute)
                     })
                     .collect();
-                // Decay 2; first moment 3; second moment 2 and 3; root 2; division, addition 2 each; update 4.
+                // Decay 2; first moment 3; second moment 2 and 3; root 2; division, addition 2
+                // each; update 4.
                 emitter.send(RankEvent::Moves { name: "AdamW", bytes: 20 * bytes, launches: 8 * (1 + count / 40) });
                 copies.into_iter().for_each(|id| emitter.release(id));
             }

@@ -194,7 +194,8 @@ impl Wrapper {
         self.wait(emitter, rest, true);
     }
 
-    /// The forward pass has ended: FSDP2 drops the last buffer, and FSDP1 begins to gather the layer that comes first.
+    /// The forward pass has ended: FSDP2 drops the last buffer, and FSDP1 begins to gather the
+    /// layer that comes first.
     pub(super) fn before_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
         self.previous_gather.take().into_iter().for_each(|id| emitter.release(id));
         if self.sharding == Sharding::Fsdp1

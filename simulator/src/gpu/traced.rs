@@ -1,7 +1,9 @@
-//! Steps of traced frameworks on GPUs: memory by replaying what the framework allocates, time by its own list of kernels.
+//! Steps of traced frameworks on GPUs: memory by replaying what the framework allocates, time by
+//! its own list of kernels.
 //!
-//! The list comes from [`foretell_program::traced`]. Nothing here is fitted to runs: devices' profiles come from
-//! microbenchmarks and data sheets, and the one value of the frameworks is the host's time for an operator.
+//! The list comes from [`foretell_program::traced`]. Nothing here is fitted to runs: devices'
+//! profiles come from microbenchmarks and data sheets, and the one value of the frameworks is the
+//! host's time for an operator.
 
 mod allocator;
 mod kernels;

@@ -1,8 +1,9 @@
 //! PyTorch's caching allocator: how many bytes it holds for what a step allocates and releases.
 //!
-//! Requests are rounded to 512 bytes. Each stream has pools of small and large blocks; a request takes the smallest free block
-//! that is large enough, which is split if enough is left; neighbours that are free are merged. What no block can serve is a
-//! new segment. Source: `c10/cuda/CUDACachingAllocator.cpp`.
+//! Requests are rounded to 512 bytes. Each stream has pools of small and large blocks; a request
+//! takes the smallest free block that is large enough, which is split if enough is left; neighbours
+//! that are free are merged. What no block can serve is a new segment. Source:
+//! `c10/cuda/CUDACachingAllocator.cpp`.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -10,7 +11,8 @@ const MIB: u64 = 1 << 20;
 /// Requests up to this size come from segments of [`SMALL_SEGMENT`].
 const SMALL: u64 = MIB;
 const SMALL_SEGMENT: u64 = 2 * MIB;
-/// Larger requests below [`LEAST_LARGE`] come from segments of this size; others are rounded to [`LARGE_ROUNDING`].
+/// Larger requests below [`LEAST_LARGE`] come from segments of this size; others are rounded to
+/// [`LARGE_ROUNDING`].
 const LARGE_SEGMENT: u64 = 20 * MIB;
 const LEAST_LARGE: u64 = 10 * MIB;
 const LARGE_ROUNDING: u64 = 2 * MIB;

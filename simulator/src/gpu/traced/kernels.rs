@@ -1,5 +1,5 @@
-//! Device time of a framework's operators: products by shape, attention by shape, everything else by the bytes that it moves.
-//! Only the device's profile counts; no stack has a factor on these.
+//! Device time of a framework's operators: products by shape, attention by shape, everything else
+//! by the bytes that it moves. Only the device's profile counts; no stack has a factor on these.
 
 use crate::gpu::device::GpuProfile;
 use crate::gpu::format::ProductFormat;
@@ -7,9 +7,11 @@ use crate::gpu::product::{Product, product_time};
 use foretell_models::operator_tables::{Element, TracedOperator, TracedTensor};
 use foretell_units::Seconds;
 
-/// Exponent with which the efficiency of fused attention falls with the width of heads below 128, as in `gpu/attention.rs`.
+/// Exponent with which the efficiency of fused attention falls with the width of heads below 128,
+/// as in `gpu/attention.rs`.
 const NARROW_HEADS: f64 = 0.23;
-/// Queries in a tile of FlashAttention, and the waves of tiles at which it reaches half of its efficiency, as there.
+/// Queries in a tile of FlashAttention, and the waves of tiles at which it reaches half of its
+/// efficiency, as there.
 const QUERY_TILE: f64 = 128.0;
 const HALF_WAVES: f64 = 1.2;
 /// The products of attention's backward pass over those of its forward pass: five to two.
@@ -34,7 +36,8 @@ impl DeviceKernels<'_> {
         }
     }
 
-    /// The time in which the memory moves some bytes. The last-level cache may still hold those of the kernel before.
+    /// The time in which the memory moves some bytes. The last-level cache may still hold those of
+    /// the kernel before.
     pub(super) fn moving(&self, bytes: f64) -> Seconds {
         let cached = bytes.min(self.gpu.cache.value());
         let weight = bytes - cached + cached / self.gpu.cache_speed;
@@ -108,7 +111,8 @@ fn products(operator: &TracedOperator, values: &[f64]) -> Option<(Product, Eleme
     Some((product, left.element))
 }
 
-/// A convolution as the product that it is; the backward one has two, of the input and of the weight.
+/// A convolution as the product that it is; the backward one has two, of the input and of the
+/// weight.
 fn convolution(operator: &TracedOperator, values: &[f64], name: &str) -> Option<(Product, Element)> {
     let is_backward = name == "convolution_backward";
     let (image, weight): (&TracedTensor, &TracedTensor) =

@@ -1,4 +1,5 @@
-//! Memory of a traced step: what is allocated, what the caching allocator holds for it, and what lives at the peak.
+//! Memory of a traced step: what is allocated, what the caching allocator holds for it, and what
+//! lives at the peak.
 
 use super::allocator::{CachingAllocator, rounded};
 use foretell_models::operator_tables::TableError;
@@ -26,7 +27,8 @@ pub struct TracedMemory {
 /// Steps until the allocator's blocks repeat.
 const STEPS: usize = 3;
 
-/// The memory of a job whose device has `limit` bytes for the allocator; without one it has any number.
+/// The memory of a job whose device has `limit` bytes for the allocator; without one it has any
+/// number.
 ///
 /// # Errors
 /// [`TableError`] if the table needs a size that is not given.

@@ -1,4 +1,5 @@
-//! Time of a traced step: the host issues operators in order, kernels run on one stream and collectives on another.
+//! Time of a traced step: the host issues operators in order, kernels run on one stream and
+//! collectives on another.
 
 use super::kernels::DeviceKernels;
 use crate::gpu::cluster::Cluster;
@@ -9,12 +10,14 @@ use foretell_program::{Collective, CollectiveAlgorithm};
 use foretell_units::Seconds;
 use std::collections::{BTreeMap, HashMap};
 
-/// Host time of an operator that eager Python issues, from the call to the launch. The one value of traced stacks that is not
-/// a device's: 4 to 8 us a launch in the profiles of torchtitan and Hugging Face's Trainer.
+/// Host time of an operator that eager Python issues, from the call to the launch. The one value of
+/// traced stacks that is not a device's: 4 to 8 us a launch in the profiles of torchtitan and
+/// Hugging Face's Trainer.
 const HOST_OPERATOR: f64 = 6e-6;
 /// Host time of a collective with the wrapper's code around it, in operators.
 const COLLECTIVE_OPERATORS: f64 = 20.0;
-/// Time that an empty cache of the allocator takes: it waits for the device, and frees and allocates segments.
+/// Time that an empty cache of the allocator takes: it waits for the device, and frees and
+/// allocates segments.
 const FLUSH: f64 = 0.05;
 
 /// Where the time of a traced step goes.
@@ -87,7 +90,8 @@ pub fn traced_time(job: &TracedJob<'_>, cluster: &Cluster, flushes: u64) -> Resu
                 TracedCollective::AllReduce => Collective::AllReduce,
             };
             let (duration, _) = spread.choose(collective, bytes as f64, CollectiveAlgorithm::Automatic, cluster);
-            // Gradients are reduced once the kernels before have made them; parameters are there already.
+            // Gradients are reduced once the kernels before have made them; parameters are there
+            // already.
             let ready = if kind == TracedCollective::AllGather { 0.0 } else { clocks.compute };
             clocks.communication = clocks.communication.max(clocks.host).max(ready) + duration.value();
             clocks.ends.insert(kind, clocks.communication);
