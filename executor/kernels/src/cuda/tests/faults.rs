@@ -27,7 +27,7 @@ fn run(library: &mut EmulatorLibrary, function: &'static str) -> Result<Vec<f32>
 /// Returns the child's standard error if it failed.
 fn failure_in_child(function: &str, with_address_sanitizer: bool) -> Option<String> {
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["backend::cuda::tests::faults::the_emulator_ends_a_process_that_breaks_memory_rules", "--exact", "--nocapture"]);
+    child.args(["cuda::tests::faults::the_emulator_ends_a_process_that_breaks_memory_rules", "--exact", "--nocapture"]);
     child.env(FAULT, function).env_remove(ADDRESS);
     if with_address_sanitizer {
         let found = Command::new("g++").arg("-print-file-name=libasan.so").output().unwrap();
