@@ -4,13 +4,14 @@
 use crate::binding::Limits;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
+use crate::method::MethodChoices;
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
 use crate::price_limit;
 use crate::usual_stack::Trainer;
 use clap::Args;
 use foretell_planner::{Fixed, Planned, Progress, Request, StackLimits, plan};
-use foretell_program::{Layout, Optimizer, Plan, Profile, Stack};
+use foretell_program::{Layout, MomentFormat, Optimizer, Plan, Profile, Stack};
 use foretell_simulator::Stop;
 use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
 use foretell_units::{Bytes, DataType, Price, Seconds, count};
@@ -44,6 +45,8 @@ pub struct Choices {
     /// chosen [default: bf16 on GPUs (V100: fp16), fp32 on CPUs]
     #[arg(long, value_name = "FORMAT,...", value_delimiter = ',')]
     pub precision: Vec<Precision>,
+    #[command(flatten)]
+    pub method: MethodChoices,
     /// Optimizer [default: sgd for MLPs and convolutional networks, adamw for others]
     #[arg(long, value_name = "NAME")]
     pub optimizer: Option<OptimizerName>,
@@ -132,6 +135,8 @@ pub enum OptimizerName {
     Sgd,
     Adam,
     Adamw,
+    #[value(name = "adamw-8bit")]
+    AdamwEightBit,
     Lamb,
 }
 
@@ -182,13 +187,17 @@ impl Choices {
             Plan { precision, optimizer, batch_norm_group: self.batch_norm_group, ..Plan::new(Layout::default(), global_batch) };
         let stack = self.stack.as_deref().unwrap_or_else(|| {
             let is_here = [inputs::LOCAL, inputs::LOCAL_GPUS].contains(&self.topology.as_str());
-            let stack = trainer.usual_stack(&model.model, &topology, is_here);
+            let stack = trainer.usual_stack(&model.model, &topology, is_here, self.method.is_fine_tuning());
             taken.push(format!("--stack {stack}"));
             stack
         });
         let defaults = &inputs::stack(stack)?.defaults;
         (base.stack, base.overlap, base.layout.bucket) = (Stack::new(stack), defaults.overlap, defaults.bucket);
         base.training.learning_rate = self.learning_rate;
+        if matches!(self.optimizer, Some(OptimizerName::AdamwEightBit)) {
+            base.workload.moments = MomentFormat::EightBit;
+        }
+        self.method.apply(&mut base, &model.model, &mut taken)?;
         if let Some(routing) = &self.routing {
             base.workload.routing = inputs::routing(routing)?;
             base.validate_routing(model.model.experts(), model.model.mixture_layers())
@@ -244,12 +253,14 @@ impl Choices {
     /// Share of each GPU's memory that layouts leave free.
     ///
     /// Our own executor maps one arena: the driver's context and the libraries need about 2 GiB of
-    /// 80. Allocators of frameworks also lose some between blocks.
+    /// 80. Allocators of frameworks also lose some between blocks, unless their allocations are
+    /// replayed one by one.
     pub fn headroom(&self, stack: &Stack) -> f64 {
-        self.headroom.unwrap_or(match (self.memory_limit, stack.is_own()) {
-            (Some(_), _) => 0.0,
-            (None, true) => 0.025,
-            (None, false) => 0.06,
+        let knows_allocator = || inputs::stack(stack.name()).is_ok_and(|profile| profile.tables.is_some());
+        self.headroom.unwrap_or(match self.memory_limit {
+            Some(_) => 0.0,
+            None if stack.is_own() || knows_allocator() => 0.025,
+            None => 0.06,
         })
     }
 
@@ -473,7 +484,7 @@ impl From<OptimizerName> for Optimizer {
         match name {
             OptimizerName::Sgd => Optimizer::Sgd,
             OptimizerName::Adam => Optimizer::Adam,
-            OptimizerName::Adamw => Optimizer::AdamW,
+            OptimizerName::Adamw | OptimizerName::AdamwEightBit => Optimizer::AdamW,
             OptimizerName::Lamb => Optimizer::Lamb,
         }
     }

@@ -9,7 +9,7 @@ use crate::predict;
 use foretell_models::GraphOptions;
 use foretell_planner::{Candidate, Planned, Search, StackLimits};
 use foretell_program::{Layout, Plan, Profile, Recompute, StageLayout, usual_cuts, work_of_blocks};
-use foretell_topologies::Architecture;
+use foretell_topologies::{Architecture, Topology};
 use foretell_units::Seconds;
 
 /// Explains an answer: what was searched, what binds, what the other layouts lose and where, and
@@ -117,6 +117,16 @@ pub fn title(setting: &Setting) -> String {
     let topology = &setting.topology;
     let (devices, stack) = (topology.device_count(), setting.base.stack.name());
     format!("{} on {} ({devices} devices), trained by {stack}", setting.model.name, topology.name())
+}
+
+/// Whether an answer fits, how likely it is that it does not, and what holds the memory at its peak;
+/// `None` where memory is not known by a framework's own allocations.
+pub fn fit(best: &Candidate, topology: &Topology) -> Option<String> {
+    let (chance, peak) = (best.prediction.chance_of_running_out?, best.prediction.memory_peak.as_ref()?);
+    let device = topology.device_kinds().first()?;
+    let held = best.prediction.peak_memory_bytes.iter().copied().max()?;
+    let chance = if chance < 0.005 { "less than 1 %".into() } else { format!("{:.0} %", chance * 100.0) };
+    Some(format!("fits: {held} of {} on each `{}`; chance of running out: {chance}; peak: {peak}", device.memory, device.name))
 }
 
 /// The rates of one device: tokens or samples, and operations of the model.

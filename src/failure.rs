@@ -16,6 +16,8 @@ pub enum Failure {
     Input(String),
     /// The input is right, but the command could not be carried out.
     Undone(String),
+    /// The search ran, and found no layout.
+    Unplanned(PlannerError),
     /// A signal stopped the command.
     Stopped {
         /// The signal's number.
@@ -60,11 +62,12 @@ impl Failure {
 
     /// The failure as JSON: what happened, how to fix it, and where.
     pub fn document(&self) -> FailureAnswer {
-        let (code, text) = match self {
-            Failure::Input(text) => ("input", text),
-            Failure::Undone(text) => ("undone", text),
-            Failure::Stopped { message, .. } => ("stopped", message),
+        let code = match self {
+            Failure::Input(_) => "input",
+            Failure::Undone(_) | Failure::Unplanned(_) => "undone",
+            Failure::Stopped { .. } => "stopped",
         };
+        let text = self.to_string();
         let (text, hint) = text.split_once("; hint: ").map_or((text.as_str(), None), |(text, hint)| (text, Some(hint)));
         let (place, message) = text.split_once(": ").map_or((None, text), |(place, rest)| match read_place(place) {
             Some(place) => (Some(place), rest),
@@ -87,7 +90,7 @@ impl Failure {
     pub fn status(&self) -> u8 {
         match self {
             Failure::Input(_) => Self::INPUT,
-            Failure::Undone(_) => Self::UNDONE,
+            Failure::Undone(_) | Failure::Unplanned(_) => Self::UNDONE,
             // As shells have it for a process that a signal ended.
             Failure::Stopped { signal, .. } => 128_u8.saturating_add(*signal),
         }
@@ -110,6 +113,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Input(message) | Failure::Undone(message) | Failure::Stopped { message, .. } => formatter.write_str(message),
+            Failure::Unplanned(error) => error.fmt(formatter),
         }
     }
 }
@@ -144,9 +148,8 @@ impl From<PlannerError> for Failure {
             PlannerError::Model(_) | PlannerError::NoLayout { .. } | PlannerError::Objective { .. } => {
                 Failure::Input(error.to_string())
             }
-            // The search ran, and no layout fits.
             PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. } | PlannerError::Simulation(_) => {
-                Failure::Undone(error.to_string())
+                Failure::Unplanned(error)
             }
         }
     }

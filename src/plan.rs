@@ -2,14 +2,15 @@
 
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
+use crate::fit_table::{Axes, Format as TableFormat};
 use crate::modes::{ModeAnswers, ModeChoice, ModesAnswer};
 use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::search_progress::{ProgressFile, SearchMoment};
 use crate::sizes::Point;
 use crate::usual_stack::Trainer;
-use crate::{changes, explain, inputs, modes, output, predict, search_report, sizes};
+use crate::{changes, explain, fit_table, inputs, modes, output, predict, search_report, sizes, what_fits};
 use clap::Args;
-use foretell_planner::{Candidate, Planned, Progress, Search};
+use foretell_planner::{Candidate, Planned, PlannerError, Progress, Search};
 use foretell_program::{MOST_RANKS, Profile};
 use foretell_reports::{GapPoint, layouts_table};
 use foretell_simulator::Prediction;
@@ -51,6 +52,13 @@ pub struct Arguments {
     /// Write the plot of `--scaling` or `--front` into a folder (SVG and PNG)
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
+    /// Plan a table of jobs and say which fit, how large and how fast: two of context, method, batch,
+    /// nodes and loss
+    #[arg(long, value_name = "context,method", conflicts_with_all = ["output", "explain", "front", "scaling", "compare", "report", "progress"])]
+    table: Option<Axes>,
+    /// Form of the table
+    #[arg(long, value_enum, default_value_t, requires = "table")]
+    table_format: TableFormat,
     /// Modes to search: how the replicas of a model stay together
     #[arg(long, value_enum, default_value_t, conflicts_with_all = ["scaling", "front"])]
     mode: ModeChoice,
@@ -74,6 +82,10 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     // A profile is measured on our kernels, and the other modes are ours alone.
     let is_ours = profile.is_some() || arguments.mode == ModeChoice::Any;
+    if let Some(axes) = arguments.table {
+        let answer = output::with_spinner("search", || fit_table::answer(axes, &arguments.choices, profile.as_ref()))?;
+        return if json { output::json(&answer) } else { output::line(&answer.text(arguments.table_format)) };
+    }
     let mut setting = arguments.choices.setting(if is_ours { Trainer::Ours } else { Trainer::Framework })?;
     let compared =
         arguments.compare.as_deref().map(|path| compared(path, profile.as_ref(), &arguments.choices, &setting)).transpose()?;
@@ -106,10 +118,17 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         file.finish(started.elapsed().as_secs_f64())?;
     }
     let planned = match searched {
-        Err(Failure::Undone(reason)) if reason.starts_with("no layout fits") && !arguments.choices.oversubscribe => {
-            let enough = sizes::enough_nodes(&arguments.choices, &setting, started).unwrap_or(None);
-            let change = enough.map_or_else(String::new, |nodes| format!("; it fits on {nodes} such nodes"));
-            return Err(Failure::Undone(format!("{reason}{change}")));
+        Err(Failure::Unplanned(PlannerError::OutOfMemory { needed, device, limit, hint }))
+            if !arguments.choices.oversubscribe =>
+        {
+            let hint = match what_fits::hint(&arguments.choices, profile.as_ref())? {
+                Some(changes) => changes,
+                None => {
+                    let enough = sizes::enough_nodes(&arguments.choices, &setting, started).unwrap_or(None);
+                    enough.map_or(hint.clone(), |nodes| format!("{hint}; it fits on {nodes} such nodes"))
+                }
+            };
+            return Err(Failure::Unplanned(PlannerError::OutOfMemory { needed, device, limit, hint }));
         }
         planned => planned?,
     };
@@ -149,6 +168,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     }
     if let Some(warning) = explain::cut_off(&planned) {
         output::line(&warning)?;
+    }
+    if let Some(line) = explain::fit(best, &setting.topology) {
+        output::line(&line)?;
     }
     let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
     output::line(&format!("{}\n{}", explain::title(&setting), layouts_table(&rows)))?;

@@ -6,13 +6,14 @@ use crate::plan_file::LoadedPlan;
 use crate::remarks;
 use crate::run_folder::PredictedInput;
 use foretell_models::Model;
+use foretell_program::traced::{TracedPlan, Untraced};
 use foretell_program::{Compiled, Mode, Plan, Profile, Program, Recompute, Stack, StageLayout};
 use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
 use foretell_simulator::gpu::{ProfileError, Profiles};
 use foretell_simulator::{
     CheckpointCost, CostModel, Disturbance, Load, MemoryUse, Options, OverfullDevice, Oversubscription, PacedPrediction,
     Prediction, Recording, Simulation, SimulationError, StepKind, checkpoint_cost, load, memory_use, predict_with_memory,
-    simulate,
+    simulate, traced_prediction,
 };
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{BytesPerSecond, DataType, Seconds};
@@ -72,8 +73,14 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
         return Err(Failure::Input(format!("`--straggler` names {rank}, but the layout has ranks 0 to {}", ranks - 1)));
     }
     let costs = costs(profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
-    let memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
+    let mut memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
     let (mut prediction, simulation) = predict_cycle(&compiled, &memory, &loaded.topology, &costs, options)?;
+    let traced = traced_prediction(&loaded.plan, &loaded.model.model, &loaded.topology, &costs).ok();
+    let of_operators = traced.map(|traced| {
+        (prediction, memory) = (traced.prediction, traced.memory_use);
+        let stack = loaded.plan.stack.name();
+        format!("times and memory are those of the operators of `{stack}`; the timeline and the critical path are of its profile")
+    });
     let undisturbed = (!options.disturbance.is_none()).then(|| {
         let options = Options { disturbance: Disturbance::default(), recording: Recording::Ends, ..options.clone() };
         let total = compiled.cycle.steps() as f64;
@@ -101,7 +108,8 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
         format!("steps differ, in a cycle of {steps}; the timeline, the critical path and the energy are those of its first step")
     });
     let of_paces = prediction.paces.as_ref().map(paces_in_words);
-    let remarks = loaded.remarks.iter().chain(&costs.remarks).cloned().chain(of_usual_step).chain(of_paces).collect();
+    let remarks =
+        loaded.remarks.iter().chain(&costs.remarks).cloned().chain(of_operators).chain(of_usual_step).chain(of_paces).collect();
     Ok(PredictedPlan { compiled, prediction, simulation, undisturbed, memory, remarks, checkpoint, storage, input: None })
 }
 
@@ -171,9 +179,37 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
             kind.name
         ));
     }
+    costs.remarks.extend(on_tables(&costs, plan, model)?);
     costs.remarks.extend(remarks::on_woven_passes(plan));
     costs.remarks.extend(profile.and_then(|profile| remarks::on_machine(profile, topology)));
     Ok(costs)
+}
+
+/// What stands in for a framework's own operators, one sentence each. Refuses what only operator
+/// tables know where there is none.
+fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String>, Failure> {
+    let stack = plan.stack.name();
+    let Some(framework) = (0..costs.kind_count()).find_map(|kind| costs.tables(kind)) else {
+        return match plan.workload.stated_kernels() {
+            // Profiles know what a loss in parts keeps.
+            Some("loss") if !plan.stack.is_own() => Ok(Vec::new()),
+            Some(field) => Err(Failure::Input(format!(
+                "`workload.{field}`: `stack: {stack}` does not tell such kernels apart; hint: use `stack: hf-trainer` on GPUs of the \
+                 catalogue, or leave it out"
+            ))),
+            None => Ok(Vec::new()),
+        };
+    };
+    match (TracedPlan::new(plan, model, framework, None), plan.workload.base_bits) {
+        (Ok(traced), _) => Ok(traced.assumptions),
+        (Err(Untraced { reason }), Some(bits)) => Err(Failure::Input(format!(
+            "`workload.base_bits: {bits}`: the operators of `{stack}` are not known for {reason}; hint: use adapters beside whole \
+             weights (`--method lora`), one of `foretell models` that is like Llama, or leave out other options"
+        ))),
+        (Err(Untraced { reason }), None) => Ok(vec![format!(
+            "the operators of `{stack}` are not known for {reason}: its profile, with wider errors, predicts the step"
+        )]),
+    }
 }
 
 /// Refuses a precision for which a topology's devices state no peak rate.

@@ -11,6 +11,7 @@
 //!
 //! This module knows no devices and no durations.
 
+mod architecture;
 mod error;
 mod formula;
 mod library;
@@ -18,6 +19,7 @@ mod sizes;
 mod step;
 mod table;
 
+pub use architecture::{is_tied, traced_architecture};
 pub use error::TableError;
 pub use formula::Formula;
 pub use step::{StepEvent, TableSizes};

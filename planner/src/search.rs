@@ -24,6 +24,7 @@ mod searcher;
 mod simulation;
 mod timed_cuts;
 mod too_large;
+mod traced;
 
 pub use answer::{Candidate, Planned, Search};
 pub use deadline::deadline;
@@ -34,6 +35,7 @@ use crate::objective;
 use crate::space::Request;
 use foretell_program::{MOST_RANKS, MOST_SAMPLES};
 use searcher::Searcher;
+use traced::plan_traced;
 
 /// Finds the best layouts of a request.
 ///
@@ -50,6 +52,9 @@ pub fn plan(request: &Request<'_>) -> Result<Planned, PlannerError> {
         return Err(PlannerError::no_layout(request, reason, "use a smaller global batch"));
     }
     objective::check(request)?;
+    if let Some(planned) = plan_traced(request)? {
+        return Ok(planned);
+    }
     let mut bounds = Bounds::new(request)?;
     match bounds.refusal_by_model_state().or_else(|| bounds.refusal_of_fixed_sizes()) {
         Some(refusal) => Err(refusal),

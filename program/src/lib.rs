@@ -62,10 +62,10 @@ pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use pacing::{Effect, Pacing, StalenessDistribution, Turn, Versions};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LearningRateSchedule, LocalSgd, Lora,
-    LossScale, MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat, NamePatterns, Offload, OperandFormat, OperatorPatterns, Optimizer,
-    OuterOptimizer, OuterRule, Overlap, ParameterServer, Period, Plan, PlanError, PlannedWorkload, Recompute, Routing, RunLength,
-    ShardedPart, Stack, StageLayout, Staleness, Trained, Training, WarmUp,
+    AttentionKernel, AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LearningRateSchedule,
+    LocalSgd, Lora, LossKernel, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat, NamePatterns, Offload, OperandFormat,
+    OperatorPatterns, Optimizer, OuterOptimizer, OuterRule, Overlap, ParameterServer, Period, Plan, PlanError, PlannedWorkload,
+    Recompute, Routing, RunLength, ShardedPart, Stack, StageLayout, Staleness, Trained, Training, WarmUp,
 };
 pub use profile::{
     Exchange, ExchangeSample, InputCosts, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown,

@@ -35,7 +35,7 @@ pub use period::{Period, RunLength};
 pub use recompute::{Keep, Kept, Recompute};
 pub use routing::Routing;
 pub use training::{DecayExemptions, LossScale, Training};
-pub use workload::{MomentFormat, OperandFormat, PlannedWorkload, Trained};
+pub use workload::{AttentionKernel, LossKernel, MomentFormat, OperandFormat, PlannedWorkload, Trained};
 
 use crate::collective::CollectiveAlgorithm;
 use crate::mesh::Mesh;

@@ -13,16 +13,19 @@
 //!
 //! It knows no durations and no devices.
 
+mod of_plan;
 mod optimizer;
 mod sharding;
 
+pub use of_plan::{TracedPlan, Untraced};
 pub use optimizer::TracedOptimizer;
 
 use foretell_models::operator_tables::{
     Element, OperatorTable, ParameterRole, StepEvent, TableError, TableSizes, TracedOperator,
 };
+use rustc_hash::FxHashMap;
 use sharding::Wrapper;
-use std::collections::HashMap;
+use std::sync::Arc;
 
 /// How the ranks of a traced job hold parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,9 +47,9 @@ pub enum Sharding {
 
 /// A training step of a traced framework, as one of `ranks` data-parallel ranks runs it.
 #[derive(Clone, Debug)]
-pub struct TracedJob<'a> {
+pub struct TracedJob {
     /// The traced step of one replica.
-    pub table: &'a OperatorTable,
+    pub table: Arc<OperatorTable>,
     /// The model's sizes, and the rank's batch.
     pub sizes: TableSizes,
     /// Number of ranks.
@@ -76,6 +79,12 @@ pub enum Contents {
     Activations,
     /// What collectives read and write.
     Communication,
+}
+
+impl Contents {
+    /// All, in the order of their discriminants.
+    pub const ALL: [Self; 6] =
+        [Self::Parameters, Self::Gathered, Self::Gradients, Self::OptimizerStates, Self::Activations, Self::Communication];
 }
 
 /// The stream that an allocation belongs to: blocks of one are not reused by another.
@@ -187,16 +196,16 @@ struct ParameterOf {
     layer: Option<usize>,
 }
 
-impl<'a> TracedJob<'a> {
+impl TracedJob {
     /// Gives every event of `steps` steps to `visit`, in the order in which a rank's host issues
     /// them.
     ///
     /// # Errors
     /// [`TableError`] if the table needs a size that is not given.
-    pub fn emit(&self, steps: usize, visit: impl FnMut(RankEvent<'a>)) -> Result<(), TableError> {
+    pub fn emit<'a>(&'a self, steps: usize, visit: impl FnMut(RankEvent<'a>)) -> Result<(), TableError> {
         let values = self.table.values(&self.sizes)?;
         let mut emitter =
-            Emitter { job: self, values, visit, next: 0, passes: 0, is_last_pass: false, gradients: HashMap::new() };
+            Emitter { job: self, values, visit, next: 0, passes: 0, is_last_pass: false, gradients: FxHashMap::default() };
         let mut wrapper = Wrapper::new(&mut emitter);
         for _ in 0..steps {
             let count = self.micro_batches.max(1);
@@ -212,9 +221,9 @@ impl<'a> TracedJob<'a> {
         Ok(())
     }
 
-    fn micro_batch<V: FnMut(RankEvent<'a>)>(
-        &self,
-        emitter: &mut Emitter<'a, '_, V>,
+    fn micro_batch<'a, V: FnMut(RankEvent<'a>)>(
+        &'a self,
+        emitter: &mut Emitter<'a, V>,
         wrapper: &mut Wrapper,
     ) -> Result<(), TableError> {
         emitter.passes += 1;
@@ -264,8 +273,8 @@ impl<'a> TracedJob<'a> {
 }
 
 /// Where events go, and numbers for what is allocated around the table.
-struct Emitter<'a, 'b, V> {
-    job: &'b TracedJob<'a>,
+struct Emitter<'a, V> {
+    job: &'a TracedJob,
     values: Vec<f64>,
     visit: V,
     next: u64,
@@ -274,10 +283,10 @@ struct Emitter<'a, 'b, V> {
     /// Whether the micro-batch is the step's last, which reduces gradients.
     is_last_pass: bool,
     /// Gradients of the micro-batch that are not yet reduced, as the table made them.
-    gradients: HashMap<ParameterOf, u64>,
+    gradients: FxHashMap<ParameterOf, u64>,
 }
 
-impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, '_, V> {
+impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, V> {
     fn send(&mut self, event: RankEvent<'a>) {
         (self.visit)(event);
     }
@@ -309,13 +318,16 @@ impl<'a, V: FnMut(RankEvent<'a>)> Emitter<'a, '_, V> {
     fn shard_elements(&self, index: usize) -> u64 {
         let dimensions = &self.job.table.parameters[index].dimensions;
         let first = dimensions.first().map_or(1, |dimension| dimension.value(&self.values).round() as u64);
-        let rest = self.elements(index).checked_div(first).unwrap_or(0);
-        first.div_ceil(self.job.ranks.max(1) as u64) * rest
+        match first {
+            // A size of a model may be 0; its parameter has no element then.
+            0 => 0,
+            first => first.div_ceil(self.job.ranks.max(1) as u64) * (self.elements(index) / first),
+        }
     }
 
     /// All parameters and buffers of the model.
     fn parameters(&self) -> Vec<ParameterOf> {
-        let table = self.job.table;
+        let table = &self.job.table;
         let of_model = table.parameters.iter().enumerate().filter(|(_, parameter)| parameter.role != ParameterRole::Tied);
         let copies = |(index, parameter): (usize, &foretell_models::operator_tables::TableParameter)| -> Vec<ParameterOf> {
             match &parameter.stack {

@@ -3,7 +3,7 @@
 use crate::refusal::Refusal;
 use crate::row::Row;
 use foretell_models::{Bert, Gpt, Llama, Model, Moe};
-use foretell_program::{Layout, Recompute, Schedule};
+use foretell_program::{Layout, Offload, Recompute, Schedule};
 use foretell_simulator::gpu::StackProfile;
 
 /// Returns the layout of a row's run on `devices` devices. Adds a sentence to `assumptions` for
@@ -82,9 +82,21 @@ pub(crate) fn layout(row: &Row, stack: &StackProfile, devices: usize, assumption
         zero,
         recompute,
         micro_batch,
+        offload: offload(row)?,
         bucket: stack.defaults.bucket,
         ..Layout::default()
     })
+}
+
+/// Returns what the row keeps on hosts.
+fn offload(row: &Row) -> Result<Offload, Refusal> {
+    let stated = row.cells.get("offload").map_or("", String::as_str);
+    match stated {
+        "" | "none" => Ok(Offload::None),
+        "checkpoints" | "activations" => Ok(Offload::Activations),
+        "optimizer" => Ok(Offload::Optimizer),
+        other => Err(Refusal(format!("offloading `{other}` to hosts is not modelled"))),
+    }
 }
 
 /// Returns whether the row states its recomputation.

@@ -1,6 +1,7 @@
 //! Maps the names of devices, links, frameworks and formats in rows to names of profiles.
 
 use crate::row::Row;
+use foretell_program::LossKernel;
 use foretell_simulator::gpu::{Fp8Scaling, ProductFormat};
 
 /// Profile names by the words that must all occur in a row's text ([`says`]). The first match wins.
@@ -148,11 +149,12 @@ pub(crate) fn nearest_stack(row: &Row) -> &'static str {
         (&["levanter"], "maxtext"),
         (&["alpa"], "maxtext"),
         (&["torchtune"], "torchtitan"),
-        (&["nanogpt"], "ddp"),
         (&["picotron"], "nanotron"),
         (&["tensorflow"], "deeplearningexamples-tensorflow2"),
         (&["mxnet"], "mlperf-mxnet"),
         (&["torch", "compile"], "torchtitan-compiled"),
+        (&["compiled"], "torchtitan-compiled"),
+        (&["nanogpt"], "ddp"),
         (&["ddp"], "ddp"),
         (&["eager"], "pytorch-eager"),
     ];
@@ -172,6 +174,17 @@ pub(crate) fn trains_adapters(row: &Row) -> bool {
     matches!(method, "lora" | "qlora")
         || (method.is_empty()
             && [&row.model, &row.notes, &row.framework].iter().any(|text| says(text, "lora") || says(text, "qlora")))
+}
+
+/// Returns how the row's loss is computed. Kernels by Triton that fuse it with the head are Liger's
+/// own, and those of others that use its loss.
+pub(crate) fn loss(row: &Row) -> LossKernel {
+    let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
+    match () {
+        () if cell("loss").contains("chunked") => LossKernel::Chunked,
+        () if cell("kernels").contains("liger") || row.notes.contains("liger fused") => LossKernel::Liger,
+        () => LossKernel::Plain,
+    }
 }
 
 /// Returns whether the row says that collectives over `tp` overlap with products.

@@ -50,6 +50,9 @@ impl Run {
     /// [`Refusal`] if the row says too little, contradicts itself, or names something that has no
     /// profile or model family.
     pub fn of(row: &Row, profiles: &Profiles) -> Result<Self, Refusal> {
+        if row.quality.starts_with('C') {
+            return Err(Refusal("of the run only a symptom is stated (grade C)".into()));
+        }
         let kinds = in_rank_order(names::node_kinds(row), row, profiles);
         let [first @ (_, device), others @ ..] = kinds.as_slice() else {
             return Err(Refusal(format!("the device `{}` has no profile", row.gpu)));
@@ -314,6 +317,7 @@ fn plan(row: &Row, layout: Layout, format: ProductFormat, model: &Model) -> Resu
         products,
         trains: if names::trains_adapters(row) { Trained::Adapters } else { Trained::All },
         eager_loss: names::has_eager_loss(row),
+        loss: names::loss(row),
         // The model's sequence has none.
         unpadded: matches!(model, Model::Bert(_)).then_some(1.0),
         ..PlannedWorkload::default()

@@ -4,18 +4,18 @@
 //! A row is traced if the library has a table of its framework, architecture and settings, and if
 //! its ranks are data-parallel. All others keep the profile of their stack.
 
-use crate::names::{says, trains_adapters};
+use crate::names::{loss, says, trains_adapters};
 use crate::prediction::StepPrediction;
 use crate::row::Row;
 use crate::run::Run;
 use crate::traced_prediction::TracedPrediction;
 use foretell_models::Model;
-use foretell_models::operator_tables::{Element, OperatorTable, ParameterRole, TableSizes};
-use foretell_program::Recompute;
-use foretell_program::traced::{Sharding, TracedJob, TracedOptimizer};
+use foretell_program::traced::{TracedOptimizer, TracedPlan};
+use foretell_program::{AttentionKernel, Lora, NamePatterns, Plan, PlannedWorkload};
 use foretell_simulator::gpu::ProductFormat;
-use foretell_simulator::gpu::traced::{TracedTime, traced_memory, traced_time};
-use foretell_units::Bytes;
+use foretell_simulator::gpu::traced::TracedTime;
+use foretell_simulator::{memory_within, repeated_time};
+use foretell_units::DataType;
 
 /// Architectures of the library by words of a model's name. The first match wins.
 const ARCHITECTURES: [(&str, &str); 18] = [
@@ -46,8 +46,8 @@ const USUAL_RANK: usize = 16;
 /// calibrate it on yet.
 const SPREAD: [f64; 2] = [0.88, 1.25];
 
-/// What a row's framework was traced with; `None` if it was not.
-fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
+/// The tables of a row's framework, and the row's architecture there; `None` if it was not traced.
+fn tables(row: &Row, run: &Run) -> Option<(&'static str, &'static str)> {
     let framework = |word: &str| says(&row.framework, word);
     let is_hugging_face =
         ["hugging face", "hf trainer", "trl", "transformers", "accelerate", "llama-recipes", "llama-factory", "axolotl"]
@@ -57,73 +57,38 @@ fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
     let is_other = ["deepspeed", "scattermoe", "compiled", "unsloth", "megatron"].into_iter().any(framework);
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
     let is_compiled = cell("compiled") == "1" || says(&row.notes, "compile");
-    let layout = &run.plan.layout;
-    let is_divided = layout.tensor * layout.pipeline * layout.context * layout.expert > 1;
-    // Chunked losses and offloading are other tables.
-    let is_special = !cell("offload").is_empty() || cell("loss").contains("chunked");
-    // ZeRO's first stages shard states alone, which no wrapper here does; TF32 has other rates than
-    // the table's single precision.
-    let is_partly_sharded = matches!(layout.zero, 1 | 2) && run.devices() > 1;
-    let is_left_out =
-        is_other || is_compiled || is_divided || is_special || is_partly_sharded || run.format == ProductFormat::Tf32;
+    // TF32 has other rates than the tables' single precision.
+    let is_left_out = is_other || is_compiled || !cell("offload").is_empty() || run.format == ProductFormat::Tf32;
     if !(is_hugging_face || is_plain) || is_left_out {
         return None;
     }
     let name = row.model.to_lowercase();
     let (_, architecture) = ARCHITECTURES.into_iter().find(|(word, _)| says(&name, word))?;
-    let has_adapters = trains_adapters(row);
-    let is_sharded = layout.zero == 3;
-    let stores_narrow = stores_narrow(row);
-    let precision = match run.format {
-        ProductFormat::Fp32 => "fp32",
-        _ if has_adapters => "mixed",
-        _ if stores_narrow => "bf16",
-        _ if is_sharded => "mixed",
-        _ => "autocast",
-    };
-    let checkpoint = match layout.recompute {
-        Recompute::None => "none",
-        Recompute::Full => "full",
-        _ => return None,
-    };
-    let says_flash = says(cell("attention"), "flash") || says(&row.notes, "flash attention");
-    let attention = match cell("attention") {
-        "eager" => "eager",
-        _ if precision == "fp32" => "sdpa",
-        _ if says_flash => "flash",
-        _ => "sdpa",
-    };
-    let is_attention = says(&row.notes, "q k v o") || says(&row.notes, "attention projections");
-    let targets = match () {
-        () if !has_adapters => "none",
-        // FSDP casts adapters within a unit.
-        () if is_attention && is_sharded => "lora-attention-bf16",
-        () if is_attention => "lora-attention",
-        () if is_sharded => "lora-all-bf16",
-        () => "lora-all",
-    };
-    // Kernels by Triton that fuse the loss with the head: Liger's own, and those of others that use
-    // its loss.
-    let kernels = if cell("kernels").contains("liger") || row.notes.contains("liger fused") { "liger" } else { "hf" };
-    Some(vec![
-        ("architecture", architecture),
-        ("framework", "hf"),
-        ("head", if is_tied(&run.model) { "tied" } else { "usual" }),
-        ("dropout", if matches!(architecture, "gpt2" | "bert") { "some" } else { "none" }),
-        ("experts", if matches!(architecture, "mixtral" | "qwen3_moe") { "grouped_mm" } else { "none" }),
-        ("attention", attention),
-        ("checkpoint", checkpoint),
-        ("precision", precision),
-        ("adapter", targets),
-        ("loss", "model"),
-        ("kernels", kernels),
-    ])
+    Some(("hf", architecture))
 }
 
-/// Whether a model's head has the embedding's weights although its architecture usually has its
-/// own.
-fn is_tied(model: &Model) -> bool {
-    matches!(model, Model::Llama(llama) if llama.tied_embeddings)
+/// A run's plan with what the row says of kernels, adapters and widths.
+fn plan(row: &Row, run: &Run) -> Plan {
+    let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
+    let mut plan = run.plan.clone();
+    plan.precision = if run.format == ProductFormat::Fp32 { DataType::Fp32 } else { DataType::Bf16 };
+    plan.workload = PlannedWorkload::default();
+    plan.workload.no_master_copy = stores_narrow(row);
+    let says_flash = says(cell("attention"), "flash") || says(&row.notes, "flash attention");
+    plan.workload.attention = match cell("attention") {
+        "eager" => Some(AttentionKernel::Eager),
+        _ if plan.precision == DataType::Fp32 => None,
+        _ => Some(if says_flash { AttentionKernel::Flash } else { AttentionKernel::Sdpa }),
+    };
+    plan.workload.loss = loss(row);
+    if trains_adapters(row) {
+        let is_attention = says(&row.notes, "q k v o") || says(&row.notes, "attention projections");
+        let targets = NamePatterns::from_iter([if is_attention { "*attn*" } else { "*" }]);
+        let rank = row.count("adapter_rank").unwrap_or(USUAL_RANK);
+        plan.training.lora = Some(Lora { rank, targets, ..Lora::default() });
+        plan.workload.base_bits = says(cell("method"), "qlora").then_some(4);
+    }
+    plan
 }
 
 /// Whether parameters and states are stored in sixteen bits, without a copy in single precision.
@@ -145,61 +110,17 @@ pub(crate) fn replace(row: &Row, run: &Run, prediction: &mut StepPrediction) {
 }
 
 fn predict(row: &Row, run: &Run) -> Option<(TracedTime, TracedPrediction)> {
-    let key = key(row, run)?;
-    // Adapters in single precision stand in where none in bf16 were traced: they are small.
-    let strip = |value: &'static str| value.strip_suffix("-bf16").unwrap_or(value);
-    let wide: Vec<_> = key.iter().map(|&(name, value)| (name, strip(value))).collect();
-    let find = |key: &[(&str, &str)]| OperatorTable::library(key).ok().flatten();
-    let table = find(&key).or_else(|| find(&wide))?;
-    let layout = &run.plan.layout;
-    let mut sizes = TableSizes::of_model(&run.model, layout.micro_batch)?;
-    sizes = sizes.with("r", row.count("adapter_rank").unwrap_or(USUAL_RANK));
+    let (framework, architecture) = tables(row, run)?;
+    let mut job = TracedPlan::new(&plan(row, run), &run.model, framework, Some(architecture)).ok()?.job;
     if let Model::Llama(llama) = &run.model {
         // Rows do not pad vocabularies under these frameworks.
-        sizes = sizes.with("v", row.count("vocab").unwrap_or(llama.vocab));
+        job.sizes = job.sizes.with("v", row.count("vocab").unwrap_or(llama.vocab));
     }
-    let has_adapters = table.parameters.iter().any(|parameter| parameter.role == ParameterRole::Adapter);
-    let is_narrow = stores_narrow(row) && !has_adapters;
-    let sharding = match (layout.zero, run.devices()) {
-        (3, 2..) => Sharding::Fsdp1,
-        (3, _) | (_, 0 | 1) => Sharding::Replicated,
-        _ => Sharding::Ddp,
-    };
-    let micro_batches = run.plan.micro_batches().ok()?;
-    if sharding == Sharding::Fsdp1 && micro_batches > 1 {
-        // `no_sync` keeps whole gradients until the last micro-batch, which is not modelled.
-        return None;
+    // The default of the releases that rows have.
+    if job.optimizer == TracedOptimizer::AdamWFused {
+        job.optimizer = TracedOptimizer::AdamWForeach;
     }
-    let job = TracedJob {
-        table: &table,
-        sizes,
-        ranks: run.devices(),
-        sharding,
-        stored: if is_narrow { Element::Bf16 } else { Element::F32 },
-        optimizer: TracedOptimizer::AdamWForeach,
-        micro_batches,
-    };
-    let outside = outside(run);
-    let limit = Bytes::new(run.cluster.gpu.memory.count().saturating_sub(outside.count()));
-    let mut memory = traced_memory(&job, None).ok()?;
-    if memory.reserved > limit && memory.allocated <= limit {
-        memory.flushes = traced_memory(&job, Some(limit)).ok()?.flushes;
-    }
-    let time = traced_time(&job, &run.cluster, memory.flushes).ok()?;
-    let workspace = workspace(run);
-    memory.allocated += workspace;
-    memory.reserved = (memory.reserved + workspace).min(limit.max(memory.allocated));
+    let (memory, outside) = memory_within(&job, &run.cluster, run.cluster.gpu.memory).ok()?;
+    let time = repeated_time(&job, &run.cluster, memory.flushes).ok()?;
     Some((time, TracedPrediction { memory, outside }))
-}
-
-/// cuBLAS's workspaces, which PyTorch allocates: two of 8 MiB, on Hopper and later of 32 MiB
-/// (`getCUDABlasLtWorkspaceSize` and `parseChosenWorkspaceSize` in `CUDABlas.cpp`).
-fn workspace(run: &Run) -> Bytes {
-    let is_later = ["hopper", "blackwell"].iter().any(|generation| run.cluster.gpu.generation.starts_with(generation));
-    Bytes::new(if is_later { 64 << 20 } else { 16 << 20 })
-}
-
-/// The context of CUDA with PyTorch's modules, and NCCL's buffers if there are several ranks.
-fn outside(run: &Run) -> Bytes {
-    Bytes::new(if run.devices() > 1 { 1400 << 20 } else { 600 << 20 })
 }

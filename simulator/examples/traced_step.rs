@@ -12,6 +12,7 @@ use foretell_models::operator_tables::{Element, OperatorTable, TableSizes};
 use foretell_program::traced::{Sharding, TracedJob, TracedOptimizer};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::gpu::traced::{traced_memory, traced_time};
+use std::sync::Arc;
 use std::time::Instant;
 
 fn main() {
@@ -25,9 +26,9 @@ fn main() {
     let rest = halves.next().unwrap();
     let [sharding, ranks, stored, optimizer, device, layers, ..] = rest else { unreachable!("too few words") };
     let started = Instant::now();
-    let table = OperatorTable::library(&key).unwrap().expect("a table has this key");
+    let table = Arc::new(OperatorTable::library(&key).unwrap().expect("a table has this key"));
     let job = TracedJob {
-        table: &table,
+        table,
         sizes: TableSizes {
             layers: layers.parse().unwrap(),
             symbols: pairs(rest).into_iter().map(|(name, value)| (name, value.parse().unwrap())).collect(),

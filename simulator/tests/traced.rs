@@ -7,11 +7,12 @@ use foretell_program::traced::{Sharding, TracedJob, TracedOptimizer};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::gpu::traced::{traced_memory, traced_time};
 use foretell_units::Bytes;
+use std::sync::Arc;
 
 const LLAMA_3_8B: [(&str, usize); 6] = [("h", 4096), ("n", 32), ("k", 8), ("d", 128), ("f", 14336), ("v", 128_256)];
 const MISTRAL_7B: [(&str, usize); 6] = [("h", 4096), ("n", 32), ("k", 8), ("d", 128), ("f", 14336), ("v", 32000)];
 
-fn table(checkpoint: &str, precision: &str, adapter: &str) -> OperatorTable {
+fn table(checkpoint: &str, precision: &str, adapter: &str) -> Arc<OperatorTable> {
     let key = [
         ("architecture", "llama"),
         ("framework", "hf"),
@@ -23,7 +24,7 @@ fn table(checkpoint: &str, precision: &str, adapter: &str) -> OperatorTable {
         ("kernels", "hf"),
         ("head", "usual"),
     ];
-    OperatorTable::library(&key).unwrap().unwrap()
+    Arc::new(OperatorTable::library(&key).unwrap().unwrap())
 }
 
 fn sizes(layers: usize, batch: usize, sequence: usize, model: &[(&str, usize)]) -> TableSizes {
@@ -32,7 +33,8 @@ fn sizes(layers: usize, batch: usize, sequence: usize, model: &[(&str, usize)]) 
     model.iter().chain(&all).fold(empty, |sizes, &(symbol, size)| sizes.with(symbol, size))
 }
 
-fn job(table: &OperatorTable, sizes: TableSizes, sharding: Sharding, ranks: usize, stored: Element) -> TracedJob<'_> {
+fn job(table: &Arc<OperatorTable>, sizes: TableSizes, sharding: Sharding, ranks: usize, stored: Element) -> TracedJob {
+    let table = Arc::clone(table);
     TracedJob { table, sizes, ranks, sharding, stored, optimizer: TracedOptimizer::AdamWForeach, micro_batches: 1 }
 }
 

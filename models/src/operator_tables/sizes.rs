@@ -9,66 +9,49 @@ impl TableSizes {
     /// `sequence` is the model's own. The rank of adapters (`r`), if there are any, is the caller's
     /// to add.
     pub fn of_model(model: &Model, batch: usize) -> Option<Self> {
-        let sizes = |layers: usize, named: &[(&str, usize)]| TableSizes {
-            layers,
-            symbols: named
-                .iter()
-                .map(|&(name, size)| (name.to_owned(), size as f64))
-                .chain([("b".into(), batch as f64)])
-                .collect(),
+        // Layers, features, heads and their features, and the sizes that families have of their own.
+        let sizes = |[layers, hidden, heads, features]: [usize; 4], sequence: usize, vocab: usize, own: &[(&str, usize)]| {
+            let usual = [("b", batch), ("s", sequence), ("h", hidden), ("n", heads), ("d", features), ("v", vocab)];
+            let symbols = usual.iter().chain(own).map(|&(name, size)| (name.to_owned(), size as f64)).collect();
+            TableSizes { layers, symbols }
         };
+        let of_head = |own: Option<usize>, hidden: usize, heads: usize| own.unwrap_or(hidden / heads.max(1));
         Some(match model {
-            Model::Llama(model) => sizes(
-                model.layers,
-                &[
-                    ("s", model.sequence),
-                    ("h", model.hidden),
-                    ("n", model.heads),
+            Model::Llama(model) => {
+                let features = of_head(model.head_dimension, model.hidden, model.heads);
+                let own = [("k", model.kv_heads.unwrap_or(model.heads)), ("f", model.ffn)];
+                sizes([model.layers, model.hidden, model.heads, features], model.sequence, model.vocab, &own)
+            }
+            Model::Gpt(model) => {
+                let features = of_head(None, model.hidden, model.heads);
+                let own = [("f", model.ffn.unwrap_or(4 * model.hidden)), ("p", model.sequence)];
+                sizes([model.layers, model.hidden, model.heads, features], model.sequence, model.vocab, &own)
+            }
+            Model::Bert(model) => {
+                let features = of_head(None, model.hidden, model.heads);
+                let rows = model.position_rows.unwrap_or(model.sequence);
+                let own = [("f", model.ffn.unwrap_or(4 * model.hidden)), ("p", rows)];
+                sizes([model.layers, model.hidden, model.heads, features], model.sequence, model.vocab, &own)
+            }
+            Model::Moe(model) => {
+                let features = of_head(model.head_dimension, model.hidden, model.heads);
+                let own = [
                     ("k", model.kv_heads.unwrap_or(model.heads)),
-                    ("d", model.head_dimension.unwrap_or(model.hidden / model.heads.max(1))),
-                    ("f", model.ffn),
-                    ("v", model.vocab),
-                ],
-            ),
-            Model::Gpt(model) => sizes(
-                model.layers,
-                &[
-                    ("s", model.sequence),
-                    ("h", model.hidden),
-                    ("n", model.heads),
-                    ("d", model.hidden / model.heads.max(1)),
-                    ("f", model.ffn.unwrap_or(4 * model.hidden)),
-                    ("v", model.vocab),
-                    ("p", model.sequence),
-                ],
-            ),
-            Model::Bert(model) => sizes(
-                model.layers,
-                &[
-                    ("s", model.sequence),
-                    ("h", model.hidden),
-                    ("n", model.heads),
-                    ("d", model.hidden / model.heads.max(1)),
-                    ("f", model.ffn.unwrap_or(4 * model.hidden)),
-                    ("v", model.vocab),
-                    ("p", model.position_rows.unwrap_or(model.sequence)),
-                ],
-            ),
-            Model::Moe(model) => sizes(
-                model.layers,
-                &[
-                    ("s", model.sequence),
-                    ("h", model.hidden),
-                    ("n", model.heads),
-                    ("k", model.kv_heads.unwrap_or(model.heads)),
-                    ("d", model.head_dimension.unwrap_or(model.hidden / model.heads.max(1))),
                     ("f", model.dense_ffn.unwrap_or(model.ffn)),
                     ("m", model.ffn),
-                    ("v", model.vocab),
                     ("E", model.experts),
                     ("t", model.top_k),
-                ],
-            ),
+                ];
+                sizes([model.layers, model.hidden, model.heads, features], model.sequence, model.vocab, &own)
+            }
+            Model::Decoder(model) => {
+                let mut own = vec![("k", model.kv_heads.unwrap_or(model.heads)), ("f", model.ffn)];
+                if let Some(mixtures) = &model.mixtures {
+                    own = vec![own[0], ("f", mixtures.ffn), ("m", mixtures.ffn), ("E", mixtures.experts), ("t", mixtures.top_k)];
+                }
+                own.extend(model.window.map(|window| ("w", window)));
+                sizes([model.layers, model.hidden, model.heads, model.head_features()], model.sequence, model.vocab, &own)
+            }
             _ => return None,
         })
     }

@@ -72,6 +72,11 @@ const LIMITS: &[(&str, StackLimits)] = &[
     ("torchtitan", OF_TORCHTITAN),
     ("fsdp2", OF_TORCHTITAN),
     ("fsdp", OF_FSDP),
+    ("hf-trainer", OF_FSDP),
+    ("trl", OF_FSDP),
+    ("axolotl", OF_FSDP),
+    ("llama-factory", OF_FSDP),
+    ("accelerate", OF_FSDP),
     ("mosaicml-composer", OF_FSDP),
     (
         "ddp",

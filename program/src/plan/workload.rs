@@ -41,15 +41,91 @@ pub struct PlannedWorkload {
     /// The number format of the optimizer's moments.
     #[serde(skip_serializing_if = "MomentFormat::is_single")]
     pub moments: MomentFormat,
+    /// The attention kernel, under a stack whose users choose it; the stack's usual one if `None`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention: Option<AttentionKernel>,
+    /// How the loss is computed, under a stack whose users choose it.
+    #[serde(skip_serializing_if = "LossKernel::is_plain")]
+    pub loss: LossKernel,
+    /// Bits of the frozen weights of linear layers, where they are quantised (QLoRA: Dettmers et al.
+    /// 2023): 4 for NF4 with double quantisation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base_bits: Option<u8>,
+    /// Whether adapters drop some of their input, under a stack.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub adapter_dropout: bool,
     /// True if the interval is that of stacks without measured runs: the stack only stands in.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub unknown_stack: bool,
 }
 
 impl PlannedWorkload {
+    /// The fields that say which kernels of a framework run, and that only frameworks with operator
+    /// tables read: the name of the first that is stated.
+    pub fn stated_kernels(&self) -> Option<&'static str> {
+        let stated = [
+            ("attention", self.attention.is_some()),
+            ("loss", !self.loss.is_plain()),
+            ("base_bits", self.base_bits.is_some()),
+            ("adapter_dropout", self.adapter_dropout),
+        ];
+        stated.into_iter().find(|(_, is_stated)| *is_stated).map(|(name, _)| name)
+    }
+
     /// Whether nothing is stated.
     pub fn is_usual(&self) -> bool {
         *self == Self::default()
+    }
+}
+
+/// An attention kernel that users of a framework choose among.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum AttentionKernel {
+    /// FlashAttention.
+    Flash,
+    /// PyTorch's `scaled_dot_product_attention`.
+    Sdpa,
+    /// Products and a softmax, each a kernel.
+    Eager,
+}
+
+impl AttentionKernel {
+    /// The name in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Flash => "flash",
+            Self::Sdpa => "sdpa",
+            Self::Eager => "eager",
+        }
+    }
+}
+
+/// How a loss over a vocabulary is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum LossKernel {
+    /// From all logits at once.
+    #[default]
+    Plain,
+    /// From the logits of some positions at a time, with the framework's own kernels.
+    Chunked,
+    /// By Liger's kernel, which also makes norms, rotary embeddings and gates one kernel each.
+    Liger,
+}
+
+impl LossKernel {
+    fn is_plain(&self) -> bool {
+        *self == Self::Plain
+    }
+
+    /// The name in plan files.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Chunked => "chunked",
+            Self::Liger => "liger",
+        }
     }
 }
 

@@ -30,7 +30,7 @@ impl TracedOptimizer {
     }
 
     /// Emits an update of what the rank holds, with the clipping of gradients before it.
-    pub(super) fn update<'a, V: FnMut(RankEvent<'a>)>(self, emitter: &mut Emitter<'a, '_, V>, wrapper: &Wrapper) {
+    pub(super) fn update<'a, V: FnMut(RankEvent<'a>)>(self, emitter: &mut Emitter<'a, V>, wrapper: &Wrapper) {
         let held = wrapper.trained();
         let bytes: u64 = held.iter().map(|&(elements, width)| elements * width).sum();
         let count = held.len() as u64;

@@ -38,6 +38,8 @@ pub(super) struct Wrapper {
     /// Reduced gradients of the rank, by unit; whole gradients of a replica, by parameter.
     reduced: BTreeMap<usize, u64>,
     whole: Vec<(ParameterOf, u64)>,
+    /// Whole gradients that micro-batches before the last have left, by unit (FSDP1).
+    accumulated: BTreeMap<usize, u64>,
     /// Trained tensors that the rank holds: elements and bytes of each.
     trained: Vec<(u64, u64)>,
     /// Bytes of whole gradients that no collective has reduced yet (DDP).
@@ -51,7 +53,7 @@ const BUCKET: u64 = 25 << 20;
 
 impl Wrapper {
     /// Allocates what lives before the first step: parameters, buffers and states.
-    pub(super) fn new<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, '_, V>) -> Self {
+    pub(super) fn new<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>) -> Self {
         let (sharding, layers, ranks) = (emitter.job.sharding, emitter.job.sizes.layers, emitter.job.ranks.max(1) as u64);
         let is_sharded = matches!(sharding, Sharding::Fsdp1 | Sharding::Fsdp2 { .. });
         let mut units = vec![Unit::default(); layers + 1];
@@ -120,6 +122,7 @@ impl Wrapper {
             previous_reduction: None,
             reduced: BTreeMap::new(),
             whole: Vec::new(),
+            accumulated: BTreeMap::new(),
             trained,
             unreduced: 0,
             compute_width,
@@ -140,7 +143,7 @@ impl Wrapper {
     }
 
     /// Begins to gather a unit, unless it is gathered or on its way.
-    fn gather<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>, unit: usize) {
+    fn gather<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize) {
         if !self.is_sharded() || self.gathered.contains_key(&unit) || self.in_flight.contains_key(&unit) {
             return;
         }
@@ -163,7 +166,7 @@ impl Wrapper {
     }
 
     /// Waits for a unit, and copies it out of the buffer that it was gathered into (FSDP2).
-    fn wait<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>, unit: usize, forward: bool) {
+    fn wait<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize, forward: bool) {
         if !self.is_sharded() {
             return;
         }
@@ -183,12 +186,12 @@ impl Wrapper {
         }
     }
 
-    fn release_gathered<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>, unit: usize) {
+    fn release_gathered<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize) {
         self.gathered.remove(&unit).into_iter().flatten().for_each(|id| emitter.release(id));
     }
 
     /// Before the forward pass: what is in no layer is gathered, for the whole step.
-    pub(super) fn before_forward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+    pub(super) fn before_forward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         let rest = self.rest();
         self.gather(emitter, rest);
         self.wait(emitter, rest, true);
@@ -196,7 +199,7 @@ impl Wrapper {
 
     /// The forward pass has ended: FSDP2 drops the last buffer, and FSDP1 begins to gather the
     /// layer that comes first.
-    pub(super) fn before_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+    pub(super) fn before_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         self.previous_gather.take().into_iter().for_each(|id| emitter.release(id));
         if self.sharding == Sharding::Fsdp1
             && let Some(last) = self.rest().checked_sub(1)
@@ -208,7 +211,7 @@ impl Wrapper {
     /// A layer's pass begins.
     pub(super) fn begin_layer<'a, V: FnMut(RankEvent<'a>)>(
         &mut self,
-        emitter: &mut Emitter<'a, '_, V>,
+        emitter: &mut Emitter<'a, V>,
         layer: usize,
         backward: bool,
     ) {
@@ -220,12 +223,7 @@ impl Wrapper {
     }
 
     /// A layer's pass ends.
-    pub(super) fn end_layer<'a, V: FnMut(RankEvent<'a>)>(
-        &mut self,
-        emitter: &mut Emitter<'a, '_, V>,
-        layer: usize,
-        backward: bool,
-    ) {
+    pub(super) fn end_layer<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, layer: usize, backward: bool) {
         if !self.is_sharded() {
             return;
         }
@@ -239,7 +237,7 @@ impl Wrapper {
     /// The table's gradient of a parameter is complete.
     pub(super) fn gradient<'a, V: FnMut(RankEvent<'a>)>(
         &mut self,
-        emitter: &mut Emitter<'a, '_, V>,
+        emitter: &mut Emitter<'a, V>,
         parameter: ParameterOf,
         id: u64,
     ) {
@@ -268,7 +266,7 @@ impl Wrapper {
         }
     }
 
-    fn reduce_bucket<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+    fn reduce_bucket<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         let bytes = std::mem::take(&mut self.unreduced);
         if bytes > 0 && emitter.job.ranks > 1 {
             emitter.send(RankEvent::Collective { kind: TracedCollective::AllReduce, bytes });
@@ -278,7 +276,7 @@ impl Wrapper {
     /// Reduces the gradients of a unit to the rank's shard, and releases its gathered parameters.
     fn reduce<'a, V: FnMut(RankEvent<'a>)>(
         &mut self,
-        emitter: &mut Emitter<'a, '_, V>,
+        emitter: &mut Emitter<'a, V>,
         unit: usize,
         of_unit: impl Fn(&ParameterOf) -> bool,
     ) {
@@ -301,6 +299,12 @@ impl Wrapper {
                 });
                 own.into_iter().for_each(|(_, id)| emitter.release(id));
                 self.release_gathered(emitter, unit);
+                let whole = self.accumulate(emitter, unit, whole, trained * self.compute_width);
+                // Trainers accumulate under `no_sync`: whole gradients wait for the last micro-batch.
+                if !emitter.is_last_pass {
+                    self.accumulated.insert(unit, whole);
+                    return;
+                }
                 let shard =
                     emitter.allocate(trained_shard * self.compute_width, Contents::Communication, AllocationStream::Reduce);
                 emitter
@@ -324,10 +328,25 @@ impl Wrapper {
         }
     }
 
+    /// Adds a unit's whole gradient to what earlier micro-batches left of it, if they did. Returns
+    /// the allocation of the sum.
+    fn accumulate<'a, V: FnMut(RankEvent<'a>)>(
+        &mut self,
+        emitter: &mut Emitter<'a, V>,
+        unit: usize,
+        whole: u64,
+        bytes: u64,
+    ) -> u64 {
+        let Some(sum) = self.accumulated.remove(&unit) else { return whole };
+        emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
+        emitter.release(whole);
+        sum
+    }
+
     /// Casts a reduced shard to the stored format, and adds it to what earlier micro-batches left.
     fn keep_reduced<'a, V: FnMut(RankEvent<'a>)>(
         &mut self,
-        emitter: &mut Emitter<'a, '_, V>,
+        emitter: &mut Emitter<'a, V>,
         unit: usize,
         bytes: u64,
         shard: u64,
@@ -347,7 +366,7 @@ impl Wrapper {
     }
 
     /// After the backward pass: what is in no layer is reduced, and buffers are released.
-    pub(super) fn after_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+    pub(super) fn after_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         if self.is_sharded() {
             let rest = self.rest();
             self.reduce(emitter, rest, |_| true);
@@ -359,7 +378,7 @@ impl Wrapper {
     }
 
     /// Before the update: reduces what is left, and waits.
-    pub(super) fn reduce_rest<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+    pub(super) fn reduce_rest<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         if self.sharding == Sharding::Replicated && emitter.job.ranks > 1 {
             self.unreduced = self.trained.iter().map(|(elements, stored)| elements * stored).sum();
         }
@@ -369,7 +388,7 @@ impl Wrapper {
     }
 
     /// After the update: gradients are dropped.
-    pub(super) fn release_gradients<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, '_, V>) {
+    pub(super) fn release_gradients<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         std::mem::take(&mut self.reduced).into_values().for_each(|id| emitter.release(id));
         std::mem::take(&mut self.whole).into_iter().for_each(|(_, id)| emitter.release(id));
     }

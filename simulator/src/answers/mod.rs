@@ -19,6 +19,7 @@ mod prediction;
 mod running_cost;
 mod saving;
 mod simulation;
+mod traced;
 mod what_if;
 
 pub use critical_path::{CriticalPath, PathSegment, PathTime, critical_path};
@@ -34,4 +35,5 @@ pub use prediction::{Prediction, StepKind, predict, predict_step, predict_with, 
 pub use running_cost::{MissingFact, PowerModel, RunningCost, price_per_hour, reliability, running_cost};
 pub use saving::{CheckpointCost, checkpoint_cost};
 pub use simulation::{Options, Prepared, Simulation, prepare, simulate, simulate_representatives};
+pub use traced::{TracedOutcome, TracedPrediction, memory_within, repeated_time, traced_prediction, traced_within};
 pub use what_if::{WhatIf, WhatIfError};

@@ -67,6 +67,13 @@ pub struct Prediction {
     pub memory_by_component: Vec<Footprint>,
     /// Whether every device and every host has enough memory.
     pub fits: bool,
+    /// The chance that a device runs out of memory; `None` where memory is not known by the
+    /// framework's own allocations.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chance_of_running_out: Option<f64>,
+    /// What holds the device's memory at its peak, in words; `None` as above.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_peak: Option<String>,
     /// The breakdown of the last rank to finish.
     pub breakdown_seconds: Breakdown,
     /// Whether every duration derives from a measurement.
@@ -281,6 +288,8 @@ pub fn predict_with_memory(
         host_memory_bytes: program.host_arenas(),
         memory_by_component: if memory.components_by_stage.is_empty() { Footprint::of_stages(program) } else { Vec::new() },
         fits: true,
+        chance_of_running_out: None,
+        memory_peak: None,
         breakdown_seconds: median.breakdown,
         calibrated: median.calibrated,
         uncalibrated: median.uncalibrated.clone(),

@@ -321,6 +321,12 @@ impl CostModel {
         self.kinds.get(kind)?.profiled_gpu.as_ref().map(|profiled_gpu| &profiled_gpu.cluster)
     }
 
+    /// Returns the name of the operator tables of the stack on a kind of device; `None` if it has
+    /// none there.
+    pub fn tables(&self, kind: usize) -> Option<&str> {
+        self.kinds.get(kind)?.profiled_gpu.as_ref()?.stack.tables.as_deref()
+    }
+
     /// Returns the GPU profile of a kind. `None` if the kind has none.
     pub(crate) fn profiled_gpu(&self, kind: usize) -> Option<&ProfiledGpu> {
         self.kinds[kind].profiled_gpu.as_ref()

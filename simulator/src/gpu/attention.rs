@@ -43,7 +43,7 @@ pub(super) fn attention_time(
 ) -> (Seconds, f64) {
     let (forward_bytes, backward_bytes, single, fused_by) = match costs.stack.attention {
         AttentionKind::Fused { scale, for_ampere } => {
-            let scale = if for_ampere { scale * costs.cluster.gpu.ampere_attention } else { scale };
+            let scale = fused_scale(costs, sizes, scale, for_ampere);
             let kernels = if direction == Direction::Forward { 1.0 } else { 2.0 };
             return (fused_time(costs, sizes, direction, scale, Saturation::BySize), kernels);
         }
@@ -77,6 +77,16 @@ pub(super) fn attention_time(
     ((scores + values) * products + moved, 4.0 * products + more_kernels)
 }
 
+/// Returns the scale of a fused kernel on these sizes.
+fn fused_scale(costs: &GpuCosts<'_>, sizes: &Attention, scale: f64, for_ampere: bool) -> f64 {
+    let is_part = sizes.query_parts > 1 || sizes.ring.is_some();
+    match costs.stack.parted_attention.filter(|_| is_part) {
+        Some(parted) => parted,
+        None if for_ampere => scale * costs.cluster.gpu.ampere_attention,
+        None => scale,
+    }
+}
+
 /// Whether a kernel's own tiles decide how busy it keeps the multiprocessors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Saturation {
@@ -90,7 +100,7 @@ enum Saturation {
 pub(super) fn divided_attention_time(costs: &GpuCosts<'_>, sizes: &Attention, direction: Direction) -> Seconds {
     match costs.stack.attention {
         AttentionKind::Fused { scale, for_ampere } => {
-            let scale = if for_ampere { scale * costs.cluster.gpu.ampere_attention } else { scale };
+            let scale = fused_scale(costs, sizes, scale, for_ampere);
             fused_time(costs, sizes, direction, scale, Saturation::Full)
         }
         AttentionKind::Unfused { .. } => {

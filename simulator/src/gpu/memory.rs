@@ -126,8 +126,9 @@ impl StageMemory {
             (true, true) => rules.logit + rules.eager_loss + rules.eager_loss_of_parts,
         };
         let activations_and_copies = |peak: &TransientBytes| {
-            let copies = if peak.logits > 0.0 { self.logits * logit } else { 0.0 };
-            (peak.others * rules.activations + peak.logits, copies)
+            let at_a_time = workload.logits_at_a_time;
+            let copies = if peak.logits > 0.0 { self.logits * logit * at_a_time } else { 0.0 };
+            (peak.others * rules.activations + peak.logits * at_a_time, copies)
         };
         let peaks = if rules.keeps_gathered { &self.peaks_with_gathered } else { &self.peaks };
         let peaks = peaks.iter().map(activations_and_copies);

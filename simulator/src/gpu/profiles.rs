@@ -20,7 +20,15 @@ const STACKS: &str = include_str!("profiles/stacks.yaml");
 const FITTED: &str = include_str!("profiles/fitted.yaml");
 
 /// Names that plans may use for a stack, each with the name of its profile.
-const ALIASES: [(&str, &str); 3] = [("fsdp2", "torchtitan"), ("megatron-lm", "megatron-core"), ("deepspeed", "deepspeed-3d")];
+const ALIASES: [(&str, &str); 7] = [
+    ("fsdp2", "torchtitan"),
+    ("megatron-lm", "megatron-core"),
+    ("deepspeed", "deepspeed-3d"),
+    ("trl", "hf-trainer"),
+    ("axolotl", "hf-trainer"),
+    ("llama-factory", "hf-trainer"),
+    ("accelerate", "hf-trainer"),
+];
 
 /// Largest factor between two similar devices, of peak or of memory bandwidth. An assumption.
 const SIMILAR: f64 = 2.5;

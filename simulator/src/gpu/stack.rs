@@ -48,8 +48,17 @@ pub struct StackProfile {
     /// Costs of matrix products.
     #[serde(flatten)]
     pub products: ProductCosts,
+    /// The value of `framework` in the keys of the stack's operator tables
+    /// ([`foretell_models::operator_tables`]). Steps that were traced follow from them; this profile
+    /// stands in for all others.
+    #[serde(default)]
+    pub tables: Option<String>,
     /// Implementation of attention.
     pub attention: AttentionKind,
+    /// Scale of attention whose keys or queries are a part of the sequence, if it has other kernels:
+    /// PyTorch's context parallelism runs cuDNN's.
+    #[serde(default)]
+    pub parted_attention: Option<f64>,
     /// Costs of kernels that are bound by memory.
     #[serde(flatten)]
     pub memory_bound: MemoryBoundCosts,

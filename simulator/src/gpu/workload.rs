@@ -3,7 +3,7 @@
 use super::format::ProductFormat;
 use super::routing::RoutingSkew;
 use foretell_models::{Bert, Model};
-use foretell_program::{MomentFormat, OperandFormat, Plan, Trained};
+use foretell_program::{LossKernel, MomentFormat, OperandFormat, Plan, Trained};
 
 /// Properties of a run that costs depend on, besides the sizes of its kernels.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,6 +18,8 @@ pub struct Workload {
     pub fp8_scaling: Fp8Scaling,
     /// True if the loss is computed operator by operator, under a stack that can compile it.
     pub has_eager_loss: bool,
+    /// Share of a rank's logits that exist at a time: less than 1 if the loss is computed in parts.
+    pub logits_at_a_time: f64,
     /// True if narrow parameters have no copy in single precision, and gradients are as narrow.
     pub has_no_master_copy: bool,
     /// Number format of the optimizer's moments.
@@ -30,6 +32,9 @@ pub struct Workload {
     pub routing: Option<RoutingSkew>,
 }
 
+/// Tokens whose loss is computed at a time, where it is in parts: TRL's default.
+const CHUNK_OF_LOSS: f64 = 1024.0;
+
 impl Default for Workload {
     fn default() -> Self {
         Self {
@@ -38,6 +43,7 @@ impl Default for Workload {
             trained: TrainedParameters::All,
             fp8_scaling: Fp8Scaling::Tensor,
             has_eager_loss: false,
+            logits_at_a_time: 1.0,
             has_no_master_copy: false,
             moments: MomentFormat::Single,
             attended: 1.0,
@@ -63,6 +69,13 @@ impl Workload {
                 _ => Fp8Scaling::Tensor,
             },
             has_eager_loss: stated.eager_loss,
+            logits_at_a_time: match (stated.loss, model.sample().tokens()) {
+                (LossKernel::Plain, _) | (_, None) => 1.0,
+                (_, Some((sequence, _))) => {
+                    let tokens = sequence * plan.layout.micro_batch / plan.layout.context.max(1);
+                    (CHUNK_OF_LOSS / tokens.max(1) as f64).min(1.0)
+                }
+            },
             has_no_master_copy: stated.no_master_copy,
             moments: stated.moments,
             attended: match (stated.packed, model.sample().tokens()) {

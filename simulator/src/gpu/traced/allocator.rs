@@ -5,7 +5,8 @@
 //! that are free are merged. What no block can serve is a new segment. Source:
 //! `c10/cuda/CUDACachingAllocator.cpp`.
 
-use std::collections::{BTreeSet, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeSet;
 
 const MIB: u64 = 1 << 20;
 /// Requests up to this size come from segments of [`SMALL_SEGMENT`].
@@ -40,7 +41,7 @@ pub(super) struct CachingAllocator {
     blocks: Vec<Block>,
     /// Free blocks by pool: the pool's number, size, and which.
     free: BTreeSet<(u32, u64, u32)>,
-    held: HashMap<u64, u32>,
+    held: FxHashMap<u64, u32>,
     /// Bytes in segments.
     reserved: u64,
     /// The most bytes in segments.
@@ -49,6 +50,8 @@ pub(super) struct CachingAllocator {
     limit: Option<u64>,
     /// How often all cached segments were returned for lack of memory: each stalls the device.
     pub(super) flushes: u64,
+    /// Whether a request did not fit even then: the job runs out of memory.
+    pub(super) runs_out: bool,
 }
 
 impl CachingAllocator {
@@ -130,6 +133,7 @@ impl CachingAllocator {
         };
         if self.limit.is_some_and(|limit| self.reserved + size > limit) {
             self.flush();
+            self.runs_out |= self.limit.is_some_and(|limit| self.reserved + size > limit);
         }
         self.reserved += size;
         self.peak_reserved = self.peak_reserved.max(self.reserved);
@@ -178,6 +182,11 @@ mod tests {
         allocator.allocate(1, 30 * MIB, 0);
         allocator.release(1);
         allocator.allocate(2, 36 * MIB, 0);
-        assert_eq!((allocator.flushes, allocator.reserved), (1, 36 * MIB));
+        assert_eq!((allocator.flushes, allocator.reserved, allocator.runs_out), (1, 36 * MIB, false));
+        // Half of a segment is used, so it stays, and nothing else has room.
+        allocator.release(2);
+        allocator.allocate(3, 18 * MIB, 0);
+        allocator.allocate(4, 24 * MIB, 0);
+        assert!(allocator.runs_out);
     }
 }

@@ -36,6 +36,20 @@ impl DeviceKernels<'_> {
         }
     }
 
+    /// The operations of a matrix product, or of fused attention; 0 for other operators.
+    pub(super) fn flops(&self, operator: &TracedOperator, values: &[f64]) -> f64 {
+        let of_product = |product: Product| {
+            2.0 * [product.batch, product.rows, product.columns, product.contracted]
+                .into_iter()
+                .map(|size| size as f64)
+                .product::<f64>()
+        };
+        let product = products(operator, values).map(|(product, _)| of_product(product));
+        // Causal attention counts in full, as in Programs.
+        let counted = if operator.causal { 2.0 } else { 1.0 };
+        product.or_else(|| attention(operator, values).map(|attention| attention.flops * counted)).unwrap_or(0.0)
+    }
+
     /// The time in which the memory moves some bytes. The last-level cache may still hold those of
     /// the kernel before.
     pub(super) fn moving(&self, bytes: f64) -> Seconds {
@@ -46,26 +60,44 @@ impl DeviceKernels<'_> {
 
     /// The time of a fused attention kernel; `None` for other operators.
     fn attention(&self, operator: &TracedOperator, values: &[f64]) -> Option<Seconds> {
-        let name = operator.name.as_str();
-        if !(name.contains("flash_attention") || name.contains("efficient_attention") || name.contains("cudnn_attention")) {
-            return None;
-        }
-        let is_backward = name.ends_with("backward");
-        // The gradient of the output stands before the operands.
-        let operands = operator.inputs.get(usize::from(is_backward)..)?;
-        let [query, key, ..] = operands else { return None };
-        let format = format(query.element);
-        let (query, key) = (query.shape(values), key.shape(values));
-        let ([batch, heads, queries, width], [.., keys, _]) = (query.as_slice(), key.as_slice()) else { return None };
-        let forward = 4.0 * batch * heads * queries * keys * width * if operator.causal { 0.5 } else { 1.0 };
+        let Attention { flops, format, is_backward, tiles, width } = attention(operator, values)?;
         let [reached_forward, reached_backward] = self.gpu.attention;
-        let (flops, reached) =
-            if is_backward { (forward * BACKWARD_PRODUCTS, reached_backward) } else { (forward, reached_forward) };
-        let waves = batch * heads * (queries / QUERY_TILE).ceil() / self.gpu.multiprocessors;
+        let reached = if is_backward { reached_backward } else { reached_forward };
+        let waves = tiles / self.gpu.multiprocessors;
         let narrow = (width / 128.0).min(1.0).powf(NARROW_HEADS);
         let share = reached * self.gpu.ampere_attention * narrow * waves / (waves + HALF_WAVES);
         Some(Seconds::new(flops / (self.gpu.peak(format).value() * share)))
     }
+}
+
+/// A fused attention kernel.
+struct Attention {
+    flops: f64,
+    format: ProductFormat,
+    is_backward: bool,
+    /// Tiles of queries, of all heads and samples.
+    tiles: f64,
+    /// Features of a head.
+    width: f64,
+}
+
+/// The fused attention that an operator is; `None` if it is none.
+fn attention(operator: &TracedOperator, values: &[f64]) -> Option<Attention> {
+    let name = operator.name.as_str();
+    if !["flash_attention", "efficient_attention", "cudnn_attention"].iter().any(|kernel| name.contains(kernel)) {
+        return None;
+    }
+    let is_backward = name.ends_with("backward");
+    // The gradient of the output stands before the operands.
+    let operands = operator.inputs.get(usize::from(is_backward)..)?;
+    let [query, key, ..] = operands else { return None };
+    let format = format(query.element);
+    let (query, key) = (query.shape(values), key.shape(values));
+    let ([batch, heads, queries, width], [.., keys, _]) = (query.as_slice(), key.as_slice()) else { return None };
+    let whole = 4.0 * batch * heads * queries * keys * width;
+    let forward = if operator.causal { whole / 2.0 } else { whole };
+    let flops = if is_backward { forward * BACKWARD_PRODUCTS } else { forward };
+    Some(Attention { flops, format, is_backward, tiles: batch * heads * (queries / QUERY_TILE).ceil(), width: *width })
 }
 
 fn format(element: Element) -> ProductFormat {

@@ -5,7 +5,8 @@ use super::allocator::{CachingAllocator, rounded};
 use foretell_models::operator_tables::TableError;
 use foretell_program::traced::{Contents, RankEvent, TracedJob, TracedPhase};
 use foretell_units::Bytes;
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 
 /// Memory of a rank over its first steps.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,6 +23,8 @@ pub struct TracedMemory {
     pub contents: BTreeMap<Contents, Bytes>,
     /// How often a step returned all cached memory for lack of more.
     pub flushes: u64,
+    /// Whether a request finds no room even after that.
+    pub runs_out: bool,
 }
 
 /// Steps until the allocator's blocks repeat.
@@ -32,12 +35,14 @@ const STEPS: usize = 3;
 ///
 /// # Errors
 /// [`TableError`] if the table needs a size that is not given.
-pub fn traced_memory(job: &TracedJob<'_>, limit: Option<Bytes>) -> Result<TracedMemory, TableError> {
+pub fn traced_memory(job: &TracedJob, limit: Option<Bytes>) -> Result<TracedMemory, TableError> {
     let mut allocator = CachingAllocator::limited(limit.map(Bytes::count));
-    let mut live: HashMap<u64, (u64, Contents)> = HashMap::new();
-    let mut now: BTreeMap<Contents, u64> = BTreeMap::new();
+    let mut live: FxHashMap<u64, (u64, Contents)> = FxHashMap::default();
+    let mut now = [0_u64; Contents::ALL.len()];
+    let mut at_peak = now;
     let (mut total, mut peak) = (0_u64, 0_u64);
     let (mut phase, mut operator) = (TracedPhase::Idle, "");
+    let mut peak_operator = "";
     let mut memory = TracedMemory::default();
     job.emit(STEPS, |event| match event {
         RankEvent::Phase(next) => phase = next,
@@ -47,34 +52,36 @@ pub fn traced_memory(job: &TracedJob<'_>, limit: Option<Bytes>) -> Result<Traced
             let size = rounded(bytes);
             allocator.allocate(id, bytes, stream as u32);
             live.insert(id, (size, contents));
-            *now.entry(contents).or_default() += size;
+            now[contents as usize] += size;
             total += size;
             if total > peak {
                 peak = total;
-                memory.phase = phase.name();
-                memory.operator.clear();
-                memory.operator.push_str(operator);
-                memory.contents = now.iter().map(|(contents, bytes)| (*contents, Bytes::new(*bytes))).collect();
+                at_peak = now;
+                (memory.phase, peak_operator) = (phase.name(), operator);
             }
         }
         RankEvent::Release { id } => {
             if let Some((size, contents)) = live.remove(&id) {
-                *now.entry(contents).or_default() -= size;
+                now[contents as usize] -= size;
                 total -= size;
                 allocator.release(id);
             }
         }
         RankEvent::Becomes { id, contents } => {
             if let Some((size, before)) = live.get_mut(&id) {
-                *now.entry(*before).or_default() -= *size;
-                *now.entry(contents).or_default() += *size;
+                now[*before as usize] -= *size;
+                now[contents as usize] += *size;
                 *before = contents;
             }
         }
         RankEvent::Part(_) | RankEvent::Collective { .. } | RankEvent::Wait(_) => {}
     })?;
+    let held = Contents::ALL.into_iter().zip(at_peak).filter(|(_, bytes)| *bytes > 0);
+    memory.contents = held.map(|(contents, bytes)| (contents, Bytes::new(bytes))).collect();
+    memory.operator = peak_operator.into();
     memory.allocated = Bytes::new(peak);
     memory.reserved = Bytes::new(allocator.peak_reserved);
+    memory.runs_out = allocator.runs_out;
     memory.flushes = allocator.flushes.div_ceil(STEPS as u64);
     Ok(memory)
 }

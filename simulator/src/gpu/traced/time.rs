@@ -5,10 +5,11 @@ use super::kernels::DeviceKernels;
 use crate::gpu::cluster::Cluster;
 use crate::gpu::nccl::NodeSpread;
 use foretell_models::operator_tables::{TableError, TracedOperator};
-use foretell_program::traced::{RankEvent, TracedCollective, TracedJob};
+use foretell_program::traced::{RankEvent, TracedCollective, TracedJob, TracedPhase};
 use foretell_program::{Collective, CollectiveAlgorithm};
 use foretell_units::Seconds;
-use std::collections::{BTreeMap, HashMap};
+use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
 
 /// Host time of an operator that eager Python issues, from the call to the launch. The one value of
 /// traced stacks that is not a device's: 4 to 8 us a launch in the profiles of torchtitan and
@@ -35,10 +36,39 @@ pub struct TracedTime {
     pub exposed: Seconds,
     /// Waiting for the host.
     pub host_bound: Seconds,
+    /// Kernels of the optimizer.
+    pub optimizer: Seconds,
+    /// Operations of matrix products and attention in the forward pass.
+    pub forward_flops: f64,
+    /// The same in the backward pass, with what it computes again.
+    pub backward_flops: f64,
     /// Kernels that are launched.
     pub launches: u64,
     /// Kernel time by operator.
     pub by_operator: BTreeMap<String, Seconds>,
+}
+
+impl TracedTime {
+    /// The time of a step with `more` micro-batches than this one has, each like its last but one.
+    /// `fewer` is the time of a step with one less.
+    #[must_use]
+    pub fn extended(mut self, fewer: &Self, more: f64) -> Self {
+        let add = |sum: &mut Seconds, before: Seconds| *sum += (*sum - before) * more;
+        add(&mut self.step, fewer.step);
+        add(&mut self.arithmetic, fewer.arithmetic);
+        add(&mut self.memory_bound, fewer.memory_bound);
+        add(&mut self.communication, fewer.communication);
+        add(&mut self.exposed, fewer.exposed);
+        add(&mut self.host_bound, fewer.host_bound);
+        add(&mut self.optimizer, fewer.optimizer);
+        for (operator, sum) in &mut self.by_operator {
+            add(sum, fewer.by_operator.get(operator).copied().unwrap_or_default());
+        }
+        self.forward_flops += (self.forward_flops - fewer.forward_flops) * more;
+        self.backward_flops += (self.backward_flops - fewer.backward_flops) * more;
+        self.launches += ((self.launches - fewer.launches) as f64 * more).round() as u64;
+        self
+    }
 }
 
 /// The clocks of a rank.
@@ -48,25 +78,30 @@ struct Clocks {
     compute: f64,
     communication: f64,
     /// When the last collective of each kind ends.
-    ends: HashMap<TracedCollective, f64>,
+    ends: FxHashMap<TracedCollective, f64>,
 }
 
 /// The time of a step whose memory returned cached segments `flushes` times.
 ///
 /// # Errors
 /// [`TableError`] if the table needs a size that is not given.
-pub fn traced_time(job: &TracedJob<'_>, cluster: &Cluster, flushes: u64) -> Result<TracedTime, TableError> {
+pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<TracedTime, TableError> {
     let kernels = DeviceKernels { gpu: &cluster.gpu };
     let values = job.table.values(&job.sizes)?;
     let spread = NodeSpread::of_devices(0..job.ranks, cluster);
-    let mut known: HashMap<*const TracedOperator, Seconds> = HashMap::new();
+    let mut known: FxHashMap<*const TracedOperator, (Seconds, f64)> = FxHashMap::default();
     let mut clocks = Clocks::default();
     let mut time = TracedTime::default();
+    let mut phase = TracedPhase::Idle;
     job.emit(1, |event| match event {
+        RankEvent::Phase(next) => phase = next,
         RankEvent::Operator(operator) => {
-            let duration = *known.entry(std::ptr::from_ref(operator)).or_insert_with(|| kernels.operator(operator, &values));
+            let of_operator = || (kernels.operator(operator, &values), kernels.flops(operator, &values));
+            let (duration, operations) = *known.entry(std::ptr::from_ref(operator)).or_insert_with(of_operator);
             launch(&mut clocks, &mut time, duration.value(), 1);
             let is_arithmetic = is_arithmetic(&operator.name);
+            let flops = if phase == TracedPhase::Forward { &mut time.forward_flops } else { &mut time.backward_flops };
+            *flops += operations;
             let part = if is_arithmetic { &mut time.arithmetic } else { &mut time.memory_bound };
             *part += duration;
             if let Some(sum) = time.by_operator.get_mut(&operator.name) {
@@ -79,6 +114,9 @@ pub fn traced_time(job: &TracedJob<'_>, cluster: &Cluster, flushes: u64) -> Resu
             let duration = kernels.moving(bytes as f64) + cluster.gpu.launch * launches as f64;
             launch(&mut clocks, &mut time, duration.value(), launches);
             time.memory_bound += duration;
+            if phase == TracedPhase::Optimizer {
+                time.optimizer += duration;
+            }
             let sum = time.by_operator.entry(name.to_owned()).or_default();
             *sum += duration;
         }

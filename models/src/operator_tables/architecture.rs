@@ -1,0 +1,59 @@
+//! The traced architecture whose layers a model of ours has.
+
+use crate::families::{Decoder, FeedForward, NormKind, ParallelBlock, PositionKind};
+use crate::model::Model;
+
+/// The value of `architecture` in the keys of the tables whose layers a model has; `None` if its
+/// layers are none of the traced ones.
+pub fn traced_architecture(model: &Model) -> Option<&'static str> {
+    match model {
+        Model::Llama(_) => Some("llama"),
+        Model::Gpt(_) => Some("gpt2"),
+        Model::Bert(_) => Some("bert"),
+        Model::Moe(model) => {
+            let is_mixtral = model.shared_ffn.is_none() && model.dense_layers == 0 && model.moe_every == 1;
+            (is_mixtral && model.query_rank.is_none() && model.key_value_rank.is_none()).then_some("mixtral")
+        }
+        Model::Decoder(model) => of_decoder(model),
+        _ => None,
+    }
+}
+
+/// Whether a model's head has the embedding's weights although its architecture may have its own.
+pub fn is_tied(model: &Model) -> bool {
+    match model {
+        Model::Llama(model) => model.tied_embeddings,
+        Model::Decoder(model) => model.tied_embeddings,
+        Model::Moe(model) => model.tied_embeddings,
+        _ => false,
+    }
+}
+
+fn of_decoder(model: &Decoder) -> Option<&'static str> {
+    let is_plain = model.query_rank.is_none() && model.key_value_rank.is_none() && model.prediction_modules == 0;
+    let is_usual = model.positions == PositionKind::Rotary && !model.embedding_norm && !model.head_bias;
+    if !is_plain || !is_usual {
+        return None;
+    }
+    if model.parallel_block != ParallelBlock::None {
+        let is_neox = model.norm == NormKind::Layer && model.qkv_bias && model.ffn_bias && model.mixtures.is_none();
+        return is_neox.then_some("gpt_neox");
+    }
+    let has_biases = model.ffn_bias || model.attention_output_bias;
+    if model.norm != NormKind::Rms || has_biases {
+        return None;
+    }
+    if let Some(mixtures) = &model.mixtures {
+        let is_each_layer = mixtures.every == 1 && mixtures.first == 0 && mixtures.shared_ffn.is_none();
+        let is_silu = model.feed_forward == FeedForward::GatedSilu && !model.output_norms && !model.qkv_bias;
+        return (is_each_layer && is_silu).then_some(if model.query_key_norm { "qwen3_moe" } else { "mixtral" });
+    }
+    match (model.feed_forward, model.query_key_norm, model.output_norms) {
+        (FeedForward::GatedGeluTanh, true, true) => Some("gemma3"),
+        (FeedForward::GatedGeluTanh, false, true) => Some("gemma2"),
+        (FeedForward::GatedSilu, true, false) if !model.qkv_bias => Some("qwen3"),
+        (FeedForward::GatedSilu, false, false) if model.qkv_bias => Some("qwen2"),
+        (FeedForward::GatedSilu, false, false) => Some(if model.window.is_some() { "mistral" } else { "llama" }),
+        _ => None,
+    }
+}

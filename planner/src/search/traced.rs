@@ -1,0 +1,182 @@
+//! Plans under a framework whose steps were traced: every layout that it can run is predicted by
+//! its own operators, so that nothing needs a bound.
+//!
+//! Such frameworks split batches and the state of parameters alone. The space is the number of
+//! ranks, the micro-batch, recomputation and ZeRO.
+
+use super::answer::{Candidate, Planned, Search};
+use crate::error::PlannerError;
+use crate::objective;
+use crate::space::{Dimension, Objective, Request};
+use foretell_program::{Layout, Plan, Recompute};
+use foretell_simulator::{Prediction, TracedOutcome, traced_within};
+use foretell_topologies::DeviceId;
+use foretell_units::Bytes;
+use rayon::prelude::*;
+use std::collections::BTreeSet;
+
+/// Most numbers of ranks that are tried; larger clusters have every power of two, and whole nodes.
+const MOST_RANK_COUNTS: usize = 64;
+
+/// Most samples of a micro-batch that are tried.
+const MOST_MICRO_BATCH: usize = 256;
+
+/// A layout that fits.
+struct Fitting {
+    plan: Plan,
+    prediction: Prediction,
+    value: f64,
+}
+
+/// The layouts that differ in their micro-batch alone: those that fit, and how much the smallest of
+/// the others needs.
+#[derive(Default)]
+struct Looked {
+    fitting: Vec<Fitting>,
+    needed: Option<Bytes>,
+    too_large: usize,
+    untraced: usize,
+}
+
+/// Plans a request whose framework was traced; `None` if it was not, at least not for this model.
+///
+/// # Errors
+/// [`PlannerError`] if no layout fits.
+pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, PlannerError> {
+    let kind = request.topology.kind_index(DeviceId(0));
+    if request.costs.tables(kind).is_none() || matches!(request.objective, Objective::Energy | Objective::Goodput) {
+        return Ok(None);
+    }
+    let limit = memory_limit(request);
+    let groups = layouts(request);
+    let looked: Vec<Looked> = groups.par_iter().map(|group| look_at(request, group, limit)).collect();
+    let count = groups.iter().map(Vec::len).sum::<usize>();
+    let untraced = looked.iter().map(|looked| looked.untraced).sum::<usize>();
+    if untraced == count {
+        return Ok(None);
+    }
+    let out_of_memory = looked.iter().map(|looked| looked.too_large).sum::<usize>();
+    let least = looked.iter().filter_map(|looked| looked.needed).min();
+    let mut fitting: Vec<Fitting> = looked.into_iter().flat_map(|looked| looked.fitting).collect();
+    let simulated = fitting.len();
+    // Among equals the first in the order of layouts, which has the fewest ranks.
+    fitting.sort_by(|one, other| one.value.total_cmp(&other.value));
+    if let Some(value) = request.must_beat {
+        fitting.retain(|layout| layout.value < value);
+    }
+    let Some(best) = fitting.first() else {
+        return match (request.must_beat, least) {
+            (None, Some(needed)) => {
+                let hint = "use more devices, a smaller global batch, or a smaller model".to_owned();
+                Err(PlannerError::out_of_memory(request, needed, limit, hint))
+            }
+            (None, None) => Ok(None),
+            (Some(_), _) => Ok(Some(Planned { candidates: Vec::new(), value: f64::INFINITY, search: Search::default() })),
+        };
+    };
+    let seconds = best.prediction.step_seconds.value();
+    let on_all = fitting.iter().filter(|layout| layout.plan.layout.data == request.devices);
+    let search = Search {
+        layouts: count,
+        indivisible: untraced,
+        out_of_memory,
+        simulated,
+        covers: ["data", "micro_batch", "recompute", "zero"].map(str::to_owned).into(),
+        space: dimensions(&groups.concat()),
+        best_seconds: seconds,
+        all_devices_seconds: on_all.map(|layout| layout.prediction.step_seconds.value()).reduce(f64::min),
+        lower_bound_seconds: seconds,
+        bound_of_any_layout_seconds: seconds,
+        ..Search::default()
+    };
+    let value = best.value;
+    let candidates = fitting
+        .into_iter()
+        .take(request.top.max(1))
+        .map(|layout| Candidate { plan: layout.plan, prediction: layout.prediction })
+        .collect();
+    Ok(Some(Planned { candidates, value, search }))
+}
+
+/// Looks at layouts with ever larger micro-batches, until one does not fit: larger ones need more.
+fn look_at(request: &Request<'_>, group: &[Layout], limit: Bytes) -> Looked {
+    let mut looked = Looked::default();
+    for (index, layout) in group.iter().enumerate() {
+        let plan = Plan { layout: layout.clone(), ..request.base.clone() };
+        match traced_within(&plan, request.model, request.topology, request.costs, Some(limit)) {
+            Ok(TracedOutcome::Predicted(traced)) => {
+                let prediction = traced.prediction;
+                let value = prediction.step_seconds.value() * objective::value_per_second(request, layout.data);
+                looked.fitting.push(Fitting { plan, prediction, value });
+            }
+            Ok(TracedOutcome::TooLarge(needed)) => {
+                looked.needed = Some(looked.needed.map_or(needed, |least| least.min(needed)));
+                looked.too_large = group.len() - index;
+                break;
+            }
+            Err(_) => looked.untraced += 1,
+        }
+    }
+    looked
+}
+
+/// The memory of a device that layouts may use.
+fn memory_limit(request: &Request<'_>) -> Bytes {
+    let device = request.topology.device_kind(DeviceId(0)).memory;
+    let device = Bytes::new((device.value() * (1.0 - request.headroom)) as u64);
+    request.memory_limit.map_or(device, |limit| limit.min(device))
+}
+
+/// Every layout that the framework can run, in groups that differ in the micro-batch alone, smaller
+/// ones first; groups with fewer ranks first.
+fn layouts(request: &Request<'_>) -> Vec<Vec<Layout>> {
+    let (fixed, batch) = (&request.fixed, request.base.global_batch);
+    let is_free = |field: Option<usize>, value: usize| field.is_none_or(|fixed| fixed == value);
+    let mut groups = Vec::new();
+    for data in rank_counts(request).into_iter().filter(|&data| batch.is_multiple_of(data) && is_free(fixed.data, data)) {
+        let samples = batch / data;
+        let sizes = (1..=samples.min(MOST_MICRO_BATCH)).filter(|&size| samples.is_multiple_of(size));
+        let sizes: Vec<usize> = sizes.filter(|&size| is_free(fixed.micro_batch, size)).collect();
+        for recompute in [Recompute::None, Recompute::Full] {
+            let zeros: &[usize] = if data == 1 { &[0] } else { &[0, 3] };
+            let zeros = zeros.iter().filter(|&&zero| data == 1 || is_free(fixed.zero, zero));
+            if fixed.recompute.as_ref().is_none_or(|fixed| *fixed == recompute) {
+                groups.extend(zeros.map(|&zero| {
+                    let layout = Layout { data, recompute: recompute.clone(), zero, ..request.base.layout.clone() };
+                    sizes.iter().map(|&micro_batch| Layout { micro_batch, ..layout.clone() }).collect()
+                }));
+            }
+        }
+    }
+    groups
+}
+
+/// The numbers of ranks that are tried, ascending.
+fn rank_counts(request: &Request<'_>) -> BTreeSet<usize> {
+    let devices = request.devices.min(request.topology.device_count());
+    let nodes = request.topology.node_groups().iter().scan(0, |sum, group| {
+        *sum += group.devices * group.count;
+        Some(*sum)
+    });
+    let few = (1..=devices.min(MOST_RANK_COUNTS)).chain((0..usize::BITS).map(|power| 1 << power)).chain(nodes).chain([devices]);
+    few.filter(|count| (1..=devices).contains(count)).collect()
+}
+
+fn dimensions(layouts: &[Layout]) -> Vec<Dimension> {
+    let sizes = |name: &str, of: &dyn Fn(&Layout) -> String| {
+        let mut values: Vec<String> = Vec::new();
+        for layout in layouts {
+            let value = of(layout);
+            if !values.contains(&value) {
+                values.push(value);
+            }
+        }
+        Dimension { name: name.into(), values: values.join(", "), left_out: Some(0), reason: String::new() }
+    };
+    vec![
+        sizes("data", &|layout| layout.data.to_string()),
+        sizes("micro_batch", &|layout| layout.micro_batch.to_string()),
+        sizes("recompute", &|layout| if layout.recompute == Recompute::Full { "full".into() } else { "none".into() }),
+        sizes("zero", &|layout| layout.zero.to_string()),
+    ]
+}

@@ -1,0 +1,226 @@
+//! `foretell plan --table ROWS,COLUMNS`: what fits, and how fast, over two choices of the job.
+
+use crate::choices::Choices;
+use crate::explain;
+use crate::failure::Failure;
+use crate::method::{Loss, Method};
+use crate::usual_stack::Trainer;
+use clap::ValueEnum;
+use foretell_planner::PlannerError;
+use foretell_program::Profile;
+use foretell_reports::{Column, table};
+use foretell_units::Bytes;
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// A choice of the job that a table varies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Axis {
+    /// Length of the sequences.
+    Context,
+    /// What is trained.
+    Method,
+    /// Samples per step.
+    Batch,
+    /// Nodes.
+    Nodes,
+    /// How the loss is computed.
+    Loss,
+}
+
+/// Rows and columns of a table, such as `context,method`.
+#[derive(Debug, Clone, Copy)]
+pub struct Axes {
+    rows: Axis,
+    columns: Axis,
+}
+
+impl std::str::FromStr for Axes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let axis = |text: &str| Axis::from_str(text.trim(), true);
+        let hint = "write two of context, method, batch, nodes and loss, such as context,method";
+        let axes = text.split_once(',').and_then(|(rows, columns)| Some((axis(rows).ok()?, axis(columns).ok()?)));
+        match axes {
+            Some((rows, columns)) if rows != columns => Ok(Self { rows, columns }),
+            _ => Err(format!("`{text}` is no table; hint: {hint}")),
+        }
+    }
+}
+
+/// How a table is printed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For a terminal.
+    #[default]
+    Text,
+    /// Comma-separated values.
+    Csv,
+    /// A table in Markdown.
+    Markdown,
+}
+
+/// The document of `plan --table --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct TableAnswer {
+    /// The choice that rows vary: `context`, `method`, `batch`, `nodes` or `loss`.
+    rows: String,
+    /// The choice that columns vary.
+    columns: String,
+    /// The cells, row by row.
+    cells: Vec<Cell>,
+}
+
+/// The best layout of one job of the table.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Cell {
+    /// The row's value.
+    row: String,
+    /// The column's value.
+    column: String,
+    /// Whether the job fits.
+    fits: bool,
+    /// Peak memory of the fullest device; the least that any layout needs if none fits. `None` if the
+    /// job cannot be planned.
+    memory_bytes: Option<u64>,
+    /// The predicted step.
+    step_seconds: Option<f64>,
+    /// Tokens per second over all devices, or samples if they are no sequences.
+    rate: Option<f64>,
+    /// The layout in words; why there is none.
+    layout: String,
+}
+
+/// Longest sequence of a table.
+const LONGEST: usize = 1 << 17;
+/// Shortest sequence of a table.
+const SHORTEST: usize = 1 << 9;
+
+/// Plans every job of a table.
+pub fn answer(axes: Axes, choices: &Choices, profile: Option<&Profile>) -> Result<TableAnswer, Failure> {
+    let mut cells = Vec::new();
+    let columns = values(axes.columns, choices)?;
+    for row in values(axes.rows, choices)? {
+        for column in &columns {
+            let mut job = choices.clone();
+            set(&mut job, axes.rows, &row);
+            set(&mut job, axes.columns, column);
+            cells.push(cell(&job, &row, column, profile)?);
+        }
+    }
+    Ok(TableAnswer { rows: name(axes.rows), columns: name(axes.columns), cells })
+}
+
+fn name(axis: Axis) -> String {
+    axis.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// The values of an axis, as they would be typed.
+fn values(axis: Axis, choices: &Choices) -> Result<Vec<String>, Failure> {
+    let doubling = |from: usize, to: usize| -> Vec<String> {
+        std::iter::successors(Some(from.max(1)), |size| size.checked_mul(2))
+            .take_while(|size| *size <= to)
+            .map(|size| size.to_string())
+            .collect()
+    };
+    Ok(match axis {
+        Axis::Context => doubling(SHORTEST, LONGEST),
+        Axis::Method => [Method::Full, Method::Lora, Method::Qlora].map(|method| method.name().to_owned()).into(),
+        Axis::Loss => [Loss::Plain, Loss::Chunked, Loss::Liger].map(|loss| loss.name().to_owned()).into(),
+        Axis::Batch => {
+            let devices = choices.setting(Trainer::Framework)?.topology.device_count();
+            doubling(devices, devices * 64)
+        }
+        Axis::Nodes => {
+            let nodes = choices.setting(Trainer::Framework)?.topology.node_count();
+            doubling(nodes, nodes * 16)
+        }
+    })
+}
+
+fn set(choices: &mut Choices, axis: Axis, value: &str) {
+    let number = || value.parse().ok();
+    match axis {
+        Axis::Context => choices.sequence = number(),
+        Axis::Batch => choices.global_batch = number(),
+        Axis::Nodes => choices.nodes = number(),
+        Axis::Method => choices.method.method = Method::from_str(value, true).ok(),
+        Axis::Loss => choices.method.loss = Loss::from_str(value, true).ok(),
+    }
+}
+
+fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Result<Cell, Failure> {
+    let mut setting = job.setting(Trainer::Framework)?;
+    let empty = |memory: Option<Bytes>, why: String| Cell {
+        row: row.into(),
+        column: column.into(),
+        fits: false,
+        memory_bytes: memory.map(Bytes::count),
+        step_seconds: None,
+        rate: None,
+        layout: why,
+    };
+    let planned = match job.search(&mut setting, profile, 1) {
+        Ok(planned) => planned,
+        Err(Failure::Unplanned(PlannerError::OutOfMemory { needed, .. })) => {
+            return Ok(empty(Some(needed), "no layout fits".into()));
+        }
+        Err(Failure::Unplanned(error)) => return Ok(empty(None, error.to_string())),
+        Err(error) => return Err(error),
+    };
+    let Some(best) = planned.candidates.first() else { return Ok(empty(None, "the search returned nothing".into())) };
+    let prediction = &best.prediction;
+    Ok(Cell {
+        fits: true,
+        memory_bytes: prediction.peak_memory_bytes.iter().copied().max().map(Bytes::count),
+        step_seconds: Some(prediction.step_seconds.value()),
+        rate: Some(prediction.tokens_per_second.unwrap_or(prediction.samples_per_second)),
+        layout: explain::words(&best.plan.layout),
+        ..empty(None, String::new())
+    })
+}
+
+impl TableAnswer {
+    /// The table as text.
+    pub fn text(&self, format: Format) -> String {
+        let mut columns: Vec<&str> = Vec::new();
+        let mut rows: Vec<&str> = Vec::new();
+        for cell in &self.cells {
+            for (list, value) in [(&mut columns, &cell.column), (&mut rows, &cell.row)] {
+                if !list.contains(&value.as_str()) {
+                    list.push(value);
+                }
+            }
+        }
+        let of_row = |row: &&str| -> Vec<String> {
+            let cells = self.cells.iter().filter(|cell| cell.row == **row).map(Cell::in_short);
+            std::iter::once((*row).to_owned()).chain(cells).collect()
+        };
+        let body: Vec<Vec<String>> = rows.iter().map(of_row).collect();
+        let head: Vec<String> =
+            std::iter::once(self.rows.clone()).chain(columns.iter().map(|&column| column.to_owned())).collect();
+        let lines = |separator: &str, edge: &str, between: Option<String>| -> String {
+            let line = |cells: &Vec<String>| format!("{edge}{}{edge}", cells.join(separator)).trim().to_owned();
+            std::iter::once(line(&head)).chain(between).chain(body.iter().map(line)).collect::<Vec<_>>().join("\n")
+        };
+        match format {
+            Format::Text => {
+                let titles: Vec<Column<'_>> = head.iter().map(|title| Column::numbers(title)).collect();
+                format!("{}\n`-` before a size: it does not fit, and the smallest layout needs so much", table(&titles, &body))
+            }
+            Format::Csv => lines(",", "", None),
+            Format::Markdown => lines(" | ", " | ", Some(format!("|{}", " --- |".repeat(head.len())))),
+        }
+    }
+}
+
+impl Cell {
+    fn in_short(&self) -> String {
+        match (self.memory_bytes, self.rate) {
+            (Some(memory), Some(rate)) => format!("{} at {rate:.0}/s", Bytes::new(memory)),
+            (Some(memory), None) => format!("- {}", Bytes::new(memory)),
+            (None, _) => "?".into(),
+        }
+    }
+}

@@ -1,0 +1,236 @@
+//! What is trained of a model, and with which of a framework's kernels: `--method`, `--adapter` and
+//! their like. It knows plans, and no layouts or devices.
+
+use crate::failure::Failure;
+use clap::{Args, ValueEnum};
+use foretell_models::{GraphOptions, Model, linear_layers};
+use foretell_program::{AttentionKernel, Lora, LossKernel, NamePatterns, Plan};
+
+/// Command-line choices of what is trained.
+#[derive(Debug, Clone, Default, Args)]
+pub struct MethodChoices {
+    /// What is trained: everything from the start (`pretrain`), everything of a trained model
+    /// (`full`), adapters beside frozen weights (`lora`), or beside frozen weights of 4 bits
+    /// (`qlora`) [default: pretrain]
+    #[arg(long, value_enum, value_name = "METHOD")]
+    pub method: Option<Method>,
+    /// Adapters: rank, alpha, targets (`all-linear`, `attention`, or names joined by `+`), dropout
+    /// [default: rank=16,targets=all-linear]
+    #[arg(long, value_name = "rank=16,...")]
+    pub adapter: Option<Adapter>,
+    /// How the loss over the vocabulary is computed: from all logits (`plain`), in parts
+    /// (`chunked`), or with Liger's kernels [default: plain]
+    #[arg(long, value_enum, value_name = "KERNEL")]
+    pub loss: Option<Loss>,
+    /// Attention kernel, under a stack whose users choose it [default: the stack's]
+    #[arg(long, value_enum, value_name = "KERNEL")]
+    pub attention: Option<Attention>,
+}
+
+/// Methods of training on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Method {
+    /// All parameters, from the start.
+    Pretrain,
+    /// All parameters of a trained model.
+    Full,
+    /// Low-rank adapters.
+    Lora,
+    /// Low-rank adapters beside weights of four bits.
+    Qlora,
+}
+
+impl Method {
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Pretrain => "pretrain",
+            Self::Full => "full",
+            Self::Lora => "lora",
+            Self::Qlora => "qlora",
+        }
+    }
+
+    /// Whether a trained model is trained further.
+    pub fn is_fine_tuning(self) -> bool {
+        self != Self::Pretrain
+    }
+
+    fn has_adapters(self) -> bool {
+        matches!(self, Self::Lora | Self::Qlora)
+    }
+}
+
+/// Losses on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs, reason = "`LossKernel` documents them")]
+pub enum Loss {
+    Plain,
+    Chunked,
+    Liger,
+}
+
+impl Loss {
+    /// The name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Plain => LossKernel::Plain.name(),
+            Self::Chunked => LossKernel::Chunked.name(),
+            Self::Liger => LossKernel::Liger.name(),
+        }
+    }
+}
+
+/// Attention kernels on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs, reason = "`AttentionKernel` documents them")]
+pub enum Attention {
+    Flash,
+    Sdpa,
+    Eager,
+}
+
+/// Adapters on the command line.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Adapter {
+    rank: usize,
+    alpha: Option<usize>,
+    targets: Targets,
+    has_dropout: bool,
+}
+
+/// The linear layers that have adapters.
+#[derive(Debug, Clone, PartialEq)]
+enum Targets {
+    All,
+    Attention,
+    Named(Vec<String>),
+}
+
+/// What peft's examples and most fine-tuning jobs use.
+const USUAL_RANK: usize = 16;
+
+impl Default for Adapter {
+    fn default() -> Self {
+        Self { rank: USUAL_RANK, alpha: None, targets: Targets::All, has_dropout: false }
+    }
+}
+
+impl std::str::FromStr for Adapter {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let hint = "write for example rank=16,targets=all-linear";
+        let mut adapter = Self::default();
+        let mut seen = Vec::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').ok_or_else(|| format!("`{part}` has no `=`; hint: {hint}"))?;
+            if seen.contains(&name) {
+                return Err(format!("`{name}` is given twice; hint: {hint}"));
+            }
+            seen.push(name);
+            let number = || value.parse::<usize>().map_err(|_| format!("`{name}`: `{value}` is no whole number; hint: {hint}"));
+            match name {
+                "rank" | "r" => adapter.rank = number()?,
+                "alpha" => adapter.alpha = Some(number()?),
+                "targets" => {
+                    adapter.targets = match value {
+                        "all-linear" | "all" => Targets::All,
+                        "attention" => Targets::Attention,
+                        names => Targets::Named(names.split('+').map(str::to_owned).collect()),
+                    }
+                }
+                "dropout" => {
+                    let rate = value.parse::<f64>().ok().filter(|rate| (0.0..1.0).contains(rate));
+                    adapter.has_dropout = rate.ok_or_else(|| format!("`dropout`: `{value}` is no rate; hint: write 0.05"))? > 0.0;
+                }
+                _ => return Err(format!("adapters have no `{name}`; hint: {hint}, or alpha=32, dropout=0.05")),
+            }
+        }
+        Ok(adapter)
+    }
+}
+
+impl Adapter {
+    fn lora(&self, model: &Model) -> Result<Lora, Failure> {
+        let graph = model.graph("model", &GraphOptions::ONE)?;
+        let targets = match &self.targets {
+            Targets::All => NamePatterns::from_iter(["*"]),
+            Targets::Named(names) => names.iter().map(|name| format!("*{name}")).collect(),
+            Targets::Attention => {
+                let pattern = ["*attn*", "*attention*"].into_iter().find(|pattern| {
+                    let pattern = NamePatterns::from_iter([*pattern]);
+                    linear_layers(&graph).any(|(name, _)| pattern.match_name(name))
+                });
+                let hint = "name layers, such as targets=fc1+fc2";
+                let pattern = pattern.ok_or_else(|| Failure::Input(format!("the model has no attention; hint: {hint}")))?;
+                NamePatterns::from_iter([pattern])
+            }
+        };
+        Ok(Lora { rank: self.rank, alpha: self.alpha.unwrap_or(2 * self.rank), targets, ..Lora::default() })
+    }
+}
+
+impl MethodChoices {
+    /// Whether a trained model is trained further.
+    pub fn is_fine_tuning(&self) -> bool {
+        self.method.is_some_and(Method::is_fine_tuning)
+    }
+
+    /// Writes the choices into a plan, and the defaults that matter into `taken`.
+    pub fn apply(&self, plan: &mut Plan, model: &Model, taken: &mut Vec<String>) -> Result<(), Failure> {
+        let method = self.method.unwrap_or(Method::Pretrain);
+        if self.adapter.is_some() && !method.has_adapters() {
+            return Err(Failure::Input("`--adapter` without adapters; hint: add `--method lora` or `--method qlora`".into()));
+        }
+        if method.has_adapters() {
+            let adapter = self.adapter.clone().unwrap_or_else(|| {
+                taken.push(format!("--adapter rank={USUAL_RANK},targets=all-linear"));
+                Adapter::default()
+            });
+            plan.training.lora = Some(adapter.lora(model)?);
+            plan.workload.adapter_dropout = adapter.has_dropout;
+        }
+        if method == Method::Qlora {
+            plan.workload.base_bits = Some(4);
+        }
+        plan.workload.loss = match self.loss {
+            None | Some(Loss::Plain) => LossKernel::Plain,
+            Some(Loss::Chunked) => LossKernel::Chunked,
+            Some(Loss::Liger) => LossKernel::Liger,
+        };
+        plan.workload.attention = self.attention.map(|kernel| match kernel {
+            Attention::Flash => AttentionKernel::Flash,
+            Attention::Sdpa => AttentionKernel::Sdpa,
+            Attention::Eager => AttentionKernel::Eager,
+        });
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn adapters_are_read_or_refused() {
+        let adapter: Adapter = "rank=8,alpha=16,targets=q_proj+v_proj,dropout=0.05".parse().expect("it is well formed");
+        assert_eq!((adapter.rank, adapter.alpha, adapter.has_dropout), (8, Some(16), true));
+        assert_eq!(adapter.targets, Targets::Named(vec!["q_proj".into(), "v_proj".into()]));
+        for wrong in ["rank", "rank=x", "size=4", "rank=4,rank=8", "dropout=2"] {
+            assert!(wrong.parse::<Adapter>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn adapters_without_a_method_are_refused() {
+        let model = Model::named("gpt2").expect("it is in the zoo");
+        let mut plan = Plan::new(foretell_program::Layout::default(), 8);
+        let choices = MethodChoices { adapter: Some(Adapter::default()), ..MethodChoices::default() };
+        assert!(choices.apply(&mut plan, &model, &mut Vec::new()).is_err());
+        let choices = MethodChoices { method: Some(Method::Qlora), ..MethodChoices::default() };
+        choices.apply(&mut plan, &model, &mut Vec::new()).expect("it applies");
+        assert_eq!(plan.training.lora.as_ref().map(|lora| lora.rank), Some(USUAL_RANK));
+        assert_eq!(plan.workload.base_bits, Some(4));
+    }
+}

@@ -1,0 +1,116 @@
+//! What would make a job fit: changes of what is trained and how, each planned.
+//!
+//! Micro-batches, recomputation and sharding are the search's own; these are the choices that only
+//! the user may make. The cheapest in time or quality come first.
+
+use crate::choices::{Choices, OptimizerName};
+use crate::failure::Failure;
+use crate::method::{Attention, Loss, Method};
+use crate::usual_stack::Trainer;
+use foretell_planner::PlannerError;
+use foretell_program::Profile;
+use foretell_units::{Bytes, Seconds};
+
+/// Most changes that are offered.
+const MOST_OFFERED: usize = 6;
+
+/// How often a sequence is halved.
+const HALVINGS: u32 = 3;
+
+/// A change with which a job fits.
+struct Offer {
+    options: String,
+    step: Seconds,
+    memory: Bytes,
+}
+
+/// Changes with which a fine-tuning job that does not fit would, as one hint; `None` if there is
+/// none, or if the job is another.
+pub fn hint(choices: &Choices, profile: Option<&Profile>) -> Result<Option<String>, Failure> {
+    if !choices.method.is_fine_tuning() {
+        return Ok(None);
+    }
+    let mut offers = Vec::new();
+    for change in changes(choices)? {
+        offers.extend(offer(&change, profile)?);
+        if offers.len() == MOST_OFFERED {
+            break;
+        }
+    }
+    let offered = |Offer { options, step, memory }: &Offer| format!("`{options}` ({memory}, {step} a step)");
+    let offered: Vec<String> = offers.iter().map(offered).collect();
+    Ok((!offered.is_empty()).then(|| format!("it fits with {}", offered.join(", or "))))
+}
+
+/// A changed job, and the options that change it.
+struct Change {
+    options: String,
+    choices: Choices,
+}
+
+/// All changes, in order.
+fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
+    let mut changes = Vec::new();
+    let mut add = |options: &str, change: &dyn Fn(&mut Choices)| {
+        let mut choices = choices.clone();
+        change(&mut choices);
+        changes.push(Change { options: options.into(), choices });
+    };
+    let (method, has_liger) = (choices.method.method, choices.method.loss == Some(Loss::Liger));
+    let has_small_states = matches!(choices.optimizer, Some(OptimizerName::AdamwEightBit));
+    if choices.method.attention == Some(Attention::Eager) {
+        add("--attention flash", &|choices| choices.method.attention = Some(Attention::Flash));
+    }
+    if !has_liger {
+        add("--loss chunked", &|choices| choices.method.loss = Some(Loss::Chunked));
+        add("--loss liger", &|choices| choices.method.loss = Some(Loss::Liger));
+    }
+    if method == Some(Method::Full) {
+        if !has_small_states {
+            add("--optimizer adamw-8bit", &|choices| choices.optimizer = Some(OptimizerName::AdamwEightBit));
+            add("--optimizer adamw-8bit --loss liger", &|choices| {
+                choices.optimizer = Some(OptimizerName::AdamwEightBit);
+                choices.method.loss = Some(Loss::Liger);
+            });
+        }
+        add("--method lora", &|choices| choices.method.method = Some(Method::Lora));
+        add("--method lora --loss liger", &|choices| {
+            choices.method.method = Some(Method::Lora);
+            choices.method.loss = Some(Loss::Liger);
+        });
+    }
+    if method != Some(Method::Qlora) {
+        add("--method qlora", &|choices| choices.method.method = Some(Method::Qlora));
+    }
+    let setting = choices.setting(Trainer::Framework)?;
+    if let Some((length, _)) = setting.model.model.sample().tokens() {
+        for halvings in 1..=HALVINGS {
+            let shorter = length >> halvings;
+            add(&format!("--sequence {shorter}"), &move |choices| choices.sequence = Some(shorter.max(1)));
+        }
+    }
+    let nodes = setting.topology.node_count();
+    if setting.topology.node_groups().len() == 1 {
+        for nodes in [2 * nodes, 4 * nodes] {
+            add(&format!("--nodes {nodes}"), &move |choices| choices.nodes = Some(nodes));
+        }
+    }
+    Ok(changes)
+}
+
+/// What a change offers; `None` if the job does not fit with it either, or cannot be planned so.
+fn offer(change: &Change, profile: Option<&Profile>) -> Result<Option<Offer>, Failure> {
+    let mut setting = change.choices.setting(Trainer::Framework)?;
+    let planned = match change.choices.search(&mut setting, profile, 1) {
+        Ok(planned) => planned,
+        Err(Failure::Unplanned(PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. }) | Failure::Input(_)) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    Ok(planned.candidates.first().map(|best| Offer {
+        options: change.options.clone(),
+        step: best.prediction.step_seconds,
+        memory: best.prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default(),
+    }))
+}
