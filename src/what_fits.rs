@@ -61,6 +61,9 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
     if choices.method.attention == Some(Attention::Eager) {
         add("--attention flash", &|choices| choices.method.attention = Some(Attention::Flash));
     }
+    if let Some(fewest) = fewest_samples(choices)? {
+        add(&format!("--global-batch {fewest}"), &move |choices| choices.global_batch = Some(fewest));
+    }
     if !has_liger {
         add("--loss chunked", &|choices| choices.method.loss = Some(Loss::Chunked));
         add("--loss liger", &|choices| choices.method.loss = Some(Loss::Liger));
@@ -96,6 +99,14 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
         }
     }
     Ok(changes)
+}
+
+/// The batch with one sample for each device, whose gradients need not be accumulated; `None` if the
+/// job's is no larger.
+fn fewest_samples(choices: &Choices) -> Result<Option<usize>, Failure> {
+    let setting = choices.setting(Trainer::Framework)?;
+    let devices = setting.topology.device_count();
+    Ok((setting.base.global_batch > devices).then_some(devices))
 }
 
 /// What a change offers; `None` if the job does not fit with it either, or cannot be planned so.

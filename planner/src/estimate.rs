@@ -15,7 +15,7 @@ use foretell_models::Graph;
 use foretell_program::{Layout, Recompute, usual_cuts, work_of_blocks};
 use foretell_simulator::MemoryRates;
 use foretell_units::Seconds;
-use links::Links;
+use links::{Links, StageMessages};
 use profile::ModelProfile;
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -61,6 +61,8 @@ pub(crate) struct Estimates {
     shares: Mutex<HashMap<(usize, usize), f64>>,
     /// Whether layouts that do not fit may recompute a part of their blocks.
     recomputes_in_part: bool,
+    /// Matrix-product rate of each device over that of the slowest. Empty if all are of one kind.
+    speeds: Vec<f64>,
 }
 
 impl Estimates {
@@ -72,11 +74,13 @@ impl Estimates {
         memory_rates: MemoryRates,
         optimizer_tensors: usize,
         is_stack: bool,
+        speeds: &[f64],
     ) -> Self {
         let parameter = request.base.storage().size().value();
         let optimizer_state = SINGLE_PRECISION * optimizer_tensors as f64;
         let bandwidths = request.topology.device_kinds().iter().map(|kind| kind.memory_bandwidth.value());
         let slowest = bandwidths.fold(f64::INFINITY, f64::min);
+        let least = speeds.iter().copied().fold(f64::INFINITY, f64::min);
         Self {
             model: ModelProfile::new(request, graph),
             links: Links::new(request.topology),
@@ -90,6 +94,7 @@ impl Estimates {
             work: work_of_blocks(graph),
             shares: Mutex::new(HashMap::new()),
             recomputes_in_part: is_stack && request.fixed.recompute.is_none(),
+            speeds: speeds.iter().map(|speed| speed / least).collect(),
         }
     }
 
@@ -146,15 +151,16 @@ impl Estimates {
         // A micro-batch on the stage with the most blocks.
         let model = &self.model;
         let on_rank = samples / (tensor * context);
-        let (forward, backward) = (model.forward.time(on_rank) * share, model.backward.time(on_rank) * share);
+        let paced = self.share_by_speed(layout, share);
+        let (forward, backward) = (model.forward.time(on_rank) * paced, model.backward.time(on_rank) * paced);
         // The fullest rank of experts decides for all.
         let with_experts = layout.expert * if layout.expert_tensor == Some(1) { layout.tensor } else { 1 };
         let rows = model.rows_over_slots.get(&with_experts).copied().unwrap_or(1.0);
-        let [more_forward, more_backward] = model.experts.map(|time| time.time(on_rank) * share * (rows - 1.0));
+        let [more_forward, more_backward] = model.experts.map(|time| time.time(on_rank) * paced * (rows - 1.0));
         let (forward, backward) = (forward + more_forward, backward + more_backward);
         let again = match recompute {
             Recomputed::Nothing => 0.0,
-            Recomputed::Attention => model.attention.time(on_rank) * share,
+            Recomputed::Attention => model.attention.time(on_rank) * paced,
             Recomputed::Blocks => forward,
         };
         let blocks = model.blocks * share;
@@ -168,20 +174,31 @@ impl Estimates {
         let micro_batch = forward + backward + again + of_tensor + of_context + of_experts;
 
         let bubble = (stages - 1.0) * micro_batch / chunks * if layout.schedule.splits_backward() { 0.5 } else { 1.0 };
-        let message = self.links.message(activations / if layout.sequence_parallel { tensor } else { 1.0 }, inner * layout.data);
-        let messages = if layout.pipeline > 1 { 2.0 * chunks * message } else { 0.0 };
+        // Each rank of a stage sends its part of the positions.
+        let message = activations / if layout.sequence_parallel { tensor } else { 1.0 };
+        // With the pipeline inside nodes, the next stage is `inner` devices away.
+        let ranks = if layout.placement.is_some() { inner } else { inner * layout.data };
+        let StageMessages { slowest, through_all } = self.links.messages(message, ranks, layout.pipeline);
+        // Forward messages and those of gradients share an interface.
+        let messages = if layout.pipeline > 1 { 2.0 * chunks * slowest } else { 0.0 };
         // Messages and kernels of different micro-batches overlap, but not wholly.
         let pace = micro_batch.max(messages) + EXPOSED_MESSAGES * micro_batch.min(messages);
-        let in_pipeline = micro_batches * pace + bubble + 2.0 * (stages - 1.0) * message;
+        let in_pipeline = micro_batches * pace + bubble + 2.0 * through_all;
 
         // The state and the gradients of the fullest stage.
         let fullest = share.max(model.fullest_share(layout.pipeline));
         let outside_experts = model.parameters / tensor * fullest;
         let inside_experts = model.expert_parameters / (tensor * expert) * fullest;
         let parameters = outside_experts + inside_experts;
-        let (ranks, stride) = (layout.data * layout.expert, layout.tensor * layout.context);
-        let reduction = self.links.all_reduce(parameters * SINGLE_PRECISION, ranks, stride);
-        let gathering = self.links.all_reduce(parameters * self.parameter, ranks, stride) / 2.0;
+        // Ranks of `expert` and `context` have the same parameters outside of experts, and those of
+        // `expert` different experts.
+        let all_reduce = |of_parameter: f64| {
+            let alike = layout.data * layout.expert * layout.context;
+            let outside = self.links.all_reduce(outside_experts * of_parameter, alike, layout.tensor);
+            outside + self.links.all_reduce(inside_experts * of_parameter, layout.data, inner)
+        };
+        let reduction = all_reduce(SINGLE_PRECISION);
+        let gathering = all_reduce(self.parameter) / 2.0;
         let hidden = OVERLAPPED_SHARE * backward / chunks.max(1.0);
         // The ranks of `expert` have different experts, so ZeRO does not shard these over them.
         let shards = most_shards(layout) as f64;
@@ -240,6 +257,18 @@ impl Estimates {
             let all: f64 = self.work.iter().sum();
             of_stage.into_iter().fold(0.0, f64::max) / all.max(f64::MIN_POSITIVE)
         })
+    }
+
+    /// Returns the share of the work of a device of the slowest kind that the stages' cuts by speed
+    /// leave on the slowest stage: that of even cuts if all devices are equal.
+    fn share_by_speed(&self, layout: &Layout, share: f64) -> f64 {
+        let ranks = layout.data * layout.tensor * layout.context * layout.expert;
+        if layout.pipeline < 2 || layout.virtual_stages > 1 || self.speeds.len() < ranks * layout.pipeline {
+            return share;
+        }
+        let stages = self.speeds[..ranks * layout.pipeline].chunks(ranks);
+        let all: f64 = stages.map(|stage| stage.iter().copied().fold(f64::INFINITY, f64::min)).sum();
+        share * layout.pipeline as f64 / all.max(1.0)
     }
 
     /// Returns the bytes of activations on the fullest stage.
@@ -306,7 +335,7 @@ mod tests {
             let request = Request { fixed, ..Request::new(&model, "model", &topology, &costs, &base) };
             let graph = model.graph("model", &GraphOptions::ONE).expect("it is sound");
             let family = Family { layout: Layout { data: 8, micro_batch: 8, ..Layout::default() }, micro_batches: 1 };
-            Estimates::new(&request, &graph, MemoryRates::ARENA, optimizer_tensors(&base), true)
+            Estimates::new(&request, &graph, MemoryRates::ARENA, optimizer_tensors(&base), true, &[])
                 .of(&family)
                 .expect("one mesh")
                 .memory
@@ -325,7 +354,7 @@ mod tests {
             let base = Plan { precision: DataType::Bf16, ..Plan::new(Layout::default(), 256) };
             let request = Request::new(&model, name, &topology, &costs, &base);
             let graph = model.graph(name, &GraphOptions::ONE).expect("it is sound");
-            let estimates = Estimates::new(&request, &graph, MemoryRates::ARENA, optimizer_tensors(&base), true);
+            let estimates = Estimates::new(&request, &graph, MemoryRates::ARENA, optimizer_tensors(&base), true, &[]);
             for (data, tensor, pipeline, micro_batch) in [(16, 1, 1, 8), (8, 2, 1, 8), (8, 1, 2, 4), (4, 4, 1, 8), (4, 1, 4, 4)] {
                 for recompute in [Recompute::None, Recompute::Full] {
                     let layout = Layout { data, tensor, pipeline, micro_batch, recompute, ..Layout::default() };

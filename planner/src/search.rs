@@ -12,6 +12,7 @@
 
 mod answer;
 mod deadline;
+mod experts;
 mod first_answers;
 mod incumbents;
 mod local_search;

@@ -6,6 +6,7 @@ use foretell_models::operator_tables::{Element, OperatorTable, TableSizes};
 use foretell_program::traced::{Sharding, TracedJob, TracedOptimizer};
 use foretell_simulator::gpu::Profiles;
 use foretell_simulator::gpu::traced::{traced_memory, traced_time};
+use foretell_simulator::repeated_time;
 use foretell_units::Bytes;
 use std::sync::Arc;
 
@@ -96,4 +97,33 @@ fn steps_of_traced_jobs_scale_as_their_work() {
         traced_time(&job, &cluster, 0).unwrap()
     };
     assert!(tiny.host_bound > Default::default(), "{tiny:?}");
+}
+
+/// Under `no_sync`, whole gradients in sixteen bits stay until the last micro-batch.
+#[test]
+fn fsdp1_accumulates_whole_gradients() {
+    let table = table("full", "mixed", "none");
+    let with = |micro_batches| {
+        let job = TracedJob { micro_batches, ..job(&table, sizes(8, 1, 512, &MISTRAL_7B), Sharding::Fsdp1, 8, Element::F32) };
+        traced_memory(&job, None).unwrap().allocated.value()
+    };
+    let layer = 4096.0 * 4096.0 * 2.5 + 3.0 * 4096.0 * 14336.0;
+    let whole = 2.0 * (8.0 * layer + 2.0 * 4096.0 * 32000.0);
+    let more = with(2) - with(1);
+    assert!((0.75..1.05).contains(&(more / whole)), "{more} beside {whole}");
+    assert_eq!(with(2), with(5), "further micro-batches add to what is there");
+}
+
+/// Steps with many micro-batches follow from short ones.
+#[test]
+fn long_steps_are_repeated_short_ones() {
+    let table = table("full", "mixed", "none");
+    let cluster = Profiles::library().unwrap().cluster("a100-sxm-80g", None, 8, 8, None).unwrap();
+    for sharding in [Sharding::Fsdp1, Sharding::Ddp] {
+        let job = TracedJob { micro_batches: 9, ..job(&table, sizes(8, 1, 2048, &MISTRAL_7B), sharding, 8, Element::F32) };
+        let (whole, repeated) = (traced_time(&job, &cluster, 0).unwrap(), repeated_time(&job, &cluster, 0).unwrap());
+        assert!((repeated.step / whole.step - 1.0).abs() < 1e-3, "{} beside {}", repeated.step, whole.step);
+        assert_eq!(repeated.launches, whole.launches);
+        assert!((repeated.forward_flops / whole.forward_flops - 1.0).abs() < 1e-9);
+    }
 }

@@ -1,16 +1,18 @@
 //! Rates of the links between ranks, as far as estimates need them.
 
-use foretell_topologies::Topology;
+use foretell_topologies::{Fabric, Topology};
 
 /// The links of a topology's slowest nodes.
 #[derive(Clone, Debug)]
 pub(super) struct Links {
-    /// Devices of a node.
+    /// Devices of a node. On a torus all devices: hosts are no boundary there.
     per_node: usize,
     /// Bytes per second that a device sends to the others of its node.
     in_node: f64,
     /// Bytes per second that a node sends to others.
     between_nodes: f64,
+    /// Bytes per second that one device alone sends to other nodes.
+    of_device: f64,
     /// Seconds of a message in a node.
     latency_in_node: f64,
     /// Seconds of a message between nodes.
@@ -20,19 +22,51 @@ pub(super) struct Links {
 /// Seconds of a message between nodes: a switch and two interfaces.
 const LATENCY_BETWEEN_NODES: f64 = 10e-6;
 
+/// Messages between one stage and the next.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct StageMessages {
+    /// Seconds of a message over the slowest boundary.
+    pub(super) slowest: f64,
+    /// Seconds of a message over all boundaries, one after the other.
+    pub(super) through_all: f64,
+}
+
 impl Links {
     pub(super) fn new(topology: &Topology) -> Self {
+        if let Fabric::Torus(torus) = &topology.network().fabric {
+            // A ring of neighbours uses the links of its dimension in both directions.
+            let rate = 2.0 * torus.bandwidth.value();
+            let latency = topology.network().latency.value();
+            return Self {
+                per_node: usize::MAX,
+                in_node: rate,
+                between_nodes: rate,
+                of_device: rate,
+                latency_in_node: latency,
+                latency_between_nodes: latency,
+            };
+        }
         let groups = topology.node_groups();
         let least = |value: &dyn Fn(usize) -> Option<f64>| (0..groups.len()).filter_map(value).fold(f64::INFINITY, f64::min);
         let in_node = least(&|group| groups[group].link.map(|link| link.bandwidth.value()));
-        let between_nodes = least(&|group| groups[group].nics.map(|nics| nics.total_bandwidth().value()));
+        let nics = least(&|group| groups[group].nics.map(|nics| nics.total_bandwidth().value()));
+        let one = least(&|group| {
+            let nics = groups[group].nics?;
+            // A device uses the interfaces that no other is nearer to, at least one.
+            Some(nics.bandwidth.value() * (nics.count as f64 / groups[group].devices.max(1) as f64).max(1.0))
+        });
         let latency = least(&|group| groups[group].link.map(|link| link.latency.value()));
+        // Of a tree, flows of neighbours stay below a leaf: its uplinks count only as far as they
+        // are fewer than what the nodes of a leaf send in a ring. So they do not count here, but
+        // for all-to-all exchanges and for rings over all nodes of oversubscribed trees, which
+        // cross one uplink each way.
         Self {
             per_node: groups.iter().map(|group| group.devices).min().unwrap_or(1).max(1),
             in_node,
-            between_nodes,
+            between_nodes: nics,
+            of_device: one,
             latency_in_node: if latency.is_finite() { latency } else { 0.0 },
-            latency_between_nodes: LATENCY_BETWEEN_NODES,
+            latency_between_nodes: LATENCY_BETWEEN_NODES.max(topology.network().latency.value()),
         }
     }
 
@@ -62,17 +96,50 @@ impl Links {
         if ranks <= 1 {
             return 0.0;
         }
-        // Most of it leaves the node, and all ranks of the node send at once.
-        let (rate, latency) = self.rate(ranks, stride);
-        let rate = if ranks.saturating_mul(stride) <= self.per_node { rate } else { self.between_nodes / self.per_node as f64 };
-        bytes / rate + latency
-    }
-
-    /// Returns the seconds of a message to the next stage, whose ranks are `stride` devices away.
-    pub(super) fn message(&self, bytes: f64, stride: usize) -> f64 {
-        if stride < self.per_node {
+        let reach = ranks.saturating_mul(stride);
+        if reach <= self.per_node {
             return bytes / self.in_node + self.latency_in_node;
         }
-        bytes * self.per_node as f64 / self.between_nodes + self.latency_between_nodes
+        // What goes to ranks of other nodes leaves the node, and all its ranks send at once.
+        let leaving = 1.0 - self.per_node as f64 / reach as f64;
+        let rate = self.between_nodes / self.per_node as f64;
+        (bytes * leaving / rate).max(bytes / self.in_node) + self.latency_between_nodes
+    }
+
+    /// Returns the seconds of messages between stages of `ranks` consecutive ranks each. Every rank
+    /// of a stage sends so many bytes at once.
+    pub(super) fn messages(&self, bytes: f64, ranks: usize, stages: usize) -> StageMessages {
+        let boundaries = stages.saturating_sub(1);
+        let inside = bytes / self.in_node + self.latency_in_node;
+        if boundaries == 0 || ranks.saturating_mul(stages) <= self.per_node {
+            return StageMessages { slowest: inside, through_all: inside * boundaries as f64 };
+        }
+        // Ranks of a stage that cross to another node at once share its interfaces.
+        let sending = ranks.clamp(1, self.per_node) as f64;
+        let crossing = bytes / (self.between_nodes / sending).min(self.of_device) + self.latency_between_nodes;
+        // Nodes are filled in order: of all boundaries those at the ends of nodes cross.
+        let nodes = ranks.saturating_mul(stages).div_ceil(self.per_node);
+        let crossings = boundaries.min(nodes.saturating_sub(1));
+        let through_all = crossing * crossings as f64 + inside * (boundaries - crossings) as f64;
+        StageMessages { slowest: crossing.max(inside), through_all }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stages_narrower_than_a_node_cross_between_nodes() {
+        let text = "name: slow\nnodes:\n  - {name: n, count: 5, devices: {kind: a100-sxm-40g, count: 8}, \
+                    link: nvswitch-300GB/s, nics: {count: 1, bandwidth: 10Gbit/s}}\nnetwork: {kind: switch}\n";
+        let links = Links::new(&Topology::from_yaml(text, "slow.yaml").expect("it is sound"));
+        let bytes = 8e6;
+        let (inside, across) = (links.messages(bytes, 4, 2), links.messages(bytes, 4, 10));
+        assert!(inside.slowest < 1e-4, "{inside:?}");
+        // Four ranks share 1.25 GB/s.
+        assert!((across.slowest - 4.0 * bytes / 1.25e9).abs() < 1e-4, "{across:?}");
+        // Four of nine boundaries cross.
+        assert!((across.through_all - 4.0 * across.slowest - 5.0 * inside.slowest).abs() < 1e-9, "{across:?}");
     }
 }

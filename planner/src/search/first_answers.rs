@@ -39,7 +39,7 @@ const MOST_COMPILED: usize = 16;
 
 /// Estimated memory over the limit up to which a family may fit: estimates are right within a
 /// fifth, where they are right.
-const MAY_FIT: f64 = 1.2;
+pub(super) const MAY_FIT: f64 = 1.2;
 
 /// Families of one mesh, and of one manner, that may be opened.
 const FAMILIES_OF_MESH: usize = 3;
@@ -224,6 +224,8 @@ impl Searcher<'_> {
         let (new, others): (Vec<_>, Vec<_>) = std::mem::take(&mut ranked.families).into_iter().partition(is_new);
         let as_estimated = |(estimate, family)| Chosen { value: estimate, estimate, family };
         let mut taken: Vec<Chosen> = new.into_iter().map(as_estimated).collect();
+        taken.sort_by(|a, b| a.estimate.total_cmp(&b.estimate));
+        let postponed = taken.split_off(taken.len().min(2 * count));
         let best = self.incumbents.best().unwrap_or(f64::INFINITY);
         let corrected = others.into_iter().map(|(estimate, family)| {
             let value = estimate * correction(&family).unwrap_or(1.0);
@@ -235,7 +237,7 @@ impl Searcher<'_> {
         if taken.is_empty() {
             taken.extend(corrected.by_ref().take(count));
         }
-        ranked.families = corrected.map(|one| (one.estimate, one.family)).collect();
+        ranked.families = postponed.into_iter().chain(corrected).map(|one| (one.estimate, one.family)).collect();
         taken
     }
 
@@ -327,7 +329,7 @@ impl Searcher<'_> {
     }
 
     /// Tells the caller of the best layout so far, if anything bounds it.
-    fn report_bounded(&self) {
+    pub(super) fn report_bounded(&self) {
         let bound = self.bounds.least_value();
         if bound > 0.0 {
             self.report(bound);

@@ -65,8 +65,10 @@ impl<'a> Searcher<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<Planned, PlannerError> {
-        let usual = self.ranked(&self.bounds.space.usual_families(&|| self.is_over()));
-        self.probe(usual)?;
+        let usual = self.bounds.space.usual_families(&|| self.is_over());
+        self.try_experts(&usual)?;
+        let ranked = self.ranked(&usual);
+        self.probe(ranked)?;
         self.fill_queue()?;
         let (predicted, left) = loop {
             // A bound on every layout also bounds the layouts left.

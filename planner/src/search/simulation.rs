@@ -7,12 +7,25 @@ use crate::bounds::Bounds;
 use crate::error::{PlannerError, USUAL_HINT};
 use crate::objective;
 use crate::space::{Objective, Request};
-use foretell_program::{Plan, PlanError, Program};
+use foretell_program::{Layout, Plan, PlanError, Program};
 use foretell_simulator::{
     Deadline, Folding, MemoryUse, Options, Prediction, Recording, SimulationError, Stop, memory_use, predict_with_memory,
 };
 use foretell_units::{Bytes, Seconds};
 use std::sync::Arc;
+
+/// Micro-batches from which on a step is first simulated with fewer.
+const MANY_MICRO_BATCHES: usize = 48;
+
+/// Micro-batches, at least, between the two short steps that tell the pace of a long one.
+const BETWEEN_SHORT_STEPS: usize = 8;
+
+/// How many times as many micro-batches a step needs as a short one, for its memory to be asked of
+/// the short one first.
+const SHORTENED: usize = 4;
+
+/// Estimated memory over the limit below which a layout surely fits.
+const SURELY_FITS: f64 = 0.6;
 
 /// What came of a layout that was to be simulated.
 pub(super) enum Outcome {
@@ -63,6 +76,9 @@ impl Simulations<'_> {
         let Some(first) = layouts.first() else { return Ok(FirstOutcome { outcome: None, program: None }) };
         let plan = self.plan_of(first);
         let without_program = |outcome| Ok(FirstOutcome { outcome: Some(outcome), program: None });
+        if let Some(held) = self.held_too_much(&plan) {
+            return without_program(Outcome::OutOfMemory(held));
+        }
         match self.bounds.compiler.training_until(&plan, &|| self.stop().is_raised()) {
             Ok(program) => {
                 let outcome = Some(self.outcome(first, plan, &program, None)?);
@@ -163,6 +179,81 @@ impl Simulations<'_> {
             }
         };
         Ok(Outcome::Simulated(Box::new(Incumbent { value, index: layout.index, plan, predicted })))
+    }
+
+    /// Simulates two short steps of a layout with many micro-batches, and returns what follows for
+    /// the whole one: [`Outcome::Stopped`] with its value if all later micro-batches keep the pace
+    /// of those between the two; [`Outcome::OutOfMemory`] if the short step does not fit, since the
+    /// whole one holds no less. `None` for layouts with few micro-batches and where the pace does
+    /// not tell the value.
+    ///
+    /// The value is no bound: where ranks compete for links, a pace may change later. So it only
+    /// decides which steps are simulated in full.
+    pub(super) fn value_by_short_steps(&self, layout: &Layout, micro_batches: usize) -> Result<Option<Outcome>, PlannerError> {
+        let (schedule, stages, request) = (layout.schedule, layout.pipeline, self.bounds.request);
+        let (group, few) = (schedule.group_size(stages).max(1), schedule.few_micro_batches(stages, micro_batches));
+        // Both leave as many micro-batches over from whole groups as the whole step.
+        let more = few + BETWEEN_SHORT_STEPS.next_multiple_of(group);
+        let tells_value = matches!(request.objective, Objective::Time | Objective::Cost | Objective::Goodput);
+        if !tells_value || micro_batches < MANY_MICRO_BATCHES || 3 * more > micro_batches || schedule.holds_all_micro_batches() {
+            return Ok(None);
+        }
+        let mut values = [0.0; 2];
+        for (value, count) in values.iter_mut().zip([few, more]) {
+            match self.short_step(layout, count)? {
+                Outcome::Stopped(own) => *value = own,
+                other => return Ok(Some(other)),
+            }
+        }
+        let [short, long] = values;
+        let pace = (long - short).max(0.0) / (more - few) as f64;
+        Ok(Some(Outcome::Stopped(long + pace * (micro_batches - more) as f64)))
+    }
+
+    /// Simulates a step of a layout with so many micro-batches: [`Outcome::Stopped`] with its value,
+    /// or why there is none.
+    fn short_step(&self, layout: &Layout, micro_batches: usize) -> Result<Outcome, PlannerError> {
+        let (bounds, request) = (self.bounds, self.bounds.request);
+        let global_batch = layout.samples_at_once().saturating_mul(micro_batches);
+        let plan = Plan { layout: layout.clone(), global_batch, ..request.base.clone() };
+        let program = match bounds.compiler.training_until(&plan, &|| self.stop().is_raised()) {
+            Ok(program) => program,
+            Err(PlanError::Interrupted) => return Ok(Outcome::Interrupted),
+            Err(error) => return Ok(Outcome::Indivisible(error.to_string())),
+        };
+        let memory = memory_use(&program, None, request.topology, request.costs);
+        let held = weighted(&memory.needed_by_stage, &bounds.kinds.weights_of_stages(&program));
+        if most(&held) > bounds.memory_limit {
+            return Ok(Outcome::OutOfMemory(held));
+        }
+        if memory.overfull_host.is_some() {
+            return Ok(Outcome::OutOfHostMemory);
+        }
+        if self.stop().is_raised() {
+            return Ok(Outcome::Interrupted);
+        }
+        match predict(request, &program, memory, (None, self.stop().clone())) {
+            Err(SimulationError::Interrupted) => Ok(Outcome::Interrupted),
+            prediction => Ok(Outcome::Stopped(prediction?.step_seconds.value() * bounds.value_per_second(layout))),
+        }
+    }
+
+    /// Returns the weighted bytes of each stage of a step with few micro-batches, if these are too
+    /// many: the whole step holds no less, and to compile it may take a hundred times as long.
+    fn held_too_much(&self, plan: &Plan) -> Option<Vec<f64>> {
+        let (bounds, layout) = (self.bounds, &plan.layout);
+        let micro_batches = plan.micro_batches().ok()?;
+        let few = layout.schedule.few_micro_batches(layout.pipeline, micro_batches);
+        let surely_fits = || bounds.estimates.memory_of_layout(layout, micro_batches).is_some_and(|share| share < SURELY_FITS);
+        if layout.stages.is_some() || layout.shares.is_some() || micro_batches < SHORTENED * few || surely_fits() {
+            return None;
+        }
+        let global_batch = layout.samples_at_once().checked_mul(few)?;
+        let short = Plan { global_batch, ..plan.clone() };
+        let program = bounds.compiler.training_until(&short, &|| self.stop().is_raised()).ok()?;
+        let memory = memory_use(&program, None, bounds.request.topology, bounds.request.costs);
+        let held = weighted(&memory.needed_by_stage, &bounds.kinds.weights_of_stages(&program));
+        (most(&held) > bounds.memory_limit).then_some(held)
     }
 
     /// Returns the deadline of a layout's simulation. `None` if it has to run to its end: there are

@@ -7,12 +7,24 @@ use super::stage_meshes::unequal_meshes;
 use super::{Family, Space};
 use foretell_program::{ContextMethod, Layout, Recompute, StageLayout};
 
-/// Most micro-batches of a step, unless the user fixes the micro-batch or the pipeline is long.
-pub(super) const MOST_MICRO_BATCHES: usize = 64;
+/// Samples of a micro-batch up to which it is always in the space: with few samples, activations
+/// need neither recomputation nor ZeRO's stage 3, whatever the batch.
+pub(super) const ALWAYS_CONSIDERED: usize = 4;
+
+/// Most micro-batches of a step whose micro-batch is larger, unless the user fixes it or the
+/// pipeline is long. At 128 even a fixed cost of each micro-batch of 1 % is spread over few of them.
+pub(super) const MOST_MICRO_BATCHES: usize = 128;
 
 /// Most micro-batches for each stage of a long pipeline. At 32 the bubble is 3 % of the step even
 /// with one chunk a stage.
 pub(super) const MICRO_BATCHES_PER_STAGE: usize = 32;
+
+/// Returns `true` if the search considers a micro-batch of so many samples, of which a step of
+/// `pipeline` stages has so many.
+pub(super) fn considers(micro_batch: usize, micro_batches: usize, pipeline: usize) -> bool {
+    let most = MOST_MICRO_BATCHES.max(MICRO_BATCHES_PER_STAGE * pipeline);
+    micro_batch <= ALWAYS_CONSIDERED || micro_batches <= most
+}
 
 impl Space<'_> {
     /// Returns every family over at most as many ranks as there are devices.
@@ -147,10 +159,10 @@ impl Space<'_> {
     /// micro-batch, schedule and recomputation.
     fn with_micro_batches(&self, mesh: &Layout, samples: usize) -> Vec<Family> {
         let mut families = Vec::new();
-        let most = MOST_MICRO_BATCHES.max(MICRO_BATCHES_PER_STAGE * mesh.pipeline);
         for micro_batch in divisors(samples) {
             let micro_batches = samples / micro_batch;
-            let is_considered = self.fixed.micro_batch.map_or(micro_batches <= most, |fixed| fixed == micro_batch);
+            let usual = considers(micro_batch, micro_batches, mesh.pipeline);
+            let is_considered = self.fixed.micro_batch.map_or(usual, |fixed| fixed == micro_batch);
             if !is_considered {
                 continue;
             }

@@ -77,9 +77,8 @@ impl Sizes {
         }
         for (ranks, pipeline) in ranks {
             let samples = space.global_batch / ranks;
-            let most = families::MOST_MICRO_BATCHES.max(families::MICRO_BATCHES_PER_STAGE * pipeline);
             for micro_batch in divisors(samples) {
-                if samples / micro_batch <= most {
+                if families::considers(micro_batch, samples / micro_batch, pipeline) {
                     sizes.micro_batch.insert(micro_batch);
                 } else {
                     sizes.cuts_micro_batch = true;
@@ -167,9 +166,11 @@ impl Space<'_> {
                 divisors(self.global_batch),
                 sizes.cuts_micro_batch,
                 &format!(
-                    "more than {} micro-batches, or {} a stage, use the devices worse",
+                    "more than {} micro-batches, or {} a stage, of more than {} samples: fewer samples at once hardly save \
+                     memory there",
                     families::MOST_MICRO_BATCHES,
-                    families::MICRO_BATCHES_PER_STAGE
+                    families::MICRO_BATCHES_PER_STAGE,
+                    families::ALWAYS_CONSIDERED
                 ),
                 fixed.micro_batch.is_some(),
             ),

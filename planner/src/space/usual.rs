@@ -4,9 +4,10 @@
 //! the devices, `tensor` inside the nodes, and schedules with the fewest surprises. A search takes
 //! its first answer from it, and may end with any other layout.
 
+use super::families::ALWAYS_CONSIDERED;
 use super::meshes::MeshSizes;
 use super::{Family, Space};
-use foretell_program::ContextMethod;
+use foretell_program::{ContextMethod, Layout, Recompute};
 
 /// Positions of a sequence on a context-parallel rank from which on more such ranks are usual.
 const MANY_POSITIONS: usize = 16_384;
@@ -34,6 +35,19 @@ impl Space<'_> {
         families
     }
 
+    /// Returns `true` if a family is one that an expert would write down first: all that it leaves
+    /// open is what fits. A micro-batch has one, two or four samples; a replica on one device may
+    /// have more. Nothing is recomputed, as long as all fits. Experts lie whole on ranks.
+    pub(crate) fn is_experts_choice(&self, family: &Family) -> bool {
+        let Layout { tensor, pipeline, context, expert, micro_batch, ref recompute, expert_tensor, .. } = family.layout;
+        let is_alone = tensor * pipeline * context * expert == 1;
+        let is_usual_size = micro_batch.is_power_of_two() && (micro_batch <= ALWAYS_CONSIDERED || is_alone);
+        let is_small = is_usual_size || self.fixed.micro_batch.is_some();
+        let keeps_all = *recompute == Recompute::None || self.fixed.recompute.is_some();
+        let has_whole_experts = expert == 1 || tensor == 1 || expert_tensor == Some(1);
+        is_small && keeps_all && has_whole_experts
+    }
+
     fn is_usual_context(&self, size: usize) -> bool {
         let needed = self.model.sequence.unwrap_or(0) / MANY_POSITIONS;
         size == 1 || size <= needed || self.fixed.context.is_some()
@@ -42,15 +56,19 @@ impl Space<'_> {
     fn is_usual_mesh(&self, sizes: MeshSizes, devices: usize) -> bool {
         let MeshSizes { data, tensor, pipeline } = sizes;
         let is_inside_node = tensor <= self.devices.per_node.max(1) || self.fixed.tensor.is_some();
+        // The compiler replicates attention whose heads it cannot shard, which no framework runs.
+        let divides_heads = self.model.heads.is_none_or(|heads| heads.is_multiple_of(tensor)) || self.fixed.tensor.is_some();
         let stages_have_layers = pipeline <= self.model.blocks.saturating_sub(2).max(1) || self.fixed.pipeline.is_some();
         let is_full = 2 * data * tensor * pipeline > devices || self.fixed.data.is_some();
-        is_inside_node && stages_have_layers && is_full
+        is_inside_node && divides_heads && stages_have_layers && is_full
     }
 
     fn is_usual(&self, family: &Family) -> bool {
         let layout = &family.layout;
-        let is_usual_schedule =
-            layout.schedule == self.base.schedule || layout.schedule.allows_any_chunks() || self.fixed.schedule.is_some();
+        let is_usual_schedule = layout.schedule == self.base.schedule
+            || layout.schedule.allows_any_chunks()
+            || self.limits.is_some_and(|limits| !limits.has(self.base.schedule))
+            || self.fixed.schedule.is_some();
         let is_usual_sequence = layout.sequence_parallel
             || layout.tensor == 1
             || self.fixed.sequence_parallel.is_some()

@@ -11,4 +11,5 @@ mod refusals;
 mod routing;
 mod search;
 mod space;
+mod traced;
 mod unequal_devices;

@@ -288,3 +288,63 @@ fn library(key: &[(&str, &str)]) -> Result<Option<Arc<OperatorTable>>, TableErro
     known.insert(owned, table.clone());
     Ok(table)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Layout, Lora, NamePatterns};
+
+    fn job(change: impl Fn(&mut Plan)) -> Result<TracedPlan, Untraced> {
+        let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
+        change(&mut plan);
+        TracedPlan::new(&plan, &Model::named("llama3-8b").expect("it is in the zoo"), "hf", None)
+    }
+
+    fn with_targets(targets: &[&str]) -> Result<TracedPlan, Untraced> {
+        job(|plan| plan.training.lora = Some(Lora { targets: targets.iter().copied().collect(), ..Lora::default() }))
+    }
+
+    #[test]
+    fn a_plan_is_traced_or_says_why_not() {
+        assert!(job(|_| {}).expect("it was traced").assumptions.is_empty());
+        let refused: [&dyn Fn(&mut Plan); 7] = [
+            &|plan| plan.layout.tensor = 2,
+            &|plan| (plan.layout.data, plan.layout.zero) = (8, 1),
+            &|plan| plan.precision = DataType::Fp8,
+            &|plan| plan.optimizer = Optimizer::Lamb,
+            &|plan| plan.workload.base_bits = Some(4),
+            &|plan| plan.layout.recompute = Recompute::Selective,
+            &|plan| plan.workload.packed = Some(512),
+        ];
+        for (index, change) in refused.into_iter().enumerate() {
+            assert!(job(change).is_err(), "change {index}");
+        }
+    }
+
+    #[test]
+    fn adapters_on_some_layers_are_said_to_be_predicted_as_on_all() {
+        assert!(with_targets(&["*"]).expect("traced").assumptions.is_empty());
+        assert!(with_targets(&["*attn*"]).expect("traced").assumptions.is_empty());
+        let fewer = with_targets(&["*q_proj", "*v_proj"]).expect("traced").assumptions;
+        assert!(fewer.len() == 1 && fewer[0].contains("some linear layers"), "{fewer:?}");
+        let pattern = NamePatterns::from_iter(["*"]);
+        assert!(pattern.match_name("model.layers.0.self_attn.q_proj"));
+    }
+
+    #[test]
+    fn four_bits_need_a_quarter_of_what_sixteen_do() {
+        let of_role = |plan: &TracedPlan| -> f64 {
+            let elements = plan.job.table.elements(&plan.job.sizes).expect("sizes are given");
+            let parameters = plan.job.table.parameters.iter().zip(elements);
+            let linear = parameters.filter(|(parameter, _)| parameter.name.ends_with("down_proj.weight"));
+            linear.map(|(parameter, (elements, count))| (elements * parameter.element.bytes()) as f64 * count as f64).sum()
+        };
+        let lora = with_targets(&["*"]).expect("traced");
+        let qlora = job(|plan| {
+            plan.training.lora = Some(Lora::default());
+            plan.workload.base_bits = Some(4);
+        });
+        let ratio = of_role(&qlora.expect("traced")) / of_role(&lora);
+        assert!((ratio - 0.25).abs() < 1e-6, "{ratio}");
+    }
+}

@@ -93,7 +93,8 @@ pub fn traced_within(
     let available = limit.map_or(device, |limit| limit.min(device));
     let (memory, outside) = memory_within(&job, cluster, available)?;
     if limit.is_some() && memory.runs_out {
-        return Ok(TracedOutcome::TooLarge(memory.allocated + outside));
+        // What fits by its sum, but not around what is left between other blocks, needs more, too.
+        return Ok(TracedOutcome::TooLarge((memory.allocated + outside).max(available + Bytes::new(1))));
     }
     let time = repeated_time(&job, cluster, memory.flushes)?;
     let memory_use = memory_use(&memory, outside, topology);

@@ -79,7 +79,7 @@ pub(super) fn attention_time(
 
 /// Returns the scale of a fused kernel on these sizes.
 fn fused_scale(costs: &GpuCosts<'_>, sizes: &Attention, scale: f64, for_ampere: bool) -> f64 {
-    let is_part = sizes.query_parts > 1 || sizes.ring.is_some();
+    let is_part = sizes.query_parts > 1 || sizes.ring.is_some() || (sizes.causal && sizes.queries < sizes.keys);
     match costs.stack.parted_attention.filter(|_| is_part) {
         Some(parted) => parted,
         None if for_ampere => scale * costs.cluster.gpu.ampere_attention,

@@ -1,0 +1,351 @@
+//! The layouts that an expert would try first, simulated before the search bounds its space.
+//!
+//! They are the members of the usual families that
+//! [`is_experts_choice`](crate::space::Space::is_experts_choice) names: every mesh inside the usual
+//! limits, with micro-batches of one, two and four samples, each with the least recomputation and
+//! the least stage of ZeRO that fit. Manners of layouts take turns: data parallelism alone, `tensor`
+//! inside nodes, a pipeline over them, both, experts, context, and their combinations. Then the
+//! estimates decide, corrected by the simulations of their manner. A layout is left out only if a
+//! bound on it is no better than the best answer.
+//!
+//! The number of layouts is fixed, so the answer depends on the clock only where the limit ends the
+//! search. Nothing is settled here: each family stays in the queue.
+
+use super::first_answers::MAY_FIT;
+use super::queue::{LayoutIndex, PROBED, QueuedLayout};
+use super::records::{Known, Manner, manner};
+use super::searcher::Searcher;
+use super::simulation::{Outcome, Simulations};
+use crate::bounds::Bound;
+use crate::error::PlannerError;
+use crate::space::Family;
+use foretell_program::{Layout, Recompute};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// Families that are tried, and how many of them are simulated to their end or until they are too
+/// slow. The others are ruled out by bounds or do not fit.
+const MOST_TRIED: usize = 40;
+const MOST_SIMULATED: usize = 20;
+
+/// Families of one mesh and micro-batch: those with the schedules that seem best.
+const FAMILIES_OF_SIZE: usize = 2;
+
+/// Families of a manner that are tried before any other of their manner was simulated.
+const FIRST_OF_MANNER: usize = 3;
+
+/// Families that are tried at once.
+const AT_ONCE: usize = 2;
+
+/// Passes of a step, over all stages, from which on a simulation takes seconds. Before there is an
+/// answer, shorter ones come first.
+const MANY_PASSES: usize = 2048;
+
+/// Layouts with long steps whose short ones are simulated, and how many of them are then simulated
+/// in full, those that seem best.
+const MOST_LONG_TRIED: usize = 12;
+const MOST_LONG: usize = 3;
+
+/// A family that an expert would try.
+struct Expert {
+    /// The estimate of its value, with the least recomputation that seems to fit.
+    estimate: f64,
+    seems_too_large: bool,
+    manner: Manner,
+    family: Family,
+}
+
+impl Expert {
+    fn is_long(&self) -> bool {
+        self.family.micro_batches * self.family.layout.pipeline * self.family.layout.virtual_stages > MANY_PASSES
+    }
+}
+
+/// Sizes of a mesh.
+type MeshSizes = [usize; 5];
+
+fn mesh(layout: &Layout) -> MeshSizes {
+    let Layout { data, tensor, pipeline, context, expert, .. } = *layout;
+    [data, tensor, pipeline, context, expert]
+}
+
+/// What came of a family that an expert would try.
+#[derive(Default)]
+struct Trial {
+    /// The layouts that were compiled, in order.
+    outcomes: Vec<(Layout, Outcome)>,
+    /// Whether none of its layouts fits.
+    is_too_large: bool,
+    /// Layouts with so many micro-batches that only a shorter step was simulated, each with the
+    /// value that follows from it.
+    long: Vec<(f64, Layout)>,
+}
+
+impl Searcher<'_> {
+    /// Simulates the layouts that an expert would try first, out of the usual families.
+    ///
+    /// # Errors
+    /// [`PlannerError`] if a layout cannot be simulated.
+    pub(super) fn try_experts(&mut self, usual: &[Family]) -> Result<(), PlannerError> {
+        let mut left = self.experts(usual);
+        let mut long: Vec<(f64, Layout)> = Vec::new();
+        let mut turns: BTreeMap<Manner, usize> = BTreeMap::new();
+        let (mut tried, mut simulated) = (0, 0);
+        while tried < MOST_TRIED && simulated < MOST_SIMULATED && long.len() < MOST_LONG_TRIED && !self.is_over() {
+            let round = self.next_experts(&mut left, &mut turns);
+            if round.is_empty() {
+                break;
+            }
+            tried += round.len();
+            let trials = self.try_all(&round)?;
+            for (expert, trial) in round.iter().zip(trials) {
+                for &(value, _) in &trial.long {
+                    self.correct(expert, value);
+                }
+                long.extend(trial.long);
+                simulated += self.take_trial(expert, trial.outcomes);
+                if trial.is_too_large {
+                    // More samples at once need no less.
+                    let (sizes, samples) = (mesh(&expert.family.layout), expert.family.layout.micro_batch);
+                    left.retain(|one| mesh(&one.family.layout) != sizes || one.family.layout.micro_batch < samples);
+                }
+            }
+            self.incumbents.sort();
+            self.report_bounded();
+        }
+        self.simulate_long(long)
+    }
+
+    /// Returns the families that an expert would try, those that seem best first.
+    fn experts(&self, usual: &[Family]) -> Vec<Expert> {
+        let bounds = &self.bounds;
+        let estimated = |family: &Family| {
+            if self.is_over() || !bounds.space.is_experts_choice(family) {
+                return None;
+            }
+            let forms = self.recomputations(&family.layout).into_iter();
+            let estimates = forms.filter_map(|recompute| {
+                let layout = Layout { recompute, ..family.layout.clone() };
+                bounds.estimates.of(&Family { layout, ..family.clone() })
+            });
+            let mut last = None;
+            for estimate in estimates {
+                last = Some(estimate);
+                if bounds.estimates.memory_over_limit(&estimate) <= 1.0 {
+                    break;
+                }
+            }
+            let estimate = last?;
+            Some(Expert {
+                estimate: estimate.time.value() * bounds.value_per_second(&family.layout),
+                seems_too_large: bounds.estimates.memory_over_limit(&estimate) > MAY_FIT,
+                manner: manner(&family.layout),
+                family: family.clone(),
+            })
+        };
+        let mut all: Vec<Expert> = usual.par_iter().filter_map(estimated).collect();
+        all.sort_by(|a, b| a.seems_too_large.cmp(&b.seems_too_large).then(a.estimate.total_cmp(&b.estimate)));
+        let mut of_size: BTreeMap<(MeshSizes, usize), usize> = BTreeMap::new();
+        all.retain(|one| {
+            let count = of_size.entry((mesh(&one.family.layout), one.family.layout.micro_batch)).or_default();
+            *count += 1;
+            *count <= FAMILIES_OF_SIZE
+        });
+        all
+    }
+
+    /// Takes the next families to try: of manners that were not simulated yet, then those with the
+    /// best corrected estimates.
+    fn next_experts(&self, left: &mut Vec<Expert>, turns: &mut BTreeMap<Manner, usize>) -> Vec<Expert> {
+        let mut round = Vec::new();
+        while round.len() < AT_ONCE && !left.is_empty() {
+            let key = |one: &Expert| {
+                let (correction, turn) = (self.corrections.get(&one.manner), turns.get(&one.manner).copied().unwrap_or(0));
+                // Each manner once; then again those of which nothing was simulated yet.
+                let is_known = turn > 0 && (correction.is_some() || turn >= FIRST_OF_MANNER);
+                let is_long = !self.has_answer() && one.is_long();
+                let value = one.estimate * correction.copied().unwrap_or(1.0);
+                (is_known, turn.min(FIRST_OF_MANNER) * usize::from(!is_known), is_long, one.seems_too_large, value)
+            };
+            let order = |(place, one): &(usize, &Expert), (other_place, other): &(usize, &Expert)| {
+                let (a, b) = (key(one), key(other));
+                let coarse = (a.0, a.1, a.2, a.3).cmp(&(b.0, b.1, b.2, b.3));
+                coarse.then(a.4.total_cmp(&b.4)).then(place.cmp(other_place))
+            };
+            let Some((place, _)) = left.iter().enumerate().min_by(order) else { break };
+            let one = left.remove(place);
+            *turns.entry(one.manner).or_default() += 1;
+            round.push(one);
+        }
+        round
+    }
+
+    fn try_all(&self, round: &[Expert]) -> Result<Vec<Trial>, PlannerError> {
+        round.par_iter().map(|expert| self.try_expert(expert)).collect()
+    }
+
+    /// Tries the forms of a family, with the least stage of ZeRO first, until one fits without
+    /// recomputation; of each stage of ZeRO it simulates the least recomputation that fits.
+    fn try_expert(&self, expert: &Expert) -> Result<Trial, PlannerError> {
+        let (bounds, micro_batches) = (&self.bounds, expert.family.micro_batches);
+        let simulations = Simulations { bounds, incumbents: &self.incumbents };
+        let best = self.incumbents.value_to_beat(None);
+        let mut trial = Trial { is_too_large: true, ..Trial::default() };
+        for base in self.bases(&expert.family) {
+            let mut needs_nothing = false;
+            for (place, layout) in self.forms_to_try(&base, micro_batches).into_iter().enumerate() {
+                if self.is_over() {
+                    trial.is_too_large = false;
+                    return Ok(trial);
+                }
+                match self.known.get(&layout) {
+                    Some(Known::TooLarge(_)) => continue,
+                    Some(Known::Simulated | Known::AtLeast(_)) => {
+                        (needs_nothing, trial.is_too_large) = (place == 0, false);
+                        break;
+                    }
+                    None => {}
+                }
+                let mut bound = 0.0;
+                if bounds.has_cheap_bounds(&layout) {
+                    match bounds.layout(&layout, micro_batches) {
+                        Ok(Bound { time: Some(time), .. }) => bound = time.value() * bounds.value_per_second(&layout),
+                        Ok(Bound { time: None, .. }) => continue,
+                        Err(_) => {
+                            trial.is_too_large = false;
+                            break;
+                        }
+                    }
+                } else if bounds.estimates.memory_of_layout(&layout, micro_batches).is_some_and(|share| share > MAY_FIT) {
+                    continue;
+                }
+                if best.is_some_and(|best| bound >= best) {
+                    (needs_nothing, trial.is_too_large) = (place == 0, false);
+                    break;
+                }
+                if let Some(short) = simulations.value_by_short_steps(&layout, micro_batches)? {
+                    match short {
+                        // The whole step holds no less.
+                        Outcome::OutOfMemory(held) => {
+                            trial.outcomes.push((layout, Outcome::OutOfMemory(held)));
+                            continue;
+                        }
+                        Outcome::Stopped(value) => trial.long.push((value, layout)),
+                        _ => {
+                            trial.is_too_large = false;
+                            return Ok(trial);
+                        }
+                    }
+                    (needs_nothing, trial.is_too_large) = (place == 0, false);
+                    break;
+                }
+                let index = LayoutIndex { family: PROBED, variant: 0 };
+                let queued = QueuedLayout { bound, index, layout: layout.clone(), is_stopped: false };
+                let Some(outcome) = simulations.first(&[queued])?.outcome else { continue };
+                let is_too_large = matches!(outcome, Outcome::OutOfMemory(_) | Outcome::OutOfHostMemory);
+                trial.outcomes.push((layout, outcome));
+                if !is_too_large {
+                    (needs_nothing, trial.is_too_large) = (place == 0, false);
+                    break;
+                }
+            }
+            if needs_nothing {
+                break;
+            }
+        }
+        Ok(trial)
+    }
+
+    /// Returns the layouts of a family that differ in ZeRO: of each stage the first variant, which
+    /// has the usual rank order and no shard group, and cuts by speed where devices differ. The
+    /// optimizer's state is sharded wherever it can be.
+    fn bases(&self, family: &Family) -> Vec<Layout> {
+        let own = self.bounds.space.base.bucket;
+        let variants = self.bounds.variants(family);
+        let buckets = || variants.iter().map(|variant| variant.bucket);
+        // Buckets that hold all gradients are listed once, so the plan's own may be missing.
+        let bucket = buckets().filter(|&bucket| bucket <= own).max().or_else(|| buckets().min());
+        let mut found: Vec<Layout> = Vec::new();
+        for variant in &variants {
+            if Some(variant.bucket) == bucket && found.iter().all(|other| other.zero != variant.zero) {
+                found.push(variant.clone());
+            }
+        }
+        let shards_state = found.iter().any(|layout| layout.zero > 0);
+        found.retain(|layout| !shards_state || layout.zero > 0);
+        found
+    }
+
+    /// Returns a layout and its forms that recompute more and more.
+    fn forms_to_try(&self, base: &Layout, micro_batches: usize) -> Vec<Layout> {
+        let mut forms: Vec<Layout> = Vec::new();
+        for recompute in self.recomputations(base) {
+            if recompute == Recompute::Full {
+                forms.extend(self.bounds.partly_recomputed(base, micro_batches));
+            }
+            forms.push(Layout { recompute, ..base.clone() });
+        }
+        forms
+    }
+
+    /// Returns what a layout's stages may recompute, the least first.
+    fn recomputations(&self, layout: &Layout) -> Vec<Recompute> {
+        if self.bounds.space.fixed.recompute.is_some() {
+            return vec![layout.recompute.clone()];
+        }
+        let model = &self.bounds.space.model;
+        let selective = model.has_attention.then_some(Recompute::Selective);
+        let full = model.is_recomputable.then_some(Recompute::Full);
+        [Recompute::None].into_iter().chain(selective).chain(full).collect()
+    }
+
+    /// Records what came of a family's layouts. Returns how many were simulated.
+    fn take_trial(&mut self, expert: &Expert, outcomes: Vec<(Layout, Outcome)>) -> usize {
+        let mut simulated = 0;
+        for (layout, outcome) in outcomes {
+            self.known.note(&layout, &outcome);
+            match outcome {
+                Outcome::Simulated(mut incumbent) => {
+                    incumbent.index = LayoutIndex { family: PROBED, variant: self.search.probed };
+                    self.search.probed += 1;
+                    simulated += 1;
+                    self.correct(expert, incumbent.value);
+                    self.incumbents.list.push(*incumbent);
+                }
+                Outcome::Stopped(_) => simulated += 1,
+                _ => {}
+            }
+        }
+        simulated
+    }
+
+    /// Corrects the estimates of a family's manner by the value of one of its layouts.
+    fn correct(&mut self, expert: &Expert, value: f64) {
+        let correction = value / expert.estimate.max(f64::MIN_POSITIVE);
+        let known = self.corrections.entry(expert.manner).or_insert(f64::INFINITY);
+        *known = known.min(correction);
+    }
+
+    /// Simulates the whole steps of the layouts whose short ones seem best, the best first, as long
+    /// as one may be the answer.
+    fn simulate_long(&mut self, mut long: Vec<(f64, Layout)>) -> Result<(), PlannerError> {
+        long.sort_by(|a, b| a.0.total_cmp(&b.0));
+        for (value, layout) in long.into_iter().take(MOST_LONG) {
+            if self.is_over() || self.incumbents.value_to_beat(None).is_some_and(|best| value >= best) {
+                break;
+            }
+            let index = LayoutIndex { family: PROBED, variant: self.search.probed };
+            let queued = QueuedLayout { bound: 0.0, index, layout: layout.clone(), is_stopped: false };
+            let simulations = Simulations { bounds: &self.bounds, incumbents: &self.incumbents };
+            let Some(outcome) = simulations.first(&[queued])?.outcome else { continue };
+            self.known.note(&layout, &outcome);
+            if let Outcome::Simulated(incumbent) = outcome {
+                self.search.probed += 1;
+                self.incumbents.list.push(*incumbent);
+                self.incumbents.sort();
+                self.report_bounded();
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,64 @@
+//! Plans under a framework whose steps were traced: the search is brute force over what the
+//! framework can run, and says what does not fit.
+
+use foretell_models::Model;
+use foretell_planner::{PlannerError, Request, plan};
+use foretell_program::{Layout, Lora, Plan, Recompute, Stack};
+use foretell_simulator::{CostModel, traced_prediction};
+use foretell_topologies::Topology;
+use foretell_units::{Bytes, DataType};
+
+fn base(global_batch: usize) -> Plan {
+    let mut base = Plan::new(Layout::default(), global_batch);
+    base.precision = DataType::Bf16;
+    base.optimizer = foretell_program::Optimizer::AdamW;
+    base.stack = Stack::new("hf-trainer");
+    base.training.lora = Some(Lora { rank: 16, ..Lora::default() });
+    base
+}
+
+fn short_llama() -> Model {
+    Model::named("llama3-8b").expect("it is in the zoo").with_sequence(1024).expect("it has one length")
+}
+
+#[test]
+fn a_search_under_a_traced_framework_finds_what_brute_force_finds() {
+    let (model, topology, base) = (short_llama(), Topology::library("rtx4090-8").expect("in the library"), base(16));
+    let costs = CostModel::new(None, &topology).with_plan(&topology, &base, &model).expect("profiles are sound");
+    let request = Request { top: 3, headroom: 0.025, ..Request::new(&model, "llama", &topology, &costs, &base) };
+    let planned = plan(&request).expect("adapters fit");
+    let limit = Bytes::new((topology.device_kinds()[0].memory.value() * 0.975) as u64);
+    let mut steps = Vec::new();
+    for data in [1, 2, 4, 8] {
+        for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|size| 16 / data % size == 0 && size * data <= 16) {
+            for recompute in [Recompute::None, Recompute::Full] {
+                for zero in [0, 3] {
+                    let layout = Layout { data, micro_batch, recompute: recompute.clone(), zero, ..Layout::default() };
+                    let plan = Plan { layout, ..base.clone() };
+                    let traced = traced_prediction(&plan, &model, &topology, &costs).expect("it was traced");
+                    if !traced.memory.runs_out && traced.memory_use.needed_by_stage[0] <= limit {
+                        steps.push(traced.prediction.step_seconds.value());
+                    }
+                }
+            }
+        }
+    }
+    steps.sort_by(f64::total_cmp);
+    let found: Vec<f64> = planned.candidates.iter().map(|one| one.prediction.step_seconds.value()).collect();
+    assert!((found[0] / steps[0] - 1.0).abs() < 1e-9, "{found:?} beside {steps:?}");
+    assert!(found.windows(2).all(|pair| pair[0] <= pair[1]), "{found:?}");
+    assert!(planned.search.gap == 0.0 && planned.search.out_of_memory > 0, "{:?}", planned.search);
+    assert!(planned.candidates.iter().all(|one| one.prediction.chance_of_running_out.is_some_and(|chance| chance < 0.5)));
+}
+
+#[test]
+fn what_does_not_fit_says_how_much_the_smallest_layout_needs() {
+    let (model, topology) = (short_llama(), Topology::library("rtx4090-8").expect("in the library"));
+    let base = Plan { training: Default::default(), ..base(64) };
+    let costs = CostModel::new(None, &topology).with_plan(&topology, &base, &model).expect("profiles are sound");
+    let request =
+        Request { fixed: "data=1".parse().expect("well formed"), ..Request::new(&model, "llama", &topology, &costs, &base) };
+    let Err(PlannerError::OutOfMemory { needed, limit, .. }) = plan(&request) else { panic!("all states of 8B do not fit") };
+    // Parameters, gradients and two moments in single precision.
+    assert!(needed > limit && needed.value() > 16.0 * 8.0e9, "{needed}");
+}
