@@ -1,8 +1,10 @@
 """Which tables there are: the combinations of framework options worth a table, the most used first."""
 
-ORDER = ["architecture", "framework", "attention", "checkpoint", "precision", "adapter", "loss", "kernels", "experts", "dropout", "head"]
+from . import older
+
+ORDER = ["architecture", "framework", "attention", "checkpoint", "precision", "adapter", "loss", "kernels", "experts", "dropout", "head", "version"]
 USUAL = {"framework": "hf", "attention": "flash", "checkpoint": "none", "precision": "bf16", "adapter": "none", "loss": "model",
-         "kernels": "hf", "experts": "none", "dropout": "none", "head": "usual"}
+         "kernels": "hf", "experts": "none", "dropout": "none", "head": "usual", "version": "latest"}
 
 
 def complete(key):
@@ -20,7 +22,8 @@ def packages(key):
     """The packages besides torch whose versions matter."""
     if key["framework"] != "hf":
         return [key["framework"]] if key["framework"] in ("torchvision", "timm") else []
-    extra = {"peft": key["adapter"] != "none", "bitsandbytes": key["adapter"].startswith("qlora"), "liger-kernel": key["kernels"] == "liger"}
+    extra = {"peft": key["adapter"] != "none", "bitsandbytes": key["adapter"].startswith("qlora"), "liger-kernel": key["kernels"] == "liger",
+             "fms-acceleration-foak": key["kernels"].startswith("foak")}
     return ["transformers", *(name for name, used in extra.items() if used)]
 
 
@@ -84,3 +87,38 @@ def _keys():
     yield from _product(architecture=["qwen2", "qwen3", "granite", "phi3"], attention=["sdpa-repeat"], **usual)
     yield from _product(architecture=["mixtral", "qwen3_moe"], experts=["grouped_mm"], attention=["sdpa-repeat"], **usual)
     yield from _product(architecture=["llama", "qwen2"], kernels=["liger"], adapter=["lora-all"], **usual)
+    yield from _product(architecture=["gpt_bigcode"], attention=["flash", "sdpa"], dropout=["some"], checkpoint=["none", "full"],
+                        precision=["bf16", "mixed"])
+    for release in older.RELEASES:
+        yield from _older(release)
+
+
+def _older(release):
+    """The tables of an older release of transformers, whose checkpointing is reentrant unless somebody asks otherwise."""
+    checkpoint = ["none", "full-reentrant"]
+    usual = dict(version=[release], checkpoint=checkpoint, precision=["bf16", "autocast", "mixed"])
+    narrow = dict(version=[release], checkpoint=checkpoint, precision=["mixed", "bf16"])
+    dropout = ["lora-attention-dropout", "lora-all-dropout"]
+    yield from _product(architecture=["mistral", "llama"], kernels=["foak", "foak-liger"], version=[release],
+                        checkpoint=["full-reentrant"], precision=["bf16", "mixed"], adapter=["none", "lora-attention-dropout"])
+    yield from _product(architecture=["gpt_bigcode"], dropout=["some"], kernels=["hf", "foak"], version=[release],
+                        checkpoint=["full-reentrant"], precision=["bf16", "mixed"])
+    yield from _product(architecture=["mistral", "llama"], adapter=["none", *dropout], **narrow)
+    if release != "4.48":
+        return
+    yield from _product(architecture=["llama", "mistral", "qwen2"], attention=["flash", "sdpa"], **usual)
+    yield from _product(architecture=["llama", "mistral", "qwen2"], adapter=["lora-all", "lora-attention"], **narrow)
+    yield from _product(architecture=["llama", "qwen2"], attention=["sdpa"], adapter=["lora-all", "lora-attention", *dropout], **narrow)
+    yield from _product(architecture=["gpt2"], attention=["sdpa", "flash"], dropout=["some"], **usual)
+    yield from _product(architecture=["gemma", "gemma2", "phi3", "granite"], **usual)
+    yield from _product(architecture=["gemma", "phi3", "granite"], attention=["sdpa"], **usual)
+    yield from _product(architecture=["mixtral"], experts=["eager"], attention=["flash", "sdpa"], **usual)
+    yield from _product(architecture=["mixtral"], experts=["eager"], adapter=["lora-attention", "lora-attention-dropout"], **narrow)
+    yield from _product(architecture=["gemma", "phi3", "granite", "gemma2"], adapter=["lora-all", "lora-attention"], **narrow)
+    yield from _product(architecture=["gpt_neox"], **usual)
+    yield from _product(architecture=["llama", "gpt2"], attention=["eager"], **usual)
+    yield from _product(architecture=["granite"], kernels=["foak", "foak-liger"], version=[release], checkpoint=["full-reentrant"],
+                        precision=["bf16", "mixed"], adapter=["none", "lora-attention-dropout"])
+    yield from _product(architecture=["bert"], attention=["sdpa"], dropout=["some"], **usual)
+    yield from _product(architecture=["llama", "gpt2", "bert"], attention=["sdpa"], precision=["fp32"], checkpoint=checkpoint,
+                        version=[release])

@@ -6,7 +6,7 @@ names them.
 
 import torch
 
-from . import plain, qlora
+from . import older, plain, qlora
 from . import sizes as sizes_
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -31,8 +31,9 @@ class Architecture:
         sizes = {s: full[s] for s in names}
         if key["loss"] == "chunked":                            # the last chunk is shorter
             sizes |= sizes_.chunks(sizes["b"] * (sizes["s"] - 1), full["c"])
-        elif key["kernels"] == "liger":
-            sizes |= sizes_.liger_chunks(sizes["b"] * sizes["s"], sizes["v"], sizes["h"])
+        elif key["kernels"].endswith("liger"):                  # foak's copy leaves the last position out beforehand
+            rows = sizes["b"] * (sizes["s"] - 1 if key["kernels"] == "foak-liger" else sizes["s"])
+            sizes |= sizes_.liger_chunks(rows, sizes["v"], sizes["h"])
         return sizes
 
 
@@ -71,6 +72,8 @@ ARCHITECTURES = {
                              atoms=("d/8", "3*d/4"),
                              attention=["query_key_value", "dense"]),
     "gpt2": Architecture(WIDE + " p", _gpt2, tied_width=True, attention=["c_attn"]),
+    "gemma": Architecture(LLAMA, _llama),
+    "gpt_bigcode": Architecture(WIDE + " p", _gpt2, tied_width=True, atoms=("n*d+2*d",), attention=["c_attn", "c_proj"]),
     "mixtral": Architecture("b s h n k d f v E t", lambda z, l: _llama(z, l, num_local_experts=z["E"], num_experts_per_tok=z["t"],
                             sliding_window=None), atoms=("b*s*t/E", "E+1", "ceil(b*s/128)"), experts=True),
     "qwen3_moe": Architecture("b s h n k d m v E t", lambda z, l: dict(
@@ -154,7 +157,8 @@ def configuration(architecture, z, layers, attention, dropout=None):
     """Its Hugging Face configuration at sizes `z`."""
     from transformers import AutoConfig
     config = AutoConfig.for_model(architecture.kind, **architecture.config(z, layers))
-    config._attn_implementation = "sdpa" if attention.startswith("sdpa") else "eager"
+    usual = "sdpa" if attention.startswith("sdpa") else "eager"
+    config._attn_implementation = "flash_attention_2" if attention == "flash" and older.release() != "latest" else usual
     config.use_cache = False
     return config
 
@@ -189,9 +193,13 @@ def build(name, z, layers, key):
     if key["kernels"] == "liger":
         use_liger(config.model_type)
     model = auto.from_config(config)
+    if key["version"] in older.RELEASES:
+        older.prepare(model)
+    if key["kernels"].startswith("foak"):
+        older.use_foak(model, key)
     torch.set_default_dtype(torch.float32)
     model.train()
-    if key["attention"] == "flash":
+    if key["attention"] == "flash" and key["version"] == "latest":
         model.config._attn_implementation = "flash_attention_2"
         for module in model.modules():
             if hasattr(module, "config") and hasattr(module.config, "_attn_implementation"):
