@@ -89,6 +89,10 @@ def _keys():
     yield from _product(architecture=["llama", "qwen2"], kernels=["liger"], adapter=["lora-all"], **usual)
     yield from _product(architecture=["gpt_bigcode"], attention=["flash", "sdpa"], dropout=["some"], checkpoint=["none", "full"],
                         precision=["bf16", "mixed"])
+    trl = dict(loss=["trl"], precision=["bf16", "autocast", "mixed"], checkpoint=["none", "full"])
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], **trl)
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], attention=["sdpa"], **trl)
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], adapter=["lora-all", "lora-attention"], **{**trl, "precision": ["mixed", "bf16"]})
     for release in older.RELEASES:
         yield from _older(release)
 

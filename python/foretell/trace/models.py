@@ -6,7 +6,7 @@ names them.
 
 import torch
 
-from . import older, plain, qlora
+from . import losses, older, plain, qlora
 from . import sizes as sizes_
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -31,6 +31,8 @@ class Architecture:
         sizes = {s: full[s] for s in names}
         if key["loss"] == "chunked":                            # the last chunk is shorter
             sizes |= sizes_.chunks(sizes["b"] * (sizes["s"] - 1), full["c"])
+        elif key["loss"] == "trl":
+            sizes |= sizes_.chunks(sizes["b"] * sizes["s"], full["c"])
         elif key["kernels"].endswith("liger"):                  # foak's copy leaves the last position out beforehand
             rows = sizes["b"] * (sizes["s"] - 1 if key["kernels"] == "foak-liger" else sizes["s"])
             sizes |= sizes_.liger_chunks(rows, sizes["v"], sizes["h"])
@@ -140,19 +142,6 @@ def use_liger(kind):
     fused._can_use_mm_out = same_dtype
 
 
-def chunked_loss(model, ids, labels, chunk):
-    """Head and cross entropy per chunk of tokens, recomputed in the backward (torchtune, older TRL)."""
-    from torch.utils.checkpoint import checkpoint
-    head = model.get_output_embeddings()
-    hidden = model.model(input_ids=ids).last_hidden_state
-    hidden, labels = hidden[:, :-1].reshape(-1, hidden.shape[-1]), labels[:, 1:].reshape(-1)
-    one = lambda h, y: torch.nn.functional.cross_entropy(head(h).float(), y, reduction="sum")
-    loss = torch.zeros((), dtype=torch.float32)
-    for start in range(0, labels.shape[0], chunk):
-        loss = loss + checkpoint(one, hidden[start:start + chunk], labels[start:start + chunk], use_reentrant=False)
-    return loss / labels.shape[0]
-
-
 def configuration(architecture, z, layers, attention, dropout=None):
     """Its Hugging Face configuration at sizes `z`."""
     from transformers import AutoConfig
@@ -206,7 +195,7 @@ def build(name, z, layers, key):
                 module.config._attn_implementation = "flash_attention_2"
     if key["loss"] == "chunked":
         chunk = z["q"]
-        model.forward = lambda input_ids, labels, base=model: {"loss": chunked_loss(base, input_ids, labels, chunk)}
+        model.forward = lambda input_ids, labels, base=model: {"loss": losses.chunked(base, input_ids, labels, chunk)}
     if key["adapter"] != "none":
         from peft import LoraConfig, get_peft_model
         words = key["adapter"].split("-")                       # lora-all, lora-attention, qlora-all; -dropout, -bf16

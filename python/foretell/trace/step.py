@@ -7,7 +7,7 @@ import types
 import torch
 from torch._subclasses import FakeTensorMode
 
-from . import cuda, models, older
+from . import cuda, losses, models, older
 from .recorder import Recorder, in_place_sums, log_triton
 
 
@@ -103,6 +103,8 @@ def train_forward(model, key):
 
 def compute_loss(model, inputs, key):
     """-> (loss, what the caller keeps alive); Trainer.compute_loss drops the outputs."""
+    if key["loss"] == "trl":
+        return losses.trl(model, inputs, key["chunk"]), None
     outputs = model(**inputs)
     return outputs["loss"], None
 
@@ -157,7 +159,7 @@ def trace(name, z, layers, key):
         gc.disable()
         data = models.inputs(architecture, z, key)
         with recorder:
-            run(recorder, model, data, key, architecture.loss or compute_loss)
+            run(recorder, model, data, {**key, "chunk": z.get("q")}, architecture.loss or compute_loss)
             data.clear()
             events = in_place_sums(list(recorder.events))
         gc.enable()
