@@ -19,7 +19,7 @@ use foretell_units::Bytes;
 
 /// Architectures of the library by words of a model's name. The first match wins.
 const ARCHITECTURES: [(&str, &str); 18] = [
-    ("santacoder", ""),
+    ("santacoder", "gpt_bigcode"),
     ("baichuan", ""),
     ("mixtral", "mixtral"),
     ("qwen3-30b", "qwen3_moe"),
@@ -41,6 +41,24 @@ const ARCHITECTURES: [(&str, &str); 18] = [
 
 /// Rank of adapters that a row does not state: peft's examples and most threads have 16.
 const USUAL_RANK: usize = 16;
+
+/// The newest release of transformers that was traced, and what a row without a known release
+/// takes.
+const NEWEST: &str = "latest";
+
+/// The release of transformers that a row ran on. A row may state it (`version`); of
+/// `fms_acceleration` the requirements stored beside each file of results do, and the measured
+/// memory agrees.
+fn release(row: &Row) -> &'static str {
+    let stated = row.cells.get("version").map_or("", String::as_str);
+    if stated.starts_with("4.45") || row.notes.contains("refs/a100_80gb_liger.csv") || says(&row.model, "santacoder") {
+        "4.45"
+    } else if stated.starts_with("4.4") || row.notes.contains("refs/a100_80gb.csv") {
+        "4.48"
+    } else {
+        NEWEST
+    }
+}
 
 /// A measurement over its prediction: 10th and 90th percentile. A guess: no rows were kept apart to
 /// calibrate it on yet.
@@ -71,11 +89,14 @@ fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
     }
     let name = row.model.to_lowercase();
     let (_, architecture) = ARCHITECTURES.into_iter().find(|(word, _)| says(&name, word))?;
+    let release = release(row);
     let has_adapters = trains_adapters(row);
     let is_sharded = layout.zero == 3;
     let stores_narrow = stores_narrow(row);
     let precision = match run.format {
         ProductFormat::Fp32 => "fp32",
+        // These rows ran without autocast, adapters too.
+        _ if row.notes.contains("refs/a100_80gb.csv") => "bf16",
         _ if has_adapters => "mixed",
         _ if stores_narrow => "bf16",
         _ if is_sharded => "mixed",
@@ -83,6 +104,8 @@ fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
     };
     let checkpoint = match layout.recompute {
         Recompute::None => "none",
+        // Reentrant checkpoints are the default of transformers before 5.
+        Recompute::Full if release != NEWEST => "full-reentrant",
         Recompute::Full => "full",
         _ => return None,
     };
@@ -96,6 +119,9 @@ fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
     let is_attention = says(&row.notes, "q k v o") || says(&row.notes, "attention projections");
     let targets = match () {
         () if !has_adapters => "none",
+        // Older releases were traced with dropout on adapters, which most recipes had.
+        () if is_attention && release != NEWEST => "lora-attention-dropout",
+        () if release != NEWEST => "lora-all-dropout",
         // FSDP casts adapters within a unit.
         () if is_attention && is_sharded => "lora-attention-bf16",
         () if is_attention => "lora-attention",
@@ -104,12 +130,18 @@ fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
     };
     // Kernels by Triton that fuse the loss with the head: Liger's own, and those of others that use
     // its loss.
-    let kernels = if cell("kernels").contains("liger") || row.notes.contains("liger fused") { "liger" } else { "hf" };
+    let fuses_loss = cell("kernels").contains("liger") || row.notes.contains("liger fused");
+    let kernels = match () {
+        () if release != NEWEST && cell("kernels") == "foak" && fuses_loss => "foak-liger",
+        () if release != NEWEST && cell("kernels") == "foak" => "foak",
+        () if fuses_loss => "liger",
+        () => "hf",
+    };
     Some(vec![
         ("architecture", architecture),
         ("framework", "hf"),
         ("head", if is_tied(&run.model) { "tied" } else { "usual" }),
-        ("dropout", if matches!(architecture, "gpt2" | "bert") { "some" } else { "none" }),
+        ("dropout", if matches!(architecture, "gpt2" | "bert" | "gpt_bigcode") { "some" } else { "none" }),
         ("experts", if matches!(architecture, "mixtral" | "qwen3_moe") { "grouped_mm" } else { "none" }),
         ("attention", attention),
         ("checkpoint", checkpoint),
@@ -117,6 +149,7 @@ fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
         ("adapter", targets),
         ("loss", "model"),
         ("kernels", kernels),
+        ("version", release),
     ])
 }
 

@@ -21,7 +21,7 @@ def complete(key):
 def packages(key):
     """The packages besides torch whose versions matter."""
     if key["framework"] != "hf":
-        return [key["framework"]] if key["framework"] in ("torchvision", "timm") else []
+        return [key["framework"]] if key["framework"] in ("torchvision", "timm", "torchtune") else []
     extra = {"peft": key["adapter"] != "none", "bitsandbytes": key["adapter"].startswith("qlora"), "liger-kernel": key["kernels"] == "liger",
              "fms-acceleration-foak": key["kernels"].startswith("foak")}
     return ["transformers", *(name for name, used in extra.items() if used)]
@@ -93,6 +93,8 @@ def _keys():
     yield from _product(architecture=["llama", "qwen2", "qwen3"], **trl)
     yield from _product(architecture=["llama", "qwen2", "qwen3"], attention=["sdpa"], **trl)
     yield from _product(architecture=["llama", "qwen2", "qwen3"], adapter=["lora-all", "lora-attention"], **{**trl, "precision": ["mixed", "bf16"]})
+    yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], checkpoint=["none", "full"],
+                        precision=["bf16", "fp32"], adapter=["none", "lora-all"])
     for release in older.RELEASES:
         yield from _older(release)
 
@@ -106,7 +108,7 @@ def _older(release):
     yield from _product(architecture=["mistral", "llama"], kernels=["foak", "foak-liger"], version=[release],
                         checkpoint=["full-reentrant"], precision=["bf16", "mixed"], adapter=["none", "lora-attention-dropout"])
     yield from _product(architecture=["gpt_bigcode"], dropout=["some"], kernels=["hf", "foak"], version=[release],
-                        checkpoint=["full-reentrant"], precision=["bf16", "mixed"])
+                        checkpoint=["full-reentrant"])
     yield from _product(architecture=["mistral", "llama"], adapter=["none", *dropout], **narrow)
     if release != "4.48":
         return
@@ -114,15 +116,15 @@ def _older(release):
     yield from _product(architecture=["llama", "mistral", "qwen2"], adapter=["lora-all", "lora-attention"], **narrow)
     yield from _product(architecture=["llama", "qwen2"], attention=["sdpa"], adapter=["lora-all", "lora-attention", *dropout], **narrow)
     yield from _product(architecture=["gpt2"], attention=["sdpa", "flash"], dropout=["some"], **usual)
-    yield from _product(architecture=["gemma", "gemma2", "phi3", "granite"], **usual)
-    yield from _product(architecture=["gemma", "phi3", "granite"], attention=["sdpa"], **usual)
-    yield from _product(architecture=["mixtral"], experts=["eager"], attention=["flash", "sdpa"], **usual)
-    yield from _product(architecture=["mixtral"], experts=["eager"], adapter=["lora-attention", "lora-attention-dropout"], **narrow)
-    yield from _product(architecture=["gemma", "phi3", "granite", "gemma2"], adapter=["lora-all", "lora-attention"], **narrow)
-    yield from _product(architecture=["gpt_neox"], **usual)
-    yield from _product(architecture=["llama", "gpt2"], attention=["eager"], **usual)
     yield from _product(architecture=["granite"], kernels=["foak", "foak-liger"], version=[release], checkpoint=["full-reentrant"],
                         precision=["bf16", "mixed"], adapter=["none", "lora-attention-dropout"])
-    yield from _product(architecture=["bert"], attention=["sdpa"], dropout=["some"], **usual)
-    yield from _product(architecture=["llama", "gpt2", "bert"], attention=["sdpa"], precision=["fp32"], checkpoint=checkpoint,
+    yield from _product(architecture=["granite", "gemma", "gemma2", "phi3"], **narrow)
+    yield from _product(architecture=["mixtral"], experts=["eager"], adapter=["lora-attention-dropout"], **narrow)
+    yield from _product(architecture=["llama", "gpt2"], attention=["sdpa"], precision=["fp32"], checkpoint=checkpoint,
                         version=[release])
+    yield from _product(architecture=["granite", "gemma", "phi3"], adapter=["lora-all"], precision=["mixed"], checkpoint=checkpoint,
+                        version=[release])
+    yield from _product(architecture=["llama"], attention=["eager"], **narrow)
+    yield from _product(architecture=["bert"], attention=["sdpa"], dropout=["some"], precision=["autocast", "fp32"],
+                        version=[release])
+    yield from _product(architecture=["gpt_neox"], **narrow)

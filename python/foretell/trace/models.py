@@ -6,7 +6,7 @@ names them.
 
 import torch
 
-from . import losses, older, plain, qlora
+from . import losses, older, plain, qlora, tune
 from . import sizes as sizes_
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -116,6 +116,7 @@ FIXED = tuple(n for n in range(3, 2049) if n % sizes_.PROBE["b"])      # an imag
 OTHER_FRAMEWORKS = {
     ("nanogpt", "gpt2"): Architecture(WIDE + " p", None, make=plain.Gpt, loss=plain.gpt_loss, tied_width=True),
     ("torchtitan", "llama"): Architecture(LLAMA, None, make=plain.Titan, loss=plain.titan_loss),
+    ("torchtune", "llama"): Architecture(LLAMA, None, make=tune.model, loss=tune.loss, tied_width=True, atoms=("s/8",)),
     ("torchvision", "resnet50"): _resnet("resnet50"),
     ("torchvision", "resnet18"): _resnet("resnet18"),
     ("timm", "vit"): Architecture("b h n d f", None, make=_timm_vit, loss=plain.image_loss, inputs="image", tied_width=True,
@@ -148,7 +149,8 @@ def configuration(architecture, z, layers, attention, dropout=None):
     config = AutoConfig.for_model(architecture.kind, **architecture.config(z, layers))
     usual = "sdpa" if attention.startswith("sdpa") else "eager"
     config._attn_implementation = "flash_attention_2" if attention == "flash" and older.release() != "latest" else usual
-    config.use_cache = False
+    # Older releases' GPT-BigCode, alone, keeps keys and values under checkpointing too; nobody switches that off.
+    config.use_cache = config.model_type == "gpt_bigcode" and older.release() != "latest"
     return config
 
 

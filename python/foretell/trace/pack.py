@@ -26,15 +26,18 @@ def pack(folder):
         for part in parts:
             name, _, body = part.partition("\n")
             lines.append(f"part {name} {bodies.setdefault(body.strip(), len(bodies))}")
-        tables.append("\n".join(lines))
+        is_older = " version=latest" not in head
+        tables.append((is_older, "\n".join(lines)))
     for path in sorted(folder.glob("*.table")):
         add(path.read_text(encoding="utf-8"))
     same = folder / "same.txt"
     for line in same.read_text(encoding="utf-8").splitlines() if same.is_file() else ():
         key, _, name = line.rpartition(" = ")
         add((folder / name).read_text(encoding="utf-8"), key)
+    # The newest release first: a reader that asks for no version gets that one where there is one.
+    texts = [text for _, text in sorted(tables, key=lambda table: table[0])]
     # A part without lines keeps its number.
-    return "".join(f"body {number}\n{text}\n" if text else f"body {number}\n" for text, number in bodies.items()) + "\n".join(tables) + "\n"
+    return "".join(f"body {number}\n{text}\n" if text else f"body {number}\n" for text, number in bodies.items()) + "\n".join(texts) + "\n"
 
 
 def main():

@@ -28,11 +28,12 @@ def names_of(tensors, stacks, layers):
     With several stacks a layer's names begin with the stack's. What only some layers have is outside of layers (T5's position
     bias). `base_layer`, which peft inserts, is left out except where peft wraps one module twice (experts).
     """
-    short = [n.replace("base_model.model.", "") for n in tensors]
+    inserted = lambda n: n.replace("base_model.model.", "").replace("_checkpoint_wrapped_module.", "")
+    short = [inserted(n) for n in tensors]
     bare = [n.replace(".base_layer", "") for n in short]
     counts = collections.Counter(bare)
     clean = [b if counts[b] == 1 else n for n, b in zip(short, bare)]
-    prefixes = {prefix.replace("base_model.model.", "") + ".": stack for stack, (prefix, _) in stacks.items()}
+    prefixes = {inserted(prefix) + ".": stack for stack, (prefix, _) in stacks.items()}
     found = []
     for name in clean:
         prefix = next((p for p in prefixes if name.startswith(p)), None)

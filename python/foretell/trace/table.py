@@ -5,6 +5,7 @@ fresh trace at other sizes and another number of layers.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import pickle
@@ -109,9 +110,18 @@ def check(key, text, layers=CHECK_LAYERS, base=sizes.OTHER):
 
 
 def versions_of(key):
-    import importlib.metadata as metadata
     names = ["torch", *matrix.packages(key)]
-    return {n: metadata.version(n) for n in names}
+    return {n: importlib.metadata.version(n) for n in names}
+
+
+def can_trace(key):
+    """Whether the packages of a key are installed, and its release of transformers."""
+    if key["framework"] == "hf" and key["version"] != older.release():
+        return False
+    try:
+        return bool(versions_of(key))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def key_line(key):
@@ -152,6 +162,7 @@ def write(key, folder, checked=True):
         if checked:
             report |= forked(check, key, text)
     except RuntimeError as error:
+        (Path(folder) / file_name(key)).unlink(missing_ok=True) # a table that does not expand is none
         report["failed"] = str(error)
     report["seconds"] = round(time.time() - began, 1)
     return report
@@ -177,10 +188,11 @@ def main():
     Path(args.folder).mkdir(parents=True, exist_ok=True)
     keys = list(matrix.keys()) if args.all else [matrix.complete(dict(x.split("=", 1) for x in args.key))]
     keys = [k for k in keys if all(w in key_line(k).split() for w in args.only)]
-    here = older.release()
-    if args.all and (other := [k for k in keys if k["framework"] == "hf" and k["version"] != here]):
-        print(f"{len(other)} tables need another release of transformers; {here} is installed", flush=True)
-        keys = [k for k in keys if k not in other]
+    if args.all:
+        possible = [k for k in keys if can_trace(k)]
+        if len(possible) < len(keys):
+            print(f"{len(keys) - len(possible)} tables need packages that are not installed", flush=True)
+        keys = possible
     twins = Path(args.folder) / SAME
     lines = twins.read_text(encoding="utf-8").splitlines(True) if twins.exists() else []
     known = {line.split(" = ")[0] for line in lines}
