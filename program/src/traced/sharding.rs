@@ -214,7 +214,10 @@ impl Wrapper {
     ) {
         self.gather(emitter, layer);
         self.wait(emitter, layer, !backward);
-        if backward && let Some(before) = layer.checked_sub(1) {
+        if backward
+            && !emitter.job.keeps_layer_inputs()
+            && let Some(before) = layer.checked_sub(1)
+        {
             self.gather(emitter, before);
         }
     }
