@@ -95,6 +95,20 @@ def _keys():
     yield from _product(architecture=["llama", "qwen2", "qwen3"], adapter=["lora-all", "lora-attention"], **{**trl, "precision": ["mixed", "bf16"]})
     yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], checkpoint=["none", "full"],
                         precision=["bf16", "fp32"], adapter=["none", "lora-all"])
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], checkpoint=["full-offload"], precision=precision,
+                        loss=["model", "chunked"])
+    yield from _product(architecture=["llama", "qwen3"], checkpoint=["full-offload"], precision=["mixed"], adapter=["lora-all"])
+    yield from _product(architecture=["opt"], attention=["sdpa", "flash"], dropout=["some"], **usual)
+    yield from _product(architecture=["starcoder2", "phi"], attention=["sdpa", "flash"], **usual)
+    yield from _product(architecture=["opt", "gpt2"], attention=["sdpa"], dropout=["some"], adapter=["lora-all"],
+                        checkpoint=["none", "full"], precision=["mixed"])
+    yield from _product(architecture=["gemma"], **usual)
+    yield from _product(architecture=["gemma", "gemma2", "gemma3", "phi3"], adapter=["lora-all"], checkpoint=["none", "full"],
+                        precision=["mixed"])
+    yield from _product(architecture=["qwen2", "qwen3", "mistral"], adapter=["qlora-all"], checkpoint=["none", "full"],
+                        precision=["mixed"])
+    yield from _product(architecture=["mistral", "qwen2", "qwen3"], adapter=["lora-all-dropout", "lora-attention-dropout"],
+                        checkpoint=["none", "full"], precision=["mixed"])
     for release in older.RELEASES:
         yield from _older(release)
 

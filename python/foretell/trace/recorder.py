@@ -138,7 +138,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, expert_rows=None):
         super().__init__()
-        self.events, self.expert_rows, self.phase = [], expert_rows, "forward"
+        self.events, self.expert_rows, self.phase, self.part = [], expert_rows, "forward", ""
         self._ids, self._known, self._next = {}, {}, 0
 
     # ---- memory
@@ -146,6 +146,13 @@ class Recorder(TorchDispatchMode):
         """This tensor's memory is counted elsewhere (parameters, buffers)."""
         storage = t.untyped_storage()
         self._known[id(storage)] = (storage, None)
+
+    def is_ignored(self, t):
+        known = self._known.get(id(t.untyped_storage()))
+        return known is not None and known[0] is t.untyped_storage()
+
+    def copy(self, way, t):
+        self.events.append(Copy(way, describe(t)))
 
     def allocation_of(self, t):
         entry = self._ids.get(id(t.untyped_storage()))
@@ -175,7 +182,8 @@ class Recorder(TorchDispatchMode):
 
     # ---- marks
     def enter(self, part, layer=None):
-        self.events.append(Boundary(f"{self.phase}.{part}", layer))
+        self.part = f"{self.phase}.{part}"
+        self.events.append(Boundary(self.part, layer))
 
     def gradient(self, name, parameter):
         if parameter.grad is not None:

@@ -1,6 +1,7 @@
 """One training step the way a trainer runs it: forward with autocast, loss, backward; and the marks of its layers."""
 
 import collections
+import contextlib
 import gc
 import types
 
@@ -110,13 +111,34 @@ def compute_loss(model, inputs, key):
     return outputs["loss"], None
 
 
+def offloading(recorder):
+    """What layers save for the backward goes to the host, as TRL's and torchtune's `OffloadActivations` do without streams:
+    no parameters, nothing below 1 KiB, nothing of the head."""
+    def pack(t):
+        if recorder.is_ignored(t) or t.nbytes < 1024 or recorder.part in ("forward.end", "forward.start"):
+            return t
+        recorder.copy("d2h", t)
+        return tuple(t.shape), tuple(t.stride()), t.dtype
+
+    def unpack(saved):
+        if isinstance(saved, torch.Tensor):
+            return saved
+        shape, stride, dtype = saved
+        t = torch.empty_strided(shape, stride, dtype=dtype)
+        recorder.copy("h2d", t)
+        return t
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
 def run(recorder, model, inputs, key, loss_of):
     """Trainer.training_step: the loss, then its backward."""
     recorder.phase = "forward"
     recorder.enter("start")
     for t in inputs.values():
         recorder.see(t)
-    loss, kept = loss_of(model, inputs, key)
+    with offloading(recorder) if key["checkpoint"] == "full-offload" else contextlib.nullcontext():
+        loss, kept = loss_of(model, inputs, key)
     recorder.phase = "backward"
     recorder.enter("start")
     loss.backward()
