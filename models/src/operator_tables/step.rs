@@ -73,8 +73,8 @@ type Live<'a> = HashMap<(&'a str, usize, u32), Vec<u32>>;
 
 impl OperatorTable {
     /// The values of the table's symbols, in its order. The chunks of a loss (`q` positions each,
-    /// `c` of them) follow from the others where they are not given: 1,024 positions, the 128 rows
-    /// of TRL's entropy, or Liger's rule for its own kernel.
+    /// `c` of them) follow from the others where they are not given: 1,024 positions, what TRL
+    /// takes at once, or Liger's rule for its own kernel.
     ///
     /// # Errors
     /// [`TableError::Size`] if one is not given.
@@ -106,6 +106,9 @@ impl OperatorTable {
             ((least as u64).next_power_of_two() as f64, all)
         } else if loss == "trl" {
             (128.0, batch * sequence)
+        } else if loss == "trl-fused" {
+            // `TOKEN_CHUNK_SIZE` in `trl/kernels/chunked_logprob.py`.
+            (4096.0, batch * (sequence - 1.0))
         } else {
             (1024.0, batch * (sequence - 1.0))
         };

@@ -36,3 +36,33 @@ def trl(model, inputs, chunk):
         ((predictions == labels) & mask).sum().item()
         mask.sum().item()
     return outputs.loss
+
+
+FUSED_TILE, TRACED_TILE = 32768, 131072
+
+
+def trl_fused(model, inputs):
+    """The loss of TRL's SFTTrainer from 1.x on (`add_fused_lm_head`), with the entropy and accuracy that it logs."""
+    outputs = model(**inputs, fused_lm_head=True)
+    loss = (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)
+    valid, entropy, correct = outputs.label_mask.sum(), outputs.entropy.detach().sum(), outputs.is_top1.sum()
+    (entropy / valid).item()
+    (correct / valid).item()
+    return loss
+
+
+def use_fused_head(model, tokens, recorder):
+    """Adds TRL's head to the model. It multiplies 4,096 tokens with 32,768 words at a time; here `tokens` with all words at
+    once, in a buffer that the table states at its true width (`tile`)."""
+    import trl.kernels.chunked_logprob as kernels
+    from trl.trainer import utils
+    kernels._use_triton = utils._use_triton = lambda device: True
+    utils._CHUNKED_LOGPROB_CHUNK_SIZE = TRACED_TILE
+    kernels.TOKEN_CHUNK_SIZE = tokens
+    kernels._addmm_fp32 = lambda total, a, b: recorder.product("aten.addmm", (total, a, b), total)
+    utils.add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+
+
+def tile(text):
+    """A table's text with the true size of the fused head's buffer."""
+    return text.replace(str(TRACED_TILE), str(FUSED_TILE))

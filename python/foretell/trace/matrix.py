@@ -23,7 +23,8 @@ def packages(key):
     if key["framework"] != "hf":
         return [key["framework"]] if key["framework"] in ("torchvision", "timm", "torchtune") else []
     extra = {"peft": key["adapter"] != "none", "bitsandbytes": key["adapter"].startswith("qlora"), "liger-kernel": key["kernels"] == "liger",
-             "fms-acceleration-foak": key["kernels"].startswith("foak")}
+             "fms-acceleration-foak": key["kernels"].startswith("foak"),
+             "trl": key["loss"] == "trl-fused"}
     return ["transformers", *(name for name, used in extra.items() if used)]
 
 
@@ -92,6 +93,12 @@ def _keys():
     trl = dict(loss=["trl"], precision=["bf16", "autocast", "mixed"], checkpoint=["none", "full"])
     yield from _product(architecture=["llama", "qwen2", "qwen3"], **trl)
     yield from _product(architecture=["llama", "qwen2", "qwen3"], attention=["sdpa"], **trl)
+    fused = dict(loss=["trl-fused"], precision=["mixed", "bf16"], checkpoint=["none", "full"])
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], **fused)
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], adapter=["lora-all", "lora-attention"], **fused)
+    yield from _product(architecture=["llama", "qwen3"], head=["tied"], **fused)
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], attention=["sdpa"], **fused)
+    yield from _product(architecture=["gemma3", "mistral"], **fused)
     yield from _product(architecture=["llama", "qwen2", "qwen3"], adapter=["lora-all", "lora-attention"], **{**trl, "precision": ["mixed", "bf16"]})
     yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], checkpoint=["none", "full"],
                         precision=["bf16", "fp32"], adapter=["none", "lora-all"])

@@ -29,7 +29,7 @@ class Architecture:
         full = sizes_.resolve(base, self.tied_width)
         names = self.symbols + (["r"] if key["adapter"] != "none" else [])
         sizes = {s: full[s] for s in names}
-        if key["loss"] == "chunked":                            # the last chunk is shorter
+        if key["loss"] in ("chunked", "trl-fused"):             # the last chunk is shorter
             sizes |= sizes_.chunks(sizes["b"] * (sizes["s"] - 1), full["c"])
         elif key["loss"] == "trl":
             sizes |= sizes_.chunks(sizes["b"] * sizes["s"], full["c"])
@@ -161,7 +161,7 @@ def configuration(architecture, z, layers, attention, dropout=None):
     return config
 
 
-def build(name, z, layers, key):
+def build(name, z, layers, key, recorder=None):
     """The model in training mode, without data. `key` is a table's key."""
     import transformers
     architecture = find(key)
@@ -202,6 +202,8 @@ def build(name, z, layers, key):
         for module in model.modules():
             if hasattr(module, "config") and hasattr(module.config, "_attn_implementation"):
                 module.config._attn_implementation = "flash_attention_2"
+    if key["loss"] == "trl-fused":
+        losses.use_fused_head(model, z["q"], recorder)
     if key["loss"] == "chunked":
         chunk = z["q"]
         model.forward = lambda input_ids, labels, base=model: {"loss": losses.chunked(base, input_ids, labels, chunk)}

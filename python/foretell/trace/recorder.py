@@ -116,6 +116,9 @@ EXTRAS = {
 }
 
 
+BY_MASK = {aten.index.Tensor, aten.masked_select.default, aten.index_put_.default, aten._index_put_impl_.default}
+
+
 def _called_by_engine():
     """Whether autograd's engine itself runs this operator, rather than a Python function that it called."""
     frame = sys._getframe(2)
@@ -201,6 +204,8 @@ class Recorder(TorchDispatchMode):
             return 1.0 if args[0].is_floating_point() else 1
         if func is aten.equal.default:
             return True
+        if func in BY_MASK and any(isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in tree_leaves(args[1])):
+            return self._by_mask(func, args)
         if func is aten.nonzero.default and self.expert_rows:
             rows = args[0].shape[0] if args[0].dim() == 1 else self.expert_rows
             out = args[0].new_empty((rows, args[0].dim()), dtype=torch.int64)
@@ -232,6 +237,24 @@ class Recorder(TorchDispatchMode):
         if name in WORKSPACES:
             self.events.append(WORKSPACES[name](*args, **kwargs))
         return out
+
+    def _by_mask(self, func, args):
+        """What a mask selects: everything, as no token is padding. CUDA counts on the device, and the host waits."""
+        mask = next(t for t in tree_leaves(args[1]) if isinstance(t, torch.Tensor))
+        self.events.append(Copy("d2h", Tensor("i64", (), ())))
+        if func in (aten.index.Tensor, aten.masked_select.default):
+            rest = args[0].shape[mask.dim():]
+            out = args[0].new_empty((mask.numel(), *rest))
+            name, inputs = func._schema.name, (args[0], mask)
+        else:
+            out, name, inputs = args[0], func._schema.name, (args[2], mask)
+        self.events.append(Kernel(name.replace("::", "."), tuple(map(describe, inputs)), (describe(out),)))
+        self.see(out)
+        return out
+
+    def product(self, name, inputs, out):
+        """A product that only a CUDA device has (its output is wider than its inputs)."""
+        self.events.append(Kernel(name, tuple(map(describe, inputs)), (describe(out),)))
 
     def launch(self, name, args, kwargs):
         """A Triton kernel was launched."""

@@ -107,6 +107,8 @@ def compute_loss(model, inputs, key):
     """-> (loss, what the caller keeps alive); Trainer.compute_loss drops the outputs."""
     if key["loss"] == "trl":
         return losses.trl(model, inputs, key["chunk"]), None
+    if key["loss"] == "trl-fused":
+        return losses.trl_fused(model, inputs), None
     outputs = model(**inputs)
     return outputs["loss"], None
 
@@ -157,7 +159,7 @@ def trace(name, z, layers, key):
     recorder = Recorder(rows)
     log_triton(recorder)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = models.build(name, z, layers, key)
+        model = models.build(name, z, layers, key, recorder)
         stacks = stacks_of(model, layers) if architecture.layered else {}
         tensors = [*model.named_parameters(remove_duplicate=False), *((n, b) for n, b in model.named_buffers())]
         parameters, seen = [], {}

@@ -49,11 +49,14 @@ def forked(function, *args):
 
 
 def names_of(key):
+    from . import losses
     from .models import find
     architecture = find(key)
     here, there = (architecture.sizes(s, key) for s in (sizes.PROBE, sizes.CHECK))
     names = Names(here, there, ("s-1", "s+1", "n/k", "32*ceil(s/32)", "16*ceil(s/16)", "u-1", "u+1", "32*ceil(u/32)", "16*ceil(u/16)", "b*(s-1)-(c-1)*q", "b*s-(c-1)*q", *architecture.atoms), architecture.constants,
                        ("c",) + (("E",) if key["experts"] == "eager" else ()))
+    if key["loss"] == "trl-fused":
+        names.constants.add(losses.TRACED_TILE)
     if key["adapter"].startswith("qlora"):
         from . import qlora
         names.constants.add(256)                                # the scales' code book
@@ -63,7 +66,7 @@ def names_of(key):
 
 def make(key, versions):
     """The text of a table, and a list of remarks."""
-    from . import parts, step
+    from . import losses, parts, step
     from .models import find
     from .recorder import DTYPES
     here, names = names_of(key)
@@ -82,6 +85,8 @@ def make(key, versions):
     lines += ["symbols " + " ".join(used), *listed]
     for name, variant, part in body:
         lines += [f"part {name}" + (f".{variant}" if variant else ""), *part]
+    if key["loss"] == "trl-fused":
+        lines = [losses.tile(line) for line in lines]
     remarks = []
     if names.unknown:
         remarks.append(f"sizes without a formula: {sorted(names.unknown)}")
@@ -95,11 +100,13 @@ def tokens(text):
 
 def check(key, text, layers=CHECK_LAYERS, base=sizes.OTHER):
     """Compares a table with a fresh trace at other sizes -> dictionary of figures."""
-    from . import models, replay, step
+    from . import losses, models, replay, step
     if key["kernels"].startswith("foak"):
         base = {**base, "v": WIDE_VOCABULARY}
     here = models.find(key).sizes(base, key)
     events, _, _ = step.trace(key["architecture"], here, layers, key)
+    if key["loss"] == "trl-fused":                              # compare with what was traced
+        text = text.replace(str(losses.FUSED_TILE), str(losses.TRACED_TILE))
     true, told = replay.replay_events(events), replay.replay(replay.Table(text), here, layers)
     wrong = [k for k in {*true.kernels, *told.kernels} if list(true.kernels.get(k, ())) != list(told.kernels.get(k, ()))]
     return {"peak": true.peak, "peak_error": told.peak / true.peak - 1, "forward_error": told.forward_end / max(1, true.forward_end) - 1,

@@ -16,7 +16,13 @@ from foretell.trace.dtypes import WIDTHS
 from foretell.trace.replay import Table, replay, unrolled
 
 FOLDER = Path(__file__).parents[3] / "models" / "tables"
-SOME = ["llama_flash_bf16.table", "llama_flash_checkpoint-full_autocast_adapter-lora-all.table", "gpt2_flash_autocast.table"]
+SOME = ["llama_flash_bf16.table", "llama_flash_checkpoint-full_autocast_adapter-lora-all.table", "gpt2_flash_autocast.table",
+        "t5_sdpa_bf16.table", "whisper_sdpa_bf16.table", "mixtral_flash_mixed_adapter-lora-all_experts-grouped_mm.table",
+        "llama_flash_mixed_loss-trl-fused.table", "llama_flash_checkpoint-full-offload_mixed.table",
+        # Of older releases and torchtune: compared where these are installed.
+        "mistral_flash_checkpoint-full-reentrant_mixed_adapter-lora-attention-dropout_kernels-foak_version-4.45.table",
+        "mistral_flash_checkpoint-full-reentrant_bf16_adapter-lora-attention-dropout_version-4.48.table",
+        "llama_framework-torchtune_sdpa_checkpoint-full_bf16.table"]
 
 SMALL = """foretell-operator-table 1
 versions torch=0
