@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 def chunked(model, ids, labels, chunk):
-    """Head and cross entropy per chunk of tokens, recomputed in the backward (torchtune, older TRL)."""
+    """Head and cross entropy per chunk, recomputed in the backward (torchtune, older TRL)."""
     head = model.get_output_embeddings()
     hidden = model.model(input_ids=ids).last_hidden_state
     hidden, labels = hidden[:, :-1].reshape(-1, hidden.shape[-1]), labels[:, 1:].reshape(-1)
@@ -18,10 +18,10 @@ def chunked(model, ids, labels, chunk):
 
 
 def trl(model, inputs, chunk):
-    """The model's own loss, with what TRL's SFTTrainer logs beside it (0.20 to 1.0): entropy, and accuracy of tokens.
+    """The model's own loss, with the entropy and accuracy that TRL's SFTTrainer logs (0.20 to 1.0).
 
-    The logits are read again, `chunk` rows at a time for the entropy, and live until all is logged. (TRL joins the chunks'
-    entropies; here each is added to the sum.)
+    The logits are read again, `chunk` rows at a time for the entropy, and live until all is logged.
+    TRL joins the chunks' entropies; here each is added to the sum.
     """
     outputs = model(**inputs)
     with torch.no_grad():
@@ -42,7 +42,7 @@ FUSED_TILE, TRACED_TILE = 32768, 131072
 
 
 def trl_fused(model, inputs):
-    """The loss of TRL's SFTTrainer from 1.x on (`add_fused_lm_head`), with the entropy and accuracy that it logs."""
+    """The loss of TRL's SFTTrainer from 1.x on, with the entropy and accuracy that it logs."""
     outputs = model(**inputs, fused_lm_head=True)
     loss = (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)
     valid, entropy, correct = outputs.label_mask.sum(), outputs.entropy.detach().sum(), outputs.is_top1.sum()
@@ -52,8 +52,11 @@ def trl_fused(model, inputs):
 
 
 def use_fused_head(model, tokens, recorder):
-    """Adds TRL's head to the model. It multiplies 4,096 tokens with 32,768 words at a time; here `tokens` with all words at
-    once, in a buffer that the table states at its true width (`tile`)."""
+    """Adds TRL's head to the model (`add_fused_lm_head`).
+
+    It multiplies 4,096 tokens with 32,768 words at a time; here `tokens` with all words at once, in
+    a buffer that the table states at its true width (`tile`).
+    """
     import trl.kernels.chunked_logprob as kernels
     from trl.trainer import utils
     kernels._use_triton = utils._use_triton = lambda device: True

@@ -121,7 +121,7 @@ def _keys():
 
 
 def _older(release):
-    """The tables of an older release of transformers, whose checkpointing is reentrant unless somebody asks otherwise."""
+    """The tables of an older release of transformers. Its checkpoints are reentrant by default."""
     checkpoint = ["none", "full-reentrant"]
     usual = dict(version=[release], checkpoint=checkpoint, precision=["bf16", "autocast", "mixed"])
     narrow = dict(version=[release], checkpoint=checkpoint, precision=["mixed", "bf16"])

@@ -33,7 +33,7 @@ class Architecture:
             sizes |= sizes_.chunks(sizes["b"] * (sizes["s"] - 1), full["c"])
         elif key["loss"] == "trl":
             sizes |= sizes_.chunks(sizes["b"] * sizes["s"], full["c"])
-        elif key["kernels"].endswith("liger"):                  # foak's copy leaves the last position out beforehand
+        elif key["kernels"].endswith("liger"):                  # foak's drops the last position
             rows = sizes["b"] * (sizes["s"] - 1 if key["kernels"] == "foak-liger" else sizes["s"])
             sizes |= sizes_.liger_chunks(rows, sizes["v"], sizes["h"])
         return sizes
@@ -156,7 +156,8 @@ def configuration(architecture, z, layers, attention, dropout=None):
     config = AutoConfig.for_model(architecture.kind, **architecture.config(z, layers))
     usual = "sdpa" if attention.startswith("sdpa") else "eager"
     config._attn_implementation = "flash_attention_2" if attention == "flash" and older.release() != "latest" else usual
-    # Older releases' GPT-BigCode, alone, keeps keys and values under checkpointing too; nobody switches that off.
+    # GPT-BigCode of older releases keeps keys and values under checkpointing too, as nobody
+    # switches that off.
     config.use_cache = config.model_type == "gpt_bigcode" and older.release() != "latest"
     return config
 

@@ -1,7 +1,8 @@
-"""Older releases of transformers (4.45 to 4.49): what their code needs to be traced like the newest one's.
+"""Older releases of transformers: what their code needs to be traced like the newest one's.
 
-`FlashAttention` is the package's own function there, layers are checkpointed from outside of their call, and a model asks at
-its construction whether the attention it is to use is installed. `foak` are the fused kernels of `fms-acceleration-foak`.
+Flash attention is the package's own function there, layers are checkpointed from outside of their
+call, and a model asks at its construction whether its attention is installed. `foak` are the fused
+kernels of `fms-acceleration-foak`.
 """
 
 import sys
@@ -28,14 +29,14 @@ def _flash_attn_func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, *
 
 
 def install():
-    """Makes an older release take `flash_attn_func` as if the package were there; for the rest of this process."""
+    """Makes an older release call `flash_attn_func` without the package, from now on."""
     from transformers import PreTrainedModel, modeling_flash_attention_utils as flash
     flash.flash_attn_func, flash._flash_supports_window_size = _flash_attn_func, True
     PreTrainedModel._autoset_attn_implementation = classmethod(lambda cls, config, *_, **__: config)
 
 
 def prepare(model):
-    """Gives the model's own code the function that it imports only where the package is installed."""
+    """Gives the model's code the function that it imports only where the package is there."""
     from transformers import modeling_flash_attention_utils as flash
     code = sys.modules[type(model).__module__]
     if not hasattr(code, "_flash_attention_forward"):
@@ -43,7 +44,7 @@ def prepare(model):
 
 
 class _Torch:
-    """The module `torch` to code that is written for a CUDA device: what it makes there is made on the CPU."""
+    """The module `torch` to code for a CUDA device: what it makes there is made on the CPU."""
 
     def __getattr__(self, name):
         return getattr(torch, name)
@@ -62,7 +63,7 @@ class _Torch:
 
 
 def use_foak(model, key):
-    """The plugin's rules for full fine-tuning and standard adapters, applied to the model as the plugin does."""
+    """Applies the plugin's rules for full fine-tuning and standard adapters to the model."""
     from fms_acceleration.model_patcher import ModelPatcher
     from fms_acceleration_foak.framework_plugin_fast_kernels import register_foak_model_patch_rules
     loss = {"fused-lce"} if key["kernels"] == "foak-liger" else {"cross-ent", "custom-loss"}

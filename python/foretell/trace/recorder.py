@@ -239,7 +239,7 @@ class Recorder(TorchDispatchMode):
         return out
 
     def _by_mask(self, func, args):
-        """What a mask selects: everything, as no token is padding. CUDA counts on the device, and the host waits."""
+        """What a mask selects: everything, as no token is padding. The host waits for the count."""
         mask = next(t for t in tree_leaves(args[1]) if isinstance(t, torch.Tensor))
         self.events.append(Copy("d2h", Tensor("i64", (), ())))
         if func in (aten.index.Tensor, aten.masked_select.default):

@@ -24,10 +24,11 @@ def stacks_of(model, layers):
 
 
 def names_of(tensors, stacks, layers):
-    """`(stack, layer, name)` of each tensor by its full name: no two of a layer, or outside of layers, have the same name.
+    """`(stack, layer, name)` of each tensor by its full name; names are unique in the table.
 
-    With several stacks a layer's names begin with the stack's. What only some layers have is outside of layers (T5's position
-    bias). `base_layer`, which peft inserts, is left out except where peft wraps one module twice (experts).
+    With several stacks a layer's names begin with the stack's. What only some layers have is outside
+    of layers (T5's position bias). `base_layer`, which peft inserts, is left out except where peft
+    wraps one module twice (experts).
     """
     inserted = lambda n: n.replace("base_model.model.", "").replace("_checkpoint_wrapped_module.", "")
     short = [inserted(n) for n in tensors]
@@ -114,8 +115,8 @@ def compute_loss(model, inputs, key):
 
 
 def offloading(recorder):
-    """What layers save for the backward goes to the host, as TRL's and torchtune's `OffloadActivations` do without streams:
-    no parameters, nothing below 1 KiB, nothing of the head."""
+    """Sends what layers save for the backward to the host, as `OffloadActivations` of TRL and
+    torchtune does without streams: no parameters, nothing below 1 KiB, nothing of the head."""
     def pack(t):
         if recorder.is_ignored(t) or t.nbytes < 1024 or recorder.part in ("forward.end", "forward.start"):
             return t

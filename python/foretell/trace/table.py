@@ -19,7 +19,8 @@ from . import matrix, older, sizes
 from .formula import Names
 
 PROBE_LAYERS, CHECK_LAYERS = 4, 6
-WIDE_VOCABULARY = 70016  # foak's cross entropy has four small kernels more where the vocabulary is larger than 65,536
+# Above 65,536 words foak's cross entropy has four small kernels more.
+WIDE_VOCABULARY = 70016
 SAME = "same.txt"       # lines `key ... = FILE`: sections that are another table, word for word
 
 
@@ -169,7 +170,8 @@ def write(key, folder, checked=True):
         if checked:
             report |= forked(check, key, text)
     except RuntimeError as error:
-        (Path(folder) / file_name(key)).unlink(missing_ok=True) # a table that does not expand is none
+        # A table that does not expand is none.
+        (Path(folder) / file_name(key)).unlink(missing_ok=True)
         report["failed"] = str(error)
     report["seconds"] = round(time.time() - began, 1)
     return report

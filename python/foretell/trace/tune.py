@@ -1,4 +1,7 @@
-"""torchtune's own Llama (0.6) as its full and LoRA recipes train it: eight chunks of logits, checkpointing by wrappers."""
+"""torchtune's own Llama (0.6) as its full and LoRA recipes train it.
+
+Logits come in eight chunks; layers are checkpointed by wrappers.
+"""
 
 import torch
 
@@ -8,7 +11,8 @@ def model(z, layers, key):
     from torchtune import modules, training
     from torchtune.models.llama3_1 import _position_embeddings as position_embeddings, llama3_1, lora_llama3_1
     from torchtune.modules.peft import get_adapter_params, set_trainable_params
-    position_embeddings.Llama3ScaledRoPE.apply_scaling = lambda self, freqs, *_: freqs      # it reads their values
+    # It reads the values of frequencies, which do not exist here.
+    position_embeddings.Llama3ScaledRoPE.apply_scaling = lambda self, freqs, *_: freqs
     sizes = dict(vocab_size=z["v"], num_layers=layers, num_heads=z["n"], num_kv_heads=z["k"], embed_dim=z["h"],
                  max_seq_len=z["s"], intermediate_dim=z["f"])
     if key["adapter"] == "none":

@@ -155,7 +155,7 @@ class Replay(unittest.TestCase):
 
 
 class Shipped(unittest.TestCase):
-    """What the archive is packed from. The program's own test expands the archive at the same sizes."""
+    """What the archive is packed from; the program's own test uses the same sizes."""
 
     SIZES = dict(b=2, u=64, s=256, h=512, n=8, k=4, d=64, f=1024, v=3000, r=8, E=8, t=2, m=256, e=256, w=128, p=512, c=2, q=128)
 
