@@ -199,10 +199,6 @@ fn predict(row: &Row, run: &Run) -> Option<(TracedTime, TracedPrediction)> {
         _ => Sharding::Ddp,
     };
     let micro_batches = run.plan.micro_batches().ok()?;
-    if sharding == Sharding::Fsdp1 && micro_batches > 1 {
-        // `no_sync` keeps whole gradients until the last micro-batch, which is not modelled.
-        return None;
-    }
     let job = TracedJob {
         table: &table,
         sizes,

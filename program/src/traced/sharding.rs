@@ -40,6 +40,9 @@ pub(super) struct Wrapper {
     whole: Vec<(ParameterOf, u64)>,
     /// Trained tensors that the rank holds: elements and bytes of each.
     trained: Vec<(u64, u64)>,
+    /// Whole gradients of units that wait for the last micro-batch, in the format in which they
+    /// were computed (FSDP1 under `no_sync`, as Accelerate runs all micro-batches but the last).
+    unreduced_units: BTreeMap<usize, u64>,
     /// Bytes of whole gradients that no collective has reduced yet (DDP).
     unreduced: u64,
     /// Bytes of a computed element, such as 2.
@@ -119,6 +122,7 @@ impl Wrapper {
             previous_gather: None,
             previous_reduction: None,
             reduced: BTreeMap::new(),
+            unreduced_units: BTreeMap::new(),
             whole: Vec::new(),
             trained,
             unreduced: 0,
@@ -296,7 +300,7 @@ impl Wrapper {
         match self.sharding {
             Sharding::Fsdp1 if trained > 0 => {
                 // The views' gradients are concatenated to the flat parameter's.
-                let whole = emitter.allocate(trained * self.compute_width, Contents::Gradients, AllocationStream::Compute);
+                let mut whole = emitter.allocate(trained * self.compute_width, Contents::Gradients, AllocationStream::Compute);
                 emitter.send(RankEvent::Moves {
                     name: "concatenation of gradients",
                     bytes: 2 * trained * self.compute_width,
@@ -304,6 +308,16 @@ impl Wrapper {
                 });
                 own.into_iter().for_each(|(_, id)| emitter.release(id));
                 self.release_gathered(emitter, unit);
+                if let Some(earlier) = self.unreduced_units.remove(&unit) {
+                    let moved = 3 * trained * self.compute_width;
+                    emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: moved, launches: 1 });
+                    emitter.release(whole);
+                    whole = earlier;
+                }
+                if !emitter.is_last_pass {
+                    self.unreduced_units.insert(unit, whole);
+                    return;
+                }
                 let shard =
                     emitter.allocate(trained_shard * self.compute_width, Contents::Communication, AllocationStream::Reduce);
                 emitter
