@@ -285,11 +285,11 @@ impl<'a> TracedJob<'a> {
     /// Whether the inputs of layers, and the gradients of these, live to the end of the backward
     /// pass; nor is the layer before gathered ahead then.
     ///
-    /// FSDP1 hooks the inputs of units with frozen parameters
-    /// (`_register_post_backward_reshard_only_hook`). With PyTorch 2.4, which releases of
-    /// transformers before 5 ran on, inputs of reentrant checkpoints stay alive in these hooks.
-    /// Inferred from measurements: 16 rows of `fms_acceleration` follow to 0.25 %, and are 8 to
-    /// 28 % too small without it.
+    /// Inferred from measurements, not seen in code: FSDP1 hooks the inputs of units with frozen
+    /// parameters (`_register_post_backward_reshard_only_hook`), and with PyTorch 2.4, which the
+    /// measured rows ran on, inputs of reentrant checkpoints seem to stay alive in these hooks.
+    /// The rule was made for 16 rows of Mistral-7B, which follow to 0.25 % (8 to 28 % too small
+    /// without it); six rows of Llama-3-8B that it was not made for follow to 0.25 % too.
     fn keeps_layer_inputs(&self) -> bool {
         let key = |word: &str| self.table.key.get(word).map_or("", String::as_str);
         let is_older = key("version").starts_with("4.");

@@ -46,9 +46,11 @@ const USUAL_RANK: usize = 16;
 /// takes.
 const NEWEST: &str = "latest";
 
-/// The release of transformers that a row ran on. A row may state it (`version`); of
-/// `fms_acceleration` the requirements stored beside each file of results do, and the measured
-/// memory agrees.
+/// The release of transformers that a row ran on, if it states one (`version`).
+///
+/// `fms_acceleration` stores requirements with 4.45.2 and 4.48.1 beside its results, but not which
+/// file of results had which. That was chosen here by the rows' measured memory, so these rows do
+/// not test it.
 fn release(row: &Row) -> &'static str {
     let stated = row.cells.get("version").map_or("", String::as_str);
     if stated.starts_with("4.45") || row.notes.contains("refs/a100_80gb_liger.csv") || says(&row.model, "santacoder") {
@@ -95,7 +97,7 @@ fn key(row: &Row, run: &Run) -> Option<Vec<(&'static str, &'static str)>> {
     let stores_narrow = stores_narrow(row);
     let precision = match run.format {
         ProductFormat::Fp32 => "fp32",
-        // These rows ran without autocast, adapters too.
+        // Without autocast, adapters too: inferred from the rows' measured memory.
         _ if row.notes.contains("refs/a100_80gb.csv") => "bf16",
         _ if has_adapters => "mixed",
         _ if stores_narrow => "bf16",
