@@ -189,7 +189,7 @@ pub fn costs(profile: Option<&Profile>, topology: &Topology, plan: &Plan, model:
 /// tables know where there is none.
 fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String>, Failure> {
     let stack = plan.stack.name();
-    let Some(framework) = (0..costs.kind_count()).find_map(|kind| costs.tables(kind)) else {
+    let Some(tables) = (0..costs.kind_count()).find_map(|kind| costs.tables(kind)) else {
         return match plan.workload.stated_kernels() {
             // Profiles know what a loss in parts keeps.
             Some("loss") if !plan.stack.is_own() => Ok(Vec::new()),
@@ -200,7 +200,7 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
             None => Ok(Vec::new()),
         };
     };
-    match (TracedPlan::new(plan, model, framework, None), plan.workload.base_bits) {
+    match (TracedPlan::new(plan, model, tables), plan.workload.base_bits) {
         (Ok(traced), _) => Ok(traced.assumptions),
         (Err(Untraced { reason }), Some(bits)) => Err(Failure::Input(format!(
             "`workload.base_bits: {bits}`: the operators of `{stack}` are not known for {reason}; hint: use adapters beside whole \

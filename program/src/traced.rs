@@ -229,6 +229,10 @@ impl TracedJob {
         emitter.passes += 1;
         let base = OF_TABLE * emitter.passes;
         let mut layer_now = None;
+        let keeps = self.keeps_layer_inputs();
+        // The layer that made each allocation, and those that the backward pass does not release.
+        let (mut homes, mut kept): (FxHashMap<u32, Option<usize>>, Vec<u32>) = (FxHashMap::default(), Vec::new());
+        let mut is_backward = false;
         emitter.gradients.clear();
         emitter.send(RankEvent::Phase(TracedPhase::Forward));
         wrapper.before_forward(emitter);
@@ -236,6 +240,7 @@ impl TracedJob {
             StepEvent::Begin { part, layer } => {
                 layer_now = layer;
                 if part.name == "backward.start" {
+                    is_backward = true;
                     emitter.send(RankEvent::Phase(TracedPhase::Backward));
                     wrapper.before_backward(emitter);
                 }
@@ -250,13 +255,25 @@ impl TracedJob {
                 }
             }
             StepEvent::Operator(operator) => emitter.send(RankEvent::Operator(operator)),
-            StepEvent::Allocate { id, bytes } => emitter.send(RankEvent::Allocate {
-                id: base + u64::from(id),
-                bytes,
-                contents: Contents::Activations,
-                stream: AllocationStream::Compute,
-            }),
-            StepEvent::Release { id } => emitter.send(RankEvent::Release { id: base + u64::from(id) }),
+            StepEvent::Allocate { id, bytes } => {
+                if keeps {
+                    homes.insert(id, layer_now);
+                }
+                emitter.send(RankEvent::Allocate {
+                    id: base + u64::from(id),
+                    bytes,
+                    contents: Contents::Activations,
+                    stream: AllocationStream::Compute,
+                });
+            }
+            StepEvent::Release { id } => {
+                let home = homes.get(&id).copied().flatten();
+                if is_backward && home.is_some() && layer_now.is_some() && home != layer_now {
+                    kept.push(id);
+                } else {
+                    emitter.send(RankEvent::Release { id: base + u64::from(id) });
+                }
+            }
             StepEvent::Gradient { id, parameter } => {
                 let stack = self.table.parameters[parameter].stack.as_ref();
                 let parameter = ParameterOf { index: parameter, layer: stack.and(layer_now) };
@@ -267,8 +284,26 @@ impl TracedJob {
                 emitter.send(RankEvent::Moves { name: "copy to or from the host", bytes, launches: 1 })
             }
         })?;
+        for id in kept {
+            emitter.send(RankEvent::Release { id: base + u64::from(id) });
+        }
         wrapper.after_backward(emitter);
         Ok(())
+    }
+
+    /// Whether the inputs of layers, and the gradients of these, live to the end of the backward
+    /// pass; nor is the layer before gathered ahead then.
+    ///
+    /// Inferred from measurements, not seen in code: FSDP1 hooks the inputs of units with frozen
+    /// parameters (`_register_post_backward_reshard_only_hook`), and with PyTorch 2.4, which the
+    /// measured rows ran on, inputs of reentrant checkpoints seem to stay alive in these hooks.
+    /// The rule was made for 16 rows of Mistral-7B, which follow to 0.25 % (8 to 28 % too small
+    /// without it). Three rows of Llama-3-8B on four GPUs, not looked at before, follow to 0.25 %.
+    fn keeps_layer_inputs(&self) -> bool {
+        let key = |word: &str| self.table.key.get(word).map_or("", String::as_str);
+        let is_older = key("version").starts_with("4.");
+        let has_frozen = self.table.parameters.iter().any(|parameter| parameter.role == ParameterRole::Frozen);
+        self.sharding == Sharding::Fsdp1 && has_frozen && key("checkpoint") == "full-reentrant" && is_older
     }
 }
 

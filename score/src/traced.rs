@@ -11,15 +11,16 @@ use crate::run::Run;
 use crate::traced_prediction::TracedPrediction;
 use foretell_models::Model;
 use foretell_program::traced::{TracedOptimizer, TracedPlan};
-use foretell_program::{AttentionKernel, Lora, NamePatterns, Plan, PlannedWorkload};
+use foretell_program::{AttentionKernel, Lora, LossKernel, NamePatterns, Plan, PlannedWorkload};
 use foretell_simulator::gpu::ProductFormat;
 use foretell_simulator::gpu::traced::TracedTime;
 use foretell_simulator::{memory_within, repeated_time};
 use foretell_units::DataType;
+use std::collections::BTreeMap;
 
 /// Architectures of the library by words of a model's name. The first match wins.
 const ARCHITECTURES: [(&str, &str); 18] = [
-    ("santacoder", ""),
+    ("santacoder", "gpt_bigcode"),
     ("baichuan", ""),
     ("mixtral", "mixtral"),
     ("qwen3-30b", "qwen3_moe"),
@@ -42,12 +43,33 @@ const ARCHITECTURES: [(&str, &str); 18] = [
 /// Rank of adapters that a row does not state: peft's examples and most threads have 16.
 const USUAL_RANK: usize = 16;
 
+/// The release of transformers that a row without a known one takes: most published runs are older
+/// than release 5, of December 2025.
+const USUAL_RELEASE: &str = "4.48";
+
+/// The release of transformers that a row ran on, if it states one (`version`).
+///
+/// `fms_acceleration` stores requirements with 4.45.2 and 4.48.1 beside its results, but not which
+/// file of results had which. That was chosen here by the rows' measured memory, so these rows do
+/// not test it.
+fn release(row: &Row) -> &'static str {
+    let stated = row.cells.get("version").map_or("", String::as_str);
+    if stated.starts_with("4.45") || row.notes.contains("refs/a100_80gb_liger.csv") || says(&row.model, "santacoder") {
+        "4.45"
+    } else if stated.starts_with('5') {
+        "latest"
+    } else {
+        USUAL_RELEASE
+    }
+}
+
 /// A measurement over its prediction: 10th and 90th percentile. A guess: no rows were kept apart to
 /// calibrate it on yet.
 const SPREAD: [f64; 2] = [0.88, 1.25];
 
-/// The tables of a row's framework, and the row's architecture there; `None` if it was not traced.
-fn tables(row: &Row, run: &Run) -> Option<(&'static str, &'static str)> {
+/// What is known of the keys of the row's tables beside its plan: framework, release, architecture,
+/// kernels of other libraries; `None` if its framework was not traced.
+fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     let framework = |word: &str| says(&row.framework, word);
     let is_hugging_face =
         ["hugging face", "hf trainer", "trl", "transformers", "accelerate", "llama-recipes", "llama-factory", "axolotl"]
@@ -64,7 +86,16 @@ fn tables(row: &Row, run: &Run) -> Option<(&'static str, &'static str)> {
     }
     let name = row.model.to_lowercase();
     let (_, architecture) = ARCHITECTURES.into_iter().find(|(word, _)| says(&name, word))?;
-    Some(("hf", architecture))
+    let release = release(row);
+    let mut keys = vec![("framework", "hf"), ("version", release), ("architecture", architecture)];
+    // Without autocast, adapters too: inferred from the rows' measured memory.
+    if row.notes.contains("refs/a100_80gb.csv") {
+        keys.push(("precision", "bf16"));
+    }
+    if cell("kernels") == "foak" {
+        keys.push(("kernels", if loss(row) == LossKernel::Liger { "foak-liger" } else { "foak" }));
+    }
+    Some(keys.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
 }
 
 /// A run's plan with what the row says of kernels, adapters and widths.
@@ -110,8 +141,7 @@ pub(crate) fn replace(row: &Row, run: &Run, prediction: &mut StepPrediction) {
 }
 
 fn predict(row: &Row, run: &Run) -> Option<(TracedTime, TracedPrediction)> {
-    let (framework, architecture) = tables(row, run)?;
-    let mut job = TracedPlan::new(&plan(row, run), &run.model, framework, Some(architecture)).ok()?.job;
+    let mut job = TracedPlan::new(&plan(row, run), &run.model, &tables(row, run)?).ok()?.job;
     if let Model::Llama(llama) = &run.model {
         // Rows do not pad vocabularies under these frameworks.
         job.sizes = job.sizes.with("v", row.count("vocab").unwrap_or(llama.vocab));

@@ -73,8 +73,8 @@ type Live<'a> = HashMap<(&'a str, usize, u32), Vec<u32>>;
 
 impl OperatorTable {
     /// The values of the table's symbols, in its order. The chunks of a loss (`q` positions each,
-    /// `c` of them) follow from the others where they are not given: 1,024 positions, or Liger's
-    /// rule for its own kernel.
+    /// `c` of them) follow from the others where they are not given: 1,024 positions, what TRL
+    /// takes at once, or Liger's rule for its own kernel.
     ///
     /// # Errors
     /// [`TableError::Size`] if one is not given.
@@ -96,13 +96,19 @@ impl OperatorTable {
     fn loss_chunks(&self, sizes: &TableSizes) -> Option<[f64; 2]> {
         let size = |symbol: &str| sizes.symbols.get(symbol).copied();
         let (batch, sequence) = (size("b")?, size("s")?);
-        let is_liger = self.key.get("kernels").is_some_and(|kernels| kernels == "liger");
-        let (positions, all) = if is_liger {
+        let value = |word: &str| self.key.get(word).map_or("", String::as_str);
+        let (kernels, loss) = (value("kernels"), value("loss"));
+        let (positions, all) = if kernels.ends_with("liger") {
             // `fused_linear_cross_entropy_forward`: as many chunks as the vocabulary is wider than
-            // the features.
-            let all = batch * sequence;
+            // the features. `fms-acceleration-foak` leaves the last position out beforehand.
+            let all = if kernels == "foak-liger" { batch * (sequence - 1.0) } else { batch * sequence };
             let least = (all / (size("v")? / size("h")?).ceil()).ceil();
             ((least as u64).next_power_of_two() as f64, all)
+        } else if loss == "trl" {
+            (128.0, batch * sequence)
+        } else if loss == "trl-fused" {
+            // `TOKEN_CHUNK_SIZE` in `trl/kernels/chunked_logprob.py`.
+            (4096.0, batch * (sequence - 1.0))
         } else {
             (1024.0, batch * (sequence - 1.0))
         };

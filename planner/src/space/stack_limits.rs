@@ -74,6 +74,7 @@ const LIMITS: &[(&str, StackLimits)] = &[
     ("fsdp", OF_FSDP),
     ("hf-trainer", OF_FSDP),
     ("trl", OF_FSDP),
+    ("torchtune", OF_FSDP),
     ("axolotl", OF_FSDP),
     ("llama-factory", OF_FSDP),
     ("accelerate", OF_FSDP),

@@ -48,16 +48,17 @@ pub struct TracedPlan {
 }
 
 impl TracedPlan {
-    /// The step of a plan under the framework whose tables have this name (`hf` for Hugging Face's
-    /// models). `architecture` is the model's, if it is known better than its sizes tell.
+    /// The step of a plan under a framework. `tables` has what the keys of its tables say beside the
+    /// plan: `framework` (`hf` for Hugging Face's models), its `version`, and whatever is known
+    /// better than the plan tells.
     ///
     /// # Errors
     /// [`Untraced`] if no table has the plan's settings.
-    pub fn new(plan: &Plan, model: &Model, framework: &str, architecture: Option<&str>) -> Result<Self, Untraced> {
+    pub fn new(plan: &Plan, model: &Model, tables: &BTreeMap<String, String>) -> Result<Self, Untraced> {
         let ranks = data_parallel_ranks(plan)?;
         let adapter = Adapters::of(plan, model)?;
         let mut assumptions = Vec::new();
-        let key = TableKey::of(plan, model, framework, architecture, adapter)?;
+        let key = TableKey::of(plan, model, tables, adapter)?;
         let table = key.table(&mut assumptions)?;
         let sizes = TableSizes::of_model(model, plan.layout.micro_batch)
             .ok_or_else(|| Untraced::new(format!("models of the family `{}`", model.family())))?;
@@ -158,24 +159,29 @@ impl Adapters {
     }
 }
 
-/// The settings that a table is found by. Where there are several values, the first that was traced
+/// The newest release of a framework that was traced.
+const NEWEST: &str = "latest";
+
+/// The settings that a table is found by. Where one has several values, the first that was traced
 /// counts.
 struct TableKey {
-    usual: Vec<(&'static str, String)>,
-    attention: &'static [&'static str],
-    heads: &'static [&'static str],
-    adapters: Vec<String>,
-    wants_attention: Option<AttentionKernel>,
+    is_recomputed: bool,
+    adapters: Adapters,
+    is_quantised: bool,
+    has_dropout: bool,
+    is_sharded: bool,
+    states_attention: bool,
+    /// Each with its values, those that were wanted first.
+    values: Vec<(&'static str, Vec<String>)>,
+    /// Releases, the wanted one first.
+    versions: Vec<String>,
     stands_in: Vec<String>,
 }
 
 impl TableKey {
-    fn of(plan: &Plan, model: &Model, framework: &str, architecture: Option<&str>, adapters: Adapters) -> Result<Self, Untraced> {
-        let family = || Untraced::new(format!("models of this kind (`{}` with its parts)", model.family()));
-        let architecture = architecture.or_else(|| traced_architecture(model)).ok_or_else(family)?;
+    fn of(plan: &Plan, model: &Model, tables: &BTreeMap<String, String>, adapters: Adapters) -> Result<Self, Untraced> {
         let workload = &plan.workload;
         let is_sharded = plan.layout.zero == 3 && plan.layout.data > 1;
-        let mut stands_in = Vec::new();
         let is_quantised = match workload.base_bits {
             None => false,
             Some(4) if adapters != Adapters::None => true,
@@ -193,86 +199,134 @@ impl TableKey {
             DataType::Bf16 | DataType::Fp16 => "autocast",
             other => return Err(Untraced::new(format!("`precision: {other}`"))),
         };
+        let mut stands_in = Vec::new();
         if plan.precision == DataType::Fp16 {
             stands_in.push("kernels in `fp16` are predicted as those in `bf16`".into());
         }
         if adapters == Adapters::Fewer {
             stands_in.push("adapters on some linear layers are predicted as adapters on all of them".into());
         }
-        let checkpoint = match plan.layout.recompute {
-            Recompute::None => "none",
-            Recompute::Full => "full",
+        let is_recomputed = match plan.layout.recompute {
+            Recompute::None => false,
+            Recompute::Full => true,
             _ => return Err(Untraced::new("recomputation in part")),
         };
-        let is_fp32 = precision == "fp32";
-        let (attention, wants_attention): (&[_], _) = match workload.attention {
-            None if is_fp32 => (&["sdpa", "eager"], None),
-            None | Some(AttentionKernel::Sdpa) => (&["sdpa", "sdpa-repeat", "flash"], workload.attention),
-            Some(AttentionKernel::Flash) => (&["flash", "sdpa"], workload.attention),
-            Some(AttentionKernel::Eager) => (&["eager"], workload.attention),
+        let attention: &[_] = match workload.attention {
+            None if precision == "fp32" => &["sdpa", "eager"],
+            None | Some(AttentionKernel::Sdpa) => &["sdpa", "sdpa-repeat", "flash"],
+            Some(AttentionKernel::Flash) => &["flash", "sdpa"],
+            Some(AttentionKernel::Eager) => &["eager"],
         };
         let (loss, kernels) = match workload.loss {
             LossKernel::Plain => ("model", "hf"),
             LossKernel::Chunked => ("chunked", "hf"),
             LossKernel::Liger => ("model", "liger"),
         };
-        let dropout = if matches!(architecture, "gpt2" | "bert") { "some" } else { "none" };
+        let given = |name: &str| tables.get(name).map(String::as_str);
+        let family = || Untraced::new(format!("models of this kind (`{}` with its parts)", model.family()));
+        let architecture = given("architecture").or_else(|| traced_architecture(model)).ok_or_else(family)?;
+        let dropout = if matches!(architecture, "gpt2" | "bert" | "gpt_bigcode") { "some" } else { "none" };
         let experts = if matches!(architecture, "mixtral" | "qwen3_moe") { "grouped_mm" } else { "none" };
+        // Mistral's step is Llama's, whose tables are more.
+        let architectures: &[_] = if architecture == "mistral" { &["mistral", "llama"] } else { &[architecture] };
         let usual = [
-            ("architecture", architecture),
-            ("framework", framework),
-            ("dropout", dropout),
-            ("experts", experts),
-            ("checkpoint", checkpoint),
-            ("precision", precision),
-            ("loss", loss),
-            ("kernels", kernels),
+            ("framework", &["hf"][..]),
+            ("precision", &[precision]),
+            ("architecture", architectures),
+            ("dropout", &[dropout]),
+            ("experts", &[experts]),
+            ("loss", &[loss]),
+            ("kernels", &[kernels]),
+            ("attention", attention),
+            ("head", if is_tied(model) { &["tied", "usual"] } else { &["usual"] }),
         ];
-        let heads: &[_] = if is_tied(model) { &["tied", "usual"] } else { &["usual"] };
-        let usual = usual.into_iter().map(|(name, value)| (name, value.to_owned())).collect();
-        let adapters = adapters.names(is_quantised, workload.adapter_dropout, is_sharded);
-        Ok(Self { usual, attention, heads, adapters, wants_attention, stands_in })
+        // What the framework's entry says of a key goes before the usual values.
+        let values = usual.map(|(name, values)| {
+            let own = given(name).into_iter().filter(|own| !values.contains(own));
+            (name, own.chain(values.iter().copied()).map(str::to_owned).collect())
+        });
+        let newest = Some(NEWEST).filter(|newest| given("version") != Some(newest));
+        Ok(Self {
+            is_recomputed,
+            adapters,
+            is_quantised,
+            has_dropout: workload.adapter_dropout,
+            is_sharded,
+            states_attention: workload.attention.is_some(),
+            values: values.into(),
+            versions: given("version").into_iter().chain(newest).map(str::to_owned).collect(),
+            stands_in,
+        })
+    }
+
+    /// All settings of a release, each with its values, those that were wanted first.
+    fn of_version(&self, version: &str) -> Vec<(&'static str, Vec<String>)> {
+        let is_newest = version == NEWEST;
+        // Reentrant checkpoints are the default of transformers before 5.
+        let checkpoint: &[_] = match (self.is_recomputed, is_newest) {
+            (false, _) => &["none"],
+            (true, true) => &["full"],
+            (true, false) => &["full-reentrant", "full"],
+        };
+        // Older releases were traced with dropout on adapters, which most recipes had.
+        let adapters = self.adapters.names(self.is_quantised, self.has_dropout || !is_newest, self.is_sharded);
+        let more = [
+            ("version", vec![version.to_owned()]),
+            ("checkpoint", checkpoint.iter().map(|&name| name.to_owned()).collect()),
+            ("adapter", adapters),
+        ];
+        self.values.iter().cloned().chain(more).collect()
     }
 
     fn table(self, assumptions: &mut Vec<String>) -> Result<Arc<OperatorTable>, Untraced> {
-        let own = self.value("architecture");
-        // Mistral's step is Llama's, whose tables are more.
-        let architectures = if own == "mistral" { vec![own, "llama"] } else { vec![own] };
-        for architecture in architectures {
-            for adapter in &self.adapters {
-                for (attention, head) in self.attention.iter().flat_map(|one| self.heads.iter().map(move |head| (*one, *head))) {
-                    let mut key: Vec<(&str, &str)> = self.usual.iter().map(|(name, value)| (*name, value.as_str())).collect();
-                    key[0].1 = architecture;
-                    key.extend([("attention", attention), ("head", head), ("adapter", adapter)]);
-                    if let Some(table) = library(&key)? {
-                        assumptions.extend(self.replaced(attention, adapter));
-                        return Ok(table);
-                    }
+        for version in &self.versions {
+            let settings = self.of_version(version);
+            for key in products(&settings) {
+                if let Some(table) = library(&key)? {
+                    assumptions.extend(self.replaced(version, &settings, &key));
+                    return Ok(table);
                 }
             }
         }
-        let settings =
-            self.usual.iter().filter(|(name, value)| *name != "framework" && !["none", "hf", "model"].contains(&value.as_str()));
-        let settings: Vec<String> =
-            settings.map(|(name, value)| format!("{name} {value}")).chain(self.adapters.first().cloned()).collect();
-        Err(Untraced::new(format!("this combination ({})", settings.join(", "))))
-    }
-
-    fn value(&self, name: &str) -> &str {
-        self.usual.iter().find(|(key, _)| *key == name).map_or("", |(_, value)| value.as_str())
+        let wanted = self.versions.first().map_or_else(Vec::new, |version| self.of_version(version));
+        let stated = wanted.iter().filter_map(|(name, values)| Some((name, values.first()?)));
+        let stated = stated.filter(|(name, value)| {
+            !matches!(**name, "framework" | "version" | "dropout") && !["none", "hf", "model", "usual"].contains(&value.as_str())
+        });
+        let stated: Vec<String> = stated.map(|(name, value)| format!("{name} {value}")).collect();
+        Err(Untraced::new(format!("this combination ({})", stated.join(", "))))
     }
 
     /// What another setting stands in for, one sentence each.
-    fn replaced(&self, attention: &str, adapter: &str) -> Vec<String> {
+    fn replaced(&self, version: &str, settings: &[(&str, Vec<String>)], key: &[(&str, &str)]) -> Vec<String> {
         let mut sentences = self.stands_in.clone();
-        if let Some(wants) = self.wants_attention.filter(|wants| !attention.starts_with(wants.name())) {
-            sentences.push(format!("attention by `{}` is predicted as by `{attention}`", wants.name()));
+        if self.versions.first().is_some_and(|wanted| wanted != version) {
+            sentences.push("a newer release of the framework stands in for the stated one, which was not traced so".into());
         }
-        if self.adapters.first().is_some_and(|wants| wants != adapter && wants.ends_with("dropout")) {
-            sentences.push("adapters are predicted without dropout".into());
+        for ((name, values), (_, taken)) in settings.iter().zip(key) {
+            let Some(wanted) = values.first().filter(|wanted| wanted != taken) else { continue };
+            let matters = match *name {
+                "attention" => self.states_attention && !taken.starts_with(wanted.as_str()),
+                "adapter" => self.has_dropout,
+                "loss" | "kernels" | "precision" | "framework" => true,
+                _ => false,
+            };
+            if matters {
+                sentences.push(format!("{name} `{wanted}` was not traced with the rest: `{taken}` stands in"));
+            }
         }
         sentences
     }
+}
+
+/// Every choice of one value for each setting, those with more first values first.
+fn products<'a>(settings: &'a [(&'static str, Vec<String>)]) -> Vec<Vec<(&'static str, &'a str)>> {
+    settings.iter().fold(vec![Vec::new()], |keys, (name, values)| {
+        let with = |key: &Vec<(&'static str, &'a str)>| -> Vec<_> {
+            values.iter().map(|value| key.iter().copied().chain([(*name, value.as_str())]).collect()).collect()
+        };
+        keys.iter().flat_map(with).collect()
+    })
 }
 
 /// The library's table of a key. Each is read once.
@@ -297,7 +351,8 @@ mod tests {
     fn job(change: impl Fn(&mut Plan)) -> Result<TracedPlan, Untraced> {
         let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
         change(&mut plan);
-        TracedPlan::new(&plan, &Model::named("llama3-8b").expect("it is in the zoo"), "hf", None)
+        let tables = BTreeMap::from([("framework".to_owned(), "hf".to_owned())]);
+        TracedPlan::new(&plan, &Model::named("llama3-8b").expect("it is in the zoo"), &tables)
     }
 
     fn with_targets(targets: &[&str]) -> Result<TracedPlan, Untraced> {

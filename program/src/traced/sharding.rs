@@ -38,7 +38,8 @@ pub(super) struct Wrapper {
     /// Reduced gradients of the rank, by unit; whole gradients of a replica, by parameter.
     reduced: BTreeMap<usize, u64>,
     whole: Vec<(ParameterOf, u64)>,
-    /// Whole gradients that micro-batches before the last have left, by unit (FSDP1).
+    /// Whole gradients that micro-batches before the last have left, by unit, in the format in which
+    /// they were computed (FSDP1 under `no_sync`, as Accelerate runs all micro-batches but the last).
     accumulated: BTreeMap<usize, u64>,
     /// Trained tensors that the rank holds: elements and bytes of each.
     trained: Vec<(u64, u64)>,
@@ -217,7 +218,10 @@ impl Wrapper {
     ) {
         self.gather(emitter, layer);
         self.wait(emitter, layer, !backward);
-        if backward && let Some(before) = layer.checked_sub(1) {
+        if backward
+            && !emitter.job.keeps_layer_inputs()
+            && let Some(before) = layer.checked_sub(1)
+        {
             self.gather(emitter, before);
         }
     }

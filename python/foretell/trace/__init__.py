@@ -14,5 +14,7 @@ sequence length and number of layers of that architecture. The pieces, in the or
 `table`     the command `python -m foretell.trace.table`
 `replay`    expands a table at any sizes: peak memory and operators
 `script`    traces a step of one's own: `python -m foretell.trace FILE.py:FUNCTION`
-`plain`, `qlora`, `loops`, `matrix`  further models, 4-bit weights, loops in parts, the list of tables
+`plain`, `tune`, `qlora`  further models, torchtune's, 4-bit weights
+`older`, `losses`  older releases of transformers, losses of trainers
+`loops`, `matrix`  loops in parts, the list of tables
 """

@@ -156,10 +156,13 @@ def install():
     torch.nn.init._no_grad_trunc_normal_ = lambda tensor, *_, **__: tensor
     torch.nn.Module._apply = _replace_parameters
     try:
-        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
         from transformers import PreTrainedModel
         from transformers.utils import import_utils
         PreTrainedModel.initialize_weights = lambda self: None  # there are no data to initialise
+        PreTrainedModel._initialize_weights = lambda self, module, *_: None
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+        # Absent before 4.53: older releases call the package's own function (`older`).
+        from transformers import masking_utils                  # noqa: F401
         ALL_ATTENTION_FUNCTIONS["flash_attention_2"] = flash_attention_2
         import_utils.is_fake_tensor = lambda x: False           # take the branches of a real step, not those of a compiler
     except ImportError:

@@ -66,7 +66,7 @@ def fold(lines, counts):
     marks = [place.setdefault(x, len(place)) for x in lines]
     while i < n:
         best = None
-        for j in [j for j in range(i + 4, min(n, i + 1200)) if marks[j] == marks[i]][:60]:
+        for j in [j for j in range(i + 2, min(n, i + 1200)) if marks[j] == marks[i]][:60]:
             period, end = j - i, j
             while end < n and marks[end] == marks[end - period]:
                 end += 1

@@ -1,8 +1,10 @@
 """Which tables there are: the combinations of framework options worth a table, the most used first."""
 
-ORDER = ["architecture", "framework", "attention", "checkpoint", "precision", "adapter", "loss", "kernels", "experts", "dropout", "head"]
+from . import older
+
+ORDER = ["architecture", "framework", "attention", "checkpoint", "precision", "adapter", "loss", "kernels", "experts", "dropout", "head", "version"]
 USUAL = {"framework": "hf", "attention": "flash", "checkpoint": "none", "precision": "bf16", "adapter": "none", "loss": "model",
-         "kernels": "hf", "experts": "none", "dropout": "none", "head": "usual"}
+         "kernels": "hf", "experts": "none", "dropout": "none", "head": "usual", "version": "latest"}
 
 
 def complete(key):
@@ -19,8 +21,10 @@ def complete(key):
 def packages(key):
     """The packages besides torch whose versions matter."""
     if key["framework"] != "hf":
-        return [key["framework"]] if key["framework"] in ("torchvision", "timm") else []
-    extra = {"peft": key["adapter"] != "none", "bitsandbytes": key["adapter"].startswith("qlora"), "liger-kernel": key["kernels"] == "liger"}
+        return [key["framework"]] if key["framework"] in ("torchvision", "timm", "torchtune") else []
+    extra = {"peft": key["adapter"] != "none", "bitsandbytes": key["adapter"].startswith("qlora"), "liger-kernel": key["kernels"] == "liger",
+             "fms-acceleration-foak": key["kernels"].startswith("foak"),
+             "trl": key["loss"] == "trl-fused"}
     return ["transformers", *(name for name, used in extra.items() if used)]
 
 
@@ -84,3 +88,64 @@ def _keys():
     yield from _product(architecture=["qwen2", "qwen3", "granite", "phi3"], attention=["sdpa-repeat"], **usual)
     yield from _product(architecture=["mixtral", "qwen3_moe"], experts=["grouped_mm"], attention=["sdpa-repeat"], **usual)
     yield from _product(architecture=["llama", "qwen2"], kernels=["liger"], adapter=["lora-all"], **usual)
+    yield from _product(architecture=["gpt_bigcode"], attention=["flash", "sdpa"], dropout=["some"], checkpoint=["none", "full"],
+                        precision=["bf16", "mixed"])
+    trl = dict(loss=["trl"], precision=["bf16", "autocast", "mixed"], checkpoint=["none", "full"])
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], **trl)
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], attention=["sdpa"], **trl)
+    fused = dict(loss=["trl-fused"], precision=["mixed", "bf16"], checkpoint=["none", "full"])
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], **fused)
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], adapter=["lora-all", "lora-attention"], **fused)
+    yield from _product(architecture=["llama", "qwen3"], head=["tied"], **fused)
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], attention=["sdpa"], **fused)
+    yield from _product(architecture=["gemma3", "mistral"], **fused)
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], adapter=["lora-all", "lora-attention"], **{**trl, "precision": ["mixed", "bf16"]})
+    yield from _product(architecture=["llama"], framework=["torchtune"], attention=["sdpa"], checkpoint=["none", "full"],
+                        precision=["bf16", "fp32"], adapter=["none", "lora-all"])
+    yield from _product(architecture=["llama", "qwen2", "qwen3"], checkpoint=["full-offload"], precision=precision,
+                        loss=["model", "chunked"])
+    yield from _product(architecture=["llama", "qwen3"], checkpoint=["full-offload"], precision=["mixed"], adapter=["lora-all"])
+    yield from _product(architecture=["opt"], attention=["sdpa", "flash"], dropout=["some"], **usual)
+    yield from _product(architecture=["starcoder2", "phi"], attention=["sdpa", "flash"], **usual)
+    yield from _product(architecture=["opt", "gpt2"], attention=["sdpa"], dropout=["some"], adapter=["lora-all"],
+                        checkpoint=["none", "full"], precision=["mixed"])
+    yield from _product(architecture=["gemma"], **usual)
+    yield from _product(architecture=["gemma", "gemma2", "gemma3", "phi3"], adapter=["lora-all"], checkpoint=["none", "full"],
+                        precision=["mixed"])
+    yield from _product(architecture=["qwen3", "mistral"], adapter=["qlora-all"], checkpoint=["none", "full"],
+                        precision=["mixed"])
+    yield from _product(architecture=["mistral", "qwen2", "qwen3"], adapter=["lora-all-dropout", "lora-attention-dropout"],
+                        checkpoint=["none", "full"], precision=["mixed"])
+    for release in older.RELEASES:
+        yield from _older(release)
+
+
+def _older(release):
+    """The tables of an older release of transformers. Its checkpoints are reentrant by default."""
+    checkpoint = ["none", "full-reentrant"]
+    usual = dict(version=[release], checkpoint=checkpoint, precision=["bf16", "autocast", "mixed"])
+    narrow = dict(version=[release], checkpoint=checkpoint, precision=["mixed", "bf16"])
+    dropout = ["lora-attention-dropout", "lora-all-dropout"]
+    yield from _product(architecture=["mistral", "llama"], kernels=["foak", "foak-liger"], version=[release],
+                        checkpoint=["full-reentrant"], precision=["bf16", "mixed"], adapter=["none", "lora-attention-dropout"])
+    yield from _product(architecture=["gpt_bigcode"], dropout=["some"], kernels=["hf", "foak"], version=[release],
+                        checkpoint=["full-reentrant"])
+    yield from _product(architecture=["mistral", "llama"], adapter=["none", *dropout], **narrow)
+    if release != "4.48":
+        return
+    yield from _product(architecture=["llama", "mistral", "qwen2"], attention=["flash", "sdpa"], **usual)
+    yield from _product(architecture=["llama", "mistral", "qwen2"], adapter=["lora-all", "lora-attention"], **narrow)
+    yield from _product(architecture=["llama", "qwen2"], attention=["sdpa"], adapter=["lora-all", "lora-attention", *dropout], **narrow)
+    yield from _product(architecture=["gpt2"], attention=["sdpa", "flash"], dropout=["some"], **usual)
+    yield from _product(architecture=["granite"], kernels=["foak", "foak-liger"], version=[release], checkpoint=["full-reentrant"],
+                        precision=["bf16", "mixed"], adapter=["none", "lora-attention-dropout"])
+    yield from _product(architecture=["granite", "gemma", "gemma2", "phi3"], **narrow)
+    yield from _product(architecture=["mixtral"], experts=["eager"], adapter=["lora-attention-dropout"], **narrow)
+    yield from _product(architecture=["llama", "gpt2"], attention=["sdpa"], precision=["fp32"], checkpoint=checkpoint,
+                        version=[release])
+    yield from _product(architecture=["granite", "gemma", "phi3"], adapter=["lora-all"], precision=["mixed"], checkpoint=checkpoint,
+                        version=[release])
+    yield from _product(architecture=["llama"], attention=["eager"], **narrow)
+    yield from _product(architecture=["bert"], attention=["sdpa"], dropout=["some"], precision=["autocast", "fp32"],
+                        version=[release])
+    yield from _product(architecture=["gpt_neox"], **narrow)

@@ -6,7 +6,7 @@ names them.
 
 import torch
 
-from . import plain, qlora
+from . import losses, older, plain, qlora, tune
 from . import sizes as sizes_
 
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -29,10 +29,13 @@ class Architecture:
         full = sizes_.resolve(base, self.tied_width)
         names = self.symbols + (["r"] if key["adapter"] != "none" else [])
         sizes = {s: full[s] for s in names}
-        if key["loss"] == "chunked":                            # the last chunk is shorter
+        if key["loss"] in ("chunked", "trl-fused"):             # the last chunk is shorter
             sizes |= sizes_.chunks(sizes["b"] * (sizes["s"] - 1), full["c"])
-        elif key["kernels"] == "liger":
-            sizes |= sizes_.liger_chunks(sizes["b"] * sizes["s"], sizes["v"], sizes["h"])
+        elif key["loss"] == "trl":
+            sizes |= sizes_.chunks(sizes["b"] * sizes["s"], full["c"])
+        elif key["kernels"].endswith("liger"):                  # foak's drops the last position
+            rows = sizes["b"] * (sizes["s"] - 1 if key["kernels"] == "foak-liger" else sizes["s"])
+            sizes |= sizes_.liger_chunks(rows, sizes["v"], sizes["h"])
         return sizes
 
 
@@ -71,6 +74,15 @@ ARCHITECTURES = {
                              atoms=("d/8", "3*d/4"),
                              attention=["query_key_value", "dense"]),
     "gpt2": Architecture(WIDE + " p", _gpt2, tied_width=True, attention=["c_attn"]),
+    "gemma": Architecture(LLAMA, _llama),
+    "opt": Architecture(WIDE + " p", lambda z, l: dict(hidden_size=z["h"], num_hidden_layers=l, num_attention_heads=z["n"],
+                        ffn_dim=z["f"], vocab_size=z["v"], max_position_embeddings=z["p"], word_embed_proj_dim=z["h"]),
+                        tied_width=True, atoms=("p+2",), attention=["q_proj", "k_proj", "v_proj", "out_proj"]),
+    "starcoder2": Architecture(LLAMA, lambda z, l: {k: v for k, v in _llama(z, l, sliding_window=None).items() if k != "head_dim"},
+                               tied_width=True),
+    "phi": Architecture(LLAMA, lambda z, l: {k: v for k, v in _llama(z, l).items() if k != "head_dim"}, tied_width=True,
+                        atoms=("d/4",), attention=["q_proj", "k_proj", "v_proj", "dense"]),
+    "gpt_bigcode": Architecture(WIDE + " p", _gpt2, tied_width=True, atoms=("n*d+2*d",), attention=["c_attn", "c_proj"]),
     "mixtral": Architecture("b s h n k d f v E t", lambda z, l: _llama(z, l, num_local_experts=z["E"], num_experts_per_tok=z["t"],
                             sliding_window=None), atoms=("b*s*t/E", "E+1", "ceil(b*s/128)"), experts=True),
     "qwen3_moe": Architecture("b s h n k d m v E t", lambda z, l: dict(
@@ -111,6 +123,7 @@ FIXED = tuple(n for n in range(3, 2049) if n % sizes_.PROBE["b"])      # an imag
 OTHER_FRAMEWORKS = {
     ("nanogpt", "gpt2"): Architecture(WIDE + " p", None, make=plain.Gpt, loss=plain.gpt_loss, tied_width=True),
     ("torchtitan", "llama"): Architecture(LLAMA, None, make=plain.Titan, loss=plain.titan_loss),
+    ("torchtune", "llama"): Architecture(LLAMA, None, make=tune.model, loss=tune.loss, tied_width=True, atoms=("s/8",)),
     ("torchvision", "resnet50"): _resnet("resnet50"),
     ("torchvision", "resnet18"): _resnet("resnet18"),
     ("timm", "vit"): Architecture("b h n d f", None, make=_timm_vit, loss=plain.image_loss, inputs="image", tied_width=True,
@@ -137,29 +150,19 @@ def use_liger(kind):
     fused._can_use_mm_out = same_dtype
 
 
-def chunked_loss(model, ids, labels, chunk):
-    """Head and cross entropy per chunk of tokens, recomputed in the backward (torchtune, older TRL)."""
-    from torch.utils.checkpoint import checkpoint
-    head = model.get_output_embeddings()
-    hidden = model.model(input_ids=ids).last_hidden_state
-    hidden, labels = hidden[:, :-1].reshape(-1, hidden.shape[-1]), labels[:, 1:].reshape(-1)
-    one = lambda h, y: torch.nn.functional.cross_entropy(head(h).float(), y, reduction="sum")
-    loss = torch.zeros((), dtype=torch.float32)
-    for start in range(0, labels.shape[0], chunk):
-        loss = loss + checkpoint(one, hidden[start:start + chunk], labels[start:start + chunk], use_reentrant=False)
-    return loss / labels.shape[0]
-
-
 def configuration(architecture, z, layers, attention, dropout=None):
     """Its Hugging Face configuration at sizes `z`."""
     from transformers import AutoConfig
     config = AutoConfig.for_model(architecture.kind, **architecture.config(z, layers))
-    config._attn_implementation = "sdpa" if attention.startswith("sdpa") else "eager"
-    config.use_cache = False
+    usual = "sdpa" if attention.startswith("sdpa") else "eager"
+    config._attn_implementation = "flash_attention_2" if attention == "flash" and older.release() != "latest" else usual
+    # GPT-BigCode of older releases keeps keys and values under checkpointing too, as nobody
+    # switches that off.
+    config.use_cache = config.model_type == "gpt_bigcode" and older.release() != "latest"
     return config
 
 
-def build(name, z, layers, key):
+def build(name, z, layers, key, recorder=None):
     """The model in training mode, without data. `key` is a table's key."""
     import transformers
     architecture = find(key)
@@ -189,16 +192,22 @@ def build(name, z, layers, key):
     if key["kernels"] == "liger":
         use_liger(config.model_type)
     model = auto.from_config(config)
+    if key["version"] in older.RELEASES:
+        older.prepare(model)
+    if key["kernels"].startswith("foak"):
+        older.use_foak(model, key)
     torch.set_default_dtype(torch.float32)
     model.train()
-    if key["attention"] == "flash":
+    if key["attention"] == "flash" and key["version"] == "latest":
         model.config._attn_implementation = "flash_attention_2"
         for module in model.modules():
             if hasattr(module, "config") and hasattr(module.config, "_attn_implementation"):
                 module.config._attn_implementation = "flash_attention_2"
+    if key["loss"] == "trl-fused":
+        losses.use_fused_head(model, z["q"], recorder)
     if key["loss"] == "chunked":
         chunk = z["q"]
-        model.forward = lambda input_ids, labels, base=model: {"loss": chunked_loss(base, input_ids, labels, chunk)}
+        model.forward = lambda input_ids, labels, base=model: {"loss": losses.chunked(base, input_ids, labels, chunk)}
     if key["adapter"] != "none":
         from peft import LoraConfig, get_peft_model
         words = key["adapter"].split("-")                       # lora-all, lora-attention, qlora-all; -dropout, -bf16

@@ -116,6 +116,9 @@ EXTRAS = {
 }
 
 
+BY_MASK = {aten.index.Tensor, aten.masked_select.default, aten.index_put_.default, aten._index_put_impl_.default}
+
+
 def _called_by_engine():
     """Whether autograd's engine itself runs this operator, rather than a Python function that it called."""
     frame = sys._getframe(2)
@@ -138,7 +141,7 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, expert_rows=None):
         super().__init__()
-        self.events, self.expert_rows, self.phase = [], expert_rows, "forward"
+        self.events, self.expert_rows, self.phase, self.part = [], expert_rows, "forward", ""
         self._ids, self._known, self._next = {}, {}, 0
 
     # ---- memory
@@ -146,6 +149,13 @@ class Recorder(TorchDispatchMode):
         """This tensor's memory is counted elsewhere (parameters, buffers)."""
         storage = t.untyped_storage()
         self._known[id(storage)] = (storage, None)
+
+    def is_ignored(self, t):
+        known = self._known.get(id(t.untyped_storage()))
+        return known is not None and known[0] is t.untyped_storage()
+
+    def copy(self, way, t):
+        self.events.append(Copy(way, describe(t)))
 
     def allocation_of(self, t):
         entry = self._ids.get(id(t.untyped_storage()))
@@ -175,7 +185,8 @@ class Recorder(TorchDispatchMode):
 
     # ---- marks
     def enter(self, part, layer=None):
-        self.events.append(Boundary(f"{self.phase}.{part}", layer))
+        self.part = f"{self.phase}.{part}"
+        self.events.append(Boundary(self.part, layer))
 
     def gradient(self, name, parameter):
         if parameter.grad is not None:
@@ -193,6 +204,8 @@ class Recorder(TorchDispatchMode):
             return 1.0 if args[0].is_floating_point() else 1
         if func is aten.equal.default:
             return True
+        if func in BY_MASK and any(isinstance(t, torch.Tensor) and t.dtype == torch.bool for t in tree_leaves(args[1])):
+            return self._by_mask(func, args)
         if func is aten.nonzero.default and self.expert_rows:
             rows = args[0].shape[0] if args[0].dim() == 1 else self.expert_rows
             out = args[0].new_empty((rows, args[0].dim()), dtype=torch.int64)
@@ -224,6 +237,24 @@ class Recorder(TorchDispatchMode):
         if name in WORKSPACES:
             self.events.append(WORKSPACES[name](*args, **kwargs))
         return out
+
+    def _by_mask(self, func, args):
+        """What a mask selects: everything, as no token is padding. The host waits for the count."""
+        mask = next(t for t in tree_leaves(args[1]) if isinstance(t, torch.Tensor))
+        self.events.append(Copy("d2h", Tensor("i64", (), ())))
+        if func in (aten.index.Tensor, aten.masked_select.default):
+            rest = args[0].shape[mask.dim():]
+            out = args[0].new_empty((mask.numel(), *rest))
+            name, inputs = func._schema.name, (args[0], mask)
+        else:
+            out, name, inputs = args[0], func._schema.name, (args[2], mask)
+        self.events.append(Kernel(name.replace("::", "."), tuple(map(describe, inputs)), (describe(out),)))
+        self.see(out)
+        return out
+
+    def product(self, name, inputs, out):
+        """A product that only a CUDA device has (its output is wider than its inputs)."""
+        self.events.append(Kernel(name, tuple(map(describe, inputs)), (describe(out),)))
 
     def launch(self, name, args, kwargs):
         """A Triton kernel was launched."""

@@ -1,12 +1,14 @@
 """One training step the way a trainer runs it: forward with autocast, loss, backward; and the marks of its layers."""
 
+import collections
+import contextlib
 import gc
 import types
 
 import torch
 from torch._subclasses import FakeTensorMode
 
-from . import cuda, models
+from . import cuda, losses, models, older
 from .recorder import Recorder, in_place_sums, log_triton
 
 
@@ -19,6 +21,34 @@ def stacks_of(model, layers):
         return {"layer": outer[0]}
     kind = lambda name: next((w for w in ("encoder", "decoder") if w in name.split(".")), name.replace(".", "_"))
     return {kind(name): (name, m) for name, m in outer}
+
+
+def names_of(tensors, stacks, layers):
+    """`(stack, layer, name)` of each tensor by its full name; names are unique in the table.
+
+    With several stacks a layer's names begin with the stack's. What only some layers have is outside
+    of layers (T5's position bias). `base_layer`, which peft inserts, is left out except where peft
+    wraps one module twice (experts).
+    """
+    inserted = lambda n: n.replace("base_model.model.", "").replace("_checkpoint_wrapped_module.", "")
+    short = [inserted(n) for n in tensors]
+    bare = [n.replace(".base_layer", "") for n in short]
+    counts = collections.Counter(bare)
+    clean = [b if counts[b] == 1 else n for n, b in zip(short, bare)]
+    prefixes = {inserted(prefix) + ".": stack for stack, (prefix, _) in stacks.items()}
+    found = []
+    for name in clean:
+        prefix = next((p for p in prefixes if name.startswith(p)), None)
+        if prefix is None:
+            found.append((None, None, name))
+            continue
+        number, _, rest = name[len(prefix):].partition(".")
+        stack = prefixes[prefix]
+        found.append((stack, int(number), rest if len(stacks) == 1 else f"{stack}.{rest}"))
+    of_layers = collections.Counter((stack, name) for stack, _, name in found)
+    def everywhere(stack, layer, name):
+        return stack is None or of_layers[stack, name] > layers // 2
+    return [f if everywhere(*f) else (None, None, name) for f, name in zip(found, clean)]
 
 
 def _first_tensor(values):
@@ -37,27 +67,31 @@ def mark_layers(recorder, stacks):
     order = list(stacks)
     after = {s: (order[i + 1] + "_start" if i + 1 < len(order) else "end") for i, s in enumerate(order)}
     place = {id(m): (s, i, len(ms)) for s, (_, ms) in stacks.items() for i, m in enumerate(ms)}
+    inside = set()                                              # layers whose call is running
+
+    def marked(self, function, args, kwargs):
+        if recorder.phase != "forward" or id(self) not in place or id(self) in inside:
+            return function(self, *args, **kwargs)
+        stack, i, count = place[id(self)]
+        given = _first_tensor((*args, *kwargs.values())) if i == 0 else None
+        if given is not None and given.requires_grad:
+            given.register_hook(lambda g, part=f"{stack}_end" if stack != order[0] else "end": recorder.enter(part))
+        given = None
+        recorder.enter(stack, i)
+        inside.add(id(self))
+        out = function(self, *args, **kwargs)
+        inside.remove(id(self))
+        if i == count - 1:
+            recorder.enter(after[stack])
+        made = _first_tensor((out,))
+        if made.requires_grad:
+            made.register_hook(lambda g: recorder.enter(stack, i))
+        return out
+
     for kind in {type(m) for _, ms in stacks.values() for m in ms}:
         plain = kind.__call__
-
-        def call(self, *args, plain=plain, **kwargs):
-            if recorder.phase != "forward" or id(self) not in place:
-                return plain(self, *args, **kwargs)
-            stack, i, count = place[id(self)]
-            given = _first_tensor((*args, *kwargs.values())) if i == 0 else None
-            if given is not None and given.requires_grad:
-                given.register_hook(lambda g, part=f"{stack}_end" if stack != order[0] else "end": recorder.enter(part))
-            given = None
-            recorder.enter(stack, i)
-            out = plain(self, *args, **kwargs)
-            if i == count - 1:
-                recorder.enter(after[stack])
-            made = _first_tensor((out,))
-            if made.requires_grad:
-                made.register_hook(lambda g: recorder.enter(stack, i))
-            return out
-
-        kind.__call__ = call
+        kind.__call__ = lambda self, *args, plain=plain, **kwargs: marked(self, plain, args, kwargs)
+    return marked
 
 
 def train_forward(model, key):
@@ -72,8 +106,32 @@ def train_forward(model, key):
 
 def compute_loss(model, inputs, key):
     """-> (loss, what the caller keeps alive); Trainer.compute_loss drops the outputs."""
+    if key["loss"] == "trl":
+        return losses.trl(model, inputs, key["chunk"]), None
+    if key["loss"] == "trl-fused":
+        return losses.trl_fused(model, inputs), None
     outputs = model(**inputs)
     return outputs["loss"], None
+
+
+def offloading(recorder):
+    """Sends what layers save for the backward to the host, as `OffloadActivations` of TRL and
+    torchtune does without streams: no parameters, nothing below 1 KiB, nothing of the head."""
+    def pack(t):
+        if recorder.is_ignored(t) or t.nbytes < 1024 or recorder.part in ("forward.end", "forward.start"):
+            return t
+        recorder.copy("d2h", t)
+        return tuple(t.shape), tuple(t.stride()), t.dtype
+
+    def unpack(saved):
+        if isinstance(saved, torch.Tensor):
+            return saved
+        shape, stride, dtype = saved
+        t = torch.empty_strided(shape, stride, dtype=dtype)
+        recorder.copy("h2d", t)
+        return t
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def run(recorder, model, inputs, key, loss_of):
@@ -82,7 +140,8 @@ def run(recorder, model, inputs, key, loss_of):
     recorder.enter("start")
     for t in inputs.values():
         recorder.see(t)
-    loss, kept = loss_of(model, inputs, key)
+    with offloading(recorder) if key["checkpoint"] == "full-offload" else contextlib.nullcontext():
+        loss, kept = loss_of(model, inputs, key)
     recorder.phase = "backward"
     recorder.enter("start")
     loss.backward()
@@ -93,29 +152,23 @@ def run(recorder, model, inputs, key, loss_of):
 def trace(name, z, layers, key):
     """-> (events, parameters, stack names); once per process: operators and classes are replaced for good."""
     cuda.install()
+    if key["version"] in older.RELEASES:
+        older.install()
     torch.autograd.set_multithreading_enabled(False)
     architecture = models.find(key)
     rows = z["b"] * z["s"] * z["t"] // z["E"] if architecture.experts else None
     recorder = Recorder(rows)
     log_triton(recorder)
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = models.build(name, z, layers, key)
+        model = models.build(name, z, layers, key, recorder)
         stacks = stacks_of(model, layers) if architecture.layered else {}
-        clean = lambda n: n.replace("base_model.model.", "").replace(".base_layer", "")
-        prefixes = {clean(prefix) + ".": stack for stack, (prefix, _) in stacks.items()}
-        parameters, seen = [], {}
         tensors = [*model.named_parameters(remove_duplicate=False), *((n, b) for n, b in model.named_buffers())]
-        for long, p in tensors:
+        parameters, seen = [], {}
+        for (long, p), (stack, layer, short) in zip(tensors, names_of([n for n, _ in tensors], stacks, layers)):
             recorder.ignore(p)
-            full = clean(long)
-            stack = next((prefix for prefix in prefixes if full.startswith(prefix)), None)
-            layer, short = None, full
-            if stack:
-                number, _, short = full[len(stack):].partition(".")
-                layer = int(number)
             is_parameter = isinstance(p, torch.nn.Parameter)
             parameters.append(types.SimpleNamespace(
-                stack=prefixes.get(stack), layer=layer, name=short, dtype=p.dtype, shape=tuple(p.shape),
+                stack=stack, layer=layer, name=short, dtype=p.dtype, shape=tuple(p.shape),
                 adapter="lora_" in long, frozen=is_parameter and not p.requires_grad, buffer=not is_parameter,
                 tied=seen.get(id(p))))
             if id(p) not in seen:
@@ -123,14 +176,16 @@ def trace(name, z, layers, key):
                 if p.requires_grad:
                     p.register_post_accumulate_grad_hook(lambda p, short=short: recorder.gradient(short, p))
         del tensors, p
-        mark_layers(recorder, stacks)
+        marked = mark_layers(recorder, stacks)
+        if key["version"] in older.RELEASES and key["checkpoint"] != "none":
+            older.mark_checkpoints(model, marked)
         if not architecture.loss:
             train_forward(model, key)
         gc.collect()
         gc.disable()
         data = models.inputs(architecture, z, key)
         with recorder:
-            run(recorder, model, data, key, architecture.loss or compute_loss)
+            run(recorder, model, data, {**key, "chunk": z.get("q")}, architecture.loss or compute_loss)
             data.clear()
             events = in_place_sums(list(recorder.events))
         gc.enable()

@@ -5,6 +5,7 @@ fresh trace at other sizes and another number of layers.
 """
 
 import argparse
+import importlib.metadata
 import json
 import os
 import pickle
@@ -14,11 +15,13 @@ import time
 import traceback
 from pathlib import Path
 
-from . import matrix, sizes
+from . import matrix, older, sizes
 from .formula import Names
 
 PROBE_LAYERS, CHECK_LAYERS = 4, 6
-SAME = "same.txt"        # lines `key ... = FILE`: sections that are another table, word for word
+# Above 65,536 words foak's cross entropy has four small kernels more.
+WIDE_VOCABULARY = 70016
+SAME = "same.txt"       # lines `key ... = FILE`: sections that are another table, word for word
 
 
 def forked(function, *args):
@@ -47,11 +50,14 @@ def forked(function, *args):
 
 
 def names_of(key):
+    from . import losses
     from .models import find
     architecture = find(key)
     here, there = (architecture.sizes(s, key) for s in (sizes.PROBE, sizes.CHECK))
     names = Names(here, there, ("s-1", "s+1", "n/k", "32*ceil(s/32)", "16*ceil(s/16)", "u-1", "u+1", "32*ceil(u/32)", "16*ceil(u/16)", "b*(s-1)-(c-1)*q", "b*s-(c-1)*q", *architecture.atoms), architecture.constants,
                        ("c",) + (("E",) if key["experts"] == "eager" else ()))
+    if key["loss"] == "trl-fused":
+        names.constants.add(losses.TRACED_TILE)
     if key["adapter"].startswith("qlora"):
         from . import qlora
         names.constants.add(256)                                # the scales' code book
@@ -61,7 +67,7 @@ def names_of(key):
 
 def make(key, versions):
     """The text of a table, and a list of remarks."""
-    from . import parts, step
+    from . import losses, parts, step
     from .models import find
     from .recorder import DTYPES
     here, names = names_of(key)
@@ -80,6 +86,8 @@ def make(key, versions):
     lines += ["symbols " + " ".join(used), *listed]
     for name, variant, part in body:
         lines += [f"part {name}" + (f".{variant}" if variant else ""), *part]
+    if key["loss"] == "trl-fused":
+        lines = [losses.tile(line) for line in lines]
     remarks = []
     if names.unknown:
         remarks.append(f"sizes without a formula: {sorted(names.unknown)}")
@@ -93,9 +101,13 @@ def tokens(text):
 
 def check(key, text, layers=CHECK_LAYERS, base=sizes.OTHER):
     """Compares a table with a fresh trace at other sizes -> dictionary of figures."""
-    from . import models, replay, step
+    from . import losses, models, replay, step
+    if key["kernels"].startswith("foak"):
+        base = {**base, "v": WIDE_VOCABULARY}
     here = models.find(key).sizes(base, key)
     events, _, _ = step.trace(key["architecture"], here, layers, key)
+    if key["loss"] == "trl-fused":                              # compare with what was traced
+        text = text.replace(str(losses.FUSED_TILE), str(losses.TRACED_TILE))
     true, told = replay.replay_events(events), replay.replay(replay.Table(text), here, layers)
     wrong = [k for k in {*true.kernels, *told.kernels} if list(true.kernels.get(k, ())) != list(told.kernels.get(k, ()))]
     return {"peak": true.peak, "peak_error": told.peak / true.peak - 1, "forward_error": told.forward_end / max(1, true.forward_end) - 1,
@@ -106,9 +118,18 @@ def check(key, text, layers=CHECK_LAYERS, base=sizes.OTHER):
 
 
 def versions_of(key):
-    import importlib.metadata as metadata
     names = ["torch", *matrix.packages(key)]
-    return {n: metadata.version(n) for n in names}
+    return {n: importlib.metadata.version(n) for n in names}
+
+
+def can_trace(key):
+    """Whether the packages of a key are installed, and its release of transformers."""
+    if key["framework"] == "hf" and key["version"] != older.release():
+        return False
+    try:
+        return bool(versions_of(key))
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 def key_line(key):
@@ -149,6 +170,8 @@ def write(key, folder, checked=True):
         if checked:
             report |= forked(check, key, text)
     except RuntimeError as error:
+        # A table that does not expand is none.
+        (Path(folder) / file_name(key)).unlink(missing_ok=True)
         report["failed"] = str(error)
     report["seconds"] = round(time.time() - began, 1)
     return report
@@ -174,6 +197,11 @@ def main():
     Path(args.folder).mkdir(parents=True, exist_ok=True)
     keys = list(matrix.keys()) if args.all else [matrix.complete(dict(x.split("=", 1) for x in args.key))]
     keys = [k for k in keys if all(w in key_line(k).split() for w in args.only)]
+    if args.all:
+        possible = [k for k in keys if can_trace(k)]
+        if len(possible) < len(keys):
+            print(f"{len(keys) - len(possible)} tables need packages that are not installed", flush=True)
+        keys = possible
     twins = Path(args.folder) / SAME
     lines = twins.read_text(encoding="utf-8").splitlines(True) if twins.exists() else []
     known = {line.split(" = ")[0] for line in lines}

@@ -80,8 +80,8 @@ pub fn traced_within(
 ) -> Result<TracedOutcome, Untraced> {
     let untraced = |reason: &str| Untraced { reason: reason.into() };
     let kind = topology.kind_index(DeviceId(0));
-    let framework = costs.tables(kind).ok_or_else(|| untraced("this stack"))?;
-    let TracedPlan { job, assumptions } = TracedPlan::new(plan, model, framework, None)?;
+    let tables = costs.tables(kind).ok_or_else(|| untraced("this stack"))?;
+    let TracedPlan { job, assumptions } = TracedPlan::new(plan, model, tables)?;
     if job.ranks > topology.device_count() {
         return Err(untraced("ranks that share a device"));
     }

@@ -20,6 +20,7 @@ use foretell_models::{Kernel, Model};
 use foretell_program::{Phase, Plan, Profile, Reach, StorageCosts};
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{Bytes, BytesPerSecond, DataType, FlopsPerSecond, Seconds};
+use std::collections::BTreeMap;
 
 /// The time to set up a copy. An assumption: about the time of a small copy over PCIe.
 const COPY_LATENCY: Seconds = Seconds::new(10e-6);
@@ -321,10 +322,10 @@ impl CostModel {
         self.kinds.get(kind)?.profiled_gpu.as_ref().map(|profiled_gpu| &profiled_gpu.cluster)
     }
 
-    /// Returns the name of the operator tables of the stack on a kind of device; `None` if it has
-    /// none there.
-    pub fn tables(&self, kind: usize) -> Option<&str> {
-        self.kinds.get(kind)?.profiled_gpu.as_ref()?.stack.tables.as_deref()
+    /// Returns what the keys of the stack's operator tables say on a kind of device; `None` if it
+    /// has none there.
+    pub fn tables(&self, kind: usize) -> Option<&BTreeMap<String, String>> {
+        self.kinds.get(kind)?.profiled_gpu.as_ref()?.stack.tables.as_ref()
     }
 
     /// Returns the GPU profile of a kind. `None` if the kind has none.

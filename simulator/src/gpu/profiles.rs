@@ -20,11 +20,10 @@ const STACKS: &str = include_str!("profiles/stacks.yaml");
 const FITTED: &str = include_str!("profiles/fitted.yaml");
 
 /// Names that plans may use for a stack, each with the name of its profile.
-const ALIASES: [(&str, &str); 7] = [
+const ALIASES: [(&str, &str); 6] = [
     ("fsdp2", "torchtitan"),
     ("megatron-lm", "megatron-core"),
     ("deepspeed", "deepspeed-3d"),
-    ("trl", "hf-trainer"),
     ("axolotl", "hf-trainer"),
     ("llama-factory", "hf-trainer"),
     ("accelerate", "hf-trainer"),

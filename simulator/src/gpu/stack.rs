@@ -48,11 +48,11 @@ pub struct StackProfile {
     /// Costs of matrix products.
     #[serde(flatten)]
     pub products: ProductCosts,
-    /// The value of `framework` in the keys of the stack's operator tables
-    /// ([`foretell_models::operator_tables`]). Steps that were traced follow from them; this profile
-    /// stands in for all others.
+    /// What the keys of the stack's operator tables say ([`foretell_models::operator_tables`]):
+    /// `framework`, `version`, and what else is not in a plan. Steps that were traced follow from
+    /// them; this profile stands in for all others. `None` without tables.
     #[serde(default)]
-    pub tables: Option<String>,
+    pub tables: Option<BTreeMap<String, String>>,
     /// Implementation of attention.
     pub attention: AttentionKind,
     /// Scale of attention whose keys or queries are a part of the sequence, if it has other kernels:

@@ -1,0 +1,71 @@
+"""Losses of trainers other than the model's own."""
+
+import torch
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+
+def chunked(model, ids, labels, chunk):
+    """Head and cross entropy per chunk, recomputed in the backward (torchtune, older TRL)."""
+    head = model.get_output_embeddings()
+    hidden = model.model(input_ids=ids).last_hidden_state
+    hidden, labels = hidden[:, :-1].reshape(-1, hidden.shape[-1]), labels[:, 1:].reshape(-1)
+    one = lambda h, y: F.cross_entropy(head(h).float(), y, reduction="sum")
+    loss = torch.zeros((), dtype=torch.float32)
+    for start in range(0, labels.shape[0], chunk):
+        loss = loss + checkpoint(one, hidden[start:start + chunk], labels[start:start + chunk], use_reentrant=False)
+    return loss / labels.shape[0]
+
+
+def trl(model, inputs, chunk):
+    """The model's own loss, with the entropy and accuracy that TRL's SFTTrainer logs (0.20 to 1.0).
+
+    The logits are read again, `chunk` rows at a time for the entropy, and live until all is logged.
+    TRL joins the chunks' entropies; here each is added to the sum.
+    """
+    outputs = model(**inputs)
+    with torch.no_grad():
+        entropy = torch.zeros((), dtype=torch.float32)
+        for logits in outputs.logits.reshape(-1, outputs.logits.shape[-1]).split(chunk):
+            log_probabilities = F.log_softmax(logits, dim=-1)
+            entropy += -(torch.exp(log_probabilities) * log_probabilities).sum(-1).sum()
+        entropy.item()
+        labels = inputs["labels"][..., 1:]
+        predictions = outputs.logits[..., :-1, :].argmax(dim=-1)
+        mask = labels != -100
+        ((predictions == labels) & mask).sum().item()
+        mask.sum().item()
+    return outputs.loss
+
+
+FUSED_TILE, TRACED_TILE = 32768, 131072
+
+
+def trl_fused(model, inputs):
+    """The loss of TRL's SFTTrainer from 1.x on, with the entropy and accuracy that it logs."""
+    outputs = model(**inputs, fused_lm_head=True)
+    loss = (-outputs.log_probs).sum() / outputs.label_mask.sum().clamp(min=1)
+    valid, entropy, correct = outputs.label_mask.sum(), outputs.entropy.detach().sum(), outputs.is_top1.sum()
+    (entropy / valid).item()
+    (correct / valid).item()
+    return loss
+
+
+def use_fused_head(model, tokens, recorder):
+    """Adds TRL's head to the model (`add_fused_lm_head`).
+
+    It multiplies 4,096 tokens with 32,768 words at a time; here `tokens` with all words at once, in
+    a buffer that the table states at its true width (`tile`).
+    """
+    import trl.kernels.chunked_logprob as kernels
+    from trl.trainer import utils
+    kernels._use_triton = utils._use_triton = lambda device: True
+    utils._CHUNKED_LOGPROB_CHUNK_SIZE = TRACED_TILE
+    kernels.TOKEN_CHUNK_SIZE = tokens
+    kernels._addmm_fp32 = lambda total, a, b: recorder.product("aten.addmm", (total, a, b), total)
+    utils.add_fused_lm_head(model, outputs=("log_probs", "entropy", "is_top1"))
+
+
+def tile(text):
+    """A table's text with the true size of the fused head's buffer."""
+    return text.replace(str(TRACED_TILE), str(FUSED_TILE))
