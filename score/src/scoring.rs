@@ -9,6 +9,7 @@ use crate::run::Run;
 use crate::statistics::{Pair, Summary, SummaryTable, median};
 use crate::traced;
 use foretell_simulator::gpu::Profiles;
+use foretell_units::Bytes;
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -78,11 +79,19 @@ pub enum IntervalBasis {
     UnknownStack,
     /// Devices that a fit left out: too few runs on the device were fitted.
     UnknownDevice,
+    /// The framework's own operators.
+    Traced,
+    /// Users' own jobs: nobody tuned them as those that are published.
+    UsersJob,
 }
 
 impl IntervalBasis {
-    fn of(run: &Run) -> Self {
-        if run.clusters().any(|cluster| cluster.gpu.unseen) {
+    fn of(row: &Row, run: &Run, is_traced: bool) -> Self {
+        if is_traced {
+            Self::Traced
+        } else if is_users_job(row) {
+            Self::UsersJob
+        } else if run.clusters().any(|cluster| cluster.gpu.unseen) {
             Self::UnknownDevice
         } else if run.stack.estimated || run.plan.workload.unknown_stack {
             Self::UnknownStack
@@ -97,8 +106,25 @@ impl IntervalBasis {
             Self::Known => "known stack and device",
             Self::UnknownStack => "unknown stack",
             Self::UnknownDevice => "unknown device",
+            Self::Traced => "traced operators",
+            Self::UsersJob => "users' own jobs by profile",
         }
     }
+
+    /// Returns the bases in the order of tables.
+    const fn all() -> [Self; 5] {
+        [Self::Known, Self::UnknownStack, Self::UnknownDevice, Self::Traced, Self::UsersJob]
+    }
+}
+
+/// A measurement over its prediction by a profile, of users' own jobs: 10th and 90th percentile over
+/// the sources of the users' table, each counted once (28 November 2026). Their jobs are rarely
+/// tuned, and what slows them is rarely said.
+const USERS_SPREAD: [f64; 2] = [0.8, 2.0];
+
+/// Whether a row says how a user trained (`method`), as rows from users' threads do.
+fn is_users_job(row: &Row) -> bool {
+    row.cells.get("method").is_some_and(|method| !method.is_empty())
 }
 
 /// Share of measurements inside their 80 % intervals.
@@ -265,14 +291,22 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
         Ok((run, prediction)) => {
             let step = prediction.step.value();
             scored.predicted_step_seconds = Some(step);
-            scored.p10 = Some(prediction.p10.value());
-            scored.p90 = Some(prediction.p90.value());
+            let basis = IntervalBasis::of(row, &run, prediction.traced.is_some());
+            let [p10, p90] = match basis {
+                // No narrower than that of the profile.
+                IntervalBasis::UsersJob => {
+                    [prediction.p10.value().min(step * USERS_SPREAD[0]), prediction.p90.value().max(step * USERS_SPREAD[1])]
+                }
+                _ => [prediction.p10.value(), prediction.p90.value()],
+            };
+            (scored.p10, scored.p90) = (Some(p10), Some(p90));
             scored.error = measured.map(|measured| step / measured - 1.0);
             scored.predicted_memory_bytes = Some(memory_figure(row, &run.stack, &prediction.memory, prediction.traced.as_ref()));
             scored.implausible = measured.and_then(|measured| implausible(measured, &prediction));
             let capacity = run.cluster.gpu.memory;
             let needed = match &prediction.traced {
                 // What the allocator needs at least, and what it cannot have.
+                Some(traced) if traced.memory.runs_out => capacity + Bytes::new(1),
                 Some(traced) => traced.memory.allocated + traced.outside,
                 None => allocated(&prediction.memory),
             };
@@ -282,7 +316,7 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
                 _ => measured.map(|_| true),
             };
             scored.is_traced = prediction.traced.is_some();
-            scored.basis = Some(IntervalBasis::of(&run));
+            scored.basis = Some(basis);
             scored.calibrated = run.assumptions.is_empty();
             scored.stack = Some(run.stack_name);
             scored.assumptions = run.assumptions;
@@ -329,7 +363,21 @@ impl Scores {
         });
         let coverage: String =
             coverage(&self.rows, subset).iter().map(|(basis, one)| format!("\n{}", one.line(*basis))).collect();
-        format!("{}{choice}{unclear}{coverage}", SummaryTable(&lines))
+        format!("{}{choice}{unclear}{coverage}{}", SummaryTable(&lines), self.fits_in_words(subset))
+    }
+
+    /// Says how often jobs that ran are said to fit, and those that ran out not to.
+    fn fits_in_words(&self, subset: Option<Subset>) -> String {
+        let right = |ran: bool| {
+            let of_subset = self.rows.iter().filter(|row| subset.is_none_or(|subset| row.subset == subset));
+            let judged: Vec<bool> = of_subset.filter(|row| row.ran == Some(ran)).filter_map(|row| row.fits).collect();
+            (judged.iter().filter(|&&fits| fits == ran).count(), judged.len())
+        };
+        let ((fit, ran), (not, out)) = (right(true), right(false));
+        if out == 0 {
+            return String::new();
+        }
+        format!("\nof {ran} jobs that ran, {fit} are said to fit; of {out} that ran out of memory, {not} are said not to")
     }
 
     /// Returns how many rows with an error are unclear, and the mean over sources without them.
@@ -357,7 +405,7 @@ impl Coverage {
 
 fn coverage(rows: &[ScoredRow], subset: Option<Subset>) -> BTreeMap<IntervalBasis, Coverage> {
     let mut found = BTreeMap::new();
-    for basis in [IntervalBasis::Known, IntervalBasis::UnknownStack, IntervalBasis::UnknownDevice] {
+    for basis in IntervalBasis::all() {
         let of_basis: Vec<ScoredRow> = rows.iter().filter(|row| row.basis == Some(basis)).cloned().collect();
         let all = over_rows(&of_basis, subset);
         if all.rows > 0 {

@@ -5,10 +5,11 @@
 //! limits, with micro-batches of one, two and four samples, each with the least recomputation and
 //! the least stage of ZeRO that fit. Manners of layouts take turns: data parallelism alone, `tensor`
 //! inside nodes, a pipeline over them, both, experts, context, and their combinations. Then the
-//! estimates decide, corrected by the simulations of their manner. A layout is left out only if a
-//! bound on it is no better than the best answer.
+//! estimates decide, corrected by the simulations of their manner. A layout with many micro-batches is
+//! first judged by two short steps. The number of layouts is limited, so one may be missed that only
+//! the search itself comes to.
 //!
-//! The number of layouts is fixed, so the answer depends on the clock only where the limit ends the
+//! That number is fixed, so the answer depends on the clock only where the limit ends the
 //! search. Nothing is settled here: each family stays in the queue.
 
 use super::first_answers::MAY_FIT;

@@ -3,7 +3,7 @@
 use crate::common::{DGX, assert_every_layout_is_counted_once, cases, distinct_layouts, fixed, models, own_costs, short_gpt};
 use foretell_models::{LstmSeq2seq, Mlp, Model, Resnet, Stem};
 use foretell_planner::{Objective, Planned, Request, layouts, plan};
-use foretell_program::{CollectiveAlgorithm, Layout, Offload, Plan, Recompute, StageProgram, compile};
+use foretell_program::{CollectiveAlgorithm, Layout, Offload, Optimizer, Plan, Recompute, Schedule, StageProgram, compile};
 use foretell_simulator::{CostModel, Folding, Oversubscription, predict};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType, Seconds};
@@ -293,4 +293,37 @@ fn layouts_that_differ_only_in_vain_recomputation_are_returned_once() {
         assert!(!seen[..place].iter().any(|other| same(one, other)), "{one:?}");
     }
     assert_eq!(seen.len(), 8);
+}
+
+/// The search asks a short step first whether a layout with many micro-batches fits.
+#[test]
+fn a_short_step_holds_no_more_than_a_whole_one() {
+    let model = short_gpt(8, 32, 64, true);
+    let mut compared = 0;
+    for schedule in Schedule::ALL {
+        for (pipeline, chunks) in [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2)] {
+            for (micro_batches, zero, recompute) in [(17, 0, Recompute::None), (24, 1, Recompute::Full), (30, 1, Recompute::None)]
+            {
+                let few = schedule.few_micro_batches(pipeline, micro_batches);
+                let arenas = |count: usize| {
+                    let layout = Layout {
+                        data: 2,
+                        pipeline,
+                        virtual_stages: chunks,
+                        schedule,
+                        zero,
+                        recompute: recompute.clone(),
+                        ..Layout::default()
+                    };
+                    let plan = Plan { layout, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 2 * count) };
+                    compile(&model, "gpt", &plan).ok().map(|compiled| compiled.arenas())
+                };
+                let (Some(short), Some(whole)) = (arenas(few), arenas(micro_batches)) else { continue };
+                compared += 1;
+                let holds_less = short.iter().zip(&whole).all(|(short, whole)| short <= whole);
+                assert!(holds_less, "{schedule} {pipeline} x {chunks}, {few} of {micro_batches}: {short:?} beside {whole:?}");
+            }
+        }
+    }
+    assert!(compared > 30, "{compared} layouts");
 }
