@@ -171,25 +171,27 @@ fn with_base(content: &str, path: &Path) -> Result<Option<Model>, Failure> {
     }
     let mut sizes: serde_json::Map<String, Value> = parse_yaml(content, path)?;
     let Some(base) = sizes.remove("base") else { return Ok(None) };
+    based(&base, sizes).map(Some).map_err(|error| Failure::in_file(path, &error))
+}
+
+/// A model of the zoo with other sizes.
+pub fn based(base: &Value, mut sizes: serde_json::Map<String, Value>) -> Result<Model, String> {
     let name = base.as_str().unwrap_or_default();
-    let base = Model::named(name).map_err(|error| Failure::in_file(path, &error))?;
-    let written = |error: serde_json::Error| {
-        Failure::in_file(path, &format!("{error}; hint: `foretell models show {name}` lists its sizes"))
-    };
+    let base = Model::named(name).map_err(|error| error.to_string())?;
+    let written = |error: serde_json::Error| format!("{error}; hint: `foretell models show {name}` lists its sizes");
     if let Some(version) = sizes.remove("schema_version") {
-        let _: SchemaVersion = serde_json::from_value(version).map_err(|error| Failure::in_file(path, &error))?;
+        let _: SchemaVersion = serde_json::from_value(version).map_err(|error| error.to_string())?;
     }
     let mut model = serde_json::to_value(&base).map_err(written)?;
     if let (Some(family), Some(own)) = (sizes.get("family"), model.get("family"))
         && family != own
     {
-        let message = format!("`family` is {family}, and `{name}` is of {own}; hint: omit `family`");
-        return Err(Failure::in_file(path, &message));
+        return Err(format!("`family` is {family}, and `{name}` is of {own}; hint: omit `family`"));
     }
     if let Some(model) = model.as_object_mut() {
         model.extend(sizes);
     }
-    serde_json::from_value(model).map(Some).map_err(written)
+    serde_json::from_value(model).map_err(written)
 }
 
 /// Reads a `config.json` of Hugging Face, with another sequence than the longest that it allows.
