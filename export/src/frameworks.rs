@@ -143,6 +143,16 @@ pub enum FrameworkError {
         /// What else can be done.
         hint: String,
     },
+    /// The framework refuses the plan's sizes.
+    #[error("{framework} refuses this plan: {reason}; hint: {hint}")]
+    Refused {
+        /// The framework.
+        framework: &'static str,
+        /// Its reason.
+        reason: String,
+        /// What else can be done.
+        hint: &'static str,
+    },
     /// A file that does not have the form of its framework.
     #[error("{reason}; hint: {hint}")]
     Form {

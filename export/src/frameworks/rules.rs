@@ -8,7 +8,7 @@ use foretell_program::Plan;
 /// Refuses a plan that its stack's framework refuses.
 ///
 /// # Errors
-/// [`FrameworkError::Layout`], with the framework's reason.
+/// [`FrameworkError::Refused`], with the framework's reason.
 pub fn check_stack(model: &Model, plan: &Plan) -> Result<(), FrameworkError> {
     // Stacks of other releases begin with the same name.
     let stack = plan.stack.name();
@@ -43,10 +43,10 @@ fn refuse(framework: &'static str, what: &str, size: usize, by: &str, parts: usi
     if parts == 0 || size.is_multiple_of(parts) {
         return Ok(());
     }
-    Err(FrameworkError::Layout {
+    Err(FrameworkError::Refused {
         framework,
         reason: format!("{size} {what} cannot be divided by {by} {parts}"),
-        hint: "choose sizes that divide, or `foretell plan` without `--stack` for layouts of any framework".into(),
+        hint: "choose sizes that divide, or plan for another `stack`",
     })
 }
 

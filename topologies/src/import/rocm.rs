@@ -29,7 +29,7 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
         gpus,
         device: None,
         seen: None,
-        joined: if most > 0 { Joined::DeviceLinks } else { Joined::Pcie },
+        joined: if most > 0 { Joined::Peers(most) } else { Joined::Pcie },
         pcie: None,
         nics: 0,
         nic_bandwidth: None,
