@@ -4,6 +4,7 @@
 use crate::failure::Failure;
 use crate::foreign::{self, Wanted};
 use crate::output;
+use flate2::read::MultiGzDecoder;
 use foretell_executor::machine;
 use foretell_executor::nvml::{self, GpuFacts};
 use foretell_executor::regular;
@@ -16,7 +17,7 @@ use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 /// A model with its name.
@@ -81,6 +82,22 @@ pub fn read_run_file(path: &Path) -> Result<String, Failure> {
     read_up_to(path, MOST_RUN_FILE)
 }
 
+/// Reads a trace, which may be compressed with gzip, as PyTorch and we write it.
+pub fn read_trace(path: &Path) -> Result<String, Failure> {
+    let bytes = read_bytes(path, MOST_RUN_FILE)?;
+    if !bytes.starts_with(b"\x1f\x8b") {
+        return text_of(bytes, path);
+    }
+    let mut text = Vec::new();
+    // Not more is kept than of a plain trace, whatever the file grows to.
+    let mut limited = MultiGzDecoder::new(bytes.as_slice()).take(MOST_RUN_FILE + 1);
+    limited.read_to_end(&mut text).map_err(|error| unreadable(path, &error, "check that the file is whole"))?;
+    if text.len() as u64 > MOST_RUN_FILE {
+        return Err(unreadable(path, &"it has more than 4 GiB of text", "check that it is the file that you mean"));
+    }
+    text_of(text, path)
+}
+
 const READ_HINT: &str = "check that the path exists and that the file is readable text";
 
 /// The error for a file that cannot be read.
@@ -90,7 +107,12 @@ fn unreadable(path: &Path, why: &dyn std::fmt::Display, hint: &str) -> Failure {
 
 /// Reads a text file of at most `most` bytes. Not more are read, whatever the path leads to.
 fn read_up_to(path: &Path, most: u64) -> Result<String, Failure> {
-    String::from_utf8(read_bytes(path, most)?).map_err(|error| match foreign::of_bytes(error.as_bytes()) {
+    text_of(read_bytes(path, most)?, path)
+}
+
+/// The text of a file's bytes.
+fn text_of(bytes: Vec<u8>, path: &Path) -> Result<String, Failure> {
+    String::from_utf8(bytes).map_err(|error| match foreign::of_bytes(error.as_bytes()) {
         Some((what, hint)) => Failure::in_file(path, &format!("this is {what}, and no text; hint: {hint}")),
         None => unreadable(path, &error, READ_HINT),
     })
