@@ -120,7 +120,9 @@ impl Script {
     fn look_at(&mut self, words: Vec<String>) {
         let Some(first) = words.first() else { return };
         if first.starts_with("--") {
-            return self.arguments.extend(words);
+            // A comment between the lines of a command ends it in a shell, and is not meant to.
+            let open = self.launches.last_mut().map(|launch| &mut launch.arguments);
+            return open.unwrap_or(&mut self.arguments).extend(words);
         }
         if matches!(first.as_str(), "echo" | "printf" | "cat" | "mkdir" | "cp" | "cd" | "source" | "[" | "[[" | "test") {
             return;

@@ -108,7 +108,19 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
         (0, _) => Joined::Pcie,
         (_, true) => Joined::Switch(most),
         (_, false) => match wires(&buses, &ends) {
-            Some(wires) => joined(&wires, Switches::None, &mut notes),
+            Some(wires) => {
+                if wires.iter().enumerate().any(|(gpu, row)| row.get(gpu).is_some_and(|&links| links > 0)) {
+                    notes.push(
+                        "links that lead from a GPU to itself are left out, as the dump does not say their other end".into(),
+                    );
+                }
+                let others = |(gpu, mut row): (usize, Vec<usize>)| {
+                    row.iter_mut().skip(gpu).take(1).for_each(|links| *links = 0);
+                    row
+                };
+                let wires: Vec<Vec<usize>> = wires.into_iter().enumerate().map(others).collect();
+                joined(&wires, Switches::None, &mut notes)
+            }
             // Some lead out of the dump.
             None => Joined::Mesh(most),
         },

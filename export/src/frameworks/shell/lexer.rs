@@ -127,6 +127,10 @@ pub(super) fn tokens(text: &str) -> Vec<Token> {
                 skips_word = true;
             }
             (None, '&') if characters.peek() == Some(&'>') => {}
+            // Not a pipe: `Et*3|t*4L` is a layout of Megatron's pipeline.
+            (None, '|') if word.is_some() && characters.peek().is_some_and(|next| next.is_ascii_alphanumeric()) => {
+                word.get_or_insert_default().push('|');
+            }
             (None, '\n' | ';' | '|' | '&') => {
                 end_word!();
                 skips_word = false;
