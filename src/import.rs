@@ -46,6 +46,9 @@ pub struct Arguments {
     /// The plan's model, if the file does not describe it: a zoo name or a model file
     #[arg(long)]
     model: Option<String>,
+    /// Read a `config.json` as one of another model type, such as `llama`, where its own cannot be read
+    #[arg(long = "as", value_name = "TYPE")]
+    like: Option<String>,
     /// Samples of a micro-batch, if the file leaves them to a training script
     #[arg(long, value_name = "N")]
     micro_batch: Option<usize>,
@@ -134,6 +137,7 @@ impl Arguments {
             ("--device", self.device.is_some(), is_topology),
             ("--nic-bandwidth", self.nic_bandwidth.is_some(), is_topology),
             ("--sequence", self.sequence.is_some(), is_plan || self.form == Form::HfConfig),
+            ("--as", self.like.is_some(), self.form == Form::HfConfig),
             ("--model", self.model.is_some(), is_plan),
             ("--micro-batch", self.micro_batch.is_some(), is_plan),
             ("--topology", self.topology.is_some(), is_plan),
@@ -200,7 +204,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (form, _) if form.is_topology() => ("topology", topology(arguments, &text)?),
         (Form::Onnx, _) => ("model", inputs::ModelFile::to_yaml(&inputs::onnx(file)?.model)?),
         _ => {
-            let named = inputs::hugging_face(&text, file, arguments.sequence)?;
+            let named = inputs::hugging_face(&text, file, arguments.sequence, arguments.like.as_deref())?;
             ("model", inputs::ModelFile::to_yaml(&named.model)?)
         }
     };

@@ -8,7 +8,9 @@ use flate2::read::MultiGzDecoder;
 use foretell_executor::machine;
 use foretell_executor::nvml::{self, GpuFacts};
 use foretell_executor::regular;
-use foretell_models::{GraphOptions, ImportedModel, Model, from_hugging_face, from_onnx, is_hugging_face_config};
+use foretell_models::{
+    GraphOptions, ImportedModel, Model, from_hugging_face, from_hugging_face_as, from_onnx, is_hugging_face_config,
+};
 use foretell_program::{Profile, Routing};
 use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
@@ -171,7 +173,7 @@ pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
     }
     let content = read(&path)?;
     if is_hugging_face_config(&content) {
-        return hugging_face(&content, &path, None);
+        return hugging_face(&content, &path, None, None);
     }
     let model = match with_base(&content, &path)? {
         Some(model) => model,
@@ -218,8 +220,13 @@ pub fn based(base: &Value, mut sizes: serde_json::Map<String, Value>) -> Result<
 
 /// Reads a `config.json` of Hugging Face, with another sequence than the longest that it allows.
 /// Notes what differs from Transformers' model.
-pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>) -> Result<NamedModel, Failure> {
-    let imported = from_hugging_face(content, sequence).map_err(|error| Failure::in_file(path, &error))?;
+/// `like` is another model type to read it as.
+pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>, like: Option<&str>) -> Result<NamedModel, Failure> {
+    let imported = match like {
+        Some(like) => from_hugging_face_as(content, sequence, like),
+        None => from_hugging_face(content, sequence),
+    };
+    let imported = imported.map_err(|error| Failure::in_file(path, &error))?;
     note(&imported, path);
     let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     // The file's usual name says nothing; its folder has the model's.
