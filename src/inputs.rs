@@ -267,7 +267,8 @@ pub fn is_library_name(text: &str) -> bool {
     text == LOCAL || text == LOCAL_GPUS || Topology::library_names().any(|name| name == text)
 }
 
-/// Finds a topology by library name, reads its file, or discovers this machine.
+/// Finds a topology by library name, reads its file, takes it from a few words (`8xh100`), or
+/// discovers this machine.
 pub fn topology(text: &str, nodes: Option<usize>) -> Result<Topology, Failure> {
     let topology = topology_in(text, Path::new("."))?;
     let topology = match nodes {
@@ -287,8 +288,19 @@ pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
     if text == LOCAL_GPUS {
         return local_gpus();
     }
+    if !is_library_name(text)
+        && !folder.join(text).is_file()
+        && let Some(said) = Topology::said(text)
+    {
+        let said = said?;
+        said.notes.iter().for_each(|note| output::note(note));
+        return Ok(said.topology);
+    }
     if is_library_name(text) || !looks_like_path(text, folder) {
-        return Ok(Topology::library(text)?);
+        return Topology::library(text).map_err(|error| {
+            let said = "; devices and nodes may also be said, such as `8xh100` or `2x8xa100-80g@200Gbit/s`";
+            Failure::Input(format!("{error}{said}"))
+        });
     }
     let path = folder.join(text);
     let content = read(&path)?;

@@ -144,7 +144,7 @@ impl Stated {
 
     /// Whether a setting, or a section of this name, is stated. It is not taken.
     pub(super) fn has(&self, name: &str) -> bool {
-        self.settings.contains_key(name) || self.has_section(name)
+        self.settings.get(name).is_some_and(|value| !value.is_null()) || self.has_section(name)
     }
 
     /// Whether there are settings under this name.

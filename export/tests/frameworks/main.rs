@@ -2,4 +2,5 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod kineto;
+mod mutations;
 mod plans;
