@@ -479,7 +479,8 @@ impl From<OptimizerName> for Optimizer {
     }
 }
 
-/// The precision of a plan that states none: fp32 on CPUs, bf16 where every device has it, else fp16.
+/// The precision of a plan that states none: fp32 on CPUs, bf16 where every device has it, else
+/// fp16.
 pub fn usual_precision(topology: &Topology) -> DataType {
     let kinds = topology.device_kinds();
     if kinds.iter().any(|kind| kind.architecture == Architecture::Cpu) {

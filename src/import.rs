@@ -40,13 +40,15 @@ pub struct Arguments {
     /// Rate of one NIC, if the file does not state it
     #[arg(long, value_name = "RATE")]
     nic_bandwidth: Option<String>,
-    /// Positions of a sample [default: as the file or the model says; for `hf-config` the most that it allows]
+    /// Positions of a sample [default: as the file or the model says; for `hf-config` the most that
+    /// it allows]
     #[arg(long, value_name = "N")]
     sequence: Option<usize>,
     /// The plan's model, if the file does not describe it: a zoo name or a model file
     #[arg(long)]
     model: Option<String>,
-    /// Read a `config.json` as one of another model type, such as `llama`, where its own cannot be read
+    /// Read a `config.json` as one of another model type, such as `llama`, where its own cannot be
+    /// read
     #[arg(long = "as", value_name = "TYPE")]
     like: Option<String>,
     /// Samples of a micro-batch, if the file leaves them to a training script
@@ -93,7 +95,8 @@ enum Form {
     TorchtitanToml,
     /// DeepSpeed's configuration
     DeepspeedJson,
-    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON or YAML, also of TRL, LLaMA-Factory and Axolotl
+    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON or YAML, also of TRL,
+    /// LLaMA-Factory and Axolotl
     HfTrainer,
     /// Accelerate's configuration
     Accelerate,

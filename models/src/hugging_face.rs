@@ -102,8 +102,8 @@ pub fn from_hugging_face(text: &str, sequence: Option<usize>) -> Result<Imported
     read(fields::parse(text)?, sequence, Unknown::Refused)
 }
 
-/// As [`from_hugging_face`], with the reader of another model type. Fields that it does not know are
-/// noted: the model is like one of that type, and not the file's own.
+/// As [`from_hugging_face`], with the reader of another model type. Fields that it does not know
+/// are noted: the model is like one of that type, and not the file's own.
 ///
 /// # Errors
 /// As [`from_hugging_face`].

@@ -78,8 +78,8 @@ pub enum ImportError {
 pub struct ImportOptions {
     /// The topology's name.
     pub name: String,
-    /// Library name of the GPUs, which overrides the text; for Slurm also a list that maps its kinds,
-    /// such as `a100=a100-sxm-80g,v100=v100-sxm-32g`.
+    /// Library name of the GPUs, which overrides the text; for Slurm also a list that maps its
+    /// kinds, such as `a100=a100-sxm-80g,v100=v100-sxm-32g`.
     pub device: Option<String>,
     /// Rate of one NIC with its unit, if the text lacks it.
     pub nic_bandwidth: Option<String>,

@@ -1,5 +1,5 @@
-//! What frameworks refuse although a plan expresses it: sizes that do not divide. One set of rules a
-//! framework, for plans that are imported, simulated and exported alike.
+//! What frameworks refuse although a plan expresses it: sizes that do not divide. One set of rules
+//! a framework, for plans that are imported, simulated and exported alike.
 
 use super::FrameworkError;
 use foretell_models::Model;

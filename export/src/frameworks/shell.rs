@@ -1,7 +1,7 @@
 //! Shell scripts as far as a job's launch needs them: assignments, arrays, variables and sums are
 //! expanded, and the words of the launching command are found. Nothing is run. What a script leaves
-//! to its surroundings stays as it is written (`$NAME`), and so does what it assigns in a branch. It
-//! must not know a framework.
+//! to its surroundings stays as it is written (`$NAME`), and so does what it assigns in a branch.
+//! It must not know a framework.
 
 mod lexer;
 

@@ -1,5 +1,5 @@
-//! A value that decides what is planned is read or refused: with another one the plan is another, or
-//! the import fails. Nothing that a file states vanishes.
+//! A value that decides what is planned is read or refused: with another one the plan is another,
+//! or the import fails. Nothing that a file states vanishes.
 
 use foretell_export::{ImportedPlan, PlanForm, import_plan};
 use foretell_models::Model;

@@ -249,9 +249,9 @@ impl Translator {
     }
 }
 
-/// Results of `Constant` nodes that are weights. Some exporters (Paddle's) write all weights so: then
-/// no weight is an initializer, and every constant counts. Otherwise a constant is a weight where an
-/// operator takes one.
+/// Results of `Constant` nodes that are weights. Some exporters (Paddle's) write all weights so:
+/// then no weight is an initializer, and every constant counts. Otherwise a constant is a weight
+/// where an operator takes one.
 fn constant_weights(graph: &GraphMessage) -> BTreeSet<String> {
     let is_float =
         |tensor: &TensorMessage| !tensor.is_whole() && tensor.shape().is_some_and(|shape| shape.iter().any(|&extent| extent > 1));

@@ -4,10 +4,10 @@ use crate::device::DeviceKind;
 
 /// Rate of one link, one way, by the beginning of the device's name.
 ///
-/// NVIDIA's data sheets: NVLink 1 (P100) has 40 GB/s a link in both directions, NVLink 2 to 4 (V100,
-/// A100, H100, H200) 50, NVLink 5 (B200, GB200) 100; the bridges of GA102 cards (RTX 3090, A6000,
-/// A5000, A40) 112.5 over 4 links. AMD's: a link of an MI200 has 100 GB/s, of an MI300X 128, of an
-/// MI355X 153.
+/// NVIDIA's data sheets: NVLink 1 (P100) has 40 GB/s a link in both directions, NVLink 2 to 4
+/// (V100, A100, H100, H200) 50, NVLink 5 (B200, GB200) 100; the bridges of GA102 cards (RTX 3090,
+/// A6000, A5000, A40) 112.5 over 4 links. AMD's: a link of an MI200 has 100 GB/s, of an MI300X 128,
+/// of an MI355X 153.
 const RATES: [(&str, f64); 13] = [
     ("p100", 20e9),
     ("b200", 50e9),
@@ -23,6 +23,10 @@ const RATES: [(&str, f64); 13] = [
     ("mi325", 64e9),
     ("mi35", 76.5e9),
 ];
+
+/// Rate of a PCIe lane in GB/s, one way, by generation from 1 (PCI-SIG: 2.5 to 64 GT/s less the
+/// encoding).
+pub(super) const OF_A_LANE: [f64; 6] = [0.25, 0.5, 0.985, 1.969, 3.938, 7.563];
 
 /// Rate of an NVLink of the other devices.
 const USUAL: f64 = 25e9;

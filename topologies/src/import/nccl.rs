@@ -2,8 +2,8 @@
 //! Elements that are not listed here are ignored.
 
 use super::choose_nics::{Nic, choose};
+use super::link_rates::OF_A_LANE;
 use super::mesh::{Switches, joined};
-use super::nvml::OF_A_LANE;
 use super::written::LEFT_BY_THE_PROTOCOL;
 use super::{ImportError, Joined, Machine};
 use roxmltree::Node;

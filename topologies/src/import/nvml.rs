@@ -1,13 +1,10 @@
 //! The topology `local-gpus`: GPUs from NVML (queried by the executor) and NICs from Linux.
 
 use super::choose_nics::{Nic, choose};
+use super::link_rates::OF_A_LANE;
 use super::nccl::device_of;
 use super::written::LEFT_BY_THE_PROTOCOL;
 use super::{Discovered, Joined, Machine};
-
-/// Rate of a PCIe lane in GB/s, one way, by generation from 1 (PCI-SIG: 2.5 to 64 GT/s less the
-/// encoding).
-pub(super) const OF_A_LANE: [f64; 6] = [0.25, 0.5, 0.985, 1.969, 3.938, 7.563];
 
 /// Converts the facts to a machine. All GPUs are assumed equal; a note says if their links differ.
 pub(super) fn read(found: &Discovered) -> Machine {

@@ -1,5 +1,5 @@
-//! Plans from Accelerate's configuration. It has layout and precision; batch, model and optimizer are
-//! the training script's.
+//! Plans from Accelerate's configuration. It has layout and precision; batch, model and optimizer
+//! are the training script's.
 
 use super::super::deepspeed::{Trainer, read_config as read_deepspeed};
 use super::super::fsdp::{self, Sharding};

@@ -4,7 +4,7 @@ use super::super::arguments::flags;
 use super::super::nearest::bucket_of;
 use super::super::stated::Stated;
 use super::super::{FrameworkError, ImportedPlan, Surroundings};
-use super::read_pipeline::read_chunks;
+use super::read_pipeline::{impossible, read_chunks};
 use super::{STACK, model};
 use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Stack, Training};
 use foretell_units::DataType;
@@ -200,10 +200,6 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         return Err(impossible("there is no `--seq-length`".into(), "add it: Megatron demands the length of a sample"));
     }
     Ok(ImportedPlan { model, ..ImportedPlan::new(plan, stated.finish()?) })
-}
-
-pub(super) fn impossible(reason: String, hint: &str) -> FrameworkError {
-    FrameworkError::Form { reason, hint: hint.into() }
 }
 
 fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkError> {

@@ -3,8 +3,12 @@
 
 use super::super::FrameworkError;
 use super::super::stated::Stated;
-use super::read::impossible;
 use foretell_program::{Layout, Schedule};
+
+/// The error for arguments that contradict each other.
+pub(super) fn impossible(reason: String, hint: &str) -> FrameworkError {
+    FrameworkError::Form { reason, hint: hint.into() }
+}
 
 /// Reads the chunks of the pipeline.
 pub(super) fn read_chunks(stated: &mut Stated, layout: &mut Layout) -> Result<(), FrameworkError> {
