@@ -244,6 +244,12 @@ fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Se
         file: &|name| inputs::read(&folder.join(name)).ok(),
     };
     let imported = import_plan(text, form, surroundings).map_err(|error| Failure::in_file(path, &error))?;
+    if let Some(size) = arguments.micro_batch.filter(|&size| size != imported.plan.layout.micro_batch) {
+        let own = imported.plan.layout.micro_batch;
+        let message =
+            format!("the file states its micro-batch, {own}, and `--micro-batch` is {size}; hint: leave one of them out");
+        return Err(Failure::in_file(path, &message));
+    }
     let model = model(arguments, &imported, path)?;
     let plan = Plan { overlap: usual_overlap(&imported.plan.stack).unwrap_or_default(), ..imported.plan };
     let settings = Settings { unread: imported.unread, assumed: imported.assumed, without_effect: imported.without_effect };
@@ -305,6 +311,12 @@ fn model(arguments: &Arguments, imported: &ImportedPlan, path: &Path) -> Result<
         }
     };
     let stated = imported.sequence.filter(|_| imported.model.is_none());
+    let own = imported.model.as_ref().and_then(|model| model.sample().tokens()).map(|(length, _)| length).or(stated);
+    if let (Some(length), Some(own)) = (arguments.sequence, own)
+        && length != own
+    {
+        output::note(&format!("samples have {length} positions by `--sequence`, and {own} in the file"));
+    }
     let model = match arguments.sequence.or(stated) {
         None => model,
         Some(length) => model

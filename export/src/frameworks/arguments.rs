@@ -40,10 +40,11 @@ pub fn words(text: &str) -> Vec<String> {
 ///
 /// # Errors
 /// If a word belongs to no flag.
-pub(super) fn flags(text: &str) -> Result<Stated, FrameworkError> {
+pub(super) fn flags(text: &str, ranks: usize) -> Result<Stated, FrameworkError> {
+    let started = shell::launch(text)?;
     let mut values: Map<String, Value> = Map::new();
     let mut last: Option<String> = None;
-    for word in shell::launch(text)? {
+    for word in started.arguments {
         match word.strip_prefix("--") {
             Some(flag) if !flag.is_empty() => {
                 let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
@@ -71,5 +72,9 @@ pub(super) fn flags(text: &str) -> Result<Stated, FrameworkError> {
             }
         }
     }
-    Ok(Stated::new(values, Notation::Flags))
+    let mut stated = Stated::new(values, Notation::Flags);
+    if let Some(own) = started.ranks.filter(|&own| own != ranks) {
+        stated.assume(format!("the script starts {own} ranks, and the topology has {ranks} devices, which the plan uses"));
+    }
+    Ok(stated)
 }

@@ -1,5 +1,5 @@
-//! PyTorch's FSDP as Hugging Face's libraries configure it: the words of `fsdp`, and the settings of
-//! `fsdp_config`, which Accelerate writes with a prefix.
+//! PyTorch's FSDP as Hugging Face's libraries configure it: the words of `fsdp`, and the settings
+//! of `fsdp_config`, which Accelerate writes with a prefix.
 
 use super::FrameworkError;
 use super::stated::Stated;

@@ -246,8 +246,7 @@ fn read_optimizer(stated: &mut Stated, plan: &mut Plan) -> Result<(), FrameworkE
     plan.optimizer = match optimizer.as_deref() {
         Some("sgd") => Optimizer::Sgd,
         Some(name)
-            if !(name.starts_with("adamw_torch") && !name.contains("bit"))
-                && !matches!(name, "adamw_hf" | "adamw_apex_fused") =>
+            if (!name.starts_with("adamw_torch") || name.contains("bit")) && !matches!(name, "adamw_hf" | "adamw_apex_fused") =>
         {
             return Err(stated.unknown("optim", "optimizers: adamw_torch, adamw_torch_fused, sgd"));
         }

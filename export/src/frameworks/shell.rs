@@ -11,18 +11,18 @@ use std::collections::BTreeMap;
 
 /// The words of the command that starts a job, after the name of its Python script; or all words,
 /// where the text is a list of arguments.
-pub(super) fn launch(text: &str) -> Result<Vec<String>, FrameworkError> {
+pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
     let mut script = Script::default();
     script.read(lexer::tokens(text));
     if script.launches.is_empty() {
-        return Ok(script.arguments);
+        return Ok(Started { arguments: script.arguments, ranks: None });
     }
     let is_training = |launch: &&Launch| launch.script.contains("train");
     let of_training: Vec<&Launch> = script.launches.iter().filter(is_training).collect();
     let mut chosen = if of_training.is_empty() { script.launches.iter().collect() } else { of_training };
     chosen.dedup_by(|one, other| one.arguments == other.arguments);
     match chosen[..] {
-        [only] => Ok(only.arguments.clone()),
+        [only] => Ok(Started { arguments: only.arguments.clone(), ranks: only.ranks }),
         _ => Err(FrameworkError::Form {
             reason: format!("the script starts {} different jobs", chosen.len()),
             hint: "give the one command that you mean, with its arguments".into(),
@@ -30,11 +30,33 @@ pub(super) fn launch(text: &str) -> Result<Vec<String>, FrameworkError> {
     }
 }
 
+/// A job that a script starts.
+pub(super) struct Started {
+    /// The words behind the name of its Python script.
+    pub(super) arguments: Vec<String>,
+    /// The ranks that `torchrun` starts, if its words are numbers.
+    pub(super) ranks: Option<usize>,
+}
+
 /// A command that starts a Python script.
 #[derive(Debug)]
 struct Launch {
     script: String,
     arguments: Vec<String>,
+    ranks: Option<usize>,
+}
+
+/// The ranks that a launcher's words ask for.
+fn ranks_of(words: &[String]) -> Option<usize> {
+    let value = |name: &str| {
+        let place = words.iter().position(|word| {
+            word.trim_start_matches('-').replace('_', "-").split('=').next() == Some(name) && word.starts_with('-')
+        })?;
+        let word = words.get(place)?;
+        word.split_once('=').map_or_else(|| words.get(place + 1)?.parse().ok(), |(_, value)| value.parse::<usize>().ok())
+    };
+    let nodes = if words.iter().any(|word| word.starts_with("--nnodes")) { value("nnodes")? } else { 1 };
+    value("nproc-per-node")?.checked_mul(nodes)
 }
 
 /// What has been read of a script.
@@ -136,7 +158,8 @@ impl Script {
         let arguments = words.get(place + 1..).unwrap_or_default().to_vec();
         if arguments.iter().any(|word| word.starts_with("--") || word.starts_with('$')) {
             let script = words.get(place).cloned().unwrap_or_default();
-            self.launches.push(Launch { script, arguments });
+            let ranks = ranks_of(words.get(..place).unwrap_or_default());
+            self.launches.push(Launch { script, arguments, ranks });
         }
     }
 

@@ -59,6 +59,76 @@ pub enum ConfigError {
     },
 }
 
+/// Parts of names of fields that may decide sizes, operators or results. Other fields that no reader
+/// knows are of tokenizers, generation and tools, and are noted.
+const DECIDING: [&str; 50] = [
+    "act",
+    "attention",
+    "attn",
+    "audio",
+    "bias",
+    "block",
+    "cap",
+    "chunk",
+    "conv",
+    "depth",
+    "dim",
+    "dropout",
+    "embed",
+    "eps",
+    "expert",
+    "factor",
+    "ffn",
+    "freq",
+    "gate",
+    "group",
+    "head",
+    "hidden",
+    "hybrid",
+    "image",
+    "kernel",
+    "layer",
+    "linear",
+    "lora",
+    "mamba",
+    "mlp",
+    "moe",
+    "mtp",
+    "multiplier",
+    "nextn",
+    "norm",
+    "num",
+    "pattern",
+    "position",
+    "rank",
+    "ratio",
+    "rope",
+    "rotary",
+    "rout",
+    "scal",
+    "shared",
+    "size",
+    "sparse",
+    "state",
+    "vocab",
+    "window",
+];
+
+fn may_decide(field: &str) -> bool {
+    let name = field.to_ascii_lowercase();
+    DECIDING.iter().any(|part| name.contains(part))
+}
+
+/// Whether a value says that something is not there.
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.is_empty(),
+        _ => false,
+    }
+}
+
 fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
@@ -447,8 +517,12 @@ impl Fields {
 
     /// Returns the notes if every field has been read.
     pub(super) fn finish(mut self, unknown: Unknown) -> Result<Vec<String>, ConfigError> {
-        let unread = self.object.iter().filter(|(name, value)| !self.read.contains(*name) && !value.is_null());
-        let names: Vec<String> = unread.map(|(name, _)| name.clone()).collect();
+        let unread = self.object.iter().filter(|(name, value)| !self.read.contains(*name) && !is_off(value));
+        let (names, others): (Vec<String>, Vec<String>) =
+            unread.map(|(name, _)| name.clone()).partition(|name| unknown == Unknown::Noted || may_decide(name));
+        if !others.is_empty() {
+            self.note(format!("not understood, and taken for fields without effect on a step: {}", quoted(&others)));
+        }
         if names.is_empty() {
             return Ok(self.notes);
         }

@@ -1,5 +1,6 @@
 //! Makes the text of a topology file from Slurm's nodes.
 
+use super::link_rates::peers_of;
 use super::slurm::SlurmNode;
 use super::written::{noted, slot_rate};
 use super::{ImportError, ImportOptions, library_device, library_devices, unknown_device};
@@ -54,6 +55,15 @@ pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, I
         };
         let device = library_device(&kind)?;
         let link = match device.link {
+            // AMD's links join each two devices of a node.
+            Some(link) if device.name.starts_with("mi") => {
+                let share = (devices.saturating_sub(1) as f64 / peers_of(&device) as f64).clamp(0.0, 1.0);
+                if devices > 1 {
+                    format!("nvlink-mesh-{}GB/s", link.value() * share / 1e9)
+                } else {
+                    format!("pcie-{}GB/s", slot_rate(&device))
+                }
+            }
             Some(link) => format!("nvswitch-{}GB/s", link.value() / 1e9),
             None if node.gpus().is_some() => format!("pcie-{}GB/s", slot_rate(&device)),
             None => "shared-memory-10GB/s".into(),

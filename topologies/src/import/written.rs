@@ -16,12 +16,22 @@ pub(super) fn slot_rate(kind: &DeviceKind) -> f64 {
 
 /// Writes the topology file and checks that it reads back.
 pub(super) fn write(machine: Machine, options: &ImportOptions) -> Result<String, ImportError> {
-    let Some(device) = options.device.clone().or(machine.device) else {
+    let Some(device) = options.device.clone().or(machine.device.clone()) else {
         let why = machine.seen.map_or(String::new(), |seen| format!(" (the text says {seen})"));
         return Err(unknown_device(why));
     };
     let kind = library_device(&device)?;
     let mut notes = machine.notes;
+    if let (Some(stated), Some(seen)) = (&options.device, &machine.device)
+        && stated != seen
+    {
+        notes.push(format!("the text says {seen}, which `--device {stated}` replaces"));
+    }
+    if let (Some(stated), Some(seen)) = (&options.nic_bandwidth, &machine.nic_bandwidth)
+        && stated != seen
+    {
+        notes.push(format!("the text says NICs of {seen}, which `--nic-bandwidth {stated}` replaces"));
+    }
     let of_links = |links: usize| {
         let rate = links as f64 * link_rate(&kind);
         // More links than the device has means that some were counted twice.

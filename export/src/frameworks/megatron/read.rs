@@ -175,7 +175,7 @@ const REFUSED: [&str; 16] = [
 
 pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
     let ranks = surroundings.ranks;
-    let mut stated = flags(text)?;
+    let mut stated = flags(text, ranks)?;
     if stated.is_empty() {
         return Err(FrameworkError::Form {
             reason: "there are no arguments of Megatron-LM".into(),
@@ -195,7 +195,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     stated.neutral(&NEUTRAL);
     let mut layout = read_layout(&mut stated, ranks)?;
     layout.recompute = read_recompute(&mut stated)?;
-    let plan = read_training(&mut stated, layout)?;
+    let plan = read_training(&mut stated, layout, surroundings)?;
     if model.is_some() && !sequence_is_stated {
         return Err(impossible("there is no `--seq-length`".into(), "add it: Megatron demands the length of a sample"));
     }
@@ -323,10 +323,10 @@ fn read_recompute(stated: &mut Stated) -> Result<Recompute, FrameworkError> {
     }
 }
 
-fn read_training(stated: &mut Stated, layout: Layout) -> Result<Plan, FrameworkError> {
+fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surroundings<'_>) -> Result<Plan, FrameworkError> {
     let usual = Training::default();
     stated.rename("batch-size", "micro-batch-size")?;
-    let micro_batch = match stated.size("micro-batch-size")? {
+    let micro_batch = match stated.size("micro-batch-size")?.or(surroundings.micro_batch) {
         Some(size) => size,
         None => {
             stated.assume("`micro_batch` 1: there is no `--micro-batch-size`, which Megatron demands");

@@ -124,7 +124,8 @@ fn read_layout(text: &str) -> Result<Vec<usize>, FrameworkError> {
         reason: format!("`--pipeline-model-parallel-layout {text}`: {reason}"),
         hint: "write chunks of E, t, L and their numbers, such as `Et*3|t*4|t*3L`".into(),
     };
-    text.replace(',', "")
+    repeated(&text.replace([',', ' '], ""))
+        .ok_or_else(|| wrong("a bracket is not closed, or repeated too often".into()))?
         .split('|')
         .map(|chunk| {
             let mut blocks = 0usize;
@@ -148,4 +149,24 @@ fn read_layout(text: &str) -> Result<Vec<usize>, FrameworkError> {
             Ok(blocks)
         })
         .collect()
+}
+
+/// The layout with its brackets written out: `(tt|)*2` is `tt|tt|`. `None` if one is not closed.
+fn repeated(text: &str) -> Option<String> {
+    // Longer than the layout of any model.
+    const LONGEST: usize = 1 << 16;
+    let Some(close) = text.find(')') else { return (!text.contains('(')).then(|| text.into()) };
+    let open = text.get(..close)?.rfind('(')?;
+    let (inner, rest) = (text.get(open + 1..close)?, text.get(close + 1..)?);
+    let (times, rest) = match rest.strip_prefix('*') {
+        None => (1, rest),
+        Some(number) => {
+            let digits = number.len() - number.trim_start_matches(|one: char| one.is_ascii_digit()).len();
+            (number.get(..digits)?.parse::<usize>().ok()?, number.get(digits..)?)
+        }
+    };
+    if inner.len().checked_mul(times)? > LONGEST || text.len() > LONGEST {
+        return None;
+    }
+    repeated(&format!("{}{}{rest}", text.get(..open)?, inner.repeat(times)))
 }

@@ -109,7 +109,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     let (model, unknown_model) = read_model(&mut stated)?;
     let blocks = model.as_ref().and_then(Model::repeated_layers).map(|layers| layers + 2);
     let layout = read_layout(&mut stated, surroundings.ranks, blocks)?;
-    let plan = read_training(&mut stated, layout)?;
+    let plan = read_training(&mut stated, layout, surroundings)?;
     let account = finish(stated)?;
     Ok(ImportedPlan { model, unknown_model, ..ImportedPlan::new(plan, account) })
 }
@@ -315,8 +315,9 @@ fn split(stated: &Stated, points: &[Value], blocks: Option<usize>) -> Result<Vec
     sizes.ok_or_else(|| stated.wrong(NAME, "in the order of the model's layers"))
 }
 
-fn read_training(stated: &mut Stated, layout: Layout) -> Result<Plan, FrameworkError> {
-    let local = match stated.size("training.local_batch_size")? {
+fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surroundings<'_>) -> Result<Plan, FrameworkError> {
+    let own = surroundings.micro_batch.filter(|_| layout.pipeline == 1);
+    let local = match stated.size("training.local_batch_size")?.or(own) {
         Some(local) => local,
         None => {
             stated.assume("`micro_batch` 8: torchtitan's default of `local_batch_size`");
