@@ -8,6 +8,7 @@
 
 mod accelerate;
 mod arguments;
+mod deciding;
 mod deepspeed;
 mod fsdp;
 mod hf_trainer;

@@ -73,6 +73,7 @@ pub(super) fn flags(text: &str, ranks: usize) -> Result<Stated, FrameworkError> 
         }
     }
     let mut stated = Stated::new(values, Notation::Flags);
+    started.notes.into_iter().for_each(|note| stated.assume(note));
     if let Some(own) = started.ranks.filter(|&own| own != ranks) {
         stated.assume(format!("the script starts {own} ranks, and the topology has {ranks} devices, which the plan uses"));
     }

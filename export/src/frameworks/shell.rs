@@ -6,6 +6,7 @@
 mod lexer;
 
 use super::FrameworkError;
+use super::deciding::may_decide;
 use lexer::{Piece, Token, Word};
 use std::collections::BTreeMap;
 
@@ -15,14 +16,14 @@ pub(super) fn launch(text: &str) -> Result<Started, FrameworkError> {
     let mut script = Script::default();
     script.read(lexer::tokens(text));
     if script.launches.is_empty() {
-        return Ok(Started { arguments: script.arguments, ranks: None });
+        return Ok(Started { arguments: script.arguments, ranks: None, notes: script.notes });
     }
     let is_training = |launch: &&Launch| launch.script.contains("train");
     let of_training: Vec<&Launch> = script.launches.iter().filter(is_training).collect();
     let mut chosen = if of_training.is_empty() { script.launches.iter().collect() } else { of_training };
     chosen.dedup_by(|one, other| one.arguments == other.arguments);
     match chosen[..] {
-        [only] => Ok(Started { arguments: only.arguments.clone(), ranks: only.ranks }),
+        [only] => Ok(Started { arguments: only.arguments.clone(), ranks: only.ranks, notes: script.notes.clone() }),
         _ => Err(FrameworkError::Form {
             reason: format!("the script starts {} different jobs", chosen.len()),
             hint: "give the one command that you mean, with its arguments".into(),
@@ -36,6 +37,8 @@ pub(super) struct Started {
     pub(super) arguments: Vec<String>,
     /// The ranks that `torchrun` starts, if its words are numbers.
     pub(super) ranks: Option<usize>,
+    /// What is left out, a sentence each.
+    pub(super) notes: Vec<String>,
 }
 
 /// A command that starts a Python script.
@@ -68,6 +71,8 @@ struct Script {
     /// Words of lines that begin with a flag.
     arguments: Vec<String>,
     launches: Vec<Launch>,
+    /// What is left out, a sentence each.
+    notes: Vec<String>,
 }
 
 impl Script {
@@ -126,8 +131,13 @@ impl Script {
 
     fn assign(&mut self, name: &str, mut value: Vec<String>, adds: bool) {
         if self.depth > 0 {
-            // The branch may not be taken.
-            self.variables.remove(name);
+            // The branch may not be taken. What it adds is left out if it decides nothing.
+            let flags: Vec<&str> = value.iter().map(String::as_str).filter(|word| word.starts_with("--")).collect();
+            if adds && !flags.is_empty() && !flags.iter().any(|flag| may_decide(flag)) {
+                self.notes.push(format!("a branch of the script adds {}, which are left out", flags.join(", ")));
+            } else {
+                self.variables.remove(name);
+            }
             return;
         }
         if adds && let Some(before) = self.variables.get(name) {

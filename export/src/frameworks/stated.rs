@@ -4,6 +4,7 @@
 //! rest, so that nothing vanishes. It must not know a framework.
 
 use super::FrameworkError;
+use super::deciding::may_decide;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -38,56 +39,6 @@ pub(super) struct Stated {
     taken: BTreeSet<String>,
     account: Account,
 }
-
-/// Parts of names of settings that decide model, layout, precision, optimizer or memory. A setting
-/// that no reader knows is refused if its name has one of them, since the plan would be of another
-/// job.
-const DECIDING: [&str; 44] = [
-    "accum",
-    "activation",
-    "adapter",
-    "attention",
-    "autocast",
-    "batch",
-    "bf16",
-    "bits",
-    "checkpointing",
-    "dtype",
-    "expert",
-    "experimental",
-    "float8",
-    "fp16",
-    "fp4",
-    "fp8",
-    "freeze",
-    "fsdp",
-    "heads",
-    "hidden-size",
-    "hybrid",
-    "latent",
-    "layers",
-    "load-in",
-    "lora",
-    "mamba",
-    "microbatch",
-    "moe",
-    "mtp",
-    "num-layers",
-    "offload",
-    "optim",
-    "parallel",
-    "peft",
-    "pipeline",
-    "precision",
-    "quant",
-    "query-groups",
-    "recompute",
-    "seq",
-    "shard",
-    "vocab",
-    "window",
-    "zero",
-];
 
 impl Stated {
     /// The settings of an object, nested ones under dotted paths.
@@ -346,11 +297,10 @@ impl Stated {
     pub(super) fn finish(mut self) -> Result<Account, FrameworkError> {
         let rest: Vec<String> = self.settings.keys().filter(|path| !self.taken.contains(*path)).cloned().collect();
         for path in rest {
-            let name = path.to_ascii_lowercase().replace('_', "-");
             let value = self.settings.get(&path).cloned().unwrap_or_default();
             if is_off(&value) {
                 self.account.without_effect.push(self.written(&path));
-            } else if DECIDING.iter().any(|part| name.contains(part)) {
+            } else if may_decide(&path) {
                 let reason = format!(
                     "{} is not read, and it may decide model, layout, precision, optimizer or memory",
                     self.written(&path)

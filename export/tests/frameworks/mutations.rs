@@ -222,6 +222,13 @@ fn a_published_script_is_read_as_its_shell_expands_it() {
     assert_eq!(plan.precision, DataType::Bf16);
     let decoder = model.and_then(|model| model.as_decoder()).expect("a decoder");
     assert_eq!((decoder.layers, decoder.mixtures.map(|mixtures| mixtures.experts)), (12, Some(8)));
+    // What a branch adds is left out and said if it decides nothing, and an error otherwise.
+    let adding =
+        |words: &str| MEGATRON.replace("torchrun", &format!("if [ -n \"$W\" ]; then\n MOE_ARGS+=(\n{words}\n)\nfi\ntorchrun"));
+    let with_more = imported(&adding("--wandb-project ${P:-x}"), PlanForm::MegatronArguments);
+    assert_eq!(with_more.plan, plan);
+    assert!(with_more.assumed.iter().any(|note| note.contains("--wandb-project")), "{:?}", with_more.assumed);
+    read(&adding("--moe-extended-tp"), PlanForm::MegatronArguments).expect_err("it decides the layout");
     // What a branch assigns is not known.
     let branch = MEGATRON.replace("TP=${TP:-2}", "if [ -n \"$BIG\" ]; then TP=8; fi");
     let error = read(&branch, PlanForm::MegatronArguments).expect_err("unknown");
