@@ -127,7 +127,11 @@ impl JsonSchema for ModelReference {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"anyOf": [{"type": "string"}, generator.subschema_for::<Model>()]})
+        let based = json_schema!({
+            "description": "A model of the library with other sizes: its name, and the fields that differ.",
+            "type": "object", "properties": {"base": {"type": "string"}}, "required": ["base"], "additionalProperties": true
+        });
+        json_schema!({"anyOf": [{"type": "string"}, based, generator.subschema_for::<Model>()]})
     }
 
     fn inline_schema() -> bool {

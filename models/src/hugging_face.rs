@@ -131,7 +131,7 @@ fn read(
     unknown: Unknown,
 ) -> Result<ImportedModel, ConfigError> {
     let left_out = images_and_text::keep_text(&mut object)?;
-    let nearest = nearest::model_file(&object);
+    let nearest = nearest::nearest(&object);
     let mut fields = Fields::new(object, sequence)?;
     if let Some(note) = left_out {
         fields.note(note);
@@ -139,9 +139,8 @@ fn read(
     let model_type = fields.model_type().to_string();
     let Some((_, planned, read)) = READERS.iter().find(|(name, _, _)| *name == model_type) else {
         let hint = match nearest {
-            Some(file) => format!(
-                "`foretell import hf-config FILE --as llama` reads what it shares with that type, or with another that can be read; the \
-                 model file that comes nearest: {file}"
+            Some((like, file)) => format!(
+                "`foretell import hf-config FILE --as {like}` reads what it shares with that type; the model file that comes nearest: {file}"
             ),
             None => format!("types that can be: {}", hugging_face_types().collect::<Vec<_>>().join(", ")),
         };

@@ -70,7 +70,7 @@ fn a_value_that_no_graph_expresses_is_refused() {
         ("deepseek-v3", "topk_method", json!("greedy"), "`topk_method: \"greedy\"`"),
         ("deepseek-v2", "topk_method", json!("lazy"), "`topk_method: \"lazy\"`"),
         ("llama", "rope_parameters", json!({"rope_theta": 1e4, "mrope_section": [2]}), "`rope_parameters.mrope_section` is not"),
-        ("bert", "model_type", json!("albert"), "comes nearest: {family: decoder, layers: 3, hidden: 64, heads: 4, ffn: 160"),
+        ("bert", "model_type", json!("albert"), "comes nearest: {family: bert, layers: 3, hidden: 64, heads: 4, ffn: 160"),
         ("resnet", "model_type", json!("albert"), "types that can be: gpt2, llama"),
     ];
     for (name, field, value, expected) in changes {
@@ -329,6 +329,16 @@ fn an_unknown_type_is_read_as_another_where_that_is_asked_for() {
     config["number_of_gears"] = json!(5);
     let error = from_hugging_face(&config.to_string(), None).expect_err("no reader").to_string();
     assert!(error.contains("--as llama") && error.contains("{family: decoder, layers: 3,"), "{error}");
+    for (fields, expected) in [
+        (json!({"num_local_experts": 8, "num_experts_per_tok": 2}), "--as mixtral` reads"),
+        (json!({"num_local_experts": 8, "experts_per_token": 2}), "mixtures: {experts: 8, top_k: 2, ffn: 160}"),
+        (json!({"model_type": "modernbert"}), "--as bert` reads"),
+    ] {
+        let mut other = config.clone();
+        other.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+        let error = from_hugging_face(&other.to_string(), None).expect_err("no reader").to_string();
+        assert!(error.contains(expected), "{error}");
+    }
     let imported = from_hugging_face_as(&config.to_string(), None, "llama").expect("it is asked for");
     assert_eq!(imported.model, model);
     assert!(imported.notes.iter().any(|note| note.contains("`number_of_gears`")), "{:?}", imported.notes);

@@ -221,6 +221,15 @@ impl Stated {
         }
     }
 
+    /// Notes settings that change when something is done, and not what, unless they are switched off.
+    pub(super) fn noted(&mut self, names: &[&str]) {
+        for name in names {
+            if self.settings.get(*name).is_some_and(|value| !is_off(value)) && self.taken.insert((*name).into()) {
+                self.in_part(name);
+            }
+        }
+    }
+
     /// Marks a setting as taken if it has its default.
     pub(super) fn usual(&mut self, name: &str, default: &Value) {
         let is_same = |value: &&Value| *value == default || (value.is_number() && value.as_f64() == default.as_f64());

@@ -3,7 +3,7 @@
 use super::link_rates::peers_of;
 use super::slurm::SlurmNode;
 use super::written::{noted, slot_rate};
-use super::{ImportError, ImportOptions, library_device, library_devices, unknown_device};
+use super::{ImportError, ImportOptions, library_device, library_devices, plain, unknown_device};
 use crate::topology::Topology;
 use std::collections::BTreeSet;
 
@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 /// # Errors
 /// As [`from_smi_topo`]; also if a node has GPUs of several types, or no node takes jobs.
 pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, ImportError> {
-    let all = SlurmNode::parse_all(text)?;
+    let all = SlurmNode::parse_all(&plain(text))?;
     let nodes: Vec<&SlurmNode> = all.iter().filter(|node| node.takes_jobs()).collect();
     let left_out = all.len() - nodes.len();
     if nodes.is_empty() {

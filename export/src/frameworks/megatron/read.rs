@@ -12,7 +12,7 @@ use serde_json::json;
 
 /// Switches that change neither the time of a step nor its memory, or only which kernels compute
 /// the same.
-const NEUTRAL_SWITCHES: [&str; 60] = [
+const NEUTRAL_SWITCHES: [&str; 63] = [
     "mock-data",
     "log-throughput",
     "log-timers-to-tensorboard",
@@ -30,6 +30,9 @@ const NEUTRAL_SWITCHES: [&str; 60] = [
     "no-save-optim",
     "no-save-rng",
     "finetune",
+    "use-cpu-initialization",
+    "apply-query-key-layer-scaling",
+    "no-query-key-layer-scaling",
     "use-mcore-models",
     "use-legacy-models",
     "use-flash-attn",
@@ -187,6 +190,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
         stated.flag(switch)?;
     }
     stated.neutral(&NEUTRAL_SWITCHES);
+    stated.noted(&["overlap-moe-expert-parallel-comm", "batch-p2p-communication", "delay-wgrad-compute", "tp-comm-overlap"]);
     // Each is said to decide something only where it differs from the default.
     for name in ["main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"] {
         stated.usual(name, &json!("fp32"));

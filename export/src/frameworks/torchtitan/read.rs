@@ -103,6 +103,7 @@ pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> R
     }
     stated.refuse(&REFUSED, "no plan expresses it, and it decides layout, optimizer or memory")?;
     stated.neutral(&NEUTRAL);
+    stated.noted(&["parallelism.enable_async_tensor_parallel", "parallelism.context_parallel_load_balancer"]);
     if stated.is_on("compile.enable")? {
         stated.assume("`compile.enable`: kernels are those that the stack `torchtitan` is fitted to");
     }
