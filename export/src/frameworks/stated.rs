@@ -221,7 +221,8 @@ impl Stated {
         }
     }
 
-    /// Notes settings that change when something is done, and not what, unless they are switched off.
+    /// Notes settings that change when something is done, and not what, unless they are switched
+    /// off.
     pub(super) fn noted(&mut self, names: &[&str]) {
         for name in names {
             if self.settings.get(*name).is_some_and(|value| !is_off(value)) && self.taken.insert((*name).into()) {

@@ -59,8 +59,8 @@ pub enum ConfigError {
     },
 }
 
-/// Parts of names of fields that may decide sizes, operators or results. Other fields that no reader
-/// knows are of tokenizers, generation and tools, and are noted.
+/// Parts of names of fields that may decide sizes, operators or results. Other fields that no
+/// reader knows are of tokenizers, generation and tools, and are noted.
 const DECIDING: [&str; 50] = [
     "act",
     "attention",
