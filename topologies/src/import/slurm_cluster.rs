@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 /// their number.
 ///
 /// # Errors
-/// As [`from_smi_topo`]; also if a node has GPUs of several types, or no node takes jobs.
+/// As [`super::from_smi_topo`]; also if a node has GPUs of several types, or no node takes jobs.
 pub fn from_slurm_nodes(text: &str, options: &ImportOptions) -> Result<String, ImportError> {
     let all = SlurmNode::parse_all(&plain(text))?;
     let nodes: Vec<&SlurmNode> = all.iter().filter(|node| node.takes_jobs()).collect();
