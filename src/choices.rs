@@ -490,7 +490,9 @@ impl From<OptimizerName> for Optimizer {
     }
 }
 
-fn usual_precision(topology: &Topology) -> DataType {
+/// The precision of a plan that states none: fp32 on CPUs, bf16 where every device has it, else
+/// fp16.
+pub fn usual_precision(topology: &Topology) -> DataType {
     let kinds = topology.device_kinds();
     if kinds.iter().any(|kind| kind.architecture == Architecture::Cpu) {
         return DataType::Fp32;

@@ -2,6 +2,7 @@
 //! another kind. Only for messages: a file that can be read never comes here.
 
 use crate::failure::Failure;
+use foretell_export::PlanForm;
 use serde_json::{Map, Value};
 use std::path::Path;
 
@@ -39,11 +40,7 @@ const NODES: Kind = ("Slurm's list of nodes", "use `foretell import slurm-nodes`
 const NVIDIA: Kind = ("the output of `nvidia-smi topo -m`", "use `foretell import nvidia-smi-topo`", None);
 const ROCM: Kind = ("the output of `rocm-smi`", "use `foretell import rocm-smi-topo`", None);
 const NCCL: Kind = ("NCCL's topology dump", "use `foretell import nccl-xml`", None);
-const ACCELERATE: Kind = (
-    "Accelerate's configuration",
-    "`foretell export --to accelerate` writes one; use `foretell import hf-trainer` to read a job",
-    None,
-);
+const ACCELERATE: Kind = ("Accelerate's configuration", "use `foretell import accelerate`", None);
 
 /// Replaces the failure of a file that is something else than what is wanted.
 pub fn explain(failure: Failure, text: &str, path: &Path, wanted: Wanted) -> Failure {
@@ -58,6 +55,25 @@ pub fn explain(failure: Failure, text: &str, path: &Path, wanted: Wanted) -> Fai
             Failure::in_file(path, &format!("this is {what}, and {asked} is asked for; hint: {hint}"))
         }
         _ => failure,
+    }
+}
+
+/// Refuses a file that is recognised as another kind than the form that it is imported as.
+pub fn refuse_other_kinds(text: &str, form: PlanForm, path: &Path) -> Result<(), Failure> {
+    let own = match form {
+        PlanForm::MegatronArguments => MEGATRON,
+        PlanForm::Torchtitan => TORCHTITAN,
+        PlanForm::Deepspeed => DEEPSPEED,
+        PlanForm::HuggingFaceTrainer => TRAINER,
+        PlanForm::Accelerate => ACCELERATE,
+    };
+    match recognise(text) {
+        // Scripts and lists of settings name each other's words.
+        Some(kind) if kind != own && ![MEGATRON, TORCHTITAN, SBATCH].contains(&kind) => {
+            let (what, hint, _) = kind;
+            Err(Failure::in_file(path, &format!("this is {what}, and {} is asked for; hint: {hint}", own.0)))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -180,7 +196,7 @@ mod tests {
             ("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV12\t0-31\n", "import nvidia-smi-topo"),
             ("======= ROCm System Management Interface =======\n", "import rocm-smi-topo"),
             ("<system version=\"1\"></system>", "import nccl-xml"),
-            ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "export --to accelerate"),
+            ("compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\n", "import accelerate"),
         ];
         for (text, expected) in cases {
             for wanted in [Wanted::Model, Wanted::Topology, Wanted::Plan, Wanted::Profile] {

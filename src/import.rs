@@ -2,12 +2,15 @@
 
 pub mod kineto;
 
+use crate::choices::usual_precision;
 use crate::failure::Failure;
-use crate::inputs;
+use crate::foreign;
+use crate::inputs::{self, NamedModel};
 use crate::output;
 use crate::plan_file::{ModelReference, PlanFile, usual_overlap};
 use clap::{Args, ValueEnum};
-use foretell_export::{PlanForm, import_plan};
+use foretell_export::{ImportedPlan, PlanForm, Surroundings, check_stack, import_plan};
+use foretell_models::Model;
 use foretell_program::Plan;
 use foretell_topologies::{ImportOptions, TopologyReference, from_nccl_xml, from_rocm_topo, from_slurm_nodes, from_smi_topo};
 use schemars::JsonSchema;
@@ -37,13 +40,21 @@ pub struct Arguments {
     /// Rate of one NIC, if the file does not state it
     #[arg(long, value_name = "RATE")]
     nic_bandwidth: Option<String>,
-    /// Positions of a sample; default for `hf-config`: the most that the file allows
+    /// Positions of a sample [default: as the file or the model says; for `hf-config` the most that
+    /// it allows]
     #[arg(long, value_name = "N")]
     sequence: Option<usize>,
     /// The plan's model, if the file does not describe it: a zoo name or a model file
     #[arg(long)]
     model: Option<String>,
-    /// The plan's cluster: a library name or a topology file
+    /// Read a `config.json` as one of another model type, such as `llama`, where its own cannot be
+    /// read
+    #[arg(long = "as", value_name = "TYPE")]
+    like: Option<String>,
+    /// Samples of a micro-batch, if the file leaves them to a training script
+    #[arg(long, value_name = "N")]
+    micro_batch: Option<usize>,
+    /// The plan's cluster: a library name, a topology file, or devices such as `8xh100`
     #[arg(long)]
     topology: Option<String>,
     /// Number of nodes of the topology's node template
@@ -84,8 +95,11 @@ enum Form {
     TorchtitanToml,
     /// DeepSpeed's configuration
     DeepspeedJson,
-    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON
+    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON or YAML, also of TRL,
+    /// LLaMA-Factory and Axolotl
     HfTrainer,
+    /// Accelerate's configuration
+    Accelerate,
     /// Traces of PyTorch's profiler: a profile, and with `--run` a measured run
     Kineto,
 }
@@ -98,8 +112,14 @@ impl Form {
             Form::TorchtitanToml => Some(PlanForm::Torchtitan),
             Form::DeepspeedJson => Some(PlanForm::Deepspeed),
             Form::HfTrainer => Some(PlanForm::HuggingFaceTrainer),
+            Form::Accelerate => Some(PlanForm::Accelerate),
             _ => None,
         }
+    }
+
+    /// Whether it becomes a topology.
+    fn is_topology(self) -> bool {
+        matches!(self, Form::NvidiaSmiTopo | Form::NcclXml | Form::RocmSmiTopo | Form::SlurmNodes)
     }
 }
 
@@ -109,6 +129,32 @@ impl Arguments {
         match self.files.as_slice() {
             [file] => Ok(file),
             _ => Err(Failure::Input("this format is read from one file; hint: give one file, or import `kineto`".into())),
+        }
+    }
+
+    /// Refuses options that have no effect on this form.
+    fn check_options(&self) -> Result<(), Failure> {
+        let (is_plan, is_topology) = (self.form.plan().is_some(), self.form.is_topology());
+        let is_kineto = self.form == Form::Kineto;
+        let options = [
+            ("--device", self.device.is_some(), is_topology),
+            ("--nic-bandwidth", self.nic_bandwidth.is_some(), is_topology),
+            ("--sequence", self.sequence.is_some(), is_plan || self.form == Form::HfConfig),
+            ("--as", self.like.is_some(), self.form == Form::HfConfig),
+            ("--model", self.model.is_some(), is_plan),
+            ("--micro-batch", self.micro_batch.is_some(), is_plan),
+            ("--topology", self.topology.is_some(), is_plan),
+            ("--nodes", self.nodes.is_some(), is_plan),
+            ("--plan", self.plan.is_some(), is_kineto),
+            ("--run", self.run.is_some(), is_kineto),
+            ("--profile", self.profile.is_some(), is_kineto),
+        ];
+        match options.into_iter().find(|(_, is_given, has_effect)| *is_given && !has_effect) {
+            None => Ok(()),
+            Some((name, ..)) => {
+                let form = self.form.to_possible_value().map_or_else(String::new, |form| form.get_name().to_string());
+                Err(Failure::Input(format!("`{name}` has no effect on an import of `{form}`; hint: leave it out")))
+            }
         }
     }
 }
@@ -129,28 +175,39 @@ pub struct ImportAnswer {
     file: Option<PathBuf>,
     /// Settings that were not understood and may change time or memory.
     unread: Vec<String>,
+    /// Values that the file leaves open, with their source, a sentence each.
+    assumed: Vec<String>,
+    /// Settings at their default, switched off, or without effect on a step.
+    without_effect: Vec<String>,
+}
+
+/// What became of a file's settings, beside the plan.
+#[derive(Default)]
+struct Settings {
+    unread: Vec<String>,
+    assumed: Vec<String>,
+    without_effect: Vec<String>,
 }
 
 /// Runs the command.
 pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
+    arguments.check_options()?;
     if arguments.form == Form::Kineto {
         return kineto::run(arguments, json);
     }
     let file = arguments.file()?;
     let text = if arguments.form == Form::Onnx { String::new() } else { inputs::read(file)? };
-    let mut unread = Vec::new();
+    let mut settings = Settings::default();
     let (what, imported) = match (arguments.form, arguments.form.plan()) {
         (_, Some(form)) => {
-            let (yaml, ignored) = plan(arguments, &text, form)?;
-            unread = ignored;
+            let (yaml, others) = plan(arguments, &text, form)?;
+            settings = others;
             ("plan", yaml)
         }
-        (Form::NvidiaSmiTopo | Form::NcclXml | Form::RocmSmiTopo | Form::SlurmNodes, _) => {
-            ("topology", topology(arguments, &text)?)
-        }
+        (form, _) if form.is_topology() => ("topology", topology(arguments, &text)?),
         (Form::Onnx, _) => ("model", inputs::ModelFile::to_yaml(&inputs::onnx(file)?.model)?),
         _ => {
-            let named = inputs::hugging_face(&text, file, arguments.sequence)?;
+            let named = inputs::hugging_face(&text, file, arguments.sequence, arguments.like.as_deref())?;
             ("model", inputs::ModelFile::to_yaml(&named.model)?)
         }
     };
@@ -163,41 +220,113 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         (true, path) => {
             let text = |kind| Some(imported.clone()).filter(|_| what == kind);
             let (model, topology, plan) = (text("model"), text("topology"), text("plan"));
-            output::json(&ImportAnswer { model, topology, plan, file: path.clone(), unread })
+            let Settings { unread, assumed, without_effect } = settings;
+            output::json(&ImportAnswer { model, topology, plan, file: path.clone(), unread, assumed, without_effect })
         }
         (false, Some(path)) => output::line(&format!("the {what} is in {}", path.display())),
         (false, None) => Ok(()),
     }
 }
 
-/// The text of a plan file, and the settings that were not understood.
-fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Vec<String>), Failure> {
+/// The text of a plan file, and what became of the settings.
+fn plan(arguments: &Arguments, text: &str, form: PlanForm) -> Result<(String, Settings), Failure> {
     let path = arguments.file()?;
+    foreign::refuse_other_kinds(text, form, path)?;
     let missing = |what: &str| Failure::Input(format!("`{}` does not say the {what}; hint: add `--{what}`", path.display()));
     let name = arguments.topology.as_deref().ok_or_else(|| missing("topology"))?;
     let topology = inputs::topology(name, arguments.nodes)?;
-    let imported = import_plan(text, form, topology.device_count()).map_err(|error| Failure::in_file(path, &error))?;
-    let model = match (&arguments.model, imported.model) {
-        (Some(name), _) => {
-            inputs::model(name)?;
-            ModelReference::Named(name.clone())
-        }
-        (None, Some(model)) => {
-            let known = foretell_models::Model::zoo().find(|(_, known)| *known == model);
-            known.map_or(ModelReference::InPlace(model), |(name, _)| ModelReference::Named(name.into()))
-        }
-        (None, None) => return Err(missing("model")),
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let surroundings = Surroundings {
+        ranks: topology.device_count(),
+        devices_per_node: topology.device_count() / topology.node_count().max(1),
+        precision: usual_precision(&topology),
+        micro_batch: arguments.micro_batch,
+        file: &|name| inputs::read(&folder.join(name)).ok(),
     };
-    for setting in &imported.unread {
-        output::note(&format!("not understood, and it may change time or memory: `{setting}`"));
+    let imported = import_plan(text, form, surroundings).map_err(|error| Failure::in_file(path, &error))?;
+    if let Some(size) = arguments.micro_batch.filter(|&size| size != imported.plan.layout.micro_batch) {
+        let own = imported.plan.layout.micro_batch;
+        let message =
+            format!("the file states its micro-batch, {own}, and `--micro-batch` is {size}; hint: leave one of them out");
+        return Err(Failure::in_file(path, &message));
     }
+    let model = model(arguments, &imported, path)?;
     let plan = Plan { overlap: usual_overlap(&imported.plan.stack).unwrap_or_default(), ..imported.plan };
+    let settings = Settings { unread: imported.unread, assumed: imported.assumed, without_effect: imported.without_effect };
+    settings.note();
     let mut file = PlanFile::new(model, TopologyReference::Named(name.into()), arguments.nodes, &plan);
     if let Some(folder) = arguments.output.as_ref().and_then(|path| path.parent()).filter(|folder| !folder.as_os_str().is_empty())
     {
-        file.relative_to(std::path::Path::new("."), folder)?;
+        file.relative_to(Path::new("."), folder)?;
     }
-    Ok((file.to_yaml()?, imported.unread))
+    Ok((file.to_yaml()?, settings))
+}
+
+impl Settings {
+    /// Prints what a user must know. Settings without effect are counted, and listed with `-v`.
+    fn note(&self) {
+        for setting in &self.unread {
+            output::note(&format!("not understood, and it may change time or memory: `{setting}`"));
+        }
+        for sentence in &self.assumed {
+            output::note(sentence);
+        }
+        if !self.without_effect.is_empty() {
+            output::note(&format!(
+                "settings without effect on a step, or at their default: {} (`-v` lists them)",
+                self.without_effect.len()
+            ));
+        }
+        for setting in &self.without_effect {
+            tracing::info!("without effect on a step, or at its default: {setting}");
+        }
+    }
+}
+
+/// The plan's model: what the file states, or what `--model` names. The stack's framework must take
+/// the plan.
+fn model(arguments: &Arguments, imported: &ImportedPlan, path: &Path) -> Result<ModelReference, Failure> {
+    let in_file = |message: String| Failure::in_file(path, &message);
+    let stated = imported.model.clone();
+    let (name, model) = match (&arguments.model, stated) {
+        (Some(name), stated) => {
+            let NamedModel { model, .. } = inputs::model(name)?;
+            let same = |stated: &Model| {
+                let (length, _) = stated.sample().tokens()?;
+                Some(model.with_sequence(length)? == *stated)
+            };
+            if stated.as_ref().is_some_and(|stated| same(stated) != Some(true)) {
+                return Err(in_file(format!("the file states its model, and it is not `{name}`; hint: leave out `--model`")));
+            }
+            (Some(name.clone()), stated.unwrap_or(model))
+        }
+        (None, Some(model)) => (None, model),
+        (None, None) => {
+            return Err(match &imported.unknown_model {
+                Some(name) => in_file(format!(
+                    "the file names the model {name}, which is not known here; hint: add `--model` with its `config.json` or a model file"
+                )),
+                None => Failure::Input(format!("`{}` does not say the model; hint: add `--model`", path.display())),
+            });
+        }
+    };
+    let stated = imported.sequence.filter(|_| imported.model.is_none());
+    let own = imported.model.as_ref().and_then(|model| model.sample().tokens()).map(|(length, _)| length).or(stated);
+    if let (Some(length), Some(own)) = (arguments.sequence, own)
+        && length != own
+    {
+        output::note(&format!("samples have {length} positions by `--sequence`, and {own} in the file"));
+    }
+    let model = match arguments.sequence.or(stated) {
+        None => model,
+        Some(length) => model
+            .with_sequence(length)
+            .ok_or_else(|| in_file("the model's samples are no sequences; hint: leave out the sequence's length".into()))?,
+    };
+    check_stack(&model, &imported.plan).map_err(|error| Failure::in_file(path, &error))?;
+    let by_path = name.filter(|name| inputs::model(name).is_ok_and(|named| named.model == model));
+    let known = by_path.or_else(|| Model::zoo().find(|(_, known)| *known == model).map(|(name, _)| name.into()));
+    Ok(known.map_or(ModelReference::InPlace(model), ModelReference::Named))
 }
 
 /// The text of a topology file.

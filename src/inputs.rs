@@ -4,10 +4,13 @@
 use crate::failure::Failure;
 use crate::foreign::{self, Wanted};
 use crate::output;
+use flate2::read::MultiGzDecoder;
 use foretell_executor::machine;
 use foretell_executor::nvml::{self, GpuFacts};
 use foretell_executor::regular;
-use foretell_models::{GraphOptions, ImportedModel, Model, from_hugging_face, from_onnx, is_hugging_face_config};
+use foretell_models::{
+    GraphOptions, ImportedModel, Model, from_hugging_face, from_hugging_face_as, from_onnx, is_hugging_face_config,
+};
 use foretell_program::{Profile, Routing};
 use foretell_simulator::gpu::{Profiles, StackProfile};
 use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
@@ -16,7 +19,7 @@ use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read};
 use std::path::Path;
 
 /// A model with its name.
@@ -81,6 +84,22 @@ pub fn read_run_file(path: &Path) -> Result<String, Failure> {
     read_up_to(path, MOST_RUN_FILE)
 }
 
+/// Reads a trace, which may be compressed with gzip, as PyTorch and we write it.
+pub fn read_trace(path: &Path) -> Result<String, Failure> {
+    let bytes = read_bytes(path, MOST_RUN_FILE)?;
+    if !bytes.starts_with(b"\x1f\x8b") {
+        return text_of(bytes, path);
+    }
+    let mut text = Vec::new();
+    // Not more is kept than of a plain trace, whatever the file grows to.
+    let mut limited = MultiGzDecoder::new(bytes.as_slice()).take(MOST_RUN_FILE + 1);
+    limited.read_to_end(&mut text).map_err(|error| unreadable(path, &error, "check that the file is whole"))?;
+    if text.len() as u64 > MOST_RUN_FILE {
+        return Err(unreadable(path, &"it has more than 4 GiB of text", "check that it is the file that you mean"));
+    }
+    text_of(text, path)
+}
+
 const READ_HINT: &str = "check that the path exists and that the file is readable text";
 
 /// The error for a file that cannot be read.
@@ -90,7 +109,12 @@ fn unreadable(path: &Path, why: &dyn std::fmt::Display, hint: &str) -> Failure {
 
 /// Reads a text file of at most `most` bytes. Not more are read, whatever the path leads to.
 fn read_up_to(path: &Path, most: u64) -> Result<String, Failure> {
-    String::from_utf8(read_bytes(path, most)?).map_err(|error| match foreign::of_bytes(error.as_bytes()) {
+    text_of(read_bytes(path, most)?, path)
+}
+
+/// The text of a file's bytes.
+fn text_of(bytes: Vec<u8>, path: &Path) -> Result<String, Failure> {
+    String::from_utf8(bytes).map_err(|error| match foreign::of_bytes(error.as_bytes()) {
         Some((what, hint)) => Failure::in_file(path, &format!("this is {what}, and no text; hint: {hint}")),
         None => unreadable(path, &error, READ_HINT),
     })
@@ -149,7 +173,7 @@ pub fn model_in(text: &str, folder: &Path) -> Result<NamedModel, Failure> {
     }
     let content = read(&path)?;
     if is_hugging_face_config(&content) {
-        return hugging_face(&content, &path, None);
+        return hugging_face(&content, &path, None, None);
     }
     let model = match with_base(&content, &path)? {
         Some(model) => model,
@@ -171,31 +195,38 @@ fn with_base(content: &str, path: &Path) -> Result<Option<Model>, Failure> {
     }
     let mut sizes: serde_json::Map<String, Value> = parse_yaml(content, path)?;
     let Some(base) = sizes.remove("base") else { return Ok(None) };
+    based(&base, sizes).map(Some).map_err(|error| Failure::in_file(path, &error))
+}
+
+/// A model of the zoo with other sizes.
+pub fn based(base: &Value, mut sizes: serde_json::Map<String, Value>) -> Result<Model, String> {
     let name = base.as_str().unwrap_or_default();
-    let base = Model::named(name).map_err(|error| Failure::in_file(path, &error))?;
-    let written = |error: serde_json::Error| {
-        Failure::in_file(path, &format!("{error}; hint: `foretell models show {name}` lists its sizes"))
-    };
+    let base = Model::named(name).map_err(|error| error.to_string())?;
+    let written = |error: serde_json::Error| format!("{error}; hint: `foretell models show {name}` lists its sizes");
     if let Some(version) = sizes.remove("schema_version") {
-        let _: SchemaVersion = serde_json::from_value(version).map_err(|error| Failure::in_file(path, &error))?;
+        let _: SchemaVersion = serde_json::from_value(version).map_err(|error| error.to_string())?;
     }
     let mut model = serde_json::to_value(&base).map_err(written)?;
     if let (Some(family), Some(own)) = (sizes.get("family"), model.get("family"))
         && family != own
     {
-        let message = format!("`family` is {family}, and `{name}` is of {own}; hint: omit `family`");
-        return Err(Failure::in_file(path, &message));
+        return Err(format!("`family` is {family}, and `{name}` is of {own}; hint: omit `family`"));
     }
     if let Some(model) = model.as_object_mut() {
         model.extend(sizes);
     }
-    serde_json::from_value(model).map(Some).map_err(written)
+    serde_json::from_value(model).map_err(written)
 }
 
 /// Reads a `config.json` of Hugging Face, with another sequence than the longest that it allows.
 /// Notes what differs from Transformers' model.
-pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>) -> Result<NamedModel, Failure> {
-    let imported = from_hugging_face(content, sequence).map_err(|error| Failure::in_file(path, &error))?;
+/// `like` is another model type to read it as.
+pub fn hugging_face(content: &str, path: &Path, sequence: Option<usize>, like: Option<&str>) -> Result<NamedModel, Failure> {
+    let imported = match like {
+        Some(like) => from_hugging_face_as(content, sequence, like),
+        None => from_hugging_face(content, sequence),
+    };
+    let imported = imported.map_err(|error| Failure::in_file(path, &error))?;
     note(&imported, path);
     let stem = path.file_stem().map_or_else(String::new, |stem| stem.to_string_lossy().into_owned());
     // The file's usual name says nothing; its folder has the model's.
@@ -236,7 +267,8 @@ pub fn is_library_name(text: &str) -> bool {
     text == LOCAL || text == LOCAL_GPUS || Topology::library_names().any(|name| name == text)
 }
 
-/// Finds a topology by library name, reads its file, or discovers this machine.
+/// Finds a topology by library name, reads its file, takes it from a few words (`8xh100`), or
+/// discovers this machine.
 pub fn topology(text: &str, nodes: Option<usize>) -> Result<Topology, Failure> {
     let topology = topology_in(text, Path::new("."))?;
     let topology = match nodes {
@@ -256,8 +288,19 @@ pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
     if text == LOCAL_GPUS {
         return local_gpus();
     }
+    if !is_library_name(text)
+        && !folder.join(text).is_file()
+        && let Some(said) = Topology::said(text)
+    {
+        let said = said?;
+        said.notes.iter().for_each(|note| output::note(note));
+        return Ok(said.topology);
+    }
     if is_library_name(text) || !looks_like_path(text, folder) {
-        return Ok(Topology::library(text)?);
+        return Topology::library(text).map_err(|error| {
+            let said = "; devices and nodes may also be said, such as `8xh100` or `2x8xa100-80g@200Gbit/s`";
+            Failure::Input(format!("{error}{said}"))
+        });
     }
     let path = folder.join(text);
     let content = read(&path)?;

@@ -5,12 +5,14 @@ use crate::failure::Failure;
 use crate::foreign::{self, Wanted};
 use crate::inputs::{self, NamedModel};
 use crate::stated_overlap::StatedOverlap;
+use foretell_export::check_stack;
 use foretell_models::Model;
 use foretell_program::{Compiled, Layout, Mode, Optimizer, Overlap, Plan, PlannedWorkload, Stack, Training, compile};
 use foretell_simulator::gpu;
 use foretell_topologies::{Topology, TopologyReference};
 use foretell_units::{Bytes, DataType, SchemaVersion, Seconds};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use std::borrow::Cow;
 use std::fmt;
@@ -125,7 +127,11 @@ impl JsonSchema for ModelReference {
     }
 
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"anyOf": [{"type": "string"}, generator.subschema_for::<Model>()]})
+        let based = json_schema!({
+            "description": "A model of the library with other sizes: its name, and the fields that differ.",
+            "type": "object", "properties": {"base": {"type": "string"}}, "required": ["base"], "additionalProperties": true
+        });
+        json_schema!({"anyOf": [{"type": "string"}, based, generator.subschema_for::<Model>()]})
     }
 
     fn inline_schema() -> bool {
@@ -141,7 +147,7 @@ impl<'de> Deserialize<'de> for ModelReference {
             type Value = ModelReference;
 
             fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-                formatter.write_str("a model's name, the path of a model file, or a mapping with `family`")
+                formatter.write_str("a model's name, the path of a model file, or a mapping with `family` or `base`")
             }
 
             fn visit_str<E: de::Error>(self, name: &str) -> Result<ModelReference, E> {
@@ -149,7 +155,12 @@ impl<'de> Deserialize<'de> for ModelReference {
             }
 
             fn visit_map<A: de::MapAccess<'de>>(self, map: A) -> Result<ModelReference, A::Error> {
-                Model::deserialize(de::value::MapAccessDeserializer::new(map)).map(ModelReference::InPlace)
+                let mut sizes = serde_json::Map::deserialize(de::value::MapAccessDeserializer::new(map))?;
+                let model = match sizes.remove("base") {
+                    Some(base) => inputs::based(&base, sizes).map_err(A::Error::custom),
+                    None => Model::deserialize(serde_json::Value::Object(sizes)).map_err(A::Error::custom),
+                };
+                model.map(ModelReference::InPlace)
             }
         }
 
@@ -341,6 +352,7 @@ impl PlanFile {
         let stack = inputs::stack(plan.stack.name()).map_err(|failure| Failure::in_file(path, &failure))?;
         let checked = plan.validate().and_then(|()| plan.validate_routing(model.model.experts(), model.model.mixture_layers()));
         checked.map_err(|error| Failure::in_file(path, &error))?;
+        check_stack(&model.model, &plan).map_err(|error| Failure::in_file(path, &error))?;
         let (model, mut remarks) = without_padding(model, &plan, stack.defaults.sequence_share);
         if file.overlap.is_some_and(|overlap| overlap.expert == Some(true)) && model.model.experts().is_none() {
             remarks.push("`overlap: {expert: true}` without effect: the model has no mixtures of experts".into());

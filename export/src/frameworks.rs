@@ -8,18 +8,25 @@
 
 mod accelerate;
 mod arguments;
+mod deciding;
 mod deepspeed;
+mod fsdp;
 mod hf_trainer;
-mod json_object;
 mod megatron;
 mod nearest;
+mod rules;
+mod shell;
 mod slurm;
+mod stated;
 mod torchtitan;
 
 pub use arguments::words;
+pub use rules::check_stack;
 
 use foretell_models::Model;
 use foretell_program::{Plan, PlanError};
+use foretell_units::DataType;
+use stated::Account;
 use thiserror::Error;
 
 /// A plan with what a framework needs beside it.
@@ -73,8 +80,45 @@ pub struct ImportedPlan {
     pub plan: Plan,
     /// The model, if the files describe it.
     pub model: Option<Model>,
+    /// The model that the files name, if it is not known.
+    pub unknown_model: Option<String>,
+    /// Positions of a sample, if the files state them apart from the model.
+    pub sequence: Option<usize>,
     /// Settings that were not understood and may change time or memory.
     pub unread: Vec<String>,
+    /// Settings at their default, switched off, or without effect on a step.
+    pub without_effect: Vec<String>,
+    /// Values that the files leave open, with their source, a sentence each.
+    pub assumed: Vec<String>,
+}
+
+impl ImportedPlan {
+    fn new(plan: Plan, account: Account) -> Self {
+        let Account { unread, without_effect, assumed } = account;
+        Self { plan, model: None, unknown_model: None, sequence: None, unread, without_effect, assumed }
+    }
+}
+
+/// What a framework's files leave to their surroundings.
+#[derive(Clone, Copy)]
+pub struct Surroundings<'a> {
+    /// The number of ranks.
+    pub ranks: usize,
+    /// Devices of a node, one rank each.
+    pub devices_per_node: usize,
+    /// The precision of a job whose files leave it open (`"auto"`).
+    pub precision: DataType,
+    /// Samples of a micro-batch, for files that leave it open.
+    pub micro_batch: Option<usize>,
+    /// Reads a file that another one names. `None` if there is none.
+    pub file: &'a dyn Fn(&str) -> Option<String>,
+}
+
+impl From<usize> for Surroundings<'_> {
+    /// Nodes of 8 devices that compute in bf16, without other files.
+    fn from(ranks: usize) -> Self {
+        Self { ranks, devices_per_node: 8, precision: DataType::Bf16, micro_batch: None, file: &|_| None }
+    }
 }
 
 /// Why a plan was not exported or imported.
@@ -99,6 +143,16 @@ pub enum FrameworkError {
         reason: String,
         /// What else can be done.
         hint: String,
+    },
+    /// The framework refuses the plan's sizes.
+    #[error("{framework} refuses this plan: {reason}; hint: {hint}")]
+    Refused {
+        /// The framework.
+        framework: &'static str,
+        /// Its reason.
+        reason: String,
+        /// What else can be done.
+        hint: &'static str,
     },
     /// A file that does not have the form of its framework.
     #[error("{reason}; hint: {hint}")]
@@ -133,13 +187,17 @@ pub enum Framework {
 /// # Errors
 /// [`FrameworkError`] if the framework expresses neither the plan nor one near it.
 pub fn export_job(job: &Job<'_>, framework: Framework) -> Result<JobFiles, FrameworkError> {
-    match framework {
+    let exported = match framework {
         Framework::Megatron => megatron::export(job),
         Framework::Torchtitan => torchtitan::export(job),
         Framework::Deepspeed => deepspeed::export(job),
         Framework::Accelerate => accelerate::export(job),
         Framework::Slurm => slurm::export(job),
+    }?;
+    if framework != Framework::Slurm {
+        check_stack(job.model, &exported.plan)?;
     }
+    Ok(exported)
 }
 
 /// The forms of files that plans are read from.
@@ -151,22 +209,33 @@ pub enum PlanForm {
     Torchtitan,
     /// DeepSpeed's configuration.
     Deepspeed,
-    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON.
+    /// The `TrainingArguments` of Hugging Face's Trainer, as JSON or YAML.
     HuggingFaceTrainer,
+    /// Accelerate's configuration.
+    Accelerate,
 }
 
 /// Reads a plan for a number of ranks.
 ///
 /// # Errors
-/// [`FrameworkError::Form`] if the text has another form, and [`FrameworkError::Layout`] if no plan
-/// says the same.
-pub fn import_plan(text: &str, form: PlanForm, ranks: usize) -> Result<ImportedPlan, FrameworkError> {
+/// [`FrameworkError::Form`] if the text has another form, or a setting that decides what is planned
+/// and is not read; [`FrameworkError::Layout`] if the framework itself refuses the job.
+pub fn import_plan<'a>(
+    text: &str,
+    form: PlanForm,
+    surroundings: impl Into<Surroundings<'a>>,
+) -> Result<ImportedPlan, FrameworkError> {
+    let surroundings = surroundings.into();
     let imported = match form {
-        PlanForm::MegatronArguments => megatron::import(text, ranks),
-        PlanForm::Torchtitan => torchtitan::import(text, ranks),
-        PlanForm::Deepspeed => deepspeed::import(text, ranks),
-        PlanForm::HuggingFaceTrainer => hf_trainer::import(text, ranks),
+        PlanForm::MegatronArguments => megatron::import(text, &surroundings),
+        PlanForm::Torchtitan => torchtitan::import(text, &surroundings),
+        PlanForm::Deepspeed => deepspeed::import(text, &surroundings),
+        PlanForm::HuggingFaceTrainer => hf_trainer::import(text, &surroundings),
+        PlanForm::Accelerate => accelerate::import(text, &surroundings),
     }?;
+    if let Some(model) = &imported.model {
+        check_stack(model, &imported.plan)?;
+    }
     imported.plan.validate()?;
     Ok(imported)
 }

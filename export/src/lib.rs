@@ -44,5 +44,7 @@ mod wire;
 pub use astra_sim::AstraSim;
 pub use chakra::Chakra;
 pub use error::ExportError;
-pub use frameworks::{Framework, FrameworkError, ImportedPlan, Job, JobFiles, PlanForm, export_job, import_plan, words};
+pub use frameworks::{
+    Framework, FrameworkError, ImportedPlan, Job, JobFiles, PlanForm, Surroundings, check_stack, export_job, import_plan, words,
+};
 pub use kineto::{KinetoError, KinetoTrace, MatchedStep, TraceStep, TracedMachine, Unmatched, traced_profile, unmatched};

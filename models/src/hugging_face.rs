@@ -13,6 +13,9 @@ mod images;
 mod images_and_text;
 mod language;
 mod mixtures;
+mod nearest;
+mod others;
+mod python_json;
 mod rotary;
 
 pub use fields::ConfigError;
@@ -34,16 +37,23 @@ pub struct ImportedModel {
 type Reader = fn(&mut Fields) -> Result<Model, ConfigError>;
 
 /// The model types that can be read: the name, the Transformers class that is planned, the reader.
-const READERS: [(&str, &str, Reader); 29] = [
+const READERS: [(&str, &str, Reader); 36] = [
     ("gpt2", "GPT2LMHeadModel", language::gpt2),
     ("llama", "LlamaForCausalLM", decoders::llama),
     ("llama4_text", "Llama4ForCausalLM", decoders::llama4),
+    ("smollm3", "SmolLM3ForCausalLM", others::smollm3),
+    ("granite", "GraniteForCausalLM", others::granite),
+    ("glm", "GlmForCausalLM", others::glm),
+    ("glm4", "Glm4ForCausalLM", others::glm4),
+    ("glm4_moe", "Glm4MoeForCausalLM", others::glm4_moe),
     ("mistral", "MistralForCausalLM", decoders::mistral),
     ("mixtral", "MixtralForCausalLM", decoders::mixtral),
     ("qwen2", "Qwen2ForCausalLM", decoders::qwen2),
     ("qwen2_moe", "Qwen2MoeForCausalLM", mixtures::qwen2_moe),
     ("deepseek_v2", "DeepseekV2ForCausalLM", mixtures::deepseek_v2),
     ("deepseek_v3", "DeepseekV3ForCausalLM", mixtures::deepseek_v3),
+    // Its files name the class of DeepSeek V3.
+    ("kimi_k2", "DeepseekV3ForCausalLM", mixtures::deepseek_v3),
     ("qwen3", "Qwen3ForCausalLM", decoders::qwen3),
     ("qwen3_moe", "Qwen3MoeForCausalLM", decoders::qwen3_moe),
     ("gemma", "GemmaForCausalLM", decoders::gemma),
@@ -52,6 +62,7 @@ const READERS: [(&str, &str, Reader); 29] = [
     ("qwen2_vl_text", "Qwen2VLForConditionalGeneration", decoders::qwen2_vl),
     ("qwen2_5_vl_text", "Qwen2_5_VLForConditionalGeneration", decoders::qwen2_vl),
     ("qwen3_vl_text", "Qwen3VLForConditionalGeneration", decoders::qwen3_vl),
+    ("qwen3_vl_moe_text", "Qwen3VLMoeForConditionalGeneration", decoders::qwen3_vl_moe),
     ("phi", "PhiForCausalLM", language::phi),
     ("phi3", "Phi3ForCausalLM", decoders::phi3),
     ("gpt_neox", "GPTNeoXForCausalLM", language::gpt_neox),
@@ -73,8 +84,13 @@ pub fn hugging_face_types() -> impl Iterator<Item = &'static str> {
 
 /// Whether a text looks like a `config.json`: JSON with a `model_type` and no `family`.
 pub fn is_hugging_face_config(text: &str) -> bool {
-    let Ok(serde_json::Value::Object(object)) = serde_json::from_str(text) else { return false };
+    let Ok(serde_json::Value::Object(object)) = python_json::parse(text) else { return false };
     object.contains_key("model_type") && !object.contains_key("family")
+}
+
+/// Whether a model type has a reader.
+fn is_readable(name: &str) -> bool {
+    READERS.iter().any(|(known, _, _)| *known == name)
 }
 
 /// Reads a `config.json`. `sequence` replaces the longest sequence that the configuration allows,
@@ -83,23 +99,55 @@ pub fn is_hugging_face_config(text: &str) -> bool {
 /// # Errors
 /// [`ConfigError`], with the fields that are unknown or cannot be expressed.
 pub fn from_hugging_face(text: &str, sequence: Option<usize>) -> Result<ImportedModel, ConfigError> {
+    read(fields::parse(text)?, sequence, Unknown::Refused)
+}
+
+/// As [`from_hugging_face`], with the reader of another model type. Fields that it does not know
+/// are noted: the model is like one of that type, and not the file's own.
+///
+/// # Errors
+/// As [`from_hugging_face`].
+pub fn from_hugging_face_as(text: &str, sequence: Option<usize>, like: &str) -> Result<ImportedModel, ConfigError> {
     let mut object = fields::parse(text)?;
+    let own = object.insert("model_type".into(), like.into()).unwrap_or_default();
+    object.remove("architectures");
+    let mut imported = read(object, sequence, Unknown::Noted)?;
+    imported.notes.insert(0, format!("a model of type {own} is read as one of type `{like}`: parts of its own are not planned"));
+    Ok(imported)
+}
+
+/// What becomes of fields that no reader knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unknown {
+    /// They are an error.
+    Refused,
+    /// They are noted.
+    Noted,
+}
+
+fn read(
+    mut object: serde_json::Map<String, serde_json::Value>,
+    sequence: Option<usize>,
+    unknown: Unknown,
+) -> Result<ImportedModel, ConfigError> {
     let left_out = images_and_text::keep_text(&mut object)?;
+    let nearest = nearest::nearest(&object);
     let mut fields = Fields::new(object, sequence)?;
     if let Some(note) = left_out {
         fields.note(note);
     }
     let model_type = fields.model_type().to_string();
     let Some((_, planned, read)) = READERS.iter().find(|(name, _, _)| *name == model_type) else {
-        let hint = if fields.has("text_config") {
-            "give the object `text_config` of this file as a file of its own: what is around it is not expressible".into()
-        } else {
-            format!("types that can be: {}", hugging_face_types().collect::<Vec<_>>().join(", "))
+        let hint = match nearest {
+            Some((like, file)) => format!(
+                "`foretell import hf-config FILE --as {like}` reads what it shares with that type; the model file that comes nearest: {file}"
+            ),
+            None => format!("types that can be: {}", hugging_face_types().collect::<Vec<_>>().join(", ")),
         };
         return Err(ConfigError::UnknownType { name: model_type, hint });
     };
     fields.architecture(planned)?;
     let model = read(&mut fields)?;
-    let notes = fields.finish()?;
+    let notes = fields.finish(unknown)?;
     Ok(ImportedModel { model, notes })
 }

@@ -64,7 +64,9 @@ pub use graph::{
     BATCH, Block, Dimension, EXPERTS, Extent, Graph, Initialisation, InputKind, Loop, LoopId, Operand, Operator, OperatorId,
     OperatorKind, Parameter, Pass, PublicTensor, Role, SEQUENCE, Slots, Tensor, TensorId,
 };
-pub use hugging_face::{ConfigError, ImportedModel, from_hugging_face, hugging_face_types, is_hugging_face_config};
+pub use hugging_face::{
+    ConfigError, ImportedModel, from_hugging_face, from_hugging_face_as, hugging_face_types, is_hugging_face_config,
+};
 pub use kernel::{
     Activation, Control, EightBits, Epsilon, Kernel, KernelFamily, KernelOperand, KernelSpec, MOST_OPERANDS, Mixture, Planned,
     PlannedKind, Recurrence, Smoothing, Traffic, WeightLayout, Window, scale_factor,

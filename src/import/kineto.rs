@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
 }
 
 fn trace(file: &Path) -> Result<KinetoTrace, Failure> {
-    let trace = KinetoTrace::parse(&inputs::read_run_file(file)?).map_err(|error| Failure::in_file(file, &error))?;
+    let trace = KinetoTrace::parse(&inputs::read_trace(file)?).map_err(|error| Failure::in_file(file, &error))?;
     if trace.steps.is_empty() {
         let hint = "profile whole steps, and call `prof.step()` after each";
         return Err(Failure::Input(format!("{}: no step of the trace has operators; hint: {hint}", file.display())));

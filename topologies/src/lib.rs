@@ -39,6 +39,7 @@ mod library;
 mod link;
 mod node;
 mod node_links;
+mod sentence;
 mod spec;
 mod text;
 mod topology;
@@ -57,5 +58,6 @@ pub use import::{
 pub use layout::{DeviceId, InterchangeableNodes, NodeId, Route};
 pub use link::{Junction, Link, LinkClass, LinkId};
 pub use node::{Nics, NodeGroup, NodeLink, NodeLinkKind, PcieTree, Sockets};
+pub use sentence::SaidTopology;
 pub use spec::{TopologyReference, TopologySpec};
 pub use topology::{LinkScale, MAXIMUM_DEVICES, Topology};

@@ -1,7 +1,11 @@
 //! Hugging Face Accelerate: its configuration, and the `TrainingArguments` of a Trainer beside it.
 
-use super::json_object::decimal;
+mod read;
+
+pub(super) use read::import;
+
 use super::nearest::{Nearest, usual_training};
+use super::stated::decimal;
 use super::{FrameworkError, Job, JobFiles};
 use foretell_program::{Offload, Optimizer, Plan, Recompute, Training};
 use foretell_units::DataType;

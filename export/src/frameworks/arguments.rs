@@ -1,7 +1,9 @@
 //! Command lines as words, and as flags with values.
 
 use super::FrameworkError;
-use std::collections::BTreeMap;
+use super::shell;
+use super::stated::{Notation, Stated};
+use serde_json::{Map, Value};
 
 /// Splits a command line or a script into words, as a shell does: quotes keep blanks, `#` begins a
 /// comment, a backslash joins lines. Parentheses of arrays are left out.
@@ -33,82 +35,47 @@ pub fn words(text: &str) -> Vec<String> {
     words
 }
 
-/// Flags with their values.
-pub(super) struct Flags {
-    values: BTreeMap<String, Vec<String>>,
-    read: Vec<String>,
-}
-
-impl Flags {
-    /// Reads the flags of a command line. Words before the first flag, and those between a value
-    /// and the next flag, belong to no flag.
-    pub(super) fn parse(text: &str) -> Self {
-        let mut values: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        let mut last: Option<String> = None;
-        for word in words(text) {
-            match word.strip_prefix("--") {
-                Some(flag) if !flag.is_empty() => {
-                    let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
-                    let name = name.replace('_', "-");
-                    let entry = values.entry(name.clone()).or_default();
-                    entry.clear();
-                    entry.extend(value.map(String::from));
-                    last = value.is_none().then_some(name);
-                }
-                _ => {
-                    if let Some(entry) = last.as_ref().and_then(|last| values.get_mut(last)) {
-                        entry.push(word);
-                    }
+/// Reads the flags of a job's arguments, or of the script that starts it. A flag without a value is
+/// a switch that is on; one with several has a list.
+///
+/// # Errors
+/// If a word belongs to no flag.
+pub(super) fn flags(text: &str, ranks: usize) -> Result<Stated, FrameworkError> {
+    let started = shell::launch(text)?;
+    let mut values: Map<String, Value> = Map::new();
+    let mut last: Option<String> = None;
+    for word in started.arguments {
+        match word.strip_prefix("--") {
+            Some(flag) if !flag.is_empty() => {
+                let (name, value) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
+                let name = name.replace('_', "-");
+                values.insert(name.clone(), value.map_or(Value::Bool(true), Value::from));
+                last = value.is_none().then_some(name);
+            }
+            _ => {
+                let Some(value) = last.as_ref().and_then(|last| values.get_mut(last)) else {
+                    let hint = if word.contains('$') {
+                        "give the command as the shell expands it, without variables"
+                    } else {
+                        "give the arguments alone, or a script that starts a Python script with them"
+                    };
+                    return Err(FrameworkError::Form {
+                        reason: format!("the word `{word}` belongs to no argument"),
+                        hint: hint.into(),
+                    });
+                };
+                match value {
+                    Value::Array(words) => words.push(word.into()),
+                    Value::String(first) => *value = Value::Array(vec![std::mem::take(first).into(), word.into()]),
+                    _ => *value = word.into(),
                 }
             }
         }
-        Self { values, read: Vec::new() }
     }
-
-    /// Whether there are no flags.
-    pub(super) fn is_empty(&self) -> bool {
-        self.values.is_empty()
+    let mut stated = Stated::new(values, Notation::Flags);
+    started.notes.into_iter().for_each(|note| stated.assume(note));
+    if let Some(own) = started.ranks.filter(|&own| own != ranks) {
+        stated.assume(format!("the script starts {own} ranks, and the topology has {ranks} devices, which the plan uses"));
     }
-
-    /// The value of a flag.
-    pub(super) fn text(&mut self, name: &str) -> Option<String> {
-        self.read.push(name.into());
-        self.values.get(name).and_then(|values| values.first().cloned())
-    }
-
-    /// All values of a flag.
-    pub(super) fn list(&mut self, name: &str) -> Vec<String> {
-        self.read.push(name.into());
-        self.values.get(name).cloned().unwrap_or_default()
-    }
-
-    /// Whether a switch is there.
-    pub(super) fn switch(&mut self, name: &str) -> bool {
-        self.read.push(name.into());
-        self.values.contains_key(name)
-    }
-
-    /// A number.
-    pub(super) fn number<T: std::str::FromStr>(&mut self, name: &str) -> Result<Option<T>, FrameworkError> {
-        let Some(text) = self.text(name) else { return Ok(None) };
-        text.parse().map(Some).map_err(|_| FrameworkError::Form {
-            reason: format!("`--{name} {text}` has no number"),
-            hint: if text.contains('$') {
-                "give the command as the shell expands it, without variables".into()
-            } else {
-                "give it as the framework's help says".into()
-            },
-        })
-    }
-
-    /// Marks flags as read that change neither time nor memory.
-    pub(super) fn neutral(&mut self, names: &[&str]) {
-        self.read.extend(names.iter().map(ToString::to_string));
-    }
-
-    /// The flags that nobody read.
-    pub(super) fn unread(&self) -> Vec<String> {
-        let unread = self.values.iter().filter(|(name, _)| !self.read.contains(name));
-        unread.map(|(name, values)| format!("--{name} {}", values.join(" ")).trim_end().to_string()).collect()
-    }
+    Ok(stated)
 }

@@ -2,14 +2,16 @@
 //! small Python module applies the same file to a configuration of later releases. It must not know
 //! the other frameworks.
 
-mod settings;
+mod flavors;
+mod read;
+
+pub(super) use read::import;
 
 use super::nearest::Nearest;
-use super::{FrameworkError, ImportedPlan, Job, JobFiles};
+use super::{FrameworkError, Job, JobFiles};
 use foretell_models::Model;
-use foretell_program::{Kept, Layout, Offload, Optimizer, Plan, PlanError, Recompute, Schedule, Stack, Training};
+use foretell_program::{Kept, Offload, Optimizer, Plan, Recompute, Schedule, Training};
 use foretell_units::DataType;
-use settings::Settings;
 
 const VERSION: &str = "torchtitan 0.3.0";
 
@@ -234,141 +236,4 @@ fn model_parts(cuts: &[usize], blocks: usize) -> String {
         format!("[{}]", names.join(", "))
     };
     format!("module_fqns_per_model_part = [{}]\n", cuts.iter().map(chunk).collect::<Vec<_>>().join(", "))
-}
-
-/// Sections that change neither the time of a step nor its memory.
-const NEUTRAL_SECTIONS: [&str; 12] = [
-    "job",
-    "profiling",
-    "profiler",
-    "metrics",
-    "checkpoint",
-    "lr_scheduler",
-    "comm",
-    "fault_tolerance",
-    "experimental",
-    "validation",
-    "debug",
-    "tokenizer",
-];
-
-pub(super) fn import(text: &str, ranks: usize) -> Result<ImportedPlan, FrameworkError> {
-    let mut settings = Settings::parse(text)?;
-    settings.neutral_sections(&NEUTRAL_SECTIONS);
-    settings.neutral(&["training.steps", "training.dataset", "training.dataset_path", "training.seed", "model.hf_assets_path"]);
-    settings.neutral(&[
-        "model.tokenizer_path",
-        "training.gc_freq",
-        "training.disable_cuda_graphs",
-        "training.warmup_steps",
-        "optimizer.implementation",
-    ]);
-    let model = read_model(&mut settings)?;
-    let blocks = model.as_ref().and_then(Model::repeated_layers).map(|layers| layers + 2);
-    let layout = read_layout(&mut settings, ranks, blocks)?;
-    let micro = settings.size_or("parallelism.pipeline_parallel_microbatch_size", 1)?;
-    let local = settings.size_or("training.local_batch_size", 8)?;
-    let replicas = layout.data;
-    let global = settings.size("training.global_batch_size")?.unwrap_or_else(|| local.saturating_mul(replicas));
-    let micro_batch = if layout.pipeline > 1 { micro } else { local };
-    let mut plan = Plan::new(Layout { micro_batch, ..layout }, global);
-    plan.stack = Stack::new(STACK);
-    plan.precision = match settings.text_or("training.mixed_precision_param", "bfloat16")?.as_str() {
-        "float32" => DataType::Fp32,
-        "bfloat16" => DataType::Bf16,
-        other => return Err(unknown("training.mixed_precision_param", other, "precisions: bfloat16, float32")),
-    };
-    plan.optimizer = match settings.text_or("optimizer.name", "AdamW")?.as_str() {
-        "Adam" => Optimizer::Adam,
-        "AdamW" => Optimizer::AdamW,
-        other => return Err(unknown("optimizer.name", other, "optimizers: Adam, AdamW")),
-    };
-    plan.training = Training {
-        learning_rate: Some(settings.number_or("optimizer.lr", 8e-4)?),
-        beta1: settings.number_or("optimizer.beta1", 0.9)?,
-        beta2: settings.number_or("optimizer.beta2", 0.95)?,
-        epsilon: settings.number_or("optimizer.eps", 1e-8)?,
-        weight_decay: settings.number_or("optimizer.weight_decay", 0.1)?,
-        clip_norm: Some(settings.number_or("training.max_norm", 1.0)?).filter(|&norm| norm < UNCLIPPED),
-        ..Training::default()
-    };
-    Ok(ImportedPlan { plan, model, unread: settings.unread() })
-}
-
-/// The error for a value that no plan has.
-fn unknown(setting: &str, value: &str, hint: &str) -> FrameworkError {
-    FrameworkError::Form { reason: format!("`{setting} = \"{value}\"` is not one of ours"), hint: hint.into() }
-}
-
-fn read_model(settings: &mut Settings) -> Result<Option<Model>, FrameworkError> {
-    let module = settings.text_or("model.name", "")?;
-    let config = settings.text_or("model.config", "")?;
-    let flavor = settings.text_or("model.flavor", "")?;
-    let sequence = settings.size("training.seq_len")?;
-    let is_meant = |one: &(&str, &str, &str, &str)| one.1 == module && (one.2 == config || one.3 == flavor);
-    let Some((name, ..)) = MODELS.into_iter().find(is_meant) else { return Ok(None) };
-    let model = Model::named(name).map_err(PlanError::from)?;
-    Ok(sequence.and_then(|sequence| model.with_sequence(sequence)).or(Some(model)))
-}
-
-fn read_layout(settings: &mut Settings, ranks: usize, blocks: Option<usize>) -> Result<Layout, FrameworkError> {
-    let tensor = settings.size_or("parallelism.tensor_parallel_degree", 1)?;
-    let pipeline = settings.size_or("parallelism.pipeline_parallel_degree", 1)?;
-    let context = settings.size_or("parallelism.context_parallel_degree", 1)?;
-    let replicate = settings.size_or("parallelism.data_parallel_replicate_degree", 1)?;
-    let experts = settings.size_or("parallelism.expert_parallel_degree", 1)?;
-    let model_ranks = [tensor, pipeline, context, replicate].into_iter().try_fold(1usize, usize::checked_mul).unwrap_or(0);
-    let wrong = |reason: String| FrameworkError::Form { reason, hint: "say the cluster with `--topology` and `--nodes`".into() };
-    if model_ranks == 0 || !ranks.is_multiple_of(model_ranks) {
-        return Err(wrong(format!("{ranks} ranks are no multiple of the degrees' product, {model_ranks}")));
-    }
-    if experts > 1 {
-        return Err(FrameworkError::Form {
-            reason: format!("`expert_parallel_degree = {experts}` is not read"),
-            hint: "leave it out, and give `expert` in the plan".into(),
-        });
-    }
-    // -1 means all other ranks.
-    let shard = settings.size("parallelism.data_parallel_shard_degree")?.unwrap_or(ranks / model_ranks);
-    let product = model_ranks.saturating_mul(shard);
-    if product != ranks {
-        return Err(wrong(format!("the degrees make {product} ranks of {ranks}")));
-    }
-    let reshards = settings.text_or("parallelism.fsdp_reshard_after_forward", "default")?;
-    let zero = match (shard, reshards.as_str()) {
-        (1, _) => 0,
-        (_, "never") => 2,
-        // By default a pipeline keeps parameters gathered.
-        (_, "default") if pipeline > 1 => 2,
-        _ => 3,
-    };
-    let data = replicate * shard;
-    let mut layout = Layout { data, tensor, pipeline, context, zero, ..Layout::default() };
-    layout.shard_group = Some(shard).filter(|&shard| zero > 0 && shard != data);
-    layout.sequence_parallel = settings.flag_or("parallelism.enable_sequence_parallel", true)? && tensor > 1;
-    layout.recompute = match settings.text_or("activation_checkpoint.mode", "selective")?.as_str() {
-        "none" => Recompute::None,
-        "full" => Recompute::Full,
-        "selective" => Recompute::AllBut(SELECTIVE),
-        other => return Err(unknown("activation_checkpoint.mode", other, "modes: none, selective, full")),
-    };
-    let schedule = settings.text_or("parallelism.pipeline_parallel_schedule", "1F1B")?;
-    let per_stage = settings.size("parallelism.pipeline_parallel_layers_per_stage")?;
-    if pipeline > 1 {
-        layout.cuts = settings.chunks("parallelism.module_fqns_per_model_part")?;
-        let chunks = layout.cuts.as_ref().map(Vec::len).or_else(|| Some(blocks?.div_ceil(per_stage?)));
-        layout.virtual_stages =
-            chunks.map_or(if schedule == "Interleaved1F1B" { 2 } else { 1 }, |chunks| (chunks / pipeline).max(1));
-        layout.schedule = match schedule.as_str() {
-            "GPipe" => Schedule::Gpipe,
-            "ZBVZeroBubble" => Schedule::ZeroBubbleV,
-            "1F1B" => Schedule::OneForwardOneBackward,
-            "Interleaved1F1B" => Schedule::Interleaved,
-            other => {
-                let known = "schedules: 1F1B, Interleaved1F1B, GPipe, ZBVZeroBubble";
-                return Err(unknown("parallelism.pipeline_parallel_schedule", other, known));
-            }
-        };
-    }
-    Ok(layout)
 }

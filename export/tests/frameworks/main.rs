@@ -1,5 +1,6 @@
 //! Other frameworks: their jobs as plans and back, and traces of their runs.
-#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that fails may panic")]
 
 mod kineto;
+mod mutations;
 mod plans;

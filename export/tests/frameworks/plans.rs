@@ -161,22 +161,20 @@ fn what_a_framework_lacks_is_said() {
 #[test]
 fn flags_that_are_not_understood_are_listed() {
     let arguments = "torchrun --nproc_per_node=8 pretrain_gpt.py --tensor-model-parallel-size 2 --micro-batch-size 1 \\\n \
-                     --moe-extended-tp # a comment\n --fp32-residual-connection --global-batch-size 16";
+                     --tp-comm-overlap # a comment\n --bf16 --global-batch-size 16";
     let imported = import_plan(arguments, PlanForm::MegatronArguments, 8).expect("it is sound");
-    assert_eq!(imported.unread, ["--fp32-residual-connection", "--moe-extended-tp"]);
+    assert_eq!(imported.unread, ["--tp-comm-overlap"]);
     assert_eq!((imported.plan.layout.data, imported.plan.layout.tensor, imported.plan.global_batch), (4, 2, 16));
+    assert_eq!(imported.plan.precision, DataType::Bf16);
 
-    let recompute = "--recompute-granularity selective --recompute-modules core_attn mlp --micro-batch-size 1";
-    let imported = import_plan(recompute, PlanForm::MegatronArguments, 1).expect("it is sound");
-    assert_eq!(imported.unread, ["--recompute-modules mlp"]);
-    assert_eq!(imported.plan.layout.recompute, Recompute::Selective);
-    let groups = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4";
+    let groups = "--recompute-granularity full --recompute-method uniform --recompute-num-layers 4 --micro-batch-size 1 --bf16";
     let imported = import_plan(groups, PlanForm::MegatronArguments, 1).expect("it is sound");
     assert_eq!(imported.unread, ["--recompute-num-layers 4"]);
 
-    let zero = r#"{"train_batch_size": 32, "zero_optimization": {"stage": 2, "zero_quantized_weights": true}, "amp": {"enabled": true}}"#;
+    let zero = r#"{"train_batch_size": 32, "zero_optimization": {"stage": 2, "overlap_comm": false}, "wibble": {"wobble": 3}}"#;
     let imported = import_plan(zero, PlanForm::Deepspeed, 8).expect("it is sound");
-    assert_eq!(imported.unread, ["zero_optimization.zero_quantized_weights: true", "amp: {\"enabled\":true}"]);
+    assert_eq!(imported.without_effect, ["`zero_optimization.overlap_comm: false`"]);
+    assert_eq!(imported.unread, ["wibble.wobble: 3"]);
     assert_eq!((imported.plan.layout.zero, imported.plan.layout.micro_batch), (2, 4));
 }
 

@@ -179,6 +179,21 @@ pub(super) fn dense_layers(fields: &mut Fields) -> Result<(usize, usize), Config
     Ok((dense.len(), every))
 }
 
+/// The text model of Qwen3-VL's mixtures.
+pub(super) fn qwen3_vl_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
+    let (first, every) = dense_layers(fields)?;
+    let old = fields.optional("num_experts")?;
+    let experts = fields.optional("num_local_experts")?.or(old).unwrap_or(60);
+    let top_k = fields.size_or("num_experts_per_tok", 4)?;
+    let ffn = fields.size_or("moe_intermediate_size", 1408)?;
+    let is_normalised = fields.flag_or("norm_topk_prob", true)?;
+    router(fields)?;
+    let defaults = Defaults { sequence: 128_000, kv_heads: Some(16), rope_theta: 500_000.0, ..QWEN3 };
+    let decoder = qwen3_parts(fields, &defaults)?;
+    let mixtures = Mixtures { first, every, unnormalised_gates: !is_normalised, ..mixtures([experts, top_k, ffn]) };
+    Ok(Model::Decoder(Decoder { mixtures: Some(mixtures), ..decoder }))
+}
+
 pub(super) fn qwen3_moe(fields: &mut Fields) -> Result<Model, ConfigError> {
     let (first, every) = dense_layers(fields)?;
     let old = fields.optional("num_experts")?;
@@ -276,6 +291,11 @@ pub(super) fn gemma(fields: &mut Fields) -> Result<Model, ConfigError> {
 }
 
 pub(super) fn gemma2(fields: &mut Fields) -> Result<Model, ConfigError> {
+    // Older files write the window under two names.
+    let window = fields.optional("sliding_window")?;
+    if fields.optional("sliding_window_size")?.is_some_and(|other| window.is_some_and(|window| window != other)) {
+        return Err(inexpressible("sliding_window_size", &json!(window), "it is another name of `sliding_window`"));
+    }
     let every = fields.size_or("sliding_window_pattern", 2)?;
     gemma_with_windows(fields, 8192, every, false)
 }

@@ -1,5 +1,6 @@
 //! The fields of a `config.json`, and which of them have been read.
 
+use super::{Unknown, python_json};
 use crate::dropout::DropoutRate;
 use crate::families::{MOST, NormEpsilon};
 use serde_json::{Map, Value};
@@ -58,6 +59,76 @@ pub enum ConfigError {
     },
 }
 
+/// Parts of names of fields that may decide sizes, operators or results. Other fields that no
+/// reader knows are of tokenizers, generation and tools, and are noted.
+const DECIDING: [&str; 50] = [
+    "act",
+    "attention",
+    "attn",
+    "audio",
+    "bias",
+    "block",
+    "cap",
+    "chunk",
+    "conv",
+    "depth",
+    "dim",
+    "dropout",
+    "embed",
+    "eps",
+    "expert",
+    "factor",
+    "ffn",
+    "freq",
+    "gate",
+    "group",
+    "head",
+    "hidden",
+    "hybrid",
+    "image",
+    "kernel",
+    "layer",
+    "linear",
+    "lora",
+    "mamba",
+    "mlp",
+    "moe",
+    "mtp",
+    "multiplier",
+    "nextn",
+    "norm",
+    "num",
+    "pattern",
+    "position",
+    "rank",
+    "ratio",
+    "rope",
+    "rotary",
+    "rout",
+    "scal",
+    "shared",
+    "size",
+    "sparse",
+    "state",
+    "vocab",
+    "window",
+];
+
+fn may_decide(field: &str) -> bool {
+    let name = field.to_ascii_lowercase();
+    DECIDING.iter().any(|part| name.contains(part))
+}
+
+/// Whether a value says that something is not there.
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.is_empty(),
+        _ => false,
+    }
+}
+
 fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
@@ -70,73 +141,123 @@ pub(super) fn is_neutral(field: &str) -> bool {
 /// Fields that change neither time nor memory nor results of training: names, ids of special
 /// tokens, generation settings, and how weights are drawn. Also the data type: the plan sets the
 /// precision.
-const NEUTRAL: [&str; 60] = [
+const NEUTRAL: [&str; 110] = [
     "_attn_implementation_autoset",
+    "_commit_hash",
+    "_from_model_config",
     "_name_or_path",
     "auto_map",
     "bad_words_ids",
     "begin_suppress_tokens",
+    "bos_token",
     "bos_token_id",
+    "cache_config",
+    "cache_implementation",
     "classifier_dropout",
+    "compile_config",
+    "constraints",
+    "continuous_batching_config",
     "decoder_start_token_id",
+    "disable_compile",
     "diversity_penalty",
     "do_sample",
+    "dola_layers",
     "dtype",
     "early_stopping",
     "encoder_no_repeat_ngram_size",
+    "encoder_repetition_penalty",
+    "eos_token",
     "eos_token_id",
+    "epsilon_cutoff",
+    "eta_cutoff",
     "exponential_decay_length_penalty",
     "finetuning_task",
+    "force_words_ids",
     "forced_bos_token_id",
     "forced_eos_token_id",
+    "generation_config",
+    "guidance_scale",
+    "hf_device_map",
     "hidden_states",
     "id2label",
+    "image_processor_type",
     "initializer_factor",
     "initializer_range",
+    "is_assistant",
     "is_encoder_decoder",
     "label2id",
     "length_penalty",
+    "license",
+    "low_memory",
+    "max_cache_len",
     "max_length",
+    "max_new_tokens",
+    "max_time",
     "min_length",
+    "min_new_tokens",
+    "min_p",
+    "model_max_length",
     "model_type",
+    "name_or_path",
     "no_repeat_ngram_size",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
     "num_beam_groups",
     "num_beams",
+    "num_labels",
     "num_return_sequences",
+    "output_logits",
     "output_past",
     "output_scores",
+    "pad_token",
     "pad_token_id",
+    "padding_side",
+    "penalty_alpha",
+    "prefill_chunk_size",
     "prefix",
     "problem_type",
+    "processor_class",
+    "prompt_lookup_num_tokens",
     "pruned_heads",
     "remove_invalid_values",
+    "renormalize_logits",
     "repetition_penalty",
     "return_dict",
     "return_dict_in_generate",
     "sep_token_id",
+    "sequence_bias",
+    "stop_strings",
     "suppress_tokens",
     "task_specific_params",
     "temperature",
     "tf_legacy_loss",
     "tie_encoder_decoder",
+    "token_healing",
     "tokenizer_class",
+    "tokenizer_name",
     "top_k",
     "top_p",
+    "torch_compile",
     "torch_dtype",
     "torchscript",
-    "transformers_version",
     "transformers.js_config",
+    "transformers_version",
+    "truncation_side",
     "typical_p",
+    "unk_token_id",
+    "unsloth_fixed",
     "unsloth_version",
     "use_bfloat16",
     "use_cache",
+    "use_mtp",
     "use_return_dict",
+    "watermarking_config",
 ];
 
 /// Parses a configuration.
 pub(super) fn parse(text: &str) -> Result<Map<String, Value>, ConfigError> {
     let not_a_config = |reason: String| ConfigError::NotAConfig { reason };
-    let value: Value = serde_json::from_str(text).map_err(|error| not_a_config(error.to_string()))?;
+    let value: Value = python_json::parse(text).map_err(|error| not_a_config(error.to_string()))?;
     let Value::Object(object) = value else { return Err(not_a_config("it is not an object".into())) };
     if !object.get("model_type").is_some_and(Value::is_string) {
         return Err(not_a_config("it has no `model_type`".into()));
@@ -168,6 +289,11 @@ impl Fields {
 
     /// Notes settings that belong in a plan, and settings that make Transformers keep more tensors.
     fn run_settings(&mut self) -> Result<(), ConfigError> {
+        for field in ["quantization_config", "compression_config"] {
+            if self.object(field)?.is_some() {
+                self.note(format!("weights have the precision of the plan, and not that of `{field}`"));
+            }
+        }
         if self.flag_or("gradient_checkpointing", false)? {
             self.note("`gradient_checkpointing` is ignored; set `recompute: full` in the plan");
         }
@@ -375,11 +501,33 @@ impl Fields {
         ConfigError::Unknown { names: vec![name], model_type: self.model_type().into() }
     }
 
+    /// Sets a field of the configuration.
+    pub(super) fn set(&mut self, field: &str, value: Value) {
+        self.object.insert(field.into(), value);
+    }
+
+    /// Sets the share of a head's features that is rotated, where the file does not state it.
+    pub(super) fn default_rotary_share(&mut self, share: f64) {
+        const FIELD: &str = "partial_rotary_factor";
+        let nested = self.object.get("rope_parameters").and_then(|rope| rope.get(FIELD));
+        if nested.is_none() && !self.has(FIELD) {
+            self.set(FIELD, Value::from(share));
+        }
+    }
+
     /// Returns the notes if every field has been read.
-    pub(super) fn finish(self) -> Result<Vec<String>, ConfigError> {
-        let unread = self.object.iter().filter(|(name, value)| !self.read.contains(*name) && !value.is_null());
-        let names: Vec<String> = unread.map(|(name, _)| name.clone()).collect();
+    pub(super) fn finish(mut self, unknown: Unknown) -> Result<Vec<String>, ConfigError> {
+        let unread = self.object.iter().filter(|(name, value)| !self.read.contains(*name) && !is_off(value));
+        let (names, others): (Vec<String>, Vec<String>) =
+            unread.map(|(name, _)| name.clone()).partition(|name| unknown == Unknown::Noted || may_decide(name));
+        if !others.is_empty() {
+            self.note(format!("not understood, and taken for fields without effect on a step: {}", quoted(&others)));
+        }
         if names.is_empty() {
+            return Ok(self.notes);
+        }
+        if unknown == Unknown::Noted {
+            self.note(format!("not understood, and left out: {}", quoted(&names)));
             return Ok(self.notes);
         }
         Err(ConfigError::Unknown { names, model_type: self.model_type().into() })

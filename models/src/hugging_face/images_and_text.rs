@@ -5,6 +5,7 @@
 //! named.
 
 use super::fields::{ConfigError, inexpressible, is_neutral};
+use super::is_readable;
 use serde_json::{Map, Value};
 
 /// A model type with a text model inside, and Transformers' defaults, which published files leave
@@ -29,7 +30,7 @@ enum Tied {
     Outside(bool),
 }
 
-const TYPES: [Outer; 5] = [
+const TYPES: [Outer; 6] = [
     Outer { name: "llama4", text: "llama4_text", sizes: [202_048, 5120, 8192, 48, 40], tied: Tied::Inside, may_be_flat: false },
     Outer {
         name: "gemma3",
@@ -51,6 +52,13 @@ const TYPES: [Outer; 5] = [
         sizes: [152_064, 8192, 29_568, 80, 64],
         tied: Tied::Outside(false),
         may_be_flat: true,
+    },
+    Outer {
+        name: "qwen3_vl_moe",
+        text: "qwen3_vl_moe_text",
+        sizes: [151_936, 2048, 5632, 24, 16],
+        tied: Tied::Outside(false),
+        may_be_flat: false,
     },
     Outer {
         name: "qwen3_vl",
@@ -86,7 +94,7 @@ pub(super) fn types() -> impl Iterator<Item = &'static str> {
 /// if the model is of text alone.
 pub(super) fn keep_text(object: &mut Map<String, Value>) -> Result<Option<String>, ConfigError> {
     let name = object.get("model_type").and_then(Value::as_str).unwrap_or_default();
-    let Some(outer) = TYPES.iter().find(|outer| outer.name == name) else { return Ok(None) };
+    let Some(outer) = TYPES.iter().find(|outer| outer.name == name) else { return Ok(descend(object)) };
     let expected = "an object, the text model's configuration";
     let wrong = |reason: String| ConfigError::Value { field: "text_config".into(), reason, expected };
     let mut text = match object.remove("text_config").filter(|text| !text.is_null()) {
@@ -124,6 +132,42 @@ pub(super) fn keep_text(object: &mut Map<String, Value>) -> Result<Option<String
     *object = text;
     let part = if sees { "the part that sees images (`vision_config`)" } else { "the part that sees images" };
     Ok(Some(format!("the text model is planned alone; {part} is left out, with its parameters, time and memory")))
+}
+
+/// Fields in which models of several parts keep the configuration of their text model.
+const INNER: [&str; 5] = ["text_config", "language_config", "llm_config", "thinker_config", "language_model_config"];
+
+/// The most parts within parts.
+const DEEPEST: usize = 4;
+
+/// Replaces the configuration of a model of several parts that is not known by that of its text
+/// model, however deep that lies. Returns a note on the rest.
+fn descend(object: &mut Map<String, Value>) -> Option<String> {
+    let type_of = |object: &Map<String, Value>| object.get("model_type").and_then(Value::as_str).unwrap_or_default().to_string();
+    let outer = type_of(object);
+    if is_readable(&outer) {
+        return None;
+    }
+    let mut inner = object.clone();
+    let mut tied = None;
+    for _ in 0..DEEPEST {
+        let found = INNER.iter().find_map(|field| inner.get(*field)).and_then(Value::as_object)?.clone();
+        tied = tied.or(inner.get("tie_word_embeddings").filter(|tied| !tied.is_null()).cloned());
+        inner = found;
+        if is_readable(&type_of(&inner)) {
+            if let Some(tied) = tied {
+                inner.entry("tie_word_embeddings").or_insert(tied);
+            }
+            inner.remove("architectures");
+            let text = type_of(&inner);
+            *object = inner;
+            return Some(format!(
+                "of a model of type `{outer}` the text model is planned alone, of type `{text}`; its other parts are left out, with their \
+                 parameters, time and memory"
+            ));
+        }
+    }
+    None
 }
 
 /// Removes what tells the positions of images from those of text. Positions of text are the usual

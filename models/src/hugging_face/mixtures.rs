@@ -110,9 +110,6 @@ fn deepseek(fields: &mut Fields, defaults: &DeepseekDefaults) -> Result<Decoder,
     fields.neutral(&["rope_interleave", "routed_scaling_factor", "seq_aux", "aux_loss_alpha"]);
     fields.must_be("moe_layer_freq", &[json!(1)], "every layer after the first dense ones is a mixture")?;
     router(fields)?;
-    if fields.object("quantization_config")?.is_some() {
-        fields.note("weights have the precision of the plan, and not that of `quantization_config`");
-    }
     let [layers, hidden, heads] =
         [fields.size("num_hidden_layers")?, fields.size("hidden_size")?, fields.size("num_attention_heads")?];
     let (ffn, vocab) = (fields.size("intermediate_size")?, fields.size("vocab_size")?);

@@ -122,7 +122,7 @@ impl Translator {
         let operator = node.operator.as_str();
         if operator == "Constant" {
             let value = match node.tensor("value") {
-                Some(tensor) => Known::of_tensor(tensor, false).ok_or("a dimension is negative")?,
+                Some(tensor) => Known::of_tensor(tensor, self.is_weight(node)).ok_or("a dimension is negative")?,
                 None => match node.ints("value_ints").or_else(|| node.ints("value_int")) {
                     Some([]) => Known::Numbers { values: vec![node.int("value_int", 0)], is_scalar: true },
                     Some(values) => Known::Numbers { values: values.to_vec(), is_scalar: false },

@@ -2,7 +2,7 @@
 
 use super::OnnxError;
 use super::batch::BatchPlace;
-use super::messages::{BOOL, DimensionMessage, GraphMessage, INT32, INT64, Node, ValueInfo};
+use super::messages::{BOOL, DimensionMessage, GraphMessage, INT32, INT64, Node, TensorMessage, ValueInfo};
 use super::values::Known;
 use crate::families::{MOST, Network, NetworkInput, NetworkLayer, NetworkOperation};
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,6 +22,8 @@ pub(super) struct Translator {
     token_batch: BatchPlace,
     vocabulary: usize,
     notes: BTreeSet<String>,
+    /// Results of `Constant` nodes that are weights.
+    weights: BTreeSet<String>,
 }
 
 impl Translator {
@@ -69,6 +71,7 @@ impl Translator {
             token_batch: BatchPlace { axis: first_sample.axis, ..BatchPlace::FIRST },
             vocabulary: 1,
             notes,
+            weights: constant_weights(graph),
         };
         translator.read(&parts).map_err(|reason| OnnxError::Input {
             name: first.name.clone(),
@@ -128,6 +131,11 @@ impl Translator {
         if let Some(name) = node.outputs.get(output).filter(|name| !name.is_empty()) {
             self.known.insert(name.clone(), value);
         }
+    }
+
+    /// Whether a `Constant` node holds a weight.
+    pub(super) fn is_weight(&self, node: &Node) -> bool {
+        node.outputs.first().is_some_and(|output| self.weights.contains(output))
     }
 
     pub(super) fn note(&mut self, note: &str) {
@@ -240,6 +248,27 @@ impl Translator {
         Ok((Network { input, layers }, self.notes.into_iter().collect()))
     }
 }
+
+/// Results of `Constant` nodes that are weights. Some exporters (Paddle's) write all weights so:
+/// then no weight is an initializer, and every constant counts. Otherwise a constant is a weight
+/// where an operator takes one.
+fn constant_weights(graph: &GraphMessage) -> BTreeSet<String> {
+    let is_float =
+        |tensor: &TensorMessage| !tensor.is_whole() && tensor.shape().is_some_and(|shape| shape.iter().any(|&extent| extent > 1));
+    let constants = graph.nodes.iter().filter(|node| node.operator == "Constant");
+    let of_floats = constants.filter(|node| node.tensor("value").is_some_and(is_float));
+    let mut names: BTreeSet<String> = of_floats.filter_map(|node| node.outputs.first().cloned()).collect();
+    if graph.initializers.iter().any(is_float) {
+        let takes = |node: &&Node| TAKE_WEIGHTS.contains(&node.operator.as_str());
+        let taken: BTreeSet<&String> = graph.nodes.iter().filter(takes).flat_map(|node| node.inputs.iter().skip(1)).collect();
+        names.retain(|name| taken.contains(name));
+    }
+    names
+}
+
+/// Operators whose inputs from the second on are weights.
+const TAKE_WEIGHTS: [&str; 7] =
+    ["BatchNormalization", "Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization", "MatMul"];
 
 /// Sentences on weights that several nodes read.
 fn shared_weights(graph: &GraphMessage, known: &BTreeMap<String, Known>) -> Vec<String> {

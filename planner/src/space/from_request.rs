@@ -22,7 +22,7 @@ impl<'a> Space<'a> {
             work: work_of_blocks(graph),
             sequence: graph.tokens_per_sample.filter(|_| has_attention),
             experts: request.model.experts(),
-            heads: heads(graph),
+            heads: heads(graph, StackLimits::of(&base.stack).is_some_and(StackLimits::divides_key_heads)),
             has_attention,
             is_recomputable: graph.blocks.iter().any(|block| block.recomputable),
             is_stack: request.model.repeated_layers().is_some_and(|layers| layers >= FEWEST_EQUAL_BLOCKS),
@@ -73,11 +73,13 @@ fn bucketed_gradients(graph: &Graph) -> Bytes {
     Bytes::new((elements * SINGLE_PRECISION) as u64)
 }
 
-/// Returns the fewest heads of an attention operator, those of queries; `None` without attention.
-fn heads(graph: &Graph) -> Option<usize> {
+/// Returns the fewest heads of an attention operator, those of queries, or of keys if
+/// `are_of_keys`; `None` without attention.
+fn heads(graph: &Graph, are_of_keys: bool) -> Option<usize> {
     let of_attention = graph.operators.iter().filter(|operator| operator.kind.is_attention());
     let heads = of_attention.map(|operator| {
-        let of_heads = operator.loops.iter().filter(|one| matches!(one.role, Extent::Heads | Extent::Group));
+        let counts = |role: Extent| role == Extent::Heads || (role == Extent::Group && !are_of_keys);
+        let of_heads = operator.loops.iter().filter(|one| counts(one.role));
         of_heads.map(|one| one.extent).product()
     });
     heads.min()

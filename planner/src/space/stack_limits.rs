@@ -130,6 +130,13 @@ impl StackLimits {
         LIMITS.iter().find(|(name, _)| stack.name().starts_with(name)).map(|(_, limits)| limits)
     }
 
+    /// Whether `tensor` must divide the heads of keys and values, and not only those of queries:
+    /// `TransformerConfig` in megatron/core/transformer/transformer_config.py, and torchtitan's
+    /// column-wise shards of both products.
+    pub fn divides_key_heads(&self) -> bool {
+        *self == OF_MEGATRON || *self == OF_TORCHTITAN
+    }
+
     /// All limits in words.
     pub fn in_words(&self) -> String {
         format!("{}{}", self.reason, if self.offloads { "" } else { "; without offloading to hosts" })
@@ -177,6 +184,12 @@ mod tests {
 
     fn limits(stack: &str) -> &'static StackLimits {
         StackLimits::of(&Stack::new(stack)).expect("the stack has limits")
+    }
+
+    #[test]
+    fn frameworks_that_shard_key_heads_divide_them() {
+        assert!(["megatron-core", "torchtitan"].map(|stack| limits(stack).divides_key_heads()).iter().all(|&divides| divides));
+        assert!(!limits("ddp").divides_key_heads());
     }
 
     #[test]

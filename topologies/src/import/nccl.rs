@@ -1,7 +1,12 @@
 //! Reads NCCL's topology XML: CPUs, PCI devices, GPUs with their NVLinks, NICs with their rates.
 //! Elements that are not listed here are ignored.
 
+use super::choose_nics::{Nic, choose};
+use super::link_rates::OF_A_LANE;
+use super::mesh::{Switches, joined};
+use super::written::LEFT_BY_THE_PROTOCOL;
 use super::{ImportError, Joined, Machine};
+use roxmltree::Node;
 
 const TOOL: &str = "NCCL's topology dump";
 /// PCI class of an NVSwitch in `tclass`. A GPU's class is 0x030200.
@@ -9,47 +14,84 @@ const SWITCH_CLASS: &str = "0x068000";
 /// The most links that one `<nvlink>` stands for. A GPU of 2026 has 18.
 const MOST_LINKS: usize = 1024;
 
-/// Library names of GPUs by PCI device number (The PCI ID Repository, vendor 10de).
-const DEVICES: [(&str, &str); 7] = [
+/// Library names of GPUs by PCI device number (The PCI ID Repository, vendors 10de and 1002).
+const DEVICES: [(&str, &str); 32] = [
     ("0x1db1", "v100-sxm-16g"),
     ("0x1db5", "v100-sxm-32g"),
+    ("0x1db6", "v100-pcie-32g"),
+    ("0x1eb8", "t4"),
     ("0x20b0", "a100-sxm-40g"),
     ("0x20b2", "a100-sxm-80g"),
+    ("0x20f1", "a100-pcie-40g"),
+    ("0x20b5", "a100-pcie-80g"),
+    ("0x20b7", "a30"),
+    ("0x2235", "a40"),
+    ("0x2236", "a10"),
+    ("0x2237", "a10g"),
+    ("0x2230", "rtx-a6000"),
+    ("0x2204", "rtx-3090"),
+    ("0x2684", "rtx-4090"),
+    ("0x2b85", "rtx-5090"),
     ("0x2330", "h100-sxm-80g"),
+    ("0x2331", "h100-pcie-80g"),
+    ("0x2324", "h800-sxm-80g"),
+    ("0x2329", "h20"),
     ("0x2335", "h200-sxm-141g"),
+    ("0x26b5", "l40"),
     ("0x26b9", "l40s"),
+    ("0x27b8", "l4"),
+    ("0x2901", "b200-sxm-180g"),
+    ("0x2941", "gb200"),
+    ("0x738c", "mi100"),
+    ("0x740f", "mi210"),
+    ("0x740c", "mi250"),
+    ("0x74a1", "mi300x"),
+    ("0x74a5", "mi325x"),
+    ("0x75a3", "mi355x"),
 ];
+
+/// PCI device numbers of virtual functions of ConnectX NICs.
+const VIRTUAL: [&str; 6] = ["0x1014", "0x1016", "0x1018", "0x101a", "0x101c", "0x101e"];
 
 /// Reads the dump.
 pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     let wrong = |reason: &str| ImportError::Form { tool: TOOL, reason: reason.into() };
     let (mut gpus, mut links, mut is_switched) = (0, 0, false);
     let (mut of_gpu, mut most): (usize, usize) = (0, 0);
-    let (mut pci, mut device) = (None, None);
-    let mut rates: Vec<f64> = Vec::new();
+    let (mut pci, mut device, mut pcie) = (None, None, None);
+    // PCI addresses of GPUs, and links of a GPU with the address that they lead to.
+    let (mut bus, mut buses) = (String::new(), Vec::new());
+    let mut ends: Vec<(usize, String, usize)> = Vec::new();
+    let mut nics: Vec<Nic> = Vec::new();
     let mut is_system = false;
     let document = roxmltree::Document::parse(text).map_err(|error| wrong(&format!("it is not XML: {error}")))?;
     for element in document.descendants().filter(roxmltree::Node::is_element) {
         match element.tag_name().name() {
             "system" => is_system = true,
-            "pci" => pci = element.attribute("device").map(str::to_owned),
+            "pci" => {
+                pci = element.attribute("device").map(str::to_owned);
+                bus = element.attribute("busid").unwrap_or_default().to_ascii_lowercase();
+            }
             "gpu" => {
                 gpus += 1;
                 of_gpu = 0;
+                buses.push(bus.clone());
                 device = device.or(pci.clone());
+                pcie = pcie.or_else(|| slot_of(element.parent()?));
             }
-            "nvlink" => {
+            "nvlink" | "xgmi" => {
                 let count = element.attribute("count").map_or(Some(1), |count| count.parse().ok());
                 let count = count
                     .filter(|count| *count <= MOST_LINKS)
-                    .ok_or_else(|| wrong(&format!("an <nvlink> has a count that is not a number of links up to {MOST_LINKS}")))?;
+                    .ok_or_else(|| wrong(&format!("a link has a count that is not a number of links up to {MOST_LINKS}")))?;
                 of_gpu += count;
+                let target = element.attribute("target").unwrap_or_default().to_ascii_lowercase();
+                ends.push((buses.len().saturating_sub(1), target, count));
                 links += count;
                 most = most.max(of_gpu);
                 is_switched |= element.attribute("tclass") == Some(SWITCH_CLASS);
             }
-            // NCCL states megabits per second.
-            "net" => rates.extend(element.attribute("speed").and_then(|speed| speed.parse::<f64>().ok())),
+            "net" => nics.extend(nic_of(&element).filter(|nic| nics.iter().all(|other| other.name != nic.name))),
             _ => {}
         }
     }
@@ -61,25 +103,74 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
             "there is no <gpu>; hint: dump the topology with NCCL_TOPO_DUMP_FILE, since the files that clouds ship often omit GPUs",
         ));
     }
+    let mut notes = Vec::new();
     let joined = match (links, is_switched) {
         (0, _) => Joined::Pcie,
         (_, true) => Joined::Switch(most),
-        (_, false) => Joined::Mesh(most),
+        (_, false) => match wires(&buses, &ends) {
+            Some(wires) => {
+                if wires.iter().enumerate().any(|(gpu, row)| row.get(gpu).is_some_and(|&links| links > 0)) {
+                    notes.push(
+                        "links that lead from a GPU to itself are left out, as the dump does not say their other end".into(),
+                    );
+                }
+                let others = |(gpu, mut row): (usize, Vec<usize>)| {
+                    row.iter_mut().skip(gpu).take(1).for_each(|links| *links = 0);
+                    row
+                };
+                let wires: Vec<Vec<usize>> = wires.into_iter().enumerate().map(others).collect();
+                joined(&wires, Switches::None, &mut notes)
+            }
+            // Some lead out of the dump.
+            None => Joined::Mesh(most),
+        },
     };
-    let slowest = rates.iter().copied().reduce(f64::min);
-    let mut notes = Vec::new();
-    if rates.iter().any(|rate| Some(*rate) != slowest) {
-        notes.push("NICs have different rates; all are taken at the slowest".into());
-    }
+    let nics = choose(&nics);
+    notes.extend(nics.note);
     Ok(Machine {
         gpus,
         device: device.as_deref().and_then(device_of),
         seen: device.map(|number| format!("PCI device {number}")),
         joined,
-        pcie: None,
-        nics: rates.len(),
-        nic_bandwidth: slowest.map(|rate| format!("{}Gbit/s", rate / 1e3)),
+        pcie,
+        nics: nics.count,
+        nic_bandwidth: nics.rate.map(|rate| format!("{rate}Gbit/s")),
         notes,
+    })
+}
+
+/// The links between each two GPUs. `None` if a link leads elsewhere.
+fn wires(buses: &[String], ends: &[(usize, String, usize)]) -> Option<Vec<Vec<usize>>> {
+    let mut wires = vec![vec![0; buses.len()]; buses.len()];
+    for (from, target, count) in ends {
+        let to = buses.iter().position(|bus| bus == target)?;
+        *wires.get_mut(*from)?.get_mut(to)? += count;
+    }
+    Some(wires)
+}
+
+/// Rate of a PCI device's slot, one way, less packet overhead.
+fn slot_of(pci: Node<'_, '_>) -> Option<String> {
+    // `16 GT/s`, `16.0 GT/s PCIe`: 2.5, 5, 8 and so on by generation.
+    let speed: f64 = pci.attribute("link_speed")?.split_whitespace().next()?.parse().ok()?;
+    let lanes: f64 = pci.attribute("link_width")?.parse().ok().filter(|lanes| (1.0..=32.0).contains(lanes))?;
+    let generation = [2.5, 5.0, 8.0, 16.0, 32.0, 64.0].iter().position(|rate| *rate == speed)?;
+    Some(format!("{:.1}GB/s", OF_A_LANE.get(generation)? * lanes * LEFT_BY_THE_PROTOCOL))
+}
+
+/// A NIC. `None` if its rate is not stated.
+fn nic_of(net: &Node<'_, '_>) -> Option<Nic> {
+    // NCCL states megabits per second.
+    let rate = net.attribute("speed")?.parse::<f64>().ok().filter(|rate| *rate > 0.0)?;
+    let pci = net.ancestors().find(|one| one.tag_name().name() == "pci");
+    let number = pci.and_then(|pci| pci.attribute("device")).unwrap_or_default();
+    let name = format!("{} (port {})", net.attribute("name").unwrap_or("a NIC"), net.attribute("port").unwrap_or("1"));
+    let dev = net.attribute("dev").unwrap_or_default();
+    Some(Nic {
+        name: if net.has_attribute("name") { name } else { format!("NIC {dev} at {}", net.range().start) },
+        rate: Some(rate / 1e3),
+        is_beside_gpu: None,
+        is_virtual: VIRTUAL.iter().any(|one| one.eq_ignore_ascii_case(number)),
     })
 }
 

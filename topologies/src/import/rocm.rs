@@ -1,5 +1,6 @@
 //! Reads `rocm-smi --showtopo`: tables of the links between AMD's GPUs. It must not run the tool.
 
+use super::mesh::{Switches, joined};
 use super::{ImportError, Joined, Machine};
 
 const TOOL: &str = "`rocm-smi --showtopo`";
@@ -22,17 +23,12 @@ pub(super) fn read(text: &str) -> Result<Machine, ImportError> {
     let links = |row: &Vec<&str>| row.iter().filter(|word| **word == "XGMI").count();
     let most = rows.iter().map(links).max().unwrap_or(0);
     let mut notes = Vec::new();
-    if most > 0 && rows.iter().any(|row| links(row) + 1 < gpus) {
-        notes.push("not every pair of GPUs has an xGMI link; they are spread over all pairs here".into());
-    }
-    Ok(Machine {
-        gpus,
-        device: None,
-        seen: None,
-        joined: if most > 0 { Joined::DeviceLinks } else { Joined::Pcie },
-        pcie: None,
-        nics: 0,
-        nic_bandwidth: None,
-        notes,
-    })
+    let wires: Vec<Vec<usize>> =
+        rows.iter().map(|row| row.iter().skip(1).map(|cell| usize::from(*cell == "XGMI")).collect()).collect();
+    let joined = if most + 1 == gpus && rows.iter().all(|row| links(row) == most) {
+        if most > 0 { Joined::Peers(most) } else { Joined::Pcie }
+    } else {
+        joined(&wires, Switches::None, &mut notes)
+    };
+    Ok(Machine { gpus, device: None, seen: None, joined, pcie: None, nics: 0, nic_bandwidth: None, notes })
 }

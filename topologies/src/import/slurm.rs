@@ -65,18 +65,19 @@ impl SlurmNode {
         };
         // `AllocTRES=cpu=4,mem=8G,gres/gpu=2,gres/gpu:h100=2`: the total beside those of types.
         // Some clusters count only one of the two.
-        let allocated: Vec<(&str, &str)> = text("AllocTRES").split(',').filter_map(|one| one.rsplit_once('=')).collect();
+        let allocated = entries(text("AllocTRES"));
         let total = allocated.iter().find(|(key, _)| *key == "gres/gpu").map(|(_, count)| format!("gpu:{count}"));
-        let of_types =
-            allocated.iter().filter_map(|(key, count)| Some(format!("gpu:{}:{count}", key.strip_prefix("gres/gpu:")?)));
-        let resources = total.unwrap_or_else(|| of_types.collect::<Vec<_>>().join(","));
-        let none = |text: &str| text.to_owned().replace("(null)", "");
+        let resources = total.unwrap_or_else(|| of_tres(text("AllocTRES")));
+        // GPUs that Gres lacks may be configured as trackable resources alone:
+        // `CfgTRES=cpu=192,gres/gpu=4,gres/gpu:nvidia_b200=4`.
+        let generic = text("Gres").replace("(null)", "");
+        let all = if gpu_types(&generic).is_empty() { of_tres(text("CfgTRES")) } else { generic };
         Ok(Self {
             state: text("State").to_owned(),
             cpus: (number("CPUAlloc")? as usize, number("CPUTot")? as usize),
             load: text("CPULoad").parse().ok(),
             memory: (number("AllocMem").unwrap_or(0), number("RealMemory")?),
-            resources: (resources, none(text("Gres"))),
+            resources: (resources, all),
             name,
         })
     }
@@ -109,6 +110,20 @@ impl SlurmNode {
         };
         !self.state.split('+').any(is_out)
     }
+}
+
+/// The entries of a list of trackable resources.
+fn entries(list: &str) -> Vec<(&str, &str)> {
+    list.split(',').filter_map(|one| one.rsplit_once('=')).collect()
+}
+
+/// The GPUs of a list of trackable resources as generic resources: by type, if types are stated.
+fn of_tres(list: &str) -> String {
+    let entries = entries(list);
+    let of_types: Vec<String> =
+        entries.iter().filter_map(|(key, count)| Some(format!("gpu:{}:{count}", key.strip_prefix("gres/gpu:")?))).collect();
+    let total = entries.iter().find(|(key, _)| *key == "gres/gpu").map(|(_, count)| format!("gpu:{count}"));
+    if of_types.is_empty() { total.unwrap_or_default() } else { of_types.join(",") }
 }
 
 /// The GPUs of each type of a list of generic resources.

@@ -1,19 +1,34 @@
 //! Reads `nvidia-smi topo -m`: a matrix of the links between GPUs and NICs, and a legend.
 
-use super::{ImportError, Joined, Machine};
+use super::choose_nics::{Nic, choose};
+use super::mesh::{Switches, joined};
+use super::{ImportError, Machine};
 
 const TOOL: &str = "`nvidia-smi topo -m`";
 
+/// What `nvidia-smi topo -m` says of a pair beside `NV` and a number.
+const CELLS: [&str; 8] = ["X", "SYS", "NODE", "PHB", "PXB", "PIX", "SOC", "N/A"];
+
+/// NVLinks between two GPUs, if a cell says so. A GPU has some 18 links, so 16 bits are enough, and
+/// no sum overflows.
+fn links_of_cell(cell: &str) -> Option<usize> {
+    cell.strip_prefix("NV")?.parse::<u128>().ok().map(|count| usize::from(u16::try_from(count).unwrap_or(0)))
+}
+
 /// Reads the matrix. `links` is the GPU's number of NVLinks, if its kind is known.
 pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportError> {
-    let wrong = |reason: &str| ImportError::Form { tool: TOOL, reason: reason.into() };
+    let wrong = |reason: String| ImportError::Form { tool: TOOL, reason };
     let mut lines = text.lines().skip_while(|line| !line.split_whitespace().any(|word| word == "GPU0"));
-    let header = lines.next().ok_or_else(|| wrong("no line names GPU0"))?;
+    let header = lines.next().ok_or_else(|| wrong("no line names GPU0".into()))?;
     // The columns after those of devices describe CPUs.
     let columns: Vec<&str> = header.split_whitespace().take_while(|word| *word != "CPU").collect();
     let is_gpu = |name: &str| name.strip_prefix("GPU").is_some_and(|number| number.parse::<usize>().is_ok());
+    let is_nic = |name: &str| name.starts_with("NIC") || name.starts_with("mlx") || name.starts_with("ib");
     let gpus = columns.iter().filter(|name| is_gpu(name)).count();
-    let nics = columns.iter().filter(|name| name.starts_with("NIC") || name.starts_with("mlx") || name.starts_with("ib")).count();
+    let mut nics: Vec<Nic> = Vec::new();
+    for name in columns.iter().filter(|name| is_nic(name)) {
+        nics.push(Nic { name: (*name).into(), rate: None, is_beside_gpu: Some(false), is_virtual: false });
+    }
     let mut wires: Vec<Vec<usize>> = Vec::new();
     for line in lines {
         let mut words = line.split_whitespace();
@@ -21,32 +36,25 @@ pub(super) fn read(text: &str, links: Option<usize>) -> Result<Machine, ImportEr
             continue;
         }
         let row: Vec<&str> = words.take(columns.len()).collect();
-        if row.len() < gpus {
-            return Err(wrong("a GPU's line is shorter than the first line says"));
+        if row.len() < columns.len() {
+            return Err(wrong("a GPU's line is shorter than the first line says".into()));
         }
-        // A GPU has some 18 links, so 16 bits are enough, and no sum overflows.
-        let links = |word: &&str| word.strip_prefix("NV").and_then(|count| count.parse::<u16>().ok());
-        let of_pair = |word: &&str| links(word).map_or(0, usize::from);
-        wires.push(row[..gpus].iter().map(of_pair).collect());
+        if let Some(other) = row.iter().find(|cell| !CELLS.contains(cell) && links_of_cell(cell).is_none()) {
+            let hint = "such cells are of `nvidia-smi topo -p2p`; hint: give the output of `nvidia-smi topo -m`";
+            return Err(wrong(format!("`{other}` is no link that it prints: {hint}")));
+        }
+        for (cell, name) in row.iter().zip(&columns) {
+            if let Some(nic) = nics.iter_mut().find(|nic| nic.name == *name) {
+                nic.is_beside_gpu = Some(nic.is_beside_gpu == Some(true) || matches!(*cell, "PIX" | "PXB"));
+            }
+        }
+        wires.push(row.iter().take(gpus).map(|cell| links_of_cell(cell).unwrap_or(0)).collect());
     }
     if gpus == 0 || wires.len() != gpus {
-        return Err(wrong("there is not a line for each GPU"));
+        return Err(wrong("there is not a line for each GPU".into()));
     }
-    let of_gpu = |row: &Vec<usize>| row.iter().sum::<usize>();
-    let most = wires.iter().map(of_gpu).max().unwrap_or(0);
-    let pair = wires.iter().flatten().copied().max().unwrap_or(0);
-    let joined = match pair {
-        0 => Joined::Pcie,
-        // Through a switch all links of a GPU reach every other GPU, so the matrix counts them for
-        // each.
-        _ if gpus > 2 && links.is_none_or(|links| most > links) && wires.iter().all(|row| of_gpu(row) == pair * (gpus - 1)) => {
-            Joined::Switch(pair)
-        }
-        _ => Joined::Mesh(most),
-    };
-    let mut notes = Vec::new();
-    if joined != Joined::Pcie && wires.iter().any(|row| row.iter().filter(|&&wires| wires > 0).count() + 1 < gpus) {
-        notes.push("not every pair of GPUs has an NVLink; they are spread over all pairs here".into());
-    }
-    Ok(Machine { gpus, device: None, seen: None, joined, pcie: None, nics, nic_bandwidth: None, notes })
+    let chosen = choose(&nics);
+    let mut notes: Vec<String> = chosen.note.into_iter().collect();
+    let joined = joined(&wires, Switches::Possible { links }, &mut notes);
+    Ok(Machine { gpus, device: None, seen: None, joined, pcie: None, nics: chosen.count, nic_bandwidth: None, notes })
 }

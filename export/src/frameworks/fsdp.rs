@@ -1,0 +1,159 @@
+//! PyTorch's FSDP as Hugging Face's libraries configure it: the words of `fsdp`, and the settings
+//! of `fsdp_config`, which Accelerate writes with a prefix.
+
+use super::FrameworkError;
+use super::stated::Stated;
+use foretell_program::{Layout, Recompute};
+use serde_json::{Value, json};
+
+/// Settings that change neither the time of a step nor its memory, or only which of the same
+/// operations come first.
+const NEUTRAL: [&str; 15] = [
+    "version",
+    "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap",
+    "state_dict_type",
+    "cpu_ram_efficient_loading",
+    "xla*",
+    "min_num_params",
+    "backward_prefetch",
+    "backward_prefetch_policy",
+    "forward_prefetch",
+    "limit_all_gathers",
+    "sync_module_states",
+    "use_orig_params",
+    "fsdp_version",
+    "ignored_modules",
+];
+
+/// What a job shards.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Sharding {
+    /// ZeRO's stage.
+    pub(super) zero: usize,
+    /// Whether ranks of different nodes hold copies.
+    pub(super) is_hybrid: bool,
+}
+
+impl Sharding {
+    /// Puts the sharding into a layout.
+    pub(super) fn apply(self, layout: &mut Layout, devices_per_node: usize) {
+        layout.zero = self.zero;
+        if self.is_hybrid && layout.data.is_multiple_of(devices_per_node) && layout.data > devices_per_node {
+            layout.shard_group = Some(devices_per_node);
+        }
+    }
+}
+
+/// Reads a strategy's name, or its number in Accelerate's older files.
+fn strategy(text: &str) -> Option<Sharding> {
+    let (zero, is_hybrid) = match text.to_ascii_lowercase().as_str() {
+        "full_shard" | "1" => (3, false),
+        "shard_grad_op" | "2" => (2, false),
+        "no_shard" | "3" => (0, false),
+        "hybrid_shard" | "4" => (3, true),
+        "hybrid_shard_zero2" | "5" => (2, true),
+        _ => return None,
+    };
+    Some(Sharding { zero, is_hybrid })
+}
+
+/// Reads the words of a Trainer's `fsdp`: a text, a list, or a switch. `None` if it is off.
+pub(super) fn read_words(stated: &mut Stated) -> Result<Option<Sharding>, FrameworkError> {
+    let words: Vec<String> = match stated.take("fsdp") {
+        None | Some(Value::Bool(false)) => return Ok(None),
+        Some(Value::Bool(true)) => return Ok(Some(Sharding { zero: 3, is_hybrid: false })),
+        Some(Value::String(text)) => text.split_whitespace().map(String::from).collect(),
+        Some(Value::Array(list)) => {
+            list.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), String::from)).collect()
+        }
+        Some(_) => return Err(stated.wrong("fsdp", "a list of words")),
+    };
+    let mut found = None;
+    for word in words {
+        match (word.as_str(), strategy(&word)) {
+            ("true", _) => found = Some(Sharding { zero: 3, is_hybrid: false }),
+            ("auto_wrap" | "false", _) => {}
+            (_, Some(sharding)) => found = Some(sharding),
+            ("offload", None) => {
+                return Err(FrameworkError::Form {
+                    reason: format!(
+                        "{}: no plan keeps parameters in host memory, as FSDP's `offload` does",
+                        stated.written("fsdp")
+                    ),
+                    hint: "remove `offload` to plan the job with parameters in device memory".into(),
+                });
+            }
+            _ => {
+                return Err(stated
+                    .unknown("fsdp", "words: full_shard, shard_grad_op, hybrid_shard, hybrid_shard_zero2, no_shard, auto_wrap"));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Reads a section `fsdp_config`, and what it recomputes. `words` is what the caller states beside
+/// it.
+pub(super) fn read_config(
+    mut section: Stated,
+    words: Option<Sharding>,
+    layout: &mut Layout,
+    devices_per_node: usize,
+) -> Result<super::stated::Account, FrameworkError> {
+    for name in CONFIGURED {
+        section.rename(&format!("fsdp_{name}"), name)?;
+    }
+    section.refuse(&["offload_params", "cpu_offload", "activation_cpu_offload"], "no plan keeps parameters in host memory")?;
+    section.usual("mixed_precision_policy", &json!("bf16"));
+    // FSDP2 has a switch here, and older files a strategy.
+    let reshards = section.take("reshard_after_forward");
+    let text = reshards.as_ref().map(|value| value.as_str().map_or_else(|| value.to_string(), String::from));
+    let from_switch = match text.as_deref() {
+        None => None,
+        Some(text) if text.eq_ignore_ascii_case("true") => Some(Sharding { zero: 3, is_hybrid: false }),
+        Some(text) if text.eq_ignore_ascii_case("false") => Some(Sharding { zero: 2, is_hybrid: false }),
+        Some(text) => Some(strategy(text).ok_or_else(|| section.wrong("reshard_after_forward", "true or false"))?),
+    };
+    let named = section.take("sharding_strategy").map(|value| value.as_str().map_or_else(|| value.to_string(), String::from));
+    let from_name = match named {
+        None => None,
+        Some(text) => Some(strategy(&text).ok_or_else(|| {
+            section.unknown("sharding_strategy", "strategies: FULL_SHARD, SHARD_GRAD_OP, NO_SHARD, HYBRID_SHARD")
+        })?),
+    };
+    let recomputes = section.is_on("activation_checkpointing")?;
+    section.neutral(&NEUTRAL);
+    if let Some(words) = words {
+        let sharding = match from_switch {
+            Some(switch) if words.zero > 0 => Sharding { zero: switch.zero, ..words },
+            _ => words,
+        };
+        from_name.unwrap_or(sharding).apply(layout, devices_per_node);
+        if recomputes && layout.zero > 0 {
+            layout.recompute = Recompute::Full;
+        }
+    }
+    section.finish()
+}
+
+/// Settings whose names Accelerate begins with `fsdp_`.
+const CONFIGURED: [&str; 17] = [
+    "reshard_after_forward",
+    "sharding_strategy",
+    "offload_params",
+    "activation_checkpointing",
+    "auto_wrap_policy",
+    "transformer_layer_cls_to_wrap",
+    "state_dict_type",
+    "cpu_ram_efficient_loading",
+    "min_num_params",
+    "backward_prefetch",
+    "backward_prefetch_policy",
+    "forward_prefetch",
+    "sync_module_states",
+    "use_orig_params",
+    "cpu_offload",
+    "limit_all_gathers",
+    "mixed_precision_policy",
+];

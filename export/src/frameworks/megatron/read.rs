@@ -1,0 +1,401 @@
+//! Plans from Megatron-LM's arguments.
+
+use super::super::arguments::flags;
+use super::super::nearest::bucket_of;
+use super::super::stated::Stated;
+use super::super::{FrameworkError, ImportedPlan, Surroundings};
+use super::read_pipeline::{impossible, read_chunks};
+use super::{STACK, model};
+use foretell_program::{ContextMethod, Layout, Offload, Optimizer, Plan, Recompute, Stack, Training};
+use foretell_units::DataType;
+use serde_json::json;
+
+/// Switches that change neither the time of a step nor its memory, or only which kernels compute
+/// the same.
+const NEUTRAL_SWITCHES: [&str; 63] = [
+    "mock-data",
+    "log-throughput",
+    "log-timers-to-tensorboard",
+    "log-params-norm",
+    "log-num-zeros-in-grad",
+    "log-progress",
+    "log-memory-to-tensorboard",
+    "log-validation-ppl-to-tensorboard",
+    "log-batch-size-to-tensorboard",
+    "log-world-size-to-tensorboard",
+    "log-straggler",
+    "log-energy",
+    "no-load-optim",
+    "no-load-rng",
+    "no-save-optim",
+    "no-save-rng",
+    "finetune",
+    "use-cpu-initialization",
+    "apply-query-key-layer-scaling",
+    "no-query-key-layer-scaling",
+    "use-mcore-models",
+    "use-legacy-models",
+    "use-flash-attn",
+    "overlap-grad-reduce",
+    "overlap-param-gather",
+    "accumulate-allreduce-grads-in-fp32",
+    "attention-softmax-in-fp32",
+    "no-masked-softmax-fusion",
+    "no-bias-gelu-fusion",
+    "no-bias-swiglu-fusion",
+    "no-bias-dropout-fusion",
+    "no-rope-fusion",
+    "no-persist-layer-norm",
+    "no-gradient-accumulation-fusion",
+    "no-async-tensor-model-parallel-allreduce",
+    "no-check-for-nan-in-loss-and-grad",
+    "apply-layernorm-1p",
+    "manual-gc",
+    "use-checkpoint-args",
+    "use-checkpoint-opt-param-scheduler",
+    "override-opt-param-scheduler",
+    "async-save",
+    "use-dist-ckpt",
+    "auto-detect-ckpt-format",
+    "ckpt-fully-parallel-save",
+    "ckpt-fully-parallel-load",
+    "ckpt-assume-constant-structure",
+    "exit-on-missing-checkpoint",
+    "exit-signal-handler",
+    "no-create-attention-mask-in-dataloader",
+    "no-mmap-bin-files",
+    "reset-position-ids",
+    "reset-attention-mask",
+    "eod-mask-loss",
+    "deterministic-mode",
+    "cross-entropy-loss-fusion",
+    "calculate-per-token-loss",
+    "moe-grouped-gemm",
+    "moe-permute-fusion",
+    "moe-router-fusion",
+    "moe-per-layer-logging",
+    "moe-pad-expert-input-to-capacity",
+    "moe-router-enable-expert-bias",
+];
+
+/// Flags with values that change neither the time of a step nor its memory.
+const NEUTRAL: [&str; 74] = [
+    "train-iters",
+    "train-samples",
+    "eval-iters",
+    "eval-interval",
+    "log-interval",
+    "save",
+    "save-interval",
+    "load",
+    "data-path",
+    "train-data-path",
+    "valid-data-path",
+    "test-data-path",
+    "data-args-path",
+    "per-split-data-args-path",
+    "split",
+    "tokenizer-type",
+    "tokenizer-model",
+    "tiktoken-pattern",
+    "vocab-file",
+    "merge-file",
+    "vocab-extra-ids",
+    "lr-decay-style",
+    "lr-decay-iters",
+    "lr-decay-samples",
+    "lr-warmup-iters",
+    "lr-warmup-samples",
+    "lr-warmup-fraction",
+    "lr-warmup-init",
+    "lr-wsd-decay-style",
+    "lr-wsd-decay-iters",
+    "min-lr",
+    "start-weight-decay",
+    "end-weight-decay",
+    "weight-decay-incr-style",
+    "seed",
+    "init-method-std",
+    "tensorboard-dir",
+    "tensorboard-log-interval",
+    "tensorboard-queue-size",
+    "wandb-*",
+    "distributed-backend",
+    "distributed-timeout-minutes",
+    "exit-interval",
+    "exit-duration-in-mins",
+    "dataloader-type",
+    "num-workers",
+    "num-dataset-builder-threads",
+    "data-cache-path",
+    "nnodes",
+    "nproc-per-node",
+    "node-rank",
+    "master-addr",
+    "master-port",
+    "rdzv-*",
+    "local-rank",
+    "timing-log-*",
+    "ckpt-format",
+    "dist-ckpt-*",
+    "transformer-impl",
+    "manual-gc-interval",
+    "attention-backend",
+    "profile*",
+    "log-level*",
+    "no-log-*",
+    "moe-token-dispatcher-type",
+    "moe-router-load-balancing-type",
+    "moe-aux-loss-coeff",
+    "moe-z-loss-coeff",
+    "moe-router-dtype",
+    "moe-router-bias-update-rate",
+    "moe-router-topk-scaling-factor",
+    "mtp-loss-scaling-factor",
+    "make-vocab-size-divisible-by",
+    "hysteresis",
+];
+
+/// Settings that no plan expresses.
+const REFUSED: [&str; 16] = [
+    "fp8-param-gather",
+    "fp4-format",
+    "fp4-param-gather",
+    "grad-reduce-in-bf16",
+    "reduce-scatter-with-fp32-accumulation",
+    "use-precision-aware-optimizer",
+    "standalone-embedding-stage",
+    "hybrid-layer-pattern",
+    "hybrid-override-pattern",
+    "is-hybrid-model",
+    "heterogeneous-layers-config-path",
+    "squared-relu",
+    "experimental-attention-variant",
+    "linear-attention-type",
+    "cpu-offloading",
+    "fine-grained-activation-offloading",
+];
+
+pub(in super::super) fn import(text: &str, surroundings: &Surroundings<'_>) -> Result<ImportedPlan, FrameworkError> {
+    let ranks = surroundings.ranks;
+    let mut stated = flags(text, ranks)?;
+    if stated.is_empty() {
+        return Err(FrameworkError::Form {
+            reason: "there are no arguments of Megatron-LM".into(),
+            hint: "give the arguments of `pretrain_gpt.py`, or a script that has them".into(),
+        });
+    }
+    stated.refuse(&REFUSED, "no plan expresses it, and it decides model, layout, precision or memory")?;
+    for switch in NEUTRAL_SWITCHES {
+        stated.flag(switch)?;
+    }
+    stated.neutral(&NEUTRAL_SWITCHES);
+    stated.noted(&["overlap-moe-expert-parallel-comm", "batch-p2p-communication", "delay-wgrad-compute", "tp-comm-overlap"]);
+    // Each is said to decide something only where it differs from the default.
+    for name in ["main-grads-dtype", "main-params-dtype", "exp-avg-dtype", "exp-avg-sq-dtype"] {
+        stated.usual(name, &json!("fp32"));
+    }
+    let (model, sequence_is_stated) = model::read(&mut stated)?;
+    stated.neutral(&NEUTRAL);
+    let mut layout = read_layout(&mut stated, ranks)?;
+    layout.recompute = read_recompute(&mut stated)?;
+    let plan = read_training(&mut stated, layout, surroundings)?;
+    if model.is_some() && !sequence_is_stated {
+        return Err(impossible("there is no `--seq-length`".into(), "add it: Megatron demands the length of a sample"));
+    }
+    Ok(ImportedPlan { model, ..ImportedPlan::new(plan, stated.finish()?) })
+}
+
+fn read_layout(stated: &mut Stated, ranks: usize) -> Result<Layout, FrameworkError> {
+    stated.rename("model-parallel-size", "tensor-model-parallel-size")?;
+    let tensor = stated.size("tensor-model-parallel-size")?.unwrap_or(1);
+    let pipeline = stated.size("pipeline-model-parallel-size")?.unwrap_or(1);
+    let context = stated.size("context-parallel-size")?.unwrap_or(1);
+    let model_ranks = [tensor, pipeline, context].into_iter().try_fold(1usize, usize::checked_mul).unwrap_or(0);
+    if model_ranks == 0 || !ranks.is_multiple_of(model_ranks) {
+        let reason =
+            format!("{ranks} ranks are no multiple of tensor x pipeline x context, which is {tensor} x {pipeline} x {context}");
+        return Err(impossible(reason, "say the cluster with `--topology` and `--nodes`"));
+    }
+    let expert_tensor = stated.size("expert-tensor-parallel-size")?.unwrap_or(tensor);
+    let experts = stated.size("expert-model-parallel-size")?.unwrap_or(1);
+    let expert = experts.saturating_mul(expert_tensor) / tensor.max(1);
+    let data_ranks = ranks / model_ranks;
+    if expert == 0 || experts.checked_mul(expert_tensor) != Some(expert * tensor) || !data_ranks.is_multiple_of(expert) {
+        let reason = format!(
+            "experts on {experts} x {expert_tensor} ranks cannot be laid out over `tensor` {tensor} and {data_ranks} ranks of data"
+        );
+        return Err(impossible(reason, "choose sizes with a whole number of expert groups along tensor and data"));
+    }
+    if let Some(all) = stated.size("num-experts")?
+        && !all.is_multiple_of(experts)
+    {
+        let reason = format!("{all} experts cannot be divided by {experts} ranks of experts");
+        return Err(impossible(reason, "choose an `--expert-model-parallel-size` that divides them, as Megatron demands"));
+    }
+    let data = data_ranks / expert;
+    let mut layout = Layout { data, tensor, pipeline, context, expert, ..Layout::default() };
+    layout.expert_tensor = Some(expert_tensor).filter(|&ranks| ranks != tensor);
+    layout.sequence_parallel = stated.is_on("sequence-parallel")?;
+    layout.context_method = match stated.text("cp-comm-type")?.as_deref() {
+        Some("all_gather") => ContextMethod::Gather,
+        None | Some("p2p") if context > 1 => ContextMethod::Ring,
+        None | Some("p2p") => ContextMethod::Gather,
+        Some(_) if context == 1 => ContextMethod::Gather,
+        Some(_) => return Err(stated.unknown("cp-comm-type", "methods: p2p, all_gather")),
+    };
+    read_sharding(stated, &mut layout)?;
+    if let Some(parameters) = stated.size("ddp-bucket-size")? {
+        layout.bucket = bucket_of(parameters as u64);
+    }
+    read_chunks(stated, &mut layout)?;
+    Ok(layout)
+}
+
+/// Reads what the ranks of data shard, and what lies in the host's memory.
+fn read_sharding(stated: &mut Stated, layout: &mut Layout) -> Result<(), FrameworkError> {
+    stated.rename("use-custom-fsdp", "use-megatron-fsdp")?;
+    let is_optimizer_distributed = stated.is_on("use-distributed-optimizer")?;
+    let has_own_fsdp = stated.is_on("use-megatron-fsdp")?;
+    let has_torch_fsdp = stated.is_on("use-torch-fsdp2")?;
+    let strategy = stated.text("data-parallel-sharding-strategy")?;
+    layout.zero = match (has_own_fsdp, strategy.as_deref()) {
+        _ if has_torch_fsdp => 3,
+        (true, None | Some("no_shard")) | (false, _) => usize::from(is_optimizer_distributed),
+        (true, Some("optim")) => 1,
+        (true, Some("optim_grads")) => 2,
+        (true, Some("optim_grads_params")) => 3,
+        (true, Some(_)) => {
+            let known = "strategies: no_shard, optim, optim_grads, optim_grads_params";
+            return Err(stated.unknown("data-parallel-sharding-strategy", known));
+        }
+    };
+    if let Some(instances) = stated.size("num-distributed-optimizer-instances")?.filter(|&instances| instances > 1) {
+        let data = layout.data;
+        if !data.is_multiple_of(instances) {
+            let reason = format!("{instances} instances of the optimizer do not divide {data} ranks of data");
+            return Err(impossible(reason, "choose a number that divides them"));
+        }
+        layout.shard_group = Some(data / instances);
+    }
+    if stated.is_on("optimizer-cpu-offload")? {
+        layout.offload = Offload::Optimizer;
+        let share = stated.number("optimizer-offload-fraction")?.unwrap_or(1.0);
+        if share < 1.0 {
+            return Err(stated.wrong("optimizer-offload-fraction", "1, and a plan keeps all of the state in host memory or none"));
+        }
+        stated.neutral(&["overlap-cpu-optimizer-d2h-h2d", "use-torch-optimizer-for-cpu-offload", "no-pin-cpu-*"]);
+    }
+    Ok(())
+}
+
+/// Reads what is recomputed.
+fn read_recompute(stated: &mut Stated) -> Result<Recompute, FrameworkError> {
+    let granularity = stated.text("recompute-granularity")?;
+    let method = stated.text("recompute-method")?;
+    let layers = stated.size("recompute-num-layers")?;
+    let modules = stated.list("recompute-modules")?;
+    // An older name of the selective granularity.
+    let is_selective = stated.is_on("recompute-activations")?;
+    match granularity.as_deref().or(is_selective.then_some("selective")) {
+        None => Ok(Recompute::None),
+        Some("selective") => {
+            if modules.is_empty() || modules.iter().all(|module| module == "core_attn") {
+                return Ok(Recompute::Selective);
+            }
+            Err(FrameworkError::Form {
+                reason: format!("{} is read for `core_attn` alone", stated.written("recompute-modules")),
+                hint: "leave the other modules out of the file to plan the job without them".into(),
+            })
+        }
+        Some("full") => match method.as_deref() {
+            Some("block") => Ok(Recompute::full_layers(vec![layers.unwrap_or(1)])),
+            Some("uniform") => {
+                // One input is kept for each group of layers, and ours are groups of one.
+                if layers.is_some_and(|layers| layers > 1) {
+                    stated.in_part("recompute-num-layers");
+                }
+                Ok(Recompute::Full)
+            }
+            None => Err(impossible(
+                "`--recompute-granularity full` without `--recompute-method`".into(),
+                "add `--recompute-method uniform` or `block`, as Megatron demands",
+            )),
+            Some(_) => Err(stated.unknown("recompute-method", "methods: uniform, block")),
+        },
+        Some(_) => Err(stated.unknown("recompute-granularity", "granularities: full, selective")),
+    }
+}
+
+fn read_training(stated: &mut Stated, layout: Layout, surroundings: &Surroundings<'_>) -> Result<Plan, FrameworkError> {
+    let usual = Training::default();
+    stated.rename("batch-size", "micro-batch-size")?;
+    let micro_batch = match stated.size("micro-batch-size")?.or(surroundings.micro_batch) {
+        Some(size) => size,
+        None => {
+            stated.assume("`micro_batch` 1: there is no `--micro-batch-size`, which Megatron demands");
+            1
+        }
+    };
+    let replicas = layout.data.saturating_mul(layout.expert);
+    let global_batch = stated.size("global-batch-size")?.unwrap_or(micro_batch.saturating_mul(replicas));
+    let step = micro_batch.saturating_mul(replicas).max(1);
+    if !global_batch.is_multiple_of(step) {
+        let reason =
+            format!("`--global-batch-size {global_batch}` is no multiple of {micro_batch} samples on {replicas} ranks of data");
+        return Err(impossible(reason, "choose a batch that divides, as Megatron demands"));
+    }
+    if stated.has("rampup-batch-size") {
+        stated.list("rampup-batch-size")?;
+        stated.assume(format!("`global_batch` {global_batch}: the batch after `--rampup-batch-size`"));
+    }
+    let mut plan = Plan::new(Layout { micro_batch, ..layout }, global_batch);
+    plan.stack = Stack::new(STACK);
+    let mut training = Training { learning_rate: stated.number("lr")?, ..usual.clone() };
+    // Megatron's own defaults differ from ours.
+    training.weight_decay = stated.number("weight-decay")?.unwrap_or(0.01);
+    training.clip_norm = Some(stated.number("clip-grad")?.unwrap_or(1.0f32)).filter(|&norm| norm > 0.0);
+    plan.optimizer = match stated.text("optimizer")?.as_deref() {
+        Some("sgd") => Optimizer::Sgd,
+        Some(other) if other != "adam" => return Err(stated.unknown("optimizer", "optimizers: adam, sgd")),
+        _ if training.weight_decay == 0.0 => Optimizer::Adam,
+        _ => Optimizer::AdamW,
+    };
+    stated.neutral(&["decoupled-weight-decay", "no-decoupled-weight-decay"]);
+    training.momentum = stated.number("sgd-momentum")?.unwrap_or(usual.momentum);
+    training.beta1 = stated.number("adam-beta1")?.unwrap_or(usual.beta1);
+    training.beta2 = stated.number("adam-beta2")?.unwrap_or(usual.beta2);
+    training.epsilon = stated.number("adam-eps")?.unwrap_or(usual.epsilon);
+    training.loss_scale.initial = stated.number("initial-loss-scale")?.unwrap_or(usual.loss_scale.initial);
+    let window = stated.size("loss-scale-window")?.and_then(|window| u32::try_from(window).ok());
+    training.loss_scale.growth_interval = window.unwrap_or(usual.loss_scale.growth_interval);
+    stated.neutral(&["loss-scale", "min-loss-scale"]);
+    plan.training = training;
+    plan.precision = read_precision(stated)?;
+    Ok(plan)
+}
+
+fn read_precision(stated: &mut Stated) -> Result<DataType, FrameworkError> {
+    let is_bf16 = stated.is_on("bf16")?;
+    let is_fp16 = stated.is_on("fp16")?;
+    if is_bf16 && is_fp16 {
+        return Err(impossible("`--bf16` beside `--fp16`".into(), "keep one of them, as Megatron demands"));
+    }
+    // Older names of the two formats.
+    let is_older = stated.is_on("fp8-hybrid")? | stated.is_on("fp8-e4m3")?;
+    let format = stated.text("fp8-format")?;
+    let has_eight_bits = is_older || format.is_some_and(|format| matches!(format.as_str(), "hybrid" | "e4m3"));
+    if has_eight_bits {
+        // How eight bits are scaled is the stack's.
+        stated.neutral(&["fp8-recipe", "fp8-margin", "fp8-interval", "fp8-amax-*", "no-fp8-wgrad"]);
+    }
+    Ok(match (is_bf16, is_fp16) {
+        _ if has_eight_bits => DataType::Fp8,
+        (true, _) => DataType::Bf16,
+        (_, true) => DataType::Fp16,
+        _ => {
+            stated.assume("`precision` fp32: there is neither `--bf16` nor `--fp16`");
+            DataType::Fp32
+        }
+    })
+}

@@ -1,0 +1,273 @@
+//! The words of a shell script, with its variables not yet expanded.
+
+/// A part of a script.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Token {
+    /// A word.
+    Word(Word),
+    /// The end of a command.
+    End,
+    /// `(`
+    Open,
+    /// `)`
+    Close,
+}
+
+/// A word.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Word {
+    /// What it consists of.
+    pub(super) pieces: Vec<Piece>,
+    /// Whether a part is in quotes, so that it is a word even if empty.
+    pub(super) is_quoted: bool,
+}
+
+/// A part of a word.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Piece {
+    /// Text.
+    Literal(String),
+    /// `$NAME`, `${NAME:-default}` or `${NAME[@]}`.
+    Variable { name: String, default: Option<String>, is_quoted: bool, is_all: bool },
+    /// `$((...))`
+    Sum(String),
+}
+
+impl Word {
+    /// The text, if nothing is to be expanded.
+    pub(super) fn literal(&self) -> Option<&str> {
+        match &self.pieces[..] {
+            [Piece::Literal(text)] => Some(text),
+            _ => None,
+        }
+    }
+
+    /// The variable that the word assigns to, and whether it adds to it.
+    pub(super) fn assigned(&self) -> Option<(&str, bool)> {
+        let Some(Piece::Literal(text)) = self.pieces.first() else { return None };
+        let (name, _) = text.split_once('=')?;
+        let (name, adds) = name.strip_suffix('+').map_or((name, false), |name| (name, true));
+        let begins = name.chars().next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_');
+        (begins && name.chars().all(is_name)).then_some((name, adds))
+    }
+
+    /// Whether nothing follows the `=`.
+    pub(super) fn is_bare_assignment(&self) -> bool {
+        !self.is_quoted && self.literal().is_some_and(|text| text.ends_with('='))
+    }
+
+    /// What follows the `=`.
+    pub(super) fn value(&self) -> Word {
+        let mut value = self.clone();
+        if let Some(Piece::Literal(text)) = value.pieces.first_mut() {
+            *text = text.split_once('=').map_or_else(String::new, |(_, rest)| rest.into());
+        }
+        value
+    }
+
+    fn push(&mut self, character: char) {
+        match self.pieces.last_mut() {
+            Some(Piece::Literal(text)) => text.push(character),
+            _ => self.pieces.push(Piece::Literal(character.into())),
+        }
+    }
+}
+
+fn is_name(character: char) -> bool {
+    character.is_ascii_alphanumeric() || character == '_'
+}
+
+type Characters<'a> = std::iter::Peekable<std::str::Chars<'a>>;
+
+/// Splits a script.
+pub(super) fn tokens(text: &str) -> Vec<Token> {
+    let mut tokens = Vec::new();
+    let mut word: Option<Word> = None;
+    let mut quote = None;
+    let mut skips_word = false;
+    let mut characters = text.chars().peekable();
+    macro_rules! end_word {
+        () => {
+            if let Some(word) = word.take() {
+                if !std::mem::take(&mut skips_word) {
+                    tokens.push(Token::Word(word));
+                }
+            }
+        };
+    }
+    while let Some(character) = characters.next() {
+        match (quote, character) {
+            (Some(open), close) if open == close => quote = None,
+            (Some('\''), other) => word.get_or_insert_default().push(other),
+            (_, '$') => {
+                let word = word.get_or_insert_default();
+                match variable(&mut characters, quote.is_some()) {
+                    Some(piece) => word.pieces.push(piece),
+                    None => word.push('$'),
+                }
+            }
+            (_, '\\') => match characters.next() {
+                None | Some('\n') => {}
+                Some('\r') => _ = characters.next_if_eq(&'\n'),
+                Some(next) => word.get_or_insert_default().push(next),
+            },
+            (Some(_), other) => word.get_or_insert_default().push(other),
+            (None, '"' | '\'') => {
+                quote = Some(character);
+                word.get_or_insert_default().is_quoted = true;
+            }
+            (None, '#') if word.is_none() => while characters.next_if(|&next| next != '\n').is_some() {},
+            (None, '>' | '<') => {
+                // A redirection, with the number before it and the file behind it.
+                if word.as_ref().and_then(Word::literal).is_some_and(|text| text.chars().all(|digit| digit.is_ascii_digit())) {
+                    word = None;
+                }
+                end_word!();
+                while characters.next_if(|next| matches!(next, '>' | '<' | '&')).is_some() {}
+                skips_word = true;
+            }
+            (None, '&') if characters.peek() == Some(&'>') => {}
+            // Not a pipe: `Et*3|t*4L` is a layout of Megatron's pipeline.
+            (None, '|') if word.is_some() && characters.peek().is_some_and(|next| next.is_ascii_alphanumeric()) => {
+                word.get_or_insert_default().push('|');
+            }
+            (None, '\n' | ';' | '|' | '&') => {
+                end_word!();
+                skips_word = false;
+                tokens.push(Token::End);
+            }
+            (None, '(' | ')') => {
+                end_word!();
+                tokens.push(if character == '(' { Token::Open } else { Token::Close });
+            }
+            (None, blank) if blank.is_whitespace() => end_word!(),
+            (None, other) => word.get_or_insert_default().push(other),
+        }
+    }
+    end_word!();
+    tokens
+}
+
+/// Reads what follows a `$`. `None` if it stands for itself.
+fn variable(characters: &mut Characters<'_>, is_quoted: bool) -> Option<Piece> {
+    let plain = |name: String| Piece::Variable { name, default: None, is_quoted, is_all: true };
+    match characters.peek().copied()? {
+        '(' => {
+            let inner = until_closed(characters, '(', ')');
+            match inner.strip_prefix('(').and_then(|inner| inner.strip_suffix(')')) {
+                Some(sum) => Some(Piece::Sum(sum.trim().into())),
+                // A command's output is not known.
+                None => Some(plain(format!("({inner})"))),
+            }
+        }
+        '{' => {
+            let inner = until_closed(characters, '{', '}');
+            let name: String = inner.chars().take_while(|&letter| is_name(letter)).collect();
+            let rest = inner.get(name.len()..).unwrap_or_default();
+            if name.is_empty() && (rest.starts_with('@') || rest.starts_with('*')) {
+                return Some(plain("@".into()));
+            }
+            let default = rest.strip_prefix(":-").or_else(|| rest.strip_prefix('-')).or_else(|| rest.strip_prefix(":="));
+            let is_known = rest.is_empty() || default.is_some() || matches!(rest, "[@]" | "[*]");
+            let name = if is_known && !name.is_empty() { name } else { format!("{{{inner}}}") };
+            Some(Piece::Variable { name, default: default.map(unquoted), is_quoted, is_all: rest.starts_with('[') })
+        }
+        '@' | '*' => {
+            characters.next();
+            Some(plain("@".into()))
+        }
+        first if is_name(first) => {
+            let mut name = String::new();
+            while let Some(letter) = characters.next_if(|&letter| is_name(letter)) {
+                name.push(letter);
+                if first.is_ascii_digit() {
+                    break;
+                }
+            }
+            Some(Piece::Variable { name, default: None, is_quoted, is_all: false })
+        }
+        _ => None,
+    }
+}
+
+fn unquoted(text: &str) -> String {
+    text.trim_matches(['"', '\'']).into()
+}
+
+/// The text up to the bracket that closes the next one.
+fn until_closed(characters: &mut Characters<'_>, open: char, close: char) -> String {
+    characters.next();
+    let mut inner = String::new();
+    let mut depth = 1usize;
+    for character in characters.by_ref() {
+        if character == open {
+            depth += 1;
+        } else if character == close {
+            depth -= 1;
+            if depth == 0 {
+                break;
+            }
+        }
+        inner.push(character);
+    }
+    inner
+}
+
+/// The value of a sum of whole numbers and variables. `None` if it has other parts.
+pub(super) fn sum(text: &str, value: &dyn Fn(&str) -> Option<i64>) -> Option<i64> {
+    let spaced: String = text.chars().filter(|letter| !matches!(letter, '$' | '{' | '}')).collect();
+    let mut parser = Sum { rest: spaced.trim(), value };
+    let total = parser.terms(0)?;
+    parser.rest.trim().is_empty().then_some(total)
+}
+
+/// The deepest nesting of brackets.
+const DEEPEST: usize = 32;
+
+struct Sum<'a> {
+    rest: &'a str,
+    value: &'a dyn Fn(&str) -> Option<i64>,
+}
+
+impl Sum<'_> {
+    fn next_of(&mut self, signs: &[char]) -> Option<char> {
+        self.rest = self.rest.trim_start();
+        let sign = self.rest.chars().next().filter(|sign| signs.contains(sign))?;
+        self.rest = self.rest.get(1..).unwrap_or_default();
+        Some(sign)
+    }
+
+    fn terms(&mut self, depth: usize) -> Option<i64> {
+        let mut total = self.factors(depth)?;
+        while let Some(sign) = self.next_of(&['+', '-']) {
+            let next = self.factors(depth)?;
+            total = if sign == '+' { total.checked_add(next)? } else { total.checked_sub(next)? };
+        }
+        Some(total)
+    }
+
+    fn factors(&mut self, depth: usize) -> Option<i64> {
+        let mut product = self.factor(depth)?;
+        while let Some(sign) = self.next_of(&['*', '/', '%']) {
+            let next = self.factor(depth)?;
+            product = match sign {
+                '*' => product.checked_mul(next)?,
+                '/' => product.checked_div(next)?,
+                _ => product.checked_rem(next)?,
+            };
+        }
+        Some(product)
+    }
+
+    fn factor(&mut self, depth: usize) -> Option<i64> {
+        if depth < DEEPEST && self.next_of(&['(']).is_some() {
+            let inner = self.terms(depth + 1)?;
+            return self.next_of(&[')']).map(|_| inner);
+        }
+        self.rest = self.rest.trim_start();
+        let length = self.rest.chars().take_while(|&letter| is_name(letter)).count();
+        let (name, rest) = self.rest.split_at_checked(length).filter(|(name, _)| !name.is_empty())?;
+        self.rest = rest;
+        name.parse().ok().or_else(|| (self.value)(name))
+    }
+}

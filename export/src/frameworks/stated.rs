@@ -1,0 +1,363 @@
+//! The settings that a file states, each under its path, and what became of each. One mechanism for
+//! the readers of all frameworks: a reader takes the settings that it understands, names those
+//! without effect, and refuses those that no plan expresses. [`Stated::finish`] accounts for the
+//! rest, so that nothing vanishes. It must not know a framework.
+
+use super::FrameworkError;
+use super::deciding::may_decide;
+use serde_json::{Map, Value};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How a file writes its settings, for messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Notation {
+    /// `--name value`
+    Flags,
+    /// `section.name = value`
+    Toml,
+    /// `section.name: value`
+    Json,
+}
+
+/// What the settings of a file came to, beside the plan.
+#[derive(Debug, Default)]
+pub(super) struct Account {
+    /// Settings that were not understood.
+    pub(super) unread: Vec<String>,
+    /// Settings at their default, switched off, or without effect on a step.
+    pub(super) without_effect: Vec<String>,
+    /// Values that the file leaves open, with their source, a sentence each.
+    pub(super) assumed: Vec<String>,
+}
+
+/// The settings of a file.
+pub(super) struct Stated {
+    notation: Notation,
+    /// Path of the section, for messages; empty for a whole file.
+    prefix: String,
+    settings: BTreeMap<String, Value>,
+    taken: BTreeSet<String>,
+    account: Account,
+}
+
+impl Stated {
+    /// The settings of an object, nested ones under dotted paths.
+    pub(super) fn new(object: Map<String, Value>, notation: Notation) -> Self {
+        let mut settings = BTreeMap::new();
+        for (name, value) in object {
+            flatten(name, value, &mut settings);
+        }
+        Self { notation, prefix: String::new(), settings, taken: BTreeSet::new(), account: Account::default() }
+    }
+
+    /// Parses an object of JSON, or a mapping of YAML.
+    pub(super) fn parse(text: &str, what: &str) -> Result<Self, FrameworkError> {
+        let form = |reason: String| FrameworkError::Form { reason, hint: format!("give {what}") };
+        let value: Value = match serde_json::from_str(text) {
+            Ok(value) => value,
+            Err(error) if text.trim_start().starts_with(['{', '[']) => return Err(form(error.to_string())),
+            Err(_) => {
+                let options = serde_saphyr::options! { with_snippet: false };
+                let parsed = serde_saphyr::from_str_with_options(text, options);
+                parsed.map_err(|error| form(error.to_string().lines().next().unwrap_or("it is no YAML").to_string()))?
+            }
+        };
+        match value {
+            Value::Object(object) => Ok(Self::new(object, Notation::Json)),
+            _ => Err(form("it is no object".into())),
+        }
+    }
+
+    /// Takes a section out: all settings under `name`. Finish it before the rest.
+    pub(super) fn section(&mut self, name: &str) -> Self {
+        let start = format!("{name}.");
+        let inside: Vec<String> = self.settings.keys().filter(|path| path.starts_with(&start)).cloned().collect();
+        let moved = inside.into_iter().filter_map(|path| {
+            let value = self.settings.remove(&path)?;
+            Some((path.strip_prefix(&start)?.to_string(), value))
+        });
+        let settings = moved.collect();
+        let prefix = format!("{}{start}", self.prefix);
+        Self { notation: self.notation, prefix, settings, taken: BTreeSet::new(), account: Account::default() }
+    }
+
+    /// Adds what became of a section's settings.
+    pub(super) fn absorb(&mut self, account: Account) {
+        self.account.unread.extend(account.unread);
+        self.account.without_effect.extend(account.without_effect);
+        self.account.assumed.extend(account.assumed);
+    }
+
+    /// Whether there are no settings.
+    pub(super) fn is_empty(&self) -> bool {
+        self.settings.is_empty()
+    }
+
+    /// Whether a setting, or a section of this name, is stated. It is not taken.
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.settings.get(name).is_some_and(|value| !value.is_null()) || self.has_section(name)
+    }
+
+    /// Whether there are settings under this name.
+    pub(super) fn has_section(&self, name: &str) -> bool {
+        let start = format!("{name}.");
+        self.settings.keys().any(|path| path.starts_with(&start))
+    }
+
+    /// Whether the file leaves a setting to its caller: `"auto"`. It counts as taken.
+    pub(super) fn is_auto(&mut self, name: &str) -> bool {
+        let is_auto = self.settings.get(name).is_some_and(|value| value == "auto");
+        if is_auto {
+            self.taken.insert(name.into());
+        }
+        is_auto
+    }
+
+    /// Moves the setting from an older name, unless the newer one is stated too.
+    pub(super) fn rename(&mut self, older: &str, newer: &str) -> Result<(), FrameworkError> {
+        let Some(value) = self.settings.get(older).cloned() else { return Ok(()) };
+        match self.settings.get(newer) {
+            Some(other) if *other != value => {
+                let reason = format!("{} and {} are names of one setting", self.written(older), self.written(newer));
+                return Err(FrameworkError::Form { reason, hint: "keep one of them".into() });
+            }
+            _ => {}
+        }
+        self.settings.remove(older);
+        self.settings.insert(newer.into(), value);
+        Ok(())
+    }
+
+    /// The value of a setting; `None` if it is missing, null, or `"auto"`.
+    pub(super) fn take(&mut self, name: &str) -> Option<Value> {
+        self.taken.insert(name.into());
+        self.settings.get(name).filter(|value| !value.is_null() && **value != "auto").cloned()
+    }
+
+    /// A whole number above 0.
+    pub(super) fn size(&mut self, name: &str) -> Result<Option<usize>, FrameworkError> {
+        match self.count(name)? {
+            Some(0) => Err(self.wrong(name, "a whole number above 0")),
+            size => Ok(size),
+        }
+    }
+
+    /// A whole number, which may be written with an exponent (`5e8`) or as a text (`"3"`).
+    pub(super) fn count(&mut self, name: &str) -> Result<Option<usize>, FrameworkError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let whole = |number: f64| Some(number as usize).filter(|_| number >= 0.0 && number.fract() == 0.0 && number <= 1e15);
+        let exact = value.as_u64().and_then(|count| usize::try_from(count).ok());
+        let text = value.as_str().map(|text| text.trim().replace('_', ""));
+        let count = exact
+            .or_else(|| whole(value.as_f64()?))
+            .or_else(|| text.as_ref()?.parse().ok())
+            .or_else(|| whole(text.as_ref()?.parse().ok()?));
+        count.map(Some).ok_or_else(|| self.wrong(name, "a whole number"))
+    }
+
+    /// A number, which may be a text.
+    pub(super) fn number(&mut self, name: &str) -> Result<Option<f32>, FrameworkError> {
+        let Some(value) = self.take(name) else { return Ok(None) };
+        let text = value.as_str().and_then(|text| text.trim().parse::<f64>().ok());
+        let number = value.as_f64().or(text).map(|number| number as f32).filter(|number| number.is_finite());
+        number.map(Some).ok_or_else(|| self.wrong(name, "a number"))
+    }
+
+    /// A switch.
+    pub(super) fn flag(&mut self, name: &str) -> Result<Option<bool>, FrameworkError> {
+        let value = self.take(name);
+        let Some(value) = value else { return Ok(None) };
+        let text = value.as_str().map(str::to_ascii_lowercase);
+        match (value.as_bool(), text.as_deref()) {
+            (Some(flag), _) => Ok(Some(flag)),
+            (None, Some("true")) => Ok(Some(true)),
+            (None, Some("false")) => Ok(Some(false)),
+            _ if self.notation == Notation::Flags => {
+                let reason = format!("{}: the argument takes no value, and the words belong to no other", self.written(name));
+                Err(FrameworkError::Form { reason, hint: shell_hint(&value).into() })
+            }
+            _ => Err(self.wrong(name, "true or false")),
+        }
+    }
+
+    /// Whether a switch is on.
+    pub(super) fn is_on(&mut self, name: &str) -> Result<bool, FrameworkError> {
+        Ok(self.flag(name)?.unwrap_or(false))
+    }
+
+    /// A text.
+    pub(super) fn text(&mut self, name: &str) -> Result<Option<String>, FrameworkError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(text)) if !(self.notation == Notation::Flags && text.contains('$')) => Ok(Some(text)),
+            Some(_) => Err(self.wrong(name, "one word")),
+        }
+    }
+
+    /// A list: of words, if it is the value of a flag.
+    pub(super) fn list(&mut self, name: &str) -> Result<Vec<Value>, FrameworkError> {
+        match self.take(name) {
+            None => Ok(Vec::new()),
+            Some(Value::Array(list)) => Ok(list),
+            Some(word @ Value::String(_)) => Ok(vec![word]),
+            Some(_) => Err(self.wrong(name, "a list")),
+        }
+    }
+
+    /// Marks settings as taken that change neither the time of a step nor its memory. A name that
+    /// ends with `*` stands for all that begin so.
+    pub(super) fn neutral(&mut self, names: &[&str]) {
+        for name in names {
+            let is_meant = |path: &&String| match name.strip_suffix('*') {
+                Some(start) => path.starts_with(start),
+                None => path == name,
+            };
+            let found: Vec<String> =
+                self.settings.keys().filter(is_meant).filter(|path| !self.taken.contains(*path)).cloned().collect();
+            for path in found {
+                self.account.without_effect.push(self.written(&path));
+                self.taken.insert(path);
+            }
+        }
+    }
+
+    /// Notes settings that change when something is done, and not what, unless they are switched
+    /// off.
+    pub(super) fn noted(&mut self, names: &[&str]) {
+        for name in names {
+            if self.settings.get(*name).is_some_and(|value| !is_off(value)) && self.taken.insert((*name).into()) {
+                self.in_part(name);
+            }
+        }
+    }
+
+    /// Marks a setting as taken if it has its default.
+    pub(super) fn usual(&mut self, name: &str, default: &Value) {
+        let is_same = |value: &&Value| *value == default || (value.is_number() && value.as_f64() == default.as_f64());
+        if self.settings.get(name).filter(is_same).is_some() && self.taken.insert(name.into()) {
+            self.account.without_effect.push(self.written(name));
+        }
+    }
+
+    /// Refuses settings that no plan expresses, unless they are switched off.
+    pub(super) fn refuse(&mut self, names: &[&str], why: &str) -> Result<(), FrameworkError> {
+        for name in names {
+            if let Some(value) = self.settings.get(*name)
+                && !is_off(value)
+            {
+                let hint = "leave it out of the file to plan the job without it".into();
+                return Err(FrameworkError::Form { reason: format!("{}: {why}", self.written(name)), hint });
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes a value that the file leaves open, and where it comes from.
+    pub(super) fn assume(&mut self, sentence: impl Into<String>) {
+        self.account.assumed.push(sentence.into());
+    }
+
+    /// Notes a setting that a plan expresses only in part.
+    pub(super) fn in_part(&mut self, name: &str) {
+        let written = self.plain(name);
+        self.account.unread.push(written);
+    }
+
+    /// A setting in the file's own words, in backticks.
+    pub(super) fn written(&self, name: &str) -> String {
+        format!("`{}`", self.plain(name))
+    }
+
+    fn plain(&self, name: &str) -> String {
+        let Self { prefix, notation, .. } = self;
+        let value = self.settings.get(name);
+        match (notation, value) {
+            (Notation::Flags, None | Some(Value::Bool(true))) => format!("--{name}"),
+            (Notation::Flags, Some(Value::Array(words))) => {
+                let words: Vec<&str> = words.iter().filter_map(Value::as_str).collect();
+                format!("--{name} {}", words.join(" "))
+            }
+            (Notation::Flags, Some(value)) => format!("--{name} {}", value.as_str().unwrap_or_default()),
+            (Notation::Toml, Some(value)) => format!("{prefix}{name} = {value}"),
+            (Notation::Json, Some(value)) => format!("{prefix}{name}: {value}"),
+            (_, None) => format!("{prefix}{name}"),
+        }
+    }
+
+    /// The error for a value of another kind.
+    pub(super) fn wrong(&self, name: &str, expected: &str) -> FrameworkError {
+        let value = self.settings.get(name).unwrap_or(&Value::Null);
+        let hint = match self.notation {
+            Notation::Flags => shell_hint(value),
+            Notation::Toml => "give it as torchtitan's files do",
+            Notation::Json => "give it as the framework's documentation does",
+        };
+        FrameworkError::Form { reason: format!("{} is not {expected}", self.written(name)), hint: hint.into() }
+    }
+
+    /// The error for a word that no plan has.
+    pub(super) fn unknown(&self, name: &str, known: &str) -> FrameworkError {
+        FrameworkError::Form { reason: format!("{} is not one of those that a plan has", self.written(name)), hint: known.into() }
+    }
+
+    /// Accounts for every setting that nobody took.
+    ///
+    /// # Errors
+    /// If one of them decides what is planned.
+    pub(super) fn finish(mut self) -> Result<Account, FrameworkError> {
+        let rest: Vec<String> = self.settings.keys().filter(|path| !self.taken.contains(*path)).cloned().collect();
+        for path in rest {
+            let value = self.settings.get(&path).cloned().unwrap_or_default();
+            if is_off(&value) {
+                self.account.without_effect.push(self.written(&path));
+            } else if may_decide(&path) {
+                let reason = format!(
+                    "{} is not read, and it may decide model, layout, precision, optimizer or memory",
+                    self.written(&path)
+                );
+                let hint = "leave it out of the file to plan the job without it".into();
+                return Err(FrameworkError::Form { reason, hint });
+            } else {
+                self.in_part(&path);
+            }
+        }
+        Ok(self.account)
+    }
+}
+
+/// Puts the leaves of a value under their paths. Empty objects and lists are leaves.
+fn flatten(path: String, value: Value, settings: &mut BTreeMap<String, Value>) {
+    match value {
+        Value::Object(object) if !object.is_empty() => {
+            for (name, inner) in object {
+                flatten(format!("{path}.{name}"), inner, settings);
+            }
+        }
+        leaf => _ = settings.insert(path, leaf),
+    }
+}
+
+/// Whether a value means that a setting is not used.
+fn is_off(value: &Value) -> bool {
+    match value {
+        Value::Null | Value::Bool(false) => true,
+        Value::Array(list) => list.is_empty(),
+        Value::Object(object) => object.is_empty(),
+        Value::String(text) => matches!(text.to_ascii_lowercase().as_str(), "" | "none" | "no" | "false"),
+        Value::Number(number) => number.as_f64() == Some(0.0),
+        Value::Bool(true) => false,
+    }
+}
+
+fn shell_hint(value: &Value) -> &'static str {
+    if value.to_string().contains('$') {
+        "give the command as the shell expands it, without variables"
+    } else {
+        "give it as the framework's help says"
+    }
+}
+
+/// A number as it is written in decimal, so that it reads back the same.
+pub(super) fn decimal(number: f32) -> Value {
+    number.to_string().parse::<f64>().map_or(Value::Null, Value::from)
+}

@@ -1,0 +1,57 @@
+//! What comes nearest to a configuration whose type has no reader, from the fields that most
+//! transformers have: a model file, and a type that can be read in its place. Only for messages.
+
+use serde_json::{Map, Value};
+
+/// Fields of most transformers, with ours. The last two may be missing, and are a decoder's.
+const COMMON: [(&str, &str); 8] = [
+    ("num_hidden_layers", "layers"),
+    ("hidden_size", "hidden"),
+    ("num_attention_heads", "heads"),
+    ("intermediate_size", "ffn"),
+    ("vocab_size", "vocab"),
+    ("max_position_embeddings", "sequence"),
+    ("num_key_value_heads", "kv_heads"),
+    ("head_dim", "head_dimension"),
+];
+
+/// Names of the number of experts, with the type whose files have that name.
+const EXPERTS: [(&str, &str); 3] =
+    [("num_local_experts", "mixtral"), ("num_experts", "qwen3_moe"), ("n_routed_experts", "glm4_moe")];
+
+fn size(config: &Map<String, Value>, field: &str) -> Option<u64> {
+    config.get(field).and_then(Value::as_u64)
+}
+
+/// The experts of a mixture, and the type that names them so.
+fn experts(config: &Map<String, Value>) -> Option<(u64, &'static str)> {
+    EXPERTS.iter().find_map(|(field, like)| Some((size(config, field).filter(|&count| count > 1)?, *like)))
+}
+
+/// The type to read a configuration as, and a model file in one line. `None` if the configuration
+/// lacks a transformer's sizes.
+pub(super) fn nearest(config: &Map<String, Value>) -> Option<(&'static str, String)> {
+    let is_encoder = config.get("model_type").and_then(Value::as_str).is_some_and(|name| name.contains("bert"));
+    let mut entries = Vec::new();
+    for (field, own) in COMMON {
+        match size(config, field) {
+            _ if is_encoder && matches!(own, "kv_heads" | "head_dimension") => {}
+            Some(size) => entries.push(format!("{own}: {size}")),
+            None if matches!(own, "kv_heads" | "head_dimension") => {}
+            None => return None,
+        }
+    }
+    if is_encoder {
+        return Some(("bert", format!("{{family: bert, {}}}", entries.join(", "))));
+    }
+    let like = match experts(config) {
+        None => "llama",
+        Some((count, like)) => {
+            let top = ["num_experts_per_tok", "experts_per_token", "moe_topk"].iter().find_map(|field| size(config, field));
+            let ffn = ["moe_intermediate_size", "intermediate_size"].iter().find_map(|field| size(config, field));
+            entries.push(format!("mixtures: {{experts: {count}, top_k: {}, ffn: {}}}", top.unwrap_or(1), ffn.unwrap_or(1)));
+            like
+        }
+    };
+    Some((like, format!("{{family: decoder, {}}}", entries.join(", "))))
+}
