@@ -88,9 +88,17 @@ struct Cell {
     step_seconds: Option<f64>,
     /// Tokens per second over all devices, or samples if they are no sequences.
     rate: Option<f64>,
+    /// The chance of running out of memory, where it is known.
+    chance_of_running_out: Option<f64>,
     /// The layout in words; why there is none.
     layout: String,
 }
+
+/// Chance of running out from which on a cell says so.
+const RISKY: f64 = 0.1;
+
+const LEGEND: &str = "memory of the fullest device, at tokens (or samples) per second over all devices; `~`: it may run out; `-`: it does not \
+                      fit, and the smallest layout needs so much";
 
 /// Longest sequence of a table.
 const LONGEST: usize = 1 << 17;
@@ -159,6 +167,7 @@ fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Re
         memory_bytes: memory.map(Bytes::count),
         step_seconds: None,
         rate: None,
+        chance_of_running_out: None,
         layout: why,
     };
     let planned = match job.search(&mut setting, profile, 1) {
@@ -176,6 +185,7 @@ fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Re
         memory_bytes: prediction.peak_memory_bytes.iter().copied().max().map(Bytes::count),
         step_seconds: Some(prediction.step_seconds.value()),
         rate: Some(prediction.tokens_per_second.unwrap_or(prediction.samples_per_second)),
+        chance_of_running_out: prediction.chance_of_running_out,
         layout: explain::words(&best.plan.layout),
         ..empty(None, String::new())
     })
@@ -207,7 +217,7 @@ impl TableAnswer {
         match format {
             Format::Text => {
                 let titles: Vec<Column<'_>> = head.iter().map(|title| Column::numbers(title)).collect();
-                format!("{}\n`-` before a size: it does not fit, and the smallest layout needs so much", table(&titles, &body))
+                format!("{}\n{LEGEND}", table(&titles, &body))
             }
             Format::Csv => lines(",", "", None),
             Format::Markdown => lines(" | ", " | ", Some(format!("|{}", " --- |".repeat(head.len())))),
@@ -218,7 +228,10 @@ impl TableAnswer {
 impl Cell {
     fn in_short(&self) -> String {
         match (self.memory_bytes, self.rate) {
-            (Some(memory), Some(rate)) => format!("{} at {rate:.0}/s", Bytes::new(memory)),
+            (Some(memory), Some(rate)) => {
+                let is_risky = self.chance_of_running_out.is_some_and(|chance| chance > RISKY);
+                format!("{}{} at {rate:.0}/s", if is_risky { "~ " } else { "" }, Bytes::new(memory))
+            }
             (Some(memory), None) => format!("- {}", Bytes::new(memory)),
             (None, _) => "?".into(),
         }

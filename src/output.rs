@@ -7,9 +7,11 @@ use indicatif::{ProgressBar, ProgressStyle};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tracing::level_filters::LevelFilter;
 
@@ -89,9 +91,13 @@ pub fn line(text: &str) -> Result<(), Failure> {
     }
 }
 
-/// Prints a note on standard error.
+/// The notes that were printed.
+static SAID: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+
+/// Prints a note on standard error, once: a command may look at the same inputs several times.
 pub fn note(text: &str) {
-    if !IS_QUIET.load(Ordering::Relaxed) {
+    let is_new = SAID.lock().unwrap_or_else(PoisonError::into_inner).insert(text.to_owned());
+    if is_new && !IS_QUIET.load(Ordering::Relaxed) {
         message(&format!("note: {text}"));
     }
 }
