@@ -4,14 +4,14 @@
 use crate::binding::Limits;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
-use crate::method::MethodChoices;
+use crate::method::{Method, MethodChoices};
 use crate::plan_file::{ModelReference, PlanFile};
 use crate::predict;
 use crate::price_limit;
 use crate::usual_stack::Trainer;
 use clap::Args;
 use foretell_planner::{Fixed, Planned, Progress, Request, StackLimits, plan};
-use foretell_program::{Layout, MomentFormat, Optimizer, Plan, Profile, Stack};
+use foretell_program::{Layout, MomentFormat, Optimizer, Plan, Profile, Stack, Trained};
 use foretell_simulator::Stop;
 use foretell_topologies::{Architecture, NodeGroup, Topology, TopologyReference};
 use foretell_units::{Bytes, DataType, Price, Seconds, count};
@@ -197,7 +197,12 @@ impl Choices {
         if matches!(self.optimizer, Some(OptimizerName::AdamwEightBit)) {
             base.workload.moments = MomentFormat::EightBit;
         }
-        self.method.apply(&mut base, &model.model, &mut taken)?;
+        let mut method = self.method.clone();
+        if method.method.is_none() && defaults.trains == Trained::Adapters {
+            taken.push("--method lora".into());
+            method.method = Some(Method::Lora);
+        }
+        method.apply(&mut base, &model.model, &mut taken)?;
         if let Some(routing) = &self.routing {
             base.workload.routing = inputs::routing(routing)?;
             base.validate_routing(model.model.experts(), model.model.mixture_layers())

@@ -145,6 +145,10 @@ fn predict(row: &Row, run: &Run) -> Option<(TracedTime, TracedPrediction)> {
     if let Model::Llama(llama) = &run.model {
         // Rows do not pad vocabularies under these frameworks.
         job.sizes = job.sizes.with("v", row.count("vocab").unwrap_or(llama.vocab));
+        // Without a gate the model has a narrower gated network of as many parameters.
+        if let (Some(ffn), Some(0.0)) = (row.count("ffn"), row.number("gated_ffn")) {
+            job.sizes = job.sizes.with("f", ffn);
+        }
     }
     // The default of the releases that rows have.
     if job.optimizer == TracedOptimizer::AdamWFused {

@@ -11,7 +11,9 @@ impl TableSizes {
     pub fn of_model(model: &Model, batch: usize) -> Option<Self> {
         // Layers, features, heads and their features, and the sizes that families have of their own.
         let sizes = |[layers, hidden, heads, features]: [usize; 4], sequence: usize, vocab: usize, own: &[(&str, usize)]| {
-            let usual = [("b", batch), ("s", sequence), ("h", hidden), ("n", heads), ("d", features), ("v", vocab)];
+            // Families with more rows of learned positions say so.
+            let usual =
+                [("b", batch), ("s", sequence), ("p", sequence), ("h", hidden), ("n", heads), ("d", features), ("v", vocab)];
             let symbols = usual.iter().chain(own).map(|&(name, size)| (name.to_owned(), size as f64)).collect();
             TableSizes { layers, symbols }
         };
@@ -24,7 +26,7 @@ impl TableSizes {
             }
             Model::Gpt(model) => {
                 let features = of_head(None, model.hidden, model.heads);
-                let own = [("f", model.ffn.unwrap_or(4 * model.hidden)), ("p", model.sequence)];
+                let own = [("f", model.ffn.unwrap_or(4 * model.hidden))];
                 sizes([model.layers, model.hidden, model.heads, features], model.sequence, model.vocab, &own)
             }
             Model::Bert(model) => {

@@ -226,7 +226,8 @@ impl<'a> Run<'a, '_> {
             }
             Line::Gradient { allocation, parameter } => {
                 let home = self.home(allocation);
-                let layer = self.layers_of(home, allocation)?.first().copied().unwrap_or(0);
+                let layers = self.layers_of(home, allocation)?;
+                let layer = *layers.first().ok_or_else(|| self.not_allocated(allocation.number))?;
                 let id = self.live.get(&(home, layer, allocation.number)).and_then(|ids| ids.last());
                 let id = *id.ok_or_else(|| self.not_allocated(allocation.number))?;
                 visit(StepEvent::Gradient { id, parameter: *parameter });

@@ -2,7 +2,7 @@
 
 use crate::gpu::defaults::one;
 use crate::gpu::format::ProductFormat;
-use foretell_program::{Overlap, Recompute};
+use foretell_program::{Overlap, Recompute, Trained};
 use foretell_units::Bytes;
 use serde::Deserialize;
 
@@ -20,7 +20,8 @@ fn unpadded() -> usize {
 
 /// Settings of a framework's runs.
 ///
-/// `overlap` and `bucket` apply to every plan of the stack. All others serve to interpret published
+/// `overlap` and `bucket` apply to every plan of the stack, and `trains` to searches that name no
+/// method. All others serve to interpret published
 /// rows and are read by `score` alone. They do not change what a plan says: a plan's
 /// `recompute: selective` always recomputes attention only.
 #[derive(Clone, Debug, Deserialize)]
@@ -30,6 +31,9 @@ pub struct RunDefaults {
     /// Bytes of parameters or gradients that are communicated together. A block with fewer bytes is
     /// one bucket.
     pub bucket: Bytes,
+    /// The parameters that its runs train.
+    #[serde(default)]
+    pub trains: Trained,
     /// Number format of matrix products.
     #[serde(default = "bf16")]
     pub precision: ProductFormat,
