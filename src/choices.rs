@@ -26,7 +26,7 @@ pub struct Choices {
     pub model: String,
     /// A library name (see `foretell topologies`), a topology file, `local` (this machine's cores)
     /// or `local-gpus`
-    #[arg(long)]
+    #[arg(long, default_value = "", hide_default_value = true)]
     pub topology: String,
     /// Length of the model's sequences, instead of the model's own
     #[arg(long, value_name = "POSITIONS", value_parser = count)]
@@ -158,6 +158,10 @@ impl Choices {
     /// Looks names up and takes defaults. `trainer` decides the default of the stack.
     pub fn setting(&self, trainer: Trainer) -> Result<Setting, Failure> {
         let model = self.model()?;
+        if self.topology.is_empty() {
+            let hint = "name a cluster of `foretell topologies`, a file, or devices such as 8xh100";
+            return Err(Failure::Input(format!("`--topology` is missing; hint: {hint}")));
+        }
         let topology = inputs::topology(&self.topology, self.nodes)?;
         let topology = match &self.first_nodes {
             Some(first) => topology.beginning_with(first)?,

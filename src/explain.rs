@@ -119,8 +119,8 @@ pub fn title(setting: &Setting) -> String {
     format!("{} on {} ({devices} devices), trained by {stack}", setting.model.name, topology.name())
 }
 
-/// Whether an answer fits, how likely it is that it does not, and what holds the memory at its peak;
-/// `None` where memory is not known by a framework's own allocations.
+/// Whether an answer fits, how likely it is that it does not, and what holds the memory at its
+/// peak; `None` where memory is not known by a framework's own allocations.
 pub fn fit(best: &Candidate, topology: &Topology) -> Option<String> {
     let (chance, peak) = (best.prediction.chance_of_running_out?, best.prediction.memory_peak.as_ref()?);
     let device = topology.device_kinds().first()?;

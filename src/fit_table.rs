@@ -81,8 +81,8 @@ struct Cell {
     column: String,
     /// Whether the job fits.
     fits: bool,
-    /// Peak memory of the fullest device; the least that any layout needs if none fits. `None` if the
-    /// job cannot be planned.
+    /// Peak memory of the fullest device; the least that any layout needs if none fits. `None` if
+    /// the job cannot be planned.
     memory_bytes: Option<u64>,
     /// The predicted step.
     step_seconds: Option<f64>,

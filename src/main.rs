@@ -18,6 +18,7 @@ mod failure;
 mod fit_table;
 mod foreign;
 mod generate;
+mod gpus_needed;
 mod idle;
 mod import;
 mod input;

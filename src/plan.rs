@@ -8,7 +8,7 @@ use crate::plan_file::{LoadedPlan, PlanFile};
 use crate::search_progress::{ProgressFile, SearchMoment};
 use crate::sizes::Point;
 use crate::usual_stack::Trainer;
-use crate::{changes, explain, fit_table, inputs, modes, output, predict, search_report, sizes, what_fits};
+use crate::{changes, explain, fit_table, gpus_needed, inputs, modes, output, predict, search_report, sizes, what_fits};
 use clap::Args;
 use foretell_planner::{Candidate, Planned, PlannerError, Progress, Search};
 use foretell_program::{MOST_RANKS, Profile};
@@ -52,13 +52,17 @@ pub struct Arguments {
     /// Write the plot of `--scaling` or `--front` into a folder (SVG and PNG)
     #[arg(long, value_name = "DIR")]
     plots: Option<PathBuf>,
-    /// Plan a table of jobs and say which fit, how large and how fast: two of context, method, batch,
-    /// nodes and loss
+    /// Plan a table of jobs and say which fit, how large and how fast: two of context, method,
+    /// batch, nodes and loss
     #[arg(long, value_name = "context,method", conflicts_with_all = ["output", "explain", "front", "scaling", "compare", "report", "progress"])]
     table: Option<Axes>,
     /// Form of the table
     #[arg(long, value_enum, default_value_t, requires = "table")]
     table_format: TableFormat,
+    /// Find the least number of each of these devices on which the job fits, in place of
+    /// `--topology`
+    #[arg(long, value_name = "rtx-4090,a100-80g,...", value_delimiter = ',', conflicts_with_all = ["topology", "nodes", "output", "explain", "front", "scaling", "compare", "report", "progress", "table"])]
+    gpus_needed: Vec<String>,
     /// Modes to search: how the replicas of a model stay together
     #[arg(long, value_enum, default_value_t, conflicts_with_all = ["scaling", "front"])]
     mode: ModeChoice,
@@ -82,6 +86,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     // A profile is measured on our kernels, and the other modes are ours alone.
     let is_ours = profile.is_some() || arguments.mode == ModeChoice::Any;
+    if !arguments.gpus_needed.is_empty() {
+        let find = || gpus_needed::answer(&arguments.gpus_needed, &arguments.choices, profile.as_ref());
+        let answer = output::with_spinner("search", find)?;
+        return if json { output::json(&answer) } else { output::line(&answer.text()) };
+    }
     if let Some(axes) = arguments.table {
         let answer = output::with_spinner("search", || fit_table::answer(axes, &arguments.choices, profile.as_ref()))?;
         return if json { output::json(&answer) } else { output::line(&answer.text(arguments.table_format)) };

@@ -68,7 +68,7 @@ const fn plain<T: JsonSchema>(name: &'static str, meaning: &'static str) -> Form
 }
 
 /// Every form, files first.
-const FORMS: [Form; 32] = [
+const FORMS: [Form; 33] = [
     file::<ModelFile>("model", "A model: a family with its sizes. A file may also say `base: NAME` and only what differs."),
     file::<TopologySpec>("topology", "A cluster: devices, nodes and the network."),
     file::<PlanFile>("plan", "A plan: model, topology, layout and training."),
@@ -76,6 +76,7 @@ const FORMS: [Form; 32] = [
     file::<Training>("recipe", "A recipe: the optimizer's parameters, the loss, what is trained. A plan has it as `training`."),
     answer::<plan::PlanAnswer>("plan-answer", "`plan --json`."),
     answer::<plan::PointsAnswer>("points-answer", "`plan --scaling --json` and `plan --front --json`."),
+    answer::<crate::gpus_needed::GpusNeededAnswer>("gpus-needed-answer", "`plan --gpus-needed --json`."),
     answer::<crate::fit_table::TableAnswer>("table-answer", "`plan --table --json`."),
     answer::<simulate::SimulateAnswer>("simulate-answer", "`simulate --json`."),
     plain::<Profile>("calibrate-answer", "`calibrate --json`: the profile."),

@@ -17,8 +17,9 @@ impl Trainer {
     /// Name of the software stack that usually trains such a model on such a cluster.
     ///
     /// Clusters of one kind of GPU get `megatron-core` for transformers and `ddp` for other models,
-    /// (`hf-trainer` where a trained model is trained further), those of one kind of TPU `maxtext-tpu` for transformers. All else gets our own executor:
-    /// frameworks give every rank the same work, and `local-gpus` and CPUs are where we train.
+    /// (`hf-trainer` where a trained model is trained further), those of one kind of TPU
+    /// `maxtext-tpu` for transformers. All else gets our own executor: frameworks give every rank
+    /// the same work, and `local-gpus` and CPUs are where we train.
     pub fn usual_stack(self, model: &Model, topology: &Topology, is_here: bool, is_fine_tuning: bool) -> &'static str {
         let groups = topology.node_groups();
         let kind = groups[0].kind;

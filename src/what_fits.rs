@@ -101,8 +101,8 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
     Ok(changes)
 }
 
-/// The batch with one sample for each device, whose gradients need not be accumulated; `None` if the
-/// job's is no larger.
+/// The batch with one sample for each device, whose gradients need not be accumulated; `None` if
+/// the job's is no larger.
 fn fewest_samples(choices: &Choices) -> Result<Option<usize>, Failure> {
     let setting = choices.setting(Trainer::Framework)?;
     let devices = setting.topology.device_count();

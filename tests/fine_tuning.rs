@@ -80,3 +80,16 @@ fn what_only_operator_tables_know_is_refused_elsewhere() {
         assert!(output.status.code() == Some(2) && said.contains("hint: "), "{more:?}: {said}");
     }
 }
+
+#[test]
+fn the_least_number_of_devices_fits_and_half_of_it_does_not() {
+    let scratch = Scratch::new();
+    let job = ["plan", "--model", "llama3-8b", "--sequence", "2048", "--method", "full", "--global-batch", "8"];
+    let answer = scratch.json(&[&job[..], &["--gpus-needed", "a100-80g,h100"]].concat());
+    for kind in answer["kinds"].as_array().expect("a list") {
+        let (device, needed) = (kind["device"].as_str().expect("a name"), kind["devices"].as_u64().expect("it fits"));
+        assert!(needed > 1, "{kind}");
+        let fewer = scratch.run(&[&job[..], &["--topology", &format!("{}x{device}", needed / 2), "--json"]].concat());
+        assert_eq!(fewer.status.code(), Some(1), "{device}");
+    }
+}

@@ -117,9 +117,9 @@ impl IntervalBasis {
     }
 }
 
-/// A measurement over its prediction by a profile, of users' own jobs: 10th and 90th percentile over
-/// the sources of the users' table, each counted once (28 November 2026). Their jobs are rarely
-/// tuned, and what slows them is rarely said.
+/// A measurement over its prediction by a profile, of users' own jobs: 10th and 90th percentile
+/// over the sources of the users' table, each counted once (28 November 2026). Their jobs are
+/// rarely tuned, and what slows them is rarely said.
 const USERS_SPREAD: [f64; 2] = [0.8, 2.0];
 
 /// Whether a row says how a user trained (`method`), as rows from users' threads do.

@@ -9,7 +9,8 @@ impl TableSizes {
     /// `sequence` is the model's own. The rank of adapters (`r`), if there are any, is the caller's
     /// to add.
     pub fn of_model(model: &Model, batch: usize) -> Option<Self> {
-        // Layers, features, heads and their features, and the sizes that families have of their own.
+        // Layers, features, heads and their features, and the sizes that families have of their
+        // own.
         let sizes = |[layers, hidden, heads, features]: [usize; 4], sequence: usize, vocab: usize, own: &[(&str, usize)]| {
             // Families with more rows of learned positions say so.
             let usual =

@@ -210,8 +210,8 @@ impl Simulations<'_> {
         Ok(Some(Outcome::Stopped(long + pace * (micro_batches - more) as f64)))
     }
 
-    /// Simulates a step of a layout with so many micro-batches: [`Outcome::Stopped`] with its value,
-    /// or why there is none.
+    /// Simulates a step of a layout with so many micro-batches: [`Outcome::Stopped`] with its
+    /// value, or why there is none.
     fn short_step(&self, layout: &Layout, micro_batches: usize) -> Result<Outcome, PlannerError> {
         let (bounds, request) = (self.bounds, self.bounds.request);
         let global_batch = layout.samples_at_once().saturating_mul(micro_batches);

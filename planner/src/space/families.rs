@@ -12,7 +12,8 @@ use foretell_program::{ContextMethod, Layout, Recompute, StageLayout};
 pub(super) const ALWAYS_CONSIDERED: usize = 4;
 
 /// Most micro-batches of a step whose micro-batch is larger, unless the user fixes it or the
-/// pipeline is long. At 128 even a fixed cost of each micro-batch of 1 % is spread over few of them.
+/// pipeline is long. At 128 even a fixed cost of each micro-batch of 1 % is spread over few of
+/// them.
 pub(super) const MOST_MICRO_BATCHES: usize = 128;
 
 /// Most micro-batches for each stage of a long pipeline. At 32 the bubble is 3 % of the step even

@@ -47,8 +47,8 @@ pub struct PlannedWorkload {
     /// How the loss is computed, under a stack whose users choose it.
     #[serde(skip_serializing_if = "LossKernel::is_plain")]
     pub loss: LossKernel,
-    /// Bits of the frozen weights of linear layers, where they are quantised (QLoRA: Dettmers et al.
-    /// 2023): 4 for NF4 with double quantisation.
+    /// Bits of the frozen weights of linear layers, where they are quantised (QLoRA: Dettmers et
+    /// al. 2023): 4 for NF4 with double quantisation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base_bits: Option<u8>,
     /// Whether adapters drop some of their input, under a stack.

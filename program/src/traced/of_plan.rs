@@ -48,8 +48,8 @@ pub struct TracedPlan {
 }
 
 impl TracedPlan {
-    /// The step of a plan under a framework. `tables` has what the keys of its tables say beside the
-    /// plan: `framework` (`hf` for Hugging Face's models), its `version`, and whatever is known
+    /// The step of a plan under a framework. `tables` has what the keys of its tables say beside
+    /// the plan: `framework` (`hf` for Hugging Face's models), its `version`, and whatever is known
     /// better than the plan tells.
     ///
     /// # Errors

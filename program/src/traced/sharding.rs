@@ -38,8 +38,9 @@ pub(super) struct Wrapper {
     /// Reduced gradients of the rank, by unit; whole gradients of a replica, by parameter.
     reduced: BTreeMap<usize, u64>,
     whole: Vec<(ParameterOf, u64)>,
-    /// Whole gradients that micro-batches before the last have left, by unit, in the format in which
-    /// they were computed (FSDP1 under `no_sync`, as Accelerate runs all micro-batches but the last).
+    /// Whole gradients that micro-batches before the last have left, by unit, in the format in
+    /// which they were computed (FSDP1 under `no_sync`, as Accelerate runs all micro-batches but
+    /// the last).
     accumulated: BTreeMap<usize, u64>,
     /// Trained tensors that the rank holds: elements and bytes of each.
     trained: Vec<(u64, u64)>,
@@ -304,7 +305,8 @@ impl Wrapper {
                 own.into_iter().for_each(|(_, id)| emitter.release(id));
                 self.release_gathered(emitter, unit);
                 let whole = self.accumulate(emitter, unit, whole, trained * self.compute_width);
-                // Trainers accumulate under `no_sync`: whole gradients wait for the last micro-batch.
+                // Trainers accumulate under `no_sync`: whole gradients wait for the last
+                // micro-batch.
                 if !emitter.is_last_pass {
                     self.accumulated.insert(unit, whole);
                     return;

@@ -33,8 +33,8 @@ pub struct TracedPrediction {
     pub assumptions: Vec<String>,
 }
 
-/// Standard deviation of the logarithm of allocated memory over its prediction. An assumption: of 31
-/// users' runs half are within 0.01 %, and the others, of other releases, within 16 %
+/// Standard deviation of the logarithm of allocated memory over its prediction. An assumption: of
+/// 31 users' runs half are within 0.01 %, and the others, of other releases, within 16 %
 /// (`docs/reference/operator-tables.md`).
 const MEMORY_SPREAD: f64 = 0.03;
 
@@ -207,7 +207,7 @@ fn prediction(plan: &Plan, model: &Model, time: &TracedTime, costs: &CostModel, 
     let per_second = |amount: f64| if step > Seconds::ZERO { amount / step.value() } else { 0.0 };
     let hardware = time.forward_flops + time.backward_flops;
     let repeated = if plan.layout.recompute == Recompute::Full { time.forward_flops } else { 0.0 };
-    // What is not computed anew: a recomputed forward pass may end before its last product.
+    // Without recomputation, which may end before the forward pass does.
     let flops = hardware - repeated.min(time.backward_flops);
     let peak = topology.device_kind(DeviceId(0)).peak_rate(plan.precision).map_or(0.0, FlopsPerSecond::value);
     let utilisation = |flops: f64| if peak > 0.0 { per_second(flops) / peak } else { 0.0 };

@@ -55,8 +55,8 @@ pub struct StackProfile {
     pub tables: Option<BTreeMap<String, String>>,
     /// Implementation of attention.
     pub attention: AttentionKind,
-    /// Scale of attention whose keys or queries are a part of the sequence, if it has other kernels:
-    /// PyTorch's context parallelism runs cuDNN's.
+    /// Scale of attention whose keys or queries are a part of the sequence, if it has other
+    /// kernels: PyTorch's context parallelism runs cuDNN's.
     #[serde(default)]
     pub parted_attention: Option<f64>,
     /// Costs of kernels that are bound by memory.

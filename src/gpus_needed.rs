@@ -1,0 +1,107 @@
+//! `foretell plan --gpus-needed KIND,...`: the least number of each kind of device on which a job
+//! fits.
+
+use crate::choices::Choices;
+use crate::explain;
+use crate::failure::Failure;
+use crate::output;
+use crate::usual_stack::Trainer;
+use foretell_planner::PlannerError;
+use foretell_program::Profile;
+use foretell_reports::{Column, table};
+use foretell_units::{Bytes, Seconds};
+use schemars::JsonSchema;
+use serde::Serialize;
+
+/// The document of `plan --gpus-needed --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct GpusNeededAnswer {
+    /// The kinds, in the order in which they were named.
+    kinds: Vec<Needed>,
+}
+
+/// What a job needs of one kind of device.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Needed {
+    /// The kind, as it was named.
+    device: String,
+    /// The least number on which the job fits; `None` if it fits on none that was tried.
+    devices: Option<usize>,
+    /// The predicted step there.
+    step_seconds: Option<f64>,
+    /// Tokens per second there, or samples if they are no sequences.
+    rate: Option<f64>,
+    /// Peak memory of the fullest device there.
+    memory_bytes: Option<u64>,
+    /// The layout in words.
+    layout: String,
+}
+
+/// Numbers of devices that are tried: those of one node, then whole nodes of eight.
+const COUNTS: [(usize, usize); 9] = [(1, 1), (1, 2), (1, 4), (1, 8), (2, 8), (4, 8), (8, 8), (16, 8), (32, 8)];
+
+/// Samples per step, unless they are stated.
+const USUAL_BATCH: usize = 32;
+
+/// Finds the least number of each kind.
+pub fn answer(kinds: &[String], choices: &Choices, profile: Option<&Profile>) -> Result<GpusNeededAnswer, Failure> {
+    // The same batch on any number of devices.
+    let batch = choices.global_batch.unwrap_or_else(|| {
+        output::note(&format!("`--global-batch {USUAL_BATCH}` is assumed"));
+        USUAL_BATCH
+    });
+    let choices = Choices { global_batch: Some(batch), ..choices.clone() };
+    let kinds = kinds.iter().map(|kind| needed(kind, &choices, profile)).collect::<Result<_, _>>()?;
+    Ok(GpusNeededAnswer { kinds })
+}
+
+fn needed(kind: &str, choices: &Choices, profile: Option<&Profile>) -> Result<Needed, Failure> {
+    let mut found =
+        Needed { device: kind.into(), devices: None, step_seconds: None, rate: None, memory_bytes: None, layout: String::new() };
+    for (nodes, of_node) in COUNTS {
+        let job = Choices { topology: format!("{nodes}x{of_node}x{kind}"), ..choices.clone() };
+        let mut setting = job.setting(Trainer::Framework)?;
+        let planned = match job.search(&mut setting, profile, 1) {
+            Ok(planned) => planned,
+            // A batch may have fewer samples than there are devices; more of them fit where fewer do not.
+            Err(Failure::Unplanned(PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. })) => continue,
+            Err(error) => return Err(error),
+        };
+        if let Some(best) = planned.candidates.first() {
+            let prediction = &best.prediction;
+            found.devices = Some(best.plan.mesh()?.world_size());
+            found.step_seconds = Some(prediction.step_seconds.value());
+            found.rate = Some(prediction.tokens_per_second.unwrap_or(prediction.samples_per_second));
+            found.memory_bytes = prediction.peak_memory_bytes.iter().copied().max().map(Bytes::count);
+            found.layout = explain::words(&best.plan.layout);
+            break;
+        }
+    }
+    Ok(found)
+}
+
+impl GpusNeededAnswer {
+    /// The answer as a table.
+    pub fn text(&self) -> String {
+        let columns = [
+            Column::words("device"),
+            Column::numbers("needed"),
+            Column::numbers("step"),
+            Column::numbers("tokens/s"),
+            Column::numbers("memory"),
+            Column::words("layout"),
+        ];
+        let row = |one: &Needed| {
+            let or_none = |text: Option<String>| text.unwrap_or_else(|| "-".into());
+            vec![
+                one.device.clone(),
+                or_none(one.devices.map(|count| count.to_string())),
+                or_none(one.step_seconds.map(|step| Seconds::new(step).to_string())),
+                or_none(one.rate.map(|rate| format!("{rate:.0}"))),
+                or_none(one.memory_bytes.map(|bytes| Bytes::new(bytes).to_string())),
+                if one.devices.is_some() { one.layout.clone() } else { "does not fit on 256".into() },
+            ]
+        };
+        table(&columns, &self.kinds.iter().map(row).collect::<Vec<_>>())
+    }
+}
