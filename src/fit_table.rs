@@ -97,8 +97,8 @@ struct Cell {
 /// Chance of running out from which on a cell says so.
 const RISKY: f64 = 0.1;
 
-const LEGEND: &str = "memory of the fullest device, at tokens (or samples) per second over all devices; `~`: it may run out; `-`: it does not \
-                      fit, and the smallest layout needs so much";
+const LEGEND: &str = "memory of the fullest device, at tokens (or samples) per second over all devices; `~`: it may run out; `*`: by the \
+                      stack's profile; `-`: it does not fit, and the smallest layout needs so much; `?`: it cannot be planned";
 
 /// Longest sequence of a table.
 const LONGEST: usize = 1 << 17;
@@ -116,6 +116,10 @@ pub fn answer(axes: Axes, choices: &Choices, profile: Option<&Profile>) -> Resul
             set(&mut job, axes.columns, column);
             cells.push(cell(&job, &row, column, profile)?);
         }
+    }
+    // If no job of the table can be planned, the first says why.
+    if let Some(first) = cells.first().filter(|_| cells.iter().all(|cell| cell.memory_bytes.is_none())) {
+        return Err(Failure::Input(first.layout.clone()));
     }
     Ok(TableAnswer { rows: name(axes.rows), columns: name(axes.columns), cells })
 }
@@ -153,13 +157,18 @@ fn set(choices: &mut Choices, axis: Axis, value: &str) {
         Axis::Context => choices.sequence = number(),
         Axis::Batch => choices.global_batch = number(),
         Axis::Nodes => choices.nodes = number(),
-        Axis::Method => choices.method.method = Method::from_str(value, true).ok(),
+        Axis::Method => {
+            choices.method.method = Method::from_str(value, true).ok();
+            // Adapters are of the columns that have some.
+            if choices.method.method == Some(Method::Full) {
+                choices.method.adapter = None;
+            }
+        }
         Axis::Loss => choices.method.loss = Loss::from_str(value, true).ok(),
     }
 }
 
 fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Result<Cell, Failure> {
-    let mut setting = job.setting(Trainer::Framework)?;
     let empty = |memory: Option<Bytes>, why: String| Cell {
         row: row.into(),
         column: column.into(),
@@ -170,13 +179,13 @@ fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Re
         chance_of_running_out: None,
         layout: why,
     };
-    let planned = match job.search(&mut setting, profile, 1) {
+    let planned = job.setting(Trainer::Framework).and_then(|mut setting| job.search(&mut setting, profile, 1));
+    let planned = match planned {
         Ok(planned) => planned,
         Err(Failure::Unplanned(PlannerError::OutOfMemory { needed, .. })) => {
             return Ok(empty(Some(needed), "no layout fits".into()));
         }
-        Err(Failure::Unplanned(error)) => return Ok(empty(None, error.to_string())),
-        Err(error) => return Err(error),
+        Err(error) => return Ok(empty(None, error.to_string())),
     };
     let Some(best) = planned.candidates.first() else { return Ok(empty(None, "the search returned nothing".into())) };
     let prediction = &best.prediction;
@@ -219,9 +228,23 @@ impl TableAnswer {
                 let titles: Vec<Column<'_>> = head.iter().map(|title| Column::numbers(title)).collect();
                 format!("{}\n{LEGEND}", table(&titles, &body))
             }
-            Format::Csv => lines(",", "", None),
+            Format::Csv => self.csv(),
             Format::Markdown => lines(" | ", " | ", Some(format!("|{}", " --- |".repeat(head.len())))),
         }
+    }
+}
+
+impl TableAnswer {
+    /// A line for each job, with numbers in columns of their own.
+    fn csv(&self) -> String {
+        let number = |value: Option<f64>| value.map_or_else(String::new, |value| value.to_string());
+        let head = format!("{},{},fits,memory_bytes,step_seconds,rate,chance_of_running_out", self.rows, self.columns);
+        let line = |cell: &Cell| {
+            let memory = cell.memory_bytes.map_or_else(String::new, |bytes| bytes.to_string());
+            let numbers = [cell.step_seconds, cell.rate, cell.chance_of_running_out].map(number).join(",");
+            format!("{},{},{},{memory},{numbers}", cell.row, cell.column, cell.fits)
+        };
+        std::iter::once(head).chain(self.cells.iter().map(line)).collect::<Vec<_>>().join("\n")
     }
 }
 
@@ -230,7 +253,8 @@ impl Cell {
         match (self.memory_bytes, self.rate) {
             (Some(memory), Some(rate)) => {
                 let is_risky = self.chance_of_running_out.is_some_and(|chance| chance > RISKY);
-                format!("{}{} at {rate:.0}/s", if is_risky { "~ " } else { "" }, Bytes::new(memory))
+                let by_profile = if self.chance_of_running_out.is_none() { "* " } else { "" };
+                format!("{by_profile}{}{} at {rate:.0}/s", if is_risky { "~ " } else { "" }, Bytes::new(memory))
             }
             (Some(memory), None) => format!("- {}", Bytes::new(memory)),
             (None, _) => "?".into(),

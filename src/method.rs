@@ -110,6 +110,9 @@ enum Targets {
 /// What peft's examples and most fine-tuning jobs use.
 const USUAL_RANK: usize = 16;
 
+/// Largest rank and alpha.
+const MOST_RANK: usize = 1 << 16;
+
 impl Default for Adapter {
     fn default() -> Self {
         Self { rank: USUAL_RANK, alpha: None, targets: Targets::All, has_dropout: false }
@@ -129,10 +132,13 @@ impl std::str::FromStr for Adapter {
                 return Err(format!("`{name}` is given twice; hint: {hint}"));
             }
             seen.push(name);
-            let number = || value.parse::<usize>().map_err(|_| format!("`{name}`: `{value}` is no whole number; hint: {hint}"));
+            let size = || {
+                let size = value.parse::<usize>().ok().filter(|size| (1..=MOST_RANK).contains(size));
+                size.ok_or_else(|| format!("`{name}`: `{value}` is no whole number from 1 to {MOST_RANK}; hint: {hint}"))
+            };
             match name {
-                "rank" | "r" => adapter.rank = number()?,
-                "alpha" => adapter.alpha = Some(number()?),
+                "rank" | "r" => adapter.rank = size()?,
+                "alpha" => adapter.alpha = Some(size()?),
                 "targets" => {
                     adapter.targets = match value {
                         "all-linear" | "all" => Targets::All,
@@ -189,6 +195,8 @@ impl MethodChoices {
                 Adapter::default()
             });
             plan.training.lora = Some(adapter.lora(model)?);
+            // Targets that match no layer are refused before anything is searched.
+            plan.training.graph(model, "model", &GraphOptions::ONE)?;
             plan.workload.adapter_dropout = adapter.has_dropout;
         }
         if method == Method::Qlora {
@@ -217,7 +225,7 @@ mod tests {
         let adapter: Adapter = "rank=8,alpha=16,targets=q_proj+v_proj,dropout=0.05".parse().expect("it is well formed");
         assert_eq!((adapter.rank, adapter.alpha, adapter.has_dropout), (8, Some(16), true));
         assert_eq!(adapter.targets, Targets::Named(vec!["q_proj".into(), "v_proj".into()]));
-        for wrong in ["rank", "rank=x", "size=4", "rank=4,rank=8", "dropout=2"] {
+        for wrong in ["rank", "rank=x", "rank=0", "size=4", "rank=4,rank=8", "dropout=2"] {
             assert!(wrong.parse::<Adapter>().is_err(), "{wrong}");
         }
     }

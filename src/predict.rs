@@ -75,7 +75,10 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     let costs = costs(profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
     let mut memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
     let (mut prediction, simulation) = predict_cycle(&compiled, &memory, &loaded.topology, &costs, options)?;
-    let traced = traced_prediction(&loaded.plan, &loaded.model.model, &loaded.topology, &costs).ok();
+    // What disturbs a step is known of Programs alone.
+    let is_disturbed = !options.disturbance.is_none();
+    let traced = traced_prediction(&loaded.plan, &loaded.model.model, &loaded.topology, &costs);
+    let traced = traced.ok().filter(|_| !is_disturbed);
     let of_operators = traced.map(|traced| {
         (prediction, memory) = (traced.prediction, traced.memory_use);
         let stack = loaded.plan.stack.name();
@@ -200,11 +203,13 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
             None => Ok(Vec::new()),
         };
     };
-    match (TracedPlan::new(plan, model, tables), plan.workload.base_bits) {
+    // A profile knows no other attention kernel than its own, and no weights of four bits.
+    let needs_table = plan.workload.stated_kernels().filter(|field| *field != "loss");
+    match (TracedPlan::new(plan, model, tables), needs_table) {
         (Ok(traced), _) => Ok(traced.assumptions),
-        (Err(Untraced { reason }), Some(bits)) => Err(Failure::Input(format!(
-            "`workload.base_bits: {bits}`: the operators of `{stack}` are not known for {reason}; hint: use adapters beside whole \
-             weights (`--method lora`), one of `foretell models` that is like Llama, or leave out other options"
+        (Err(Untraced { reason }), Some(field)) => Err(Failure::Input(format!(
+            "`workload.{field}`: the operators of `{stack}` are not known for {reason}; hint: leave out other options, use \
+             `--method lora`, or one of `foretell models` that is like Llama"
         ))),
         (Err(Untraced { reason }), None) => Ok(vec![format!(
             "the operators of `{stack}` are not known for {reason}: its profile, with wider errors, predicts the step"

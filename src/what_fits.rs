@@ -14,8 +14,8 @@ use foretell_units::{Bytes, Seconds};
 /// Most changes that are offered.
 const MOST_OFFERED: usize = 6;
 
-/// How often a sequence is halved.
-const HALVINGS: u32 = 3;
+/// Shortest sequence that is offered.
+const SHORTEST: usize = 512;
 
 /// A change with which a job fits.
 struct Offer {
@@ -61,9 +61,6 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
     if choices.method.attention == Some(Attention::Eager) {
         add("--attention flash", &|choices| choices.method.attention = Some(Attention::Flash));
     }
-    if let Some(fewest) = fewest_samples(choices)? {
-        add(&format!("--global-batch {fewest}"), &move |choices| choices.global_batch = Some(fewest));
-    }
     if !has_liger {
         add("--loss chunked", &|choices| choices.method.loss = Some(Loss::Chunked));
         add("--loss liger", &|choices| choices.method.loss = Some(Loss::Liger));
@@ -85,11 +82,14 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
     if method != Some(Method::Qlora) {
         add("--method qlora", &|choices| choices.method.method = Some(Method::Qlora));
     }
+    if let Some(fewest) = fewest_samples(choices)? {
+        add(&format!("--global-batch {fewest}"), &move |choices| choices.global_batch = Some(fewest));
+    }
     let setting = choices.setting(Trainer::Framework)?;
     if let Some((length, _)) = setting.model.model.sample().tokens() {
-        for halvings in 1..=HALVINGS {
-            let shorter = length >> halvings;
-            add(&format!("--sequence {shorter}"), &move |choices| choices.sequence = Some(shorter.max(1)));
+        let shorter = std::iter::successors(Some(length / 2), |length| Some(length / 2));
+        for shorter in shorter.take_while(|length| *length >= SHORTEST) {
+            add(&format!("--sequence {shorter}"), &move |choices| choices.sequence = Some(shorter));
         }
     }
     let nodes = setting.topology.node_count();

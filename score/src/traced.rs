@@ -10,7 +10,7 @@ use crate::row::Row;
 use crate::run::Run;
 use crate::traced_prediction::TracedPrediction;
 use foretell_models::Model;
-use foretell_program::traced::{TracedOptimizer, TracedPlan};
+use foretell_program::traced::TracedPlan;
 use foretell_program::{AttentionKernel, Lora, LossKernel, NamePatterns, Plan, PlannedWorkload};
 use foretell_simulator::gpu::ProductFormat;
 use foretell_simulator::gpu::traced::TracedTime;
@@ -149,10 +149,6 @@ fn predict(row: &Row, run: &Run) -> Option<(TracedTime, TracedPrediction)> {
         if let (Some(ffn), Some(0.0)) = (row.count("ffn"), row.number("gated_ffn")) {
             job.sizes = job.sizes.with("f", ffn);
         }
-    }
-    // The default of the releases that rows have.
-    if job.optimizer == TracedOptimizer::AdamWFused {
-        job.optimizer = TracedOptimizer::AdamWForeach;
     }
     let (memory, outside) = memory_within(&job, &run.cluster, run.cluster.gpu.memory).ok()?;
     let time = repeated_time(&job, &run.cluster, memory.flushes).ok()?;

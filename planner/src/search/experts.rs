@@ -22,12 +22,17 @@ use crate::error::PlannerError;
 use crate::space::Family;
 use foretell_program::{Layout, Recompute};
 use rayon::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Families that are tried, and how many of them are simulated to their end or until they are too
 /// slow. The others are ruled out by bounds or do not fit.
 const MOST_TRIED: usize = 40;
 const MOST_SIMULATED: usize = 20;
+
+/// Rounds after which no more are tried once each manner had its turn, if none has improved the
+/// answer by more than this.
+const VAIN_ROUNDS: usize = 3;
+const WORTHWHILE: f64 = 0.995;
 
 /// Families of one mesh and micro-batch: those with the schedules that seem best.
 const FAMILIES_OF_SIZE: usize = 2;
@@ -88,9 +93,16 @@ impl Searcher<'_> {
     /// # Errors
     /// [`PlannerError`] if a layout cannot be simulated.
     pub(super) fn try_experts(&mut self, usual: &[Family]) -> Result<(), PlannerError> {
+        // On several kinds of devices a layout's stages are cut for each, and bounds are quick to
+        // rule out what experts would try.
+        if !self.bounds.space.devices.speeds.is_empty() {
+            return Ok(());
+        }
         let mut left = self.experts(usual);
+        let (mut best, mut vain) = (f64::INFINITY, 0);
         let mut long: Vec<(f64, Layout)> = Vec::new();
         let mut turns: BTreeMap<Manner, usize> = BTreeMap::new();
+        let manners = left.iter().map(|one| one.manner).collect::<BTreeSet<_>>().len();
         let (mut tried, mut simulated) = (0, 0);
         while tried < MOST_TRIED && simulated < MOST_SIMULATED && long.len() < MOST_LONG_TRIED && !self.is_over() {
             let round = self.next_experts(&mut left, &mut turns);
@@ -113,6 +125,12 @@ impl Searcher<'_> {
             }
             self.incumbents.sort();
             self.report_bounded();
+            let now = self.incumbents.best().unwrap_or(f64::INFINITY);
+            vain = if now < best * WORTHWHILE { 0 } else { vain + 1 };
+            best = best.min(now);
+            if vain >= VAIN_ROUNDS && best.is_finite() && turns.len() == manners {
+                break;
+            }
         }
         self.simulate_long(long)
     }

@@ -7,7 +7,7 @@
 use super::answer::{Candidate, Planned, Search};
 use crate::error::PlannerError;
 use crate::objective;
-use crate::space::{Dimension, Objective, Request};
+use crate::space::{Dimension, Fixed, Objective, Request};
 use foretell_program::{Layout, Plan, Recompute};
 use foretell_simulator::{Prediction, TracedOutcome, traced_within};
 use foretell_topologies::DeviceId;
@@ -26,6 +26,7 @@ struct Fitting {
     plan: Plan,
     prediction: Prediction,
     value: f64,
+    needed: Bytes,
 }
 
 /// The layouts that differ in their micro-batch alone: those that fit, and how much the smallest of
@@ -44,7 +45,7 @@ struct Looked {
 /// [`PlannerError`] if no layout fits.
 pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, PlannerError> {
     let kind = request.topology.kind_index(DeviceId(0));
-    if request.costs.tables(kind).is_none() || matches!(request.objective, Objective::Energy | Objective::Goodput) {
+    if request.costs.tables(kind).is_none() {
         return Ok(None);
     }
     let limit = memory_limit(request);
@@ -55,12 +56,22 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
     if untraced == count {
         return Ok(None);
     }
+    if matches!(request.objective, Objective::Energy | Objective::Goodput) {
+        let reason = "neither energy nor goodput is known of a framework's traced operators".to_owned();
+        return Err(PlannerError::no_layout(request, reason, "choose by time or cost, or use `--stack fsdp`"));
+    }
+    if let Some(field) = unknown_field(&request.fixed) {
+        let reason = format!("`{field}` as fixed: the operators of this stack were traced for layouts of data-parallel ranks");
+        let hint = "fix `data`, `micro_batch`, `recompute` (none, full) and `zero` (0, 3) alone, or use another `--stack`";
+        return Err(PlannerError::no_layout(request, reason, hint));
+    }
     let out_of_memory = looked.iter().map(|looked| looked.too_large).sum::<usize>();
     let least = looked.iter().filter_map(|looked| looked.needed).min();
     let mut fitting: Vec<Fitting> = looked.into_iter().flat_map(|looked| looked.fitting).collect();
     let simulated = fitting.len();
     // Among equals the first in the order of layouts, which has the fewest ranks.
     fitting.sort_by(|one, other| one.value.total_cmp(&other.value));
+    prefer_simple(&mut fitting, request.simplicity_margin);
     if let Some(value) = request.must_beat {
         fitting.retain(|layout| layout.value < value);
     }
@@ -98,21 +109,67 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
     Ok(Some(Planned { candidates, value, search }))
 }
 
+/// Puts the simplest of the layouts that are about as fast as the first before the others: the one
+/// with the least sharding, then the least memory.
+fn prefer_simple(fitting: &mut [Fitting], margin: f64) {
+    let Some(limit) = fitting.first().map(|best| best.value * (1.0 + margin)) else { return };
+    let alike = fitting.iter().take_while(|layout| layout.value <= limit).count();
+    let simplest = (0..alike).min_by_key(|&place| (fitting[place].plan.layout.zero, fitting[place].needed));
+    if let Some(place) = simplest {
+        fitting[..=place].rotate_right(1);
+    }
+}
+
+/// The first fixed field that no layout of a traced framework has.
+fn unknown_field(fixed: &Fixed) -> Option<&'static str> {
+    let splits = [
+        ("tensor", fixed.tensor),
+        ("pipeline", fixed.pipeline),
+        ("context", fixed.context),
+        ("expert", fixed.expert),
+        ("virtual_stages", fixed.virtual_stages),
+    ];
+    let split = splits.into_iter().find(|(_, size)| size.is_some_and(|size| size > 1)).map(|(name, _)| name);
+    let others = [
+        ("zero", fixed.zero.is_some_and(|zero| !matches!(zero, 0 | 3))),
+        ("recompute", fixed.recompute.as_ref().is_some_and(|one| !matches!(one, Recompute::None | Recompute::Full))),
+        ("offload", fixed.offload.is_some_and(|offload| !offload.is_none())),
+        ("schedule", fixed.schedule.is_some()),
+        ("shard_group", fixed.shard_group.is_some()),
+        ("sequence_parallel", fixed.sequence_parallel == Some(true)),
+        ("collective", fixed.collective.is_some()),
+        ("bucket", fixed.bucket.is_some()),
+        ("stages", fixed.stages.is_some() || fixed.stage_places.is_some()),
+        ("cuts", fixed.cuts.is_some()),
+        ("placement", fixed.rank_order.is_some()),
+        ("shares", fixed.shares.is_some()),
+        ("context_method", fixed.context_method.is_some()),
+    ];
+    split.or_else(|| others.into_iter().find(|(_, is_fixed)| *is_fixed).map(|(name, _)| name))
+}
+
 /// Looks at layouts with ever larger micro-batches, until one does not fit: larger ones need more.
+/// The largest is looked at all the same: with one micro-batch nothing is accumulated.
 fn look_at(request: &Request<'_>, group: &[Layout], limit: Bytes) -> Looked {
     let mut looked = Looked::default();
+    let mut is_too_large = false;
     for (index, layout) in group.iter().enumerate() {
+        if is_too_large && index + 1 < group.len() {
+            looked.too_large += 1;
+            continue;
+        }
         let plan = Plan { layout: layout.clone(), ..request.base.clone() };
         match traced_within(&plan, request.model, request.topology, request.costs, Some(limit)) {
             Ok(TracedOutcome::Predicted(traced)) => {
                 let prediction = traced.prediction;
                 let value = prediction.step_seconds.value() * objective::value_per_second(request, layout.data);
-                looked.fitting.push(Fitting { plan, prediction, value });
+                let needed = traced.memory_use.needed_by_stage.iter().copied().max().unwrap_or_default();
+                looked.fitting.push(Fitting { plan, prediction, value, needed });
             }
             Ok(TracedOutcome::TooLarge(needed)) => {
                 looked.needed = Some(looked.needed.map_or(needed, |least| least.min(needed)));
-                looked.too_large = group.len() - index;
-                break;
+                looked.too_large += 1;
+                is_too_large = true;
             }
             Err(_) => looked.untraced += 1,
         }

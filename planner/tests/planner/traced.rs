@@ -1,7 +1,7 @@
 //! Plans under a framework whose steps were traced: the search is brute force over what the
 //! framework can run, and says what does not fit.
 
-use foretell_models::Model;
+use foretell_models::{Llama, Model};
 use foretell_planner::{PlannerError, Request, plan};
 use foretell_program::{Layout, Lora, Plan, Recompute, Stack};
 use foretell_simulator::{CostModel, traced_prediction};
@@ -17,17 +17,20 @@ fn base(global_batch: usize) -> Plan {
     base
 }
 
+/// Two layers of Llama-3 8B.
 fn short_llama() -> Model {
-    Model::named("llama3-8b").expect("it is in the zoo").with_sequence(1024).expect("it has one length")
+    let Model::Llama(llama) = Model::named("llama3-8b").expect("it is in the zoo") else { panic!("it is a Llama") };
+    Model::Llama(Llama { layers: 2, sequence: 1024, ..llama })
 }
 
 #[test]
 fn a_search_under_a_traced_framework_finds_what_brute_force_finds() {
     let (model, topology, base) = (short_llama(), Topology::library("rtx4090-8").expect("in the library"), base(16));
     let costs = CostModel::new(None, &topology).with_plan(&topology, &base, &model).expect("profiles are sound");
-    let request = Request { top: 3, headroom: 0.025, ..Request::new(&model, "llama", &topology, &costs, &base) };
+    let request =
+        Request { top: 3, memory_limit: Some(Bytes::new(12 << 30)), ..Request::new(&model, "llama", &topology, &costs, &base) };
     let planned = plan(&request).expect("adapters fit");
-    let limit = Bytes::new((topology.device_kinds()[0].memory.value() * 0.975) as u64);
+    let limit = Bytes::new(12 << 30);
     let mut steps = Vec::new();
     for data in [1, 2, 4, 8] {
         for micro_batch in [1, 2, 4, 8, 16].into_iter().filter(|size| 16 / data % size == 0 && size * data <= 16) {
@@ -36,7 +39,8 @@ fn a_search_under_a_traced_framework_finds_what_brute_force_finds() {
                     let layout = Layout { data, micro_batch, recompute: recompute.clone(), zero, ..Layout::default() };
                     let plan = Plan { layout, ..base.clone() };
                     let traced = traced_prediction(&plan, &model, &topology, &costs).expect("it was traced");
-                    if !traced.memory.runs_out && traced.memory_use.needed_by_stage[0] <= limit {
+                    // The search leaves what the allocator wants to hold out of its limit only if it must.
+                    if traced.memory.wanted + traced.outside <= limit {
                         steps.push(traced.prediction.step_seconds.value());
                     }
                 }
@@ -60,5 +64,5 @@ fn what_does_not_fit_says_how_much_the_smallest_layout_needs() {
         Request { fixed: "data=1".parse().expect("well formed"), ..Request::new(&model, "llama", &topology, &costs, &base) };
     let Err(PlannerError::OutOfMemory { needed, limit, .. }) = plan(&request) else { panic!("all states of 8B do not fit") };
     // Parameters, gradients and two moments in single precision.
-    assert!(needed > limit && needed.value() > 16.0 * 8.0e9, "{needed}");
+    assert!(needed > limit && needed.value() > 16.0 * 1.5e9, "{needed}");
 }

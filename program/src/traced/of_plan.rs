@@ -70,10 +70,12 @@ impl TracedPlan {
             (3, _) => Sharding::Fsdp1,
             _ => Sharding::Ddp,
         };
-        let is_narrow = plan.workload.no_master_copy && adapter == Adapters::None;
+        // Some frameworks train in the narrow format alone, and say so in their entry.
+        let says_narrow = tables.get("precision").is_some_and(|precision| precision == "bf16");
+        let is_narrow = (plan.workload.no_master_copy || says_narrow) && adapter == Adapters::None;
         let micro_batches = plan.micro_batches()?;
         let stored = if is_narrow { Element::Bf16 } else { Element::F32 };
-        let optimizer = optimizer(plan)?;
+        let optimizer = optimizer(plan, tables)?;
         Ok(Self { job: TracedJob { table, sizes, ranks, sharding, stored, optimizer, micro_batches }, assumptions })
     }
 }
@@ -99,8 +101,11 @@ fn data_parallel_ranks(plan: &Plan) -> Result<usize, Untraced> {
     Ok(layout.data)
 }
 
-fn optimizer(plan: &Plan) -> Result<TracedOptimizer, Untraced> {
+fn optimizer(plan: &Plan, tables: &BTreeMap<String, String>) -> Result<TracedOptimizer, Untraced> {
+    // The fused one is the Trainer's default since release 5.
+    let is_older = tables.get("version").is_some_and(|version| version.starts_with("4."));
     match (plan.optimizer, plan.workload.moments) {
+        (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) if is_older => Ok(TracedOptimizer::AdamWForeach),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) => Ok(TracedOptimizer::AdamWFused),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::EightBit) => Ok(TracedOptimizer::AdamWEightBits),
         (Optimizer::Sgd, MomentFormat::Single) => Ok(TracedOptimizer::Sgd),
@@ -114,8 +119,10 @@ enum Adapters {
     None,
     All,
     Attention,
-    /// Others than both: the nearest of the traced ones is larger.
+    /// Others: some of all.
     Fewer,
+    /// Others: some of attention's.
+    FewerOfAttention,
 }
 
 impl Adapters {
@@ -137,7 +144,8 @@ impl Adapters {
         Ok(match (all, attention && !beside) {
             (true, _) => Self::All,
             (false, true) => Self::Attention,
-            (false, false) => Self::Fewer,
+            (false, false) if beside => Self::Fewer,
+            (false, false) => Self::FewerOfAttention,
         })
     }
 
@@ -146,7 +154,7 @@ impl Adapters {
     fn names(self, quantised: bool, dropout: bool, is_sharded: bool) -> Vec<String> {
         let name = match self {
             Self::None => return vec!["none".into()],
-            Self::Attention => "attention",
+            Self::Attention | Self::FewerOfAttention => "attention",
             Self::All | Self::Fewer => "all",
         };
         let name = format!("{}-{name}", if quantised { "qlora" } else { "lora" });
@@ -206,6 +214,9 @@ impl TableKey {
         if adapters == Adapters::Fewer {
             stands_in.push("adapters on some linear layers are predicted as adapters on all of them".into());
         }
+        if adapters == Adapters::FewerOfAttention {
+            stands_in.push("adapters on some of attention's layers are predicted as adapters on all of these".into());
+        }
         let is_recomputed = match plan.layout.recompute {
             Recompute::None => false,
             Recompute::Full => true,
@@ -237,8 +248,8 @@ impl TableKey {
             ("experts", &[experts]),
             ("loss", &[loss]),
             ("kernels", &[kernels]),
-            ("attention", attention),
             ("head", if is_tied(model) { &["tied", "usual"] } else { &["usual"] }),
+            ("attention", attention),
         ];
         // What the framework's entry says of a key goes before the usual values.
         let values = usual.map(|(name, values)| {
@@ -307,8 +318,8 @@ impl TableKey {
             let Some(wanted) = values.first().filter(|wanted| wanted != taken) else { continue };
             let matters = match *name {
                 "attention" => self.states_attention && !taken.starts_with(wanted.as_str()),
-                "adapter" => self.has_dropout,
-                "loss" | "kernels" | "precision" | "framework" => true,
+                "adapter" => self.has_dropout != taken.ends_with("dropout"),
+                "loss" | "kernels" | "precision" | "framework" | "head" => true,
                 _ => false,
             };
             if matters {
@@ -319,7 +330,7 @@ impl TableKey {
     }
 }
 
-/// Every choice of one value for each setting, those with more first values first.
+/// Every choice of one value for each setting. Earlier settings keep their first values longest.
 fn products<'a>(settings: &'a [(&'static str, Vec<String>)]) -> Vec<Vec<(&'static str, &'a str)>> {
     settings.iter().fold(vec![Vec::new()], |keys, (name, values)| {
         let with = |key: &Vec<(&'static str, &'a str)>| -> Vec<_> {
@@ -381,7 +392,7 @@ mod tests {
         assert!(with_targets(&["*"]).expect("traced").assumptions.is_empty());
         assert!(with_targets(&["*attn*"]).expect("traced").assumptions.is_empty());
         let fewer = with_targets(&["*q_proj", "*v_proj"]).expect("traced").assumptions;
-        assert!(fewer.len() == 1 && fewer[0].contains("some linear layers"), "{fewer:?}");
+        assert!(fewer.len() == 1 && fewer[0].contains("some of attention's layers"), "{fewer:?}");
         let pattern = NamePatterns::from_iter(["*"]);
         assert!(pattern.match_name("model.layers.0.self_attn.q_proj"));
     }

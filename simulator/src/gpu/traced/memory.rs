@@ -23,6 +23,8 @@ pub struct TracedMemory {
     pub contents: BTreeMap<Contents, Bytes>,
     /// How often a step returned all cached memory for lack of more.
     pub flushes: u64,
+    /// The most bytes that the allocator would hold on a device with any number.
+    pub wanted: Bytes,
     /// Whether a request finds no room even after that.
     pub runs_out: bool,
 }
@@ -81,6 +83,7 @@ pub fn traced_memory(job: &TracedJob, limit: Option<Bytes>) -> Result<TracedMemo
     memory.operator = peak_operator.into();
     memory.allocated = Bytes::new(peak);
     memory.reserved = Bytes::new(allocator.peak_reserved);
+    memory.wanted = memory.reserved;
     memory.runs_out = allocator.runs_out;
     memory.flushes = allocator.flushes.div_ceil(STEPS as u64);
     Ok(memory)
