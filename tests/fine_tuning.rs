@@ -14,16 +14,31 @@ fn planned(scratch: &Scratch, more: &[&str]) -> Value {
 #[test]
 fn adapters_fit_where_all_parameters_do_not_and_each_offered_change_does() {
     let scratch = Scratch::new();
-    let output = scratch.run(&[&JOB[..], &["--method", "full", "--json"]].concat());
+    scratch.file("short.yaml", "base: llama3-8b\nlayers: 4\n");
+    let job = [
+        "--model",
+        "short.yaml",
+        "--topology",
+        "rtx4090-8",
+        "--sequence",
+        "2048",
+        "--global-batch",
+        "64",
+        "--memory-limit",
+        "9GB",
+    ];
+    let output = scratch.run(&[&["plan"], &job[..], &["--method", "full", "--json"]].concat());
     assert_eq!(output.status.code(), Some(1));
     let failure: Value = serde_json::from_slice(&output.stdout).expect("one document");
     let hint = failure["error"]["hint"].as_str().expect("a hint").to_owned();
     let offered: Vec<&str> = hint.split('`').skip(1).step_by(2).collect();
-    assert!(offered.iter().any(|change| change.contains("--method qlora")), "{hint}");
+    assert!(offered.iter().any(|change| change.contains("--method lora")), "{hint}");
     for change in offered {
         let method = if change.contains("--method") { Vec::new() } else { vec!["--method", "full"] };
         let more: Vec<&str> = change.split(' ').chain(method).collect();
-        let answer = planned(&scratch, &more);
+        // Changes replace what the job says: an option may be given once.
+        let stated: Vec<&str> = job.chunks(2).filter(|pair| !more.contains(&pair[0])).flatten().copied().collect();
+        let answer = scratch.json(&[&["plan"][..], &stated, &more].concat());
         assert_eq!(answer["predicted"]["fits"], true, "{change}");
     }
 }

@@ -4,7 +4,7 @@
 use foretell_models::{Llama, Model};
 use foretell_planner::{PlannerError, Request, plan};
 use foretell_program::{Layout, Lora, Plan, Recompute, Stack};
-use foretell_simulator::{CostModel, traced_prediction};
+use foretell_simulator::{CostModel, TracedOutcome, traced_within};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType};
 
@@ -38,9 +38,8 @@ fn a_search_under_a_traced_framework_finds_what_brute_force_finds() {
                 for zero in [0, 3] {
                     let layout = Layout { data, micro_batch, recompute: recompute.clone(), zero, ..Layout::default() };
                     let plan = Plan { layout, ..base.clone() };
-                    let traced = traced_prediction(&plan, &model, &topology, &costs).expect("it was traced");
-                    // The search leaves what the allocator wants to hold out of its limit only if it must.
-                    if traced.memory.wanted + traced.outside <= limit {
+                    let outcome = traced_within(&plan, &model, &topology, &costs, Some(limit)).expect("it was traced");
+                    if let TracedOutcome::Predicted(traced) = outcome {
                         steps.push(traced.prediction.step_seconds.value());
                     }
                 }
@@ -60,9 +59,12 @@ fn what_does_not_fit_says_how_much_the_smallest_layout_needs() {
     let (model, topology) = (short_llama(), Topology::library("rtx4090-8").expect("in the library"));
     let base = Plan { training: Default::default(), ..base(64) };
     let costs = CostModel::new(None, &topology).with_plan(&topology, &base, &model).expect("profiles are sound");
-    let request =
-        Request { fixed: "data=1".parse().expect("well formed"), ..Request::new(&model, "llama", &topology, &costs, &base) };
-    let Err(PlannerError::OutOfMemory { needed, limit, .. }) = plan(&request) else { panic!("all states of 8B do not fit") };
+    let request = Request {
+        fixed: "data=1".parse().expect("well formed"),
+        memory_limit: Some(Bytes::new(16 << 30)),
+        ..Request::new(&model, "llama", &topology, &costs, &base)
+    };
+    let Err(PlannerError::OutOfMemory { needed, limit, .. }) = plan(&request) else { panic!("all states do not fit") };
     // Parameters, gradients and two moments in single precision.
     assert!(needed > limit && needed.value() > 16.0 * 1.5e9, "{needed}");
 }
