@@ -50,27 +50,33 @@ pub struct TracedPlan {
 impl TracedPlan {
     /// The step of a plan under a framework. `tables` has what the keys of its tables say beside the
     /// plan: `framework` (`hf` for Hugging Face's models), its `version`, and whatever is known
-    /// better than the plan tells.
+    /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters.
     ///
     /// # Errors
     /// [`Untraced`] if no table has the plan's settings.
     pub fn new(plan: &Plan, model: &Model, tables: &BTreeMap<String, String>) -> Result<Self, Untraced> {
-        let ranks = data_parallel_ranks(plan)?;
+        let wrapper = Wrapping::of(tables);
+        let ranks = data_parallel_ranks(plan, wrapper)?;
         let adapter = Adapters::of(plan, model)?;
         let mut assumptions = Vec::new();
-        let key = TableKey::of(plan, model, tables, adapter)?;
+        let key = TableKey::of(plan, model, tables, adapter, wrapper)?;
         let table = key.table(&mut assumptions)?;
         let sizes = TableSizes::of_model(model, plan.layout.micro_batch)
             .ok_or_else(|| Untraced::new(format!("models of the family `{}`", model.family())))?;
         let rank = plan.training.lora.as_ref().map_or(0, |lora| lora.rank);
         let sizes = sizes.with("r", rank);
         table.values(&sizes)?;
-        let sharding = match (plan.layout.zero, ranks) {
-            (_, 0 | 1) => Sharding::Replicated,
-            (3, _) => Sharding::Fsdp1,
-            _ => Sharding::Ddp,
+        let sharding = match (wrapper, plan.layout.zero, ranks) {
+            // One rank's state is whole at stage 0 and 1 alike.
+            (Wrapping::DeepSpeed, zero, _) => Sharding::Zero { stage: zero.clamp(1, 3) as u8 },
+            (Wrapping::PyTorch, _, 0 | 1) => Sharding::Replicated,
+            (Wrapping::PyTorch, 3, _) => Sharding::Fsdp1,
+            (Wrapping::PyTorch, ..) => Sharding::Ddp,
         };
-        let is_narrow = plan.workload.no_master_copy && adapter == Adapters::None;
+        let is_narrow = match wrapper {
+            Wrapping::DeepSpeed => plan.precision != DataType::Fp32,
+            Wrapping::PyTorch => plan.workload.no_master_copy && adapter == Adapters::None,
+        };
         let micro_batches = plan.micro_batches()?;
         let stored = if is_narrow { Element::Bf16 } else { Element::F32 };
         let optimizer = optimizer(plan)?;
@@ -78,13 +84,32 @@ impl TracedPlan {
     }
 }
 
+/// The library that shards parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrapping {
+    /// `DistributedDataParallel` or `FullyShardedDataParallel`, under autocast.
+    PyTorch,
+    /// DeepSpeed, which casts the model instead.
+    DeepSpeed,
+}
+
+impl Wrapping {
+    fn of(tables: &BTreeMap<String, String>) -> Self {
+        if tables.get("wrapper").is_some_and(|wrapper| wrapper == "deepspeed") { Self::DeepSpeed } else { Self::PyTorch }
+    }
+}
+
 /// The number of ranks of a plan that splits nothing but batches and the state of parameters.
-fn data_parallel_ranks(plan: &Plan) -> Result<usize, Untraced> {
+fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced> {
     let layout = &plan.layout;
     if layout.stages.is_some() || layout.tensor * layout.pipeline * layout.context * layout.expert > 1 {
         return Err(Untraced::new("layouts that split the model"));
     }
-    if matches!(layout.zero, 1 | 2) && layout.data > 1 {
+    let is_other_stage = match wrapper {
+        Wrapping::PyTorch => matches!(layout.zero, 1 | 2),
+        Wrapping::DeepSpeed => layout.zero == 0,
+    };
+    if is_other_stage && layout.data > 1 {
         return Err(Untraced::new(format!("`zero: {}`", layout.zero)));
     }
     if layout.shard_group.is_some_and(|group| group != layout.data) {
@@ -92,6 +117,9 @@ fn data_parallel_ranks(plan: &Plan) -> Result<usize, Untraced> {
     }
     if !layout.offload.is_none() {
         return Err(Untraced::new("`offload`"));
+    }
+    if wrapper == Wrapping::DeepSpeed && plan.workload.no_master_copy {
+        return Err(Untraced::new("DeepSpeed's states in sixteen bits"));
     }
     if !plan.training.frozen.is_empty() {
         return Err(Untraced::new("`training.frozen`"));
@@ -142,15 +170,15 @@ impl Adapters {
     }
 
     /// The name in tables' keys, as it is and without dropout where that was not traced. FSDP casts
-    /// adapters within a unit, which matters little.
-    fn names(self, quantised: bool, dropout: bool, is_sharded: bool) -> Vec<String> {
+    /// adapters within a unit, and DeepSpeed all of them, which matters little.
+    fn names(self, quantised: bool, dropout: bool, are_cast: bool) -> Vec<String> {
         let name = match self {
             Self::None => return vec!["none".into()],
             Self::Attention => "attention",
             Self::All | Self::Fewer => "all",
         };
         let name = format!("{}-{name}", if quantised { "qlora" } else { "lora" });
-        let special = match (dropout, is_sharded) {
+        let special = match (dropout, are_cast) {
             (true, _) => Some(format!("{name}-dropout")),
             (false, true) => Some(format!("{name}-bf16")),
             (false, false) => None,
@@ -169,7 +197,8 @@ struct TableKey {
     adapters: Adapters,
     is_quantised: bool,
     has_dropout: bool,
-    is_sharded: bool,
+    /// Whether adapters are cast with what is around them.
+    casts_adapters: bool,
     states_attention: bool,
     /// Each with its values, those that were wanted first.
     values: Vec<(&'static str, Vec<String>)>,
@@ -179,7 +208,13 @@ struct TableKey {
 }
 
 impl TableKey {
-    fn of(plan: &Plan, model: &Model, tables: &BTreeMap<String, String>, adapters: Adapters) -> Result<Self, Untraced> {
+    fn of(
+        plan: &Plan,
+        model: &Model,
+        tables: &BTreeMap<String, String>,
+        adapters: Adapters,
+        wrapper: Wrapping,
+    ) -> Result<Self, Untraced> {
         let workload = &plan.workload;
         let is_sharded = plan.layout.zero == 3 && plan.layout.data > 1;
         let is_quantised = match workload.base_bits {
@@ -193,6 +228,7 @@ impl TableKey {
         }
         let precision = match plan.precision {
             DataType::Fp32 => "fp32",
+            DataType::Bf16 | DataType::Fp16 if wrapper == Wrapping::DeepSpeed => "bf16",
             DataType::Bf16 | DataType::Fp16 if adapters != Adapters::None => "mixed",
             DataType::Bf16 | DataType::Fp16 if workload.no_master_copy => "bf16",
             DataType::Bf16 | DataType::Fp16 if is_sharded => "mixed",
@@ -251,7 +287,7 @@ impl TableKey {
             adapters,
             is_quantised,
             has_dropout: workload.adapter_dropout,
-            is_sharded,
+            casts_adapters: is_sharded || wrapper == Wrapping::DeepSpeed,
             states_attention: workload.attention.is_some(),
             values: values.into(),
             versions: given("version").into_iter().chain(newest).map(str::to_owned).collect(),
@@ -269,7 +305,7 @@ impl TableKey {
             (true, false) => &["full-reentrant", "full"],
         };
         // Older releases were traced with dropout on adapters, which most recipes had.
-        let adapters = self.adapters.names(self.is_quantised, self.has_dropout || !is_newest, self.is_sharded);
+        let adapters = self.adapters.names(self.is_quantised, self.has_dropout || !is_newest, self.casts_adapters);
         let more = [
             ("version", vec![version.to_owned()]),
             ("checkpoint", checkpoint.iter().map(|&name| name.to_owned()).collect()),
