@@ -25,8 +25,8 @@ pub use optimizer::TracedOptimizer;
 use foretell_models::operator_tables::{
     Element, OperatorTable, ParameterRole, StepEvent, TableError, TableSizes, TracedOperator,
 };
-use rustc_hash::FxHashMap;
 use rank_state::RankState;
+use rustc_hash::FxHashMap;
 use sharding::Wrapper;
 use std::sync::Arc;
 use zero::{GradientStages, ParameterStage};

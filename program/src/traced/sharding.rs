@@ -323,12 +323,7 @@ impl RankState for Wrapper {
     }
 
     /// A layer's pass begins.
-    fn begin_layer<'a, V: FnMut(RankEvent<'a>)>(
-        &mut self,
-        emitter: &mut Emitter<'a, V>,
-        layer: usize,
-        backward: bool,
-    ) {
+    fn begin_layer<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, layer: usize, backward: bool) {
         self.gather(emitter, layer);
         self.wait(emitter, layer, !backward);
         if backward
@@ -352,12 +347,7 @@ impl RankState for Wrapper {
     }
 
     /// The table's gradient of a parameter is complete.
-    fn gradient<'a, V: FnMut(RankEvent<'a>)>(
-        &mut self,
-        emitter: &mut Emitter<'a, V>,
-        parameter: ParameterOf,
-        id: u64,
-    ) {
+    fn gradient<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, parameter: ParameterOf, id: u64) {
         emitter.send(RankEvent::Becomes { id, contents: Contents::Gradients });
         if self.is_sharded() {
             // A parameter that is used twice has its gradients added in place.

@@ -12,6 +12,9 @@
 mod gradient_stages;
 mod parameter_stage;
 
+#[cfg(test)]
+mod tests;
+
 pub(super) use gradient_stages::GradientStages;
 pub(super) use parameter_stage::ParameterStage;
 

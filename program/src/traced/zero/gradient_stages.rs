@@ -169,8 +169,7 @@ impl GradientStages {
             if (span.first_rank..=span.last_rank).contains(&self.rank) {
                 // `copy_grads_in_partition`.
                 let bytes = self.owned * self.width;
-                self.reduced
-                    .get_or_insert_with(|| emitter.allocate(bytes, Contents::Gradients, AllocationStream::Compute));
+                self.reduced.get_or_insert_with(|| emitter.allocate(bytes, Contents::Gradients, AllocationStream::Compute));
                 let moved = 2 * span.elements * self.width;
                 emitter.send(RankEvent::Moves { name: "copy of the rank's gradients", bytes: moved, launches: 1 });
                 allocation.into_iter().for_each(|id| emitter.release(id));
@@ -226,8 +225,7 @@ impl RankState for GradientStages {
             return;
         }
         let whole = std::mem::take(&mut self.whole).into_iter();
-        let mut whole: Vec<(Span, u64)> =
-            whole.filter_map(|(parameter, id)| Some((*self.spans.get(&parameter)?, id))).collect();
+        let mut whole: Vec<(Span, u64)> = whole.filter_map(|(parameter, id)| Some((*self.spans.get(&parameter)?, id))).collect();
         whole.sort_by_key(|(span, _)| span.position);
         for (span, id) in whole {
             self.fill_bucket(emitter, span, id);

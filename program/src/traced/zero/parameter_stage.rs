@@ -111,11 +111,7 @@ impl ParameterStage {
 
     /// Divides parameters into units and pieces, and allocates those that are not trained. Returns
     /// the elements of trained partitions, by group of the optimizer.
-    fn divide<'a, V: FnMut(RankEvent<'a>)>(
-        &mut self,
-        emitter: &mut Emitter<'a, V>,
-        parameters: &[ParameterOf],
-    ) -> [Vec<u64>; 2] {
+    fn divide<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, parameters: &[ParameterOf]) -> [Vec<u64>; 2] {
         let first_layered = parameters.iter().position(|parameter| parameter.layer.is_some());
         let mut trained: [Vec<u64>; 2] = Default::default();
         for (position, &parameter) in parameters.iter().enumerate() {
@@ -317,11 +313,12 @@ impl RankState for ParameterStage {
             } else {
                 self.gather_passing(emitter, layer);
             }
-            let before = layer.checked_sub(1).filter(|&before| !self.kept[before]);
-            if let Some(&piece) = before.and_then(|before| self.units[before].pieces.first()).filter(|_| self.is_recomputed) {
+            let next = layer.checked_sub(1).unwrap_or(self.start());
+            let is_gathered_ahead = self.is_recomputed && self.kept.get(next) != Some(&true);
+            if let Some(&piece) = self.units[next].pieces.first().filter(|_| is_gathered_ahead) {
                 self.passing.push(Self::allocate_piece(emitter, piece));
             }
-            self.begin(emitter, layer.checked_sub(1).unwrap_or(self.start()));
+            self.begin(emitter, next);
         } else {
             self.release_unit(emitter, self.start());
             if self.kept[layer] {
