@@ -33,9 +33,11 @@ struct ZeroSettings {
 }
 
 /// `stage3_max_reuse_distance`: parameters that are used again before so many others are not
-/// released. `stage3_max_live_parameters` is as large. It limits gathering ahead, and binds only
-/// where a layer alone comes near it; that is left out.
+/// released.
 const REUSE_DISTANCE: u64 = 1_000_000_000;
+
+/// `stage3_max_live_parameters`: gathering ahead stops at so many.
+const MAX_LIVE: u64 = 1_000_000_000;
 
 /// `sub_group_size`: stage 3 updates parameters in groups whose partitions have so many elements.
 const SUB_GROUP: u64 = 1_000_000_000;

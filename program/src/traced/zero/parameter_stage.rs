@@ -6,14 +6,16 @@
 //! named here. `overlap_comm` is on, its default. The steps are those after the first, which records
 //! the order of modules and gathers nothing ahead.
 //!
-//! DeepSpeed gathers around each module. Tables do not say which module runs an operator, so within
-//! a layer this has the largest pair of gathered pieces: the one that computes and the next.
+//! DeepSpeed fetches around each module, of which many have no parameters; each call gathers ahead
+//! by another bucket. So after a few layers [`MAX_LIVE`] elements are gathered, or all: here from the
+//! first layer on. Messages are sent one layer ahead. Tables do not say which module runs an
+//! operator, so a layer is released as a whole.
 
 use super::super::rank_state::RankState;
 use super::super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, TracedCollective};
-use super::{REUSE_DISTANCE, SUB_GROUP, ZeroSettings, in_model_order, optimizer_group};
+use super::{MAX_LIVE, REUSE_DISTANCE, SUB_GROUP, ZeroSettings, in_model_order, optimizer_group};
 use foretell_models::operator_tables::ParameterRole;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// Parameters that are gathered by one collective.
 #[derive(Clone, Copy, Debug, Default)]
@@ -30,6 +32,17 @@ struct Unit {
     pieces: Vec<Piece>,
     /// Elements of all its parameters, those that stay gathered too.
     elements: u64,
+}
+
+/// A piece that is gathered.
+#[derive(Clone, Copy, Debug)]
+struct Gathered {
+    allocation: u64,
+    elements: u64,
+    /// The last use that it is known to be needed for.
+    until: usize,
+    /// Whether its message was sent.
+    is_sent: bool,
 }
 
 /// A gradient in the bucket.
@@ -49,16 +62,18 @@ pub(in super::super) struct ParameterStage {
     ranks: u64,
     /// The layers, then [`Self::start`] and [`Self::end`].
     units: Vec<Unit>,
-    /// Layers that stay gathered from the forward to the backward pass, as they are used again soon.
+    /// The unit of each use in a micro-batch: what comes before the layers, these, what comes after
+    /// them, and the same in reverse.
+    uses: Vec<usize>,
+    /// Units that are not released between their two uses, as the second comes soon.
     kept: Vec<bool>,
     /// Whether the backward pass computes layers again.
     is_recomputed: bool,
-    /// Units whose gathering has begun since they were last released.
-    begun: BTreeSet<usize>,
-    /// Allocations of units that are gathered as a whole.
-    gathered: BTreeMap<usize, Vec<u64>>,
-    /// Allocations of the pieces of the layer that runs.
-    passing: Vec<u64>,
+    /// What is gathered, by unit and piece, and its elements.
+    gathered: BTreeMap<(usize, usize), Gathered>,
+    live_elements: u64,
+    /// The use and piece up to which parameters have been gathered ahead.
+    ahead: (usize, usize),
     bucket: Vec<Bucketed>,
     bucket_elements: u64,
     /// Micro-batches of the step that have been reduced.
@@ -80,11 +95,12 @@ impl ParameterStage {
             width: emitter.job.stored.bytes(),
             ranks,
             units: vec![Unit::default(); layers + 2],
-            kept: vec![false; layers],
+            uses: Vec::new(),
+            kept: Vec::new(),
             is_recomputed: emitter.job.table.key.get("checkpoint").is_some_and(|checkpoint| checkpoint != "none"),
-            begun: BTreeSet::new(),
             gathered: BTreeMap::new(),
-            passing: Vec::new(),
+            live_elements: 0,
+            ahead: (0, 0),
             bucket: Vec::new(),
             bucket_elements: 0,
             reduced_passes: 0,
@@ -94,7 +110,9 @@ impl ParameterStage {
         };
         let parameters = in_model_order(emitter);
         let trained = stage.divide(emitter, &parameters);
-        stage.kept = stage.layers_kept();
+        let forward = [stage.start()].into_iter().chain(0..layers).chain([stage.end()]);
+        stage.uses = forward.clone().chain(forward.rev()).collect();
+        stage.kept = stage.units_kept();
         let partitions: u64 = trained.iter().flatten().sum();
         // `defragment`: one buffer of all trained partitions.
         emitter.allocate(partitions * stage.width, Contents::Parameters, AllocationStream::Compute);
@@ -186,16 +204,16 @@ impl ParameterStage {
         }
     }
 
-    /// The layers whose parameters are used again before [`REUSE_DISTANCE`] others
+    /// The units whose parameters are used again before [`REUSE_DISTANCE`] others
     /// (`__params_to_release`): the last ones of the forward pass.
-    fn layers_kept(&self) -> Vec<bool> {
-        let layers = self.units.len() - 2;
+    fn units_kept(&self) -> Vec<bool> {
         let uses = if self.is_recomputed { 3 } else { 2 };
-        let mut kept = vec![false; layers];
+        let mut kept = vec![true; self.units.len()];
         let mut between = 2 * self.units[self.end()].elements;
-        for layer in (0..layers).rev() {
-            let elements = self.units[layer].elements;
-            kept[layer] = between + elements < REUSE_DISTANCE;
+        let layers = self.units.len() - 2;
+        for unit in (0..layers).rev().chain([self.start()]) {
+            let elements = self.units[unit].elements;
+            kept[unit] = between + elements < REUSE_DISTANCE;
             between += uses * elements;
         }
         kept
@@ -209,61 +227,81 @@ impl ParameterStage {
         self.units.len() - 1
     }
 
-    /// Begins to gather a unit, unless it is on its way or there.
-    fn begin<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize) {
-        if !self.begun.insert(unit) || self.ranks == 1 {
+    /// The use of a layer.
+    fn use_of(&self, layer: usize, backward: bool) -> usize {
+        if backward { self.uses.len() - 2 - layer } else { layer + 1 }
+    }
+
+    /// Gathers a piece for a use, unless it is there.
+    fn gather<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, at: usize, index: usize) {
+        let unit = self.uses[at];
+        if let Some(gathered) = self.gathered.get_mut(&(unit, index)) {
+            gathered.until = gathered.until.max(at);
             return;
         }
-        for piece in &self.units[unit].pieces {
-            emitter.send(RankEvent::Collective { kind: TracedCollective::AllGather, bytes: piece.bytes });
+        let Piece { bytes, elements, parameters } = self.units[unit].pieces[index];
+        let mut allocation = emitter.allocate(bytes, Contents::Gathered, AllocationStream::Gather);
+        if parameters > 1 {
+            // Several are copied out of the buffer (`AllGatherCoalescedHandle.wait`).
+            let copies = emitter.allocate(bytes, Contents::Gathered, AllocationStream::Gather);
+            emitter.release(std::mem::replace(&mut allocation, copies));
+        }
+        self.live_elements += elements;
+        self.gathered.insert((unit, index), Gathered { allocation, elements, until: at, is_sent: false });
+    }
+
+    /// Gathers the unit of a use, and sends what was not yet.
+    fn send<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, at: usize) {
+        let Some(&unit) = self.uses.get(at) else { return };
+        for index in 0..self.units[unit].pieces.len() {
+            self.gather(emitter, at, index);
+            let Piece { bytes, parameters, .. } = self.units[unit].pieces[index];
+            let Some(gathered) = self.gathered.get_mut(&(unit, index)) else { continue };
+            if std::mem::replace(&mut gathered.is_sent, true) || self.ranks == 1 {
+                continue;
+            }
+            emitter.send(RankEvent::Collective { kind: TracedCollective::AllGather, bytes });
+            if parameters > 1 {
+                let name = "copy out of a gathering";
+                emitter.send(RankEvent::Moves { name, bytes: 2 * bytes, launches: parameters });
+            }
         }
     }
 
-    /// Waits for a unit.
-    fn wait<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize) {
-        self.begin(emitter, unit);
+    /// A use begins: waits for its unit, and gathers ahead (`fetch_sub_module`).
+    fn begin<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, at: usize) {
+        self.send(emitter, at);
         emitter.send(RankEvent::Wait(TracedCollective::AllGather));
-        for piece in self.units[unit].pieces.iter().filter(|piece| piece.parameters > 1) {
-            let launches = piece.parameters;
-            emitter.send(RankEvent::Moves { name: "copy out of a gathering", bytes: 2 * piece.bytes, launches });
+        self.send(emitter, at + 1);
+        self.ahead = self.ahead.max((at + 2, 0));
+        while let (ahead, index) = self.ahead
+            && let Some(&unit) = self.uses.get(ahead)
+            && self.live_elements < MAX_LIVE
+        {
+            if index < self.units[unit].pieces.len() {
+                self.gather(emitter, ahead, index);
+                self.ahead.1 += 1;
+            } else {
+                self.ahead = (ahead + 1, 0);
+            }
         }
     }
 
-    /// Allocates a gathered piece. Several parameters are copied out of the buffer that they were
-    /// gathered into (`AllGatherCoalescedHandle.wait`).
-    fn allocate_piece<'a, V: FnMut(RankEvent<'a>)>(emitter: &mut Emitter<'a, V>, piece: Piece) -> u64 {
-        let buffer = emitter.allocate(piece.bytes, Contents::Gathered, AllocationStream::Gather);
-        if piece.parameters == 1 {
-            return buffer;
+    /// A use ends: releases what no use is known for.
+    fn end_use<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, at: usize) {
+        let unit = self.uses[at];
+        let next = self.uses.len() - 1 - at;
+        for index in 0..self.units[unit].pieces.len() {
+            let Some(gathered) = self.gathered.get_mut(&(unit, index)) else { continue };
+            if self.kept[unit] && next > at {
+                gathered.until = gathered.until.max(next);
+            }
+            if gathered.until <= at {
+                self.live_elements -= gathered.elements;
+                emitter.release(gathered.allocation);
+                self.gathered.remove(&(unit, index));
+            }
         }
-        let copies = emitter.allocate(piece.bytes, Contents::Gathered, AllocationStream::Gather);
-        emitter.release(buffer);
-        copies
-    }
-
-    /// Waits for a unit, all of whose pieces stay until they are released.
-    fn gather_whole<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize) {
-        if self.gathered.contains_key(&unit) {
-            return;
-        }
-        self.wait(emitter, unit);
-        let pieces = self.units[unit].pieces.iter();
-        let allocations = pieces.map(|&piece| Self::allocate_piece(emitter, piece)).collect();
-        self.gathered.insert(unit, allocations);
-    }
-
-    /// Waits for a layer whose pieces come and go: the largest pair of neighbours.
-    fn gather_passing<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, layer: usize) {
-        self.wait(emitter, layer);
-        let pieces = &self.units[layer].pieces;
-        let pairs = pieces.iter().zip(pieces.iter().cycle().skip(1));
-        let Some((&one, &next)) = pairs.max_by_key(|(one, next)| one.bytes + next.bytes) else { return };
-        self.passing = vec![Self::allocate_piece(emitter, one), Self::allocate_piece(emitter, next)];
-    }
-
-    fn release_unit<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize) {
-        self.begun.remove(&unit);
-        self.gathered.remove(&unit).into_iter().flatten().for_each(|id| emitter.release(id));
     }
 
     /// Reduces the bucket to each rank's partitions (`__reduce_and_partition_ipg_grads`).
@@ -299,46 +337,29 @@ impl ParameterStage {
 
 impl RankState for ParameterStage {
     fn before_forward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
-        self.gather_whole(emitter, self.start());
+        self.ahead = (0, 0);
+        self.begin(emitter, 0);
     }
 
-    fn before_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, _: &mut Emitter<'a, V>) {}
+    fn before_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
+        let middle = self.uses.len() / 2;
+        self.end_use(emitter, middle - 1);
+        self.begin(emitter, middle);
+    }
 
     fn begin_layer<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, layer: usize, backward: bool) {
-        let last = self.kept.len() - 1;
-        if backward {
-            self.release_unit(emitter, self.end());
-            if self.is_recomputed || self.kept[layer] {
-                self.gather_whole(emitter, layer);
-            } else {
-                self.gather_passing(emitter, layer);
-            }
-            let next = layer.checked_sub(1).unwrap_or(self.start());
-            let is_gathered_ahead = self.is_recomputed && self.kept.get(next) != Some(&true);
-            if let Some(&piece) = self.units[next].pieces.first().filter(|_| is_gathered_ahead) {
-                self.passing.push(Self::allocate_piece(emitter, piece));
-            }
-            self.begin(emitter, next);
-        } else {
-            self.release_unit(emitter, self.start());
-            if self.kept[layer] {
-                self.gather_whole(emitter, layer);
-            } else {
-                self.gather_passing(emitter, layer);
-            }
-            self.begin(emitter, if layer == last { self.end() } else { layer + 1 });
+        let at = self.use_of(layer, backward);
+        if at == 1 || at == self.uses.len() / 2 + 1 {
+            self.end_use(emitter, at - 1);
         }
+        self.begin(emitter, at);
     }
 
     fn end_layer<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, layer: usize, backward: bool) {
-        std::mem::take(&mut self.passing).into_iter().for_each(|id| emitter.release(id));
-        if backward || !self.kept[layer] {
-            self.release_unit(emitter, layer);
-        }
-        match (backward, layer) {
-            (true, 0) => self.gather_whole(emitter, self.start()),
-            (false, _) if layer + 1 == self.kept.len() => self.gather_whole(emitter, self.end()),
-            _ => {}
+        let at = self.use_of(layer, backward);
+        self.end_use(emitter, at);
+        if at + 2 == self.uses.len() / 2 || at + 2 == self.uses.len() {
+            self.begin(emitter, at + 1);
         }
     }
 
@@ -366,9 +387,10 @@ impl RankState for ParameterStage {
         self.reduce(emitter);
         self.reduced_passes += 1;
         emitter.send(RankEvent::Wait(TracedCollective::ReduceScatter));
-        for unit in 0..self.units.len() {
-            self.release_unit(emitter, unit);
+        for gathered in std::mem::take(&mut self.gathered).into_values() {
+            emitter.release(gathered.allocation);
         }
+        self.live_elements = 0;
     }
 
     /// `step`.

@@ -255,3 +255,55 @@ fn frozen_parameters_have_no_states() {
     near(third.idle[&Contents::Parameters] as f64, 2.0 * (parameters + adapters) / 8.0, 1e-4);
     near(third.idle[&Contents::OptimizerStates] as f64, 12.0 * adapters / 8.0, 1e-4);
 }
+
+#[test]
+fn zz_scratch() {
+    let small = [("h", 512), ("n", 8), ("k", 8), ("d", 64), ("f", 1024), ("v", 3000)];
+    for (stage, micro_batches, checkpoint) in [
+        (1, 1, "none"),
+        (1, 2, "none"),
+        (2, 1, "none"),
+        (2, 2, "none"),
+        (3, 1, "none"),
+        (3, 2, "none"),
+        (3, 1, "full"),
+        (2, 1, "full"),
+    ] {
+        let key = [
+            ("architecture", "llama"),
+            ("attention", "eager"),
+            ("checkpoint", checkpoint),
+            ("adapter", "none"),
+            ("version", "latest"),
+        ];
+        let mut job = job(&key, 6, &small, stage, 4);
+        job.sizes = job.sizes.with("s", 4);
+        job.micro_batches = micro_batches;
+        let mut sizes = std::collections::BTreeMap::new();
+        let (mut total, mut phase) = (0_u64, TracedPhase::Idle);
+        let mut peak: std::collections::BTreeMap<TracedPhase, u64> = Default::default();
+        job.emit(2, |event| {
+            match event {
+                RankEvent::Phase(next) => phase = next,
+                RankEvent::Allocate { id, bytes, .. } => {
+                    sizes.insert(id, bytes);
+                    total += bytes;
+                }
+                RankEvent::Release { id } => total -= sizes.remove(&id).unwrap_or(0),
+                _ => {}
+            }
+            let most = peak.entry(phase).or_default();
+            *most = (*most).max(total);
+        })
+        .unwrap();
+        println!("{stage} {micro_batches} {checkpoint} {peak:?} left {total}");
+    }
+    let job = llama(3, 8, "full");
+    job.emit(1, |event| match event {
+        RankEvent::Part(name) => println!("part {name}"),
+        RankEvent::Collective { kind, bytes } => println!("  {kind:?} {bytes}"),
+        RankEvent::Wait(kind) => println!("  wait {kind:?}"),
+        _ => {}
+    })
+    .unwrap();
+}
