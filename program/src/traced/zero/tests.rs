@@ -44,6 +44,8 @@ struct Account {
     at_update: BTreeMap<Contents, u64>,
     /// The most of each kind in each phase.
     most: BTreeMap<(TracedPhase, Contents), u64>,
+    /// The most of all kinds together.
+    total: BTreeMap<TracedPhase, u64>,
     /// What is left when the first step has ended.
     left: BTreeMap<Contents, u64>,
     /// Bytes of the first step's collectives.
@@ -57,6 +59,7 @@ impl Account {
         let mut account = Self::default();
         let (mut live, mut now) = (BTreeMap::new(), BTreeMap::<Contents, u64>::new());
         let (mut phase, mut steps) = (TracedPhase::Idle, 0);
+        let mut total = 0;
         job.emit(2, |event| match event {
             RankEvent::Phase(next) => {
                 if phase == TracedPhase::Idle {
@@ -67,17 +70,23 @@ impl Account {
                     account.left = now.clone();
                 }
                 phase = next;
+                let most = account.total.entry(phase).or_default();
+                *most = total.max(*most);
             }
             RankEvent::Allocate { id, bytes, contents, .. } => {
                 assert!(live.insert(id, (bytes, contents)).is_none(), "{id} is allocated twice");
                 let held = now.entry(contents).or_default();
                 *held += bytes;
+                total += bytes;
+                let most = account.total.entry(phase).or_default();
+                *most = total.max(*most);
                 let most = account.most.entry((phase, contents)).or_default();
                 *most = (*most).max(*held);
             }
             RankEvent::Release { id } => {
                 let (bytes, contents) = live.remove(&id).expect("it was allocated, and not released");
                 *now.get_mut(&contents).expect("it is held") -= bytes;
+                total -= bytes;
             }
             RankEvent::Becomes { id, contents } => {
                 let (bytes, before) = live.get_mut(&id).expect("it was allocated");
@@ -189,36 +198,37 @@ fn early_stages_send_gradients_and_parameters_once() {
 /// partition in buckets of at most as many elements as the largest parameter has, or `h * h`.
 #[test]
 fn stage_3_gathers_twice_and_scatters_gradients() {
-    let (layer, parameters) = llama_elements();
+    let (_, parameters) = llama_elements();
     let account = Account::of(&llama(3, 8, "full"));
     // Norms' weights stay.
     let large = parameters - 17.0 * 4096.0;
     near(account.sent(TracedPhase::Forward, TracedCollective::AllGather), 2.0 * large, 1e-6);
-    // The last layer and the head are used again before 1e9 others.
-    let kept = 131.072e6 + layer - 2.0 * 4096.0;
-    near(account.sent(TracedPhase::Backward, TracedCollective::AllGather), 2.0 * (large - kept), 0.03);
+    // 1e9 elements and at most one more parameter stay.
+    let again = account.sent(TracedPhase::Backward, TracedCollective::AllGather) / 2.0;
+    assert!((large - 1.132e9..=large - 0.7e9).contains(&again), "{again} of {large}");
     near(account.sent(TracedPhase::Backward, TracedCollective::ReduceScatter), 2.0 * parameters, 1e-6);
     let largest = account.sent[&TracedPhase::Backward].iter().map(|(_, bytes)| *bytes).max();
     assert_eq!(largest, Some(2 * 32_000 * 4096));
 }
 
-/// A layer that is computed again is gathered as a whole, with the next piece; otherwise two pieces.
+/// `stage3_max_live_parameters` limits what is gathered, to a parameter; smaller models are gathered
+/// as a whole.
 #[test]
-fn stage_3_has_at_most_a_layer_and_what_is_used_again() {
+fn stage_3_gathers_what_may_live() {
     let (layer, _) = llama_elements();
-    let head = 2.0 * 131.072e6;
-    let most = |checkpoint| {
+    for checkpoint in ["none", "full"] {
         let account = Account::of(&llama(3, 8, checkpoint));
-        [TracedPhase::Forward, TracedPhase::Backward].map(|phase| account.most(phase, Contents::Gathered))
-    };
-    // Twice the head's 131 million, and a layer's 218 million: the last layer ends before 1e9. Without
-    // recomputation the one before does, too, as layers between are used twice instead of three times.
-    let [forward, backward] = most("full");
-    near(forward, head + 2.0 * layer, 0.02);
-    // While the first layer is computed again, the embedding is gathered ahead.
-    near(backward, 2.0 * layer + head, 0.02);
-    let [forward, _] = most("none");
-    near(forward, head + 2.0 * 2.0 * layer, 0.02);
+        for phase in [TracedPhase::Forward, TracedPhase::Backward] {
+            let most = account.most(phase, Contents::Gathered);
+            assert!((2e9..=2.0 * 1.132e9).contains(&most), "{most}");
+        }
+        let short = llama(3, 8, checkpoint);
+        let short = TracedJob { sizes: TableSizes { layers: 2, ..short.sizes.clone() }, ..short };
+        let all = 2.0 * (2.0 * layer + 2.0 * 131.072e6 + 4096.0);
+        let account = Account::of(&short);
+        near(account.most(TracedPhase::Forward, Contents::Gathered), all, 1e-6);
+        assert_eq!(account.sent(TracedPhase::Backward, TracedCollective::AllGather), 0.0);
+    }
 }
 
 /// What a step allocates is gone after it, and DeepSpeed's persistent buffers stay.
@@ -256,54 +266,29 @@ fn frozen_parameters_have_no_states() {
     near(third.idle[&Contents::OptimizerStates] as f64, 12.0 * adapters / 8.0, 1e-4);
 }
 
+/// The most bytes at once in the forward pass, the backward pass and the update, which DeepSpeed
+/// 0.19.8 itself allocated on 28 November 2026: a small Llama (transformers 5.24, eager attention, one
+/// sample of four tokens) on a CPU, the third step of rank 3 of four, or 0 at stage 3, whose
+/// collectives moved nothing (PyTorch's `fake` process group). Storages were counted around each
+/// operator.
 #[test]
-fn zz_scratch() {
-    let small = [("h", 512), ("n", 8), ("k", 8), ("d", 64), ("f", 1024), ("v", 3000)];
-    for (stage, micro_batches, checkpoint) in [
-        (1, 1, "none"),
-        (1, 2, "none"),
-        (2, 1, "none"),
-        (2, 2, "none"),
-        (3, 1, "none"),
-        (3, 2, "none"),
-        (3, 1, "full"),
-        (2, 1, "full"),
+fn peaks_equal_deepspeeds_own() {
+    let small = [("h", 512), ("n", 8), ("k", 8), ("d", 64), ("f", 1024), ("v", 3000), ("s", 4)];
+    for (stage, micro_batches, checkpoint, measured) in [
+        (1, 1, "none", [94_670_444, 1_131_655_356, 132_653_748]),
+        (1, 2, "none", [1_132_285_036, 1_135_265_100, 132_653_748]),
+        (2, 1, "none", [94_670_444, 1_131_651_256, 132_653_748]),
+        (2, 2, "none", [105_086_572, 1_142_067_384, 132_653_748]),
+        (3, 1, "none", [114_002_033, 116_982_097, 103_954_641]),
+        (3, 2, "none", [114_002_033, 116_982_097, 103_954_641]),
+        (3, 1, "full", [113_530_353, 116_510_417, 103_954_641]),
     ] {
-        let key = [
-            ("architecture", "llama"),
-            ("attention", "eager"),
-            ("checkpoint", checkpoint),
-            ("adapter", "none"),
-            ("version", "latest"),
-        ];
-        let mut job = job(&key, 6, &small, stage, 4);
+        let key = [("architecture", "llama"), ("attention", "eager"), ("checkpoint", checkpoint), ("adapter", "none")];
+        let mut job = TracedJob { micro_batches, ..job(&key, 6, &small, stage, 4) };
         job.sizes = job.sizes.with("s", 4);
-        job.micro_batches = micro_batches;
-        let mut sizes = std::collections::BTreeMap::new();
-        let (mut total, mut phase) = (0_u64, TracedPhase::Idle);
-        let mut peak: std::collections::BTreeMap<TracedPhase, u64> = Default::default();
-        job.emit(2, |event| {
-            match event {
-                RankEvent::Phase(next) => phase = next,
-                RankEvent::Allocate { id, bytes, .. } => {
-                    sizes.insert(id, bytes);
-                    total += bytes;
-                }
-                RankEvent::Release { id } => total -= sizes.remove(&id).unwrap_or(0),
-                _ => {}
-            }
-            let most = peak.entry(phase).or_default();
-            *most = (*most).max(total);
-        })
-        .unwrap();
-        println!("{stage} {micro_batches} {checkpoint} {peak:?} left {total}");
+        let account = Account::of(&job);
+        for (phase, measured) in [TracedPhase::Forward, TracedPhase::Backward, TracedPhase::Optimizer].into_iter().zip(measured) {
+            near(account.total[&phase] as f64, f64::from(measured), 2e-4);
+        }
     }
-    let job = llama(3, 8, "full");
-    job.emit(1, |event| match event {
-        RankEvent::Part(name) => println!("part {name}"),
-        RankEvent::Collective { kind, bytes } => println!("  {kind:?} {bytes}"),
-        RankEvent::Wait(kind) => println!("  wait {kind:?}"),
-        _ => {}
-    })
-    .unwrap();
 }
