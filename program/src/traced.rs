@@ -160,7 +160,8 @@ pub enum RankEvent<'a> {
         /// What it holds.
         contents: Contents,
     },
-    /// A collective begins beside the kernels. It begins after the kernels before if it reduces.
+    /// A collective begins beside the kernels; after those before if it reduces gradients, or gathers
+    /// in the optimizer's phase.
     Collective {
         /// What it does.
         kind: TracedCollective,

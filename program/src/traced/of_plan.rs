@@ -413,6 +413,26 @@ mod tests {
     }
 
     #[test]
+    fn deepspeed_shards_by_stage_and_casts_the_model() {
+        let deepspeed = |zero: usize, data: usize, change: &dyn Fn(&mut Plan)| {
+            let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
+            (plan.layout.zero, plan.layout.data) = (zero, data);
+            change(&mut plan);
+            let tables = [("framework", "hf"), ("wrapper", "deepspeed")].map(|(name, value)| (name.into(), value.into()));
+            TracedPlan::new(&plan, &Model::named("llama3-8b").expect("it is in the zoo"), &BTreeMap::from(tables))
+        };
+        for (zero, data, stage) in [(0, 1, 1), (2, 1, 2), (1, 8, 1), (2, 8, 2), (3, 8, 3)] {
+            let TracedPlan { job, assumptions } = deepspeed(zero, data, &|_| {}).expect("it was traced");
+            assert_eq!((job.sharding, job.stored), (Sharding::Zero { stage }, Element::Bf16));
+            assert!(job.table.key["precision"] == "bf16" && assumptions.is_empty(), "{assumptions:?}");
+        }
+        let adapters = deepspeed(3, 8, &|plan| plan.training.lora = Some(Lora::default())).expect("it was traced");
+        assert!(adapters.job.table.key["precision"] == "bf16", "{:?}", adapters.job.table.key);
+        assert!(deepspeed(0, 8, &|_| {}).is_err());
+        assert!(deepspeed(2, 8, &|plan| plan.workload.no_master_copy = true).is_err());
+    }
+
+    #[test]
     fn adapters_on_some_layers_are_said_to_be_predicted_as_on_all() {
         assert!(with_targets(&["*"]).expect("traced").assumptions.is_empty());
         assert!(with_targets(&["*attn*"]).expect("traced").assumptions.is_empty());
