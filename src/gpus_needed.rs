@@ -63,7 +63,8 @@ fn needed(kind: &str, choices: &Choices, profile: Option<&Profile>) -> Result<Ne
         let mut setting = job.setting(Trainer::Framework)?;
         let planned = match job.search(&mut setting, profile, 1) {
             Ok(planned) => planned,
-            // A batch may have fewer samples than there are devices; more of them fit where fewer do not.
+            // A batch may have fewer samples than there are devices; more of them fit where fewer
+            // do not.
             Err(Failure::Unplanned(PlannerError::OutOfMemory { .. } | PlannerError::OutOfTime { .. })) => continue,
             Err(error) => return Err(error),
         };

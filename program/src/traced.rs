@@ -9,13 +9,15 @@
 //!
 //! Sources: `torch/distributed/fsdp/_runtime_utils.py` and `_flat_param.py` (FSDP1),
 //! `_fully_shard/_fsdp_param_group.py` and `_fsdp_collectives.py` (FSDP2),
-//! `torch/nn/parallel/distributed.py` (DDP), `torch/optim/adamw.py`.
+//! `torch/nn/parallel/distributed.py` (DDP), `torch/optim/adamw.py`; DeepSpeed's are in `zero.rs`.
 //!
 //! It knows no durations and no devices.
 
 mod of_plan;
 mod optimizer;
+mod rank_state;
 mod sharding;
+mod zero;
 
 pub use of_plan::{TracedPlan, Untraced};
 pub use optimizer::TracedOptimizer;
@@ -23,9 +25,11 @@ pub use optimizer::TracedOptimizer;
 use foretell_models::operator_tables::{
     Element, OperatorTable, ParameterRole, StepEvent, TableError, TableSizes, TracedOperator,
 };
+use rank_state::RankState;
 use rustc_hash::FxHashMap;
 use sharding::Wrapper;
 use std::sync::Arc;
+use zero::{GradientStages, ParameterStage};
 
 /// How the ranks of a traced job hold parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +46,12 @@ pub enum Sharding {
     Fsdp2 {
         /// The format in which gradients are reduced.
         reduce: Element,
+    },
+    /// DeepSpeed's ZeRO. Parameters are stored and computed in [`TracedJob::stored`]; the optimizer
+    /// updates a partition in single precision.
+    Zero {
+        /// 1, 2 or 3.
+        stage: u8,
     },
 }
 
@@ -150,7 +160,8 @@ pub enum RankEvent<'a> {
         /// What it holds.
         contents: Contents,
     },
-    /// A collective begins beside the kernels.
+    /// A collective begins beside the kernels; after those before if it reduces gradients, or
+    /// gathers in the optimizer's phase.
     Collective {
         /// What it does.
         kind: TracedCollective,
@@ -206,17 +217,36 @@ impl TracedJob {
         let values = self.table.values(&self.sizes)?;
         let mut emitter =
             Emitter { job: self, values, visit, next: 0, passes: 0, is_last_pass: false, gradients: FxHashMap::default() };
-        let mut wrapper = Wrapper::new(&mut emitter);
+        match self.sharding {
+            Sharding::Zero { stage: 3 } => {
+                let state = ParameterStage::new(&mut emitter);
+                self.steps(steps, &mut emitter, state)
+            }
+            Sharding::Zero { .. } => {
+                let state = GradientStages::new(&mut emitter);
+                self.steps(steps, &mut emitter, state)
+            }
+            _ => {
+                let state = Wrapper::new(&mut emitter);
+                self.steps(steps, &mut emitter, state)
+            }
+        }
+    }
+
+    fn steps<'a, V: FnMut(RankEvent<'a>)>(
+        &'a self,
+        steps: usize,
+        emitter: &mut Emitter<'a, V>,
+        mut state: impl RankState,
+    ) -> Result<(), TableError> {
         for _ in 0..steps {
             let count = self.micro_batches.max(1);
             for micro_batch in 0..count {
                 emitter.is_last_pass = micro_batch + 1 == count;
-                self.micro_batch(&mut emitter, &mut wrapper)?;
+                self.micro_batch(emitter, &mut state)?;
             }
             emitter.send(RankEvent::Phase(TracedPhase::Optimizer));
-            wrapper.reduce_rest(&mut emitter);
-            self.optimizer.update(&mut emitter, &wrapper);
-            wrapper.release_gradients(&mut emitter);
+            state.update(emitter);
         }
         Ok(())
     }
@@ -224,7 +254,7 @@ impl TracedJob {
     fn micro_batch<'a, V: FnMut(RankEvent<'a>)>(
         &'a self,
         emitter: &mut Emitter<'a, V>,
-        wrapper: &mut Wrapper,
+        state: &mut impl RankState,
     ) -> Result<(), TableError> {
         emitter.passes += 1;
         let base = OF_TABLE * emitter.passes;
@@ -235,23 +265,23 @@ impl TracedJob {
         let mut is_backward = false;
         emitter.gradients.clear();
         emitter.send(RankEvent::Phase(TracedPhase::Forward));
-        wrapper.before_forward(emitter);
+        state.before_forward(emitter);
         self.table.expand(&self.sizes, |event| match event {
             StepEvent::Begin { part, layer } => {
                 layer_now = layer;
                 if part.name == "backward.start" {
                     is_backward = true;
                     emitter.send(RankEvent::Phase(TracedPhase::Backward));
-                    wrapper.before_backward(emitter);
+                    state.before_backward(emitter);
                 }
                 emitter.send(RankEvent::Part(&part.name));
                 if let Some(layer) = layer {
-                    wrapper.begin_layer(emitter, layer, part.name.starts_with("backward"));
+                    state.begin_layer(emitter, layer, part.name.starts_with("backward"));
                 }
             }
             StepEvent::End { part, layer } => {
                 if let Some(layer) = layer {
-                    wrapper.end_layer(emitter, layer, part.name.starts_with("backward"));
+                    state.end_layer(emitter, layer, part.name.starts_with("backward"));
                 }
             }
             StepEvent::Operator(operator) => emitter.send(RankEvent::Operator(operator)),
@@ -277,7 +307,7 @@ impl TracedJob {
             StepEvent::Gradient { id, parameter } => {
                 let stack = self.table.parameters[parameter].stack.as_ref();
                 let parameter = ParameterOf { index: parameter, layer: stack.and(layer_now) };
-                wrapper.gradient(emitter, parameter, base + u64::from(id));
+                state.gradient(emitter, parameter, base + u64::from(id));
             }
             StepEvent::Workspace { bytes } => emitter.passing(bytes, Contents::Activations, AllocationStream::Compute),
             StepEvent::Copy { bytes, .. } => {
@@ -287,7 +317,7 @@ impl TracedJob {
         for id in kept {
             emitter.send(RankEvent::Release { id: base + u64::from(id) });
         }
-        wrapper.after_backward(emitter);
+        state.after_backward(emitter);
         Ok(())
     }
 

@@ -76,7 +76,7 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
             .into_iter()
             .any(framework);
     let is_plain = framework("ddp") && says(&row.model, "bert");
-    let is_other = ["deepspeed", "scattermoe", "compiled", "unsloth", "megatron"].into_iter().any(framework);
+    let is_other = ["scattermoe", "compiled", "unsloth", "megatron"].into_iter().any(framework);
     let cell = |column: &str| row.cells.get(column).map_or("", String::as_str);
     let is_compiled = cell("compiled") == "1" || says(&row.notes, "compile");
     // TF32 has other rates than the tables' single precision.
@@ -92,10 +92,18 @@ fn tables(row: &Row, run: &Run) -> Option<BTreeMap<String, String>> {
     if row.notes.contains("refs/a100_80gb.csv") {
         keys.push(("precision", "bf16"));
     }
+    if is_deepspeed(row) {
+        keys.push(("wrapper", "deepspeed"));
+    }
     if cell("kernels") == "foak" {
         keys.push(("kernels", if loss(row) == LossKernel::Liger { "foak-liger" } else { "foak" }));
     }
     Some(keys.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect())
+}
+
+/// Whether DeepSpeed shards parameters and updates them.
+fn is_deepspeed(row: &Row) -> bool {
+    says(&row.framework, "deepspeed")
 }
 
 /// A run's plan with what the row says of kernels, adapters and widths.
@@ -104,7 +112,8 @@ fn plan(row: &Row, run: &Run) -> Plan {
     let mut plan = run.plan.clone();
     plan.precision = if run.format == ProductFormat::Fp32 { DataType::Fp32 } else { DataType::Bf16 };
     plan.workload = PlannedWorkload::default();
-    plan.workload.no_master_copy = stores_narrow(row);
+    // DeepSpeed's optimizers have a copy in single precision of parameters in sixteen bits.
+    plan.workload.no_master_copy = !is_deepspeed(row) && stores_narrow(row);
     let says_flash = says(cell("attention"), "flash") || says(&row.notes, "flash attention");
     plan.workload.attention = match cell("attention") {
         "eager" => Some(AttentionKernel::Eager),

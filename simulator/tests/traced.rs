@@ -114,12 +114,40 @@ fn fsdp1_accumulates_whole_gradients() {
     assert_eq!(with(2), with(5), "further micro-batches add to what is there");
 }
 
+/// Under ZeRO 1 and 2 kernels wait for reductions, under 3 they run beside them.
+#[test]
+fn deepspeed_sends_as_its_stage_says() {
+    let table = table("full", "bf16", "none");
+    let cluster = Profiles::library().unwrap().cluster("a100-sxm-80g", None, 8, 8, None).unwrap();
+    let with = |stage, batch| {
+        let zero = Sharding::Zero { stage };
+        let job = TracedJob {
+            optimizer: TracedOptimizer::AdamWFused,
+            ..job(&table, sizes(8, batch, 2048, &MISTRAL_7B), zero, 8, Element::Bf16)
+        };
+        (traced_time(&job, &cluster, 0).unwrap(), traced_memory(&job, None).unwrap())
+    };
+    let [(first, whole), (second, _), (third, partitioned)] = [1, 2, 3].map(|stage| with(stage, 4));
+    for early in [&first, &second] {
+        let [exposed, sent] = [early.exposed, early.communication].map(|time| time.value());
+        assert!(exposed / sent > 0.99, "{exposed} of {sent}");
+    }
+    let [exposed, sent] = [third.exposed, third.communication].map(|time| time.value());
+    assert!(exposed / sent < 0.5, "{exposed} of {sent}");
+    // Parameters twice and gradients once to a partition, beside gradients to all and parameters
+    // once.
+    assert!((0.8..1.3).contains(&(third.communication / first.communication)), "{third:?} beside {first:?}");
+    assert!(partitioned.allocated.value() < 0.9 * whole.allocated.value(), "{partitioned:?} beside {whole:?}");
+}
+
 /// Steps with many micro-batches follow from short ones.
 #[test]
 fn long_steps_are_repeated_short_ones() {
     let table = table("full", "mixed", "none");
     let cluster = Profiles::library().unwrap().cluster("a100-sxm-80g", None, 8, 8, None).unwrap();
-    for sharding in [Sharding::Fsdp1, Sharding::Ddp] {
+    for sharding in
+        [Sharding::Fsdp1, Sharding::Ddp, Sharding::Zero { stage: 1 }, Sharding::Zero { stage: 2 }, Sharding::Zero { stage: 3 }]
+    {
         let job = TracedJob { micro_batches: 9, ..job(&table, sizes(8, 1, 2048, &MISTRAL_7B), sharding, 8, Element::F32) };
         let (whole, repeated) = (traced_time(&job, &cluster, 0).unwrap(), repeated_time(&job, &cluster, 0).unwrap());
         assert!((repeated.step / whole.step - 1.0).abs() < 1e-3, "{} beside {}", repeated.step, whole.step);

@@ -188,6 +188,9 @@ fn memory_limit(request: &Request<'_>) -> Bytes {
 /// ones first; groups with fewer ranks first.
 fn layouts(request: &Request<'_>) -> Vec<Vec<Layout>> {
     let (fixed, batch) = (&request.fixed, request.base.global_batch);
+    let tables = request.costs.tables(request.topology.kind_index(DeviceId(0)));
+    let is_deepspeed = tables.and_then(|tables| tables.get("wrapper")).is_some_and(|wrapper| wrapper == "deepspeed");
+    let several_ranks: &[usize] = if is_deepspeed { &[1, 2, 3] } else { &[0, 3] };
     let is_free = |field: Option<usize>, value: usize| field.is_none_or(|fixed| fixed == value);
     let mut groups = Vec::new();
     for data in rank_counts(request).into_iter().filter(|&data| batch.is_multiple_of(data) && is_free(fixed.data, data)) {
@@ -195,7 +198,7 @@ fn layouts(request: &Request<'_>) -> Vec<Vec<Layout>> {
         let sizes = (1..=samples.min(MOST_MICRO_BATCH)).filter(|&size| samples.is_multiple_of(size));
         let sizes: Vec<usize> = sizes.filter(|&size| is_free(fixed.micro_batch, size)).collect();
         for recompute in [Recompute::None, Recompute::Full] {
-            let zeros: &[usize] = if data == 1 { &[0] } else { &[0, 3] };
+            let zeros: &[usize] = if data == 1 { &[0] } else { several_ranks };
             let zeros = zeros.iter().filter(|&&zero| data == 1 || is_free(fixed.zero, zero));
             if fixed.recompute.as_ref().is_none_or(|fixed| *fixed == recompute) {
                 groups.extend(zeros.map(|&zero| {

@@ -31,16 +31,8 @@ const TORCHTITAN: &[Schedule] = &[Schedule::Gpipe, Schedule::OneForwardOneBackwa
 /// Limits by the beginning of the stack's name; the first that fits counts.
 const LIMITS: &[(&str, StackLimits)] = &[
     ("megatron-deepspeed", OF_DEEPSPEED),
-    (
-        "deepspeed-zero",
-        StackLimits {
-            splits_models: false,
-            shards_state: true,
-            offloads: false,
-            schedules: PLAIN,
-            reason: "ZeRO splits batches and the state of parameters alone (Rajbhandari et al. 2020)",
-        },
-    ),
+    ("deepspeed-zero", OF_ZERO),
+    ("hf-deepspeed", OF_ZERO),
     ("deepspeed", OF_DEEPSPEED),
     ("megatron-", OF_MEGATRON),
     ("mlperf-nemo", OF_MEGATRON),
@@ -98,6 +90,14 @@ const OF_MEGATRON: StackLimits = StackLimits {
     schedules: MEGATRON,
     reason: "Megatron-LM's pipelines run 1F1B, interleaved or not (`get_forward_backward_func` in \
              megatron/core/pipeline_parallel/schedules.py)",
+};
+
+const OF_ZERO: StackLimits = StackLimits {
+    splits_models: false,
+    shards_state: true,
+    offloads: false,
+    schedules: PLAIN,
+    reason: "ZeRO splits batches and the state of parameters alone (Rajbhandari et al. 2020)",
 };
 
 const OF_DEEPSPEED: StackLimits = StackLimits {

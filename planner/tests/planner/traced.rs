@@ -68,3 +68,22 @@ fn what_does_not_fit_says_how_much_the_smallest_layout_needs() {
     // Parameters, gradients and two moments in single precision.
     assert!(needed > limit && needed.value() > 16.0 * 1.5e9, "{needed}");
 }
+
+#[test]
+fn deepspeed_is_searched_over_its_stages() {
+    let (model, topology) = (short_llama(), Topology::library("rtx4090-8").expect("in the library"));
+    let base = Plan { stack: Stack::new("hf-deepspeed"), ..base(16) };
+    let costs = CostModel::new(None, &topology).with_plan(&topology, &base, &model).expect("profiles are sound");
+    let request = Request {
+        top: 200,
+        fixed: "data=8,micro_batch=1".parse().expect("well formed"),
+        ..Request::new(&model, "llama", &topology, &costs, &base)
+    };
+    let planned = plan(&request).expect("adapters fit");
+    let zeros: std::collections::BTreeSet<usize> = planned.candidates.iter().map(|one| one.plan.layout.zero).collect();
+    // Sixteen bits of 8 billion parameters leave a 24 GB card room at stages 1 and 2, or
+    // partitioned.
+    assert!(zeros.contains(&3) && !zeros.contains(&0), "{zeros:?}");
+    let space = planned.search.space.iter().find(|dimension| dimension.name == "zero").expect("it is searched");
+    assert_eq!(space.values, "1, 2, 3");
+}

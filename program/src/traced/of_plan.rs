@@ -50,29 +50,37 @@ pub struct TracedPlan {
 impl TracedPlan {
     /// The step of a plan under a framework. `tables` has what the keys of its tables say beside
     /// the plan: `framework` (`hf` for Hugging Face's models), its `version`, and whatever is known
-    /// better than the plan tells.
+    /// better than the plan tells. `wrapper: deepspeed` is in no key: ZeRO shards the parameters.
     ///
     /// # Errors
     /// [`Untraced`] if no table has the plan's settings.
     pub fn new(plan: &Plan, model: &Model, tables: &BTreeMap<String, String>) -> Result<Self, Untraced> {
-        let ranks = data_parallel_ranks(plan)?;
+        let wrapper = Wrapping::of(tables);
+        let ranks = data_parallel_ranks(plan, wrapper)?;
         let adapter = Adapters::of(plan, model)?;
         let mut assumptions = Vec::new();
-        let key = TableKey::of(plan, model, tables, adapter)?;
+        let key = TableKey::of(plan, model, tables, adapter, wrapper)?;
         let table = key.table(&mut assumptions)?;
         let sizes = TableSizes::of_model(model, plan.layout.micro_batch)
             .ok_or_else(|| Untraced::new(format!("models of the family `{}`", model.family())))?;
         let rank = plan.training.lora.as_ref().map_or(0, |lora| lora.rank);
         let sizes = sizes.with("r", rank);
         table.values(&sizes)?;
-        let sharding = match (plan.layout.zero, ranks) {
-            (_, 0 | 1) => Sharding::Replicated,
-            (3, _) => Sharding::Fsdp1,
-            _ => Sharding::Ddp,
+        let sharding = match (wrapper, plan.layout.zero, ranks) {
+            // One rank's state is whole at stage 0 and 1 alike.
+            (Wrapping::DeepSpeed, zero, _) => Sharding::Zero { stage: zero.clamp(1, 3) as u8 },
+            (Wrapping::PyTorch, _, 0 | 1) => Sharding::Replicated,
+            (Wrapping::PyTorch, 3, _) => Sharding::Fsdp1,
+            (Wrapping::PyTorch, ..) => Sharding::Ddp,
         };
-        // Some frameworks train in the narrow format alone, and say so in their entry.
-        let says_narrow = tables.get("precision").is_some_and(|precision| precision == "bf16");
-        let is_narrow = (plan.workload.no_master_copy || says_narrow) && adapter == Adapters::None;
+        let is_narrow = match wrapper {
+            Wrapping::DeepSpeed => plan.precision != DataType::Fp32,
+            // Some frameworks train in the narrow format alone, and say so in their entry.
+            Wrapping::PyTorch => {
+                let says_narrow = tables.get("precision").is_some_and(|precision| precision == "bf16");
+                (plan.workload.no_master_copy || says_narrow) && adapter == Adapters::None
+            }
+        };
         let micro_batches = plan.micro_batches()?;
         let stored = if is_narrow { Element::Bf16 } else { Element::F32 };
         let optimizer = optimizer(plan, tables)?;
@@ -80,13 +88,32 @@ impl TracedPlan {
     }
 }
 
+/// The library that shards parameters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wrapping {
+    /// `DistributedDataParallel` or `FullyShardedDataParallel`, under autocast.
+    PyTorch,
+    /// DeepSpeed, which casts the model instead.
+    DeepSpeed,
+}
+
+impl Wrapping {
+    fn of(tables: &BTreeMap<String, String>) -> Self {
+        if tables.get("wrapper").is_some_and(|wrapper| wrapper == "deepspeed") { Self::DeepSpeed } else { Self::PyTorch }
+    }
+}
+
 /// The number of ranks of a plan that splits nothing but batches and the state of parameters.
-fn data_parallel_ranks(plan: &Plan) -> Result<usize, Untraced> {
+fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced> {
     let layout = &plan.layout;
     if layout.stages.is_some() || layout.tensor * layout.pipeline * layout.context * layout.expert > 1 {
         return Err(Untraced::new("layouts that split the model"));
     }
-    if matches!(layout.zero, 1 | 2) && layout.data > 1 {
+    let is_other_stage = match wrapper {
+        Wrapping::PyTorch => matches!(layout.zero, 1 | 2),
+        Wrapping::DeepSpeed => layout.zero == 0,
+    };
+    if is_other_stage && layout.data > 1 {
         return Err(Untraced::new(format!("`zero: {}`", layout.zero)));
     }
     if layout.shard_group.is_some_and(|group| group != layout.data) {
@@ -95,6 +122,9 @@ fn data_parallel_ranks(plan: &Plan) -> Result<usize, Untraced> {
     if !layout.offload.is_none() {
         return Err(Untraced::new("`offload`"));
     }
+    if wrapper == Wrapping::DeepSpeed && plan.workload.no_master_copy {
+        return Err(Untraced::new("DeepSpeed's states in sixteen bits"));
+    }
     if !plan.training.frozen.is_empty() {
         return Err(Untraced::new("`training.frozen`"));
     }
@@ -102,8 +132,8 @@ fn data_parallel_ranks(plan: &Plan) -> Result<usize, Untraced> {
 }
 
 fn optimizer(plan: &Plan, tables: &BTreeMap<String, String>) -> Result<TracedOptimizer, Untraced> {
-    // The fused one is the Trainer's default since release 5.
-    let is_older = tables.get("version").is_some_and(|version| version.starts_with("4."));
+    // The fused one is the Trainer's default since release 5, and DeepSpeed's own always.
+    let is_older = tables.get("version").is_some_and(|version| version.starts_with("4.")) && !tables.contains_key("wrapper");
     match (plan.optimizer, plan.workload.moments) {
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) if is_older => Ok(TracedOptimizer::AdamWForeach),
         (Optimizer::Adam | Optimizer::AdamW, MomentFormat::Single) => Ok(TracedOptimizer::AdamWFused),
@@ -150,15 +180,15 @@ impl Adapters {
     }
 
     /// The name in tables' keys, as it is and without dropout where that was not traced. FSDP casts
-    /// adapters within a unit, which matters little.
-    fn names(self, quantised: bool, dropout: bool, is_sharded: bool) -> Vec<String> {
+    /// adapters within a unit, and DeepSpeed all of them, which matters little.
+    fn names(self, quantised: bool, dropout: bool, are_cast: bool) -> Vec<String> {
         let name = match self {
             Self::None => return vec!["none".into()],
             Self::Attention | Self::FewerOfAttention => "attention",
             Self::All | Self::Fewer => "all",
         };
         let name = format!("{}-{name}", if quantised { "qlora" } else { "lora" });
-        let special = match (dropout, is_sharded) {
+        let special = match (dropout, are_cast) {
             (true, _) => Some(format!("{name}-dropout")),
             (false, true) => Some(format!("{name}-bf16")),
             (false, false) => None,
@@ -177,7 +207,8 @@ struct TableKey {
     adapters: Adapters,
     is_quantised: bool,
     has_dropout: bool,
-    is_sharded: bool,
+    /// Whether adapters are cast with what is around them.
+    casts_adapters: bool,
     states_attention: bool,
     /// Each with its values, those that were wanted first.
     values: Vec<(&'static str, Vec<String>)>,
@@ -187,7 +218,13 @@ struct TableKey {
 }
 
 impl TableKey {
-    fn of(plan: &Plan, model: &Model, tables: &BTreeMap<String, String>, adapters: Adapters) -> Result<Self, Untraced> {
+    fn of(
+        plan: &Plan,
+        model: &Model,
+        tables: &BTreeMap<String, String>,
+        adapters: Adapters,
+        wrapper: Wrapping,
+    ) -> Result<Self, Untraced> {
         let workload = &plan.workload;
         let is_sharded = plan.layout.zero == 3 && plan.layout.data > 1;
         let is_quantised = match workload.base_bits {
@@ -201,6 +238,7 @@ impl TableKey {
         }
         let precision = match plan.precision {
             DataType::Fp32 => "fp32",
+            DataType::Bf16 | DataType::Fp16 if wrapper == Wrapping::DeepSpeed => "bf16",
             DataType::Bf16 | DataType::Fp16 if adapters != Adapters::None => "mixed",
             DataType::Bf16 | DataType::Fp16 if workload.no_master_copy => "bf16",
             DataType::Bf16 | DataType::Fp16 if is_sharded => "mixed",
@@ -262,7 +300,7 @@ impl TableKey {
             adapters,
             is_quantised,
             has_dropout: workload.adapter_dropout,
-            is_sharded,
+            casts_adapters: is_sharded || wrapper == Wrapping::DeepSpeed,
             states_attention: workload.attention.is_some(),
             values: values.into(),
             versions: given("version").into_iter().chain(newest).map(str::to_owned).collect(),
@@ -280,7 +318,7 @@ impl TableKey {
             (true, false) => &["full-reentrant", "full"],
         };
         // Older releases were traced with dropout on adapters, which most recipes had.
-        let adapters = self.adapters.names(self.is_quantised, self.has_dropout || !is_newest, self.is_sharded);
+        let adapters = self.adapters.names(self.is_quantised, self.has_dropout || !is_newest, self.casts_adapters);
         let more = [
             ("version", vec![version.to_owned()]),
             ("checkpoint", checkpoint.iter().map(|&name| name.to_owned()).collect()),
@@ -385,6 +423,26 @@ mod tests {
         for (index, change) in refused.into_iter().enumerate() {
             assert!(job(change).is_err(), "change {index}");
         }
+    }
+
+    #[test]
+    fn deepspeed_shards_by_stage_and_casts_the_model() {
+        let deepspeed = |zero: usize, data: usize, change: &dyn Fn(&mut Plan)| {
+            let mut plan = Plan { precision: DataType::Bf16, optimizer: Optimizer::AdamW, ..Plan::new(Layout::default(), 8) };
+            (plan.layout.zero, plan.layout.data) = (zero, data);
+            change(&mut plan);
+            let tables = [("framework", "hf"), ("wrapper", "deepspeed")].map(|(name, value)| (name.into(), value.into()));
+            TracedPlan::new(&plan, &Model::named("llama3-8b").expect("it is in the zoo"), &BTreeMap::from(tables))
+        };
+        for (zero, data, stage) in [(0, 1, 1), (2, 1, 2), (1, 8, 1), (2, 8, 2), (3, 8, 3)] {
+            let TracedPlan { job, assumptions } = deepspeed(zero, data, &|_| {}).expect("it was traced");
+            assert_eq!((job.sharding, job.stored), (Sharding::Zero { stage }, Element::Bf16));
+            assert!(job.table.key["precision"] == "bf16" && assumptions.is_empty(), "{assumptions:?}");
+        }
+        let adapters = deepspeed(3, 8, &|plan| plan.training.lora = Some(Lora::default())).expect("it was traced");
+        assert!(adapters.job.table.key["precision"] == "bf16", "{:?}", adapters.job.table.key);
+        assert!(deepspeed(0, 8, &|_| {}).is_err());
+        assert!(deepspeed(2, 8, &|plan| plan.workload.no_master_copy = true).is_err());
     }
 
     #[test]

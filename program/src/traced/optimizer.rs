@@ -1,6 +1,5 @@
 //! What optimizers hold, and what they allocate while they update.
 
-use super::sharding::Wrapper;
 use super::{AllocationStream, Contents, Emitter, RankEvent};
 
 /// An optimizer of a traced job.
@@ -29,13 +28,20 @@ impl TracedOptimizer {
         }
     }
 
-    /// Emits an update of what the rank holds, with the clipping of gradients before it.
-    pub(super) fn update<'a, V: FnMut(RankEvent<'a>)>(self, emitter: &mut Emitter<'a, V>, wrapper: &Wrapper) {
-        let held = wrapper.trained();
+    /// Emits an update of trained tensors, given the elements and width of each, with the clipping
+    /// of gradients before it.
+    pub(super) fn update<'a, V: FnMut(RankEvent<'a>)>(self, emitter: &mut Emitter<'a, V>, held: &[(u64, u64)]) {
         let bytes: u64 = held.iter().map(|&(elements, width)| elements * width).sum();
         let count = held.len() as u64;
         emitter.send(RankEvent::Moves { name: "gradients' norm", bytes, launches: 1 + count / 30 });
         emitter.send(RankEvent::Moves { name: "gradients' clipping", bytes: 2 * bytes, launches: 1 + count / 60 });
+        self.step(emitter, held);
+    }
+
+    /// Emits the update alone.
+    pub(super) fn step<'a, V: FnMut(RankEvent<'a>)>(self, emitter: &mut Emitter<'a, V>, held: &[(u64, u64)]) {
+        let bytes: u64 = held.iter().map(|&(elements, width)| elements * width).sum();
+        let count = held.len() as u64;
         match self {
             TracedOptimizer::AdamWForeach => {
                 let copies: Vec<u64> = held

@@ -1,5 +1,6 @@
 //! What wrappers that shard or replicate a model allocate and send around each layer.
 
+use super::rank_state::RankState;
 use super::{AllocationStream, Contents, Emitter, ParameterOf, RankEvent, Sharding, TracedCollective};
 use foretell_models::operator_tables::ParameterRole;
 use std::collections::BTreeMap;
@@ -131,11 +132,6 @@ impl Wrapper {
         }
     }
 
-    /// Elements and bytes of each trained tensor that the rank holds.
-    pub(super) fn trained(&self) -> &[(u64, u64)] {
-        &self.trained
-    }
-
     fn rest(&self) -> usize {
         self.units.len() - 1
     }
@@ -190,85 +186,6 @@ impl Wrapper {
 
     fn release_gathered<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, unit: usize) {
         self.gathered.remove(&unit).into_iter().flatten().for_each(|id| emitter.release(id));
-    }
-
-    /// Before the forward pass: what is in no layer is gathered, for the whole step.
-    pub(super) fn before_forward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
-        let rest = self.rest();
-        self.gather(emitter, rest);
-        self.wait(emitter, rest, true);
-    }
-
-    /// The forward pass has ended: FSDP2 drops the last buffer, and FSDP1 begins to gather the
-    /// layer that comes first.
-    pub(super) fn before_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
-        self.previous_gather.take().into_iter().for_each(|id| emitter.release(id));
-        if self.sharding == Sharding::Fsdp1
-            && let Some(last) = self.rest().checked_sub(1)
-        {
-            self.gather(emitter, last);
-        }
-    }
-
-    /// A layer's pass begins.
-    pub(super) fn begin_layer<'a, V: FnMut(RankEvent<'a>)>(
-        &mut self,
-        emitter: &mut Emitter<'a, V>,
-        layer: usize,
-        backward: bool,
-    ) {
-        self.gather(emitter, layer);
-        self.wait(emitter, layer, !backward);
-        if backward
-            && !emitter.job.keeps_layer_inputs()
-            && let Some(before) = layer.checked_sub(1)
-        {
-            self.gather(emitter, before);
-        }
-    }
-
-    /// A layer's pass ends.
-    pub(super) fn end_layer<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, layer: usize, backward: bool) {
-        if !self.is_sharded() {
-            return;
-        }
-        if backward {
-            self.reduce(emitter, layer, |parameter| parameter.layer == Some(layer));
-        } else {
-            self.release_gathered(emitter, layer);
-        }
-    }
-
-    /// The table's gradient of a parameter is complete.
-    pub(super) fn gradient<'a, V: FnMut(RankEvent<'a>)>(
-        &mut self,
-        emitter: &mut Emitter<'a, V>,
-        parameter: ParameterOf,
-        id: u64,
-    ) {
-        emitter.send(RankEvent::Becomes { id, contents: Contents::Gradients });
-        if self.is_sharded() {
-            // A parameter that is used twice has its gradients added in place.
-            if let Some(before) = emitter.gradients.insert(parameter, id) {
-                emitter.release(before);
-            }
-            return;
-        }
-        let bytes = emitter.elements(parameter.index) * emitter.stored(parameter).bytes();
-        if self.whole.iter().any(|&(known, _)| known == parameter) {
-            // Added to what earlier micro-batches left.
-            emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
-            emitter.release(id);
-        } else {
-            self.whole.push((parameter, id));
-        }
-        if self.sharding == Sharding::Ddp && emitter.is_last_pass {
-            self.unreduced += bytes;
-            emitter.send(RankEvent::Moves { name: "copy to a bucket", bytes: 2 * bytes, launches: 1 });
-            if self.unreduced >= BUCKET {
-                self.reduce_bucket(emitter);
-            }
-        }
     }
 
     fn reduce_bucket<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
@@ -371,8 +288,95 @@ impl Wrapper {
         }
     }
 
+    /// Before the update: reduces what is left, and waits.
+    fn reduce_rest<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
+        if self.sharding == Sharding::Replicated && emitter.job.ranks > 1 {
+            self.unreduced = self.trained.iter().map(|(elements, stored)| elements * stored).sum();
+        }
+        self.reduce_bucket(emitter);
+        emitter.send(RankEvent::Wait(TracedCollective::ReduceScatter));
+        emitter.send(RankEvent::Wait(TracedCollective::AllReduce));
+    }
+
+    /// After the update: gradients are dropped.
+    fn release_gradients<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
+        std::mem::take(&mut self.reduced).into_values().for_each(|id| emitter.release(id));
+        std::mem::take(&mut self.whole).into_iter().for_each(|(_, id)| emitter.release(id));
+    }
+}
+
+impl RankState for Wrapper {
+    /// Before the forward pass: what is in no layer is gathered, for the whole step.
+    fn before_forward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
+        let rest = self.rest();
+        self.gather(emitter, rest);
+        self.wait(emitter, rest, true);
+    }
+
+    /// The forward pass has ended: FSDP2 drops the last buffer, and FSDP1 begins to gather the
+    /// layer that comes first.
+    fn before_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
+        self.previous_gather.take().into_iter().for_each(|id| emitter.release(id));
+        if self.sharding == Sharding::Fsdp1
+            && let Some(last) = self.rest().checked_sub(1)
+        {
+            self.gather(emitter, last);
+        }
+    }
+
+    /// A layer's pass begins.
+    fn begin_layer<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, layer: usize, backward: bool) {
+        self.gather(emitter, layer);
+        self.wait(emitter, layer, !backward);
+        if backward
+            && !emitter.job.keeps_layer_inputs()
+            && let Some(before) = layer.checked_sub(1)
+        {
+            self.gather(emitter, before);
+        }
+    }
+
+    /// A layer's pass ends.
+    fn end_layer<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, layer: usize, backward: bool) {
+        if !self.is_sharded() {
+            return;
+        }
+        if backward {
+            self.reduce(emitter, layer, |parameter| parameter.layer == Some(layer));
+        } else {
+            self.release_gathered(emitter, layer);
+        }
+    }
+
+    /// The table's gradient of a parameter is complete.
+    fn gradient<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>, parameter: ParameterOf, id: u64) {
+        emitter.send(RankEvent::Becomes { id, contents: Contents::Gradients });
+        if self.is_sharded() {
+            // A parameter that is used twice has its gradients added in place.
+            if let Some(before) = emitter.gradients.insert(parameter, id) {
+                emitter.release(before);
+            }
+            return;
+        }
+        let bytes = emitter.elements(parameter.index) * emitter.stored(parameter).bytes();
+        if self.whole.iter().any(|&(known, _)| known == parameter) {
+            // Added to what earlier micro-batches left.
+            emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes: 3 * bytes, launches: 1 });
+            emitter.release(id);
+        } else {
+            self.whole.push((parameter, id));
+        }
+        if self.sharding == Sharding::Ddp && emitter.is_last_pass {
+            self.unreduced += bytes;
+            emitter.send(RankEvent::Moves { name: "copy to a bucket", bytes: 2 * bytes, launches: 1 });
+            if self.unreduced >= BUCKET {
+                self.reduce_bucket(emitter);
+            }
+        }
+    }
+
     /// After the backward pass: what is in no layer is reduced, and buffers are released.
-    pub(super) fn after_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
+    fn after_backward<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
         if self.is_sharded() {
             let rest = self.rest();
             self.reduce(emitter, rest, |_| true);
@@ -383,19 +387,9 @@ impl Wrapper {
         left.into_iter().for_each(|id| emitter.release(id));
     }
 
-    /// Before the update: reduces what is left, and waits.
-    pub(super) fn reduce_rest<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
-        if self.sharding == Sharding::Replicated && emitter.job.ranks > 1 {
-            self.unreduced = self.trained.iter().map(|(elements, stored)| elements * stored).sum();
-        }
-        self.reduce_bucket(emitter);
-        emitter.send(RankEvent::Wait(TracedCollective::ReduceScatter));
-        emitter.send(RankEvent::Wait(TracedCollective::AllReduce));
-    }
-
-    /// After the update: gradients are dropped.
-    pub(super) fn release_gradients<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
-        std::mem::take(&mut self.reduced).into_values().for_each(|id| emitter.release(id));
-        std::mem::take(&mut self.whole).into_iter().for_each(|(_, id)| emitter.release(id));
+    fn update<'a, V: FnMut(RankEvent<'a>)>(&mut self, emitter: &mut Emitter<'a, V>) {
+        self.reduce_rest(emitter);
+        emitter.job.optimizer.update(emitter, &self.trained);
+        self.release_gradients(emitter);
     }
 }

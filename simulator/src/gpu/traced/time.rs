@@ -128,9 +128,10 @@ pub fn traced_time(job: &TracedJob, cluster: &Cluster, flushes: u64) -> Result<T
                 TracedCollective::AllReduce => Collective::AllReduce,
             };
             let (duration, _) = spread.choose(collective, bytes as f64, CollectiveAlgorithm::Automatic, cluster);
-            // Gradients are reduced once the kernels before have made them; parameters are there
-            // already.
-            let ready = if kind == TracedCollective::AllGather { 0.0 } else { clocks.compute };
+            // Gradients are reduced once the kernels before have made them, and so are parameters
+            // gathered that the optimizer updates; others are there already.
+            let is_there = kind == TracedCollective::AllGather && phase != TracedPhase::Optimizer;
+            let ready = if is_there { 0.0 } else { clocks.compute };
             clocks.communication = clocks.communication.max(clocks.host).max(ready) + duration.value();
             clocks.ends.insert(kind, clocks.communication);
             time.communication += duration;
