@@ -211,12 +211,10 @@ impl RankState for GradientStages {
         self.buffer.get_or_insert_with(|| emitter.allocate(bytes, Contents::Communication, AllocationStream::Compute));
         if self.partitions_gradients {
             self.fill_bucket(emitter, span, id);
-        } else if self.whole.contains_key(&parameter) {
+        } else if *self.whole.entry(parameter).or_insert(id) != id {
             let bytes = 3 * span.elements * self.width;
             emitter.send(RankEvent::Moves { name: "accumulation of a gradient", bytes, launches: 1 });
             emitter.release(id);
-        } else {
-            self.whole.insert(parameter, id);
         }
     }
 
