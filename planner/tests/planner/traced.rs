@@ -19,7 +19,7 @@ fn base(global_batch: usize) -> Plan {
 
 /// Two layers of Llama-3 8B.
 fn short_llama() -> Model {
-    let Model::Llama(llama) = Model::named("llama3-8b").expect("it is in the zoo") else { panic!("it is a Llama") };
+    let Model::Llama(llama) = Model::named("llama3-8b").expect("it is in the zoo") else { unreachable!("it is a Llama") };
     Model::Llama(Llama { layers: 2, sequence: 1024, ..llama })
 }
 
@@ -64,7 +64,7 @@ fn what_does_not_fit_says_how_much_the_smallest_layout_needs() {
         memory_limit: Some(Bytes::new(16 << 30)),
         ..Request::new(&model, "llama", &topology, &costs, &base)
     };
-    let Err(PlannerError::OutOfMemory { needed, limit, .. }) = plan(&request) else { panic!("all states do not fit") };
+    let Err(PlannerError::OutOfMemory { needed, limit, .. }) = plan(&request) else { unreachable!("all states do not fit") };
     // Parameters, gradients and two moments in single precision.
     assert!(needed > limit && needed.value() > 16.0 * 1.5e9, "{needed}");
 }
