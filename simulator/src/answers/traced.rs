@@ -53,8 +53,8 @@ pub enum TracedOutcome {
 /// Predicts a plan's step by its framework's operators.
 ///
 /// # Errors
-/// [`Untraced`] if the stack has no tables, or none for this plan. The profile of the stack predicts
-/// it then.
+/// [`Untraced`] if the stack has no tables, or none for this plan. The profile of the stack
+/// predicts it then.
 pub fn traced_prediction(
     plan: &Plan,
     model: &Model,
