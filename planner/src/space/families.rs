@@ -7,9 +7,12 @@ use super::stage_meshes::unequal_meshes;
 use super::{Family, Space};
 use foretell_program::{ContextMethod, Layout, Recompute, StageLayout};
 
-/// Samples of a micro-batch up to which it is always in the space: with few samples, activations
+/// Samples of a micro-batch up to which nearly any number of them is in the space: with few samples, activations
 /// need neither recomputation nor ZeRO's stage 3, whatever the batch.
 pub(super) const ALWAYS_CONSIDERED: usize = 4;
+
+/// Most micro-batches of such a step: with more, it takes too long to simulate.
+pub(super) const MOST_SMALL_MICRO_BATCHES: usize = 1024;
 
 /// Most micro-batches of a step whose micro-batch is larger, unless the user fixes it or the
 /// pipeline is long. At 128 even a fixed cost of each micro-batch of 1 % is spread over few of
@@ -24,7 +27,7 @@ pub(super) const MICRO_BATCHES_PER_STAGE: usize = 32;
 /// `pipeline` stages has so many.
 pub(super) fn considers(micro_batch: usize, micro_batches: usize, pipeline: usize) -> bool {
     let most = MOST_MICRO_BATCHES.max(MICRO_BATCHES_PER_STAGE * pipeline);
-    micro_batch <= ALWAYS_CONSIDERED || micro_batches <= most
+    micro_batches <= most || micro_batch <= ALWAYS_CONSIDERED && micro_batches <= MOST_SMALL_MICRO_BATCHES
 }
 
 impl Space<'_> {

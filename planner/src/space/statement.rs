@@ -167,10 +167,11 @@ impl Space<'_> {
                 sizes.cuts_micro_batch,
                 &format!(
                     "more than {} micro-batches, or {} a stage, of more than {} samples: fewer samples at once hardly save \
-                     memory there",
+                     memory there; and more than {} at all",
                     families::MOST_MICRO_BATCHES,
                     families::MICRO_BATCHES_PER_STAGE,
-                    families::ALWAYS_CONSIDERED
+                    families::ALWAYS_CONSIDERED,
+                    families::MOST_SMALL_MICRO_BATCHES
                 ),
                 fixed.micro_batch.is_some(),
             ),
