@@ -7,8 +7,8 @@ use super::stage_meshes::unequal_meshes;
 use super::{Family, Space};
 use foretell_program::{ContextMethod, Layout, Recompute, StageLayout};
 
-/// Samples of a micro-batch up to which nearly any number of them is in the space: with few samples,
-/// activations need neither recomputation nor ZeRO's stage 3, whatever the batch.
+/// Samples of a micro-batch up to which nearly any number of them is in the space: with few
+/// samples, activations need neither recomputation nor ZeRO's stage 3, whatever the batch.
 pub(super) const ALWAYS_CONSIDERED: usize = 4;
 
 /// Most micro-batches of such a step: with more, it takes too long to simulate.
