@@ -12,7 +12,7 @@ use foretell_program::{ContextMethod, Layout, Recompute, StageLayout};
 pub(super) const ALWAYS_CONSIDERED: usize = 4;
 
 /// Most micro-batches of such a step: with more, it takes too long to simulate.
-pub(super) const MOST_SMALL_MICRO_BATCHES: usize = 1024;
+pub(super) const MOST_SMALL_MICRO_BATCHES: usize = 512;
 
 /// Most micro-batches of a step whose micro-batch is larger, unless the user fixes it or the
 /// pipeline is long. At 128 even a fixed cost of each micro-batch of 1 % is spread over few of
