@@ -193,9 +193,9 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
         output::line(&line)?;
     }
     // Other objectives do not choose by time, and a search that was cut off has no time left.
-    // What hardware would change is simulated in Programs, which traced steps have not.
-    let is_traced = best.prediction.chance_of_running_out.is_some();
-    let asks_for_time = matches!(arguments.choices.objective, Objective::Time) && !planned.search.is_cut_off && !is_traced;
+    // Traced steps have no Program that could be simulated on other hardware.
+    let asks_for_time =
+        matches!(arguments.choices.objective, Objective::Time) && !planned.search.is_cut_off && !best.prediction.is_traced();
     let changes = (asks_for_time && !arguments.explain).then(|| changes::in_short(&planned, &setting, profile.as_ref()));
     let changes = changes.transpose()?;
     for line in explain::in_short(&planned, &setting, &arguments.choices, changes)? {

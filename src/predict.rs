@@ -75,10 +75,12 @@ pub fn predict_as(loaded: &LoadedPlan, profile: Option<&Profile>, options: &Opti
     let costs = costs(profile, &loaded.topology, &loaded.plan, &loaded.model.model)?;
     let mut memory = memory_use(&compiled.training, Some(&compiled.evaluation), &loaded.topology, &costs);
     let (mut prediction, simulation) = predict_cycle(&compiled, &memory, &loaded.topology, &costs, options)?;
-    // What disturbs a step is known of Programs alone.
-    let is_disturbed = !options.disturbance.is_none();
-    let traced = traced_prediction(&loaded.plan, &loaded.model.model, &loaded.topology, &costs);
-    let traced = traced.ok().filter(|_| !is_disturbed);
+    let traced = traced_prediction(&loaded.plan, &loaded.model.model, &loaded.topology, &costs).ok();
+    if traced.is_some() && !options.disturbance.is_none() {
+        let hint = "leave out `--jitter` and `--straggler`, or ask under `stack: fsdp`";
+        let reason = "the plan is predicted by its framework's own operators, which nothing can disturb yet";
+        return Err(Failure::Input(format!("{reason}; hint: {hint}")));
+    }
     let of_operators = traced.map(|traced| {
         (prediction, memory) = (traced.prediction, traced.memory_use);
         let stack = loaded.plan.stack.name();
@@ -194,7 +196,6 @@ fn on_tables(costs: &CostModel, plan: &Plan, model: &Model) -> Result<Vec<String
     let stack = plan.stack.name();
     let Some(tables) = (0..costs.kind_count()).find_map(|kind| costs.tables(kind)) else {
         return match plan.workload.stated_kernels() {
-            // Profiles know what a loss in parts keeps.
             Some("loss") if !plan.stack.is_own() => Ok(Vec::new()),
             Some(field) => Err(Failure::Input(format!(
                 "`workload.{field}`: `stack: {stack}` does not tell such kernels apart; hint: use `stack: hf-trainer` on GPUs of the \

@@ -221,7 +221,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     let profile = inputs::profile(arguments.profile.as_deref())?;
     let options = options(arguments, json);
     let mut predicted = output::with_spinner("simulate", || predict::predict_as(&loaded, profile.as_ref(), &options))?;
-    if predicted.prediction.chance_of_running_out.is_some() && !arguments.what_if.is_empty() {
+    if predicted.prediction.is_traced() && !arguments.what_if.is_empty() {
         let hint = "write the change into the topology's file, or ask under `stack: fsdp`";
         let reason = "the plan is predicted by its framework's own operators, for which `--what-if` has no answer";
         return Err(Failure::Input(format!("{reason}; hint: {hint}")));

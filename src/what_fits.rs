@@ -82,10 +82,12 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
     if method != Some(Method::Qlora) {
         add("--method qlora", &|choices| choices.method.method = Some(Method::Qlora));
     }
-    if let Some(fewest) = fewest_samples(choices)? {
-        add(&format!("--global-batch {fewest}"), &move |choices| choices.global_batch = Some(fewest));
-    }
     let setting = choices.setting(Trainer::Framework)?;
+    // With one sample for each device gradients need not be accumulated.
+    let devices = setting.topology.device_count();
+    if setting.base.global_batch > devices {
+        add(&format!("--global-batch {devices}"), &move |choices| choices.global_batch = Some(devices));
+    }
     if let Some((length, _)) = setting.model.model.sample().tokens() {
         let shorter = std::iter::successors(Some(length / 2), |length| Some(length / 2));
         for shorter in shorter.take_while(|length| *length >= SHORTEST) {
@@ -101,15 +103,7 @@ fn changes(choices: &Choices) -> Result<Vec<Change>, Failure> {
     Ok(changes)
 }
 
-/// The batch with one sample for each device, whose gradients need not be accumulated; `None` if
-/// the job's is no larger.
-fn fewest_samples(choices: &Choices) -> Result<Option<usize>, Failure> {
-    let setting = choices.setting(Trainer::Framework)?;
-    let devices = setting.topology.device_count();
-    Ok((setting.base.global_batch > devices).then_some(devices))
-}
-
-/// What a change offers; `None` if the job does not fit with it either, or cannot be planned so.
+/// The offer of a change; `None` if the job does not fit with it either, or cannot be planned so.
 fn offer(change: &Change, profile: Option<&Profile>) -> Result<Option<Offer>, Failure> {
     let mut setting = change.choices.setting(Trainer::Framework)?;
     let planned = match change.choices.search(&mut setting, profile, 1) {

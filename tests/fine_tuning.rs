@@ -88,6 +88,9 @@ fn what_only_operator_tables_know_is_refused_elsewhere() {
         &["--method", "qlora", "--stack", "megatron-core"][..],
         &["--attention", "eager", "--stack", "fsdp"],
         &["--adapter", "rank=8"],
+        // Not traced together: a profile would forget the four bits.
+        &["--method", "qlora", "--loss", "chunked"],
+        &["--method", "lora", "--fix", "tensor=2"],
         &["--method", "lora", "--adapter", "size=8"],
     ] {
         let output = scratch.run(&[&JOB[..], more].concat());
@@ -106,5 +109,15 @@ fn the_least_number_of_devices_fits_and_half_of_it_does_not() {
         assert!(needed > 1, "{kind}");
         let fewer = scratch.run(&[&job[..], &["--topology", &format!("{}x{device}", needed / 2), "--json"]].concat());
         assert_eq!(fewer.status.code(), Some(1), "{device}");
+    }
+}
+
+#[test]
+fn what_disturbs_or_changes_a_step_is_refused_where_operators_predict_it() {
+    let scratch = Scratch::new();
+    planned(&scratch, &["--method", "qlora", "--global-batch", "8", "-o", "best.yaml"]);
+    for more in [["--jitter", "0.1"], ["--what-if", "device.peak*2"]] {
+        let output = scratch.run(&[&["simulate", "--plan", "best.yaml"][..], &more].concat());
+        assert_eq!(output.status.code(), Some(2), "{more:?}");
     }
 }

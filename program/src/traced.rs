@@ -19,7 +19,7 @@ mod rank_state;
 mod sharding;
 mod zero;
 
-pub use of_plan::{TracedPlan, Untraced};
+pub use of_plan::{TracedPlan, Untraced, stages_of_zero};
 pub use optimizer::TracedOptimizer;
 
 use foretell_models::operator_tables::{

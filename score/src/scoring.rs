@@ -9,7 +9,6 @@ use crate::run::Run;
 use crate::statistics::{Pair, Summary, SummaryTable, median};
 use crate::traced;
 use foretell_simulator::gpu::Profiles;
-use foretell_units::Bytes;
 use rayon::prelude::*;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -305,9 +304,7 @@ fn scored(row: &Row, split: &Split, outcome: Result<(Run, StepPrediction), Refus
             scored.implausible = measured.and_then(|measured| implausible(measured, &prediction));
             let capacity = run.cluster.gpu.memory;
             let needed = match &prediction.traced {
-                // What the allocator needs at least, and what it cannot have.
-                Some(traced) if traced.memory.runs_out => capacity + Bytes::new(1),
-                Some(traced) => traced.memory.allocated + traced.outside,
+                Some(traced) => traced.memory.needed + traced.outside,
                 None => allocated(&prediction.memory),
             };
             scored.fits = Some(needed <= capacity);

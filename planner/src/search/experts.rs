@@ -14,7 +14,7 @@
 
 use super::first_answers::MAY_FIT;
 use super::queue::{LayoutIndex, PROBED, QueuedLayout};
-use super::records::{Known, Manner, manner};
+use super::records::{Known, Manner, MeshSizes, manner, mesh};
 use super::searcher::Searcher;
 use super::simulation::{Outcome, Simulations};
 use crate::bounds::Bound;
@@ -67,14 +67,6 @@ impl Expert {
     }
 }
 
-/// Sizes of a mesh.
-type MeshSizes = [usize; 5];
-
-fn mesh(layout: &Layout) -> MeshSizes {
-    let Layout { data, tensor, pipeline, context, expert, .. } = *layout;
-    [data, tensor, pipeline, context, expert]
-}
-
 /// What came of a family that an expert would try.
 #[derive(Default)]
 struct Trial {
@@ -93,8 +85,8 @@ impl Searcher<'_> {
     /// # Errors
     /// [`PlannerError`] if a layout cannot be simulated.
     pub(super) fn try_experts(&mut self, usual: &[Family]) -> Result<(), PlannerError> {
-        // On several kinds of devices a layout's stages are cut for each, and bounds are quick to
-        // rule out what experts would try.
+        // Not tried on several kinds of devices, where stages are cut for each kind: the search with
+        // its estimates by speed was as good in the jobs that were looked at.
         if !self.bounds.space.devices.speeds.is_empty() {
             return Ok(());
         }
@@ -113,7 +105,7 @@ impl Searcher<'_> {
             let trials = self.try_all(&round)?;
             for (expert, trial) in round.iter().zip(trials) {
                 for &(value, _) in &trial.long {
-                    self.correct(expert, value);
+                    self.correct(expert.manner, expert.estimate, value);
                 }
                 long.extend(trial.long);
                 simulated += self.take_trial(expert, trial.outcomes);
@@ -324,25 +316,16 @@ impl Searcher<'_> {
         for (layout, outcome) in outcomes {
             self.known.note(&layout, &outcome);
             match outcome {
-                Outcome::Simulated(mut incumbent) => {
-                    incumbent.index = LayoutIndex { family: PROBED, variant: self.search.probed };
-                    self.search.probed += 1;
+                Outcome::Simulated(incumbent) => {
                     simulated += 1;
-                    self.correct(expert, incumbent.value);
-                    self.incumbents.list.push(*incumbent);
+                    self.correct(expert.manner, expert.estimate, incumbent.value);
+                    self.take_probed(*incumbent);
                 }
                 Outcome::Stopped(_) => simulated += 1,
                 _ => {}
             }
         }
         simulated
-    }
-
-    /// Corrects the estimates of a family's manner by the value of one of its layouts.
-    fn correct(&mut self, expert: &Expert, value: f64) {
-        let correction = value / expert.estimate.max(f64::MIN_POSITIVE);
-        let known = self.corrections.entry(expert.manner).or_insert(f64::INFINITY);
-        *known = known.min(correction);
     }
 
     /// Simulates the whole steps of the layouts whose short ones seem best, the best first, as long
@@ -359,8 +342,7 @@ impl Searcher<'_> {
             let Some(outcome) = simulations.first(&[queued])?.outcome else { continue };
             self.known.note(&layout, &outcome);
             if let Outcome::Simulated(incumbent) = outcome {
-                self.search.probed += 1;
-                self.incumbents.list.push(*incumbent);
+                self.take_probed(*incumbent);
                 self.incumbents.sort();
                 self.report_bounded();
             }

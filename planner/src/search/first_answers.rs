@@ -8,8 +8,9 @@
 //!
 //! Nothing is settled here: each family stays in the queue, if it is in there.
 
+use super::incumbents::Incumbent;
 use super::queue::{LayoutIndex, PROBED, QueuedLayout};
-use super::records::{Known, Manner, manner};
+use super::records::{Known, Manner, MeshSizes, manner, mesh};
 use super::searcher::Searcher;
 use super::simulation::{Outcome, Simulations, most};
 use crate::bounds::{Bound, Bounded};
@@ -109,11 +110,8 @@ impl Searcher<'_> {
         ranked.par_sort_unstable_by(|a, b| {
             seems_too_large(a).cmp(&seems_too_large(b)).then(a.1.total_cmp(&b.1)).then(a.2.cmp(&b.2))
         });
-        let mesh = |place: usize| {
-            let Layout { data, tensor, pipeline, context, expert, .. } = families[place].layout;
-            [data, tensor, pipeline, context, expert]
-        };
-        let mut of_mesh: BTreeMap<[usize; 5], usize> = BTreeMap::new();
+        let mesh = |place: usize| mesh(&families[place].layout);
+        let mut of_mesh: BTreeMap<MeshSizes, usize> = BTreeMap::new();
         let mut of_manner: BTreeMap<Manner, usize> = BTreeMap::new();
         let mut chosen = Vec::new();
         for &(_, value, place) in &ranked {
@@ -307,14 +305,10 @@ impl Searcher<'_> {
                 let Some(outcome) = outcome.outcome else { continue };
                 self.known.note(&one.layout, &outcome);
                 match outcome {
-                    Outcome::Simulated(mut incumbent) => {
-                        incumbent.index = LayoutIndex { family: PROBED, variant: self.search.probed };
-                        self.search.probed += 1;
+                    Outcome::Simulated(incumbent) => {
                         simulated += 1;
-                        let correction = incumbent.value / one.estimate.max(f64::MIN_POSITIVE);
-                        let known = self.corrections.entry(manner(&one.layout)).or_insert(f64::INFINITY);
-                        *known = known.min(correction);
-                        self.incumbents.list.push(*incumbent);
+                        self.correct(manner(&one.layout), one.estimate, incumbent.value);
+                        self.take_probed(*incumbent);
                     }
                     Outcome::OutOfMemory(held) => left.extend(self.smaller_forms(&one, &held, tried)),
                     Outcome::Stopped(_) => simulated += 1,
@@ -326,6 +320,20 @@ impl Searcher<'_> {
             left.sort_by(|a, b| b.turn.cmp(&a.turn).then(b.value.total_cmp(&a.value)));
         }
         Ok(())
+    }
+
+    /// Takes a layout that was simulated for a first answer among the incumbents.
+    pub(super) fn take_probed(&mut self, incumbent: Incumbent) {
+        let index = LayoutIndex { family: PROBED, variant: self.search.probed };
+        self.search.probed += 1;
+        self.incumbents.list.push(Incumbent { index, ..incumbent });
+    }
+
+    /// Corrects the estimates of a manner by the value of a layout that was estimated.
+    pub(super) fn correct(&mut self, manner: Manner, estimate: f64, value: f64) {
+        let correction = value / estimate.max(f64::MIN_POSITIVE);
+        let known = self.corrections.entry(manner).or_insert(f64::INFINITY);
+        *known = known.min(correction);
     }
 
     /// Tells the caller of the best layout so far, if anything bounds it.

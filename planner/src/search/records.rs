@@ -24,6 +24,15 @@ pub(super) type Manner = [bool; 4];
 /// By manner, the least simulated value over its estimate.
 pub(super) type Corrections = BTreeMap<Manner, f64>;
 
+/// Sizes of a mesh: `data`, `tensor`, `pipeline`, `context` and `expert`.
+pub(super) type MeshSizes = [usize; 5];
+
+/// Returns the sizes of a layout's mesh.
+pub(super) fn mesh(layout: &Layout) -> MeshSizes {
+    let Layout { data, tensor, pipeline, context, expert, .. } = *layout;
+    [data, tensor, pipeline, context, expert]
+}
+
 /// Returns the manner of a layout.
 pub(super) fn manner(layout: &Layout) -> Manner {
     [layout.tensor, layout.context, layout.expert, layout.pipeline].map(|size| size > 1)

@@ -8,6 +8,7 @@ use super::answer::{Candidate, Planned, Search};
 use crate::error::PlannerError;
 use crate::objective;
 use crate::space::{Dimension, Fixed, Objective, Request};
+use foretell_program::traced::stages_of_zero;
 use foretell_program::{Layout, Plan, Recompute};
 use foretell_simulator::{Prediction, TracedOutcome, traced_within};
 use foretell_topologies::DeviceId;
@@ -44,12 +45,10 @@ struct Looked {
 /// # Errors
 /// [`PlannerError`] if no layout fits.
 pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, PlannerError> {
-    let kind = request.topology.kind_index(DeviceId(0));
-    if request.costs.tables(kind).is_none() {
-        return Ok(None);
-    }
+    let Some(tables) = request.costs.tables(request.topology.kind_index(DeviceId(0))) else { return Ok(None) };
+    let stages_of_zero = stages_of_zero(tables);
     let limit = memory_limit(request);
-    let groups = layouts(request);
+    let groups = layouts(request, stages_of_zero);
     let looked: Vec<Looked> = groups.par_iter().map(|group| look_at(request, group, limit)).collect();
     let count = groups.iter().map(Vec::len).sum::<usize>();
     let untraced = looked.iter().map(|looked| looked.untraced).sum::<usize>();
@@ -60,10 +59,12 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
         let reason = "neither energy nor goodput is known of a framework's traced operators".to_owned();
         return Err(PlannerError::no_layout(request, reason, "choose by time or cost, or use `--stack fsdp`"));
     }
-    if let Some(field) = unknown_field(&request.fixed) {
+    if let Some(field) = unknown_field(&request.fixed, stages_of_zero) {
         let reason = format!("`{field}` as fixed: the operators of this stack were traced for layouts of data-parallel ranks");
-        let hint = "fix `data`, `micro_batch`, `recompute` (none, full) and `zero` (0, 3) alone, or use another `--stack`";
-        return Err(PlannerError::no_layout(request, reason, hint));
+        let hint = format!(
+            "fix `data`, `micro_batch`, `recompute` (none, full) and `zero` (one of {stages_of_zero:?}) alone, or use another `--stack`"
+        );
+        return Err(PlannerError::no_layout(request, reason, &hint));
     }
     let out_of_memory = looked.iter().map(|looked| looked.too_large).sum::<usize>();
     let least = looked.iter().filter_map(|looked| looked.needed).min();
@@ -71,6 +72,7 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
     let simulated = fitting.len();
     // Among equals the first in the order of layouts, which has the fewest ranks.
     fitting.sort_by(|one, other| one.value.total_cmp(&other.value));
+    let least_value = fitting.first().map(|fastest| fastest.value);
     prefer_simple(&mut fitting, request.simplicity_margin);
     if let Some(value) = request.must_beat {
         fitting.retain(|layout| layout.value < value);
@@ -86,6 +88,8 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
         };
     };
     let seconds = best.prediction.step_seconds.value();
+    // Every layout was predicted, so the fastest bounds them. Nothing is known of others.
+    let gap = best.value / least_value.unwrap_or(best.value) - 1.0;
     let on_all = fitting.iter().filter(|layout| layout.plan.layout.data == request.devices);
     let search = Search {
         layouts: count,
@@ -96,8 +100,8 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
         space: dimensions(&groups.concat()),
         best_seconds: seconds,
         all_devices_seconds: on_all.map(|layout| layout.prediction.step_seconds.value()).reduce(f64::min),
-        lower_bound_seconds: seconds,
-        bound_of_any_layout_seconds: seconds,
+        lower_bound_seconds: seconds / (1.0 + gap),
+        gap,
         ..Search::default()
     };
     let value = best.value;
@@ -121,7 +125,7 @@ fn prefer_simple(fitting: &mut [Fitting], margin: f64) {
 }
 
 /// The first fixed field that no layout of a traced framework has.
-fn unknown_field(fixed: &Fixed) -> Option<&'static str> {
+fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize]) -> Option<&'static str> {
     let splits = [
         ("tensor", fixed.tensor),
         ("pipeline", fixed.pipeline),
@@ -131,7 +135,7 @@ fn unknown_field(fixed: &Fixed) -> Option<&'static str> {
     ];
     let split = splits.into_iter().find(|(_, size)| size.is_some_and(|size| size > 1)).map(|(name, _)| name);
     let others = [
-        ("zero", fixed.zero.is_some_and(|zero| !matches!(zero, 0 | 3))),
+        ("zero", fixed.zero.is_some_and(|zero| !stages_of_zero.contains(&zero))),
         ("recompute", fixed.recompute.as_ref().is_some_and(|one| !matches!(one, Recompute::None | Recompute::Full))),
         ("offload", fixed.offload.is_some_and(|offload| !offload.is_none())),
         ("schedule", fixed.schedule.is_some()),
@@ -186,11 +190,8 @@ fn memory_limit(request: &Request<'_>) -> Bytes {
 
 /// Every layout that the framework can run, in groups that differ in the micro-batch alone, smaller
 /// ones first; groups with fewer ranks first.
-fn layouts(request: &Request<'_>) -> Vec<Vec<Layout>> {
+fn layouts(request: &Request<'_>, stages_of_zero: &[usize]) -> Vec<Vec<Layout>> {
     let (fixed, batch) = (&request.fixed, request.base.global_batch);
-    let tables = request.costs.tables(request.topology.kind_index(DeviceId(0)));
-    let is_deepspeed = tables.and_then(|tables| tables.get("wrapper")).is_some_and(|wrapper| wrapper == "deepspeed");
-    let several_ranks: &[usize] = if is_deepspeed { &[1, 2, 3] } else { &[0, 3] };
     let is_free = |field: Option<usize>, value: usize| field.is_none_or(|fixed| fixed == value);
     let mut groups = Vec::new();
     for data in rank_counts(request).into_iter().filter(|&data| batch.is_multiple_of(data) && is_free(fixed.data, data)) {
@@ -198,7 +199,7 @@ fn layouts(request: &Request<'_>) -> Vec<Vec<Layout>> {
         let sizes = (1..=samples.min(MOST_MICRO_BATCH)).filter(|&size| samples.is_multiple_of(size));
         let sizes: Vec<usize> = sizes.filter(|&size| is_free(fixed.micro_batch, size)).collect();
         for recompute in [Recompute::None, Recompute::Full] {
-            let zeros: &[usize] = if data == 1 { &[0] } else { several_ranks };
+            let zeros: &[usize] = if data == 1 { &[0] } else { stages_of_zero };
             let zeros = zeros.iter().filter(|&&zero| data == 1 || is_free(fixed.zero, zero));
             if fixed.recompute.as_ref().is_none_or(|fixed| *fixed == recompute) {
                 groups.extend(zeros.map(|&zero| {

@@ -87,3 +87,29 @@ fn deepspeed_is_searched_over_its_stages() {
     let space = planned.search.space.iter().find(|dimension| dimension.name == "zero").expect("it is searched");
     assert_eq!(space.values, "1, 2, 3");
 }
+
+#[test]
+fn a_simpler_layout_is_no_proof_that_none_is_faster() {
+    let (model, topology, base) = (short_llama(), Topology::library("rtx4090-8").expect("in the library"), base(16));
+    let costs = CostModel::new(None, &topology).with_plan(&topology, &base, &model).expect("profiles are sound");
+    let fastest = Request::new(&model, "llama", &topology, &costs, &base);
+    let simple = Request { simplicity_margin: 0.5, ..fastest.clone() };
+    let (fastest, simple) = (plan(&fastest).expect("it fits"), plan(&simple).expect("it fits"));
+    let ratio = simple.search.best_seconds / fastest.search.best_seconds;
+    assert!(ratio > 1.0 && (simple.search.gap - (ratio - 1.0)).abs() < 1e-9, "{ratio} beside {}", simple.search.gap);
+    assert!((simple.search.lower_bound_seconds / fastest.search.best_seconds - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn the_stages_of_zero_are_those_of_the_framework() {
+    let (model, topology) = (short_llama(), Topology::library("rtx4090-8").expect("in the library"));
+    for (stack, zero, is_one) in
+        [("hf-trainer", 2, false), ("hf-trainer", 3, true), ("hf-deepspeed", 2, true), ("hf-deepspeed", 0, false)]
+    {
+        let base = Plan { stack: Stack::new(stack), ..base(16) };
+        let costs = CostModel::new(None, &topology).with_plan(&topology, &base, &model).expect("profiles are sound");
+        let fixed = format!("data=8,zero={zero}").parse().expect("well formed");
+        let planned = plan(&Request { fixed, ..Request::new(&model, "llama", &topology, &costs, &base) });
+        assert_eq!(planned.is_ok(), is_one, "{stack} with stage {zero}: {:?}", planned.err());
+    }
+}

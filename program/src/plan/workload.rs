@@ -65,9 +65,10 @@ impl PlannedWorkload {
     pub fn stated_kernels(&self) -> Option<&'static str> {
         let stated = [
             ("attention", self.attention.is_some()),
-            ("loss", !self.loss.is_plain()),
             ("base_bits", self.base_bits.is_some()),
             ("adapter_dropout", self.adapter_dropout),
+            // The last: profiles know what a loss in parts keeps.
+            ("loss", !self.loss.is_plain()),
         ];
         stated.into_iter().find(|(_, is_stated)| *is_stated).map(|(name, _)| name)
     }
@@ -88,17 +89,6 @@ pub enum AttentionKernel {
     Sdpa,
     /// Products and a softmax, each a kernel.
     Eager,
-}
-
-impl AttentionKernel {
-    /// The name in plan files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Self::Flash => "flash",
-            Self::Sdpa => "sdpa",
-            Self::Eager => "eager",
-        }
-    }
 }
 
 /// How a loss over a vocabulary is computed.

@@ -88,6 +88,12 @@ impl TracedPlan {
     }
 }
 
+/// The stages of ZeRO that layouts of several ranks have under a framework with such tables: 0 for
+/// DDP and 3 for FSDP, or those of DeepSpeed.
+pub fn stages_of_zero(tables: &BTreeMap<String, String>) -> &'static [usize] {
+    Wrapping::of(tables).stages_of_zero()
+}
+
 /// The library that shards parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wrapping {
@@ -101,6 +107,13 @@ impl Wrapping {
     fn of(tables: &BTreeMap<String, String>) -> Self {
         if tables.get("wrapper").is_some_and(|wrapper| wrapper == "deepspeed") { Self::DeepSpeed } else { Self::PyTorch }
     }
+
+    fn stages_of_zero(self) -> &'static [usize] {
+        match self {
+            Self::PyTorch => &[0, 3],
+            Self::DeepSpeed => &[1, 2, 3],
+        }
+    }
 }
 
 /// The number of ranks of a plan that splits nothing but batches and the state of parameters.
@@ -109,11 +122,7 @@ fn data_parallel_ranks(plan: &Plan, wrapper: Wrapping) -> Result<usize, Untraced
     if layout.stages.is_some() || layout.tensor * layout.pipeline * layout.context * layout.expert > 1 {
         return Err(Untraced::new("layouts that split the model"));
     }
-    let is_other_stage = match wrapper {
-        Wrapping::PyTorch => matches!(layout.zero, 1 | 2),
-        Wrapping::DeepSpeed => layout.zero == 0,
-    };
-    if is_other_stage && layout.data > 1 {
+    if layout.data > 1 && !wrapper.stages_of_zero().contains(&layout.zero) {
         return Err(Untraced::new(format!("`zero: {}`", layout.zero)));
     }
     if layout.shard_group.is_some_and(|group| group != layout.data) {

@@ -124,6 +124,11 @@ pub struct StepKind {
 }
 
 impl Prediction {
+    /// Whether it is by a framework's own operators ([`super::traced_prediction`]).
+    pub fn is_traced(&self) -> bool {
+        self.chance_of_running_out.is_some()
+    }
+
     /// Replaces the memory. A prediction has that of the training Program alone; call this for a
     /// run that also evaluates.
     #[must_use]

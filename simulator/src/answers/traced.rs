@@ -93,9 +93,7 @@ pub fn traced_within(
     let available = limit.map_or(device, |limit| limit.min(device));
     let (mut memory, outside) = memory_within(&job, cluster, available)?;
     if limit.is_some() && memory.runs_out {
-        // What fits by its sum, but not between other blocks, needs what the allocator wants.
-        let fits_by_sum = memory.allocated + outside <= available;
-        return Ok(TracedOutcome::TooLarge(outside + if fits_by_sum { memory.wanted } else { memory.allocated }));
+        return Ok(TracedOutcome::TooLarge(memory.needed + outside));
     }
     if memory.wanted + outside > available && available < device {
         // The limit decides whether a layout is taken; the framework has the whole device.
@@ -105,7 +103,7 @@ pub fn traced_within(
     let memory_use = memory_use(&memory, outside, topology);
     let prediction = prediction(plan, model, &time, costs, topology).with_memory(memory_use.clone());
     let prediction = Prediction {
-        chance_of_running_out: Some(chance_of_running_out(&memory, available.value() - outside.value())),
+        chance_of_running_out: Some(chance_of_running_out(&memory, device.value() - outside.value())),
         memory_peak: Some(peak_in_words(&memory)),
         ..prediction
     };
@@ -119,14 +117,13 @@ pub fn traced_within(
 /// # Errors
 /// [`Untraced`] if the table needs a size that is not given.
 pub fn memory_within(job: &TracedJob, cluster: &Cluster, device: Bytes) -> Result<(TracedMemory, Bytes), Untraced> {
-    let outside = outside(job.ranks);
-    let limit = Bytes::new(device.count().saturating_sub(outside.count()));
+    let (outside, workspace) = (outside(job.ranks), workspace(cluster));
+    let limit = Bytes::new(device.count().saturating_sub((outside + workspace).count()));
     let few = TracedJob { micro_batches: job.micro_batches.min(DISTINCT_PASSES), ..job.clone() };
     let mut memory = traced_memory(&few, None)?;
-    let workspace = workspace(cluster);
-    let limit = Bytes::new(limit.count().saturating_sub(workspace.count()));
     memory.runs_out = memory.allocated > limit;
-    if memory.reserved > limit && !memory.runs_out {
+    let fits_by_sum = !memory.runs_out;
+    if memory.reserved > limit && fits_by_sum {
         let passes = job.micro_batches.div_ceil(few.micro_batches.max(1)) as u64;
         let limited = traced_memory(&few, Some(limit))?;
         (memory.flushes, memory.runs_out) = (limited.flushes * passes, limited.runs_out);
@@ -134,6 +131,7 @@ pub fn memory_within(job: &TracedJob, cluster: &Cluster, device: Bytes) -> Resul
     memory.reserved = memory.reserved.min(limit.max(memory.allocated)) + workspace;
     memory.wanted += workspace;
     memory.allocated += workspace;
+    memory.needed = if memory.runs_out && fits_by_sum { memory.wanted } else { memory.allocated };
     Ok((memory, outside))
 }
 
@@ -191,9 +189,7 @@ fn memory_use(memory: &TracedMemory, outside: Bytes, topology: &Topology) -> Mem
         unused: Bytes::new(memory.reserved.count().saturating_sub(memory.allocated.count())),
         context: outside,
     };
-    // What fragments of segments keep another from being allocated is needed, too.
-    let allocated = memory.allocated + outside;
-    let needed = if memory.runs_out { allocated.max(device.memory + Bytes::new(1)) } else { allocated };
+    let needed = memory.needed + outside;
     MemoryUse {
         peak_by_stage: vec![memory.reserved + outside],
         components_by_stage: vec![components],

@@ -112,7 +112,7 @@ fn cuts(of_stages: &[usize], virtual_stages: usize, counted: [bool; 2]) -> Resul
     let chunks = of_stages.len().saturating_mul(virtual_stages);
     let [embedding, loss] = counted.map(|is_counted| usize::from(!is_counted));
     let blocks = |chunk: usize| {
-        let layers = of_stages.get(chunk % of_stages.len()).map_or(0, |layers| layers / virtual_stages);
+        let layers = of_stages[chunk % of_stages.len()] / virtual_stages;
         layers + if chunk == 0 { embedding } else { 0 } + if chunk + 1 == chunks { loss } else { 0 }
     };
     Ok((0..chunks).map(blocks).collect())

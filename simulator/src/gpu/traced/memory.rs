@@ -25,6 +25,9 @@ pub struct TracedMemory {
     pub flushes: u64,
     /// The most bytes that the allocator would hold on a device with any number.
     pub wanted: Bytes,
+    /// The least bytes with which the job is known to run: what is allocated; where that would fit
+    /// but for fragments, what the allocator wants.
+    pub needed: Bytes,
     /// Whether a request finds no room even after that.
     pub runs_out: bool,
 }
