@@ -85,8 +85,8 @@ impl Searcher<'_> {
     /// # Errors
     /// [`PlannerError`] if a layout cannot be simulated.
     pub(super) fn try_experts(&mut self, usual: &[Family]) -> Result<(), PlannerError> {
-        // Not tried on several kinds of devices, where stages are cut for each kind: the search with
-        // its estimates by speed was as good in the jobs that were looked at.
+        // Not tried on several kinds of devices, where stages are cut for each kind: the search
+        // with its estimates by speed was as good in the jobs that were looked at.
         if !self.bounds.space.devices.speeds.is_empty() {
             return Ok(());
         }

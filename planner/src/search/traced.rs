@@ -8,7 +8,7 @@ use super::answer::{Candidate, Planned, Search};
 use crate::error::PlannerError;
 use crate::objective;
 use crate::space::{Dimension, Fixed, Objective, Request};
-use foretell_program::traced::stages_of_zero;
+use foretell_program::traced::{TracedPlan, stages_of_zero};
 use foretell_program::{Layout, Plan, Recompute};
 use foretell_simulator::{Prediction, TracedOutcome, traced_within};
 use foretell_topologies::DeviceId;
@@ -46,15 +46,10 @@ struct Looked {
 /// [`PlannerError`] if no layout fits.
 pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, PlannerError> {
     let Some(tables) = request.costs.tables(request.topology.kind_index(DeviceId(0))) else { return Ok(None) };
-    let stages_of_zero = stages_of_zero(tables);
-    let limit = memory_limit(request);
-    let groups = layouts(request, stages_of_zero);
-    let looked: Vec<Looked> = groups.par_iter().map(|group| look_at(request, group, limit)).collect();
-    let count = groups.iter().map(Vec::len).sum::<usize>();
-    let untraced = looked.iter().map(|looked| looked.untraced).sum::<usize>();
-    if untraced == count {
+    if TracedPlan::new(request.base, request.model, tables).is_err() {
         return Ok(None);
     }
+    let stages_of_zero = stages_of_zero(tables);
     if matches!(request.objective, Objective::Energy | Objective::Goodput) {
         let reason = "neither energy nor goodput is known of a framework's traced operators".to_owned();
         return Err(PlannerError::no_layout(request, reason, "choose by time or cost, or use `--stack fsdp`"));
@@ -65,6 +60,14 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
             "fix `data`, `micro_batch`, `recompute` (none, full) and `zero` (one of {stages_of_zero:?}) alone, or use another `--stack`"
         );
         return Err(PlannerError::no_layout(request, reason, &hint));
+    }
+    let limit = memory_limit(request);
+    let groups = layouts(request, stages_of_zero);
+    let looked: Vec<Looked> = groups.par_iter().map(|group| look_at(request, group, limit)).collect();
+    let count = groups.iter().map(Vec::len).sum::<usize>();
+    let untraced = looked.iter().map(|looked| looked.untraced).sum::<usize>();
+    if untraced == count {
+        return Ok(None);
     }
     let out_of_memory = looked.iter().map(|looked| looked.too_large).sum::<usize>();
     let least = looked.iter().filter_map(|looked| looked.needed).min();
