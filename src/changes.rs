@@ -74,7 +74,11 @@ impl<'a> Changes<'a> {
         let mut sentences: Vec<String> = other.iter().map(change).collect();
         if !same.is_empty() {
             let names: Vec<&str> = same.iter().map(|verdict| verdict.name).collect();
-            sentences.push(format!("{} does not change the choice", names.join(" or ")));
+            let names = match names.as_slice() {
+                [first @ .., last] if !first.is_empty() => format!("{} or {last}", first.join(", ")),
+                names => names.concat(),
+            };
+            sentences.push(format!("{names} does not change the choice"));
         }
         Ok(format!("sensitivity, among the layouts shown: {}", sentences.join("; ")))
     }

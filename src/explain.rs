@@ -7,7 +7,7 @@ use crate::failure::Failure;
 use crate::idle::idle_devices;
 use crate::predict;
 use foretell_models::GraphOptions;
-use foretell_planner::{Candidate, Planned, Search, StackLimits};
+use foretell_planner::{Candidate, Dimension, Planned, Search, StackLimits};
 use foretell_program::{Layout, Plan, Profile, usual_cuts, work_of_blocks};
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::Seconds;
@@ -143,7 +143,10 @@ pub fn in_short(
     let mut lines = vec![format!("bottleneck: {binds}")];
     if let Some(second) = planned.candidates.get(1) {
         let sure = likelihood_of_order(best, second) * 100.0;
-        lines.push(format!("second best: {}; the first is faster with a likelihood of {sure:.0} %", what_it_loses(best, second)));
+        lines.push(format!(
+            "second best: layout 2, {}; layout 1 is faster with a likelihood of {sure:.0} %",
+            what_it_loses(best, second)
+        ));
     }
     lines.extend(changes);
     if !planned.search.is_cut_off {
@@ -170,14 +173,24 @@ fn certificate(search: &Search) -> String {
     } else {
         format!("within {gap:.2} % of the best layout of the searched space")
     };
-    let cut: Vec<&str> = search.space.iter().filter(|part| !part.is_covered()).map(|part| part.name.as_str()).collect();
-    let left_out = if cut.is_empty() { String::new() } else { format!(", which leaves out values of {}", cut.join(", ")) };
+    let lacks_values = |part: &&Dimension| !part.is_covered() && part.left_out != Some(0);
+    let cut: Vec<&str> = search.space.iter().filter(lacks_values).map(|part| part.name.as_str()).collect();
+    let (named, others): (Vec<&str>, Vec<&str>) = cut.iter().partition(|name| OFTEN_MATTER.contains(name));
+    let left_out = match (named.len(), others.len()) {
+        (0, 0) => String::new(),
+        (0, count) => format!(", which leaves out values of {count} dimensions"),
+        (_, 0) => format!(", which leaves out values of {}", named.join(", ")),
+        (_, count) => format!(", which leaves out values of {} and {count} others", named.join(", ")),
+    };
     let of_any = match search.best_seconds / search.bound_of_any_layout_seconds - 1.0 {
         share if share < MOST_SAID => format!("; bound over all plans: {:.0} %", share * 100.0),
         _ => String::new(),
     };
     format!("{of_space}{left_out}{of_any} (`--explain` states the space)")
 }
+
+/// Dimensions whose values outside of the space could matter most.
+const OFTEN_MATTER: [&str; 5] = ["micro_batch", "recompute", "bucket", "cuts", "stages"];
 
 /// The gap that is printed as zero.
 const ROUNDED_AWAY: f64 = 0.000_05;
@@ -240,7 +253,7 @@ fn stages_without_layers(plan: &Plan, setting: &Setting, choices: &Choices) -> R
     let mut others = vec![Vec::new(); pipeline];
     let mut blocks = graph.blocks.iter();
     for (chunk, count) in cuts.into_iter().enumerate() {
-        let stage = schedule.place(pipeline, virtual_stages, chunk).0;
+        let stage = schedule.place(pipeline, chunk).0;
         for block in blocks.by_ref().take(count) {
             if block.recomputable {
                 layers[stage] += 1;
@@ -261,7 +274,8 @@ fn stages_without_layers(plan: &Plan, setting: &Setting, choices: &Choices) -> R
 pub fn comparison(best: &Candidate, mine: &Candidate, name: &str) -> String {
     let fits = if mine.prediction.fits { "" } else { ", and it does not fit" };
     format!(
-        "{name}: {} against {} of layout 1{fits}: {}",
+        "{name}: {}; {} against {} of layout 1{fits}: {}",
+        mine.plan.layout.in_words(),
         mine.prediction.step_seconds,
         best.prediction.step_seconds,
         what_it_loses(best, mine)
@@ -276,11 +290,11 @@ fn what_it_loses(best: &Candidate, other: &Candidate) -> String {
     let parts = |candidate: &Candidate| {
         let parts = &candidate.prediction.breakdown_seconds;
         [
-            ("kernels", parts.compute.value()),
+            ("compute", parts.compute.value()),
             ("exposed communication", parts.exposed_communication.value()),
-            ("the bubble", parts.bubble.value()),
-            ("loading", parts.data.value()),
-            ("the update", parts.optimizer.value()),
+            ("bubble", parts.bubble.value()),
+            ("input", parts.data.value()),
+            ("optimizer", parts.optimizer.value()),
         ]
     };
     let mut differences: Vec<(&str, f64)> =
@@ -289,5 +303,5 @@ fn what_it_loses(best: &Candidate, other: &Candidate) -> String {
     let told = differences.iter().take(3).filter(|(_, difference)| difference.abs() > 0.001 * fast.step_seconds.value());
     let told: Vec<String> = told.map(|(name, difference)| format!("{name} {:+.1} ms", difference * 1e3)).collect();
     let because = if told.is_empty() { "no part differs measurably".to_owned() } else { told.join(", ") };
-    format!("{change:+.1} %, with {}: {because}", other.plan.layout.in_words())
+    format!("{change:+.1} %: {because}")
 }

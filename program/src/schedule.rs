@@ -3,8 +3,8 @@
 //!
 //! The compiler, the simulator, the executor and the planner name no schedule: they ask for a
 //! property. Schedules with a closed form are written out ([`lists`]). The others are the result of
-//! a simulation with unit durations ([`greedy`]). A new schedule is a variant of [`Schedule`], an
-//! entry of [`Schedule::ALL`], and an arm in each method that the compiler asks for.
+//! a simulation with unit durations ([`greedy`]). A new schedule is a variant of [`Schedule`] and
+//! its literal in [`spec`], which says everything about it.
 //!
 //! Every schedule is tested for deadlock, for running each pass once and in dependency order, and
 //! for its stated bound on the activations that a stage holds. It must not know models, ranks or
@@ -12,6 +12,7 @@
 
 mod greedy;
 mod lists;
+mod spec;
 mod timing;
 mod woven;
 
@@ -98,14 +99,8 @@ impl Schedule {
         [Schedule::Gpipe, Schedule::OneForwardOneBackward, Schedule::Interleaved, Schedule::ZeroBubbleH1, Schedule::ZeroBubbleV];
 
     /// The name in plan files.
-    pub const fn name(self) -> &'static str {
-        match self {
-            Schedule::Gpipe => "gpipe",
-            Schedule::OneForwardOneBackward => "1f1b",
-            Schedule::Interleaved => "interleaved",
-            Schedule::ZeroBubbleH1 => "zb-h1",
-            Schedule::ZeroBubbleV => "zb-v",
-        }
+    pub fn name(self) -> &'static str {
+        self.spec().name
     }
 
     /// The schedule of a name in plan files.
@@ -119,96 +114,69 @@ impl Schedule {
     }
 
     /// The numbers of chunks on each stage that the schedule can order.
-    pub const fn chunks(self) -> RangeInclusive<usize> {
-        match self {
-            Schedule::Gpipe | Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1 => 1..=1,
-            Schedule::Interleaved => 1..=usize::MAX,
-            Schedule::ZeroBubbleV => 2..=2,
-        }
+    pub fn chunks(self) -> RangeInclusive<usize> {
+        self.spec().chunks.clone()
     }
 
     /// Whether the schedule orders this number of chunks on each stage.
     pub fn allows(self, chunks: usize) -> bool {
-        self.chunks().contains(&chunks)
+        self.spec().chunks.contains(&chunks)
     }
 
     /// Whether the schedule orders any number of chunks. With one chunk it is then
     /// [`Self::of_one_chunk`].
-    pub const fn allows_any_chunks(self) -> bool {
-        *self.chunks().end() == usize::MAX
+    pub fn allows_any_chunks(self) -> bool {
+        *self.spec().chunks.end() == usize::MAX
     }
 
     /// The schedule of one chunk on each stage with the same kinds of passes and the least memory.
-    pub const fn of_one_chunk(self) -> Self {
-        if self.splits_backward() { Schedule::ZeroBubbleH1 } else { Schedule::OneForwardOneBackward }
+    pub fn of_one_chunk(self) -> Self {
+        self.spec().of_one_chunk
     }
 
     /// Whether the gradients of inputs and of weights are separate passes.
-    pub const fn splits_backward(self) -> bool {
-        matches!(self, Schedule::ZeroBubbleH1 | Schedule::ZeroBubbleV)
+    pub fn splits_backward(self) -> bool {
+        self.spec().splits_backward
     }
 
     /// Whether a stage holds the activations of all micro-batches of a step at once.
-    pub const fn holds_all_micro_batches(self) -> bool {
-        matches!(self, Schedule::Gpipe)
+    pub fn holds_all_micro_batches(self) -> bool {
+        self.spec().holds_all_micro_batches
     }
 
     /// Whether the schedule can be useful on a single stage: it holds no more there than any other,
     /// or it postpones weight gradients that communication can run beside.
-    pub const fn is_useful_without_pipeline(self) -> bool {
-        matches!(self, Schedule::OneForwardOneBackward | Schedule::ZeroBubbleH1)
+    pub fn is_useful_without_pipeline(self) -> bool {
+        self.of_one_chunk() == self
     }
 
     /// The number of micro-batches that go through the chunks as a group. A schedule with groups
     /// gains little from numbers of micro-batches that are no multiple of it.
-    pub const fn group_size(self, stages: usize) -> usize {
-        if matches!(self, Schedule::Interleaved) { stages } else { 1 }
+    pub fn group_size(self, stages: usize) -> usize {
+        if self.spec().in_groups { stages } else { 1 }
     }
 
     /// The stage of the model's chunk at `position`, and its index among that stage's chunks.
-    pub const fn place(self, stages: usize, _chunks: usize, position: usize) -> (usize, usize) {
-        match self {
-            Schedule::ZeroBubbleV if position >= stages => (2 * stages - 1 - position, 1),
-            _ => (position % stages, position / stages),
-        }
+    pub fn place(self, stages: usize, position: usize) -> (usize, usize) {
+        self.spec().places.of(stages, position)
     }
 
     /// The position in the model of a stage's chunk: the inverse of [`Self::place`].
-    pub const fn position(self, stages: usize, stage: usize, chunk: usize) -> usize {
-        match self {
-            Schedule::ZeroBubbleV if chunk == 1 => 2 * stages - 1 - stage,
-            _ => chunk * stages + stage,
-        }
+    pub fn position(self, stages: usize, stage: usize, chunk: usize) -> usize {
+        self.spec().places.position(stages, stage, chunk)
     }
 
     /// The tasks of every stage, in order.
     pub fn orders(self, stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Task>> {
-        let each = |list: &dyn Fn(usize) -> Vec<Task>| (0..stages).map(list).collect();
-        match self {
-            Schedule::Gpipe => each(&|_| lists::gpipe(micro_batches)),
-            Schedule::Interleaved if chunks > 1 => {
-                if micro_batches.is_multiple_of(stages) {
-                    each(&|stage| lists::interleaved(stages, micro_batches, chunks, stage))
-                } else {
-                    greedy::interleaved(stages, micro_batches, chunks)
-                }
-            }
-            Schedule::OneForwardOneBackward | Schedule::Interleaved => {
-                each(&|stage| lists::one_forward_one_backward(stages, micro_batches, stage))
-            }
-            Schedule::ZeroBubbleH1 => each(&|stage| lists::zero_bubble_h1(stages, micro_batches, stage)),
-            Schedule::ZeroBubbleV => greedy::zero_bubble_v(stages, micro_batches),
-        }
+        (self.spec().orders)(stages, micro_batches, chunks)
     }
 
     /// The tasks of every stage, in order, and the pairs of a forward and a backward pass that a
     /// stage runs at a time. Pairs make the pipeline fill later, by at most a unit of time for each
     /// stage, and run no slower.
     pub fn woven_orders(self, stages: usize, micro_batches: usize, chunks: usize) -> WovenOrders {
-        match self {
-            Schedule::ZeroBubbleV if micro_batches >= 2 * stages => woven::dual_pipe_v(stages, micro_batches),
-            _ => WovenOrders::pairing(self, stages, chunks, self.orders(stages, micro_batches, chunks)),
-        }
+        let own = self.spec().woven.and_then(|woven| woven(stages, micro_batches));
+        own.unwrap_or_else(|| WovenOrders::pairing(self, stages, chunks, self.orders(stages, micro_batches, chunks)))
     }
 
     /// Orders of fewer micro-batches, one of which equals [`Self::orders`] until every stage holds
@@ -216,9 +184,9 @@ impl Schedule {
     /// one.
     pub fn beginnings(self, stages: usize, micro_batches: usize, chunks: usize) -> Vec<Vec<Vec<Task>>> {
         let few = self.few_micro_batches(stages, micro_batches);
-        match self {
-            Schedule::ZeroBubbleV => greedy::all_zero_bubble_v(stages, few).collect(),
-            _ => vec![self.orders(stages, few, chunks)],
+        match self.spec().candidates {
+            Some(candidates) => candidates(stages, few),
+            None => vec![self.orders(stages, few, chunks)],
         }
     }
 
@@ -242,13 +210,7 @@ impl Schedule {
     /// The most activations that a stage holds at once, counted in micro-batches of one chunk. Each
     /// is held from its forward pass to its last pass.
     pub fn in_flight_bound(self, stages: usize, micro_batches: usize, chunks: usize, stage: usize) -> usize {
-        let bound = match self {
-            Schedule::Gpipe => micro_batches,
-            Schedule::Interleaved if chunks > 1 => lists::interleaved_warm_up(stages, chunks, stage) + 1,
-            Schedule::OneForwardOneBackward | Schedule::Interleaved => stages - stage,
-            Schedule::ZeroBubbleH1 => stages,
-            Schedule::ZeroBubbleV => 2 * stages,
-        };
+        let bound = (self.spec().in_flight)(stages, micro_batches, chunks, stage);
         bound.min(micro_batches * chunks)
     }
 }

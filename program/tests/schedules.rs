@@ -19,7 +19,7 @@ fn run(schedule: Schedule, stages: usize, micro_batches: usize, chunks: usize) -
     let lists: Vec<Vec<Task>> = (0..stages).map(|stage| schedule.order(stages, micro_batches, chunks, stage)).collect();
     prop_assert_eq!(&lists, &schedule.orders(stages, micro_batches, chunks));
     let last = stages * chunks - 1;
-    let places: Vec<(usize, usize)> = (0..=last).map(|position| schedule.place(stages, chunks, position)).collect();
+    let places: Vec<(usize, usize)> = (0..=last).map(|position| schedule.place(stages, position)).collect();
     // The end of each pass (0 forward, 1 input gradient, 2 weight gradient) by position and
     // micro-batch.
     let mut done: BTreeMap<(u8, usize, usize), u64> = BTreeMap::new();

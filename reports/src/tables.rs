@@ -198,20 +198,62 @@ pub fn layouts_table(layouts: &[LayoutRow], rate: &str) -> String {
     };
     let is_equal = |index: usize| layouts.iter().all(|layout| layout.dimensions.get(index) == first.dimensions.get(index));
     let varying: Vec<usize> = (0..first.dimensions.len()).filter(|index| is_column(*index)).collect();
+    let shown = in_columns(layouts, &varying, rate);
     let same = first.dimensions.iter().enumerate().filter(|(index, _)| is_equal(*index));
     let same: Vec<&str> = same.filter_map(|(_, dimension)| dimension.words.as_deref()).collect();
+    let (columns, rows) = columns_and_rows(layouts, &shown, rate);
+    let padding = if width(&columns, &rows, USUAL_PADDING) > usize::from(WIDTH) { NARROW_PADDING } else { USUAL_PADDING };
 
+    let head = (!same.is_empty()).then(|| {
+        let which = if layouts.len() > 1 { "in all layouts" } else { "layout" };
+        format!("{which}: {}\n", same.join(", "))
+    });
+    let below = layouts.iter().enumerate().filter_map(|(index, layout)| {
+        let dimensions = layout.dimensions.iter().enumerate();
+        let untold = dimensions.filter(|(index, dimension)| {
+            !is_equal(*index) && (dimension.is_abridged || !shown.contains(index) && is_column(*index))
+        });
+        let words: Vec<&str> = untold.filter_map(|(_, dimension)| dimension.words.as_deref()).collect();
+        (!words.is_empty()).then(|| format!("\n{}: {}", index + 1, words.join(", ")))
+    });
+    let below: String = below.collect();
+    format!("{}{}{below}", head.unwrap_or_default(), padded_table(&columns, &rows, padding))
+}
+
+/// The dimensions that have a column: those of `varying` that fit, the most asked for first.
+fn in_columns(layouts: &[LayoutRow], varying: &[usize], rate: &str) -> Vec<usize> {
+    let title = |index: usize| layouts[0].dimensions[index].title;
+    let rank = |index: &usize| FIRST_COLUMNS.iter().position(|first| *first == title(*index)).unwrap_or(FIRST_COLUMNS.len());
+    let mut by_rank = varying.to_vec();
+    by_rank.sort_by_key(rank);
+    let mut shown = Vec::new();
+    for index in by_rank {
+        let mut with: Vec<usize> = shown.iter().copied().chain([index]).collect();
+        with.sort_unstable();
+        let (columns, rows) = columns_and_rows(layouts, &with, rate);
+        if width(&columns, &rows, NARROW_PADDING) <= usize::from(WIDTH) {
+            shown = with;
+        }
+    }
+    shown
+}
+
+/// Titles of the dimensions that people ask for first.
+const FIRST_COLUMNS: [&str; 10] =
+    ["precision", "data", "tensor", "pipeline", "context", "expert", "ZeRO", "micro-batch", "recompute", "schedule"];
+
+/// The table's columns and cells.
+fn columns_and_rows<'a>(layouts: &'a [LayoutRow], shown: &[usize], rate: &'a str) -> (Vec<Column<'a>>, Vec<Vec<String>>) {
     let is_number = |index: usize| layouts.iter().all(|layout| layout.dimensions[index].cell.parse::<f64>().is_ok());
     let mut columns = vec![Column::numbers("#")];
-    columns.extend(varying.iter().map(|&index| {
-        let title = first.dimensions[index].title;
+    columns.extend(shown.iter().map(|&index| {
+        let title = layouts[0].dimensions[index].title;
         if is_number(index) { Column::numbers(title) } else { Column::words(title) }
     }));
-    let figures_of_step = ["step", rate, "TFLOP/s each", "memory", "MFU"];
-    columns.extend(figures_of_step.map(Column::numbers));
+    columns.extend(["step", rate, "TFLOP/s each", "memory", "MFU"].map(Column::numbers));
     let row = |(index, layout): (usize, &LayoutRow)| {
         let mut cells = vec![(index + 1).to_string()];
-        cells.extend(varying.iter().map(|&index| layout.dimensions[index].cell.clone()));
+        cells.extend(shown.iter().map(|&index| layout.dimensions[index].cell.clone()));
         cells.extend([
             layout.step.to_string(),
             figures(layout.rate),
@@ -221,28 +263,16 @@ pub fn layouts_table(layouts: &[LayoutRow], rate: &str) -> String {
         ]);
         cells
     };
-    let rows: Vec<Vec<String>> = layouts.iter().enumerate().map(row).collect();
-    // With many columns they stand closer, so that no word is broken.
-    let width_of = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([columns[column].title.chars().count()]).max().unwrap_or_default()
-    };
-    let text: usize = (0..columns.len()).map(width_of).sum();
-    let usual_width = text + columns.len() * (usize::from(USUAL_PADDING.0 + USUAL_PADDING.1) + 1);
-    let padding = if usual_width > usize::from(WIDTH) { NARROW_PADDING } else { USUAL_PADDING };
+    (columns, layouts.iter().enumerate().map(row).collect())
+}
 
-    let head = (!same.is_empty()).then(|| {
-        let which = if layouts.len() > 1 { "in all layouts" } else { "layout" };
-        format!("{which}: {}\n", same.join(", "))
-    });
-    let below = layouts.iter().enumerate().filter_map(|(index, layout)| {
-        let dimensions = layout.dimensions.iter().enumerate();
-        let abridged = dimensions.filter(|(index, dimension)| dimension.is_abridged && !is_equal(*index));
-        let words: Vec<&str> = abridged.filter_map(|(_, dimension)| dimension.words.as_deref()).collect();
-        (!words.is_empty()).then(|| format!("\n{}: {}", index + 1, words.join(", ")))
-    });
-    let below: String = below.collect();
-    format!("{}{}{below}", head.unwrap_or_default(), padded_table(&columns, &rows, padding))
+/// The width of a table whose cells do not wrap.
+fn width(columns: &[Column<'_>], rows: &[Vec<String>], padding: (u16, u16)) -> usize {
+    let of_column = |(index, column): (usize, &Column<'_>)| {
+        let cells = rows.iter().map(|row| row[index].chars().count());
+        cells.chain([column.title.chars().count()]).max().unwrap_or_default() + usize::from(padding.0 + padding.1) + 1
+    };
+    columns.iter().enumerate().map(of_column).sum()
 }
 
 /// Formats the result of `foretell check`: the steps, the time by kind, and the largest

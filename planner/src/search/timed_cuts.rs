@@ -42,13 +42,9 @@ pub(super) fn pipelines_cut_by_time(bounds: &Bounds<'_>, layout: &Layout) -> Vec
         if cuts == usual_cuts(&space.model.work, stages, 1) {
             continue;
         }
-        let schedules: &[Schedule] = match layout.schedule {
-            ref own if layout.pipeline > 1 && layout.virtual_stages == 1 => std::slice::from_ref(own),
-            _ => match StackLimits::of(&bounds.request.base.stack) {
-                Some(limits) if limits.has(Schedule::OneForwardOneBackward) => &[Schedule::OneForwardOneBackward],
-                Some(_) => &[Schedule::Gpipe],
-                None => &[Schedule::OneForwardOneBackward, Schedule::ZeroBubbleH1],
-            },
+        let schedules = match layout.schedule {
+            own if layout.pipeline > 1 && layout.virtual_stages == 1 => vec![own],
+            _ => of_one_chunk(StackLimits::of(&bounds.request.base.stack)),
         };
         // As many samples at once, or as many micro-batches.
         let mut sizes = vec![layout.micro_batch];
@@ -61,6 +57,19 @@ pub(super) fn pipelines_cut_by_time(bounds: &Bounds<'_>, layout: &Layout) -> Vec
         }
     }
     found
+}
+
+/// The schedules of one chunk on each stage that software with such limits runs, those of the least
+/// memory first or alone.
+fn of_one_chunk(limits: Option<&StackLimits>) -> Vec<Schedule> {
+    let runs = |schedule: &Schedule| limits.is_none_or(|limits| limits.has(*schedule));
+    let usual = Schedule::ALL.into_iter().filter(|schedule| schedule.of_one_chunk() == *schedule && runs(schedule));
+    let usual: Vec<Schedule> = usual.collect();
+    if usual.is_empty() {
+        Schedule::ALL.into_iter().filter(|schedule| schedule.allows(1) && runs(schedule)).collect()
+    } else {
+        usual
+    }
 }
 
 /// Returns the forward and backward time of each block over so many samples, in seconds. `None` if

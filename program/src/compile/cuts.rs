@@ -29,7 +29,7 @@ impl Cuts {
         let (stages, chunks, schedule) = (plan.layout.pipeline, plan.layout.virtual_stages, plan.layout.schedule);
         let blocks = blocks_of_chunks(graph, plan)?.into_iter().enumerate();
         let places: Vec<(usize, usize)> =
-            blocks.flat_map(|(position, blocks)| std::iter::repeat_n(schedule.place(stages, chunks, position), blocks)).collect();
+            blocks.flat_map(|(position, blocks)| std::iter::repeat_n(schedule.place(stages, position), blocks)).collect();
         let (stage_of_block, chunk_of_block) = places.into_iter().unzip();
         Ok(Self { stages, chunks, stage_of_block, chunk_of_block, splits_backward: schedule.splits_backward() })
     }

@@ -138,7 +138,7 @@ pub(super) fn vocabulary_parts(plan: &Plan, mesh: &Mesh) -> usize {
     }
     let Layout { pipeline, virtual_stages, schedule, .. } = plan.layout;
     let positions = pipeline.saturating_mul(virtual_stages);
-    let (last_stage, _) = schedule.place(pipeline, virtual_stages, positions.saturating_sub(1));
+    let (last_stage, _) = schedule.place(pipeline, positions.saturating_sub(1));
     mesh.stage(last_stage).size(Axis::Tensor)
 }
 

@@ -108,7 +108,7 @@ pub(super) fn run_starts(
                     }
                     StagePass::WeightGradient => None,
                 };
-                let woken = neighbour.map(|position| schedule.place(stages, chunks, position).0);
+                let woken = neighbour.map(|position| schedule.place(stages, position).0);
                 awake.extend(woken.filter(|&other| other != stage));
             }
         }

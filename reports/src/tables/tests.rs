@@ -42,7 +42,7 @@ fn names_of_schedules_are_not_broken() {
     let interleaved = Layout { schedule: Schedule::Interleaved, recompute: Recompute::Selective, ..layout.clone() };
     let other = Layout { zero: 1, expert: 8, context: 2, bucket: Bytes::new(160 << 20), ..layout };
     let text = layouts_table(&[row(&interleaved, 14.6699, Some(0.431)), row(&other, 15.0, None)], "tokens/s");
-    assert!(widest(&text) <= 100 && text.contains("interleaved x 12") && text.contains("selective"), "{text}");
+    assert!(widest(&text) <= 100 && text.contains("interleaved of 12 chunks") && text.contains("selective"), "{text}");
 }
 
 #[test]

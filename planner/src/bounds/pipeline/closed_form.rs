@@ -61,8 +61,7 @@ impl PipelineCosts<'_> {
     /// one stage exchange no messages.
     fn launches(&self, stage: usize, chunk: usize) -> f64 {
         let position = self.schedule.position(self.stages, stage, chunk);
-        let is_on_stage =
-            |other: usize| other < self.stages * self.chunks && self.schedule.place(self.stages, self.chunks, other).0 == stage;
+        let is_on_stage = |other: usize| other < self.stages * self.chunks && self.schedule.place(self.stages, other).0 == stage;
         let cost = self.chunk(stage, chunk);
         let all = cost.forward.launch + cost.backward.launch + cost.weights.launch;
         let to_next = if is_on_stage(position + 1) { cost.forward.send_launch + cost.backward.receive_launch } else { 0.0 };

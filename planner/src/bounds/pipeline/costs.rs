@@ -186,7 +186,7 @@ fn costs_on_kind(
     chunks: usize,
 ) -> Vec<ChunkCost> {
     let mut costs: Vec<ChunkCost> = cuts.chunks.iter().map(|&chunk| model.chunk(chunk)).collect();
-    let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
+    let stage_of = |position: usize| schedule.place(stages, position).0;
     let (end, is_cut) = (stages * chunks - 1, stages * chunks > 1);
     if let Some(&last) = cuts.chunk_of_position.last().filter(|_| is_cut && stage_of(0) == stage_of(end)) {
         // The model's first and last chunk are on one stage. If they share a table, the stage has

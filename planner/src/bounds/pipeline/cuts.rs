@@ -48,10 +48,9 @@ impl PipelineCuts {
     /// blocks.
     pub(in crate::bounds) fn recomputing(&self, mut layers: Vec<usize>, schedule: Schedule) -> Self {
         let stages = layers.len();
-        let chunks_per_stage = self.chunk_of_position.len() / stages.max(1);
         let chunks = self.chunk_of_position.iter().enumerate().map(|(position, &chunk)| {
             let chunk = self.chunks[chunk];
-            let left = &mut layers[schedule.place(stages, chunks_per_stage, position).0];
+            let left = &mut layers[schedule.place(stages, position).0];
             let recomputed = chunk.equal_blocks.min(*left);
             *left -= recomputed;
             Chunk { recomputed, ..chunk }

@@ -32,7 +32,7 @@ impl Timetable {
             found
         };
         let immediate_returns = orders.iter().map(immediate_returns).collect();
-        let stage_of = |position: usize| schedule.place(stages, chunks, position).0;
+        let stage_of = |position: usize| schedule.place(stages, position).0;
         let neighbours_differ = (1..stages * chunks).all(|position| stage_of(position - 1) != stage_of(position));
         Self { schedule, stages, chunks, micro_batches, orders, in_flight, immediate_returns, neighbours_differ }
     }
@@ -61,7 +61,7 @@ impl Timetable {
             StagePass::WeightGradient => None,
         };
         let next = next.filter(|&next| next < stages * chunks)?;
-        Some((next, schedule.place(*stages, *chunks, next).0)).filter(|&(_, other)| other != stage)
+        Some((next, schedule.place(*stages, next).0)).filter(|&(_, other)| other != stage)
     }
 }
 
