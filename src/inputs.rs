@@ -14,7 +14,9 @@ use foretell_models::{
 };
 use foretell_program::{Profile, Routing};
 use foretell_simulator::gpu::{Profiles, StackProfile};
-use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, TopologyReference, discover, from_discovered};
+use foretell_topologies::{
+    Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, TopologyReference, discover, from_discovered,
+};
 use foretell_units::SchemaVersion;
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;

@@ -29,6 +29,7 @@ mod lab;
 mod launch;
 mod library;
 mod live;
+mod mcp;
 mod method;
 mod modes;
 mod output;
@@ -113,6 +114,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Schema(schema::Arguments),
     Serve(serve::Arguments),
+    Mcp(mcp::Arguments),
     /// Print the completions of a shell
     #[command(after_help = "Example:\n  foretell completions bash > ~/.local/share/bash-completion/completions/foretell")]
     Completions {
@@ -200,6 +202,7 @@ fn main() -> ExitCode {
         Command::Doctor(arguments) => doctor::run(&arguments, json),
         Command::Schema(arguments) => schema::run(&arguments),
         Command::Serve(arguments) => serve::run(&arguments, Arguments::command(), json),
+        Command::Mcp(arguments) => mcp::run(&arguments, Arguments::command()),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "foretell", &mut text);

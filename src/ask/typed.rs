@@ -211,11 +211,21 @@ mod tests {
         let question = json!({"model": "gpt2", "topology": "2x8xa100-80g@200Gbit/s", "nodes": 2.0, "precision": ["bf16", "fp8"],
             "front": true, "oversubscribe": false, "fix": null});
         let typed = typed("plan", question).expect("it is allowed");
-        let expected = ["plan", "--model=gpt2", "--topology=2x8xa100-80g@200Gbit/s", "--nodes=2", "--precision=bf16",
-            "--precision=fp8", "--front"];
+        let expected = [
+            "plan",
+            "--model=gpt2",
+            "--topology=2x8xa100-80g@200Gbit/s",
+            "--nodes=2",
+            "--precision=bf16",
+            "--precision=fp8",
+            "--front",
+        ];
         assert_eq!(typed.arguments, expected);
-        assert_eq!(typed.line, "foretell plan --model gpt2 --topology 2x8xa100-80g@200Gbit/s --nodes 2 --precision bf16 \
-                                --precision fp8 --front");
+        assert_eq!(
+            typed.line,
+            "foretell plan --model gpt2 --topology 2x8xa100-80g@200Gbit/s --nodes 2 --precision bf16 \
+                                --precision fp8 --front"
+        );
         assert!(typed.files.is_empty());
     }
 
@@ -228,7 +238,10 @@ mod tests {
         assert_eq!(typed.line, "foretell simulate --plan plan.json --what-if 'device.peak*2'");
         let question = json!({"form": "hf-config", "files": {"name": "config.json", "text": "{}"}});
         let typed = super::tests::typed("import", question).expect("it is allowed");
-        assert_eq!((typed.arguments, typed.positional), (vec!["import".into()], vec!["hf-config".into(), "files/config.json".into()]));
+        assert_eq!(
+            (typed.arguments, typed.positional),
+            (vec!["import".into()], vec!["hf-config".into(), "files/config.json".into()])
+        );
     }
 
     #[test]
