@@ -3,17 +3,21 @@
 //! that a user or a user's file can name passes [`permit`], in `inputs.rs` and `output.rs`.
 
 use crate::failure::Failure;
-use rustix::process::{Signal, set_parent_process_death_signal};
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 use std::path::{Component, Path, PathBuf};
 use std::sync::OnceLock;
 
 /// The folder, with symbolic links resolved. Empty in a process that is not confined.
 static FOLDER: OnceLock<PathBuf> = OnceLock::new();
 
-/// Confines this process to a folder, for good.
-pub fn enter(folder: &Path) -> Result<(), Failure> {
+/// Confines this process to a folder, for good. `parent` is the process that it ends with.
+pub fn enter(folder: &Path, parent: Option<i32>) -> Result<(), Failure> {
     // If the call fails, the process that asked still ends this one at the time limit.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    // A parent that ended before the call sends no signal.
+    if parent.is_some() && getppid().map(|parent| parent.as_raw_nonzero().get()) != parent {
+        return Err(Failure::Undone("the process that asked has ended".into()));
+    }
     let folder = folder.canonicalize().map_err(|error| Failure::Input(format!("`{}`: {error}", folder.display())))?;
     FOLDER.set(folder).map_err(|_| Failure::Undone("this process is confined already".into()))
 }

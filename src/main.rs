@@ -89,6 +89,9 @@ struct Arguments {
     /// `mcp`.
     #[arg(long, global = true, hide = true, value_name = "DIR")]
     confined: Option<std::path::PathBuf>,
+    /// The parent of a confined process.
+    #[arg(long, global = true, hide = true, value_name = "PID")]
+    parent: Option<i32>,
     #[command(subcommand)]
     command: Command,
 }
@@ -173,7 +176,7 @@ fn main() -> ExitCode {
         _ => Verbosity::Detailed,
     });
     if let Some(folder) = &arguments.confined
-        && let Err(failure) = confined::enter(folder)
+        && let Err(failure) = confined::enter(folder, arguments.parent)
     {
         report(&failure, json);
         return ExitCode::from(failure.status());

@@ -91,7 +91,7 @@ pub fn run(arguments: &Arguments, line: clap::Command) -> Result<(), Failure> {
         server.take(text.trim_ascii());
     }
     // The client has gone, and with it the wish for answers.
-    server.desk.cancel("");
+    server.desk.close();
     Ok(())
 }
 

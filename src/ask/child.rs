@@ -72,7 +72,8 @@ impl Working {
             fs::write(path, text).map_err(broken("a file cannot be written"))?;
         }
         let mut command = Command::new(program);
-        command.arg("--json").arg("--confined").arg(folder.path()).args(&typed.arguments);
+        command.arg("--json").arg("--confined").arg(folder.path());
+        command.arg(format!("--parent={}", std::process::id())).args(&typed.arguments);
         if request.report {
             command.arg(format!("--report={REPORT}"));
         }

@@ -18,6 +18,9 @@ const MOST_WAITING: usize = 16;
 /// Time between two looks at whether a waiting question was cancelled.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// The longest that closing takes. A process that is killed is gone in milliseconds.
+const CLOSING: Duration = Duration::from_secs(2);
+
 /// Answers questions within limits.
 ///
 /// A question has a lane, which is a name. A later question in the same lane replaces it.
@@ -82,6 +85,14 @@ impl Desk {
         self.freed.notify_all();
     }
 
+    /// Cancels all questions, and waits for a moment until no process works on one.
+    pub fn close(&self) {
+        self.cancel("");
+        let state = lock(&self.state);
+        let is_busy = |state: &mut State| state.working + state.waiting > 0;
+        drop(self.freed.wait_timeout_while(state, CLOSING, is_busy));
+    }
+
     /// The last line of a search's progress. `None` if the lane has no search, or it has no line.
     pub fn progress(&self, lane: &str) -> Option<String> {
         let lane = lock(&self.state).lanes.get(lane).cloned()?;
@@ -124,7 +135,7 @@ struct Turn<'a>(&'a Desk);
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         lock(&self.0.state).working -= 1;
-        self.0.freed.notify_one();
+        self.0.freed.notify_all();
     }
 }
 

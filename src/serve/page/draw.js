@@ -77,7 +77,9 @@ const svg = (tag, attributes, text) => {
 
 // A curve over values that double. A point is {x, y, label, note}; without `y` there is no answer.
 const curve = (title, points, written) => {
-  const [width, height, left, right, top, bottom] = [640, 240, 78, 20, 16, 44];
+  // As wide as the screen allows, so that its text keeps its size.
+  const width = Math.max(280, Math.min(640, document.documentElement.clientWidth - 32));
+  const [height, left, right, top, bottom] = [240, 78, 20, 16, 44];
   const known = points.filter((point) => point.y > 0);
   const most = Math.max(...known.map((point) => point.y), 1e-12) * 1.08;
   const logs = points.map((point) => Math.log2(point.x));
@@ -85,7 +87,7 @@ const curve = (title, points, written) => {
   const x = (point) => left + ((Math.log2(point.x) - from) / Math.max(to - from, 1e-9)) * (width - left - right);
   const y = (value) => height - bottom - (value / most) * (height - top - bottom);
   const said = points.map((point) => `${point.label}: ${point.y > 0 ? written(point.y) : point.note || "no answer yet"}`);
-  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title}. ${said.join("; ")}` });
+  const root = svg("svg", { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": `${title}. ${said.join("; ")}` });
   for (const share of [0, 0.5, 1]) {
     const value = (most / 1.08) * share;
     root.append(svg("line", { x1: left, x2: width - right, y1: y(value), y2: y(value) }),
