@@ -182,7 +182,7 @@ fn plain(option: &str, value: &Value) -> Result<String, Refusal> {
 
 /// Refuses a path where a name of the library is expected. Its contents may be given.
 fn require_name(option: &str, text: &str) -> Result<(), Refusal> {
-    let is_path = text.contains(['/', '\\']) && !(option == "topology" && Topology::said(text).is_some());
+    let is_path = text.contains(['/', '\\']) && !(matches!(option, "topology" | "name") && Topology::said(text).is_some());
     match is_path {
         true => Err(refused(format!("`{option}` is a path, which is not read here"), "give the contents of the file")),
         false => Ok(()),

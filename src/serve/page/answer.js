@@ -52,12 +52,19 @@ const timeBar = (predicted) =>
   partsBar(`Where the step's ${time(predicted.step_seconds)} go`, Object.entries(times).map(([name, shown]) => [shown, predicted.breakdown_seconds[name]]),
     predicted.step_seconds, time);
 
+// A value of a plan in words: `{"full_layers": 4}` is "full layers 4".
+const words = (value) => {
+  if (Array.isArray(value)) return value.map(words).join(" ");
+  if (value === null || typeof value !== "object") return String(value);
+  return Object.entries(value).map(([name, one]) => `${name.replaceAll("_", " ")} ${words(one)}`).join(", ");
+};
+
 // The fields of layouts that are not the same in all, as texts.
 const differing = (plans) => {
   const flat = plans.map((plan) => {
     const { layout, global_batch: _, ...others } = plan;
     const fields = { ...layout, precision: others.precision, mode: others.mode };
-    return Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, typeof value === "object" ? JSON.stringify(value) : String(value)]));
+    return Object.fromEntries(Object.entries(fields).map(([name, value]) => [name, words(value)]));
   });
   const names = [...new Set(flat.flatMap(Object.keys))];
   const shown = names.filter((name) => new Set(flat.map((fields) => fields[name])).size > 1);

@@ -15,6 +15,7 @@ const make = (tag, attributes, ...children) => {
 
 const figures = (value, digits = 3) => Number(value.toPrecision(digits)).toLocaleString("en", { maximumFractionDigits: 20, useGrouping: true });
 const time = (seconds) => {
+  if (seconds === 0) return "0 s";
   const units = [[86400 * 2, 86400, "days"], [7200, 3600, "h"], [120, 60, "min"], [1, 1, "s"], [1e-3, 1e-3, "ms"], [0, 1e-6, "µs"]];
   const [, unit, name] = units.find(([least]) => seconds >= least) || units[units.length - 1];
   return `${figures(seconds / unit)} ${name}`;

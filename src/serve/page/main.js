@@ -40,11 +40,9 @@ const choose = (index) => {
 const askStep = async (report = false) => {
   const best = chosen();
   const mine = configuration;
-  const length = number(now.state.tokens);
-  const run = length >= 1 ? { [best.predicted.tokens_per_second === null ? "samples" : "tokens"]: length } : {};
-  find("tokens").setAttribute("aria-invalid", String(!(length >= 1) && now.state.tokens.trim() !== ""));
+  find("tokens").setAttribute("aria-invalid", String(!(number(now.state.tokens) >= 1) && now.state.tokens.trim() !== ""));
   try {
-    const answer = await ask("step", "simulate", { plan: best.plan, ...run }, { report });
+    const answer = await ask("step", "simulate", stepOptions(best, now.state), { report });
     if (mine !== configuration || best !== chosen()) return null;
     now.step = answer.answer;
     performance.mark("simulation");
@@ -250,10 +248,10 @@ const setUp = () => {
 
   find("report-show").addEventListener("click", async () => {
     if (!chosen()) return;
-    status("Drawing the step.");
+    find("report-state").textContent = "Simulating and drawing the step.";
     const answer = await askStep(true);
+    find("report-state").textContent = "";
     if (!answer || answer.report === null) return;
-    status("");
     const number = String(answer.report);
     find("report").src = address("/report", { number });
     find("report").hidden = false;

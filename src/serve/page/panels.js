@@ -134,11 +134,19 @@ const showBeside = () => {
   });
   find("beside").replaceChildren(table("Two configurations", ["", "kept", "on the page", "change"], rows, [1, 2, 3]));
 };
+// The options of `foretell simulate` for a layout and the run's length.
+const stepOptions = ({ plan, predicted }, state) => {
+  const length = number(state.tokens);
+  return { plan, ...(length >= 1 ? { [predicted.tokens_per_second === null ? "samples" : "tokens"]: length } : {}) };
+};
 // Asks again for a kept configuration that an address names.
 const askKept = async (state) => {
   const found = await panel(find("beside-state"), "Planning the kept configuration.", () => ask("kept", "plan", { ...planOptions(state), top: 1, "time-limit": "5s" }));
   if (!found) return;
   kept = { state, candidates: [found.answer], chosen: 0, step: null };
+  showBeside();
+  const simulated = await panel(find("beside-state"), "Simulating the kept configuration.", () => ask("kept", "simulate", stepOptions(found.answer, state)));
+  if (simulated && kept && kept.state === state) kept.step = simulated.answer;
   showBeside();
 };
 
