@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod growth;
 mod http;
 mod server;
 mod tools;
