@@ -204,7 +204,8 @@ fn failed(document: &Value) -> Value {
     json!({"content": [{"type": "text", "text": text}], "structuredContent": document, "isError": true})
 }
 
-/// The result of a tool call: a summary, then the document, shortened unless details were asked for.
+/// The result of a tool call: a summary, then the document, shortened unless details were asked
+/// for.
 fn result(tool: &Tool, call: &Call, answer: &Answer) -> Value {
     let Ok(document) = serde_json::from_str::<Value>(&answer.document) else {
         return failed(&json!({"error": {"message": "the answer is no document"}}));

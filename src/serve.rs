@@ -62,7 +62,7 @@ const MOST_REQUESTS: usize = 32;
 pub fn run(arguments: &Arguments, line: clap::Command, json: bool) -> Result<(), Failure> {
     let run = arguments.run.as_deref().map(newest).transpose()?;
     let shown = match &run {
-        None => Served::Planner(Planner::new(Desk::new(line, arguments.limits)?)?),
+        None => Served::Planner(Box::new(Planner::new(Desk::new(line, arguments.limits)?)?)),
         Some(run) if run.is_file() => Served::Search(ServedSearch::open(run)?),
         Some(run) => Served::Run(Box::new(ServedRun::open(run)?)),
     };
@@ -119,7 +119,7 @@ fn newest(path: &Path) -> Result<PathBuf, Failure> {
 
 /// What is shown.
 enum Served {
-    Planner(Planner),
+    Planner(Box<Planner>),
     Run(Box<ServedRun>),
     Search(ServedSearch),
 }

@@ -1,7 +1,7 @@
 //! An out-of-memory message of PyTorch, laid beside the prediction of its job.
 //!
-//! PyTorch writes it in `c10/cuda/CUDACachingAllocator.cpp`: how much was asked for, the capacity of
-//! the device, what is free, and what the process and the allocator hold.
+//! PyTorch writes it in `c10/cuda/CUDACachingAllocator.cpp`: how much was asked for, the capacity
+//! of the device, what is free, and what the process and the allocator hold.
 
 use super::{failed, structured, summary};
 use foretell_units::Bytes;

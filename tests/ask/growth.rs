@@ -42,7 +42,7 @@ fn a_plan_that_grows_fails_the_pull_request() {
     let table = String::from_utf8_lossy(&unchanged.stdout).into_owned();
     assert!(unchanged.status.success() && table.contains("+0.0 %"), "{table} {}", String::from_utf8_lossy(&unchanged.stderr));
 
-    // A larger batch takes longer. A model that a plan names counts with it, and a new plan is listed.
+    // A larger batch takes longer, and a new plan is listed.
     scratch.file("plans/one.yaml", &plan(128));
     let new = scratch.file("plans/new.yaml", &plan(64));
     let grown = growth(&scratch, &[text(&first), text(&new)]);
