@@ -13,6 +13,7 @@ use crate::output;
 use crate::search_progress::ServedSearch;
 use clap::Args;
 use door::{Door, Page, Refused, plain, with_headers};
+use foretell_executor::StopSignals;
 use planner::Planner;
 use run_page::ServedRun;
 use schemars::JsonSchema;
@@ -22,6 +23,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 use tiny_http::{Method, Request, Response, Server};
 
 /// Open the planner in a browser, or show a run's report or a search's progress, live
@@ -55,10 +57,13 @@ pub struct ServeAnswer {
 /// Seconds between two looks at a run that goes on.
 const REFRESH: u32 = 2;
 
+/// Time between two looks at whether a signal asked to stop.
+const SIGNAL_CHECK: Duration = Duration::from_millis(200);
+
 /// The most requests that are answered at once. A page has six connections.
 const MOST_REQUESTS: usize = 32;
 
-/// Runs the command. It ends by a signal. `line` is clap's description of the command line.
+/// Runs the command until a signal asks to stop. `line` is clap's description of the command line.
 pub fn run(arguments: &Arguments, line: clap::Command, json: bool) -> Result<(), Failure> {
     let run = arguments.run.as_deref().map(newest).transpose()?;
     let shown = match &run {
@@ -80,14 +85,16 @@ pub fn run(arguments: &Arguments, line: clap::Command, json: bool) -> Result<(),
         let what = run.map_or_else(|| "the planner".to_owned(), |run| run.display().to_string());
         output::line(&format!("{what} is shown at {url}\nstop it with Ctrl-C"))?;
     }
-    answer_all(&server, Arc::new((door, shown)));
-    Ok(())
+    answer_all(&server, Arc::new((door, shown)), &StopSignals::catch()?)
 }
 
-/// Answers requests, each in a thread, until the server ends.
-fn answer_all(server: &Server, site: Arc<(Door, Served)>) {
+/// Answers requests, each in a thread, until a signal asks to stop.
+fn answer_all(server: &Server, site: Arc<(Door, Served)>, signals: &StopSignals) -> Result<(), Failure> {
     let open = Arc::new(AtomicUsize::new(0));
-    for request in server.incoming_requests() {
+    while signals.received().is_none() {
+        let request = server.recv_timeout(SIGNAL_CHECK);
+        let request = request.map_err(|error| Failure::Undone(format!("requests cannot be received: {error}")))?;
+        let Some(request) = request else { continue };
         if open.fetch_add(1, Ordering::Relaxed) >= MOST_REQUESTS {
             open.fetch_sub(1, Ordering::Relaxed);
             let _ = request.respond(plain(503, "too many requests at once"));
@@ -102,6 +109,10 @@ fn answer_all(server: &Server, site: Arc<(Door, Served)>) {
             open.fetch_sub(1, Ordering::Relaxed);
         });
     }
+    if let Served::Planner(planner) = &site.1 {
+        planner.close();
+    }
+    Ok(())
 }
 
 /// The run of the highest number in a folder of runs; other paths stay.

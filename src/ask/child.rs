@@ -27,6 +27,12 @@ const MOST_MESSAGES: u64 = 64 << 10;
 /// The most open files of a child.
 const MOST_OPEN: u64 = 256;
 
+/// The exit status of a process that panicked.
+const PANICKED: i32 = 101;
+/// What a process says that gets no memory: its allocator; EAGAIN and ENOMEM, as errors of a thread
+/// without a stack are printed.
+const OUT_OF_MEMORY: [&str; 5] = ["memory allocation of", "os error 11", "os error 12", "Os { code: 11", "Os { code: 12"];
+
 /// Time between two looks at a child that has just started, and at one that takes longer.
 const LOOKS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(8)];
 /// For how long it has just started.
@@ -140,13 +146,13 @@ impl Working {
 
     fn answer(&self, status: ExitStatus, limits: &Limits) -> Result<Answer, Refusal> {
         let messages = self.read(MESSAGES, MOST_MESSAGES)?;
+        let is_crash = status.code().is_none_or(|status| status == PANICKED);
+        if is_crash && OUT_OF_MEMORY.iter().any(|words| messages.contains(words)) {
+            return Err(Refusal::Memory(limits.answer_memory));
+        }
         let Some(status) = status.code() else {
-            let is_out_of_memory = messages.contains("memory allocation of");
             let signal = status.signal().unwrap_or_default();
-            return Err(match is_out_of_memory {
-                true => Refusal::Memory(limits.answer_memory),
-                false => Refusal::Broken(format!("signal {signal} ended the process that was to answer")),
-            });
+            return Err(Refusal::Broken(format!("signal {signal} ended the process that was to answer")));
         };
         let document = self.read(DOCUMENT, LARGEST_FILE)?;
         let document = document.trim();

@@ -101,6 +101,11 @@ impl Planner {
         }
     }
 
+    /// Ends all answers, and removes their folders.
+    pub fn close(&self) {
+        self.desk.close();
+    }
+
     fn page(&self) -> Result<Page, Refused> {
         let nonce = random_letters().map_err(|_| (500, "the system gives no random bytes"))?;
         let script = format!("(() => {{\n\"use strict\";\n{}}})();\n", SCRIPTS.concat());

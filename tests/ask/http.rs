@@ -4,7 +4,8 @@ use crate::common::Scratch;
 use serde_json::Value;
 use std::io::{BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Stdio};
+use std::path::Path;
+use std::process::{Child, ExitStatus, Stdio};
 
 /// A server. It ends with the value.
 pub struct Planner {
@@ -38,8 +39,13 @@ impl Reply {
 impl Planner {
     /// Starts a server with some options.
     pub fn start(scratch: &Scratch, options: &[&str]) -> Self {
+        Self::start_in(scratch, options, &std::env::temp_dir())
+    }
+
+    /// Starts a server with some options and a folder for its temporary files.
+    pub fn start_in(scratch: &Scratch, options: &[&str], temporary: &Path) -> Self {
         let mut command = scratch.command(&[&["serve", "--json"][..], options].concat());
-        let mut child = command.stdout(Stdio::piped()).spawn().expect("the program starts");
+        let mut child = command.env("TMPDIR", temporary).stdout(Stdio::piped()).spawn().expect("the program starts");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
         let document: Value =
             serde_json::Deserializer::from_reader(output).into_iter().next().expect("a document").expect("JSON");
@@ -52,6 +58,18 @@ impl Planner {
     /// The server's process.
     pub fn process(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Asks the server to stop, as Ctrl-C does.
+    pub fn stop(&self) {
+        let process = i32::try_from(self.process()).expect("a number of a process");
+        // SAFETY: it only sends a signal.
+        assert_eq!(unsafe { libc::kill(process, libc::SIGINT) }, 0);
+    }
+
+    /// Waits for the server's end.
+    pub fn ended(&mut self) -> ExitStatus {
+        self.child.wait().expect("it ends")
     }
 
     /// Sends a request as it is, and returns the reply.

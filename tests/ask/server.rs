@@ -167,7 +167,11 @@ fn a_later_question_ends_the_one_before() {
             })
             .into();
         wait_until("two work and one waits", || children(planner.process()).len() == 2);
-        assert_eq!(planner.request("POST", "/cancel?lane=tab.", "").status, 200);
+        // The third may still be on its way when the first cancellation arrives.
+        wait_until("all are cancelled", || {
+            assert_eq!(planner.request("POST", "/cancel?lane=tab.", "").status, 200);
+            waiting.iter().all(|reply| reply.is_finished())
+        });
         for reply in waiting {
             assert_eq!(reply.join().expect("a reply").status, 409);
         }
@@ -220,4 +224,21 @@ fn answers_end_with_the_server() {
     let search = children(process)[0];
     drop(planner);
     wait_until("the search ends", || !std::path::Path::new(&format!("/proc/{search}")).exists());
+}
+
+#[test]
+fn a_signal_ends_the_server_and_leaves_no_file() {
+    let scratch = Scratch::new();
+    std::fs::create_dir(scratch.path("tmp")).expect("a folder");
+    let mut planner = Planner::start_in(&scratch, &[], &scratch.path("tmp"));
+    let files = || std::fs::read_dir(scratch.path("tmp")).expect("a folder").count();
+    std::thread::scope(|scope| {
+        let planner = &planner;
+        let search = scope.spawn(move || planner.ask("a", &long_search()));
+        wait_until("the search begins", || files() == 1 && !children(planner.process()).is_empty());
+        planner.stop();
+        assert_eq!(search.join().expect("a reply").status, 409);
+    });
+    assert!(planner.ended().success());
+    assert_eq!(files(), 0);
 }
