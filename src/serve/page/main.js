@@ -100,7 +100,7 @@ const answerAgain = async () => {
     if (now.owner === mine) show();
   }, () => { if (mine === configuration) now.topology = null; });
   try {
-    const first = await ask("search", "plan", { ...options, top: 5, "time-limit": "150ms" });
+    const first = await ask("search", "plan", { ...options, top: 5, "time-limit": "50ms" });
     now.line = first.line.replace(" --top 5", "").replace(/ --time-limit \S+/, "");
     performance.mark("first");
     if (!took(first, mine)) return;
@@ -111,6 +111,9 @@ const answerAgain = async () => {
     if (wasReplaced(error) || mine !== configuration) return;
     // A search that found nothing in so short a time may find something yet.
     if (error.code === "input" || error.code === "gone") { fail(error); return; }
+    showProblem(error);
+    performance.mark("first");
+    status("No answer in the first moment. The search goes on.");
   }
   await cluster;
   try {
@@ -127,6 +130,7 @@ const answerAgain = async () => {
   }
 };
 const fail = (error) => {
+  performance.mark("failure");
   showProblem(error);
   status(now.candidates.length ? "The figures below are of the configuration before." : "There is no answer.");
 };
