@@ -220,14 +220,14 @@ const setUp = () => {
       now.state[name] = find(name).value;
       if (name === "tokens") { writeAddress(); if (chosen()) askStep(); return; }
       if (name === "device" || name === "nic") { if (listing) importListing().then(answerAgain, fail); return; }
-      later(find(name).tagName === "SELECT" ? 0 : 120);
+      later(find(name).tagName === "SELECT" ? 0 : 40);
     });
   }
   for (const name of sliders) {
     find(`${name}-slider`).addEventListener("input", () => {
       now.state[name] = String(2 ** Number(find(`${name}-slider`).value));
       find(name).value = now.state[name];
-      later(60);
+      later(40);
     });
   }
   for (const name of ["model", "topology"]) {
