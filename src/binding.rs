@@ -11,6 +11,9 @@ use foretell_units::{Bytes, Seconds};
 /// A share of the step from which a loss is worth a sentence.
 const NOTABLE: f64 = 0.05;
 
+/// The percentage of the step from which compute is the bottleneck whatever else there is.
+const MOSTLY: f64 = 85.0;
+
 /// Limits of a device's memory.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Limits {
@@ -20,7 +23,7 @@ pub struct Limits {
     pub headroom: f64,
 }
 
-/// Names the resource that binds: arithmetic, or the largest part of the step without it; and how
+/// Names the bottleneck: compute, or the largest part of the step without it; and how
 /// full the fullest device is.
 pub fn what_binds(plan: &Plan, prediction: &Prediction, topology: &Topology, limits: Limits) -> Result<String, Failure> {
     let parts = &prediction.breakdown_seconds;
@@ -29,27 +32,24 @@ pub fn what_binds(plan: &Plan, prediction: &Prediction, topology: &Topology, lim
     let of_limit = full.value() / limit.value().max(1.0) * 100.0;
     // Without a pipeline devices are idle where the host launches kernels too slowly, or ranks
     // wait.
-    let bubble = if plan.layout.pipeline > 1 { "the pipeline's bubble" } else { "waiting for launches or slower ranks" };
+    let bubble = if plan.layout.pipeline > 1 { "pipeline bubble" } else { "waiting for launches or slower ranks" };
     let lost = [
-        ("waiting for communication", parts.exposed_communication),
+        ("exposed communication", parts.exposed_communication),
         (bubble, parts.bubble),
-        ("the update", parts.optimizer),
-        ("waiting for samples", parts.data),
+        ("optimizer", parts.optimizer),
+        ("input", parts.data),
     ];
     let largest =
         lost.into_iter().max_by(|a, b| a.1.value().total_cmp(&b.1.value())).map_or(("nothing", Seconds::ZERO), |one| one);
-    let kernels = share(parts.compute);
-    let memory = if of_limit > 90.0 { "; memory is nearly full" } else { "" };
-    let first = if kernels > 85.0 {
-        "the devices' arithmetic".to_owned()
+    let compute = share(parts.compute);
+    let first = if compute > MOSTLY {
+        format!("compute, {compute:.1} % of the step")
     } else {
-        format!("{} ({:.1} % of the step)", largest.0, share(largest.1))
+        format!("{}, {:.1} % of the step (compute: {compute:.1} %)", largest.0, share(largest.1))
     };
     let on_hosts = prediction.host_memory_bytes.iter().copied().fold(Bytes::ZERO, Bytes::max);
     let hosts = if on_hosts > Bytes::ZERO { format!(", and {on_hosts} on its host") } else { String::new() };
-    Ok(format!(
-        "{first}; kernels take {kernels:.1} % of the step, and the fullest device holds {full} of {limit} ({of_limit:.0} %){hosts}{memory}"
-    ))
+    Ok(format!("{first}; the fullest device holds {full} of {limit} ({of_limit:.0} %){hosts}"))
 }
 
 /// Memory held and memory limit of the device that is fullest relative to its limit.
@@ -116,7 +116,7 @@ pub fn answer(
     };
     let each = rate / ranks.max(1) as f64;
     facts.push(Fact::new("throughput", format!("{rate:.0} {what}/s"), format!("{each:.1} {what}/s on each of {ranks} devices")));
-    let mut sentences = vec![format!("What binds: {}.", what_binds(plan, prediction, topology, limits)?)];
+    let mut sentences = vec![format!("Bottleneck: {}.", what_binds(plan, prediction, topology, limits)?)];
     let changes = what_to_change(plan, prediction, percent / 100.0);
     if changes.is_empty() {
         let none =

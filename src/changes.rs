@@ -10,8 +10,13 @@ use foretell_simulator::{CostModel, Folding, WhatIf, predict as simulate};
 use foretell_units::Seconds;
 use rayon::prelude::*;
 
-/// Changes for which the shown layouts are simulated again.
-const QUESTIONS: [&str; 4] = ["inter_node.bandwidth*2", "inter_node.bandwidth/2", "intra_node.bandwidth/2", "device.peak*2"];
+/// Changes for which the shown layouts are simulated again, and their names.
+const QUESTIONS: [(&str, &str); 4] = [
+    ("inter_node.bandwidth*2", "doubling the bandwidth between nodes"),
+    ("inter_node.bandwidth/2", "halving the bandwidth between nodes"),
+    ("intra_node.bandwidth/2", "halving the bandwidth inside nodes"),
+    ("device.peak*2", "doubling compute"),
+];
 
 /// Blocks times micro-batches of all shown layouts together up to which `plan` asks without
 /// `--explain`. It is a measure of how many instructions have to be simulated.
@@ -24,7 +29,7 @@ pub fn in_short(planned: &Planned, setting: &Setting, profile: Option<&Profile>)
     let micro_batches = planned.candidates.iter().map(|candidate| candidate.plan.micro_batches());
     let passes = micro_batches.sum::<Result<usize, PlanError>>()?.saturating_mul(graph.blocks.len());
     if passes > MOST_PASSES {
-        return Ok("what would change the answer: `--explain` simulates the layouts shown on other hardware".into());
+        return Ok("sensitivity: `--explain` simulates the layouts shown on other hardware".into());
     }
     Changes::new(planned, setting, profile)?.in_short()
 }
@@ -38,6 +43,7 @@ pub struct Changes<'a> {
 /// The shown layouts after one change.
 struct Verdict {
     question: &'static str,
+    name: &'static str,
     /// The place of the fastest layout.
     fastest: usize,
     /// Its step.
@@ -60,26 +66,23 @@ impl<'a> Changes<'a> {
     /// One line for the short answer.
     fn in_short(&self) -> Result<String, Failure> {
         let verdicts = self.verdicts()?;
-        let changed: Vec<String> = verdicts
-            .iter()
-            .filter(|verdict| verdict.fastest > 0)
-            .map(|verdict| {
-                let Verdict { question, fastest, step, of_first } = verdict;
-                format!("with {question} layout {} takes {step}, and layout 1 {of_first}", fastest + 1)
-            })
-            .collect();
-        let asked: Vec<&str> = verdicts.iter().map(|verdict| verdict.question).collect();
-        Ok(if changed.is_empty() {
-            format!("what would change the answer: none of {}, among the layouts shown", asked.join(", "))
-        } else {
-            format!("what would change the answer: {}", changed.join("; "))
-        })
+        let (same, other): (Vec<&Verdict>, Vec<&Verdict>) = verdicts.iter().partition(|verdict| verdict.fastest == 0);
+        let change = |verdict: &&Verdict| {
+            let Verdict { name, fastest, step, of_first, .. } = verdict;
+            format!("{name} makes layout {} the fastest ({step}, layout 1: {of_first})", fastest + 1)
+        };
+        let mut sentences: Vec<String> = other.iter().map(change).collect();
+        if !same.is_empty() {
+            let names: Vec<&str> = same.iter().map(|verdict| verdict.name).collect();
+            sentences.push(format!("{} does not change the choice", names.join(" or ")));
+        }
+        Ok(format!("sensitivity, among the layouts shown: {}", sentences.join("; ")))
     }
 
     /// A line for each question.
     pub fn in_full(&self) -> Result<String, Failure> {
-        let mut text = String::from("\nwhat would change the answer, among the layouts shown:\n");
-        for Verdict { question, fastest, step, of_first } in self.verdicts()? {
+        let mut text = String::from("\nsensitivity, among the layouts shown:\n");
+        for Verdict { question, fastest, step, of_first, .. } in self.verdicts()? {
             let verdict = if fastest == 0 {
                 "layout 1 stays the fastest".to_owned()
             } else {
@@ -92,13 +95,14 @@ impl<'a> Changes<'a> {
 
     fn verdicts(&self) -> Result<Vec<Verdict>, Failure> {
         // Between nodes there is nothing to change on one node.
-        let is_asked = |question: &&&str| self.setting.topology.node_count() > 1 || !question.starts_with("inter_node");
-        let verdicts = QUESTIONS.iter().filter(is_asked).map(|question| self.verdict(question));
+        let is_asked =
+            |(question, _): &&(&str, &str)| self.setting.topology.node_count() > 1 || !question.starts_with("inter_node");
+        let verdicts = QUESTIONS.iter().filter(is_asked).map(|(question, name)| self.verdict(question, name));
         verdicts.filter_map(Result::transpose).collect()
     }
 
     /// `None` if no layout is shown.
-    fn verdict(&self, question: &'static str) -> Result<Option<Verdict>, Failure> {
+    fn verdict(&self, question: &'static str, name: &'static str) -> Result<Option<Verdict>, Failure> {
         let what_if: WhatIf = question.parse().map_err(|error| Failure::Input(format!("{error}")))?;
         let topology = what_if.topology(&self.setting.topology)?;
         let oversubscription = predict::oversubscription(false);
@@ -108,6 +112,6 @@ impl<'a> Changes<'a> {
         });
         let steps: Vec<Seconds> = steps.collect::<Result<_, Failure>>()?;
         let fastest = steps.iter().enumerate().min_by(|a, b| a.1.value().total_cmp(&b.1.value()));
-        Ok(fastest.map(|(place, step)| Verdict { question, fastest: place, step: *step, of_first: steps[0] }))
+        Ok(fastest.map(|(place, step)| Verdict { question, name, fastest: place, step: *step, of_first: steps[0] }))
     }
 }

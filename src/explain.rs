@@ -8,7 +8,7 @@ use crate::idle::idle_devices;
 use crate::predict;
 use foretell_models::GraphOptions;
 use foretell_planner::{Candidate, Planned, Search, StackLimits};
-use foretell_program::{Layout, Plan, Profile, Recompute, StageLayout, usual_cuts, work_of_blocks};
+use foretell_program::{Layout, Plan, Profile, usual_cuts, work_of_blocks};
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::Seconds;
 
@@ -44,7 +44,7 @@ pub fn explanation(
     text.push_str(&stated_space(search));
     text.push_str(&format!("\nlayout 1\n{}", predict::table(&best.prediction, &setting.topology)));
     let limits = choices.limits(&best.plan.stack);
-    text.push_str(&format!("\nwhat binds: {}\n", what_binds(&best.plan, &best.prediction, &setting.topology, limits)?));
+    text.push_str(&format!("\nbottleneck: {}\n", what_binds(&best.plan, &best.prediction, &setting.topology, limits)?));
     for (index, candidate) in planned.candidates.iter().enumerate().skip(1) {
         text.push_str(&format!("\nlayout {}: {}\n", index + 1, what_it_loses(best, candidate)));
     }
@@ -129,20 +129,6 @@ pub fn fit(best: &Candidate, topology: &Topology) -> Option<String> {
     Some(format!("fits: {held} of {} on each `{}`; chance of running out: {chance}; peak: {peak}", device.memory, device.name))
 }
 
-/// The rates of one device: tokens or samples, and operations of the model.
-pub fn rates_of_device(candidate: &Candidate) -> Result<String, Failure> {
-    let prediction = &candidate.prediction;
-    let devices = candidate.plan.mesh()?.world_size().max(1) as f64;
-    let (rate, what) = match prediction.tokens_per_second {
-        Some(tokens) => (tokens, "tokens/s"),
-        None => (prediction.samples_per_second, "samples/s"),
-    };
-    let rate = rate / devices;
-    let rate = if rate < 100.0 { format!("{rate:.1}") } else { format!("{rate:.0}") };
-    let flops = prediction.model_flops_per_device_per_second.value() * 1e-12;
-    Ok(format!("{rate} {what} and {flops:.1} TFLOP/s on each device"))
-}
-
 /// Explains an answer in a few lines: what binds, the second best, how sure the order is, which
 /// `changes` of hardware would change it, what is odd about it, and the memory that stays free.
 pub fn in_short(
@@ -154,22 +140,14 @@ pub fn in_short(
     let Some(best) = planned.candidates.first() else { return Ok(Vec::new()) };
     let stack = &best.plan.stack;
     let binds = what_binds(&best.plan, &best.prediction, &setting.topology, choices.limits(stack))?;
-    let mut lines = vec![format!("what binds: {binds}")];
+    let mut lines = vec![format!("bottleneck: {binds}")];
     if let Some(second) = planned.candidates.get(1) {
         let sure = likelihood_of_order(best, second) * 100.0;
         lines.push(format!("second best: {}; the first is faster with a likelihood of {sure:.0} %", what_it_loses(best, second)));
     }
     lines.extend(changes);
-    let gap = planned.search.gap * 100.0;
     if !planned.search.is_cut_off {
-        let better = if matches!(choices.objective, Objective::Time | Objective::TimeToLoss) { "faster" } else { "better" };
-        let of_any = planned.search.bound_of_any_layout_seconds;
-        let any = match planned.search.best_seconds / of_any - 1.0 {
-            share if share < MOST_SAID => format!(", and no plan file can be more than {:.0} % faster", share * 100.0),
-            _ => String::new(),
-        };
-        lines
-            .push(format!("proven: no layout of the space is more than {gap:.2} % {better}{any} (`--explain` states the space)"));
+        lines.push(certificate(&planned.search));
     }
     lines.extend(oddities(best, &planned.search, setting, choices)?);
     if let Some(limits) = StackLimits::of(stack) {
@@ -182,6 +160,27 @@ pub fn in_short(
     }
     Ok(lines)
 }
+
+/// Says how far the answer may be from the best layout of the space, what the space leaves out, and
+/// how far it may be from any plan.
+fn certificate(search: &Search) -> String {
+    let gap = search.gap * 100.0;
+    let of_space = if search.gap < ROUNDED_AWAY {
+        format!("optimal within the searched space (gap {gap:.2} %)")
+    } else {
+        format!("within {gap:.2} % of the best layout of the searched space")
+    };
+    let cut: Vec<&str> = search.space.iter().filter(|part| !part.is_covered()).map(|part| part.name.as_str()).collect();
+    let left_out = if cut.is_empty() { String::new() } else { format!(", which leaves out values of {}", cut.join(", ")) };
+    let of_any = match search.best_seconds / search.bound_of_any_layout_seconds - 1.0 {
+        share if share < MOST_SAID => format!("; bound over all plans: {:.0} %", share * 100.0),
+        _ => String::new(),
+    };
+    format!("{of_space}{left_out}{of_any} (`--explain` states the space)")
+}
+
+/// The gap that is printed as zero.
+const ROUNDED_AWAY: f64 = 0.000_05;
 
 /// The largest lead over the bound of all plan files that is worth saying.
 const MOST_SAID: f64 = 10.0;
@@ -290,69 +289,5 @@ fn what_it_loses(best: &Candidate, other: &Candidate) -> String {
     let told = differences.iter().take(3).filter(|(_, difference)| difference.abs() > 0.001 * fast.step_seconds.value());
     let told: Vec<String> = told.map(|(name, difference)| format!("{name} {:+.1} ms", difference * 1e3)).collect();
     let because = if told.is_empty() { "no part differs measurably".to_owned() } else { told.join(", ") };
-    format!("{change:+.1} %, with {}: {because}", words(&other.plan.layout))
-}
-
-/// Describes a layout in words.
-pub fn words(layout: &Layout) -> String {
-    let mut words = match &layout.stages {
-        Some(stages) => vec![format!("pipeline {}, of {}", layout.pipeline, meshes(stages))],
-        None => vec![format!("data {}, tensor {}, pipeline {}", layout.data, layout.tensor, layout.pipeline)],
-    };
-    let mut add = |condition: bool, text: String| words.extend(condition.then_some(text));
-    add(layout.context > 1, format!("context {}", layout.context));
-    add(layout.expert > 1, format!("expert {}", layout.expert));
-    let chunks = if layout.virtual_stages > 1 { format!(" of {} chunks", layout.virtual_stages) } else { String::new() };
-    add(layout.follows_schedule(), format!("{}{chunks}", layout.schedule));
-    add(layout.zero > 0, format!("ZeRO {}", layout.zero));
-    add(layout.shard_group.is_some(), format!("shard groups of {}", layout.shard_group.unwrap_or(0)));
-    add(layout.sequence_parallel, "sequence parallel".into());
-    add(layout.recompute != Recompute::None, format!("recompute {}", layout.recompute));
-    add(layout.offload.is_of_optimizer(), "optimizer state offloaded".into());
-    add(layout.offload.is_of_activations(), "activations offloaded".into());
-    add(!layout.collective.is_automatic(), format!("all-reduce by {}", layout.collective.name()));
-    add(layout.placement.is_some(), "the pipeline inside the nodes".into());
-    add(!layout.operators.is_empty(), "operators sharded one by one".into());
-    add(layout.cuts.is_some(), format!("blocks {}", in_runs(layout.cuts.as_deref().unwrap_or_default())));
-    add(
-        layout.stage_places.is_some(),
-        format!("stages at places {}", in_stretches(layout.stage_places.as_deref().unwrap_or_default())),
-    );
-    add(layout.shares.is_some(), format!("shares of samples {}", in_runs(layout.shares.as_deref().unwrap_or_default())));
-    add(layout.bucket != Layout::default().bucket, format!("buckets of {}", layout.bucket));
-    words.push(format!("micro-batch {}", layout.micro_batch));
-    words.join(", ")
-}
-
-/// Describes stages with their own meshes: `2 stages of data 4, tensor 2, then 4 stages of data 6,
-/// tensor 1`.
-fn meshes(stages: &[StageLayout]) -> String {
-    let of_run = |run: &[StageLayout]| {
-        let StageLayout { data, tensor, context, expert, .. } = &run[0];
-        let plural = if run.len() > 1 { "s" } else { "" };
-        let others = [("context", context), ("expert", expert)].into_iter().filter(|(_, size)| **size > 1);
-        let others: String = others.map(|(name, size)| format!(", {name} {size}")).collect();
-        format!("{} stage{plural} of data {data}, tensor {tensor}{others}", run.len())
-    };
-    stages.chunk_by(|one, next| one == next).map(of_run).collect::<Vec<_>>().join(", then ")
-}
-
-/// Formats numbers with consecutive runs joined: `25-49, 0-24`.
-fn in_stretches(numbers: &[usize]) -> String {
-    let stretches = numbers.chunk_by(|one, next| *next == one + 1);
-    stretches
-        .map(|stretch| match stretch {
-            [first, .., last] => format!("{first}-{last}"),
-            _ => stretch.iter().map(usize::to_string).collect(),
-        })
-        .collect::<Vec<_>>()
-        .join(", ")
-}
-
-/// Formats numbers with repeats counted: `8 x 5, 8 x 3`.
-fn in_runs(numbers: &[usize]) -> String {
-    let runs = numbers.chunk_by(|one, next| one == next);
-    runs.map(|run| if run.len() > 1 { format!("{} x {}", run.len(), run[0]) } else { run[0].to_string() })
-        .collect::<Vec<_>>()
-        .join(", ")
+    format!("{change:+.1} %, with {}: {because}", other.plan.layout.in_words())
 }

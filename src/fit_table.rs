@@ -1,7 +1,6 @@
 //! `foretell plan --table ROWS,COLUMNS`: what fits, and how fast, over two choices of the job.
 
 use crate::choices::Choices;
-use crate::explain;
 use crate::failure::Failure;
 use crate::method::{Loss, Method};
 use crate::usual_stack::Trainer;
@@ -195,7 +194,7 @@ fn cell(job: &Choices, row: &str, column: &str, profile: Option<&Profile>) -> Re
         step_seconds: Some(prediction.step_seconds.value()),
         rate: Some(prediction.tokens_per_second.unwrap_or(prediction.samples_per_second)),
         chance_of_running_out: prediction.chance_of_running_out,
-        layout: explain::words(&best.plan.layout),
+        layout: best.plan.layout.in_words(),
         ..empty(None, String::new())
     })
 }

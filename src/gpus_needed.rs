@@ -2,7 +2,6 @@
 //! fits.
 
 use crate::choices::Choices;
-use crate::explain;
 use crate::failure::Failure;
 use crate::output;
 use crate::usual_stack::Trainer;
@@ -74,7 +73,7 @@ fn needed(kind: &str, choices: &Choices, profile: Option<&Profile>) -> Result<Ne
             found.step_seconds = Some(prediction.step_seconds.value());
             found.rate = Some(prediction.tokens_per_second.unwrap_or(prediction.samples_per_second));
             found.memory_bytes = prediction.peak_memory_bytes.iter().copied().max().map(Bytes::count);
-            found.layout = explain::words(&best.plan.layout);
+            found.layout = best.plan.layout.in_words();
             break;
         }
     }

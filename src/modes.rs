@@ -12,7 +12,7 @@ pub use samples_needed::{SamplesNeeded, name, table};
 use crate::choices::{Choices, Objective, Setting};
 use crate::failure::Failure;
 use crate::plan_file::PlanFile;
-use crate::{explain, predict};
+use crate::predict;
 use foretell_planner::{Candidate, Planned};
 use foretell_program::{Mode, Plan, Profile, compile};
 use foretell_simulator::{Options, Prediction, memory_use};
@@ -173,7 +173,7 @@ impl ModeAnswers {
                 prediction.step_seconds,
                 answer.samples(),
                 answer.needed.source,
-                explain::words(&plan.layout)
+                plan.layout.in_words()
             )
         };
         let refused = self.refused.iter().map(|(mode, reason)| format!("mode {mode}: not possible here: {reason}"));

@@ -12,7 +12,7 @@ use crate::{changes, explain, fit_table, gpus_needed, inputs, modes, output, pre
 use clap::Args;
 use foretell_planner::{Candidate, Planned, PlannerError, Progress, Search};
 use foretell_program::{MOST_RANKS, Profile};
-use foretell_reports::{GapPoint, layouts_table};
+use foretell_reports::GapPoint;
 use foretell_simulator::Prediction;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -181,14 +181,7 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     if let Some(line) = explain::fit(best, &setting.topology) {
         output::line(&line)?;
     }
-    let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
-    output::line(&format!("{}\n{}", explain::title(&setting), layouts_table(&rows)))?;
-    for (index, candidate) in planned.candidates.iter().enumerate() {
-        let format =
-            if arguments.choices.precision.len() > 1 { format!("{}, ", candidate.plan.precision) } else { String::new() };
-        let (words, rates) = (explain::words(&candidate.plan.layout), explain::rates_of_device(candidate)?);
-        output::line(&format!("{}: {format}{words}; {rates}", index + 1))?;
-    }
+    output::line(&format!("{}\n{}", explain::title(&setting), predict::layouts(&planned.candidates)))?;
     for line in modes.iter().flat_map(ModeAnswers::lines) {
         output::line(&line)?;
     }

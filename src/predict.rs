@@ -6,9 +6,10 @@ use crate::plan_file::LoadedPlan;
 use crate::remarks;
 use crate::run_folder::PredictedInput;
 use foretell_models::Model;
+use foretell_planner::Candidate;
 use foretell_program::traced::{TracedPlan, Untraced};
-use foretell_program::{Compiled, Mode, Plan, Profile, Program, Recompute, Stack, StageLayout};
-use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, prediction_table};
+use foretell_program::{Compiled, LayoutDimension, Mode, Plan, Profile, Program, Stack};
+use foretell_reports::{Breakdown, LayoutRow, PredictionSummary, layouts_table, prediction_table};
 use foretell_simulator::gpu::{ProfileError, Profiles};
 use foretell_simulator::{
     CheckpointCost, CostModel, Disturbance, Load, MemoryUse, Options, OverfullDevice, Oversubscription, PacedPrediction,
@@ -17,6 +18,7 @@ use foretell_simulator::{
 };
 use foretell_topologies::{Architecture, Topology};
 use foretell_units::{BytesPerSecond, DataType, Seconds};
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 /// A plan's Programs and their prediction.
@@ -336,34 +338,26 @@ pub fn print_caveats(topology: &Topology, prediction: &Prediction, ranks: usize,
     }
 }
 
-/// Makes a layout's row in the planner's table.
-pub fn row(plan: &Plan, prediction: &Prediction) -> LayoutRow {
-    let layout = &plan.layout;
-    let sizes = |size: &dyn Fn(&StageLayout) -> usize| {
-        let mut sizes: Vec<usize> = layout.stages.iter().flatten().map(size).collect();
-        sizes.dedup();
-        if sizes.is_empty() { vec![size(&layout.stage(0))] } else { sizes }
+/// Formats candidates as a table, the best first.
+pub fn layouts(candidates: &[Candidate]) -> String {
+    let counts_tokens = candidates.iter().all(|candidate| candidate.prediction.tokens_per_second.is_some());
+    let formats: BTreeSet<DataType> = candidates.iter().map(|candidate| candidate.plan.precision).collect();
+    let row = |candidate: &Candidate| {
+        let Candidate { plan, prediction } = candidate;
+        let mut dimensions = plan.layout.dimensions();
+        if formats.len() > 1 {
+            let cell = plan.precision.to_string();
+            dimensions.insert(0, LayoutDimension { title: "precision", words: Some(cell.clone()), cell, is_abridged: false });
+        }
+        LayoutRow {
+            dimensions,
+            step: prediction.step_seconds,
+            rate: prediction.tokens_per_second.filter(|_| counts_tokens).unwrap_or(prediction.samples_per_second),
+            flops_of_device: prediction.model_flops_per_device_per_second,
+            memory: prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default(),
+            mfu: (prediction.mfu > 0.0).then_some(prediction.mfu),
+        }
     };
-    LayoutRow {
-        data: sizes(&|stage| stage.data),
-        tensor: sizes(&|stage| stage.tensor),
-        pipeline: layout.pipeline,
-        schedule: if layout.follows_schedule() { layout.schedule.name().into() } else { "-".into() },
-        micro_batch: layout.micro_batch,
-        recompute: recompute_in_a_word(&layout.recompute).into(),
-        step: prediction.step_seconds,
-        samples_per_second: prediction.samples_per_second,
-        memory: prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default(),
-        mfu: (prediction.mfu > 0.0).then_some(prediction.mfu),
-    }
-}
-
-/// Names a recomputation in one word, for a column.
-fn recompute_in_a_word(recompute: &Recompute) -> &'static str {
-    match recompute {
-        Recompute::None => "none",
-        Recompute::Selective => "selective",
-        Recompute::Full => "full",
-        Recompute::FullLayers(_) | Recompute::FullLayersOfStages(_) | Recompute::AllBut(_) => "in part",
-    }
+    let rows: Vec<LayoutRow> = candidates.iter().map(row).collect();
+    layouts_table(&rows, if counts_tokens { "tokens/s" } else { "samples/s" })
 }

@@ -124,6 +124,12 @@ impl Recovery<'_> {
         let first = training.start.step();
         let mut first_steps = vec![first];
         let mut outcome = loop {
+            // No rank runs a Program in which ranks race or wait for each other.
+            training.predicted.compiled.check().map_err(|fault| {
+                Failure::Undone(format!(
+                    "the plan's Program is unsound: {fault}; hint: report this fault of Foretell with the plan"
+                ))
+            })?;
             let lost = match train(&training, &signals, &mut made) {
                 Ok(outcome) => break outcome,
                 Err(ExecutorFailure::Command(failure)) => return Err(failure),

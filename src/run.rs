@@ -18,7 +18,7 @@ use crate::training::{Training, TrainingArguments};
 use crate::usual_stack::Trainer;
 use clap::Args;
 use foretell_executor::World;
-use foretell_reports::{CheckDocument, check_table, layouts_table};
+use foretell_reports::{CheckDocument, check_table};
 use foretell_simulator::Prediction;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -98,12 +98,11 @@ pub fn run(arguments: &Arguments, json: bool) -> Result<(), Failure> {
     ))?;
 
     let planned = output::with_spinner("search", || choices.search(&mut setting, Some(&profile), 5))?;
-    let rows: Vec<_> = planned.candidates.iter().map(|candidate| predict::row(&candidate.plan, &candidate.prediction)).collect();
     say(&format!(
         "\nplanned: {} layouts, {} simulated\n{}",
         planned.search.layouts,
         planned.search.simulated,
-        layouts_table(&rows)
+        predict::layouts(&planned.candidates)
     ))?;
     let Some(best) = planned.candidates.first() else {
         return Err(Failure::Undone("the search returned nothing".into()));

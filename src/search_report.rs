@@ -2,7 +2,6 @@
 
 use crate::binding;
 use crate::choices::{Choices, Objective, Setting};
-use crate::explain::words;
 use crate::failure::Failure;
 use crate::predict;
 use crate::sizes::Point;
@@ -123,7 +122,7 @@ fn layout(choices: &Choices, setting: &Setting, candidate: &Candidate) -> Result
     let Candidate { plan, prediction } = candidate;
     let memory = prediction.peak_memory_bytes.iter().copied().max().unwrap_or_default();
     Ok(LayoutPoint {
-        name: words(&plan.layout),
+        name: plan.layout.in_words(),
         plan: choices.movable_plan_file(setting, plan)?.to_yaml()?,
         step_seconds: prediction.step_seconds.value(),
         memory_bytes: memory.count(),

@@ -2,7 +2,6 @@
 //! limit.
 
 use crate::choices::{Choices, Setting};
-use crate::explain::words;
 use crate::failure::Failure;
 use crate::{output, predict};
 use foretell_planner::{Planned, PlannerError, Request, plan};
@@ -150,7 +149,7 @@ fn point(
     Ok(Outcome::Found(Point {
         devices: ranks,
         nodes: topology.node_count(),
-        layout: format!("{format}{}", words(&best.plan.layout)),
+        layout: format!("{format}{}", best.plan.layout.in_words()),
         precision: best.plan.precision,
         step_seconds: best.prediction.step_seconds.value(),
         samples_per_second: best.prediction.samples_per_second,

@@ -29,6 +29,7 @@
 //! # Ok::<(), foretell_program::PlanError>(())
 //! ```
 
+mod check;
 mod choices;
 mod collective;
 mod compile;
@@ -50,6 +51,7 @@ mod strategy;
 mod timeline;
 pub mod traced;
 
+pub use check::Unsound;
 pub use choices::{Choice, Choices};
 pub use collective::{Collective, CollectiveAlgorithm, CollectiveRole};
 pub use compile::{
@@ -62,10 +64,11 @@ pub use mesh::{Axis, Coordinates, Group, Mesh, Rank, StageMesh};
 pub use pacing::{Effect, Pacing, StalenessDistribution, Turn, Versions};
 pub use placement::{Action, Conversion, Move, Placement, Placements, conversion, moves};
 pub use plan::{
-    AttentionKernel, AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LearningRateSchedule,
-    LocalSgd, Lora, LossKernel, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat, NamePatterns, Offload, OperandFormat,
-    OperatorPatterns, Optimizer, OuterOptimizer, OuterRule, Overlap, ParameterServer, Period, Plan, PlanError, PlannedWorkload,
-    Recompute, Routing, RunLength, ShardedPart, Stack, StageLayout, Staleness, Trained, Training, WarmUp,
+    AttentionKernel, AveragingGraph, ContextMethod, DecayExemptions, Decentralised, Keep, Kept, Layout, LayoutDimension,
+    LearningRateSchedule, LocalSgd, Lora, LossKernel, LossScale, MOST_RANKS, MOST_SAMPLES, Mode, MomentFormat, NamePatterns,
+    Offload, OperandFormat, OperatorPatterns, Optimizer, OuterOptimizer, OuterRule, Overlap, ParameterServer, Period, Plan,
+    PlanError, PlannedWorkload, Recompute, Routing, RunLength, ShardedPart, Stack, StageLayout, Staleness, Trained, Training,
+    WarmUp,
 };
 pub use profile::{
     Exchange, ExchangeSample, InputCosts, KernelSample, MachineIdentity, Profile, Reach, RelativeSpeed, Sample, Slowdown,

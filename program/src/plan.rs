@@ -3,6 +3,7 @@
 //! devices: the compiler checks a plan against them.
 
 mod layout;
+mod layout_words;
 mod learning_rate;
 mod local_sgd;
 mod lora;
@@ -22,6 +23,7 @@ mod workload;
 
 pub use foretell_models::Optimizer;
 pub use layout::{ContextMethod, Layout, StageLayout};
+pub use layout_words::LayoutDimension;
 pub use learning_rate::{LearningRateSchedule, WarmUp};
 pub use local_sgd::{LocalSgd, OuterOptimizer, OuterRule};
 pub use lora::Lora;

@@ -1,7 +1,5 @@
 //! Properties of every Program, for random models and layouts.
 
-mod soundness;
-
 use foretell_models::{
     Bert, Compression, Decoder, DropoutRate, Gpt, GraphOptions, Llama, Mixtures, Mlp, Model, Resnet, SampleShape, Stem, Vit,
 };
@@ -14,7 +12,6 @@ use foretell_program::{
 use foretell_units::{Bytes, DataType};
 use proptest::prelude::*;
 use proptest::test_runner::FileFailurePersistence;
-use soundness::assert_sound;
 use std::sync::Arc;
 
 fn models() -> impl Strategy<Value = Model> {
@@ -290,8 +287,8 @@ proptest! {
             Ok(compiled) => compiled,
             Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
         };
-        assert_sound(&compiled.training);
-        assert_sound(&compiled.evaluation);
+        compiled.training.check().expect("sound");
+        compiled.evaluation.check().expect("sound");
         for list in &compiled.training.lists {
             prop_assert_eq!(Footprint::of(list).total(), list.arena, "the components add up to the arena");
         }
@@ -369,7 +366,7 @@ proptest! {
         let has_plain = cycle.round_steps() > fragments * (overlap + 1);
         for step in 0..cycle.steps() {
             let program = steps[cycle.program_of_step(step)];
-            assert_sound(program);
+            program.check().expect("sound");
             for list in &program.lists {
                 prop_assert_eq!(reads_updated_parameters(list), None);
             }
@@ -406,7 +403,7 @@ proptest! {
             Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
         };
         for program in [&compiled.training, &compiled.evaluation] {
-            assert_sound(program);
+            program.check().expect("sound");
             for list in &program.lists {
                 let is_server = list.stage >= plan.layout.pipeline;
                 let is_update = |one: &Instruction| matches!(one.operation.kind(), "adamw" | "sgd" | "lamb_step");
@@ -497,8 +494,8 @@ proptest! {
             Ok(compiled) => compiled,
             Err(error) => { prop_assert!(error.to_string().contains("hint"), "{error}"); return Ok(()); }
         };
-        assert_sound(&compiled.training);
-        assert_sound(&compiled.evaluation);
+        compiled.training.check().expect("sound");
+        compiled.evaluation.check().expect("sound");
         assert_shares_arena(&compiled);
     }
 }

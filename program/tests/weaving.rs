@@ -1,13 +1,10 @@
 //! Properties of woven Programs: they have the instructions of plain ones, each pass in its own
 //! order, and are sound.
 
-mod soundness;
-
 use foretell_models::Model;
 use foretell_program::{Layout, Operation, Overlap, Phase, Plan, Program, Recompute, Schedule, StageProgram, compile_training};
 use foretell_units::DataType;
 use proptest::prelude::*;
-use soundness::assert_sound;
 
 const MIXTURE: &str = r#"{"family": "moe", "layers": 6, "hidden": 16, "heads": 4, "ffn": 16, "shared_ffn": 16, "vocab": 32,
     "sequence": 8, "experts": 4, "top_k": 2}"#;
@@ -71,7 +68,7 @@ proptest! {
             pipeline, schedule, virtual_stages: chunks, expert, tensor, data, zero, recompute, micro_batch: 2, ..Layout::default()
         };
         let [plain, woven] = [false, true].map(|passes| step(model, &layout, micro_batches, precision, passes));
-        assert_sound(&woven);
+        woven.check().expect("sound");
         for (plain, woven) in plain.lists.iter().zip(&woven.lists) {
             let sorted = |list| {
                 let mut all = selected(list, |_| true);
@@ -114,7 +111,7 @@ proptest! {
             pipeline, schedule, virtual_stages: 2, expert, tensor, zero, recompute, micro_batch: 2, ..Layout::default()
         };
         let [plain, woven] = [false, true].map(|passes| step(model, &layout, 2 * pipeline + more, DataType::Fp32, passes));
-        assert_sound(&woven);
+        woven.check().expect("sound");
         let flops = |program: &Program| program.hardware_flops;
         prop_assert_eq!(flops(&plain), flops(&woven));
     }
@@ -136,7 +133,7 @@ fn kernels_of_two_micro_batches_alternate_at_the_exchanges_of_tokens() {
         let model: Model = serde_json::from_str(MIXTURE).expect("a model");
         let plan = Plan { overlap, ..Plan::new(layout.clone(), layout.samples_at_once() * 8) };
         let blocking = compile_training(&model, "model", &plan).expect("a plan that fits");
-        assert_sound(&blocking);
+        blocking.check().expect("sound");
         assert!(blocking.lists.iter().zip(&woven.lists).all(|(one, other)| changes(one) < changes(other)));
     }
 }

@@ -4,7 +4,8 @@
 use crate::check_document::CheckDocument;
 use crate::compare::Comparison;
 use comfy_table::{Cell, CellAlignment, ContentArrangement, LineStyle, Table, TableStyle};
-use foretell_units::{Bytes, Seconds};
+use foretell_program::LayoutDimension;
+use foretell_units::{Bytes, FlopsPerSecond, Seconds};
 
 /// Width of a table in columns. Longer cells wrap.
 const WIDTH: u16 = 100;
@@ -134,7 +135,7 @@ pub fn prediction_table(summary: &PredictionSummary) -> String {
         row("tokens per second", figures(tokens));
     }
     if let Some(mfu) = summary.mfu {
-        row("model FLOPs utilisation (MFU)", percent(mfu));
+        row("model FLOPs utilisation (MFU)", format!("{}, attention counted in full", percent(mfu)));
     }
     if let Some(hfu) = summary.hfu {
         row("hardware FLOPs utilisation (HFU)", percent(hfu));
@@ -172,72 +173,76 @@ pub fn prediction_table(summary: &PredictionSummary) -> String {
 /// A row of [`layouts_table`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct LayoutRow {
-    /// Size of `data`; one number per stage if stages differ.
-    pub data: Vec<usize>,
-    /// Size of `tensor`; one number per stage if stages differ.
-    pub tensor: Vec<usize>,
-    /// Number of pipeline stages.
-    pub pipeline: usize,
-    /// The pipeline schedule's name, or a dash if it has no effect.
-    pub schedule: String,
-    /// Samples of one micro-batch.
-    pub micro_batch: usize,
-    /// The recomputation policy.
-    pub recompute: String,
+    /// The dimensions of the layout. All rows have the same titles in the same order.
+    pub dimensions: Vec<LayoutDimension>,
     /// The predicted step time.
     pub step: Seconds,
-    /// Samples per second.
-    pub samples_per_second: f64,
+    /// Tokens per second if samples are sequences, else samples per second, over all devices.
+    pub rate: f64,
+    /// Operations of the model per second, on each device.
+    pub flops_of_device: FlopsPerSecond,
     /// Peak memory of the fullest device.
     pub memory: Bytes,
     /// Model FLOPs utilisation, from 0 to 1; none where the device's peak is unknown.
     pub mfu: Option<f64>,
 }
 
-/// Formats layouts in the given order, numbered from 1.
-pub fn layouts_table(layouts: &[LayoutRow]) -> String {
-    let columns = [
-        Column::numbers("#"),
-        Column::numbers("data"),
-        Column::numbers("tensor"),
-        Column::numbers("pipe"),
-        Column::words("schedule"),
-        Column::numbers("micro"),
-        Column::words("recompute"),
-        Column::numbers("step"),
-        Column::numbers("samples/s"),
-        Column::numbers("memory"),
-        Column::numbers("MFU"),
-    ];
+/// Formats layouts in the given order, numbered from 1. Dimensions in which they differ are
+/// columns, the others stand in a line above. What no cell can hold stands below. `rate` is the
+/// title of the rates' column.
+pub fn layouts_table(layouts: &[LayoutRow], rate: &str) -> String {
+    let Some(first) = layouts.first() else { return "no layout".into() };
+    let is_column = |index: usize| {
+        let cell = |layout: &LayoutRow| layout.dimensions.get(index).map(|dimension| dimension.cell.clone());
+        layouts.iter().any(|layout| cell(layout) != cell(first))
+    };
+    let is_equal = |index: usize| layouts.iter().all(|layout| layout.dimensions.get(index) == first.dimensions.get(index));
+    let varying: Vec<usize> = (0..first.dimensions.len()).filter(|index| is_column(*index)).collect();
+    let same = first.dimensions.iter().enumerate().filter(|(index, _)| is_equal(*index));
+    let same: Vec<&str> = same.filter_map(|(_, dimension)| dimension.words.as_deref()).collect();
+
+    let is_number = |index: usize| layouts.iter().all(|layout| layout.dimensions[index].cell.parse::<f64>().is_ok());
+    let mut columns = vec![Column::numbers("#")];
+    columns.extend(varying.iter().map(|&index| {
+        let title = first.dimensions[index].title;
+        if is_number(index) { Column::numbers(title) } else { Column::words(title) }
+    }));
+    let figures_of_step = ["step", rate, "TFLOP/s each", "memory", "MFU"];
+    columns.extend(figures_of_step.map(Column::numbers));
     let row = |(index, layout): (usize, &LayoutRow)| {
-        vec![
-            (index + 1).to_string(),
-            of_stages(&layout.data),
-            of_stages(&layout.tensor),
-            layout.pipeline.to_string(),
-            layout.schedule.clone(),
-            layout.micro_batch.to_string(),
-            layout.recompute.clone(),
+        let mut cells = vec![(index + 1).to_string()];
+        cells.extend(varying.iter().map(|&index| layout.dimensions[index].cell.clone()));
+        cells.extend([
             layout.step.to_string(),
-            figures(layout.samples_per_second),
+            figures(layout.rate),
+            figures(layout.flops_of_device.value() * 1e-12),
             layout.memory.to_string(),
             layout.mfu.map_or_else(|| "-".to_owned(), percent),
-        ]
+        ]);
+        cells
     };
     let rows: Vec<Vec<String>> = layouts.iter().enumerate().map(row).collect();
-    // With long names of schedules the columns stand closer, so that no word is broken.
+    // With many columns they stand closer, so that no word is broken.
     let width_of = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
-        cells.chain([columns[column].title.chars().count()]).max().unwrap_or(0)
+        cells.chain([columns[column].title.chars().count()]).max().unwrap_or_default()
     };
     let text: usize = (0..columns.len()).map(width_of).sum();
     let usual_width = text + columns.len() * (usize::from(USUAL_PADDING.0 + USUAL_PADDING.1) + 1);
-    padded_table(&columns, &rows, if usual_width > usize::from(WIDTH) { NARROW_PADDING } else { USUAL_PADDING })
-}
+    let padding = if usual_width > usize::from(WIDTH) { NARROW_PADDING } else { USUAL_PADDING };
 
-/// Formats the sizes of stages, such as `4/6`.
-fn of_stages(sizes: &[usize]) -> String {
-    sizes.iter().map(usize::to_string).collect::<Vec<_>>().join("/")
+    let head = (!same.is_empty()).then(|| {
+        let which = if layouts.len() > 1 { "in all layouts" } else { "layout" };
+        format!("{which}: {}\n", same.join(", "))
+    });
+    let below = layouts.iter().enumerate().filter_map(|(index, layout)| {
+        let dimensions = layout.dimensions.iter().enumerate();
+        let abridged = dimensions.filter(|(index, dimension)| dimension.is_abridged && !is_equal(*index));
+        let words: Vec<&str> = abridged.filter_map(|(_, dimension)| dimension.words.as_deref()).collect();
+        (!words.is_empty()).then(|| format!("\n{}: {}", index + 1, words.join(", ")))
+    });
+    let below: String = below.collect();
+    format!("{}{}{below}", head.unwrap_or_default(), padded_table(&columns, &rows, padding))
 }
 
 /// Formats the result of `foretell check`: the steps, the time by kind, and the largest

@@ -114,7 +114,12 @@ impl<'a> Compiler<'a> {
 
     fn one_until(&self, plan: &Plan, wanted: Wanted, offsets: Offsets, is_over: IsOver<'_>) -> Result<Program, PlanError> {
         match programs(&self.cache, plan, &[wanted], Emission::Once, offsets, is_over)?.pop() {
-            Some(program) => Ok(program),
+            Some(program) => {
+                if offsets == Offsets::Planned {
+                    assert_sound_in_debug(&program);
+                }
+                Ok(program)
+            }
             None => unreachable!("one Program was wanted"),
         }
     }
@@ -131,6 +136,8 @@ impl<'a> Compiler<'a> {
         let (Some(evaluation), Some(training)) = (programs.next(), programs.next()) else {
             unreachable!("an evaluation and at least one step were wanted")
         };
+        assert_sound_in_debug(&evaluation);
+        assert_sound_in_debug(&training);
         let other_steps: Vec<Program> = programs.by_ref().take(cycle.program_count() - 1).collect();
         let mut sessions = Vec::new();
         while let (Some(snapshot), Some(send), Some(receive), Some(add), Some(update)) =
@@ -140,6 +147,18 @@ impl<'a> Compiler<'a> {
         }
         let saving = saving(&training);
         Ok(Compiled { training, other_steps, cycle, evaluation, saving, pacing, sessions })
+    }
+}
+
+/// Asserts that a Program with a memory plan is sound, in debug builds. The ranks of large Programs
+/// are not checked against each other, which takes time for each rank.
+fn assert_sound_in_debug(program: &Program) {
+    /// Ranks up to which it takes moments.
+    const FEW_RANKS: usize = 16;
+    if cfg!(debug_assertions) {
+        let is_small = program.mesh.world_size() <= FEW_RANKS;
+        let checked = if is_small { program.check() } else { program.check_lists() };
+        assert_eq!(checked, Ok(()), "the compiler makes sound Programs");
     }
 }
 

@@ -9,6 +9,7 @@ use super::reshard::{Crossings, ListRanks, list_ranks};
 use super::state::StageState;
 use super::wanted::Wanted;
 use super::{dependencies, limits, unread, weave};
+use crate::check::Unsound;
 use crate::cycle::Cycle;
 use crate::memory;
 use crate::mesh::{Mesh, Rank};
@@ -63,6 +64,14 @@ impl Compiled {
     /// The Programs of all steps, by number.
     pub fn step_programs(&self) -> Vec<&Program> {
         std::iter::once(&self.training).chain(&self.other_steps).collect()
+    }
+
+    /// Checks the Programs of all steps and of the evaluation, as [`Program::check`] does.
+    ///
+    /// # Errors
+    /// The first fault that is found.
+    pub fn check(&self) -> Result<(), Unsound> {
+        self.step_programs().into_iter().chain([&self.evaluation]).try_for_each(Program::check)
     }
 
     /// The size of each stage's largest arena, over training and evaluation.

@@ -2,6 +2,7 @@ use super::*;
 use crate::check_document::AtPace;
 use crate::compare::compare;
 use crate::sample;
+use foretell_program::{Layout, Recompute, Schedule};
 
 fn widest(text: &str) -> usize {
     text.lines().map(|line| line.chars().count()).max().unwrap_or(0)
@@ -13,41 +14,35 @@ fn assert_as_before(name: &str, text: &str) {
     });
 }
 
-#[test]
-fn layouts_are_printed_in_columns() {
-    let layout = |data, pipeline, step: f64| LayoutRow {
-        data: vec![data],
-        tensor: vec![1],
-        pipeline,
-        schedule: if pipeline > 1 { "1f1b".into() } else { "-".into() },
-        micro_batch: 4,
-        recompute: "none".into(),
+fn row(layout: &Layout, step: f64, mfu: Option<f64>) -> LayoutRow {
+    LayoutRow {
+        dimensions: layout.dimensions(),
         step: Seconds::new(step),
-        samples_per_second: 32.0 / step,
+        rate: 32.0 / step,
+        flops_of_device: FlopsPerSecond::new(164.6e12),
         memory: Bytes::new(3 << 29),
-        mfu: (data == 4).then_some(0.431),
-    };
-    let text = layouts_table(&[layout(4, 1, 0.1234), layout(2, 2, 0.15)]);
+        mfu,
+    }
+}
+
+#[test]
+fn columns_are_what_layouts_differ_in() {
+    let layout = Layout { data: 8, micro_batch: 4, zero: 1, ..Layout::default() };
+    let sharded = Layout { zero: 3, ..layout.clone() };
+    let uneven = Layout { data: 4, pipeline: 2, cuts: Some(vec![7, 19]), ..layout.clone() };
+    let rows = [row(&layout, 0.1234, Some(0.431)), row(&sharded, 0.13, Some(0.4)), row(&uneven, 0.15, None)];
+    let text = layouts_table(&rows, "samples/s");
     assert!(widest(&text) <= 100);
     assert_as_before("layouts", &text);
 }
 
 #[test]
 fn names_of_schedules_are_not_broken() {
-    let row = LayoutRow {
-        data: vec![1024],
-        tensor: vec![8],
-        pipeline: 16,
-        schedule: "interleaved".into(),
-        micro_batch: 16,
-        recompute: "selective".into(),
-        step: Seconds::new(14.6699),
-        samples_per_second: 7890.0,
-        memory: Bytes::new(751 << 27),
-        mfu: Some(0.431),
-    };
-    let text = layouts_table(&[row]);
-    assert!(widest(&text) <= 100 && text.contains("interleaved") && text.contains("selective"), "{text}");
+    let layout = Layout { data: 1024, tensor: 8, pipeline: 16, virtual_stages: 12, ..Layout::default() };
+    let interleaved = Layout { schedule: Schedule::Interleaved, recompute: Recompute::Selective, ..layout.clone() };
+    let other = Layout { zero: 1, expert: 8, context: 2, bucket: Bytes::new(160 << 20), ..layout };
+    let text = layouts_table(&[row(&interleaved, 14.6699, Some(0.431)), row(&other, 15.0, None)], "tokens/s");
+    assert!(widest(&text) <= 100 && text.contains("interleaved x 12") && text.contains("selective"), "{text}");
 }
 
 #[test]
@@ -99,6 +94,6 @@ fn a_check_says_which_part_of_the_error_is_the_machines() {
 
 #[test]
 fn tables_with_no_or_short_rows_are_printed() {
-    assert!(layouts_table(&[]).contains("samples/s"));
+    assert_eq!(layouts_table(&[], "samples/s"), "no layout");
     assert!(table(&[Column::words("a"), Column::words("b")], &[vec!["only one".into()]]).contains("only one"));
 }

@@ -1,5 +1,5 @@
-//! Rules for text: how wide a comment may be, how long a test's name, which turns of phrase are
-//! out, and which paths, names and links a document may have.
+//! Rules for text: how wide a comment may be, how long a test's name, and which paths, names and
+//! links a document may have.
 
 use std::path::Path;
 
@@ -89,35 +89,6 @@ pub fn misplaced_names(document: &str, read: impl Fn(&str) -> Option<String>) ->
     misplaced
 }
 
-/// Turns of phrase that this project does not use, with the word to use instead.
-const ODD_TURNS: [(&str, &str); 12] = [
-    ("foretold", "predicted"),
-    ("foretells", "predicts"),
-    ("foretelling", "predicting"),
-    ("anew", "again"),
-    ("mend", "fix or hint"),
-    ("mended", "fixed"),
-    ("mends", "fixes"),
-    ("whoever", "the rank, thread or process that"),
-    ("shared out", "sharded or split"),
-    ("share out", "shard or split"),
-    ("shares out", "shards or splits"),
-    ("how-manieth", "index"),
-];
-
-/// Lines of `text` (from 1) with an odd turn of phrase, each with the word to use instead. Of Rust
-/// source only comments count.
-#[must_use]
-pub fn odd_turns(text: &str, only_comments: bool) -> Vec<(usize, &'static str)> {
-    numbered(text)
-        .filter(|(_, line)| !only_comments || line.trim_start().starts_with("//"))
-        .flat_map(|(number, line)| {
-            let line = line.to_lowercase();
-            ODD_TURNS.iter().filter(move |(turn, _)| has_word(&line, turn)).map(move |&(_, instead)| (number, instead))
-        })
-        .collect()
-}
-
 /// Relative links of a Markdown document in `folder` that lead to no file.
 #[must_use]
 pub fn broken_links(document: &str, folder: &Path) -> Vec<String> {
@@ -156,7 +127,7 @@ fn is_name(cited: &str) -> bool {
     cited.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_') && cited.matches('_').count() >= 2
 }
 
-fn has_word(text: &str, word: &str) -> bool {
+pub(crate) fn has_word(text: &str, word: &str) -> bool {
     let edge = |c: Option<char>| !c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     text.match_indices(word).any(|(at, _)| {
         let (before, after) = (text.get(..at).unwrap_or(""), text.get(at + word.len()..).unwrap_or(""));
@@ -173,13 +144,6 @@ mod tests {
         let line = format!("// {}", "x".repeat(98));
         assert_eq!(wide_comments(&format!("fn a() {{}}\n{line}\n")), [2]);
         assert_eq!(wide_comments(&line[..100]), [] as [usize; 0]);
-    }
-
-    #[test]
-    fn an_odd_turn_is_found_as_a_word_only() {
-        let text = "// was foretold anew\nlet recommend = 1; // fine\nlet anew = 2;";
-        assert_eq!(odd_turns(text, true), [(1, "predicted"), (1, "again")]);
-        assert_eq!(odd_turns(text, false).len(), 3);
     }
 
     #[test]

@@ -4,8 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use foretell_house::cycles::cycles;
+use foretell_house::invariants::{INVARIANTS, breaches};
 use foretell_house::modules::CrateModules;
-use foretell_house::text::{broken_links, dangling_citations, long_test_names, misplaced_names, odd_turns, wide_comments};
+use foretell_house::text::{broken_links, dangling_citations, long_test_names, misplaced_names, wide_comments};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -88,15 +89,23 @@ fn architecture_and_contributing_cite_what_exists() {
 }
 
 #[test]
-fn comments_and_documents_have_no_odd_turns() {
+fn no_part_knows_what_architecture_says_it_must_not() {
     let mut report = Vec::new();
-    let own_list = Path::new("house/src/text.rs");
-    for file in files(&[".rs", ".cu", ".cuh", ".md"]).iter().filter(|file| !file.ends_with(own_list)) {
-        let only_comments = file.extension().is_some_and(|extension| extension != "md");
-        let turns = odd_turns(&read(file), only_comments);
-        report.extend(turns.iter().map(|(line, instead)| format!("{}:{line}: say {instead}", file.display())));
+    for invariant in INVARIANTS {
+        let mut files_of_invariant = 0;
+        for file in files(&[".rs"]) {
+            let path = file.strip_prefix(root()).unwrap().display().to_string();
+            let is_in = invariant.folders.iter().any(|folder| path.starts_with(&format!("{folder}/")));
+            let is_test = path.contains("/tests/") || path.ends_with("/tests.rs");
+            if is_in && !is_test && !invariant.except.iter().any(|end| path.ends_with(end)) {
+                files_of_invariant += 1;
+                let found = breaches(invariant, &read(&file));
+                report.extend(found.iter().map(|(line, word)| format!("{path}:{line}: `{word}`, but {}", invariant.says)));
+            }
+        }
+        assert!(files_of_invariant > 0, "no file is of {:?}", invariant.folders);
     }
-    assert!(report.is_empty(), "{} odd turns:\n{}", report.len(), report.join("\n"));
+    assert!(report.is_empty(), "{}", report.join("\n"));
 }
 
 #[test]

@@ -1,0 +1,130 @@
+//! Checks a Program: no two accesses of the same memory race, every read sees what was written, and
+//! the lists of all ranks run to their ends without message buffers. A failure is a bug of the
+//! compiler, never of a plan. It must not know which layout the Program is for.
+
+mod contents;
+mod deadlock;
+mod messages;
+mod order;
+mod races;
+
+use crate::mesh::Rank;
+use crate::program::{MemoryKind, Operation, Program, StageProgram, Stream};
+use thiserror::Error;
+
+/// What is wrong with a Program. Instructions and buffers are named as in its lists.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Unsound {
+    /// An instruction waits for one that comes later in its list.
+    #[error("stage {stage}: `{instruction}` waits for a later instruction")]
+    WaitsForLater {
+        /// The stage of the list.
+        stage: usize,
+        /// The instruction.
+        instruction: String,
+    },
+    /// A buffer does not lie inside its arena, or a part not inside its whole.
+    #[error("stage {stage}: buffer `{buffer}` lies outside of its arena or of the buffer that it is a part of")]
+    Outside {
+        /// The stage of the list.
+        stage: usize,
+        /// The buffer.
+        buffer: String,
+    },
+    /// Two instructions touch the same memory, one of them writes, and nothing orders them.
+    #[error("stage {stage}: `{first}` and `{second}` race for buffer `{buffer}`")]
+    Race {
+        /// The stage of the list.
+        stage: usize,
+        /// The one that comes first in the list.
+        first: String,
+        /// The other.
+        second: String,
+        /// The buffer of the second.
+        buffer: String,
+    },
+    /// A buffer is read that was never written, or was overwritten since.
+    #[error("stage {stage}: `{instruction}` reads buffer `{buffer}`, which is not there")]
+    Unwritten {
+        /// The stage of the list.
+        stage: usize,
+        /// The instruction.
+        instruction: String,
+        /// The buffer.
+        buffer: String,
+    },
+    /// A copy does not move a whole buffer to the other memory on the stream of its direction, or
+    /// another instruction touches the host's memory.
+    #[error("stage {stage}: `{instruction}` touches memory that it must not")]
+    WrongMemory {
+        /// The stage of the list.
+        stage: usize,
+        /// The instruction.
+        instruction: String,
+    },
+    /// The sends of a rank to another are not the receives there.
+    #[error("what {from} sends is not what {to} receives, from message {message} on")]
+    Unmatched {
+        /// The sender.
+        from: Rank,
+        /// The receiver.
+        to: Rank,
+        /// The number of the first message that differs.
+        message: usize,
+    },
+    /// A rank waits forever.
+    #[error("{rank} never runs `{instruction}`: the ranks wait for each other")]
+    Deadlock {
+        /// The rank.
+        rank: Rank,
+        /// The first instruction that it does not run.
+        instruction: String,
+    },
+}
+
+impl Program {
+    /// Checks the whole Program. It must have a memory plan. Takes time in proportion to the ranks.
+    ///
+    /// # Errors
+    /// The first fault that is found.
+    pub fn check(&self) -> Result<(), Unsound> {
+        self.check_lists()?;
+        messages::check(self)?;
+        deadlock::check(self)
+    }
+
+    /// Checks each list by itself, whatever the number of ranks that run it.
+    ///
+    /// # Errors
+    /// The first fault that is found.
+    pub fn check_lists(&self) -> Result<(), Unsound> {
+        for list in &self.lists {
+            races::check(list)?;
+            contents::check(list)?;
+            check_memories(list)?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks that kernels and communication touch only the device's memory, and that every copy moves
+/// a whole buffer to the other memory, on the stream of its direction.
+fn check_memories(list: &StageProgram) -> Result<(), Unsound> {
+    for instruction in &list.instructions {
+        let mut touched = instruction.reads.iter().chain(&instruction.writes).map(|&id| list.buffer(id));
+        let is_right = match (&*instruction.operation, &instruction.reads[..], &instruction.writes[..]) {
+            (&Operation::Copy { to, bytes }, &[read, ..], &[written, ..]) => {
+                let (read, written) = (list.buffer(read), list.buffer(written));
+                let is_whole = (read.bytes, written.bytes) == (bytes, bytes);
+                let goes_over = written.memory == to && read.memory != to;
+                is_whole && goes_over && list.streams[instruction.stream.0 as usize] == Stream::CopyTo(to)
+            }
+            (Operation::Copy { .. }, ..) => false,
+            _ => touched.all(|buffer| buffer.memory == MemoryKind::Device),
+        };
+        if !is_right {
+            return Err(Unsound::WrongMemory { stage: list.stage, instruction: list.name_of(instruction).into() });
+        }
+    }
+    Ok(())
+}
