@@ -2,6 +2,7 @@
 //! limits. Resolves names, takes defaults, and runs the planner over what is left open.
 
 use crate::binding::Limits;
+use crate::confined;
 use crate::failure::Failure;
 use crate::inputs::{self, NamedModel};
 use crate::method::{Method, MethodChoices};
@@ -441,6 +442,10 @@ impl Choices {
     /// As [`Self::plan_file`], for a file in any folder.
     pub fn movable_plan_file(&self, setting: &Setting, plan: &Plan) -> Result<PlanFile, Failure> {
         let mut file = self.plan_file(setting, plan);
+        if confined::is_confined() && !inputs::is_zoo_name(&self.model) {
+            file.model = ModelReference::InPlace(setting.model.model.clone());
+        }
+        file.topology = inputs::topology_reference(&self.topology)?;
         file.absolute_paths()?;
         Ok(file)
     }

@@ -39,6 +39,7 @@ pub struct FailureAnswer {
 #[schemars(rename = "Error")]
 struct ErrorDocument {
     /// `input`: the input is wrong; `undone`: it could not be done; `stopped`: a signal ended it.
+    /// From `serve` and `mcp` also `cancelled`, `time`, `memory` and `busy`.
     code: String,
     /// What happened.
     message: String,
@@ -48,6 +49,14 @@ struct ErrorDocument {
     file: Option<String>,
     /// The line of the file.
     line: Option<usize>,
+}
+
+impl FailureAnswer {
+    /// The document of a failure that has a code of its own.
+    pub fn new(code: &str, message: impl Into<String>, hint: Option<&str>) -> Self {
+        let hint = hint.map(str::to_owned);
+        Self { error: ErrorDocument { code: code.into(), message: message.into(), hint, file: None, line: None } }
+    }
 }
 
 impl Failure {

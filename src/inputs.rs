@@ -1,6 +1,7 @@
 //! Finds what users name: models and topologies by name or path, profiles, and this machine. All
 //! file reading of the command line is here.
 
+use crate::confined;
 use crate::failure::Failure;
 use crate::foreign::{self, Wanted};
 use crate::output;
@@ -13,7 +14,9 @@ use foretell_models::{
 };
 use foretell_program::{Profile, Routing};
 use foretell_simulator::gpu::{Profiles, StackProfile};
-use foretell_topologies::{Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, discover, from_discovered};
+use foretell_topologies::{
+    Discovered, DiscoveredGpu, ImportError, ImportOptions, Topology, TopologyReference, discover, from_discovered,
+};
 use foretell_units::SchemaVersion;
 use schemars::{JsonSchema, Schema};
 use serde::de::DeserializeOwned;
@@ -122,6 +125,7 @@ fn text_of(bytes: Vec<u8>, path: &Path) -> Result<String, Failure> {
 
 /// Reads a file of at most `most` bytes.
 fn read_bytes(path: &Path, most: u64) -> Result<Vec<u8>, Failure> {
+    confined::permit(path)?;
     let bytes = regular::read(path, most).map_err(|error| match error.kind() {
         ErrorKind::FileTooLarge => unreadable(path, &error, "check that it is the file that you mean"),
         ErrorKind::InvalidInput => unreadable(path, &error, "write the contents into a file, and give that"),
@@ -306,6 +310,16 @@ pub fn topology_in(text: &str, folder: &Path) -> Result<Topology, Failure> {
     let content = read(&path)?;
     Topology::from_yaml(&content, &path.display().to_string())
         .map_err(|error| foreign::explain(error.into(), &content, &path, Wanted::Topology))
+}
+
+/// What a plan file says of a topology that is named so: the name, or in a confined process, whose
+/// files nobody else has, the topology in place.
+pub fn topology_reference(text: &str) -> Result<TopologyReference, Failure> {
+    let path = Path::new(text);
+    if !confined::is_confined() || is_library_name(text) || !path.is_file() {
+        return Ok(TopologyReference::Named(text.into()));
+    }
+    parse_yaml(&read(path)?, path)
 }
 
 /// Makes the topology of this machine's GPUs from NVML.

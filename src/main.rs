@@ -3,12 +3,14 @@
 //! for success, 1 if the command could not be carried out, and 2 for wrong input.
 #![warn(clippy::print_stdout, clippy::print_stderr)] // They panic if the stream is closed.
 
+mod ask;
 mod beside;
 mod binding;
 mod calibrate;
 mod changes;
 mod check;
 mod choices;
+mod confined;
 mod data;
 mod doctor;
 mod execute;
@@ -27,6 +29,7 @@ mod lab;
 mod launch;
 mod library;
 mod live;
+mod mcp;
 mod method;
 mod modes;
 mod output;
@@ -82,6 +85,13 @@ struct Arguments {
     /// Say nothing but errors on standard error.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
+    /// Read and write only files of a folder, and end with the parent: for answers of `serve` and
+    /// `mcp`.
+    #[arg(long, global = true, hide = true, value_name = "DIR")]
+    confined: Option<std::path::PathBuf>,
+    /// The parent of a confined process.
+    #[arg(long, global = true, hide = true, value_name = "PID")]
+    parent: Option<i32>,
     #[command(subcommand)]
     command: Command,
 }
@@ -107,6 +117,7 @@ enum Command {
     Doctor(doctor::Arguments),
     Schema(schema::Arguments),
     Serve(serve::Arguments),
+    Mcp(mcp::Arguments),
     /// Print the completions of a shell
     #[command(after_help = "Example:\n  foretell completions bash > ~/.local/share/bash-completion/completions/foretell")]
     Completions {
@@ -164,6 +175,12 @@ fn main() -> ExitCode {
         (_, 1) => Verbosity::Verbose,
         _ => Verbosity::Detailed,
     });
+    if let Some(folder) = &arguments.confined
+        && let Err(failure) = confined::enter(folder, arguments.parent)
+    {
+        report(&failure, json);
+        return ExitCode::from(failure.status());
+    }
     let result = match arguments.command {
         Command::Plan(arguments) => plan::run(&arguments, json),
         Command::Simulate(arguments) => simulate::run(&arguments, json),
@@ -187,7 +204,8 @@ fn main() -> ExitCode {
         Command::Keeper { id } => foretell_lab::keep(&id).map_err(Failure::from),
         Command::Doctor(arguments) => doctor::run(&arguments, json),
         Command::Schema(arguments) => schema::run(&arguments),
-        Command::Serve(arguments) => serve::run(&arguments, json),
+        Command::Serve(arguments) => serve::run(&arguments, Arguments::command(), json),
+        Command::Mcp(arguments) => mcp::run(&arguments, Arguments::command()),
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "foretell", &mut text);

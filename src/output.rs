@@ -1,5 +1,6 @@
 //! Output: one JSON document or text, whole files, and progress on a terminal.
 
+use crate::confined;
 use crate::failure::Failure;
 use foretell_executor::write_whole;
 use foretell_units::SchemaVersion;
@@ -127,6 +128,7 @@ fn escaped(text: &str) -> Cow<'_, str> {
 
 /// Writes a file whole or not at all.
 pub fn write(path: &Path, contents: &[u8]) -> Result<(), Failure> {
+    confined::permit(path)?;
     write_whole(path, contents)?;
     tracing::info!("wrote `{}`, {} bytes", path.display(), contents.len());
     Ok(())

@@ -516,7 +516,7 @@ fn a_run_is_served_to_those_who_have_the_token() {
     let scratch = Scratch::new();
     let plan = scratch.file("plan.yaml", &format!("{{model: {MLP}, topology: local, layout: {{data: 1}}, global_batch: 32}}"));
     scratch.json(&["execute", "--plan", text(&plan), "--steps", "3"]);
-    let mut serving = scratch.command(&["serve"]);
+    let mut serving = scratch.command(&["serve", "runs"]);
     let mut serving = Serving(serving.stdout(std::process::Stdio::piped()).spawn().expect("it starts"));
     let mut line = String::new();
     BufReader::new(serving.0.stdout.take().expect("a pipe")).read_line(&mut line).expect("it prints its address");

@@ -5,6 +5,7 @@
 mod browser;
 #[path = "../common/mod.rs"]
 mod common;
+mod planner;
 
 use browser::Browser;
 use common::{Scratch, text};
@@ -227,12 +228,12 @@ fn a_keyboard_reaches_and_moves_every_chart() {
     assert_eq!(browser.evaluate("document.activeElement.getAttribute('aria-pressed')"), Value::from("true"));
 }
 
-/// A server of a run, and its address. It ends with the value.
+/// A server of a run or the planner, and its address. It ends with the value.
 struct Server(Child);
 
 impl Server {
-    fn start(scratch: &Scratch, run: &str) -> (Self, String) {
-        let mut command = scratch.command(&["serve", run, "--json"]);
+    fn start(scratch: &Scratch, arguments: &[&str]) -> (Self, String) {
+        let mut command = scratch.command(&[&["serve", "--json"], arguments].concat());
         let mut child = command.stdout(Stdio::piped()).spawn().expect("the program starts");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
         let document: Value =
@@ -257,7 +258,7 @@ fn a_served_run_is_shown_and_follows_its_steps() {
     let run = ["--steps", "4", "--oversubscribe", "--no-evaluation", "--run", "run"];
     let trained = scratch.run(&[&["execute", "--plan", text(&plan)][..], &run].concat());
     assert!(trained.status.success(), "{}", String::from_utf8_lossy(&trained.stderr));
-    let (server, url) = Server::start(&scratch, "run");
+    let (server, url) = Server::start(&scratch, &["run"]);
     for (width, scheme) in [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")] {
         let faults = faults_at(&mut browser, &url, width, scheme);
         assert!(faults.is_empty(), "at {width} pixels, {scheme}: {faults:?}");
@@ -269,7 +270,7 @@ fn a_served_run_is_shown_and_follows_its_steps() {
 
     // A run without a result goes on. The page follows it by itself.
     std::fs::remove_file(scratch.path("run/measured.json")).expect("it is there");
-    let (_server, url) = Server::start(&scratch, "run");
+    let (_server, url) = Server::start(&scratch, &["run"]);
     browser.visit(&url);
     let metrics = scratch.path("run/metrics.jsonl");
     let lines = std::fs::read_to_string(&metrics).expect("it is read");

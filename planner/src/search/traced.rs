@@ -14,7 +14,9 @@ use foretell_simulator::{Prediction, TracedOutcome, traced_within};
 use foretell_topologies::DeviceId;
 use foretell_units::Bytes;
 use rayon::prelude::*;
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Most numbers of ranks that are tried; larger clusters have every power of two, and whole nodes.
 const MOST_RANK_COUNTS: usize = 64;
@@ -38,6 +40,8 @@ struct Looked {
     needed: Option<Bytes>,
     too_large: usize,
     untraced: usize,
+    /// Layouts that nothing is known of: the search was ended before them.
+    unseen: usize,
 }
 
 /// Plans a request whose framework was traced; `None` if it was not, at least not for this model.
@@ -63,12 +67,20 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
     }
     let limit = memory_limit(request);
     let groups = layouts(request, stages_of_zero);
-    let looked: Vec<Looked> = groups.par_iter().map(|group| look_at(request, group, limit)).collect();
+    // Most ranks first: a search that is ended early has mostly seen the fastest.
+    let has_answer = AtomicBool::new(false);
+    let mut order: Vec<usize> = (0..groups.len()).collect();
+    order.sort_by_key(|&index| Reverse(groups[index].first().map(|layout| layout.data)));
+    let look = |&index: &usize| (index, look_at(request, &groups[index], limit, &has_answer));
+    let mut looked: Vec<(usize, Looked)> = order.par_iter().map(look).collect();
+    looked.sort_by_key(|(index, _)| *index);
+    let looked: Vec<Looked> = looked.into_iter().map(|(_, looked)| looked).collect();
     let count = groups.iter().map(Vec::len).sum::<usize>();
     let untraced = looked.iter().map(|looked| looked.untraced).sum::<usize>();
     if untraced == count {
         return Ok(None);
     }
+    let is_cut_off = looked.iter().any(|looked| looked.unseen > 0);
     let out_of_memory = looked.iter().map(|looked| looked.too_large).sum::<usize>();
     let least = looked.iter().filter_map(|looked| looked.needed).min();
     let mut fitting: Vec<Fitting> = looked.into_iter().flat_map(|looked| looked.fitting).collect();
@@ -82,6 +94,7 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
     }
     let Some(best) = fitting.first() else {
         return match (request.must_beat, least) {
+            (None, _) if is_cut_off => Err(PlannerError::OutOfTime { layouts: count, out_of_memory }),
             (None, Some(needed)) => {
                 let hint = "use more devices, a smaller global batch, or a smaller model".to_owned();
                 Err(PlannerError::out_of_memory(request, needed, limit, hint))
@@ -113,7 +126,8 @@ pub(super) fn plan_traced(request: &Request<'_>) -> Result<Option<Planned>, Plan
         .take(request.top.max(1))
         .map(|layout| Candidate { plan: layout.plan, prediction: layout.prediction })
         .collect();
-    Ok(Some(Planned { candidates, value, search }))
+    let planned = Planned { candidates, value, search };
+    Ok(Some(if is_cut_off { planned.cut_off() } else { planned }))
 }
 
 /// Puts the simplest of the layouts that are about as fast as the first before the others: the one
@@ -156,11 +170,17 @@ fn unknown_field(fixed: &Fixed, stages_of_zero: &[usize]) -> Option<&'static str
 }
 
 /// Looks at layouts with ever larger micro-batches, until one does not fit: larger ones need more.
-/// The largest is looked at all the same: with one micro-batch nothing is accumulated.
-fn look_at(request: &Request<'_>, group: &[Layout], limit: Bytes) -> Looked {
+/// The largest is looked at all the same: with one micro-batch nothing is accumulated. `has_answer`
+/// is whether a layout of any group fits: then the search ends when it is asked to stop.
+fn look_at(request: &Request<'_>, group: &[Layout], limit: Bytes, has_answer: &AtomicBool) -> Looked {
     let mut looked = Looked::default();
     let mut is_too_large = false;
     for (index, layout) in group.iter().enumerate() {
+        let stop = if has_answer.load(Ordering::Relaxed) { &request.stop } else { &request.give_up };
+        if stop.is_raised() {
+            looked.unseen = group.len() - index;
+            break;
+        }
         if is_too_large && index + 1 < group.len() {
             looked.too_large += 1;
             continue;
@@ -172,6 +192,7 @@ fn look_at(request: &Request<'_>, group: &[Layout], limit: Bytes) -> Looked {
                 let value = prediction.step_seconds.value() * objective::value_per_second(request, layout.data);
                 let needed = traced.memory_use.needed_by_stage.iter().copied().max().unwrap_or_default();
                 looked.fitting.push(Fitting { plan, prediction, value, needed });
+                has_answer.store(true, Ordering::Relaxed);
             }
             Ok(TracedOutcome::TooLarge(needed)) => {
                 looked.needed = Some(looked.needed.map_or(needed, |least| least.min(needed)));

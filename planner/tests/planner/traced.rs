@@ -4,7 +4,7 @@
 use foretell_models::{Llama, Model};
 use foretell_planner::{PlannerError, Request, plan};
 use foretell_program::{Layout, Lora, Plan, Recompute, Stack};
-use foretell_simulator::{CostModel, TracedOutcome, traced_within};
+use foretell_simulator::{CostModel, Stop, TracedOutcome, traced_within};
 use foretell_topologies::Topology;
 use foretell_units::{Bytes, DataType};
 
@@ -52,6 +52,21 @@ fn a_search_under_a_traced_framework_finds_what_brute_force_finds() {
     assert!(found.windows(2).all(|pair| pair[0] <= pair[1]), "{found:?}");
     assert!(planned.search.gap == 0.0 && planned.search.out_of_memory > 0, "{:?}", planned.search);
     assert!(planned.candidates.iter().all(|one| one.prediction.chance_of_running_out.is_some_and(|chance| chance < 0.5)));
+}
+
+#[test]
+fn a_search_that_is_stopped_has_an_answer_or_says_that_time_was_short() {
+    let (model, topology, base) = (short_llama(), Topology::library("rtx4090-8").expect("in the library"), base(64));
+    let costs = CostModel::new(None, &topology).with_plan(&topology, &base, &model).expect("profiles are sound");
+    let now = || Stop::when(|| true);
+    let request = Request { stop: now(), ..Request::new(&model, "llama", &topology, &costs, &base) };
+    // It goes on until there is an answer, and proves nothing.
+    let planned = plan(&request).expect("a first answer");
+    assert!(planned.search.is_cut_off && planned.search.gap.is_infinite() && planned.search.lower_bound_seconds == 0.0);
+    let best = plan(&Request::new(&model, "llama", &topology, &costs, &base)).expect("adapters fit");
+    assert!(!best.search.is_cut_off && best.search.simulated > planned.search.simulated && best.value <= planned.value);
+    let given_up = Request { stop: now(), give_up: now(), ..Request::new(&model, "llama", &topology, &costs, &base) };
+    assert!(matches!(plan(&given_up), Err(PlannerError::OutOfTime { .. })));
 }
 
 #[test]

@@ -1,0 +1,59 @@
+//! Questions from outside: a page or an agent names a command with options, a child process of this
+//! program answers, and the answer is the document that the command prints with `--json`.
+//!
+//! [`Request`] is the question, [`Desk`] lets children answer within [`Limits`], [`Answer`] and
+//! [`Refusal`] are what comes back. `allowed.rs` says which commands and options may be asked for;
+//! their names and types are those of clap's description of the command line. This module knows no
+//! page and no protocol.
+
+mod allowed;
+mod child;
+mod desk;
+mod refusal;
+mod typed;
+
+pub use allowed::{Schema, commands, schema};
+pub use child::Answer;
+pub use desk::Desk;
+pub use refusal::Refusal;
+
+use clap::Args;
+use foretell_units::{Bytes, Seconds};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+/// A question.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Request {
+    /// The command, such as `plan` or `models show`.
+    pub command: String,
+    /// Its options by their long names, and its arguments by theirs. A switch is `true`. A file is
+    /// its contents: a text, `{"name": .., "text": ..}`, or the document itself.
+    #[serde(default)]
+    pub options: Map<String, Value>,
+    /// Whether to make the page of `--report` too.
+    #[serde(default)]
+    pub report: bool,
+    /// Whether to write the search's progress, for [`Desk::progress`].
+    #[serde(default)]
+    pub progress: bool,
+}
+
+/// Limits on what answers may take.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Limits {
+    /// Longest time for an answer
+    #[arg(long, value_name = "TIME", default_value = "2min")]
+    pub answer_time: Seconds,
+    /// Most memory for an answer
+    #[arg(long, value_name = "SIZE", default_value = "4GiB")]
+    pub answer_memory: Bytes,
+    /// Most answers that are worked on at once; others wait
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = foretell_units::count)]
+    pub at_once: usize,
+}
+
+/// The longest question with its files, in bytes. A `config.json` has some kilobytes, and a profile
+/// of the largest model 2 MB.
+pub const LONGEST_QUESTION: usize = 4 << 20;

@@ -1,0 +1,69 @@
+//! The confinement of a process that answers a question of `serve` or `mcp`: it reads and writes
+//! only files of one folder, and ends with the process that asked. Knows no commands. Every path
+//! that a user or a user's file can name passes [`permit`], in `inputs.rs` and `output.rs`.
+
+use crate::failure::Failure;
+use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use std::path::{Component, Path, PathBuf};
+use std::sync::OnceLock;
+
+/// The folder, with symbolic links resolved. Empty in a process that is not confined.
+static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+
+/// Confines this process to a folder, for good. `parent` is the process that it ends with.
+pub fn enter(folder: &Path, parent: Option<i32>) -> Result<(), Failure> {
+    // If the call fails, the process that asked still ends this one at the time limit.
+    let _ = set_parent_process_death_signal(Some(Signal::KILL));
+    // A parent that ended before the call sends no signal.
+    if parent.is_some() && getppid().map(|parent| parent.as_raw_nonzero().get()) != parent {
+        return Err(Failure::Undone("the process that asked has ended".into()));
+    }
+    let folder = folder.canonicalize().map_err(|error| Failure::Input(format!("`{}`: {error}", folder.display())))?;
+    FOLDER.set(folder).map_err(|_| Failure::Undone("this process is confined already".into()))
+}
+
+/// Whether this process is confined.
+pub fn is_confined() -> bool {
+    FOLDER.get().is_some()
+}
+
+/// Refuses a path outside the folder of a confined process.
+pub fn permit(path: &Path) -> Result<(), Failure> {
+    let is_inside = FOLDER.get().is_none_or(|folder| lies_in(path, folder));
+    if is_inside {
+        return Ok(());
+    }
+    let hint = "give a name of the library, or the contents of the file";
+    Err(Failure::Input(format!("`{}` is a path, and no other file is read or written here; hint: {hint}", path.display())))
+}
+
+/// Whether a path leads into a folder. Of a path that does not exist yet its nearest parent counts.
+fn lies_in(path: &Path, folder: &Path) -> bool {
+    let Ok(path) = std::path::absolute(path) else { return false };
+    if path.components().any(|component| component == Component::ParentDir) {
+        return false;
+    }
+    let existing = path.ancestors().find_map(|ancestor| ancestor.canonicalize().ok());
+    existing.is_some_and(|existing| existing.starts_with(folder))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lies_in;
+    use std::path::Path;
+
+    #[test]
+    fn only_paths_inside_the_folder_are_permitted() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let inside = folder.path().canonicalize().expect("it is there");
+        std::fs::write(inside.join("plan.yaml"), "").expect("it is written");
+        std::os::unix::fs::symlink("/etc", inside.join("link")).expect("a link");
+        for good in ["plan.yaml", "later/plan.yaml", "."] {
+            assert!(lies_in(&inside.join(good), &inside), "{good}");
+        }
+        for bad in ["../plan.yaml", "later/../../x", "link/passwd", "link"] {
+            assert!(!lies_in(&inside.join(bad), &inside), "{bad}");
+        }
+        assert!(!lies_in(Path::new("/etc/passwd"), &inside) && !lies_in(Path::new("plan.yaml"), &inside));
+    }
+}

@@ -1,0 +1,234 @@
+//! `foretell mcp`: a Model Context Protocol server on standard input and output. A message is a
+//! line of JSON-RPC 2.0. Tool calls are answered in threads by confined child processes
+//! (`crate::ask`), so that later messages, such as a cancellation, are read meanwhile.
+//!
+//! The specification is at <https://modelcontextprotocol.io/specification>. The loop is small
+//! enough to be written here: the official SDK brings an asynchronous runtime
+//! (`docs/dependencies.md`).
+
+mod memory_error;
+mod summary;
+mod tools;
+
+use crate::ask::{Answer, Desk, LONGEST_QUESTION, Limits, Refusal};
+use crate::failure::Failure;
+use crate::output;
+use clap::Args;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::io::{BufRead, Read, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+use tools::{Call, Tool};
+
+/// Answer the questions of agents: a server of the Model Context Protocol
+///
+/// It reads requests from standard input and writes answers to standard output. Its tools plan,
+/// simulate, compare, import and export.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  claude mcp add foretell -- foretell mcp
+  foretell mcp --skill > .claude/skills/foretell/SKILL.md")]
+pub struct Arguments {
+    /// Print the file that tells an agent when to use which tool, and end
+    #[arg(long)]
+    skill: bool,
+    #[command(flatten)]
+    limits: Limits,
+}
+
+/// The versions of the protocol that this server speaks, newest first.
+const VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
+
+/// The longest message. A question may have a few files.
+const LONGEST_MESSAGE: u64 = 2 * LONGEST_QUESTION as u64;
+
+/// The file for agents.
+const SKILL: &str = include_str!("mcp/skill.md");
+
+/// What the server tells an agent at the start.
+const INSTRUCTIONS: &str = "Foretell predicts how long a step of a distributed training run takes and how much memory it needs, \
+                            and searches for the fastest layout. `plan` answers what fits and how fast; pass the plan of its answer to \
+                            `simulate`, `what_if`, `compare` and `export`. Answers are short; `details: true` gives the whole document.";
+
+/// Error codes of JSON-RPC.
+#[derive(Clone, Copy)]
+enum Code {
+    Parse = -32700,
+    Request = -32600,
+    Method = -32601,
+    Parameters = -32602,
+}
+
+/// A message of the client.
+#[derive(Deserialize)]
+struct Message {
+    #[serde(default)]
+    id: Option<Value>,
+    method: Option<String>,
+    #[serde(default)]
+    params: Value,
+}
+
+/// Runs the command. It ends with its standard input. `line` is clap's description of the command
+/// line.
+pub fn run(arguments: &Arguments, line: clap::Command) -> Result<(), Failure> {
+    if arguments.skill {
+        return output::line(SKILL.trim_end());
+    }
+    let server = Server { desk: Arc::new(Desk::new(line, arguments.limits)?), output: Arc::default() };
+    let mut input = std::io::stdin().lock();
+    let mut text = Vec::new();
+    loop {
+        text.clear();
+        let read = input.by_ref().take(LONGEST_MESSAGE).read_until(b'\n', &mut text);
+        let length = read.map_err(|error| Failure::Undone(format!("standard input cannot be read: {error}")))?;
+        if length == 0 {
+            break;
+        }
+        if length as u64 == LONGEST_MESSAGE && text.last() != Some(&b'\n') {
+            return Err(Failure::Input("a message is too long".into()));
+        }
+        server.take(text.trim_ascii());
+    }
+    // The client has gone, and with it the wish for answers.
+    server.desk.close();
+    Ok(())
+}
+
+/// The state of the server.
+#[derive(Clone)]
+struct Server {
+    desk: Arc<Desk>,
+    /// Held while a message is written.
+    output: Arc<Mutex<()>>,
+}
+
+impl Server {
+    /// Takes a message.
+    fn take(&self, text: &[u8]) {
+        if text.is_empty() {
+            return;
+        }
+        let Ok(document) = serde_json::from_slice::<Value>(text) else {
+            return self.fail(&Value::Null, Code::Parse, "the message is not JSON");
+        };
+        let Ok(message) = Message::deserialize(&document) else {
+            return self.fail(&Value::Null, Code::Request, "the message is no request");
+        };
+        match (message.method.as_deref(), message.id) {
+            (Some("notifications/cancelled"), _) => self.desk.cancel(&lane(&message.params["requestId"])),
+            (Some(_), None) => {}
+            (Some(method), Some(id)) => self.request(method, id, message.params),
+            // An answer of the client, which is asked nothing.
+            (None, Some(_)) if document.get("result").is_some() || document.get("error").is_some() => {}
+            (None, id) => self.fail(&id.unwrap_or_default(), Code::Request, "the message has no method"),
+        }
+    }
+
+    fn request(&self, method: &str, id: Value, parameters: Value) {
+        match method {
+            "initialize" => self.answer(&id, initialized(&parameters)),
+            "ping" => self.answer(&id, json!({})),
+            "tools/list" => {
+                let tools: Vec<Value> = tools::TOOLS.iter().map(|tool| tool.document(self.desk.line())).collect();
+                self.answer(&id, json!({"tools": tools}));
+            }
+            "tools/call" => match Call::read(&parameters) {
+                Ok(call) => {
+                    let server = self.clone();
+                    std::thread::spawn(move || server.call(&id, call));
+                }
+                Err(why) => self.fail(&id, Code::Parameters, &why),
+            },
+            _ => self.fail(&id, Code::Method, &format!("there is no method `{method}`")),
+        }
+    }
+
+    /// Answers a tool call. What the client cancelled gets no answer.
+    fn call(&self, id: &Value, call: Call) {
+        match call.request() {
+            Ok(request) => match self.desk.ask(&lane(id), &request) {
+                Err(Refusal::Cancelled) => {}
+                Err(refusal) => {
+                    let document = serde_json::to_value(refusal.document()).unwrap_or_default();
+                    self.answer(id, failed(&document));
+                }
+                Ok(answer) => self.answer(id, result(call.tool, &call, &answer)),
+            },
+            Err(refusal) => {
+                let document = serde_json::to_value(refusal.document()).unwrap_or_default();
+                self.answer(id, failed(&document));
+            }
+        }
+    }
+
+    fn answer(&self, id: &Value, result: Value) {
+        self.write(&json!({"jsonrpc": "2.0", "id": id, "result": result}));
+    }
+
+    fn fail(&self, id: &Value, code: Code, message: &str) {
+        self.write(&json!({"jsonrpc": "2.0", "id": id, "error": {"code": code as i32, "message": message}}));
+    }
+
+    fn write(&self, message: &Value) {
+        let _one_at_a_time = self.output.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut output = std::io::stdout();
+        // The client may have gone; the end of the input then ends the server.
+        let _ = output.write_all(format!("{message}\n").as_bytes()).and_then(|()| output.flush());
+    }
+}
+
+/// The lane of a request's question. No id is the start of another's.
+fn lane(id: &Value) -> String {
+    format!("{id};")
+}
+
+fn initialized(parameters: &Value) -> Value {
+    let wanted = parameters["protocolVersion"].as_str().unwrap_or_default();
+    let version = VERSIONS.into_iter().find(|version| *version == wanted).unwrap_or(VERSIONS[0]);
+    json!({
+        "protocolVersion": version,
+        "capabilities": {"tools": {"listChanged": false}},
+        "serverInfo": {"name": "foretell", "version": env!("CARGO_PKG_VERSION")},
+        "instructions": INSTRUCTIONS,
+    })
+}
+
+/// The result of a tool call that failed: the message with its hint, and the document.
+fn failed(document: &Value) -> Value {
+    let error = &document["error"];
+    let mut text = error["message"].as_str().unwrap_or("it failed").to_owned();
+    if let Some(hint) = error["hint"].as_str() {
+        text.push_str(&format!("\nhint: {hint}"));
+    }
+    json!({"content": [{"type": "text", "text": text}], "structuredContent": document, "isError": true})
+}
+
+/// The result of a tool call: a summary, then the document, shortened unless details were asked
+/// for.
+fn result(tool: &Tool, call: &Call, answer: &Answer) -> Value {
+    let Ok(document) = serde_json::from_str::<Value>(&answer.document) else {
+        return failed(&json!({"error": {"message": "the answer is no document"}}));
+    };
+    if let Some(error) = &call.error_text {
+        return memory_error::result(error, &document, &answer.line);
+    }
+    if document.get("error").is_some() {
+        return failed(&document);
+    }
+    let mut text = summary::of(tool.summary, &document, answer);
+    text.push_str(&format!("\ncommand: {}", answer.line));
+    let mut document = if call.details { document } else { summary::shortened(document) };
+    if !answer.files.is_empty()
+        && let Some(document) = document.as_object_mut()
+    {
+        document.insert("contents".into(), json!(answer.files));
+    }
+    let contents = [json!({"type": "text", "text": text}), json!({"type": "text", "text": document.to_string()})];
+    json!({"content": contents, "structuredContent": structured(document), "isError": false})
+}
+
+/// Structured content is an object; a list is wrapped.
+fn structured(document: Value) -> Value {
+    if document.is_object() { document } else { json!({"items": document}) }
+}

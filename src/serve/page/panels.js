@@ -1,0 +1,164 @@
+// The panels below the answer. Each asks only when it is used, in a lane of its own.
+// `now` is what the page shows. `owner` is the configuration whose candidates they are.
+const now = { state: { ...usual }, candidates: [], chosen: 0, search: null, step: null, topology: null, line: "", notes: [], owner: 0 };
+const chosen = () => now.candidates[now.chosen];
+
+// Shows what a question says while it goes, and its failure. Returns the answer, or null.
+const panel = async (status, saying, question) => {
+  status.textContent = saying;
+  try {
+    const answer = await question();
+    status.textContent = "";
+    return answer;
+  } catch (error) {
+    if (!wasReplaced(error)) status.textContent = inWords(error);
+    return null;
+  }
+};
+
+// --- Other hardware -------------------------------------------------------------------------------
+const quantities = [["peak", "Device speed"], ["memory_bandwidth", "Memory bandwidth"], ["intra_node.bandwidth", "Links inside a node"],
+  ["inter_node.bandwidth", "Links between nodes"]];
+const factors = new Map(quantities.map(([name]) => [name, 0]));
+let moved = "peak";
+let ifTimer = 0;
+
+const asked = (powers) => [...powers].filter(([, power]) => power !== 0).map(([name, power]) => `${name}*${2 ** power}`).join(",");
+const askWhatIf = async () => {
+  const best = chosen();
+  if (!best) return;
+  const powers = [...new Set([-2, -1, 0, 1, 2, factors.get(moved)])].sort((one, other) => one - other);
+  const questions = powers.map((power) => asked(new Map([...factors, [moved, power]])));
+  const texts = [...new Set(questions.filter((text) => text))];
+  const answer = await panel(find("if-state"), "Simulating.", () => ask("if", "simulate", { plan: best.plan, "what-if": texts }));
+  if (!answer) { find("if-curve").replaceChildren(); return; }
+  const steps = new Map([["", answer.answer.step_seconds], ...texts.map((text, index) => [text, answer.answer.what_if[index].step_seconds])]);
+  const mine = steps.get(asked(factors));
+  const change = mine / answer.answer.step_seconds - 1;
+  find("if-state").textContent = asked(factors) ? `Step ${time(mine)}: ${change > 0 ? "+" : ""}${percent(change)} (as it is: ${time(answer.answer.step_seconds)})`
+    : `Step as it is: ${time(mine)}. Move a slider.`;
+  const points = powers.map((power, index) => ({ x: 2 ** power, y: steps.get(questions[index]), label: `×${figures(2 ** power)}`, now: power === factors.get(moved) }));
+  find("if-curve").replaceChildren(curve(`Step by ${quantities.find(([name]) => name === moved)[1].toLowerCase()}`, points, time));
+};
+const setUpWhatIf = () => {
+  for (const [name, shown] of quantities) {
+    const output = make("output", {}, "×1");
+    const slider = make("input", { type: "range", min: "-3", max: "3", step: "0.5", value: "0", id: `if-${name.replace(".", "-")}`, oninput: () => {
+      factors.set(name, Number(slider.value));
+      moved = name;
+      output.textContent = `×${figures(2 ** Number(slider.value))}`;
+      clearTimeout(ifTimer);
+      ifTimer = setTimeout(askWhatIf, 60);
+    } });
+    find("if-sliders").append(make("div", {}, make("label", { for: slider.id }, `${shown} `, output), slider));
+  }
+};
+
+// --- Larger and smaller ---------------------------------------------------------------------------
+const sizeOf = { nodes: () => now.topology && (now.topology.nodes || []).reduce((sum, node) => sum + (node.count || 1), 0),
+  batch: () => chosen().plan.global_batch, 
+  sequence: () => Math.round(chosen().predicted.tokens_per_second / chosen().predicted.samples_per_second) };
+const askScaling = async () => {
+  if (!chosen()) return;
+  const [axis, state, mine] = [find("scale-axis").value, { ...now.state }, configuration];
+  const written = number(state[axis]);
+  const middle = Number.isFinite(written) ? written : sizeOf[axis]();
+  if (!middle) { find("scale-state").textContent = `Give the ${axis === "batch" ? "global batch" : axis} first.`; return; }
+  const from = axis === "nodes" ? [1, 2, 4, 8, 16] : [0.25, 0.5, 1, 2, 4];
+  const points = from.map((factor) => ({ x: Math.max(1, Math.round(middle * factor)), y: null, now: factor === 1 }));
+  for (const point of points) point.label = count(point.x);
+  const unit = rate(chosen().predicted)[1];
+  const draw = () => find("scale-curve").replaceChildren(curve(`${unit} by ${axis === "batch" ? "global batch" : axis}; a cross does not fit`, points, count));
+  for (const point of points) {
+    draw();
+    find("scale-state").textContent = `Planning ${axis === "batch" ? "global batch" : axis} ${point.label}.`;
+    try {
+      const answer = await ask("scale", "plan", { ...planOptions({ ...state, [axis]: String(point.x) }), top: 1, "time-limit": "2s" });
+      point.y = rate(answer.answer.predicted)[0];
+    } catch (error) {
+      if (wasReplaced(error) || mine !== configuration) return;
+      point.note = inWords(error);
+    }
+  }
+  draw();
+  const failed = points.filter((point) => point.note);
+  find("scale-state").textContent = failed.length ? `${failed[0].label}: ${failed[0].note}` : "";
+};
+
+// --- What fits ------------------------------------------------------------------------------------
+const fitsCell = (cell) => {
+  if (cell.fits) {
+    const risky = cell.chance_of_running_out !== null && cell.chance_of_running_out >= 0.1;
+    return make("td", { class: risky ? "number risky" : "number", title: cell.layout }, bytes(cell.memory_bytes), make("small", {}, `${count(cell.rate)}/s${risky ? ", may run out" : ""}`));
+  }
+  return make("td", { class: "number no", title: cell.layout }, cell.memory_bytes === null ? "not planned" : "does not fit",
+    make("small", {}, cell.memory_bytes === null ? "" : `needs ${bytes(cell.memory_bytes)}`));
+};
+const askFits = async () => {
+  const axes = [find("fits-rows").value, find("fits-columns").value];
+  const answer = await panel(find("fits-state"), "Planning every cell.", () => ask("fits", "plan", { ...planOptions(now.state), table: axes.join(","), "time-limit": "1s" }));
+  if (!answer) return;
+  const { cells } = answer.answer;
+  const columns = [...new Set(cells.map((cell) => cell.column))];
+  const rows = [...new Set(cells.map((cell) => cell.row))];
+  const body = rows.map((row) => make("tr", {}, make("th", { scope: "row" }, row), ...cells.filter((cell) => cell.row === row).map(fitsCell)));
+  find("fits-table").replaceChildren(table(`What fits: ${axes.join(" by ")}`, [axes.join(" \\ "), ...columns], body, columns.map((_, index) => index + 1)));
+  find("fits-state").textContent = "Memory of the fullest device, and tokens or samples a second. Cells that do not fit say the least that any layout needs.";
+};
+
+// --- Two configurations ---------------------------------------------------------------------------
+let kept = null;
+const rowsOf = ({ state, candidates, chosen: index, step }) => {
+  const { plan, predicted } = candidates[index];
+  const [all, unit] = rate(predicted);
+  const run = step && step.cost.run;
+  const { layout } = plan;
+  return [
+    ["model", state.modelFile ? state.modelFile.name : state.model], ["cluster", state.topologyFile ? state.topologyFile.name : state.topology],
+    ["method", state.method], ["framework", String(plan.stack)], ["global batch", String(plan.global_batch)],
+    ["layout", ["data", "tensor", "pipeline", "context", "expert"].filter((axis) => layout[axis] > 1).map((axis) => `${axis} ${layout[axis]}`).join(", ") || "one device"],
+    ["fits", predicted.fits ? "yes" : "no"], ["memory", predicted.peak_memory_bytes[fullest(predicted)], bytes], ["step", predicted.step_seconds, time],
+    [unit, all, count], ["on each device", all / devicesOf(plan), count], ["MFU", predicted.mfu, percent],
+    ["the run", (run && run.seconds) || null, time], ["its price", (run && run.price) || null, count],
+  ];
+};
+const showBeside = () => {
+  find("beside-drop").hidden = !kept;
+  if (!kept || !kept.candidates.length || !now.candidates.length) { find("beside").replaceChildren(); return; }
+  const [left, right] = [rowsOf(kept), rowsOf(now)];
+  const written = ([, value, write]) => (value === null ? "–" : write ? write(value) : value);
+  const rows = left.map((row, index) => {
+    const other = right[index];
+    const change = row[2] && row[1] && other[1] ? other[1] / row[1] - 1 : null;
+    return [row[0], written(row), written(other), change === null ? (written(row) === written(other) ? "same" : "") : `${change > 0 ? "+" : ""}${percent(change)}`];
+  });
+  find("beside").replaceChildren(table("Two configurations", ["", "kept", "on the page", "change"], rows, [1, 2, 3]));
+};
+// The options of `foretell simulate` for a layout and the run's length.
+const stepOptions = ({ plan, predicted }, state) => {
+  const length = number(state.tokens);
+  return { plan, ...(length >= 1 ? { [predicted.tokens_per_second === null ? "samples" : "tokens"]: length } : {}) };
+};
+// Asks again for a kept configuration that an address names.
+const askKept = async (state) => {
+  const found = await panel(find("beside-state"), "Planning the kept configuration.", () => ask("kept", "plan", { ...planOptions(state), top: 1, "time-limit": "5s" }));
+  if (!found) return;
+  kept = { state, candidates: [found.answer], chosen: 0, step: null };
+  showBeside();
+  const simulated = await panel(find("beside-state"), "Simulating the kept configuration.", () => ask("kept", "simulate", stepOptions(found.answer, state)));
+  if (simulated && kept && kept.state === state) kept.step = simulated.answer;
+  showBeside();
+};
+
+// --- Files of a framework -------------------------------------------------------------------------
+const askExport = async () => {
+  const best = chosen();
+  if (!best) return;
+  const answer = await panel(find("export-state"), "Writing the files.", () => ask("export", "export", { plan: best.plan, to: find("export-to").value }));
+  if (!answer) { find("export").replaceChildren(); return; }
+  const { version, command, differences } = answer.answer;
+  const files = Object.entries(answer.files).map(([name, text]) => make("button", { type: "button", onclick: () => save(name, text) }, `Save ${name}`));
+  find("export").replaceChildren(
+    make("p", {}, `For ${version}. Run it with:`), make("pre", { tabindex: "0" }, command), make("div", { class: "bar" }, ...files),
+    make("ul", { class: "advice" }, ...differences.map((one) => make("li", {}, `Not the plan that was asked for: ${one}`))));
+};

@@ -1,0 +1,46 @@
+// The configuration on the page: fields, the address that holds them, and the question that they ask.
+const known = JSON.parse(find("known").textContent);
+
+const usual = { model: "llama3-8b", topology: "8xh100", method: "pretrain", stack: "", precision: "", nodes: "", sequence: "", batch: "",
+  tokens: "1e9", device: "h100-sxm-80g", nic: "400Gbit/s", modelFile: null, topologyFile: null };
+const texts = Object.keys(usual).filter((name) => !name.endsWith("File"));
+
+// The configuration of an address's fragment. Names that it does not have are left out.
+const fromFragment = (fragment) => {
+  const state = { ...usual };
+  for (const [name, value] of new URLSearchParams(fragment)) {
+    if (texts.includes(name)) state[name] = value;
+    if (name === "modelFile" || name === "topologyFile") {
+      try {
+        const { name: file, text } = JSON.parse(value);
+        if (typeof file === "string" && typeof text === "string") state[name] = { name: file, text };
+      } catch { /* Another page's address: the field stays as usual. */ }
+    }
+  }
+  return state;
+};
+const toFragment = (state) => {
+  const parameters = new URLSearchParams();
+  for (const name of texts) if (state[name] !== usual[name]) parameters.set(name, state[name]);
+  for (const name of ["modelFile", "topologyFile"]) if (state[name]) parameters.set(name, JSON.stringify(state[name]));
+  return parameters.toString();
+};
+
+// A number as a person writes it: 1e9, 4_096, 4k.
+const number = (text) => {
+  const found = /^([\d.]+(?:e\d+)?)([kKMGT]?)$/.exec(String(text).replaceAll(/[_,\s]/g, ""));
+  return found ? Number(found[1]) * { "": 1, k: 1e3, K: 1e3, M: 1e6, G: 1e9, T: 1e12 }[found[2]] : NaN;
+};
+
+// The options of `foretell plan` for a configuration.
+const planOptions = (state) => {
+  const options = { model: state.modelFile || state.model.trim(), topology: state.topologyFile || state.topology.trim() };
+  const set = (name, value) => { if (value !== "") options[name] = value; };
+  set("method", state.method);
+  set("stack", state.stack);
+  if (state.precision) options.precision = [state.precision];
+  for (const [name, option] of [["nodes", "nodes"], ["sequence", "sequence"], ["batch", "global-batch"]]) {
+    if (state[name].trim() !== "") options[option] = Number.isFinite(number(state[name])) ? number(state[name]) : state[name].trim();
+  }
+  return options;
+};

@@ -1,0 +1,230 @@
+//! The planner's page: it answers as one types, and is sound, labelled and reachable by keyboard.
+
+use crate::browser::Browser;
+use crate::common::Scratch;
+use crate::{LEAST_TEXT, Server, browser};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// A configuration whose search takes a moment.
+const SMALL: &str = "model=gpt2&topology=4xa100-80g&batch=64";
+
+/// Contrast of text that WCAG asks for, level AA.
+const LEAST_CONTRAST: f64 = 4.5;
+
+/// Text that is too small or too faint, controls without a name, and whether the page is too wide.
+const LOOK: &str = "(() => {
+    const parts = (color) => color.match(/[\\d.]+/g).map(Number);
+    const light = (color) => {
+        const [red, green, blue] = parts(color).slice(0, 3).map((part) => part / 255)
+            .map((part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+    };
+    const paper = (element) => {
+        for (let one = element; one; one = one.parentElement) {
+            const color = getComputedStyle(one).backgroundColor;
+            if (parts(color)[3] !== 0) return color;
+        }
+        return 'rgb(255, 255, 255)';
+    };
+    const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    let smallest = Infinity;
+    const faint = [];
+    while (walker.nextNode()) {
+        const element = walker.currentNode.parentElement;
+        const text = walker.currentNode.data.trim();
+        if (!text || !element.getClientRects().length || ['SCRIPT', 'STYLE', 'OPTION'].includes(element.tagName)) continue;
+        const style = getComputedStyle(element);
+        const scale = element.ownerSVGElement ? element.ownerSVGElement.clientWidth / element.ownerSVGElement.viewBox.baseVal.width : 1;
+        smallest = Math.min(smallest, parseFloat(style.fontSize) * scale);
+        const [ink, back] = [light(element.ownerSVGElement ? style.fill : style.color), light(paper(element))];
+        const contrast = (Math.max(ink, back) + 0.05) / (Math.min(ink, back) + 0.05);
+        if (contrast < LEAST_CONTRAST) faint.push(`${text.slice(0, 40)}: ${contrast.toFixed(2)}`);
+    }
+    const named = (one) => (one.labels && [...one.labels].some((label) => label.textContent.trim())) || one.getAttribute('aria-label')
+        || (['BUTTON', 'A'].includes(one.tagName) && one.textContent.trim()) || one.title;
+    const unnamed = [...document.querySelectorAll('input, select, button, a[href], iframe')].filter((one) => !named(one)).map((one) => one.outerHTML.slice(0, 80));
+    const ids = [...document.querySelectorAll('[id]')].map((one) => one.id);
+    return { smallest, faint, unnamed, twice: ids.filter((id, index) => ids.indexOf(id) !== index),
+        wider: document.documentElement.scrollWidth - document.documentElement.clientWidth };
+})()";
+
+/// Opens a configuration, and waits for the end of its search and its simulation.
+fn open(browser: &mut Browser, url: &str, configuration: &str) {
+    browser.visit("about:blank");
+    browser.visit(&format!("{url}#{configuration}"));
+    wait(browser, "document.getElementById('state').textContent.startsWith('The search is over')");
+    wait(browser, "/steps;/.test(document.getElementById('facts').textContent)");
+}
+
+#[track_caller]
+fn wait(browser: &mut Browser, condition: &str) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while browser.evaluate(condition) != true {
+        assert!(Instant::now() < end, "{condition}: {}", browser.text());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// What the page reported that it should not have.
+fn complaints(browser: &mut Browser, url: &str) -> Vec<String> {
+    let own = url.split("?token").next().unwrap_or_default();
+    let events = browser.take_events();
+    let found = events.iter().filter_map(|event| {
+        let parameters = &event["params"];
+        match event["method"].as_str()? {
+            "Network.requestWillBeSent" => {
+                let url = parameters["request"]["url"].as_str()?;
+                let is_own = [own, "data:", "about:", "blob:"].iter().any(|start| url.starts_with(start));
+                (!is_own).then(|| format!("it asks for {url}"))
+            }
+            "Runtime.exceptionThrown" => Some(format!("an error: {}", parameters["exceptionDetails"])),
+            "Log.entryAdded" if parameters["entry"]["level"] == "error" => {
+                Some(format!("it logs {}", parameters["entry"]["text"]))
+            }
+            _ => None,
+        }
+    });
+    found.collect()
+}
+
+fn resize(browser: &mut Browser, width: u32, scheme: &str) {
+    let metrics = json!({"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500});
+    browser.call("Emulation.setDeviceMetricsOverride", metrics);
+    let features = json!({"features": [{"name": "prefers-color-scheme", "value": scheme}]});
+    browser.call("Emulation.setEmulatedMedia", features);
+}
+
+#[test]
+fn the_planner_is_sound_in_light_and_dark_and_at_390_pixels() {
+    let Some(mut browser) = browser("planner") else { return };
+    let scratch = Scratch::new();
+    let (_server, url) = Server::start(&scratch, &[]);
+    let look = LOOK.replace("LEAST_CONTRAST", &LEAST_CONTRAST.to_string());
+    for (width, scheme) in [(1280, "light"), (1280, "dark"), (390, "light"), (390, "dark")] {
+        resize(&mut browser, width, scheme);
+        open(&mut browser, &url, SMALL);
+        browser.evaluate("document.getElementById('if-peak').value = '1'; document.getElementById('if-peak').dispatchEvent(new Event('input'))");
+        wait(&mut browser, "document.querySelector('#if-curve svg') !== null");
+        browser.settle();
+        let look = browser.evaluate(&look);
+        let at = format!("at {width} pixels, {scheme}: {look}");
+        assert!(look["smallest"].as_f64().is_some_and(|size| size >= LEAST_TEXT), "{at}");
+        assert_eq!((&look["faint"], &look["unnamed"], &look["twice"]), (&json!([]), &json!([]), &json!([])), "{at}");
+        assert_eq!(look["wider"], 0, "{at}");
+        assert_eq!(complaints(&mut browser, &url), [""; 0], "{at}");
+    }
+}
+
+#[test]
+fn the_planner_answers_as_one_types() {
+    let Some(mut browser) = browser("planner, typing") else { return };
+    let scratch = Scratch::new();
+    let (_server, url) = Server::start(&scratch, &[]);
+    resize(&mut browser, 1280, "light");
+    open(&mut browser, &url, SMALL);
+    let text = |browser: &mut Browser, id: &str| {
+        browser.evaluate(&format!("document.getElementById('{id}').textContent")).as_str().unwrap_or_default().to_owned()
+    };
+    assert_eq!(
+        text(&mut browser, "line"),
+        "foretell plan --model gpt2 --topology 4xa100-80g --global-batch 64 --method pretrain"
+    );
+    let expected =
+        scratch.json(&["plan", "--model", "gpt2", "--topology", "4xa100-80g", "--global-batch", "64", "--method", "pretrain"]);
+    let step = expected["predicted"]["step_seconds"].as_f64().expect("a time");
+    assert!(text(&mut browser, "facts").contains(&format!("{:.0} ms", step * 1e3)), "{}", text(&mut browser, "facts"));
+    let rows = "document.querySelectorAll('#layouts tbody tr').length";
+    assert_eq!(browser.evaluate(rows), json!(1 + expected["alternatives"].as_array().map_or(0, Vec::len)));
+
+    // A key changes the question, the command and the address; another layout can be chosen.
+    browser.evaluate("document.getElementById('batch').focus(); document.getElementById('batch').select()");
+    for key in ["1", "2", "8"] {
+        browser.press(key);
+    }
+    wait(
+        &mut browser,
+        "document.getElementById('line').textContent.includes('--global-batch 128') && location.hash.includes('batch=128')",
+    );
+    wait(&mut browser, "document.getElementById('state').textContent.startsWith('The search is over')");
+    browser.evaluate("document.querySelectorAll('#layouts button')[1].focus()");
+    browser.press("Enter");
+    wait(
+        &mut browser,
+        "document.activeElement.getAttribute('aria-pressed') === 'true' && document.activeElement.textContent === '2'",
+    );
+
+    // A mistake is said with its hint, and the page stays.
+    browser.evaluate("document.getElementById('model').focus(); document.getElementById('model').select()");
+    for key in ["g", "t", "p", "2"] {
+        browser.press(key);
+    }
+    wait(
+        &mut browser,
+        "!document.getElementById('problem').hidden && /gpt2/.test(document.getElementById('problem').textContent)",
+    );
+    assert!(text(&mut browser, "facts").contains("fit"));
+
+    // The address alone brings a configuration back, and one that was kept beside it.
+    open(&mut browser, &url, &format!("{SMALL}&method=lora&kept={}", SMALL.replace('=', "%3D").replace('&', "%26")));
+    wait(&mut browser, "document.querySelectorAll('#beside tbody tr').length > 5");
+    assert!(text(&mut browser, "beside").contains("pretrain") && text(&mut browser, "beside").contains("lora"));
+    assert_eq!(browser.evaluate("document.getElementById('method').value"), "lora");
+}
+
+#[test]
+fn the_panels_of_the_planner_answer() {
+    let Some(mut browser) = browser("planner, panels") else { return };
+    let scratch = Scratch::new();
+    let (_server, url) = Server::start(&scratch, &[]);
+    resize(&mut browser, 1280, "light");
+    open(&mut browser, &url, SMALL);
+    browser.evaluate("document.getElementById('report-show').click()");
+    wait(&mut browser, "!document.getElementById('report').hidden && !document.getElementById('report-save').hidden");
+    let report = browser.evaluate("fetch(document.getElementById('report').src).then((page) => page.text())");
+    assert!(report.as_str().is_some_and(|page| page.contains("Timeline") && page.contains("Memory")));
+    browser.evaluate("document.getElementById('scale-axis').value = 'batch'; document.getElementById('scale-ask').click()");
+    wait(&mut browser, "document.querySelectorAll('#scale-curve circle').length === 5");
+    browser.evaluate(
+        "document.getElementById('fits-rows').value = 'batch'; document.getElementById('fits-columns').value = 'loss'; \
+                      document.getElementById('fits-ask').click()",
+    );
+    wait(&mut browser, "document.querySelectorAll('#fits-table tbody td').length >= 6");
+    browser.evaluate("document.getElementById('export-ask').click()");
+    wait(&mut browser, "document.querySelectorAll('#export button').length >= 2");
+    assert!(browser.text().contains("Save run.sh"), "{}", browser.text());
+
+    // A file of another tool is dropped in: a model, and a listing of GPUs.
+    let drop = |field: &str, name: &str, text: &str| {
+        format!(
+            "(() => {{ const data = new DataTransfer(); data.items.add(new File([{}], '{name}')); \
+             document.getElementById('{field}').closest('.field').dispatchEvent(new DragEvent('drop', {{ dataTransfer: data, bubbles: true, cancelable: true }})); }})()",
+            Value::from(text)
+        )
+    };
+    let config = r#"{"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 100, "n_positions": 64}"#;
+    browser.evaluate(&drop("model", "config.json", config));
+    wait(&mut browser, "document.getElementById('line').textContent.includes('--model config.yaml')");
+    let listing = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-31\nGPU1\tNV18\t X \t0-31\n";
+    browser.evaluate(&drop("topology", "topo.txt", listing));
+    wait(&mut browser, "document.getElementById('line').textContent.includes('--topology imported.yaml')");
+    wait(&mut browser, "document.getElementById('state').textContent.startsWith('The search is over')");
+    assert_eq!(complaints(&mut browser, &url), [""; 0]);
+}
+
+#[test]
+fn a_keyboard_reaches_every_control_of_the_planner() {
+    let Some(mut browser) = browser("planner, keyboard") else { return };
+    let scratch = Scratch::new();
+    let (_server, url) = Server::start(&scratch, &[]);
+    resize(&mut browser, 1280, "light");
+    open(&mut browser, &url, SMALL);
+    let controls = "[...document.querySelectorAll('button, select, input, pre')].filter((one) => one.getClientRects().length)";
+    browser
+        .evaluate(&format!("{controls}.forEach((one) => one.addEventListener('focus', () => {{ one.dataset.reached = 1; }}))"));
+    for _ in 0..80 {
+        browser.press("Tab");
+    }
+    let left = format!("{controls}.filter((one) => !one.dataset.reached).map((one) => one.outerHTML.slice(0, 80))");
+    assert_eq!(browser.evaluate(&left), json!([]));
+}
